@@ -1,0 +1,203 @@
+"""The only place where names become objects: a target, a drafter, a controller, put together."""
+
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, get_args, get_type_hints
+
+from foredraft.core.draft import Law
+from foredraft.core.drafter import Drafter
+from foredraft.core.errors import DrafterError, OptionError
+from foredraft.core.params import check_known
+from foredraft.core.verify import RULES
+from foredraft.drafters import METHODS, find
+from foredraft.engine.control import Auto, Constant, Controller, CostAware, Heuristic
+from foredraft.engine.costs import measure_costs
+from foredraft.engine.engine import Engine
+from foredraft.engine.generate import Generator, Kind
+from foredraft.model.causal import CausalLM
+from foredraft.model.load import Loaded, as_loaded, load_model
+from foredraft.model.tokenizer import Tokenizer
+
+BUNDLED_DRAFTS = {"sample": "sample-draft"}
+SCHEDULES = ("auto", "constant", "cost", "heuristic")
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """A drafter by name: ``name``, ``name:PATH`` or ``name:PATH,option=value,...``."""
+
+    name: str
+    path: str | None
+    options: Any
+
+    @classmethod
+    def parse(cls, text: str) -> "Spec":
+        """Read a spec.
+
+        Raises:
+            OptionError: an unknown method or option, or a value of the wrong type; the sentence lists the known ones.
+        """
+        head, *pairs = text.split(",")
+        name, _, path = head.partition(":")
+        check_known("drafter", {name: None}, list(METHODS))
+        options = find(name)[1]
+        given = {}
+        for pair in pairs:
+            key, equals, value = pair.partition("=")
+            if not equals:
+                raise OptionError(f"Drafter option {pair!r} is not of the form option=value.")
+            given[key.strip()] = value.strip()
+        known = get_type_hints(options)
+        check_known(f"option of {name}", given, list(known))
+        return cls(name, path or None, options(**{key: _read(key, value, known[key]) for key, value in given.items()}))
+
+
+def load(
+    target: Any = "sample",
+    drafter: str | Drafter | None = "auto",
+    *,
+    tokenizer: Any = None,
+    dtype: str | None = None,
+    device: str | None = None,
+    verifier: str | None = None,
+    controller: Controller | None = None,
+    max_batch_size: int = 32,
+    exact: bool = False,
+    fast: bool = True,
+    model_options: Mapping[str, Any] | None = None,
+) -> Generator:
+    """Put a target and a drafter together.
+
+    Args:
+        target: a folder, a hub name, "sample" for the bundled model, or a loaded transformers model.
+        drafter: "none" or None for plain decoding, a spec such as "prompt_lookup" or
+            "draft_model:PATH,num_assistant_tokens=5", a ``Drafter``, or "auto": the bundled draft for the bundled
+            model, prompt lookup for any other.
+        tokenizer: for a loaded model; otherwise its own is used.
+        dtype: such as "bfloat16"; by default float32 on a CPU, elsewhere what the weights have.
+        device: such as "cuda"; by default a GPU if there is one.
+        verifier: the verification rule; by default the best one for each draft's law.
+        controller: decides how much to draft; by default what the drafter's options say.
+        max_batch_size: so many texts are generated at once; others wait.
+        exact: run every forward with the same number of nodes, so that speculation cannot flip near-ties.
+        fast: on a CPU, pack the weights of linear layers.
+        model_options: passed on to ``from_pretrained`` for target and draft (quantization_config, revision, ...).
+
+    Raises:
+        UsageError: something that cannot be; the sentence says why and what can.
+    """
+    if max_batch_size < 1:
+        raise OptionError("max_batch_size must be 1 or more.")
+    if verifier is not None:
+        check_known("verifier", {verifier: None}, list(RULES))
+    spec = _spec(target, drafter)
+    loaded = _load(target, tokenizer, dtype, device, model_options)
+    model = CausalLM(loaded.model, fast=fast)
+    models = [model]
+    if isinstance(spec, Spec):
+        proposer = _build(spec, loaded, model, models, fast, model_options)
+        name = spec.name
+        controller = controller or _controller(spec, model)
+    else:
+        proposer, name = spec, spec.__class__.__name__
+        controller = controller or Constant(spec.needs.max_nodes)
+    if proposer.needs.hidden_layers:
+        model.tap(proposer.needs.hidden_layers)
+    engine = Engine(
+        model,
+        proposer,
+        controller,
+        rule=verifier,
+        max_rows=max_batch_size,
+        exact_nodes=1 + proposer.needs.max_nodes if exact else 0,
+    )
+    lossless = verifier is None or RULES[verifier].lossless
+    return Generator(engine, loaded.tokenizer, loaded.eos_token_ids, Kind(name, lossless), models)
+
+
+def _spec(target: Any, drafter: str | Drafter | None) -> Spec | Drafter:
+    if isinstance(drafter, Drafter):
+        return drafter
+    if drafter == "auto":
+        drafter = "draft_model" if isinstance(target, str) and target in BUNDLED_DRAFTS else "prompt_lookup"
+    spec = Spec.parse(drafter or "none")
+    if spec.name == "draft_model" and spec.path is None and isinstance(target, str) and target in BUNDLED_DRAFTS:
+        return Spec(spec.name, BUNDLED_DRAFTS[target], spec.options)
+    return spec
+
+
+def _load(
+    target: Any, tokenizer: Any, dtype: str | None, device: str | None, options: Mapping[str, Any] | None
+) -> Loaded:
+    if isinstance(target, str):
+        loaded = load_model(target, dtype=dtype, device=device, options=options)
+        return loaded if tokenizer is None else as_loaded(loaded.model, tokenizer)
+    return as_loaded(target, tokenizer)
+
+
+def _build(
+    spec: Spec,
+    loaded: Loaded,
+    target: CausalLM,
+    models: list[CausalLM],
+    fast: bool,
+    options: Mapping[str, Any] | None,
+) -> Drafter:
+    """The drafter of a spec; a model that it needs is loaded, checked against the target's tokenizer, and listed."""
+    drafter = find(spec.name)[0]
+    if spec.name == "none":
+        return drafter()
+    if spec.name == "prompt_lookup":
+        return drafter(spec.options)  # type: ignore[call-arg]
+    if spec.path is None:
+        raise DrafterError(f"{spec.name} needs a model: write {spec.name}:PATH with a folder or hub name.")
+    dtype = str(target.dtype).removeprefix("torch.")
+    draft = load_model(spec.path, dtype=dtype, device=str(target.device), options=options)
+    check_same_tokenizer(loaded.tokenizer, draft.tokenizer, spec.path)
+    model = CausalLM(draft.model, fast=fast)
+    models.append(model)
+    return drafter(spec.options, model, target.vocab_size)  # type: ignore[call-arg]
+
+
+def check_same_tokenizer(target: Tokenizer | None, draft: Tokenizer | None, name: str) -> None:
+    """Raise a ``DrafterError`` unless the two give the same ids the same meaning; padded sizes may differ."""
+    if target is None or draft is None:
+        return
+    difference = target.first_difference(draft)
+    if difference is not None:
+        raise DrafterError(
+            f"The draft {name!r} has another tokenizer than the target ({difference}); take a draft of the target's "
+            "own family, or a drafter that needs no model, such as prompt_lookup."
+        )
+
+
+def _controller(spec: Spec, target: CausalLM) -> Controller:
+    options = spec.options
+    if spec.name == "none":
+        return Constant(0)
+    schedule = options.num_assistant_tokens_schedule
+    check_known("num_assistant_tokens_schedule", {schedule: None}, SCHEDULES)
+    confidence = getattr(options, "assistant_confidence_threshold", 0.0)
+    constant = Constant(options.longest, confidence)
+    cost_aware = CostAware(options.longest, lambda: measure_costs(target), confidence)
+    if schedule == "auto":
+        return Auto(constant, cost_aware, picked=METHODS[spec.name].laws == (Law.FIXED,))
+    return {"constant": constant, "cost": cost_aware, "heuristic": Heuristic(options.longest, confidence)}[schedule]
+
+
+def _read(key: str, value: str, kind: Any) -> Any:
+    """An option's value from its text, by the type of the field."""
+    kinds = [part for part in get_args(kind) if part is not type(None)] if type(None) in get_args(kind) else [kind]
+    try:
+        if kinds[0] in (int, float, str):
+            return kinds[0](value)
+        return tuple(int(part) for part in value.split("x"))
+    except ValueError:
+        raise OptionError(f"Drafter option {key}={value} has a value of the wrong type.") from None
+
+
+def describe_options(name: str) -> dict[str, Any]:
+    """Options of a method with their defaults."""
+    return {
+        field.name: None if field.default is MISSING else field.default for field in fields(find(name)[1])
+    }

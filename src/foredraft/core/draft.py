@@ -1,0 +1,72 @@
+"""What a drafter hands to the verifier, and what the verifier hands back."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from foredraft.core.tree import TokenTree
+
+
+class Law(Enum):
+    """How the children of a node came about. The tag decides which verification rules are lossless."""
+
+    FIXED = "fixed"
+    """Picked without chance (look-ups, top-k, argmax): point masses, whatever the draft's softmax says."""
+    CHAIN = "chain"
+    """One child a node, drawn from q."""
+    WITHOUT_REPLACEMENT = "without_replacement"
+    """Siblings drawn one after another from q, each time without those that were drawn before."""
+    IID = "iid"
+    """Siblings drawn independently from one and the same q."""
+    IID_MANY = "iid_many"
+    """Siblings drawn independently, each from a q of its own (several draft models)."""
+    FIXED_PLUS_ONE = "fixed_plus_one"
+    """The top k-1 tokens of q are picked; the last sibling is drawn from q without them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A proposed tree with the law that it was really drawn from.
+
+    ``q[b, i]`` is the law that node i was drawn from *given its earlier siblings*: for ``WITHOUT_REPLACEMENT``
+    renormalised without them, for ``FIXED_PLUS_ONE`` a one-hot for each picked node and q' for the drawn one.
+    Rows of q at the root and at padding are never read. ``q`` is None exactly when the law is ``FIXED``.
+    """
+
+    tree: TokenTree
+    law: Law
+    q: Float[Tensor, "B N V"] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The target's processed law at every node. When every row is greedy, ``p`` is None: the law is a one-hot."""
+
+    best: Int[Tensor, "B N"]
+    p: Float[Tensor, "B N V"] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The accepted path and the token that the target says after it; every step yields at least this bonus.
+
+    ``path`` has tree.depth + 1 columns: accepted nodes from the root (always node 0) on, -1 beyond its end.
+    """
+
+    path: Int[Tensor, "B D"]
+    bonus: Int[Tensor, "B"]
+
+    def accepted(self) -> Int[Tensor, "B"]:
+        """How many drafted tokens of each row were accepted (the bonus and the root do not count)."""
+        return (self.path >= 0).sum(1) - 1
+
+    def emitted(self, tree: TokenTree) -> Int[Tensor, "B D"]:
+        """New tokens of each row: accepted ones, then the bonus, then -1."""
+        drafted = tree.tokens.gather(1, self.path.clamp(min=0))
+        drafted = torch.where(self.path >= 0, drafted, -1)
+        last = torch.full_like(self.bonus, -1)[:, None]
+        shifted = torch.cat([drafted[:, 1:], last], dim=1)
+        return shifted.scatter(1, self.accepted()[:, None], self.bonus[:, None])

@@ -1,0 +1,101 @@
+"""The one seam for all variety: what a drafter is asked, told and allowed to see."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from foredraft.core.draft import Draft, Verdict
+from foredraft.core.noise import Noise
+from foredraft.core.warp import Warp
+
+
+@dataclass(frozen=True, slots=True)
+class StepOut:
+    """What a forward of the target hands out.
+
+    ``logits`` of the nodes that were asked for, and the hidden states of the layers that were asked for, by the
+    number of decoder layers that a token has passed: 0 is the embedding, 1 the output of the first layer.
+    """
+
+    logits: Float[Tensor, "B N V"]
+    hidden: Mapping[int, Float[Tensor, "B T H"]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a drafter asks of the target: hidden layers to be handed out, and its largest tree (root excluded)."""
+
+    hidden_layers: tuple[int, ...] = ()
+    max_nodes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much to draft in this step; decided before anything is drawn, hence non-anticipating.
+
+    ``lengths``: the longest path that may be drafted for each row, in tokens; 0 leaves the row alone.
+    ``confidence``: a path ends after its first token whose probability under the draft is below this. The unsure
+    token itself is kept: throwing it away would be a choice by the drawn value, hence lossy.
+    """
+
+    lengths: tuple[int, ...]
+    confidence: float = 0.0
+
+    @property
+    def length(self) -> int:
+        """The longest of all rows: the depth of the tree."""
+        return max(self.lengths, default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a drafter may see of the rows in flight. Tensors lie on the target's device.
+
+    ``rows`` are the numbers under which the rows were admitted; B follows their order. ``history`` holds the
+    committed tokens of each row, prompt included, the root last at ``lengths[b] - 1``; beyond it is rubbish.
+    ``extents`` are the same lengths as the host knows them.
+    """
+
+    rows: tuple[int, ...]
+    history: Int[Tensor, "B L"]
+    lengths: Int[Tensor, "B"]
+    extents: tuple[int, ...]
+    warp: Warp
+    noise: Noise
+
+    @property
+    def roots(self) -> Int[Tensor, "B"]:
+        """The last committed token of each row."""
+        return self.history.gather(1, self.lengths[:, None] - 1).squeeze(1)
+
+
+class Drafter(ABC):
+    """Proposes trees of tokens; one file a method. Subclasses are final.
+
+    Whatever it gets wrong (weights, vocabulary, cache) costs speed and never correctness, as long as each draft
+    carries the law that it was really drawn from.
+    """
+
+    needs: Needs = Needs()
+
+    @abstractmethod
+    def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
+        """A row begins: ``prompt`` is what the target has read, all but the last token, which is the first root.
+
+        ``hidden`` are the target's states for it, of the layers that ``needs`` names. T is 0 for a prompt of one.
+        """
+
+    @abstractmethod
+    def propose(self, view: View, plan: Plan) -> Draft:
+        """Draft for every row of ``view``; node 0 of each tree is ``view.roots``."""
+
+    @abstractmethod
+    def commit(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None:
+        """The target has judged: ``view`` and ``draft`` are those of the proposal, ``out`` the target's forward."""
+
+    @abstractmethod
+    def release(self, row: int) -> None:
+        """A row has ended: forget it. Its number will be given to another."""

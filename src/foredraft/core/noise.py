@@ -1,0 +1,136 @@
+"""Random numbers by counter, and the coins that verifiers toss.
+
+A number is a hash of (seed of the row, position, stream, index): the text of a request depends neither on who
+shares its batch nor on how many numbers others used, drafting and accepting never share a stream, and a
+captured graph can replay it. All arithmetic is torch int64, which wraps around.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+
+class Stream(IntEnum):
+    """Independent sequences of random numbers within one request."""
+
+    DRAFT = 1
+    ACCEPT = 2
+    RESIDUAL = 3
+    TARGET = 4
+
+
+_GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15, the increment of splitmix64
+_MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
+_MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
+_BLOCK = 64
+
+
+def _shift(x: Int[Tensor, "..."], bits: int) -> Int[Tensor, "..."]:
+    """Logical shift to the right; torch's own keeps the sign."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _mix(x: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
+    """The finaliser of splitmix64 (Steele, Lea and Flood 2014): every bit of x reaches every bit of the result."""
+    x = (x ^ _shift(x, 30)) * _MIX_1
+    x = (x ^ _shift(x, 27)) * _MIX_2
+    return x ^ _shift(x, 31)
+
+
+def derive_seed(seed: int, index: int) -> int:
+    """The seed of the index-th of several texts for one request; the first has the request's own."""
+    if index == 0:
+        return seed
+    return int(_mix(_mix(torch.tensor(seed) + _GOLDEN) ^ (index * _MIX_2)))
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """Random numbers of B rows at their present positions.
+
+    ``positions[b]`` is the number of tokens that row b has committed. It grows with every step, so no
+    (position, stream, index) is ever used twice by one request.
+    """
+
+    seeds: Int[Tensor, "B"]
+    positions: Int[Tensor, "B"]
+
+    def uniform(self, stream: Stream, index: Int[Tensor, "B *k"]) -> Float[Tensor, "B *k"]:
+        """Float64 numbers in [0, 1), one for each index, at the rows' positions."""
+        return self.uniform_at(self.positions.view(-1, *[1] * (index.ndim - 1)), stream, index)
+
+    def uniform_at(
+        self, positions: Int[Tensor, "B *#k"], stream: Stream, index: Int[Tensor, "B *k"]
+    ) -> Float[Tensor, "B *k"]:
+        """The same at positions of the caller's: a token keyed by where it stands, not by when it was drawn."""
+        seeds = self.seeds.view(-1, *[1] * (index.ndim - 1))
+        state = _mix(seeds + _GOLDEN)
+        state = _mix((state ^ positions) + _GOLDEN)
+        state = _mix((state ^ (index * 8 + int(stream))) + _GOLDEN)
+        return _shift(state, 12).double() * 2.0**-52
+
+
+def inverse_cdf(law: Float[Tensor, "*k V"], u: Float[Tensor, "*k"]) -> Int[Tensor, "*k"]:
+    """The token at which the running sum of ``law`` first exceeds u times its total; ``law`` need not sum to 1.
+
+    Summed in float64. A token of probability 0 is never returned unless the whole law is 0.
+    """
+    cdf = law.double().cumsum(-1)
+    index = torch.searchsorted(cdf, (u * cdf[..., -1]).unsqueeze(-1), right=True).squeeze(-1)
+    index = index.clamp(max=law.shape[-1] - 1)
+    possible = law.gather(-1, index.unsqueeze(-1)).squeeze(-1) > 0
+    return torch.where(possible, index, law.argmax(-1))
+
+
+class Coins(ABC):
+    """What a verifier may ask of chance. Tests enumerate every answer; the loop answers from ``Noise``."""
+
+    @abstractmethod
+    def accept(self, probability: Float[Tensor, "B"], index: int) -> Bool[Tensor, "B"]:
+        """True with the given probability, afresh for each ``index`` within a step (0 is never, 1 is always)."""
+
+    @abstractmethod
+    def residual(self, law: Float[Tensor, "B V"]) -> Int[Tensor, "B"]:
+        """One token a row from a law that need not be normalised; asked at most once a step."""
+
+    @abstractmethod
+    def target(self, law: Float[Tensor, "B V"], depth: int) -> Int[Tensor, "B"]:
+        """One token a row from the target's law at a node of this depth; asked at most once a depth and step.
+
+        It is keyed by the token's place in the text, so a request says the same whatever was drafted for it.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class NoiseCoins(Coins):
+    """Coins of the running loop, for one step.
+
+    A hash is some fifty small operations however many numbers it makes, and a rule tosses one coin a node: so
+    numbers for accepting are made, and kept for the step, a block of indices at a time.
+    """
+
+    noise: Noise
+    _blocks: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def _index(self, index: int) -> Int[Tensor, "B"]:
+        return torch.full_like(self.noise.positions, index)
+
+    def accept(self, probability: Float[Tensor, "B"], index: int) -> Bool[Tensor, "B"]:
+        number, column = divmod(index, _BLOCK)
+        if number not in self._blocks:
+            indices = torch.arange(_BLOCK, device=self.noise.positions.device) + number * _BLOCK
+            self._blocks[number] = self.noise.uniform(
+                Stream.ACCEPT, indices.expand(self.noise.positions.shape[0], -1)
+            )
+        return self._blocks[number][:, column] < probability
+
+    def residual(self, law: Float[Tensor, "B V"]) -> Int[Tensor, "B"]:
+        return inverse_cdf(law, self.noise.uniform(Stream.RESIDUAL, self._index(0)))
+
+    def target(self, law: Float[Tensor, "B V"], depth: int) -> Int[Tensor, "B"]:
+        positions = self.noise.positions + depth
+        return inverse_cdf(law, self.noise.uniform_at(positions, Stream.TARGET, self._index(0)))

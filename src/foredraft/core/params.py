@@ -1,0 +1,121 @@
+"""What a request may ask for: sampling, length, stops. Frozen, and validated once."""
+
+import difflib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from foredraft.core.errors import OptionError
+
+Processor = Callable[[Int[Tensor, "M L"], Float[Tensor, "M V"]], Float[Tensor, "M V"]]
+"""A logits processor in transformers' sense: (input_ids, scores) to scores."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """Every keyword of ``generate``. Names mean what they mean in transformers, but ``top_k`` is off unless given.
+
+    ``temperature`` 0 is greedy: the truncations below it then have nothing to do, penalties and bans still hold.
+    ``presence_penalty`` and ``frequency_penalty`` count generated tokens, as OpenAI's do;
+    ``repetition_penalty`` counts the prompt too, as in transformers.
+    """
+
+    max_new_tokens: int = 256
+    min_new_tokens: int = 0
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    epsilon_cutoff: float | None = None
+    eta_cutoff: float | None = None
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    no_repeat_ngram_size: int = 0
+    bad_words_ids: tuple[tuple[int, ...], ...] = ()
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logits_processor: tuple[Processor, ...] = ()
+    seed: int = 0
+    stop_strings: tuple[str, ...] = ()
+    eos_token_id: tuple[int, ...] | None = None  # None: those of the model; (): none, generate to the full length
+    logprobs: int | None = None  # log-probabilities of emitted tokens, and of so many alternatives for each
+    speculate: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("stop_strings", "eos_token_id", "logits_processor"):
+            object.__setattr__(self, name, _as_tuple(getattr(self, name)))
+        words = tuple(tuple(int(token) for token in word) for word in self.bad_words_ids or ())
+        object.__setattr__(self, "bad_words_ids", words)
+        object.__setattr__(self, "logit_bias", {int(k): float(v) for k, v in (self.logit_bias or {}).items()})
+        for name, (test, range_) in _RANGES.items():
+            value = getattr(self, name)
+            if value is not None and not (_is_number(value) and test(value)):
+                raise OptionError(f"{name} must be {range_}, not {value!r}.")
+        if self.min_new_tokens > self.max_new_tokens:
+            raise OptionError(
+                f"min_new_tokens ({self.min_new_tokens}) is larger than max_new_tokens ({self.max_new_tokens})."
+            )
+        if any(not isinstance(stop, str) or not stop for stop in self.stop_strings):
+            raise OptionError("stop_strings must be non-empty strings.")
+        if any(not word for word in self.bad_words_ids):
+            raise OptionError("bad_words_ids must be non-empty lists of token ids.")
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any]) -> "SamplingParams":
+        """Build from keywords; an unknown one is an error that lists the known ones."""
+        check_known("generation option", options, [f.name for f in fields(cls)])
+        return cls(**options)
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+
+def check_known(what: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Raise an ``OptionError`` for the first name in ``given`` that is not ``known``, listing those that are."""
+    for name in given:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f" Did you mean {close[0]}?" if close else ""
+            raise OptionError(f"Unknown {what} {name!r}.{hint} Known: {', '.join(sorted(known))}.")
+
+
+def _as_tuple(value: Any) -> Any:
+    if value is None or isinstance(value, tuple):
+        return value
+    return (value,) if isinstance(value, (str, int)) or callable(value) else tuple(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _whole(value: float) -> bool:
+    return isinstance(value, int)
+
+
+_PROBABILITY = (lambda x: 0.0 < x <= 1.0, "greater than 0 and at most 1")
+_OPEN = (lambda x: 0.0 < x < 1.0, "between 0 and 1, both excluded")
+_COUNT = (lambda x: _whole(x) and x >= 0, "a whole number, 0 or more")
+_RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
+    "max_new_tokens": (lambda x: _whole(x) and x >= 1, "a whole number, 1 or more"),
+    "min_new_tokens": _COUNT,
+    "temperature": (lambda x: x >= 0.0, "0 (greedy) or more"),
+    "top_k": (lambda x: _whole(x) and x >= 1, "a whole number, 1 or more (leave it out to turn it off)"),
+    "top_p": _PROBABILITY,
+    "min_p": (lambda x: 0.0 <= x <= 1.0, "between 0 and 1"),
+    "typical_p": _PROBABILITY,
+    "epsilon_cutoff": _OPEN,
+    "eta_cutoff": _OPEN,
+    "repetition_penalty": (lambda x: x > 0.0, "greater than 0"),
+    "presence_penalty": (lambda x: True, "a number"),
+    "frequency_penalty": (lambda x: True, "a number"),
+    "no_repeat_ngram_size": _COUNT,
+    "seed": (lambda x: _whole(x) and -(2**63) <= x < 2**63, "a whole number of 64 bits"),
+    "logprobs": (lambda x: _whole(x) and 0 <= x <= 20, "a whole number from 0 to 20"),
+}

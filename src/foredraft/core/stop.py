@@ -1,0 +1,30 @@
+"""When a request ends: end-of-sequence ids and length. Stop strings are found in text, in ``engine/text.py``."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+FinishReason = Literal["stop", "length", "cancelled"]
+
+
+class Cut(NamedTuple):
+    """How many tokens of a block survive, and why the request ends there (None: it goes on)."""
+
+    kept: int
+    reason: FinishReason | None
+
+
+@dataclass(frozen=True, slots=True)
+class StopRules:
+    """Ends a request after the first end-of-sequence id, which is kept, or after ``max_new_tokens``."""
+
+    max_new_tokens: int
+    eos_token_ids: frozenset[int]
+
+    def cut(self, before: int, block: Sequence[int]) -> Cut:
+        """Where to cut a block of new tokens when ``before`` tokens were generated earlier."""
+        room = self.max_new_tokens - before
+        for index, token in enumerate(block[:room]):
+            if token in self.eos_token_ids:
+                return Cut(index + 1, "stop")
+        return Cut(room, "length") if len(block) >= room else Cut(len(block), None)

@@ -1,0 +1,111 @@
+"""What speculation can gain: acceptance, expected tokens, speed-up and the best draft length.
+
+All from Leviathan, Kalman and Matias, "Fast Inference from Transformers via Speculative Decoding"
+(arXiv 2211.17192), with the paper's letters: alpha is the acceptance rate, k (gamma there) the number of
+drafted tokens, c the time of one draft step in units of one step of the target. The analysis is for a chain
+and takes acceptances to be independent, with the same alpha everywhere.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from foredraft.core.errors import OptionError
+
+
+def acceptance(p: Float[Tensor, "*k V"], q: Float[Tensor, "*k V"]) -> Float[Tensor, "*k"]:
+    """The chance that a token drawn from q is accepted under p: sum min(p, q) (Theorem 3.5, Corollary 3.6).
+
+    It is 1 minus the total variation distance of the two laws, each of which must sum to 1. Summed in float64
+    and returned so; rounding never takes it above 1.
+    """
+    return torch.minimum(p.double(), q.double()).sum(-1).clamp(max=1.0)
+
+
+def expected_tokens(alpha: float, length: int) -> float:
+    """Tokens a step, with the bonus: (1 - alpha^(k+1)) / (1 - alpha), equation (1); k + 1 at alpha = 1."""
+    _check_alpha(alpha)
+    _check_length("length", length)
+    return _geometric(alpha, length + 1)
+
+
+def speed_up(alpha: float, length: int, cost: float) -> float:
+    """Plain time over speculative time: (1 - alpha^(k+1)) / ((1 - alpha) (c k + 1)), Theorem 3.8.
+
+    It assumes that the target reads k + 1 rows in the time of one; below 1 speculation is a loss.
+    """
+    _check_cost(cost)
+    return expected_tokens(alpha, length) / (cost * length + 1.0)
+
+
+def least_speed_up(alpha: float, cost: float) -> float:
+    """What the best length gains at least: (1 + alpha) / (1 + c) where alpha > c, else 1 (Corollary 3.9).
+
+    It is reached by a single drafted token. Where alpha <= c no length pays.
+    """
+    _check_alpha(alpha)
+    _check_cost(cost)
+    return (1.0 + alpha) / (1.0 + cost) if alpha > cost else 1.0
+
+
+def operations_factor(alpha: float, length: int, cost: float) -> float:
+    """Speculative over plain arithmetic: (1 - alpha) (k c + k + 1) / (1 - alpha^(k+1)), Theorem 3.11.
+
+    Here ``cost`` is the ratio of arithmetic (c hat in the paper), not of time: operations of the draft for
+    one token over those of the target.
+    """
+    _check_cost(cost)
+    return (length * cost + length + 1.0) / expected_tokens(alpha, length)
+
+
+_ROUNDING = 1e-12
+
+
+class BestLength(NamedTuple):
+    """The number of tokens to draft, and the speed-up that it promises."""
+
+    length: int
+    speed_up: float
+
+
+def best_length(alpha: float, cost: float, longest: int = 64) -> BestLength:
+    """The whole number k of at most ``longest`` with the largest speed-up; 0 (and 1.0) when nothing pays.
+
+    The gain rises to one peak and then falls, since each further token adds alpha^k at the same cost; so the
+    search ends at the first k that loses on the one before. Of two equals it is the longer.
+    """
+    _check_length("longest", longest)
+    best = BestLength(0, speed_up(alpha, 0, cost))
+    if alpha <= cost:
+        return best
+    for length in range(1, longest + 1):
+        gain = speed_up(alpha, length, cost)
+        if gain < best.speed_up * (1.0 - _ROUNDING):
+            break
+        best = BestLength(length, gain)
+    return best
+
+
+def _geometric(ratio: float, terms: int) -> float:
+    """1 + ratio + ... of so many terms, without loss of digits where ratio is near 1."""
+    if ratio in (0.0, 1.0):
+        return 1.0 if ratio == 0.0 else float(terms)
+    return -math.expm1(terms * math.log(ratio)) / (1.0 - ratio)
+
+
+def _check_alpha(alpha: float) -> None:
+    if not 0.0 <= alpha <= 1.0:
+        raise OptionError(f"alpha is a probability, between 0 and 1, not {alpha!r}.")
+
+
+def _check_cost(cost: float) -> None:
+    if not 0.0 <= cost < math.inf:
+        raise OptionError(f"cost must be a finite number, 0 or more, not {cost!r}.")
+
+
+def _check_length(name: str, length: int) -> None:
+    if length < 0:
+        raise OptionError(f"{name} must be a whole number, 0 or more, not {length!r}.")

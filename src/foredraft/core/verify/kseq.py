@@ -1,0 +1,71 @@
+"""k-SEQ (SpecTr, NeurIPS 2023, 2310.15141): independent siblings from one q, tested with one factor."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from foredraft.core.draft import Draft, Verdict
+from foredraft.core.noise import Coins
+from foredraft.core.tree import TokenTree
+from foredraft.core.verify.parts import at, drawn_from, of_tokens, path_from, ratio
+
+_HALVINGS = 24  # the bits of a float32; a larger r than need be costs acceptance, not exactness
+
+
+def kseq(p: Float[Tensor, "B N V"], draft: Draft, coins: Coins) -> Verdict:
+    """Accept each of k children with min(1, p(x) / (r q(x))); if all fail, y ~ p less what that covered.
+
+    With beta(r) = sum min(q, p / r), any r with 1 - (1 - beta)^k <= r beta is lossless; the smallest accepts
+    most, and at least 1 - (1 - 1/k)^k of what any rule could (theorem 2). Bisection keeps the upper end.
+    """
+    tree, q = draft.tree, drawn_from(draft)
+    levels = _levels(p, q, tree)
+    mine, drawn = of_tokens(p, q, tree)
+    factor = levels.factor.gather(1, tree.parents.clamp(min=0))
+    chance = ratio(mine, factor * drawn).clamp(max=1.0)
+    current = torch.zeros_like(tree.parents[:, 0])
+    on = [current == 0]
+    for i in range(1, p.shape[1]):
+        accepted = coins.accept(torch.where(tree.parents[:, i] == current, chance[:, i], 0.0), i)
+        current = torch.where(accepted, i, current)
+        on.append(accepted)
+    law, r = at(p, current), at(levels.factor, current)[:, None]
+    covered = torch.minimum(at(q, at(levels.child, current)), law / r) * at(levels.share, current)[:, None]
+    rest = (law - covered).clamp_(min=0.0)
+    rest = torch.where(rest.sum(-1, keepdim=True) > 0, rest, law)
+    return Verdict(path_from(torch.stack(on, 1), tree.depth), coins.residual(rest))
+
+
+class _Levels(NamedTuple):
+    """For every node: r, (1 - (1 - beta)^k) / beta (0 for a leaf), and its first child."""
+
+    factor: Float[Tensor, "B N"]
+    share: Float[Tensor, "B N"]
+    child: Int[Tensor, "B N"]
+
+
+def _levels(p: Float[Tensor, "B N V"], q: Float[Tensor, "B N V"], tree: TokenTree) -> _Levels:
+    row, node = (torch.arange(size, device=p.device)[:, None] for size in p.shape[:2])
+    children = tree.parents[:, None, :] == node  # [B, parent, child]
+    child = children.int().argmax(-1)
+    count = children.sum(-1).to(p.dtype)
+    k = count.clamp(min=1.0)
+    law = q[row, child]
+
+    def beta(r: Float[Tensor, "B N"]) -> Float[Tensor, "B N"]:
+        return torch.minimum(law, p / r[..., None]).sum(-1).clamp(max=1.0)
+
+    def hits(b: Float[Tensor, "B N"]) -> Float[Tensor, "B N"]:
+        return -torch.expm1(k * torch.log1p(-b))  # 1 - (1 - b)^k
+
+    low, high = torch.ones_like(k), k
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        b = beta(middle)
+        enough = hits(b) <= middle * b
+        low, high = torch.where(enough, low, middle), torch.where(enough, middle, high)
+    b = beta(high)
+    share = torch.where((b > 0) & (count > 0), hits(b) / torch.where(b > 0, b, 1.0), 0.0)
+    return _Levels(high, share, child)

@@ -1,0 +1,34 @@
+"""Target sampling: draw from the target, descend while the drawn token is a child. Exact for every tree."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from foredraft.core.draft import Draft, Verdict
+from foredraft.core.noise import Coins
+from foredraft.core.verify.parts import at, path_from
+
+
+def target_sampling(p: Float[Tensor, "B N V"], draft: Draft, coins: Coins) -> Verdict:
+    """y ~ p(. | node); go to the first child that holds y, or emit y where there is none.
+
+    The only rule that needs no q, and for picked children the best one: each node is reached with the
+    target's own probability of its path, and no lossless rule can reach a node more often. It also makes a
+    request's text the same whatever was drafted, since each y is keyed by its place in the text.
+    """
+    tree = draft.tree
+    current = torch.zeros_like(tree.parents[:, 0])
+    done = current < 0
+    on = torch.zeros_like(tree.parents, dtype=torch.bool)
+    on[:, 0] = True
+    y = current
+    for depth in range(tree.depth + 1):
+        drawn = torch.zeros_like(p[:, 0]).scatter(
+            1, y[:, None], 1.0
+        )  # rows that are done draw what they have
+        y = coins.target(torch.where(done[:, None], drawn, at(p, current)), depth)
+        match = (tree.parents == current[:, None]) & (tree.tokens == y[:, None]) & ~done[:, None]
+        done = ~match.any(1)
+        current = torch.where(done, current, match.int().argmax(1))
+        on = on.scatter(1, current[:, None], True)
+    return Verdict(path_from(on, tree.depth), y)

@@ -1,0 +1,49 @@
+"""One file a method; this table is the only place that lists them. A class is imported when it is asked for."""
+
+import importlib
+from dataclasses import dataclass
+
+from foredraft.core.draft import Law
+from foredraft.core.drafter import Drafter
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """An entry of the table: where the drafter is, and what a reader of ``foredraft methods`` should know."""
+
+    place: str  # module:Class under foredraft.drafters; its module also has a frozen dataclass Options
+    laws: tuple[Law, ...]
+    lossless: bool
+    needs: str
+    what: str
+    paper: str
+
+
+METHODS: dict[str, Method] = {
+    "none": Method(
+        "none:NoDrafter", (), True, "nothing", "Plain decoding through the same loop: the baseline.", "-"
+    ),
+    "draft_model": Method(
+        "draft_model:DraftModel",
+        (Law.CHAIN, Law.WITHOUT_REPLACEMENT, Law.FIXED),
+        True,
+        "a small model with the target's tokenizer",
+        "A small model drafts a chain, or a tree with branching=4x2x1.",
+        "arXiv:2211.17192, arXiv:2302.01318",
+    ),
+    "prompt_lookup": Method(
+        "prompt_lookup:PromptLookup",
+        (Law.FIXED,),
+        True,
+        "nothing",
+        "Copies what followed the last tokens where they stood before; several places become a tree.",
+        "github.com/apoorvumang/prompt-lookup-decoding",
+    ),
+}
+
+
+def find(name: str) -> tuple[type[Drafter], type]:
+    """The drafter's class and its Options, by a name that is in the table."""
+    module_name, class_name = METHODS[name].place.split(":")
+    module = importlib.import_module(f"foredraft.drafters.{module_name}")
+    return getattr(module, class_name), module.Options

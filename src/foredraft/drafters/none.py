@@ -1,0 +1,31 @@
+"""No drafting: every step is one forward and one token."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import final
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from foredraft.core.draft import Draft, Law, Verdict
+from foredraft.core.drafter import Drafter, Plan, StepOut, View
+from foredraft.core.tree import TokenTree
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """There is nothing to choose."""
+
+
+@final
+class NoDrafter(Drafter):
+    """Plain decoding, and the smallest drafter there is."""
+
+    def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None: ...
+
+    def propose(self, view: View, plan: Plan) -> Draft:
+        return Draft(TokenTree.root(view.roots), Law.FIXED)
+
+    def commit(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None: ...
+
+    def release(self, row: int) -> None: ...

@@ -1,0 +1,94 @@
+"""Prompt lookup: what follows the last tokens now is often what followed them before (Saxena 2023).
+
+Deterministic, hence picked tokens (``Law.FIXED``) and lossless at every temperature. It needs no index: the
+longest match at every earlier place is a few comparisons over the whole history at once, on its device.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from foredraft.core.draft import Draft, Law, Verdict
+from foredraft.core.drafter import Drafter, Needs, Plan, StepOut, View
+from foredraft.core.errors import OptionError
+from foredraft.core.tree import from_paths
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Names as in transformers where it has them.
+
+    prompt_lookup_num_tokens: at most so many tokens are copied from one place.
+    num_assistant_tokens_schedule: constant, heuristic, cost, or auto, which is cost here.
+    max_matching_ngram_size, min_matching_ngram_size: the longest and shortest run of last tokens that is looked for.
+    continuations: so many places, those of the longest match and of these the latest, become branches of a tree.
+    """
+
+    prompt_lookup_num_tokens: int = 10
+    num_assistant_tokens_schedule: str = "auto"
+    max_matching_ngram_size: int = 3
+    min_matching_ngram_size: int = 1
+    continuations: int = 1
+
+    @property
+    def longest(self) -> int:
+        return self.prompt_lookup_num_tokens
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.min_matching_ngram_size <= self.max_matching_ngram_size:
+            raise OptionError("min_matching_ngram_size must be at least 1 and at most max_matching_ngram_size.")
+        if self.prompt_lookup_num_tokens < 1 or self.continuations < 1:
+            raise OptionError("prompt_lookup_num_tokens and continuations must be 1 or more.")
+
+
+@final
+class PromptLookup(Drafter):
+    """Copies from the text itself. It keeps nothing of its own: everything is in the history."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self.needs = Needs(max_nodes=options.continuations * options.prompt_lookup_num_tokens)
+
+    def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None: ...
+
+    def propose(self, view: View, plan: Plan) -> Draft:
+        depth = min(plan.length, self._options.prompt_lookup_num_tokens)
+        longest = max(view.extents)
+        history = view.history[:, :longest]
+        match = self._match_lengths(history, view.lengths)
+        count = min(self._options.continuations, longest)
+        # of equal matches the latest wins: its place breaks the tie
+        place = torch.arange(longest, device=history.device)
+        score = torch.where(match >= self._options.min_matching_ngram_size, match * longest + place, -1)
+        best, ends = score.topk(count, dim=1)
+        index = ends[..., None] + 1 + torch.arange(depth, device=history.device)
+        paths = history.gather(1, index.clamp(max=longest - 1).flatten(1)).view(-1, count, depth)
+        allowed = torch.tensor(plan.lengths, device=history.device)[:, None]
+        known = torch.minimum(view.lengths[:, None] - 1 - ends, allowed)
+        lengths = torch.where(best >= 0, known.clamp(0, depth), 0)
+        return Draft(from_paths(view.roots, paths, lengths), Law.FIXED)
+
+    def commit(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None: ...
+
+    def release(self, row: int) -> None: ...
+
+    def _match_lengths(self, history: Int[Tensor, "B L"], lengths: Int[Tensor, "B"]) -> Int[Tensor, "B L"]:
+        """How many of the last tokens also stand just before and at each place, up to the longest n-gram.
+
+        The end of the text itself does not count, nor does anything that is not committed.
+        """
+        width = history.shape[1]
+        place = torch.arange(width, device=history.device)
+        run = place < lengths[:, None] - 1
+        match = torch.zeros_like(history)
+        for back in range(self._options.max_matching_ngram_size):
+            wanted = history.gather(1, (lengths[:, None] - 1 - back).clamp(min=0))
+            shifted = history[:, : width - back] if back else history
+            same = torch.nn.functional.pad(shifted == wanted, (back, 0)) & (lengths[:, None] > back)
+            run = run & same
+            match = match + run
+        return match

@@ -1,0 +1,1 @@
+"""The loop: sequences, batches, the step, and what drives it. It knows no method's name."""

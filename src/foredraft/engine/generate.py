@@ -1,0 +1,201 @@
+"""What users hold: prompts in, texts out, by the batch or as they come."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence as Seq
+from dataclasses import dataclass, replace
+from typing import Any, overload
+
+from foredraft.core.errors import PromptError
+from foredraft.core.params import SamplingParams
+from foredraft.core.stats import DecodeStats
+from foredraft.core.stop import FinishReason
+from foredraft.engine.engine import Engine
+from foredraft.engine.sequence import Piece, Sequence, TokenLogprobs
+from foredraft.model.causal import CausalLM
+from foredraft.model.tokenizer import Message, Tokenizer
+
+Prompt = str | Seq[int] | Seq[Message]
+"""A text, token ids, or chat messages ``{"role": ..., "content": ...}``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One finished text. ``text`` and ``tokens`` are the new ones only; an end-of-sequence id counts as a token."""
+
+    text: str
+    tokens: list[int]
+    finish_reason: FinishReason
+    stats: DecodeStats
+    logprobs: list[TokenLogprobs]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What the results are marked with: the drafter's name, and whether its rule keeps the target's law."""
+
+    method: str
+    lossless: bool
+
+
+class Generator:
+    """A target with its drafter. Made by ``foredraft.load``.
+
+    Calls may overlap: streams that are open at the same time share one batch.
+    """
+
+    def __init__(
+        self, engine: Engine, tokenizer: Tokenizer | None, eos: Seq[int], kind: Kind, models: Seq[CausalLM] = ()
+    ) -> None:
+        self.engine = engine
+        self._models = tuple(models)
+        self.tokenizer = tokenizer
+        self.eos_token_ids = tuple(eos)
+        self.kind = kind
+
+    @overload
+    def generate(self, prompt: str, params: SamplingParams | None = None, **options: Any) -> Result: ...
+    @overload
+    def generate(self, prompt: Seq[Any], params: SamplingParams | None = None, **options: Any) -> Any: ...
+
+    def generate(
+        self,
+        prompt: Prompt | Seq[Prompt],
+        params: SamplingParams | None = None,
+        *,
+        num_return_sequences: int = 1,
+        **options: Any,
+    ) -> Result | list[Result]:
+        """Continue a prompt, or several as one ragged batch.
+
+        Args:
+            prompt: text, token ids, chat messages, or a list of any of these.
+            params: or its fields as keywords; what is not given is as in ``SamplingParams``.
+            num_return_sequences: so many texts for each prompt, each with a random stream of its own.
+
+        Returns:
+            one ``Result`` for one prompt; a list, in order, for several or for several texts.
+
+        Raises:
+            UsageError: an option or a prompt that cannot be; the sentence says why.
+            NumericsError: the model returned NaN.
+        """
+        prompts, single = _listed(prompt)
+        sequences = self.submit(prompts, _params(params, options), num_return_sequences)
+        self.engine.run(sequences)
+        results = [self._result(sequence) for sequence in sequences]
+        return results[0] if single and num_return_sequences == 1 else results
+
+    def batch(self, prompts: Seq[Prompt], params: SamplingParams | None = None, **options: Any) -> list[Result]:
+        """``generate`` for a list of prompts, whatever they are: always a list of results, in order."""
+        sequences = self.submit(prompts, _params(params, options))
+        self.engine.run(sequences)
+        return [self._result(sequence) for sequence in sequences]
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> "Stream":
+        """Continue one prompt and hand out each piece as soon as it is certain."""
+        return Stream(self, self.submit([prompt], _params(params, options))[0])
+
+    async def astream(
+        self, prompt: Prompt, params: SamplingParams | None = None, **options: Any
+    ) -> AsyncIterator[Piece]:
+        """``stream`` for asyncio: steps run in a thread, and closing the iterator cancels the request."""
+        stream = self.stream(prompt, params, **options)
+        try:
+            while (piece := await asyncio.to_thread(next, stream, None)) is not None:
+                yield piece
+        finally:
+            stream.close()
+
+    def submit(self, prompts: Seq[Prompt], params: SamplingParams, count: int = 1) -> list[Sequence]:
+        """Queue prompts without running them; a bad one is refused before any is queued."""
+        encoded = [self.encode(prompt) for prompt in prompts]
+        if not encoded:
+            raise PromptError("There are no prompts.")
+        requests = [self.engine.request(tokens, params, self.eos_token_ids) for tokens in encoded]
+        return [sequence for request in requests for sequence in self.engine.submit(request, self._decode, count)]
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt of any kind."""
+        if isinstance(prompt, str):
+            return self._need_tokenizer().encode(prompt)
+        if len(prompt) and isinstance(prompt[0], Mapping):
+            return self._need_tokenizer().encode_chat(prompt)  # type: ignore[arg-type]
+        try:
+            return [int(token) for token in prompt]  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            raise PromptError("A prompt must be a text, a list of token ids, or a list of chat messages.") from None
+
+    def close(self) -> None:
+        """Cancel what runs, and leave the models as they were found."""
+        self.engine.close()
+        for model in self._models:
+            model.close()
+
+    def _need_tokenizer(self) -> Tokenizer:
+        if self.tokenizer is None:
+            raise PromptError("This model came without a tokenizer: give token ids, or pass tokenizer=... to load.")
+        return self.tokenizer
+
+    def _decode(self, tokens: list[int]) -> str:
+        return self.tokenizer.decode(tokens) if self.tokenizer is not None else ""
+
+    def _result(self, sequence: Sequence) -> Result:
+        if sequence.error is not None:
+            raise sequence.error
+        stats = replace(sequence.stats, method=self.kind.method, lossless=self.kind.lossless)
+        assert sequence.finish_reason is not None
+        return Result(sequence.text, sequence.tokens, sequence.finish_reason, stats, sequence.logprobs)
+
+
+class Stream(Iterator[Piece]):
+    """Pieces of one text as they become certain; ``result`` afterwards, or whenever it was closed."""
+
+    def __init__(self, generator: Generator, sequence: Sequence) -> None:
+        self._generator = generator
+        self._sequence = sequence
+
+    def __iter__(self) -> "Stream":
+        return self
+
+    def __next__(self) -> Piece:
+        sequence = self._sequence
+        while not sequence.pieces:
+            if sequence.error is not None:
+                raise sequence.error
+            if sequence.finished:
+                raise StopIteration
+            try:
+                self._generator.engine.step()
+            except BaseException:
+                self.close()
+                raise
+        return sequence.pieces.popleft()
+
+    def close(self) -> None:
+        """Cancel what is still running; what was generated stays in ``result``."""
+        self._generator.engine.cancel([self._sequence])
+
+    @property
+    def result(self) -> Result:
+        """All of it so far; ends the stream if it is still running."""
+        self.close()
+        return self._generator._result(self._sequence)
+
+    def __enter__(self) -> "Stream":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def _params(params: SamplingParams | None, options: Mapping[str, Any]) -> SamplingParams:
+    if params is None:
+        return SamplingParams.from_options(options)
+    return replace(params, **options) if options else params
+
+
+def _listed(prompt: Prompt | Seq[Prompt]) -> tuple[list[Prompt], bool]:
+    """Prompts as a list, and whether there was just one."""
+    if isinstance(prompt, str) or not len(prompt) or isinstance(prompt[0], (int, Mapping)):
+        return [prompt], True  # type: ignore[list-item]
+    return list(prompt), False  # type: ignore[arg-type]

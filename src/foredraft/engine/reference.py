@@ -1,0 +1,41 @@
+"""Plain decoding with the model's own forward and cache: the slow truth that the loop must equal."""
+
+from collections.abc import Sequence
+
+import torch
+
+from foredraft.core.noise import Noise, NoiseCoins
+from foredraft.core.params import SamplingParams
+from foredraft.core.stop import StopRules
+from foredraft.core.tree import TokenTree
+from foredraft.core.warp import Paths, Warp
+from foredraft.model.causal import CausalLM
+
+
+@torch.inference_mode()
+def reference(target: CausalLM, prompt: Sequence[int], params: SamplingParams, eos: Sequence[int] = ()) -> list[int]:
+    """Continue one prompt token by token, reading the whole text anew for each: no cache, no tree, no drafts.
+
+    It shares the warp, the stop rules and the random numbers with the loop, so that sampled texts can be compared
+    as well as greedy ones.
+    """
+    device = target.device
+    ends = params.eos_token_id if params.eos_token_id is not None else tuple(eos)
+    rules = StopRules(params.max_new_tokens, frozenset(ends))
+    warp = Warp.of(
+        [params], vocab_size=target.vocab_size, eos_token_ids=[ends], prompt_lengths=[len(prompt)], device=device
+    )
+    tokens: list[int] = []
+    while True:
+        text = torch.tensor([[*prompt, *tokens]], device=device)
+        lengths = torch.tensor([text.shape[1]], device=device)
+        law = warp(target.stock_logits(text)[:, -1:], Paths(text, lengths, TokenTree.root(text[:, -1])))
+        if law.p is None:
+            token = law.best[0, 0]
+        else:
+            coins = NoiseCoins(Noise(torch.tensor([params.seed], device=device), lengths))
+            token = coins.target(law.p[:, 0], 0)[0]
+        cut = rules.cut(len(tokens), [int(token)])
+        tokens.append(int(token))
+        if cut.reason is not None:
+            return tokens

@@ -1,0 +1,136 @@
+"""One step: propose, forward, warp, verify, commit. Nothing else in the house knows this order."""
+
+import time
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from foredraft.core.draft import Draft, Law, Verdict
+from foredraft.core.drafter import Drafter, Plan, StepOut, View
+from foredraft.core.noise import NoiseCoins
+from foredraft.core.tree import PAD, TokenTree, depths
+from foredraft.core.verify import verify
+from foredraft.core.warp import Paths, healthy
+from foredraft.model.cache import SlotCache
+from foredraft.model.causal import CausalLM
+
+
+@dataclass(frozen=True, slots=True)
+class RowStep:
+    """What a step did for one row, on the host. ``depth`` is the length of the longest path that was drafted."""
+
+    emitted: list[int]
+    drafted: int
+    depth: int
+    accepted: int
+    healthy: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    """A step's results by row, its new tokens as tensors, and where its time went (seconds, as the host saw them).
+
+    ``logprobs[b, i]`` is the model's own law, before any warp, that new token i of row b came from.
+    """
+
+    rows: list[RowStep]
+    emitted: Int[Tensor, "B D"]
+    counts: Int[Tensor, "B"]
+    logprobs: Float[Tensor, "B D V"] | None
+    draft_seconds: float
+    verify_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stepper:
+    """What a step needs besides the rows: the target with its cache, the drafter, the rule of verification.
+
+    ``exact_nodes``: if not 0, every forward has so many nodes, whatever was drafted, so that plain and
+    speculative decoding run the same kernels and near-ties cannot flip between them.
+    """
+
+    target: CausalLM
+    cache: SlotCache
+    drafter: Drafter
+    rule: str | None = None
+    exact_nodes: int = 0
+
+    @torch.inference_mode()
+    def __call__(self, view: View, plan: Plan, logprobs: bool = False) -> StepDone:
+        """Run one step for every row of ``view``. Reads back from the device once, at its end."""
+        started = time.perf_counter()
+        draft = self._propose(view, plan)
+        proposed = time.perf_counter()
+        tree = draft.tree
+        bases = view.lengths - 1
+        reach = max(view.extents) - 1 + tree.tokens.shape[1]
+        self.cache.reserve(max(view.rows) + 1, reach)
+        step = self.target.address(tree, bases, view.rows, reach)
+        out = self.target.forward(step, self.cache)
+        law = view.warp(out.logits, Paths(view.history, view.lengths, tree))
+        verdict = verify(law, draft, NoiseCoins(view.noise), self.rule)
+        if not tree.linear:
+            self.cache.keep(step.rows, bases, verdict.path)
+        if plan.length:
+            self.drafter.commit(view, draft, verdict, out)
+        emitted, counts = verdict.emitted(tree), verdict.accepted() + 1
+        rows = _read_back(tree, emitted, counts, out)
+        ended = time.perf_counter()
+        return StepDone(
+            rows=rows,
+            emitted=emitted,
+            counts=counts,
+            logprobs=_on_path(out, verdict) if logprobs else None,
+            draft_seconds=proposed - started,
+            verify_seconds=ended - proposed,
+        )
+
+    def _propose(self, view: View, plan: Plan) -> Draft:
+        if plan.length:
+            draft = self.drafter.propose(view, plan)
+            if not all(plan.lengths):
+                asked = torch.tensor([length > 0 for length in plan.lengths], device=view.lengths.device)
+                draft = replace(draft, tree=draft.tree.only(asked))
+        else:
+            draft = Draft(TokenTree.root(view.roots), Law.FIXED)
+        if self.exact_nodes:
+            return _resized(draft, self.exact_nodes)
+        if view.lengths.device.type == "cpu":  # here a look at the values is no synchronisation
+            used = int(draft.tree.valid.any(0).nonzero().max()) + 1
+            return _resized(draft, used)
+        return draft
+
+
+def _resized(draft: Draft, nodes: int) -> Draft:
+    """The same draft with exactly so many nodes: padding is added, or nodes are cut off from the end."""
+    tree, q = draft.tree, draft.q
+    missing = nodes - tree.tokens.shape[1]
+    if missing == 0:
+        return draft
+    pad = torch.nn.functional.pad
+    tokens, parents = pad(tree.tokens, (0, missing)), pad(tree.parents, (0, missing), value=PAD)
+    if q is not None:
+        q = pad(q, (0, 0, 0, missing))
+    depth = min(tree.depth, nodes - 1)
+    return replace(draft, tree=TokenTree(tokens, parents, depth, tree.linear), q=q)
+
+
+def _read_back(tree: TokenTree, emitted: Int[Tensor, "B D"], counts: Int[Tensor, "B"], out: StepOut) -> list[RowStep]:
+    """The one synchronisation of a step: everything that the host wants to know, in one small tensor."""
+    drafted = tree.valid.sum(1) - 1
+    depth = drafted if tree.linear else depths(tree.parents).amax(1)
+    fine = healthy(out.logits, tree.valid)
+    packed = torch.stack([counts, drafted, depth, fine.long()], dim=1)
+    table = torch.cat([packed, emitted], dim=1).tolist()
+    return [
+        RowStep(emitted=line[4 : 4 + line[0]], drafted=line[1], depth=line[2], accepted=line[0] - 1, healthy=line[3] == 1)
+        for line in table
+    ]
+
+
+def _on_path(out: StepOut, verdict: Verdict) -> Float[Tensor, "B D V"]:
+    """The model's own log-probabilities at each node of the accepted path: entry i is the law of emitted token i."""
+    nodes = verdict.path.clamp(min=0)[..., None].expand(-1, -1, out.logits.shape[-1])
+    return out.logits.gather(1, nodes).float().log_softmax(-1)

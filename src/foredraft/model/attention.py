@@ -1,0 +1,95 @@
+"""Attention over slots, registered with transformers under one name.
+
+With grouped queries (GQA) the heads of a group are laid side by side as more queries of one head, so that keys
+and values are read as they lie in the cache. Stock SDPA repeats them first as soon as a mask is given.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+
+NAME = "foredraft_slots"
+_FEW = 64
+"""Up to so many queries a head, two products and a softmax cost less on a CPU than its fused kernel."""
+
+
+def slot_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **kwargs: object,
+) -> tuple[Tensor, None]:
+    """Attention with an additive mask, in the call shape that transformers gives to an attention function.
+
+    Args:
+        query: [B, heads, N, E]; ``key`` [B, groups, S, E]; ``value`` [B, groups, S, F].
+        attention_mask: [B, 1, N, S], additive; never None here, since masks are always made by ``masks``.
+        softcap: scores become softcap * tanh(scores / softcap), as in Gemma 2.
+        s_aux: one sink logit a head that takes a share of the softmax, as in GPT-OSS.
+
+    Returns:
+        [B, N, heads, F], and None for the weights.
+    """
+    assert attention_mask is not None
+    rows, heads, nodes, _ = query.shape
+    groups = key.shape[1]
+    share = heads // groups
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    packed = query.reshape(rows, groups, share * nodes, query.shape[-1])
+    plain = softcap is None and s_aux is None
+    if plain and (query.is_cuda or share * nodes > _FEW):
+        mask = attention_mask.repeat(1, 1, share, 1) if share > 1 else attention_mask
+        mixed = F.scaled_dot_product_attention(packed, key, value, attn_mask=mask, scale=scale)
+    else:
+        scores = (packed * scale) @ key.transpose(2, 3)
+        if softcap is not None:
+            scores = torch.tanh(scores / softcap) * softcap
+        scores = scores.view(rows, groups, share, nodes, -1) + attention_mask[:, :, None]
+        weights = _softmax(scores, s_aux).to(value.dtype)
+        mixed = weights.view(rows, groups, share * nodes, -1) @ value
+    return mixed.reshape(rows, heads, nodes, -1).transpose(1, 2), None
+
+
+def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """Softmax in float32 over the last axis of [B, groups, share, N, S], with a sink logit a head if there are any."""
+    if sinks is None:
+        return scores.softmax(-1, dtype=torch.float32)
+    rows, groups, share, nodes, _ = scores.shape
+    sink = sinks.view(1, groups, share, 1, 1).expand(rows, groups, share, nodes, 1)
+    return torch.cat([scores, sink.to(scores.dtype)], dim=-1).softmax(-1, dtype=torch.float32)[..., :-1]
+
+
+def _no_mask(*args: object, **kwargs: object) -> None:
+    """Masks are handed in ready-made, in four dimensions or by layer type; there is never one to build."""
+
+
+AttentionInterface.register(NAME, slot_attention)
+AttentionMaskInterface.register(NAME, _no_mask)
+
+
+class AttentionSwap:
+    """Our attention, installed on a model; ``undo`` puts back what was there.
+
+    A model that does not take its attention from transformers' interface keeps its own: an additive mask in four
+    dimensions works with that too.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+        self._before = model.config._attn_implementation
+        self.do()
+
+    def do(self) -> None:
+        if self._model._supports_attention_backend:
+            self._model.set_attn_implementation(NAME)
+
+    def undo(self) -> None:
+        if self._model.config._attn_implementation != self._before:
+            self._model.set_attn_implementation(self._before)

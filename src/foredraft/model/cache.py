@@ -1,0 +1,121 @@
+"""The slot cache: keys and values of many rows of different lengths, addressed by slot.
+
+A committed token stands in the slot of its position; the nodes of a tree stand in the slots behind. Rollback is
+forgetting (what lies behind a row's length is never attended to), and keeping a branch is one move. Ragged
+batches, trees, rollback and continuous batching are therefore one mechanism.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers.cache_utils import Cache
+
+BUCKET = 256
+"""Slots are added in multiples of this, so that the shapes of a forward change rarely."""
+
+
+class SlotCache:
+    """Keys and values of each layer, ``[R, heads, S, head_dim]``, allocated by the first forward that writes.
+
+    ``rows`` and ``slots`` only ever grow; ``clear`` gives the memory back.
+    """
+
+    def __init__(self, layers: int) -> None:
+        self.rows = 0
+        self.slots = 0
+        self._keys: list[Tensor | None] = [None] * layers
+        self._values: list[Tensor | None] = [None] * layers
+
+    def reserve(self, rows: int, slots: int) -> None:
+        """Make room for row numbers below ``rows`` and slots below ``slots``; what is stored stays."""
+        rows, slots = max(rows, self.rows), max(_bucket(slots), self.slots)
+        if (rows, slots) == (self.rows, self.slots):
+            return
+        self.rows, self.slots = rows, slots
+        for buffers in (self._keys, self._values):
+            for layer, old in enumerate(buffers):
+                if old is not None:
+                    buffers[layer] = self._grown(old)
+
+    def clear(self) -> None:
+        """Forget everything and give the memory back."""
+        self.rows = self.slots = 0
+        self._keys = [None] * len(self._keys)
+        self._values = [None] * len(self._values)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(buffer.nbytes for buffer in (*self._keys, *self._values) if buffer is not None)
+
+    def write(
+        self, layer: int, key: Float[Tensor, "B K N E"], value: Float[Tensor, "B K N F"], view: "SlotView"
+    ) -> tuple[Float[Tensor, "B K S E"], Float[Tensor, "B K S F"]]:
+        """Store keys and values of N nodes in their slots; return the first ``view.extent`` slots of these rows."""
+        keys = self._keys[layer]
+        values = self._values[layer]
+        if keys is None or values is None:
+            keys = self._keys[layer] = key.new_zeros(self.rows, key.shape[1], self.slots, key.shape[3])
+            values = self._values[layer] = value.new_zeros(self.rows, value.shape[1], self.slots, value.shape[3])
+        where = view.rows[:, None]
+        keys[where, :, view.nodes] = key.transpose(1, 2)
+        values[where, :, view.nodes] = value.transpose(1, 2)
+        keys, values = keys[:, :, : view.extent], values[:, :, : view.extent]
+        if view.prefix is not None:
+            return keys[: view.prefix], values[: view.prefix]
+        return keys.index_select(0, view.rows), values.index_select(0, view.rows)
+
+    def keep(self, rows: Int[Tensor, "B"], bases: Int[Tensor, "B"], path: Int[Tensor, "B D"]) -> None:
+        """Move the nodes of an accepted path together: node ``path[b, i]`` goes to slot ``bases[b] + i``.
+
+        ``bases`` are the slots of the roots; entries of -1 move nothing.
+        """
+        index = torch.arange(path.shape[1], device=path.device)
+        target = bases[:, None] + index
+        source = torch.where(path >= 0, bases[:, None] + path, target)
+        where = rows[:, None]
+        for buffer in (*self._keys, *self._values):
+            if buffer is not None:
+                buffer[where, :, target] = buffer[where, :, source]
+
+    def fork(self, sources: Sequence[int], targets: Sequence[int], slots: int) -> None:
+        """Copy the first ``slots`` slots of each source row to its target row; all are read before any is written."""
+        for buffer in (*self._keys, *self._values):
+            if buffer is not None:
+                buffer[list(targets), :, :slots] = buffer[list(sources), :, :slots]
+
+    def _grown(self, old: Tensor) -> Tensor:
+        new = old.new_zeros(self.rows, old.shape[1], self.slots, old.shape[3])
+        new[: old.shape[0], :, : old.shape[2]] = old
+        return new
+
+
+class SlotView(Cache):
+    """One forward's window on a ``SlotCache``: what a stock model is handed as ``past_key_values``."""
+
+    def __init__(
+        self, store: SlotCache, rows: Int[Tensor, "B"], prefix: int | None, nodes: Int[Tensor, "B N"], extent: int
+    ) -> None:
+        super().__init__(layers=[])
+        self.store = store
+        self.rows = rows
+        self.prefix = prefix  # rows are 0 .. prefix-1, so that no copy is needed; None: any rows
+        self.nodes = nodes
+        self.extent = extent
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        return self.store.write(layer_idx, key_states, value_states, self)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """0: models derive default positions from it, and positions are always given."""
+        return 0
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        return self.extent, 0
+
+
+def _bucket(slots: int) -> int:
+    return -(-slots // BUCKET) * BUCKET

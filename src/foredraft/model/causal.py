@@ -1,0 +1,166 @@
+"""A stock causal LM behind one forward: any rows, any tree, any lengths."""
+
+import inspect
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from foredraft.core.drafter import StepOut
+from foredraft.core.errors import ModelError
+from foredraft.core.tree import TokenTree
+from foredraft.model.attention import AttentionSwap
+from foredraft.model.cache import SlotCache, SlotView
+from foredraft.model.linear import PackedWeights
+from foredraft.model.masks import Layout, StepIn, address
+from foredraft.model.support import check_supported, layout_of
+from foredraft.model.taps import Taps
+
+UNBOUNDED = 1 << 30
+
+
+class CausalLM:
+    """Runs a transformers model over slots. What it installs on the model, ``close`` takes off again.
+
+    Args:
+        model: a decoder-only causal LM; it is put into evaluation mode.
+        fast: on a CPU, pack the weights of float32 linear layers (see ``linear``).
+        verify: run the model once in both ways and refuse it if they differ (see ``probe``).
+
+    Raises:
+        ModelError: a model whose drafts could not be verified or rolled back, with the reason.
+    """
+
+    def __init__(self, model: PreTrainedModel, *, fast: bool = True, verify: bool = True) -> None:
+        check_supported(model)
+        config = model.config.get_text_config()
+        self.model = model.eval()
+        self.name = model.__class__.__name__
+        self.layers: int = config.num_hidden_layers
+        self.max_length: int = getattr(config, "max_position_embeddings", None) or UNBOUNDED
+        self.layout: Layout = layout_of(model)
+        self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._taps = Taps(model, ())
+        self._attention = AttentionSwap(model)
+        expected = self._expected() if verify else None
+        self._packed: PackedWeights | None = None
+        try:
+            self.vocab_size: int = self._probe(expected)
+        except BaseException:
+            self._attention.undo()
+            raise
+        if fast and self.device.type == "cpu":
+            self._packed = PackedWeights(model)
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.model.dtype
+
+    @property
+    def packed_layers(self) -> int:
+        """How many linear layers run on packed weights."""
+        return len(self._packed) if self._packed is not None else 0
+
+    def tap(self, layers: Sequence[int]) -> None:
+        """From now on, hand out the hidden states after so many layers (0: the embedding)."""
+        self._taps.undo()
+        self._taps = Taps(self.model, layers)
+
+    def new_cache(self) -> SlotCache:
+        return SlotCache(self.layers)
+
+    def close(self) -> None:
+        """Leave the model as it was found."""
+        self._taps.undo()
+        if self._packed is not None:
+            self._packed.undo()
+        self._attention.undo()
+
+    def address(
+        self, tree: TokenTree, bases: Int[Tensor, "B"], rows: Sequence[int], reach: int, *, start: int = 0
+    ) -> StepIn:
+        """Positions, slots and masks of a tree whose roots stand in slots ``bases``; see ``masks.address``."""
+        return address(
+            tree, bases, rows, reach, self.layout, dtype=self.dtype, max_position=self.max_length, start=start
+        )
+
+    @torch.inference_mode()
+    def forward(self, step: StepIn, cache: SlotCache, keep: Int[Tensor, "M"] | None = None) -> StepOut:
+        """One forward of B rows with N nodes each; their keys and values are written to the cache.
+
+        Args:
+            step: from ``address``; the cache must have room for its rows and its extent.
+            keep: nodes whose logits are wanted, the same for every row; None means all.
+
+        Returns:
+            logits [B, N or M, V] and the hidden states [B, N, H] of the tapped layers.
+        """
+        view = SlotView(cache, step.rows, step.prefix, step.slots, step.extent)
+        masks = step.masks if self.layout.by_type else next(iter(step.masks.values()))
+        wanted = {"logits_to_keep": keep} if keep is not None and self._keeps_logits else {}
+        output = self.model(
+            input_ids=step.tokens,
+            position_ids=step.positions,
+            attention_mask=masks,
+            past_key_values=view,
+            use_cache=True,
+            **wanted,
+        )
+        logits = output.logits
+        if keep is not None and not self._keeps_logits:
+            logits = logits[:, keep]
+        return StepOut(logits, self._taps.take())
+
+    @torch.inference_mode()
+    def stock_logits(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T V"]:
+        """What the model computes by itself: its own attention and masks, no cache of ours. Slow; for comparison."""
+        self._attention.undo()
+        try:
+            return self.model(input_ids=tokens, use_cache=False).logits
+        finally:
+            self._attention.do()
+
+    def _expected(self) -> Float[Tensor, "2 V"]:
+        """Logits after the path 1, 2, 3, 4 and after its sibling 1, 2, 5, as the model alone computes them."""
+        ids = self._probe_tokens()
+        long, short = ids[:4], torch.cat([ids[:2], ids[4:]])
+        return torch.stack([self.stock_logits(path[None])[0, -1] for path in (long, short)])
+
+    @torch.inference_mode()
+    def _probe(self, expected: Tensor | None) -> int:
+        """Run a tree over slots, compare with the stock forward, and return the width of the logits.
+
+        This refuses any architecture whose result depends on something else than tokens, positions and masks
+        (a state, a bias made from the length of the cache), without a list of names.
+        """
+        ids = self._probe_tokens()
+        cache = self.new_cache()
+        cache.reserve(1, 8)
+        base = torch.zeros(1, dtype=torch.long, device=self.device)
+        parents = torch.tensor([[-1, 0, 1, 0]], device=self.device)
+        tree = TokenTree(torch.stack([ids[1], ids[2], ids[3], ids[4]])[None], parents, depth=2)
+        try:
+            self.forward(self.address(TokenTree.chain(ids[None, :1]), base, (0,), 1), cache)
+            logits = self.forward(self.address(tree, base + 1, (0,), 5), cache).logits[0]
+        except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError, AssertionError) as error:
+            raise ModelError(f"{self.name} cannot run over foredraft's slot cache: {error}") from error
+        if expected is not None:
+            found = logits[[2, 3]].float()
+            error = (found - expected.float()).abs().max()
+            allowed = (0.1 if self.dtype.itemsize < 4 else 1e-2) * expected.float().std().clamp(min=1e-3)
+            if not error <= allowed:  # NaN counts as different
+                raise ModelError(
+                    f"{self.name} gives other logits for a tree of drafts than for its paths alone (they differ by "
+                    f"{error:.2g}), so its drafts cannot be verified; its attention or state does not follow masks "
+                    "and positions."
+                )
+        return logits.shape[-1]
+
+    def _probe_tokens(self) -> Int[Tensor, "5"]:
+        return torch.arange(1, 6, device=self.device) % self.model.config.get_text_config().vocab_size

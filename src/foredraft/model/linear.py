@@ -1,0 +1,104 @@
+"""Linear layers for the CPU whose cost hardly grows from one row to sixteen.
+
+``F.linear`` on a few rows does not use the memory bandwidth that it has, least of all between 3 and 64 rows,
+exactly where verification lives. oneDNN with weights packed once does; these are the operators that
+torch.compile with freezing emits. A packed weight takes the place of the plain one, so it costs no memory.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+_LEAST_ROWS = 2
+"""One row alone takes oneDNN's matrix-vector kernel, which is slower than two rows; a row of zeros is added."""
+
+
+class PackedLinear(nn.Module):
+    """``x @ weight.T + bias`` with the weight in oneDNN's blocked layout. Inference only."""
+
+    def __init__(self, dense: nn.Linear | Conv1D, keep_dense: bool) -> None:
+        super().__init__()
+        plain = dense.weight.detach()
+        weight = plain if isinstance(dense, nn.Linear) else plain.t().contiguous()
+        self.out_features, self.in_features = weight.shape
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
+        self.bias = dense.bias
+        self.kept = keep_dense
+        self._dense = [dense]  # in a list, so that it is no submodule
+        if not keep_dense:
+            dense.weight.data = plain.new_empty(0)
+
+    @property
+    def weight(self) -> Tensor:
+        """The plain weight [out, in], unpacked anew for whoever looks at it; the forward never does."""
+        return self.packed.to_dense()
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = x.reshape(-1, self.in_features)
+        rows = flat.shape[0]
+        if rows < _LEAST_ROWS:
+            flat = F.pad(flat, (0, 0, 0, _LEAST_ROWS - rows))
+        y = torch.ops.mkldnn._linear_pointwise(flat, self.packed, self.bias, "none", [], "")
+        return y[:rows].view(*x.shape[:-1], self.out_features)
+
+    def unpacked(self) -> nn.Linear | Conv1D:
+        """The layer that this one was made of, with its weight given back."""
+        dense = self._dense[0]
+        if not self.kept:
+            weight = self.packed.to_dense()
+            dense.weight.data = weight if isinstance(dense, nn.Linear) else weight.t().contiguous()
+        return dense
+
+
+class PackedWeights:
+    """The packed layers of one model; ``undo`` puts the plain ones back."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._places: list[tuple[nn.Module, str]] = []
+        if not packing_works():
+            return
+        shared = _shared_weights(model)
+        for parent in list(model.modules()):
+            for name, child in list(parent.named_children()):
+                if _packable(child):
+                    setattr(parent, name, PackedLinear(child, keep_dense=id(child.weight) in shared))
+                    self._places.append((parent, name))
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def undo(self) -> None:
+        for parent, name in self._places:
+            setattr(parent, name, getattr(parent, name).unpacked())
+        self._places.clear()
+
+
+def packing_works() -> bool:
+    """Whether this build of torch has the operators, and they compute what they should."""
+    try:
+        weight, x = torch.randn(24, 16), torch.randn(5, 16)
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
+        y = torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
+        return torch.allclose(y, F.linear(x, weight), atol=1e-4) and torch.equal(packed.to_dense(), weight)
+    except (AttributeError, RuntimeError):
+        return False
+
+
+def _packable(module: nn.Module) -> bool:
+    """A layer that computes just what ``nn.Linear`` or ``Conv1D`` does, in float32, on the CPU, and is not trained."""
+    plain = isinstance(module, nn.Linear) and module.__class__.forward is nn.Linear.forward
+    turned = isinstance(module, Conv1D) and module.__class__.forward is Conv1D.forward
+    if not (plain or turned) or module._forward_hooks or module._forward_pre_hooks:
+        return False
+    return module.weight.device.type == "cpu" and module.weight.dtype == torch.float32 and module.weight.numel() > 0
+
+
+def _shared_weights(model: nn.Module) -> set[int]:
+    """Ids of parameters that more than one module holds, such as an embedding tied to the output layer."""
+    seen: set[int] = set()
+    shared: set[int] = set()
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            (shared if id(parameter) in seen else seen).add(id(parameter))
+    return shared

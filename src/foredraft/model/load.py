@@ -1,0 +1,150 @@
+"""Models from folders, the hub or the package itself, with one clear sentence when that fails."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.utils import logging as hf_logging
+
+from foredraft.core.errors import ModelError, OptionError
+from foredraft.model.tokenizer import Tokenizer
+
+BUNDLED = {"sample": "sample-16m", "sample-draft": "draft-4m"}
+"""Models that ship with the package, by the names that they go by."""
+
+_WEIGHTS = ("*.safetensors", "*.bin", "*.safetensors.index.json", "*.bin.index.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model with its tokenizer (None where there is none) and the ids that end its texts."""
+
+    model: PreTrainedModel
+    tokenizer: Tokenizer | None
+    eos_token_ids: tuple[int, ...]
+
+
+def resolve(name: str) -> str:
+    """A folder or hub name; the names of bundled models become their folders."""
+    if name in BUNDLED:
+        return str(Path(__file__).parent.parent / "models" / BUNDLED[name])
+    return name
+
+
+def load_model(
+    name: str, *, dtype: str | None = None, device: str | None = None, options: Mapping[str, Any] | None = None
+) -> Loaded:
+    """Load a causal LM and its tokenizer.
+
+    Args:
+        name: a folder, a hub name, or one of ``BUNDLED``.
+        dtype: such as "float32" or "bfloat16"; by default float32 on a CPU, elsewhere what the weights have.
+        device: such as "cpu" or "cuda:0"; by default a GPU if there is one.
+        options: passed on to ``from_pretrained`` (quantization_config, revision, device_map, ...).
+
+    Raises:
+        ModelError: nothing there, no weights there, or nothing that transformers can load as a causal LM.
+    """
+    path = resolve(name)
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    given = dict(options or {})
+    given.setdefault("dtype", _dtype(dtype, device))
+    if "device_map" not in given and device != "cpu":
+        given["device_map"] = _device(device)
+    _check_folder(path)
+    with _quiet():
+        try:
+            hub = {key: given[key] for key in ("revision", "trust_remote_code", "token", "cache_dir") if key in given}
+            config = AutoConfig.from_pretrained(path, **hub)
+            if config.is_encoder_decoder:
+                raise ModelError(f"{name} is an encoder-decoder; foredraft verifies drafts of decoder-only causal LMs.")
+            model = AutoModelForCausalLM.from_pretrained(path, **given)
+        except ModelError:
+            raise
+        except Exception as error:  # transformers raises many kinds; each becomes one sentence
+            raise ModelError(f"Cannot load a causal LM from {name!r}: {_first_sentence(error)}") from error
+        tokenizer = _tokenizer(path, hub)
+    return Loaded(model, tokenizer, eos_token_ids(model, tokenizer))
+
+
+def as_loaded(model: Any, tokenizer: Any = None) -> Loaded:
+    """A model that the caller has loaded, with the tokenizer that goes with it."""
+    if not isinstance(model, PreTrainedModel):
+        raise ModelError("The target must be a folder, a hub name or a transformers model.")
+    own = tokenizer if tokenizer is None or isinstance(tokenizer, Tokenizer) else Tokenizer(tokenizer)
+    return Loaded(model, own, eos_token_ids(model, own))
+
+
+def eos_token_ids(model: PreTrainedModel, tokenizer: Tokenizer | None) -> tuple[int, ...]:
+    """All ids that end a text: the generation config's, else the model config's, else the tokenizer's."""
+    for source in (model.generation_config, model.config.get_text_config(), tokenizer and tokenizer.inner):
+        ids = getattr(source, "eos_token_id", None)
+        if ids is not None:
+            return tuple(ids) if isinstance(ids, (list, tuple)) else (ids,)
+    return ()
+
+
+def _check_folder(path: str) -> None:
+    """Say what is missing in a local folder before transformers says it in ten lines."""
+    folder = Path(path)
+    if not folder.exists():
+        if path.startswith((".", "/", "~")) or path.count("/") > 1:
+            raise ModelError(f"There is no model folder {path!r}.")
+        return
+    if not folder.is_dir():
+        raise ModelError(f"{path!r} is a file; a model is a folder with config.json and weights.")
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"The folder {path!r} has no config.json, so it is not a transformers model.")
+    if not any(next(folder.glob(pattern), None) for pattern in _WEIGHTS):
+        raise ModelError(f"The folder {path!r} has no weights (neither .safetensors nor .bin).")
+
+
+def _tokenizer(path: str, hub: Mapping[str, Any]) -> Tokenizer | None:
+    try:
+        return Tokenizer(AutoTokenizer.from_pretrained(path, **hub))
+    except Exception:  # a model without one can still be run on token ids
+        return None
+
+
+def _dtype(name: str | None, device: str) -> torch.dtype | str:
+    if name is None:
+        return torch.float32 if device == "cpu" else "auto"
+    if name == "auto":
+        return name
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise OptionError(f"Unknown dtype {name!r}. Known: auto, bfloat16, float16, float32, float64.")
+    return dtype
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise OptionError(f"Cannot use the device {name!r}: {_first_sentence(error)}") from error
+    return device
+
+
+def _first_sentence(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else error.__class__.__name__
+
+
+class _quiet:
+    """transformers says nothing and draws no bars while a model loads: what matters is raised."""
+
+    def __enter__(self) -> None:
+        self._level = hf_logging.get_verbosity()
+        self._bars = hf_logging.is_progress_bar_enabled()
+        hf_logging.set_verbosity(logging.ERROR)
+        hf_logging.disable_progress_bar()
+
+    def __exit__(self, *error: object) -> None:
+        hf_logging.set_verbosity(self._level)
+        if self._bars:
+            hf_logging.enable_progress_bar()

@@ -1,0 +1,43 @@
+"""Reading tokens that are already known, many rows of different lengths at once, in bounded memory."""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from foredraft.core.tree import TokenTree
+from foredraft.model.cache import SlotCache
+from foredraft.model.causal import CausalLM
+
+CHUNK = 512
+"""Tokens a forward: bounds the masks and activations of a long prompt."""
+
+
+def prefill(
+    model: CausalLM,
+    cache: SlotCache,
+    rows: Sequence[int],
+    tokens: Int[Tensor, "B T"],
+    starts: Sequence[int],
+) -> dict[int, Float[Tensor, "B T H"]]:
+    """Write known tokens to the cache, row b's in the slots from ``starts[b]`` on.
+
+    Rows are padded on the right: what stands beyond a row's own tokens is written behind them, where the next
+    forward overwrites it and nothing looks before.
+
+    Returns:
+        the hidden states of the tapped layers; an empty dict when there are none.
+    """
+    width = tokens.shape[1]
+    cache.reserve(max(rows) + 1, max(starts) + width)
+    bases = torch.tensor(list(starts), device=tokens.device)
+    first = torch.zeros(1, dtype=torch.long, device=tokens.device)
+    chunks: list[dict[int, Tensor]] = []
+    for begin in range(0, width, CHUNK):
+        piece = tokens[:, begin : begin + CHUNK]
+        reach = max(starts) + begin + piece.shape[1]
+        step = model.address(TokenTree.chain(piece), bases + begin, rows, reach)
+        out = model.forward(step, cache, keep=first)  # nobody reads these logits, so one node's are enough
+        chunks.append(dict(out.hidden))
+    return {layer: torch.cat([chunk[layer] for chunk in chunks], dim=1) for layer in (chunks[0] if chunks else ())}

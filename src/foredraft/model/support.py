@@ -1,0 +1,47 @@
+"""Which models can be verified, which cannot and why, and how their layers attend."""
+
+from transformers import PreTrainedModel
+
+from foredraft.core.errors import ModelError
+from foredraft.model.masks import Layout
+
+_REACH = {"full_attention": None, "sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
+
+
+def check_supported(model: PreTrainedModel) -> None:
+    """Raise a ``ModelError`` that says why for a model whose drafts could not be verified or rolled back."""
+    config = model.config.get_text_config()
+    name = model.__class__.__name__
+    if model.config.is_encoder_decoder:
+        raise ModelError(f"{name} is an encoder-decoder; foredraft verifies drafts of decoder-only causal LMs.")
+    if not model.can_generate():
+        raise ModelError(f"{name} has no language-model head; load a ...ForCausalLM.")
+    odd = sorted(set(_layer_types(config)) - _REACH.keys())
+    if model._is_stateful or odd:
+        what = f"layers of type {', '.join(odd)}" if odd else "a recurrent state"
+        raise ModelError(
+            f"{name} has {what}: a state that was advanced over rejected drafts cannot be rolled back, so they could "
+            "not be undone; foredraft needs a model whose whole memory is keys and values."
+        )
+
+
+def layout_of(model: PreTrainedModel) -> Layout:
+    """Layer types of a model with their reach in tokens, read from its config."""
+    config = model.config.get_text_config()
+    kinds = _layer_types(config)
+    if not kinds:
+        if getattr(config, "sliding_window", None) is not None:
+            kinds = ("sliding_attention",)
+        elif getattr(config, "attention_chunk_size", None) is not None:
+            kinds = ("chunked_attention",)
+        else:
+            kinds = ("full_attention",)
+    reach = {}
+    for kind in sorted(set(kinds)):
+        name = _REACH[kind]
+        reach[kind] = getattr(config, name) if name is not None else None
+    return Layout(reach, by_type=len(reach) > 1, chunked=frozenset(k for k in reach if k == "chunked_attention"))
+
+
+def _layer_types(config: object) -> tuple[str, ...]:
+    return tuple(getattr(config, "layer_types", None) or ())

@@ -1,0 +1,57 @@
+"""Hidden states by layer, taken with forward hooks.
+
+Not by ``output_hidden_states``: what its index means changed between transformers 5.17 and 5.23. Here index i is
+the state after i decoder layers, so 0 is the embedding and the number of layers is what the final norm reads.
+"""
+
+from collections.abc import Iterable
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from foredraft.core.errors import ModelError
+
+
+class Taps:
+    """Hooks on some layers of a model; ``take`` hands out what the last forward left there."""
+
+    def __init__(self, model: PreTrainedModel, layers: Iterable[int]) -> None:
+        blocks = decoder_layers(model)
+        self._states: dict[int, Tensor] = {}
+        self._handles = []
+        for layer in sorted(set(layers)):
+            if not 0 <= layer <= len(blocks):
+                raise ModelError(f"There is no hidden layer {layer}: the model has layers 0 to {len(blocks)}.")
+            if layer == 0:
+                hook = blocks[0].register_forward_pre_hook(self._before, with_kwargs=True)
+            else:
+                hook = blocks[layer - 1].register_forward_hook(self._after(layer))
+            self._handles.append(hook)
+
+    def take(self) -> dict[int, Tensor]:
+        """States [B, N, H] of the last forward, by layer; they are handed out once."""
+        states, self._states = self._states, {}
+        return states
+
+    def undo(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _before(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
+        self._states[0] = args[0] if args else kwargs["hidden_states"]
+
+    def _after(self, layer: int):
+        def hook(module: nn.Module, args: tuple, output: Tensor | tuple) -> None:
+            self._states[layer] = output if isinstance(output, Tensor) else output[0]
+
+        return hook
+
+
+def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
+    """The list of decoder layers, wherever the model keeps it: the one list as long as its config says."""
+    count = model.config.get_text_config().num_hidden_layers
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            return module
+    raise ModelError(f"{model.__class__.__name__} has no list of {count} decoder layers to take hidden states from.")

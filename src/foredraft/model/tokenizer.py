@@ -1,0 +1,54 @@
+"""Text to ids and back, chats to prompts, and whether two tokenizers are one."""
+
+from collections.abc import Mapping, Sequence
+
+from transformers import PreTrainedTokenizerBase
+
+from foredraft.core.errors import PromptError
+
+Message = Mapping[str, str]
+
+
+class Tokenizer:
+    """What foredraft needs of a transformers tokenizer."""
+
+    def __init__(self, inner: PreTrainedTokenizerBase) -> None:
+        self.inner = inner
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text that begins a document: with whatever special tokens the tokenizer puts in front."""
+        if not text:
+            raise PromptError("The prompt is empty: there is nothing to continue.")
+        return list(self.inner(text)["input_ids"])
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """Ids of a conversation in the model's chat template, ready for the assistant's answer."""
+        if not messages:
+            raise PromptError("The chat has no messages: there is nothing to answer.")
+        for number, message in enumerate(messages, start=1):
+            if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
+                raise PromptError(f"Chat message {number} must be a mapping with 'role' and 'content'.")
+        if self.inner.chat_template is None:
+            raise PromptError("The model has no chat template; give it a plain text instead of chat messages.")
+        text = self.inner.apply_chat_template([dict(m) for m in messages], tokenize=False, add_generation_prompt=True)
+        return list(self.inner(text, add_special_tokens=False)["input_ids"])
+
+    def decode(self, tokens: list[int]) -> str:
+        """Text of ids, special tokens left out, spaces as they are."""
+        return self.inner.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+    def first_difference(self, other: "Tokenizer") -> str | None:
+        """A sentence on where two tokenizers differ, or None if each id that both have is the same token.
+
+        Vocabularies may be padded to different sizes; that is no difference.
+        """
+        mine = {index: token for token, index in self.inner.get_vocab().items()}
+        theirs = {index: token for token, index in other.inner.get_vocab().items()}
+        shared = mine.keys() & theirs.keys()
+        odd = next((index for index in sorted(shared) if mine[index] != theirs[index]), None)
+        if odd is not None:
+            return f"token {odd} is {mine[odd]!r} in one and {theirs[odd]!r} in the other"
+        fewer, more = sorted((len(mine), len(theirs)))
+        if more - fewer > max(1024, more // 50):
+            return f"one has {fewer} tokens and the other {more}"
+        return None

@@ -1,0 +1,108 @@
+"""SamplingParams: every range, every kindness, and errors that say what would be right."""
+
+from dataclasses import FrozenInstanceError, fields
+
+import pytest
+
+from foredraft.core.errors import OptionError, UsageError
+from foredraft.core.params import SamplingParams, check_known
+
+NUMBERS = {  # name: (allowed, refused)
+    "max_new_tokens": ([1, 10_000], [0, -1, 1.5, True]),
+    "min_new_tokens": ([0, 256], [-1, 0.5]),
+    "temperature": ([0, 0.0, 1, 1e-9, 50.0], [-0.1, float("nan"), float("inf"), "1", True]),
+    "top_k": ([None, 1, 10**9], [0, -1, 2.0]),
+    "top_p": ([None, 1e-9, 1.0], [0.0, 1.01, -0.5]),
+    "min_p": ([None, 0.0, 1.0], [-0.01, 1.01]),
+    "typical_p": ([None, 1e-9, 1.0], [0.0, 1.01]),
+    "epsilon_cutoff": ([None, 1e-9, 0.99], [0.0, 1.0]),
+    "eta_cutoff": ([None, 1e-9, 0.99], [0.0, 1.0]),
+    "repetition_penalty": ([1e-9, 1, 9.0], [0.0, -1.0]),
+    "presence_penalty": ([-2.0, 2], [float("inf"), "a"]),
+    "frequency_penalty": ([-2.0, 2], [float("-inf"), [1.0]]),
+    "no_repeat_ngram_size": ([0, 7], [-1, 2.5]),
+    "seed": ([0, -(2**63), 2**63 - 1], [2**63, 0.5]),
+    "logprobs": ([None, 0, 20], [-1, 21, 2.5]),
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(n, v) for n, (good, _) in NUMBERS.items() for v in good])
+def test_a_value_within_its_range_is_kept(name, value):
+    assert getattr(SamplingParams(**{name: value}), name) == value
+
+
+@pytest.mark.parametrize(("name", "value"), [(n, v) for n, (_, bad) in NUMBERS.items() for v in bad])
+def test_a_value_out_of_its_range_is_an_error_that_names_both(name, value):
+    with pytest.raises(OptionError) as error:
+        SamplingParams(**{name: value})
+    assert str(error.value).startswith(f"{name} must be ") and str(error.value).endswith(f"not {value!r}.")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            {"min_new_tokens": 5, "max_new_tokens": 4},
+            r"min_new_tokens \(5\) is larger than max_new_tokens \(4\)",
+        ),
+        ({"stop_strings": ["a", ""]}, "stop_strings must be non-empty"),
+        ({"stop_strings": [3]}, "stop_strings must be non-empty strings"),
+        ({"bad_words_ids": [[1], []]}, "bad_words_ids must be non-empty"),
+    ],
+)
+def test_values_that_contradict_are_errors(options, words):
+    with pytest.raises(OptionError, match=words):
+        SamplingParams(**options)
+
+
+def test_an_unknown_option_lists_the_known_and_guesses():
+    with pytest.raises(OptionError) as error:
+        SamplingParams.from_options({"temperature": 1.0, "repetition_penality": 1.2})
+    words = str(error.value)
+    assert words.startswith(
+        "Unknown generation option 'repetition_penality'. Did you mean repetition_penalty? Known: "
+    )
+    assert all(field.name in words for field in fields(SamplingParams))
+    with pytest.raises(OptionError) as error:
+        check_known("drafter option", {"xyzzy": 1}, ["nodes", "depth"])
+    assert str(error.value) == "Unknown drafter option 'xyzzy'. Known: depth, nodes."
+    assert isinstance(error.value, UsageError) and isinstance(error.value, ValueError)
+
+
+def test_from_options_is_the_constructor():
+    options = {"temperature": 0.7, "top_k": 5, "stop_strings": ["a"]}
+    assert SamplingParams.from_options(options) == SamplingParams(**options)
+    assert SamplingParams.from_options({}) == SamplingParams()
+
+
+def test_greedy_is_the_default_and_top_k_is_off():
+    params = SamplingParams()
+    assert params.greedy and params.temperature == 0.0 and params.top_k is None
+    assert not SamplingParams(temperature=1e-9).greedy
+
+
+def test_single_values_and_lists_become_tuples():
+    def processor(input_ids, scores):
+        return scores
+
+    params = SamplingParams(
+        stop_strings="end",
+        eos_token_id=3,
+        logits_processor=processor,
+        bad_words_ids=[[1, 2]],
+        logit_bias={"4": 1},
+    )
+    assert params.stop_strings == ("end",)
+    assert params.eos_token_id == (3,)
+    assert params.logits_processor == (processor,)
+    assert params.bad_words_ids == ((1, 2),)
+    assert params.logit_bias == {4: 1.0}
+    assert SamplingParams(eos_token_id=[3, 4]).eos_token_id == (3, 4)
+    assert SamplingParams(eos_token_id=None).eos_token_id is None
+    assert SamplingParams(eos_token_id=()).eos_token_id == ()
+    assert SamplingParams(bad_words_ids=None, logit_bias=None) == SamplingParams()
+
+
+def test_params_cannot_be_changed():
+    with pytest.raises(FrozenInstanceError):
+        SamplingParams().temperature = 1.0

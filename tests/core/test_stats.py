@@ -1,0 +1,146 @@
+"""Records of decoding: what is counted, and that records add up."""
+
+import json
+from dataclasses import fields
+from functools import reduce
+from operator import add
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foredraft.core.stats import DecodeStats, StepStats
+
+STEPS = (
+    # row 4 is done after two steps; row 7's second draft is cut by a stop behind its first token
+    StepStats((4, 7), (3, 3), (3, 3), (3, 0), (4, 1), draft_seconds=0.25, verify_seconds=0.5),
+    StepStats((4, 7), (3, 2), (3, 2), (1, 2), (2, 1), draft_seconds=0.25, verify_seconds=0.5),
+)
+
+
+def request(index: int, **more) -> DecodeStats:
+    prefill = DecodeStats(
+        method="draft_model",
+        prompt_tokens=10,
+        tokens=1,
+        first_tokens=1,
+        seconds=0.125,
+        prefill_seconds=0.125,
+        **more,
+    )
+    return reduce(add, (step.of(index) for step in STEPS), prefill)
+
+
+def test_a_request_is_the_sum_of_its_prefill_and_steps():
+    stats = request(0)
+    assert stats == DecodeStats(
+        method="draft_model",
+        prompt_tokens=10,
+        tokens=7,
+        first_tokens=1,
+        target_forwards=2,
+        drafted=6,
+        accepted=4,
+        drafted_by_depth=(2, 2, 2),
+        accepted_by_depth=(2, 1, 1),
+        seconds=1.625,
+        prefill_seconds=0.125,
+        draft_seconds=0.5,
+        verify_seconds=1.0,
+    )
+    assert stats.acceptance_length == 3.0  # 6 tokens after the first, in two forwards
+    assert stats.acceptance_rate == pytest.approx(4 / 6)
+    assert stats.acceptance_by_depth == (1.0, 0.5, 0.5)
+    assert stats.tokens_per_second == 6 / 1.5
+    assert stats.other_seconds == 0.0
+
+
+def test_a_stop_counts_in_the_text_but_not_against_the_drafter():
+    stats = request(1)
+    assert (stats.tokens, stats.accepted, stats.drafted) == (3, 2, 5)
+    assert stats.acceptance_length == 1.0
+    assert stats.drafted_by_depth == (2, 2, 1)
+    assert stats.accepted_by_depth == (1, 1)
+    assert stats.acceptance_by_depth == (0.5, 0.5, 0.0)
+
+
+def test_a_batch_counts_each_second_once_and_each_row():
+    one, two = request(0), request(1)
+    batch = DecodeStats.together([one, two])
+    assert batch.tokens == 10 and batch.first_tokens == 2 and batch.target_forwards == 4
+    assert batch.acceptance_length == 2.0
+    assert (batch.seconds, batch.prefill_seconds) == (1.625, 0.125)
+    assert (batch.draft_seconds, batch.verify_seconds) == (0.5, 1.0)
+    assert batch.tokens_per_second == 8 / 1.5
+    assert (one + two).seconds == 3.25
+    assert DecodeStats.together([]) == DecodeStats()
+
+
+def test_times_of_a_step():
+    step = StepStats((0,), (0,), (0,), (0,), (1,), draft_seconds=1.0, verify_seconds=2.0, other_seconds=4.0)
+    assert step.seconds == 7.0
+    assert step.of(0).other_seconds == 4.0
+    assert step.of(0).acceptance_length == 1.0
+    assert step.of(0).drafted_by_depth == ()
+
+
+def test_nothing_done_is_zero_not_an_error():
+    empty = DecodeStats()
+    for name in ("acceptance_length", "acceptance_rate", "tokens_per_second", "other_seconds"):
+        assert getattr(empty, name) == 0.0
+    assert empty.acceptance_by_depth == ()
+    prefill_only = DecodeStats(tokens=1, first_tokens=1, seconds=0.5, prefill_seconds=0.5)
+    assert prefill_only.acceptance_length == prefill_only.tokens_per_second == 0.0
+
+
+def test_method_and_lossless_in_sums():
+    eagle, lookup = DecodeStats(method="eagle3"), DecodeStats(method="prompt_lookup", lossless=False)
+    assert (
+        (eagle + DecodeStats()).method == (DecodeStats() + eagle).method == (eagle + eagle).method == "eagle3"
+    )
+    assert (eagle + lookup).method == "mixed"
+    assert (eagle + lookup + eagle).method == (eagle + (lookup + eagle)).method == "mixed"
+    assert (eagle + eagle).lossless
+    assert not (eagle + lookup).lossless and not (lookup + eagle).lossless
+
+
+def test_as_dict_is_json_and_complete():
+    values = request(0).as_dict()
+    assert json.loads(json.dumps(values)) == values
+    assert {field.name for field in fields(DecodeStats)} < set(values)
+    assert values["acceptance_length"] == 3.0 and values["accepted_by_depth"] == [2, 1, 1]
+
+
+counts = st.integers(0, 100)
+depths = st.lists(counts, max_size=4).map(tuple)
+COUNTS = ("prompt_tokens", "tokens", "first_tokens", "target_forwards", "drafted", "accepted")
+TIMES = ("seconds", "prefill_seconds", "draft_seconds", "verify_seconds")
+records = st.fixed_dictionaries(
+    {
+        "method": st.sampled_from(["", "a", "b"]),
+        "lossless": st.booleans(),
+        "accepted_by_depth": depths,
+        "drafted_by_depth": depths,
+        **dict.fromkeys(COUNTS, counts),
+        **dict.fromkeys(TIMES, counts.map(float)),  # whole seconds, so that sums of floats are exact
+    }
+)
+
+
+@given(records, records, records)
+def test_sums_do_not_depend_on_their_order(one: dict, two: dict, three: dict):
+    a, b, c = DecodeStats(**one), DecodeStats(**two), DecodeStats(**three)
+    assert (a + b) + c == a + (b + c)
+    assert a + b == b + a
+    assert a + DecodeStats() == DecodeStats() + a == a
+
+
+@given(records, records)
+def test_every_number_is_in_the_sum(one: dict, two: dict):
+    total = DecodeStats(**one) + DecodeStats(**two)
+    assert {field.name for field in fields(total)} == set(one)
+    for name in COUNTS + TIMES:
+        assert getattr(total, name) == one[name] + two[name]
+    for name in ("accepted_by_depth", "drafted_by_depth"):
+        assert sum(getattr(total, name)) == sum(one[name]) + sum(two[name])
+        assert len(getattr(total, name)) == max(len(one[name]), len(two[name]))
