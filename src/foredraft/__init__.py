@@ -7,6 +7,7 @@ from foredraft.core.errors import ForedraftError, UsageError
 from foredraft.core.params import SamplingParams
 from foredraft.core.stats import DecodeStats
 from foredraft.core.tree import TokenTree
+from foredraft.dropin import speculative
 from foredraft.engine.generate import Generator, Result, Stream
 from foredraft.engine.sequence import Piece
 
@@ -32,4 +33,5 @@ __all__ = [
     "Verdict",
     "View",
     "load",
+    "speculative",
 ]

@@ -114,6 +114,15 @@ class Sequence:
         if rest.text:
             self._emit(rest.text, [], False)
 
+    def cut(self, count: int) -> None:
+        """End the request after its first ``count`` tokens; the text is that of these."""
+        if count < len(self.tokens):
+            del self.tokens[count:]
+            del self.logprobs[count:]
+            self.text = self.decode(self.tokens)
+        if not self.finished:
+            self.finish_reason = "stop"
+
     def fail(self, error: ForedraftError) -> None:
         """End the request with an error; what was generated stays."""
         self.finish("cancelled")

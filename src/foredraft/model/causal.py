@@ -75,6 +75,14 @@ class CausalLM:
     def new_cache(self) -> SlotCache:
         return SlotCache(self.layers)
 
+    def attach(self) -> None:
+        """Take up the model again after ``detach``."""
+        self._attention.do()
+
+    def detach(self) -> None:
+        """Let the model run by itself for a while: give it back its attention. Packed layers stay, and do not matter."""
+        self._attention.undo()
+
     def close(self) -> None:
         """Leave the model as it was found."""
         self._taps.undo()

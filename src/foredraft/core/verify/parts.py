@@ -69,6 +69,6 @@ def first_child(tree: TokenTree, node: Int[Tensor, "B"]) -> tuple[Bool[Tensor, "
 def path_from(on: Bool[Tensor, "B N"], depth: int) -> Int[Tensor, "B D"]:
     """``Verdict.path`` from a mask of the nodes on it; parents stand first, so index order is depth order."""
     index = torch.arange(on.shape[1], device=on.device).expand(on.shape)
-    column = torch.where(on, on.cumsum(1) - 1, depth + 1)
+    column = torch.where(on, on.cumsum(1) - 1, depth + 1).clamp(max=depth + 1)  # the last is cut off
     path = torch.full((on.shape[0], depth + 2), -1, dtype=index.dtype, device=on.device)
     return path.scatter(1, column, index)[:, : depth + 1]

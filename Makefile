@@ -1,0 +1,41 @@
+# The same scripts as in CI, with the environment made first. Stamps in .venv make each install run once.
+VENV := .venv
+PYTHON ?= python3
+INPUTS := pyproject.toml constraints.txt
+unexport VIRTUAL_ENV
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test lint check clean
+
+help: ## this list
+	@grep -E '^[a-z]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z]+):.*## */  make \1\t/'
+
+venv: $(VENV)/.stamp-core ## .venv with the package in it
+
+demo: $(VENV)/.stamp-core ## run the bundled models: nothing else to download
+	scripts/demo
+
+test: $(VENV)/.stamp-test ## the tests
+	scripts/test
+
+lint: $(VENV)/.stamp-dev ## format, style, architecture, types
+	scripts/lint
+
+check: $(VENV)/.stamp-dev ## lint and tests
+	scripts/check
+
+clean: ## remove .venv and everything that tools have left
+	rm -rf $(VENV) build dist .pytest_cache .hypothesis .ruff_cache .import_linter_cache
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.stamp-core: $(INPUTS)
+	PYTHON=$(PYTHON) scripts/install
+	@touch $@
+
+$(VENV)/.stamp-test: $(INPUTS)
+	PYTHON=$(PYTHON) scripts/install test
+	@touch $@ $(VENV)/.stamp-core
+
+$(VENV)/.stamp-dev: $(INPUTS)
+	PYTHON=$(PYTHON) scripts/install dev
+	@touch $@ $(VENV)/.stamp-test $(VENV)/.stamp-core

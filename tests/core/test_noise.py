@@ -1,0 +1,131 @@
+"""The random numbers: as splitmix64 defines them, uniform, and independent along every axis that the loop uses."""
+
+import pytest
+import torch
+from scipy import stats
+
+from foredraft.core.noise import Noise, NoiseCoins, Stream, inverse_cdf
+
+WORD = (1 << 64) - 1
+BINS = 16
+
+
+def _mix(x: int) -> int:
+    """The finaliser of splitmix64 in unsigned integers of Python."""
+    x &= WORD
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & WORD
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & WORD
+    return x ^ (x >> 31)
+
+
+def _slow(seed: int, position: int, stream: Stream, index: int) -> float:
+    golden = 0x9E3779B97F4A7C15
+    state = _mix(seed + golden)
+    state = _mix((state ^ position) + golden)
+    state = _mix((state ^ (index * 8 + int(stream))) + golden)
+    return (state >> 12) * 2.0**-52
+
+
+def test_hash_is_splitmix64() -> None:
+    seeds, positions = [0, 1, -1, 2**63 - 1, -(2**63), 123456789], [0, 1, 5, 100_000, 7, 2**40]
+    noise = Noise(torch.tensor(seeds), torch.tensor(positions))
+    for stream in Stream:
+        index = torch.tensor([[0, 1, 63, 64, 999]]).expand(len(seeds), -1)
+        fast = noise.uniform(stream, index)
+        slow = [
+            [_slow(s, t, stream, i) for i in index[0].tolist()] for s, t in zip(seeds, positions, strict=True)
+        ]
+        assert fast.tolist() == slow
+    assert _mix(0x9E3779B97F4A7C15) == 0xE220A8397B1DCDAF  # the first number of splitmix64 with seed 0
+
+
+def grid(seeds: int, positions: int, indices: int, first_seed: int = 0) -> torch.Tensor:
+    """[seed, position, stream, index]"""
+    noise = Noise(torch.arange(seeds) + first_seed, torch.zeros(seeds, dtype=torch.long))
+    place = torch.arange(positions)[None, :, None]
+    index = torch.arange(indices).expand(seeds, positions, -1)
+    return torch.stack([noise.uniform_at(place, stream, index) for stream in Stream], 2)
+
+
+def _uniform(counts: torch.Tensor) -> float:
+    return float(stats.chisquare(counts.flatten()).pvalue)
+
+
+@pytest.mark.parametrize("first_seed", [0, 2**62, -(2**63)])
+def test_uniform(first_seed: int) -> None:
+    u = grid(64, 64, 16, first_seed)
+    assert float(u.min()) >= 0.0 and float(u.max()) < 1.0
+    assert _uniform(torch.histc(u, bins=256, min=0.0, max=1.0)) > 1e-4
+    low_bits = (u * 2.0**52).long() % 64
+    assert _uniform(low_bits.flatten().bincount(minlength=64)) > 1e-4
+    assert u.flatten().unique().numel() == u.numel()
+
+
+@pytest.mark.parametrize("axis", range(4), ids=["seeds", "positions", "streams", "indices"])
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_neighbours_are_independent(axis: int, step: int) -> None:
+    """Pairs a few steps apart fill a square evenly: consecutive small seeds and positions, streams, indices."""
+    u = grid(64, 64, 16)
+    a = u.narrow(axis, 0, u.shape[axis] - step)
+    b = u.narrow(axis, step, u.shape[axis] - step)
+    cell = (a * BINS).long() * BINS + (b * BINS).long()
+    assert _uniform(cell.flatten().bincount(minlength=BINS**2)) > 1e-4
+
+
+def test_seed_and_position_do_not_trade_places() -> None:
+    """(seed, position) and (position, seed) share nothing, nor do (seed + 1, position) and (seed, position + 1)."""
+    u = grid(64, 64, 16)
+    off = ~torch.eye(64, dtype=torch.bool)
+    assert not bool((u == u.transpose(0, 1))[off].any())
+    assert not bool((u[1:, :-1] == u[:-1, 1:]).any())
+
+
+def test_rows_are_their_own() -> None:
+    noise = Noise(torch.tensor([3, 4, 3]), torch.tensor([10, 20, 10]))
+    u = noise.uniform(Stream.DRAFT, torch.arange(6).view(1, 2, 3).expand(3, -1, -1))
+    alone = Noise(torch.tensor([4]), torch.tensor([20])).uniform(Stream.DRAFT, torch.arange(6).view(1, 2, 3))
+    assert torch.equal(u[1:2], alone) and torch.equal(u[0], u[2]) and not bool((u[0] == u[1]).any())
+
+
+def test_coins_toss_the_numbers_of_their_streams() -> None:
+    seeds, positions = torch.arange(50), torch.full((50,), 4)
+    noise, half = Noise(seeds, positions), torch.full((50,), 0.5)
+    coins = NoiseCoins(noise)
+    for index in (1, 63, 64, 200, 1):
+        expected = noise.uniform(Stream.ACCEPT, torch.full((50,), index)) < 0.5
+        assert torch.equal(coins.accept(half, index), expected)
+    assert not bool(coins.accept(torch.zeros(50), 2).any()) and bool(coins.accept(torch.ones(50), 2).all())
+    law = torch.tensor([0.2, 0.5, 0.3]).expand(50, -1)
+    ahead = NoiseCoins(Noise(seeds, positions + 3))
+    assert torch.equal(coins.target(law, 3), ahead.target(law, 0))  # keyed by the place in the text
+    assert not torch.equal(coins.target(law, 3), coins.target(law, 0))
+    assert not torch.equal(coins.target(law, 0), coins.residual(law))
+
+
+def test_inverse_cdf_edges() -> None:
+    largest = 1 - 2.0**-52
+    law = torch.tensor([0.0, 0.25, 0.0, 0.75, 0.0])
+    for u, token in ((0.0, 1), (0.25 - 1e-12, 1), (0.25, 3), (largest, 3)):
+        for dtype in (torch.float32, torch.float64):
+            assert inverse_cdf(law.to(dtype), torch.tensor(u, dtype=torch.float64)) == token
+            assert inverse_cdf(law.to(dtype) * 1e-30, torch.tensor(u, dtype=torch.float64)) == token
+    assert (
+        inverse_cdf(torch.zeros(4), torch.tensor(0.5, dtype=torch.float64)) == 0
+    )  # nothing to draw: in range
+    wide = torch.full((1, 100_000), 1e-5)
+    wide[:, 50_000:] = 0.0
+    assert inverse_cdf(wide, torch.tensor([largest], dtype=torch.float64)).tolist() == [49_999]
+
+
+def test_inverse_cdf_draws_the_law() -> None:
+    law = torch.tensor([[0.1, 0.0, 0.6, 0.3], [3.0, 1.0, 0.0, 0.0]])
+    u = Noise(torch.arange(2), torch.zeros(2).long()).uniform(
+        Stream.TARGET, torch.arange(50_000).expand(2, -1)
+    )
+    drawn = inverse_cdf(law[:, None].expand(-1, 50_000, -1), u)
+    for row, weights in zip(drawn, law, strict=True):
+        counts = row.bincount(minlength=4)
+        possible = weights > 0
+        assert int(counts[~possible].sum()) == 0
+        expected = weights[possible].double()
+        assert stats.chisquare(counts[possible], expected / expected.sum() * 50_000).pvalue > 1e-4

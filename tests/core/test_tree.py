@@ -1,0 +1,106 @@
+"""Trees of tokens against slow, plain readings of what they mean."""
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from foredraft.core.tree import PAD, ROOT, TokenTree, ancestors, depths, from_paths
+
+
+def test_chain() -> None:
+    tree = TokenTree.chain(torch.tensor([[5, 6, 7], [8, 9, 0]]))
+    assert tree.parents.tolist() == [[-1, 0, 1], [-1, 0, 1]]
+    assert (tree.depth, tree.linear) == (2, True)
+    assert bool(tree.valid.all())
+
+
+def test_chain_of_ragged_rows() -> None:
+    tree = TokenTree.chain(torch.tensor([[5, 6, 7], [8, 9, 0], [1, 2, 3]]), torch.tensor([3, 2, 1]))
+    assert tree.parents.tolist() == [[-1, 0, 1], [-1, 0, PAD], [-1, PAD, PAD]]
+    assert tree.valid.sum(1).tolist() == [3, 2, 1]
+
+
+def test_root_is_a_tree_without_drafts() -> None:
+    tree = TokenTree.root(torch.tensor([5, 8]))
+    assert tree.tokens.tolist() == [[5], [8]] and tree.parents.tolist() == [[ROOT], [ROOT]]
+    assert tree.depth == 0
+
+
+def test_only_keeps_the_chosen_rows() -> None:
+    tree = TokenTree(torch.zeros(2, 4).long(), torch.tensor([[-1, 0, 0, 2], [-1, 0, PAD, 1]]), depth=2)
+    kept = tree.only(torch.tensor([False, True]))
+    assert kept.parents.tolist() == [[-1, PAD, PAD, PAD], [-1, 0, PAD, 1]]
+    assert kept.depth == 2 and tree.parents[0].tolist() == [-1, 0, 0, 2]
+
+
+@st.composite
+def parent_lists(draw: st.DrawFn) -> list[int]:
+    parents = [ROOT]
+    for i in range(1, draw(st.integers(1, 20))):
+        real = [j for j in range(i) if parents[j] != PAD]
+        parents.append(draw(st.sampled_from([i - 1 if i - 1 in real else 0, *real, PAD])))
+    return parents
+
+
+def _path(parents: list[int], node: int) -> set[int]:
+    """The nodes from ``node`` up to the root; padding stands alone."""
+    path = {node}
+    while parents[node] >= 0:
+        node = parents[node]
+        path.add(node)
+    return path
+
+
+@given(parent_lists())
+@settings(max_examples=100, deadline=None)
+def test_ancestors_and_depths(parents: list[int]) -> None:
+    seen = ancestors(torch.tensor([parents]))
+    for node in range(len(parents)):
+        assert {j for j in range(len(parents)) if seen[0, node, j]} == _path(parents, node)
+    expected = [len(_path(parents, node)) - 1 for node in range(len(parents))]
+    assert depths(torch.tensor([parents])).tolist() == [expected]
+
+
+def test_ancestors_of_a_long_chain() -> None:
+    for nodes in (1, 2, 3, 64, 65, 130):
+        seen = ancestors(torch.arange(-1, nodes - 1)[None])
+        assert torch.equal(seen[0], torch.ones(nodes, nodes).tril().bool())
+
+
+@st.composite
+def continuations(draw: st.DrawFn) -> tuple[list[list[list[int]]], list[list[int]], int | None]:
+    """paths [B][K][D] of few tokens, so that prefixes meet; lengths [B][K]; a budget or none."""
+    rows, count, depth = draw(st.integers(1, 3)), draw(st.integers(1, 4)), draw(st.integers(1, 4))
+    path = st.lists(st.integers(0, 2), min_size=depth, max_size=depth)
+    paths = draw(st.lists(st.lists(path, min_size=count, max_size=count), min_size=rows, max_size=rows))
+    length = st.lists(st.integers(0, depth), min_size=count, max_size=count)
+    lengths = draw(st.lists(length, min_size=rows, max_size=rows))
+    return paths, lengths, draw(st.none() | st.integers(0, count * depth + 2))
+
+
+def _trie(paths: list[list[int]], lengths: list[int], budget: int | None) -> dict[tuple[int, ...], int]:
+    """Every prefix and its node, numbered as they come; the last ones go where there is a budget."""
+    nodes: dict[tuple[int, ...], int] = {(): 0}
+    for path, length in zip(paths, lengths, strict=True):
+        for end in range(1, length + 1):
+            nodes.setdefault(tuple(path[:end]), len(nodes))
+    return {prefix: i for prefix, i in nodes.items() if budget is None or i <= budget}
+
+
+@given(continuations())
+@settings(max_examples=200, deadline=None)
+def test_from_paths_is_a_trie(case: tuple[list[list[list[int]]], list[list[int]], int | None]) -> None:
+    paths, lengths, budget = case
+    roots = torch.arange(len(paths)) + 7
+    tree = from_paths(roots, torch.tensor(paths), torch.tensor(lengths), budget)
+    size = 1 + len(paths[0]) * len(paths[0][0])
+    assert tree.tokens.shape[1] == (size if budget is None else min(size, budget + 1))
+    assert tree.depth == len(paths[0][0])
+    assert tree.linear == (len(paths[0]) == 1)
+    for b in range(len(paths)):
+        nodes = _trie(paths[b], lengths[b], budget)
+        parents = [PAD] * tree.tokens.shape[1]
+        for prefix, node in nodes.items():
+            parents[node] = nodes[prefix[:-1]] if prefix else ROOT
+            assert tree.tokens[b, node] == (prefix[-1] if prefix else roots[b])
+        assert tree.parents[b].tolist() == parents

@@ -1,0 +1,192 @@
+"""Pairs of draft and rule that look right and are not: refused by the tag, and lossy without it."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from foredraft.core.draft import Draft, Law, Target, Verdict
+from foredraft.core.errors import LawError, OptionError
+from foredraft.core.noise import Coins
+from foredraft.core.tree import PAD, TokenTree
+from foredraft.core.verify import DEFAULT, RULES, check_legal, verify
+from oracle import (
+    Draws,
+    EnumeratingCoins,
+    continued,
+    grow,
+    loss,
+    outcomes,
+    prune,
+    random_table,
+    same_everywhere,
+    total_variation,
+)
+
+P, Q = random_table(3, 4, 31), random_table(3, 4, 32)
+TREE = [-1, 0, 0, 1, 1, 2]
+SEVERAL = (Law.WITHOUT_REPLACEMENT, Law.IID)
+
+
+def lost(rule: str, draws: Draws) -> float:
+    return loss(RULES[rule].function, draws, P)
+
+
+@pytest.mark.parametrize("rule", ["token", "block", "recursive", "traversal"])
+def test_argmax_draft_with_softmax_q(rule: str) -> None:
+    p, q = same_everywhere((0.5, 0.3, 0.2), 2), same_everywhere((0.6, 0.3, 0.1), 1)
+    with pytest.raises(LawError):
+        check_legal(rule, Law.FIXED)
+    lie = grow([-1, 0], Law.FIXED, p, q, claim=Law.CHAIN)
+    law = continued(outcomes(RULES[rule].function, lie).emitted, p).view(3, 3).sum(1)
+    assert torch.allclose(law, torch.tensor([5 / 6, 0, 1 / 6], dtype=law.dtype), atol=1e-12)
+    assert total_variation(law, p[0][0]) == pytest.approx(1 / 3, abs=1e-12)
+
+
+@pytest.mark.parametrize("claim", [*SEVERAL, Law.FIXED_PLUS_ONE], ids=lambda law: law.value)
+def test_top_k_with_a_claimed_q(claim: Law) -> None:
+    lie = grow(TREE, Law.FIXED, P, Q, claim=claim)
+    for rule in (name for name, rule in RULES.items() if rule.lossless and claim in rule.laws):
+        assert (lost(rule, lie) < 1e-12) == (rule == "target_sampling"), rule
+        assert rule == "target_sampling" or lost(rule, lie) > 0.01, rule
+
+
+@pytest.mark.parametrize("keep", [1, 2, 3])
+@pytest.mark.parametrize("law", SEVERAL, ids=lambda law: law.value)
+def test_sampled_tree_pruned_by_confidence(law: Law, keep: int) -> None:
+    """Keeping the likeliest nodes looks at what was drawn; the honest tag of such a tree is FIXED."""
+    pruned = prune(grow(TREE, law, P, Q), Q, keep)
+    assert bool(((pruned.draft.tree.parents != PAD).sum(1) == keep + 1).all())
+    assert lost("target_sampling", pruned) < 1e-12
+    for rule in ("recursive", "traversal"):
+        assert lost(rule, pruned) > 0.01, rule
+        with pytest.raises(LawError):
+            check_legal(rule, Law.FIXED)
+
+
+@pytest.mark.parametrize("rule", ["token", "block", "traversal"])
+def test_unsure_token_may_end_a_chain_but_not_vanish(rule: str) -> None:
+    draws = grow([-1, 0, 1, 2], Law.CHAIN, P, Q)
+    drawn = draws.draft.q.gather(2, draws.draft.tree.tokens.clamp(min=0)[..., None])[..., 0]
+    unsure = (drawn < 0.4).long()
+    unsure[:, 0] = 0
+    before = unsure.cumsum(1) - unsure  # unsure tokens above the node
+    kept, thrown = before > 0, before + unsure > 0
+    assert lost(rule, _without(draws, kept)) < 1e-12
+    assert lost(rule, _without(draws, thrown)) > 0.01
+
+
+@pytest.mark.parametrize("law", [Law.IID, Law.IID_MANY], ids=lambda law: law.value)
+def test_equal_siblings_must_not_be_merged(law: Law) -> None:
+    """Dropping a token that was drawn twice is pruning, too: its second rejection changes what is left."""
+    p, *q = (same_everywhere(row, 2) for row in ((0.2, 0.4, 0.4), (0.7, 0.2, 0.1), (0.6, 0.3, 0.1)))
+    draws = grow([-1, 0, 0], law, p, *q)
+    tokens = draws.draft.tree.tokens
+    twice = torch.zeros_like(tokens, dtype=torch.bool)
+    twice[:, 2] = tokens[:, 1] == tokens[:, 2]
+    merged = _without(draws, twice)
+    assert loss(RULES["target_sampling"].function, merged, p) < 1e-12
+    for rule in ("recursive", "traversal"):
+        assert loss(RULES[rule].function, draws, p) < 1e-12
+        assert loss(RULES[rule].function, merged, p) > 0.01, rule
+
+
+def _without(draws: Draws, nodes: torch.Tensor) -> Draws:
+    tree = draws.draft.tree
+    tree = replace(tree, parents=torch.where(nodes, PAD, tree.parents))
+    return replace(draws, draft=replace(draws.draft, tree=tree))
+
+
+@pytest.mark.parametrize(
+    ("drawn", "claim", "rule"),
+    [
+        (Law.WITHOUT_REPLACEMENT, Law.IID, "recursive"),
+        (Law.WITHOUT_REPLACEMENT, Law.IID, "kseq"),
+        (Law.IID, Law.WITHOUT_REPLACEMENT, "traversal"),
+        (Law.IID_MANY, Law.IID, "recursive"),
+        (Law.FIXED_PLUS_ONE, Law.WITHOUT_REPLACEMENT, "traversal"),
+        (Law.WITHOUT_REPLACEMENT, Law.FIXED_PLUS_ONE, "fixed_plus_one"),
+    ],
+    ids=lambda value: getattr(value, "value", value),
+)
+def test_every_tag_counts(drawn: Law, claim: Law, rule: str) -> None:
+    q = [Q, random_table(3, 4, 33)]
+    assert lost(rule, grow(TREE, drawn, P, *q, claim=claim)) > 0.01
+
+
+def test_what_is_illegal_is_lossy() -> None:
+    """Rules on honest drafts of laws that they were not made for."""
+    q = [Q, random_table(3, 4, 33)]
+    for law in (Law.WITHOUT_REPLACEMENT, Law.IID_MANY, Law.FIXED_PLUS_ONE):
+        assert lost("kseq", grow(TREE, law, P, *q)) > 1e-3, law
+    assert lost("fixed_plus_one", grow(TREE, Law.WITHOUT_REPLACEMENT, P, *q)) > 1e-3
+    assert lost("token", grow(TREE, Law.IID, P, *q)) > 1e-3
+
+
+def test_typical_acceptance_is_marked_and_is_lossy() -> None:
+    assert [name for name, rule in RULES.items() if not rule.lossless] == ["typical"]
+    assert "typical" not in DEFAULT.values()
+    for law in (Law.FIXED, Law.WITHOUT_REPLACEMENT):
+        assert lost("typical", grow(TREE, law, P, Q)) > 0.1
+    picked = grow(TREE, Law.FIXED, P, Q)
+    path = RULES["typical"].function(picked.p, picked.draft, EnumeratingCoins(torch.zeros(1, 0), 3)).path
+    assert path.tolist() == [_typical_path(picked)]
+
+
+def _typical_path(draws: Draws) -> list[int]:
+    """The longest chain of typical tokens, then the likeliest, by Medusa's threshold, node by node."""
+    tree, p = draws.draft.tree, draws.p[0].tolist()
+    best = (0, 1.0, [0])
+    paths = {0: (0, 1.0, [0])}
+    for node, (parent, token) in enumerate(
+        zip(tree.parents[0].tolist(), tree.tokens[0].tolist(), strict=True)
+    ):
+        if node == 0 or parent not in paths:
+            continue
+        entropy = -sum(x * torch.tensor(x).log().item() for x in p[parent] if x > 0)
+        if p[parent][token] > min(0.09, 0.3 * torch.tensor(-entropy).exp().item()):
+            depth, chance, path = paths[parent]
+            paths[node] = (depth + 1, chance * p[parent][token], [*path, node])
+            best = max(best, paths[node])
+    return best[2] + [-1] * (tree.depth + 1 - len(best[2]))
+
+
+class NoCoins(Coins):
+    """Greedy drafts are judged without chance."""
+
+    def accept(self, probability, index):
+        raise AssertionError
+
+    residual = target = accept
+
+
+@pytest.mark.parametrize("law", Law, ids=lambda law: law.value)
+def test_table_of_rules(law: Law) -> None:
+    tree = TokenTree.chain(torch.tensor([[5, 1, 2]]))
+    draft = Draft(tree, law, None if law is Law.FIXED else torch.full((1, 3, 4), 0.25))
+    greedy = Target(torch.tensor([[1, 3, 0]]), None)
+    assert law in RULES[DEFAULT[law]].laws and RULES[DEFAULT[law]].lossless
+    for name, rule in RULES.items():
+        if law in rule.laws:
+            verdict = verify(greedy, draft, NoCoins(), name)
+            assert verdict.path.tolist() == [[0, 1, -1]] and verdict.bonus.tolist() == [3]
+        else:
+            with pytest.raises(LawError, match=f"{name}.*{law.value}.*{DEFAULT[law]}") as caught:
+                verify(greedy, draft, NoCoins(), name)
+            assert rule.why in str(caught.value) and str(caught.value).count(". ") == 0
+    assert isinstance(verify(greedy, draft, NoCoins()), Verdict)
+
+
+def test_unknown_rule_lists_the_known_ones() -> None:
+    with pytest.raises(OptionError) as caught:
+        check_legal("blok", Law.CHAIN)
+    assert "Did you mean block?" in str(caught.value)
+    assert all(name in str(caught.value) for name in RULES)
+
+
+def test_rule_without_its_q() -> None:
+    draft = Draft(TokenTree.chain(torch.tensor([[0, 1]])), Law.CHAIN, None)
+    p = torch.full((1, 2, 4), 0.25)
+    for rule in ("token", "block", "recursive", "traversal", "kseq", "fixed_plus_one"):
+        with pytest.raises(LawError, match="needs the q"):
+            RULES[rule].function(p, draft, NoCoins())
