@@ -1,4 +1,4 @@
-"""The random numbers: as splitmix64 defines them, uniform, and independent along every axis that the loop uses."""
+"""The random numbers: as splitmix64 defines them, uniform, independent along every axis that is used."""
 
 import pytest
 import torch
@@ -42,7 +42,7 @@ def test_hash_is_splitmix64() -> None:
 def grid(seeds: int, positions: int, indices: int, first_seed: int = 0) -> torch.Tensor:
     """[seed, position, stream, index]"""
     noise = Noise(torch.arange(seeds) + first_seed, torch.zeros(seeds, dtype=torch.long))
-    place = torch.arange(positions)[None, :, None]
+    place = torch.arange(positions)[None, :, None].expand(seeds, -1, 1)
     index = torch.arange(indices).expand(seeds, positions, -1)
     return torch.stack([noise.uniform_at(place, stream, index) for stream in Stream], 2)
 
@@ -64,7 +64,7 @@ def test_uniform(first_seed: int) -> None:
 @pytest.mark.parametrize("axis", range(4), ids=["seeds", "positions", "streams", "indices"])
 @pytest.mark.parametrize("step", [1, 2, 3])
 def test_neighbours_are_independent(axis: int, step: int) -> None:
-    """Pairs a few steps apart fill a square evenly: consecutive small seeds and positions, streams, indices."""
+    """Pairs a few steps apart fill a square evenly: small seeds, positions, streams, indices."""
     u = grid(64, 64, 16)
     a = u.narrow(axis, 0, u.shape[axis] - step)
     b = u.narrow(axis, step, u.shape[axis] - step)
@@ -73,7 +73,7 @@ def test_neighbours_are_independent(axis: int, step: int) -> None:
 
 
 def test_seed_and_position_do_not_trade_places() -> None:
-    """(seed, position) and (position, seed) share nothing, nor do (seed + 1, position) and (seed, position + 1)."""
+    """(seed, position) and (position, seed) share nothing, nor do (seed + 1, t) and (seed, t + 1)."""
     u = grid(64, 64, 16)
     off = ~torch.eye(64, dtype=torch.bool)
     assert not bool((u == u.transpose(0, 1))[off].any())
@@ -109,9 +109,7 @@ def test_inverse_cdf_edges() -> None:
         for dtype in (torch.float32, torch.float64):
             assert inverse_cdf(law.to(dtype), torch.tensor(u, dtype=torch.float64)) == token
             assert inverse_cdf(law.to(dtype) * 1e-30, torch.tensor(u, dtype=torch.float64)) == token
-    assert (
-        inverse_cdf(torch.zeros(4), torch.tensor(0.5, dtype=torch.float64)) == 0
-    )  # nothing to draw: in range
+    assert inverse_cdf(torch.zeros(4), torch.tensor(0.5, dtype=torch.float64)) == 0  # in range
     wide = torch.full((1, 100_000), 1e-5)
     wide[:, 50_000:] = 0.0
     assert inverse_cdf(wide, torch.tensor([largest], dtype=torch.float64)).tolist() == [49_999]

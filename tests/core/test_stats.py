@@ -84,6 +84,12 @@ def test_times_of_a_step():
     assert step.of(0).drafted_by_depth == ()
 
 
+def test_a_tree_has_more_tokens_than_depth():
+    stats = StepStats((0,), (2,), (6,), (1,), (2,)).of(0)
+    assert (stats.drafted, stats.drafted_by_depth, stats.accepted_by_depth) == (6, (1, 1), (1,))
+    assert stats.acceptance_by_depth == (1.0, 0.0)
+
+
 def test_nothing_done_is_zero_not_an_error():
     empty = DecodeStats()
     for name in ("acceptance_length", "acceptance_rate", "tokens_per_second", "other_seconds"):

@@ -70,6 +70,7 @@ def test_best_length_is_the_argmax_of_all(alpha: float, cost: float):
 def test_the_least_speed_up_is_that_of_one_token():
     assert least_speed_up(0.8, 0.1) == pytest.approx(1.8 / 1.1)
     assert least_speed_up(0.8, 0.1) == pytest.approx(speed_up(0.8, 1, 0.1))
+    assert least_speed_up(0.1, 0.2) == 1.0
 
 
 def test_operations_count_the_draft():

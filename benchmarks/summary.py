@@ -1,0 +1,155 @@
+"""Summaries of a speed run, from its JSON lines alone: for the terminal, and for the README between its markers.
+
+    python benchmarks/summary.py            # print the summary of benchmarks/results/speed.jsonl
+    python benchmarks/summary.py --write    # put it, and the table of methods, into the README
+"""
+
+import argparse
+import json
+import statistics
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results" / "speed.jsonl"
+TASKS = ("humaneval", "gsm8k", "mt_bench")
+TITLES = {"humaneval": "HumanEval", "gsm8k": "GSM8K", "mt_bench": "MT-bench"}
+PAIRS = (  # how many times faster the first arm is than the second
+    ("plain decoding / transformers' `generate`", "plain", "hf_plain"),
+    ("draft model / transformers' assisted generation", "draft_model", "hf_assisted"),
+    ("draft model / transformers' `generate`", "draft_model", "hf_plain"),
+    ("draft model / our plain decoding", "draft_model", "plain"),
+    ("prompt lookup / our plain decoding", "prompt_lookup", "plain"),
+    ("transformers' assisted generation / its `generate`", "hf_assisted", "hf_plain"),
+    ("transformers' prompt lookup / its `generate`", "hf_lookup", "hf_plain"),
+)
+
+
+def read(path: Path) -> dict[str, list[dict]]:
+    """Lines of a results file by their kind."""
+    kinds: dict[str, list[dict]] = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        record = json.loads(line)
+        kinds.setdefault(record["kind"], []).append(record)
+    return kinds
+
+
+def quartiles(values: list[float]) -> str:
+    """Median and quartiles, two digits each."""
+    low, middle, high = statistics.quantiles(values, n=4) if len(values) > 1 else (values[0],) * 3
+    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
+
+
+def markdown(kinds: dict[str, list[dict]]) -> str:
+    """Everything that a run has shown, as Markdown."""
+    runs, origin = kinds["run"], kinds["provenance"][0]
+    prompts = {(run["task"], run["prompt"]) for run in runs}
+    head = "".join(f" {TITLES[task]} |" for task in TASKS)
+    rule = "| --- |" + " ---: |" * len(TASKS)
+    lines = [f"| times as fast, median (quartiles) |{head}", rule]
+    lines += [f"| {title} | {' | '.join(_ratios(runs, top, bottom))} |" for title, top, bottom in PAIRS]
+    lines += ["", f"| tokens a second, median (quartiles) |{head}", rule]
+    for arm in dict.fromkeys(run["arm"] for run in runs):
+        cells = [quartiles([r["tokens"] / r["seconds"] for r in _of(runs, arm, task)]) for task in TASKS]
+        lines.append(f"| {arm} | {' | '.join(cells)} |")
+    lines += ["", f"| acceptance length |{head}", rule]
+    for arm in ("draft_model", "prompt_lookup"):
+        cells = [statistics.mean(r["stats"]["acceptance_length"] for r in _of(runs, arm, task)) for task in TASKS]
+        lines.append(f"| {arm} | {' | '.join(f'{cell:.2f}' for cell in cells)} |")
+    lines += ["", *_costs(kinds), *_memory(kinds), ""]
+    lines.append(
+        f"All arms said the same tokens on {_agreeing(runs)} of {len(prompts)} prompts. {origin['target']} with "
+        f"{origin['draft']}, {origin['dtype']}, greedy, {origin['new_tokens']} new tokens, prefill included, "
+        f"{origin['threads']} threads on {origin['device']}, torch {origin['torch']}, transformers "
+        f"{origin['transformers']}, commit `{origin['commit'][:9]}`, {origin['date']}. Made by "
+        f"`{origin['command']}`; every run is in `benchmarks/results/speed.jsonl`."
+    )
+    return "\n".join(lines)
+
+
+def _of(runs: list[dict], arm: str, task: str) -> list[dict]:
+    return [run for run in runs if run["arm"] == arm and run["task"] == task]
+
+
+def _ratios(runs: list[dict], top: str, bottom: str) -> list[str]:
+    """Paired prompt by prompt, so that a slow minute of the machine cancels out."""
+    cells = []
+    for task in TASKS:
+        slow = {run["prompt"]: run["seconds"] for run in _of(runs, bottom, task)}
+        cells.append(quartiles([slow[run["prompt"]] / run["seconds"] for run in _of(runs, top, task)]))
+    return cells
+
+
+def _agreeing(runs: list[dict]) -> int:
+    outputs: dict[tuple[str, int], set[tuple[int, ...]]] = {}
+    for run in runs:
+        outputs.setdefault((run["task"], run["prompt"]), set()).add(tuple(run["output"]))
+    return sum(len(texts) == 1 for texts in outputs.values())
+
+
+def _costs(kinds: dict[str, list[dict]]) -> list[str]:
+    lines = []
+    for cost in kinds.get("cost", []):
+        ratios = [seconds / cost["seconds"][0] for seconds in cost["seconds"]]
+        lines += [
+            f"| rows in a forward |{''.join(f' {rows} |' for rows in cost['rows'])}",
+            "| --- |" + " ---: |" * len(ratios),
+            f"| milliseconds |{''.join(f' {1e3 * seconds:.1f} |' for seconds in cost['seconds'])}",
+            f"| times one row |{''.join(f' {ratio:.2f} |' for ratio in ratios)}",
+            "",
+        ]
+    return lines
+
+
+def _memory(kinds: dict[str, list[dict]]) -> list[str]:
+    lines = []
+    for memory in kinds.get("memory", []):
+        peak = memory["mebibytes"]
+        for ours, theirs in (("plain", "hf_plain"), ("draft_model", "hf_assisted")):
+            ratio = peak[ours] / peak[theirs]
+            lines.append(f"Peak memory of {ours}: {peak[ours]:.0f} MiB, {ratio:.2f} of {theirs}'s {peak[theirs]:.0f} MiB.")
+    return lines
+
+
+def methods() -> str:
+    """The table of methods, as ``foredraft methods`` knows it."""
+    from foredraft.drafters import METHODS
+
+    lines = ["| drafter | what it does | children | lossless | needs |", "| --- | --- | --- | --- | --- |"]
+    for name, method in METHODS.items():
+        laws = ", ".join(law.value for law in method.laws) or "-"
+        lines.append(f"| `{name}` | {method.what} | {laws} | {'yes' if method.lossless else 'no'} | {method.needs} |")
+    return "\n".join(lines)
+
+
+def filled(text: str, blocks: dict[str, str]) -> str:
+    """A page with each block put between its markers, ``<!-- name -->`` and ``<!-- /name -->``."""
+    for name, block in blocks.items():
+        before, begin, rest = text.partition(f"<!-- {name} -->\n")
+        _, end, after = rest.partition(f"<!-- /{name} -->")
+        if not begin or not end:
+            raise SystemExit(f"The page has no markers for {name}.")
+        text = f"{before}{begin}{block}\n{end}{after}"
+    return text
+
+
+def pages() -> dict[Path, str]:
+    """README and results page as they should be."""
+    readme = ROOT / "README.md"
+    summary = markdown(read(RESULTS))
+    return {readme: filled(readme.read_text(encoding="utf-8"), {"speed": summary, "methods": methods()})}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", nargs="?", type=Path, default=RESULTS)
+    parser.add_argument("--write", action="store_true", help="write README.md")
+    args = parser.parse_args()
+    if args.write:
+        for path, text in pages().items():
+            path.write_text(text, encoding="utf-8")
+    else:
+        print(markdown(read(args.results)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,20 @@
+import warnings
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+with warnings.catch_warnings():  # what packages say while they are imported is not ours to fix
+    warnings.simplefilter("ignore")
+    import transformers
+
+transformers.logging.set_verbosity_error()
+torch.set_num_threads(1)  # tensors are small here: a second thread costs more than it does
+
+
+@pytest.fixture(autouse=True)
+def fixed_seed() -> Iterator[None]:
+    """What a test draws does not depend on the tests before it."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield

@@ -1,0 +1,115 @@
+"""Greedy identity: whatever is drafted, the text is the one of ``reference`` and of transformers' ``generate``."""
+
+import functools
+from dataclasses import dataclass
+
+import pytest
+import tiny
+import torch
+
+from foredraft.core.params import SamplingParams
+from foredraft.drafters.prompt_lookup import Options as LookupOptions, PromptLookup
+from foredraft.engine.control import Constant
+from foredraft.engine.generate import Generator
+from foredraft.engine.reference import reference
+from foredraft.model.causal import CausalLM
+
+NEW = 64
+GAP = 1e-3
+"""Least gap between the two best logits; what two ways to compute them differ by is a hundred times less."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A target, its prompts, and what transformers makes of each prompt alone."""
+
+    target: CausalLM
+    prompts: list[list[int]]
+    expected: list[list[int]]
+
+    @property
+    def truths(self) -> list[list[int]]:
+        return [prompt + text for prompt, text in zip(self.prompts, self.expected, strict=True)]
+
+
+def stock_greedy(model, prompt: list[int], new: int) -> tuple[list[int], float]:
+    """transformers' own greedy text, and the least gap between the two best logits on its way."""
+    out = model.generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+        do_sample=False,
+        max_new_tokens=new,
+        pad_token_id=0,
+        output_logits=True,
+        return_dict_in_generate=True,
+    )
+    best = torch.stack(out.logits)[:, 0].topk(2, dim=-1).values
+    return out.sequences[0, len(prompt) :].tolist(), float((best[:, 0] - best[:, 1]).min())
+
+
+@functools.cache
+def case(name: str, fast: bool) -> Case:
+    model = tiny.build(name)
+    prompts = tiny.prompts()
+    texts, gaps = zip(*[stock_greedy(model, prompt, NEW) for prompt in prompts], strict=True)
+    assert min(gaps) > GAP, "this model has near-ties; take another seed"
+    assert min(len(set(text)) for text in texts) >= 5, "these texts are too plain; take another seed"
+    return Case(CausalLM(model, fast=fast), prompts, list(texts))
+
+
+@functools.cache
+def other() -> CausalLM:
+    """A draft that knows nothing of the target."""
+    return CausalLM(tiny.build("llama", seed=123))
+
+
+def with_drafter(c: Case, kind: str) -> Generator:
+    if kind == "none":
+        return tiny.generator(c.target)
+    if kind in ("lookup", "lookup tree"):
+        options = LookupOptions(prompt_lookup_num_tokens=4, continuations=1 if kind == "lookup" else 3)
+        return tiny.generator(c.target, PromptLookup(options), Constant(4))
+    if kind == "liar":
+        return tiny.generator(c.target, tiny.liar(c.truths))
+    draft, branching = {
+        "self": (c.target, None),
+        "self tree": (c.target, (2, 2, 1)),
+        "other": (other(), None),
+        "other tree": (other(), (2, 2, 1)),
+    }[kind]
+    return tiny.generator(c.target, *tiny.draft_model(draft, c.target, 3, branching))
+
+
+KINDS = ("none", "self", "self tree", "other", "other tree", "lookup", "lookup tree", "liar")
+PLAIN = ("self tree", "liar")
+"""What is run on unpacked weights as well."""
+RUNS = [
+    *[(name, True, kind) for name in tiny.MODELS for kind in KINDS],
+    *[(name, False, kind) for name in tiny.MODELS for kind in PLAIN],
+    *[(name, True, kind) for name in tiny.MORE for kind in PLAIN],
+]
+
+
+@pytest.mark.parametrize(("name", "fast", "kind"), RUNS, ids=lambda v: {True: "fast", False: "slow"}.get(v, v))
+def test_greedy_text_is_that_of_transformers(name: str, fast: bool, kind: str):
+    c = case(name, fast)
+    results = with_drafter(c, kind).generate(c.prompts, max_new_tokens=NEW)
+    assert [result.tokens for result in results] == c.expected
+    assert all(result.finish_reason == "length" for result in results)
+    stats = results[0].stats
+    assert stats.tokens == NEW
+    if kind == "none":
+        assert stats.drafted == 0 and stats.target_forwards == NEW
+    else:
+        assert 0 <= stats.accepted <= stats.drafted and stats.drafted > 0
+    if kind in ("self", "self tree"):
+        assert stats.acceptance_length == NEW / 16  # 3 drafted and the bonus, in every step
+    if kind == "liar":
+        assert stats.accepted > 0 and stats.accepted < stats.drafted
+
+
+@pytest.mark.parametrize("name", tiny.MODELS)
+def test_greedy_reference_is_transformers(name: str):
+    c = case(name, True)
+    for prompt, expected in zip(c.prompts, c.expected, strict=True):
+        assert reference(c.target, prompt, SamplingParams(max_new_tokens=NEW)) == expected

@@ -1,0 +1,241 @@
+"""Tiny random models whose texts are far from trivial, and drafters that propose whatever a test wants.
+
+Weights are drawn with a standard deviation of ``spread / sqrt(inputs)``, so that each layer matters and greedy
+texts wander; ``spread`` is chosen for gaps between the two best logits that no rounding of float32 can close.
+"""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from foredraft.core.draft import Draft, Law
+from foredraft.core.drafter import Drafter, Needs, Plan, View
+from foredraft.core.tree import PAD, TokenTree
+from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
+from foredraft.drafters.none import NoDrafter
+from foredraft.engine.control import Constant, Controller
+from foredraft.engine.engine import Engine
+from foredraft.engine.generate import Generator, Kind
+from foredraft.model.causal import CausalLM
+
+VOCAB = 96
+WINDOW = 8
+MIXED = ["sliding_attention", "full_attention"]
+BASE: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 256,
+    "pad_token_id": None,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256}
+LATENT = {"kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 12}
+
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen2": {},
+    "qwen3": {},
+    "mistral": {"sliding_window": WINDOW},
+    "gemma2": {"tie_word_embeddings": False, "sliding_window": WINDOW, "layer_types": MIXED, "query_pre_attn_scalar": 8},
+    "gemma3_text": {"tie_word_embeddings": False, "sliding_window": WINDOW, "layer_types": MIXED, "query_pre_attn_scalar": 8},
+    "phi3": {},
+    "gpt2": GPT2,
+    "gpt_neox": {},
+    "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32},
+    "olmo2": {},
+    "mixtral": {"num_local_experts": 4},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
+}
+"""The architectures for which the issue wants greedy identity, by ``model_type``."""
+
+MORE: dict[str, dict[str, Any]] = {
+    "llama4_text": {
+        "attention_chunk_size": WINDOW,
+        "num_local_experts": 2,
+        "intermediate_size_mlp": 48,
+        "layer_types": ["chunked_attention", "full_attention"],
+    },
+    "gpt_oss": {
+        "num_local_experts": 4,
+        "sliding_window": WINDOW,
+        "layer_types": MIXED,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    },
+    "deepseek_v3": {
+        **LATENT,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+        "moe_intermediate_size": 24,
+        "num_key_value_heads": 4,
+    },
+    "cohere2": {"sliding_window": WINDOW, "layer_types": MIXED, "logit_scale": 1.0},
+    "granite": {},
+    "starcoder2": {"sliding_window": WINDOW},
+    "phi": {},
+    "gptj": {**GPT2, "rotary_dim": 4},
+    "jetmoe": {"num_local_experts": 4, "num_experts_per_tok": 2, "kv_channels": 8},
+    "smollm3": {},
+    "falcon": {"alibi": False},
+    "diffllama": {},
+}
+"""Others that work: chunked layers, sinks, values wider than keys, attention that is the model's own."""
+
+_SEEDS = {
+    **{"llama": 3, "qwen2": 1, "qwen3": 4, "mistral": 1, "gemma2": 9, "gemma3_text": 0, "phi3": 10, "gpt2": 9},
+    **{"gpt_neox": 2, "opt": 3, "olmo2": 1, "mixtral": 4, "qwen3_moe": 8, "llama4_text": 1, "gpt_oss": 0},
+    **{"deepseek_v3": 2, "cohere2": 11, "granite": 7, "starcoder2": 0, "phi": 1, "gptj": 0, "jetmoe": 3},
+    **{"smollm3": 0, "falcon": 1, "diffllama": 4},
+}
+"""With these the greedy texts of ``prompts()`` have no near-ties; found by trying 0, 1, 2, ..."""
+
+_ABSENT = {"falcon": ("head_dim",), "deepseek_v3": ("head_dim",)}  # fields of BASE that a config does not have
+
+
+def config(name: str, **changes: Any) -> Any:
+    """The config of a tiny model of this ``model_type``."""
+    fields = {**BASE, **MODELS.get(name, {}), **MORE.get(name, {}), **changes}
+    return AutoConfig.for_model(name, **{k: v for k, v in fields.items() if k not in _ABSENT.get(name, ())})
+
+
+def build(name: str = "llama", *, seed: int | None = None, spread: float = 1.5, **changes: Any) -> PreTrainedModel:
+    """A tiny model in float32 with random weights; ``changes`` go to its config."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(_SEEDS[name] if seed is None else seed)
+        model = AutoModelForCausalLM.from_config(config(name, **changes)).float().eval()
+        model.generation_config.eos_token_id = None
+        shake(model, spread)
+    return model
+
+
+@torch.no_grad()
+def shake(model: PreTrainedModel, spread: float) -> None:
+    """Draw all weights anew: matrices by their number of inputs, vectors a little around what they were."""
+    done: set[int] = set()
+    for parameter in model.parameters():
+        if id(parameter) in done:
+            continue
+        done.add(id(parameter))
+        if parameter.ndim >= 2:
+            parameter.normal_(0.0, spread / parameter.shape[-1] ** 0.5)
+        else:
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+
+
+def prompts(lengths: Sequence[int] = (1, 5, 17, 40), vocab: int = VOCAB, seed: int = 7) -> list[list[int]]:
+    """Random prompts of these lengths."""
+    source = random.Random(seed)
+    return [[source.randrange(vocab) for _ in range(length)] for length in lengths]
+
+
+def generator(
+    target: CausalLM,
+    drafter: Drafter | None = None,
+    controller: Controller | None = None,
+    *,
+    eos: Sequence[int] = (),
+    tokenizer: Any = None,
+    **options: Any,
+) -> Generator:
+    """A ``Generator`` around models that are there already; drafts as much as it may unless told otherwise."""
+    drafter = drafter or NoDrafter()
+    controller = controller or Constant(drafter.needs.max_nodes)
+    return Generator(Engine(target, drafter, controller, **options), tokenizer, eos, Kind("tiny", True))
+
+
+def draft_model(
+    draft: CausalLM, target: CausalLM, tokens: int = 4, branching: tuple[int, ...] | None = None
+) -> tuple[DraftModel, Constant]:
+    """A draft model with the controller that always takes its full length."""
+    options = DraftOptions(num_assistant_tokens=tokens, branching=branching)
+    return DraftModel(options, draft, target.vocab_size), Constant(options.longest)
+
+
+Propose = Callable[[View, Plan], Draft]
+
+
+@final
+class ScriptedDrafter(Drafter):
+    """Proposes what a function says, and keeps a record of what it was told."""
+
+    def __init__(self, propose: Propose, max_nodes: int = 8, hidden_layers: tuple[int, ...] = ()) -> None:
+        self._propose = propose
+        self.needs = Needs(hidden_layers=hidden_layers, max_nodes=max_nodes)
+        self.rows: set[int] = set()
+        self.admitted: list[tuple[int, list[int], dict[int, Tensor]]] = []
+        self.committed: list[tuple[View, Draft, Any, Any]] = []
+
+    def admit(self, row: int, prompt: Tensor, hidden: Mapping[int, Tensor]) -> None:
+        assert row not in self.rows, f"row {row} was admitted twice"
+        self.rows.add(row)
+        self.admitted.append((row, prompt.tolist(), dict(hidden)))
+
+    def propose(self, view: View, plan: Plan) -> Draft:
+        assert set(view.rows) <= self.rows
+        return self._propose(view, plan)
+
+    def commit(self, view: View, draft: Draft, verdict: Any, out: Any) -> None:
+        self.committed.append((view, draft, verdict, out))
+
+    def release(self, row: int) -> None:
+        self.rows.remove(row)
+
+
+class Liar:
+    """Random trees of random shapes: right tokens, wrong ones, twins and padding anywhere.
+
+    Args:
+        truths: whole texts, prompt and continuation, of which the right tokens are known.
+        honesty: the share of nodes that hold the right token, where there is one.
+    """
+
+    def __init__(
+        self, truths: Sequence[Sequence[int]], nodes: int = 7, honesty: float = 0.6, vocab: int = VOCAB, seed: int = 0
+    ) -> None:
+        self._truths = [list(truth) for truth in truths]
+        self._nodes = nodes
+        self._honesty = honesty
+        self._vocab = vocab
+        self._random = random.Random(seed)
+
+    def __call__(self, view: View, plan: Plan) -> Draft:
+        size = 1 + self._nodes
+        tokens = torch.zeros(len(view.rows), size, dtype=torch.long)
+        parents = torch.full_like(tokens, PAD)
+        for b in range(len(view.rows)):
+            text = view.history[b, : view.extents[b]].tolist()
+            self._grow(text, plan.lengths[b], tokens[b], parents[b])
+        return Draft(TokenTree(tokens, parents, depth=self._nodes), Law.FIXED)
+
+    def _grow(self, text: list[int], longest: int, tokens: Tensor, parents: Tensor) -> None:
+        truth = next((truth for truth in self._truths if truth[: len(text)] == text), text)
+        tokens[0], parents[0] = text[-1], -1
+        depth = {0: 0}
+        for node in range(1, tokens.shape[0]):
+            tokens[node] = self._random.randrange(self._vocab)  # padding is random as well
+            parent = self._random.choice([*depth, max(depth)])
+            if self._random.random() < 0.15 or depth[parent] >= longest:
+                continue
+            place = len(text) + depth[parent]
+            if self._random.random() < self._honesty and place < len(truth):
+                tokens[node] = truth[place]
+            parents[node] = parent
+            depth[node] = depth[parent] + 1
+
+
+def liar(truths: Sequence[Sequence[int]], nodes: int = 7, **options: Any) -> ScriptedDrafter:
+    return ScriptedDrafter(Liar(truths, nodes, **options), max_nodes=nodes)
+
+
