@@ -26,9 +26,7 @@ TEXTS = (
 texts = st.one_of(
     st.sampled_from(TEXTS),
     st.text(max_size=40),
-    st.lists(st.sampled_from(["a", "b", " ", "é", "日", "😀", "e\u0301", "\ufffd"]), max_size=30).map(
-        "".join
-    ),
+    st.lists(st.sampled_from(["a", "b", " ", "é", "日", "😀", "e\u0301", "\ufffd"]), max_size=30).map("".join),
 )
 
 
@@ -40,9 +38,7 @@ class Coder:
 
 
 def byte_coder() -> Coder:
-    return Coder(
-        "bytes", lambda text: list(text.encode()), lambda ids: bytes(ids).decode(errors="replace"), 256
-    )
+    return Coder("bytes", lambda text: list(text.encode()), lambda ids: bytes(ids).decode(errors="replace"), 256)
 
 
 def sentencepiece_coder() -> Coder:
@@ -73,9 +69,7 @@ def sample_coder() -> Coder | None:
     if not SAMPLE.exists():
         return None
     tokenizer = Tokenizer.from_file(str(SAMPLE))
-    return Coder(
-        "sample", lambda text: tokenizer.encode(text).ids, tokenizer.decode, tokenizer.get_vocab_size()
-    )
+    return Coder("sample", lambda text: tokenizer.encode(text).ids, tokenizer.decode, tokenizer.get_vocab_size())
 
 
 CODERS = {"bytes": byte_coder(), "sentencepiece": sentencepiece_coder(), "sample": sample_coder()}
@@ -126,6 +120,16 @@ def test_bytes_that_are_no_text(parts: list[bytes], sizes: list[int]):
     assert said + stream.finish() == coder.decode(tokens)
 
 
+@pytest.mark.parametrize("letters", [0, 4, 17])
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_character_behind_garbage_survives_every_cut(letters: int, size: int):
+    for garbage in range(70):
+        tokens = [*b"a" * letters, *[0xFF] * garbage, *"😀😀é".encode(), *b"b"]
+        stream = IncrementalText(byte_coder().decode)
+        said = "".join([stream.push(block) for block in blocks(tokens, [size])])
+        assert said + stream.finish() == "a" * letters + HALF * garbage + "😀😀éb"
+
+
 @given(tokens=st.lists(st.integers(0, 8191), max_size=120), sizes=steps)
 def test_any_tokens_add_up(coder: Coder, tokens: list[int], sizes: list[int]):
     """Random ids, special ones included: halves of characters everywhere."""
@@ -144,9 +148,7 @@ def test_a_character_is_said_when_it_is_whole_and_not_before(name: str, block: i
     coder = CODERS[name]
     assert coder is not None
     text = "ab" + "é日😀" * 12
-    ends = [
-        len(coder.encode(text[: n + 1])) for n in range(len(text))
-    ]  # tokens after which each one is whole
+    ends = [len(coder.encode(text[: n + 1])) for n in range(len(text))]  # tokens after which each one is whole
     tokens = coder.encode(text)
     stream, said = IncrementalText(coder.decode), ""
     for at in range(0, len(tokens), block):
@@ -268,9 +270,7 @@ def test_a_stop_within_an_accepted_block():
 
 
 def test_the_stop_that_ends_first_counts_and_of_those_the_longest():
-    assert push_all(TextStream(byte_coder().decode, ["bcd", "b", "ab"]), "xabcd") == [
-        Pushed("x", 3, stopped=True)
-    ]
+    assert push_all(TextStream(byte_coder().decode, ["bcd", "b", "ab"]), "xabcd") == [Pushed("x", 3, stopped=True)]
     # one token holds both: the text does not depend on the tokenizer
     stream = TextStream(lambda ids: "xabcd" * len(ids), ["abcd", "bc"])
     assert stream.push([0, 0]) == Pushed("xa", 1, stopped=True)
@@ -279,6 +279,8 @@ def test_the_stop_that_ends_first_counts_and_of_those_the_longest():
 def test_a_stop_is_seen_beside_half_a_character():
     stream = TextStream(byte_coder().decode, ["b"])
     assert stream.push([*b"ab", 0xE2, 0x82]) == Pushed("a", 2, stopped=True)
+    stream = TextStream(lambda ids: b"\xffb\xe2\xff".decode(errors="replace") * len(ids), ["b"])
+    assert stream.push([0]) == Pushed(HALF, 1, stopped=True)
     stream = TextStream(byte_coder().decode, ["é"])
     assert stream.push([*b"a", 0xC3]) == Pushed("a", 2)
     assert stream.push([0xA9, *b"b"]) == Pushed("", 1, stopped=True)

@@ -95,7 +95,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _whole(value: float) -> bool:
+def _whole(value: int | float) -> bool:
     return isinstance(value, int)
 
 

@@ -161,7 +161,7 @@ class DraftModel(Drafter):
             if last:
                 break
             bases = view.lengths - 1 + i
-            chain = TokenTree.chain(self._mine(token)[:, None])
+            chain = TokenTree.chain(self._mine(token[:, None]))
             step = self._model.address(chain, bases, view.rows, max(view.extents) + i)
             logits = self._widened(self._model.forward(step, self._cache).logits)
         tree = TokenTree.chain(torch.stack(tokens, 1), lengths + 1)

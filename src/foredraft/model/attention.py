@@ -54,7 +54,7 @@ def slot_attention(
         scores = scores.view(rows, groups, share, nodes, -1) + attention_mask[:, :, None]
         weights = _softmax(scores, s_aux).to(value.dtype)
         mixed = weights.view(rows, groups, share * nodes, -1) @ value
-    return mixed.reshape(rows, heads, nodes, -1).transpose(1, 2), None
+    return mixed.reshape(rows, heads, nodes, -1).transpose(1, 2).contiguous(), None  # as stock functions do
 
 
 def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:

@@ -1,0 +1,72 @@
+"""Where text goes: stdout for what was asked for, stderr for what is said about it."""
+
+import contextlib
+import sys
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.text import Text
+
+DRAFTED = "bold green"
+"""Style of accepted drafted tokens."""
+
+
+class PipeConsole(Console):
+    """Says that nobody reads any more, where rich would end the program with its own status."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
+def output() -> Console:
+    """stdout, for tables and texts of the program itself."""
+    return PipeConsole(highlight=False)
+
+
+def errors() -> Console:
+    """stderr."""
+    return Console(stderr=True, highlight=False)
+
+
+@contextlib.contextmanager
+def busy(doing: str) -> Iterator[None]:
+    """Show on a terminal that something is being done; elsewhere, nothing."""
+    console = errors()
+    if console.is_terminal:
+        with console.status(f"[dim]{doing}[/dim]"):
+            yield
+    else:
+        yield
+
+
+class TextOut:
+    """Generated text on stdout, as it comes and as it is: not wrapped, no markup.
+
+    On a terminal control characters are made visible, because a model may say anything, and with ``show_drafts``
+    accepted drafted tokens are coloured. Elsewhere the text goes out unchanged.
+    """
+
+    def __init__(self, show_drafts: bool = False) -> None:
+        console = output()
+        self.terminal = console.is_terminal
+        self.colours = show_drafts and console.is_terminal
+        if hasattr(sys.stdout, "reconfigure"):
+            sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
+        # with NO_COLOR it is underlined
+        self._on = "\x1b[4m" if console.no_color else "\x1b[1;32m"
+
+    def __call__(self, text: str, drafted: bool = False) -> None:
+        if self.terminal:
+            text = text.translate(_VISIBLE)
+        if text and drafted and self.colours:
+            text = f"{self._on}{text}\x1b[0m"
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+
+def legend() -> Text:
+    """What the colours of ``TextOut`` mean."""
+    return Text.assemble(("drafted and accepted", DRAFTED), "  ", "the target's own", style="dim")
+
+
+_VISIBLE = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n\r"} | {0x7F: 0x2421}

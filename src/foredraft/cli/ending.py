@@ -1,0 +1,115 @@
+"""How the program ends: one sentence and an exit status, never a traceback for what a user has done."""
+
+import contextlib
+import logging
+import os
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import typer
+
+from foredraft.cli.console import errors
+from foredraft.core.errors import ForedraftError
+
+REFUSED, INTERRUPTED, CLOSED_PIPE = 2, 130, 141
+_ParseError: Any = typer.BadParameter.__base__  # of any wrong option; typer has no public name for it
+
+
+class Interrupted(Exception):
+    """Ctrl-C; the text says what has become of the work."""
+
+
+class ClosedPipe(Exception):
+    """Whoever reads our output has gone."""
+
+
+def ended(run: Callable[[], Any]) -> int:
+    """Run to the end, whichever it is, and return the exit status.
+
+    Raises:
+        Exception: whatever is no fault of the user; and everything, if the environment has FOREDRAFT_DEBUG.
+    """
+    try:
+        status = run()
+        return status if isinstance(status, int) else 0
+    except (ForedraftError, _ParseError, Interrupted, typer.Abort) as error:
+        if debugging():
+            raise
+        return _explained(error)
+    except ClosedPipe:
+        # what is still in the buffer has nowhere to go, and Python would say so on its way out
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return CLOSED_PIPE
+
+
+def _explained(error: BaseException) -> int:
+    """Say it in one line, and return the exit status."""
+    if isinstance(error, (Interrupted, typer.Abort)):
+        say_error(str(error) or "Interrupted.")
+        return INTERRUPTED
+    if isinstance(error, ForedraftError):
+        say_error(str(error))
+        return REFUSED
+    context = getattr(error, "ctx", None)
+    hint = f" ({context.command_path} --help lists what there is.)" if context else ""
+    say_error(error.format_message() + hint)  # type: ignore[attr-defined]
+    return REFUSED
+
+
+def say_error(sentence: str) -> None:
+    """One line on stderr, whatever the width of the screen."""
+    console = errors()
+    console.print("foredraft:", style="bold red", end=" ")
+    console.print(" ".join(sentence.split()), markup=False, highlight=False, soft_wrap=True)
+
+
+def debugging() -> bool:
+    return os.environ.get("FOREDRAFT_DEBUG", "") not in ("", "0")
+
+
+@contextlib.contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """What other packages want to tell a programmer is not for whoever runs a command."""
+    if debugging():
+        yield
+        return
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # read when transformers is imported
+    library = logging.getLogger("transformers")  # and if it has been before
+    level = library.level
+    library.setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            yield
+        finally:
+            library.setLevel(level)
+
+
+class CtrlC:
+    """While inside, the first Ctrl-C is only noted, so that no step is torn in two; the second is as ever.
+
+    In another thread than the main one, and where the shell has said to ignore it, nothing is changed.
+    """
+
+    def __init__(self) -> None:
+        self.pressed = False
+        self._before: Any = None
+
+    def __enter__(self) -> "CtrlC":
+        ours = threading.current_thread() is threading.main_thread()
+        if ours and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+            self._before = signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.pressed = True
+        signal.signal(signal.SIGINT, self._before)
