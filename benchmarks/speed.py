@@ -23,10 +23,11 @@ from typing import TextIO
 
 import torch
 import transformers
+from summary import TASKS, markdown, read
 
 import foredraft
 from foredraft.engine.costs import measure_costs
-from summary import TASKS, markdown, read
+
 
 def read_prompts(folder: Path, task: str, count: int) -> list[str]:
     with (folder / task / "question.jsonl").open(encoding="utf-8") as lines:

@@ -1,7 +1,7 @@
 """Summaries of a speed run, from its JSON lines alone: for the terminal, and for the README between its markers.
 
-    python benchmarks/summary.py            # print the summary of benchmarks/results/speed.jsonl
-    python benchmarks/summary.py --write    # put it, and the table of methods, into the README
+python benchmarks/summary.py            # print the summary of benchmarks/results/speed.jsonl
+python benchmarks/summary.py --write    # put it, and the table of methods, into the README
 """
 
 import argparse
@@ -106,7 +106,9 @@ def _memory(kinds: dict[str, list[dict]]) -> list[str]:
         peak = memory["mebibytes"]
         for ours, theirs in (("plain", "hf_plain"), ("draft_model", "hf_assisted")):
             ratio = peak[ours] / peak[theirs]
-            lines.append(f"Peak memory of {ours}: {peak[ours]:.0f} MiB, {ratio:.2f} of {theirs}'s {peak[theirs]:.0f} MiB.")
+            lines.append(
+                f"Peak memory of {ours}: {peak[ours]:.0f} MiB, {ratio:.2f} of {theirs}'s {peak[theirs]:.0f} MiB."
+            )
     return lines
 
 

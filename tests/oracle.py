@@ -72,9 +72,7 @@ class Draws:
     def to(self, dtype: torch.dtype) -> "Draws":
         """The same with p and q in another precision; the weights stay in float64."""
         q = self.draft.q
-        return Draws(
-            replace(self.draft, q=None if q is None else q.to(dtype)), self.weights, self.p.to(dtype)
-        )
+        return Draws(replace(self.draft, q=None if q is None else q.to(dtype)), self.weights, self.p.to(dtype))
 
 
 def grow(shape: Sequence[int], law: Law, p: Table, *q: Table, claim: Law | None = None) -> Draws:
@@ -125,9 +123,7 @@ def _child_law(law: Law, base: list[Tensor], shape: Sequence[int], node: int, to
         best = base[0].argsort(dim=-1, descending=True, stable=True)[:, len(elders)]
         return torch.nn.functional.one_hot(best, base[0].shape[1]).double()
     free = torch.ones_like(base[0]).scatter(1, tokens[:, elders], 0.0)
-    rest = torch.where(
-        (base[0] * free).sum(1, keepdim=True) > 0, base[0] * free, free
-    )  # Sequoia: then uniform
+    rest = torch.where((base[0] * free).sum(1, keepdim=True) > 0, base[0] * free, free)  # Sequoia: then uniform
     return rest / rest.sum(1, keepdim=True)
 
 
@@ -141,14 +137,10 @@ def prune(draws: Draws, q: Table, keep: int) -> Draws:
     for node in range(1, score.shape[1]):
         parent, token = tree.parents[:, node], tree.tokens[:, node]
         depth[:, node] = depth[row, parent] + 1
-        conditional = torch.stack(
-            [q[d][c] for d, c in zip(depth[row, parent], prefix[row, parent], strict=True)]
-        )
+        conditional = torch.stack([q[d][c] for d, c in zip(depth[row, parent], prefix[row, parent], strict=True)])
         score[:, node] = score[row, parent] * conditional[row, token]
         prefix[:, node] = prefix[row, parent] * q[0].shape[1] + token
-    rank = score.argsort(dim=1, descending=True, stable=True).argsort(
-        dim=1
-    )  # root first, parents before children
+    rank = score.argsort(dim=1, descending=True, stable=True).argsort(dim=1)  # root first, parents before children
     parents = torch.where(rank <= keep, tree.parents, PAD)
     return replace(draws, draft=replace(draws.draft, tree=replace(tree, parents=parents, linear=False)))
 

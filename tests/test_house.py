@@ -110,9 +110,7 @@ def test_no_package_carries_a_trace_of_one_machine():
     repository = ROOT.parents[1]
     if not (repository / "pyproject.toml").exists():
         pytest.skip("not in a checkout")
-    house = [
-        path for folder in ("scripts", ".ci") for path in (repository / folder).glob("*") if path.is_file()
-    ]
+    house = [path for folder in ("scripts", ".ci") for path in (repository / folder).glob("*") if path.is_file()]
     house += [repository / name for name in ("Makefile", "constraints.txt", "pyproject.toml")]
     for path in [*FILES, *house, *ROOT.glob("models/*.md")]:
         text = path.read_text("utf-8")

@@ -46,8 +46,18 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen2": {},
     "qwen3": {},
     "mistral": {"sliding_window": WINDOW},
-    "gemma2": {"tie_word_embeddings": False, "sliding_window": WINDOW, "layer_types": MIXED, "query_pre_attn_scalar": 8},
-    "gemma3_text": {"tie_word_embeddings": False, "sliding_window": WINDOW, "layer_types": MIXED, "query_pre_attn_scalar": 8},
+    "gemma2": {
+        "tie_word_embeddings": False,
+        "sliding_window": WINDOW,
+        "layer_types": MIXED,
+        "query_pre_attn_scalar": 8,
+    },
+    "gemma3_text": {
+        "tie_word_embeddings": False,
+        "sliding_window": WINDOW,
+        "layer_types": MIXED,
+        "query_pre_attn_scalar": 8,
+    },
     "phi3": {},
     "gpt2": GPT2,
     "gpt_neox": {},
@@ -237,5 +247,3 @@ class Liar:
 
 def liar(truths: Sequence[Sequence[int]], nodes: int = 7, **options: Any) -> ScriptedDrafter:
     return ScriptedDrafter(Liar(truths, nodes, **options), max_nodes=nodes)
-
-

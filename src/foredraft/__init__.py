@@ -1,15 +1,23 @@
-"""Lossless speculative decoding of any Hugging Face causal LM."""
+"""Lossless speculative decoding of any Hugging Face causal LM.
 
-from foredraft.compose import load
-from foredraft.core.draft import Draft, Law, Target, Verdict
-from foredraft.core.drafter import Drafter, Needs, Plan, StepOut, View
-from foredraft.core.errors import ForedraftError, UsageError
-from foredraft.core.params import SamplingParams
-from foredraft.core.stats import DecodeStats
-from foredraft.core.tree import TokenTree
-from foredraft.dropin import speculative
-from foredraft.engine.generate import Generator, Result, Stream
-from foredraft.engine.sequence import Piece
+Names are imported when they are first used (PEP 562), so that what needs no torch, such as ``foredraft --help``, does
+not wait for it.
+"""
+
+import importlib
+import typing
+
+if typing.TYPE_CHECKING:
+    from foredraft.compose import load
+    from foredraft.core.draft import Draft, Law, Target, Verdict
+    from foredraft.core.drafter import Drafter, Needs, Plan, StepOut, View
+    from foredraft.core.errors import ForedraftError, UsageError
+    from foredraft.core.params import SamplingParams
+    from foredraft.core.stats import DecodeStats
+    from foredraft.core.tree import TokenTree
+    from foredraft.dropin import speculative
+    from foredraft.engine.generate import Generator, Result, Stream
+    from foredraft.engine.sequence import Piece
 
 __version__ = "0.1.0"
 
@@ -35,3 +43,29 @@ __all__ = [
     "load",
     "speculative",
 ]
+
+_ROOMS = {
+    "compose": ("load",),
+    "core.draft": ("Draft", "Law", "Target", "Verdict"),
+    "core.drafter": ("Drafter", "Needs", "Plan", "StepOut", "View"),
+    "core.errors": ("ForedraftError", "UsageError"),
+    "core.params": ("SamplingParams",),
+    "core.stats": ("DecodeStats",),
+    "core.tree": ("TokenTree",),
+    "dropin": ("speculative",),
+    "engine.generate": ("Generator", "Result", "Stream"),
+    "engine.sequence": ("Piece",),
+}
+
+
+def __getattr__(name: str) -> object:
+    for room, names in _ROOMS.items():
+        if name in names:
+            value = getattr(importlib.import_module(f"foredraft.{room}"), name)
+            globals()[name] = value  # the next time without this function
+            return value
+    raise AttributeError(f"module 'foredraft' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

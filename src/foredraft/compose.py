@@ -8,7 +8,7 @@ from foredraft.core.draft import Law
 from foredraft.core.drafter import Drafter
 from foredraft.core.errors import DrafterError, OptionError
 from foredraft.core.params import check_known
-from foredraft.core.verify import RULES
+from foredraft.core.verify import RULES, check_legal
 from foredraft.drafters import METHODS, find
 from foredraft.engine.control import Auto, Constant, Controller, CostAware, Heuristic
 from foredraft.engine.costs import measure_costs
@@ -88,31 +88,33 @@ def load(
     """
     if max_batch_size < 1:
         raise OptionError("max_batch_size must be 1 or more.")
-    if verifier is not None:
-        check_known("verifier", {verifier: None}, list(RULES))
     spec = _spec(target, drafter)
+    _check_verifier(verifier, spec)
     loaded = _load(target, tokenizer, dtype, device, model_options)
     model = CausalLM(loaded.model, fast=fast)
     models = [model]
-    if isinstance(spec, Spec):
-        proposer = _build(spec, loaded, model, models, fast, model_options)
-        name = spec.name
-        controller = controller or _controller(spec, model)
-    else:
-        proposer, name = spec, spec.__class__.__name__
-        controller = controller or Constant(spec.needs.max_nodes)
+    proposer = _build(spec, loaded, models, fast, model_options) if isinstance(spec, Spec) else spec
     if proposer.needs.hidden_layers:
         model.tap(proposer.needs.hidden_layers)
     engine = Engine(
         model,
         proposer,
-        controller,
+        controller or _controller(spec, model),
         rule=verifier,
         max_rows=max_batch_size,
         exact_nodes=1 + proposer.needs.max_nodes if exact else 0,
     )
-    lossless = verifier is None or RULES[verifier].lossless
-    return Generator(engine, loaded.tokenizer, loaded.eos_token_ids, Kind(name, lossless), models)
+    name = spec.name if isinstance(spec, Spec) else spec.__class__.__name__
+    kind = Kind(name, lossless=verifier is None or RULES[verifier].lossless)
+    return Generator(engine, loaded.tokenizer, loaded.eos_token_ids, kind, models)
+
+
+def _check_verifier(verifier: str | None, spec: Spec | Drafter) -> None:
+    """Refuse an unknown rule, and one that would not be lossless for what the drafter draws."""
+    if verifier is not None:
+        check_known("verifier", {verifier: None}, list(RULES))
+        if isinstance(spec, Spec):
+            check_legal(verifier, spec.options.law)
 
 
 def _spec(target: Any, drafter: str | Drafter | None) -> Spec | Drafter:
@@ -138,12 +140,12 @@ def _load(
 def _build(
     spec: Spec,
     loaded: Loaded,
-    target: CausalLM,
     models: list[CausalLM],
     fast: bool,
     options: Mapping[str, Any] | None,
 ) -> Drafter:
-    """The drafter of a spec; a model that it needs is loaded, checked against the target's tokenizer, and listed."""
+    """The drafter of a spec. A model that it needs is loaded, checked against the target's tokenizer, and listed."""
+    target = models[0]
     drafter = find(spec.name)[0]
     if spec.name == "none":
         return drafter()
@@ -171,7 +173,10 @@ def check_same_tokenizer(target: Tokenizer | None, draft: Tokenizer | None, name
         )
 
 
-def _controller(spec: Spec, target: CausalLM) -> Controller:
+def _controller(spec: Spec | Drafter, target: CausalLM) -> Controller:
+    """What decides how much to draft: as the method's options say; for a ``Drafter`` object, all that it can."""
+    if isinstance(spec, Drafter):
+        return Constant(spec.needs.max_nodes)
     options = spec.options
     if spec.name == "none":
         return Constant(0)
@@ -198,6 +203,4 @@ def _read(key: str, value: str, kind: Any) -> Any:
 
 def describe_options(name: str) -> dict[str, Any]:
     """Options of a method with their defaults."""
-    return {
-        field.name: None if field.default is MISSING else field.default for field in fields(find(name)[1])
-    }
+    return {field.name: None if field.default is MISSING else field.default for field in fields(find(name)[1])}

@@ -32,9 +32,7 @@ def test_hash_is_splitmix64() -> None:
     for stream in Stream:
         index = torch.tensor([[0, 1, 63, 64, 999]]).expand(len(seeds), -1)
         fast = noise.uniform(stream, index)
-        slow = [
-            [_slow(s, t, stream, i) for i in index[0].tolist()] for s, t in zip(seeds, positions, strict=True)
-        ]
+        slow = [[_slow(s, t, stream, i) for i in index[0].tolist()] for s, t in zip(seeds, positions, strict=True)]
         assert fast.tolist() == slow
     assert _mix(0x9E3779B97F4A7C15) == 0xE220A8397B1DCDAF  # the first number of splitmix64 with seed 0
 
@@ -117,9 +115,7 @@ def test_inverse_cdf_edges() -> None:
 
 def test_inverse_cdf_draws_the_law() -> None:
     law = torch.tensor([[0.1, 0.0, 0.6, 0.3], [3.0, 1.0, 0.0, 0.0]])
-    u = Noise(torch.arange(2), torch.zeros(2).long()).uniform(
-        Stream.TARGET, torch.arange(50_000).expand(2, -1)
-    )
+    u = Noise(torch.arange(2), torch.zeros(2).long()).uniform(Stream.TARGET, torch.arange(50_000).expand(2, -1))
     drawn = inverse_cdf(law[:, None].expand(-1, 50_000, -1), u)
     for row, weights in zip(drawn, law, strict=True):
         counts = row.bincount(minlength=4)

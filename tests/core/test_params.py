@@ -59,9 +59,7 @@ def test_an_unknown_option_lists_the_known_and_guesses():
     with pytest.raises(OptionError) as error:
         SamplingParams.from_options({"temperature": 1.0, "repetition_penality": 1.2})
     words = str(error.value)
-    assert words.startswith(
-        "Unknown generation option 'repetition_penality'. Did you mean repetition_penalty? Known: "
-    )
+    assert words.startswith("Unknown generation option 'repetition_penality'. Did you mean repetition_penalty? Known: ")
     assert all(field.name in words for field in fields(SamplingParams))
     with pytest.raises(OptionError) as error:
         check_known("drafter option", {"xyzzy": 1}, ["nodes", "depth"])

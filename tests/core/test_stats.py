@@ -22,8 +22,6 @@ def request(index: int, **more) -> DecodeStats:
     prefill = DecodeStats(
         method="draft_model",
         prompt_tokens=10,
-        tokens=1,
-        first_tokens=1,
         seconds=0.125,
         prefill_seconds=0.125,
         **more,
@@ -36,8 +34,7 @@ def test_a_request_is_the_sum_of_its_prefill_and_steps():
     assert stats == DecodeStats(
         method="draft_model",
         prompt_tokens=10,
-        tokens=7,
-        first_tokens=1,
+        tokens=6,
         target_forwards=2,
         drafted=6,
         accepted=4,
@@ -48,7 +45,7 @@ def test_a_request_is_the_sum_of_its_prefill_and_steps():
         draft_seconds=0.5,
         verify_seconds=1.0,
     )
-    assert stats.acceptance_length == 3.0  # 6 tokens after the first, in two forwards
+    assert stats.acceptance_length == 3.0  # 6 tokens in two forwards
     assert stats.acceptance_rate == pytest.approx(4 / 6)
     assert stats.acceptance_by_depth == (1.0, 0.5, 0.5)
     assert stats.tokens_per_second == 6 / 1.5
@@ -57,7 +54,7 @@ def test_a_request_is_the_sum_of_its_prefill_and_steps():
 
 def test_a_stop_counts_in_the_text_but_not_against_the_drafter():
     stats = request(1)
-    assert (stats.tokens, stats.accepted, stats.drafted) == (3, 2, 5)
+    assert (stats.tokens, stats.accepted, stats.drafted) == (2, 2, 5)
     assert stats.acceptance_length == 1.0
     assert stats.drafted_by_depth == (2, 2, 1)
     assert stats.accepted_by_depth == (1, 1)
@@ -67,7 +64,7 @@ def test_a_stop_counts_in_the_text_but_not_against_the_drafter():
 def test_a_batch_counts_each_second_once_and_each_row():
     one, two = request(0), request(1)
     batch = DecodeStats.together([one, two])
-    assert batch.tokens == 10 and batch.first_tokens == 2 and batch.target_forwards == 4
+    assert batch.tokens == 8 and batch.target_forwards == 4
     assert batch.acceptance_length == 2.0
     assert (batch.seconds, batch.prefill_seconds) == (1.625, 0.125)
     assert (batch.draft_seconds, batch.verify_seconds) == (0.5, 1.0)
@@ -95,15 +92,13 @@ def test_nothing_done_is_zero_not_an_error():
     for name in ("acceptance_length", "acceptance_rate", "tokens_per_second", "other_seconds"):
         assert getattr(empty, name) == 0.0
     assert empty.acceptance_by_depth == ()
-    prefill_only = DecodeStats(tokens=1, first_tokens=1, seconds=0.5, prefill_seconds=0.5)
+    prefill_only = DecodeStats(prompt_tokens=9, seconds=0.5, prefill_seconds=0.5)
     assert prefill_only.acceptance_length == prefill_only.tokens_per_second == 0.0
 
 
 def test_method_and_lossless_in_sums():
     eagle, lookup = DecodeStats(method="eagle3"), DecodeStats(method="prompt_lookup", lossless=False)
-    assert (
-        (eagle + DecodeStats()).method == (DecodeStats() + eagle).method == (eagle + eagle).method == "eagle3"
-    )
+    assert (eagle + DecodeStats()).method == (DecodeStats() + eagle).method == (eagle + eagle).method == "eagle3"
     assert (eagle + lookup).method == "mixed"
     assert (eagle + lookup + eagle).method == (eagle + (lookup + eagle)).method == "mixed"
     assert (eagle + eagle).lossless
@@ -119,7 +114,7 @@ def test_as_dict_is_json_and_complete():
 
 counts = st.integers(0, 100)
 depths = st.lists(counts, max_size=4).map(tuple)
-COUNTS = ("prompt_tokens", "tokens", "first_tokens", "target_forwards", "drafted", "accepted")
+COUNTS = ("prompt_tokens", "tokens", "target_forwards", "drafted", "accepted")
 TIMES = ("seconds", "prefill_seconds", "draft_seconds", "verify_seconds")
 records = st.fixed_dictionaries(
     {

@@ -101,11 +101,7 @@ def test_one_level(shape: list[int], seed: int) -> None:
             continue
         draws = grow(shape, law, p, *q)
         most = bound(draws, p)
-        met = {
-            name: tokens(name, draws) - 1
-            for name, rule in RULES.items()
-            if rule.lossless and law in rule.laws
-        }
+        met = {name: tokens(name, draws) - 1 for name, rule in RULES.items() if rule.lossless and law in rule.laws}
         assert max(met.values()) <= most + 1e-12, law
         if law is Law.FIXED:
             assert met["target_sampling"] == pytest.approx(most, abs=1e-12)

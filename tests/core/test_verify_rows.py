@@ -80,9 +80,7 @@ def test_running_coins_keep_the_law(rule: str) -> None:
     tokens[:, 1] = inverse_cdf(law[1], noise.uniform(Stream.DRAFT, torch.full((rows,), 1)))
     law.append(q[1][tokens[:, 1]])
     tokens[:, 2] = inverse_cdf(law[2], noise.uniform(Stream.DRAFT, torch.full((rows,), 2)))
-    at_nodes = torch.stack(
-        [p[0].expand(rows, -1), p[1][tokens[:, 1]], p[2][tokens[:, 1] * 3 + tokens[:, 2]]], 1
-    )
+    at_nodes = torch.stack([p[0].expand(rows, -1), p[1][tokens[:, 1]], p[2][tokens[:, 1] * 3 + tokens[:, 2]]], 1)
     draft = Draft(TokenTree.chain(tokens), Law.CHAIN, torch.stack(law, 1))
     verdict = verify(Target(at_nodes.argmax(-1), at_nodes), draft, NoiseCoins(noise), rule)
     said = verdict.emitted(draft.tree)
@@ -100,9 +98,7 @@ def test_running_coins_keep_the_law(rule: str) -> None:
 
 def test_text_under_target_sampling_is_the_same_whatever_was_drafted() -> None:
     p = random_table(3, 9, 51)
-    texts = [
-        _say(p, seed=9, drafts=drafts) for drafts in ([], [[0, 1, 2]], [[2, 0, 0], [1, 1, 0], [0, 2, 1]])
-    ]
+    texts = [_say(p, seed=9, drafts=drafts) for drafts in ([], [[0, 1, 2]], [[2, 0, 0], [1, 1, 0], [0, 2, 1]])]
     assert texts[0] == texts[1] == texts[2]
     assert texts[0] != _say(p, 10, [])
 

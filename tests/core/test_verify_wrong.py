@@ -138,9 +138,7 @@ def _typical_path(draws: Draws) -> list[int]:
     tree, p = draws.draft.tree, draws.p[0].tolist()
     best = (0, 1.0, [0])
     paths = {0: (0, 1.0, [0])}
-    for node, (parent, token) in enumerate(
-        zip(tree.parents[0].tolist(), tree.tokens[0].tolist(), strict=True)
-    ):
+    for node, (parent, token) in enumerate(zip(tree.parents[0].tolist(), tree.tokens[0].tolist(), strict=True)):
         if node == 0 or parent not in paths:
             continue
         entropy = -sum(x * torch.tensor(x).log().item() for x in p[parent] if x > 0)

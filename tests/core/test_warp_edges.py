@@ -24,9 +24,7 @@ def test_half_precision_is_warped_as_float32(params):
         target = case.warp([params] * 2)(half, case.paths)
         wide = case.warp([params] * 2)(half.float(), case.paths)
         assert torch.equal(target.best, wide.best)
-        assert target.p is wide.p is None or (
-            target.p.dtype == torch.float32 and torch.equal(target.p, wide.p)
-        )
+        assert target.p is wide.p is None or (target.p.dtype == torch.float32 and torch.equal(target.p, wide.p))
         assert case.warp([params] * 2).law(half, case.paths).dtype == torch.float32
     double = case.logits.double() / 3
     law = case.warp([replace(params, temperature=0.7)] * 2).law(double, case.paths)
@@ -78,6 +76,16 @@ def test_the_root_counts_once():
         [*zeros, -2.0, 0.0, -2.0, 0.0, 0.0],  # 7 5
         [*zeros, -2.0, -2.0, -2.0, 0.0, 0.0],  # 7 5 6
     ]
+
+
+def test_what_is_longer_than_the_path_has_not_begun():
+    """After 5, neither the word 5 5 2 nor any 3-gram can end."""
+    params = SamplingParams(bad_words_ids=((5, 5, 2),), no_repeat_ngram_size=3)
+    warp = Warp.of([params], vocab_size=10, eos_token_ids=[()], prompt_lengths=[1], device="cpu")
+    history, tree = torch.tensor([[5, 5, 5, 5]]), TokenTree.root(torch.tensor([5]))
+    for length, banned in (1, []), (2, [2]), (3, [2, 5]):
+        scores = warp.scores(torch.zeros(1, 1, 10), Paths(history, torch.tensor([length]), tree))
+        assert scores.isneginf().nonzero()[:, 2].tolist() == banned
 
 
 def test_narrower_logits_of_a_draft_are_the_targets_without_the_end():

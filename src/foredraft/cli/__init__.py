@@ -42,7 +42,7 @@ class Commands(TyperGroup):
 
 def build(name: str) -> Any:
     """The command of that name, its options read and its file imported."""
-    single = typer.Typer(add_completion=False, context_settings=_SETTINGS)
+    single = typer.Typer(add_completion=False, rich_markup_mode="markdown", context_settings=_SETTINGS)
     single.command(name)(importlib.import_module(f"foredraft.cli.{name}").command)
     return typer.main.get_command(single)
 
@@ -61,9 +61,7 @@ _SETTINGS = {"help_option_names": ["-h", "--help"]}
 
 
 def _app() -> typer.Typer:
-    app = typer.Typer(
-        cls=Commands, context_settings=_SETTINGS, pretty_exceptions_enable=False, no_args_is_help=False
-    )
+    app = typer.Typer(cls=Commands, context_settings=_SETTINGS, pretty_exceptions_enable=False, no_args_is_help=False)
     app.callback(invoke_without_command=True)(_face)
     for name, summary in COMMANDS.items():
         app.command(name, help=summary)(_entry)

@@ -1,6 +1,7 @@
 """Where text goes: stdout for what was asked for, stderr for what is said about it."""
 
 import contextlib
+import io
 import sys
 from collections.abc import Iterator
 
@@ -50,8 +51,8 @@ class TextOut:
         console = output()
         self.terminal = console.is_terminal
         self.colours = show_drafts and console.is_terminal
-        if hasattr(sys.stdout, "reconfigure"):
-            sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="replace")  # a character that the terminal lacks is no reason to stop
         # with NO_COLOR it is underlined
         self._on = "\x1b[4m" if console.no_color else "\x1b[1;32m"
 
@@ -69,4 +70,5 @@ def legend() -> Text:
     return Text.assemble(("drafted and accepted", DRAFTED), "  ", "the target's own", style="dim")
 
 
-_VISIBLE = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n\r"} | {0x7F: 0x2421}
+_VISIBLE = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n\r"}
+_VISIBLE |= {0x7F: 0x2421, **dict.fromkeys(range(0x80, 0xA0), 0xFFFD)}

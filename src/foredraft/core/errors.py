@@ -1,13 +1,13 @@
 """Everything that foredraft raises on purpose.
 
-    ForedraftError
-    ├── UsageError (also a ValueError): something was asked that cannot be done; the command line exits with 2
-    │   ├── OptionError     an unknown option, or one with a value out of its range
-    │   ├── PromptError     an empty prompt, or one that does not fit the model's context
-    │   ├── ModelError      a model that is absent, incomplete, or of a kind that cannot be verified
-    │   ├── DrafterError    a drafter that does not fit its target
-    │   └── LawError        a verifier that would not be lossless for this draft's law
-    └── NumericsError       the model returned logits that are not numbers
+ForedraftError
+├── UsageError (also a ValueError): something was asked that cannot be done; the command line exits with 2
+│   ├── OptionError     an unknown option, or one with a value out of its range
+│   ├── PromptError     an empty prompt, or one that does not fit the model's context
+│   ├── ModelError      a model that is absent, incomplete, or of a kind that cannot be verified
+│   ├── DrafterError    a drafter that does not fit its target
+│   └── LawError        a verifier that would not be lossless for this draft's law
+└── NumericsError       the model returned logits that are not numbers
 """
 
 

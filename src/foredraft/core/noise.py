@@ -41,11 +41,10 @@ def _mix(x: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
     return x ^ _shift(x, 31)
 
 
-def derive_seed(seed: int, index: int) -> int:
-    """The seed of the index-th of several texts for one request; the first has the request's own."""
-    if index == 0:
-        return seed
-    return int(_mix(_mix(torch.tensor(seed) + _GOLDEN) ^ (index * _MIX_2)))
+def derive_seeds(seed: int, count: int) -> list[int]:
+    """Seeds of so many texts for one request; the first has the request's own."""
+    others = _mix(_mix(torch.tensor(seed) + _GOLDEN) ^ (torch.arange(1, count) * _MIX_2))
+    return [seed, *others.tolist()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +122,7 @@ class NoiseCoins(Coins):
         number, column = divmod(index, _BLOCK)
         if number not in self._blocks:
             indices = torch.arange(_BLOCK, device=self.noise.positions.device) + number * _BLOCK
-            self._blocks[number] = self.noise.uniform(
-                Stream.ACCEPT, indices.expand(self.noise.positions.shape[0], -1)
-            )
+            self._blocks[number] = self.noise.uniform(Stream.ACCEPT, indices.expand(self.noise.positions.shape[0], -1))
         return self._blocks[number][:, column] < probability
 
     def residual(self, law: Float[Tensor, "B V"]) -> Int[Tensor, "B"]:

@@ -58,9 +58,7 @@ class DecodeStats:
     """False as soon as one part was not."""
     prompt_tokens: int = 0
     tokens: int = 0
-    """Emitted tokens, those that came from prefills included."""
-    first_tokens: int = 0
-    """Emitted tokens that came from a prefill: one for each request that got so far."""
+    """Emitted tokens."""
     target_forwards: int = 0
     """Forwards of the target after prefill, counted for each row: one of three rows is three."""
     drafted: int = 0
@@ -96,11 +94,11 @@ class DecodeStats:
 
     @property
     def acceptance_length(self) -> float:
-        """Tokens emitted per forward of the target after prefill: the bonus counts, the first token does not.
+        """Tokens emitted per forward of the target after prefill; the bonus counts.
 
         1 for plain decoding; 0 when there was no such forward.
         """
-        return _ratio(self.tokens - self.first_tokens, self.target_forwards)
+        return _ratio(self.tokens, self.target_forwards)
 
     @property
     def acceptance_rate(self) -> float:
@@ -116,7 +114,7 @@ class DecodeStats:
     @property
     def tokens_per_second(self) -> float:
         """Speed of decoding: tokens after prefill over seconds after prefill; 0 when there were none."""
-        return _ratio(self.tokens - self.first_tokens, self.seconds - self.prefill_seconds)
+        return _ratio(self.tokens, self.seconds - self.prefill_seconds)
 
     @property
     def other_seconds(self) -> float:
@@ -132,7 +130,7 @@ class DecodeStats:
 
 
 _TIMES = ("seconds", "prefill_seconds", "draft_seconds", "verify_seconds")
-_COUNTS = ("prompt_tokens", "tokens", "first_tokens", "target_forwards", "drafted", "accepted")
+_COUNTS = ("prompt_tokens", "tokens", "target_forwards", "drafted", "accepted")
 _SUMS = _COUNTS + _TIMES
 _DERIVED = (
     "acceptance_length",

@@ -88,9 +88,7 @@ class Truncation:
         return scores
 
 
-def _keep_top_k(
-    scores: Float[Tensor, "B M V"], top_k: Int[Tensor, "B 1 1"], most_k: int
-) -> Float[Tensor, "B M V"]:
+def _keep_top_k(scores: Float[Tensor, "B M V"], top_k: Int[Tensor, "B 1 1"], most_k: int) -> Float[Tensor, "B M V"]:
     """Keep the k best scores and all that equal the k-th; ``top_k`` 0 keeps everything."""
     most_k = min(most_k, scores.shape[-1])
     best = scores.topk(most_k, dim=-1).values

@@ -123,11 +123,7 @@ class Warp:
         if not self.greedy and self.greedy_rows is None:
             return scores.softmax(-1)
         one_hot = torch.zeros_like(scores).scatter_(-1, best[..., None], 1.0)
-        return (
-            one_hot
-            if self.greedy_rows is None
-            else torch.where(self.greedy_rows, one_hot, scores.softmax(-1))
-        )
+        return one_hot if self.greedy_rows is None else torch.where(self.greedy_rows, one_hot, scores.softmax(-1))
 
 
 def healthy(logits: Float[Tensor, "B M V"], valid: Bool[Tensor, "B M"]) -> Bool[Tensor, "B"]:

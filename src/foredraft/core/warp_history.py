@@ -33,9 +33,7 @@ class Lineage:
     """The paths of M nodes in a form to compute with. Padding nodes have the path of their root."""
 
     paths: Paths
-    drafted: Bool[
-        Tensor, "B M N"
-    ]  # tree node j lies on the path to node i, the root left out: history has it
+    drafted: Bool[Tensor, "B M N"]  # tree node j lies on the path to node i, the root left out: history has it
     depths: Int[Tensor, "B N"]
     sizes: Int[Tensor, "B M"]  # tokens of each path
 
@@ -93,8 +91,7 @@ class BadWords:
             return None
         longest = max(len(word) for row in words for word in row) - 1
         beginnings = [
-            [[*word[-2::-1], *[-1] * (longest - len(word) + 1)] for word in row]
-            + [[-1] * longest] * (most - len(row))
+            [[*word[-2::-1], *[-1] * (longest - len(word) + 1)] for word in row] + [[-1] * longest] * (most - len(row))
             for row in words
         ]
         last = [[word[-1] for word in row] + [-1] * (most - len(row)) for row in words]
@@ -229,9 +226,7 @@ def _penalise_repetition(
     return padded.scatter_(-1, ids, torch.where(old < 0, old * penalty, old / penalty))[..., :vocabulary]
 
 
-def _counts(
-    scores: Float[Tensor, "B M V"], line: Lineage, prompts: Int[Tensor, "B 1"]
-) -> Float[Tensor, "B #M V"]:
+def _counts(scores: Float[Tensor, "B M V"], line: Lineage, prompts: Int[Tensor, "B 1"]) -> Float[Tensor, "B #M V"]:
     """How often each token stands on each path behind the prompt."""
     rows, count, vocabulary = scores.shape
     ids = torch.where(line.committed(prompts), line.paths.history, vocabulary).clamp(0, vocabulary)
@@ -270,6 +265,4 @@ def _ban_words(
     end = torch.cat([line.back(tokens, step) for step in range(1, longest + 1)], dim=-1)
     wanted = words.beginnings[:, None]
     begun = ((end[:, :, None] == wanted) | (wanted < 0)).all(-1)
-    return ban(
-        scores, words.last[:, None].expand(-1, scores.shape[1], -1), begun & (words.last >= 0)[:, None]
-    )
+    return ban(scores, words.last[:, None].expand(-1, scores.shape[1], -1), begun & (words.last >= 0)[:, None])

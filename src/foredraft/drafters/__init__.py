@@ -20,9 +20,7 @@ class Method:
 
 
 METHODS: dict[str, Method] = {
-    "none": Method(
-        "none:NoDrafter", (), True, "nothing", "Plain decoding through the same loop: the baseline.", "-"
-    ),
+    "none": Method("none:NoDrafter", (), True, "nothing", "Plain decoding through the same loop: the baseline.", "-"),
     "draft_model": Method(
         "draft_model:DraftModel",
         (Law.CHAIN, Law.WITHOUT_REPLACEMENT, Law.FIXED),

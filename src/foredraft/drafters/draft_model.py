@@ -43,6 +43,11 @@ class Options:
     branching: tuple[int, ...] | None = None
 
     @property
+    def law(self) -> Law:
+        """The law of drafts for sampled rows."""
+        return Law.CHAIN if self.branching is None else Law.WITHOUT_REPLACEMENT
+
+    @property
     def longest(self) -> int:
         return self.num_assistant_tokens if self.branching is None else len(self.branching)
 

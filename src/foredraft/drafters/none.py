@@ -16,6 +16,10 @@ from foredraft.core.tree import TokenTree
 class Options:
     """There is nothing to choose."""
 
+    @property
+    def law(self) -> Law:
+        return Law.FIXED
+
 
 @final
 class NoDrafter(Drafter):

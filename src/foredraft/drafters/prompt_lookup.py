@@ -35,6 +35,10 @@ class Options:
     continuations: int = 1
 
     @property
+    def law(self) -> Law:
+        return Law.FIXED
+
+    @property
     def longest(self) -> int:
         return self.prompt_lookup_num_tokens
 

@@ -9,21 +9,22 @@ The arithmetic of scores, ties and stops follows ``_beam_search`` of transformer
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 
 from foredraft.core.errors import NumericsError, OptionError
 from foredraft.core.params import SamplingParams, check_known
 from foredraft.core.tree import TokenTree
 from foredraft.core.warp import Paths, Warp, healthy
+from foredraft.engine.forks import Forks
 from foredraft.engine.text import Decode
-from foredraft.model.cache import SlotCache
 from foredraft.model.causal import CausalLM
-from foredraft.model.prefill import prefill
 
 _NEVER = -1.0e9
 """transformers' score of what must not be chosen. It is added, so that bans (-inf) stay below it."""
@@ -52,20 +53,21 @@ class BeamOptions:
     params: SamplingParams = field(default_factory=SamplingParams)
 
     def __post_init__(self) -> None:
-        if not _whole(self.num_beams) or self.num_beams < 2:
-            raise OptionError(
-                f"num_beams must be a whole number, 2 or more, not {self.num_beams!r}; generate is the search with one."
-            )
-        if not _whole(self.num_return_sequences) or not 1 <= self.num_return_sequences <= self.num_beams:
-            raise OptionError(
-                f"num_return_sequences must be a whole number from 1 to num_beams ({self.num_beams}), "
-                f"not {self.num_return_sequences!r}."
-            )
-        penalty = self.length_penalty
-        if not isinstance(penalty, (int, float)) or isinstance(penalty, bool) or not -10 <= penalty <= 10:
-            raise OptionError(f"length_penalty must be a number from -10 to 10, not {penalty!r}.")
-        if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
-            raise OptionError(f'early_stopping must be True, False or "never", not {self.early_stopping!r}.')
+        beams, count, penalty, early = (
+            self.num_beams,
+            self.num_return_sequences,
+            self.length_penalty,
+            self.early_stopping,
+        )
+        whole = _number(beams, int) and _number(count, int)
+        for name, fine, values in (
+            ("num_beams", _number(beams, int) and beams >= 2, "a whole number, 2 or more (generate searches with 1)"),
+            ("num_return_sequences", whole and 1 <= count <= beams, f"a whole number from 1 to num_beams ({beams})"),
+            ("length_penalty", _number(penalty, (int, float)) and -10 <= penalty <= 10, "a number from -10 to 10"),
+            ("early_stopping", isinstance(early, bool) or early == "never", 'True, False or "never"'),
+        ):
+            if not fine:
+                raise OptionError(f"{name} must be {values}, not {getattr(self, name)!r}.")
         idle = SamplingParams()
         for name in (f.name for f in fields(SamplingParams) if f.name not in _RULES):
             if getattr(self.params, name) != getattr(idle, name):
@@ -103,15 +105,17 @@ class Beams:
     finished_lengths: Int[Tensor, "B K"]
 
     @classmethod
-    def start(cls, prompts: int, beams: int, longest: int, device: torch.device) -> "Beams":
+    def start(cls, rules: "Rules") -> "Beams":
         """All beams are equal at first: only the first of each prompt counts."""
-        scores = torch.full((prompts, beams), _NEVER, device=device)
-        tokens = torch.zeros(prompts, beams, longest, dtype=torch.long, device=device)
+        shape = (rules.prompts.shape[0], rules.options.num_beams)
+        longest = rules.history.shape[1] - int(rules.prompts.max())
+        scores = torch.full(shape, _NEVER, device=rules.prompts.device)
+        tokens = torch.zeros(*shape, longest, dtype=torch.long, device=rules.prompts.device)
         first = scores.clone()
         first[:, 0] = 0.0
         return cls(tokens, first, tokens.clone(), scores, torch.zeros_like(tokens[..., 0]))
 
-    def select(self, prompts: Int[Tensor, "C"]) -> "Beams":
+    def select(self, prompts: Int[Tensor, "C"] | slice) -> "Beams":
         """The search of these prompts alone."""
         return Beams(*[getattr(self, f.name)[prompts] for f in fields(self)])
 
@@ -132,29 +136,20 @@ class Rules:
         cls, target: CausalLM, prompts: Sequence[Sequence[int]], options: BeamOptions, eos: Sequence[int]
     ) -> "Rules":
         """Raises an ``OptionError`` if ``options.params`` name a token that the model does not have."""
-        device = target.device
-        sizes = [len(prompt) for prompt in prompts]
-        limits = [min(options.params.max_new_tokens, target.max_length - size) for size in sizes]
-        history = torch.zeros(len(prompts), max(sizes) + max(limits), dtype=torch.long)
-        for row, prompt in enumerate(prompts):
-            history[row, : len(prompt)] = torch.tensor(prompt)
-        count = len(prompts) * options.num_beams
+        device, count = target.device, len(prompts) * options.num_beams
+        sizes = torch.tensor([len(prompt) for prompt in prompts])
+        limits = (target.max_length - sizes).clamp(max=options.params.max_new_tokens)
+        history = pad_sequence([torch.tensor([*prompt]) for prompt in prompts], batch_first=True)
         warp = Warp.of(
             [options.params] * count,
             vocab_size=target.vocab_size,
             eos_token_ids=[tuple(eos)] * count,
-            prompt_lengths=[size for size in sizes for _ in range(options.num_beams)],
+            prompt_lengths=sizes.repeat_interleave(options.num_beams).tolist(),
             device=device,
         )
-        ends = torch.tensor(list(eos), dtype=torch.long, device=device)
-        return cls(
-            options=options,
-            eos=ends,
-            history=history.to(device),
-            prompts=torch.tensor(sizes, device=device),
-            limits=torch.tensor(limits, device=device),
-            warp=warp,
-        )
+        ends = torch.tensor([*eos], dtype=torch.long, device=device)
+        history = pad(history, (0, int(limits.max()))).to(device)
+        return cls(options, ends, history, sizes.to(device), limits.to(device), warp)
 
 
 class Grown(NamedTuple):
@@ -184,34 +179,98 @@ def beam_search(
         return []
     ends = options.params.eos_token_id if options.params.eos_token_id is not None else tuple(eos)
     width = options.num_beams
-    active = list(range(len(prompts)))
     rules = Rules.of(target, prompts, options, ends)
-    beams = Beams.start(len(prompts), width, int(rules.limits.max()), target.device)
-    cache = target.new_cache()
-    longest = max(map(len, prompts))
-    cache.reserve(len(prompts) * width, longest)
-    prefill(target, cache, active, rules.history[:, : longest - 1], [0] * len(prompts))
-    rows = [row for row in active for _ in range(width)]  # where each beam stands; all children of one at first
-    done: list[tuple[list[int], Beams]] = []
-    step = 0
-    while active:
-        bases = [len(prompts[prompt]) - 1 + step for prompt in active for _ in range(width)]
-        logprobs, fine = _forward(target, cache, _last(beams, rules, step), rows, bases)
-        grown = grow(beams, logprobs, rules, step)
-        flags = torch.stack([fine.view(-1, width).all(1), grown.over], dim=1)
-        table = torch.cat([grown.parents, flags], dim=1).tolist()  # the one synchronisation of a step
-        if not all(line[width] for line in table):
-            raise NumericsError(f"The model returned logits that are not numbers at new token {step + 1}.")
-        over = [i for i, line in enumerate(table) if line[width + 1]]
-        stay = [i for i, line in enumerate(table) if not line[width + 1]]
+    beams = Beams.start(rules)
+    forks = Forks(target, rules.history, [len(prompt) for prompt in prompts], width)
+    active = list(range(len(prompts)))
+    done: list[tuple[int, Beams]] = []
+    for step in range(int(rules.limits.max())):
+        text, lengths = _texts(beams, rules, step)
+        root = TokenTree.root(text.gather(1, lengths[:, None] - 1)[:, 0])
+        logits = forks.forward(root)
+        fine = healthy(logits, root.valid).view(-1, width).all(1)
+        scores = rules.warp.scores(logits.float().log_softmax(-1), Paths(text, lengths, root))
+        grown = grow(beams, scores[:, 0], rules, step)
         beams = grown.beams
+        table = torch.cat([grown.parents, grown.over[:, None], fine[:, None]], dim=1).tolist()  # the only reading
+        if not all(line[width + 1] for line in table):
+            raise NumericsError(f"The model returned logits that are not numbers, {step} tokens behind the prompts.")
+        over = [i for i, line in enumerate(table) if line[width]]
+        stay = [i for i, line in enumerate(table) if not line[width]]
+        done += [(active[i], beams.select(slice(i, i + 1))) for i in over]
+        if not stay:
+            break
+        forks.move([i * width + parent for i in stay for parent in table[i][:width]])
         if over:
-            done.append(([active[i] for i in over], beams.select(torch.tensor(over, device=target.device))))
             active = [active[i] for i in stay]
-            beams = beams.select(torch.tensor(stay, dtype=torch.long, device=target.device))
-            rules = Rules.of(target, [prompts[i] for i in active], options, ends) if active else rules
-        wanted = [(rows[i * width + k], bases[i * width] + 1) for i in stay for k in table[i][:width]]
-        rows = _move(cache, wanted)
-        step += 1
-    found = {prompt: texts for batch in done for prompt, texts in _hypotheses(*batch, options, decode)}
-    return [found[prompt] for prompt in range(len(prompts))]
+            beams = beams.select(torch.tensor(stay, device=target.device))
+            rules = Rules.of(target, [prompts[i] for i in active], options, ends)
+    return [_hypotheses(found, options.num_return_sequences, decode) for _, found in sorted(done, key=lambda d: d[0])]
+
+
+def grow(beams: Beams, logprobs: Float[Tensor, "N V"], rules: Rules, step: int) -> Grown:
+    """One more token for every prompt: ``_beam_search`` b to g, with a limit of its own for each prompt.
+
+    ``did_top_num_beams_just_finished``, ``is_sent_finished`` and ``is_early_stop_heuristic_unsatisfied`` are what
+    transformers calls ``ending``, ``full`` and not ``over``. Its batch goes on until all are over, and keeps those
+    that are from changing; here they leave.
+    """
+    count, width, _ = beams.running.shape
+    vocabulary, length, penalty = logprobs.shape[1], step + 1, rules.options.length_penalty
+    total = (logprobs.view(count, width, -1) + beams.scores[..., None]).flatten(1)
+    kept = min(max(2, 1 + rules.eos.shape[0]) * width, total.shape[1])  # enough if all but ``width`` of them end
+    scores, index = total.topk(kept)
+    parents, tokens = index // vocabulary, index % vocabulary
+    texts = _pick(beams.running, parents)
+    texts[:, :, step] = tokens
+    ended = torch.isin(tokens, rules.eos) | (length >= rules.limits)[:, None]
+
+    alive = scores + ended.float() * _NEVER
+    best = alive.topk(width).indices
+    running_scores = alive.gather(1, best)
+
+    ending = ended & (torch.arange(kept, device=ended.device) < width)
+    scores = scores / length**penalty + (~ending) * _NEVER
+    merged = torch.cat([beams.finished_scores, scores], dim=1)
+    lengths = torch.cat([beams.finished_lengths, ending * length], dim=1)
+    top = merged.topk(width).indices
+    finished_scores, finished_lengths = merged.gather(1, top), lengths.gather(1, top)
+    finished = _pick(torch.cat([beams.finished, texts], dim=1), top)
+
+    full = finished_lengths > 0
+    if rules.options.early_stopping == "never" and penalty > 0.0:
+        hope = running_scores[:, :1] / (rules.limits[:, None].double() ** penalty).float()
+    else:
+        hope = running_scores[:, :1] / length**penalty
+    worst = torch.where(full, finished_scores.amin(1, keepdim=True), _NEVER)
+    over = ~(hope > worst).any(1) | ended.all(1)
+    if rules.options.early_stopping is True:
+        over = over | full.all(1)
+    running = _pick(texts, best)
+    return Grown(
+        Beams(running, running_scores, finished, finished_scores, finished_lengths), parents.gather(1, best), over
+    )
+
+
+def _texts(beams: Beams, rules: Rules, step: int) -> tuple[Int[Tensor, "N L"], Int[Tensor, "N"]]:
+    """Each beam's text, prompt included, and its length; what stands beyond is rubbish."""
+    width = rules.options.num_beams
+    lengths = rules.prompts.repeat_interleave(width)
+    index = lengths[:, None] + torch.arange(step, device=lengths.device)
+    text = rules.history.repeat_interleave(width, dim=0)
+    return text.scatter_(1, index, beams.running.flatten(0, 1)[:, :step]), lengths + step
+
+
+def _pick(texts: Int[Tensor, "B C T"], index: Int[Tensor, "B K"]) -> Int[Tensor, "B K T"]:
+    return texts.gather(1, index[..., None].expand(-1, -1, texts.shape[2]))
+
+
+def _hypotheses(found: Beams, count: int, decode: Decode) -> list[Hypothesis]:
+    """The best texts of one prompt. Bans may leave fewer texts than beams: what is left then is empty."""
+    tokens, lengths, scores = found.finished[0], found.finished_lengths[0].tolist(), found.finished_scores[0].tolist()
+    texts = [line[:length] for line, length in zip(tokens.tolist(), lengths, strict=True)]
+    return [Hypothesis(text, score, decode(text)) for text, score in zip(texts[:count], scores, strict=False)]
+
+
+def _number(value: Any, kind: type | tuple[type, ...]) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)

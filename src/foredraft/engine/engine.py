@@ -4,6 +4,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence as Seq
+from itertools import islice
 
 import torch
 from jaxtyping import Float
@@ -11,9 +12,9 @@ from torch import Tensor
 
 from foredraft.core.drafter import Drafter
 from foredraft.core.errors import NumericsError, PromptError
-from foredraft.core.noise import derive_seed
+from foredraft.core.noise import derive_seeds
 from foredraft.core.params import SamplingParams
-from foredraft.core.stats import DecodeStats, StepStats
+from foredraft.core.stats import StepStats
 from foredraft.core.stop import StopRules
 from foredraft.core.warp import check_token_ids
 from foredraft.engine.batch import Batch
@@ -76,8 +77,7 @@ class Engine:
 
     def submit(self, request: Request, decode: Decode, count: int = 1) -> list[Sequence]:
         """Queue a request for ``count`` texts, each with a random stream of its own; the first has the seed given."""
-        seeds = [derive_seed(request.params.seed, index) for index in range(count)]
-        sequences = [Sequence(request, decode, seed) for seed in seeds]
+        sequences = [Sequence(request, decode, seed) for seed in derive_seeds(request.params.seed, count)]
         with self._lock:
             self._waiting.extend(sequences)
         return sequences
@@ -102,6 +102,7 @@ class Engine:
             for sequence in sequences:
                 if not sequence.finished:
                     sequence.finish("cancelled")
+            self._waiting = deque(sequence for sequence in self._waiting if not sequence.finished)
             self._sweep()
 
     def step(self) -> None:
@@ -118,7 +119,6 @@ class Engine:
 
     def _sweep(self) -> None:
         """Retire what has ended, and give memory back when nothing runs."""
-        self._waiting = deque(sequence for sequence in self._waiting if not sequence.finished)
         for row in self._batch.retire():
             self.drafter.release(row)
             self.controller.release(row)
@@ -126,10 +126,10 @@ class Engine:
             self._stepper.cache.clear()
 
     def _admit(self) -> None:
-        free = [row for row in range(self._max_rows) if row not in self._batch.rows]
-        count = min(len(free), len(self._waiting))
+        count = min(self._max_rows - len(self._batch), len(self._waiting))
         if count:
-            rows = free[:count]
+            taken = set(self._batch.rows)
+            rows = list(islice((row for row in range(self._max_rows) if row not in taken), count))
             sequences = [self._waiting.popleft() for _ in rows]
             self._batch.admit(rows, sequences)
             self._prefill(rows, sequences)
@@ -141,6 +141,7 @@ class Engine:
         first: dict[tuple[int, ...], int] = {}
         owners = [first.setdefault(sequence.prompt, index) for index, sequence in enumerate(sequences)]
         unique = sorted(set(owners))
+        lines = {owner: line for line, owner in enumerate(unique)}
         counts = [len(sequences[i].prompt) - 1 for i in unique]
         tokens = torch.zeros(len(unique), max(counts), dtype=torch.long)
         for line, i in enumerate(unique):
@@ -154,12 +155,10 @@ class Engine:
             cache.fork([rows[owners[i]] for i in copies], [rows[i] for i in copies], max(counts))
         seconds = time.perf_counter() - started
         for row, owner, sequence in zip(rows, owners, sequences, strict=True):
-            line = unique.index(owner)
+            line = lines[owner]
             own = {layer: states[line : line + 1, : counts[line]] for layer, states in hidden.items()}
             self.drafter.admit(row, tokens[line, : counts[line]], own)
-            sequence.stats += DecodeStats(
-                prompt_tokens=len(sequence.prompt), seconds=seconds, prefill_seconds=seconds
-            )
+            sequence.tally.prefill_seconds = seconds
 
     def _advance(self) -> None:
         """One step of all rows, and what it brings to each sequence."""
@@ -185,7 +184,9 @@ class Engine:
                 continue
             kept.append(sequence.extend(result.emitted, result.accepted))
             if done.logprobs is not None and sequence.params.logprobs is not None:
-                sequence.logprobs += _logprobs(done.logprobs[index], result.emitted[: kept[-1]], sequence.params.logprobs)
+                sequence.logprobs += _logprobs(
+                    done.logprobs[index], result.emitted[: kept[-1]], sequence.params.logprobs
+                )
         self._count(view.rows, done, kept, time.perf_counter() - started)
 
     def _limit(self, sequence: Sequence) -> int:
@@ -206,7 +207,7 @@ class Engine:
             other_seconds=seconds - done.draft_seconds - done.verify_seconds,
         )
         for index, sequence in enumerate(self._batch.sequences):
-            sequence.stats += stats.of(index)
+            sequence.tally.add(stats, index)
 
 
 def _logprobs(laws: Float[Tensor, "D V"], tokens: list[int], count: int) -> list[TokenLogprobs]:

@@ -1,7 +1,8 @@
 """What users hold: prompts in, texts out, by the batch or as they come."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence as Seq
+from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import Any, overload
 
@@ -9,6 +10,7 @@ from foredraft.core.errors import PromptError
 from foredraft.core.params import SamplingParams
 from foredraft.core.stats import DecodeStats
 from foredraft.core.stop import FinishReason
+from foredraft.engine.beam import BeamOptions, Hypothesis, beam_search
 from foredraft.engine.engine import Engine
 from foredraft.engine.sequence import Piece, Sequence, TokenLogprobs
 from foredraft.model.causal import CausalLM
@@ -90,6 +92,30 @@ class Generator:
         sequences = self.submit(prompts, _params(params, options))
         self.engine.run(sequences)
         return [self._result(sequence) for sequence in sequences]
+
+    def beam_search(
+        self, prompt: Prompt | Seq[Prompt], *, num_beams: int = 4, **options: Any
+    ) -> list[Hypothesis] | list[list[Hypothesis]]:
+        """The likeliest texts that a search with ``num_beams`` beams finds; nothing is drafted, nothing is drawn.
+
+        Args:
+            prompt: as in ``generate``; several are searched as one ragged batch.
+            options: those of ``BeamOptions``, and of ``SamplingParams`` lengths, ends, penalties and bans.
+
+        Returns:
+            the ``num_return_sequences`` best texts, best first; for several prompts a list of such lists, in order.
+
+        Raises:
+            UsageError: an option or a prompt that cannot be; the sentence says why.
+            NumericsError: the model returned NaN.
+        """
+        prompts, single = _listed(prompt)
+        chosen = BeamOptions.from_options({"num_beams": num_beams, **options})
+        encoded = [self.encode(item) for item in prompts]
+        for tokens in encoded:
+            self.engine.request(tokens, chosen.params, self.eos_token_ids)
+        found = beam_search(self.engine.target, encoded, chosen, self.eos_token_ids, self._decode)
+        return found[0] if single else found
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> "Stream":
         """Continue one prompt and hand out each piece as soon as it is certain."""

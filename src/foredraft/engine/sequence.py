@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from foredraft.core.errors import ForedraftError
 from foredraft.core.params import SamplingParams
-from foredraft.core.stats import DecodeStats
+from foredraft.core.stats import DecodeStats, StepStats
 from foredraft.core.stop import FinishReason, StopRules
 from foredraft.engine.text import Decode, TextStream
 
@@ -41,6 +41,61 @@ class Request:
     rules: StopRules
 
 
+@dataclass(slots=True)
+class Tally:
+    """What the steps of one request came to so far.
+
+    A few sums in place: with many rows, adding a frozen record to another for each of them would cost more than
+    the step itself.
+    """
+
+    prefill_seconds: float = 0.0
+    tokens: int = 0
+    forwards: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    seconds: float = 0.0
+    depths: dict[int, int] = field(default_factory=dict)  # how many drafts were so deep
+    reached: dict[int, int] = field(default_factory=dict)  # how many accepted paths were so long
+
+    def add(self, step: StepStats, index: int) -> None:
+        """Count the row at this index of a step."""
+        depth, accepted = step.depths[index], step.accepted[index]
+        self.tokens += step.emitted[index]
+        self.forwards += 1
+        self.drafted += step.drafted[index]
+        self.accepted += accepted
+        self.draft_seconds += step.draft_seconds
+        self.verify_seconds += step.verify_seconds
+        self.seconds += step.draft_seconds + step.verify_seconds + step.other_seconds
+        self.depths[depth] = self.depths.get(depth, 0) + 1
+        self.reached[accepted] = self.reached.get(accepted, 0) + 1
+
+    def stats(self, prompt_tokens: int) -> DecodeStats:
+        return DecodeStats(
+            prompt_tokens=prompt_tokens,
+            tokens=self.tokens,
+            target_forwards=self.forwards,
+            drafted=self.drafted,
+            accepted=self.accepted,
+            drafted_by_depth=_at_least(self.depths),
+            accepted_by_depth=_at_least(self.reached),
+            seconds=self.prefill_seconds + self.seconds,
+            prefill_seconds=self.prefill_seconds,
+            draft_seconds=self.draft_seconds,
+            verify_seconds=self.verify_seconds,
+        )
+
+
+def _at_least(counts: dict[int, int]) -> tuple[int, ...]:
+    """From how many were 0, 1, 2, ... to how many were at least 1, 2, ..."""
+    return tuple(
+        sum(n for size, n in counts.items() if size >= least) for least in range(1, max(counts, default=0) + 1)
+    )
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """A request and what has become of it so far. The engine fills everything below ``seed``."""
@@ -52,7 +107,7 @@ class Sequence:
     text: str = ""
     finish_reason: FinishReason | None = None
     error: ForedraftError | None = None
-    stats: DecodeStats = field(default_factory=DecodeStats)
+    tally: Tally = field(default_factory=Tally)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     pieces: deque[Piece] = field(default_factory=deque)
     _stream: TextStream = field(init=False)
@@ -75,6 +130,11 @@ class Sequence:
     @property
     def finished(self) -> bool:
         return self.finish_reason is not None or self.error is not None
+
+    @property
+    def stats(self) -> DecodeStats:
+        """What it took so far."""
+        return self.tally.stats(len(self.prompt))
 
     @property
     def length(self) -> int:

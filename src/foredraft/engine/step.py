@@ -125,7 +125,9 @@ def _read_back(tree: TokenTree, emitted: Int[Tensor, "B D"], counts: Int[Tensor,
     packed = torch.stack([counts, drafted, depth, fine.long()], dim=1)
     table = torch.cat([packed, emitted], dim=1).tolist()
     return [
-        RowStep(emitted=line[4 : 4 + line[0]], drafted=line[1], depth=line[2], accepted=line[0] - 1, healthy=line[3] == 1)
+        RowStep(
+            emitted=line[4 : 4 + line[0]], drafted=line[1], depth=line[2], accepted=line[0] - 1, healthy=line[3] == 1
+        )
         for line in table
     ]
 

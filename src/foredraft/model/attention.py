@@ -20,6 +20,7 @@ def slot_attention(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
+    *,
     dropout: float = 0.0,
     scaling: float | None = None,
     softcap: float | None = None,
@@ -83,7 +84,7 @@ class AttentionSwap:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
-        self._before = model.config._attn_implementation
+        self._before = model.config._attn_implementation or "eager"
         self.do()
 
     def do(self) -> None:

@@ -80,7 +80,7 @@ class CausalLM:
         self._attention.do()
 
     def detach(self) -> None:
-        """Let the model run by itself for a while: give it back its attention. Packed layers stay, and do not matter."""
+        """Let the model run by itself for a while, with its own attention. Packed layers stay; they do not matter."""
         self._attention.undo()
 
     def close(self) -> None:

@@ -61,7 +61,7 @@ class PackedWeights:
         shared = _shared_weights(model)
         for parent in list(model.modules()):
             for name, child in list(parent.named_children()):
-                if _packable(child):
+                if isinstance(child, (nn.Linear, Conv1D)) and _packable(child):
                     setattr(parent, name, PackedLinear(child, keep_dense=id(child.weight) in shared))
                     self._places.append((parent, name))
 
@@ -85,13 +85,12 @@ def packing_works() -> bool:
         return False
 
 
-def _packable(module: nn.Module) -> bool:
-    """A layer that computes just what ``nn.Linear`` or ``Conv1D`` does, in float32, on the CPU, and is not trained."""
-    plain = isinstance(module, nn.Linear) and module.__class__.forward is nn.Linear.forward
-    turned = isinstance(module, Conv1D) and module.__class__.forward is Conv1D.forward
-    if not (plain or turned) or module._forward_hooks or module._forward_pre_hooks:
-        return False
-    return module.weight.device.type == "cpu" and module.weight.dtype == torch.float32 and module.weight.numel() > 0
+def _packable(layer: nn.Linear | Conv1D) -> bool:
+    """A layer that computes just what its class does (no quantised kind), in float32, on the CPU, without hooks."""
+    usual = layer.__class__.forward in (nn.Linear.forward, Conv1D.forward)
+    hooked = bool(layer._forward_hooks or layer._forward_pre_hooks)
+    weight: Tensor = layer.weight
+    return usual and not hooked and weight.device.type == "cpu" and weight.dtype == torch.float32
 
 
 def _shared_weights(model: nn.Module) -> set[int]:

@@ -101,11 +101,10 @@ def _positions_of_slots(positions: Int[Tensor, "B N"], slots: Int[Tensor, "B N"]
     return committed.scatter(1, slots, positions)
 
 
-def _near(
-    queries: Int[Tensor, "B N"], keys: Int[Tensor, "B S"], bound: int, chunked: bool
-) -> Bool[Tensor, "B N S"]:
+def _near(queries: Int[Tensor, "B N"], keys: Int[Tensor, "B S"], bound: int, chunked: bool) -> Bool[Tensor, "B N S"]:
     if chunked:
-        return torch.div(queries, bound, rounding_mode="floor")[:, :, None] == torch.div(
-            keys, bound, rounding_mode="floor"
-        )[:, None]
+        return (
+            torch.div(queries, bound, rounding_mode="floor")[:, :, None]
+            == torch.div(keys, bound, rounding_mode="floor")[:, None]
+        )
     return queries[:, :, None] - keys[:, None] < bound

@@ -1,6 +1,7 @@
 """The shape in which transformers' ``generate`` hands out its texts."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,5 +16,5 @@ def as_generate_output(
     tail = torch.full((len(texts), width), pad, dtype=prompts.dtype, device=prompts.device)
     for row, text in enumerate(texts):
         tail[row, : len(text)] = torch.tensor(list(text), dtype=prompts.dtype)
-    sequences = torch.cat([prompts, tail], dim=1)
+    sequences: Any = torch.cat([prompts, tail], dim=1)
     return GenerateDecoderOnlyOutput(sequences=sequences) if as_dict else sequences

@@ -1,6 +1,7 @@
 """Text to ids and back, chats to prompts, and whether two tokenizers are one."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -30,12 +31,14 @@ class Tokenizer:
                 raise PromptError(f"Chat message {number} must be a mapping with 'role' and 'content'.")
         if self.inner.chat_template is None:
             raise PromptError("The model has no chat template; give it a plain text instead of chat messages.")
-        text = self.inner.apply_chat_template([dict(m) for m in messages], tokenize=False, add_generation_prompt=True)
+        text: Any = self.inner.apply_chat_template(
+            [dict(m) for m in messages], tokenize=False, add_generation_prompt=True
+        )
         return list(self.inner(text, add_special_tokens=False)["input_ids"])
 
     def decode(self, tokens: list[int]) -> str:
         """Text of ids, special tokens left out, spaces as they are."""
-        return self.inner.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return str(self.inner.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     def first_difference(self, other: "Tokenizer") -> str | None:
         """A sentence on where two tokenizers differ, or None if each id that both have is the same token.

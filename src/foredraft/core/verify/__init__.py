@@ -45,19 +45,13 @@ RULES: dict[str, Rule] = {
     "target_sampling": Rule(target_sampling, frozenset(Law), "it draws from the target and needs no q"),
     "token": Rule(token, frozenset({Law.CHAIN}), "it needs one child a node, drawn from q"),
     "block": Rule(block, frozenset({Law.CHAIN}), "it needs one child a node, drawn from q"),
-    "recursive": Rule(
-        recursive, _DRAWN, "it divides by the q that each sibling was drawn from, given its elders"
-    ),
+    "recursive": Rule(recursive, _DRAWN, "it divides by the q that each sibling was drawn from, given its elders"),
     "kseq": Rule(kseq, frozenset({Law.IID}), "it needs siblings drawn independently from one and the same q"),
     "fixed_plus_one": Rule(
         fixed_plus_one, frozenset({Law.FIXED_PLUS_ONE}), "it needs siblings of which only the last was drawn"
     ),
-    "traversal": Rule(
-        traversal, _DRAWN, "it divides by the q that each sibling was drawn from, given its elders"
-    ),
-    "typical": Rule(
-        typical, frozenset(Law), "it takes every likely token, drawn by whomever", lossless=False
-    ),
+    "traversal": Rule(traversal, _DRAWN, "it divides by the q that each sibling was drawn from, given its elders"),
+    "typical": Rule(typical, frozenset(Law), "it takes every likely token, drawn by whomever", lossless=False),
 }
 
 DEFAULT: dict[Law, str] = {
@@ -97,10 +91,10 @@ def check_legal(rule: str, law: Law) -> None:
 def verify(target: Target, draft: Draft, coins: Coins, rule: str | None = None) -> Verdict:
     """Judge a draft by a rule that is legal for its law; None takes the best known one.
 
-    Where all rows are greedy (``target.p`` is None) every lossless rule comes to following the best tokens.
+    Where all rows are greedy (``target.p`` is None) every rule, for any law, comes to following the best tokens.
     """
-    name = DEFAULT[draft.law] if rule is None else rule
-    check_legal(name, draft.law)
     if target.p is None:
         return walk(target.best, draft.tree)
+    name = DEFAULT[draft.law] if rule is None else rule
+    check_legal(name, draft.law)
     return RULES[name].function(target.p, draft, coins)

@@ -12,9 +12,7 @@ from foredraft.core.tree import TokenTree
 def drawn_from(draft: Draft) -> Float[Tensor, "B N V"]:
     """The draft's q; a ``LawError`` where a rule needs it and there is none."""
     if draft.q is None:
-        raise LawError(
-            f"This rule needs the q that tokens were drawn from; this {draft.law.value!r} draft has none."
-        )
+        raise LawError(f"This rule needs the q that tokens were drawn from; this {draft.law.value!r} draft has none.")
     return draft.q
 
 
@@ -47,9 +45,7 @@ def ratio(p: Float[Tensor, "*k"], q: Float[Tensor, "*k"]) -> Float[Tensor, "*k"]
     return torch.where(p > 0, p / q, 0.0).clamp(max=torch.finfo(p.dtype).max)
 
 
-def residual(
-    p: Float[Tensor, "*k V"], q: Float[Tensor, "*k V"], where: Bool[Tensor, "*k"]
-) -> Float[Tensor, "*k V"]:
+def residual(p: Float[Tensor, "*k V"], q: Float[Tensor, "*k V"], where: Bool[Tensor, "*k"]) -> Float[Tensor, "*k V"]:
     """norm((p - q)+) in the rows ``where`` a draw from q was rejected, p in the others.
 
     Where nothing is left, p stays: then p = q up to rounding, and the rejection had probability ~0.

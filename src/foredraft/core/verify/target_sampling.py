@@ -23,9 +23,7 @@ def target_sampling(p: Float[Tensor, "B N V"], draft: Draft, coins: Coins) -> Ve
     on[:, 0] = True
     y = current
     for depth in range(tree.depth + 1):
-        drawn = torch.zeros_like(p[:, 0]).scatter(
-            1, y[:, None], 1.0
-        )  # rows that are done draw what they have
+        drawn = torch.zeros_like(p[:, 0]).scatter(1, y[:, None], 1.0)  # rows that are done draw what they have
         y = coins.target(torch.where(done[:, None], drawn, at(p, current)), depth)
         match = (tree.parents == current[:, None]) & (tree.tokens == y[:, None]) & ~done[:, None]
         done = ~match.any(1)

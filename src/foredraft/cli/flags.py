@@ -1,0 +1,129 @@
+"""Options of a command from the fields of a dataclass, so that a new field is a new flag by itself."""
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from types import NoneType
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import typer
+
+from foredraft.core.errors import OptionError
+
+_METAVARS = {int: "INT", float: "FLOAT", str: "TEXT", bool: None}
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A dataclass whose fields become options of a command.
+
+    Fields of a type that fits on no command line (mappings, functions) are left out, as are those in ``without``.
+    ``names`` gives the option where it is not the field's name with dashes; ``help`` and ``names`` may as well
+    stand in the metadata of a field.
+    """
+
+    kind: type
+    panel: str
+    help: Mapping[str, str] = field(default_factory=dict)
+    names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    without: tuple[str, ...] = ()
+
+    def parameters(self) -> list[inspect.Parameter]:
+        """One keyword a field, as typer reads them from a signature."""
+        hints = get_type_hints(self.kind)
+        found = []
+        for each in fields(self.kind):
+            shape = _shape(hints[each.name])
+            if shape is None or each.name in self.without:
+                continue
+            default = each.default if shape.simple else None
+            info = typer.Option(
+                *self._names(each.name, shape.item, default, each.metadata),
+                help=self.help.get(each.name, each.metadata.get("help")),
+                metavar=shape.metavar,
+                show_default=default is not None and not isinstance(default, bool),
+                rich_help_panel=self.panel,
+            )
+            kind = Annotated[shape.annotation, info]
+            found.append(inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind))
+        return found
+
+    def make(self, given: Mapping[str, Any]) -> Any:
+        """The dataclass from what the command line gave; what it did not give keeps the field's default."""
+        hints = get_type_hints(self.kind)
+        values = {}
+        for each in fields(self.kind):
+            value = given.get(each.name)
+            shape = _shape(hints[each.name])
+            if shape is None or value is None or (not shape.simple and not value):
+                continue
+            values[each.name] = _numbers(each.name, value) if shape.nested else value
+        return self.kind(**values)
+
+    def _names(self, name: str, item: type, default: Any, metadata: Mapping[str, Any]) -> tuple[str, ...]:
+        own = self.names.get(name, metadata.get("names"))
+        if own:
+            return tuple(own)
+        dashed = name.replace("_", "-")
+        return (f"--{dashed}/--no-{dashed}",) if item is bool and default is True else (f"--{dashed}",)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """How a field's type looks on a command line; ``simple`` if it is given once."""
+
+    item: type
+    annotation: Any
+    simple: bool = True
+    nested: bool = False
+    metavar: str | None = None
+
+
+def _shape(hint: Any) -> _Shape | None:
+    """None for a type that has no place on a command line."""
+    optional = NoneType in get_args(hint)
+    if optional:
+        hint = next(part for part in get_args(hint) if part is not NoneType)
+    if hint in _METAVARS:
+        return _Shape(hint, hint | None if optional else hint, metavar=_METAVARS[hint])
+    if get_origin(hint) is not tuple or get_args(hint)[1:] != (...,):
+        return None
+    item = get_args(hint)[0]
+    if item in _METAVARS:
+        return _Shape(item, list[item] | None, simple=False, metavar=_METAVARS[item])  # type: ignore[valid-type]
+    if item == tuple[int, ...]:
+        return _Shape(item, list[str] | None, simple=False, nested=True, metavar="INT,INT,...")
+    return None
+
+
+def _numbers(name: str, given: list[str]) -> tuple[tuple[int, ...], ...]:
+    try:
+        return tuple(tuple(int(part) for part in text.split(",")) for text in given)
+    except ValueError:
+        raise OptionError(
+            f"--{name.replace('_', '-')} takes token ids with commas between them, such as 12,7."
+        ) from None
+
+
+def flags(**groups: Group) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a command the options of each group; its parameter of that name gets the dataclass made from them."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        signature = inspect.signature(command)
+        own = [each for name, each in signature.parameters.items() if name not in groups]
+        made = {name: group.parameters() for name, group in groups.items()}
+
+        @functools.wraps(command)
+        def run(**given: Any) -> Any:
+            for name, group in groups.items():
+                part = {each.name: given.pop(each.name) for each in made[name]}
+                given[name] = group.make(part)
+            return command(**given)
+
+        everything = [*own, *(each for parameters in made.values() for each in parameters)]
+        run.__signature__ = signature.replace(parameters=everything)  # type: ignore[attr-defined]
+        run.__annotations__ = {each.name: each.annotation for each in everything}
+        return run
+
+    return decorate

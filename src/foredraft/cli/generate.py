@@ -1,0 +1,114 @@
+"""``foredraft generate``."""
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from foredraft.cli.choices import MODEL, SAMPLING, ModelChoice, read_prompt
+from foredraft.cli.console import TextOut, errors, legend, output
+from foredraft.cli.ending import Interrupted
+from foredraft.cli.flags import Group, flags
+from foredraft.core.errors import OptionError
+from foredraft.core.params import SamplingParams
+
+if TYPE_CHECKING:
+    from foredraft.cli.running import Outcome
+    from foredraft.engine.generate import Generator
+    from foredraft.engine.sequence import Piece, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What comes out, and how."""
+
+    num_return_sequences: int = field(
+        default=1, metadata={"help": "So many texts, each with random numbers of its own."}
+    )
+    json: bool = field(default=False, metadata={"help": "Print one JSON object (a list for several texts)."})
+    show_drafts: bool = field(
+        default=False,
+        metadata={"help": "Colour the tokens that were drafted and accepted; with --json, list the pieces."},
+    )
+    quiet: bool = field(
+        default=False, metadata={"names": ("--quiet", "-q"), "help": "No line of statistics on stderr."}
+    )
+
+
+@flags(choice=MODEL, sampling=SAMPLING, shown=Group(Output, "Output"))
+def command(
+    prompt: Annotated[
+        str | None,
+        typer.Argument(help="The text to continue; - or nothing: standard input.", show_default=False),
+    ] = None,
+    prompt_file: Annotated[str | None, typer.Option(help="Read the prompt from this file.", show_default=False)] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Ask it as a user's turn in the model's chat template.")] = False,
+    *,
+    choice: ModelChoice,
+    sampling: SamplingParams,
+    shown: Output,
+) -> None:
+    """Continue a prompt; the text streams to the screen.
+
+    The text goes to stdout and a line of statistics to stderr. The exit status is 2 where something cannot be, 130
+    after Ctrl-C and 141 when the reader of a pipe has gone; what was generated until then is printed.
+    """
+    if shown.num_return_sequences < 1:
+        raise OptionError("num_return_sequences must be 1 or more.")
+    if sampling.logprobs is not None and not shown.json:
+        raise OptionError("--logprobs needs --json.")
+    text = read_prompt(prompt, prompt_file)
+    generator = choice.load()
+    asked = [{"role": "user", "content": text}] if chat else text
+    from foredraft.cli.running import stats_of, summary
+
+    sequences = generator.submit([asked], sampling, shown.num_return_sequences)
+    outcome = (_as_json if shown.json else _as_text)(generator, sequences, choice, shown)
+    if outcome.error is not None:
+        raise outcome.error
+    if outcome.interrupted:
+        count = sum(len(sequence.tokens) for sequence in sequences)
+        raise Interrupted(f"Interrupted after {count} token{'s' if count != 1 else ''}.")
+    if not shown.json and not shown.quiet:
+        reasons = [sequence.finish_reason for sequence in sequences]
+        errors().print(summary(stats_of(generator, sequences), reasons), style="dim", soft_wrap=True)
+
+
+def _as_text(generator: "Generator", sequences: "list[Sequence]", choice: ModelChoice, shown: Output) -> "Outcome":
+    """Print pieces as they come. Several texts have headers between them."""
+    from foredraft.cli.running import Watcher, follow
+
+    out = TextOut(shown.show_drafts)
+    many = len(sequences) > 1
+
+    def begins(number: int) -> None:
+        if number:
+            out("\n")
+        if many:
+            out(f"--- {number + 1} of {len(sequences)} ---\n")
+
+    outcome = follow(generator, sequences, Watcher(begins, lambda piece: out(piece.text, piece.drafted)))
+    out("\n")
+    if out.colours and not shown.quiet:
+        output().print(legend())
+    return outcome
+
+
+def _as_json(generator: "Generator", sequences: "list[Sequence]", choice: ModelChoice, shown: Output) -> "Outcome":
+    """Print one object when everything is there, or one list."""
+    from foredraft.cli.running import Watcher, follow, record
+
+    pieces: list[list[Piece]] = []
+    outcome = follow(
+        generator, sequences, Watcher(lambda number: pieces.append([]), lambda piece: pieces[-1].append(piece))
+    )
+    records: list[dict[str, Any]] = []
+    for index, sequence in enumerate(sequences):
+        found = {"model": choice.model, "drafter": choice.drafter, **record(generator, sequence)}
+        if shown.show_drafts:
+            listed = pieces[index] if index < len(pieces) else []
+            found["pieces"] = [{"text": p.text, "tokens": p.tokens, "drafted": p.drafted} for p in listed]
+        records.append(found)
+    typer.echo(json.dumps(records if len(records) > 1 else records[0]))
+    return outcome

@@ -1,0 +1,101 @@
+"""Requests on the command line: run them, show what comes, say what it took."""
+
+import math
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from foredraft.cli.ending import CtrlC
+from foredraft.core.errors import ForedraftError
+from foredraft.core.stats import DecodeStats
+from foredraft.engine.generate import Generator, Stream
+from foredraft.engine.sequence import Piece, Sequence, TokenLogprobs
+
+
+class Outcome(NamedTuple):
+    """How it ended: the first error among the requests, and whether Ctrl-C cut them short."""
+
+    error: ForedraftError | None
+    interrupted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Watcher:
+    """Told of each request that begins to be shown, and of each piece of it."""
+
+    begins: Callable[[int], None]
+    piece: Callable[[Piece], None]
+
+
+def follow(generator: Generator, sequences: Seq[Sequence], watcher: Watcher) -> Outcome:
+    """Run requests, which share a batch, and show them one after the other; nothing that was generated is lost.
+
+    After an error or Ctrl-C, too, the watcher is told everything that there is.
+    """
+    error: ForedraftError | None = None
+    with CtrlC() as ctrl_c:
+        for number, sequence in enumerate(sequences):
+            watcher.begins(number)
+            try:
+                for piece in Stream(generator, sequence):
+                    watcher.piece(piece)
+                    if ctrl_c.pressed:
+                        generator.engine.cancel(sequences)
+            except ForedraftError as found:
+                error = error or found
+            except KeyboardInterrupt:  # the second Ctrl-C, in the middle of a step
+                generator.engine.cancel(sequences)
+                for piece in sequence.pieces:
+                    watcher.piece(piece)
+                return Outcome(error, True)
+    return Outcome(error, ctrl_c.pressed)
+
+
+def stats_of(generator: Generator, sequences: Seq[Sequence]) -> DecodeStats:
+    """What they took together, marked with the method that made them."""
+    together = DecodeStats.together(sequence.stats for sequence in sequences)
+    return replace(together, method=generator.kind.method, lossless=generator.kind.lossless)
+
+
+def summary(stats: DecodeStats, reasons: Seq[str | None] = ()) -> str:
+    """One line for people."""
+    parts = [
+        f"{stats.tokens} token{'s' if stats.tokens != 1 else ''} in {stats.seconds:.2f} s",
+        f"{stats.tokens_per_second:.1f} tokens/s",
+        f"{stats.acceptance_length:.2f} a target forward ({stats.method})",
+    ]
+    ended = ", ".join(sorted({reason for reason in reasons if reason}))
+    if ended:
+        parts.append(f"ended by {ended}")
+    if not stats.lossless:
+        parts.append("NOT lossless")
+    return " · ".join(parts)
+
+
+def record(generator: Generator, sequence: Sequence) -> dict[str, Any]:
+    """A request as ``--json`` prints it; what the model was called is added by the command."""
+    stats = stats_of(generator, [sequence])
+    found: dict[str, Any] = {
+        "method": stats.method,
+        "lossless": stats.lossless,
+        "prompt_tokens": len(sequence.prompt),
+        "text": sequence.text,
+        "tokens": sequence.tokens,
+        "finish_reason": sequence.finish_reason,
+        "stats": stats.as_dict(),
+    }
+    if sequence.params.logprobs is not None:
+        found["logprobs"] = [_logprob(generator, each) for each in sequence.logprobs]
+    if sequence.error is not None:
+        found["error"] = str(sequence.error)
+    return found
+
+
+def _logprob(generator: Generator, each: TokenLogprobs) -> dict[str, Any]:
+    def entry(token: int, value: float) -> dict[str, Any]:
+        text = generator.tokenizer.decode([token]) if generator.tokenizer else ""
+        return {"token": token, "text": text, "logprob": value if math.isfinite(value) else None}
+
+    top = [entry(token, value) for token, value in each.top.items()]
+    return {**entry(each.token, each.logprob), "top": top}

@@ -1,0 +1,69 @@
+"""Continuations of a few prompts that part and die out: each is a row of the slot cache, forked from its parent."""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from foredraft.core.tree import TokenTree
+from foredraft.model.causal import CausalLM
+from foredraft.model.prefill import prefill
+
+
+class Forks:
+    """Where N continuations stand in a cache of their own. They fill the first rows, so a forward copies none.
+
+    Args:
+        tokens: the prompts, padded on the right; they are read once, all but their last tokens.
+        sizes: tokens of each prompt.
+        width: continuations of each prompt; those of one prompt stand side by side, and on one row until they part.
+    """
+
+    def __init__(self, target: CausalLM, tokens: Int[Tensor, "B L"], sizes: Sequence[int], width: int) -> None:
+        self._target = target
+        self._cache = target.new_cache()
+        self._rows = [row for row in range(len(sizes)) for _ in range(width)]
+        self._bases = [size - 1 for size in sizes for _ in range(width)]  # slots of the tokens to be read next
+        longest = max(self._bases)
+        self._cache.reserve(len(sizes) * width, longest + 1)
+        prefill(target, self._cache, range(len(sizes)), tokens[:, :longest], [0] * len(sizes))
+
+    def forward(self, root: TokenTree) -> Float[Tensor, "N 1 V"]:
+        """Read the last token of each continuation, ``root``; return its logits. Shared rows are read once."""
+        device = self._target.device
+        first = {row: fork for fork, row in reversed(list(enumerate(self._rows)))}
+        rows = range(len(first))
+        forks = [first[row] for row in rows]  # one that stands there
+        bases = [self._bases[fork] for fork in forks]
+        reach = max(bases) + 1
+        self._cache.reserve(len(rows), reach)
+        tree = TokenTree.root(root.tokens[torch.tensor(forks, device=device), 0])
+        step = self._target.address(tree, torch.tensor(bases, device=device), rows, reach)
+        return self._target.forward(step, self._cache).logits[torch.tensor(self._rows, device=device)]
+
+    def move(self, parents: Sequence[int]) -> None:
+        """From now on there are these children, one token longer than their parents.
+
+        One child of each parent stays on its row, the others are copied. Where whole prompts have dropped out, those
+        that stood highest come down.
+        """
+        wanted = [self._rows[parent] for parent in parents]
+        self._bases = [self._bases[parent] + 1 for parent in parents]
+        self._rows = place(wanted)
+        moved = [i for i, row in enumerate(self._rows) if row != wanted[i]]
+        if moved:
+            slots = max(self._bases[i] for i in moved)
+            self._cache.fork([wanted[i] for i in moved], [self._rows[i] for i in moved], slots)
+
+
+def place(wanted: Sequence[int]) -> list[int]:
+    """Rows 0 .. N-1 for N continuations that would like to stand on ``wanted``, of which as few as can be move."""
+    rows = [-1] * len(wanted)
+    free = dict.fromkeys(range(len(wanted)))
+    for fork, row in enumerate(wanted):
+        if row in free:
+            rows[fork] = row
+            del free[row]
+    left = iter(free)
+    return [row if row >= 0 else next(left) for row in rows]

@@ -1,0 +1,314 @@
+"""Beam search finds what transformers' ``generate(num_beams=K, do_sample=False)`` finds, for ragged prompts as well."""
+
+import functools
+import itertools
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from transformers import PreTrainedModel
+
+from foredraft.core.errors import NumericsError, OptionError, PromptError
+from foredraft.core.params import SamplingParams
+from foredraft.engine.beam import BeamOptions, Hypothesis, beam_search
+from foredraft.engine.forks import place
+from foredraft.engine.reference import reference
+from foredraft.model.causal import CausalLM
+
+NEW = 14
+ENDS = (5, 17, 29, 33, 41, 58, 77, 90)
+EARLY = (False, True, "never")
+Found = list[tuple[list[int], float]]
+
+
+@functools.cache
+def models(name: str, spread: float = 1.0) -> tuple[PreTrainedModel, CausalLM]:
+    """A stock model for transformers, and one with the same weights behind ``CausalLM``."""
+    return tiny.build(name, spread=spread), CausalLM(tiny.build(name, spread=spread))
+
+
+def stock(model: PreTrainedModel, prompts: list[list[int]], eos: tuple[int, ...], **options: Any) -> list[Found]:
+    """What transformers finds; prompts of different lengths are padded on the left."""
+    width = max(map(len, prompts))
+    ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
+    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    ends = {"eos_token_id": list(eos)} if eos else {}
+    out = model.generate(
+        ids,
+        attention_mask=mask,
+        do_sample=False,
+        pad_token_id=0,
+        output_scores=True,
+        return_dict_in_generate=True,
+        **ends,
+        **options,
+    )
+    texts = [cut(line, eos) for line in out.sequences[:, width:].tolist()]
+    pairs = list(zip(texts, out.sequences_scores.tolist(), strict=True))
+    count = len(pairs) // len(prompts)
+    return [pairs[i : i + count] for i in range(0, len(pairs), count)]
+
+
+def cut(tokens: list[int], eos: tuple[int, ...]) -> list[int]:
+    """Up to the first end, which stays."""
+    end = next((i for i, token in enumerate(tokens) if token in eos), len(tokens))
+    return tokens[: end + 1]
+
+
+def ours(target: CausalLM, prompts: list[list[int]], eos: tuple[int, ...], **options: Any) -> list[Found]:
+    found = beam_search(target, prompts, BeamOptions.from_options(options), eos, str)
+    assert all(text.text == str(text.tokens) for texts in found for text in texts)
+    return [[(text.tokens, text.score) for text in texts] for texts in found]
+
+
+def same(found: list[Found], expected: list[Found]) -> None:
+    assert [[text for text, _ in texts] for texts in found] == [[text for text, _ in texts] for texts in expected]
+    for mine, theirs in zip(found, expected, strict=True):
+        assert [score for _, score in mine] == pytest.approx([score for _, score in theirs], abs=1e-4)
+
+
+@pytest.mark.parametrize("eos", [(), ENDS[:1], ENDS[:3], ENDS], ids=lambda eos: f"{len(eos)}eos")
+@pytest.mark.parametrize("beams", [2, 3, 5])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "mistral"])
+def test_finds_what_transformers_finds(name: str, beams: int, eos: tuple[int, ...]):
+    model, target = models(name)
+    prompts = tiny.prompts((1, 6, 19))
+    settings = list(itertools.product(EARLY, (0.5, 1.0, 2.0))) if eos else [(False, 1.0), ("never", 2.0)]
+    lengths = set()
+    for number, (early, penalty) in enumerate(settings):
+        options = {"num_beams": beams, "max_new_tokens": NEW, "early_stopping": early, "length_penalty": penalty}
+        options["num_return_sequences"] = 1 + (beams - 1) * (number % 2 == 0)
+        found = ours(target, prompts, eos, **options)
+        same(found, [stock(model, [prompt], eos, **options)[0] for prompt in prompts])
+        lengths |= {len(text) for texts in found for text, _ in texts}
+    assert eos == () or len(lengths) > 1, "no text ended early, so nothing was shown"
+
+
+@pytest.mark.parametrize("penalty", [-1.0, 0.0])
+@pytest.mark.parametrize("early", EARLY)
+def test_short_texts_preferred(early: bool | str, penalty: float):
+    model, target = models("llama")
+    options = {"num_beams": 3, "num_return_sequences": 3, "max_new_tokens": NEW}
+    options |= {"length_penalty": penalty, "early_stopping": early}
+    prompt = tiny.prompts((9,))
+    same(ours(target, prompt, ENDS, **options), stock(model, prompt, ENDS, **options))
+
+
+@pytest.mark.parametrize("early", EARLY)
+def test_a_left_padded_batch_of_transformers_finds_the_same(early: bool | str):
+    """Its batch goes on until all prompts are over; ours lets each go."""
+    model, target = models("llama")
+    prompts = tiny.prompts((3, 12, 7, 5))
+    options = {"num_beams": 4, "num_return_sequences": 4, "max_new_tokens": NEW, "early_stopping": early}
+    same(ours(target, prompts, ENDS, **options), stock(model, prompts, ENDS, **options))
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma3_text"])
+def test_a_ragged_batch_is_each_prompt_alone(name: str):
+    _, target = models(name)
+    prompts = tiny.prompts((33, 1, 2, 17, 8, 2))
+    options = {"num_beams": 3, "num_return_sequences": 3, "max_new_tokens": 20}
+    together = ours(target, prompts, ENDS, **options)
+    same(together, [ours(target, [prompt], ENDS, **options)[0] for prompt in prompts])
+    assert len({len(texts[0][0]) for texts in together}) > 1, "all ended at once"
+
+
+RULES: list[dict[str, Any]] = [
+    {"repetition_penalty": 1.4},
+    {"no_repeat_ngram_size": 2},
+    {"min_new_tokens": 6},
+    {"bad_words_ids": [[44], [12, 13], [7, 8]]},
+    {"repetition_penalty": 0.8, "no_repeat_ngram_size": 3, "min_new_tokens": 4},
+]
+
+
+@pytest.mark.parametrize("rules", RULES, ids=lambda rules: "+".join(rules))
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+def test_penalties_and_bans_hold_for_log_probabilities(name: str, rules: dict[str, Any]):
+    model, target = models(name)
+    prompts = tiny.prompts((4, 11))
+    options = {"num_beams": 4, "num_return_sequences": 4, "max_new_tokens": NEW, "length_penalty": 0.7}
+    found = ours(target, prompts, ENDS, **options, **rules)
+    same(found, [stock(model, [prompt], ENDS, **options, **rules)[0] for prompt in prompts])
+
+
+def test_every_rule_changes_something():
+    _, target = models("llama")
+    prompts = tiny.prompts((4, 11))
+    options = {"num_beams": 4, "num_return_sequences": 4, "max_new_tokens": NEW, "length_penalty": 0.7}
+    plain = ours(target, prompts, ENDS, **options)
+    for rules in [*RULES, {"logit_bias": {3: 4.0}}, {"frequency_penalty": 1.0}]:
+        assert ours(target, prompts, ENDS, **options, **rules) != plain, rules
+
+
+def test_logit_bias_is_transformers_sequence_bias():
+    model, target = models("llama")
+    prompts = tiny.prompts((6,))
+    options = {"num_beams": 3, "num_return_sequences": 2, "max_new_tokens": NEW}
+    expected = stock(model, prompts, ENDS, sequence_bias=[[[3], 4.0], [[9], -2.0]], **options)
+    same(ours(target, prompts, ENDS, logit_bias={3: 4.0, 9: -2.0}, **options), expected)
+
+
+def test_ones_own_processor_sees_each_beams_text():
+    class Often:
+        """Prefers tokens by the sum of the text so far."""
+
+        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            liked = input_ids.sum(1) % scores.shape[1]
+            return scores + 3.0 * torch.nn.functional.one_hot(liked, scores.shape[1])
+
+    model, target = models("llama")
+    prompts = tiny.prompts((6, 3))
+    options = {"num_beams": 3, "num_return_sequences": 3, "max_new_tokens": NEW}
+    expected = [stock(model, [prompt], ENDS, logits_processor=[Often()], **options)[0] for prompt in prompts]
+    same(ours(target, prompts, ENDS, logits_processor=Often(), **options), expected)
+
+
+def test_more_beams_than_texts():
+    """Bans leave two tokens, hence at first fewer texts than beams."""
+    model, target = models("llama")
+    allowed = (11, 12)
+    words = [[token] for token in range(tiny.VOCAB) if token not in allowed]
+    options = {"num_beams": 5, "num_return_sequences": 5, "max_new_tokens": 5, "bad_words_ids": words}
+    prompts = tiny.prompts((6,))
+    same(ours(target, prompts, (), **options), stock(model, prompts, (), **options))
+
+
+def test_as_many_beams_as_there_are_texts_find_the_best_one():
+    """With V beams nothing of two tokens is lost, so the search must find the best of all."""
+    target = CausalLM(tiny.build("llama", vocab_size=12))
+    prompt = [3, 1, 4]
+    texts = [[a, b] for a in range(12) for b in range(12)]
+    laws = target.stock_logits(torch.tensor([prompt + text for text in texts])).log_softmax(-1)
+    scores = [float(law[2, a] + law[3, b]) for law, (a, b) in zip(laws, texts, strict=True)]
+    best, score = ours(target, [prompt], (), num_beams=12, max_new_tokens=2, length_penalty=0.0)[0][0]
+    assert best == texts[scores.index(max(scores))]
+    assert score == pytest.approx(max(scores), abs=1e-4)
+
+
+def test_scores_are_those_of_the_texts():
+    """Sum of log-probabilities by length to the penalty; best first; no text twice."""
+    _, target = models("gpt2")
+    prompt = tiny.prompts((6,))[0]
+    found = ours(target, [prompt], ENDS, num_beams=4, num_return_sequences=4, max_new_tokens=NEW, length_penalty=1.5)
+    scores = [score for _, score in found[0]]
+    assert scores == sorted(scores, reverse=True)
+    assert len({tuple(text) for text, _ in found[0]}) == 4
+    for text, score in found[0]:
+        law = target.stock_logits(torch.tensor([prompt + text]))[0, len(prompt) - 1 : -1].log_softmax(-1)
+        total = float(law.gather(1, torch.tensor(text)[:, None]).sum())
+        assert score == pytest.approx(total / len(text) ** 1.5, abs=1e-4)
+
+
+def test_a_sure_model_says_what_greedy_search_says():
+    """Where one token has nearly all the mass at every step, no other text can be likelier."""
+    target = CausalLM(tiny.build("llama", spread=1.5))
+    target.model.lm_head.weight.data *= 12.0
+    target = CausalLM(target.model)
+    prompt = tiny.prompts((6,))[0]
+    found = ours(target, [prompt], (), num_beams=3, max_new_tokens=NEW)
+    greedy = reference(target, prompt, SamplingParams(max_new_tokens=NEW))
+    law = target.stock_logits(torch.tensor([prompt + greedy]))[0, len(prompt) - 1 : -1].softmax(-1)
+    assert float(law.amax(-1).prod()) > 0.5, "this model is not sure"
+    assert found[0][0][0] == greedy
+
+
+def test_the_end_of_the_context_ends_a_text():
+    _, target = models("gpt2")
+    prompts = tiny.prompts((target.max_length - 3, 4))
+    found = ours(target, prompts, (), num_beams=2, max_new_tokens=8)
+    assert [len(texts[0][0]) for texts in found] == [3, 8]
+    same(found, [ours(target, [p], (), num_beams=2, max_new_tokens=n)[0] for p, n in zip(prompts, (3, 8), strict=True)])
+
+
+def test_one_forward_a_step_over_the_prompts_that_are_left(monkeypatch: pytest.MonkeyPatch):
+    _, target = models("llama")
+    shapes: list[tuple[int, int, int | None]] = []
+    forward = CausalLM.forward
+
+    def spy(self: CausalLM, step: Any, *args: Any, **options: Any) -> Any:
+        shapes.append((*step.tokens.shape, step.prefix))
+        return forward(self, step, *args, **options)
+
+    monkeypatch.setattr(CausalLM, "forward", spy)
+    prompts = tiny.prompts((33, 1, 2, 17))
+    options = {"num_beams": 3, "num_return_sequences": 3, "max_new_tokens": 40, "early_stopping": True}
+    found = ours(target, prompts, ENDS, **options)
+    prefilled, first, *rest = shapes
+    assert prefilled == (4, 32, 4) and first == (4, 1, 4)
+    rows = [rows for rows, _, _ in rest]
+    assert all(shape == (rows, 1, rows) for shape, rows in zip(rest, rows, strict=True)), "rows are the first ones"
+    assert rows == sorted(rows, reverse=True) and set(rows) <= {3, 6, 9, 12} and len(set(rows)) > 1
+    assert len(rest) + 1 >= max(len(text) for texts in found for text, _ in texts)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "rows"),
+    [([0, 1, 2], [0, 1, 2]), ([2, 1, 0], [2, 1, 0]), ([0, 0, 2], [0, 1, 2]), ([1, 1, 1], [1, 0, 2]), ([4, 5], [0, 1])],
+)
+def test_place_moves_as_few_as_can_be(wanted: list[int], rows: list[int]):
+    assert place(wanted) == rows
+
+
+def test_generator():
+    model, target = models("llama")
+    generator = tiny.generator(target, eos=ENDS)
+    prompts = tiny.prompts((5, 2))
+    one = generator.beam_search(prompts[0], num_beams=3, max_new_tokens=6, num_return_sequences=2)
+    assert all(isinstance(text, Hypothesis) for text in one)
+    both = generator.beam_search(prompts, num_beams=3, max_new_tokens=6, num_return_sequences=2, eos_token_id=())
+    options = {"num_beams": 3, "max_new_tokens": 6, "num_return_sequences": 2}
+    same([[(t.tokens, t.score) for t in one]], stock(model, prompts[:1], ENDS, **options))
+    found = [[(t.tokens, t.score) for t in texts] for texts in both]
+    same(found, [stock(model, [prompt], (), **options)[0] for prompt in prompts])
+    assert len(generator.beam_search(prompts[0], max_new_tokens=2)) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"num_beams": 1}, "num_beams must be a whole number, 2 or more"),
+        ({"num_beams": 2.5}, "num_beams must be"),
+        ({"num_beams": True}, "num_beams must be"),
+        ({"num_beams": 2, "num_return_sequences": 3}, r"from 1 to num_beams \(2\), not 3"),
+        ({"num_return_sequences": 0}, "from 1 to num_beams"),
+        ({"length_penalty": float("nan")}, "length_penalty must be a number"),
+        ({"length_penalty": "1"}, "length_penalty must be a number"),
+        ({"early_stopping": "always"}, "True, False or \"never\", not 'always'"),
+        ({"early_stopping": 1}, "early_stopping must be"),
+        ({"max_new_tokens": 0}, "max_new_tokens must be"),
+        ({"min_new_tokens": 9, "max_new_tokens": 8}, "larger than max_new_tokens"),
+        ({"num_beam": 2}, "Unknown beam search option 'num_beam'. Did you mean num_beams?"),
+        ({"temperature": 1.0}, "Unknown beam search option 'temperature'"),
+        ({"params": SamplingParams(seed=1)}, "Unknown beam search option 'params'"),
+        ({"logit_bias": {999: 1.0}}, "there is no token 999"),
+    ],
+    ids=str,
+)
+def test_options_are_checked(options: dict[str, Any], said: str):
+    with pytest.raises(OptionError, match=said):
+        tiny.generator(models("llama")[1]).beam_search([1, 2], **options)
+
+
+def test_nothing_is_sampled():
+    with pytest.raises(OptionError, match="Beam search has no top_k"):
+        BeamOptions(params=SamplingParams(top_k=3))
+    with pytest.raises(OptionError, match="Beam search has no stop_strings"):
+        BeamOptions(params=SamplingParams(stop_strings=("a",)))
+
+
+def test_prompts_are_checked():
+    generator = tiny.generator(models("llama")[1])
+    for bad in ([], [1, tiny.VOCAB], list(range(90)) * 3, "a text, but no tokenizer"):
+        with pytest.raises(PromptError):
+            generator.beam_search(bad)
+    assert beam_search(generator.engine.target, [], BeamOptions(), (), str) == []
+
+
+def test_logits_that_are_not_numbers():
+    model = tiny.build("llama")
+    target = CausalLM(model)
+    model.model.norm.weight.data[0] = float("nan")
+    with pytest.raises(NumericsError, match="not numbers"):
+        ours(target, [[1, 2]], (), num_beams=2, max_new_tokens=4)
