@@ -4,13 +4,15 @@ Weights are drawn with a standard deviation of ``spread / sqrt(inputs)``, so tha
 texts wander; ``spread`` is chosen for gaps between the two best logits that no rounding of float32 can close.
 """
 
+import dataclasses
 import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
+import tokenizers
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Drafter, Needs, Plan, View
@@ -247,3 +249,12 @@ class Liar:
 
 def liar(truths: Sequence[Sequence[int]], nodes: int = 7, **options: Any) -> ScriptedDrafter:
     return ScriptedDrafter(Liar(truths, nodes, **options), max_nodes=nodes)
+
+
+def tokenizer(vocab: int = VOCAB, eos: str | None = None) -> PreTrainedTokenizerFast:
+    """One printable character a token, from the space on: id 0 is " ", id 33 is "A"."""
+    characters = {chr(32 + index): index for index in range(vocab)}
+    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(characters, unk_token=" "))
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex("."), "isolated")
+    inner.decoder = tokenizers.decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token=eos)

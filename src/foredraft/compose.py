@@ -91,19 +91,23 @@ def load(
     spec = _spec(target, drafter)
     _check_verifier(verifier, spec)
     loaded = _load(target, tokenizer, dtype, device, model_options)
-    model = CausalLM(loaded.model, fast=fast)
-    models = [model]
-    proposer = _build(spec, loaded, models, fast, model_options) if isinstance(spec, Spec) else spec
-    if proposer.needs.hidden_layers:
-        model.tap(proposer.needs.hidden_layers)
-    engine = Engine(
-        model,
-        proposer,
-        controller or _controller(spec, model),
-        rule=verifier,
-        max_rows=max_batch_size,
-        exact_nodes=1 + proposer.needs.max_nodes if exact else 0,
-    )
+    models = [CausalLM(loaded.model, fast=fast)]
+    try:
+        proposer = _build(spec, loaded, models, fast, model_options) if isinstance(spec, Spec) else spec
+        if proposer.needs.hidden_layers:
+            models[0].tap(proposer.needs.hidden_layers)
+        engine = Engine(
+            models[0],
+            proposer,
+            controller or _controller(spec, models[0]),
+            rule=verifier,
+            max_rows=max_batch_size,
+            exact_nodes=1 + proposer.needs.max_nodes if exact else 0,
+        )
+    except BaseException:  # a model that is the caller's must not keep what was installed on it
+        for model in models:
+            model.close()
+        raise
     name = spec.name if isinstance(spec, Spec) else spec.__class__.__name__
     kind = Kind(name, lossless=verifier is None or RULES[verifier].lossless)
     return Generator(engine, loaded.tokenizer, loaded.eos_token_ids, kind, models)

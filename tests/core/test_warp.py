@@ -29,11 +29,13 @@ def choices(groups: dict[str, list[dict]]) -> st.SearchStrategy[dict]:
     return picks.map(lambda some: {k: v for option in some if option for k, v in option.items()})
 
 
-PARAMS = st.builds(
-    lambda temperature, sampling, history, processors: SamplingParams(
-        **{"temperature": temperature, **history, **(sampling if temperature else {})},
-        logits_processor=processors,
-    ),
+OPTIONS = st.builds(
+    lambda temperature, sampling, history, processors: {
+        "temperature": temperature,
+        "logits_processor": processors,
+        **history,
+        **(sampling if temperature else {}),
+    },
     st.sampled_from([0.0, 0.7, 1.0, 1.0]),
     choices(SAMPLING),
     choices(HISTORY),
@@ -43,20 +45,22 @@ PARAMS = st.builds(
 
 @settings(deadline=None, max_examples=120, derandomize=True)
 @given(
-    st.lists(PARAMS, min_size=1, max_size=3),
+    st.lists(OPTIONS, min_size=1, max_size=3),
     st.integers(0, 999),
     st.sampled_from(["tree", "chain"]),
     st.data(),
 )
-def test_any_mixture_of_rows_equals_transformers(params, seed, kind, data):
+def test_any_mixture_of_rows_equals_transformers(options, seed, kind, data):
+    params = [SamplingParams(**row) for row in options]
     case = random_case(seed, rows=len(params), nodes=5, kind=kind)
     start = data.draw(st.integers(0, 4))
     check(case, params, start, data.draw(st.integers(1, 5 - start)))
 
 
 @settings(deadline=None, max_examples=60, derandomize=True)
-@given(st.lists(PARAMS, min_size=2, max_size=4), st.integers(0, 999))
-def test_a_row_does_not_feel_its_neighbours(params, seed):
+@given(st.lists(OPTIONS, min_size=2, max_size=4), st.integers(0, 999))
+def test_a_row_does_not_feel_its_neighbours(options, seed):
+    params = [SamplingParams(**row) for row in options]
     case = random_case(seed, rows=len(params))
     together = case.warp(params).law(case.logits, case.paths)
     for row, own in enumerate(params):

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, replace
 
 import torch
+import transformers
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, LogitsProcessorList
 
 from foredraft.core.params import SamplingParams
@@ -12,6 +13,8 @@ from foredraft.core.warp import Paths, Warp
 
 V = 23
 EOS = (1, 4)
+# an embedding may be wider than the logits; processors of older transformers fail on such a token
+OUTSIDE = V + 2 if tuple(map(int, transformers.__version__.split(".")[:2])) >= (5, 23) else 5
 MODEL = LlamaForCausalLM(
     LlamaConfig(
         vocab_size=V,
@@ -129,7 +132,7 @@ def random_case(seed: int, rows: int = 2, nodes: int = 7, kind: str = "tree", al
 
     lengths = 3 + below(9, rows)
     history = below(alphabet, rows, 14)
-    history[:, 1] = V + 2  # an embedding may be wider than the logits
+    history[:, 1] = OUTSIDE
     beyond = torch.arange(14) >= lengths[:, None]
     history = torch.where(beyond, torch.tensor([-7, V + 50, 2])[below(3, rows, 14)], history)
     root = history.gather(1, lengths[:, None] - 1)
@@ -191,6 +194,7 @@ HISTORY = {
     "bad_words_ids": [
         {"bad_words_ids": ((2,), (4,), (9,))},
         {"bad_words_ids": ((2, 3), (0, 1, 5), (5, 5, 2, 3, 0), (8,), (1,))},
+        {"bad_words_ids": ((3,),), "logit_bias": {3: 9.0, 5: 1.0}},
         {"bad_words_ids": ((1,),)},
     ],
     "min_new_tokens": [{"min_new_tokens": 1}, {"min_new_tokens": 4}, {"min_new_tokens": 30}],

@@ -16,16 +16,27 @@ from foredraft.engine.forks import place
 from foredraft.engine.reference import reference
 from foredraft.model.causal import CausalLM
 
-NEW = 14
+NEW = 12
 ENDS = (5, 17, 29, 33, 41, 58, 77, 90)
 EARLY = (False, True, "never")
+"""Enough ids that one of them is soon said."""
 Found = list[tuple[list[int], float]]
 
 
 @functools.cache
-def models(name: str, spread: float = 1.0) -> tuple[PreTrainedModel, CausalLM]:
+def models(name: str, spread: float = 1.0, **changes: int) -> tuple[PreTrainedModel, CausalLM]:
     """A stock model for transformers, and one with the same weights behind ``CausalLM``."""
-    return tiny.build(name, spread=spread), CausalLM(tiny.build(name, spread=spread))
+    stock, ours = [tiny.build(name, spread=spread, **changes) for _ in range(2)]
+    return stock, CausalLM(ours)
+
+
+@functools.cache
+def said(name: str) -> tuple[int, ...]:
+    """Ids in the order in which the best texts of a model come upon them, from the fourth token on."""
+    found = ours(models(name)[1], tiny.prompts((1, 6, 19)), (), num_beams=3, max_new_tokens=NEW)
+    return tuple(
+        dict.fromkeys(token for column in zip(*[texts[0][0][3:] for texts in found], strict=True) for token in column)
+    )
 
 
 def stock(model: PreTrainedModel, prompts: list[list[int]], eos: tuple[int, ...], **options: Any) -> list[Found]:
@@ -34,6 +45,8 @@ def stock(model: PreTrainedModel, prompts: list[list[int]], eos: tuple[int, ...]
     ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
     ends = {"eos_token_id": list(eos)} if eos else {}
+    if "bad_words_ids" in options:
+        options["bad_words_ids"] = [list(word) for word in options["bad_words_ids"]]
     out = model.generate(
         ids,
         attention_mask=mask,
@@ -65,16 +78,19 @@ def ours(target: CausalLM, prompts: list[list[int]], eos: tuple[int, ...], **opt
 def same(found: list[Found], expected: list[Found]) -> None:
     assert [[text for text, _ in texts] for texts in found] == [[text for text, _ in texts] for texts in expected]
     for mine, theirs in zip(found, expected, strict=True):
-        assert [score for _, score in mine] == pytest.approx([score for _, score in theirs], abs=1e-4)
+        assert [score for _, score in mine] == pytest.approx([score for _, score in theirs], rel=1e-5, abs=1e-4)
 
 
-@pytest.mark.parametrize("eos", [(), ENDS[:1], ENDS[:3], ENDS], ids=lambda eos: f"{len(eos)}eos")
+@pytest.mark.parametrize("ends", [0, 1, 4])
 @pytest.mark.parametrize("beams", [2, 3, 5])
 @pytest.mark.parametrize("name", ["llama", "gpt2", "mistral"])
-def test_finds_what_transformers_finds(name: str, beams: int, eos: tuple[int, ...]):
+def test_finds_what_transformers_finds(name: str, beams: int, ends: int):
     model, target = models(name)
+    eos = said(name)[:ends]
     prompts = tiny.prompts((1, 6, 19))
-    settings = list(itertools.product(EARLY, (0.5, 1.0, 2.0))) if eos else [(False, 1.0), ("never", 2.0)]
+    settings = (
+        list(itertools.product(EARLY, (0.5, 1.0, 2.0)))[beams % 2 :: 2] if eos else [(False, 1.0), ("never", 2.0)]
+    )
     lengths = set()
     for number, (early, penalty) in enumerate(settings):
         options = {"num_beams": beams, "max_new_tokens": NEW, "early_stopping": early, "length_penalty": penalty}
@@ -82,17 +98,19 @@ def test_finds_what_transformers_finds(name: str, beams: int, eos: tuple[int, ..
         found = ours(target, prompts, eos, **options)
         same(found, [stock(model, [prompt], eos, **options)[0] for prompt in prompts])
         lengths |= {len(text) for texts in found for text, _ in texts}
-    assert eos == () or len(lengths) > 1, "no text ended early, so nothing was shown"
+    assert (len(lengths) > 1) == (ends > 0), "no text ended early, so nothing was shown"
 
 
-@pytest.mark.parametrize("penalty", [-1.0, 0.0])
-@pytest.mark.parametrize("early", EARLY)
-def test_short_texts_preferred(early: bool | str, penalty: float):
-    model, target = models("llama")
-    options = {"num_beams": 3, "num_return_sequences": 3, "max_new_tokens": NEW}
-    options |= {"length_penalty": penalty, "early_stopping": early}
-    prompt = tiny.prompts((9,))
-    same(ours(target, prompt, ENDS, **options), stock(model, prompt, ENDS, **options))
+@pytest.mark.parametrize("penalty", [-2.0, 0.0])
+def test_a_penalty_that_likes_short_texts(penalty: float):
+    """Two of these texts tell how far "never" looks ahead when no text is better for being longer."""
+    vocab, eos = 24, (0, 1, 2)
+    model, target = models("llama", 2.5, seed=39, vocab_size=vocab)
+    prompts = tiny.prompts((4, 17, 8, 6), vocab)
+    for early in EARLY:
+        options = {"num_beams": 3, "num_return_sequences": 3, "max_new_tokens": 2 * NEW}
+        options |= {"length_penalty": penalty, "early_stopping": early}
+        same(ours(target, prompts, eos, **options), [stock(model, [prompt], eos, **options)[0] for prompt in prompts])
 
 
 @pytest.mark.parametrize("early", EARLY)
@@ -117,8 +135,8 @@ def test_a_ragged_batch_is_each_prompt_alone(name: str):
 RULES: list[dict[str, Any]] = [
     {"repetition_penalty": 1.4},
     {"no_repeat_ngram_size": 2},
-    {"min_new_tokens": 6},
-    {"bad_words_ids": [[44], [12, 13], [7, 8]]},
+    {"min_new_tokens": 8},
+    {"bad_words_ids": ((44,), (12, 86), (27, 72))},
     {"repetition_penalty": 0.8, "no_repeat_ngram_size": 3, "min_new_tokens": 4},
 ]
 
@@ -127,19 +145,19 @@ RULES: list[dict[str, Any]] = [
 @pytest.mark.parametrize("name", ["llama", "mistral"])
 def test_penalties_and_bans_hold_for_log_probabilities(name: str, rules: dict[str, Any]):
     model, target = models(name)
-    prompts = tiny.prompts((4, 11))
-    options = {"num_beams": 4, "num_return_sequences": 4, "max_new_tokens": NEW, "length_penalty": 0.7}
-    found = ours(target, prompts, ENDS, **options, **rules)
-    same(found, [stock(model, [prompt], ENDS, **options, **rules)[0] for prompt in prompts])
+    prompts, eos = tiny.prompts((4, 11)), said(name)[:4]
+    options = {"num_beams": 4, "num_return_sequences": 4, "max_new_tokens": 2 * NEW, "length_penalty": 0.7}
+    found = ours(target, prompts, eos, **options, **rules)
+    same(found, [stock(model, [prompt], eos, **options, **rules)[0] for prompt in prompts])
 
 
 def test_every_rule_changes_something():
     _, target = models("llama")
-    prompts = tiny.prompts((4, 11))
-    options = {"num_beams": 4, "num_return_sequences": 4, "max_new_tokens": NEW, "length_penalty": 0.7}
-    plain = ours(target, prompts, ENDS, **options)
+    prompts, eos = tiny.prompts((4, 11)), said("llama")[:4]
+    options = {"num_beams": 4, "num_return_sequences": 4, "max_new_tokens": 2 * NEW, "length_penalty": 0.7}
+    plain = ours(target, prompts, eos, **options)
     for rules in [*RULES, {"logit_bias": {3: 4.0}}, {"frequency_penalty": 1.0}]:
-        assert ours(target, prompts, ENDS, **options, **rules) != plain, rules
+        assert ours(target, prompts, eos, **options, **rules) != plain, rules
 
 
 def test_logit_bias_is_transformers_sequence_bias():
@@ -162,14 +180,14 @@ def test_ones_own_processor_sees_each_beams_text():
     prompts = tiny.prompts((6, 3))
     options = {"num_beams": 3, "num_return_sequences": 3, "max_new_tokens": NEW}
     expected = [stock(model, [prompt], ENDS, logits_processor=[Often()], **options)[0] for prompt in prompts]
-    same(ours(target, prompts, ENDS, logits_processor=Often(), **options), expected)
+    same(ours(target, prompts, ENDS, logits_processor=(Often(),), **options), expected)
 
 
 def test_more_beams_than_texts():
     """Bans leave two tokens, hence at first fewer texts than beams."""
     model, target = models("llama")
     allowed = (11, 12)
-    words = [[token] for token in range(tiny.VOCAB) if token not in allowed]
+    words = tuple((token,) for token in range(tiny.VOCAB) if token not in allowed)
     options = {"num_beams": 5, "num_return_sequences": 5, "max_new_tokens": 5, "bad_words_ids": words}
     prompts = tiny.prompts((6,))
     same(ours(target, prompts, (), **options), stock(model, prompts, (), **options))
@@ -203,9 +221,9 @@ def test_scores_are_those_of_the_texts():
 
 def test_a_sure_model_says_what_greedy_search_says():
     """Where one token has nearly all the mass at every step, no other text can be likelier."""
-    target = CausalLM(tiny.build("llama", spread=1.5))
-    target.model.lm_head.weight.data *= 12.0
-    target = CausalLM(target.model)
+    model = tiny.build("llama")
+    model.lm_head.weight.data *= 40.0
+    target = CausalLM(model)
     prompt = tiny.prompts((6,))[0]
     found = ours(target, [prompt], (), num_beams=3, max_new_tokens=NEW)
     greedy = reference(target, prompt, SamplingParams(max_new_tokens=NEW))
@@ -269,14 +287,11 @@ def test_generator():
     ("options", "said"),
     [
         ({"num_beams": 1}, "num_beams must be a whole number, 2 or more"),
-        ({"num_beams": 2.5}, "num_beams must be"),
         ({"num_beams": True}, "num_beams must be"),
         ({"num_beams": 2, "num_return_sequences": 3}, r"from 1 to num_beams \(2\), not 3"),
         ({"num_return_sequences": 0}, "from 1 to num_beams"),
         ({"length_penalty": float("nan")}, "length_penalty must be a number"),
-        ({"length_penalty": "1"}, "length_penalty must be a number"),
         ({"early_stopping": "always"}, "True, False or \"never\", not 'always'"),
-        ({"early_stopping": 1}, "early_stopping must be"),
         ({"max_new_tokens": 0}, "max_new_tokens must be"),
         ({"min_new_tokens": 9, "max_new_tokens": 8}, "larger than max_new_tokens"),
         ({"num_beam": 2}, "Unknown beam search option 'num_beam'. Did you mean num_beams?"),

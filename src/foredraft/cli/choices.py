@@ -101,26 +101,25 @@ def read_prompt(given: str | None, file: str | None) -> str:
     One newline at the end of a file or of standard input is not part of it: editors and echo put it there.
 
     Raises:
-        PromptError: none was given, or two, or the file cannot be read as UTF-8.
+        PromptError: none was given, or two, or what was given is not UTF-8 text.
     """
     if given is not None and file is not None:
         raise PromptError("The prompt was given twice, as an argument and with --prompt-file.")
+    try:
+        text = _read(given, file)
+        text.encode()  # bytes of the command line that are no text arrive as lone surrogates
+    except UnicodeError:
+        raise PromptError("The prompt is not UTF-8 text.") from None
+    except OSError as error:
+        raise PromptError(f"Cannot read the prompt file {file!r}: {error.strerror}.") from None
+    return text
+
+
+def _read(given: str | None, file: str | None) -> str:
     if given is not None and given != "-":
         return given
     if file is not None and file != "-":
-        return _read(file)
+        return Path(file).read_text(encoding="utf-8").removesuffix("\n")
     if given is None and file is None and sys.stdin.isatty():
         raise PromptError("There is no prompt: give it as an argument, with --prompt-file, or on standard input.")
-    try:
-        return sys.stdin.read().removesuffix("\n")
-    except UnicodeDecodeError:
-        raise PromptError("The prompt on standard input is not UTF-8 text.") from None
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8").removesuffix("\n")
-    except OSError as error:
-        raise PromptError(f"Cannot read the prompt file {path!r}: {error.strerror}.") from None
-    except UnicodeDecodeError:
-        raise PromptError(f"The prompt file {path!r} is not UTF-8 text.") from None
+    return sys.stdin.read().removesuffix("\n")

@@ -67,7 +67,7 @@ class TextOut:
 
 def legend() -> Text:
     """What the colours of ``TextOut`` mean."""
-    return Text.assemble(("drafted and accepted", DRAFTED), "  ", "the target's own", style="dim")
+    return Text.assemble(("drafted and accepted", DRAFTED), ("   the target's own", "default"))
 
 
 _VISIBLE = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n\r"}

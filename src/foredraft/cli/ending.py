@@ -16,7 +16,7 @@ import typer
 from foredraft.cli.console import errors
 from foredraft.core.errors import ForedraftError
 
-REFUSED, INTERRUPTED, CLOSED_PIPE = 2, 130, 141
+FAILED, REFUSED, INTERRUPTED, CLOSED_PIPE = 1, 2, 130, 141
 _ParseError: Any = typer.BadParameter.__base__  # of any wrong option; typer has no public name for it
 
 
@@ -42,9 +42,19 @@ def ended(run: Callable[[], Any]) -> int:
             raise
         return _explained(error)
     except ClosedPipe:
-        # what is still in the buffer has nowhere to go, and Python would say so on its way out
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return CLOSED_PIPE
+    except OSError as error:  # such as a full disk behind stdout
+        if debugging():
+            raise
+        _drop_output()
+        say_error(f"{error.strerror or error}.")
+        return FAILED
+
+
+def _drop_output() -> None:
+    """What is still in the buffer has nowhere to go, and Python would say so on its way out."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _explained(error: BaseException) -> int:
@@ -78,16 +88,19 @@ def quiet_libraries() -> Iterator[None]:
     if debugging():
         yield
         return
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # read when transformers is imported
-    library = logging.getLogger("transformers")  # and if it has been before
-    level = library.level
-    library.setLevel(logging.ERROR)
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # read when they are imported
+    os.environ.setdefault("HF_HUB_VERBOSITY", "error")
+    loggers = [logging.getLogger(name) for name in ("transformers", "huggingface_hub")]  # if they have been before
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             yield
         finally:
-            library.setLevel(level)
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
 
 
 class CtrlC:

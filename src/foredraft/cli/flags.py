@@ -58,7 +58,9 @@ class Group:
             shape = _shape(hints[each.name])
             if shape is None or value is None or (not shape.simple and not value):
                 continue
-            values[each.name] = _numbers(each.name, value) if shape.nested else value
+            if shape.nested:
+                value = _numbers(each.name, value)
+            values[each.name] = value if shape.simple else tuple(value)
         return self.kind(**values)
 
     def _names(self, name: str, item: type, default: Any, metadata: Mapping[str, Any]) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ import json
 from typing import Annotated, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
@@ -59,23 +60,16 @@ def _lossless(method: dict[str, Any]) -> Text:
 
 
 def _table(found: list[dict[str, Any]]) -> Table:
-    """One line a method, for a wide screen."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 1, 0))
+    """One row a method, for a wide screen."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_lines=True)
     table.add_column("method", style="bold", no_wrap=True)
-    table.add_column("what", ratio=3)
+    table.add_column("what, what it needs, paper", ratio=1, overflow="fold")
     table.add_column("law: default verifier", no_wrap=True)
     table.add_column("lossless", no_wrap=True)
-    table.add_column("needs", ratio=2)
-    table.add_column("paper", style="dim", ratio=2, overflow="fold")
     for each in found:
-        table.add_row(
-            each["name"],
-            each["what"],
-            _laws(each),
-            _lossless(each),
-            each["needs"],
-            each["paper"].replace(", ", "\n"),
-        )
+        paper = "" if each["paper"] == "-" else f"\n{each['paper']}"
+        what = Text.assemble(each["what"], "\nneeds ", each["needs"], (paper, "dim"))
+        table.add_row(each["name"], what, _laws(each), _lossless(each))
     return table
 
 

@@ -67,7 +67,7 @@ def summary(stats: DecodeStats, reasons: Seq[str | None] = ()) -> str:
     ]
     ended = ", ".join(sorted({reason for reason in reasons if reason}))
     if ended:
-        parts.append(f"ended by {ended}")
+        parts.append(f"finish: {ended}")
     if not stats.lossless:
         parts.append("NOT lossless")
     return " · ".join(parts)

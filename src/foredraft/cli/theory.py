@@ -59,12 +59,12 @@ def command(
 
 
 def _lengths(best: int, asked: int | None) -> list[int]:
-    """The lengths to show: those asked for, or some on both sides of the best; always the best."""
+    """The lengths to show: the one asked for, or some on both sides of the best; always the best."""
     if asked is not None:
-        return sorted({asked, best} - {0} | ({0} if asked == 0 else set()))
-    reach = max(8, best + best // 2)
-    near = {best - 1, best, best + 1}
-    return sorted(k for k in {*_SHOWN, *near} if 1 <= k <= min(reach, _LONGEST))
+        return sorted({asked, best})
+    reach = min(max(8, best + best // 2), _LONGEST)
+    near = {best - 1, best + 1} if best else set()
+    return sorted({best} | {k for k in {*_SHOWN, *near} if 1 <= k <= reach})
 
 
 def _table(rows: list[Row], best: int) -> Table:
@@ -79,7 +79,7 @@ def _table(rows: list[Row], best: int) -> Table:
             f"{each.expected_tokens:.2f}",
             f"{each.speed_up:.2f}x",
             f"{each.operations_factor:.2f}x",
-            "<- best" if marked else "",
+            ("<- best" if best else "<- plain decoding") if marked else "",
             style="bold green" if marked else "",
         )
     return table

@@ -4,7 +4,7 @@ import difflib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, no_type_check
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -15,6 +15,7 @@ Processor = Callable[[Int[Tensor, "M L"], Float[Tensor, "M V"]], Float[Tensor, "
 """A logits processor in transformers' sense: (input_ids, scores) to scores."""
 
 
+@no_type_check  # it checks its own fields, with sentences for people; shape checkers in tests would come first
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """Every keyword of ``generate``. Names mean what they mean in transformers, but ``top_k`` is off unless given.

@@ -126,7 +126,8 @@ def _tail_by_head(scores: Float[Tensor, "B M V"], mass: Float[Tensor, "B 1 1"]) 
     running = probabilities.sum(-1, keepdim=True, dtype=torch.float64) - likely.cumsum(-1) + likely
     kept = (running > mass).sum(-1, keepdim=True).clamp(min=1)
     least, next_ = best.gather(-1, kept - 1), best.gather(-1, kept.clamp(max=_HEAD - 1))
-    doubt = (kept == _HEAD) | (least == next_) | ((running - mass).abs() < _DOUBT).any(-1, keepdim=True)
+    # where all of the head is kept, least and next_ are the same one
+    doubt = (least == next_) | ((running - mass).abs() < _DOUBT).any(-1, keepdim=True)
     cut = (scores < least) & (mass >= 0)
     unsure = (doubt & (mass >= 0)).squeeze(-1)
     if unsure.any():

@@ -89,7 +89,7 @@ class PromptLookup(Drafter):
         place = torch.arange(width, device=history.device)
         run = place < lengths[:, None] - 1
         match = torch.zeros_like(history)
-        for back in range(self._options.max_matching_ngram_size):
+        for back in range(min(self._options.max_matching_ngram_size, width)):
             wanted = history.gather(1, (lengths[:, None] - 1 - back).clamp(min=0))
             shifted = history[:, : width - back] if back else history
             same = torch.nn.functional.pad(shifted == wanted, (back, 0)) & (lengths[:, None] > back)

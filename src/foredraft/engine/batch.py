@@ -36,10 +36,11 @@ class Batch:
     def admit(self, rows: Seq[int], sequences: Seq[Sequence]) -> None:
         """Take in rows; their history is all they have committed so far."""
         lengths = [sequence.length for sequence in sequences]
-        self._reserve(max(lengths))
-        fresh = torch.zeros(len(rows), self._history.shape[1], dtype=torch.long)
-        for index, sequence in enumerate(sequences):
-            fresh[index, : lengths[index]] = torch.tensor([*sequence.prompt, *sequence.tokens])
+        longest = max(lengths)
+        self._reserve(longest)
+        texts = [[*sequence.prompt, *sequence.tokens] for sequence in sequences]
+        known = torch.tensor([text + [0] * (longest - len(text)) for text in texts], dtype=torch.long)
+        fresh = torch.nn.functional.pad(known, (0, self._history.shape[1] - longest))
         self._history = torch.cat([self._history, fresh.to(self._device)])
         self._lengths = torch.cat([self._lengths, self._tensor(lengths)])
         self._seeds = torch.cat([self._seeds, self._tensor([sequence.seed for sequence in sequences])])

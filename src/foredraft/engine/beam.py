@@ -10,7 +10,7 @@ The arithmetic of scores, ties and stops follows ``_beam_search`` of transformer
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -48,17 +48,13 @@ class BeamOptions:
 
     num_beams: int = 4
     length_penalty: float = 1.0
-    early_stopping: bool | Literal["never"] = False
+    early_stopping: bool | str = False
     num_return_sequences: int = 1
     params: SamplingParams = field(default_factory=SamplingParams)
 
     def __post_init__(self) -> None:
-        beams, count, penalty, early = (
-            self.num_beams,
-            self.num_return_sequences,
-            self.length_penalty,
-            self.early_stopping,
-        )
+        beams, count = self.num_beams, self.num_return_sequences
+        penalty, early = self.length_penalty, self.early_stopping
         whole = _number(beams, int) and _number(count, int)
         for name, fine, values in (
             ("num_beams", _number(beams, int) and beams >= 2, "a whole number, 2 or more (generate searches with 1)"),

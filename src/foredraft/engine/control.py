@@ -40,7 +40,7 @@ class Constant(Controller):
 
 
 class Heuristic(Controller):
-    """transformers' schedule: two tokens more after a path that was accepted whole, one less (at least 1) after any other.
+    """transformers' schedule: two tokens more after a path that was accepted whole, one less after any other.
 
     Each row has a length of its own, so that a request's draws do not depend on its neighbours.
     """
@@ -103,7 +103,7 @@ class CostAware(Controller):
             self._idle, self._rest = 0, self.FIRST_REST
         return Plan(tuple(min(length, limit) for limit in limits), self._confidence)
 
-    def _costs(self, rows: float) -> float:
+    def _costs(self, rows: int | float) -> float:
         if self._table is None:
             self._table = self._measure()
         return self._table(rows)

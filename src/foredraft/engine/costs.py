@@ -21,7 +21,7 @@ class CostTable:
     rows: tuple[int, ...]
     seconds: tuple[float, ...]
 
-    def __call__(self, rows: float) -> float:
+    def __call__(self, rows: int | float) -> float:
         """Seconds of a forward with so many rows; beyond the table, in proportion to its last slope."""
         if len(self.rows) == 1:
             return self.seconds[0] * rows / self.rows[0]
@@ -37,7 +37,7 @@ def measure_costs(target: CausalLM, cached: int = 128, budget: float = 2.0) -> C
     Stops after about ``budget`` seconds, so that a large model on a slow machine gets a shorter table. Medians
     are made to rise with the rows: a forward of more rows that looks cheaper is noise.
     """
-    cached = min(cached, target.max_length - _ROWS[-1] - 1)
+    cached = max(0, min(cached, target.max_length - _ROWS[-1] - 1))
     cache = target.new_cache()
     cache.reserve(1, cached + _ROWS[-1])
     base = torch.tensor([cached], device=target.device)

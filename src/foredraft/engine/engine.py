@@ -136,7 +136,7 @@ class Engine:
 
     @torch.inference_mode()
     def _prefill(self, rows: list[int], sequences: list[Sequence]) -> None:
-        """Read the prompts but for their last tokens, which are the first roots. A prompt that is shared is read once."""
+        """Read the prompts but for their last tokens, which are the first roots; a shared prompt is read once."""
         started = time.perf_counter()
         first: dict[tuple[int, ...], int] = {}
         owners = [first.setdefault(sequence.prompt, index) for index, sequence in enumerate(sequences)]

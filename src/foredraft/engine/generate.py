@@ -168,7 +168,7 @@ class Generator:
     def _result(self, sequence: Sequence) -> Result:
         if sequence.error is not None:
             raise sequence.error
-        stats = replace(sequence.stats, method=self.kind.method, lossless=self.kind.lossless)
+        stats = sequence.tally.stats(len(sequence.prompt), self.kind.method, self.kind.lossless)
         assert sequence.finish_reason is not None
         return Result(sequence.text, sequence.tokens, sequence.finish_reason, stats, sequence.logprobs)
 

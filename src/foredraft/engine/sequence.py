@@ -73,8 +73,10 @@ class Tally:
         self.depths[depth] = self.depths.get(depth, 0) + 1
         self.reached[accepted] = self.reached.get(accepted, 0) + 1
 
-    def stats(self, prompt_tokens: int) -> DecodeStats:
+    def stats(self, prompt_tokens: int, method: str = "", lossless: bool = True) -> DecodeStats:
         return DecodeStats(
+            method=method,
+            lossless=lossless,
             prompt_tokens=prompt_tokens,
             tokens=self.tokens,
             target_forwards=self.forwards,
@@ -139,12 +141,12 @@ class Sequence:
     @property
     def length(self) -> int:
         """Committed tokens, the prompt included."""
-        return len(self.prompt) + len(self.tokens)
+        return len(self.request.prompt) + len(self.tokens)
 
     @property
     def remaining(self) -> int:
         """New tokens that may still come."""
-        return self.rules.max_new_tokens - len(self.tokens)
+        return self.request.rules.max_new_tokens - len(self.tokens)
 
     def extend(self, block: Tokens[int], drafted: int) -> int:
         """Take a block of new tokens, of which the first ``drafted`` were proposed by a drafter.

@@ -128,6 +128,8 @@ class TextStream:
         if self._stopped:
             return Pushed("", 0, stopped=True)
         fresh = self._text.push(tokens)
+        if not self._stops:
+            return Pushed(fresh, len(tokens))
         text = self._held + fresh
         match = self._find(text)
         if match is not None:

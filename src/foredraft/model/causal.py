@@ -15,10 +15,11 @@ from foredraft.model.attention import AttentionSwap
 from foredraft.model.cache import SlotCache, SlotView
 from foredraft.model.linear import PackedWeights
 from foredraft.model.masks import Layout, StepIn, address
-from foredraft.model.support import check_supported, layout_of
+from foredraft.model.support import check_supported, context_of, layout_of
 from foredraft.model.taps import Taps
 
-UNBOUNDED = 1 << 30
+_ODD = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError, AssertionError)
+"""What a model raises that is not made for what it is asked to do."""
 
 
 class CausalLM:
@@ -36,20 +37,20 @@ class CausalLM:
     def __init__(self, model: PreTrainedModel, *, fast: bool = True, verify: bool = True) -> None:
         check_supported(model)
         config = model.config.get_text_config()
+        self._trained = [module for module in model.modules() if module.training]
         self.model = model.eval()
         self.name = model.__class__.__name__
         self.layers: int = config.num_hidden_layers
-        self.max_length: int = getattr(config, "max_position_embeddings", None) or UNBOUNDED
+        self.max_length: int = context_of(model)
         self.layout: Layout = layout_of(model)
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._taps = Taps(model, ())
         self._attention = AttentionSwap(model)
-        expected = self._expected() if verify else None
         self._packed: PackedWeights | None = None
         try:
-            self.vocab_size: int = self._probe(expected)
+            self.vocab_size: int = self._probe(self._expected() if verify else None)
         except BaseException:
-            self._attention.undo()
+            self.close()
             raise
         if fast and self.device.type == "cpu":
             self._packed = PackedWeights(model)
@@ -89,6 +90,8 @@ class CausalLM:
         if self._packed is not None:
             self._packed.undo()
         self._attention.undo()
+        for module in self._trained:
+            module.training = True
 
     def address(
         self, tree: TokenTree, bases: Int[Tensor, "B"], rows: Sequence[int], reach: int, *, start: int = 0
@@ -138,7 +141,10 @@ class CausalLM:
         """Logits after the path 1, 2, 3, 4 and after its sibling 1, 2, 5, as the model alone computes them."""
         ids = self._probe_tokens()
         long, short = ids[:4], torch.cat([ids[:2], ids[4:]])
-        return torch.stack([self.stock_logits(path[None])[0, -1] for path in (long, short)])
+        try:
+            return torch.stack([self.stock_logits(path[None])[0, -1] for path in (long, short)])
+        except _ODD as error:
+            raise ModelError(f"{self.name} cannot run by itself: {_brief(error)}.") from error
 
     @torch.inference_mode()
     def _probe(self, expected: Tensor | None) -> int:
@@ -156,19 +162,23 @@ class CausalLM:
         try:
             self.forward(self.address(TokenTree.chain(ids[None, :1]), base, (0,), 1), cache)
             logits = self.forward(self.address(tree, base + 1, (0,), 5), cache).logits[0]
-        except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError, AssertionError) as error:
-            raise ModelError(f"{self.name} cannot run over foredraft's slot cache: {error}") from error
+        except _ODD as error:
+            raise ModelError(f"{self.name} cannot run over foredraft's slot cache: {_brief(error)}.") from error
         if expected is not None:
-            found = logits[[2, 3]].float()
-            error = (found - expected.float()).abs().max()
-            allowed = (0.1 if self.dtype.itemsize < 4 else 1e-2) * expected.float().std().clamp(min=1e-3)
-            if not error <= allowed:  # NaN counts as different
+            found, wanted = logits[[2, 3]].float(), expected.float()
+            error = (found - wanted).square().mean().sqrt() / wanted.std().clamp(min=1e-6)
+            if not error <= (0.1 if self.dtype.itemsize < 4 else 1e-2):  # NaN counts as different
                 raise ModelError(
-                    f"{self.name} gives other logits for a tree of drafts than for its paths alone (they differ by "
-                    f"{error:.2g}), so its drafts cannot be verified; its attention or state does not follow masks "
-                    "and positions."
+                    f"{self.name} gives other logits for a tree of drafts than for its paths alone (off by "
+                    f"{error:.0%} of their spread), so its drafts cannot be verified; its attention or state does "
+                    "not follow masks and positions."
                 )
         return logits.shape[-1]
 
     def _probe_tokens(self) -> Int[Tensor, "5"]:
         return torch.arange(1, 6, device=self.device) % self.model.config.get_text_config().vocab_size
+
+
+def _brief(error: BaseException) -> str:
+    """The first line of what a model has to say about itself."""
+    return (str(error).strip() or error.__class__.__name__).splitlines()[0].rstrip(".")

@@ -59,10 +59,13 @@ class PackedWeights:
         if not packing_works():
             return
         shared = _shared_weights(model)
+        made: dict[int, PackedLinear] = {}  # a layer may stand in several places
         for parent in list(model.modules()):
-            for name, child in list(parent.named_children()):
-                if isinstance(child, (nn.Linear, Conv1D)) and _packable(child):
-                    setattr(parent, name, PackedLinear(child, keep_dense=id(child.weight) in shared))
+            for name, child in list(parent._modules.items()):
+                if id(child) not in made and isinstance(child, (nn.Linear, Conv1D)) and _packable(child):
+                    made[id(child)] = PackedLinear(child, keep_dense=id(child.weight) in shared)
+                if id(child) in made:
+                    setattr(parent, name, made[id(child)])
                     self._places.append((parent, name))
 
     def __len__(self) -> int:

@@ -1,7 +1,7 @@
 """Models from folders, the hub or the package itself, with one clear sentence when that fails."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,7 +62,8 @@ def load_model(
             config = AutoConfig.from_pretrained(path, **hub)
             if config.is_encoder_decoder:
                 raise ModelError(f"{name} is an encoder-decoder; foredraft verifies drafts of decoder-only causal LMs.")
-            model = AutoModelForCausalLM.from_pretrained(path, **given)
+            model, info = AutoModelForCausalLM.from_pretrained(path, output_loading_info=True, **given)
+            _check_complete(name, model, info["missing_keys"])
         except ModelError:
             raise
         except Exception as error:  # transformers raises many kinds; each becomes one sentence
@@ -101,6 +102,12 @@ def _check_folder(path: str) -> None:
         raise ModelError(f"The folder {path!r} has no config.json, so it is not a transformers model.")
     if not any(next(folder.glob(pattern), None) for pattern in _WEIGHTS):
         raise ModelError(f"The folder {path!r} has no weights (neither .safetensors nor .bin).")
+
+
+def _check_complete(name: str, model: PreTrainedModel, missing: Collection[str]) -> None:
+    """transformers fills gaps with random numbers and a warning; quantised models may list what they need not have."""
+    if missing and getattr(model.config, "quantization_config", None) is None:
+        raise ModelError(f"The weights of {name!r} are incomplete: {min(missing)} and {len(missing) - 1} more are not there.")
 
 
 def _tokenizer(path: str, hub: Mapping[str, Any]) -> Tokenizer | None:

@@ -1,11 +1,15 @@
 """Which models can be verified, which cannot and why, and how their layers attend."""
 
+from collections.abc import Mapping
+
 from transformers import PreTrainedModel
 
 from foredraft.core.errors import ModelError
 from foredraft.model.masks import Layout
 
 _REACH = {"full_attention": None, "sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
+
+UNBOUNDED = 1 << 30
 
 
 def check_supported(model: PreTrainedModel) -> None:
@@ -23,6 +27,24 @@ def check_supported(model: PreTrainedModel) -> None:
             f"{name} has {what}: a state that was advanced over rejected drafts cannot be rolled back, so they could "
             "not be undone; foredraft needs a model whose whole memory is keys and values."
         )
+
+
+def context_of(model: PreTrainedModel) -> int:
+    """How many tokens a text may have.
+
+    Beyond its last position, and beyond lengths at which it changes what it made of earlier ones: "longrope" turns
+    all positions of a batch differently once its longest row has passed the original context, and Llama 4 scales
+    queries by positions that it counts itself. There a row would depend on its neighbours.
+    """
+    config = model.config.get_text_config()
+    limit = getattr(config, "max_position_embeddings", None) or UNBOUNDED
+    rope = getattr(config, "rope_parameters", None) or {}
+    for part in (rope, *(value for value in rope.values() if isinstance(value, Mapping))):  # one for all, or by layer
+        if part.get("rope_type") == "longrope":
+            limit = min(limit, part["original_max_position_embeddings"])
+    if getattr(config, "attn_temperature_tuning", False) and "chunked_attention" in _layer_types(config):
+        limit = min(limit, config.floor_scale - 1)
+    return limit
 
 
 def layout_of(model: PreTrainedModel) -> Layout:

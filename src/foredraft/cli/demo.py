@@ -1,0 +1,194 @@
+"""``foredraft demo``: the same model with and without drafts, side by side."""
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from foredraft.cli.choices import MODEL, ModelChoice
+from foredraft.cli.console import busy, errors, output
+from foredraft.cli.ending import CtrlC, Interrupted
+from foredraft.cli.flags import flags
+from foredraft.core.errors import OptionError
+from foredraft.core.params import SamplingParams
+from foredraft.core.stats import DecodeStats
+
+if TYPE_CHECKING:
+    from foredraft.engine.generate import Generator, Prompt, Stream
+    from foredraft.engine.sequence import Piece, Sequence
+
+QUESTION = (
+    "Sam has 3 dogs. Each dog eats 2 cups of food in the morning and 3 cups in the evening. "
+    "How many cups of food does Sam need for a week?"
+)
+REPEATING = "".join(
+    f"def test_{name}():\n    assert {call} == {value}\n\n\n"
+    for name, call, value in (("add", "add(1, 2)", 3), ("subtract", "subtract(3, 1)", 2))
+)
+_PATIENCE = 15.0
+"""Seconds after which no further run is begun."""
+_WARM_UP = 24
+
+
+@flags(choice=MODEL)
+def command(
+    prompt: Annotated[
+        str | None, typer.Argument(help="By default a question for the bundled model.", show_default=False)
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Stop after so many new tokens.")] = 96,
+    runs: Annotated[int, typer.Option(help="Measure so often, unless that takes too long.")] = 3,
+    *,
+    choice: ModelChoice,
+) -> None:
+    """Plain decoding and speculation side by side, with the bundled models.
+
+    Both generate greedily, in turns, each with the time that its own steps take: the faster one really is ahead. The
+    exit status is 1 if their tokens differ.
+    """
+    from foredraft.cli.panels import shown
+
+    if runs < 1:
+        raise OptionError("--runs must be 1 or more.")
+    choice = replace(choice, dtype=choice.dtype or "float32")  # in half precision near-ties may flip
+    params = SamplingParams(max_new_tokens=max_new_tokens)
+    plain = Arm("plain", replace(choice, drafter="none").load())
+    fast = Arm.of(choice)
+    question: Any = prompt or [{"role": "user", "content": QUESTION}]
+    if choice.model == "sample" and prompt is None:
+        errors().print("[dim]A model of 16 million parameters: mind its speed, not its sums.[/dim]")
+    _warm_up([plain, fast], question, params)
+    with shown(prompt or QUESTION, [plain, fast]) as refresh:
+        contests = [Contest.held([plain, fast], question, params, runs, refresh)]
+    if prompt is None:
+        lookup = Arm.of(replace(choice, drafter="prompt_lookup"))
+        _warm_up([plain, lookup], REPEATING, params)
+        errors().print("The same with prompt_lookup, on text that repeats ...", style="dim")
+        contests.append(Contest.held([plain, lookup], REPEATING, params, runs, lambda: None))
+    _report(contests, plain)
+    if not all(contest.same for contest in contests):
+        raise typer.Exit(1)
+
+
+@dataclass
+class Arm:
+    """One way to decode, and the text that it is working on."""
+
+    name: str
+    generator: "Generator"
+    pieces: "list[Piece]" = field(default_factory=list)
+    sequence: "Sequence | None" = None
+    _stream: "Stream | None" = None
+    done: bool = True
+
+    @classmethod
+    def of(cls, choice: ModelChoice) -> "Arm":
+        generator = choice.load()
+        return cls(generator.kind.method, generator)
+
+    def start(self, prompt: "Prompt", params: SamplingParams) -> None:
+        """Begin anew."""
+        from foredraft.engine.generate import Stream
+
+        self.sequence = self.generator.submit([prompt], params)[0]
+        self._stream = Stream(self.generator, self.sequence)
+        self.pieces, self.done = [], False
+
+    def advance(self) -> None:
+        """One piece more."""
+        assert self._stream is not None
+        piece = next(self._stream, None)
+        if piece is None:
+            self.done = True
+        else:
+            self.pieces.append(piece)
+
+    @property
+    def stats(self) -> DecodeStats:
+        return self.sequence.stats if self.sequence else DecodeStats()
+
+
+@dataclass(frozen=True, slots=True)
+class Contest:
+    """What came of several runs: the numbers of each arm, and whether all said the same tokens."""
+
+    names: list[str]
+    stats: list[list[DecodeStats]]  # by run, then by arm
+    same: bool
+
+    @classmethod
+    def held(
+        cls, arms: list[Arm], prompt: "Prompt", params: SamplingParams, runs: int, refresh: Callable[[], None]
+    ) -> "Contest":
+        """Run the arms against each other, again and again."""
+        begun = time.perf_counter()
+        stats: list[list[DecodeStats]] = []
+        said: list[list[int]] = []
+        while len(stats) < runs and (not stats or time.perf_counter() - begun < _PATIENCE):
+            _race(arms, prompt, params, refresh)
+            stats.append([arm.stats for arm in arms])
+            said += [arm.sequence.tokens for arm in arms if arm.sequence]
+        return cls([arm.name for arm in arms], stats, all(tokens == said[0] for tokens in said))
+
+    def speed(self, arm: int) -> float:
+        """Tokens a second: the median of the runs."""
+        return statistics.median(run[arm].tokens_per_second for run in self.stats)
+
+    def acceptance_length(self, arm: int) -> float:
+        return sum((run[arm] for run in self.stats), DecodeStats()).acceptance_length
+
+
+def _race(arms: list[Arm], prompt: "Prompt", params: SamplingParams, refresh: Callable[[], None]) -> None:
+    """Always advance the arm that has used less time, so that both stand where they would stand now alone."""
+    for arm in arms:
+        arm.start(prompt, params)
+    with CtrlC() as ctrl_c:
+        while going := [arm for arm in arms if not arm.done]:
+            min(going, key=lambda arm: arm.stats.seconds).advance()
+            refresh()
+            if ctrl_c.pressed:
+                raise Interrupted("Interrupted.")
+
+
+def _warm_up(arms: list[Arm], prompt: "Prompt", params: SamplingParams) -> None:
+    """The first steps of a process are slow, and the controller measures what forwards cost."""
+    with busy("Warming up"):
+        short = min(_WARM_UP, params.max_new_tokens)
+        _race(arms, prompt, replace(params, max_new_tokens=short), lambda: None)
+
+
+def _report(contests: list[Contest], plain: Arm) -> None:
+    import torch
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("")
+    for name in ("tokens/s", "acceptance length", "speed-up", "same tokens"):
+        table.add_column(name, justify="right")
+    for number, contest in enumerate(contests):
+        if number:
+            table.add_row("[dim]repeating text[/dim]")
+        for arm, name in enumerate(contest.names):
+            speed = contest.speed(arm)
+            row = [name, f"{speed:.1f}", f"{contest.acceptance_length(arm):.2f}"]
+            if arm:
+                same = "[green]yes[/green]" if contest.same else "[bold red]no[/bold red]"
+                row += [f"[bold]{speed / (contest.speed(0) or 1.0):.2f}x[/bold]", same]
+            table.add_row(*row)
+    console = output()
+    console.print(table)
+    target = plain.generator.engine.target
+    threads = torch.get_num_threads()
+    on_cpu = f"CPU with {threads} thread{'s' if threads != 1 else ''}"
+    where = on_cpu if target.device.type == "cpu" else str(target.device)
+    tokens = contests[0].stats[0][0].tokens
+    console.print(
+        f"Greedy, {str(target.dtype).removeprefix('torch.')}, {where}; {tokens} new tokens, median of "
+        f"{len(contests[0].stats)} runs in which both sides take turns step by step, after a warm-up and without "
+        "prefill.",
+        style="dim",
+    )
+    same = all(contest.same for contest in contests)
+    console.print(f"same tokens: {'yes' if same else 'NO'}", style="green" if same else "bold red")

@@ -1,0 +1,104 @@
+"""Bad input: one sentence on stderr, exit status 2, nothing on stdout."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import tokenizers
+import torch
+from safetensors.torch import load_file, save_file
+
+from conftest import BUNDLED, PROMPT, Run
+from foredraft.core.errors import OptionError
+
+CASES = {
+    "no tokens wanted": (("--max-new-tokens", "0", PROMPT), "max_new_tokens"),
+    "empty prompt": (("",), "empty"),
+    "empty pipe": ((), "empty"),
+    "too long": (("word " * 5000,), "4096"),
+    "unknown option": (("--max-tokens", "5", PROMPT), "--max-tokens"),
+    "option without a value": ((PROMPT, "--seed"), "--seed"),
+    "not a number": (("--top-k", "many", PROMPT), "--top-k"),
+    "out of range": (("--top-p", "1.5", PROMPT), "top_p"),
+    "nan": (("--temperature", "nan", PROMPT), "temperature"),
+    "bad ids": (("--bad-words-ids", "1,x", PROMPT), "--bad-words-ids"),
+    "no texts wanted": (("--num-return-sequences", "0", PROMPT), "num_return_sequences"),
+    "logprobs without json": (("--logprobs", "1", PROMPT), "--json"),
+    "two prompts": ((PROMPT, "--prompt-file", "x"), "twice"),
+    "two words": ((PROMPT, "more"), "more"),
+    "no such prompt file": (("--prompt-file", "no/such/file"), "no/such/file"),
+    "prompt file is a folder": (("--prompt-file", "."), "directory"),
+    "not text": (("caf\udce9",), "UTF-8"),
+    "unknown drafter": (("-d", "prompt_lokup", PROMPT), "Did you mean prompt_lookup?"),
+    "unknown drafter option": (("-d", "prompt_lookup,tokens=3", PROMPT), "prompt_lookup_num_tokens"),
+    "drafter without a model": (("-d", "draft_model", PROMPT), "draft_model:PATH"),
+    "unknown verifier": (("--verifier", "magic", PROMPT), "target_sampling"),
+    "unknown dtype": (("--dtype", "float3", PROMPT), "float32"),
+    "unknown device": (("--device", "abacus", PROMPT), "abacus"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_one_sentence_and_status_2(run: Run, model: Path, case: str):
+    arguments, part = CASES[case]
+    ended = run("generate", "-m", model, *arguments)
+    assert (ended.status, ended.out) == (2, "")
+    assert part in ended.sentence
+
+
+def test_the_command_itself(run: Run):
+    assert "Did you mean 'generate'" in run("generat").sentence
+    assert "--verbose" in run("--verbose").sentence
+    assert "--alpha" in run("theory").sentence
+    assert run("theory", "--alpha", "2", "--cost", "0.1").status == 2
+
+
+def test_models_that_are_not_there(run: Run, model: Path, tmp_path: Path):
+    assert "no model folder" in run("generate", "-m", tmp_path / "absent", PROMPT).sentence
+    assert "config.json" in run("generate", "-m", tmp_path, PROMPT).sentence
+    shutil.copy(model / "config.json", tmp_path)
+    ended = run("generate", "-m", tmp_path, PROMPT)
+    assert (ended.status, ended.out) == (2, "") and "no weights" in ended.sentence
+    (tmp_path / "model.safetensors").write_bytes(b"these are no weights")
+    assert run("generate", "-m", tmp_path, PROMPT).status == 2
+    (tmp_path / "config.json").write_text("{")
+    assert run("generate", "-m", tmp_path, PROMPT).sentence
+
+
+def test_a_model_of_nan(run: Run, model: Path, tmp_path: Path):
+    folder = tmp_path / "nan"
+    shutil.copytree(model, folder)
+    weights = load_file(folder / "model.safetensors")
+    weights["lm_head.weight"] = torch.full_like(weights["lm_head.weight"], float("nan"))
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    ended = run("generate", "-m", folder, PROMPT)
+    assert (ended.status, ended.out) == (2, "")
+    assert ended.sentence
+
+
+def test_a_drafter_with_another_vocabulary(run: Run, model: Path, tmp_path: Path):
+    folder = tmp_path / "other"
+    shutil.copytree(model, folder)
+    other = tokenizers.Tokenizer.from_file(str(BUNDLED / "tokenizer.json"))
+    described = json.loads(other.to_str())
+    vocabulary = described["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    (folder / "tokenizer.json").write_text(json.dumps(described), encoding="utf-8")
+    ended = run("generate", "-m", model, "-d", f"draft_model:{folder}", PROMPT)
+    assert (ended.status, ended.out) == (2, "")
+    assert "another tokenizer" in ended.sentence and "prompt_lookup" in ended.sentence
+
+
+def test_a_model_without_a_chat_template(run: Run, model: Path, tmp_path: Path):
+    folder = tmp_path / "plain"
+    shutil.copytree(model, folder)
+    (folder / "chat_template.jinja").unlink()
+    assert "chat template" in run("generate", "-m", folder, "--chat", PROMPT).sentence
+    assert "chat template" in run("chat", "-m", folder, stdin="hello\n").sentence
+
+
+def test_debugging_raises(run: Run, model: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FOREDRAFT_DEBUG", "1")
+    with pytest.raises(OptionError):
+        run("generate", "-m", model, "--max-new-tokens", "0", PROMPT)

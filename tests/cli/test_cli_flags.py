@@ -1,0 +1,57 @@
+from dataclasses import dataclass, fields
+
+import pytest
+import typer
+
+from foredraft.cli.choices import CHAT_SAMPLING, SAMPLING
+from foredraft.cli.flags import Group, flags
+from foredraft.core.errors import OptionError
+from foredraft.core.params import SamplingParams
+
+NOT_ON_A_COMMAND_LINE = {"logit_bias", "logits_processor"}
+
+
+@dataclass(frozen=True)
+class Things:
+    size: int = 3
+    share: float | None = None
+    names: tuple[str, ...] = ()
+    words: tuple[tuple[int, ...], ...] = ()
+    loud: bool = False
+    polite: bool = True
+    hook: object = None
+
+
+def parsed(*arguments: str) -> Things:
+    found: list[Things] = []
+    app = typer.Typer()
+
+    @app.command()
+    @flags(things=Group(Things, "Things", names={"size": ("--size", "-s")}, without=("hook",)))
+    def command(*, things: Things) -> None:
+        found.append(things)
+
+    app(list(arguments), standalone_mode=False)
+    return found[0]
+
+
+def test_fields_become_options():
+    assert parsed() == Things()
+    assert parsed("-s", "5", "--share", "0.5", "--loud", "--no-polite") == Things(5, 0.5, loud=True, polite=False)
+    assert parsed("--names", "a", "--names", "b,c").names == ("a", "b,c")
+    assert parsed("--words", "1,2", "--words", "3").words == ((1, 2), (3,))
+    with pytest.raises(OptionError, match="--words"):
+        parsed("--words", "1 2")
+
+
+def test_every_sampling_parameter_has_an_option_and_a_help_text():
+    known = {field.name for field in fields(SamplingParams)} - NOT_ON_A_COMMAND_LINE
+    assert {each.name for each in SAMPLING.parameters()} == known
+    assert set(SAMPLING.help) == known
+    assert {each.name for each in CHAT_SAMPLING.parameters()} == known - {"logprobs"}
+
+
+def test_what_is_not_given_keeps_its_default():
+    assert SAMPLING.make({}) == SamplingParams()
+    given = {each.name: each.default for each in SAMPLING.parameters()}
+    assert SAMPLING.make(given) == SamplingParams()

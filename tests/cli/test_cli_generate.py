@@ -1,0 +1,172 @@
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import foredraft
+from conftest import NAN_AFTER, PROMPT, Run
+from foredraft.engine.engine import Engine
+
+SHORT = ("--max-new-tokens", "12")
+
+
+@pytest.fixture
+def expected(plain: foredraft.Generator) -> Callable[..., foredraft.Result]:
+    """What the library says; computed without the command line."""
+    return lambda prompt=PROMPT, **options: plain.generate(prompt, max_new_tokens=12, **options)
+
+
+def test_text_goes_to_stdout_and_one_line_of_statistics_to_stderr(run: Run, model: Path, expected):
+    ended = run("generate", "-m", model, PROMPT, *SHORT)
+    assert (ended.status, ended.out) == (0, expected().text + "\n")
+    assert ended.err.count("\n") == 1
+    assert "12 tokens in" in ended.err and "tokens/s" in ended.err and "finish: length" in ended.err
+
+
+def test_quiet_leaves_nothing_on_stderr(run: Run, model: Path):
+    assert run("generate", "-m", model, "-q", PROMPT, *SHORT).err == ""
+
+
+def test_json_has_the_fields_of_a_result(run: Run, model: Path, expected):
+    ended = run("generate", "-m", model, "-d", f"draft_model:{model}", "--json", PROMPT, *SHORT)
+    found, result = json.loads(ended.out), expected()
+    assert (ended.status, ended.err) == (0, "")
+    assert list(found) == [
+        *("model", "drafter", "method", "lossless", "prompt_tokens"),
+        *("text", "tokens", "finish_reason", "stats"),
+    ]
+    assert (found["text"], found["tokens"]) == (result.text, result.tokens)
+    assert (found["model"], found["drafter"]) == (str(model), f"draft_model:{model}")
+    assert (found["method"], found["lossless"], found["finish_reason"]) == ("draft_model", True, "length")
+    assert found["prompt_tokens"] == found["stats"]["prompt_tokens"] == result.stats.prompt_tokens
+    assert found["stats"]["tokens"] == 12 and found["stats"]["method"] == "draft_model"
+    assert set(found["stats"]) == set(result.stats.as_dict())
+
+
+def test_json_tells_pieces_and_logprobs_when_asked(run: Run, model: Path):
+    options = ("-d", f"draft_model:{model},num_assistant_tokens_schedule=constant", "--json", "--show-drafts")
+    ended = run("generate", "-m", model, *options, "--logprobs", "2", PROMPT, *SHORT)
+    found = json.loads(ended.out)
+    pieces = found["pieces"]
+    assert "".join(piece["text"] for piece in pieces) == found["text"]
+    assert [token for piece in pieces for token in piece["tokens"]] == found["tokens"]
+    drafted = sum(len(piece["tokens"]) for piece in pieces if piece["drafted"])
+    assert drafted == found["stats"]["accepted"] > 0
+    assert [each["token"] for each in found["logprobs"]] == found["tokens"]
+    for each in found["logprobs"]:
+        assert set(each) == {"token", "text", "logprob", "top"} and each["logprob"] <= 0
+        assert len(each["top"]) == 2 and each["top"][0] == {k: each[k] for k in ("token", "text", "logprob")}
+
+
+def test_several_texts_are_a_list(run: Run, model: Path):
+    options = ("-m", model, "--temperature", "1", "--num-return-sequences", "3", *SHORT)
+    found = json.loads(run("generate", *options, "--json", PROMPT).out)
+    assert len({tuple(each["tokens"]) for each in found}) == 3
+    shown = run("generate", *options, PROMPT)
+    assert shown.out == "".join(
+        f"--- {number} of 3 ---\n{each['text']}\n" for number, each in enumerate(found, start=1)
+    )
+    assert "36 tokens in" in shown.err
+
+
+def test_sampling_options_reach_the_engine(run: Run, model: Path, expected):
+    options = ("--temperature", "0.9", "--top-k", "40", "--seed", "5", "--repetition-penalty", "1.3")
+    result = expected(temperature=0.9, top_k=40, seed=5, repetition_penalty=1.3, bad_words_ids=((9, 3), (7,)))
+    ended = run("generate", "-m", model, *options, "--bad-words-ids", "9,3", "--bad-words-ids", "7", PROMPT, *SHORT)
+    assert ended.out == result.text + "\n" != expected().text + "\n"
+
+
+def test_end_tokens_and_stop_strings(run: Run, model: Path, expected):
+    tokens = expected().tokens
+    found = json.loads(
+        run("generate", "-m", model, "--json", "--eos-token-id", "3", "--eos-token-id", str(tokens[4]), PROMPT).out
+    )
+    assert (found["tokens"], found["finish_reason"]) == (tokens[:5], "stop")
+    stop = expected().text[8:11]
+    found = json.loads(run("generate", "-m", model, "--json", "--stop-strings", stop, PROMPT, *SHORT).out)
+    assert found["finish_reason"] == "stop" and stop not in found["text"]
+
+
+def test_no_speculation_drafts_nothing(run: Run, model: Path, expected):
+    options = ("-m", model, "-d", f"draft_model:{model}", "--no-speculation", "--json", *SHORT)
+    found = json.loads(run("generate", *options, PROMPT).out)
+    assert found["tokens"] == expected().tokens and found["stats"]["drafted"] == 0
+
+
+def test_exact_and_verifier_are_passed_on(run: Run, model: Path, expected):
+    options = ("-m", model, "-d", f"draft_model:{model}", "--exact", "--verifier", "token", "--dtype", "float32")
+    assert run("generate", *options, PROMPT, *SHORT).out == expected().text + "\n"
+
+
+@pytest.mark.parametrize("way", ["argument", "pipe", "dash", "file", "dash file"])
+def test_where_a_prompt_comes_from(run: Run, model: Path, tmp_path: Path, expected, way: str):
+    file = tmp_path / "prompt.txt"
+    file.write_text(PROMPT + "\n", encoding="utf-8")
+    prompt = {
+        "argument": (PROMPT,),
+        "pipe": (),
+        "dash": ("-",),
+        "file": ("--prompt-file", str(file)),
+        "dash file": ("--prompt-file", "-"),
+    }[way]
+    piped = "not this\n" if way in ("argument", "file") else PROMPT + "\n"
+    assert run("generate", "-m", model, *prompt, *SHORT, stdin=piped).out == expected().text + "\n"
+
+
+def test_chat_puts_the_prompt_into_the_template(run: Run, model: Path, expected):
+    result = expected([{"role": "user", "content": PROMPT}])
+    assert run("generate", "-m", model, "--chat", PROMPT, *SHORT).out == result.text + "\n"
+
+
+def test_drafts_have_no_escapes_where_there_is_no_terminal(run: Run, model: Path, expected):
+    ended = run("generate", "-m", model, "-d", f"draft_model:{model}", "--show-drafts", PROMPT, *SHORT)
+    assert ended.out == expected().text + "\n" and "\x1b" not in ended.err
+
+
+def interrupt_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
+    """Ctrl-C in the middle of a step."""
+    step, count = Engine.step, 0
+
+    def counted(self: Engine) -> None:
+        nonlocal count
+        count += 1
+        if count == steps:
+            signal.raise_signal(signal.SIGINT)
+        step(self)
+
+    monkeypatch.setattr(Engine, "step", counted)
+
+
+@pytest.mark.parametrize("form", ["text", "json", "several"])
+def test_ctrl_c_prints_what_was_generated(run: Run, model: Path, monkeypatch, expected, form: str):
+    interrupt_after(monkeypatch, 5)
+    options = {"text": (), "json": ("--json",), "several": ("--num-return-sequences", "2")}[form]
+    ended = run("generate", "-m", model, "-d", "none", *options, PROMPT)
+    assert ended.status == 130
+    tokens = expected().tokens[:5]
+    if form == "json":
+        found = json.loads(ended.out)
+        assert (found["tokens"], found["finish_reason"]) == (tokens, "cancelled")
+    elif form == "several":
+        parts = ended.out.split("--- 2 of 2 ---\n")
+        assert len(parts) == 2 and all(len(part) > 10 for part in parts)
+    else:
+        assert expected().text.startswith(ended.out.rstrip("\n")) and len(ended.out) > 5
+    assert ended.sentence == f"Interrupted after {10 if form == 'several' else 5} tokens."
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("drafter", ["none", "draft_model"])
+def test_what_came_before_nan_is_printed(run: Run, model: Path, broken_model: Path, expected, drafter: str):
+    spec = drafter if drafter == "none" else f"draft_model:{model},num_assistant_tokens=2"
+    ended = run("generate", "-m", broken_model, "-d", spec, PROMPT, *SHORT)
+    assert ended.status == 2
+    assert "not numbers" in ended.sentence
+    printed = ended.out.rstrip("\n")
+    assert printed and expected().text.startswith(printed)
+    found = json.loads(run("generate", "-m", broken_model, "-d", spec, "--json", PROMPT, *SHORT).out)
+    assert found["tokens"] == expected().tokens[: len(found["tokens"])]
+    assert len(found["tokens"]) in range(1, NAN_AFTER + 1)
+    assert (found["finish_reason"], found["text"]) == ("cancelled", printed) and "not numbers" in found["error"]

@@ -1,0 +1,150 @@
+"""What needs a process of its own: signals, closed pipes, terminals, and what is imported."""
+
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from conftest import PROMPT
+
+COMMAND = [sys.executable, "-m", "foredraft"]
+LONG = ["--max-new-tokens", "3900", "--eos-token-id", "8191"]
+PATIENCE = 60
+
+
+def test_help_and_version_import_neither_torch_nor_transformers(environment):
+    code = (
+        "import sys; from foredraft.cli import main\n"
+        "assert main(['--help']) == main(['--version']) == main([]) == 0\n"
+        "assert not {'torch', 'transformers'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "generate" in done.stdout and "foredraft 0" in done.stdout
+
+
+def start(environment: dict[str, str], *arguments: str) -> subprocess.Popen[str]:
+    pipe = subprocess.PIPE
+    return subprocess.Popen([*COMMAND, *arguments], env=environment, stdout=pipe, stderr=pipe, text=True)
+
+
+def test_ctrl_c_in_the_middle_of_a_stream(environment, model: Path):
+    with start(environment, "generate", "-m", str(model), *LONG, PROMPT) as process:
+        assert process.stdout is not None
+        first = process.stdout.read(20)
+        process.send_signal(signal.SIGINT)
+        rest, said = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130
+    assert len(first) == 20 and rest.endswith("\n")
+    assert re.fullmatch(r"foredraft: Interrupted after \d+ tokens\.\n", said)
+
+
+def test_a_pipe_that_is_closed_ends_it_quietly(environment, model: Path):
+    with start(environment, "generate", "-m", str(model), *LONG, PROMPT) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert len(process.stdout.read(5)) == 5
+        process.stdout.close()
+        assert (process.stderr.read(), process.wait(PATIENCE)) == ("", 141)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_one_sentence(environment):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*COMMAND, "methods"], env=environment, stdout=full, stderr=subprocess.PIPE, text=True, timeout=PATIENCE
+        )
+    assert done.returncode == 1
+    assert done.stderr.startswith("foredraft: ") and done.stderr.count("\n") == 1
+
+
+ON_A_TERMINAL = (
+    "import fcntl, sys, termios; from foredraft.cli import main\n"
+    "fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # from now on it is this terminal's Ctrl-C that counts\n"
+    "sys.exit(main())"
+)
+
+
+class Terminal:
+    """A command on a terminal of its own, and what a person would see of it."""
+
+    def __init__(self, arguments: list[str], environment: dict[str, str]) -> None:
+        self._ours, theirs = pty.openpty()
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", ON_A_TERMINAL, *arguments],
+            env=environment,
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+        )
+        os.close(theirs)
+        self.seen = ""
+        self._waited = 0
+
+    def __enter__(self) -> "Terminal":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        os.close(self._ours)
+        self._process.kill()
+        self._process.wait(PATIENCE)
+
+    def wait_for(self, text: str) -> None:
+        """Read on until there is another ``text``."""
+        while (place := self.seen.find(text, self._waited)) < 0:
+            assert self._read(), f"no {text!r} in {self.seen[-1000:]!r}"
+        self._waited = place + len(text)
+
+    def type(self, keys: str) -> None:
+        os.write(self._ours, keys.encode())
+
+    def end(self) -> int:
+        """Wait for the command to end by itself, and return its status."""
+        while self._read():
+            pass
+        return self._process.wait(PATIENCE)
+
+    def _read(self) -> bool:
+        if not select.select([self._ours], [], [], PATIENCE)[0]:
+            return False
+        try:
+            data = os.read(self._ours, 4096)
+        except OSError:  # the other side has gone
+            return False
+        self.seen += data.decode(errors="replace")
+        return bool(data)
+
+
+def test_drafts_are_coloured_on_a_terminal(environment, model: Path):
+    spec = f"draft_model:{model},num_assistant_tokens_schedule=constant,num_assistant_tokens=2"
+    options = ["-m", str(model), "-d", spec, "--show-drafts", "--max-new-tokens", "9"]
+    with Terminal(["generate", *options, PROMPT], environment) as terminal:
+        assert terminal.end() == 0
+    assert terminal.seen.count("\x1b[1;32m") >= 3
+    assert "drafted and accepted" in terminal.seen and "9 tokens in" in terminal.seen
+
+
+def test_a_talk_on_a_terminal(environment, model: Path):
+    with Terminal(["chat", "-m", str(model), "-d", "none", *LONG], environment) as terminal:
+        terminal.wait_for("you> ")
+        terminal.type("Hello\n")
+        terminal.wait_for("Hello\r\n")
+        time.sleep(0.3)
+        terminal.type("\x03")
+        terminal.wait_for("(interrupted)")
+        terminal.wait_for("you> ")
+        terminal.type("/stats\n")
+        terminal.wait_for("1 turn · ")
+        terminal.wait_for("you> ")
+        terminal.type("\x03")
+        terminal.wait_for("Ctrl-D or /exit leaves.")
+        terminal.type("\x04")
+        assert terminal.end() == 0
+    assert "Traceback" not in terminal.seen

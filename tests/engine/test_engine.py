@@ -1,0 +1,627 @@
+"""The engine: rows that come and go, ends inside accepted blocks, limits, faults, and who sees what of it."""
+
+import asyncio
+import functools
+import math
+
+import pytest
+import tiny
+import torch
+
+from foredraft.core.draft import Draft, Law
+from foredraft.core.errors import NumericsError, OptionError, PromptError
+from foredraft.core.params import SamplingParams
+from foredraft.core.tree import TokenTree
+from foredraft.drafters.prompt_lookup import Options as LookupOptions, PromptLookup
+from foredraft.engine.control import Constant, Heuristic
+from foredraft.engine.generate import Generator
+from foredraft.engine.reference import reference
+from foredraft.model.causal import CausalLM
+from foredraft.model.tokenizer import Tokenizer
+
+NEW = 24
+
+
+@functools.cache
+def model(name: str = "llama", **changes) -> CausalLM:
+    return CausalLM(tiny.build(name, **changes))
+
+
+@functools.cache
+def other() -> CausalLM:
+    return CausalLM(tiny.build("gpt2", seed=5))
+
+
+def build(kind: str = "self tree", target: CausalLM | None = None, draft: CausalLM | None = None, **options) -> Generator:
+    target = target or model()
+    if kind == "none":
+        return tiny.generator(target, **options)
+    if kind == "lookup":
+        drafter = PromptLookup(LookupOptions(prompt_lookup_num_tokens=4, continuations=2))
+        return tiny.generator(target, drafter, Constant(4), **options)
+    branching = (2, 2, 1) if kind.endswith("tree") else None
+    draft = draft or (target if kind.startswith("self") else other())
+    return tiny.generator(target, *tiny.draft_model(draft, target, 3, branching), **options)
+
+
+KINDS = ("none", "lookup", "self", "self tree", "other", "other tree")
+SAMPLED = {"temperature": 1.0, "seed": 11}
+
+
+@functools.cache
+def oracle() -> CausalLM:
+    """The same model without packed weights: quick where each forward has another number of tokens."""
+    return CausalLM(tiny.build("llama"), fast=False)
+
+
+@functools.cache
+def remembered(prompt: tuple[int, ...], target: CausalLM, eos: tuple[int, ...], options: tuple) -> list[int]:
+    return reference(target, prompt, SamplingParams(**dict(options)), eos)
+
+
+def plain(prompt: list[int], target: CausalLM | None = None, eos: tuple[int, ...] = (), **options) -> list[int]:
+    """What plain decoding says: the slow truth."""
+    options = {"max_new_tokens": NEW, **options}
+    return list(remembered(tuple(prompt), target or oracle(), eos, tuple(options.items())))
+
+
+# Acceptance: an error by one is lossless and silent, so it is pinned.
+
+
+@pytest.mark.parametrize("length", [1, 2, 5])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_draft_that_is_the_target_is_accepted_whole(length: int, temperature: float):
+    drafter, controller = tiny.draft_model(model(), model(), length)
+    g = tiny.generator(model(), drafter, controller)
+    for result in g.generate(tiny.prompts(), max_new_tokens=4 * (length + 1), temperature=temperature):
+        assert result.stats.acceptance_length == length + 1
+        assert result.stats.acceptance_rate == 1.0
+        assert result.stats.target_forwards == 4
+        assert result.stats.accepted_by_depth == (4,) * length
+
+
+@pytest.mark.parametrize("branching", [(2, 2, 1), (1, 3), (4,)])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_tree_of_the_target_itself_is_accepted_to_its_full_depth(branching: tuple[int, ...], temperature: float):
+    drafter, controller = tiny.draft_model(model(), model(), branching=branching)
+    depth = len(branching)
+    g = tiny.generator(model(), drafter, controller)
+    for result in g.generate(tiny.prompts(), max_new_tokens=4 * (depth + 1), temperature=temperature):
+        assert result.stats.acceptance_length == depth + 1
+        assert result.stats.accepted == 4 * depth
+        assert result.stats.drafted == 4 * drafter.needs.max_nodes
+
+
+def test_the_last_draft_is_no_longer_than_what_may_still_come():
+    drafter, controller = tiny.draft_model(model(), model(), 5)
+    result = tiny.generator(model(), drafter, controller).generate(tiny.prompts((9,))[0], max_new_tokens=10)
+    assert result.stats.target_forwards == 2
+    assert result.stats.drafted == 5 + 3
+
+
+@functools.cache
+def cycle() -> CausalLM:
+    """Says 0, 1, 2, 3, 4, 0, 1, ...: what comes next depends on the last token alone."""
+    raw = tiny.build("llama", vocab_size=8, tie_word_embeddings=False)
+    for parameter in raw.parameters():
+        parameter.data.zero_()
+    raw.model.norm.weight.data.fill_(1.0)
+    raw.model.embed_tokens.weight.data[:, :8] = torch.eye(8)
+    for token in range(8):
+        raw.lm_head.weight.data[(token + 1) % 5, token] = 20.0
+    return CausalLM(raw)
+
+
+@pytest.mark.parametrize("continuations", [1, 3])
+@pytest.mark.parametrize("temperature", [0.0, 1e-3])
+def test_prompt_lookup_copies_a_periodic_text(continuations: int, temperature: float):
+    lookup = PromptLookup(LookupOptions(prompt_lookup_num_tokens=4, continuations=continuations))
+    g = tiny.generator(cycle(), lookup, Constant(4))
+    for prompt in ([0, 1, 2, 3, 4] * 3, [0, 1, 2, 3, 4] * 4 + [0, 1]):
+        result = g.generate(prompt, max_new_tokens=20, temperature=temperature)
+        assert result.tokens == [(prompt[-1] + 1 + i) % 5 for i in range(20)]
+        assert result.stats.acceptance_length == 5.0
+
+
+def test_heuristic_lengths_go_up_and_down():
+    """transformers' schedule: 2 more after a draft that was accepted whole, 1 less after any other."""
+    drafter, _ = tiny.draft_model(model(), model(), 30)
+    g = tiny.generator(model(), drafter, Heuristic(2))
+    result = g.generate(tiny.prompts((9,))[0], max_new_tokens=3 + 5 + 7 + 9)
+    assert result.stats.target_forwards == 4 and result.stats.drafted == 2 + 4 + 6 + 8
+    drafter, _ = tiny.draft_model(other(), model(), 30)
+    g = tiny.generator(model(), drafter, Heuristic(3))
+    result = g.generate(tiny.prompts((9,))[0], max_new_tokens=NEW)
+    assert result.tokens == plain(tiny.prompts((9,))[0])
+    assert result.stats.drafted < 3 * result.stats.target_forwards
+
+
+# Sampled texts: keyed by position, so those of picked drafts are the reference's, token for token.
+
+
+@pytest.mark.parametrize("kind", ["none", "lookup", "liar"])
+def test_sampled_text_of_picked_drafts_is_the_references(kind: str):
+    prompts = tiny.prompts()
+    expected = [plain(prompt, **SAMPLED) for prompt in prompts]
+    assert len({tuple(text) for text in expected}) == len(prompts)
+    truths = [prompt + text for prompt, text in zip(prompts, expected, strict=True)]
+    g = tiny.generator(model(), tiny.liar(truths)) if kind == "liar" else build(kind)
+    together = g.generate(prompts, max_new_tokens=NEW, **SAMPLED)
+    assert [result.tokens for result in together] == expected
+    assert kind != "liar" or sum(result.stats.accepted for result in together) > 0
+    for prompt, text in zip(prompts, expected, strict=True):
+        assert g.generate(prompt, max_new_tokens=NEW, **SAMPLED).tokens == text
+
+
+@pytest.mark.parametrize("kind", ["self", "self tree", "other", "other tree"])
+@pytest.mark.parametrize("more", [{}, {"temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.3}], ids=["pure", "warped"])
+def test_a_seeded_text_does_not_depend_on_its_neighbours(kind: str, more: dict):
+    prompts = tiny.prompts()
+    g = build(kind)
+    options = {"max_new_tokens": NEW, **SAMPLED, **more}
+    together = [result.tokens for result in g.generate(prompts, **options)]
+    assert together == [g.generate(prompt, **options).tokens for prompt in prompts]
+    assert together == [result.tokens for result in g.generate(prompts[::-1], **options)][::-1]
+    assert together != [result.tokens for result in g.generate(prompts, **{**options, "seed": 12})]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_greedy_and_sampled_rows_share_a_batch(kind: str):
+    prompts = tiny.prompts()
+    g = build(kind)
+    settings = [SamplingParams(max_new_tokens=NEW, temperature=t, seed=3) for t in (0.0, 1.0, 0.0, 0.5)]
+    sequences = [g.submit([prompt], params)[0] for prompt, params in zip(prompts, settings, strict=True)]
+    g.engine.run(sequences)
+    alone = [g.generate(prompt, params).tokens for prompt, params in zip(prompts, settings, strict=True)]
+    assert [sequence.tokens for sequence in sequences] == alone
+    for index in (0, 2):
+        assert alone[index] == plain(prompts[index])
+
+
+# Rows come and go.
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("options", [{}, SAMPLED], ids=["greedy", "sampled"])
+def test_requests_wait_and_rows_are_used_again(kind: str, options: dict):
+    """Two rows for five requests of different lengths: each says what it says alone."""
+    prompts = tiny.prompts((3, 30, 1, 12, 7))
+    lengths = (5, 17, 1, 9, 26)
+    g = build(kind, max_rows=2)
+    params = [SamplingParams(max_new_tokens=length, **options) for length in lengths]
+    sequences = [g.submit([prompt], p)[0] for prompt, p in zip(prompts, params, strict=True)]
+    most = 0
+    while not all(sequence.finished for sequence in sequences):
+        g.engine.step()
+        most = max(most, len(g.engine._batch))
+    assert most == 2
+    alone = build(kind)
+    for prompt, p, sequence in zip(prompts, params, sequences, strict=True):
+        assert sequence.tokens == alone.generate(prompt, p).tokens
+        assert len(sequence.tokens) == p.max_new_tokens and sequence.finish_reason == "length"
+    assert g.engine._stepper.cache.nbytes == 0 and not g.engine._waiting
+
+
+def test_a_prompt_that_is_shared_is_read_once_and_kept_apart():
+    prompts = tiny.prompts((14, 9))
+    batch = [prompts[0], prompts[1], prompts[0], prompts[0]]
+    results = build("self tree").generate(batch, max_new_tokens=NEW)
+    assert [result.tokens for result in results] == [plain(prompt) for prompt in batch]
+
+
+@pytest.mark.parametrize("kind", ["none", "other", "self tree", "lookup"])
+def test_several_texts_of_one_prompt(kind: str):
+    prompt = tiny.prompts((6,))[0]
+    g = build(kind, max_rows=3)
+    results = g.generate(prompt, num_return_sequences=5, max_new_tokens=12, **SAMPLED)
+    texts = [result.tokens for result in results]
+    assert len({tuple(text) for text in texts}) == 5
+    assert texts[0] == g.generate(prompt, max_new_tokens=12, **SAMPLED).tokens
+    assert texts == [r.tokens for r in g.generate(prompt, num_return_sequences=5, max_new_tokens=12, **SAMPLED)]
+    many = g.generate([prompt, prompt], num_return_sequences=2, max_new_tokens=12, **SAMPLED)
+    assert [result.tokens for result in many] == texts[:2] * 2
+    assert len(g.generate(prompt, num_return_sequences=300, max_new_tokens=1, **SAMPLED)) == 300
+
+
+def test_speculation_is_switched_off_for_one_request():
+    prompts = tiny.prompts((6, 11))
+    g = build("self")
+    params = [SamplingParams(max_new_tokens=NEW, speculate=speculate) for speculate in (True, False)]
+    sequences = [g.submit([prompt], p)[0] for prompt, p in zip(prompts, params, strict=True)]
+    g.engine.run(sequences)
+    assert [sequence.tokens for sequence in sequences] == [plain(prompt) for prompt in prompts]
+    assert sequences[0].stats.acceptance_length == 4.0
+    assert sequences[1].stats.drafted == 0 and sequences[1].stats.target_forwards == NEW
+    assert g.generate(prompts[1], params[1]).stats.drafted == 0
+
+
+# Ends.
+
+
+def stopping(kind: str = "self") -> Generator:
+    """With a tokenizer in which each token is one character."""
+    return build(kind, tokenizer=Tokenizer(tiny.tokenizer()))
+
+
+def text_of(tokens: list[int]) -> str:
+    return "".join(chr(32 + token) for token in tokens)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_stop_string_inside_a_block(kind: str):
+    """Tokens up to and including the one that completes it are kept; the text ends before it."""
+    prompt = tiny.prompts((6,))[0]
+    whole = plain(prompt)
+    text = text_of(whole)
+    for begin, size in ((0, 1), (4, 2), (5, 3), (6, 1), (9, 4), (NEW - 2, 2)):
+        stop = text[begin : begin + size]
+        at = text.index(stop)
+        result = stopping(kind).generate(prompt, max_new_tokens=NEW, stop_strings=(stop, "never said"))
+        assert result.text == text[:at]
+        assert result.tokens == whole[: at + size]
+        assert result.finish_reason == "stop"
+        assert result.stats.tokens == at + size
+    result = stopping(kind).generate(prompt, max_new_tokens=NEW, stop_strings=("never said",))
+    assert (result.text, result.finish_reason) == (text, "length")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_end_of_sequence_id_ends_the_text_wherever_it_stands_in_a_block(kind: str):
+    prompt = tiny.prompts((6,))[0]
+    whole = plain(prompt)
+    for place in (0, 1, 2, 3, 7, 10):
+        eos = (95, whole[place], 94)
+        first = min(whole.index(token) for token in eos if token in whole)
+        g = build(kind, eos=eos)
+        result = g.generate(prompt, max_new_tokens=NEW)
+        assert result.tokens == whole[: first + 1] and result.finish_reason == "stop"
+        assert result.stats.tokens == first + 1
+        assert plain(prompt, eos=eos) == result.tokens
+        assert g.generate(prompt, max_new_tokens=NEW, eos_token_id=()).tokens == whole
+        assert g.generate(prompt, max_new_tokens=NEW, eos_token_id=whole[2]).tokens == whole[: whole.index(whole[2]) + 1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("options", [{}, SAMPLED], ids=["greedy", "sampled"])
+def test_least_new_tokens(kind: str, options: dict):
+    prompt = tiny.prompts((6,))[0]
+    eos = tuple(plain(prompt, **options)[:3])
+    fixed = not options or kind in ("none", "lookup")
+    for least in (1, 2, 5, 9):
+        result = build(kind, eos=eos).generate(prompt, max_new_tokens=NEW, min_new_tokens=least, **options)
+        assert len(result.tokens) >= least
+        assert not set(result.tokens[:least]) & set(eos)
+        if fixed:
+            assert result.tokens == plain(prompt, eos=eos, min_new_tokens=least, **options)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_new_token(kind: str):
+    prompts = tiny.prompts()
+    for result, prompt in zip(build(kind).generate(prompts, max_new_tokens=1), prompts, strict=True):
+        assert result.tokens == plain(prompt, max_new_tokens=1)
+        assert (result.finish_reason, result.stats.target_forwards, result.stats.drafted) == ("length", 1, 0)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "opt", "mistral"])
+@pytest.mark.parametrize("kind", ["none", "lookup", "self", "other", "self tree"])
+def test_the_context_ends(name: str, kind: str):
+    """A context of 48: rows reach its end at different times, with drafts that would reach beyond."""
+    target = model(name, max_position_embeddings=48) if name != "gpt2" else model(name, n_positions=48)
+    assert target.max_length == 48
+    prompts = tiny.prompts((40, 3, 45, 47))
+    results = build(kind, target).generate(prompts, max_new_tokens=100)
+    for prompt, result in zip(prompts, results, strict=True):
+        room = 48 - len(prompt)
+        assert result.tokens == plain(prompt, target, max_new_tokens=room)
+        assert (len(result.tokens), result.finish_reason) == (room, "length")
+    with pytest.raises(PromptError, match="has 48 tokens; the model's context of 48 leaves no room"):
+        build(kind, target).generate(tiny.prompts((48,))[0])
+
+
+# What is refused.
+
+
+def test_bad_requests_are_refused_before_anything_is_queued():
+    g = build("none")
+    for prompt, match in (([], "empty"), ([1, 96], "outside the model's vocabulary of 96"), ([-1], "vocabulary")):
+        with pytest.raises(PromptError, match=match):
+            g.generate(prompt)
+        with pytest.raises(PromptError):
+            g.batch([[1, 2], prompt])
+    with pytest.raises(PromptError, match="no prompts"):
+        g.batch([])
+    with pytest.raises(PromptError, match="without a tokenizer"):
+        g.generate("text")
+    with pytest.raises(PromptError, match="must be a text, a list of token ids"):
+        g.batch([[1, None]])
+    with pytest.raises(OptionError, match="Unknown generation option 'temprature'. Did you mean temperature"):
+        g.generate([1], temprature=1.0)
+    with pytest.raises(OptionError, match="max_new_tokens must be"):
+        g.generate([1], max_new_tokens=0)
+    with pytest.raises(OptionError, match="no token 96"):
+        g.generate([1], logit_bias={96: 1.0})
+    assert not g.engine._waiting
+
+
+# Cancelling, streaming.
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_cancelling_between_steps_keeps_the_text(kind: str):
+    prompts = tiny.prompts((6, 11))
+    g = stopping(kind)
+    first, second = g.submit(prompts, SamplingParams(max_new_tokens=NEW))
+    g.engine.step()
+    g.engine.step()
+    said = list(first.tokens)
+    g.engine.cancel([first])
+    assert first.finished and first.finish_reason == "cancelled"
+    g.engine.run([second])
+    assert 2 <= len(said) < NEW and first.tokens == said == plain(prompts[0])[: len(said)]
+    assert first.text == text_of(said)
+    assert second.tokens == plain(prompts[1])
+    waiting = g.submit([prompts[0]], SamplingParams(max_new_tokens=NEW))
+    g.engine.cancel(waiting)
+    assert waiting[0].tokens == [] and not g.engine._waiting
+    g.engine.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_stream_is_the_text_in_pieces(kind: str):
+    prompt = tiny.prompts((6,))[0]
+    whole = plain(prompt)
+    with stopping(kind).stream(prompt, max_new_tokens=NEW) as stream:
+        pieces = list(stream)
+    assert [token for piece in pieces for token in piece.tokens] == whole
+    assert "".join(piece.text for piece in pieces) == text_of(whole) == stream.result.text
+    assert stream.result.finish_reason == "length"
+    drafted = sum(len(piece.tokens) for piece in pieces if piece.drafted)
+    assert drafted == stream.result.stats.accepted
+    assert (drafted > 0) == (kind.startswith("self"))or kind in ("lookup", "other", "other tree")
+
+
+def test_a_stream_that_is_closed_early_keeps_what_it_said():
+    prompt = tiny.prompts((6,))[0]
+    g = stopping("self")
+    with g.stream(prompt, max_new_tokens=NEW) as stream:
+        next(stream)
+    said = stream.result.tokens
+    assert 0 < len(said) < NEW and said == plain(prompt)[: len(said)]
+    assert stream.result.finish_reason == "cancelled" and stream.result.text == text_of(said)
+    assert len(g.engine._batch) == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("options", [{}, SAMPLED], ids=["greedy", "sampled"])
+def test_streams_that_run_at_the_same_time(kind: str, options: dict):
+    """Opened one after the other, read in turns, with a batch between: each says what it says alone."""
+    prompts = tiny.prompts((6, 19, 2))
+    g = build(kind)
+    alone = [g.generate(prompt, max_new_tokens=NEW, **options).tokens for prompt in prompts]
+    streams = [g.stream(prompts[0], max_new_tokens=NEW, **options)]
+    said: list[list[int]] = [next(streams[0]).tokens, []]
+    streams.append(g.stream(prompts[1], max_new_tokens=NEW, **options))
+    said[1] += next(streams[1]).tokens
+    assert g.generate(prompts[2], max_new_tokens=NEW, **options).tokens == alone[2]
+    for index in (1, 0):
+        for piece in streams[index]:
+            said[index] += piece.tokens
+    assert said == alone[:2]
+
+
+def test_an_asynchronous_stream():
+    prompts = tiny.prompts((6, 11))
+    g = stopping("self tree")
+
+    async def read(prompt: list[int], most: int = NEW) -> list[int]:
+        tokens: list[int] = []
+        stream = g.astream(prompt, max_new_tokens=NEW)
+        async for piece in stream:
+            tokens += piece.tokens
+            if len(tokens) >= most:
+                break
+        await stream.aclose()
+        return tokens
+
+    async def both() -> list[list[int]]:
+        return await asyncio.gather(*[read(prompt) for prompt in prompts])
+
+    assert asyncio.run(both()) == [plain(prompt) for prompt in prompts]
+    said = asyncio.run(read(prompts[0], 3))
+    assert said == plain(prompts[0])[: len(said)] and len(said) < NEW
+    assert len(g.engine._batch) == 0, "leaving the loop cancels the request"
+
+
+# Log-probabilities.
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("options", [{}, {**SAMPLED, "top_k": 5, "repetition_penalty": 1.5}], ids=["greedy", "sampled"])
+def test_logprobs_are_those_of_the_model_itself(kind: str, options: dict):
+    prompts = tiny.prompts((6, 15))
+    g = build(kind)
+    whole = g.generate(prompts[0], max_new_tokens=NEW, **options).tokens
+    params = [
+        SamplingParams(max_new_tokens=NEW, logprobs=3, eos_token_id=(whole[9],), **options),
+        SamplingParams(max_new_tokens=NEW, **options),
+    ]
+    sequences = [g.submit([prompt], p)[0] for prompt, p in zip(prompts, params, strict=True)]
+    g.engine.run(sequences)
+    tokens, logprobs = sequences[0].tokens, sequences[0].logprobs
+    assert sequences[1].logprobs == []
+    assert len(logprobs) == len(tokens) == whole.index(whole[9]) + 1
+    laws = model().stock_logits(torch.tensor([prompts[0] + tokens]))[0].log_softmax(-1)
+    for index, (token, entry) in enumerate(zip(tokens, logprobs, strict=True)):
+        law = laws[len(prompts[0]) - 1 + index]
+        assert entry.token == token
+        assert math.isclose(entry.logprob, float(law[token]), abs_tol=1e-4)
+        best = law.topk(3)
+        assert list(entry.top) == best.indices.tolist()
+        assert torch.allclose(torch.tensor(list(entry.top.values())), best.values, atol=1e-4)
+    assert g.generate(prompts[0], max_new_tokens=2, logprobs=0).logprobs[0].top == {}
+
+
+# Faults.
+
+
+@functools.cache
+def poisoned() -> CausalLM:
+    """The same model, but token 77 turns everything that sees it to NaN."""
+    raw = tiny.build("llama")
+    raw.model.embed_tokens.weight.data[77] = float("nan")
+    return CausalLM(raw)
+
+
+@pytest.mark.parametrize("kind", ["none", "lookup", "self", "self tree", "other"])
+@pytest.mark.parametrize("options", [{}, SAMPLED], ids=["greedy", "sampled"])
+def test_nan_ends_one_row_and_the_others_do_not_notice(kind: str, options: dict):
+    prompts = tiny.prompts((6, 11, 9, 3))
+    prompts[1][4] = 77
+    g = build(kind, poisoned(), max_rows=2)
+    params = SamplingParams(max_new_tokens=NEW, logit_bias={77: -1e4}, **options)
+    sequences = g.submit(prompts, params)
+    g.engine.run(sequences)
+    assert isinstance(sequences[1].error, NumericsError) and sequences[1].tokens == []
+    assert "0 tokens were generated before" in str(sequences[1].error)
+    alone = build(kind, poisoned())
+    for index in (0, 2, 3):
+        assert sequences[index].error is None
+        assert sequences[index].tokens == alone.generate(prompts[index], params).tokens
+    with pytest.raises(NumericsError, match="not numbers"):
+        alone.generate(prompts[1], params)
+    with pytest.raises(NumericsError), alone.stream(prompts[1], params) as stream:
+        list(stream)
+    assert alone.generate(prompts[0], params).tokens == sequences[0].tokens
+
+
+def test_a_draft_model_that_says_nan_costs_nothing_but_speed():
+    prompts = tiny.prompts((6, 11))
+    prompts[1][4] = 77
+    for kind in ("other", "other tree"):
+        for options in ({}, SAMPLED):
+            g = build(kind, draft=poisoned())
+            results = g.generate(prompts, max_new_tokens=NEW, **options)
+            assert options or [result.tokens for result in results] == [plain(prompt) for prompt in prompts]
+            assert all(len(result.tokens) == NEW for result in results)
+
+
+def failing(moment: str, after: int) -> tiny.ScriptedDrafter:
+    """A drafter that raises when it is asked for the ``after``-th time."""
+    count = 0
+
+    def tick(now: str) -> None:
+        nonlocal count
+        if now == moment:
+            count += 1
+            if count == after:
+                raise ZeroDivisionError("a fault of the drafter")
+
+    class Failing(tiny.ScriptedDrafter.__mro__[1]):  # not of ScriptedDrafter itself, which is final
+        def __init__(self) -> None:
+            self.needs = tiny.Needs(max_nodes=2)
+            self.rows: set[int] = set()
+
+        def admit(self, row, prompt, hidden) -> None:
+            tick("admit")
+            self.rows.add(row)
+
+        def propose(self, view, plan) -> Draft:
+            tick("propose")
+            return Draft(TokenTree.chain(torch.cat([view.roots[:, None], torch.ones(len(view.rows), 2).long()], 1)), Law.FIXED)
+
+        def commit(self, view, draft, verdict, out) -> None:
+            tick("commit")
+
+        def release(self, row) -> None:
+            self.rows.remove(row)
+
+    return Failing()
+
+
+@pytest.mark.parametrize("moment", ["admit", "propose", "commit"])
+def test_a_fault_of_the_drafter_leaves_the_engine_usable(moment: str):
+    prompts = tiny.prompts((6, 11, 4))
+    drafter = failing(moment, 2)
+    g = tiny.generator(model(), drafter, Constant(2), max_rows=2)
+    with pytest.raises(ZeroDivisionError, match="a fault of the drafter"):
+        g.generate(prompts, max_new_tokens=NEW)
+    assert len(g.engine._batch) == 0 and not g.engine._waiting and drafter.rows == set()
+    assert [result.tokens for result in g.generate(prompts, max_new_tokens=NEW)] == [plain(p) for p in prompts]
+
+
+def test_an_interruption_cancels_what_ran_and_keeps_what_was_said():
+    prompts = tiny.prompts((6, 11))
+    g = build("self")
+    first, second = g.stream(prompts[0], max_new_tokens=NEW), g.stream(prompts[1], max_new_tokens=NEW)
+    said = next(first).tokens + next(second).tokens
+
+    def interrupt(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    g.engine._stepper = tiny.dataclasses.replace(g.engine._stepper, target=interrupt)
+    with pytest.raises((KeyboardInterrupt, AttributeError)):
+        list(first)
+    assert first.result.finish_reason == second.result.finish_reason == "cancelled"
+    assert first.result.tokens[: len(said)] and second.result.tokens
+    assert len(g.engine._batch) == 0
+
+
+# Pairs that do not match in size.
+
+
+@pytest.mark.parametrize(("narrow", "wide"), [(64, 72), (72, 64)], ids=["narrow draft", "wide draft"])
+@pytest.mark.parametrize("branching", [None, (2, 2, 1)], ids=["chain", "tree"])
+@pytest.mark.parametrize("options", [{}, SAMPLED, {"repetition_penalty": 1.5, **SAMPLED}], ids=["greedy", "sampled", "penalty"])
+def test_a_padded_vocabulary(narrow: int, wide: int, branching: tuple[int, ...] | None, options: dict):
+    """Draft and target with the same 64 tokens and 8 more that are padding in one of them."""
+    small = tiny.build("llama", seed=3, vocab_size=64)
+    large = tiny.build("llama", seed=3, vocab_size=72)
+    for name, value in small.state_dict().items():
+        large.state_dict()[name][:64 if value.shape[0] == 64 else None].copy_(value)
+    pair = {64: CausalLM(small), 72: CausalLM(large)}
+    draft, target = pair[narrow], pair[wide]
+    g = tiny.generator(target, *tiny.draft_model(draft, target, 3, branching))
+    prompts = tiny.prompts(vocab=target.vocab_size)
+    results = g.generate(prompts, max_new_tokens=NEW, **options)
+    if not options:
+        assert [result.tokens for result in results] == [plain(prompt, target) for prompt in prompts]
+    assert all(len(result.tokens) == NEW for result in results)
+    assert sum(result.stats.accepted for result in results) > NEW
+
+
+@pytest.mark.parametrize("branching", [None, (2, 2, 1)], ids=["chain", "tree"])
+@pytest.mark.parametrize("options", [{}, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_a_draft_with_a_shorter_context(branching: tuple[int, ...] | None, options: dict, name: str):
+    """Rows go on without a draft once they have outgrown it; the others still get theirs."""
+    short = CausalLM(tiny.build(name, **{"n_positions" if name == "gpt2" else "max_position_embeddings": 32}))
+    target = CausalLM(tiny.build(name))
+    g = tiny.generator(target, *tiny.draft_model(short, target, 3, branching))
+    prompts = tiny.prompts((20, 3, 40, 31, 33))
+    params = SamplingParams(max_new_tokens=NEW, **options)
+    results = g.generate(prompts, params)
+    if not options:
+        assert [result.tokens for result in results] == [plain(prompt, target) for prompt in prompts]
+    assert [result.tokens for result in results] == [g.generate(prompt, params).tokens for prompt in prompts]
+    assert results[2].stats.drafted == results[4].stats.drafted == 0
+    assert results[1].stats.acceptance_length == 4.0
+    assert 1.0 < results[0].stats.acceptance_length < 4.0
+
+
+# Exact mode.
+
+
+@pytest.mark.parametrize("kind", ["lookup", "self", "other", "other tree"])
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_exact_mode_is_bit_equal_in_half_precision(kind: str, name: str):
+    """The same shapes with speculation on and off, hence the same kernels, hence the same tokens."""
+    target = CausalLM(tiny.build(name).bfloat16())
+    g = build(kind, target, target if kind.startswith("self") else CausalLM(tiny.build("llama", seed=9).bfloat16()))
+    nodes = 1 + g.engine.drafter.needs.max_nodes
+    g.engine._stepper = tiny.dataclasses.replace(g.engine._stepper, exact_nodes=nodes)
+    prompts = tiny.prompts()
+    on = g.generate(prompts, max_new_tokens=48, logprobs=1)
+    off = g.generate(prompts, max_new_tokens=48, logprobs=1, speculate=False)
+    assert [result.tokens for result in on] == [result.tokens for result in off]
+    assert sum(result.stats.drafted for result in on) > 0 == sum(result.stats.drafted for result in off)

@@ -1,0 +1,230 @@
+"""The forward over slots: trees, ragged rows, windows, chunks and taps give what the stock model gives."""
+
+import random
+
+import pytest
+import tiny
+import torch
+
+from foredraft.core.errors import ModelError
+from foredraft.core.tree import PAD, TokenTree
+from foredraft.model import prefill as prefill_module
+from foredraft.model.causal import CausalLM
+from foredraft.model.prefill import prefill
+
+TOLERANCE = 1e-4
+
+
+def random_tree(roots: list[int], nodes: int, seed: int) -> TokenTree:
+    """A tree a row: random parents, random tokens, padding anywhere, the last row a chain."""
+    source = random.Random(seed)
+    tokens, parents = [], []
+    for row, root in enumerate(roots):
+        line = [root] + [source.randrange(tiny.VOCAB) for _ in range(nodes - 1)]
+        up = [-1]
+        for node in range(1, nodes):
+            real = [i for i in range(node) if up[i] != PAD]
+            chain = row == len(roots) - 1
+            up.append(node - 1 if chain else PAD if source.random() < 0.2 else source.choice(real))
+        tokens.append(line)
+        parents.append(up)
+    return TokenTree(torch.tensor(tokens), torch.tensor(parents), depth=nodes - 1)
+
+
+def path_to(tree: TokenTree, row: int, node: int) -> list[int]:
+    path = []
+    while node >= 0:
+        path.append(int(tree.tokens[row, node]))
+        node = int(tree.parents[row, node])
+    return path[::-1]
+
+
+def read(model: CausalLM, texts: list[list[int]], rows: tuple[int, ...], capacity: int = 64):
+    """A cache that holds all but the last token of each text, and the bases of their roots."""
+    cache = model.new_cache()
+    cache.reserve(max(rows) + 1, capacity)
+    width = max(map(len, texts)) - 1
+    tokens = torch.tensor([text[:-1] + [0] * (width - len(text) + 1) for text in texts])
+    hidden = prefill(model, cache, rows, tokens, [0] * len(rows))
+    return cache, torch.tensor([len(text) - 1 for text in texts]), hidden
+
+
+def stock(model: CausalLM, text: list[int]) -> torch.Tensor:
+    return model.stock_logits(torch.tensor([text]))[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "fast"), [*[(name, True) for name in [*tiny.MODELS, *tiny.MORE]], *[(name, False) for name in tiny.MODELS]]
+)
+def test_a_tree_gives_each_node_the_logits_of_its_path(name: str, fast: bool):
+    """Windows of 8 and texts of 5 to 20: borders lie before, inside and behind the drafts."""
+    model = CausalLM(tiny.build(name), fast=fast)
+    texts = tiny.prompts((6, 20, 5), seed=3)
+    for rows in ((0, 1, 2), (3, 1, 4)):
+        tree = random_tree([text[-1] for text in texts], nodes=12, seed=sum(rows))
+        cache, bases, _ = read(model, texts, rows)
+        logits = model.forward(model.address(tree, bases, rows, 32), cache).logits
+        for row, text in enumerate(texts):
+            for node in tree.valid[row].nonzero()[:, 0].tolist():
+                expected = stock(model, text[:-1] + path_to(tree, row, node))[-1]
+                assert (logits[row, node] - expected).abs().max() < TOLERANCE, (rows, row, node)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma3_text", "llama4_text"])
+def test_after_keep_the_accepted_branch_is_the_text(name: str):
+    model = CausalLM(tiny.build(name))
+    texts, rows = tiny.prompts((9, 6), seed=4), (3, 1)
+    tree = TokenTree(
+        torch.tensor([[t[-1], 11, 12, 13, 14, 15, 16] for t in texts]), torch.tensor([[-1, 0, 0, 1, 2, 4, 4]] * 2), 3
+    )
+    cache, bases, _ = read(model, texts, rows)
+    step = model.address(tree, bases, rows, 16)
+    model.forward(step, cache)
+    with torch.inference_mode():
+        cache.keep(step.rows, bases, torch.tensor([[0, 2, 4, 6], [0, 1, -1, -1]]))
+    accepted = [texts[0] + [12, 14, 16], texts[1] + [11]]
+    roots = torch.tensor([[50], [51]])
+    ends = torch.tensor([len(text) for text in accepted])
+    logits = model.forward(model.address(TokenTree.chain(roots), ends, rows, 16), cache).logits
+    for row, text in enumerate(accepted):
+        assert (logits[row, 0] - stock(model, [*text, int(roots[row, 0])])[-1]).abs().max() < TOLERANCE
+
+
+def test_a_part_of_a_tree_sees_the_part_that_is_in_the_cache():
+    """Levels of a tree, forwarded one after another, equal the tree at once."""
+    model = CausalLM(tiny.build("gemma2"))
+    texts, rows = tiny.prompts((12, 7), seed=5), (1, 0)
+    tree = random_tree([text[-1] for text in texts], nodes=9, seed=1)
+    cache, bases, _ = read(model, texts, rows)
+    whole = model.forward(model.address(tree, bases, rows, 24), cache).logits
+    cache, bases, _ = read(model, texts, rows)
+    parts = []
+    for start, end in ((0, 1), (1, 4), (4, 9)):
+        part = TokenTree(tree.tokens[:, :end], tree.parents[:, :end], depth=8)
+        parts.append(model.forward(model.address(part, bases, rows, 24, start=start), cache).logits)
+    assert (torch.cat(parts, 1) - whole).abs().max() < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gpt2", "llama4_text"])
+def test_prefill_in_chunks_is_prefill(name: str, monkeypatch: pytest.MonkeyPatch):
+    model = CausalLM(tiny.build(name))
+    model.tap([0, 1, 2])
+    texts, rows = tiny.prompts((23, 1, 11), seed=6), (2, 0, 1)
+    roots = TokenTree.chain(torch.tensor([[text[-1]] for text in texts]))
+    results = []
+    for size in (512, 5):
+        monkeypatch.setattr(prefill_module, "CHUNK", size)
+        cache, bases, hidden = read(model, texts, rows)
+        results.append((model.forward(model.address(roots, bases, rows, 24), cache).logits, hidden))
+    (whole, states), (chunked, chunked_states) = results
+    assert (whole - chunked).abs().max() < TOLERANCE
+    assert states.keys() == chunked_states.keys() == {0, 1, 2}
+    for layer, state in states.items():
+        assert state.shape == (3, 22, 32)
+        for row, text in enumerate(texts):
+            own = slice(0, len(text) - 1)
+            assert torch.allclose(state[row, own], chunked_states[layer][row, own], atol=TOLERANCE)
+    for row, text in enumerate(texts):
+        assert (whole[row, 0] - stock(model, text)[-1]).abs().max() < TOLERANCE
+
+
+def test_prefill_continues_where_a_row_stands():
+    """Rows that start at different places, as a draft that catches up does."""
+    model = CausalLM(tiny.build("mistral"))
+    texts, rows = tiny.prompts((14, 18), seed=8), (1, 2)
+    cache = model.new_cache()
+    for ends in ((4, 11), (13, 17)):
+        starts = (0, 0) if ends[0] == 4 else (4, 11)
+        width = max(end - start for start, end in zip(starts, ends, strict=True))
+        tokens = torch.zeros(2, width, dtype=torch.long)
+        for line, (start, end) in enumerate(zip(starts, ends, strict=True)):
+            tokens[line, : end - start] = torch.tensor(texts[line][start:end])
+        prefill(model, cache, rows, tokens, starts)
+    cache.reserve(3, 32)
+    roots = TokenTree.chain(torch.tensor([[text[-1]] for text in texts]))
+    logits = model.forward(model.address(roots, torch.tensor([13, 17]), rows, 18), cache).logits
+    for row, text in enumerate(texts):
+        assert (logits[row, 0] - stock(model, text)[-1]).abs().max() < TOLERANCE
+
+
+def test_only_the_wanted_nodes_get_logits():
+    for name in ("llama", "gptj"):
+        model = CausalLM(tiny.build(name))
+        text = tiny.prompts((9,))[0]
+        step = model.address(TokenTree.chain(torch.tensor([text])), torch.tensor([0]), (0,), 9)
+        for keep in ([2, 7], None):
+            cache = model.new_cache()
+            cache.reserve(1, 9)
+            logits = model.forward(step, cache, None if keep is None else torch.tensor(keep)).logits[0]
+            assert torch.allclose(logits, stock(model, text)[keep or slice(None)], atol=TOLERANCE)
+
+
+def hooks(model) -> int:
+    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "gpt2", "gpt_neox", "opt", "qwen3_moe", "gptj"])
+def test_taps_are_the_hidden_states_of_transformers(name: str):
+    raw = tiny.build(name)
+    before = hooks(raw)
+    model = CausalLM(raw)
+    text = tiny.prompts((13,))[0]
+    model.detach()
+    with torch.inference_mode():
+        expected = raw(torch.tensor([text]), output_hidden_states=True).hidden_states
+    model.attach()
+    resident = hooks(raw)
+    model.tap([2, 0, 1])
+    cache = model.new_cache()
+    cache.reserve(1, 16)
+    out = model.forward(model.address(TokenTree.chain(torch.tensor([text])), torch.tensor([0]), (0,), 13), cache)
+    assert set(out.hidden) == {0, 1, 2}
+    for layer in (0, 1):  # the last one of transformers went through the final norm
+        assert torch.allclose(out.hidden[layer], expected[layer], atol=TOLERANCE)
+    with torch.inference_mode():
+        logits = from_last(raw, out.hidden[2])
+    assert torch.allclose(logits, out.logits, atol=TOLERANCE), "the last layer is what the final norm reads"
+    model.tap([])
+    assert hooks(raw) == resident
+    model.close()
+    assert hooks(raw) == before or hooks(raw) == resident  # transformers keeps hooks of its own once asked
+
+
+def from_last(raw, state: torch.Tensor) -> torch.Tensor:
+    """Logits of the state after the last layer, by the model's own final norm and head."""
+    base = raw.base_model
+    base = getattr(base, "decoder", base)
+    norm = next(
+        module
+        for name in ("norm", "ln_f", "final_layer_norm")
+        if (module := getattr(base, name, None)) is not None
+    )
+    head = raw.get_output_embeddings()
+    return head(norm(state))
+
+
+def test_taps_are_handed_out_once_and_must_exist():
+    model = CausalLM(tiny.build("llama"))
+    with pytest.raises(ModelError, match="layers 0 to 2"):
+        model.tap([3])
+    model.tap([1])
+    model._taps.take()
+    cache = model.new_cache()
+    cache.reserve(1, 4)
+    step = model.address(TokenTree.chain(torch.tensor([[1, 2]])), torch.tensor([0]), (0,), 2)
+    assert set(model.forward(step, cache).hidden) == {1}
+    assert model._taps.take() == {}
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss"])
+def test_bfloat16(name: str):
+    """Close to the stock model in the same type: its own two kernels differ as much."""
+    model = CausalLM(tiny.build(name).bfloat16())
+    assert model.dtype == torch.bfloat16 and model.packed_layers == 0
+    texts, rows = tiny.prompts((12, 5), seed=2), (0, 1)
+    cache, bases, _ = read(model, texts, rows)
+    roots = TokenTree.chain(torch.tensor([[text[-1]] for text in texts]))
+    logits = model.forward(model.address(roots, bases, rows, 12), cache).logits
+    for row, text in enumerate(texts):
+        expected = stock(model, text)[-1].float()
+        assert (logits[row, 0].float() - expected).abs().max() < 0.15 * expected.std()

@@ -1,0 +1,186 @@
+"""Models from folders: what comes out, what is refused, and with which sentence."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+from transformers import AutoConfig, AutoModelForSeq2SeqLM
+from transformers.utils import logging as hf_logging
+
+import foredraft
+from foredraft.core.errors import DrafterError, ForedraftError, ModelError, OptionError, PromptError
+from foredraft.model.load import as_loaded, eos_token_ids, load_model, resolve
+from foredraft.model.tokenizer import Tokenizer
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("model")
+    tiny.build("llama", max_position_embeddings=64).save_pretrained(place)
+    tiny.tokenizer(eos="~").save_pretrained(place)
+    return place
+
+
+def refused(name: object, match: str, **options) -> None:
+    with pytest.raises(ForedraftError, match=match) as caught:
+        load_model(str(name), **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_gives_a_model_with_its_tokenizer(folder: Path):
+    loaded = load_model(str(folder))
+    assert loaded.model.dtype == torch.float32 and not loaded.model.training
+    assert loaded.tokenizer is not None
+    assert loaded.tokenizer.encode("AB") == [33, 34]
+    assert loaded.tokenizer.decode([33, 34]) == "AB"
+    assert torch.equal(loaded.model.lm_head.weight, tiny.build("llama").lm_head.weight)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float64", "auto"])
+def test_types(folder: Path, dtype: str):
+    wanted = torch.float32 if dtype == "auto" else getattr(torch, dtype)
+    assert load_model(str(folder), dtype=dtype).model.dtype == wanted
+
+
+def test_bfloat16_decodes_whatever_is_drafted(folder: Path):
+    for drafter in ("none", "prompt_lookup,continuations=2", f"draft_model:{folder},branching=2x1"):
+        g = foredraft.load(str(folder), drafter, dtype="bfloat16")
+        result = g.generate("the cat and the ", max_new_tokens=12, eos_token_id=())
+        assert len(result.tokens) == 12 and result.text
+        g.close()
+
+
+def test_loading_is_silent_and_leaves_transformers_as_talkative_as_it_was(folder: Path, capfd):
+    level, bars = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
+    load_model(str(folder))
+    with pytest.raises(ModelError):
+        load_model(str(folder / "nothing"))
+    assert (hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()) == (level, bars)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_what_is_not_there(folder: Path, tmp_path: Path):
+    refused(tmp_path / "nothing", "There is no model folder")
+    refused("./nothing", "There is no model folder")
+    (tmp_path / "file").write_text("")
+    refused(tmp_path / "file", "is a file; a model is a folder")
+    refused(tmp_path, "has no config.json")
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    refused(tmp_path, "has no weights")
+
+
+def test_what_is_broken(folder: Path, tmp_path: Path):
+    (tmp_path / "config.json").write_text("{")
+    (tmp_path / "model.safetensors").write_bytes(b"rubbish")
+    refused(tmp_path, "Cannot load a causal LM")
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    refused(tmp_path, "Cannot load a causal LM")
+
+
+def test_weights_with_gaps_are_not_filled_with_random_numbers(folder: Path, tmp_path: Path):
+    model = tiny.build("llama")
+    state = {key: value for key, value in model.state_dict().items() if "layers.1.mlp" not in key}
+    model.save_pretrained(tmp_path, state_dict=state)
+    refused(tmp_path, "weights of .* are incomplete: model.layers.1.mlp.down_proj.weight and 2 more")
+
+
+def test_encoder_decoders_are_refused_before_their_weights_are_read(tmp_path: Path):
+    config = AutoConfig.for_model("t5", vocab_size=96, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
+    AutoModelForSeq2SeqLM.from_config(config).save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"rubbish")
+    refused(tmp_path, "is an encoder-decoder")
+
+
+def test_types_and_devices_that_do_not_exist(folder: Path):
+    refused(folder, "Unknown dtype 'float31'. Known: auto, bfloat16", dtype="float31")
+    refused(folder, "Unknown dtype 'int8'", dtype="int8")
+    refused(folder, "Cannot use the device 'warp:9'", device="warp:9")
+
+
+def test_bundled_names_are_folders_of_the_package():
+    assert Path(resolve("sample")).name == "sample-16m"
+    assert resolve("someone/else") == "someone/else"
+
+
+def test_all_ids_that_end_a_text(folder: Path):
+    model, text = tiny.build("llama"), Tokenizer(tiny.tokenizer(eos="~"))
+    assert eos_token_ids(model, None) == ()
+    assert eos_token_ids(model, text) == (94,)
+    model.config.eos_token_id = 7
+    assert eos_token_ids(model, text) == (7,)
+    model.generation_config.eos_token_id = [3, 4]
+    assert eos_token_ids(model, text) == (3, 4)
+
+
+def test_only_a_transformers_model_is_a_model():
+    with pytest.raises(ModelError, match="a folder, a hub name or a transformers model"):
+        as_loaded(torch.nn.Linear(2, 2))
+
+
+def test_a_load_that_fails_leaves_the_callers_model_as_it_was(folder: Path):
+    model = tiny.build("llama")
+    attention, head = model.config._attn_implementation, model.lm_head
+    for drafter, error in (
+        ("draft_model:./nothing", ModelError),
+        ("draft_model", DrafterError),
+        ("prompt_lookup,num_assistant_tokens_schedule=never", OptionError),
+    ):
+        with pytest.raises(error):
+            foredraft.load(model, drafter)
+        assert model.config._attn_implementation == attention and model.lm_head is head
+
+
+def test_closing_a_generator_takes_everything_off_again(folder: Path):
+    model = tiny.build("llama")
+    attention, head = model.config._attn_implementation, model.lm_head
+    g = foredraft.load(model, f"draft_model:{folder}", tokenizer=tiny.tokenizer())
+    assert model.lm_head is not head
+    g.generate([1, 2, 3], max_new_tokens=4)
+    g.close()
+    assert model.config._attn_implementation == attention and model.lm_head is head
+
+
+def test_tokenizers_that_agree_and_do_not(folder: Path):
+    own = Tokenizer(tiny.tokenizer())
+    assert own.first_difference(Tokenizer(tiny.tokenizer(80))) is None, "padding is no difference"
+    other = tiny.tokenizer()
+    state = json.loads(other.backend_tokenizer.to_str())
+    state["model"]["vocab"].update({"A": 34, "B": 33})
+    swapped = tiny.tokenizers.Tokenizer.from_str(json.dumps(state))
+    swapped = Tokenizer(tiny.PreTrainedTokenizerFast(tokenizer_object=swapped))
+    assert own.first_difference(swapped) == "token 33 is 'A' in one and 'B' in the other"
+    model = tiny.build("llama")
+    with pytest.raises(DrafterError, match="another tokenizer than the target .*prompt_lookup"):
+        foredraft.load(model, f"draft_model:{folder}", tokenizer=swapped)
+
+
+def test_prompts_that_are_nothing():
+    text = Tokenizer(tiny.tokenizer())
+    with pytest.raises(PromptError, match="prompt is empty"):
+        text.encode("")
+    with pytest.raises(PromptError, match="chat has no messages"):
+        text.encode_chat([])
+    with pytest.raises(PromptError, match="Chat message 2 must be"):
+        text.encode_chat([{"role": "user", "content": "A"}, {"role": "user"}])
+    with pytest.raises(PromptError, match="no chat template"):
+        text.encode_chat([{"role": "user", "content": "A"}])
+    text.inner.chat_template = "{% for m in messages %}{{ m.content }}|{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+    assert text.decode(text.encode_chat([{"role": "user", "content": "AB"}])) == "AB|>"
+
+
+def test_a_hub_name_without_a_network_is_one_sentence():
+    """In a process of its own, since huggingface_hub reads its switches when it is imported."""
+    code = "import foredraft\ntry:\n    foredraft.load('nobody/nothing', None)\nexcept foredraft.UsageError as e:\n    print(e)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={"HF_HUB_OFFLINE": "1", "PYTHONPATH": ":".join(sys.path), "PATH": ""},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Cannot load a causal LM from 'nobody/nothing': ") and done.stdout.count("\n") == 1
