@@ -1,7 +1,6 @@
 """Speculation inside transformers' own ``generate``, on a model that stays the user's."""
 
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence as Seq
 from typing import Any
 
 import torch

@@ -6,8 +6,7 @@ from functools import reduce
 from operator import add
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from foredraft.core.stats import DecodeStats, StepStats
 

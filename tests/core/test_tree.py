@@ -1,8 +1,7 @@
 """Trees of tokens against slow, plain readings of what they mean."""
 
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from foredraft.core.tree import PAD, ROOT, TokenTree, ancestors, depths, from_paths
 

@@ -5,10 +5,10 @@ import itertools
 from typing import Any
 
 import pytest
-import tiny
 import torch
 from transformers import PreTrainedModel
 
+import tiny
 from foredraft.core.errors import NumericsError, OptionError, PromptError
 from foredraft.core.params import SamplingParams
 from foredraft.engine.beam import BeamOptions, Hypothesis, beam_search

@@ -4,9 +4,9 @@ import functools
 from dataclasses import dataclass
 
 import pytest
-import tiny
 import torch
 
+import tiny
 from foredraft.core.params import SamplingParams
 from foredraft.drafters.prompt_lookup import Options as LookupOptions, PromptLookup
 from foredraft.engine.control import Constant

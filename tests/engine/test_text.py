@@ -5,8 +5,7 @@ from itertools import cycle
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tokenizers import Tokenizer, decoders
 
 import foredraft

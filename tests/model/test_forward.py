@@ -3,9 +3,9 @@
 import random
 
 import pytest
-import tiny
 import torch
 
+import tiny
 from foredraft.core.errors import ModelError
 from foredraft.core.tree import PAD, TokenTree
 from foredraft.model import prefill as prefill_module

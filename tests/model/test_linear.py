@@ -3,12 +3,12 @@
 import os
 
 import pytest
-import tiny
 import torch
 import torch.nn.functional as F
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+import tiny
 from foredraft.model.causal import CausalLM
 from foredraft.model.linear import PackedLinear, PackedWeights, packing_works
 

@@ -6,12 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
-import tiny
 import torch
 from transformers import AutoConfig, AutoModelForSeq2SeqLM
 from transformers.utils import logging as hf_logging
 
 import foredraft
+import tiny
 from foredraft.core.errors import DrafterError, ForedraftError, ModelError, OptionError, PromptError
 from foredraft.model.load import as_loaded, eos_token_ids, load_model, resolve
 from foredraft.model.tokenizer import Tokenizer

@@ -1,10 +1,10 @@
 """Which models are taken, and the one sentence that turns the others away."""
 
 import pytest
-import tiny
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, LlamaModel
 
+import tiny
 from foredraft.core.errors import ModelError
 from foredraft.model.causal import CausalLM
 from foredraft.model.masks import Layout
@@ -15,9 +15,9 @@ RECURRENT = {
     "mamba": {"state_size": 4},
     "mamba2": {"num_heads": 8, "head_dim": 8, "n_groups": 1, "state_size": 4},
     "qwen3_next": {
-        **{"num_experts": 4, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 24, "head_dim": 8},
-        **{"linear_num_value_heads": 2, "linear_num_key_heads": 2, "linear_key_head_dim": 8},
-        **{"linear_value_head_dim": 8, "layer_types": ["linear_attention", "full_attention"]},
+        "num_experts": 4, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 24, "head_dim": 8,
+        "linear_num_value_heads": 2, "linear_num_key_heads": 2, "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8, "layer_types": ["linear_attention", "full_attention"],
     },
     "jamba": {"num_experts": 2, "attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 4},
     "recurrent_gemma": {"lru_width": 32, "attention_window_size": 8},

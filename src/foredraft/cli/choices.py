@@ -89,7 +89,7 @@ _HELP = {
     "logprobs": "With --json: log-probabilities, and of so many alternatives.",
     "speculate": "Decode plainly, with the same model and drafter loaded.",
 }
-_NAMES = {"speculate": (" /--no-speculation",)}
+_NAMES = {"speculate": ("--no-speculation",)}
 
 SAMPLING = Group(SamplingParams, "Sampling", _HELP, _NAMES)
 CHAT_SAMPLING = Group(SamplingParams, "Sampling", _HELP, _NAMES, without=("logprobs",))

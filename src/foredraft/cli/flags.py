@@ -3,9 +3,9 @@
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from types import NoneType
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_origin
 
 import typer
 
@@ -18,7 +18,8 @@ _METAVARS = {int: "INT", float: "FLOAT", str: "TEXT", bool: None}
 class Group:
     """A dataclass whose fields become options of a command.
 
-    Fields of a type that fits on no command line (mappings, functions) are left out, as are those in ``without``.
+    A switch that is on by default becomes ``--no-...``. Fields of a type that fits on no command line (mappings,
+    functions) are left out, as are those in ``without``.
     ``names`` gives the option where it is not the field's name with dashes; ``help`` and ``names`` may as well
     stand in the metadata of a field.
     """
@@ -31,15 +32,14 @@ class Group:
 
     def parameters(self) -> list[inspect.Parameter]:
         """One keyword a field, as typer reads them from a signature."""
-        hints = get_type_hints(self.kind)
         found = []
         for each in fields(self.kind):
-            shape = _shape(hints[each.name])
+            shape = _shape(each.type)
             if shape is None or each.name in self.without:
                 continue
-            default = each.default if shape.simple else None
+            default = (False if each.default is True else each.default) if shape.simple else None
             info = typer.Option(
-                *self._names(each.name, shape.item, default, each.metadata),
+                *self._names(each),
                 help=self.help.get(each.name, each.metadata.get("help")),
                 metavar=shape.metavar,
                 show_default=default is not None and not isinstance(default, bool),
@@ -51,24 +51,21 @@ class Group:
 
     def make(self, given: Mapping[str, Any]) -> Any:
         """The dataclass from what the command line gave; what it did not give keeps the field's default."""
-        hints = get_type_hints(self.kind)
         values = {}
         for each in fields(self.kind):
             value = given.get(each.name)
-            shape = _shape(hints[each.name])
+            shape = _shape(each.type)
             if shape is None or value is None or (not shape.simple and not value):
                 continue
-            if shape.nested:
-                value = _numbers(each.name, value)
-            values[each.name] = value if shape.simple else tuple(value)
+            if shape.simple:
+                values[each.name] = not value if each.default is True else value
+            else:
+                values[each.name] = _numbers(each.name, value) if shape.nested else tuple(value)
         return self.kind(**values)
 
-    def _names(self, name: str, item: type, default: Any, metadata: Mapping[str, Any]) -> tuple[str, ...]:
-        own = self.names.get(name, metadata.get("names"))
-        if own:
-            return tuple(own)
-        dashed = name.replace("_", "-")
-        return (f"--{dashed}/--no-{dashed}",) if item is bool and default is True else (f"--{dashed}",)
+    def _names(self, each: Field[Any]) -> tuple[str, ...]:
+        own = self.names.get(each.name, each.metadata.get("names"))
+        return tuple(own or (f"--{'no-' if each.default is True else ''}{each.name.replace('_', '-')}",))
 
 
 @dataclass(frozen=True, slots=True)

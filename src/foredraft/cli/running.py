@@ -1,8 +1,7 @@
 """Requests on the command line: run them, show what comes, say what it took."""
 
 import math
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 

@@ -110,9 +110,13 @@ class NoiseCoins(Coins):
 
     A hash is some fifty small operations however many numbers it makes, and a rule tosses one coin a node: so
     numbers for accepting are made, and kept for the step, a block of indices at a time.
+
+    ``plain`` marks rows for which nothing was drafted. Their residual is the target's law itself, and they draw from
+    it by the number of plain decoding: whether others of their batch have a draft must not show in their text.
     """
 
     noise: Noise
+    plain: Bool[Tensor, "B"] | None = None
     _blocks: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def _index(self, index: int) -> Int[Tensor, "B"]:
@@ -126,7 +130,10 @@ class NoiseCoins(Coins):
         return self._blocks[number][:, column] < probability
 
     def residual(self, law: Float[Tensor, "B V"]) -> Int[Tensor, "B"]:
-        return inverse_cdf(law, self.noise.uniform(Stream.RESIDUAL, self._index(0)))
+        u = self.noise.uniform(Stream.RESIDUAL, self._index(0))
+        if self.plain is not None:
+            u = torch.where(self.plain, self.noise.uniform(Stream.TARGET, self._index(0)), u)
+        return inverse_cdf(law, u)
 
     def target(self, law: Float[Tensor, "B V"], depth: int) -> Int[Tensor, "B"]:
         positions = self.noise.positions + depth

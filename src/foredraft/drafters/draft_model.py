@@ -106,6 +106,9 @@ class DraftModel(Drafter):
         if depth == 0:
             return Draft(TokenTree.root(view.roots), Law.FIXED)
         self._cache.reserve(max(view.rows) + 1, max(view.extents) + self.needs.max_nodes + _CATCH_UP)
+        fresh = [row for row in view.rows if self._known[row] == 0]
+        if fresh:  # whoever had the row before may have left NaN behind
+            self._cache.wipe(fresh)
         logits = self._read(view)
         if branching is None:
             return self._chain(view, plan, depth, logits)

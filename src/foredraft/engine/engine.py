@@ -4,6 +4,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence as Seq
+from contextlib import AbstractContextManager
 from itertools import islice
 
 import torch
@@ -52,6 +53,7 @@ class Engine:
         self._batch = Batch(target.vocab_size, target.device)
         self._waiting: deque[Sequence] = deque()
         self._max_rows = max_rows
+        self._drafted: set[int] = set()  # rows that the drafter knows of
         self._lock = threading.RLock()
 
     def request(self, prompt: Seq[int], params: SamplingParams, eos: Seq[int]) -> Request:
@@ -81,6 +83,10 @@ class Engine:
         with self._lock:
             self._waiting.extend(sequences)
         return sequences
+
+    def exclusive(self) -> AbstractContextManager[object]:
+        """While this is held nobody steps: for whoever runs the target outside the loop."""
+        return self._lock
 
     def close(self) -> None:
         """Cancel everything."""
@@ -120,8 +126,10 @@ class Engine:
     def _sweep(self) -> None:
         """Retire what has ended, and give memory back when nothing runs."""
         for row in self._batch.retire():
-            self.drafter.release(row)
             self.controller.release(row)
+            if row in self._drafted:
+                self._drafted.remove(row)
+                self.drafter.release(row)
         if not len(self._batch):
             self._stepper.cache.clear()
 
@@ -131,8 +139,12 @@ class Engine:
             taken = set(self._batch.rows)
             rows = list(islice((row for row in range(self._max_rows) if row not in taken), count))
             sequences = [self._waiting.popleft() for _ in rows]
-            self._batch.admit(rows, sequences)
-            self._prefill(rows, sequences)
+            try:
+                self._batch.admit(rows, sequences)
+                self._prefill(rows, sequences)
+            except BaseException:  # they wait no longer, and perhaps they do not run either
+                self.cancel(sequences)
+                raise
 
     @torch.inference_mode()
     def _prefill(self, rows: list[int], sequences: list[Sequence]) -> None:
@@ -158,6 +170,7 @@ class Engine:
             line = lines[owner]
             own = {layer: states[line : line + 1, : counts[line]] for layer, states in hidden.items()}
             self.drafter.admit(row, tokens[line, : counts[line]], own)
+            self._drafted.add(row)
             sequence.tally.prefill_seconds = seconds
 
     def _advance(self) -> None:
@@ -180,6 +193,7 @@ class Engine:
                         f"({len(sequence.tokens)} tokens were generated before)."
                     )
                 )
+                self._stepper.cache.wipe([view.rows[index]])  # NaN would outlive the row
                 kept.append(0)
                 continue
             kept.append(sequence.extend(result.emitted, result.accepted))

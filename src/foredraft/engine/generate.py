@@ -1,8 +1,7 @@
 """What users hold: prompts in, texts out, by the batch or as they come."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import Any, overload
 
@@ -114,7 +113,8 @@ class Generator:
         encoded = [self.encode(item) for item in prompts]
         for tokens in encoded:
             self.engine.request(tokens, chosen.params, self.eos_token_ids)
-        found = beam_search(self.engine.target, encoded, chosen, self.eos_token_ids, self._decode)
+        with self.engine.exclusive():
+            found = beam_search(self.engine.target, encoded, chosen, self.eos_token_ids, self._decode)
         return found[0] if single else found
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> "Stream":

@@ -70,7 +70,8 @@ class Stepper:
         step = self.target.address(tree, bases, view.rows, reach)
         out = self.target.forward(step, self.cache)
         law = view.warp(out.logits, Paths(view.history, view.lengths, tree))
-        verdict = verify(law, draft, NoiseCoins(view.noise), self.rule)
+        coins = NoiseCoins(view.noise, plain=~tree.valid[:, 1:].any(1))
+        verdict = verify(law, draft, coins, self.rule)
         if not tree.linear:
             self.cache.keep(step.rows, bases, verdict.path)
         if plan.length:

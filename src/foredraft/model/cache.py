@@ -85,6 +85,13 @@ class SlotCache:
             if buffer is not None:
                 buffer[list(targets), :, :slots] = buffer[list(sources), :, :slots]
 
+    @torch.inference_mode()
+    def wipe(self, rows: Sequence[int]) -> None:
+        """Set these rows to zero: what lies behind a row's end has no weight, but 0 times NaN would be NaN."""
+        for buffer in (*self._keys, *self._values):
+            if buffer is not None:
+                buffer[list(rows)] = 0
+
     def _grown(self, old: Tensor) -> Tensor:
         new = old.new_zeros(self.rows, old.shape[1], self.slots, old.shape[3])
         new[: old.shape[0], :, : old.shape[2]] = old

@@ -1,0 +1,49 @@
+"""The pages agree with the code: figures come from files, links lead somewhere, examples run."""
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "src").rglob("*.md")])
+
+
+def summary() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("summary", ROOT / "benchmarks" / "summary.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_figures_and_tables_are_made_from_files_not_by_hand():
+    for path, text in summary().pages().items():
+        assert path.read_text("utf-8") == text, f"{path.name} is stale: python benchmarks/summary.py --write"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(page: Path):
+    links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text("utf-8"))
+    missing = [link for link in links if "://" not in link and not (page.parent / link).exists()]
+    assert missing == []
+
+
+def test_every_module_has_a_line_in_the_architecture():
+    text = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    source = ROOT / "src" / "foredraft"
+    modules = [path.relative_to(source) for path in source.rglob("*.py") if path.name not in ("__init__.py", "__main__.py")]
+    in_folders = ("core/verify", "drafters", "cli")  # one line serves all of these
+    named = [path for path in modules if not path.as_posix().startswith(in_folders)]
+    assert [path.as_posix() for path in named if f"`{path.name}`" not in text.replace(f"`{path.parent}/", "`")] == []
+
+
+def test_the_first_example_of_the_readme_runs(capsys: pytest.CaptureFixture[str]):
+    example = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)[0]
+    names: dict[str, object] = {}
+    exec(compile(example, "README.md", "exec"), names)
+    answers = names["answers"]
+    assert isinstance(answers, list) and len(answers) == 2
+    assert len(capsys.readouterr().out) > 100
