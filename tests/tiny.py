@@ -39,7 +39,7 @@ BASE: dict[str, Any] = {
     "bos_token_id": None,
     "eos_token_id": None,
 }
-GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4}
+GPT2 = {"n_embd": 32, "n_head": 4}
 LATENT = {"kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 12}
 
 MODELS: dict[str, dict[str, Any]] = {

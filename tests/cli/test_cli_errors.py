@@ -48,7 +48,7 @@ def test_one_sentence_and_status_2(run: Run, model: Path, case: str):
 
 
 def test_the_command_itself(run: Run):
-    assert "Did you mean 'generate'" in run("generat").sentence
+    assert "No such command 'generat'" in run("generat").sentence
     assert "--verbose" in run("--verbose").sentence
     assert "--alpha" in run("theory").sentence
     assert run("theory", "--alpha", "2", "--cost", "0.1").status == 2

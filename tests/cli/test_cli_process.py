@@ -7,7 +7,6 @@ import select
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -102,8 +101,22 @@ class Terminal:
             assert self._read(), f"no {text!r} in {self.seen[-1000:]!r}"
         self._waited = place + len(text)
 
+    def wait_for_more(self) -> None:
+        """Read on until there is anything new."""
+        while len(self.seen) == self._waited:
+            assert self._read()
+
     def type(self, keys: str) -> None:
         os.write(self._ours, keys.encode())
+
+    def press(self, key: str, until: str) -> None:
+        """Press a key until it has an effect: Python loses a Ctrl-C that comes while ``input`` sets itself up."""
+        for _ in range(PATIENCE):
+            self.type(key)
+            while select.select([self._ours], [], [], 1)[0] and self._read():
+                if until in self.seen[self._waited :]:
+                    return self.wait_for(until)
+        raise AssertionError(f"no {until!r} in {self.seen[-1000:]!r}")
 
     def end(self) -> int:
         """Wait for the command to end by itself, and return its status."""
@@ -136,15 +149,15 @@ def test_a_talk_on_a_terminal(environment, model: Path):
         terminal.wait_for("you> ")
         terminal.type("Hello\n")
         terminal.wait_for("Hello\r\n")
-        time.sleep(0.3)
+        terminal.wait_for_more()
         terminal.type("\x03")
         terminal.wait_for("(interrupted)")
         terminal.wait_for("you> ")
         terminal.type("/stats\n")
         terminal.wait_for("1 turn · ")
         terminal.wait_for("you> ")
-        terminal.type("\x03")
-        terminal.wait_for("Ctrl-D or /exit leaves.")
-        terminal.type("\x04")
+        terminal.press("\x03", until="Ctrl-D or /exit leaves.")
+        terminal.wait_for("you> ")
+        terminal.type("/exit\n")
         assert terminal.end() == 0
     assert "Traceback" not in terminal.seen

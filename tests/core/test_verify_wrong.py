@@ -162,15 +162,14 @@ class NoCoins(Coins):
 def test_table_of_rules(law: Law) -> None:
     tree = TokenTree.chain(torch.tensor([[5, 1, 2]]))
     draft = Draft(tree, law, None if law is Law.FIXED else torch.full((1, 3, 4), 0.25))
-    greedy = Target(torch.tensor([[1, 3, 0]]), None)
+    greedy, sampled = Target(torch.tensor([[1, 3, 0]]), None), Target(torch.tensor([[1, 3, 0]]), torch.ones(1, 3, 4))
     assert law in RULES[DEFAULT[law]].laws and RULES[DEFAULT[law]].lossless
     for name, rule in RULES.items():
-        if law in rule.laws:
-            verdict = verify(greedy, draft, NoCoins(), name)
-            assert verdict.path.tolist() == [[0, 1, -1]] and verdict.bonus.tolist() == [3]
-        else:
+        verdict = verify(greedy, draft, NoCoins(), name)  # all rules follow a one-hot, whatever the law
+        assert verdict.path.tolist() == [[0, 1, -1]] and verdict.bonus.tolist() == [3]
+        if law not in rule.laws:
             with pytest.raises(LawError, match=f"{name}.*{law.value}.*{DEFAULT[law]}") as caught:
-                verify(greedy, draft, NoCoins(), name)
+                verify(sampled, draft, NoCoins(), name)
             assert rule.why in str(caught.value) and str(caught.value).count(". ") == 0
     assert isinstance(verify(greedy, draft, NoCoins()), Verdict)
 

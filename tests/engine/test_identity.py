@@ -60,7 +60,7 @@ def case(name: str, fast: bool) -> Case:
 @functools.cache
 def other() -> CausalLM:
     """A draft that knows nothing of the target."""
-    return CausalLM(tiny.build("llama", seed=123))
+    return CausalLM(tiny.build("gpt2", seed=5, num_hidden_layers=1))
 
 
 def with_drafter(c: Case, kind: str) -> Generator:

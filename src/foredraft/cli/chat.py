@@ -51,7 +51,8 @@ def command(
         console = errors()
         console.print(f"{choice.model} with {generator.kind.method}. /help lists commands, Ctrl-D leaves.", style="dim")
         if talk.out.colours:
-            output().print(legend())
+            out = output()
+            out.print(legend(out))
     while (line := read_turn(person)) is not None:
         if line in _HELP:
             if line == "/exit":
@@ -72,8 +73,11 @@ def _turn(talk: "Conversation", line: str, person: bool, quiet: bool) -> None:
     except UsageError as error:
         if not person:
             raise
-        say_error(f"{error} (/reset begins anew.)")
-        return
+        return say_error(f"{error} (/reset begins anew.)")
+    except KeyboardInterrupt:  # before there was anything to keep
+        if not person:
+            raise
+        return errors().print("(interrupted)", style="dim")
     if person and not quiet:
         errors().print(summary(stats), style="dim", soft_wrap=True)
 

@@ -65,9 +65,10 @@ class TextOut:
         sys.stdout.flush()
 
 
-def legend() -> Text:
-    """What the colours of ``TextOut`` mean."""
-    return Text.assemble(("drafted and accepted", DRAFTED), ("   the target's own", "default"))
+def legend(console: Console) -> Text:
+    """What the styles of ``TextOut`` mean."""
+    style = "underline" if console.no_color else DRAFTED
+    return Text.assemble(("drafted and accepted", style), "   the target's own")
 
 
 _VISIBLE = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n\r"}

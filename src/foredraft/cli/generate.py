@@ -91,7 +91,8 @@ def _as_text(generator: "Generator", sequences: "list[Sequence]", choice: ModelC
     outcome = follow(generator, sequences, Watcher(begins, lambda piece: out(piece.text, piece.drafted)))
     out("\n")
     if out.colours and not shown.quiet:
-        output().print(legend())
+        console = output()
+        console.print(legend(console))
     return outcome
 
 

@@ -56,7 +56,7 @@ def _side_by_side(console: Console, arms: "list[Arm]", height: int) -> Group:
     for _ in arms:
         grid.add_column(ratio=1)
     grid.add_row(*[_panel(console, arm, width, height) for arm in arms])
-    return Group(grid, legend())
+    return Group(grid, legend(console))
 
 
 def _panel(console: Console, arm: "Arm", width: int, height: int) -> Panel:
