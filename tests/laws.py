@@ -1,13 +1,13 @@
 """The law of sampled texts: what it should be, by enumeration, and what a generator says, by counting.
 
 The target has five tokens, and the draft ranks them in reverse, so that almost every rule of rejection is needed all
-the time. Runs in processes of their own (``python -m laws`` is not meant for people): see ``test_law.py``.
+the time. What is called ``run...`` is called in processes of its own: see ``drafters/test_law.py``.
 """
 
 import functools
 import gc
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import tiny
@@ -15,14 +15,16 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from foredraft.core.drafter import Drafter
-from foredraft.core.noise import derive_seeds
+from foredraft.core.draft import Draft, Law
+from foredraft.core.drafter import Drafter, Plan, View
+from foredraft.core.noise import NoiseCoins, Stream, derive_seeds, inverse_cdf
 from foredraft.core.params import SamplingParams
 from foredraft.core.tree import TokenTree
 from foredraft.core.warp import Paths, Warp
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
 from foredraft.drafters.none import NoDrafter
 from foredraft.drafters.prompt_lookup import Options as LookupOptions, PromptLookup
+from foredraft.engine import batch
 from foredraft.engine.generate import Generator
 from foredraft.model import cache, masks
 from foredraft.model.causal import CausalLM
@@ -135,34 +137,99 @@ class Counted:
     """The first few texts, for a comparison with those said alone."""
 
 
-def run(name: str, setting: str, count: int, rule: str | None = None, seed: int = 1) -> Counted:
-    """So many texts in batches of ``ROWS``, in batches that rows enter and leave at different steps."""
+def prepare() -> None:
+    """For a process that does nothing else: one thread, short texts, no search for garbage among live objects."""
     torch.set_num_threads(1)
-    cache.BUCKET = masks.GRAIN = 16  # texts are short
+    cache.BUCKET = masks.GRAIN = batch._BUCKET = 16
+    gc.freeze()
+    gc.disable()
+
+
+def run(name: str, setting: str, count: int, rule: str | None = None, seed: int = 1) -> Counted:
+    """So many texts in batches of ``ROWS``, which rows enter and leave at different steps."""
+    prepare()
     return sample(generator(name, rule), setting, count, seed)
 
 
-def sample(g: Generator, setting: str, count: int, seed: int = 1) -> Counted:
-    counts, drafted, accepted, first = torch.zeros([VOCAB] * LENGTH, dtype=torch.long), 0, 0, []
-    gc.collect()
-    gc.disable()  # thousands of objects live at once and none of them in a cycle
-    try:
-        for part, size in enumerate(_parts(count, 5 * ROWS)):
-            own = replace(params(setting), seed=seed + part)
-            results = g.generate([PROMPT], own, num_return_sequences=size)
-            counts += tally(result.tokens for result in results)
-            drafted += sum(result.stats.drafted for result in results)
-            accepted += sum(result.stats.accepted for result in results)
-            first = first or [result.tokens for result in results[:100]]
-    finally:
-        gc.enable()
-    return Counted(counts, drafted, accepted, first)
-
-
-def alone(g: Generator, setting: str, count: int, seed: int = 1) -> list[list[int]]:
-    """The first so many texts of ``sample`` again, each in a batch of its own."""
+def run_alone(name: str, setting: str, count: int, seed: int = 1) -> list[list[int]]:
+    """The first so many texts of ``run`` again, each in a batch of its own."""
+    prepare()
+    g = generator(name)
     return [g.generate(PROMPT, params(setting, own)).tokens for own in derive_seeds(seed, count)]
 
 
-def _parts(count: int, most: int) -> list[int]:
-    return [min(most, count - begin) for begin in range(0, count, most)]
+def sample(g: Generator, setting: str, count: int, seed: int) -> Counted:
+    counts, drafted, accepted, first = torch.zeros([VOCAB] * LENGTH, dtype=torch.long), 0, 0, []
+    for part, begin in enumerate(range(0, count, 5 * ROWS)):
+        size = min(5 * ROWS, count - begin)
+        results = g.generate([PROMPT], params(setting, seed + part), num_return_sequences=size)
+        counts += tally(result.tokens for result in results)
+        drafted += sum(result.stats.drafted for result in results)
+        accepted += sum(result.stats.accepted for result in results)
+        first = first or [result.tokens for result in results[:100]]
+    return Counted(counts, drafted, accepted, first)
+
+
+# Faults that are lossy and that nothing but the law shows.
+
+
+def argmax_with_softmax_q(view: View, plan: Plan) -> Draft:
+    """The likeliest token of the draft, said to be drawn from its softmax (engines.md, section 4)."""
+    q = _draft_law(view)
+    return _chain(view, q, q.argmax(-1))
+
+
+def pruned_by_what_was_drawn(view: View, plan: Plan) -> Draft:
+    """A token is drawn from q, and thrown away where q was small."""
+    q = _draft_law(view)
+    token = inverse_cdf(q, view.noise.uniform(Stream.DRAFT, torch.ones_like(view.lengths)))
+    sure = q.gather(1, token[:, None])[:, 0] > 0.2
+    return _chain(view, q, token, 1 + sure.long())
+
+
+def law_of_another_node(view: View, plan: Plan) -> Draft:
+    """A token is drawn from q, but the law handed over is flat."""
+    q = _draft_law(view)
+    token = inverse_cdf(q, view.noise.uniform(Stream.DRAFT, torch.ones_like(view.lengths)))
+    return _chain(view, torch.full_like(q, 1 / VOCAB), token)
+
+
+def sound(view: View, plan: Plan) -> Draft:
+    """The same without a fault: what shows that it is the fault that is seen."""
+    q = _draft_law(view)
+    return _chain(view, q, inverse_cdf(q, view.noise.uniform(Stream.DRAFT, torch.ones_like(view.lengths))))
+
+
+def _draft_law(view: View) -> Tensor:
+    """Reversed ranks, from the last token alone."""
+    target, _ = pair()
+    model = target.model
+    weight = model.lm_head.weight
+    return (-model.model.embed_tokens(view.roots) @ weight.T).softmax(-1)
+
+
+def _chain(view: View, q: Tensor, token: Tensor, lengths: Tensor | None = None) -> Draft:
+    tree = TokenTree.chain(torch.stack([view.roots, token], 1), lengths)
+    return Draft(tree, Law.CHAIN, torch.stack([torch.zeros_like(q), q], 1))
+
+
+def same_numbers_for_drafting_and_accepting(self: NoiseCoins, probability: Tensor, index: int) -> Tensor:
+    return self.noise.uniform(Stream.DRAFT, torch.full_like(self.noise.positions, index)) < probability
+
+
+FAULTS = {f.__name__: f for f in (argmax_with_softmax_q, pruned_by_what_was_drawn, law_of_another_node)}
+SHARED = same_numbers_for_drafting_and_accepting.__name__
+
+
+def run_faulty(fault: str, count: int, seed: int = 1) -> Counted:
+    """``run`` with a planted fault."""
+    prepare()
+    propose = FAULTS.get(fault, sound)
+    g = tiny.generator(pair()[0], tiny.ScriptedDrafter(propose, max_nodes=1), max_rows=ROWS)
+    before = NoiseCoins.accept
+    if fault == SHARED:
+        NoiseCoins.accept = same_numbers_for_drafting_and_accepting
+    try:
+        return sample(g, "temperature", count, seed)
+    finally:
+        NoiseCoins.accept = before

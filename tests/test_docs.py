@@ -34,7 +34,9 @@ def test_links_lead_somewhere(page: Path):
 def test_every_module_has_a_line_in_the_architecture():
     text = (ROOT / "docs" / "architecture.md").read_text("utf-8")
     source = ROOT / "src" / "foredraft"
-    modules = [path.relative_to(source) for path in source.rglob("*.py") if path.name not in ("__init__.py", "__main__.py")]
+    modules = [
+        path.relative_to(source) for path in source.rglob("*.py") if path.name not in ("__init__.py", "__main__.py")
+    ]
     in_folders = ("core/verify", "drafters", "cli")  # one line serves all of these
     named = [path for path in modules if not path.as_posix().startswith(in_folders)]
     assert [path.as_posix() for path in named if f"`{path.name}`" not in text.replace(f"`{path.parent}/", "`")] == []

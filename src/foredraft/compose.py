@@ -69,7 +69,8 @@ def load(
     """Put a target and a drafter together.
 
     Args:
-        target: a folder, a hub name, "sample" for the bundled model, or a loaded transformers model.
+        target: a folder, a hub name, "sample" for the bundled model, a loaded transformers model, or the
+            ``generator.engine.target`` of another generator, to share it.
         drafter: "none" or None for plain decoding, a spec such as "prompt_lookup" or
             "draft_model:PATH,num_assistant_tokens=5", a ``Drafter``, or "auto": the bundled draft for the bundled
             model, prompt lookup for any other.
@@ -138,7 +139,7 @@ def _load(
     if isinstance(target, str):
         loaded = load_model(target, dtype=dtype, device=device, options=options)
         return loaded if tokenizer is None else as_loaded(loaded.model, tokenizer)
-    return as_loaded(target, tokenizer)
+    return as_loaded(target.model if isinstance(target, CausalLM) else target, tokenizer)
 
 
 def _build(
@@ -188,10 +189,14 @@ def _controller(spec: Spec | Drafter, target: CausalLM) -> Controller:
     check_known("num_assistant_tokens_schedule", {schedule: None}, SCHEDULES)
     confidence = getattr(options, "assistant_confidence_threshold", 0.0)
     constant = Constant(options.longest, confidence)
-    cost_aware = CostAware(options.longest, lambda: measure_costs(target), confidence)
-    if schedule == "auto":
-        return Auto(constant, cost_aware, picked=METHODS[spec.name].laws == (Law.FIXED,))
-    return {"constant": constant, "cost": cost_aware, "heuristic": Heuristic(options.longest, confidence)}[schedule]
+    if schedule == "constant":
+        return constant
+    if schedule == "heuristic":
+        return Heuristic(options.longest, confidence)
+    cost_aware = CostAware(options.longest, measure_costs(target), confidence)
+    if schedule == "cost":
+        return cost_aware
+    return Auto(constant, cost_aware, picked=options.law is Law.FIXED)
 
 
 def _read(key: str, value: str, kind: Any) -> Any:

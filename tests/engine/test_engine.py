@@ -34,7 +34,9 @@ def other() -> CausalLM:
     return CausalLM(tiny.build("gpt2", seed=5, num_hidden_layers=1))
 
 
-def build(kind: str = "self tree", target: CausalLM | None = None, draft: CausalLM | None = None, **options) -> Generator:
+def build(
+    kind: str = "self tree", target: CausalLM | None = None, draft: CausalLM | None = None, **options
+) -> Generator:
     target = target or model()
     if kind == "none":
         return tiny.generator(target, **options)
@@ -156,7 +158,9 @@ def test_sampled_text_of_picked_drafts_is_the_references(kind: str):
 
 
 @pytest.mark.parametrize("kind", ["self", "self tree", "other", "other tree"])
-@pytest.mark.parametrize("more", [{}, {"temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.3}], ids=["pure", "warped"])
+@pytest.mark.parametrize(
+    "more", [{}, {"temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.3}], ids=["pure", "warped"]
+)
 def test_a_seeded_text_does_not_depend_on_its_neighbours(kind: str, more: dict):
     prompts = tiny.prompts()
     g = build(kind)
@@ -280,7 +284,10 @@ def test_every_end_of_sequence_id_ends_the_text_wherever_it_stands_in_a_block(ki
         assert result.stats.tokens == first + 1
         assert plain(prompt, eos=eos) == result.tokens
         assert g.generate(prompt, max_new_tokens=NEW, eos_token_id=()).tokens == whole
-        assert g.generate(prompt, max_new_tokens=NEW, eos_token_id=(whole[2],)).tokens == whole[: whole.index(whole[2]) + 1]
+        assert (
+            g.generate(prompt, max_new_tokens=NEW, eos_token_id=(whole[2],)).tokens
+            == whole[: whole.index(whole[2]) + 1]
+        )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -378,7 +385,7 @@ def test_a_stream_is_the_text_in_pieces(kind: str):
     assert stream.result.finish_reason == "length"
     drafted = sum(len(piece.tokens) for piece in pieces if piece.drafted)
     assert drafted == stream.result.stats.accepted
-    assert (drafted > 0) == (kind.startswith("self"))or kind in ("lookup", "other", "other tree")
+    assert (drafted > 0) == (kind.startswith("self")) or kind in ("lookup", "other", "other tree")
 
 
 def test_a_stream_that_is_closed_early_keeps_what_it_said():
@@ -528,7 +535,9 @@ def failing(moment: str, after: int) -> tiny.ScriptedDrafter:
 
         def propose(self, view, plan) -> Draft:
             tick("propose")
-            return Draft(TokenTree.chain(torch.cat([view.roots[:, None], torch.ones(len(view.rows), 2).long()], 1)), Law.FIXED)
+            return Draft(
+                TokenTree.chain(torch.cat([view.roots[:, None], torch.ones(len(view.rows), 2).long()], 1)), Law.FIXED
+            )
 
         def commit(self, view, draft, verdict, out) -> None:
             tick("commit")
@@ -575,13 +584,15 @@ def test_an_interruption_cancels_what_ran_and_keeps_what_was_said():
 
 @pytest.mark.parametrize(("narrow", "wide"), [(64, 72), (72, 64)], ids=["narrow draft", "wide draft"])
 @pytest.mark.parametrize("branching", [None, (2, 2, 1)], ids=["chain", "tree"])
-@pytest.mark.parametrize("options", [{}, SAMPLED, {"repetition_penalty": 1.5, **SAMPLED}], ids=["greedy", "sampled", "penalty"])
+@pytest.mark.parametrize(
+    "options", [{}, SAMPLED, {"repetition_penalty": 1.5, **SAMPLED}], ids=["greedy", "sampled", "penalty"]
+)
 def test_a_padded_vocabulary(narrow: int, wide: int, branching: tuple[int, ...] | None, options: dict):
     """Draft and target with the same 64 tokens and 8 more that are padding in one of them."""
     small = tiny.build("llama", seed=3, vocab_size=64)
     large = tiny.build("llama", seed=3, vocab_size=72)
     for name, value in small.state_dict().items():
-        large.state_dict()[name][:64 if value.shape[0] == 64 else None].copy_(value)
+        large.state_dict()[name][: 64 if value.shape[0] == 64 else None].copy_(value)
     pair = {64: CausalLM(small), 72: CausalLM(large)}
     draft, target = pair[narrow], pair[wide]
     g = tiny.generator(target, *tiny.draft_model(draft, target, 3, branching))

@@ -195,9 +195,7 @@ def from_last(raw, state: torch.Tensor) -> torch.Tensor:
     base = raw.base_model
     base = getattr(base, "decoder", base)
     norm = next(
-        module
-        for name in ("norm", "ln_f", "final_layer_norm")
-        if (module := getattr(base, name, None)) is not None
+        module for name in ("norm", "ln_f", "final_layer_norm") if (module := getattr(base, name, None)) is not None
     )
     head = raw.get_output_embeddings()
     return head(norm(state))

@@ -37,7 +37,9 @@ def test_equals_the_dense_layer_for_any_number_of_rows(kind: str, inputs: int, o
         assert torch.allclose(packed(x[:rows]), expected[:rows], atol=1e-4), rows
     assert packed(x[:0]).shape == (0, outputs)
     assert torch.allclose(packed(x.view(7, 5, 2, inputs)), expected.view(7, 5, 2, outputs), atol=1e-4)
-    assert torch.allclose(packed(x.view(7, 10, inputs).transpose(0, 1)), expected.view(7, 10, -1).transpose(0, 1), atol=1e-4)
+    assert torch.allclose(
+        packed(x.view(7, 10, inputs).transpose(0, 1)), expected.view(7, 10, -1).transpose(0, 1), atol=1e-4
+    )
     assert torch.equal(packed.weight, original if kind != "Conv1D" else original.t())
     assert packed.unpacked() is layer
     assert torch.equal(layer.weight, original) and layer.weight.is_contiguous()

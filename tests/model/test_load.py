@@ -168,7 +168,9 @@ def test_prompts_that_are_nothing():
         text.encode_chat([{"role": "user", "content": "A"}, {"role": "user"}])
     with pytest.raises(PromptError, match="no chat template"):
         text.encode_chat([{"role": "user", "content": "A"}])
-    text.inner.chat_template = "{% for m in messages %}{{ m.content }}|{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+    text.inner.chat_template = (
+        "{% for m in messages %}{{ m.content }}|{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+    )
     assert text.decode(text.encode_chat([{"role": "user", "content": "AB"}])) == "AB|>"
 
 

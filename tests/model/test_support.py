@@ -15,9 +15,15 @@ RECURRENT = {
     "mamba": {"state_size": 4},
     "mamba2": {"num_heads": 8, "head_dim": 8, "n_groups": 1, "state_size": 4},
     "qwen3_next": {
-        "num_experts": 4, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 24, "head_dim": 8,
-        "linear_num_value_heads": 2, "linear_num_key_heads": 2, "linear_key_head_dim": 8,
-        "linear_value_head_dim": 8, "layer_types": ["linear_attention", "full_attention"],
+        "num_experts": 4,
+        "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 24,
+        "head_dim": 8,
+        "linear_num_value_heads": 2,
+        "linear_num_key_heads": 2,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+        "layer_types": ["linear_attention", "full_attention"],
     },
     "jamba": {"num_experts": 2, "attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 4},
     "recurrent_gemma": {"lru_width": 32, "attention_window_size": 8},
@@ -64,7 +70,10 @@ def test_a_model_without_a_head_is_refused():
     [
         ("bloom", {"n_head": 4}),  # ALiBi, made from a mask of two dimensions
         ("mpt", {"d_model": 32, "n_heads": 4, "n_layers": 2}),  # ALiBi by slots, not by positions
-        ("gpt_neo", {"num_layers": 2, "num_heads": 4, "attention_types": [[["local"], 2]], "window_size": 3}),  # by slots
+        (
+            "gpt_neo",
+            {"num_layers": 2, "num_heads": 4, "attention_types": [[["local"], 2]], "window_size": 3},
+        ),  # by slots
         ("openai-gpt", {"n_embd": 32, "n_layer": 2, "n_head": 4}),  # no cache at all
     ],
 )
@@ -73,7 +82,9 @@ def test_the_probe_refuses_what_does_not_follow_masks_and_positions(name: str, c
     tiny.shake(model, 1.5)
     attention = model.config._attn_implementation
     state = {key: value.clone() for key, value in model.state_dict().items()}
-    with pytest.raises(ModelError, match="cannot run over foredraft's slot cache|gives other logits for a tree") as caught:
+    with pytest.raises(
+        ModelError, match="cannot run over foredraft's slot cache|gives other logits for a tree"
+    ) as caught:
         CausalLM(model)
     assert model.__class__.__name__ in one_sentence(caught.value)
     assert model.config._attn_implementation == attention
@@ -123,5 +134,7 @@ def test_how_far_positions_go():
     rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
     long = tiny.build("phi3", rope_parameters=rope, original_max_position_embeddings=64)
     assert CausalLM(long).max_length == 64
-    llama4 = tiny.build("llama4_text", floor_scale=32, attn_scale=0.1, attn_temperature_tuning=True, no_rope_layers=[1, 0])
+    llama4 = tiny.build(
+        "llama4_text", floor_scale=32, attn_scale=0.1, attn_temperature_tuning=True, no_rope_layers=[1, 0]
+    )
     assert CausalLM(llama4).max_length == 31

@@ -33,13 +33,14 @@ class Options:
     num_assistant_tokens: the longest path.
     num_assistant_tokens_schedule: constant; heuristic, transformers' up and down; cost, what the measured costs and
         the acceptance so far make best; or auto, cost where texts cannot depend on it and constant elsewhere.
-    assistant_confidence_threshold: a path ends after its first token that the draft gives less probability.
+    assistant_confidence_threshold: a chain ends after its first token that the draft gives less probability; that
+        token is kept. 0 never ends one.
     branching: children of a node by level, for instance 4x2x1; None drafts a chain.
     """
 
     num_assistant_tokens: int = 8
     num_assistant_tokens_schedule: str = "auto"
-    assistant_confidence_threshold: float = 0.0
+    assistant_confidence_threshold: float = 0.4
     branching: tuple[int, ...] | None = None
 
     @property

@@ -1,7 +1,9 @@
 """How much to draft. A controller sees the past and the load, never what is being drawn (non-anticipation)."""
 
+import statistics
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Sequence
 
 from foredraft.core.drafter import Plan, View
 from foredraft.engine.costs import CostTable
@@ -66,73 +68,106 @@ class Heuristic(Controller):
         self._lengths.pop(row, None)
 
 
+class Share:
+    """The share of successes in what was seen lately: old observations fade, and a prior counts for a few."""
+
+    FADE = 0.97
+    PRIOR = 6.0
+
+    def __init__(self, prior: float) -> None:
+        self._hits = prior * self.PRIOR
+        self._tries = self.PRIOR
+
+    def add(self, hit: bool) -> None:
+        self._hits = self._hits * self.FADE + hit
+        self._tries = self._tries * self.FADE + 1.0
+
+    @property
+    def value(self) -> float:
+        return self._hits / self._tries
+
+
 class CostAware(Controller):
     """The length with the best expected tokens a second, and none at all when nothing pays.
 
-    Expected tokens of a path of k are 1 + a_1 + a_1 a_2 + ..., with a_d the share of drafted tokens at depth d
-    that were accepted once their parent was; old observations fade. Its cost is the forward of 1 + k nodes from
-    the measured table plus the time that drafting k tokens has taken so far. Where drafting is off, it is tried
-    again at growing intervals, since the text may have changed.
+    Drafts end early, for want of a match or of confidence: c_d is the share of paths that went on to depth d once they
+    had got to d - 1, and a_d the share of tokens drafted at d that were accepted once their parent was. A plan of k
+    gives 1 + c_1 a_1 + c_1 a_1 c_2 a_2 + ... tokens. It costs the forward of what was really drafted, from the measured
+    table, and the time that drafting it has taken lately. Where drafting is off, a few steps try it again at growing
+    intervals, since the text may have changed.
     """
 
-    FADE = 0.97  # what an observation still counts after each later one
-    PRIOR = 2.0  # weight of the assumption a_d = 0.8, in observations
-    MARGIN = 1.03  # drafting must promise so much more than plain decoding
-    FIRST_REST, LONGEST_REST = 8, 128  # steps between two trials while drafting is off
+    PRIOR = 0.75  # what every a_d is taken for at first
+    MARGIN = 1.02  # drafting must promise so much more than plain decoding
+    FIRST_REST, LONGEST_REST = 8, 64  # steps between two trials while drafting is off
+    TRIAL, TRIAL_LENGTH = 3, 3  # steps of a trial, and the length of its drafts
+    TIMINGS = 15  # so many of the last drafting times count, by their median: machines have slow moments
 
-    def __init__(self, longest: int, measure: Callable[[], CostTable], confidence: float = 0.0) -> None:
+    def __init__(self, longest: int, costs: CostTable, confidence: float = 0.0) -> None:
         self._longest = longest
-        self._measure = measure
-        self._table: CostTable | None = None  # measured when it is first needed
+        self._costs = costs
         self._confidence = confidence
-        self._hits = [0.8 * self.PRIOR] * longest
-        self._tries = [self.PRIOR] * longest
+        self._goes_on = [Share(1.0) for _ in range(longest)]
+        self._accepted = [Share(self.PRIOR) for _ in range(longest)]
         self._nodes = [float(k + 2) for k in range(longest)]  # nodes of a tree of depth k + 1, root included
-        self._draft_seconds = 0.0  # a planned token
+        self._timings: deque[float] = deque(maxlen=self.TIMINGS)  # seconds a drafted token
+        self._known: set[int] = set()
         self._rest = self.FIRST_REST
-        self._idle = 0
+        self._idle = 0  # steps since drafting was switched off
+        self._reading = True  # whether the draft has to catch up in the next proposal
 
     def plan(self, view: View, limits: Sequence[int]) -> Plan:
         length = self.best_length(len(view.rows))
-        if length == 0:
-            self._idle += 1
-            if self._idle >= self._rest:
-                self._idle, self._rest = 0, min(2 * self._rest, self.LONGEST_REST)
-                length = min(2, self._longest)
+        if length:
+            self._rest, self._idle = self.FIRST_REST, 0
         else:
-            self._idle, self._rest = 0, self.FIRST_REST
+            self._idle += 1
+            if self._idle > self._rest:
+                length = min(self.TRIAL_LENGTH, self._longest)
+            if self._idle == self._rest + self.TRIAL:
+                self._rest, self._idle = min(2 * self._rest, self.LONGEST_REST), 0
         return Plan(tuple(min(length, limit) for limit in limits), self._confidence)
-
-    def _costs(self, rows: int | float) -> float:
-        if self._table is None:
-            self._table = self._measure()
-        return self._table(rows)
 
     def best_length(self, batch: int) -> int:
         """The best length for so many rows at what is known now; 0 when plain decoding is as good."""
-        best, best_rate = 0, self.MARGIN / self._costs(batch)
-        reach, tokens = 1.0, 1.0
+        plain = self._costs(batch)
+        best, best_rate = 0, self.MARGIN / plain
+        draft_seconds = statistics.median(self._timings) if self._timings else 0.0
+        tokens, reach = 1.0, 1.0  # expected tokens, and the chance that the next depth is accepted
+        ended, going, cost = 0.0, 1.0, plain  # seconds of paths that have ended, chance of those that have not
         for depth in range(self._longest):
-            reach *= self._hits[depth] / self._tries[depth]
+            goes_on = self._goes_on[depth].value
+            ended += going * (1 - goes_on) * cost
+            going *= goes_on
+            cost = self._costs(batch * self._nodes[depth]) + draft_seconds * (depth + 1)
+            reach *= goes_on * self._accepted[depth].value
             tokens += reach
-            seconds = self._costs(batch * self._nodes[depth]) + self._draft_seconds * (depth + 1)
-            if tokens / seconds > best_rate:
-                best, best_rate = depth + 1, tokens / seconds
+            if tokens / (ended + going * cost) > best_rate:
+                best, best_rate = depth + 1, tokens / (ended + going * cost)
         return best
 
     def observe(self, view: View, plan: Plan, done: StepDone) -> None:
         if not plan.length:
+            self._reading = True
             return
-        fade = 0.1 if self._draft_seconds else 1.0
-        self._draft_seconds += fade * (done.draft_seconds / plan.length - self._draft_seconds)
-        for result in done.rows:
-            if result.depth:
-                self._nodes[result.depth - 1] += 0.1 * (1 + result.drafted - self._nodes[result.depth - 1])
-            for depth in range(min(result.depth, self._longest, result.accepted + 1)):
-                self._tries[depth] = self._tries[depth] * self.FADE + 1.0
-                self._hits[depth] = self._hits[depth] * self.FADE + (depth < result.accepted)
+        deepest = max(result.depth for result in done.rows)
+        if deepest and not self._reading and self._known.issuperset(view.rows):  # else it has read a text first
+            self._timings.append(done.draft_seconds / deepest)
+        self._known.update(view.rows)
+        self._reading = False
+        for length, result in zip(plan.lengths, done.rows, strict=True):
+            depth = min(result.depth, self._longest)
+            if depth:
+                self._nodes[depth - 1] += 0.1 * (1 + result.drafted - self._nodes[depth - 1])
+            for d in range(min(length, depth + 1, self._longest)):
+                self._goes_on[d].add(d < depth)
+            for d in range(min(depth, result.accepted + 1)):
+                self._accepted[d].add(d < result.accepted)
 
-    def release(self, row: int) -> None: ...
+    def release(self, row: int) -> None:
+        """Another text may be another matter: drafting that is off is tried again at once."""
+        self._known.discard(row)
+        self._rest, self._idle = self.FIRST_REST, self.FIRST_REST
 
 
 class Auto(Controller):

@@ -4,14 +4,16 @@ import bisect
 import statistics
 import time
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 
 from foredraft.core.tree import TokenTree
+from foredraft.model.cache import SlotCache
 from foredraft.model.causal import CausalLM
 
 _ROWS = (1, 2, 4, 8, 16, 32, 64)
-_REPEATS = 5
+_REPEATS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,29 +33,33 @@ class CostTable:
         return max(y0 + (y1 - y0) * (rows - x0) / (x1 - x0), self.seconds[0] if rows >= self.rows[0] else 0.0)
 
 
-def measure_costs(target: CausalLM, cached: int = 128, budget: float = 2.0) -> CostTable:
-    """Time forwards of 1, 2, 4, ... rows over ``cached`` tokens, interleaved, and keep the median of each.
+def measure_costs(target: CausalLM, cached: int = 128, budget: float = 1.0, longest: int = 16) -> CostTable:
+    """Time forwards of 1, 2, 4, ... ``longest`` rows over ``cached`` tokens, interleaved, and keep each median.
 
-    Stops after about ``budget`` seconds, so that a large model on a slow machine gets a shorter table. Medians
-    are made to rise with the rows: a forward of more rows that looks cheaper is noise.
+    Stops after about ``budget`` seconds; a model whose single forward takes longer is timed once. Medians are made
+    to rise with the rows: a forward of more rows that looks cheaper is noise.
     """
-    cached = max(0, min(cached, target.max_length - _ROWS[-1] - 1))
+    sizes = [rows for rows in _ROWS if rows <= longest]
+    cached = max(0, min(cached, target.max_length - sizes[-1] - 1))
     cache = target.new_cache()
-    cache.reserve(1, cached + _ROWS[-1])
-    base = torch.tensor([cached], device=target.device)
-    times: dict[int, list[float]] = {rows: [] for rows in _ROWS}
+    cache.reserve(1, cached + sizes[-1])
+    times: dict[int, list[float]] = {rows: [] for rows in sizes}
     begun = time.perf_counter()
     for repeat in range(_REPEATS + 1):
-        for rows in _ROWS:
-            late = time.perf_counter() - begun > budget
-            if late and (repeat > 1 or rows > 16):
+        for rows in sizes:
+            if repeat and time.perf_counter() - begun > budget:
                 continue
-            tree = TokenTree.chain(torch.ones(1, rows, dtype=torch.long, device=target.device))
-            step = target.address(tree, base, (0,), cached + rows)
-            start = time.perf_counter()
-            target.forward(step, cache).logits.argmax(-1).tolist()  # reading back waits for the device
-            if repeat:  # the first round warms up
-                times[rows].append(time.perf_counter() - start)
-    known = [(rows, statistics.median(values)) for rows, values in times.items() if values]
-    rising = [max(seconds for _, seconds in known[: i + 1]) for i in range(len(known))]
-    return CostTable(tuple(rows for rows, _ in known), tuple(rising))
+            if repeat == 1:
+                times[rows].clear()  # the first round warms up, and counts only if there is no second
+            times[rows].append(_seconds(target, cache, rows, cached))
+    medians = [statistics.median(times[rows]) for rows in sizes]
+    return CostTable(tuple(sizes), tuple(accumulate(medians, max)))
+
+
+def _seconds(target: CausalLM, cache: SlotCache, rows: int, cached: int) -> float:
+    """One forward of so many rows, until its result is on the host."""
+    tree = TokenTree.chain(torch.ones(1, rows, dtype=torch.long, device=target.device))
+    step = target.address(tree, torch.tensor([cached], device=target.device), (0,), cached + rows)
+    started = time.perf_counter()
+    target.forward(step, cache).logits.argmax(-1).tolist()
+    return time.perf_counter() - started

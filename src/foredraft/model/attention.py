@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
+from foredraft.core.errors import ModelError
+
 NAME = "foredraft_slots"
 _FEW = 64
 """Up to so many queries a head, two products and a softmax cost less on a CPU than its fused kernel."""
@@ -83,6 +85,11 @@ class AttentionSwap:
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
+        if model.config._attn_implementation == NAME:
+            raise ModelError(
+                f"This {model.__class__.__name__} is in use by another generator: close that one first, or share its "
+                "target with load(generator.engine.target, ...)."
+            )
         self._model = model
         self._before = model.config._attn_implementation or "eager"
         self.do()

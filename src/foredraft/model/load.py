@@ -107,7 +107,9 @@ def _check_folder(path: str) -> None:
 def _check_complete(name: str, model: PreTrainedModel, missing: Collection[str]) -> None:
     """transformers fills gaps with random numbers and a warning; quantised models may list what they need not have."""
     if missing and getattr(model.config, "quantization_config", None) is None:
-        raise ModelError(f"The weights of {name!r} are incomplete: {min(missing)} and {len(missing) - 1} more are not there.")
+        raise ModelError(
+            f"The weights of {name!r} are incomplete: {min(missing)} and {len(missing) - 1} more are not there."
+        )
 
 
 def _tokenizer(path: str, hub: Mapping[str, Any]) -> Tokenizer | None:

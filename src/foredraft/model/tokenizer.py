@@ -20,7 +20,7 @@ class Tokenizer:
         """Ids of a text that begins a document: with whatever special tokens the tokenizer puts in front."""
         if not text:
             raise PromptError("The prompt is empty: there is nothing to continue.")
-        return list(self.inner(text)["input_ids"])
+        return self._ids(text, special=True)
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Ids of a conversation in the model's chat template, ready for the assistant's answer."""
@@ -34,7 +34,14 @@ class Tokenizer:
         text: Any = self.inner.apply_chat_template(
             [dict(m) for m in messages], tokenize=False, add_generation_prompt=True
         )
-        return list(self.inner(text, add_special_tokens=False)["input_ids"])
+        return self._ids(text, special=False)
+
+    def _ids(self, text: str, special: bool) -> list[int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise PromptError(f"The prompt is not valid Unicode: {error.reason} at character {error.start}.") from None
+        return list(self.inner(text, add_special_tokens=special)["input_ids"])
 
     def decode(self, tokens: list[int]) -> str:
         """Text of ids, special tokens left out, spaces as they are."""

@@ -1,0 +1,130 @@
+"""The law of whole texts: 200,000 of them for each drafter and setting follow the target's exact law.
+
+Chi-square over all texts of three tokens, five tokens in the vocabulary, and a draft that ranks them in reverse. Seeds
+are fixed, so a test that has passed passes again. The runs are shared out among two processes.
+"""
+
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from typing import Any, NamedTuple
+
+import laws
+import pytest
+
+LEAST = 1e-3
+"""A p-value below is a failure."""
+MANY, SOME, FEW = 200_000, 40_000, 1_000
+
+
+class Job(NamedTuple):
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+
+
+def seed(*what: str | None) -> int:
+    """One seed for each run, the same every time."""
+    return 1000 + 7919 * sum(i * ord(c) for i, c in enumerate("/".join(map(str, what)), start=1)) % 100_000
+
+
+def together(drafter: str, setting: str, count: int = MANY, rule: str | None = None) -> Job:
+    return Job(laws.run, (drafter, setting, count, rule, seed(drafter, setting, rule)))
+
+
+def alone(drafter: str, setting: str, count: int) -> Job:
+    return Job(laws.run_alone, (drafter, setting, count, seed(drafter, setting, None)))
+
+
+def faulty(fault: str) -> Job:
+    return Job(laws.run_faulty, (fault, SOME, seed(fault)))
+
+
+TABLE = [
+    *[(drafter, setting) for drafter in ("chain", "tree", "lookup") for setting in laws.SETTINGS],
+    *[("none", "temperature"), ("none", "history"), ("lookup tree", "temperature")],
+]
+"""Drafters and sampling settings. Texts of picked drafts are those of plain decoding, so "none" needs no more."""
+RULES = [
+    *[("chain", rule) for rule in ("token", "recursive", "traversal", "target_sampling")],
+    *[("tree", rule) for rule in ("recursive", "target_sampling")],
+]
+"""Legal rules that are no default."""
+ALONE = ("chain", "tree", "lookup")
+FAULTS = (*laws.FAULTS, laws.SHARED)
+
+
+def jobs() -> list[Job]:
+    return [
+        *[together(*entry) for entry in TABLE],
+        *[alone(*entry, 40) for entry in TABLE],
+        *[together(drafter, "temperature", SOME, rule) for drafter, rule in RULES],
+        *[alone(drafter, "temperature", FEW) for drafter in ALONE],
+        *[faulty(fault) for fault in (*FAULTS, "none")],
+    ]
+
+
+@pytest.fixture(scope="module")
+def results(request: pytest.FixtureRequest) -> Iterator[Callable[[Job], Any]]:
+    """What a job gives; all jobs are begun at once, but only if more than one test wants one."""
+    workers = min(2, os.cpu_count() or 1)
+    futures: dict[Job, Future] = {}
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        wanted = [item for item in request.session.items if item.path == request.path]
+        for job in jobs() if len(wanted) > 10 else ():
+            futures[job] = pool.submit(job.function, *job.arguments)
+
+        def result(job: Job) -> Any:
+            if job not in futures:
+                futures[job] = pool.submit(job.function, *job.arguments)
+            return futures[job].result()
+
+        yield result
+        pool.shutdown(cancel_futures=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("drafter", "setting"), TABLE)
+def test_texts_follow_the_targets_law(drafter: str, setting: str, results: Callable[[Job], Any]):
+    found = results(together(drafter, setting))
+    assert int(found.counts.sum()) == MANY
+    if drafter != "none":
+        assert 0 < found.accepted < found.drafted, "this shows nothing unless drafts are both accepted and rejected"
+    assert laws.p_value(found.counts, laws.law(setting)) > LEAST
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("drafter", "setting"), TABLE)
+def test_a_text_alone_is_the_text_in_the_batch(drafter: str, setting: str, results: Callable[[Job], Any]):
+    texts = results(alone(drafter, setting, 40))
+    assert texts == results(together(drafter, setting)).first[:40]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drafter", ALONE)
+def test_texts_alone_follow_the_law(drafter: str, results: Callable[[Job], Any]):
+    texts = results(alone(drafter, "temperature", FEW))
+    assert laws.p_value(laws.tally(texts), laws.law("temperature")) > LEAST
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("drafter", "rule"), RULES)
+def test_every_legal_rule(drafter: str, rule: str, results: Callable[[Job], Any]):
+    found = results(together(drafter, "temperature", SOME, rule))
+    assert found.accepted > 0
+    assert laws.p_value(found.counts, laws.law("temperature")) > LEAST
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_same_test_sees_a_planted_fault(fault: str, results: Callable[[Job], Any]):
+    found = results(faulty(fault))
+    assert found.accepted > 0
+    assert laws.p_value(found.counts, laws.law("temperature")) < 1e-9
+
+
+@pytest.mark.slow
+def test_the_same_drafter_without_a_fault(results: Callable[[Job], Any]):
+    found = results(faulty("none"))
+    assert 0 < found.accepted < found.drafted
+    assert laws.p_value(found.counts, laws.law("temperature")) > LEAST
