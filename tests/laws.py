@@ -25,6 +25,7 @@ from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
 from foredraft.drafters.none import NoDrafter
 from foredraft.drafters.prompt_lookup import Options as LookupOptions, PromptLookup
 from foredraft.engine import batch
+from foredraft.engine.control import Constant
 from foredraft.engine.generate import Generator
 from foredraft.model import cache, masks
 from foredraft.model.causal import CausalLM
@@ -56,9 +57,6 @@ def pair() -> tuple[CausalLM, CausalLM]:
     return CausalLM(target), CausalLM(draft)
 
 
-DRAFTERS = ("none", "chain", "tree", "lookup", "lookup tree")
-
-
 def drafter(name: str) -> Drafter:
     target, draft = pair()
     if name == "none":
@@ -69,8 +67,10 @@ def drafter(name: str) -> Drafter:
     return DraftModel(options, draft, target.vocab_size)
 
 
-def generator(name: str, rule: str | None = None, rows: int = ROWS) -> Generator:
-    return tiny.generator(pair()[0], drafter(name), rule=rule, max_rows=rows)
+def generator(name: str, rule: str | None = None) -> Generator:
+    proposer = drafter(name)
+    control = Constant(proposer.needs.max_nodes, confidence=0.4 if name == "unsure chain" else 0.0)
+    return tiny.generator(pair()[0], proposer, control, rule=rule, max_rows=ROWS)
 
 
 def params(setting: str, seed: int = 0) -> SamplingParams:

@@ -71,16 +71,22 @@ class Heuristic(Controller):
 class Share:
     """The share of successes in what was seen lately: old observations fade, and a prior counts for a few."""
 
-    FADE = 0.97
+    FADE = 0.95
     PRIOR = 6.0
 
     def __init__(self, prior: float) -> None:
+        self._prior = prior
         self._hits = prior * self.PRIOR
         self._tries = self.PRIOR
 
     def add(self, hit: bool) -> None:
         self._hits = self._hits * self.FADE + hit
         self._tries = self._tries * self.FADE + 1.0
+
+    def doubt(self) -> None:
+        """Go half the way back to the prior: another text may be another matter."""
+        self._hits = (self._hits + self._prior * self.PRIOR) / 2
+        self._tries = (self._tries + self.PRIOR) / 2
 
     @property
     def value(self) -> float:
@@ -165,8 +171,10 @@ class CostAware(Controller):
                 self._accepted[d].add(d < result.accepted)
 
     def release(self, row: int) -> None:
-        """Another text may be another matter: drafting that is off is tried again at once."""
+        """With a text half of what was learned goes, and drafting that is off is tried again at once."""
         self._known.discard(row)
+        for share in (*self._goes_on, *self._accepted):
+            share.doubt()
         self._rest, self._idle = self.FIRST_REST, self.FIRST_REST
 
 

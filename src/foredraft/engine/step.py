@@ -71,7 +71,7 @@ class Stepper:
         out = self.target.forward(step, self.cache)
         law = view.warp(out.logits, Paths(view.history, view.lengths, tree))
         coins = NoiseCoins(view.noise, plain=~tree.valid[:, 1:].any(1))
-        verdict = verify(law, draft, coins, self.rule)
+        verdict = verify(law, draft, coins, self.rule if tree.depth else None)  # a root alone is legal for any rule
         if not tree.linear:
             self.cache.keep(step.rows, bases, verdict.path)
         if plan.length:

@@ -1,0 +1,350 @@
+"""What every drafter owes: the same text, alone and together, no traces, and an honest q. Runs over the table."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from scipy import stats
+
+from foredraft.core.draft import Draft, Law
+from foredraft.core.drafter import Drafter, Plan, View
+from foredraft.core.noise import Noise, derive_seeds
+from foredraft.core.params import SamplingParams
+from foredraft.core.warp import Warp
+from foredraft.drafters import METHODS, find
+from foredraft.engine.control import Constant
+from foredraft.engine.generate import Generator
+from foredraft.engine.reference import reference
+from foredraft.model.cache import SlotCache
+from foredraft.model.causal import CausalLM
+
+NEW = 16
+SAMPLED = {"temperature": 0.9, "top_k": 12, "repetition_penalty": 1.2, "seed": 21}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A method with some options. ``make`` is given the target and a draft model of the same vocabulary."""
+
+    method: str
+    options: dict[str, Any]
+    make: Callable[[type[Drafter], Any, CausalLM, CausalLM], Drafter]
+
+    def build(self, target: CausalLM, draft: CausalLM) -> Drafter:
+        drafter, options = find(self.method)
+        return self.make(drafter, options(**self.options), target, draft)
+
+
+def bare(drafter: Any, options: Any, target: CausalLM, draft: CausalLM) -> Drafter:
+    return drafter()
+
+
+def alone(drafter: Any, options: Any, target: CausalLM, draft: CausalLM) -> Drafter:
+    return drafter(options)
+
+
+def with_model(drafter: Any, options: Any, target: CausalLM, draft: CausalLM) -> Drafter:
+    return drafter(options, draft, target.vocab_size)
+
+
+VARIANTS = {
+    "none": Variant("none", {}, bare),
+    "draft_model": Variant("draft_model", {"num_assistant_tokens": 3}, with_model),
+    "draft_model tree": Variant("draft_model", {"branching": (3, 2)}, with_model),
+    "prompt_lookup": Variant("prompt_lookup", {"prompt_lookup_num_tokens": 4}, alone),
+    "prompt_lookup tree": Variant("prompt_lookup", {"prompt_lookup_num_tokens": 3, "continuations": 3}, alone),
+}
+EVERY = pytest.mark.parametrize("name", VARIANTS)
+
+
+def test_the_suite_covers_the_table():
+    assert {variant.method for variant in VARIANTS.values()} == set(METHODS)
+    for variant in VARIANTS.values():
+        options = find(variant.method)[1](**variant.options)
+        assert options.law in METHODS[variant.method].laws or variant.method == "none"
+
+
+@functools.cache
+def target() -> CausalLM:
+    return CausalLM(tiny.build("llama"))
+
+
+@functools.cache
+def oracle() -> CausalLM:
+    return CausalLM(tiny.build("llama"), fast=False)
+
+
+@functools.cache
+def near() -> CausalLM:
+    """A draft that is often right: the target, a little shaken."""
+    model = tiny.build("llama")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)) * 0.02)
+    return CausalLM(model)
+
+
+def prompts() -> list[list[int]]:
+    """Ragged; the longest repeats itself, so that there is something to look up."""
+    return [*tiny.prompts((1, 5, 17)), tiny.prompts((9,), seed=1)[0] * 4]
+
+
+def generator(name: str, **options: Any) -> Generator:
+    drafter = VARIANTS[name].build(target(), near())
+    return tiny.generator(target(), drafter, Constant(4), **options)
+
+
+@functools.cache
+def expected() -> list[list[int]]:
+    return [reference(oracle(), prompt, SamplingParams(max_new_tokens=NEW)) for prompt in prompts()]
+
+
+@EVERY
+def test_greedy_is_the_reference(name: str):
+    results = generator(name).generate(prompts(), max_new_tokens=NEW)
+    assert [result.tokens for result in results] == expected()
+    drafted, accepted = (sum(getattr(r.stats, field) for r in results) for field in ("drafted", "accepted"))
+    assert (drafted > 0) == (name != "none")
+    if VARIANTS[name].method == "draft_model":
+        assert 0 < accepted < drafted
+
+
+@EVERY
+@pytest.mark.parametrize("options", [{}, SAMPLED], ids=["greedy", "sampled"])
+def test_a_ragged_batch_is_its_rows_alone(name: str, options: dict[str, Any]):
+    g = generator(name)
+    together = [result.tokens for result in g.generate(prompts(), max_new_tokens=NEW, **options)]
+    assert together == [g.generate(prompt, max_new_tokens=NEW, **options).tokens for prompt in prompts()]
+
+
+def holdings(drafter: Drafter) -> dict[str, int]:
+    """How much each attribute of a drafter holds: entries of a container, bytes of a cache."""
+    held = {}
+    for key, value in vars(drafter).items():
+        if isinstance(value, SlotCache):
+            held[key] = value.nbytes
+        elif isinstance(value, (dict, list, set)):
+            held[key] = len(value)
+    return held
+
+
+@EVERY
+@pytest.mark.parametrize("options", [{}, SAMPLED], ids=["greedy", "sampled"])
+def test_admit_and_release_leave_no_trace(name: str, options: dict[str, Any]):
+    g = generator(name, max_rows=2)
+    drafter = g.engine.drafter
+    before = holdings(drafter)
+    runs = []
+    for order in (1, -1, 1):
+        results = g.generate(prompts()[::order], max_new_tokens=NEW, **options)
+        assert holdings(drafter) == before
+        runs.append([(r.tokens, r.stats.drafted, r.stats.accepted) for r in results][::order])
+    assert runs[0] == runs[2]
+    assert [tokens for tokens, _, _ in runs[0]] == [tokens for tokens, _, _ in runs[1]]
+    cancelled = g.submit(prompts(), SamplingParams(max_new_tokens=NEW, **options))
+    g.engine.step()
+    g.engine.cancel(cancelled)
+    assert holdings(drafter) == before
+
+
+@EVERY
+def test_no_more_is_drafted_than_was_said_and_asked_for(name: str):
+    """Trees fit ``needs.max_nodes`` and each row's plan, node 0 is the root, and parents stand first."""
+    drafter = VARIANTS[name].build(target(), near())
+    for params in (SamplingParams(), SamplingParams(**SAMPLED)):
+        for lengths in ((4, 4, 4, 4), (1, 0, 2, 3), (0, 0, 0, 1)):
+            view = admitted(drafter, prompts(), [params] * 4)
+            draft = drafter.propose(view, Plan(lengths))
+            tree = draft.tree
+            assert torch.equal(tree.tokens[:, 0], view.roots)
+            assert (tree.valid.sum(1) - 1 <= drafter.needs.max_nodes).all()
+            assert (draft.q is None) == (draft.law is Law.FIXED)
+            for row, most in enumerate(lengths):
+                depth = {0: 0}
+                for node in range(1, tree.tokens.shape[1]):
+                    if tree.valid[row, node]:
+                        depth[node] = depth[int(tree.parents[row, node])] + 1
+                assert max(depth.values()) <= min(most, tree.depth)
+            for row in view.rows:
+                drafter.release(row)
+
+
+def admitted(drafter: Drafter, texts: list[list[int]], params: list[SamplingParams], seeds: list[int] | None = None) -> View:
+    """Rows as the engine would show them to the drafter in the first step."""
+    for row, text in enumerate(texts):
+        drafter.admit(row, torch.tensor(text[:-1], dtype=torch.long), {})
+    lengths = [len(text) for text in texts]
+    longest = max(lengths)
+    vocab = params[0].max_new_tokens and target().vocab_size if len(texts[0]) != 3 else NARROW
+    warp = Warp.of(params, vocab_size=vocab, eos_token_ids=[()] * len(texts), prompt_lengths=lengths, device="cpu")
+    history = torch.tensor([text + [0] * (longest - len(text)) for text in texts])
+    extents = torch.tensor(lengths)
+    noise = Noise(torch.tensor(seeds or [0] * len(texts)), extents)
+    return View(tuple(range(len(texts))), history, extents, tuple(lengths), warp, noise)
+
+
+NARROW = 6
+ROWS = 6000
+
+
+@functools.cache
+def narrow(seed: int) -> CausalLM:
+    return CausalLM(tiny.build("llama", seed=seed, spread=1.0, vocab_size=NARROW, num_hidden_layers=1))
+
+
+def chi_square(draft: Draft) -> float:
+    """The p-value of all drawn tokens against the q that was claimed for them.
+
+    Nodes are compared by what was drawn before them: the tokens on their path, and those of their elder siblings.
+    """
+    assert draft.q is not None
+    tree, statistic, freedom = draft.tree, 0.0, 0
+    for node in range(1, tree.tokens.shape[1]):
+        parent = int(tree.parents[tree.valid[:, node], node][0])
+        known, up = [], parent
+        while up > 0:
+            known.append(up)
+            up = int(tree.parents[:, up].max())
+        known += [i for i in range(1, node) if int(tree.parents[:, i].max()) == parent]
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for row, (valid, key) in enumerate(zip(tree.valid[:, node].tolist(), tree.tokens[:, known].tolist(), strict=True)):
+            if valid:
+                groups.setdefault(tuple(key), []).append(row)
+        for rows in groups.values():
+            q = draft.q[rows, node].double()
+            assert (q - q[0]).abs().max() < 1e-5, "one and the same past, hence one and the same law"
+            assert abs(float(q[0].sum()) - 1) < 1e-5
+            counts = tree.tokens[rows, node].bincount(minlength=NARROW).double()
+            assert counts[q[0] == 0].sum() == 0, "a token of probability 0 was drawn"
+            wanted = q[0] * len(rows)
+            enough = wanted >= 5
+            if int(enough.sum()) < 2:
+                continue
+            seen = torch.cat([counts[enough], counts[~enough].sum()[None]])
+            wanted = torch.cat([wanted[enough], wanted[~enough].sum()[None]])
+            seen, wanted = seen[wanted > 0.5], wanted[wanted > 0.5]
+            statistic += float(((seen - wanted) ** 2 / wanted).sum())
+            freedom += len(wanted) - 1
+    assert freedom > 10
+    return float(stats.chi2.sf(statistic, freedom))
+
+
+@EVERY
+@pytest.mark.parametrize(
+    "params",
+    [SamplingParams(temperature=1.0), SamplingParams(temperature=0.8, top_k=4, repetition_penalty=1.3)],
+    ids=["pure", "warped"],
+)
+def test_a_claimed_q_is_what_tokens_are_drawn_from(name: str, params: SamplingParams):
+    drafter = VARIANTS[name].build(narrow(1), narrow(2))
+    view = admitted(drafter, [[0, 1, 0]] * ROWS, [params] * ROWS, derive_seeds(5, ROWS))
+    draft = drafter.propose(view, Plan((3,) * ROWS))
+    if draft.law is Law.FIXED:
+        assert draft.q is None
+        assert (draft.tree.tokens == draft.tree.tokens[0]).all(), "picked tokens do not depend on chance"
+        assert (draft.tree.parents == draft.tree.parents[0]).all()
+        return
+    assert draft.law in METHODS[VARIANTS[name].method].laws
+    assert chi_square(draft) > 1e-3
+    shifted = Draft(draft.tree, draft.law, draft.q.roll(1, 0) * 0.5 + 0.5 / NARROW)
+    assert params.top_k or chi_square(shifted) < 1e-9, "this test cannot fail"
+
+
+@EVERY
+def test_what_is_drawn_depends_on_the_rows_seed_and_place_alone(name: str):
+    drafter = VARIANTS[name].build(narrow(1), narrow(2))
+    params = [SamplingParams(temperature=1.0)] * 4
+    view = admitted(drafter, [[0, 1, 0]] * 4, params, [7, 8, 7, 9])
+    draft = drafter.propose(view, Plan((3,) * 4))
+    assert torch.equal(draft.tree.tokens[0], draft.tree.tokens[2])
+    again = drafter.propose(view, Plan((3,) * 4))
+    assert torch.equal(draft.tree.tokens, again.tree.tokens) and torch.equal(draft.tree.parents, again.tree.parents)
+
+
+# What is particular to a method.
+
+
+def test_prompt_lookup_takes_the_longest_match_first_and_of_these_the_latest():
+    drafter = VARIANTS["prompt_lookup"].build(target(), near())
+    texts = [
+        [1, 2, 3, 9, 8, 2, 3, 7, 1, 2, 3],  # three tokens match at the beginning, two later
+        [2, 3, 5, 6, 2, 3, 7, 8, 2, 3],  # two places, equally long
+        [1, 2, 3, 4],  # nothing
+        [5],
+    ]
+    view = admitted(drafter, texts, [SamplingParams()] * 4)
+    tree = drafter.propose(view, Plan((3, 4, 4, 4))).tree
+    said = [tree.tokens[row, 1:][tree.valid[row, 1:]].tolist() for row in range(4)]
+    assert said == [[9, 8, 2], [7, 8, 2, 3], [], []]
+
+
+def test_prompt_lookup_merges_what_several_places_have_in_common():
+    drafter = VARIANTS["prompt_lookup tree"].build(target(), near())
+    text = [2, 3, 5, 6, 1, 2, 3, 5, 7, 1, 4, 2, 3, 8, 8, 8, 2, 3]
+    view = admitted(drafter, [text], [SamplingParams()])
+    tree = drafter.propose(view, Plan((3,))).tree
+    paths = set()
+    for node in range(1, tree.tokens.shape[1]):
+        if tree.valid[0, node]:
+            path, up = [], node
+            while up > 0:
+                path.append(int(tree.tokens[0, up]))
+                up = int(tree.parents[0, up])
+            paths.add(tuple(path[::-1]))
+    assert paths == {(8,), (8, 8), (8, 8, 8), (5,), (5, 7), (5, 7, 1), (5, 6), (5, 6, 1)}
+    assert int(tree.valid.sum()) == 1 + len(paths)
+
+
+def test_prompt_lookup_copies_nothing_beyond_the_end_of_a_row():
+    """A row that is shorter than its neighbours looks at its own text only."""
+    drafter = VARIANTS["prompt_lookup"].build(target(), near())
+    view = admitted(drafter, [[1, 2, 1, 2], [9] * 12], [SamplingParams()] * 2)
+    view.history[0, 4:] = 2  # rubbish
+    tree = drafter.propose(view, Plan((4, 4))).tree
+    assert tree.tokens[0, 1:][tree.valid[0, 1:]].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_an_unsure_token_is_kept_and_ends_its_path(temperature: float):
+    drafter = VARIANTS["draft_model"].build(narrow(1), narrow(2))
+    params = [SamplingParams(temperature=temperature)] * 200
+    plan = Plan((3,) * 200, confidence=0.5)
+    texts = [[0, 1, row % NARROW] for row in range(200)]
+    draft = drafter.propose(admitted(drafter, texts, params, derive_seeds(1, 200)), plan)
+    free = VARIANTS["draft_model"].build(narrow(1), narrow(2))
+    whole = free.propose(admitted(free, texts, params, derive_seeds(1, 200)), Plan((3,) * 200))
+    assert whole.tree.valid.all()
+    lengths = set()
+    for row in range(200):
+        sure = True
+        for node in range(1, 4):
+            valid = node < draft.tree.tokens.shape[1] and bool(draft.tree.valid[row, node])
+            assert valid == sure
+            if not valid:
+                break
+            assert draft.tree.tokens[row, node] == whole.tree.tokens[row, node]
+            sure = chance(draft, row, node, texts[row]) >= 0.5
+        lengths.add(int(draft.tree.valid[row].sum()) - 1)
+    assert lengths >= {1, 2}
+
+
+def chance(draft: Draft, row: int, node: int, text: list[int]) -> float:
+    """The draft model's own probability of a drafted token."""
+    token = int(draft.tree.tokens[row, node])
+    if draft.q is not None:
+        return float(draft.q[row, node, token])
+    path = text + draft.tree.tokens[row, 1:node].tolist()
+    return float(narrow(2).stock_logits(torch.tensor([path]))[0, -1].softmax(-1)[token])
+
+
+def test_a_tree_wider_than_the_vocabulary_has_as_many_children_as_there_are_tokens():
+    for params in (SamplingParams(), SamplingParams(temperature=1.0), SamplingParams(temperature=1.0, top_k=2)):
+        drafter = Variant("draft_model", {"branching": (9, 2)}, with_model).build(narrow(1), narrow(2))
+        draft = drafter.propose(admitted(drafter, [[0, 1, 0]] * 3, [params] * 3, [1, 2, 3]), Plan((2, 2, 1)))
+        for row in range(3):
+            children = draft.tree.tokens[row][draft.tree.parents[row] == 0].tolist()
+            assert len(set(children)) == len(children) == min(NARROW, params.top_k or NARROW)

@@ -1,0 +1,132 @@
+"""Controllers: what they plan, from what they have seen, and that they stop where nothing pays."""
+
+import pytest
+import tiny
+import torch
+
+from foredraft.core.drafter import Plan, View
+from foredraft.core.noise import Noise
+from foredraft.core.params import SamplingParams
+from foredraft.core.warp import Warp
+from foredraft.engine.control import Auto, Constant, Controller, CostAware, Heuristic
+from foredraft.engine.costs import CostTable, measure_costs
+from foredraft.engine.step import RowStep, StepDone
+from foredraft.model.causal import CausalLM
+
+FLAT = CostTable((1, 16), (1.0, 1.0))
+STEEP = CostTable((1, 16), (1.0, 16.0))
+
+
+def view(*rows: int, temperature: float = 0.0) -> View:
+    lengths = torch.full((len(rows),), 4)
+    warp = Warp.of(
+        [SamplingParams(temperature=temperature)] * len(rows),
+        vocab_size=8,
+        eos_token_ids=[()] * len(rows),
+        prompt_lengths=[4] * len(rows),
+        device="cpu",
+    )
+    history = torch.zeros(len(rows), 4, dtype=torch.long)
+    return View(rows, history, lengths, (4,) * len(rows), warp, Noise(lengths, lengths))
+
+
+def done(*rows: tuple[int, int], seconds: float = 0.0) -> StepDone:
+    """Rows of (drafted depth, accepted)."""
+    steps = [RowStep([0] * (accepted + 1), depth, depth, accepted, True) for depth, accepted in rows]
+    empty = torch.zeros(len(rows), 1, dtype=torch.long)
+    return StepDone(steps, empty, empty[:, 0], None, seconds, 0.0)
+
+
+def run(controller: Controller, steps: int, share: float, seconds: float = 0.0, rows: int = 1) -> list[int]:
+    """Lengths planned over some steps in which this share of each draft is accepted."""
+    lengths = []
+    seen = view(*range(rows))
+    for _ in range(steps):
+        plan = controller.plan(seen, [100] * rows)
+        lengths.append(plan.length)
+        accepted = round(plan.length * share)
+        controller.observe(seen, plan, done(*[(plan.length, accepted)] * rows, seconds=seconds * plan.length))
+    return lengths
+
+
+def test_constant_keeps_to_limits():
+    plan = Constant(5, confidence=0.3).plan(view(0, 1, 2), [9, 2, 0])
+    assert plan == Plan((5, 2, 0), 0.3) and plan.length == 5
+
+
+def test_heuristic_is_transformers_schedule_row_by_row():
+    controller = Heuristic(5)
+    rows = view(3, 7)
+    controller.observe(rows, controller.plan(rows, [99, 99]), done((5, 5), (5, 4)))
+    assert controller.plan(rows, [99, 99]).lengths == (7, 4)
+    controller.observe(rows, controller.plan(rows, [99, 99]), done((7, 0), (2, 2)))  # the second ended early, all taken
+    assert controller.plan(rows, [99, 99]).lengths == (6, 6)
+    controller.observe(rows, Plan((6, 0)), done((6, 6), (0, 0)))  # nothing was drafted for the second
+    assert controller.plan(rows, [99, 99]).lengths == (8, 6)
+    for _ in range(20):
+        controller.observe(rows, controller.plan(rows, [99, 99]), done((5, 0), (5, 0)))
+    assert controller.plan(rows, [99, 99]).lengths == (1, 1)
+    controller.release(7)
+    assert controller.plan(rows, [99, 99]).lengths == (1, 5)
+
+
+def test_cost_aware_drafts_all_it_can_where_rows_are_free_and_right():
+    assert run(CostAware(8, FLAT), 30, share=1.0)[-1] == 8
+
+
+def test_cost_aware_stops_where_nothing_is_accepted_and_tries_again_ever_less():
+    lengths = run(CostAware(8, FLAT), 2000, share=0.0, seconds=0.3)
+    started = next(i for i, length in enumerate(lengths) if length == 0)
+    assert started < 40
+    trials = [i for i, length in enumerate(lengths) if length and i > started]
+    assert 3 < len(trials) < 150  # never for good, but seldom
+    gaps = [b - a for a, b in zip(trials, trials[1:], strict=False) if b - a > 1]
+    assert gaps == sorted(gaps) and max(gaps) <= CostAware.LONGEST_REST + 2
+
+
+def test_cost_aware_comes_back_when_the_text_changes_and_with_a_new_text():
+    controller = CostAware(8, FLAT)
+    run(controller, 300, share=0.0, seconds=0.3)
+    assert run(controller, 400, share=1.0, seconds=0.01)[-1] > 0
+    controller = CostAware(8, FLAT)
+    assert run(controller, 20, share=0.0, seconds=0.3)[-1] == 0
+    controller.release(0)
+    assert run(controller, 1, share=0.0) != [0]
+
+
+@pytest.mark.parametrize(("costs", "seconds"), [(STEEP, 0.0), (FLAT, 5.0)], ids=["dear rows", "dear draft"])
+def test_cost_aware_weighs_costs(costs: CostTable, seconds: float):
+    assert run(CostAware(8, costs), 60, share=0.7, seconds=seconds)[-1] == 0
+
+
+def test_cost_aware_takes_the_best_length_of_the_formula():
+    """With a_d = a everywhere and a draft of cost c the best length is theory's."""
+    from foredraft.core.theory import best_length
+
+    controller = CostAware(12, FLAT)
+    generator = torch.Generator().manual_seed(0)
+    seen = view(0)
+    for _ in range(3000):
+        plan = Plan((12,))
+        accepted = int((torch.rand(12, generator=generator) < 0.7).long().cumprod(0).sum())
+        controller.observe(seen, plan, done((12, accepted), seconds=12 * 0.1))
+    assert abs(controller.best_length(1) - best_length(0.7, 0.1).length) <= 1
+
+
+def test_auto_is_cost_aware_only_where_texts_cannot_depend_on_it():
+    for picked, temperature, wanted in ((False, 0.0, 8), (False, 1.0, 3), (True, 1.0, 8)):
+        controller = Auto(Constant(3), CostAware(8, FLAT), picked)
+        assert controller.plan(view(0, temperature=temperature), [99]).length == wanted
+
+
+def test_cost_table_reads_between_and_beyond():
+    table = CostTable((1, 2, 4), (1.0, 1.0, 3.0))
+    assert [table(rows) for rows in (1, 2, 3, 4, 6)] == [1.0, 1.0, 2.0, 3.0, 5.0]
+    assert CostTable((2,), (1.0,))(4) == 2.0
+
+
+def test_costs_are_measured_and_rise():
+    target = CausalLM(tiny.build("llama"))
+    table = measure_costs(target, cached=16)
+    assert table.rows == (1, 2, 4, 8, 16) and table.seconds == tuple(sorted(table.seconds)) and table.seconds[0] > 0
+    assert measure_costs(target, cached=16, budget=0.0).rows == table.rows  # too slow for a second round: one will do
