@@ -10,11 +10,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import tiny
 import torch
 from scipy import stats
 from torch import Tensor
 
+import tiny
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Drafter, Plan, View
 from foredraft.core.noise import NoiseCoins, Stream, derive_seeds, inverse_cdf

@@ -1,4 +1,4 @@
-"""``custom_generate=foredraft.speculative(...)`` on a plain transformers model: what transformers says, and no traces."""
+"""``custom_generate=foredraft.speculative(...)`` on a plain transformers model: what transformers says, no traces."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -53,10 +53,10 @@ def batch(tokenizer: Any) -> Any:
     ids=["plain", "penalty", "ngrams", "bad words", "bias"],
 )
 def test_a_padded_batch_says_what_transformers_says(model: Any, batch: Any, drafter: str | None, options: dict):
-    wanted = model.generate(**batch, max_new_tokens=24, do_sample=False, **options)
-    custom = foredraft.speculative(drafter)
-    assert torch.equal(model.generate(**batch, max_new_tokens=24, do_sample=False, custom_generate=custom, **options), wanted)
-    assert torch.equal(model.generate(**batch, max_new_tokens=24, do_sample=False, **options), wanted)
+    options = {"max_new_tokens": 24, "do_sample": False, **options}
+    wanted = model.generate(**batch, **options)
+    assert torch.equal(model.generate(**batch, **options, custom_generate=foredraft.speculative(drafter)), wanted)
+    assert torch.equal(model.generate(**batch, **options), wanted)
 
 
 def test_the_model_is_left_as_it_was_found(model: Any, batch: Any):

@@ -149,6 +149,30 @@ def _typical_path(draws: Draws) -> list[int]:
     return best[2] + [-1] * (tree.depth + 1 - len(best[2]))
 
 
+def test_typical_threshold_and_ties() -> None:
+    """min(epsilon, delta exp(-H)): .1 beside .85 passes by epsilon; of two siblings the likelier is taken."""
+    sure = torch.tensor([0.85, 0.1, 0.05], dtype=torch.float64)
+    for parents, tokens, path in (
+        ([-1, 0], [0, 1], [0, 1]),
+        ([-1, 0], [0, 2], [0, -1]),
+        ([-1, 0, 0], [0, 1, 0], [0, 2]),
+        ([-1, 0, 0], [0, 0, 1], [0, 1]),
+    ):
+        tree = TokenTree(torch.tensor([tokens]), torch.tensor([parents]), depth=1)
+        p = sure.expand(1, len(tokens), 3)
+        coins = EnumeratingCoins(torch.zeros(1, 0), 3)
+        assert RULES["typical"].function(p, Draft(tree, Law.FIXED), coins).path.tolist() == [path]
+
+
+@pytest.mark.parametrize("rule", ["token", "block", "recursive", "traversal", "kseq", "fixed_plus_one"])
+def test_impossible_claim_does_no_harm_to_a_greedy_row(rule: str) -> None:
+    """q swears by another token than the one it hands in: nothing is left of p - q, and p is still followed."""
+    best = torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64).expand(1, 3, 3)
+    draft = Draft(TokenTree.chain(torch.tensor([[0, 2, 2]])), Law.CHAIN, best)
+    verdict = RULES[rule].function(best, draft, EnumeratingCoins(torch.zeros(1, 0), 3))
+    assert verdict.path.tolist() == [[0, -1, -1]] and verdict.bonus.tolist() == [1]
+
+
 class NoCoins(Coins):
     """Greedy drafts are judged without chance."""
 
@@ -158,11 +182,22 @@ class NoCoins(Coins):
     residual = target = accept
 
 
+LEGAL = {
+    Law.FIXED: ["target_sampling"],
+    Law.CHAIN: ["block", "recursive", "target_sampling", "token", "traversal"],
+    Law.WITHOUT_REPLACEMENT: ["recursive", "target_sampling", "traversal"],
+    Law.IID: ["kseq", "recursive", "target_sampling", "traversal"],
+    Law.IID_MANY: ["recursive", "target_sampling", "traversal"],
+    Law.FIXED_PLUS_ONE: ["fixed_plus_one", "recursive", "target_sampling", "traversal"],
+}
+
+
 @pytest.mark.parametrize("law", Law, ids=lambda law: law.value)
 def test_table_of_rules(law: Law) -> None:
     tree = TokenTree.chain(torch.tensor([[5, 1, 2]]))
     draft = Draft(tree, law, None if law is Law.FIXED else torch.full((1, 3, 4), 0.25))
     greedy, sampled = Target(torch.tensor([[1, 3, 0]]), None), Target(torch.tensor([[1, 3, 0]]), torch.ones(1, 3, 4))
+    assert sorted(name for name, rule in RULES.items() if law in rule.laws) == sorted([*LEGAL[law], "typical"])
     assert law in RULES[DEFAULT[law]].laws and RULES[DEFAULT[law]].lossless
     for name, rule in RULES.items():
         verdict = verify(greedy, draft, NoCoins(), name)  # all rules follow a one-hot, whatever the law

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-import tiny
 import torch
 from scipy import stats
 
+import tiny
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Drafter, Plan, View
 from foredraft.core.noise import Noise, derive_seeds
@@ -173,13 +173,15 @@ def test_no_more_is_drafted_than_was_said_and_asked_for(name: str):
                 drafter.release(row)
 
 
-def admitted(drafter: Drafter, texts: list[list[int]], params: list[SamplingParams], seeds: list[int] | None = None) -> View:
-    """Rows as the engine would show them to the drafter in the first step."""
+def admitted(
+    drafter: Drafter, texts: list[list[int]], params: list[SamplingParams], seeds: list[int] | None = None
+) -> View:
+    """Rows as the engine would show them to the drafter in the first step. Small ids are of the narrow models."""
     for row, text in enumerate(texts):
         drafter.admit(row, torch.tensor(text[:-1], dtype=torch.long), {})
     lengths = [len(text) for text in texts]
     longest = max(lengths)
-    vocab = params[0].max_new_tokens and target().vocab_size if len(texts[0]) != 3 else NARROW
+    vocab = NARROW if max(map(max, texts)) < NARROW else tiny.VOCAB
     warp = Warp.of(params, vocab_size=vocab, eos_token_ids=[()] * len(texts), prompt_lengths=lengths, device="cpu")
     history = torch.tensor([text + [0] * (longest - len(text)) for text in texts])
     extents = torch.tensor(lengths)
@@ -211,7 +213,9 @@ def chi_square(draft: Draft) -> float:
             up = int(tree.parents[:, up].max())
         known += [i for i in range(1, node) if int(tree.parents[:, i].max()) == parent]
         groups: dict[tuple[int, ...], list[int]] = {}
-        for row, (valid, key) in enumerate(zip(tree.valid[:, node].tolist(), tree.tokens[:, known].tolist(), strict=True)):
+        for row, (valid, key) in enumerate(
+            zip(tree.valid[:, node].tolist(), tree.tokens[:, known].tolist(), strict=True)
+        ):
             if valid:
                 groups.setdefault(tuple(key), []).append(row)
         for rows in groups.values():
@@ -219,7 +223,8 @@ def chi_square(draft: Draft) -> float:
             assert (q - q[0]).abs().max() < 1e-5, "one and the same past, hence one and the same law"
             assert abs(float(q[0].sum()) - 1) < 1e-5
             counts = tree.tokens[rows, node].bincount(minlength=NARROW).double()
-            assert counts[q[0] == 0].sum() == 0, "a token of probability 0 was drawn"
+            if counts[q[0] == 0].sum() > 0:
+                return 0.0
             wanted = q[0] * len(rows)
             enough = wanted >= 5
             if int(enough.sum()) < 2:
@@ -250,8 +255,9 @@ def test_a_claimed_q_is_what_tokens_are_drawn_from(name: str, params: SamplingPa
         return
     assert draft.law in METHODS[VARIANTS[name].method].laws
     assert chi_square(draft) > 1e-3
-    shifted = Draft(draft.tree, draft.law, draft.q.roll(1, 0) * 0.5 + 0.5 / NARROW)
-    assert params.top_k or chi_square(shifted) < 1e-9, "this test cannot fail"
+    assert draft.q is not None
+    flatter = Draft(draft.tree, draft.law, draft.q * 0.5 + 0.5 / NARROW)
+    assert chi_square(flatter) < 1e-9, "this test cannot fail"
 
 
 @EVERY

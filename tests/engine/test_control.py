@@ -1,9 +1,11 @@
 """Controllers: what they plan, from what they have seen, and that they stop where nothing pays."""
 
+import itertools
+
 import pytest
-import tiny
 import torch
 
+import tiny
 from foredraft.core.drafter import Plan, View
 from foredraft.core.noise import Noise
 from foredraft.core.params import SamplingParams
@@ -80,7 +82,7 @@ def test_cost_aware_stops_where_nothing_is_accepted_and_tries_again_ever_less():
     assert started < 40
     trials = [i for i, length in enumerate(lengths) if length and i > started]
     assert 3 < len(trials) < 150  # never for good, but seldom
-    gaps = [b - a for a, b in zip(trials, trials[1:], strict=False) if b - a > 1]
+    gaps = [b - a for a, b in itertools.pairwise(trials) if b - a > 1]
     assert gaps == sorted(gaps) and max(gaps) <= CostAware.LONGEST_REST + 2
 
 

@@ -130,7 +130,7 @@ def test_a_packed_model_computes_the_same_and_close_leaves_it_as_it_was(name: st
     model = tiny.build(name, tie_word_embeddings=tied)
     model.train()
     state = {key: value.clone() for key, value in model.state_dict().items()}
-    modules = {key: module for key, module in model.named_modules()}
+    modules = dict(model.named_modules())
     attention, training = model.config._attn_implementation, [m.training for m in model.modules()]
     text = torch.tensor(tiny.prompts((21,)))
     expected = model.eval()(text, use_cache=False).logits

@@ -176,7 +176,10 @@ def test_prompts_that_are_nothing():
 
 def test_a_hub_name_without_a_network_is_one_sentence():
     """In a process of its own, since huggingface_hub reads its switches when it is imported."""
-    code = "import foredraft\ntry:\n    foredraft.load('nobody/nothing', None)\nexcept foredraft.UsageError as e:\n    print(e)"
+    code = (
+        "import foredraft\ntry:\n    foredraft.load('nobody/nothing', None)\n"
+        "except foredraft.UsageError as e:\n    print(e)"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,

@@ -18,7 +18,7 @@ from foredraft.core.errors import OptionError
 from foredraft.core.noise import Stream, inverse_cdf
 from foredraft.core.tree import PAD, TokenTree
 from foredraft.core.warp import Paths
-from foredraft.drafters.grow import Levels, draw_siblings
+from foredraft.drafters.grow import Levels, draw_siblings, likeliest
 from foredraft.model.causal import CausalLM
 from foredraft.model.prefill import prefill
 
@@ -204,8 +204,7 @@ class DraftModel(Drafter):
             begin, end, after = levels.starts[level - 1], levels.starts[level], levels.starts[level + 1]
             paths = Paths(view.history, view.lengths, tree, start=begin)
             if view.warp.greedy:
-                tokens = view.warp.scores(logits, paths).topk(width, dim=-1).indices
-                exist = torch.ones_like(tokens, dtype=torch.bool)
+                tokens, exist = likeliest(view.warp.scores(logits, paths), width)
             else:
                 index = torch.arange(end, after, device=device).view(1, end - begin, width).expand(rows, -1, -1)
                 drawn = draw_siblings(view.warp.law(logits, paths), view.noise.uniform(Stream.DRAFT, index))

@@ -59,3 +59,11 @@ def draw_siblings(law: Float[Tensor, "B F V"], u: Float[Tensor, "B F K"]) -> Sib
         laws.append(own)
         rest = rest.scatter(-1, token[..., None], 0.0)
     return Siblings(torch.stack(tokens, -1), torch.stack(laws, -2), torch.stack(exist, -1))
+
+
+def likeliest(scores: Float[Tensor, "B F V"], count: int) -> tuple[Int[Tensor, "B F K"], Bool[Tensor, "B F K"]]:
+    """The so many best tokens of each node, and which of them exist: none is banned, and V may be less than K."""
+    best = scores.topk(min(count, scores.shape[-1]), dim=-1)
+    missing = (0, count - best.indices.shape[-1])
+    exist = torch.nn.functional.pad(best.values > -torch.inf, missing, value=False)
+    return torch.nn.functional.pad(best.indices, missing), exist

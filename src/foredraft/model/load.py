@@ -62,7 +62,8 @@ def load_model(
             config = AutoConfig.from_pretrained(path, **hub)
             if config.is_encoder_decoder:
                 raise ModelError(f"{name} is an encoder-decoder; foredraft verifies drafts of decoder-only causal LMs.")
-            model, info = AutoModelForCausalLM.from_pretrained(path, output_loading_info=True, **given)
+            loaded: Any = AutoModelForCausalLM.from_pretrained(path, output_loading_info=True, **given)
+            model, info = loaded
             _check_complete(name, model, info["missing_keys"])
         except ModelError:
             raise

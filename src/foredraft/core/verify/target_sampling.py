@@ -25,7 +25,7 @@ def target_sampling(p: Float[Tensor, "B N V"], draft: Draft, coins: Coins) -> Ve
     for depth in range(tree.depth + 1):
         drawn = torch.zeros_like(p[:, 0]).scatter(1, y[:, None], 1.0)  # rows that are done draw what they have
         y = coins.target(torch.where(done[:, None], drawn, at(p, current)), depth)
-        match = (tree.parents == current[:, None]) & (tree.tokens == y[:, None]) & ~done[:, None]
+        match = (tree.parents == current[:, None]) & (tree.tokens == y[:, None])  # none for rows that are done
         done = ~match.any(1)
         current = torch.where(done, current, match.int().argmax(1))
         on = on.scatter(1, current[:, None], True)
