@@ -92,7 +92,7 @@ def load(
     spec = _spec(target, drafter)
     _check_verifier(verifier, spec)
     loaded = _load(target, tokenizer, dtype, device, model_options)
-    models = [CausalLM(loaded.model, fast=fast)]
+    models = [target if isinstance(target, CausalLM) else CausalLM(loaded.model, fast=fast)]
     try:
         proposer = _build(spec, loaded, models, fast, model_options) if isinstance(spec, Spec) else spec
         if proposer.needs.hidden_layers:
@@ -106,12 +106,18 @@ def load(
             exact_nodes=1 + proposer.needs.max_nodes if exact else 0,
         )
     except BaseException:  # a model that is the caller's must not keep what was installed on it
-        for model in models:
-            model.close()
+        _close(models, target)
         raise
     name = spec.name if isinstance(spec, Spec) else spec.__class__.__name__
     kind = Kind(name, lossless=verifier is None or RULES[verifier].lossless)
-    return Generator(engine, loaded.tokenizer, loaded.eos_token_ids, kind, models)
+    own = [each for each in models if each is not target]  # a shared one is closed by whoever made it
+    return Generator(engine, loaded.tokenizer, loaded.eos_token_ids, kind, own)
+
+
+def _close(models: list[CausalLM], shared: Any) -> None:
+    for model in models:
+        if model is not shared:
+            model.close()
 
 
 def _check_verifier(verifier: str | None, spec: Spec | Drafter) -> None:
@@ -181,6 +187,10 @@ def check_same_tokenizer(target: Tokenizer | None, draft: Tokenizer | None, name
 def _controller(spec: Spec | Drafter, target: CausalLM) -> Controller:
     """What decides how much to draft: as the method's options say; for a ``Drafter`` object, all that it can."""
     if isinstance(spec, Drafter):
+        if spec.needs.max_nodes < 1:
+            raise DrafterError(
+                f"{spec.__class__.__name__}.needs.max_nodes is 0, so it would never be asked for a draft."
+            )
         return Constant(spec.needs.max_nodes)
     options = spec.options
     if spec.name == "none":

@@ -1,6 +1,6 @@
 """Speculation inside transformers' own ``generate``, on a model that stays the user's."""
 
-from collections.abc import Callable, Sequence as Seq
+from collections.abc import Sequence as Seq
 from typing import Any
 
 import torch
@@ -78,18 +78,19 @@ class speculative:
         for name in _UNSUPPORTED:
             if getattr(config, name, False):
                 raise OptionError(f"{name} is not available while drafting; leave it out.")
-        generator = self._attached(model)
+        width = input_ids.shape[1]
         prompts = _prompts(input_ids, model_kwargs.get("attention_mask"))
-        params = self._params(config, logits_processor, input_ids.shape[1])
         seeds = torch.randint(2**62, (len(prompts),)).tolist()  # torch.manual_seed makes it repeatable
+        paddings = [row[: len(row) - len(prompt)] for row, prompt in zip(input_ids, prompts, strict=True)]
+        params = [self._params(config, logits_processor, width, *each) for each in zip(paddings, seeds, strict=True)]
+        generator = self._attached(model)
+        sequences: list[Sequence] = []
         try:
-            sequences = [
-                sequence
-                for prompt, seed in zip(prompts, seeds, strict=True)
-                for sequence in generator.submit([prompt], params(seed))
-            ]
+            for prompt, own in zip(prompts, params, strict=True):
+                sequences += generator.submit([prompt], own)
             _run(generator, sequences, input_ids, stopping_criteria, self._streamer)
         finally:
+            generator.engine.cancel(sequences)  # whoever raised in between must not leave rows behind
             self._detach()
         pad = config.pad_token_id if config.pad_token_id is not None else 0
         texts = [sequence.tokens for sequence in sequences]
@@ -123,21 +124,28 @@ class speculative:
         if self._generator is not None:
             self._generator.engine.target.detach()
 
-    def _params(self, config: Any, processors: Any, prompt_length: int) -> Callable[[int], SamplingParams]:
-        """What transformers has prepared, as our parameters; only the seed is open."""
+    def _params(self, config: Any, processors: Any, width: int, padding: Tensor, seed: int) -> SamplingParams:
+        """What transformers has prepared for a row that begins with this padding, as our parameters."""
         eos = config.eos_token_id
-        fields = {
-            "max_new_tokens": config.max_length - prompt_length,
-            "temperature": 1.0 if config.do_sample else 0.0,
-            "eos_token_id": () if eos is None else eos,
-            "stop_strings": self._stop_strings,
-        }
-        translated = translate(processors, prompt_length)
-        if translated is None:  # transformers' list as a whole, temperature and all
-            fields["logits_processor"] = (processors,)
+        fields: dict[str, Any] = {"temperature": 1.0}
+        translated = translate(processors, width)
+        if translated is None:  # transformers' list as a whole, temperature and all, on the row as it was given
+
+            def whole(input_ids: Tensor, scores: Tensor) -> Tensor:
+                return processors(torch.cat([padding.expand(len(input_ids), -1), input_ids], 1), scores)
+
+            fields["logits_processor"] = (whole,)
         else:
             fields |= translated.fields | {"logits_processor": translated.others}
-        return lambda seed: SamplingParams(**fields, seed=seed)
+        if not config.do_sample:
+            fields["temperature"] = 0.0
+        return SamplingParams(
+            **fields,
+            max_new_tokens=config.max_length - width,
+            eos_token_id=() if eos is None else eos,
+            stop_strings=self._stop_strings,
+            seed=seed,
+        )
 
 
 def _prompts(input_ids: Tensor, attention_mask: Tensor | None) -> list[list[int]]:

@@ -7,7 +7,7 @@ import torch
 
 from foredraft.core.draft import Draft, Law, Target, Verdict
 from foredraft.core.errors import LawError, OptionError
-from foredraft.core.noise import Coins
+from foredraft.core.noise import Coins, Noise, NoiseCoins
 from foredraft.core.tree import PAD, TokenTree
 from foredraft.core.verify import DEFAULT, RULES, check_legal, verify
 from oracle import (
@@ -222,3 +222,24 @@ def test_rule_without_its_q() -> None:
     for rule in ("token", "block", "recursive", "traversal", "kseq", "fixed_plus_one"):
         with pytest.raises(LawError, match="needs the q"):
             RULES[rule].function(p, draft, NoCoins())
+
+
+@pytest.mark.parametrize("rule", ["token", "block", "recursive", "traversal"])
+def test_a_q_that_is_no_law_costs_speed_and_nothing_else(rule: str) -> None:
+    """NaN at the second node of a chain: what comes out first still follows p."""
+    p = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64).expand(1, 3, 4)
+    found = torch.zeros(4, dtype=torch.float64)
+    for x, chance in enumerate((0.7, 0.1, 0.1, 0.1)):
+        q = torch.tensor([[0.7, 0.1, 0.1, 0.1]], dtype=torch.float64).repeat(3, 1)[None]
+        q[:, 2] = torch.nan
+        draft = Draft(TokenTree.chain(torch.tensor([[0, x, 1]])), Law.CHAIN, q)
+        count = 4000
+        seeds = torch.arange(count) + 10_000 * x
+        many = Draft(
+            TokenTree.chain(draft.tree.tokens.expand(count, -1)), Law.CHAIN, q.expand(count, -1, -1).contiguous()
+        )
+        noise = Noise(seeds, torch.ones(count, dtype=torch.long))
+        verdict = verify(Target(many.tree.tokens, p.expand(count, -1, -1)), many, NoiseCoins(noise), rule)
+        first = verdict.emitted(many.tree)[:, 0]
+        found += chance * first.bincount(minlength=4).double() / count
+    assert (found - p[0, 0]).abs().max() < 0.02

@@ -46,7 +46,8 @@ def test_greedy_without_rules_is_one_argmax_and_takes_the_first_of_equals():
     with Spy():
         target = warp(logits, case.paths)
     assert target.p is None and (target.best == 5).all()
-    assert [name for name in calls if name not in ("__get__", "dim", "size")] == ["argmax"]
+    wide = [name for name in calls if name in ("argmax", "softmax", "to", "float", "amax", "clone")]
+    assert wide == ["argmax"]  # one look at V numbers; whether the best is a number is a look at one more
     assert torch.equal(warp.law(logits, case.paths).argmax(-1), target.best)
     assert warp.greedy and not warp.needs_paths
 

@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import functools
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -181,6 +182,28 @@ def test_greedy_and_sampled_rows_share_a_batch(kind: str):
     assert [sequence.tokens for sequence in sequences] == alone
     for index in (0, 2):
         assert alone[index] == plain(prompts[index])
+
+
+def no_neighbours(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    """A processor that depends on the path: a token next to the last one is banned."""
+    for shift in (-1, 1):
+        scores = scores.scatter(1, (ids[:, -1:] + shift) % tiny.VOCAB, -torch.inf)
+    return scores
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_depends_on_the_text_follows_each_nodes_own_path(kind: str):
+    """Penalties, bans and processors, with drafts that are warped alike, hence accepted as ever."""
+    prompt = tiny.prompts((17,))[0]
+    whole = plain(prompt)
+    for options in (
+        {"repetition_penalty": 1.6, "presence_penalty": 0.5, "frequency_penalty": 0.5},
+        {"no_repeat_ngram_size": 2, "bad_words_ids": ((whole[1], whole[2]), (whole[6],))},
+        {"logits_processor": (no_neighbours,)},
+    ):
+        result = build(kind).generate(prompt, max_new_tokens=NEW, **options)
+        assert result.tokens == plain(prompt, **options) != whole
+        assert kind != "self" or result.stats.acceptance_length == 4.0
 
 
 # Rows come and go.
@@ -576,6 +599,48 @@ def test_an_interruption_cancels_what_ran_and_keeps_what_was_said():
     assert said == [first.result.tokens, second.result.tokens] and all(said)
     assert len(g.engine._batch) == 0
     assert g.generate(prompts[0], max_new_tokens=NEW).tokens == plain(prompts[0])
+
+
+# What a drafter is told.
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("lengths", [(1,), (1, 5, 12), (7, 7)])
+def test_a_drafter_that_needs_hidden_states_gets_them(lengths: tuple[int, ...]):
+    """Of the prompt but for its last token when admitted, of every node when it commits."""
+    target = CausalLM(tiny.build("llama"))
+    drafter = tiny.ScriptedDrafter(tiny.Liar([]), max_nodes=7, hidden_layers=(0, 2))
+    target.tap(drafter.needs.hidden_layers)
+    prompts = tiny.prompts(lengths)
+    results = tiny.generator(target, drafter).generate(prompts, max_new_tokens=6)
+    assert len(drafter.admitted) == len(prompts) and not drafter.rows
+    target.tap([])
+    for (row, read, hidden), prompt in zip(drafter.admitted, prompts, strict=True):
+        assert read == prompt[:-1]
+        assert {layer: state.shape for layer, state in hidden.items()} == {0: (1, len(read), 32), 2: (1, len(read), 32)}
+        assert torch.allclose(hidden[0][0], target.model.model.embed_tokens(torch.tensor(read, dtype=torch.long)))
+        text = prompt + results[row].tokens
+        for view, draft, verdict, out in drafter.committed:
+            if row not in view.rows:
+                continue
+            index = view.rows.index(row)
+            begin = view.extents[index] - 1
+            path = [node for node in verdict.path[index].tolist() if node >= 0]
+            said = draft.tree.tokens[index, path].tolist()
+            assert said == text[begin : begin + len(said)] or view.extents[index] + len(said) > len(text)
+            embedded = target.model.model.embed_tokens(draft.tree.tokens[index])
+            assert torch.allclose(out.hidden[0][index], embedded)
+            logits = target.model.lm_head(target.model.model.norm(out.hidden[2][index]))
+            assert torch.allclose(logits, out.logits[index], atol=1e-4)
+    target.close()
+
+
+def test_threads_share_an_engine():
+    prompts = tiny.prompts((6, 11, 3, 8))
+    g = build("other tree", max_rows=3)
+    with ThreadPoolExecutor(4) as pool:
+        texts = list(pool.map(lambda prompt: g.generate(prompt, max_new_tokens=NEW).tokens, prompts))
+    assert texts == [plain(prompt) for prompt in prompts]
 
 
 # Pairs that do not match in size.

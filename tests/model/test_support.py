@@ -7,6 +7,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 import tiny
 from foredraft.core.errors import ModelError
 from foredraft.model.causal import CausalLM
+from foredraft.model.load import load_model
 from foredraft.model.masks import Layout
 from foredraft.model.support import layout_of
 
@@ -89,6 +90,23 @@ def test_the_probe_refuses_what_does_not_follow_masks_and_positions(name: str, c
     assert model.__class__.__name__ in one_sentence(caught.value)
     assert model.config._attn_implementation == attention
     assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_probe_tells_a_wrong_bias_from_rounding(dtype: torch.dtype):
+    """What half a precision loses is not what another attention would give."""
+    changes = {"d_model": 64, "n_heads": 4, "n_layers": 6}
+    alibi = AutoModelForCausalLM.from_config(AutoConfig.for_model("mpt", vocab_size=2000, **changes)).to(dtype)
+    tiny.shake(alibi, 1.2)
+    with pytest.raises(ModelError, match="gives other logits for a tree"):
+        CausalLM(alibi)
+    for name in ("llama", "gemma2", "gpt2"):
+        CausalLM(tiny.build(name, vocab_size=2000, num_hidden_layers=6, layer_types=None).to(dtype))
+
+
+def test_the_bundled_model_runs_in_half_precision():
+    for dtype in ("bfloat16", "float16"):
+        assert CausalLM(load_model("sample", dtype=dtype).model).dtype == getattr(torch, dtype)
 
 
 def test_a_model_that_is_broken_is_left_as_it_was():

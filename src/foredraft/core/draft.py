@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from foredraft.core.tree import TokenTree
@@ -43,10 +43,14 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The target's processed law at every node. When every row is greedy, ``p`` is None: the law is a one-hot."""
+    """The target's processed law at every node. When every row is greedy, ``p`` is None: the law is a one-hot.
+
+    ``sound`` is False where there is no law: logits that are not numbers, or nothing left after bans. None: all are.
+    """
 
     best: Int[Tensor, "B N"]
     p: Float[Tensor, "B N V"] | None
+    sound: Bool[Tensor, "B N"] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,12 +55,16 @@ class SamplingParams:
         object.__setattr__(self, "logit_bias", {int(k): float(v) for k, v in (self.logit_bias or {}).items()})
         for name, (test, range_) in _RANGES.items():
             value = getattr(self, name)
-            if value is not None and not (_is_number(value) and test(value)):
+            if value is None and name in _OPTIONAL:
+                continue
+            if value is None or not _is_number(value) or not test(value):
                 raise OptionError(f"{name} must be {range_}, not {value!r}.")
         if self.min_new_tokens > self.max_new_tokens:
             raise OptionError(
                 f"min_new_tokens ({self.min_new_tokens}) is larger than max_new_tokens ({self.max_new_tokens})."
             )
+        if any(math.isnan(bias) or bias == math.inf for bias in self.logit_bias.values()):
+            raise OptionError("logit_bias must be numbers; -inf bans a token.")
         if any(not isinstance(stop, str) or not stop for stop in self.stop_strings):
             raise OptionError("stop_strings must be non-empty strings.")
         if any(not word for word in self.bad_words_ids):
@@ -100,6 +104,7 @@ def _whole(value: int | float) -> bool:
     return isinstance(value, int)
 
 
+_OPTIONAL = ("top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "logprobs")
 _PROBABILITY = (lambda x: 0.0 < x <= 1.0, "greater than 0 and at most 1")
 _OPEN = (lambda x: 0.0 < x < 1.0, "between 0 and 1, both excluded")
 _COUNT = (lambda x: _whole(x) and x >= 0, "a whole number, 0 or more")

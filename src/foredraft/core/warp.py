@@ -35,7 +35,7 @@ class Warp:
     """How the logits of B rows become laws, each row by parameters of its own.
 
     Build one with ``of`` whenever the rows in flight change. Scores are float32, or float64 if logits are.
-    A row whose tokens are all banned, or whose logits are NaN, has a law of NaN: see ``healthy``.
+    A row whose tokens are all banned, or whose logits are NaN, has no law: see ``Target.sound``.
     """
 
     greedy: bool
@@ -90,10 +90,12 @@ class Warp:
     def __call__(self, logits: Float[Tensor, "B M V"], paths: Paths) -> Target:
         """The law at every node; all that is computed for greedy rows is what they would say next."""
         if self.greedy:
-            return Target(self._processed(logits, paths).argmax(-1), None)
+            scores = self._processed(logits, paths)
+            best = scores.argmax(-1)
+            return Target(best, None, _finite(scores, best))
         scores = self.scores(logits, paths)
         best = scores.argmax(-1)
-        return Target(best, self._law(scores, best))
+        return Target(best, self._law(scores, best), _finite(scores, best))
 
     def law(self, logits: Float[Tensor, "B M V"], paths: Paths) -> Float[Tensor, "B M V"]:
         """The law at every node as a dense tensor, one-hot for greedy rows: what a drafter draws from."""
@@ -124,6 +126,11 @@ class Warp:
             return scores.softmax(-1)
         one_hot = torch.zeros_like(scores).scatter_(-1, best[..., None], 1.0)
         return one_hot if self.greedy_rows is None else torch.where(self.greedy_rows, one_hot, scores.softmax(-1))
+
+
+def _finite(scores: Float[Tensor, "B M V"], best: Int[Tensor, "B M"]) -> Bool[Tensor, "B M"]:
+    """Whether the best score is a number: NaN is always the best, and -inf only where there is nothing else."""
+    return scores.gather(-1, best[..., None])[..., 0].isfinite()
 
 
 def healthy(logits: Float[Tensor, "B M V"], valid: Bool[Tensor, "B M"]) -> Bool[Tensor, "B"]:

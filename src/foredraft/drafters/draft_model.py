@@ -184,7 +184,7 @@ class DraftModel(Drafter):
             token = view.warp(logits, paths).best[:, 0]
             law = logits.float().softmax(-1) if plan.confidence else logits
         else:
-            law = view.warp.law(logits, paths)
+            law = _proper(view.warp.law(logits, paths))
             u = view.noise.uniform(Stream.DRAFT, torch.full_like(view.lengths, index))
             token = inverse_cdf(law[:, 0], u)
         if plan.confidence:
@@ -207,7 +207,7 @@ class DraftModel(Drafter):
                 tokens, exist = likeliest(view.warp.scores(logits, paths), width)
             else:
                 index = torch.arange(end, after, device=device).view(1, end - begin, width).expand(rows, -1, -1)
-                drawn = draw_siblings(view.warp.law(logits, paths), view.noise.uniform(Stream.DRAFT, index))
+                drawn = draw_siblings(_proper(view.warp.law(logits, paths)), view.noise.uniform(Stream.DRAFT, index))
                 tokens, exist = drawn.tokens, drawn.exist
                 laws.append(drawn.laws.flatten(1, 2))
             exist = exist & (allowed >= level) & tree.valid[:, begin:, None]
@@ -240,6 +240,11 @@ class DraftModel(Drafter):
         if missing:
             logits = torch.nn.functional.pad(logits, (0, missing), value=least)  # a negative number cuts off
         return logits.nan_to_num(nan=least, posinf=0.0, neginf=least)
+
+
+def _proper(law: Float[Tensor, "B N V"]) -> Float[Tensor, "B N V"]:
+    """The law itself, or the uniform one where the draft has none (all that it knows is banned, or it says NaN)."""
+    return torch.where(law.sum(-1, keepdim=True) > 0, law, 1.0 / law.shape[-1])
 
 
 def _most_nodes(options: Options) -> int:

@@ -69,11 +69,12 @@ class PromptLookup(Drafter):
         place = torch.arange(longest, device=history.device)
         score = torch.where(match >= self._options.min_matching_ngram_size, match * longest + place, -1)
         best, ends = score.topk(count, dim=1)
-        index = ends[..., None] + 1 + torch.arange(depth, device=history.device)
+        # past the end of the text the copy goes on with itself, as if the text were periodic
+        period = (view.lengths[:, None] - 1 - ends).clamp(min=1)
+        index = ends[..., None] + 1 + torch.arange(depth, device=history.device) % period[..., None]
         paths = history.gather(1, index.clamp(max=longest - 1).flatten(1)).view(-1, count, depth)
         allowed = torch.tensor(plan.lengths, device=history.device)[:, None]
-        known = torch.minimum(view.lengths[:, None] - 1 - ends, allowed)
-        lengths = torch.where(best >= 0, known.clamp(0, depth), 0)
+        lengths = torch.where(best >= 0, allowed.clamp(max=depth), 0)
         return Draft(from_paths(view.roots, paths, lengths), Law.FIXED)
 
     def commit(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None: ...

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from foredraft.core.drafter import Drafter
-from foredraft.core.errors import NumericsError, PromptError
+from foredraft.core.errors import ForedraftError, NumericsError, PromptError
 from foredraft.core.noise import derive_seeds
 from foredraft.core.params import SamplingParams
 from foredraft.core.stats import StepStats
@@ -118,7 +118,10 @@ class Engine:
                 self._admit()
                 if len(self._batch):
                     self._advance()
-            except BaseException:  # in the middle of a step: no row in flight can be trusted
+            except BaseException as error:  # in the middle of a step: no row in flight can be trusted
+                if isinstance(error, Exception):
+                    for sequence in self._batch.sequences:
+                        sequence.fail(ForedraftError(f"A step of this text's batch failed: {error}"))
                 self.cancel(self._batch.sequences)
                 raise
             self._sweep()
@@ -189,8 +192,8 @@ class Engine:
             if not result.healthy:
                 sequence.fail(
                     NumericsError(
-                        "The model returned logits that are not numbers, so there is nothing to sample from "
-                        f"({len(sequence.tokens)} tokens were generated before)."
+                        "There is nothing to say next: the model returned logits that are not numbers, or bans and "
+                        f"processors left no token ({len(sequence.tokens)} tokens were generated before)."
                     )
                 )
                 self._stepper.cache.wipe([view.rows[index]])  # NaN would outlive the row

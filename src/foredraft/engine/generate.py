@@ -2,11 +2,14 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from numbers import Integral
 from typing import Any, overload
 
-from foredraft.core.errors import PromptError
-from foredraft.core.params import SamplingParams
+from torch import Tensor
+
+from foredraft.core.errors import OptionError, PromptError
+from foredraft.core.params import SamplingParams, check_known
 from foredraft.core.stats import DecodeStats
 from foredraft.core.stop import FinishReason
 from foredraft.engine.beam import BeamOptions, Hypothesis, beam_search
@@ -15,8 +18,8 @@ from foredraft.engine.sequence import Piece, Sequence, TokenLogprobs
 from foredraft.model.causal import CausalLM
 from foredraft.model.tokenizer import Message, Tokenizer
 
-Prompt = str | Seq[int] | Seq[Message]
-"""A text, token ids, or chat messages ``{"role": ..., "content": ...}``."""
+Prompt = str | Tensor | Seq[int] | Seq[Message]
+"""A text, token ids (a list or a tensor), or chat messages ``{"role": ..., "content": ...}``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +137,8 @@ class Generator:
 
     def submit(self, prompts: Seq[Prompt], params: SamplingParams, count: int = 1) -> list[Sequence]:
         """Queue prompts without running them; a bad one is refused before any is queued."""
+        if count < 1:
+            raise OptionError("num_return_sequences must be 1 or more.")
         encoded = [self.encode(prompt) for prompt in prompts]
         if not encoded:
             raise PromptError("There are no prompts.")
@@ -142,6 +147,7 @@ class Generator:
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt of any kind."""
+        prompt = prompt.tolist() if isinstance(prompt, Tensor) else prompt
         if isinstance(prompt, str):
             return self._need_tokenizer().encode(prompt)
         if len(prompt) and isinstance(prompt[0], Mapping):
@@ -217,11 +223,13 @@ class Stream(Iterator[Piece]):
 def _params(params: SamplingParams | None, options: Mapping[str, Any]) -> SamplingParams:
     if params is None:
         return SamplingParams.from_options(options)
+    check_known("generation option", options, [field.name for field in fields(SamplingParams)])
     return replace(params, **options) if options else params
 
 
 def _listed(prompt: Prompt | Seq[Prompt]) -> tuple[list[Prompt], bool]:
-    """Prompts as a list, and whether there was just one."""
-    if isinstance(prompt, str) or not len(prompt) or isinstance(prompt[0], (int, Mapping)):
+    """Prompts as a list, and whether there was just one. A tensor of ids is taken for a list."""
+    prompt = prompt.tolist() if isinstance(prompt, Tensor) else prompt
+    if isinstance(prompt, str) or not len(prompt) or isinstance(prompt[0], (Integral, Mapping)):
         return [prompt], True  # type: ignore[list-item]
     return list(prompt), False  # type: ignore[arg-type]

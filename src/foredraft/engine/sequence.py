@@ -187,8 +187,8 @@ class Sequence:
 
     def fail(self, error: ForedraftError) -> None:
         """End the request with an error; what was generated stays."""
+        self.error = error  # first: whoever sees the end must see why
         self.finish("cancelled")
-        self.error = error
 
     def _emit(self, text: str, tokens: list[int], drafted: bool) -> None:
         self.text += text

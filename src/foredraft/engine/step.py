@@ -7,12 +7,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from foredraft.core.draft import Draft, Law, Verdict
+from foredraft.core.draft import Draft, Law, Target, Verdict
 from foredraft.core.drafter import Drafter, Plan, StepOut, View
 from foredraft.core.noise import NoiseCoins
 from foredraft.core.tree import PAD, TokenTree, depths
 from foredraft.core.verify import verify
-from foredraft.core.warp import Paths, healthy
+from foredraft.core.warp import Paths
 from foredraft.model.cache import SlotCache
 from foredraft.model.causal import CausalLM
 
@@ -77,7 +77,7 @@ class Stepper:
         if plan.length:
             self.drafter.commit(view, draft, verdict, out)
         emitted, counts = verdict.emitted(tree), verdict.accepted() + 1
-        rows = _read_back(tree, emitted, counts, out)
+        rows = _read_back(tree, emitted, counts, law, verdict)
         ended = time.perf_counter()
         return StepDone(
             rows=rows,
@@ -118,11 +118,14 @@ def _resized(draft: Draft, nodes: int) -> Draft:
     return replace(draft, tree=TokenTree(tokens, parents, depth, tree.linear), q=q)
 
 
-def _read_back(tree: TokenTree, emitted: Int[Tensor, "B D"], counts: Int[Tensor, "B"], out: StepOut) -> list[RowStep]:
+def _read_back(
+    tree: TokenTree, emitted: Int[Tensor, "B D"], counts: Int[Tensor, "B"], law: Target, verdict: Verdict
+) -> list[RowStep]:
     """The one synchronisation of a step: everything that the host wants to know, in one small tensor."""
     drafted = tree.valid.sum(1) - 1
     depth = drafted if tree.linear else depths(tree.parents).amax(1)
-    fine = healthy(out.logits, tree.valid)
+    sound = torch.ones_like(tree.valid) if law.sound is None else law.sound
+    fine = (sound.gather(1, verdict.path.clamp(min=0)) | (verdict.path < 0)).all(1)  # where nothing was said, no harm
     packed = torch.stack([counts, drafted, depth, fine.long()], dim=1)
     table = torch.cat([packed, emitted], dim=1).tolist()
     return [

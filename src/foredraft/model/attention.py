@@ -40,7 +40,8 @@ def slot_attention(
     Returns:
         [B, N, heads, F], and None for the weights.
     """
-    assert attention_mask is not None
+    if attention_mask is None:
+        raise ModelError("This model is in use by foredraft; to run it alone, close the generator that holds it.")
     rows, heads, nodes, _ = query.shape
     groups = key.shape[1]
     share = heads // groups
@@ -61,12 +62,16 @@ def slot_attention(
 
 
 def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
-    """Softmax in float32 over the last axis of [B, groups, share, N, S], with a sink logit a head if there are any."""
+    """Softmax over the last axis of [B, groups, share, N, S], in float32 at least, with a sink logit a head if given."""
     if sinks is None:
-        return scores.softmax(-1, dtype=torch.float32)
+        return scores.softmax(-1, dtype=_wide(scores))
     rows, groups, share, nodes, _ = scores.shape
     sink = sinks.view(1, groups, share, 1, 1).expand(rows, groups, share, nodes, 1)
-    return torch.cat([scores, sink.to(scores.dtype)], dim=-1).softmax(-1, dtype=torch.float32)[..., :-1]
+    return torch.cat([scores, sink.to(scores.dtype)], dim=-1).softmax(-1, dtype=_wide(scores))[..., :-1]
+
+
+def _wide(scores: Tensor) -> torch.dtype:
+    return torch.promote_types(scores.dtype, torch.float32)
 
 
 def _no_mask(*args: object, **kwargs: object) -> None:

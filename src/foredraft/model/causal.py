@@ -73,6 +73,12 @@ class CausalLM:
         self._taps.undo()
         self._taps = Taps(self.model, layers)
 
+    def untapped(self, rows: int) -> dict[int, Float[Tensor, "B T H"]]:
+        """The hidden states of no tokens at all: T is 0."""
+        size = self.model.config.get_text_config().hidden_size
+        empty = torch.zeros(rows, 0, size, dtype=self.dtype, device=self.device)
+        return dict.fromkeys(self._taps.layers, empty)
+
     def new_cache(self) -> SlotCache:
         return SlotCache(self.layers)
 
@@ -155,17 +161,19 @@ class CausalLM:
         """
         ids = self._probe_tokens()
         cache = self.new_cache()
-        cache.reserve(1, 8)
+        cache.reserve(1, 16)
         base = torch.zeros(1, dtype=torch.long, device=self.device)
-        parents = torch.tensor([[-1, 0, 1, 0]], device=self.device)
-        tree = TokenTree(torch.stack([ids[1], ids[2], ids[3], ids[4]])[None], parents, depth=2)
+        # other children of the root stand first, so that slots and positions are far apart
+        parents = torch.tensor([[-1, *[0] * 9, 9, 0]], device=self.device)
+        tokens = torch.cat([ids[1:2], ids[:1].expand(8), ids[2:]])
+        tree = TokenTree(tokens[None], parents, depth=2)
         try:
             self.forward(self.address(TokenTree.chain(ids[None, :1]), base, (0,), 1), cache)
-            logits = self.forward(self.address(tree, base + 1, (0,), 5), cache).logits[0]
+            logits = self.forward(self.address(tree, base + 1, (0,), 13), cache).logits[0]
         except _ODD as error:
             raise ModelError(f"{self.name} cannot run over foredraft's slot cache: {_brief(error)}.") from error
         if expected is not None:
-            found, wanted = logits[[2, 3]].float(), expected.float()
+            found, wanted = logits[[10, 11]].float(), expected.float()
             error = (found - wanted).square().mean().sqrt() / wanted.std().clamp(min=1e-6)
             if not error <= (0.1 if self.dtype.itemsize < 4 else 1e-2):  # NaN counts as different
                 raise ModelError(

@@ -40,4 +40,6 @@ def prefill(
         step = model.address(TokenTree.chain(piece), bases + begin, rows, reach)
         out = model.forward(step, cache, keep=first)  # nobody reads these logits, so one node's are enough
         chunks.append(dict(out.hidden))
-    return {layer: torch.cat([chunk[layer] for chunk in chunks], dim=1) for layer in (chunks[0] if chunks else ())}
+    if not chunks:
+        return model.untapped(len(rows))
+    return {layer: torch.cat([chunk[layer] for chunk in chunks], dim=1) for layer in chunks[0]}

@@ -4,10 +4,18 @@
 numbers: they then run vectorised over all nodes, and on rows without padding. Anything else is called as it is.
 """
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from transformers.generation import logits_process as stock
+
+
+def _usual(processor: Any) -> bool:
+    """Not built with options that our parameters lack. (A tensor of prompts to ignore is how padding is left out.)"""
+    ignored = getattr(processor, "prompt_ignore_length", None)
+    fill, least = getattr(processor, "filter_value", -math.inf), getattr(processor, "min_tokens_to_keep", 1)
+    return not isinstance(ignored, int) and fill == -math.inf and least == 1
 
 
 class Translated(NamedTuple):
@@ -43,7 +51,7 @@ def translate(processors: Iterable[Callable], prompt_length: int) -> Translated 
     others: list[Callable] = []
     for processor in processors:
         reader = _READERS.get(processor.__class__)
-        if reader is not None:
+        if reader is not None and _usual(processor):
             for name, value in reader(processor, prompt_length).items():
                 fields[name] = max(value, fields[name]) if name == "min_new_tokens" and name in fields else value
         elif processor.__class__.__module__.startswith("transformers."):

@@ -16,10 +16,11 @@ class Taps:
     """Hooks on some layers of a model; ``take`` hands out what the last forward left there."""
 
     def __init__(self, model: PreTrainedModel, layers: Iterable[int]) -> None:
-        blocks = decoder_layers(model)
+        self.layers = tuple(sorted(set(layers)))
         self._states: dict[int, Tensor] = {}
         self._handles = []
-        for layer in sorted(set(layers)):
+        blocks = list(decoder_layers(model)) if self.layers else []
+        for layer in self.layers:
             if not 0 <= layer <= len(blocks):
                 raise ModelError(f"There is no hidden layer {layer}: the model has layers 0 to {len(blocks)}.")
             if layer == 0:

@@ -6,12 +6,15 @@ can be captured as one CUDA graph.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import torch
 
 from foredraft.core.draft import Draft, Law, Target, Verdict
 from foredraft.core.errors import LawError
 from foredraft.core.noise import Coins
 from foredraft.core.params import check_known
+from foredraft.core.tree import PAD, ROOT, ancestors
 from foredraft.core.verify.block import block
 from foredraft.core.verify.fixed_plus_one import fixed_plus_one
 from foredraft.core.verify.kseq import kseq
@@ -97,4 +100,17 @@ def verify(target: Target, draft: Draft, coins: Coins, rule: str | None = None) 
         return walk(target.best, draft.tree)
     name = DEFAULT[draft.law] if rule is None else rule
     check_legal(name, draft.law)
-    return RULES[name].function(target.p, draft, coins)
+    return RULES[name].function(target.p, _lawful(draft), coins)
+
+
+def _lawful(draft: Draft) -> Draft:
+    """The same draft without nodes whose q is no law (NaN, or nothing at all), and without what hangs below them.
+
+    A drafter may be wrong in anything, and its q was so before it drew: leaving them out gives nothing away.
+    """
+    if draft.q is None:
+        return draft
+    parents = draft.tree.parents
+    broken = (parents != ROOT) & ~(draft.q.sum(-1) > 0)
+    broken = (ancestors(parents) & broken[:, None]).any(-1)
+    return replace(draft, tree=replace(draft.tree, parents=torch.where(broken, PAD, parents)))

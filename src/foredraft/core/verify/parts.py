@@ -42,7 +42,7 @@ def of_tokens(
 
 def ratio(p: Float[Tensor, "*k"], q: Float[Tensor, "*k"]) -> Float[Tensor, "*k"]:
     """p / q, finite; 0 wherever p is 0, so that a token that the target forbids is never accepted."""
-    return torch.where(p > 0, p / q, 0.0).clamp(max=torch.finfo(p.dtype).max)
+    return torch.where(p > 0, p / q, 0.0).nan_to_num(0.0).clamp(max=torch.finfo(p.dtype).max)
 
 
 def residual(p: Float[Tensor, "*k V"], q: Float[Tensor, "*k V"], where: Bool[Tensor, "*k"]) -> Float[Tensor, "*k V"]:
