@@ -62,7 +62,7 @@ def slot_attention(
 
 
 def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
-    """Softmax over the last axis of [B, groups, share, N, S], in float32 at least, with a sink logit a head if given."""
+    """Softmax over the last axis of [B, groups, share, N, S], in float32 at least; sinks are one logit a head."""
     if sinks is None:
         return scores.softmax(-1, dtype=_wide(scores))
     rows, groups, share, nodes, _ = scores.shape
