@@ -6,6 +6,7 @@ ForedraftError
 │   ├── PromptError     an empty prompt, or one that does not fit the model's context
 │   ├── ModelError      a model that is absent, incomplete, or of a kind that cannot be verified
 │   ├── DrafterError    a drafter that does not fit its target
+│   ├── DataError       training text or a prompt file that cannot be read
 │   └── LawError        a verifier that would not be lossless for this draft's law
 └── NumericsError       the model returned logits that are not numbers
 """
@@ -33,6 +34,10 @@ class ModelError(UsageError):
 
 class DrafterError(UsageError):
     """The drafter does not fit the target, for example for want of a common tokenizer."""
+
+
+class DataError(UsageError):
+    """Training text, or a file of prompts, cannot be read; the sentence names file, line and field."""
 
 
 class LawError(UsageError):

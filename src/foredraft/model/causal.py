@@ -16,7 +16,7 @@ from foredraft.model.cache import SlotCache, SlotView
 from foredraft.model.linear import PackedWeights
 from foredraft.model.masks import Layout, StepIn, address
 from foredraft.model.support import check_supported, context_of, layout_of
-from foredraft.model.taps import Taps
+from foredraft.model.taps import Taps, body
 
 _ODD = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError, AssertionError)
 """What a model raises that is not made for what it is asked to do."""
@@ -69,9 +69,13 @@ class CausalLM:
         return len(self._packed) if self._packed is not None else 0
 
     def tap(self, layers: Sequence[int]) -> None:
-        """From now on, hand out the hidden states after so many layers (0: the embedding)."""
+        """From now on, hand out these hidden states too: after so many layers (0: the embedding), or ``FINAL``.
+
+        Whoever shares the target keeps what it asked for.
+        """
+        wanted = {*self._taps.layers, *layers}
         self._taps.undo()
-        self._taps = Taps(self.model, layers)
+        self._taps = Taps(self.model, wanted)
 
     def untapped(self, rows: int) -> dict[int, Float[Tensor, "B T H"]]:
         """The hidden states of no tokens at all: T is 0."""
@@ -133,6 +137,18 @@ class CausalLM:
         if keep is not None and not self._keeps_logits:
             logits = logits[:, keep]
         return StepOut(logits, self._taps.take())
+
+    @torch.no_grad()
+    def read(self, tokens: Int[Tensor, "B T"], layers: Sequence[int]) -> dict[int, Float[Tensor, "B T H"]]:
+        """Hidden states of whole texts, without a cache: what heads are trained on. Logits are not computed."""
+        taps = Taps(self.model, layers)
+        self._attention.undo()
+        try:
+            body(self.model)(input_ids=tokens, use_cache=False)
+            return taps.take()
+        finally:
+            self._attention.do()
+            taps.undo()
 
     @torch.inference_mode()
     def stock_logits(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T V"]:

@@ -1,7 +1,8 @@
 """Hidden states by layer, taken with forward hooks.
 
 Not by ``output_hidden_states``: what its index means changed between transformers 5.17 and 5.23. Here index i is
-the state after i decoder layers, so 0 is the embedding and the number of layers is what the final norm reads.
+the state after i decoder layers, so 0 is the embedding and the number of layers is what the final norm reads;
+``FINAL`` is what that norm says, and the output layer reads.
 """
 
 from collections.abc import Iterable
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from foredraft.core.errors import ModelError
+from foredraft.nets.parts import FINAL
 
 
 class Taps:
@@ -21,6 +23,9 @@ class Taps:
         self._handles = []
         blocks = list(decoder_layers(model)) if self.layers else []
         for layer in self.layers:
+            if layer == FINAL:
+                self._handles.append(body(model).register_forward_hook(self._after(layer)))
+                continue
             if not 0 <= layer <= len(blocks):
                 raise ModelError(f"There is no hidden layer {layer}: the model has layers 0 to {len(blocks)}.")
             if layer == 0:
@@ -44,15 +49,25 @@ class Taps:
 
     def _after(self, layer: int):
         def hook(module: nn.Module, args: tuple, output: Tensor | tuple) -> None:
-            self._states[layer] = output if isinstance(output, Tensor) else output[0]
+            self._states[layer] = output if isinstance(output, Tensor) else output[0]  # a ModelOutput counts too
 
         return hook
 
 
 def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
     """The list of decoder layers, wherever the model keeps it: the one list as long as its config says."""
+    return _owner_and_layers(model)[1]
+
+
+def body(model: PreTrainedModel) -> nn.Module:
+    """The model without its output layer: whoever owns the decoder layers, and returns states after the final norm."""
+    return _owner_and_layers(model)[0]
+
+
+def _owner_and_layers(model: PreTrainedModel) -> tuple[nn.Module, nn.ModuleList]:
     count = model.config.get_text_config().num_hidden_layers
     for module in model.modules():
-        if isinstance(module, nn.ModuleList) and len(module) == count:
-            return module
+        for child in module.children():
+            if isinstance(child, nn.ModuleList) and len(child) == count:
+                return module, child
     raise ModelError(f"{model.__class__.__name__} has no list of {count} decoder layers to take hidden states from.")

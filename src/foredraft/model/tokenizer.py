@@ -1,5 +1,7 @@
 """Text to ids and back, chats to prompts, and whether two tokenizers are one."""
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -42,6 +44,38 @@ class Tokenizer:
         except UnicodeEncodeError as error:
             raise PromptError(f"The prompt is not valid Unicode: {error.reason} at character {error.start}.") from None
         return list(self.inner(text, add_special_tokens=special)["input_ids"])
+
+    def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of many texts at once, without special tokens; what is no valid Unicode becomes a question mark."""
+        clean = [text.encode("utf-8", "replace").decode() for text in texts]
+        return [list(ids) for ids in self.inner(clean, add_special_tokens=False)["input_ids"]] if clean else []
+
+    def encode_turns(self, messages: Sequence[Message]) -> tuple[list[int], list[int]]:
+        """Ids of a whole conversation, and for each whether the assistant says it (1) or not (0).
+
+        What the assistant says begins where the template asks for it and ends where the template closes its turn.
+        """
+        if self.inner.chat_template is None:
+            raise PromptError("The model has no chat template; give it plain texts instead of chat messages.")
+        turns = [dict(message) for message in messages]
+        whole = self._rendered(turns)
+        said = [0] * len(whole)
+        for number, turn in enumerate(turns):
+            if turn["role"] == "assistant":
+                begin = len(self._rendered(turns[:number], add_generation_prompt=True))
+                end = len(self._rendered(turns[: number + 1]))
+                said[begin:end] = [1] * (end - begin)
+        encoding = self.inner(whole, add_special_tokens=False, return_offsets_mapping=True)
+        spans = encoding["offset_mapping"]
+        return list(encoding["input_ids"]), [int(end > begin and said[begin] == 1) for begin, end in spans]
+
+    def _rendered(self, turns: list[dict[str, str]], **options: Any) -> str:
+        return str(self.inner.apply_chat_template(turns, tokenize=False, **options)) if turns else ""
+
+    def fingerprint(self) -> str:
+        """The same for tokenizers that give the same ids."""
+        facts = [sorted(self.inner.get_vocab().items()), self.inner.chat_template]
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
     def decode(self, tokens: list[int]) -> str:
         """Text of ids, special tokens left out, spaces as they are."""

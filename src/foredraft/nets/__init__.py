@@ -1,1 +1,1 @@
-"""Trainable modules of draft heads: tensors in, tensors out; they never decode or sample."""
+"""Trainable heads: tensors in, tensors out. They never decode, sample, or know where their weights came from."""

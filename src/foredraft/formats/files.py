@@ -1,0 +1,251 @@
+"""Configs and tensors from a folder, with nothing run that a file might ask for."""
+
+import json
+import pickle
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from foredraft.core.errors import DrafterError
+from foredraft.model.hub import fetch
+
+_KNOWN = ("model", "pytorch_model", "medusa_lm_head", "hydra_lm_head")
+_ENDINGS = (".safetensors", ".bin", ".pt")
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+
+
+@final
+class Weights:
+    """The tensors of some files: listed at once, read when asked for."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.dtypes: dict[str, torch.dtype] = {}
+        self._handles: dict[str, Any] = {}
+        self._held: dict[str, Tensor] = {}
+        for file in files:
+            (self._list if file.suffix == ".safetensors" else self._unpickle)(file)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.shapes
+
+    def read(self, name: str) -> Tensor:
+        """One tensor on the CPU, as it is in the file.
+
+        Raises:
+            DrafterError: it holds NaN or infinity.
+        """
+        tensor = self._held[name] if name in self._held else self._handles[name].get_tensor(name)
+        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            raise DrafterError(f"The tensor {name} holds NaN or infinity, so the head cannot be used.")
+        return tensor
+
+    def _list(self, file: Path) -> None:
+        try:
+            handle = safe_open(file, framework="pt")  # pyright: ignore[reportArgumentType]
+            for name in handle.keys():  # noqa: SIM118  a handle is no dictionary
+                view = handle.get_slice(name)
+                kind = view.get_dtype()
+                if kind not in _DTYPES:
+                    raise DrafterError(f"The tensor {name} of {str(file)!r} has the type {kind}, which is not read.")
+                self._add(file, name, tuple(view.get_shape()), _DTYPES[kind])
+                self._handles[name] = handle
+        except (SafetensorError, OSError) as error:
+            raise DrafterError(f"{str(file)!r} is cut short or no safetensors file: {_brief(error)}.") from error
+
+    def _unpickle(self, file: Path) -> None:
+        for name, tensor in load_pickle(file).items():
+            self._add(file, name, tuple(tensor.shape), tensor.dtype)
+            self._held[name] = tensor
+
+    def _add(self, file: Path, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        if name in self.shapes:
+            raise DrafterError(f"The tensor {name} stands in two files of {str(file.parent)!r}.")
+        self.shapes[name], self.dtypes[name] = shape, dtype
+
+
+def load_pickle(file: Path) -> dict[str, Tensor]:
+    """A state dict from ``torch.save``; anything but tensors is refused unread.
+
+    Raises:
+        DrafterError: a pickle that would run code, a file that is cut short, or no state dict.
+    """
+    try:
+        state = _unpickled(file)
+    except pickle.UnpicklingError as error:
+        if file.stat().st_size and _is_code(error):
+            raise DrafterError(
+                f"{str(file)!r} is a pickle with more in it than tensors, which could run code; it was not loaded."
+            ) from error
+        raise DrafterError(f"{str(file)!r} is cut short or no file of torch.save.") from error
+    except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+        raise DrafterError(f"{str(file)!r} is cut short or no file of torch.save.") from error
+    if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):
+        raise DrafterError(f"{str(file)!r} holds no state dict.")
+    odd = [name for name, tensor in state.items() if not isinstance(tensor, Tensor)]
+    if odd:
+        raise DrafterError(f"{str(file)!r} is no plain state dict: {odd[0]!r} is no tensor.")
+    return dict(state)
+
+
+def _unpickled(file: Path) -> Any:
+    with file.open("rb") as stream:
+        zipped = stream.read(2) == b"PK"  # files of old torch cannot be mapped into memory
+    return torch.load(file, map_location="cpu", weights_only=True, mmap=zipped)
+
+
+def _is_code(error: BaseException) -> bool:
+    text = str(error)
+    return any(word in text for word in ("GLOBAL", "Unsupported class", "Unsupported operand", "Weights only load"))
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A folder with config.json and weights; ``name`` is what the caller calls it."""
+
+    name: str
+    config: dict[str, Any]
+    weights: Weights
+
+    def fields(self) -> "Fields":
+        return Fields(self.config, self.name)
+
+
+def open_checkpoint(name: str) -> Checkpoint:
+    """Find and list what is in a folder or a repository of the hub; tensors are not read yet.
+
+    Raises:
+        ModelError: it is not there.
+        DrafterError: it is no folder of a head, or its files are broken.
+    """
+    folder = fetch(name)
+    config = read_json(folder / "config.json", name)
+    return Checkpoint(name, config, Weights(_files(folder, name)))
+
+
+def read_json(file: Path, name: str) -> dict[str, Any]:
+    """A JSON object from a file of the head ``name``."""
+    try:
+        found = json.loads(file.read_text("utf-8"))
+    except FileNotFoundError as error:
+        raise DrafterError(f"The head {name!r} has no {file.name}.") from error
+    except (OSError, ValueError) as error:
+        raise DrafterError(f"The {file.name} of the head {name!r} is no JSON: {_brief(error)}.") from error
+    if not isinstance(found, dict):
+        raise DrafterError(f"The {file.name} of the head {name!r} is no JSON object.")
+    return found
+
+
+def _files(folder: Path, name: str) -> list[Path]:
+    """The files to read: safetensors before pickles, an index before single files."""
+    for ending in _ENDINGS:
+        for index in sorted(folder.glob(f"*{ending}.index.json")):
+            return _shards(index, name)
+        found = sorted(folder.glob(f"*{ending}"))
+        known = [file for stem in _KNOWN for file in found if file.stem == stem]
+        if known:
+            return known[:1]
+        if len(found) > 1:
+            raise DrafterError(
+                f"The head {name!r} has several weight files and no index: {', '.join(file.name for file in found)}."
+            )
+        if found:
+            return found
+    raise DrafterError(f"The head {name!r} has no weights (neither .safetensors nor .bin nor .pt).")
+
+
+def _shards(index: Path, name: str) -> list[Path]:
+    places = read_json(index, name).get("weight_map")
+    if not isinstance(places, dict) or not all(isinstance(file, str) for file in places.values()):
+        raise DrafterError(f"The {index.name} of the head {name!r} has no weight_map.")
+    files = [index.parent / file for file in sorted(set(places.values()))]
+    for file in files:
+        if file.parent != index.parent or not file.is_file():
+            raise DrafterError(f"The head {name!r} lacks {file.name}, which its {index.name} lists.")
+    return files
+
+
+@final
+class Fields:
+    """Values of a config by key, of the type that they must have. A null is as good as no key."""
+
+    def __init__(self, values: Mapping[str, Any], name: str) -> None:
+        self.values = values
+        self.name = name
+
+    def __contains__(self, key: str) -> bool:
+        return self.values.get(key) is not None
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        """A positive whole number."""
+        value = self._value(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise self._wrong(key, "a positive whole number")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A positive number."""
+        value = self._value(key, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+            raise self._wrong(key, "a positive number")
+        return float(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self._value(key, default)
+        if not isinstance(value, bool):
+            raise self._wrong(key, "true or false")
+        return value
+
+    def text(self, key: str, default: str) -> str:
+        value = self._value(key, default)
+        if not isinstance(value, str):
+            raise self._wrong(key, "a text")
+        return value
+
+    def integers(self, key: str) -> tuple[int, ...] | None:
+        """A list of whole numbers, None where there is none."""
+        value = self.values.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, list) or not all(isinstance(v, int) and not isinstance(v, bool) for v in value):
+            raise self._wrong(key, "a list of whole numbers")
+        return tuple(value)
+
+    def part(self, key: str) -> "Fields":
+        """An object inside, empty where there is none."""
+        value = self._value(key, {})
+        if not isinstance(value, dict):
+            raise self._wrong(key, "an object")
+        return Fields(value, self.name)
+
+    def _value(self, key: str, default: Any) -> Any:
+        value = self.values.get(key)
+        value = default if value is None else value
+        if value is None:
+            raise DrafterError(f"The config.json of the head {self.name!r} does not say {key}.")
+        return value
+
+    def _wrong(self, key: str, wanted: str) -> DrafterError:
+        return DrafterError(
+            f"{key} in the config.json of the head {self.name!r} is {self.values.get(key)!r}, not {wanted}."
+        )
+
+
+def _brief(error: BaseException) -> str:
+    return (str(error).strip() or error.__class__.__name__).splitlines()[0].rstrip(".")

@@ -1,0 +1,1 @@
+"""Training draft heads: one loop for all recipes. Needs the extra ``[train]``."""

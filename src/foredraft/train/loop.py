@@ -1,0 +1,182 @@
+"""The one training loop: AdamW, warm-up and cosine, clipping, accumulation; resumable with the same result.
+
+What a step does depends on the step's number and the seed alone, never on what was drawn before it. So a run that was
+killed goes on from its last checkpoint and ends where it would have ended.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+from foredraft.core.errors import ForedraftError, OptionError
+from foredraft.train.checkpoint import Checkpoints, Log
+from foredraft.train.lessons import Lessons
+from foredraft.train.recipe import Recipe
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopOptions:
+    """How to train, whatever is trained.
+
+    tokens: so many tokens of text are read in all; texts are read again when they are used up.
+    length, batch, accumulate: tokens a text, texts at once, and such batches before each step of the optimizer.
+    lr, floor, warmup: peak learning rate, what it falls to as a share of that, and the share of steps it rises for.
+    decay, beta1, beta2, clip: AdamW's weight decay and momenta, and the largest norm of a gradient.
+    precision: bf16, fp32, or auto, which is bf16 where the processor is fast at it.
+    seed: decides the order of texts and all noise.
+    validate, checkpoint, report: steps between two validations, two checkpoints, and two lines of the log.
+    """
+
+    tokens: int = 4_000_000
+    length: int = 512
+    batch: int = 8
+    accumulate: int = 1
+    lr: float = 1e-3
+    floor: float = 0.05
+    warmup: float = 0.03
+    decay: float = 0.0
+    beta1: float = 0.9
+    beta2: float = 0.95
+    clip: float = 0.5
+    precision: str = "auto"
+    seed: int = 0
+    validate: int = 250
+    checkpoint: int = 100
+    report: int = 10
+
+    def __post_init__(self) -> None:
+        for name in ("tokens", "length", "batch", "accumulate", "validate", "checkpoint", "report"):
+            if getattr(self, name) < 1:
+                raise OptionError(f"{name} must be 1 or more.")
+        if self.precision not in ("auto", "bf16", "fp32"):
+            raise OptionError(f"Unknown precision {self.precision!r}. Known: auto, bf16, fp32.")
+        if self.lr <= 0 or self.clip <= 0:
+            raise OptionError("lr and clip must be above 0.")
+
+    def rate(self, step: int, steps: int) -> float:
+        """The learning rate of a step, as a share of the peak: up in a line, down in a cosine."""
+        rise = max(1, round(self.warmup * steps))
+        if step < rise:
+            return (step + 1) / rise
+        done = (step - rise) / max(1, steps - rise)
+        return self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+
+
+Validate = Callable[[], dict[str, float]]
+
+
+def train(
+    recipe: Recipe,
+    lessons: Lessons,
+    folder: Path,
+    options: LoopOptions,
+    *,
+    validate: Validate,
+    tell: Callable[[dict[str, Any]], None] = lambda line: None,
+    accelerator: Accelerator | None = None,
+) -> None:
+    """Train ``recipe.net`` in place, from the last checkpoint in ``folder`` if there is one.
+
+    Args:
+        validate: called now and then on the first process; its numbers go to the log.
+        tell: called with each line of the log, for whoever watches.
+        accelerator: as ``accelerate`` or ``torchrun`` have set it up; one of its own otherwise.
+
+    Raises:
+        ForedraftError: the loss is no number any more.
+    """
+    accelerator = accelerator or Accelerator()
+    recipe.to(accelerator.device)
+    weights = [weight for weight in recipe.net.parameters() if weight.requires_grad]
+    optimizer = torch.optim.AdamW(
+        weights, lr=options.lr, betas=(options.beta1, options.beta2), weight_decay=options.decay
+    )
+    checkpoints = Checkpoints(folder / "checkpoint.pt", recipe.net, optimizer, asdict(options))
+    state = checkpoints.resume()
+    model, optimizer = accelerator.prepare(recipe, optimizer)
+    steps = lessons.steps(options, accelerator.num_processes)
+    log = Log(folder / "log.jsonl", state.step) if accelerator.is_main_process else None
+    clock, spent = time.perf_counter(), state.seconds
+    for step in range(state.step, steps):
+        rate = options.rate(step, steps)
+        for group in optimizer.param_groups:
+            group["lr"] = options.lr * rate
+        said = _step(model, lessons, step, options, accelerator)
+        norm = accelerator.clip_grad_norm_(weights, options.clip)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        done, last = step + 1, step + 1 == steps
+        seconds = spent + time.perf_counter() - clock
+        if log is not None and (done % options.report == 0 or last):
+            line = _line(done, steps, seconds, lessons.tokens_a_step(options, accelerator.num_processes), said)
+            line |= {"lr": options.lr * rate, "gradient": float(norm)}  # type: ignore[arg-type]
+            if not math.isfinite(line["loss"]):
+                raise ForedraftError(f"The loss at step {done} is no number; a lower learning rate may help.")
+            log.write(line)
+            tell(line)
+        if log is not None and (done % options.validate == 0 or last):
+            model.eval()
+            line = {"step": done, "tokens": done * lessons.tokens_a_step(options, accelerator.num_processes)}
+            line |= {"validation": validate()}
+            model.train()
+            log.write(line)
+            tell(line)
+        if log is not None and (done % options.checkpoint == 0 or last):
+            checkpoints.save(done, spent + time.perf_counter() - clock)
+    accelerator.wait_for_everyone()
+
+
+def _step(
+    model: torch.nn.Module, lessons: Lessons, step: int, options: LoopOptions, accelerator: Accelerator
+) -> dict[str, Tensor]:
+    """Gradients of one step, from ``accumulate`` batches; the means of what the recipe says."""
+    total: dict[str, Tensor] = {}
+    for part, lesson in enumerate(_batches(lessons, step, options, accelerator)):
+        last = part == options.accumulate - 1
+        with nullcontext() if last else accelerator.no_sync(model):
+            with autocast(lesson.tokens.device, options.precision):
+                said = model(lesson)
+            accelerator.backward(said["loss"] / options.accumulate)
+        for name, value in said.items():
+            total[name] = total.get(name, 0) + value.detach() / options.accumulate
+    return total
+
+
+def _batches(lessons: Lessons, step: int, options: LoopOptions, accelerator: Accelerator) -> Iterator[Any]:
+    share = (accelerator.process_index, accelerator.num_processes)
+    for part in range(options.accumulate):
+        yield lessons.lesson(step * options.accumulate + part, options, share)
+
+
+def autocast(device: torch.device, precision: str) -> Any:
+    """bf16 where it is asked for, or where it is fast."""
+    wanted = precision == "bf16" or (precision == "auto" and _fast_at_bf16(device))
+    return torch.autocast(device.type, dtype=torch.bfloat16) if wanted else nullcontext()
+
+
+def _fast_at_bf16(device: torch.device) -> bool:
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported()
+    if device.type == "cpu":
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()) and "AVX512" in torch.backends.cpu.get_cpu_capability()
+    return False
+
+
+def _line(done: int, steps: int, seconds: float, tokens: int, said: dict[str, Tensor]) -> dict[str, Any]:
+    """One line of the log: ``seconds`` of training so far, and how many are left at this pace."""
+    return {
+        "step": done,
+        "steps": steps,
+        "tokens": done * tokens,
+        "seconds": round(seconds, 3),
+        "left": round(seconds / done * (steps - done), 1),
+        **{name: round(float(value), 6) for name, value in said.items()},
+    }

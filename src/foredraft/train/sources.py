@@ -1,0 +1,125 @@
+"""Texts to learn from: JSON Lines of text or chats (also .gz and .xz), folders of plain text, ``datasets`` names."""
+
+import bz2
+import gzip
+import json
+import lzma
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from foredraft.core.errors import DataError
+
+_OPENERS = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One document: a text, a chat, or token ids that the target has said itself after a prompt.
+
+    ``where`` names it in messages: file and line.
+    """
+
+    where: str
+    text: str | None = None
+    messages: list[dict[str, str]] | None = None
+    ids: list[int] | None = None
+    prompt_length: int = 0
+
+
+def read_sources(sources: list[str]) -> Iterator[Sample]:
+    """All samples of all sources, in order.
+
+    A source is a file of JSON Lines, a text file, a folder of these, or ``datasets:NAME`` (``datasets:NAME:SPLIT``,
+    train by default) of the Hugging Face hub. A line of JSON has ``text``, ``messages`` (or ``conversations``, as
+    ShareGPT writes them), or ``ids`` and ``prompt_length``, as ``--regenerate`` writes them.
+
+    Raises:
+        DataError: nothing there, or a line that cannot be read; the sentence names file, line and field.
+    """
+    for source in sources:
+        if source.startswith("datasets:"):
+            yield from _hub(source)
+            continue
+        path = Path(source)
+        if not path.exists():
+            raise DataError(f"There is no training text at {source!r}.")
+        files = sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith(".")) if path.is_dir() else [path]
+        if not files:
+            raise DataError(f"The folder {source!r} has no files.")
+        for file in files:
+            yield from _file(file)
+
+
+def _file(path: Path) -> Iterator[Sample]:
+    kinds = [suffix for suffix in path.suffixes if suffix not in _OPENERS]
+    opener: Any = _OPENERS.get(path.suffix, open)
+    try:
+        with opener(path, "rt", encoding="utf-8") as lines:
+            if kinds and kinds[-1] in (".jsonl", ".json", ".ndjson"):
+                for number, line in enumerate(lines, start=1):
+                    if line.strip():
+                        yield sample_of(_parsed(line, f"{path}:{number}"), f"{path}:{number}")
+            else:
+                yield Sample(str(path), text=lines.read())
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 text (byte {error.start}).") from error
+    except (OSError, EOFError, lzma.LZMAError) as error:
+        raise DataError(f"{path} cannot be read: {error}.") from error
+
+
+def _parsed(line: str, where: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise DataError(f"{where}: this line is not JSON ({error.msg}, column {error.colno}).") from error
+    if not isinstance(row, dict):
+        raise DataError(f"{where}: a line must be a JSON object, this is a {type(row).__name__}.")
+    return row
+
+
+def sample_of(row: dict[str, Any], where: str) -> Sample:
+    """A sample from one row of data."""
+    if "messages" in row or "conversations" in row:
+        return Sample(where, messages=_messages(row.get("messages", row.get("conversations")), where))
+    if "ids" in row:
+        ids = row["ids"]
+        if not isinstance(ids, list) or not all(isinstance(i, int) for i in ids):
+            raise DataError(f"{where}: ids must be a list of whole numbers.")
+        return Sample(where, ids=ids, prompt_length=int(row.get("prompt_length", 0)))
+    if not isinstance(row.get("text"), str):
+        raise DataError(f"{where}: there is no text, messages or ids (fields: {', '.join(row) or 'none'}).")
+    return Sample(where, text=row["text"])
+
+
+_ROLES = {"human": "user", "gpt": "assistant"}
+
+
+def _messages(turns: Any, where: str) -> list[dict[str, str]]:
+    if not isinstance(turns, list) or not turns:
+        raise DataError(f"{where}: messages must be a list of turns.")
+    messages = []
+    for number, turn in enumerate(turns, start=1):
+        role = turn.get("role", turn.get("from")) if isinstance(turn, dict) else None
+        content = turn.get("content", turn.get("value")) if isinstance(turn, dict) else None
+        if not isinstance(role, str) or not isinstance(content, str):
+            raise DataError(f"{where}: turn {number} has no role and content.")
+        messages.append({"role": _ROLES.get(role, role), "content": content})
+    return messages
+
+
+def _hub(source: str) -> Iterator[Sample]:
+    try:
+        import datasets
+    except ImportError as error:
+        raise DataError(f"{source} needs the package datasets: pip install 'foredraft[train]'.") from error
+    name, _, split = source.removeprefix("datasets:").partition(":")
+    try:
+        rows = datasets.load_dataset(name, split=split or "train", streaming=True)
+        for number, row in enumerate(rows):
+            yield sample_of(dict(row), f"{name}[{number}]")
+    except DataError:
+        raise
+    except Exception as error:  # datasets raises many kinds; each becomes one sentence
+        raise DataError(f"The dataset {name!r} cannot be read: {str(error).splitlines()[0]}") from error
