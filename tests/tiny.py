@@ -183,7 +183,7 @@ def generator(
 ) -> Generator:
     """A ``Generator`` around models that are there already; drafts as much as it may unless told otherwise."""
     drafter = drafter or NoDrafter()
-    controller = controller or Constant(drafter.needs.max_nodes)
+    controller = controller or Constant(drafter.needs.longest)
     return Generator(Engine(target, drafter, controller, **options), tokenizer, eos, Kind("tiny", True))
 
 
@@ -192,7 +192,8 @@ def draft_model(
 ) -> tuple[DraftModel, Constant]:
     """A draft model with the controller that always takes its full length."""
     options = DraftOptions(num_assistant_tokens=tokens, branching=branching)
-    return DraftModel(options, draft, target.vocab_size), Constant(options.longest)
+    drafter = DraftModel(options, draft, target.vocab_size)
+    return drafter, Constant(drafter.needs.longest)
 
 
 Propose = Callable[[View, Plan], Draft]

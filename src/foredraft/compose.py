@@ -100,7 +100,7 @@ def load(
         engine = Engine(
             models[0],
             proposer,
-            controller or _controller(spec, models[0]),
+            controller or _controller(spec, models[0], proposer),
             rule=verifier,
             max_rows=max_batch_size,
             exact_nodes=1 + proposer.needs.max_nodes if exact else 0,
@@ -184,26 +184,27 @@ def check_same_tokenizer(target: Tokenizer | None, draft: Tokenizer | None, name
         )
 
 
-def _controller(spec: Spec | Drafter, target: CausalLM) -> Controller:
+def _controller(spec: Spec | Drafter, target: CausalLM, drafter: Drafter) -> Controller:
     """What decides how much to draft: as the method's options say; for a ``Drafter`` object, all that it can."""
+    longest = drafter.needs.longest
     if isinstance(spec, Drafter):
         if spec.needs.max_nodes < 1:
             raise DrafterError(
                 f"{spec.__class__.__name__}.needs.max_nodes is 0, so it would never be asked for a draft."
             )
-        return Constant(spec.needs.max_nodes)
+        return Constant(longest)
     options = spec.options
     if spec.name == "none":
         return Constant(0)
     schedule = options.num_assistant_tokens_schedule
     check_known("num_assistant_tokens_schedule", {schedule: None}, SCHEDULES)
     confidence = getattr(options, "assistant_confidence_threshold", 0.0)
-    constant = Constant(options.longest, confidence)
+    constant = Constant(longest, confidence)
     if schedule == "constant":
         return constant
     if schedule == "heuristic":
-        return Heuristic(options.longest, confidence)
-    cost_aware = CostAware(options.longest, measure_costs(target), confidence)
+        return Heuristic(longest, confidence)
+    cost_aware = CostAware(longest, measure_costs(target), confidence)
     if schedule == "cost":
         return cost_aware
     return Auto(constant, cost_aware, picked=options.law is Law.FIXED)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from scipy import stats
 
+import heads
 import tiny
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Drafter, Plan, View
@@ -21,6 +22,7 @@ from foredraft.engine.generate import Generator
 from foredraft.engine.reference import reference
 from foredraft.model.cache import SlotCache
 from foredraft.model.causal import CausalLM
+from foredraft.nets.eagle import Eagle3
 
 NEW = 16
 SAMPLED = {"temperature": 0.9, "top_k": 12, "repetition_penalty": 1.2, "seed": 21}
@@ -51,11 +53,33 @@ def with_model(drafter: Any, options: Any, target: CausalLM, draft: CausalLM) ->
     return drafter(options, draft, target.vocab_size)
 
 
+SMALL = {"nodes": 9, "depth": 3, "top_k": 3}
+CHAIN = {"nodes": 4, "depth": 4, "top_k": 1}
+RATES = [[0.6, 0.2, 0.1], [0.5, 0.2, 0.1], [0.4, 0.1, 0.1]]
+
+
+def narrow_eagle3(target: CausalLM) -> Eagle3:
+    """An EAGLE-3 head that can say two of three tokens."""
+    return heads.eagle3(target, vocabulary=torch.tensor([i for i in range(target.vocab_size) if i % 3]))
+
+
 VARIANTS = {
     "none": Variant("none", {}, bare),
     "draft_model": Variant("draft_model", {"num_assistant_tokens": 3}, with_model),
     "draft_model tree": Variant("draft_model", {"branching": (3, 2)}, with_model),
     "prompt_lookup": Variant("prompt_lookup", {"prompt_lookup_num_tokens": 4}, alone),
+    "eagle1": Variant("eagle1", {}, lambda d, o, t, _: d(o, heads.eagle(t), t.vocab_size)),
+    "eagle1 wide": Variant("eagle1", {"tree": "3x2x2"}, lambda d, o, t, _: d(o, heads.eagle(t), t.vocab_size)),
+    "eagle1 on eagle3": Variant("eagle1", {"tree": "2x2"}, lambda d, o, t, _: d(o, narrow_eagle3(t), t.vocab_size)),
+    "eagle2": Variant("eagle2", SMALL, lambda d, o, t, _: d(o, heads.eagle(t))),
+    "eagle2 chain": Variant("eagle2", CHAIN, lambda d, o, t, _: d(o, heads.eagle(t, num_layers=2))),
+    "eagle3": Variant("eagle3", SMALL, lambda d, o, t, _: d(o, narrow_eagle3(t))),
+    "eagle3 window": Variant("eagle3", SMALL, lambda d, o, t, _: d(o, heads.eagle3(t, block={"sliding_window": 6}))),
+    "medusa": Variant("medusa", {"tree": "medusa"}, lambda d, o, t, _: d(o, heads.medusa(t))),
+    "medusa measured": Variant("medusa", {"nodes": 9}, lambda d, o, t, _: d(o, heads.medusa(t), RATES)),
+    "blockwise": Variant("blockwise", {}, lambda d, o, t, _: d(o, heads.blockwise(t))),
+    "hydra": Variant("hydra", {"nodes": 12}, lambda d, o, t, _: d(o, heads.hydra(t))),
+    "hydra++": Variant("hydra", {"tree": "3x2x1"}, lambda d, o, t, _: d(o, heads.hydra(t, prefix=True, layers=2))),
     "prompt_lookup tree": Variant("prompt_lookup", {"prompt_lookup_num_tokens": 3, "continuations": 3}, alone),
 }
 EVERY = pytest.mark.parametrize("name", VARIANTS)
@@ -95,6 +119,7 @@ def prompts() -> list[list[int]]:
 
 def generator(name: str, **options: Any) -> Generator:
     drafter = VARIANTS[name].build(target(), near())
+    target().tap(drafter.needs.hidden_layers)
     return tiny.generator(target(), drafter, Constant(4), **options)
 
 
@@ -177,8 +202,11 @@ def admitted(
     drafter: Drafter, texts: list[list[int]], params: list[SamplingParams], seeds: list[int] | None = None
 ) -> View:
     """Rows as the engine would show them to the drafter in the first step. Small ids are of the narrow models."""
+    taps = drafter.needs.hidden_layers
+    reader = narrow(1) if max(map(max, texts)) < NARROW else target()
     for row, text in enumerate(texts):
-        drafter.admit(row, torch.tensor(text[:-1], dtype=torch.long), {})
+        hidden = reader.read(torch.tensor([text]), taps) if taps else {}
+        drafter.admit(row, torch.tensor(text[:-1], dtype=torch.long), {tap: h[:, :-1] for tap, h in hidden.items()})
     lengths = [len(text) for text in texts]
     longest = max(lengths)
     vocab = NARROW if max(map(max, texts)) < NARROW else tiny.VOCAB

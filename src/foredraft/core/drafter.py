@@ -26,10 +26,19 @@ class StepOut:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a drafter asks of the target: hidden layers to be handed out, and its largest tree (root excluded)."""
+    """What a drafter asks of the target: hidden layers to be handed out, and its largest tree (root excluded).
+
+    ``max_depth``: the longest path that it drafts; 0 stands for ``max_nodes``, as for a chain.
+    """
 
     hidden_layers: tuple[int, ...] = ()
     max_nodes: int = 0
+    max_depth: int = 0
+
+    @property
+    def longest(self) -> int:
+        """The longest path."""
+        return self.max_depth or self.max_nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +48,15 @@ class Plan:
     ``lengths``: the longest path that may be drafted for each row, in tokens; 0 leaves the row alone.
     ``confidence``: a path ends after its first token whose probability under the draft is below this. The unsure
     token itself is kept: throwing it away would be a choice by the drawn value, hence lossy.
+    ``node_worth``, ``level_worth``: for drafters that pick tokens and score their paths. A node whose path has less
+    probability under the draft is not worth a row of the target's forward; another level whose parents have less
+    together is not worth drafting. Picked tokens may be left out for any reason.
     """
 
     lengths: tuple[int, ...]
     confidence: float = 0.0
+    node_worth: float = 0.0
+    level_worth: float = 0.0
 
     @property
     def length(self) -> int:
@@ -94,7 +108,10 @@ class Drafter(ABC):
 
     @abstractmethod
     def commit(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None:
-        """The target has judged: ``view`` and ``draft`` are those of the proposal, ``out`` the target's forward."""
+        """The target has judged: ``view`` and ``draft`` are those of the step, ``out`` the target's forward.
+
+        It is called after every step, also after one in which nothing was drafted and ``draft`` is the root alone.
+        """
 
     @abstractmethod
     def release(self, row: int) -> None:

@@ -18,7 +18,7 @@ from foredraft.core.errors import OptionError
 from foredraft.core.noise import Stream, inverse_cdf
 from foredraft.core.tree import PAD, TokenTree
 from foredraft.core.warp import Paths
-from foredraft.drafters.grow import Levels, draw_siblings, likeliest
+from foredraft.drafters.grow import Levels, draw_siblings, likeliest, proper
 from foredraft.model.causal import CausalLM
 from foredraft.model.prefill import prefill
 
@@ -47,10 +47,6 @@ class Options:
     def law(self) -> Law:
         """The law of drafts for sampled rows."""
         return Law.CHAIN if self.branching is None else Law.WITHOUT_REPLACEMENT
-
-    @property
-    def longest(self) -> int:
-        return self.num_assistant_tokens if self.branching is None else len(self.branching)
 
     def __post_init__(self) -> None:
         if self.num_assistant_tokens < 1:
@@ -85,7 +81,7 @@ class DraftModel(Drafter):
         self._vocab_size = vocab_size
         self._cache = model.new_cache()
         self._known: dict[int, int] = {}  # committed tokens of each row that the cache holds
-        self.needs = Needs(max_nodes=_most_nodes(options))
+        self.needs = Needs(max_nodes=_most_nodes(options), max_depth=_longest(options))
 
     def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
         self._known[row] = 0
@@ -100,7 +96,7 @@ class DraftModel(Drafter):
     @torch.inference_mode()
     def propose(self, view: View, plan: Plan) -> Draft:
         branching = self._options.branching
-        depth = min(plan.length, self._options.longest)
+        depth = min(plan.length, _longest(self._options))
         if max(view.extents) + depth > self._model.max_length:
             plan = self._within_context(view, plan)
             depth = min(depth, plan.length)
@@ -184,7 +180,7 @@ class DraftModel(Drafter):
             token = view.warp(logits, paths).best[:, 0]
             law = logits.float().softmax(-1) if plan.confidence else logits
         else:
-            law = _proper(view.warp.law(logits, paths))
+            law = proper(view.warp.law(logits, paths))
             u = view.noise.uniform(Stream.DRAFT, torch.full_like(view.lengths, index))
             token = inverse_cdf(law[:, 0], u)
         if plan.confidence:
@@ -207,7 +203,7 @@ class DraftModel(Drafter):
                 tokens, exist = likeliest(view.warp.scores(logits, paths), width)
             else:
                 index = torch.arange(end, after, device=device).view(1, end - begin, width).expand(rows, -1, -1)
-                drawn = draw_siblings(_proper(view.warp.law(logits, paths)), view.noise.uniform(Stream.DRAFT, index))
+                drawn = draw_siblings(proper(view.warp.law(logits, paths)), view.noise.uniform(Stream.DRAFT, index))
                 tokens, exist = drawn.tokens, drawn.exist
                 laws.append(drawn.laws.flatten(1, 2))
             exist = exist & (allowed >= level) & tree.valid[:, begin:, None]
@@ -242,10 +238,9 @@ class DraftModel(Drafter):
         return logits.nan_to_num(nan=least, posinf=0.0, neginf=least)
 
 
-def _proper(law: Float[Tensor, "B N V"]) -> Float[Tensor, "B N V"]:
-    """The law itself, or the uniform one where the draft has none (all that it knows is banned, or it says NaN)."""
-    return torch.where(law.sum(-1, keepdim=True) > 0, law, 1.0 / law.shape[-1])
-
-
 def _most_nodes(options: Options) -> int:
     return options.num_assistant_tokens if options.branching is None else Levels(options.branching).nodes
+
+
+def _longest(options: Options) -> int:
+    return options.num_assistant_tokens if options.branching is None else len(options.branching)

@@ -67,3 +67,8 @@ def likeliest(scores: Float[Tensor, "B F V"], count: int) -> tuple[Int[Tensor, "
     missing = (0, count - best.indices.shape[-1])
     exist = torch.nn.functional.pad(best.values > -torch.inf, missing, value=False)
     return torch.nn.functional.pad(best.indices, missing), exist
+
+
+def proper(law: Float[Tensor, "B N V"]) -> Float[Tensor, "B N V"]:
+    """The law itself, or the uniform one where the draft has none (all that it knows is banned, or it says NaN)."""
+    return torch.where(law.sum(-1, keepdim=True) > 0, law, 1.0 / law.shape[-1])

@@ -38,10 +38,6 @@ class Options:
     def law(self) -> Law:
         return Law.FIXED
 
-    @property
-    def longest(self) -> int:
-        return self.prompt_lookup_num_tokens
-
     def __post_init__(self) -> None:
         if not 1 <= self.min_matching_ngram_size <= self.max_matching_ngram_size:
             raise OptionError("min_matching_ngram_size must be at least 1 and at most max_matching_ngram_size.")
@@ -55,7 +51,7 @@ class PromptLookup(Drafter):
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        self.needs = Needs(max_nodes=options.continuations * options.prompt_lookup_num_tokens)
+        self.needs = Needs(max_nodes=options.continuations * options.prompt_lookup_num_tokens, max_depth=options.prompt_lookup_num_tokens)
 
     def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None: ...
 

@@ -74,8 +74,7 @@ class Stepper:
         verdict = verify(law, draft, coins, self.rule if tree.depth else None)  # a root alone is legal for any rule
         if not tree.linear:
             self.cache.keep(step.rows, bases, verdict.path)
-        if plan.length:
-            self.drafter.commit(view, draft, verdict, out)
+        self.drafter.commit(view, draft, verdict, out)
         emitted, counts = verdict.emitted(tree), verdict.accepted() + 1
         rows = _read_back(tree, emitted, counts, law, verdict)
         ended = time.perf_counter()

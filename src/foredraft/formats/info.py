@@ -71,6 +71,7 @@ class Reading:
     names: for each parameter of the net its name in the file; several where one module is stored several times.
     given: parameters of the net that do not come from the file.
     ignored: tensors of the file that are known not to matter.
+    open_taps: the taps are right in number only, since the target's depth decides and is not known.
     vocabulary: target ids that the draft can say, rising; None for all.
     """
 
@@ -82,4 +83,5 @@ class Reading:
     given: Mapping[str, Tensor] = field(default_factory=dict)
     ignored: frozenset[str] = frozenset()
     vocabulary: Tensor | None = None
+    open_taps: bool = False
     notes: tuple[str, ...] = ()

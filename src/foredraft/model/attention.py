@@ -42,6 +42,20 @@ def slot_attention(
     """
     if attention_mask is None:
         raise ModelError("This model is in use by foredraft; to run it alone, close the generator that holds it.")
+    return mix(query, key, value, attention_mask, scaling=scaling, softcap=softcap, s_aux=s_aux), None
+
+
+def mix(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor,
+    *,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+) -> Tensor:
+    """The same for callers that are no transformers model: [B, N, heads, F]."""
     rows, heads, nodes, _ = query.shape
     groups = key.shape[1]
     share = heads // groups
@@ -58,7 +72,7 @@ def slot_attention(
         scores = scores.view(rows, groups, share, nodes, -1) + attention_mask[:, :, None]
         weights = _softmax(scores, s_aux).to(value.dtype)
         mixed = weights.view(rows, groups, share * nodes, -1) @ value
-    return mixed.reshape(rows, heads, nodes, -1).transpose(1, 2).contiguous(), None  # as stock functions do
+    return mixed.reshape(rows, heads, nodes, -1).transpose(1, 2).contiguous()  # as stock functions do
 
 
 def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:

@@ -3,8 +3,12 @@
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
+from transformers import __version__
 
 from foredraft.core.errors import ModelError
+
+TRANSFORMERS: str = __version__
+"""The version that goes into the configs that we write."""
 
 _WANTED = ["config.json", "*.safetensors", "*.bin", "*.pt", "*.safetensors.index.json", "*.bin.index.json"]
 _UNWANTED = ["*/*", "optimizer.*", "scheduler.*", "training_args.bin", "rng_state*"]
@@ -19,9 +23,9 @@ def fetch(name: str, revision: str | None = None) -> Path:
         ModelError: there is no such folder, and the hub has none or cannot be asked.
     """
     folder = Path(name).expanduser()
-    if folder.is_dir():
+    if name and folder.is_dir():
         return folder
-    if folder.exists():
+    if name and folder.exists():
         raise ModelError(f"{name!r} is a file, where a folder with config.json and weights was expected.")
     if not name or name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise ModelError(f"There is no folder {name!r}.")

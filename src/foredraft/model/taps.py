@@ -6,6 +6,7 @@ the state after i decoder layers, so 0 is the embedding and the number of layers
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -48,8 +49,8 @@ class Taps:
         self._states[0] = args[0] if args else kwargs["hidden_states"]
 
     def _after(self, layer: int):
-        def hook(module: nn.Module, args: tuple, output: Tensor | tuple) -> None:
-            self._states[layer] = output if isinstance(output, Tensor) else output[0]  # a ModelOutput counts too
+        def hook(module: nn.Module, args: tuple, output: Any) -> None:
+            self._states[layer] = output if isinstance(output, Tensor) else output[0]  # a tuple or a ModelOutput
 
         return hook
 

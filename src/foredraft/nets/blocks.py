@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""``attend(layer, query [B, heads, N, E], key [B, groups, N, E], value [B, groups, N, E]) -> [B, heads, N, E]``.
+"""``attend(layer, query [B, heads, N, E], key [B, groups, N, E], value [B, groups, N, E]) -> [B, N, heads, E]``.
 
 Keys are rotated already; groups divide heads.
 """
@@ -95,7 +95,7 @@ class Attention(nn.Module):
         query = rotate(self.q_norm(query).transpose(1, 2), *turn)
         key = rotate(self.k_norm(key).transpose(1, 2), *turn)
         mixed = attend(layer, query, key, value.transpose(1, 2))
-        return self.o_proj(mixed.transpose(1, 2).flatten(2))
+        return self.o_proj(mixed.flatten(2))
 
 
 class Mlp(nn.Module):

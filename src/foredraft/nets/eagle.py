@@ -22,12 +22,13 @@ class EagleNet(nn.Module, ABC):
     """What the drafters and the recipes ask of an EAGLE head.
 
     ``taps`` are the target's hidden layers that it reads (the number of decoder layers passed, or ``FINAL``);
-    ``depth`` is the number of its own layers; ``vocabulary`` holds the target ids that it can say, rising, or None
-    for all of them.
+    ``depth`` is the number of its own layers, and ``window`` how many positions these see, None for all;
+    ``vocabulary`` holds the target ids that it can say, rising, or None for all of them.
     """
 
     taps: tuple[int, ...]
     depth: int
+    window: int | None
     vocabulary: Tensor | None
 
     @abstractmethod
@@ -76,6 +77,7 @@ class Eagle(EagleNet):
         super().__init__()
         self.config = config
         self.depth = config.num_layers
+        self.window = config.block.sliding_window
         self.vocabulary = None
         width = config.block.hidden_size
         self.fc = nn.Linear(2 * width, width, bias=config.fc_bias)
@@ -168,6 +170,7 @@ class Eagle3(EagleNet):
         self.config = config
         self.taps = config.taps
         self.depth = config.num_layers
+        self.window = config.block.sliding_window
         width, eps = config.block.hidden_size, config.block.rms_norm_eps
         fused = len(config.taps) * config.target_hidden_size
         self.input_norm = nn.RMSNorm(fused, eps=eps) if config.norm_before_fc else nn.Identity()
@@ -189,7 +192,7 @@ class Eagle3(EagleNet):
         layers = [hidden[tap] for tap in self.taps]
         if self.fc_norm:
             layers = [norm(layer) for norm, layer in zip(self.fc_norm, layers, strict=True)]
-        return self.fc(self.input_norm(torch.cat(layers, dim=-1).to(self.fc.weight.dtype)))
+        return self.fc(self.input_norm(torch.cat(layers, dim=-1).to(self.norm.weight.dtype)))
 
     def forward(
         self,

@@ -80,13 +80,15 @@ class BlockwiseConfig:
 class Blockwise(nn.Module):
     """One feed-forward layer with a residual for all heads at once, then the target's own output layer (section 4).
 
+    The paper's one hidden layer of ``num_heads`` times ``inner_size`` units is held in as many parts as there are heads.
+
     Head i (from 0) says token t + 2 + i; the paper's p_1 is the target itself.
     """
 
     def __init__(self, config: BlockwiseConfig, target: TargetParts) -> None:
         super().__init__()
         self.config = config
-        self.inner = nn.Linear(config.hidden_size, config.num_heads * config.inner_size)
+        self.inner = nn.ModuleList(nn.Linear(config.hidden_size, config.inner_size) for _ in range(config.num_heads))
         self.outer = nn.ModuleList(nn.Linear(config.inner_size, config.hidden_size) for _ in range(config.num_heads))
         for layer in self.outer:
             nn.init.zeros_(layer.weight)  # type: ignore[arg-type]
@@ -98,10 +100,7 @@ class Blockwise(nn.Module):
         return self.config.num_heads
 
     def states(self, hidden: Float[Tensor, "B N H"], head: int) -> Float[Tensor, "B N H"]:
-        size = self.config.inner_size
-        rows = slice(head * size, (head + 1) * size)
-        inner = F.relu(F.linear(hidden, self.inner.weight[rows], self.inner.bias[rows]))
-        return hidden + self.outer[head](inner)
+        return hidden + self.outer[head](F.relu(self.inner[head](hidden)))
 
     def logits(self, states: Float[Tensor, "B N H"], head: int) -> Float[Tensor, "B N V"]:
         return self.target.head(states)

@@ -27,19 +27,19 @@ class Unrolled:
 
     def first(
         self, layer: int, query: Float[Tensor, "B h N E"], key: Float[Tensor, "B g N E"], value: Float[Tensor, "B g N E"]
-    ) -> Float[Tensor, "B h N E"]:
+    ) -> Float[Tensor, "B N h E"]:
         """Causal attention over all rows; keys and values are kept for the later steps."""
         self._base[layer], self._own[layer] = (key, value), []
         key, value = _repeated(key, query), _repeated(value, query)
         if self._window is None:
-            return F.scaled_dot_product_attention(query, key, value, is_causal=True)
+            return F.scaled_dot_product_attention(query, key, value, is_causal=True).transpose(1, 2)
         place = torch.arange(query.shape[2], device=query.device)
         mask = self._sees(place[:, None], place, 0)
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask).transpose(1, 2)
 
     def later(
         self, layer: int, query: Float[Tensor, "B h M E"], key: Float[Tensor, "B g M E"], value: Float[Tensor, "B g M E"]
-    ) -> Float[Tensor, "B h M E"]:
+    ) -> Float[Tensor, "B M h E"]:
         """The sampled rows at the next step: what step 0 left up to each row, and each row's own later keys."""
         self._own[layer].append((key, value))
         step = len(self._own[layer])
@@ -57,7 +57,7 @@ class Unrolled:
         mixed = weights[..., : keys.shape[2]] @ values
         for i, (_, v) in enumerate(own):
             mixed = mixed + weights[..., keys.shape[2] + i, None] * v
-        return mixed
+        return mixed.transpose(1, 2)
 
     def _sees(self, rows: Tensor, place: Tensor, step: int) -> Tensor:
         """Which keys of step 0 a row sees at a step; its position is row + step."""

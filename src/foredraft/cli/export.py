@@ -1,0 +1,65 @@
+"""``foredraft export``."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from foredraft.cli.console import busy, errors
+from foredraft.core.errors import OptionError
+
+_TO = "Format: speculators (vLLM), sglang, eagle (SafeAILab), medusa, hydra or foredraft."
+
+
+def command(
+    path: Annotated[str, typer.Argument(help="The head: a folder or a hub name.", show_default=False)],
+    *,
+    to: Annotated[str, typer.Option(help=_TO, show_default=False)],
+    model: Annotated[
+        str, typer.Option("--model", "-m", help="The target: a folder or a hub name.", show_default=False)
+    ],
+    out: Annotated[str, typer.Option(help="The folder to write.", show_default=False)],
+    rope_theta: Annotated[
+        float | None, typer.Option(help="Base of the head's positions, if its config is wrong.", show_default=False)
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="Type of the weights that are written.")] = "bfloat16",
+    embed: Annotated[
+        bool | None,
+        typer.Option(help="Write the target's embedding, too. By default for EAGLE-1 only.", show_default=False),
+    ] = None,
+) -> None:
+    """Write a draft head in another format, for vLLM, SGLang or the code that it comes from."""
+    import torch
+
+    from foredraft.formats import FORMATS, load_head, save_head
+
+    kind = getattr(torch, dtype, None)
+    if kind not in (torch.bfloat16, torch.float16, torch.float32):
+        raise OptionError(f"Unknown dtype {dtype!r}. Known: bfloat16, float16, float32.")
+    if to not in FORMATS:
+        raise OptionError(f"Unknown format {to!r}. Known: {', '.join(FORMATS)}.")
+    if Path(out).expanduser().resolve() == Path(path).expanduser().resolve():
+        raise OptionError("--out is the head's own folder; write to another one.")
+    with busy(f"Loading {model}"):
+        from foredraft.model.causal import CausalLM
+        from foredraft.model.load import load_model
+
+        # in the type of the file, so that weights are rounded once at most
+        loaded = load_model(model, dtype=dtype, device="cpu")
+        target = CausalLM(loaded.model, fast=False, verify=False)
+    try:
+        head = load_head(path, target, rope_theta=rope_theta)
+        provenance = {"exported_from": path, "format": head.info.format, "notes": list(head.info.notes)}
+        save_head(
+            head.net,
+            out,
+            to=to,
+            target_name=model,
+            target_config=loaded.model.config.to_dict(),
+            dtype=kind,
+            provenance=provenance,
+            embed=embed,
+        )
+    finally:
+        target.close()
+    errors().print(f"{head.info.format} written as {to} to {out}.", style="dim", markup=False, soft_wrap=True)

@@ -1,0 +1,81 @@
+"""``foredraft inspect``."""
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from foredraft.cli.console import output
+
+if TYPE_CHECKING:
+    from foredraft.formats import HeadInfo
+
+
+def command(
+    path: Annotated[str, typer.Argument(help="A folder or a hub name.", show_default=False)],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """What a trained draft head is: method, format, shape, and the target that it needs."""
+    from foredraft.formats import inspect_head
+
+    found = record(inspect_head(path))
+    if as_json:
+        typer.echo(json.dumps({"path": path, **found}))
+        return
+    output().print(_panel(path, found))
+
+
+def record(info: "HeadInfo") -> dict[str, Any]:
+    """A head's description in types that JSON knows."""
+    return {
+        "method": info.method,
+        "format": info.format,
+        "parameters": info.parameters,
+        "dtype": str(info.dtype).removeprefix("torch."),
+        "target": asdict(info.target),
+        "config": asdict(info.config),
+        "notes": list(info.notes),
+    }
+
+
+def _panel(path: str, found: dict[str, Any]) -> Panel:
+    """What it is, what it needs, its shape, and what there is to say about it."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_row("method", f"{found['method']} ({found['format']})")
+    table.add_row("parameters", f"{found['parameters']:,} in {found['dtype']}")
+    table.add_row("target", Text(_needs(found["target"])))
+    if found["method"] == "eagle3":
+        taps = ", ".join(map(str, found["config"]["taps"])) or "the default of the target"
+        table.add_row("hidden layers", taps)
+    for name, value in _shape(found["config"]).items():
+        table.add_row(name, Text(str(value)))
+    for number, note in enumerate(found["notes"]):
+        table.add_row("" if number else "notes", Text(note))
+    return Panel(table, title=Text(path, style="bold"), title_align="left", expand=False)
+
+
+def _needs(target: dict[str, Any]) -> str:
+    parts = [target["name"]] if target["name"] else []
+    parts.append(f"hidden size {target['hidden_size']}")
+    if target["vocab_size"] is not None:
+        parts.append(f"vocabulary {target['vocab_size']}")
+    if target["layers"] is not None:
+        parts.append(f"{target['layers']} layers or more")
+    return ", ".join(parts)
+
+
+def _shape(config: dict[str, Any]) -> dict[str, Any]:
+    """The config in one level; of the flags, those that are on."""
+    flat: dict[str, Any] = {}
+    for name, value in config.items():
+        if isinstance(value, dict) and name != "rope_scaling":
+            flat |= _shape(value)
+        elif name != "taps" and value not in (False, None):
+            flat[name] = "yes" if value is True else value
+    return flat

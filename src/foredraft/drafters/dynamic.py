@@ -1,0 +1,163 @@
+"""Trees grown by context (EAGLE-2, arXiv:2406.16858): expand the most confident nodes, then keep the best of all.
+
+A node's score is the log-probability of its whole path under the draft, from raw logits. Nothing is drawn: a tree is
+a function of what is committed, so every choice among its nodes is lossless.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from foredraft.core.draft import Draft, Law, Verdict
+from foredraft.core.drafter import Plan, StepOut, View
+from foredraft.core.tree import PAD, ROOT, TokenTree
+from foredraft.drafters.memory import Memory
+from foredraft.nets.eagle import EagleNet
+
+
+class Candidates(NamedTuple):
+    """All tokens that were scored, level by level: ids, number of the parent (0 is the root), score of the path.
+
+    ``levels`` counts from 1. The numbers of candidates start at 1, after the root.
+    """
+
+    tokens: Int[Tensor, "B C"]
+    parents: Int[Tensor, "B C"]
+    scores: Float[Tensor, "B C"]
+    levels: tuple[int, ...]
+
+
+def best_children(
+    logits: Float[Tensor, "B F v"], above: Float[Tensor, "B F"], count: int
+) -> tuple[Int[Tensor, "B F K"], Float[Tensor, "B F K"]]:
+    """The likeliest tokens after each of F nodes, in the draft's own ids, and the scores of their paths."""
+    least = torch.finfo(torch.float32).min / 64  # so that no sum of a path overflows
+    logs = logits.float().nan_to_num(nan=least, posinf=0.0, neginf=least).log_softmax(-1)
+    best = logs.topk(min(count, logs.shape[-1]), dim=-1)
+    return best.indices, above[..., None] + best.values.clamp(min=least)
+
+
+def frontier(scores: Float[Tensor, "B C"], count: int) -> Int[Tensor, "B K"]:
+    """The best of a level, by score and then by place: whatever topk does with ties, a device does the same twice."""
+    order = scores.sort(dim=-1, descending=True, stable=True).indices
+    return order[:, :count]
+
+
+def keep_best(candidates: Candidates, root: Int[Tensor, "B"], nodes: int, least: Float[Tensor, "B C"]) -> TokenTree:
+    """The tree of the ``nodes`` best candidates: by score, then the shallower, then the earlier (heads.md 6.9).
+
+    A parent never scores less than its child and stands before it, so it is always taken first, and the tree is
+    connected. ``least``: candidates whose score is below are left out, whatever else there is.
+    """
+    rows, count = candidates.scores.shape
+    scores = candidates.scores.masked_fill(candidates.scores < least, -torch.inf)
+    best = scores.sort(dim=-1, descending=True, stable=True)
+    nodes = min(nodes, count)
+    chosen = best.indices[:, :nodes].sort(dim=-1).values
+    # the number of each candidate in the tree; the root is candidate 0 and stays 0
+    number = torch.zeros(rows, count + 1, dtype=torch.long, device=root.device)
+    number.scatter_(1, chosen + 1, torch.arange(1, nodes + 1, device=root.device).expand(rows, -1))
+    tokens = candidates.tokens.gather(1, chosen)
+    parents = number.gather(1, candidates.parents.gather(1, chosen))
+    parents = torch.where(scores.gather(1, chosen) > -torch.inf, parents, PAD)
+    first = torch.full_like(root, ROOT)[:, None]
+    depth = max(candidates.levels, default=0)
+    return TokenTree(torch.cat([root[:, None], tokens], 1), torch.cat([first, parents], 1), depth=min(depth, nodes))
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Of a tree: at most ``nodes`` drafted nodes on ``depth`` levels, ``top_k`` of each level expanded."""
+
+    nodes: int
+    depth: int
+    top_k: int
+
+
+class DynamicTree:
+    """A head with its memory, drafting trees of one shape: what EAGLE-2 and EAGLE-3 have in common."""
+
+    def __init__(self, net: EagleNet, shape: Shape) -> None:
+        self._net = net
+        self._shape = shape
+        self._memory = Memory(net, net, net.features, layers=net.depth, window=net.window)
+
+    @torch.inference_mode()
+    def admit(self, row: int, hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
+        self._memory.admit(row, hidden)
+
+    @torch.inference_mode()
+    def propose(self, view: View, plan: Plan) -> Draft:
+        if not plan.length:
+            return Draft(TokenTree.root(view.roots), Law.FIXED)
+        return grow_tree(self._net, self._memory, view, plan, self._shape)
+
+    @torch.inference_mode()
+    def commit(self, view: View, verdict: Verdict, out: StepOut) -> None:
+        self._memory.commit(view, verdict, out)
+
+    def release(self, row: int) -> None:
+        self._memory.release(row)
+
+
+def grow_tree(net: EagleNet, memory: Memory, view: View, plan: Plan, shape: Shape) -> Draft:
+    """Draft a tree for every row: level by level on the draft, then the best nodes of all levels."""
+    depth = min(plan.length, shape.depth)
+    extended = memory.extend(view, 1 + depth * shape.top_k)
+    states, roots = extended.states, view.roots
+    grown = TokenTree.root(roots)  # the nodes that the draft goes on from, the root first
+    above = torch.zeros(states.shape[:2], device=states.device)
+    numbers = torch.zeros_like(roots)[:, None]  # what these nodes are called among the candidates
+    parts: list[tuple[Tensor, Tensor, Tensor]] = []
+    levels: list[int] = []
+    for level in range(1, depth + 1):
+        ids, scores = best_children(net.logits(states), above, shape.top_k)
+        width = ids.shape[2]
+        tokens = _target_ids(net, ids).flatten(1)
+        scores, parents = scores.flatten(1), numbers.repeat_interleave(width, 1)
+        parts.append((tokens, parents, scores))
+        if level == depth:
+            levels += [level] * tokens.shape[1]
+            break
+        chosen = frontier(scores, shape.top_k)
+        above, numbers = scores.gather(1, chosen), 1 + len(levels) + chosen
+        levels += [level] * tokens.shape[1]
+        if _not_worth_it(above, plan.level_worth):
+            break
+        from_node = chosen // width
+        begin = grown.tokens.shape[1]
+        previous = begin - states.shape[1]
+        grown = TokenTree(
+            torch.cat([grown.tokens, tokens.gather(1, chosen)], 1),
+            torch.cat([grown.parents, previous + from_node], 1),
+            depth=level,
+        )
+        carried = net.carry(states).gather(1, from_node[..., None].expand(-1, -1, states.shape[2]))
+        states = memory.grow(view, grown, carried, begin)
+    tokens, parents, scores = (torch.cat(each, 1) for each in zip(*parts, strict=True))
+    candidates = Candidates(tokens, parents, scores, tuple(levels))
+    tree = keep_best(candidates, roots, shape.nodes, _least(view, plan, extended.known, candidates))
+    return Draft(tree, Law.FIXED)
+
+
+def _target_ids(net: EagleNet, ids: Int[Tensor, "B F K"]) -> Int[Tensor, "B F K"]:
+    return ids if net.vocabulary is None else net.vocabulary[ids]
+
+
+def _not_worth_it(above: Float[Tensor, "B K"], worth: float) -> bool:
+    """On a CPU, where looking is free: whether no row's frontier promises enough for another level."""
+    return worth > 0 and above.device.type == "cpu" and float(above.exp().sum(1).max()) < worth
+
+
+def _least(view: View, plan: Plan, known: Bool[Tensor, "B"], candidates: Candidates) -> Float[Tensor, "B C"]:
+    """The score that each candidate must have: of its plan's worth, and out of reach below the row's last level."""
+    device = view.lengths.device
+    allowed = torch.tensor(plan.lengths, device=device) * known
+    levels = torch.tensor(candidates.levels, device=device)
+    worth = math.log(plan.node_worth) if plan.node_worth > 0 else -math.inf
+    return torch.where(levels <= allowed[:, None], worth, math.inf)

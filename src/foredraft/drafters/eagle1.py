@@ -1,0 +1,183 @@
+"""EAGLE-1 (Li et al., arXiv:2401.15077): a head that goes on from the target's features, and a static tree."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from foredraft.core.draft import Draft, Law, Verdict
+from foredraft.core.drafter import Drafter, Needs, Plan, StepOut, View
+from foredraft.core.noise import Stream
+from foredraft.core.tree import PAD, TokenTree
+from foredraft.core.warp import Paths
+from foredraft.drafters.grow import draw_siblings, likeliest, proper
+from foredraft.drafters.memory import Memory
+from foredraft.drafters.templates import Template
+from foredraft.nets.eagle import EagleNet
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The shape of the tree.
+
+    tree: its name (eagle: the published one of 25 nodes; medusa: of 63), or children by level, such as 4x2x1.
+    num_assistant_tokens_schedule: constant; heuristic, transformers' up and down of the depth; cost, what the measured
+        costs make best; or auto, cost where texts cannot depend on it and constant elsewhere.
+    """
+
+    tree: str = "eagle"
+    num_assistant_tokens_schedule: str = "auto"
+
+    @property
+    def law(self) -> Law:
+        """The law of drafts for sampled rows."""
+        return Law.WITHOUT_REPLACEMENT
+
+    def __post_init__(self) -> None:
+        Template.of(self.tree)
+
+
+@final
+class Eagle1(Drafter):
+    """Fills a fixed tree level by level: with the likeliest tokens where rows are greedy, else with siblings drawn
+    without replacement from the head's law, warped as the target's is."""
+
+    def __init__(self, options: Options, net: EagleNet, vocab_size: int) -> None:
+        self._net = net
+        self._levels = _Levels(Template.of(options.tree))
+        self._vocab_size = vocab_size
+        self._memory = Memory(net, net, net.features, layers=net.depth, window=net.window)
+        template = self._levels.template
+        self.needs = Needs(hidden_layers=net.taps, max_nodes=template.nodes, max_depth=template.depth)
+
+    @torch.inference_mode()
+    def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
+        self._memory.admit(row, hidden)
+
+    @torch.inference_mode()
+    def commit(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None:
+        self._memory.commit(view, verdict, out)
+
+    def release(self, row: int) -> None:
+        self._memory.release(row)
+
+    @torch.inference_mode()
+    def propose(self, view: View, plan: Plan) -> Draft:
+        depth = min(plan.length, self._levels.template.depth)
+        tree = TokenTree.root(view.roots)
+        if not depth:
+            return Draft(tree, Law.FIXED)
+        extended = self._memory.extend(view, 1 + self._levels.template.nodes)
+        states = extended.states
+        allowed = torch.tensor(plan.lengths, device=view.lengths.device) * extended.known
+        inner = tree  # the nodes that have children: what the head goes on from
+        laws = [states.new_zeros(len(view.rows), 1, self._vocab_size, dtype=torch.float32)]
+        for level in range(1, depth + 1):
+            begin = inner.tokens.shape[1] - states.shape[1]
+            logits = self._widened(self._net.logits(states))
+            tokens, exist = self._children(view, logits, Paths(view.history, view.lengths, inner, begin), level, laws)
+            above = torch.tensor(self._levels.parents(level), device=tokens.device).expand(tokens.shape)
+            exist = exist & (allowed >= level)[:, None] & tree.valid.gather(1, above)
+            tree = TokenTree(
+                torch.cat([tree.tokens, tokens], 1),
+                torch.cat([tree.parents, torch.where(exist, above, PAD)], 1),
+                depth=level,
+            )
+            if level < depth:
+                inner, states = self._go_on(view, tree, inner, states, level)
+        if view.warp.greedy:
+            return Draft(tree, Law.FIXED)
+        return Draft(tree, Law.WITHOUT_REPLACEMENT, torch.cat(laws, 1))
+
+    def _children(
+        self, view: View, logits: Float[Tensor, "B F V"], paths: Paths, level: int, laws: list[Tensor]
+    ) -> tuple[Int[Tensor, "B K"], Tensor]:
+        """Tokens of the nodes of a level, and which of them exist; what each was drawn from goes to ``laws``."""
+        places = self._levels.places(level)
+        own = torch.tensor(places.flat, device=logits.device)
+        if view.warp.greedy:
+            tokens, exist = likeliest(view.warp.scores(logits, paths), places.width)
+        else:
+            index = torch.tensor(places.nodes, device=logits.device).expand(len(view.rows), -1, -1)
+            drawn = draw_siblings(proper(view.warp.law(logits, paths)), view.noise.uniform(Stream.DRAFT, index))
+            tokens, exist = drawn.tokens, drawn.exist
+            laws.append(drawn.laws.flatten(1, 2)[:, own])
+        return tokens.flatten(1)[:, own], exist.flatten(1)[:, own]
+
+    def _go_on(
+        self, view: View, tree: TokenTree, inner: TokenTree, states: Float[Tensor, "B F H"], level: int
+    ) -> tuple[TokenTree, Float[Tensor, "B G H"]]:
+        """The head's states at the nodes of a level that have children."""
+        device = states.device
+        nodes = torch.tensor(self._levels.inner(level), device=device)
+        places = torch.tensor(self._levels.inner_parents(level), device=device)
+        begin = inner.tokens.shape[1]
+        first = begin - states.shape[1]
+        parents = (first + places).expand(len(view.rows), -1)
+        inner = TokenTree(
+            torch.cat([inner.tokens, tree.tokens[:, nodes]], 1), torch.cat([inner.parents, parents], 1), depth=level
+        )
+        return inner, self._memory.grow(view, inner, self._net.carry(states)[:, places], begin)
+
+    def _widened(self, logits: Float[Tensor, "B F v"]) -> Float[Tensor, "B F V"]:
+        """Logits over the target's vocabulary, and numbers whatever the head computed."""
+        least = torch.finfo(logits.dtype).min
+        logits = logits.nan_to_num(nan=least, posinf=0.0, neginf=least)
+        if self._net.vocabulary is None:
+            return torch.nn.functional.pad(logits, (0, self._vocab_size - logits.shape[-1]), value=least)
+        wide = logits.new_full((*logits.shape[:-1], self._vocab_size), least)
+        return wide.index_copy(-1, self._net.vocabulary, logits)
+
+
+@dataclass(frozen=True)
+class _Places:
+    """The children of a level's parents, as many columns for each parent as the one with the most has.
+
+    ``nodes``: the number of each in the tree, column by column, [parents][width]; a column that no child stands in
+    has a number all the same, beyond the tree. ``flat``: where the children that there are stand in that table.
+    """
+
+    nodes: list[list[int]]
+    flat: list[int]
+    width: int
+
+
+@dataclass(frozen=True)
+class _Levels:
+    """A template, read level by level. Nodes that have children are the inner ones."""
+
+    template: Template
+
+    @cached_property
+    def _table(self) -> tuple[_Places, ...]:
+        return tuple(self._places(level) for level in range(1, self.template.depth + 1))
+
+    def places(self, level: int) -> _Places:
+        return self._table[level - 1]
+
+    def parents(self, level: int) -> tuple[int, ...]:
+        """The parent of each node of a level."""
+        return tuple(self.template.parents[node - 1] for node in self.template.level(level))
+
+    def inner(self, level: int) -> tuple[int, ...]:
+        return self.template.inner(level)
+
+    def inner_parents(self, level: int) -> tuple[int, ...]:
+        """Of each inner node of a level, the place of its parent among the inner nodes of the level above."""
+        above = self.template.inner(level - 1)
+        return tuple(above.index(self.template.parents[node - 1]) for node in self.template.inner(level))
+
+    def _places(self, level: int) -> _Places:
+        above = self.template.inner(level - 1)
+        children = {parent: [] for parent in above}
+        for node, parent in zip(self.template.level(level), self.parents(level), strict=True):
+            children[parent].append(node)
+        width = max(map(len, children.values()))
+        spare = 1 + self.template.nodes
+        nodes = [own + [spare] * (width - len(own)) for own in children.values()]
+        flat = [place * width + rank for place, own in enumerate(children.values()) for rank in range(len(own))]
+        return _Places(nodes, flat, width)

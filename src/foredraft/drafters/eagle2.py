@@ -1,0 +1,60 @@
+"""EAGLE-2 (Li et al., arXiv:2406.16858): EAGLE-1's weights, and a tree that is grown by context."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import final
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from foredraft.core.draft import Draft, Law, Verdict
+from foredraft.core.drafter import Drafter, Needs, Plan, StepOut, View
+from foredraft.core.errors import OptionError
+from foredraft.drafters.dynamic import DynamicTree, Shape
+from foredraft.nets.eagle import EagleNet
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The shape of the tree.
+
+    nodes: drafted nodes at most (the published code's total_token less the root).
+    depth: levels of drafted nodes (the published code's depth plus one).
+    top_k: nodes of a level that are expanded, and children that are scored of each.
+    num_assistant_tokens_schedule: constant, always the whole tree; cost, what the measured costs make best; heuristic,
+        transformers' up and down of the depth; auto is cost.
+    """
+
+    nodes: int = 59
+    depth: int = 6
+    top_k: int = 10
+    num_assistant_tokens_schedule: str = "auto"
+
+    @property
+    def law(self) -> Law:
+        return Law.FIXED
+
+    def __post_init__(self) -> None:
+        if min(self.nodes, self.depth, self.top_k) < 1:
+            raise OptionError("nodes, depth and top_k must be 1 or more.")
+
+
+@final
+class Eagle2(Drafter):
+    """A tree of the tokens that the head is surest of. Picked, hence lossless at every temperature."""
+
+    def __init__(self, options: Options, net: EagleNet) -> None:
+        self._tree = DynamicTree(net, Shape(options.nodes, options.depth, options.top_k))
+        self.needs = Needs(hidden_layers=net.taps, max_nodes=options.nodes, max_depth=options.depth)
+
+    def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
+        self._tree.admit(row, hidden)
+
+    def propose(self, view: View, plan: Plan) -> Draft:
+        return self._tree.propose(view, plan)
+
+    def commit(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None:
+        self._tree.commit(view, verdict, out)
+
+    def release(self, row: int) -> None:
+        self._tree.release(row)

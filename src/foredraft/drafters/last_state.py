@@ -1,0 +1,38 @@
+"""The target's last state of each row, for heads that read nothing else."""
+
+from collections.abc import Mapping
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from foredraft.core.draft import Verdict
+from foredraft.core.drafter import StepOut, View
+from foredraft.nets.parts import FINAL
+
+
+class LastState:
+    """h_t for each row, where t is the token before the root: what the target's output layer made the root from."""
+
+    def __init__(self) -> None:
+        self._states: dict[int, Tensor] = {}
+
+    def admit(self, row: int, hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
+        """A text begins; one of a single token has no state yet."""
+        states = hidden[FINAL]
+        self._states[row] = states[0, -1] if states.shape[1] else states.new_full((states.shape[2],), torch.nan)
+
+    def commit(self, view: View, verdict: Verdict, out: StepOut) -> None:
+        """What the bonus was said from."""
+        last = verdict.path.gather(1, verdict.accepted()[:, None])[..., None]
+        states = out.hidden[FINAL]
+        states = states.gather(1, last.expand(-1, 1, states.shape[2]))[:, 0]
+        self._states.update(zip(view.rows, states.unbind(0), strict=True))
+
+    def release(self, row: int) -> None:
+        del self._states[row]
+
+    def of(self, view: View) -> tuple[Float[Tensor, "B 1 H"], Bool[Tensor, "B"]]:
+        """The states of these rows, and which of them there are."""
+        states = torch.stack([self._states[row] for row in view.rows])[:, None]
+        return states.nan_to_num(), view.lengths > 1

@@ -1,0 +1,186 @@
+"""What a head that reads the target's features remembers of each row: the features, and keys and values of its own.
+
+A feature stands in the slot of its position, and so do the head's keys and values for the row that read it. Each
+proposal reads what was committed since the last one, always from the target's true features; what a draft tree left
+behind is overwritten or never looked at (heads.md 6.4: keeping it costs acceptance and nothing shows it).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from foredraft.core.draft import Verdict
+from foredraft.core.drafter import StepOut, View
+from foredraft.core.tree import TokenTree
+from foredraft.model.attention import mix
+from foredraft.model.cache import SlotCache, SlotView
+from foredraft.model.masks import Layout, StepIn, address
+
+_FAR = 16
+"""A row that has more than this to read is brought up on its own; the others need not read along."""
+_CHUNK = 512
+_NO_END = 1 << 30  # rotary positions are computed, not looked up, so there is no last one
+
+Read = Callable[[Tensor, Tensor, Tensor, Callable[[int, Tensor, Tensor, Tensor], Tensor]], Tensor]
+"""``read(tokens [B, N], features [B, N, F], positions [B, N], attend) -> states [B, N, H]``."""
+
+
+class Extended(NamedTuple):
+    """The state after each row's last committed token [B, 1, H], and which rows have one."""
+
+    states: Float[Tensor, "B 1 H"]
+    known: Bool[Tensor, "B"]
+
+
+class Memory:
+    """Row j of a text is what reads feature f_j and token t_{j+1}: in slot j, at position j.
+
+    Args:
+        net: whose weights read; its device is where everything lies.
+        read: one forward of the net.
+        features: what rows read, from the target's hidden states.
+        layers: how many attention layers ``read`` has.
+        window: how many positions a row sees, itself included; None for all.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        read: Read,
+        features: Callable[[Mapping[int, Tensor]], Tensor],
+        *,
+        layers: int = 1,
+        window: int | None = None,
+    ) -> None:
+        weight = next(net.parameters())
+        self._read = read
+        self._to_features = features
+        self._cache = SlotCache(layers)
+        self._features = torch.zeros(0, 0, 0, device=weight.device, dtype=weight.dtype)
+        self._layout = Layout({"rows": window}, by_type=False)
+        self._known: dict[int, int] = {}  # rows of each text whose keys and values are of true features
+
+    def admit(self, row: int, hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
+        """A text begins with these states of the target."""
+        features = self._to_features(hidden)
+        length = features.shape[1]
+        self._reserve(row + 1, length, features.shape[2])
+        if length:
+            self._features[row, :length] = features[0]
+        self._known[row] = 0
+
+    def commit(self, view: View, verdict: Verdict, out: StepOut) -> None:
+        """Keep the features of the accepted path; what lies beyond it is overwritten by the next step's."""
+        path = verdict.path.clamp(min=0)[..., None]
+        hidden = {tap: states.gather(1, path.expand(-1, -1, states.shape[2])) for tap, states in out.hidden.items()}
+        features = self._to_features(hidden)
+        width = features.shape[1]
+        self._reserve(max(view.rows) + 1, max(view.extents) - 1 + width, features.shape[2])
+        rows = torch.tensor(view.rows, device=features.device)[:, None]
+        slots = view.lengths[:, None] - 1 + torch.arange(width, device=features.device)
+        self._features[rows, slots] = features
+
+    def release(self, row: int) -> None:
+        """Forget a text; the last one takes the memory with it."""
+        del self._known[row]
+        if not self._known:
+            self._cache.clear()
+            self._features = self._features.new_zeros(0, 0, 0)
+
+    def extend(self, view: View, room: int) -> Extended:
+        """Read what is new in each text, up to the row whose token is the root.
+
+        Args:
+            room: slots that will be wanted behind it, for a tree.
+        """
+        ends = [extent - 1 for extent in view.extents]  # features there are, hence rows
+        self._cache.reserve(max(view.rows) + 1, max(ends) + room + _FAR)
+        fresh = [row for row in view.rows if self._known[row] == 0]
+        if fresh:  # whoever had the row before may have left NaN behind
+            self._cache.wipe(fresh)
+        far = [b for b, row in enumerate(view.rows) if ends[b] - self._known[row] > _FAR]
+        if far:
+            self._catch_up(view, far, ends)
+        width = max(max(end - self._known[row], 1) for end, row in zip(ends, view.rows, strict=True))
+        starts = [max(end - width, 0) for end in ends]
+        states = self._committed(view, starts, width)
+        self._known.update(zip(view.rows, ends, strict=True))
+        device = view.lengths.device
+        last = torch.tensor([max(end - 1 - start, 0) for end, start in zip(ends, starts, strict=True)], device=device)
+        states = states.gather(1, last[:, None, None].expand(-1, 1, states.shape[2]))
+        return Extended(states, view.lengths > 1)
+
+    def grow(
+        self, view: View, tree: TokenTree, features: Float[Tensor, "B N F"], start: int
+    ) -> Float[Tensor, "B N H"]:
+        """States of the nodes of a tree from ``start`` on; those before are in the cache. Node 0 is the root's row.
+
+        ``features`` are what stands in for the target's, one for each of these nodes.
+        """
+        nodes = tree.tokens.shape[1]
+        bases = (view.lengths - 2).clamp(min=0)
+        reach = max(max(view.extents) - 2, 0) + nodes
+        step = address(
+            tree,
+            bases,
+            view.rows,
+            reach,
+            self._layout,
+            dtype=features.dtype,
+            max_position=_NO_END,
+            start=start,
+        )
+        return self._forward(step, features)
+
+    def _catch_up(self, view: View, far: list[int], ends: list[int]) -> None:
+        """Read all but the last row of the texts that are far behind, without the others."""
+        for b in far:
+            row = view.rows[b]
+            one = torch.tensor([b], device=view.lengths.device)
+            alone = View(
+                (row,), view.history[one], view.lengths[one], (view.extents[b],), view.warp, view.noise
+            )
+            for begin in range(self._known[row], ends[b] - 1, _CHUNK):
+                self._committed(alone, [begin], min(_CHUNK, ends[b] - 1 - begin))
+            self._known[row] = ends[b] - 1
+
+    def _committed(self, view: View, starts: Sequence[int], width: int) -> Float[Tensor, "B N H"]:
+        """Read ``width`` rows of each text from ``starts`` on, with the target's features."""
+        device = view.lengths.device
+        self._reserve(max(view.rows) + 1, max(starts) + width, self._features.shape[2])
+        bases = torch.tensor(starts, device=device)
+        slots = bases[:, None] + torch.arange(width, device=device)
+        tokens = view.history.gather(1, (slots + 1).clamp(max=view.history.shape[1] - 1))
+        features = self._features[torch.tensor(view.rows, device=device)[:, None], slots]
+        step = address(
+            TokenTree.chain(tokens),
+            bases,
+            view.rows,
+            max(starts) + width,
+            self._layout,
+            dtype=features.dtype,
+            max_position=_NO_END,
+        )
+        return self._forward(step, features)
+
+    def _forward(self, step: StepIn, features: Float[Tensor, "B N F"]) -> Float[Tensor, "B N H"]:
+        window = SlotView(self._cache, step.rows, step.prefix, step.slots, step.extent)
+        mask = step.masks["rows"]
+
+        def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            keys, values = self._cache.write(layer, key, value, window)
+            return mix(query, keys, values, mask)
+
+        return self._read(step.tokens, features, step.positions, attend)
+
+    def _reserve(self, rows: int, slots: int, width: int) -> None:
+        have = self._features.shape
+        if rows <= have[0] and slots <= have[1] and width <= have[2]:
+            return
+        slots = -(-slots // 256) * 256
+        wider = self._features.new_zeros(max(rows, have[0]), max(slots, have[1]), max(width, have[2]))
+        wider[: have[0], : have[1], : have[2]] = self._features
+        self._features = wider

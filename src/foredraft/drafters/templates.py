@@ -1,0 +1,132 @@
+"""Static trees: shapes that are known before anything is drafted, by the ranks of the tokens on each path."""
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+from foredraft.core.errors import OptionError
+
+Path = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Template:
+    """Paths of ranks: (0, 2) is the third best child of the best child of the root. Parents stand before children.
+
+    Numbers of nodes count the root as 0, and go level by level.
+    """
+
+    paths: tuple[Path, ...]
+
+    def __post_init__(self) -> None:
+        known = {(), *self.paths}
+        orphan = next((path for path in self.paths if not path or path[:-1] not in known), None)
+        if orphan is not None or not self.paths:
+            raise OptionError(f"A tree needs every node's parent in it; {orphan} has none.")
+        elder = next((p for p in self.paths if p[-1] and (*p[:-1], p[-1] - 1) not in known), None)
+        if elder is not None:
+            raise OptionError(f"A tree takes the best children first; {elder} stands without its better sibling.")
+        object.__setattr__(self, "paths", tuple(sorted(known - {()}, key=lambda path: (len(path), path))))
+
+    @classmethod
+    def of(cls, text: str) -> "Template":
+        """A template by name (see ``NAMED``), or by its children a level, such as 4x2x1.
+
+        Raises:
+            OptionError: neither.
+        """
+        if text in NAMED:
+            return cls(NAMED[text])
+        try:
+            widths = [int(part) for part in text.split("x")]
+        except ValueError:
+            widths = []
+        if not widths or min(widths) < 1:
+            raise OptionError(f"Unknown tree {text!r}. Known: {', '.join(NAMED)}, or children by level, such as 4x2x1.")
+        level: list[Path] = [()]
+        paths: list[Path] = []
+        for width in widths:
+            level = [(*path, rank) for path in level for rank in range(width)]
+            paths += level
+        return cls(tuple(paths))
+
+    @property
+    def depth(self) -> int:
+        return len(self.paths[-1])
+
+    @property
+    def nodes(self) -> int:
+        """Drafted nodes: all but the root."""
+        return len(self.paths)
+
+    @cached_property
+    def parents(self) -> tuple[int, ...]:
+        """Of each node from 1 on."""
+        number = {path: i for i, path in enumerate(((), *self.paths))}
+        return tuple(number[path[:-1]] for path in self.paths)
+
+    def level(self, depth: int) -> tuple[int, ...]:
+        """Numbers of the nodes at a depth, 1 being the root's children."""
+        return tuple(i for i, path in enumerate(self.paths, start=1) if len(path) == depth)
+
+    def ranks(self, nodes: Sequence[int]) -> tuple[int, ...]:
+        """The rank of each of these nodes among its siblings."""
+        return tuple(self.paths[node - 1][-1] for node in nodes)
+
+    def inner(self, depth: int) -> tuple[int, ...]:
+        """Numbers of the nodes at a depth that have children."""
+        with_children = set(self.parents)
+        return tuple(node for node in ((0,) if depth == 0 else self.level(depth)) if node in with_children)
+
+
+def best_template(accuracies: Sequence[Sequence[float]], nodes: int) -> Template:
+    """The tree of so many nodes with the most expected tokens, if ranks are right independently of each other.
+
+    ``accuracies[i][r]``: how often the token of rank r is right at depth i + 1, as measured. Nodes are taken in order
+    of the product along their path (Medusa, section 2.3.3); a better sibling is never less likely to be right.
+    """
+    rates = [sorted(ranks, reverse=True) for ranks in accuracies]
+    heap: list[tuple[float, Path]] = [(-rates[0][0], (0,))]
+    chosen: list[Path] = []
+    while heap and len(chosen) < nodes:
+        _, path = heapq.heappop(heap)
+        chosen.append(path)
+        for other in ((*path[:-1], path[-1] + 1), (*path, 0)):
+            if len(other) <= len(rates) and other[-1] < len(rates[len(other) - 1]):
+                heapq.heappush(heap, (-prod(rates[i][rank] for i, rank in enumerate(other)), other))
+    return Template(tuple(chosen))
+
+
+def template_for(
+    tree: str, nodes: int, accuracies: Sequence[Sequence[float]] | None, heads: int
+) -> Template:
+    """The tree that is called so, no deeper than there are heads.
+
+    ``measured`` is the best tree of so many nodes for the accuracies; without these, the published tree stands in,
+    whose nodes are listed best first.
+    """
+    if tree != "measured":
+        paths = Template.of(tree).paths
+    elif accuracies:
+        paths = best_template(accuracies[:heads], nodes).paths
+    else:
+        paths = NAMED["medusa"][:nodes]
+    return Template(tuple(path for path in paths if len(path) <= heads))
+
+
+def _listed(text: str) -> tuple[Path, ...]:
+    return tuple(tuple(int(rank) for rank in word) for word in text.split())
+
+
+NAMED: dict[str, tuple[Path, ...]] = {
+    "eagle": _listed(
+        "0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001"
+    ),
+    "medusa": _listed(
+        "0 00 1 01 2 000 10 02 3 03 4 04 20 05 001 5 06 6 07 010 11 7 08 002 30 09 8 9 100 020 12 003 40 21 004 005 "
+        "0000 011 006 030 50 13 007 008 009 60 040 14 70 012 200 31 22 80 050 15 101 021 90 060 0001 16 070"
+    ),
+}
+"""The trees that the published code calls mc_sim_7b_63: EAGLE-1's of 25 nodes and Medusa's of 63."""
