@@ -50,7 +50,9 @@ def eagle3(
     return _shaken(net, seed)
 
 
-def medusa(target: CausalLM, *, seed: int = 0, heads: int = 3, layers: int = 1, own_heads: bool = True) -> Medusa:
+def medusa(
+    target: CausalLM, *, seed: int = 0, heads: int = 3, layers: int = 1, own_heads: bool = True, **more: Any
+) -> Medusa:
     parts = parts_of(target.model)
     config = MedusaConfig(
         hidden_size=parts.hidden_size,
@@ -58,15 +60,14 @@ def medusa(target: CausalLM, *, seed: int = 0, heads: int = 3, layers: int = 1, 
         num_heads=heads,
         num_layers=layers,
         own_heads=own_heads,
+        **more,
     )
     return _shaken(Medusa(config, parts), seed)
 
 
 def blockwise(target: CausalLM, *, seed: int = 0, heads: int = 3) -> Blockwise:
     parts = parts_of(target.model)
-    config = BlockwiseConfig(
-        hidden_size=parts.hidden_size, vocab_size=parts.vocab_size, num_heads=heads, inner_size=24
-    )
+    config = BlockwiseConfig(hidden_size=parts.hidden_size, vocab_size=parts.vocab_size, num_heads=heads, inner_size=24)
     return _shaken(Blockwise(config, parts), seed)
 
 
@@ -84,4 +85,3 @@ def hydra(
         own_heads=own_heads,
     )
     return _shaken(Hydra(config, rotary_of(shape) if prefix else None, parts), seed)
-

@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 from foredraft.core.draft import Law
 from foredraft.core.drafter import Drafter
 from foredraft.core.errors import DrafterError, OptionError
+from foredraft.core.options import read_options, read_pairs
 from foredraft.core.params import check_known
 from foredraft.core.verify import RULES, check_legal
 from foredraft.drafters import METHODS, find
@@ -14,11 +15,22 @@ from foredraft.engine.control import Auto, Constant, Controller, CostAware, Heur
 from foredraft.engine.costs import measure_costs
 from foredraft.engine.engine import Engine
 from foredraft.engine.generate import Generator, Kind
+from foredraft.formats import load_head
 from foredraft.model.causal import CausalLM
-from foredraft.model.load import Loaded, as_loaded, load_model
+from foredraft.model.linear import PackedWeights
+from foredraft.model.load import Loaded, as_loaded, load_model, resolve
 from foredraft.model.tokenizer import Tokenizer
 
-BUNDLED_DRAFTS = {"sample": "sample-draft"}
+BUNDLED_DRAFTS = {
+    "sample": {
+        "draft_model": "sample-draft",
+        "eagle1": "sample-eagle",
+        "eagle2": "sample-eagle",
+        "eagle3": "sample-eagle3",
+        "medusa": "sample-medusa",
+    }
+}
+"""What ships for the bundled targets, by method."""
 SCHEDULES = ("auto", "constant", "cost", "heuristic")
 
 
@@ -41,15 +53,8 @@ class Spec:
         name, _, path = head.partition(":")
         check_known("drafter", {name: None}, list(METHODS))
         options = find(name)[1]
-        given = {}
-        for pair in pairs:
-            key, equals, value = pair.partition("=")
-            if not equals:
-                raise OptionError(f"Drafter option {pair!r} is not of the form option=value.")
-            given[key.strip()] = value.strip()
-        known = get_type_hints(options)
-        check_known(f"option of {name}", given, list(known))
-        return cls(name, path or None, options(**{key: _read(key, value, known[key]) for key, value in given.items()}))
+        given = read_pairs(pairs)
+        return cls(name, path or None, read_options(options, name, given))
 
 
 def load(
@@ -132,10 +137,11 @@ def _spec(target: Any, drafter: str | Drafter | None) -> Spec | Drafter:
     if isinstance(drafter, Drafter):
         return drafter
     if drafter == "auto":
-        drafter = "draft_model" if isinstance(target, str) and target in BUNDLED_DRAFTS else "prompt_lookup"
+        drafter = "eagle3" if isinstance(target, str) and target in BUNDLED_DRAFTS else "prompt_lookup"
     spec = Spec.parse(drafter or "none")
-    if spec.name == "draft_model" and spec.path is None and isinstance(target, str) and target in BUNDLED_DRAFTS:
-        return Spec(spec.name, BUNDLED_DRAFTS[target], spec.options)
+    bundled = BUNDLED_DRAFTS.get(target, {}) if isinstance(target, str) else {}
+    if spec.path is None and spec.name in bundled:
+        return Spec(spec.name, bundled[spec.name], spec.options)
     return spec
 
 
@@ -162,14 +168,36 @@ def _build(
         return drafter()
     if spec.name == "prompt_lookup":
         return drafter(spec.options)  # type: ignore[call-arg]
+    kinds = METHODS[spec.name].heads
     if spec.path is None:
-        raise DrafterError(f"{spec.name} needs a model: write {spec.name}:PATH with a folder or hub name.")
+        raise DrafterError(
+            f"{spec.name} needs {METHODS[spec.name].needs}: write {spec.name}:PATH with a folder or hub name."
+        )
+    if kinds:
+        return drafter(spec.options, _head(spec, kinds, target, fast))  # type: ignore[call-arg]
     dtype = str(target.dtype).removeprefix("torch.")
     draft = load_model(spec.path, dtype=dtype, device=str(target.device), options=options)
     check_same_tokenizer(loaded.tokenizer, draft.tokenizer, spec.path)
     model = CausalLM(draft.model, fast=fast)
     models.append(model)
     return drafter(spec.options, model, target.vocab_size)  # type: ignore[call-arg]
+
+
+def _head(spec: Spec, kinds: tuple[str, ...], target: CausalLM, fast: bool) -> Any:
+    """The net of a trained head, of one of these kinds."""
+    assert spec.path is not None
+    head = load_head(
+        resolve(spec.path),
+        target,
+        rope_theta=getattr(spec.options, "rope_theta", None),
+        taps=getattr(spec.options, "taps", None),
+    )
+    if head.info.method not in kinds:
+        right = ", ".join(name for name, method in METHODS.items() if head.info.method in method.heads)
+        raise DrafterError(f"{spec.path!r} holds {head.info.format} weights: it drafts as {right}, not as {spec.name}.")
+    if fast and target.device.type == "cpu":
+        PackedWeights(head.net)
+    return head.net
 
 
 def check_same_tokenizer(target: Tokenizer | None, draft: Tokenizer | None, name: str) -> None:
@@ -208,17 +236,6 @@ def _controller(spec: Spec | Drafter, target: CausalLM, drafter: Drafter) -> Con
     if schedule == "cost":
         return cost_aware
     return Auto(constant, cost_aware, picked=options.law is Law.FIXED)
-
-
-def _read(key: str, value: str, kind: Any) -> Any:
-    """An option's value from its text, by the type of the field."""
-    kinds = [part for part in get_args(kind) if part is not type(None)] if type(None) in get_args(kind) else [kind]
-    try:
-        if kinds[0] in (int, float, str):
-            return kinds[0](value)
-        return tuple(int(part) for part in value.split("x"))
-    except ValueError:
-        raise OptionError(f"Drafter option {key}={value} has a value of the wrong type.") from None
 
 
 def describe_options(name: str) -> dict[str, Any]:

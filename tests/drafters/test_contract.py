@@ -55,7 +55,7 @@ def with_model(drafter: Any, options: Any, target: CausalLM, draft: CausalLM) ->
 
 SMALL = {"nodes": 9, "depth": 3, "top_k": 3}
 CHAIN = {"nodes": 4, "depth": 4, "top_k": 1}
-RATES = [[0.6, 0.2, 0.1], [0.5, 0.2, 0.1], [0.4, 0.1, 0.1]]
+RATES = ((0.6, 0.2, 0.1), (0.5, 0.2, 0.1), (0.4, 0.1, 0.1))
 
 
 def narrow_eagle3(target: CausalLM) -> Eagle3:
@@ -68,15 +68,15 @@ VARIANTS = {
     "draft_model": Variant("draft_model", {"num_assistant_tokens": 3}, with_model),
     "draft_model tree": Variant("draft_model", {"branching": (3, 2)}, with_model),
     "prompt_lookup": Variant("prompt_lookup", {"prompt_lookup_num_tokens": 4}, alone),
-    "eagle1": Variant("eagle1", {}, lambda d, o, t, _: d(o, heads.eagle(t), t.vocab_size)),
-    "eagle1 wide": Variant("eagle1", {"tree": "3x2x2"}, lambda d, o, t, _: d(o, heads.eagle(t), t.vocab_size)),
-    "eagle1 on eagle3": Variant("eagle1", {"tree": "2x2"}, lambda d, o, t, _: d(o, narrow_eagle3(t), t.vocab_size)),
+    "eagle1": Variant("eagle1", {}, lambda d, o, t, _: d(o, heads.eagle(t))),
+    "eagle1 wide": Variant("eagle1", {"tree": "3x2x2"}, lambda d, o, t, _: d(o, heads.eagle(t))),
+    "eagle1 on eagle3": Variant("eagle1", {"tree": "2x2"}, lambda d, o, t, _: d(o, narrow_eagle3(t))),
     "eagle2": Variant("eagle2", SMALL, lambda d, o, t, _: d(o, heads.eagle(t))),
     "eagle2 chain": Variant("eagle2", CHAIN, lambda d, o, t, _: d(o, heads.eagle(t, num_layers=2))),
     "eagle3": Variant("eagle3", SMALL, lambda d, o, t, _: d(o, narrow_eagle3(t))),
     "eagle3 window": Variant("eagle3", SMALL, lambda d, o, t, _: d(o, heads.eagle3(t, block={"sliding_window": 6}))),
     "medusa": Variant("medusa", {"tree": "medusa"}, lambda d, o, t, _: d(o, heads.medusa(t))),
-    "medusa measured": Variant("medusa", {"nodes": 9}, lambda d, o, t, _: d(o, heads.medusa(t), RATES)),
+    "medusa measured": Variant("medusa", {"nodes": 9}, lambda d, o, t, _: d(o, heads.medusa(t, accuracies=RATES))),
     "blockwise": Variant("blockwise", {}, lambda d, o, t, _: d(o, heads.blockwise(t))),
     "hydra": Variant("hydra", {"nodes": 12}, lambda d, o, t, _: d(o, heads.hydra(t))),
     "hydra++": Variant("hydra", {"tree": "3x2x1"}, lambda d, o, t, _: d(o, heads.hydra(t, prefix=True, layers=2))),

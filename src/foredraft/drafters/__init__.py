@@ -17,6 +17,7 @@ class Method:
     needs: str
     what: str
     paper: str
+    heads: tuple[str, ...] = ()  # kinds of trained heads that it drafts with, as formats names them
 
 
 METHODS: dict[str, Method] = {
@@ -36,6 +37,7 @@ METHODS: dict[str, Method] = {
         "an EAGLE head",
         "A small layer goes on from the target's features; a static tree, drawn without replacement.",
         "arXiv:2401.15077",
+        ("eagle", "eagle3"),
     ),
     "eagle2": Method(
         "eagle2:Eagle2",
@@ -44,6 +46,7 @@ METHODS: dict[str, Method] = {
         "an EAGLE head",
         "EAGLE-1's head; the tree is grown where the head is sure.",
         "arXiv:2406.16858",
+        ("eagle", "eagle3"),
     ),
     "eagle3": Method(
         "eagle3:Eagle3Drafter",
@@ -52,6 +55,7 @@ METHODS: dict[str, Method] = {
         "an EAGLE-3 head",
         "A head on three fused layers, trained on its own drafts; EAGLE-2's tree.",
         "arXiv:2503.01840",
+        ("eagle3",),
     ),
     "medusa": Method(
         "medusa:MedusaDrafter",
@@ -60,6 +64,7 @@ METHODS: dict[str, Method] = {
         "Medusa heads",
         "Heads on the last state, each for one token further ahead; a static tree.",
         "arXiv:2401.10774",
+        ("medusa",),
     ),
     "hydra": Method(
         "hydra:HydraDrafter",
@@ -68,6 +73,7 @@ METHODS: dict[str, Method] = {
         "Hydra heads",
         "Medusa's heads, each told what was drafted before it; Hydra++ adds a prefix layer.",
         "arXiv:2402.05109",
+        ("hydra",),
     ),
     "blockwise": Method(
         "blockwise:BlockwiseDrafter",
@@ -76,6 +82,7 @@ METHODS: dict[str, Method] = {
         "blockwise heads",
         "Heads that say one token each at once; a chain.",
         "arXiv:1811.03115",
+        ("blockwise", "medusa"),
     ),
     "prompt_lookup": Method(
         "prompt_lookup:PromptLookup",

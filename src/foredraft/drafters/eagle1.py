@@ -27,10 +27,14 @@ class Options:
     tree: its name (eagle: the published one of 25 nodes; medusa: of 63), or children by level, such as 4x2x1.
     num_assistant_tokens_schedule: constant; heuristic, transformers' up and down of the depth; cost, what the measured
         costs make best; or auto, cost where texts cannot depend on it and constant elsewhere.
+    rope_theta: the base of the head's rotary positions, where its config is wrong about it.
+    taps: the target's hidden layers that the head reads, such as 2x16x29, where its files are wrong or silent.
     """
 
     tree: str = "eagle"
     num_assistant_tokens_schedule: str = "auto"
+    rope_theta: float | None = None
+    taps: tuple[int, ...] | None = None
 
     @property
     def law(self) -> Law:
@@ -46,10 +50,10 @@ class Eagle1(Drafter):
     """Fills a fixed tree level by level: with the likeliest tokens where rows are greedy, else with siblings drawn
     without replacement from the head's law, warped as the target's is."""
 
-    def __init__(self, options: Options, net: EagleNet, vocab_size: int) -> None:
+    def __init__(self, options: Options, net: EagleNet) -> None:
         self._net = net
         self._levels = _Levels(Template.of(options.tree))
-        self._vocab_size = vocab_size
+        self._vocab_size = net.target.vocab_size
         self._memory = Memory(net, net, net.features, layers=net.depth, window=net.window)
         template = self._levels.template
         self.needs = Needs(hidden_layers=net.taps, max_nodes=template.nodes, max_depth=template.depth)

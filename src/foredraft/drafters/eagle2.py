@@ -23,12 +23,16 @@ class Options:
     top_k: nodes of a level that are expanded, and children that are scored of each.
     num_assistant_tokens_schedule: constant, always the whole tree; cost, what the measured costs make best; heuristic,
         transformers' up and down of the depth; auto is cost.
+    rope_theta: the base of the head's rotary positions, where its config is wrong about it.
+    taps: the target's hidden layers that the head reads, such as 2x16x29, where its files are wrong or silent.
     """
 
     nodes: int = 59
     depth: int = 6
     top_k: int = 10
     num_assistant_tokens_schedule: str = "auto"
+    rope_theta: float | None = None
+    taps: tuple[int, ...] | None = None
 
     @property
     def law(self) -> Law:

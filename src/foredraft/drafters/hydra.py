@@ -53,14 +53,12 @@ class Options:
 class HydraDrafter(Drafter):
     """Fills the tree level by level. With a prefix layer (Hydra++), that goes over the target's states first."""
 
-    def __init__(self, options: Options, net: Hydra, accuracies: list[list[float]] | None = None) -> None:
+    def __init__(self, options: Options, net: Hydra) -> None:
         self._net = net
-        self._template = template_for(options.tree, options.nodes, accuracies, net.count)
+        self._template = template_for(options.tree, options.nodes, net.config.accuracies, net.count)
         self._state = LastState()
         self._memory = _prefix_memory(net)
-        self.needs = Needs(
-            hidden_layers=(FINAL,), max_nodes=self._template.nodes, max_depth=self._template.depth
-        )
+        self.needs = Needs(hidden_layers=(FINAL,), max_nodes=self._template.nodes, max_depth=self._template.depth)
 
     @torch.inference_mode()
     def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:

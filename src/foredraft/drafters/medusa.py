@@ -52,9 +52,9 @@ class Options:
 class MedusaDrafter(Drafter):
     """Fills the tree in one go: head i says what stands on level i + 1, whatever stands above it."""
 
-    def __init__(self, options: Options, net: Medusa, accuracies: list[list[float]] | None = None) -> None:
+    def __init__(self, options: Options, net: Medusa) -> None:
         self._net = net
-        self._template = template_for(options.tree, options.nodes, accuracies, net.count)
+        self._template = template_for(options.tree, options.nodes, net.config.accuracies, net.count)
         self._state = LastState()
         self.needs = Needs(hidden_layers=(FINAL,), max_nodes=self._template.nodes, max_depth=self._template.depth)
         self._parents = torch.tensor((ROOT, *self._template.parents))

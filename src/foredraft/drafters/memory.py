@@ -113,9 +113,7 @@ class Memory:
         states = states.gather(1, last[:, None, None].expand(-1, 1, states.shape[2]))
         return Extended(states, view.lengths > 1)
 
-    def grow(
-        self, view: View, tree: TokenTree, features: Float[Tensor, "B N F"], start: int
-    ) -> Float[Tensor, "B N H"]:
+    def grow(self, view: View, tree: TokenTree, features: Float[Tensor, "B N F"], start: int) -> Float[Tensor, "B N H"]:
         """States of the nodes of a tree from ``start`` on; those before are in the cache. Node 0 is the root's row.
 
         ``features`` are what stands in for the target's, one for each of these nodes.
@@ -140,9 +138,7 @@ class Memory:
         for b in far:
             row = view.rows[b]
             one = torch.tensor([b], device=view.lengths.device)
-            alone = View(
-                (row,), view.history[one], view.lengths[one], (view.extents[b],), view.warp, view.noise
-            )
+            alone = View((row,), view.history[one], view.lengths[one], (view.extents[b],), view.warp, view.noise)
             for begin in range(self._known[row], ends[b] - 1, _CHUNK):
                 self._committed(alone, [begin], min(_CHUNK, ends[b] - 1 - begin))
             self._known[row] = ends[b] - 1

@@ -51,7 +51,10 @@ class PromptLookup(Drafter):
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        self.needs = Needs(max_nodes=options.continuations * options.prompt_lookup_num_tokens, max_depth=options.prompt_lookup_num_tokens)
+        self.needs = Needs(
+            max_nodes=options.continuations * options.prompt_lookup_num_tokens,
+            max_depth=options.prompt_lookup_num_tokens,
+        )
 
     def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None: ...
 

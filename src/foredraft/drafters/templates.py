@@ -99,9 +99,7 @@ def best_template(accuracies: Sequence[Sequence[float]], nodes: int) -> Template
     return Template(tuple(chosen))
 
 
-def template_for(
-    tree: str, nodes: int, accuracies: Sequence[Sequence[float]] | None, heads: int
-) -> Template:
+def template_for(tree: str, nodes: int, accuracies: Sequence[Sequence[float]] | None, heads: int) -> Template:
     """The tree that is called so, no deeper than there are heads.
 
     ``measured`` is the best tree of so many nodes for the accuracies; without these, the published tree stands in,
@@ -121,9 +119,7 @@ def _listed(text: str) -> tuple[Path, ...]:
 
 
 NAMED: dict[str, tuple[Path, ...]] = {
-    "eagle": _listed(
-        "0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001"
-    ),
+    "eagle": _listed("0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001"),
     "medusa": _listed(
         "0 00 1 01 2 000 10 02 3 03 4 04 20 05 001 5 06 6 07 010 11 7 08 002 30 09 8 9 100 020 12 003 40 21 004 005 "
         "0000 011 006 030 50 13 007 008 009 60 040 14 70 012 200 31 22 80 050 15 101 021 90 060 0001 16 070"

@@ -13,7 +13,13 @@ from transformers.utils import logging as hf_logging
 from foredraft.core.errors import ModelError, OptionError
 from foredraft.model.tokenizer import Tokenizer
 
-BUNDLED = {"sample": "sample-16m", "sample-draft": "draft-4m"}
+BUNDLED = {
+    "sample": "sample-16m",
+    "sample-draft": "draft-4m",
+    "sample-eagle": "sample-eagle",
+    "sample-eagle3": "sample-eagle3",
+    "sample-medusa": "sample-medusa",
+}
 """Models that ship with the package, by the names that they go by."""
 
 _WEIGHTS = ("*.safetensors", "*.bin", "*.safetensors.index.json", "*.bin.index.json")

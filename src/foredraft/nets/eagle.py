@@ -30,6 +30,7 @@ class EagleNet(nn.Module, ABC):
     depth: int
     window: int | None
     vocabulary: Tensor | None
+    target: TargetParts
 
     @abstractmethod
     def features(self, hidden: Mapping[int, Float[Tensor, "B N T"]]) -> Float[Tensor, "B N F"]:

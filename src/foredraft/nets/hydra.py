@@ -17,6 +17,7 @@ class HydraConfig:
     """``prefix``: Hydra++'s layer, which goes over the target's states before the heads read them; None for Hydra.
 
     ``own_heads``: each head has an output layer of its own, with a bias; otherwise they share the target's.
+    ``accuracies[i][r]``: how often head i's token of rank r was right when it was measured, if it was.
     """
 
     hidden_size: int
@@ -26,6 +27,7 @@ class HydraConfig:
     prefix: BlockConfig | None = None
     own_heads: bool = True
     dropout: float = 0.0
+    accuracies: tuple[tuple[float, ...], ...] | None = None
 
 
 class HydraMlp(nn.Module):
@@ -75,9 +77,7 @@ class Hydra(nn.Module):
         if config.prefix is not None and rotary is None:
             raise ValueError("a prefix layer needs rotary positions")
         self.prefix = Prefix(config.prefix, rotary) if config.prefix and rotary else None
-        self.mlps = nn.ModuleList(
-            HydraMlp((i + 2) * width, width, config.num_layers) for i in range(config.num_heads)
-        )
+        self.mlps = nn.ModuleList(HydraMlp((i + 2) * width, width, config.num_layers) for i in range(config.num_heads))
         own = config.num_heads if config.own_heads else 0
         self.heads = nn.ModuleList(nn.Linear(width, config.vocab_size) for _ in range(own))
         self.dropout = nn.Dropout(config.dropout)
@@ -87,9 +87,7 @@ class Hydra(nn.Module):
     def count(self) -> int:
         return self.config.num_heads
 
-    def logits(
-        self, hidden: Float[Tensor, "B N H"], tokens: Int[Tensor, "B N K"], head: int
-    ) -> Float[Tensor, "B N V"]:
+    def logits(self, hidden: Float[Tensor, "B N H"], tokens: Int[Tensor, "B N K"], head: int) -> Float[Tensor, "B N V"]:
         """Scores of head ``head`` after K = head + 1 tokens: the first is what the target said, the others drafts."""
         embedded = self.target.embed(tokens).flatten(2)
         x = torch.cat([hidden.to(embedded.dtype), embedded], dim=-1)

@@ -17,6 +17,7 @@ from foredraft.nets.parts import TargetParts
 class MedusaConfig:
     """``own_heads``: each head has an output layer of its own; otherwise they share the target's.
 
+    ``accuracies[i][r]``: how often head i's token of rank r was right when it was measured, if it was.
     ``num_layers``: so many times is a head's one residual block applied (the published code repeats one module).
     """
 
@@ -25,6 +26,7 @@ class MedusaConfig:
     num_heads: int
     num_layers: int = 1
     own_heads: bool = True
+    accuracies: tuple[tuple[float, ...], ...] | None = None
 
 
 class ResBlock(nn.Module):

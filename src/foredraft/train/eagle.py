@@ -63,5 +63,3 @@ class EagleRecipe(Recipe):
         logits = self.net.logits(states).float()
         loss = weighted_mean(self._loss(p, logits.log_softmax(-1)), weights)
         return loss, weighted_mean((logits.argmax(-1) == p.argmax(-1)).float(), weights).detach()
-
-

@@ -5,7 +5,6 @@ The file is sparse: it takes what has been written. A window is marked after its
 killed leaves nothing half done; a disk that is full, or the bound, ends storing and not the training.
 """
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -23,20 +22,21 @@ class Stored:
     """Reads states from disk where they are, else from the target, and keeps these.
 
     Args:
-        folder: where the file is; one folder for each target, text and length.
+        parent: where the folder with the file is, or will be; one for each target and text.
         live: the target.
-        taps: all hidden layers that are kept. A recipe may want fewer.
+        taps: the hidden layers that are wanted. A folder that an earlier run has made with more of them is taken.
+        shape: windows, their length, and the width of a state.
         bound: most bytes on disk.
     """
 
     def __init__(
-        self, folder: Path, live: Live, taps: tuple[int, ...], shape: tuple[int, int, int], *, bound: int
+        self, parent: Path, live: Live, taps: tuple[int, ...], shape: tuple[int, int, int], *, bound: int
     ) -> None:
         windows, length, width = shape
         self._live = live
-        self._taps = tuple(sorted(set(taps)))
+        self._taps = _taps_there(parent, shape, taps) or tuple(sorted(set(taps)))
         self._shape = (windows, len(self._taps), length, width)
-        self._folder = folder
+        self._folder = parent / _name(shape, self._taps)
         self._left = bound // (2 * len(self._taps) * length * width)
         self._open()
 
@@ -53,12 +53,6 @@ class Stored:
 
     def _open(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        about = self._folder / "about.json"
-        facts = json.dumps({"taps": self._taps, "shape": self._shape})
-        if not about.exists() or about.read_text() != facts:
-            for name in ("states.bin", "there.bin"):
-                (self._folder / name).unlink(missing_ok=True)
-            about.write_text(facts)
         self._file = _mapped(self._folder / "states.bin", np.int16, self._shape)
         self._there = _mapped(self._folder / "there.bin", np.uint8, self._shape[:1])
         self._left -= int(self._there.sum())
@@ -72,6 +66,19 @@ class Stored:
             self._file[window] = values
             self._there[window] = 1
         self._left -= len(windows)
+
+
+def _name(shape: tuple[int, int, int], taps: tuple[int, ...]) -> str:
+    return "-".join(map(str, ("states", *shape, "taps", *(str(tap).replace("-1", "final") for tap in taps))))
+
+
+def _taps_there(parent: Path, shape: tuple[int, int, int], wanted: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The taps of a folder that has all that is wanted; None if there is none."""
+    for folder in sorted(parent.glob("states-*-taps-*")):
+        taps = tuple(int(tap.replace("final", "-1")) for tap in folder.name.split("-taps-")[1].split("-"))
+        if set(wanted) <= set(taps) and folder.name == _name(shape, taps):
+            return taps
+    return None
 
 
 def _mapped(path: Path, dtype: Any, shape: tuple[int, ...]) -> np.ndarray:

@@ -29,7 +29,7 @@ class LoopOptions:
     tokens: so many tokens of text are read in all; texts are read again when they are used up.
     length, batch, accumulate: tokens a text, texts at once, and such batches before each step of the optimizer.
     lr, floor, warmup: peak learning rate, what it falls to as a share of that, and the share of steps it rises for.
-    decay, beta1, beta2, clip: AdamW's weight decay and momenta, and the largest norm of a gradient.
+    weight_decay, beta1, beta2, clip: AdamW's weight decay and momenta, and the largest norm of a gradient.
     precision: bf16, fp32, or auto, which is bf16 where the processor is fast at it.
     seed: decides the order of texts and all noise.
     validate, checkpoint, report: steps between two validations, two checkpoints, and two lines of the log.
@@ -42,7 +42,7 @@ class LoopOptions:
     lr: float = 1e-3
     floor: float = 0.05
     warmup: float = 0.03
-    decay: float = 0.0
+    weight_decay: float = 0.0
     beta1: float = 0.9
     beta2: float = 0.95
     clip: float = 0.5
@@ -97,7 +97,7 @@ def train(
     recipe.to(accelerator.device)
     weights = [weight for weight in recipe.net.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(
-        weights, lr=options.lr, betas=(options.beta1, options.beta2), weight_decay=options.decay
+        weights, lr=options.lr, betas=(options.beta1, options.beta2), weight_decay=options.weight_decay
     )
     checkpoints = Checkpoints(folder / "checkpoint.pt", recipe.net, optimizer, asdict(options))
     state = checkpoints.resume()
@@ -166,7 +166,9 @@ def _fast_at_bf16(device: torch.device) -> bool:
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported()
     if device.type == "cpu":
-        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()) and "AVX512" in torch.backends.cpu.get_cpu_capability()
+        return (
+            bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()) and "AVX512" in torch.backends.cpu.get_cpu_capability()
+        )
     return False
 
 

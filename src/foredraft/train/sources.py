@@ -45,7 +45,11 @@ def read_sources(sources: list[str]) -> Iterator[Sample]:
         path = Path(source)
         if not path.exists():
             raise DataError(f"There is no training text at {source!r}.")
-        files = sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith(".")) if path.is_dir() else [path]
+        files = (
+            sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith("."))
+            if path.is_dir()
+            else [path]
+        )
         if not files:
             raise DataError(f"The folder {source!r} has no files.")
         for file in files:

@@ -6,12 +6,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from foredraft.core.errors import DrafterError
 from foredraft.model.causal import CausalLM
 from foredraft.model.parts import block_like, parts_of, rotary_of
 from foredraft.model.taps import body, decoder_layers
 from foredraft.nets.blocks import Attention
 from foredraft.nets.eagle import Eagle, Eagle3, Eagle3Config, EagleConfig
-from foredraft.core.errors import DrafterError
+from foredraft.nets.hydra import Hydra, HydraConfig
+from foredraft.nets.medusa import Blockwise, BlockwiseConfig, Medusa, MedusaConfig
 
 
 def new_eagle(target: CausalLM, warm: bool = True) -> Eagle:
@@ -115,3 +117,64 @@ def frequent_tokens(ids: np.ndarray, counts: np.ndarray, size: int, vocab_size: 
     seen = np.bincount(ids[counts > 0], minlength=vocab_size)[:vocab_size]
     order = np.argsort(-seen, kind="stable")[:size]
     return torch.from_numpy(np.sort(order).copy())
+
+
+def new_medusa(target: CausalLM, heads: int, layers: int = 1, own_heads: bool = False) -> Medusa:
+    """Medusa heads that say at first what the target says next: residual blocks of zeros, the target's output layer."""
+    parts = parts_of(target.model)
+    net = Medusa(
+        MedusaConfig(
+            hidden_size=parts.hidden_size,
+            vocab_size=parts.vocab_size,
+            num_heads=heads,
+            num_layers=layers,
+            own_heads=own_heads,
+        ),
+        parts,
+    )
+    _take_heads(net.heads, target)
+    return net
+
+
+def new_blockwise(target: CausalLM, heads: int) -> Blockwise:
+    """Heads of blockwise decoding, as wide inside as the target's feed-forward layers."""
+    parts = parts_of(target.model)
+    inner = block_like(target.model).intermediate_size
+    config = BlockwiseConfig(
+        hidden_size=parts.hidden_size, vocab_size=parts.vocab_size, num_heads=heads, inner_size=inner
+    )
+    return Blockwise(config, parts)
+
+
+def new_hydra(target: CausalLM, heads: int, layers: int, own_heads: bool, prefix: bool) -> Hydra:
+    """Hydra heads (with ``prefix``, Hydra++) whose shortcuts pass the target's state through at first."""
+    parts, block = parts_of(target.model), block_like(target.model)
+    config = HydraConfig(
+        hidden_size=parts.hidden_size,
+        vocab_size=parts.vocab_size,
+        num_heads=heads,
+        num_layers=layers,
+        prefix=block if prefix else None,
+        own_heads=own_heads,
+    )
+    net = Hydra(config, rotary_of(block) if prefix else None, parts)
+    if net.prefix is not None:
+        _take_layer(net.prefix.layer, decoder_layers(target.model)[-1])
+    width = parts.hidden_size
+    with torch.no_grad():
+        for mlp in net.mlps:
+            mlp.res_connection.weight.mul_(0.1)  # type: ignore[union-attr]
+            mlp.res_connection.weight[:, :width] += torch.eye(width)  # type: ignore[union-attr,index]
+    _take_heads(net.heads, target)
+    return net
+
+
+@torch.no_grad()
+def _take_heads(heads: nn.ModuleList, target: CausalLM) -> None:
+    """Every output layer begins as the target's."""
+    theirs: nn.Module | None = target.model.get_output_embeddings()
+    for head in heads:
+        if theirs is not None:
+            head.weight.copy_(theirs.weight)  # type: ignore[union-attr,operator]
+            if head.bias is not None:
+                head.bias.zero_()  # type: ignore[union-attr,operator]

@@ -25,10 +25,14 @@ _BATCH = 256  # documents given to the tokenizer at once
 
 @dataclass(frozen=True, slots=True)
 class TokenStore:
-    """``ids`` and ``counts`` are of equal length; ``counts`` is 1 where the loss looks at a token."""
+    """``ids`` and ``counts`` are of equal length; ``counts`` is 1 where the loss looks at a token.
+
+    ``folder`` is where they are, and what else is made of this text may be kept.
+    """
 
     ids: np.ndarray
     counts: np.ndarray
+    folder: Path
 
     @classmethod
     def build(cls, folder: Path, sources: list[str], tokenizer: Tokenizer, end: int | None) -> "TokenStore":
@@ -48,7 +52,7 @@ class TokenStore:
             partial.mkdir(parents=True)
             _write(partial, encoded(read_sources(sources), tokenizer, end))
             partial.rename(place)
-        store = cls(np.load(place / "ids.npy", mmap_mode="r"), np.load(place / "counts.npy", mmap_mode="r"))
+        store = cls(np.load(place / "ids.npy", mmap_mode="r"), np.load(place / "counts.npy", mmap_mode="r"), place)
         if not store.counts.any():
             raise DataError(f"There is nothing to learn from in {', '.join(sources)}: no token counts.")
         return store
@@ -67,9 +71,7 @@ class TokenStore:
         return ids, following
 
 
-def encoded(
-    samples: Iterable[Sample], tokenizer: Tokenizer, end: int | None
-) -> Iterator[tuple[list[int], list[int]]]:
+def encoded(samples: Iterable[Sample], tokenizer: Tokenizer, end: int | None) -> Iterator[tuple[list[int], list[int]]]:
     """Ids of each document and what counts: everything in a text, the assistant's turns in a chat, and what the
     target has said itself after a prompt."""
     texts: list[str] = []

@@ -26,7 +26,11 @@ class Unrolled:
         self._own: dict[int, list[tuple[Tensor, Tensor]]] = {}
 
     def first(
-        self, layer: int, query: Float[Tensor, "B h N E"], key: Float[Tensor, "B g N E"], value: Float[Tensor, "B g N E"]
+        self,
+        layer: int,
+        query: Float[Tensor, "B h N E"],
+        key: Float[Tensor, "B g N E"],
+        value: Float[Tensor, "B g N E"],
     ) -> Float[Tensor, "B N h E"]:
         """Causal attention over all rows; keys and values are kept for the later steps."""
         self._base[layer], self._own[layer] = (key, value), []
@@ -38,7 +42,11 @@ class Unrolled:
         return F.scaled_dot_product_attention(query, key, value, attn_mask=mask).transpose(1, 2)
 
     def later(
-        self, layer: int, query: Float[Tensor, "B h M E"], key: Float[Tensor, "B g M E"], value: Float[Tensor, "B g M E"]
+        self,
+        layer: int,
+        query: Float[Tensor, "B h M E"],
+        key: Float[Tensor, "B g M E"],
+        value: Float[Tensor, "B g M E"],
     ) -> Float[Tensor, "B M h E"]:
         """The sampled rows at the next step: what step 0 left up to each row, and each row's own later keys."""
         self._own[layer].append((key, value))

@@ -1,0 +1,203 @@
+"""``foredraft train``."""
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from foredraft.cli.console import errors
+from foredraft.cli.ending import Interrupted
+from foredraft.cli.flags import Group, flags
+from foredraft.core.errors import OptionError
+from foredraft.core.options import read_options, read_pairs
+from foredraft.core.params import check_known
+
+if TYPE_CHECKING:
+    from foredraft.train.loop import LoopOptions
+    from foredraft.train.recipes import HeadShape
+    from foredraft.train.regenerate import Answers
+
+try:
+    from foredraft.train.loop import LoopOptions
+    from foredraft.train.recipes import RECIPES, HeadShape
+    from foredraft.train.regenerate import Answers
+    from foredraft.train.run import Data, run
+except ImportError as error:
+    raise OptionError(f"Training needs more packages ({error.name}): pip install 'foredraft[train]'.") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What is learned from."""
+
+    data: tuple[str, ...] = field(
+        default=(),
+        metadata={"help": "JSON Lines of text or messages, text files, a folder of these, or datasets:NAME. Repeat."},
+    )
+    cache: str | None = field(
+        default=None, metadata={"help": "Folder for token ids and hidden states; runs on the same text share it."}
+    )
+    store: float = field(
+        default=0.0, metadata={"help": "Gigabytes of hidden states to keep on disk, so that texts are read once."}
+    )
+    regenerate: bool = field(
+        default=False, metadata={"help": "Learn from the target's own continuations of the data, made first."}
+    )
+    answers: int = field(default=2000, metadata={"help": "With --regenerate: so many continuations."})
+    answer_tokens: int = field(default=208, metadata={"help": "With --regenerate: tokens of each."})
+    answer_temperature: float = field(default=0.8, metadata={"help": "With --regenerate: their temperature."})
+    answer_drafter: str = field(
+        default="prompt_lookup", metadata={"help": "With --regenerate: what drafts them; see foredraft methods."}
+    )
+
+
+_LOOP = {
+    "tokens": "Tokens of text to read in all.",
+    "length": "Tokens of each text.",
+    "batch": "Texts at once.",
+    "accumulate": "Batches before each step of the optimizer.",
+    "lr": "Peak learning rate.",
+    "floor": "What it falls to, as a share of the peak.",
+    "warmup": "Share of the steps in which it rises.",
+    "weight_decay": "AdamW's.",
+    "beta1": "AdamW's.",
+    "beta2": "AdamW's.",
+    "clip": "Largest norm of a gradient.",
+    "precision": "bf16, fp32, or auto: bf16 where it is fast.",
+    "seed": "Of the order of texts and of all noise.",
+    "validate": "Steps between two validations.",
+    "checkpoint": "Steps between two checkpoints.",
+    "report": "Steps between two lines of the log.",
+}
+_SHAPE = {
+    "vocabulary": "Size of an EAGLE-3 head's own vocabulary; 0 for the target's.",
+    "taps": "Hidden layer of the target that an EAGLE-3 head reads. Repeat; by default 2, N/2 and N-3.",
+    "heads": "Heads of Medusa, Hydra and blockwise decoding.",
+    "layers": "Layers of each head.",
+    "own_heads": "Each head gets an output layer of its own.",
+    "cold": "Do not start from the target's weights.",
+}
+
+
+@flags(
+    source=Group(Source, "Data"),
+    shape=Group(HeadShape, "Head", help=_SHAPE),
+    loop=Group(LoopOptions, "Training", help=_LOOP),
+)
+def command(
+    method: Annotated[str, typer.Argument(help=f"One of {', '.join(RECIPES)}.", show_default=False)],
+    model: Annotated[
+        str, typer.Option("--model", "-m", help="The target: a folder, a hub name, or sample.")
+    ] = "sample",
+    out: Annotated[
+        str, typer.Option("--out", "-o", help="Folder of the run; the head comes to be in OUT/head.")
+    ] = "head",
+    recipe: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--recipe", help="An option of the recipe, such as loss=lk or steps=7. Repeat.", show_default=False
+        ),
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, to stay off a GPU that there is.", show_default=False)
+    ] = None,
+    *,
+    source: Source,
+    shape: HeadShape,
+    loop: LoopOptions,
+) -> None:
+    """Train a draft head for a target, on your text or on the target's own.
+
+    The same command, given again after it was cut off, goes on where it was and ends in the same head. With several
+    GPUs: `torchrun --nproc-per-node N -m foredraft train ...`.
+    """
+    check_known("recipe", {method: None}, list(RECIPES))
+    if not source.data:
+        raise OptionError("There is nothing to learn from: give --data FILE.")
+    options = read_options(RECIPES[method].options, f"the recipe {method}", read_pairs(recipe or ()))
+    Path(out).mkdir(parents=True, exist_ok=True)
+    sources = (_own_words(source, model, Path(out), device),) if source.regenerate else source.data
+    data = Data(sources=tuple(sources), cache=source.cache, store=source.store)
+    with Progress() as progress:
+        try:
+            head = run(
+                method,
+                model,
+                out,
+                data,
+                shape=shape,
+                recipe_options=options,
+                loop=loop,
+                device=device,
+                tell=progress.tell,
+            )
+        except KeyboardInterrupt:
+            raise Interrupted(f"Interrupted at step {progress.step}; the same command goes on from there.") from None
+    names = [name for name in _drafts_as(method)]
+    errors().print(f"The head is in {head}. To use it: --drafter {names[0]}:{head}", style="dim", soft_wrap=True)
+
+
+def _own_words(source: Source, model: str, out: Path, device: str | None) -> str:
+    """Let the target continue the data, and learn from that."""
+    from foredraft.compose import load
+    from foredraft.train.regenerate import regenerate
+
+    options = replace(
+        Answers(), count=source.answers, new_tokens=source.answer_tokens, temperature=source.answer_temperature
+    )
+    path = out / "answers.jsonl"
+    generator = load(model, source.answer_drafter, device=device, max_batch_size=options.batch)
+    with Progress() as progress:
+        regenerate(generator, list(source.data), path, options, progress.tell)
+    generator.close()
+    return str(path)
+
+
+def _drafts_as(kind: str) -> list[str]:
+    from foredraft.drafters import METHODS
+
+    made = {"hydra++": "hydra"}.get(kind, kind)
+    return sorted((name for name, method in METHODS.items() if made in method.heads), key=lambda name: name != made)
+
+
+class Progress:
+    """Shows where a run stands: a line that moves on a terminal, now and then a line elsewhere."""
+
+    def __init__(self) -> None:
+        self._console = errors()
+        self._status: Any = None
+        self.step = 0
+
+    def __enter__(self) -> "Progress":
+        if self._console.is_terminal:
+            self._status = self._console.status("[dim]Reading[/dim]")
+            self._status.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def tell(self, line: dict[str, Any]) -> None:
+        """Show one line of the log."""
+        text = _told(line)
+        self.step = line.get("step", self.step)
+        if "validation" in line or self._status is None:
+            self._console.print(text, style="dim", soft_wrap=True)
+        else:
+            self._status.update(f"[dim]{text}[/dim]")
+
+
+def _told(line: dict[str, Any]) -> str:
+    if "answers" in line:
+        return f"answer {line['answers']} of {line['of']}"
+    if "validation" in line:
+        said = ", ".join(f"{name} {value:.3f}" for name, value in line["validation"].items())
+        return f"step {line['step']} · {line['tokens']:,} tokens · validation: {said}"
+    left = int(line["left"])
+    rate = line["tokens"] / max(line["seconds"], 1e-9)
+    return (
+        f"step {line['step']} of {line['steps']} · loss {line['loss']:.3f} · {rate:,.0f} tokens/s · "
+        f"{left // 3600}:{left // 60 % 60:02}:{left % 60:02} left"
+    )

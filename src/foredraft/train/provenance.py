@@ -1,0 +1,44 @@
+"""What made a checkpoint: versions, commit, command, data; written beside it."""
+
+import datetime
+import importlib.metadata
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from foredraft import __version__
+
+
+def provenance(command: str | None = None) -> dict[str, Any]:
+    """Facts about this very process. Paths in the command are cut to their last part: machines differ."""
+    words = sys.argv if command is None else command.split()
+    return {
+        "time": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "commit": _commit(),
+        "command": " ".join(["foredraft", *(_short(word) for word in words[1:])]),
+        "foredraft": __version__,
+        "torch": torch.__version__,
+        "transformers": importlib.metadata.version("transformers"),
+        "python": platform.python_version(),
+        "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine(),
+    }
+
+
+def _short(word: str) -> str:
+    return Path(word).name if word.startswith("/") else word
+
+
+def _commit() -> str | None:
+    """The commit of the source tree, with a plus where there are changes; None for an installed package."""
+    here = Path(__file__).parent
+    try:
+        head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=here, capture_output=True, text=True)
+        state = subprocess.run(["git", "status", "--porcelain", "."], cwd=here, capture_output=True, text=True)
+    except OSError:
+        return None
+    return None if head.returncode else head.stdout.strip() + ("+" if state.stdout.strip() else "")

@@ -1,0 +1,91 @@
+"""Texts in the target's own words: prompts from the data, continued by the loop itself, speculation and all.
+
+A head that is trained on what its target says drafts better than one trained on what others wrote.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from foredraft.core.errors import DataError
+from foredraft.core.params import SamplingParams
+from foredraft.engine.generate import Generator
+from foredraft.model.tokenizer import Tokenizer
+from foredraft.train.sources import Sample, read_sources
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answers:
+    """How answers are made.
+
+    count: prompts that are taken, evenly from all of the data.
+    prompt_tokens: a text is cut to so many tokens, of which the rest is said anew; of a chat, each question is asked.
+    new_tokens, temperature: of each answer.
+    batch: answers at once.
+    """
+
+    count: int = 2000
+    prompt_tokens: int = 48
+    new_tokens: int = 208
+    temperature: float = 0.8
+    batch: int = 64
+
+
+def regenerate(
+    generator: Generator,
+    sources: list[str],
+    out: Path,
+    options: Answers,
+    tell: Callable[[dict[str, Any]], None] = lambda line: None,
+) -> Path:
+    """Write the target's answers as JSON Lines of ids; go on where an earlier call was cut off.
+
+    Raises:
+        DataError: a source that cannot be read, or no prompts in it.
+    """
+    assert generator.tokenizer is not None
+    prompts = _evenly(list(_prompts(read_sources(sources), generator.tokenizer, options.prompt_tokens)), options.count)
+    if not prompts:
+        raise DataError(f"There are no prompts in {', '.join(sources)}.")
+    done = _whole_lines(out)
+    with out.open("a", encoding="utf-8") as file:
+        for begin in range(done, len(prompts), options.batch):
+            batch = prompts[begin : begin + options.batch]
+            params = SamplingParams(max_new_tokens=options.new_tokens, temperature=options.temperature, seed=begin + 1)
+            results = generator.batch(batch, params)
+            for prompt, result in zip(batch, results, strict=True):
+                file.write(json.dumps({"ids": prompt + result.tokens, "prompt_length": len(prompt)}) + "\n")
+            file.flush()
+            tell({"answers": begin + len(batch), "of": len(prompts)})
+    return out
+
+
+def _prompts(samples: Iterator[Sample], tokenizer: Tokenizer, length: int) -> Iterator[list[int]]:
+    for sample in samples:
+        if sample.messages is not None:
+            for number, turn in enumerate(sample.messages):
+                if turn["role"] == "assistant" and number:
+                    yield tokenizer.encode_chat(sample.messages[:number])
+        elif sample.text is not None:
+            ids = tokenizer.encode_many([sample.text[: 16 * length]])[0][:length]
+            if len(ids) >= 2:
+                yield ids
+
+
+def _evenly(prompts: list[list[int]], count: int) -> list[list[int]]:
+    step = max(1, len(prompts) // count)
+    return list(islice(prompts[::step], count))
+
+
+def _whole_lines(path: Path) -> int:
+    """How many answers there are; one that was cut off is dropped."""
+    if not path.exists():
+        return 0
+    text = path.read_text(encoding="utf-8")
+    whole = text[: text.rfind("\n") + 1]
+    if whole != text:
+        path.write_text(whole, encoding="utf-8")
+    return whole.count("\n")

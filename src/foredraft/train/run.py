@@ -1,0 +1,136 @@
+"""A whole training run: data, target, head, loop, and the head in a folder that ``load`` takes."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from accelerate import Accelerator
+
+from foredraft.core.errors import DataError
+from foredraft.core.params import check_known
+from foredraft.formats import default_format, save_head
+from foredraft.model.causal import CausalLM
+from foredraft.model.load import Loaded, load_model
+from foredraft.train.features import Stored
+from foredraft.train.lessons import Lessons, Live
+from foredraft.train.loop import LoopOptions, autocast, train
+from foredraft.train.provenance import provenance
+from foredraft.train.recipe import Recipe
+from foredraft.train.recipes import RECIPES, HeadShape, RecipeKind
+from foredraft.train.start import frequent_tokens
+from foredraft.train.tokens import TokenStore
+from foredraft.train.validate import acceptance_length, mean_losses, rank_accuracies
+
+Tell = Callable[[dict[str, Any]], None]
+_PROMPT, _NEW, _PROMPTS = 48, 48, 8  # validation: tokens of a prompt, new tokens, prompts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Data:
+    """What is learned from, and where things are kept.
+
+    sources: see ``sources.read_sources``.
+    cache: a folder for token ids and hidden states, shared by runs on the same text; by default one in ``out``.
+    store: gigabytes of hidden states that may be kept on disk, so that the target reads each text once; 0 keeps none.
+    """
+
+    sources: tuple[str, ...]
+    cache: str | None = None
+    store: float = 0.0
+
+
+def run(
+    method: str,
+    target_name: str,
+    out: str | Path,
+    data: Data,
+    *,
+    shape: HeadShape | None = None,
+    recipe_options: Any = None,
+    loop: LoopOptions | None = None,
+    device: str | None = None,
+    tell: Tell = lambda line: None,
+) -> Path:
+    """Train a head of this kind for a target; go on where an earlier run with the same folder was cut off.
+
+    Returns:
+        the folder of the finished head, ``out/head``.
+
+    Raises:
+        UsageError: data, options or a target that cannot be; the sentence says why.
+    """
+    check_known("recipe", {method: None}, list(RECIPES))
+    kind, shape, loop = RECIPES[method], shape or HeadShape(), loop or LoopOptions()
+    folder = Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    accelerator = Accelerator(cpu=device == "cpu")
+    loaded = load_model(target_name, dtype="float32", device=str(accelerator.device))
+    if loaded.tokenizer is None:
+        raise DataError(f"The target {target_name!r} has no tokenizer, so texts cannot be read with it.")
+    target = CausalLM(loaded.model, fast=False)
+    target.model.requires_grad_(False)
+    end = loaded.eos_token_ids[0] if loaded.eos_token_ids else None
+    cache = Path(data.cache) if data.cache else folder / "cache"
+    with accelerator.main_process_first():
+        store = TokenStore.build(cache, list(data.sources), loaded.tokenizer, end)
+    net = kind.make(target, shape, _vocabulary(kind, shape, store, target))
+    recipe = kind.recipe(net, recipe_options or kind.options())
+    lessons = _lessons(store, target, recipe, data.store, loop)
+    validate = functools.partial(_validate, kind, recipe, target, lessons, loop)
+    train(recipe, lessons, folder, loop, validate=validate, tell=tell, accelerator=accelerator)
+    head = folder / "head"
+    if accelerator.is_main_process:
+        _save(head, net, target_name, loaded, lessons, validate())
+    accelerator.wait_for_everyone()
+    target.close()
+    return head
+
+
+def _vocabulary(kind: RecipeKind, shape: HeadShape, store: TokenStore, target: CausalLM) -> Any:
+    """The ids of a reduced vocabulary: what the text has most."""
+    if not kind.reduces or not 0 < shape.vocabulary < target.vocab_size:
+        return None
+    return frequent_tokens(store.ids, store.counts, shape.vocabulary, target.vocab_size)
+
+
+def _lessons(store: TokenStore, target: CausalLM, recipe: Recipe, gigabytes: float, loop: LoopOptions) -> Lessons:
+    source: Any = Live(target, lambda: autocast(target.device, loop.precision))
+    if gigabytes > 0:
+        width = target.model.config.get_text_config().hidden_size
+        shape = (store.windows(loop.length), loop.length, width)
+        place = store.folder / Path(target.model.config.name_or_path).name
+        source = Stored(place, source, recipe.taps, shape, bound=int(gigabytes * 1e9))
+    return Lessons(store, source, recipe.taps, loop.length, target.device)
+
+
+def _validate(
+    kind: RecipeKind, recipe: Recipe, target: CausalLM, lessons: Lessons, loop: LoopOptions
+) -> dict[str, float]:
+    """Losses on held-out texts, and how many tokens a target forward a chain of this head brings on their beginnings."""
+    held_out = lessons.held_out(_PROMPTS)
+    with autocast(target.device, loop.precision):
+        said = mean_losses(recipe, held_out)
+    prompts = [lesson.tokens[0, :_PROMPT].tolist() for lesson in held_out]
+    recipe.net.eval()
+    said["acceptance_length"] = round(acceptance_length(target, kind.drafter(recipe.net), prompts, _NEW), 4)
+    return said
+
+
+def _save(
+    head: Path, net: Any, target_name: str, loaded: Loaded, lessons: Lessons, validation: dict[str, float]
+) -> None:
+    accuracies = rank_accuracies(net, lessons.held_out(16))
+    if accuracies is not None and "accuracies" in {each.name for each in dataclasses.fields(net.config)}:
+        net.config = dataclasses.replace(net.config, accuracies=accuracies)
+    save_head(
+        net,
+        head,
+        to=default_format(net),
+        target_name=target_name,
+        target_config=loaded.model.config.to_dict(),
+        provenance={**provenance(), "validation": validation},
+        embed=False,
+    )
