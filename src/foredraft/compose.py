@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
+import torch
+
 from foredraft.core.draft import Law
 from foredraft.core.drafter import Drafter
 from foredraft.core.errors import DrafterError, OptionError
@@ -11,15 +13,16 @@ from foredraft.core.options import read_options, read_pairs
 from foredraft.core.params import check_known
 from foredraft.core.verify import RULES, check_legal
 from foredraft.drafters import METHODS, find
-from foredraft.engine.control import Auto, Constant, Controller, CostAware, Heuristic
+from foredraft.engine.control import Auto, Constant, Controller, CostAware, CostAwareTree, Heuristic
 from foredraft.engine.costs import measure_costs
 from foredraft.engine.engine import Engine
 from foredraft.engine.generate import Generator, Kind
 from foredraft.formats import load_head
 from foredraft.model.causal import CausalLM
-from foredraft.model.linear import PackedWeights
+from foredraft.model.linear import PackedWeights, draft_dtype
 from foredraft.model.load import Loaded, as_loaded, load_model, resolve
 from foredraft.model.tokenizer import Tokenizer
+from foredraft.nets.blocks import fuse
 
 BUNDLED_DRAFTS = {
     "sample": {
@@ -195,8 +198,10 @@ def _head(spec: Spec, kinds: tuple[str, ...], target: CausalLM, fast: bool) -> A
     if head.info.method not in kinds:
         right = ", ".join(name for name, method in METHODS.items() if head.info.method in method.heads)
         raise DrafterError(f"{spec.path!r} holds {head.info.format} weights: it drafts as {right}, not as {spec.name}.")
+    fuse(head.net)
     if fast and target.device.type == "cpu":
-        PackedWeights(head.net)
+        picked = spec.options.law is Law.FIXED  # else q must not depend on how many rows share a product
+        PackedWeights(head.net, draft_dtype() if picked else torch.float32)
     return head.net
 
 
@@ -232,7 +237,11 @@ def _controller(spec: Spec | Drafter, target: CausalLM, drafter: Drafter) -> Con
         return constant
     if schedule == "heuristic":
         return Heuristic(longest, confidence)
-    cost_aware = CostAware(longest, measure_costs(target), confidence)
+    cost_aware: Controller
+    if drafter.needs.scored:
+        cost_aware = CostAwareTree(longest, measure_costs(target, longest=64))
+    else:
+        cost_aware = CostAware(longest, measure_costs(target), confidence)
     if schedule == "cost":
         return cost_aware
     return Auto(constant, cost_aware, picked=options.law is Law.FIXED)

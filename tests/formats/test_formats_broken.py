@@ -59,6 +59,8 @@ def test_configs_that_are_none(tmp_path: Path, lm: CausalLM, text: str, part: st
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "text for a number": ({"hidden_size": "32"}, "hidden_size .* is '32', not a positive whole number"),
     "zero": ({"num_attention_heads": 0}, "num_attention_heads .* is 0, not a positive"),
+    "layers without end": ({"num_hidden_layers": 10**9}, "num_hidden_layers .* is 1000000000, not at most 1024"),
+    "kinds of layers that are lists": ({"layer_types": [[1]]}, "only all full or all sliding"),
     "truth for a number": ({"num_hidden_layers": True}, "is True, not a positive whole number"),
     "number for a truth": ({"attention_bias": 1}, "attention_bias .* is 1, not true or false"),
     "negative base": ({"rope_theta": -1.0}, "rope_theta .* is -1.0, not a positive number"),

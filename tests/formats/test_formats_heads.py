@@ -1,5 +1,6 @@
 """EAGLE-1, Medusa, Hydra and our own files: what is read, and what is written for whom."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -335,3 +336,17 @@ def test_our_own_configs_that_are_broken(tmp_path: Path, lm: CausalLM, path: tup
     hf.put(tmp_path, words, {}, "")
     with pytest.raises(DrafterError, match=part):
         load_head(str(tmp_path), lm)
+
+
+@pytest.mark.parametrize("name", ["medusa", "medusa shared", "hydra"])
+def test_measured_accuracies_go_with_the_head(tmp_path: Path, lm: CausalLM, name: str):
+    net = nets(lm)[name]
+    net.config = replace(net.config, accuracies=((0.5, 0.25), (0.125, 0.0), (1.0,)))
+    for to in (name.split()[0], "foredraft"):
+        save(net, tmp_path / to, to, lm)
+        assert load_head(str(tmp_path / to), lm).info.config == net.config
+        words = hf.config_of(tmp_path / to)
+        words.get("head", words)["accuracies"] = [[0.5, 2.0]]
+        hf.put(tmp_path / to, words, {}, "")
+        with pytest.raises(DrafterError, match="accuracies in the config.json"):
+            load_head(str(tmp_path / to), lm)

@@ -28,12 +28,14 @@ class StepOut:
 class Needs:
     """What a drafter asks of the target: hidden layers to be handed out, and its largest tree (root excluded).
 
-    ``max_depth``: the longest path that it drafts; 0 stands for ``max_nodes``, as for a chain.
+    ``max_depth``: the longest path that it drafts; 0 stands for ``max_nodes``, as for a chain. ``scored``: it knows
+    the probability of each path that it picks, and heeds ``Plan.node_worth`` and ``Plan.level_worth``.
     """
 
     hidden_layers: tuple[int, ...] = ()
     max_nodes: int = 0
     max_depth: int = 0
+    scored: bool = False
 
     @property
     def longest(self) -> int:
@@ -50,7 +52,7 @@ class Plan:
     token itself is kept: throwing it away would be a choice by the drawn value, hence lossy.
     ``node_worth``, ``level_worth``: for drafters that pick tokens and score their paths. A node whose path has less
     probability under the draft is not worth a row of the target's forward; another level whose parents have less
-    together is not worth drafting. Picked tokens may be left out for any reason.
+    together, in all rows, is not worth drafting. Picked tokens may be left out for any reason.
     """
 
     lengths: tuple[int, ...]

@@ -6,7 +6,6 @@ from typing import final
 
 import torch
 from jaxtyping import Float, Int
-
 from torch import Tensor
 
 from foredraft.core.draft import Draft, Law, Verdict

@@ -16,7 +16,7 @@ from torch import Tensor
 from foredraft.core.draft import Draft, Law, Verdict
 from foredraft.core.drafter import Plan, StepOut, View
 from foredraft.core.tree import PAD, ROOT, TokenTree
-from foredraft.drafters.memory import Memory
+from foredraft.drafters.memory import Memory, eagle_memory
 from foredraft.nets.eagle import EagleNet
 
 
@@ -85,7 +85,7 @@ class DynamicTree:
     def __init__(self, net: EagleNet, shape: Shape) -> None:
         self._net = net
         self._shape = shape
-        self._memory = Memory(net, net, net.features, layers=net.depth, window=net.window)
+        self._memory = eagle_memory(net)
 
     @torch.inference_mode()
     def admit(self, row: int, hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
@@ -110,7 +110,8 @@ def grow_tree(net: EagleNet, memory: Memory, view: View, plan: Plan, shape: Shap
     depth = min(plan.length, shape.depth)
     extended = memory.extend(view, 1 + depth * shape.top_k)
     states, roots = extended.states, view.roots
-    grown = TokenTree.root(roots)  # the nodes that the draft goes on from, the root first
+    growth = memory.growth(view, 1 + depth * shape.top_k)
+    last = 0  # the first of the newest nodes, in the order in which they were grown
     above = torch.zeros(states.shape[:2], device=states.device)
     numbers = torch.zeros_like(roots)[:, None]  # what these nodes are called among the candidates
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -130,15 +131,9 @@ def grow_tree(net: EagleNet, memory: Memory, view: View, plan: Plan, shape: Shap
         if _not_worth_it(above, plan.level_worth):
             break
         from_node = chosen // width
-        begin = grown.tokens.shape[1]
-        previous = begin - states.shape[1]
-        grown = TokenTree(
-            torch.cat([grown.tokens, tokens.gather(1, chosen)], 1),
-            torch.cat([grown.parents, previous + from_node], 1),
-            depth=level,
-        )
         carried = net.carry(states).gather(1, from_node[..., None].expand(-1, -1, states.shape[2]))
-        states = memory.grow(view, grown, carried, begin)
+        above_it, last = last + from_node, last + states.shape[1]
+        states = growth.grow(tokens.gather(1, chosen), above_it, carried)
     tokens, parents, scores = (torch.cat(each, 1) for each in zip(*parts, strict=True))
     candidates = Candidates(tokens, parents, scores, tuple(levels))
     tree = keep_best(candidates, roots, shape.nodes, _least(view, plan, extended.known, candidates))
@@ -150,8 +145,8 @@ def _target_ids(net: EagleNet, ids: Int[Tensor, "B F K"]) -> Int[Tensor, "B F K"
 
 
 def _not_worth_it(above: Float[Tensor, "B K"], worth: float) -> bool:
-    """On a CPU, where looking is free: whether no row's frontier promises enough for another level."""
-    return worth > 0 and above.device.type == "cpu" and float(above.exp().sum(1).max()) < worth
+    """On a CPU, where looking is free: whether all frontiers together promise too little for another level."""
+    return worth > 0 and above.device.type == "cpu" and float(above.exp().sum()) < worth
 
 
 def _least(view: View, plan: Plan, known: Bool[Tensor, "B"], candidates: Candidates) -> Float[Tensor, "B C"]:

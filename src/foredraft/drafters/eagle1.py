@@ -15,7 +15,7 @@ from foredraft.core.noise import Stream
 from foredraft.core.tree import PAD, TokenTree
 from foredraft.core.warp import Paths
 from foredraft.drafters.grow import draw_siblings, likeliest, proper
-from foredraft.drafters.memory import Memory
+from foredraft.drafters.memory import Growth, eagle_memory
 from foredraft.drafters.templates import Template
 from foredraft.nets.eagle import EagleNet
 
@@ -54,7 +54,7 @@ class Eagle1(Drafter):
         self._net = net
         self._levels = _Levels(Template.of(options.tree))
         self._vocab_size = net.target.vocab_size
-        self._memory = Memory(net, net, net.features, layers=net.depth, window=net.window)
+        self._memory = eagle_memory(net)
         template = self._levels.template
         self.needs = Needs(hidden_layers=net.taps, max_nodes=template.nodes, max_depth=template.depth)
 
@@ -79,6 +79,7 @@ class Eagle1(Drafter):
         states = extended.states
         allowed = torch.tensor(plan.lengths, device=view.lengths.device) * extended.known
         inner = tree  # the nodes that have children: what the head goes on from
+        growth = self._memory.growth(view, 1 + self._levels.template.nodes)
         laws = [states.new_zeros(len(view.rows), 1, self._vocab_size, dtype=torch.float32)]
         for level in range(1, depth + 1):
             begin = inner.tokens.shape[1] - states.shape[1]
@@ -92,7 +93,7 @@ class Eagle1(Drafter):
                 depth=level,
             )
             if level < depth:
-                inner, states = self._go_on(view, tree, inner, states, level)
+                inner, states = self._go_on(growth, tree, inner, states, level)
         if view.warp.greedy:
             return Draft(tree, Law.FIXED)
         return Draft(tree, Law.WITHOUT_REPLACEMENT, torch.cat(laws, 1))
@@ -113,7 +114,7 @@ class Eagle1(Drafter):
         return tokens.flatten(1)[:, own], exist.flatten(1)[:, own]
 
     def _go_on(
-        self, view: View, tree: TokenTree, inner: TokenTree, states: Float[Tensor, "B F H"], level: int
+        self, growth: Growth, tree: TokenTree, inner: TokenTree, states: Float[Tensor, "B F H"], level: int
     ) -> tuple[TokenTree, Float[Tensor, "B G H"]]:
         """The head's states at the nodes of a level that have children."""
         device = states.device
@@ -121,11 +122,11 @@ class Eagle1(Drafter):
         places = torch.tensor(self._levels.inner_parents(level), device=device)
         begin = inner.tokens.shape[1]
         first = begin - states.shape[1]
-        parents = (first + places).expand(len(view.rows), -1)
+        parents = (first + places).expand(tree.tokens.shape[0], -1)
         inner = TokenTree(
             torch.cat([inner.tokens, tree.tokens[:, nodes]], 1), torch.cat([inner.parents, parents], 1), depth=level
         )
-        return inner, self._memory.grow(view, inner, self._net.carry(states)[:, places], begin)
+        return inner, growth.grow(inner.tokens[:, begin:], parents, self._net.carry(states)[:, places])
 
     def _widened(self, logits: Float[Tensor, "B F v"]) -> Float[Tensor, "B F V"]:
         """Logits over the target's vocabulary, and numbers whatever the head computed."""

@@ -49,7 +49,7 @@ class Eagle2(Drafter):
 
     def __init__(self, options: Options, net: EagleNet) -> None:
         self._tree = DynamicTree(net, Shape(options.nodes, options.depth, options.top_k))
-        self.needs = Needs(hidden_layers=net.taps, max_nodes=options.nodes, max_depth=options.depth)
+        self.needs = Needs(net.taps, options.nodes, options.depth, scored=True)
 
     def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
         self._tree.admit(row, hidden)

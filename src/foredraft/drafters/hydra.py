@@ -4,6 +4,7 @@ The tree has a fixed shape. A node's children are the likeliest tokens of the he
 tokens, hence lossless at every temperature.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
@@ -58,7 +59,9 @@ class HydraDrafter(Drafter):
         self._template = template_for(options.tree, options.nodes, net.config.accuracies, net.count)
         self._state = LastState()
         self._memory = _prefix_memory(net)
-        self.needs = Needs(hidden_layers=(FINAL,), max_nodes=self._template.nodes, max_depth=self._template.depth)
+        self.needs = Needs(
+            hidden_layers=(FINAL,), max_nodes=self._template.nodes, max_depth=self._template.depth, scored=True
+        )
 
     @torch.inference_mode()
     def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
@@ -84,6 +87,8 @@ class HydraDrafter(Drafter):
         allowed = torch.tensor(plan.lengths, device=device) * known
         tree = TokenTree.root(view.roots)
         paths = view.roots[:, None, None]  # the tokens from the root to each inner node of a level, [B, F, K]
+        scores = torch.zeros_like(paths[:, :, 0], dtype=torch.float32)  # log-probability of each of these paths
+        worth = math.log(plan.node_worth) if plan.node_worth > 0 else -math.inf
         depth = min(plan.length, template.depth)
         for level in range(1, depth + 1):
             above = template.inner(level - 1)
@@ -91,15 +96,18 @@ class HydraDrafter(Drafter):
             parents = [template.parents[node - 1] for node in nodes]
             ranks = template.ranks(nodes)
             logits = self._net.logits(hidden.expand(-1, len(above), -1), paths, level - 1)
-            best = logits.float().nan_to_num().topk(min(max(ranks) + 1, logits.shape[-1]), dim=-1).indices
+            best = logits.float().nan_to_num().log_softmax(-1).topk(min(max(ranks) + 1, logits.shape[-1]), dim=-1)
             places = torch.tensor([above.index(parent) for parent in parents], device=device)
-            tokens = best[:, places, torch.tensor(ranks, device=device).clamp(max=best.shape[2] - 1)]
-            exist = (allowed >= level)[:, None].expand_as(tokens)
+            column = torch.tensor(ranks, device=device).clamp(max=best.indices.shape[2] - 1)
+            tokens = best.indices[:, places, column]
+            scores = scores[:, places] + best.values[:, places, column]
+            exist = (allowed >= level)[:, None] & (scores >= worth)
             mine = torch.where(exist, torch.tensor(parents, device=device), PAD)
             tree = TokenTree(torch.cat([tree.tokens, tokens], 1), torch.cat([tree.parents, mine], 1), depth=level)
             if level < depth:
                 inner = torch.tensor([nodes.index(node) for node in template.inner(level)], device=device)
                 paths = torch.cat([paths[:, places[inner]], tokens[:, inner, None]], dim=2)
+                scores = scores[:, inner]
         return Draft(tree, Law.FIXED)
 
     def _hidden(self, view: View) -> tuple[Float[Tensor, "B 1 H"], Bool[Tensor, "B"]]:

@@ -4,6 +4,7 @@ The tree has a fixed shape, filled with the likeliest tokens of each head: picke
 temperature. Medusa's own typical acceptance is another matter: ``verifier="typical"`` runs it, marked as lossy.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
@@ -56,7 +57,9 @@ class MedusaDrafter(Drafter):
         self._net = net
         self._template = template_for(options.tree, options.nodes, net.config.accuracies, net.count)
         self._state = LastState()
-        self.needs = Needs(hidden_layers=(FINAL,), max_nodes=self._template.nodes, max_depth=self._template.depth)
+        self.needs = Needs(
+            hidden_layers=(FINAL,), max_nodes=self._template.nodes, max_depth=self._template.depth, scored=True
+        )
         self._parents = torch.tensor((ROOT, *self._template.parents))
         self._depths = torch.tensor([0, *(len(path) for path in self._template.paths)])
 
@@ -74,16 +77,24 @@ class MedusaDrafter(Drafter):
         hidden, known = self._state.of(view)
         device = hidden.device
         tokens = [view.roots[:, None]]
+        scores = [torch.zeros_like(view.roots, dtype=torch.float32)[:, None]]  # log-probability of each path
         depth = min(plan.length, self._template.depth)
         for level in range(1, depth + 1):
             ranks = self._template.ranks(self._template.level(level))
             logits = self._net.logits(self._net.states(hidden, level - 1), level - 1)[:, 0]
-            best = logits.float().nan_to_num().topk(min(max(ranks) + 1, logits.shape[-1]), dim=-1).indices
-            tokens.append(best[:, torch.tensor(ranks, device=device).clamp(max=best.shape[1] - 1)])
+            best = logits.float().nan_to_num().log_softmax(-1).topk(min(max(ranks) + 1, logits.shape[-1]), dim=-1)
+            column = torch.tensor(ranks, device=device).clamp(max=best.indices.shape[1] - 1)
+            tokens.append(best.indices[:, column])
+            above = torch.tensor(self._template.above(level), device=device)
+            scores.append(scores[-1][:, above] + best.values[:, column])
         filled = torch.cat(tokens, 1)
         size = filled.shape[1]
         allowed = torch.tensor(plan.lengths, device=device) * known
         exist = self._depths[:size].to(device) <= allowed[:, None]
+        if plan.node_worth:
+            exist = exist & (
+                (torch.cat(scores, 1) >= math.log(plan.node_worth)) | (self._depths[:size].to(device) == 0)
+            )
         parents = torch.where(exist, self._parents[:size].to(device), PAD)
         linear = self._template.nodes == self._template.depth
         return Draft(TokenTree(filled, parents, depth=depth, linear=linear), Law.FIXED)

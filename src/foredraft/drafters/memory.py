@@ -17,7 +17,8 @@ from foredraft.core.drafter import StepOut, View
 from foredraft.core.tree import TokenTree
 from foredraft.model.attention import mix
 from foredraft.model.cache import SlotCache, SlotView
-from foredraft.model.masks import Layout, StepIn, address
+from foredraft.model.masks import GRAIN, Layout, StepIn, address
+from foredraft.nets.eagle import EagleNet
 
 _FAR = 16
 """A row that has more than this to read is brought up on its own; the others need not read along."""
@@ -44,6 +45,7 @@ class Memory:
         features: what rows read, from the target's hidden states.
         layers: how many attention layers ``read`` has.
         window: how many positions a row sees, itself included; None for all.
+        prepare: told beforehand how far positions go.
     """
 
     def __init__(
@@ -54,13 +56,16 @@ class Memory:
         *,
         layers: int = 1,
         window: int | None = None,
+        prepare: Callable[[int], None] = lambda length: None,
     ) -> None:
         weight = next(net.parameters())
         self._read = read
+        self._prepare = prepare
         self._to_features = features
         self._cache = SlotCache(layers)
         self._features = torch.zeros(0, 0, 0, device=weight.device, dtype=weight.dtype)
         self._layout = Layout({"rows": window}, by_type=False)
+        self.window = window
         self._known: dict[int, int] = {}  # rows of each text whose keys and values are of true features
 
     def admit(self, row: int, hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
@@ -97,6 +102,7 @@ class Memory:
             room: slots that will be wanted behind it, for a tree.
         """
         ends = [extent - 1 for extent in view.extents]  # features there are, hence rows
+        self._prepare(max(ends) + room)
         self._cache.reserve(max(view.rows) + 1, max(ends) + room + _FAR)
         fresh = [row for row in view.rows if self._known[row] == 0]
         if fresh:  # whoever had the row before may have left NaN behind
@@ -113,25 +119,9 @@ class Memory:
         states = states.gather(1, last[:, None, None].expand(-1, 1, states.shape[2]))
         return Extended(states, view.lengths > 1)
 
-    def grow(self, view: View, tree: TokenTree, features: Float[Tensor, "B N F"], start: int) -> Float[Tensor, "B N H"]:
-        """States of the nodes of a tree from ``start`` on; those before are in the cache. Node 0 is the root's row.
-
-        ``features`` are what stands in for the target's, one for each of these nodes.
-        """
-        nodes = tree.tokens.shape[1]
-        bases = (view.lengths - 2).clamp(min=0)
-        reach = max(max(view.extents) - 2, 0) + nodes
-        step = address(
-            tree,
-            bases,
-            view.rows,
-            reach,
-            self._layout,
-            dtype=features.dtype,
-            max_position=_NO_END,
-            start=start,
-        )
-        return self._forward(step, features)
+    def growth(self, view: View, nodes: int) -> "Growth":
+        """A tree of at most so many nodes that grows behind the rows just read; its node 0 is the root's row."""
+        return Growth(self, view, nodes)
 
     def _catch_up(self, view: View, far: list[int], ends: list[int]) -> None:
         """Read all but the last row of the texts that are far behind, without the others."""
@@ -160,9 +150,10 @@ class Memory:
             dtype=features.dtype,
             max_position=_NO_END,
         )
-        return self._forward(step, features)
+        return self.forward(step, features)
 
-    def _forward(self, step: StepIn, features: Float[Tensor, "B N F"]) -> Float[Tensor, "B N H"]:
+    def forward(self, step: StepIn, features: Float[Tensor, "B N F"]) -> Float[Tensor, "B N H"]:
+        """The states of some rows, whose keys and values go to their slots."""
         window = SlotView(self._cache, step.rows, step.prefix, step.slots, step.extent)
         mask = step.masks["rows"]
 
@@ -180,3 +171,60 @@ class Memory:
         wider = self._features.new_zeros(max(rows, have[0]), max(slots, have[1]), max(width, have[2]))
         wider[: have[0], : have[1], : have[2]] = self._features
         self._features = wider
+
+
+def eagle_memory(net: EagleNet) -> Memory:
+    """The memory of an EAGLE head."""
+    return Memory(
+        net, net, net.features, layers=net.depth, window=net.window, prepare=lambda length: net.rotary.reserve(length)
+    )
+
+
+class Growth:
+    """The draft tree of one proposal in the head's cache, level by level: each node sees its ancestors and the text.
+
+    The node numbers of this tree are those in which nodes were grown, the root being 0.
+    """
+
+    def __init__(self, memory: Memory, view: View, nodes: int) -> None:
+        device = view.lengths.device
+        rows = list(view.rows)
+        self._memory = memory
+        self._bases = (view.lengths - 2).clamp(min=0)[:, None]
+        self._rows = torch.tensor(rows, device=device)
+        self._prefix = len(rows) if rows == list(range(len(rows))) else None
+        self._extent = -(-(max(max(view.extents) - 2, 0) + nodes) // GRAIN) * GRAIN
+        self._slots = torch.arange(self._extent, device=device)
+        self._text = (self._slots < self._bases)[:, None]  # [B, 1, S]
+        self._family = torch.ones(len(rows), 1, 1, dtype=torch.bool, device=device)  # who sees whom in the tree
+        self._depths = [0]
+
+    def grow(
+        self, tokens: Int[Tensor, "B F"], parents: Int[Tensor, "B F"], features: Float[Tensor, "B F K"]
+    ) -> Float[Tensor, "B F H"]:
+        """States of another level of nodes. ``features`` are what stands in for the target's."""
+        (rows, count), before = tokens.shape, len(self._depths)
+        depth = self._depths[-1] + 1
+        self._depths += [depth] * count
+        above = self._family.gather(1, parents[..., None].expand(-1, -1, before))
+        itself = torch.eye(count, dtype=torch.bool, device=tokens.device).expand(rows, -1, -1)
+        sees = torch.cat([above, itself], dim=2)
+        self._family = torch.cat([torch.nn.functional.pad(self._family, (0, count)), sees], dim=1)
+        text, window = self._text, self._memory.window
+        if window is not None:
+            text = text & (self._bases + depth - self._slots < window)[:, None]
+            sees = sees & torch.tensor([depth - other < window for other in self._depths], device=sees.device)
+        places = self._bases + torch.arange(before + count, device=tokens.device)
+        visible = text.expand(-1, count, -1).scatter(2, places[:, None].expand(-1, count, -1), sees)
+        mask = torch.zeros(visible.shape, dtype=features.dtype, device=tokens.device)
+        mask.masked_fill_(~visible, torch.finfo(features.dtype).min)
+        step = StepIn(
+            tokens=tokens,
+            positions=(self._bases + depth).expand(-1, count),
+            slots=places[:, before:],
+            masks={"rows": mask[:, None]},
+            rows=self._rows,
+            prefix=self._prefix,
+            extent=self._extent,
+        )
+        return self._memory.forward(step, features)

@@ -75,6 +75,11 @@ class Template:
         """The rank of each of these nodes among its siblings."""
         return tuple(self.paths[node - 1][-1] for node in nodes)
 
+    def above(self, depth: int) -> tuple[int, ...]:
+        """Of each node at a depth, the place of its parent among the nodes of the level above."""
+        first = self.level(depth - 1)[0] if depth > 1 else 0
+        return tuple(self.parents[node - 1] - first for node in self.level(depth))
+
     def inner(self, depth: int) -> tuple[int, ...]:
         """Numbers of the nodes at a depth that have children."""
         with_children = set(self.parents)

@@ -178,6 +178,80 @@ class CostAware(Controller):
         self._rest, self._idle = self.FIRST_REST, self.FIRST_REST
 
 
+class CostAwareTree(Controller):
+    """For drafters that score what they pick: a node, and a level, must bring more tokens than its time would.
+
+    At R tokens a second, what takes s seconds must promise s R tokens: a node that takes one more row of the target's
+    forward, and a level that takes one more forward of the draft. Thus the tree is wide where the draft is unsure and
+    deep where it is sure. R is what drafting has brought lately; where that is less than plain decoding, drafting
+    rests and is tried again at growing intervals.
+    """
+
+    FADE = 0.95  # how fast what was seen is forgotten, a step
+    MARGIN = 1.02
+    TRIAL, FIRST_REST, LONGEST_REST = 3, 8, 64
+    SURE = 8  # so many steps of drafting are seen before it is judged
+    TIMINGS = 15
+
+    def __init__(self, depth: int, costs: CostTable) -> None:
+        self._depth = depth
+        self._costs = costs
+        self._tokens = self._seconds = self._steps = 0.0
+        self._nodes = 8.0  # drafted for a row lately
+        self._levels: deque[float] = deque(maxlen=self.TIMINGS)  # seconds of a level
+        self._known: set[int] = set()
+        self._rest, self._idle = self.FIRST_REST, 0
+        self._resting = False
+        self._reading = True
+
+    def plan(self, view: View, limits: Sequence[int]) -> Plan:
+        batch = len(view.rows)
+        plain = batch / self._costs(batch)
+        rate = max(self._rate(plain), plain)
+        if self._steps >= self.SURE and self._rate(plain) < self.MARGIN * plain:
+            self._resting = True
+        length = self._depth
+        if self._resting:
+            self._idle += 1
+            if self._idle <= self._rest:
+                length = 0
+            elif self._idle == self._rest + self.TRIAL:
+                self._rest, self._idle = min(2 * self._rest, self.LONGEST_REST), 0
+        used = batch * (1 + self._nodes)
+        row = (self._costs(used + batch) - self._costs(used)) / batch
+        level = statistics.median(self._levels) if self._levels else 0.0
+        lengths = tuple(min(length, limit) for limit in limits)
+        return Plan(lengths, node_worth=min(row * rate, 0.5), level_worth=min(level * rate, 0.9 * batch))
+
+    def observe(self, view: View, plan: Plan, done: StepDone) -> None:
+        if not plan.length:
+            self._reading = True
+            return
+        deepest = max(result.depth for result in done.rows)
+        fresh = self._reading or not self._known.issuperset(view.rows)  # it has read a text first
+        self._known.update(view.rows)
+        self._reading = False
+        if fresh or not deepest:
+            return
+        self._levels.append(done.draft_seconds / deepest)
+        emitted = sum(len(result.emitted) for result in done.rows)
+        self._tokens = self.FADE * self._tokens + emitted
+        self._seconds = self.FADE * self._seconds + done.draft_seconds + done.verify_seconds
+        self._steps += 1
+        self._nodes += 0.1 * (statistics.fmean(result.drafted for result in done.rows) - self._nodes)
+        if self._resting and self._rate(0.0) * self._costs(len(view.rows)) > self.MARGIN * len(view.rows):
+            self._resting, self._rest, self._idle = False, self.FIRST_REST, 0
+
+    def release(self, row: int) -> None:
+        """Another text may be another matter: what was seen counts half, and drafting is tried again at once."""
+        self._known.discard(row)
+        self._tokens, self._seconds, self._steps = self._tokens / 2, self._seconds / 2, 0.0
+        self._resting, self._rest, self._idle = False, self.FIRST_REST, 0
+
+    def _rate(self, otherwise: float) -> float:
+        return self._tokens / self._seconds if self._seconds > 0 else otherwise
+
+
 class Auto(Controller):
     """Cost-aware where the text cannot depend on it, constant elsewhere.
 

@@ -24,7 +24,7 @@ def read_block(fields: Fields, *, layers: int, notes: list[str], **known: Any) -
     if "head_dim" not in fields and width % heads:
         raise DrafterError(f"The head {fields.name!r} has {heads} attention heads over a width of {width}.")
     groups, size = fields.integer("num_key_value_heads", heads), fields.integer("head_dim", width // heads or None)
-    if heads % groups or size % 2:
+    if heads % groups or size % 2 or size > 1 << 16:
         raise DrafterError(
             f"The head {fields.name!r} has {heads} attention heads of width {size} over {groups} key-value heads, "
             "which make no attention."
@@ -62,12 +62,12 @@ def _window(fields: Fields, layers: int) -> int | None:
     """
     kinds = fields.values.get("layer_types")
     if isinstance(kinds, list) and len(kinds) >= layers:
-        own = set(kinds[:layers])
+        own = set(map(str, kinds[:layers]))
         if own == {"full_attention"}:
             return None
         if own != {"sliding_attention"}:
             raise DrafterError(
-                f"The layers of the head {fields.name!r} are of the kinds {', '.join(sorted(map(str, own)))}; "
+                f"The layers of the head {fields.name!r} are of the kinds {', '.join(sorted(own))}; "
                 "only all full or all sliding ones are read."
             )
         return fields.integer("sliding_window")

@@ -35,7 +35,7 @@ def read(checkpoint: Checkpoint, target: CausalLM | None, wish: Wish) -> Reading
     notes: list[str] = ["It drafts with the target's embedding and output layer."]
     if wish.taps is not None:
         raise DrafterError(f"The head {checkpoint.name!r} reads the target's last state; it takes no taps.")
-    layers, bias = fields.integer("num_hidden_layers", 1), fields.flag("qkv_bias", False)
+    layers, bias = fields.count("num_hidden_layers", 1), fields.flag("qkv_bias", False)
     block = read_block(fields, layers=layers, notes=notes, attention_bias=bias)
     if wish.rope_theta is not None:
         notes.append(f"rope_theta is {wish.rope_theta:g} as asked, not {block.rope_theta:g}.")

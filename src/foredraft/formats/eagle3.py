@@ -125,7 +125,7 @@ def _config(file: _File, own: bool, wish: Wish, notes: list[str]) -> Eagle3Confi
         draft_vocab_size=vocab if small is None else small,
         target_hidden_size=width,
         taps=tuple(range(fused // width)),
-        num_layers=file.layer.integer("num_hidden_layers", 1),
+        num_layers=file.layer.count("num_hidden_layers", 1),
         fc_bias=file.kind == SPECFORGE and fields.flag("bias", False),
         norm_before_residual=_norm_before_residual(file, notes),
         norm_before_fc=fields.flag("norm_before_fc", False),
@@ -143,7 +143,7 @@ def _block(file: _File, wish: Wish, notes: list[str]) -> BlockConfig:
     qwen = file.kind == SPECULATORS and layer.text("model_type", "llama").startswith("qwen3")
     block = read_block(
         layer,
-        layers=layer.integer("num_hidden_layers", 1),
+        layers=layer.count("num_hidden_layers", 1),
         notes=notes,
         attention_bias=bias,
         output_bias=bias and f"{file.prefix}self_attn.o_proj.bias" in shapes,

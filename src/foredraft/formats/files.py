@@ -17,6 +17,8 @@ from foredraft.model.hub import fetch
 
 _KNOWN = ("model", "pytorch_model", "medusa_lm_head", "hydra_lm_head")
 _ENDINGS = (".safetensors", ".bin", ".pt")
+MOST = 1024
+"""No head has more layers or heads than this; a config that says so would be built for hours."""
 _DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -193,6 +195,13 @@ class Fields:
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise self._wrong(key, "a positive whole number")
+        return value
+
+    def count(self, key: str, default: int) -> int:
+        """How many modules there are: a number that is built, so it must be a sane one."""
+        value = self.integer(key, default)
+        if value > MOST:
+            raise self._wrong(key, f"at most {MOST}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:

@@ -11,7 +11,7 @@ from foredraft.core.errors import DrafterError
 from foredraft.formats.assemble import same_table
 from foredraft.formats.files import Checkpoint, Fields
 from foredraft.formats.info import Reading, TargetNeeds, Wish
-from foredraft.formats.native import block_from
+from foredraft.formats.native import accuracies_of, block_from
 from foredraft.model.causal import CausalLM
 from foredraft.model.parts import block_like
 from foredraft.nets.blocks import BlockConfig
@@ -68,6 +68,7 @@ def read(checkpoint: Checkpoint, target: CausalLM | None, wish: Wish) -> Reading
         num_layers=layers,
         prefix=_prefix(checkpoint, fields, target, wish, notes) if plus else None,
         dropout=_dropout(fields),
+        accuracies=accuracies_of(fields),
     )
     if wish.rope_theta is not None and not plus:
         raise DrafterError(f"The Hydra head {checkpoint.name!r} has no rotary positions.")
@@ -170,7 +171,7 @@ def _prefix(
 
 
 def _dropout(fields: Fields) -> float:
-    return fields.number("dropout_rate") if fields.values.get("dropout_rate") else 0.0
+    return min(fields.number("dropout_rate"), 1.0) if fields.values.get("dropout_rate") else 0.0
 
 
 def write(
@@ -188,6 +189,8 @@ def write(
         "dropout_rate": config.dropout,
         "transformers_version": version,
     }
+    if config.accuracies is not None:
+        words["accuracies"] = config.accuracies
     if config.prefix is not None:
         words[_OWN] = asdict(config.prefix)
     tensors = {alias: state[parameter] for parameter, aliases in names(config).items() for alias in aliases}

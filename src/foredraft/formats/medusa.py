@@ -13,6 +13,7 @@ from torch import Tensor
 from foredraft.core.errors import DrafterError
 from foredraft.formats.files import Checkpoint
 from foredraft.formats.info import Reading, TargetNeeds, Wish
+from foredraft.formats.native import accuracies_of
 from foredraft.model.causal import CausalLM
 from foredraft.nets.medusa import Medusa, MedusaConfig
 
@@ -64,7 +65,14 @@ def read(checkpoint: Checkpoint, target: CausalLM | None, wish: Wish) -> Reading
     return Reading(
         method="medusa",
         format=SECOND if whole else FIRST if own else SECOND_VERSION,
-        config=MedusaConfig(hidden_size=width, vocab_size=known, num_heads=heads, num_layers=layers, own_heads=own),
+        config=MedusaConfig(
+            hidden_size=width,
+            vocab_size=known,
+            num_heads=heads,
+            num_layers=layers,
+            own_heads=own,
+            accuracies=accuracies_of(fields),
+        ),
         names=names(heads, layers, own, prefix),
         ignored=frozenset(name for name in shapes if not _TENSOR.match(name)) if whole else frozenset(),
         target=TargetNeeds(hidden_size=width, vocab_size=vocab, name=fields.words("base_model_name_or_path")),
@@ -112,6 +120,8 @@ def write(
         "vocab_size": config.vocab_size,
         "transformers_version": version,
     }
+    if config.accuracies is not None:
+        words["accuracies"] = config.accuracies
     if not config.own_heads:
         words["version"] = "2"
     state = net.state_dict()

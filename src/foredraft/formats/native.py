@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from foredraft.core.errors import DrafterError
 from foredraft.formats.assemble import block_of, parameter_names, straight
-from foredraft.formats.files import Checkpoint
+from foredraft.formats.files import MOST, Checkpoint, Fields
 from foredraft.formats.info import NetConfig, Reading, TargetNeeds, Wish
 from foredraft.formats.vocabulary import read_vocabulary
 from foredraft.model.causal import CausalLM
@@ -23,6 +23,7 @@ from foredraft.nets.medusa import BlockwiseConfig, MedusaConfig
 from foredraft.nets.parts import offsets_of
 
 VERSION = 1
+_COUNTS = ("num_heads", "num_layers")
 CONFIGS: dict[str, type] = {
     "eagle": EagleConfig,
     "eagle3": Eagle3Config,
@@ -113,9 +114,9 @@ def _config(kind: type, values: Mapping[str, Any], name: str) -> Any:
     for key, value in values.items():
         if isinstance(value, dict) and known[key].type in (BlockConfig, BlockConfig | None):
             value = block_from(value, name)
-        if not _fits(value, known[key].type):
+        if not _fits(value, known[key].type) or (key in _COUNTS and not _whole(value, 1, MOST)):
             raise DrafterError(f"{key} in the config.json of the head {name!r} cannot be {value!r}.")
-        found[key] = tuple(value) if isinstance(value, list) else value
+        found[key] = _tuples(value)
     if found.get("hidden_act", "silu") not in ACTIVATIONS:
         raise DrafterError(f"hidden_act in the config.json of the head {name!r} cannot be {found['hidden_act']!r}.")
     return kind(**found)
@@ -129,11 +130,42 @@ def _fits(value: Any, hint: Any) -> bool:
         return _whole(value, 1) or (value is None and hint is not int)
     if hint is float:
         return (_whole(value, 0) or isinstance(value, float)) and 0 <= value < float("inf")
+    if hint == tuple[tuple[float, ...], ...] | None:
+        return value is None or is_table(value)
     return isinstance(value, hint)
 
 
-def _whole(value: Any, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+def is_table(value: Any) -> bool:
+    """Whether a value from JSON is a list of lists of shares."""
+    rows = value if isinstance(value, list) else [None]
+    return all(isinstance(row, list) and all(_share(each) for each in row) for row in rows)
+
+
+def accuracies_of(fields: Fields) -> tuple[tuple[float, ...], ...] | None:
+    """How often the heads were right by rank, from a key of ours in a published format's config.json.
+
+    Raises:
+        DrafterError: it is no list of lists of shares.
+    """
+    value = fields.values.get("accuracies")
+    if value is None:
+        return None
+    if not is_table(value):
+        raise DrafterError(f"accuracies in the config.json of the head {fields.name!r} are no lists of shares.")
+    return _tuples(value)
+
+
+def _share(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1
+
+
+def _tuples(value: Any) -> Any:
+    """Lists from JSON as the tuples that they were."""
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+def _whole(value: Any, least: int, most: float = float("inf")) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
 def _wished(config: NetConfig, wish: Wish, name: str, notes: list[str]) -> NetConfig:

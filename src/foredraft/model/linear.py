@@ -3,6 +3,9 @@
 ``F.linear`` on a few rows does not use the memory bandwidth that it has, least of all between 3 and 64 rows,
 exactly where verification lives. oneDNN with weights packed once does; these are the operators that
 torch.compile with freezing emits. A packed weight takes the place of the plain one, so it costs no memory.
+
+A draft head may as well run in bfloat16 where the processor has instructions for it: a half to a quarter of the time.
+A target may not: it would say something else.
 """
 
 import torch
@@ -15,15 +18,19 @@ _LEAST_ROWS = 2
 
 
 class PackedLinear(nn.Module):
-    """``x @ weight.T + bias`` with the weight in oneDNN's blocked layout. Inference only."""
+    """``x @ weight.T + bias`` with the weight in oneDNN's blocked layout. Inference only.
 
-    def __init__(self, dense: nn.Linear | Conv1D, keep_dense: bool) -> None:
+    With ``dtype`` the product is made in that type; what goes in and comes out keeps its own.
+    """
+
+    def __init__(self, dense: nn.Linear | Conv1D, keep_dense: bool, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         plain = dense.weight.detach()
         weight = plain if isinstance(dense, nn.Linear) else plain.t().contiguous()
         self.out_features, self.in_features = weight.shape
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
-        self.bias = dense.bias
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.to(dtype), None)
+        self.bias = None if dense.bias is None else dense.bias.detach().to(dtype)
+        self.dtype = dtype
         self.kept = keep_dense
         self._dense = [dense]  # in a list, so that it is no submodule
         if not keep_dense:
@@ -32,29 +39,29 @@ class PackedLinear(nn.Module):
     @property
     def weight(self) -> Tensor:
         """The plain weight [out, in], unpacked anew for whoever looks at it; the forward never does."""
-        return self.packed.to_dense()
+        return self.packed.to_dense().float()
 
     def forward(self, x: Tensor) -> Tensor:
         flat = x.reshape(-1, self.in_features)
         rows = flat.shape[0]
         if rows < _LEAST_ROWS:
             flat = F.pad(flat, (0, 0, 0, _LEAST_ROWS - rows))
-        y = torch.ops.mkldnn._linear_pointwise(flat, self.packed, self.bias, "none", [], "")
+        y = torch.ops.mkldnn._linear_pointwise(flat.to(self.dtype), self.packed, self.bias, "none", [], "").to(x.dtype)
         return y[:rows].view(*x.shape[:-1], self.out_features)
 
     def unpacked(self) -> nn.Linear | Conv1D:
         """The layer that this one was made of, with its weight given back."""
         dense = self._dense[0]
         if not self.kept:
-            weight = self.packed.to_dense()
+            weight = self.packed.to_dense().float()
             dense.weight.data = weight if isinstance(dense, nn.Linear) else weight.t().contiguous()
         return dense
 
 
 class PackedWeights:
-    """The packed layers of one model; ``undo`` puts the plain ones back."""
+    """The packed layers of one model; ``undo`` puts the plain ones back, rounded if ``dtype`` has rounded them."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, dtype: torch.dtype = torch.float32) -> None:
         self._places: list[tuple[nn.Module, str]] = []
         if not packing_works():
             return
@@ -63,7 +70,7 @@ class PackedWeights:
         for parent in list(model.modules()):
             for name, child in list(parent._modules.items()):
                 if id(child) not in made and isinstance(child, (nn.Linear, Conv1D)) and _packable(child):
-                    made[id(child)] = PackedLinear(child, keep_dense=id(child.weight) in shared)
+                    made[id(child)] = PackedLinear(child, id(child.weight) in shared, dtype)
                 if id(child) in made:
                     setattr(parent, name, made[id(child)])
                     self._places.append((parent, name))
@@ -86,6 +93,12 @@ def packing_works() -> bool:
         return torch.allclose(y, F.linear(x, weight), atol=1e-4) and torch.equal(packed.to_dense(), weight)
     except (AttributeError, RuntimeError):
         return False
+
+
+def draft_dtype() -> torch.dtype:
+    """What a draft head is packed in on this CPU: bfloat16 if it multiplies that fast."""
+    fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return torch.bfloat16 if fast else torch.float32
 
 
 def _packable(layer: nn.Linear | Conv1D) -> bool:

@@ -3,7 +3,7 @@
 Attention is an argument because it differs: over slots when drafting, causal or unrolled when training.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -45,6 +45,9 @@ class BlockConfig:
     rope_scaling: dict | None = None
 
 
+_TABLE_GRAIN, _LONGEST_TABLE = 1024, 65536
+
+
 class Rotary(nn.Module):
     """Cosines and sines by position (Su et al., arXiv:2104.09864), halves rotated as in Llama.
 
@@ -58,8 +61,25 @@ class Rotary(nn.Module):
         self.frequencies: Tensor
         self.register_buffer("frequencies", frequencies.float(), persistent=False)
         self.scale = scale
+        self._table: tuple[Tensor, Tensor] | None = None
+
+    def reserve(self, length: int) -> None:
+        """Look positions below ``length`` up from now on, instead of computing them each time."""
+        have = 0 if self._table is None else self._table[0].shape[0]
+        if have < length <= _LONGEST_TABLE:
+            size = -(-length // _TABLE_GRAIN) * _TABLE_GRAIN
+            cos, sin = self._computed(torch.arange(size, device=self.frequencies.device)[None])
+            self._table = cos[0, 0], sin[0, 0]
+        elif length > _LONGEST_TABLE:
+            self._table = None
 
     def forward(self, positions: Int[Tensor, "B N"]) -> tuple[Float[Tensor, "B 1 N E"], Float[Tensor, "B 1 N E"]]:
+        if self._table is None:
+            return self._computed(positions)
+        cos, sin = self._table
+        return cos[positions][:, None], sin[positions][:, None]
+
+    def _computed(self, positions: Int[Tensor, "B N"]) -> tuple[Float[Tensor, "B 1 N E"], Float[Tensor, "B 1 N E"]]:
         with torch.autocast(positions.device.type, enabled=False):
             angles = positions[:, None, :, None].to(self.frequencies.dtype) * self.frequencies
             angles = torch.cat([angles, angles], dim=-1)
@@ -70,6 +90,25 @@ def rotate(x: Float[Tensor, "B h N E"], cos: Float[Tensor, "B 1 N E"], sin: Floa
     """Turn each pair (i, i + E/2) of x by its angle."""
     left, right = x.chunk(2, dim=-1)
     return (x * cos + torch.cat([-right, left], dim=-1) * sin).to(x.dtype)
+
+
+def side_by_side(*layers: nn.Linear) -> nn.Linear:
+    """One layer that says what these say, one after the other."""
+    first = layers[0]
+    outputs = sum(layer.out_features for layer in layers)
+    made = nn.Linear(first.in_features, outputs, first.bias is not None, first.weight.device, first.weight.dtype)
+    made.requires_grad_(False)
+    made.weight.copy_(torch.cat([layer.weight for layer in layers]))
+    if first.bias is not None:
+        made.bias.copy_(torch.cat([layer.bias for layer in layers]))
+    return made
+
+
+def fuse(net: nn.Module) -> None:
+    """Fuse every attention and feed-forward layer of a net that will not be trained or saved any more."""
+    for module in net.modules():
+        if isinstance(module, (Attention, Mlp)):
+            module.fuse()
 
 
 class Attention(nn.Module):
@@ -85,13 +124,24 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(queries, config.hidden_size, bias=config.output_bias)
         self.q_norm = nn.RMSNorm(self.head_dim, eps=config.rms_norm_eps) if config.qk_norm else nn.Identity()
         self.k_norm = nn.RMSNorm(self.head_dim, eps=config.rms_norm_eps) if config.qk_norm else nn.Identity()
+        self.heads = config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads
+        self.fused: nn.Linear | None = None
+
+    def fuse(self) -> None:
+        """Make one product of three, for drafting. What the layer was made of is gone."""
+        self.fused = side_by_side(self.q_proj, self.k_proj, self.v_proj)
+        del self.q_proj, self.k_proj, self.v_proj
+
+    def _projected(self, x: Float[Tensor, "B N I"]) -> Sequence[Float[Tensor, "B N h E"]]:
+        if self.fused is not None:
+            return self.fused(x).unflatten(-1, (-1, self.head_dim)).split(self.heads, dim=2)
+        projections = (self.q_proj, self.k_proj, self.v_proj)
+        return [projection(x).unflatten(-1, (-1, self.head_dim)) for projection in projections]
 
     def forward(
         self, x: Float[Tensor, "B N I"], turn: tuple[Tensor, Tensor], layer: int, attend: Attend
     ) -> Float[Tensor, "B N H"]:
-        query, key, value = (
-            projection(x).unflatten(-1, (-1, self.head_dim)) for projection in (self.q_proj, self.k_proj, self.v_proj)
-        )
+        query, key, value = self._projected(x)
         query = rotate(self.q_norm(query).transpose(1, 2), *turn)
         key = rotate(self.k_norm(key).transpose(1, 2), *turn)
         mixed = attend(layer, query, key, value.transpose(1, 2))
@@ -108,8 +158,17 @@ class Mlp(nn.Module):
         self.up_proj = nn.Linear(width, inner, bias=config.mlp_bias)
         self.down_proj = nn.Linear(inner, width, bias=config.mlp_bias)
         self.activation = ACTIVATIONS[config.hidden_act]
+        self.fused: nn.Linear | None = None
+
+    def fuse(self) -> None:
+        """Make one product of two, for drafting. What the layer was made of is gone."""
+        self.fused = side_by_side(self.gate_proj, self.up_proj)
+        del self.gate_proj, self.up_proj
 
     def forward(self, x: Float[Tensor, "B N H"]) -> Float[Tensor, "B N H"]:
+        if self.fused is not None:
+            gate, up = self.fused(x).chunk(2, dim=-1)
+            return self.down_proj(self.activation(gate) * up)
         return self.down_proj(self.activation(self.gate_proj(x)) * self.up_proj(x))
 
 

@@ -31,6 +31,7 @@ class EagleNet(nn.Module, ABC):
     window: int | None
     vocabulary: Tensor | None
     target: TargetParts
+    rotary: Rotary
 
     @abstractmethod
     def features(self, hidden: Mapping[int, Float[Tensor, "B N T"]]) -> Float[Tensor, "B N F"]:

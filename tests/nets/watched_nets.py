@@ -1,0 +1,128 @@
+"""A tiny target in float64, an engine that runs a drafter on it, and a record of what the drafter's net was asked."""
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from slow_nets import Path
+from torch import Tensor
+
+import tiny
+from foredraft.core.draft import Draft
+from foredraft.core.drafter import Drafter, Plan, View
+from foredraft.core.params import SamplingParams
+from foredraft.engine.control import Constant
+from foredraft.model.causal import CausalLM
+
+VOCAB, LAYERS = 16, 4
+CLOSE, FAR = 1e-4, 1e-3
+"""Logits that are the same, and logits that a fault has moved."""
+
+
+@functools.cache
+def target() -> CausalLM:
+    """Few tokens, so that drafts of a head that knows nothing are sometimes accepted in part."""
+    return CausalLM(tiny.build("llama", vocab_size=VOCAB, num_hidden_layers=LAYERS, seed=1).double(), fast=False)
+
+
+def prompts() -> list[list[int]]:
+    """One with nothing to go on from, short ones, and one that has to be caught up with; the last one waits."""
+    return tiny.prompts((1, 6, 23, 4), VOCAB)
+
+
+@functools.cache
+def truth(text: Path) -> dict[int, list[Tensor]]:
+    """The target's states of a text by its own forward: what enters layer i, what enters the final norm, what leaves.
+
+    No cache, no tree and no tap of ours.
+    """
+    model, states = target().model, {}
+    inner: Any = model.model
+    hooks = [
+        module.register_forward_pre_hook(
+            lambda _, args, kwargs, i=i: states.__setitem__(i, args[0] if args else kwargs["hidden_states"]),
+            with_kwargs=True,
+        )
+        for i, module in enumerate([*inner.layers, inner.norm])
+    ]
+    target().detach()
+    try:
+        with torch.no_grad():
+            states[-1] = inner(input_ids=torch.tensor([text]), use_cache=False).last_hidden_state
+    finally:
+        target().attach()
+        for hook in hooks:
+            hook.remove()
+    return {tap: list(state[0].unbind(0)) for tap, state in states.items()}
+
+
+@dataclass
+class Call:
+    """One call of ``net.logits``."""
+
+    args: tuple[Any, ...]
+    out: Tensor
+
+
+@dataclass
+class Proposal:
+    """One call of ``propose``: the rows' texts as they were committed then, and what came of them."""
+
+    rows: tuple[int, ...]
+    texts: list[Path]
+    plan: Plan
+    draft: Draft
+    calls: list[Call] = field(default_factory=list)
+
+    def paths(self, b: int) -> list[Path]:
+        """The drafted paths of a row, by node."""
+        tokens, parents = self.draft.tree.tokens[b].tolist(), self.draft.tree.parents[b].tolist()
+        paths: dict[int, Path] = {0: ()}
+        for node in range(1, len(tokens)):
+            if parents[node] >= 0:
+                paths[node] = (*paths[parents[node]], tokens[node])
+        return list(paths.values())[1:]
+
+
+def watch(drafter: Drafter, net: Any, **params: Any) -> list[Proposal]:
+    """Generate from ``prompts``, three at a time, and tell what the drafter did in every step."""
+    proposals: list[Proposal] = []
+    calls: list[Call] = []
+    logits, propose = net.logits, drafter.propose
+
+    def spy(*args: Any) -> Tensor:
+        out = logits(*args)
+        calls.append(Call(tuple(a.clone() if isinstance(a, Tensor) else a for a in args), out.clone()))
+        return out
+
+    def record(view: View, plan: Plan) -> Draft:
+        calls.clear()
+        texts = [tuple(line[:length].tolist()) for line, length in zip(view.history, view.extents, strict=True)]
+        proposals.append(Proposal(view.rows, texts, plan, propose(view, plan), list(calls)))
+        return proposals[-1].draft
+
+    net.logits, drafter.propose = spy, record  # ty: the instances', for as long as they live
+    target().tap(drafter.needs.hidden_layers)
+    generator = tiny.generator(target(), drafter, Constant(drafter.needs.longest), max_rows=3)
+    generator.generate(prompts(), **{"max_new_tokens": 9, **params})
+    return proposals
+
+
+def partly_accepted(proposals: Sequence[Proposal]) -> int:
+    """How many drafts were accepted in part, and were followed by another one of the same row."""
+    count = 0
+    for now, then in zip(proposals, proposals[1:], strict=False):
+        after: Mapping[int, Path] = dict(zip(then.rows, then.texts, strict=True))
+        for b, (row, text) in enumerate(zip(now.rows, now.texts, strict=True)):
+            more = after.get(row, ())
+            if more[: len(text)] == text and len(more) > len(text):
+                count += 0 < len(more) - len(text) - 1 < max(map(len, now.paths(b)), default=0)
+    return count
+
+
+def gap(found: Tensor, wanted: Sequence[Tensor]) -> float:
+    """How far two sets of vectors are apart: the largest distance of a wanted one to the nearest that was found."""
+    assert len(found) == len(wanted)
+    return max(float((found - one).abs().amax(-1).min()) for one in wanted)
