@@ -1,12 +1,12 @@
 """EAGLE heads as the drafters run them, over slots and trees, equal heads.md computed row by row."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
-from slow_nets import Faults, Grown, Path, Reader, SlowEagle, SlowEagle3, fill, grow
-from watched_nets import CLOSE, VOCAB, Proposal, gap, partly_accepted, prompts, target, truth, watch
+from slow_nets import Faults, Path, Reader, SlowEagle, SlowEagle3, fill, grow
+from watched_nets import CLOSE, VOCAB, Proposal, doubled, every_row, gap, target, truth, watch
 
 import heads
 from foredraft.core.draft import Law
@@ -62,19 +62,6 @@ def reader(net: EagleNet, text: Sequence[int], **faults: Any) -> Reader:
     return Reader(slow(net, target().model, Faults(**faults)), text, truth(tuple(text)))
 
 
-def check_rows(proposals: Sequence[Proposal], check: Callable[[Proposal, int], None]) -> None:
-    """Every row of every step; those with nothing to go on from must draft nothing."""
-    assert proposals[0].texts == [tuple(prompt) for prompt in prompts()[:3]]
-    assert len({row for p in proposals for row in p.rows}) == 3 and any(p.texts[-1][:4] == () for p in proposals) is False
-    assert {text[:4] for p in proposals for text in p.texts} >= {tuple(prompts()[3])}, "a row was used again"
-    for proposal in proposals:
-        for b, text in enumerate(proposal.texts):
-            if len(text) == 1:
-                assert proposal.paths(b) == []
-            else:
-                check(proposal, b)
-
-
 def dynamic(net: EagleNet) -> list[Proposal]:
     shape = {"nodes": NODES, "depth": DEPTH, "top_k": TOP_K}
     drafter = Eagle2(Options2(**shape), net) if net.taps == (FINAL,) else Eagle3Drafter(Options3(**shape), net)
@@ -83,37 +70,34 @@ def dynamic(net: EagleNet) -> list[Proposal]:
 
 def check_dynamic(net: EagleNet) -> None:
     proposals = dynamic(net)
-    assert partly_accepted(proposals) > 0
 
     def check(proposal: Proposal, b: int) -> None:
         slow = reader(net, proposal.texts[b])
-        grown = grow(slow, len(proposal.calls), TOP_K, NODES)
-        for call, paths in zip(proposal.calls, grown.frontiers, strict=True):
+        frontiers = grow(slow, len(proposal.calls), TOP_K, NODES).frontiers
+        for call, paths in zip(proposal.calls, frontiers, strict=True):
             assert gap(call.out[b], [slow.logits(path) for path in paths]) < CLOSE
-        check_tree(proposal, b, slow, grown)
+        check_tree(proposal, b, slow)
 
-    check_rows(proposals, check)
+    every_row(proposals, check)
     assert max(len(proposal.calls) for proposal in proposals) == DEPTH
 
 
-def check_tree(proposal: Proposal, b: int, slow: Reader, grown: Grown) -> None:
-    """A row whose plan is shorter than its neighbours' has the best of what it may have."""
+def check_tree(proposal: Proposal, b: int, slow: Reader) -> None:
+    """The best that the row's plan allows, which may be shorter than its neighbours'."""
     depth = min(proposal.plan.lengths[b], DEPTH)
     paths = proposal.paths(b)
     assert len(paths) == len(set(paths))
-    assert set(paths) == {path for path in grown.tree if len(path) <= depth} | (
-        grow(slow, depth, TOP_K, NODES).tree if depth < len(grown.frontiers) else set()
-    )
+    assert set(paths) == grow(slow, depth, TOP_K, NODES).tree
 
 
 @pytest.mark.parametrize("name", EAGLES)
 def test_eagle_2_is_the_slow_one(name: str):
-    check_dynamic(heads.eagle(target(), **EAGLES[name]).double())
+    check_dynamic(doubled(heads.eagle(target(), **EAGLES[name])))
 
 
 @pytest.mark.parametrize("name", EAGLE3S)
 def test_eagle_3_is_the_slow_one(name: str):
-    check_dynamic(heads.eagle3(target(), **{"taps": (0, 2, 3), **EAGLE3S[name]}).double())
+    check_dynamic(doubled(heads.eagle3(target(), **{"taps": (0, 2, 3), **EAGLE3S[name]})))
 
 
 STATIC = {
@@ -127,9 +111,8 @@ STATIC = {
 @pytest.mark.parametrize("name", STATIC)
 def test_eagle_1_is_the_slow_one(name: str):
     make, tree = STATIC[name]
-    net, template = make().double(), Template.of(tree)
+    net, template = doubled(make()), Template.of(tree)
     proposals = watch(Eagle1(Options1(tree=tree), net), net)
-    assert partly_accepted(proposals) > 0
 
     def check(proposal: Proposal, b: int) -> None:
         slow = reader(net, proposal.texts[b])
@@ -145,7 +128,7 @@ def test_eagle_1_is_the_slow_one(name: str):
         allowed = proposal.plan.lengths[b]
         assert set(proposal.paths(b)) == {path for path in tokens.values() if 0 < len(path) <= allowed}
 
-    check_rows(proposals, check)
+    every_row(proposals, check)
 
 
 def widened(slow: Reader, logits: torch.Tensor) -> torch.Tensor:
@@ -160,7 +143,7 @@ def widened(slow: Reader, logits: torch.Tensor) -> torch.Tensor:
 def test_eagle_1_claims_the_law_that_its_logits_have(name: str):
     """Siblings are drawn one after another, each from the softmax without those before it."""
     make, tree = STATIC[name]
-    net = make().double()
+    net = doubled(make())
     proposals = watch(Eagle1(Options1(tree=tree), net), net, temperature=0.7, seed=4)
 
     def check(proposal: Proposal, b: int) -> None:
@@ -176,4 +159,4 @@ def test_eagle_1_claims_the_law_that_its_logits_have(name: str):
             assert (draft.q[b, node] - law / law.sum()).abs().max() < CLOSE
             paths[node] = (*paths[parent], int(draft.tree.tokens[b, node]))
 
-    check_rows(proposals, check)
+    every_row(proposals, check)

@@ -1,7 +1,7 @@
 """A tiny target in float64, an engine that runs a drafter on it, and a record of what the drafter's net was asked."""
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,12 +12,15 @@ from torch import Tensor
 import tiny
 from foredraft.core.draft import Draft
 from foredraft.core.drafter import Drafter, Plan, View
+from foredraft.core.noise import Noise
 from foredraft.core.params import SamplingParams
+from foredraft.core.warp import Warp
 from foredraft.engine.control import Constant
 from foredraft.model.causal import CausalLM
+from foredraft.nets.blocks import BlockConfig, Rotary
 
 VOCAB, LAYERS = 16, 4
-CLOSE, FAR = 1e-4, 1e-3
+CLOSE, FAR = 1e-5, 1e-3
 """Logits that are the same, and logits that a fault has moved."""
 
 
@@ -86,8 +89,23 @@ class Proposal:
         return list(paths.values())[1:]
 
 
-def watch(drafter: Drafter, net: Any, **params: Any) -> list[Proposal]:
-    """Generate from ``prompts``, three at a time, and tell what the drafter did in every step."""
+def doubled(net: Any) -> Any:
+    """A head in float64, its rotary frequencies too: they are made in float32, which is all the difference there is."""
+    net = net.double()
+    for module in net.modules():
+        if isinstance(module, Rotary):
+            block = getattr(net.config, "block", None) or net.config.prefix
+            module.frequencies = frequencies(block)
+    return net
+
+
+def frequencies(block: BlockConfig) -> Tensor:
+    half, slower = block.head_dim // 2, (block.rope_scaling or {}).get("factor", 1.0)
+    return torch.tensor([block.rope_theta ** (-i / half) / slower for i in range(half)], dtype=torch.float64)
+
+
+def listen(drafter: Drafter, net: Any) -> list[Proposal]:
+    """From now on, what the drafter proposes and what its net said for it."""
     proposals: list[Proposal] = []
     calls: list[Call] = []
     logits, propose = net.logits, drafter.propose
@@ -100,14 +118,58 @@ def watch(drafter: Drafter, net: Any, **params: Any) -> list[Proposal]:
     def record(view: View, plan: Plan) -> Draft:
         calls.clear()
         texts = [tuple(line[:length].tolist()) for line, length in zip(view.history, view.extents, strict=True)]
-        proposals.append(Proposal(view.rows, texts, plan, propose(view, plan), list(calls)))
+        draft = propose(view, plan)
+        proposals.append(Proposal(view.rows, texts, plan, draft, list(calls)))
         return proposals[-1].draft
 
-    net.logits, drafter.propose = spy, record  # ty: the instances', for as long as they live
+    net.logits, drafter.propose = spy, record
     target().tap(drafter.needs.hidden_layers)
+    return proposals
+
+
+def watch(drafter: Drafter, net: Any, **params: Any) -> list[Proposal]:
+    """Generate from ``prompts``, three at a time, and tell what the drafter did in every step.
+
+    Some draft was accepted in part, and another one of the same row came after it.
+    """
+    proposals = listen(drafter, net)
     generator = tiny.generator(target(), drafter, Constant(drafter.needs.longest), max_rows=3)
     generator.generate(prompts(), **{"max_new_tokens": 9, **params})
+    assert partly_accepted(proposals) > 0
     return proposals
+
+
+def every_row(proposals: Sequence[Proposal], check: Callable[[Proposal, int], None]) -> None:
+    """Every row of every step; those with nothing to go on from must draft nothing."""
+    texts = {text for proposal in proposals for text in proposal.texts}
+    assert texts >= {tuple(prompt) for prompt in prompts()}
+    assert {row for proposal in proposals for row in proposal.rows} == {0, 1, 2}, "the fourth has a row of another's"
+    for proposal in proposals:
+        for b, text in enumerate(proposal.texts):
+            if len(text) == 1:
+                assert proposal.paths(b) == []
+            else:
+                check(proposal, b)
+
+
+def first_step(drafter: Drafter, texts: Sequence[Sequence[int]]) -> View:
+    """Greedy rows, as the engine would show them to the drafter in its first step."""
+    taps = drafter.needs.hidden_layers
+    for row, text in enumerate(texts):
+        hidden = target().read(torch.tensor([list(text)]), taps)
+        drafter.admit(row, torch.tensor(list(text[:-1])), {tap: states[:, :-1] for tap, states in hidden.items()})
+    lengths = list(map(len, texts))
+    warp = Warp.of(
+        [SamplingParams()] * len(texts),
+        vocab_size=VOCAB,
+        eos_token_ids=[()] * len(texts),
+        prompt_lengths=lengths,
+        device="cpu",
+    )
+    history = torch.tensor([[*text, *[0] * (max(lengths) - len(text))] for text in texts])
+    extents = torch.tensor(lengths)
+    noise = Noise(torch.zeros_like(extents), extents)
+    return View(tuple(range(len(texts))), history, extents, tuple(lengths), warp, noise)
 
 
 def partly_accepted(proposals: Sequence[Proposal]) -> int:

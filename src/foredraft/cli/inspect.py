@@ -76,6 +76,6 @@ def _shape(config: dict[str, Any]) -> dict[str, Any]:
     for name, value in config.items():
         if isinstance(value, dict) and name != "rope_scaling":
             flat |= _shape(value)
-        elif name != "taps" and value not in (False, None):
+        elif name not in ("taps", "accuracies") and value not in (False, None):
             flat[name] = "yes" if value is True else value
     return flat

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -12,19 +12,10 @@ from foredraft.cli.flags import Group, flags
 from foredraft.core.errors import OptionError
 from foredraft.core.options import read_options, read_pairs
 from foredraft.core.params import check_known
-
-if TYPE_CHECKING:
-    from foredraft.train.loop import LoopOptions
-    from foredraft.train.recipes import HeadShape
-    from foredraft.train.regenerate import Answers
-
-try:
-    from foredraft.train.loop import LoopOptions
-    from foredraft.train.recipes import RECIPES, HeadShape
-    from foredraft.train.regenerate import Answers
-    from foredraft.train.run import Data, run
-except ImportError as error:
-    raise OptionError(f"Training needs more packages ({error.name}): pip install 'foredraft[train]'.") from error
+from foredraft.train.loop import LoopOptions
+from foredraft.train.recipes import RECIPES, HeadShape
+from foredraft.train.regenerate import Answers
+from foredraft.train.run import Data, run
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +125,7 @@ def command(
             )
         except KeyboardInterrupt:
             raise Interrupted(f"Interrupted at step {progress.step}; the same command goes on from there.") from None
-    names = [name for name in _drafts_as(method)]
+    names = _drafts_as(method)
     errors().print(f"The head is in {head}. To use it: --drafter {names[0]}:{head}", style="dim", soft_wrap=True)
 
 

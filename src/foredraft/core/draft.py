@@ -34,11 +34,15 @@ class Draft:
     ``q[b, i]`` is the law that node i was drawn from *given its earlier siblings*: for ``WITHOUT_REPLACEMENT``
     renormalised without them, for ``FIXED_PLUS_ONE`` a one-hot for each picked node and q' for the drawn one.
     Rows of q at the root and at padding are never read. ``q`` is None exactly when the law is ``FIXED``.
+
+    ``scores[b, i]`` is the log-probability of the path to node i under the draft, where the drafter knows it: for
+    statistics. No verifier reads it.
     """
 
     tree: TokenTree
     law: Law
     q: Float[Tensor, "B N V"] | None = None
+    scores: Float[Tensor, "B N"] | None = None
 
 
 @dataclass(frozen=True, slots=True)

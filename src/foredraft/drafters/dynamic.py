@@ -48,11 +48,11 @@ def frontier(scores: Float[Tensor, "B C"], count: int) -> Int[Tensor, "B K"]:
     return order[:, :count]
 
 
-def keep_best(candidates: Candidates, root: Int[Tensor, "B"], nodes: int, least: Float[Tensor, "B C"]) -> TokenTree:
+def keep_best(candidates: Candidates, root: Int[Tensor, "B"], nodes: int, least: Float[Tensor, "B C"]) -> Draft:
     """The tree of the ``nodes`` best candidates: by score, then the shallower, then the earlier (heads.md 6.9).
 
     A parent never scores less than its child and stands before it, so it is always taken first, and the tree is
-    connected. ``least``: candidates whose score is below are left out, whatever else there is.
+    connected. The draft carries the scores. ``least``: candidates whose score is below are left out, whatever else there is.
     """
     rows, count = candidates.scores.shape
     scores = candidates.scores.masked_fill(candidates.scores < least, -torch.inf)
@@ -67,7 +67,9 @@ def keep_best(candidates: Candidates, root: Int[Tensor, "B"], nodes: int, least:
     parents = torch.where(scores.gather(1, chosen) > -torch.inf, parents, PAD)
     first = torch.full_like(root, ROOT)[:, None]
     depth = max(candidates.levels, default=0)
-    return TokenTree(torch.cat([root[:, None], tokens], 1), torch.cat([first, parents], 1), depth=min(depth, nodes))
+    tree = TokenTree(torch.cat([root[:, None], tokens], 1), torch.cat([first, parents], 1), depth=min(depth, nodes))
+    own = candidates.scores.gather(1, chosen)
+    return Draft(tree, Law.FIXED, scores=torch.cat([torch.zeros_like(own[:, :1]), own], 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +138,7 @@ def grow_tree(net: EagleNet, memory: Memory, view: View, plan: Plan, shape: Shap
         states = growth.grow(tokens.gather(1, chosen), above_it, carried)
     tokens, parents, scores = (torch.cat(each, 1) for each in zip(*parts, strict=True))
     candidates = Candidates(tokens, parents, scores, tuple(levels))
-    tree = keep_best(candidates, roots, shape.nodes, _least(view, plan, extended.known, candidates))
-    return Draft(tree, Law.FIXED)
+    return keep_best(candidates, roots, shape.nodes, _least(view, plan, extended.known, candidates))
 
 
 def _target_ids(net: EagleNet, ids: Int[Tensor, "B F K"]) -> Int[Tensor, "B F K"]:

@@ -45,7 +45,7 @@ class Options:
 
 @final
 class Eagle3Drafter(Drafter):
-    """EAGLE-2's tree on an EAGLE-3 head: its features are fused, and its vocabulary may be smaller than the target's."""
+    """EAGLE-2's tree on an EAGLE-3 head, whose features are fused and whose vocabulary may be smaller."""
 
     def __init__(self, options: Options, net: EagleNet) -> None:
         self._tree = DynamicTree(net, Shape(options.nodes, options.depth, options.top_k))

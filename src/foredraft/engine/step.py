@@ -105,7 +105,7 @@ class Stepper:
 
 def _resized(draft: Draft, nodes: int) -> Draft:
     """The same draft with exactly so many nodes: padding is added, or nodes are cut off from the end."""
-    tree, q = draft.tree, draft.q
+    tree, q, scores = draft.tree, draft.q, draft.scores
     missing = nodes - tree.tokens.shape[1]
     if missing == 0:
         return draft
@@ -113,8 +113,10 @@ def _resized(draft: Draft, nodes: int) -> Draft:
     tokens, parents = pad(tree.tokens, (0, missing)), pad(tree.parents, (0, missing), value=PAD)
     if q is not None:
         q = pad(q, (0, 0, 0, missing))
+    if scores is not None:
+        scores = pad(scores, (0, missing))
     depth = min(tree.depth, nodes - 1)
-    return replace(draft, tree=TokenTree(tokens, parents, depth, tree.linear), q=q)
+    return replace(draft, tree=TokenTree(tokens, parents, depth, tree.linear), q=q, scores=scores)
 
 
 def _read_back(

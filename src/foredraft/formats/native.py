@@ -164,7 +164,7 @@ def _tuples(value: Any) -> Any:
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
-def _whole(value: Any, least: int, most: float = float("inf")) -> bool:
+def _whole(value: Any, least: int, most: int = 1 << 62) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 

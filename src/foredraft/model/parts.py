@@ -85,12 +85,13 @@ def rotary_of(block: BlockConfig) -> Rotary:
         return Rotary(1.0 / block.rope_theta**steps)
     if kind not in ROPE_INIT_FUNCTIONS:
         raise ModelError(f"Rotary positions of the kind {kind!r} are not known: {', '.join(ROPE_INIT_FUNCTIONS)}.")
-    config = PreTrainedConfig(
-        hidden_size=block.hidden_size,
-        num_attention_heads=block.num_attention_heads,
-        head_dim=block.head_dim,
-        max_position_embeddings=block.max_position_embeddings,
-    )
+    shape: dict[str, Any] = {
+        "hidden_size": block.hidden_size,
+        "num_attention_heads": block.num_attention_heads,
+        "head_dim": block.head_dim,
+        "max_position_embeddings": block.max_position_embeddings,
+    }
+    config = PreTrainedConfig(**shape)
     config.rope_parameters = {**scaling, "rope_type": kind, "rope_theta": block.rope_theta}
     try:
         frequencies, scale = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))

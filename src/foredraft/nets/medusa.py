@@ -82,7 +82,7 @@ class BlockwiseConfig:
 class Blockwise(nn.Module):
     """One feed-forward layer with a residual for all heads at once, then the target's own output layer (section 4).
 
-    The paper's one hidden layer of ``num_heads`` times ``inner_size`` units is held in as many parts as there are heads.
+    The paper's one hidden layer of ``num_heads`` times ``inner_size`` units is held in a part for each head.
 
     Head i (from 0) says token t + 2 + i; the paper's p_1 is the target itself.
     """

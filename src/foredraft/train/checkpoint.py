@@ -20,6 +20,32 @@ class RunState:
     seconds: float = 0.0
 
 
+def _begun_otherwise(folder: Path, changed: set[str]) -> OptionError:
+    return OptionError(
+        f"{folder} was begun with another {', '.join(sorted(changed))}; give the same options to go on, or another "
+        "folder to begin anew."
+    )
+
+
+def hold_to(folder: Path, terms: dict[str, Any], write: bool) -> None:
+    """Refuse to go on where a run in this folder was begun on other terms; what is not written down is not compared.
+
+    Args:
+        terms: what a run is made of besides the options of the loop, as JSON can hold it.
+        write: write the terms down: one process does.
+    """
+    path = folder / "run.json"
+    terms = json.loads(json.dumps(terms))
+    if (folder / "checkpoint.pt").exists() and path.exists():
+        begun = json.loads(path.read_text(encoding="utf-8"))
+        if changed := {key for key, value in terms.items() if begun.get(key, value) != value}:
+            raise _begun_otherwise(folder, changed)
+    if write:
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps(terms, indent=1) + "\n", encoding="utf-8")
+        partial.replace(path)
+
+
 class Checkpoints:
     """One file with net, optimizer and place, replaced at once. ``options`` must be those that the run began with."""
 
@@ -40,17 +66,18 @@ class Checkpoints:
             return RunState()
         try:
             saved = torch.load(self._path, map_location="cpu", weights_only=True)
+            begun, state = saved["options"], RunState(saved["step"], saved["seconds"])
         except Exception as error:  # torch raises many kinds for a broken file
             raise DataError(f"The checkpoint {self._path} cannot be read; delete it to begin again.") from error
-        changed = {key for key, value in self._options.items() if saved["options"].get(key) != value}
+        changed = {key for key, value in self._options.items() if begun.get(key) != value}
         if changed:
-            raise OptionError(
-                f"{self._path.parent} was begun with another {', '.join(sorted(changed))}; give the same options to go "
-                "on, or another folder to begin anew."
-            )
-        self._net.load_state_dict(saved["net"])
-        self._optimizer.load_state_dict(saved["optimizer"])
-        return RunState(saved["step"], saved["seconds"])
+            raise _begun_otherwise(self._path.parent, changed)
+        try:
+            self._net.load_state_dict(saved["net"])
+            self._optimizer.load_state_dict(saved["optimizer"])
+        except (RuntimeError, ValueError) as error:
+            raise _begun_otherwise(self._path.parent, {"head"}) from error
+        return state
 
     def save(self, step: int, seconds: float) -> None:
         """Replace the file. A full disk leaves the one that was there, and is told."""
@@ -79,11 +106,13 @@ class Log:
     def __init__(self, path: Path, step: int) -> None:
         self._path = path
         if path.exists():
-            lines = [line for line in path.read_text().splitlines() if _step_of(line) <= step]
-            path.write_text("".join(line + "\n" for line in lines))
+            lines = [line for line in path.read_text(encoding="utf-8").splitlines() if _step_of(line) <= step]
+            partial = path.with_suffix(".partial")
+            partial.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+            partial.replace(path)
 
     def write(self, line: dict[str, Any]) -> None:
-        with self._path.open("a") as file:
+        with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from foredraft.nets.eagle import Eagle
 from foredraft.nets.parts import FINAL
-from foredraft.train.losses import LOSSES, weighted_mean
+from foredraft.train.losses import loss_of, weighted_mean
 from foredraft.train.recipe import Lesson, Recipe, recompute
 from foredraft.train.unroll import Unrolled
 
@@ -32,13 +32,13 @@ class Options:
 
 
 @final
-class EagleRecipe(Recipe):
+class EagleRecipe(Recipe[Eagle]):
     def __init__(self, net: Eagle, options: Options) -> None:
         super().__init__()
         self.net = net
         self.taps = net.taps
         self._options = options
-        self._loss = LOSSES[options.loss]
+        self._loss = loss_of(options.loss)
 
     def forward(self, lesson: Lesson) -> dict[str, Tensor]:
         net, options = self.net, self._options

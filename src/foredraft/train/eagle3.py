@@ -4,12 +4,13 @@ from dataclasses import dataclass
 from typing import final
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
+from foredraft.core.errors import OptionError
 from foredraft.nets.eagle import Eagle3
 from foredraft.nets.parts import FINAL
-from foredraft.train.losses import LOSSES, weighted_mean
+from foredraft.train.losses import loss_of, weighted_mean
 from foredraft.train.recipe import Lesson, Recipe, recompute
 from foredraft.train.unroll import Unrolled, sample_rows, take
 
@@ -34,20 +35,26 @@ class Options:
     any_label: bool = False
     recompute: bool = False
 
+    def __post_init__(self) -> None:
+        if self.steps < 1 or not 0 < self.share <= 1:
+            raise OptionError("steps must be 1 or more, and share above 0 and at most 1.")
+
 
 @final
-class Eagle3Recipe(Recipe):
+class Eagle3Recipe(Recipe[Eagle3]):
     def __init__(self, net: Eagle3, options: Options) -> None:
         super().__init__()
         self.net = net
         self.taps = (*net.taps, FINAL)
         self._options = options
-        self._loss = LOSSES[options.loss]
+        self._loss = loss_of(options.loss)
 
     def forward(self, lesson: Lesson) -> dict[str, Tensor]:
         net, options = self.net, self._options
         batch, length = lesson.tokens.shape
         rows = length - options.steps  # beyond, the last step's labels fall off the end
+        if rows < 1:
+            raise OptionError(f"Texts of {length} tokens are too short for {options.steps} steps.")
         p, weights = self._labels(lesson)
         sample = sample_rows(rows, batch, options.share, lesson.chance())
         unrolled = Unrolled(sample, net.config.block.sliding_window)
@@ -62,9 +69,7 @@ class Eagle3Recipe(Recipe):
             attend = unrolled.later if step else unrolled.first
             carried = net.carry(states) if step else states
             states = net(lesson.tokens.gather(1, place + step + 1), carried, place + step, attend)
-            loss, hits = recompute(
-                options.recompute, self._judge, states, take(p, place + step + 1), take(weights, place + step + 1)
-            )
+            loss, hits = recompute(options.recompute, self._judge, states, p, weights, place + step + 1)
             total = total + options.decay**step * loss
             said[f"hit_{step}"] = hits
             reach = reach.to(hits.device) * hits
@@ -84,9 +89,14 @@ class Eagle3Recipe(Recipe):
         return logits.softmax(-1), weights
 
     def _judge(
-        self, states: Float[Tensor, "B M H"], p: Float[Tensor, "B M v"], weights: Float[Tensor, "B M"]
+        self,
+        states: Float[Tensor, "B M H"],
+        p: Float[Tensor, "B T v"],
+        weights: Float[Tensor, "B T"],
+        labels: Int[Tensor, "B M"],
     ) -> tuple[Tensor, Tensor]:
-        """The loss, and the share of rows whose first choice is the target's."""
+        """The loss against the laws of the rows ``labels``, and how often both have the same first choice."""
+        p, weights = take(p, labels), take(weights, labels)
         logits = self.net.logits(states).float()
         loss = weighted_mean(self._loss(p, logits.log_softmax(-1)), weights)
         return loss, weighted_mean((logits.argmax(-1) == p.argmax(-1)).float(), weights).detach()

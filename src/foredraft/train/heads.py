@@ -1,17 +1,22 @@
 """Recipes for heads that read the target's last state: Medusa, blockwise decoding and Hydra."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import final
+from typing import TypeVar, final
 
 import torch
 from torch import Tensor
 
+from foredraft.core.errors import OptionError
 from foredraft.nets.hydra import Hydra
 from foredraft.nets.medusa import Blockwise, Medusa
 from foredraft.nets.parts import FINAL
-from foredraft.train.losses import LOSSES, weighted_mean
+from foredraft.train.losses import loss_of, weighted_mean
 from foredraft.train.recipe import Lesson, Recipe, recompute
 from foredraft.train.unroll import Unrolled, sample_rows, take
+
+Ahead = TypeVar("Ahead", bound=Medusa | Blockwise | Hydra)
+Logits = Callable[[Tensor, int], Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,35 +36,41 @@ class Options:
     share: float = 0.5
     recompute: bool = False
 
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise OptionError("share must be above 0 and at most 1.")
 
-class _Ahead(Recipe):
+
+class _Ahead(Recipe[Ahead]):
     """What all of these have in common: head i at row j is to say token j + 2 + i."""
 
     def __init__(self, options: Options) -> None:
         super().__init__()
         self.taps = (FINAL,)
         self._options = options
-        self._loss = LOSSES[options.loss]
+        self._loss = loss_of(options.loss)
 
-    def _learn(self, lesson: Lesson, count: int, logits_of) -> dict[str, Tensor]:
+    def _learn(self, lesson: Lesson, count: int, logits_of: Logits) -> dict[str, Tensor]:
         """Judge ``logits_of(rows [B, M], head)`` for each head."""
         batch, length = lesson.tokens.shape
+        if length < count + 2:
+            raise OptionError(f"Texts of {length} tokens are too short for {count} heads.")
         rows = sample_rows(length - 1 - count, batch, self._options.share, lesson.chance())
         total = torch.zeros((), device=lesson.tokens.device)
         said: dict[str, Tensor] = {}
         reach = torch.ones_like(total)
         for head in range(count):
-            labels = rows + 1 + head  # the target's law after token j + 1 + i is that of token j + 2 + i
-            loss, hits = recompute(self._options.recompute, self._judge, lesson, labels, logits_of(rows, head))
+            loss, hits = recompute(self._options.recompute, self._judge, lesson, rows, head, logits_of)
             total = total + self._options.decay**head * loss
             said[f"hit_{head}"] = hits
             reach = reach * hits
             said["length"] = said.get("length", torch.ones_like(hits)) + reach
         return {"loss": total, **said}
 
-    def _judge(self, lesson: Lesson, labels: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+    def _judge(self, lesson: Lesson, rows: Tensor, head: int, logits_of: Logits) -> tuple[Tensor, Tensor]:
+        labels = rows + 1 + head  # the target's law after token j + 1 + i is that of token j + 2 + i
         weights = take(lesson.weights, labels)
-        log_q = logits.float().log_softmax(-1)
+        log_q = logits_of(rows, head).float().log_softmax(-1)
         with torch.no_grad():
             p = self._teach(take(lesson.hidden[FINAL], labels))
         if self._options.teacher:
@@ -71,11 +82,11 @@ class _Ahead(Recipe):
         return weighted_mean(loss, weights), hits.detach()
 
     def _teach(self, states: Tensor) -> Tensor:
-        return self.net.target.head(states).float().softmax(-1)  # type: ignore[operator]
+        return self.net.target.head(states).float().softmax(-1)
 
 
 @final
-class MedusaRecipe(_Ahead):
+class MedusaRecipe(_Ahead[Medusa | Blockwise]):
     """Medusa-1, and the heads of blockwise decoding: the target stays as it is."""
 
     def __init__(self, net: Medusa | Blockwise, options: Options) -> None:
@@ -89,7 +100,7 @@ class MedusaRecipe(_Ahead):
 
 
 @final
-class HydraRecipe(_Ahead):
+class HydraRecipe(_Ahead[Hydra]):
     """Hydra and Hydra++: head i also reads the i + 1 tokens before the one that it says, as they stand in the text."""
 
     def __init__(self, net: Hydra, options: Options) -> None:

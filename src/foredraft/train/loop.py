@@ -10,16 +10,19 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from accelerate import Accelerator
 from torch import Tensor
 
 from foredraft.core.errors import ForedraftError, OptionError
+from foredraft.train import devices
 from foredraft.train.checkpoint import Checkpoints, Log
 from foredraft.train.lessons import Lessons
 from foredraft.train.recipe import Recipe
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +61,17 @@ class LoopOptions:
                 raise OptionError(f"{name} must be 1 or more.")
         if self.precision not in ("auto", "bf16", "fp32"):
             raise OptionError(f"Unknown precision {self.precision!r}. Known: auto, bf16, fp32.")
-        if self.lr <= 0 or self.clip <= 0:
+        if not (self.lr > 0 and self.clip > 0):
             raise OptionError("lr and clip must be above 0.")
+        if not (0 <= self.floor <= 1 and 0 <= self.warmup <= 1 and self.weight_decay >= 0):
+            raise OptionError("floor and warmup must be from 0 to 1, and weight_decay 0 or more.")
+        if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
+            raise OptionError("beta1 and beta2 must be 0 or more and below 1.")
+
+    @property
+    def rhythm(self) -> tuple[int, int, int]:
+        """Steps between two lines of the log, two validations, two checkpoints."""
+        return self.report, self.validate, self.checkpoint
 
     def rate(self, step: int, steps: int) -> float:
         """The learning rate of a step, as a share of the peak: up in a line, down in a cosine."""
@@ -81,7 +93,7 @@ def train(
     *,
     validate: Validate,
     tell: Callable[[dict[str, Any]], None] = lambda line: None,
-    accelerator: Accelerator | None = None,
+    accelerator: "Accelerator | None" = None,
 ) -> None:
     """Train ``recipe.net`` in place, from the last checkpoint in ``folder`` if there is one.
 
@@ -91,9 +103,9 @@ def train(
         accelerator: as ``accelerate`` or ``torchrun`` have set it up; one of its own otherwise.
 
     Raises:
-        ForedraftError: the loss is no number any more.
+        ForedraftError: the loss is no number any more; no checkpoint is written then.
     """
-    accelerator = accelerator or Accelerator()
+    accelerator = accelerator or devices.accelerator()
     recipe.to(accelerator.device)
     weights = [weight for weight in recipe.net.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(
@@ -113,29 +125,37 @@ def train(
         norm = accelerator.clip_grad_norm_(weights, options.clip)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        done, last = step + 1, step + 1 == steps
+        done = step + 1
+        report, check, save = (done % each == 0 or done == steps for each in options.rhythm)
+        if log is None or not (report or check or save):
+            continue
+        _must_be_finite(done, said["loss"], norm)
         seconds = spent + time.perf_counter() - clock
-        if log is not None and (done % options.report == 0 or last):
+        if report:
             line = _line(done, steps, seconds, lessons.tokens_a_step(options, accelerator.num_processes), said)
             line |= {"lr": options.lr * rate, "gradient": float(norm)}  # type: ignore[arg-type]
-            if not math.isfinite(line["loss"]):
-                raise ForedraftError(f"The loss at step {done} is no number; a lower learning rate may help.")
             log.write(line)
             tell(line)
-        if log is not None and (done % options.validate == 0 or last):
+        if check:
             model.eval()
             line = {"step": done, "tokens": done * lessons.tokens_a_step(options, accelerator.num_processes)}
             line |= {"validation": validate()}
             model.train()
             log.write(line)
             tell(line)
-        if log is not None and (done % options.checkpoint == 0 or last):
+        if save:
             checkpoints.save(done, spent + time.perf_counter() - clock)
     accelerator.wait_for_everyone()
 
 
+def _must_be_finite(done: int, loss: Tensor, norm: Any) -> None:
+    """After one gradient that is no number all weights are none, and so are the losses from there on."""
+    if not (math.isfinite(float(loss)) and math.isfinite(float(norm))):
+        raise ForedraftError(f"The loss at step {done} is no number, or its gradient; a lower lr may help.")
+
+
 def _step(
-    model: torch.nn.Module, lessons: Lessons, step: int, options: LoopOptions, accelerator: Accelerator
+    model: torch.nn.Module, lessons: Lessons, step: int, options: LoopOptions, accelerator: "Accelerator"
 ) -> dict[str, Tensor]:
     """Gradients of one step, from ``accumulate`` batches; the means of what the recipe says."""
     total: dict[str, Tensor] = {}
@@ -150,7 +170,7 @@ def _step(
     return total
 
 
-def _batches(lessons: Lessons, step: int, options: LoopOptions, accelerator: Accelerator) -> Iterator[Any]:
+def _batches(lessons: Lessons, step: int, options: LoopOptions, accelerator: "Accelerator") -> Iterator[Any]:
     share = (accelerator.process_index, accelerator.num_processes)
     for part in range(options.accumulate):
         yield lessons.lesson(step * options.accumulate + part, options, share)

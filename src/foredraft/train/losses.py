@@ -11,6 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from foredraft.core.params import check_known
+
 Rows = Float[Tensor, "*rows v"]
 Loss = Callable[[Rows, Rows], Float[Tensor, "*rows"]]
 
@@ -51,6 +53,16 @@ LOSSES: dict[str, Loss] = {
     "lk": lk,
     "lk_hybrid": lk_hybrid,
 }
+
+
+def loss_of(name: str) -> Loss:
+    """The loss of that name.
+
+    Raises:
+        OptionError: there is none; the sentence lists those that there are.
+    """
+    check_known("loss", {name: None}, list(LOSSES))
+    return LOSSES[name]
 
 
 def weighted_mean(values: Float[Tensor, "*rows"], weights: Float[Tensor, "*rows"]) -> Float[Tensor, ""]:

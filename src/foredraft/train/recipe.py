@@ -3,10 +3,14 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+Net = TypeVar("Net", bound=nn.Module)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +31,14 @@ class Lesson:
         return torch.Generator(device=self.tokens.device).manual_seed(self.seed)
 
 
-class Recipe(nn.Module, ABC):
+class Recipe(nn.Module, ABC, Generic[Net]):
     """A net with its loss, as one module, so that data-parallel wrappers see one forward. Subclasses are final.
 
     ``taps``: the target's hidden layers that a lesson must hold. ``net``: what is trained and saved.
     """
 
     taps: tuple[int, ...]
-    net: nn.Module
+    net: Net
 
     @abstractmethod
     def forward(self, lesson: Lesson) -> dict[str, Tensor]:
@@ -44,5 +48,5 @@ class Recipe(nn.Module, ABC):
 def recompute(enabled: bool, function, *inputs):
     """Call a function of tensors; if enabled, keep none of what it computes for the backward pass: it runs again."""
     if enabled and torch.is_grad_enabled():
-        return torch.utils.checkpoint.checkpoint(function, *inputs, use_reentrant=False)
+        return checkpoint(function, *inputs, use_reentrant=False)
     return function(*inputs)

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from foredraft.core.drafter import Drafter
+from foredraft.core.errors import OptionError
 from foredraft.drafters import find
 from foredraft.model.causal import CausalLM
 from foredraft.train import eagle, eagle3, heads, start
@@ -31,6 +32,12 @@ class HeadShape:
     own_heads: bool = False
     cold: bool = False
 
+    def __post_init__(self) -> None:
+        if self.heads < 1 or self.layers < 1 or self.vocabulary < 0:
+            raise OptionError("heads and layers must be 1 or more, and vocabulary 0 or more.")
+        if list(self.taps) != sorted(set(self.taps)):
+            raise OptionError("taps must be different layers, from low to high.")
+
 
 Make = Callable[[CausalLM, HeadShape, Tensor | None], nn.Module]
 
@@ -46,7 +53,7 @@ class RecipeKind:
     """
 
     make: Make
-    recipe: Callable[[Any, Any], Recipe]
+    recipe: Callable[[Any, Any], Recipe[Any]]
     options: type
     method: str
     chain: dict[str, Any]

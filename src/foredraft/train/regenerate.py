@@ -6,7 +6,6 @@ A head that is trained on what its target says drafts better than one trained on
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from foredraft.core.errors import DataError
 from foredraft.core.params import SamplingParams
 from foredraft.engine.generate import Generator
 from foredraft.model.tokenizer import Tokenizer
-from foredraft.train.sources import Sample, read_sources
+from foredraft.train.sources import Sample, parsed, read_sources, sample_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +49,7 @@ def regenerate(
     prompts = _evenly(list(_prompts(read_sources(sources), generator.tokenizer, options.prompt_tokens)), options.count)
     if not prompts:
         raise DataError(f"There are no prompts in {', '.join(sources)}.")
-    done = _whole_lines(out)
+    done = _answered(out, prompts, options.batch)
     with out.open("a", encoding="utf-8") as file:
         for begin in range(done, len(prompts), options.batch):
             batch = prompts[begin : begin + options.batch]
@@ -76,16 +75,27 @@ def _prompts(samples: Iterator[Sample], tokenizer: Tokenizer, length: int) -> It
 
 
 def _evenly(prompts: list[list[int]], count: int) -> list[list[int]]:
-    step = max(1, len(prompts) // count)
-    return list(islice(prompts[::step], count))
+    if len(prompts) <= count:
+        return prompts
+    return [prompts[i * len(prompts) // count] for i in range(count)]
 
 
-def _whole_lines(path: Path) -> int:
-    """How many answers there are; one that was cut off is dropped."""
+def _answered(path: Path, prompts: list[list[int]], batch: int) -> int:
+    """How many answers there are. A batch that was cut off is dropped, so that what is random in it comes out alike.
+
+    Raises:
+        DataError: they answer other prompts.
+    """
     if not path.exists():
         return 0
-    text = path.read_text(encoding="utf-8")
-    whole = text[: text.rfind("\n") + 1]
-    if whole != text:
-        path.write_text(whole, encoding="utf-8")
-    return whole.count("\n")
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    if lines and not lines[-1].endswith("\n"):
+        lines.pop()
+    for line, prompt in zip(lines, prompts, strict=False):
+        sample = sample_of(parsed(line, str(path)), str(path))
+        if (sample.ids or [])[: sample.prompt_length] != prompt:
+            raise DataError(f"{path} holds answers to other prompts; delete it, or take another folder.")
+    if len(lines) < len(prompts):
+        lines = lines[: len(lines) // batch * batch]
+        path.write_text("".join(lines), encoding="utf-8")
+    return len(lines)

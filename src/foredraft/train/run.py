@@ -7,14 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from accelerate import Accelerator
+import torch
 
-from foredraft.core.errors import DataError
+from foredraft.core.errors import DataError, OptionError
 from foredraft.core.params import check_known
 from foredraft.formats import default_format, save_head
 from foredraft.model.causal import CausalLM
 from foredraft.model.load import Loaded, load_model
-from foredraft.train.features import Stored
+from foredraft.train import devices
+from foredraft.train.checkpoint import hold_to
+from foredraft.train.features import Stored, fingerprint
 from foredraft.train.lessons import Lessons, Live
 from foredraft.train.loop import LoopOptions, autocast, train
 from foredraft.train.provenance import provenance
@@ -66,7 +68,9 @@ def run(
     kind, shape, loop = RECIPES[method], shape or HeadShape(), loop or LoopOptions()
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
-    accelerator = Accelerator(cpu=device == "cpu")
+    accelerator = devices.accelerator(cpu=device == "cpu")
+    if device not in (None, accelerator.device.type):
+        raise OptionError(f"Training would run on {accelerator.device.type}, not on {device!r}; cpu is always there.")
     loaded = load_model(target_name, dtype="float32", device=str(accelerator.device))
     if loaded.tokenizer is None:
         raise DataError(f"The target {target_name!r} has no tokenizer, so texts cannot be read with it.")
@@ -76,17 +80,30 @@ def run(
     cache = Path(data.cache) if data.cache else folder / "cache"
     with accelerator.main_process_first():
         store = TokenStore.build(cache, list(data.sources), loaded.tokenizer, end)
-    net = kind.make(target, shape, _vocabulary(kind, shape, store, target))
-    recipe = kind.recipe(net, recipe_options or kind.options())
+    if (largest := int(store.ids.max())) >= target.vocab_size:
+        raise DataError(f"The training text has the token id {largest}; the target's vocabulary ends before it.")
+    options = recipe_options or kind.options()
+    terms = {"recipe": method, "model": Path(target_name).name, "processes": accelerator.num_processes}
+    terms |= {"data": [len(store.ids), int(store.counts.sum())], **dataclasses.asdict(shape)}
+    terms |= {key: value for key, value in dataclasses.asdict(options).items() if key != "recompute"}
+    hold_to(folder, terms, write=accelerator.is_main_process)
+    recipe = kind.recipe(_new_net(kind, shape, store, target, loop.seed), options)
     lessons = _lessons(store, target, recipe, data.store, loop)
     validate = functools.partial(_validate, kind, recipe, target, lessons, loop)
     train(recipe, lessons, folder, loop, validate=validate, tell=tell, accelerator=accelerator)
     head = folder / "head"
     if accelerator.is_main_process:
-        _save(head, net, target_name, loaded, lessons, validate())
+        _save(head, recipe.net, target_name, loaded, lessons, validate())
     accelerator.wait_for_everyone()
     target.close()
     return head
+
+
+def _new_net(kind: RecipeKind, shape: HeadShape, store: TokenStore, target: CausalLM, seed: int) -> Any:
+    """A new head; whatever of it is random is decided by the seed, here and now."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return kind.make(target, shape, _vocabulary(kind, shape, store, target))
 
 
 def _vocabulary(kind: RecipeKind, shape: HeadShape, store: TokenStore, target: CausalLM) -> Any:
@@ -101,20 +118,20 @@ def _lessons(store: TokenStore, target: CausalLM, recipe: Recipe, gigabytes: flo
     if gigabytes > 0:
         width = target.model.config.get_text_config().hidden_size
         shape = (store.windows(loop.length), loop.length, width)
-        place = store.folder / Path(target.model.config.name_or_path).name
-        source = Stored(place, source, recipe.taps, shape, bound=int(gigabytes * 1e9))
+        place = store.folder / Path(target.model.config.name_or_path or "target").name
+        source = Stored(place, source, recipe.taps, shape, bound=int(gigabytes * 1e9), owner=fingerprint(target.model))
     return Lessons(store, source, recipe.taps, loop.length, target.device)
 
 
 def _validate(
     kind: RecipeKind, recipe: Recipe, target: CausalLM, lessons: Lessons, loop: LoopOptions
 ) -> dict[str, float]:
-    """Losses on held-out texts, and how many tokens a target forward a chain of this head brings on their beginnings."""
+    """Losses on held-out texts, and the acceptance length of a chain of this head on their beginnings."""
+    recipe.eval()
     held_out = lessons.held_out(_PROMPTS)
     with autocast(target.device, loop.precision):
         said = mean_losses(recipe, held_out)
     prompts = [lesson.tokens[0, :_PROMPT].tolist() for lesson in held_out]
-    recipe.net.eval()
     said["acceptance_length"] = round(acceptance_length(target, kind.drafter(recipe.net), prompts, _NEW), 4)
     return said
 

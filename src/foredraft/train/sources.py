@@ -4,6 +4,7 @@ import bz2
 import gzip
 import json
 import lzma
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,35 +46,39 @@ def read_sources(sources: list[str]) -> Iterator[Sample]:
         path = Path(source)
         if not path.exists():
             raise DataError(f"There is no training text at {source!r}.")
-        files = (
-            sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith("."))
-            if path.is_dir()
-            else [path]
-        )
-        if not files:
+        if not (files := files_of(path)):
             raise DataError(f"The folder {source!r} has no files.")
         for file in files:
             yield from _file(file)
+
+
+def files_of(path: Path) -> list[Path]:
+    """The files of a source, in order: itself, or all in the folder but hidden ones; none if nothing is there."""
+    if not path.is_dir():
+        return [path] if path.exists() else []
+    seen = (file for file in path.rglob("*") if not any(p.startswith(".") for p in file.relative_to(path).parts))
+    return sorted(file for file in seen if file.is_file())
 
 
 def _file(path: Path) -> Iterator[Sample]:
     kinds = [suffix for suffix in path.suffixes if suffix not in _OPENERS]
     opener: Any = _OPENERS.get(path.suffix, open)
     try:
-        with opener(path, "rt", encoding="utf-8") as lines:
+        with opener(path, "rt", encoding="utf-8-sig") as lines:
             if kinds and kinds[-1] in (".jsonl", ".json", ".ndjson"):
                 for number, line in enumerate(lines, start=1):
                     if line.strip():
-                        yield sample_of(_parsed(line, f"{path}:{number}"), f"{path}:{number}")
+                        yield sample_of(parsed(line, f"{path}:{number}"), f"{path}:{number}")
             else:
                 yield Sample(str(path), text=lines.read())
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 text (byte {error.start}).") from error
-    except (OSError, EOFError, lzma.LZMAError) as error:
+    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
         raise DataError(f"{path} cannot be read: {error}.") from error
 
 
-def _parsed(line: str, where: str) -> dict[str, Any]:
+def parsed(line: str, where: str) -> dict[str, Any]:
+    """One line of JSON Lines."""
     try:
         row = json.loads(line)
     except json.JSONDecodeError as error:
@@ -88,13 +93,22 @@ def sample_of(row: dict[str, Any], where: str) -> Sample:
     if "messages" in row or "conversations" in row:
         return Sample(where, messages=_messages(row.get("messages", row.get("conversations")), where))
     if "ids" in row:
-        ids = row["ids"]
-        if not isinstance(ids, list) or not all(isinstance(i, int) for i in ids):
-            raise DataError(f"{where}: ids must be a list of whole numbers.")
-        return Sample(where, ids=ids, prompt_length=int(row.get("prompt_length", 0)))
+        return _own_words(row["ids"], row.get("prompt_length", 0), where)
     if not isinstance(row.get("text"), str):
         raise DataError(f"{where}: there is no text, messages or ids (fields: {', '.join(row) or 'none'}).")
     return Sample(where, text=row["text"])
+
+
+def _own_words(ids: Any, prompt_length: Any, where: str) -> Sample:
+    if not isinstance(ids, list) or not all(_is_whole(i) and i < 2**31 for i in ids):
+        raise DataError(f"{where}: ids must be a list of whole numbers from 0 on.")
+    if not _is_whole(prompt_length) or prompt_length > len(ids):
+        raise DataError(f"{where}: prompt_length must be a whole number from 0 to the number of ids.")
+    return Sample(where, ids=ids, prompt_length=prompt_length)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 _ROLES = {"human": "user", "gpt": "assistant"}
@@ -126,4 +140,6 @@ def _hub(source: str) -> Iterator[Sample]:
     except DataError:
         raise
     except Exception as error:  # datasets raises many kinds; each becomes one sentence
-        raise DataError(f"The dataset {name!r} cannot be read: {str(error).splitlines()[0]}") from error
+        raise DataError(
+            f"The dataset {name!r} cannot be read: {(str(error) or error.__class__.__name__).splitlines()[0]}"
+        ) from error

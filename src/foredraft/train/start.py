@@ -86,7 +86,7 @@ def _warm_eagle3(net: Eagle3, target: CausalLM) -> None:
 @torch.no_grad()
 def _take_layer(mine: nn.Module, theirs: nn.Module) -> None:
     """Copy what has the same name from the target's layer; a projection that reads more than it gets the rest new."""
-    source = dict(theirs.named_parameters())
+    source: dict[str, Tensor] = dict(theirs.named_parameters())
     if isinstance(getattr(mine, "self_attn", None), Attention) and hasattr(mine, "hidden_norm"):
         source["hidden_norm.weight"] = source.get("input_layernorm.weight", torch.empty(0))
     for name, weight in mine.named_parameters():
@@ -96,7 +96,7 @@ def _take_layer(mine: nn.Module, theirs: nn.Module) -> None:
         if other.shape == weight.shape:
             weight.copy_(other)
         elif other.shape[1] * 2 == weight.shape[1]:  # EAGLE-3's projections read the embedding, then the feature
-            weight[:, other.shape[1] :] = other
+            weight[:, other.shape[1] :].copy_(other)
             weight[:, : other.shape[1]] *= 0.2
 
 

@@ -6,6 +6,7 @@ end anywhere. A byte beside each id says whether it counts in the loss.
 
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from foredraft.core.errors import DataError
 from foredraft.model.tokenizer import Tokenizer
-from foredraft.train.sources import Sample, read_sources
+from foredraft.train.sources import Sample, files_of, read_sources
 
 _BATCH = 256  # documents given to the tokenizer at once
 
@@ -47,11 +48,7 @@ class TokenStore:
         key = _fingerprint(sources, tokenizer, end)
         place = folder / f"tokens-{key}"
         if not place.is_dir():
-            partial = folder / f".tokens-{key}.partial"
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
-            _write(partial, encoded(read_sources(sources), tokenizer, end))
-            partial.rename(place)
+            _build(place, encoded(read_sources(sources), tokenizer, end))
         store = cls(np.load(place / "ids.npy", mmap_mode="r"), np.load(place / "counts.npy", mmap_mode="r"), place)
         if not store.counts.any():
             raise DataError(f"There is nothing to learn from in {', '.join(sources)}: no token counts.")
@@ -85,7 +82,7 @@ def encoded(samples: Iterable[Sample], tokenizer: Tokenizer, end: int | None) ->
             yield ids + tail, [1] * (len(ids) + len(tail))
         texts.clear()
         if sample.messages is not None:
-            yield tokenizer.encode_turns(sample.messages)
+            yield _turns(sample, tokenizer)
         elif sample.ids is not None:
             own = len(sample.ids) - sample.prompt_length
             yield sample.ids, [0] * sample.prompt_length + [1] * own
@@ -93,23 +90,42 @@ def encoded(samples: Iterable[Sample], tokenizer: Tokenizer, end: int | None) ->
         yield ids + tail, [1] * (len(ids) + len(tail))
 
 
+def _turns(sample: Sample, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    try:
+        return tokenizer.encode_turns(sample.messages or [])
+    except Exception as error:  # a template raises what it likes
+        sentence = (str(error) or error.__class__.__name__).splitlines()[0]
+        raise DataError(f"{sample.where}: the chat cannot be written as the target wants it: {sentence}") from error
+
+
+def _build(place: Path, documents: Iterator[tuple[list[int], list[int]]]) -> None:
+    """Fill a folder that nobody else fills, and give it its name when it is whole; the first to be ready wins."""
+    partial = place.with_name(f".{place.name}.{os.getpid()}.partial")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        _write(partial, documents)
+        partial.rename(place)
+    except OSError as error:
+        if not place.is_dir():
+            raise DataError(f"The tokens of the training text cannot be written to {place.parent}: {error}.") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
 def _write(folder: Path, documents: Iterator[tuple[list[int], list[int]]]) -> None:
     ids, counts = [np.zeros(0, np.int32)], [np.zeros(0, np.uint8)]
     for tokens, mask in documents:
         ids.append(np.asarray(tokens, np.int32))
         counts.append(np.asarray(mask, np.uint8))
-    try:
-        np.save(folder / "ids.npy", np.concatenate(ids))
-        np.save(folder / "counts.npy", np.concatenate(counts))
-    except OSError as error:
-        raise DataError(f"The tokens of the training text cannot be written to {folder}: {error}.") from error
+    np.save(folder / "ids.npy", np.concatenate(ids))
+    np.save(folder / "counts.npy", np.concatenate(counts))
 
 
 def _fingerprint(sources: list[str], tokenizer: Tokenizer, end: int | None) -> str:
     """The same for the same sources (by name, size and time of writing) and the same tokenizer."""
     facts: list[object] = [end, tokenizer.fingerprint()]
     for source in sources:
-        path = Path(source)
-        files = sorted(path.rglob("*")) if path.is_dir() else [path] if path.exists() else []
-        facts.append([source, [(str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in files if f.is_file()]])
+        files = files_of(Path(source))
+        facts.append([source, [(str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in files]])
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]

@@ -1,0 +1,37 @@
+"""Where a results file comes from: its first line."""
+
+import platform
+import subprocess
+import time
+from pathlib import Path
+
+import torch
+import transformers
+
+import foredraft
+
+
+def provenance(command: str, **facts: object) -> dict:
+    """Commit, versions, machine and command; ``facts`` are the benchmark's own."""
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
+    dirty = bool(subprocess.run(["git", "status", "--porcelain"], capture_output=True, text=True).stdout.strip())
+    return {
+        "kind": "provenance",
+        "commit": commit + ("+changes" if dirty else ""),
+        "foredraft": foredraft.__version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+        "device": cpu_name(),
+        "threads": torch.get_num_threads(),
+        "date": time.strftime("%Y-%m-%d"),
+        "command": command,
+        **facts,
+    }
+
+
+def cpu_name() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else ():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()

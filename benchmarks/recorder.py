@@ -1,0 +1,62 @@
+"""A drafter that watches another: which nodes of its trees were accepted, by place and by confidence."""
+
+from collections.abc import Mapping
+from typing import Any, final
+
+from torch import Tensor
+
+from foredraft.core.draft import Draft, Verdict
+from foredraft.core.drafter import Drafter, Plan, StepOut, View
+
+
+@final
+class Recorder(Drafter):
+    """Passes everything on. A node is judged if its parent was accepted; it is accepted or not.
+
+    ``places``: for each node number [judged, accepted]. ``confidence``: for each judged node the probability that the
+    draft gave its token, given its parent, in hundredths, and [judged, accepted].
+    """
+
+    def __init__(self, inner: Drafter) -> None:
+        self._inner = inner
+        self.needs = inner.needs
+        self._places: dict[int, list[int]] = {}
+        self._confidence: dict[int, list[int]] = {}
+
+    def admit(self, row: int, prompt: Tensor, hidden: Mapping[int, Tensor]) -> None:
+        self._inner.admit(row, prompt, hidden)
+
+    def propose(self, view: View, plan: Plan) -> Draft:
+        return self._inner.propose(view, plan)
+
+    def release(self, row: int) -> None:
+        self._inner.release(row)
+
+    def commit(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None:
+        self._inner.commit(view, draft, verdict, out)
+        parents = draft.tree.parents.tolist()
+        scores = None if draft.scores is None else draft.scores.tolist()
+        for row, path in enumerate(verdict.path.tolist()):
+            accepted = set(path)
+            for node, parent in enumerate(parents[row]):
+                if node and parent in accepted:
+                    hit = int(node in accepted)
+                    _add(self._places, node, hit)
+                    if scores is not None:
+                        _add(self._confidence, _hundredths(scores[row][node] - scores[row][parent]), hit)
+
+    def take(self) -> dict[str, Any]:
+        """What was seen since the last time."""
+        seen = {"places": self._places, "confidence": self._confidence}
+        self._places, self._confidence = {}, {}
+        return seen
+
+
+def _add(table: dict[int, list[int]], key: int, hit: int) -> None:
+    entry = table.setdefault(key, [0, 0])
+    entry[0] += 1
+    entry[1] += hit
+
+
+def _hundredths(log_probability: float) -> int:
+    return min(99, int(100 * 2.718281828459045**log_probability))

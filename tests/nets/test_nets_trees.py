@@ -1,0 +1,192 @@
+"""Trees by context: which nodes are kept where scores are equal, and where the plan asks for less."""
+
+import math
+import random
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from slow_nets import Faults, Path, Reader, SlowEagle3, grow
+from watched_nets import Proposal, doubled, first_step, listen, target, truth
+
+import heads
+from foredraft.core.drafter import Plan
+from foredraft.core.tree import PAD
+from foredraft.drafters.dynamic import Candidates, Shape, best_children, frontier, grow_tree, keep_best
+from foredraft.drafters.eagle3 import Eagle3Drafter, Options
+from foredraft.drafters.memory import Memory
+
+TEXTS = [(3, 1, 4), (1, 5, 9, 2, 6, 5, 3, 5), (8, 9)]
+SHAPE = {"nodes": 9, "depth": 4, "top_k": 3}
+
+
+def draft(net: Any, plan: Plan, texts: list[Path] = TEXTS, **shape: int) -> Proposal:
+    drafter = Eagle3Drafter(Options(**{**SHAPE, **shape}), net)
+    proposals = listen(drafter, net)
+    drafter.propose(first_step(drafter, texts), plan)
+    del net.logits
+    return proposals[0]
+
+
+def reader(net: Any, text: Path) -> Reader:
+    return Reader(SlowEagle3(net, target().model, Faults()), text, truth(text))
+
+
+def eagle3(**flags: Any) -> Any:
+    return doubled(heads.eagle3(target(), taps=(1, 2, 3), **flags))
+
+
+def test_each_row_has_the_best_tree_of_its_own_length():
+    net = eagle3()
+    for lengths in ((4, 4, 4), (1, 4, 2), (0, 3, 1), (0, 0, 1), (9, 0, 2)):
+        proposal = draft(net, Plan(lengths))
+        assert proposal.draft.tree.depth == min(max(lengths), 4)
+        for b, text in enumerate(TEXTS):
+            assert set(proposal.paths(b)) == grow(reader(net, text), min(lengths[b], 4), 3, 9).tree
+
+
+@pytest.mark.parametrize("shape", [{"nodes": 1}, {"nodes": 500}, {"top_k": 1}, {"depth": 1}, {"top_k": 99, "depth": 2}])
+def test_shapes_at_their_ends(shape: dict[str, int]):
+    """More nodes or children than there are; a chain; one level."""
+    net = eagle3(vocabulary=torch.tensor([1, 2, 5, 9, 14]))
+    proposal = draft(net, Plan((4, 4, 4)), **shape)
+    size = {**SHAPE, **shape}
+    for b, text in enumerate(TEXTS):
+        wanted = grow(reader(net, text), size["depth"], size["top_k"], size["nodes"]).tree
+        assert set(proposal.paths(b)) == wanted and len(wanted) <= size["nodes"]
+
+
+@pytest.mark.parametrize("sure", [1e4, 1e6])
+def test_a_child_that_is_certain_does_not_come_without_its_parent(sure: float):
+    """Its score is its parent's: log 1 is 0 (sglang#36201)."""
+    net = eagle3()
+    net.lm_head.weight *= sure
+    for nodes in (1, 2, 3, 5):
+        proposal = draft(net, Plan((4, 4, 4)), nodes=nodes)
+        for b, text in enumerate(TEXTS):
+            grown = grow(reader(net, text), 4, 3, nodes)
+            assert sum(score == 0.0 for score in grown.candidates.values()) == 4
+            assert set(proposal.paths(b)) == grown.tree
+            assert max(map(len, grown.tree)) == min(nodes, 4)
+
+
+@pytest.mark.parametrize("nodes", [1, 3, 4, 7, 10, 16, 21])
+def test_twins_are_kept_with_their_parents(nodes: int):
+    """Tokens that nothing tells apart: any of them may be taken, but every path is one that was drafted."""
+    net = eagle3(own_embedding=True)
+    net.lm_head.weight[1::2] = net.lm_head.weight[::2]
+    net.embed_tokens.weight[1::2] = net.embed_tokens.weight[::2]
+    proposal = draft(net, Plan((3, 3, 3)), nodes=nodes, depth=3, top_k=4)
+    for b, text in enumerate(TEXTS):
+        grown = grow(reader(net, text), 3, 4, nodes)
+        ranked = sorted(grown.candidates.values(), reverse=True)
+        assert any(a == b for a, b in pairwise(ranked))
+        paths = proposal.paths(b)
+        assert len(paths) == len(set(paths)) == nodes
+        scores = sorted((score_of(reader(net, text), path) for path in paths), reverse=True)
+        assert max(abs(a - b) for a, b in zip(scores, ranked, strict=False)) < 1e-4
+
+
+def score_of(slow: Reader, path: Path) -> float:
+    return sum(float(slow.logits(path[:i]).log_softmax(-1)[token]) for i, token in enumerate(path))
+
+
+def test_logits_that_are_all_the_same():
+    net = eagle3()
+    net.lm_head.weight.zero_()
+    proposal = draft(net, Plan((4, 4, 4)), nodes=15)
+    for b in range(3):
+        paths = proposal.paths(b)
+        assert len(paths) == len(set(paths)) == 15
+        assert [sum(len(path) == level for path in paths) for level in (1, 2, 3, 4)] == [3, 9, 3, 0]
+    assert torch.equal(proposal.draft.tree.tokens, draft(net, Plan((4, 4, 4)), nodes=15).draft.tree.tokens)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_keep_best_takes_parents_first(seed: int):
+    """Scores of few values, so that most are tied: by score, then the shallower, then the earlier."""
+    source = random.Random(seed)
+    levels = sorted(source.choices((1, 2, 3), k=source.randint(1, 12)) + [1])
+    parents, scores = [], []
+    for i, level in enumerate(levels):
+        above = [j for j in range(i) if levels[j] == level - 1]
+        if level > 1 and not above:
+            levels[i] = level = 1
+        parent = source.choice(above) if level > 1 else -1
+        parents.append(1 + parent)
+        scores.append((scores[parent] if parent >= 0 else 0.0) - source.choice((0.0, 0.0, 1.0, 2.0)))
+    if levels != sorted(levels):
+        pytest.skip("a level was missing")
+    tokens = torch.arange(50, 50 + len(levels))[None]
+    candidates = Candidates(tokens, torch.tensor([parents]), torch.tensor([scores]), tuple(levels))
+    for nodes in range(1, len(levels) + 2):
+        least = source.choice((-math.inf, -1.0))
+        tree = keep_best(candidates, torch.tensor([7]), nodes, torch.full((1, len(levels)), least))
+        order = sorted(range(len(levels)), key=lambda i: (-scores[i], levels[i], i))[:nodes]
+        wanted = {i + 1 for i in order if scores[i] >= least}
+        names = [0, *(int(token) - 49 for token in tree.tokens[0, 1:])]
+        found = {names[n]: names[p] for n, p in enumerate(tree.parents[0].tolist()) if n and p != PAD}
+        assert found == {name: parents[name - 1] for name in wanted}
+        assert int(tree.tokens[0, 0]) == 7 and tree.tokens.shape[1] <= nodes + 1
+
+
+def test_equal_scores_of_a_level_keep_their_order():
+    scores = torch.tensor([[-1.0, 0.0, -1.0, 0.0, -2.0], [0.0] * 5])
+    assert frontier(scores, 3).tolist() == [[1, 3, 0], [0, 1, 2]]
+
+
+def test_logits_that_are_no_numbers_make_scores_that_are():
+    logits = torch.tensor([[[0.0, math.nan, math.inf, -math.inf], [math.nan] * 4, [-math.inf] * 4]])
+    ids, scores = best_children(logits, torch.zeros(1, 3), 4)
+    assert scores.isfinite().all() and (scores <= 0).all()
+    assert all(sorted(line) == [0, 1, 2, 3] for line in ids[0].tolist())
+
+
+@pytest.mark.parametrize("worth", [0.9, 0.2, 0.03])
+def test_nodes_that_are_not_worth_it_are_left_out(worth: float):
+    net = eagle3()
+    net.lm_head.weight *= 0.1
+    proposal = draft(net, Plan((4, 2, 4), node_worth=worth))
+    sizes = []
+    for b, text in enumerate(TEXTS):
+        grown = grow(reader(net, text), (4, 2, 4)[b], 3, 9)
+        wanted = {path for path in grown.tree if grown.candidates[path] >= math.log(worth)}
+        assert set(proposal.paths(b)) == wanted
+        sizes.append(len(wanted))
+    assert max(sizes) > 0 or worth == 0.9
+
+
+@pytest.mark.parametrize("worth", [0.05, 0.3, 0.6, 0.95])
+def test_no_level_is_drafted_that_is_not_worth_it(worth: float):
+    """Levels end where the parents of the next one have less probability together, for every row."""
+    net = eagle3()
+    net.lm_head.weight *= 0.1
+    proposal = draft(net, Plan((4, 4, 4), level_worth=worth), nodes=30)
+    promised = []  # by level from the second on, of the row with the most
+    slow = [grow(reader(net, text), 4, 3, 30) for text in TEXTS]
+    for level in (1, 2, 3):
+        promised.append(max(sum(math.exp(g.candidates[p]) for p in g.frontiers[level]) for g in slow))
+    levels = 1 + next((i for i, total in enumerate(promised) if total < worth), 3)
+    assert len(proposal.calls) == levels
+    for b, text in enumerate(TEXTS):
+        assert set(proposal.paths(b)) == grow(reader(net, text), levels, 3, 30).tree
+
+
+def test_a_tree_may_be_drafted_again():
+    """A proposal changes nothing that the next one sees."""
+    net = eagle3()
+    drafter = Eagle3Drafter(Options(**SHAPE), net)
+    proposals = listen(drafter, net)
+    view = first_step(drafter, TEXTS)
+    for plan in (Plan((4, 4, 4)), Plan((1, 2, 0)), Plan((4, 4, 4))):
+        drafter.propose(view, plan)
+    assert [set(proposals[0].paths(b)) for b in range(3)] == [set(proposals[2].paths(b)) for b in range(3)]
+    assert all(torch.equal(a.out, b.out) for a, b in zip(proposals[0].calls, proposals[2].calls, strict=True))
+    memory = Memory(net, net, net.features, layers=1)
+    for row, text in enumerate(TEXTS):
+        hidden = target().read(torch.tensor([text]), net.taps)
+        memory.admit(row, {tap: states[:, :-1] for tap, states in hidden.items()})
+    with torch.inference_mode():
+        alone = grow_tree(net, memory, view, Plan((4, 4, 4)), Shape(**SHAPE))
+    assert torch.equal(alone.tree.tokens, proposals[0].draft.tree.tokens)
