@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -175,7 +176,7 @@ def first_step(drafter: Drafter, texts: Sequence[Sequence[int]]) -> View:
 def partly_accepted(proposals: Sequence[Proposal]) -> int:
     """How many drafts were accepted in part, and were followed by another one of the same row."""
     count = 0
-    for now, then in zip(proposals, proposals[1:], strict=False):
+    for now, then in pairwise(proposals):
         after: Mapping[int, Path] = dict(zip(then.rows, then.texts, strict=True))
         for b, (row, text) in enumerate(zip(now.rows, now.texts, strict=True)):
             more = after.get(row, ())

@@ -12,6 +12,7 @@ from foredraft.cli.flags import Group, flags
 from foredraft.core.errors import OptionError
 from foredraft.core.options import read_options, read_pairs
 from foredraft.core.params import check_known
+from foredraft.train.devices import accelerator
 from foredraft.train.loop import LoopOptions
 from foredraft.train.recipes import RECIPES, HeadShape
 from foredraft.train.regenerate import Answers
@@ -108,7 +109,10 @@ def command(
         raise OptionError("There is nothing to learn from: give --data FILE.")
     options = read_options(RECIPES[method].options, f"the recipe {method}", read_pairs(recipe or ()))
     Path(out).mkdir(parents=True, exist_ok=True)
-    sources = (_own_words(source, model, Path(out), device),) if source.regenerate else source.data
+    sources = source.data
+    if source.regenerate:
+        with accelerator(cpu=device == "cpu").main_process_first():
+            sources = (_own_words(source, model, Path(out), device),)
     data = Data(sources=tuple(sources), cache=source.cache, store=source.store)
     with Progress() as progress:
         try:
@@ -124,7 +128,9 @@ def command(
                 tell=progress.tell,
             )
         except KeyboardInterrupt:
-            raise Interrupted(f"Interrupted at step {progress.step}; the same command goes on from there.") from None
+            raise Interrupted(
+                f"Interrupted at step {progress.step}; the same command goes on from the last checkpoint."
+            ) from None
     names = _drafts_as(method)
     errors().print(f"The head is in {head}. To use it: --drafter {names[0]}:{head}", style="dim", soft_wrap=True)
 

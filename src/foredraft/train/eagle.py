@@ -11,7 +11,7 @@ from foredraft.nets.eagle import Eagle
 from foredraft.nets.parts import FINAL
 from foredraft.train.losses import loss_of, weighted_mean
 from foredraft.train.recipe import Lesson, Recipe, recompute
-from foredraft.train.unroll import Unrolled
+from foredraft.train.unroll import Unrolled, sample_rows, take
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +21,7 @@ class Options:
     regression, classification: weights of the smooth L1 loss on features and of the loss on laws.
     loss: of the laws; see ``losses``.
     noise: uniform noise on the features, of this width times 512 / length.
+    share: of the rows, so many are judged by what they say; all are by their feature. Unbiased, and most of the cost.
     recompute: compute logits again in the backward pass instead of keeping them.
     """
 
@@ -28,6 +29,7 @@ class Options:
     classification: float = 0.1
     loss: str = "ce"
     noise: float = 0.2
+    share: float = 0.25
     recompute: bool = False
 
 
@@ -44,14 +46,17 @@ class EagleRecipe(Recipe[Eagle]):
         net, options = self.net, self._options
         batch, length = lesson.tokens.shape
         truth = lesson.hidden[FINAL]
-        noise = torch.rand(truth.shape, generator=lesson.chance(), device=truth.device) - 0.5
+        chance = lesson.chance()
+        noise = torch.rand(truth.shape, generator=chance, device=truth.device) - 0.5
         features = (truth + noise * (options.noise * 512 / length))[:, :-1]
         place = torch.arange(length - 1, device=truth.device).expand(batch, -1)
         unrolled = Unrolled(place, net.config.block.sliding_window)
         states = net(lesson.tokens[:, 1:], net.features({FINAL: features}), place, unrolled.first)
         wanted, weights = truth[:, 1:], lesson.weights[:, 1:]
         regression = F.smooth_l1_loss(states.float(), wanted.float(), reduction="none").mean(-1)
-        law, hits = recompute(options.recompute, self._judge, states, wanted, weights)
+        sample = sample_rows(length - 1, batch, options.share, chance)
+        judged = (take(each, sample) for each in (states, wanted, weights))
+        law, hits = recompute(options.recompute, self._judge, *judged)
         features_loss = weighted_mean(regression, weights)
         total = options.regression * features_loss + options.classification * law
         return {"loss": total, "hit_0": hits, "feature_loss": features_loss.detach(), "law_loss": law.detach()}

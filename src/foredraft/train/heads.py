@@ -33,7 +33,7 @@ class Options:
     teacher: bool = True
     loss: str = "ce"
     decay: float = 1.0
-    share: float = 0.5
+    share: float = 0.25
     recompute: bool = False
 
     def __post_init__(self) -> None:

@@ -10,6 +10,9 @@ from foredraft.core.drafter import Drafter
 from foredraft.core.errors import OptionError
 from foredraft.drafters import find
 from foredraft.model.causal import CausalLM
+from foredraft.nets.eagle import Eagle, Eagle3
+from foredraft.nets.hydra import Hydra
+from foredraft.nets.medusa import Blockwise, Medusa
 from foredraft.train import eagle, eagle3, heads, start
 from foredraft.train.recipe import Recipe
 
@@ -23,6 +26,7 @@ class HeadShape:
     heads, layers: of Medusa, Hydra and blockwise decoding; layers are those of each head.
     own_heads: give each Medusa or Hydra head an output layer of its own instead of the target's.
     cold: do not start from the target's own weights.
+    start: a trained head to go on from, whose shape then holds; a folder or a hub name.
     """
 
     vocabulary: int = 32_000
@@ -31,6 +35,7 @@ class HeadShape:
     layers: int = 1
     own_heads: bool = False
     cold: bool = False
+    start: str | None = None
 
     def __post_init__(self) -> None:
         if self.heads < 1 or self.layers < 1 or self.vocabulary < 0:
@@ -47,12 +52,14 @@ class RecipeKind:
     """One line of the table.
 
     make: a new net for a target; the tensor holds the ids of a reduced vocabulary.
+    net: the class of these nets.
     recipe, options: the class of the recipe and of its options.
     method, chain: the drafter that tries it out, and the options that make it draft a chain.
     reduces: whether the net may have a smaller vocabulary than the target.
     """
 
     make: Make
+    net: type[nn.Module]
     recipe: Callable[[Any, Any], Recipe[Any]]
     options: type
     method: str
@@ -70,6 +77,7 @@ _CHAIN_OF_5 = {"nodes": 5, "depth": 5, "top_k": 1}
 RECIPES: dict[str, RecipeKind] = {
     "eagle": RecipeKind(
         lambda target, shape, ids: start.new_eagle(target, warm=not shape.cold),
+        Eagle,
         eagle.EagleRecipe,
         eagle.Options,
         "eagle2",
@@ -77,6 +85,7 @@ RECIPES: dict[str, RecipeKind] = {
     ),
     "eagle3": RecipeKind(
         lambda target, shape, ids: start.new_eagle3(target, ids, shape.taps or None, warm=not shape.cold),
+        Eagle3,
         eagle3.Eagle3Recipe,
         eagle3.Options,
         "eagle3",
@@ -85,6 +94,7 @@ RECIPES: dict[str, RecipeKind] = {
     ),
     "medusa": RecipeKind(
         lambda target, shape, ids: start.new_medusa(target, shape.heads, shape.layers, shape.own_heads),
+        Medusa,
         heads.MedusaRecipe,
         heads.Options,
         "blockwise",
@@ -92,6 +102,7 @@ RECIPES: dict[str, RecipeKind] = {
     ),
     "hydra": RecipeKind(
         lambda target, shape, ids: start.new_hydra(target, shape.heads, shape.layers, shape.own_heads, prefix=False),
+        Hydra,
         heads.HydraRecipe,
         heads.Options,
         "hydra",
@@ -99,6 +110,7 @@ RECIPES: dict[str, RecipeKind] = {
     ),
     "hydra++": RecipeKind(
         lambda target, shape, ids: start.new_hydra(target, shape.heads, shape.layers, shape.own_heads, prefix=True),
+        Hydra,
         heads.HydraRecipe,
         heads.Options,
         "hydra",
@@ -106,6 +118,7 @@ RECIPES: dict[str, RecipeKind] = {
     ),
     "blockwise": RecipeKind(
         lambda target, shape, ids: start.new_blockwise(target, shape.heads),
+        Blockwise,
         heads.MedusaRecipe,
         heads.Options,
         "blockwise",

@@ -13,7 +13,7 @@ from foredraft.core.errors import DataError
 from foredraft.core.params import SamplingParams
 from foredraft.engine.generate import Generator
 from foredraft.model.tokenizer import Tokenizer
-from foredraft.train.sources import Sample, parsed, read_sources, sample_of
+from foredraft.train.sources import Sample, parsed, read_sources, refused, sample_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,11 +67,19 @@ def _prompts(samples: Iterator[Sample], tokenizer: Tokenizer, length: int) -> It
         if sample.messages is not None:
             for number, turn in enumerate(sample.messages):
                 if turn["role"] == "assistant" and number:
-                    yield tokenizer.encode_chat(sample.messages[:number])
+                    yield _asked(sample, tokenizer, number)
         elif sample.text is not None:
             ids = tokenizer.encode_many([sample.text[: 16 * length]])[0][:length]
             if len(ids) >= 2:
                 yield ids
+
+
+def _asked(sample: Sample, tokenizer: Tokenizer, turns: int) -> list[int]:
+    """Ids of the first turns of a chat, ready for the assistant's answer."""
+    try:
+        return tokenizer.encode_chat((sample.messages or [])[:turns])
+    except Exception as error:  # a template raises what it likes
+        raise refused(sample, error) from error
 
 
 def _evenly(prompts: list[list[int]], count: int) -> list[list[int]]:

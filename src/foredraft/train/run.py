@@ -11,9 +11,9 @@ import torch
 
 from foredraft.core.errors import DataError, OptionError
 from foredraft.core.params import check_known
-from foredraft.formats import default_format, save_head
+from foredraft.formats import default_format, load_head, save_head
 from foredraft.model.causal import CausalLM
-from foredraft.model.load import Loaded, load_model
+from foredraft.model.load import Loaded, load_model, resolve
 from foredraft.train import devices
 from foredraft.train.checkpoint import hold_to
 from foredraft.train.features import Stored, fingerprint
@@ -100,7 +100,12 @@ def run(
 
 
 def _new_net(kind: RecipeKind, shape: HeadShape, store: TokenStore, target: CausalLM, seed: int) -> Any:
-    """A new head; whatever of it is random is decided by the seed, here and now."""
+    """A new head, or the one to go on from; whatever is random in a new one is decided by the seed, here and now."""
+    if shape.start is not None:
+        head = load_head(resolve(shape.start), target)
+        if not isinstance(head.net, kind.net):
+            raise OptionError(f"{shape.start!r} holds {head.info.format} weights, which this recipe does not train.")
+        return head.net.requires_grad_(True)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return kind.make(target, shape, _vocabulary(kind, shape, store, target))
@@ -115,7 +120,7 @@ def _vocabulary(kind: RecipeKind, shape: HeadShape, store: TokenStore, target: C
 
 def _lessons(store: TokenStore, target: CausalLM, recipe: Recipe, gigabytes: float, loop: LoopOptions) -> Lessons:
     source: Any = Live(target, lambda: autocast(target.device, loop.precision))
-    if gigabytes > 0:
+    if gigabytes > 0 and store.windows(loop.length):
         width = target.model.config.get_text_config().hidden_size
         shape = (store.windows(loop.length), loop.length, width)
         place = store.folder / Path(target.model.config.name_or_path or "target").name

@@ -140,6 +140,13 @@ def _hub(source: str) -> Iterator[Sample]:
     except DataError:
         raise
     except Exception as error:  # datasets raises many kinds; each becomes one sentence
-        raise DataError(
-            f"The dataset {name!r} cannot be read: {(str(error) or error.__class__.__name__).splitlines()[0]}"
-        ) from error
+        raise DataError(f"The dataset {name!r} cannot be read: {_first_line(error)}") from error
+
+
+def refused(sample: Sample, error: Exception) -> DataError:
+    """What to raise where the target's chat template will not have a chat."""
+    return DataError(f"{sample.where}: the chat template cannot write this chat: {_first_line(error)}")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or error.__class__.__name__).splitlines()[0]

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from foredraft.core.errors import DataError
 from foredraft.model.tokenizer import Tokenizer
-from foredraft.train.sources import Sample, files_of, read_sources
+from foredraft.train.sources import Sample, files_of, read_sources, refused
 
 _BATCH = 256  # documents given to the tokenizer at once
 
@@ -94,8 +94,7 @@ def _turns(sample: Sample, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
     try:
         return tokenizer.encode_turns(sample.messages or [])
     except Exception as error:  # a template raises what it likes
-        sentence = (str(error) or error.__class__.__name__).splitlines()[0]
-        raise DataError(f"{sample.where}: the chat cannot be written as the target wants it: {sentence}") from error
+        raise refused(sample, error) from error
 
 
 def _build(place: Path, documents: Iterator[tuple[list[int], list[int]]]) -> None:

@@ -1,0 +1,200 @@
+"""Tables and plots of a run of heads.py, from its JSON lines alone.
+
+python benchmarks/heads_summary.py            # print the tables
+python benchmarks/heads_summary.py --plots    # draw docs/figures/*.svg (needs matplotlib)
+"""
+
+import argparse
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from prompts import TITLES
+from summary import quartiles, read
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results" / "heads.jsonl"
+SCALING = ROOT / "benchmarks" / "results" / "scaling.jsonl"
+FIGURES = ROOT / "docs" / "figures"
+Run = dict[str, Any]
+
+
+def markdown(kinds: dict[str, list[Run]]) -> str:
+    """Speed and acceptance of the arms as users get them, then acceptance of trees of fixed sizes."""
+    runs, origin = kinds["run"], kinds["provenance"][0]
+    timed = [run for run in runs if "fixed" not in run]
+    fixed = [run for run in runs if "fixed" in run]
+    lines = _table("times as fast as plain decoding, median (quartiles)", timed, _speed_up(timed), skip=("plain",))
+    lines += ["", *_table("acceptance length", timed, _acceptance(timed), skip=("plain",))]
+    lines += ["", *_table("acceptance length of trees of a fixed size", fixed, _acceptance(fixed))]
+    lines += ["", _closing(runs, origin)]
+    return "\n".join(lines)
+
+
+def _columns(runs: list[Run]) -> list[tuple[str, float]]:
+    return list(dict.fromkeys((run["task"], run["temperature"]) for run in runs))
+
+
+def _table(title: str, runs: list[Run], cell: Callable[[str, str, float], str], skip: Iterable[str] = ()) -> list[str]:
+    columns = _columns(runs)
+    heads = [
+        f"{TITLES[task]}, {'greedy' if temperature == 0 else f'T={temperature:g}'}" for task, temperature in columns
+    ]
+    lines = [f"| {title} | {' | '.join(heads)} |", "| --- |" + " ---: |" * len(columns)]
+    for arm in dict.fromkeys(run["arm"] for run in runs):
+        if arm not in skip:
+            lines.append(f"| {arm} | {' | '.join(cell(arm, task, t) for task, t in columns)} |")
+    return lines
+
+
+def _of(runs: list[Run], arm: str, task: str, temperature: float) -> list[Run]:
+    return [r for r in runs if (r["arm"], r["task"], r["temperature"]) == (arm, task, temperature)]
+
+
+def _pace(run: Run) -> float:
+    """Seconds a token: at temperature 1 texts may differ in length from arm to arm."""
+    return run["seconds"] / max(1, run["tokens"])
+
+
+def _speed_up(runs: list[Run]) -> Callable[[str, str, float], str]:
+    def cell(arm: str, task: str, temperature: float) -> str:
+        plain = {run["prompt"]: _pace(run) for run in _of(runs, "plain", task, temperature)}
+        return quartiles([plain[run["prompt"]] / _pace(run) for run in _of(runs, arm, task, temperature)])
+
+    return cell
+
+
+def acceptance(runs: list[Run]) -> float:
+    """Tokens a target forward, over all of these runs together."""
+    return sum(run["tokens"] for run in runs) / max(1, sum(run["stats"]["target_forwards"] for run in runs))
+
+
+def _acceptance(runs: list[Run]) -> Callable[[str, str, float], str]:
+    return lambda arm, task, temperature: f"{acceptance(_of(runs, arm, task, temperature)):.2f}"
+
+
+def _closing(runs: list[Run], origin: Run) -> str:
+    greedy = [run for run in runs if run["temperature"] == 0]
+    texts: dict[tuple[str, int], set[tuple[int, ...]]] = {}
+    for run in greedy:
+        texts.setdefault((run["task"], run["prompt"]), set()).add(tuple(run["output"]))
+    same = sum(len(each) == 1 for each in texts.values())
+    return (
+        f"Greedy, all arms said the same tokens on {same} of {len(texts)} prompts. {origin['target']}, "
+        f"{origin['dtype']}, at most {origin['new_tokens']} new tokens, prefill included, {origin['threads']} threads on "
+        f"{origin['device']}, torch {origin['torch']}, transformers {origin['transformers']}, commit "
+        f"`{origin['commit'][:9]}`, {origin['date']}. HumanEval prompts are bare, GSM8K's in the chat template. Made by "
+        f"`{origin['command']}`; every run is in `benchmarks/results/heads.jsonl`."
+    )
+
+
+def by_place(runs: list[Run], arm: str) -> dict[int, list[float]]:
+    """For each node of a static tree, the share that was accepted of those whose parent was: one number a prompt."""
+    shares: dict[int, list[float]] = {}
+    for run in runs:
+        if run["arm"] == arm and run["temperature"] == 0:
+            for place, (judged, accepted) in run["places"].items():
+                if judged >= 3:
+                    shares.setdefault(int(place), []).append(accepted / judged)
+    return dict(sorted(shares.items()))
+
+
+def by_confidence(runs: list[Run], arm: str, bins: int = 10) -> list[tuple[float, float, int]]:
+    """Mean confidence, share accepted, and how many nodes, by confidence in bins."""
+    table = [[0.0, 0, 0] for _ in range(bins)]
+    for run in runs:
+        if run["arm"] == arm and run["temperature"] == 0:
+            for hundredth, (judged, accepted) in run["confidence"].items():
+                entry = table[int(hundredth) * bins // 100]
+                entry[0] += judged * (int(hundredth) + 0.5) / 100
+                entry[1] += accepted
+                entry[2] += judged
+    return [(total / judged, accepted / judged, int(judged)) for total, accepted, judged in table if judged]
+
+
+def plots(runs: list[Run]) -> None:
+    """EAGLE-2's figures 5 and 6, and the scaling picture where there is a run of it."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams |= {
+        "svg.hashsalt": "foredraft",
+        "font.size": 9,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+    }
+    FIGURES.mkdir(parents=True, exist_ok=True)
+    _plot_places(runs)
+    _plot_confidence(runs)
+    if SCALING.exists():
+        _plot_scaling(read(SCALING)["run"])
+
+
+def _figure(width: float, height: float) -> tuple[Any, Any]:
+    from matplotlib import pyplot
+
+    return pyplot.subplots(figsize=(width, height), layout="constrained")
+
+
+def _save(figure: Any, name: str) -> None:
+    figure.savefig(FIGURES / name, metadata={"Date": None})
+
+
+def _plot_places(runs: list[Run]) -> None:
+    from foredraft.drafters.templates import Template
+
+    paths = Template.of("eagle").paths
+    shares = by_place(runs, "eagle1, 25 nodes")
+    figure, axes = _figure(8, 3.2)
+    axes.boxplot(list(shares.values()), positions=range(len(shares)), widths=0.6, showfliers=False)
+    labels = ["-".join(str(rank + 1) for rank in paths[place - 1]) for place in shares]
+    axes.set_xticks(range(len(shares)), labels, rotation=60)
+    axes.set(xlabel="node of EAGLE-1's tree, by the ranks on its path", ylabel="accepted, its parent being accepted")
+    axes.set_ylim(0, 1)
+    axes.set_title("Acceptance by position: the spread over prompts is why a fixed tree wastes nodes", loc="left")
+    _save(figure, "acceptance_by_position.svg")
+
+
+def _plot_confidence(runs: list[Run]) -> None:
+    figure, axes = _figure(4.2, 3.6)
+    axes.plot([0, 1], [0, 1], color="0.7", linewidth=1)
+    for arm, label in (
+        ("eagle2, 59 nodes, 7 levels, k 10", "EAGLE-2"),
+        ("eagle3, 59 nodes, 7 levels, k 10", "EAGLE-3"),
+    ):
+        points = by_confidence(runs, arm)
+        axes.plot([x for x, _, _ in points], [y for _, y, _ in points], marker="o", markersize=4, label=label)
+    axes.set(xlabel="confidence of the draft", ylabel="accepted, greedy", xlim=(0, 1), ylim=(0, 1))
+    axes.set_title("A draft knows how sure it may be", loc="left")
+    axes.legend(frameon=False)
+    _save(figure, "confidence.svg")
+
+
+def _plot_scaling(runs: list[Run]) -> None:
+    figure, axes = _figure(4.6, 3.4)
+    for recipe, label in (("eagle", "EAGLE-1's loss"), ("eagle3", "EAGLE-3's")):
+        points = sorted((run["tokens"] / 1e6, run["acceptance_length"]) for run in runs if run["recipe"] == recipe)
+        axes.plot([x for x, _ in points], [y for _, y in points], marker="o", markersize=4, label=label)
+    axes.set_xscale("log", base=2)
+    ticks = sorted({run["tokens"] / 1e6 for run in runs})
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.set(xlabel="training tokens, millions", ylabel="acceptance length, chain of 5, greedy")
+    axes.set_title("Acceptance against training text", loc="left")
+    axes.legend(frameon=False)
+    _save(figure, "scaling.svg")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", nargs="?", type=Path, default=RESULTS)
+    parser.add_argument("--plots", action="store_true", help="draw docs/figures/*.svg")
+    args = parser.parse_args()
+    kinds = read(args.results)
+    if args.plots:
+        plots(kinds["run"])
+    else:
+        print(markdown(kinds))
+
+
+if __name__ == "__main__":
+    main()
