@@ -81,10 +81,10 @@ def _closing(runs: list[Run], origin: Run) -> str:
     same = sum(len(each) == 1 for each in texts.values())
     return (
         f"Greedy, all arms said the same tokens on {same} of {len(texts)} prompts. {origin['target']}, "
-        f"{origin['dtype']}, at most {origin['new_tokens']} new tokens, prefill included, {origin['threads']} threads on "
-        f"{origin['device']}, torch {origin['torch']}, transformers {origin['transformers']}, commit "
-        f"`{origin['commit'][:9]}`, {origin['date']}. HumanEval prompts are bare, GSM8K's in the chat template. Made by "
-        f"`{origin['command']}`; every run is in `benchmarks/results/heads.jsonl`."
+        f"{origin['dtype']}, at most {origin['new_tokens']} new tokens, prefill included, {origin['threads']} threads "
+        f"on {origin['device']}, torch {origin['torch']}, transformers {origin['transformers']}, commit "
+        f"`{origin['commit'][:9]}`, {origin['date']}. HumanEval prompts are bare, GSM8K's in the chat template. "
+        f"Made by `{origin['command']}`; every run is in `benchmarks/results/heads.jsonl`."
     )
 
 

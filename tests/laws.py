@@ -6,7 +6,7 @@ the time. What is called ``run...`` is called in processes of its own: see ``dra
 
 import functools
 import gc
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
+import heads
 import tiny
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Drafter, Plan, View
@@ -21,7 +22,13 @@ from foredraft.core.noise import NoiseCoins, Stream, derive_seeds, inverse_cdf
 from foredraft.core.params import SamplingParams
 from foredraft.core.tree import TokenTree
 from foredraft.core.warp import Paths, Warp
+from foredraft.drafters.blockwise import BlockwiseDrafter, Options as BlockwiseOptions
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
+from foredraft.drafters.eagle1 import Eagle1, Options as Eagle1Options
+from foredraft.drafters.eagle2 import Eagle2, Options as Eagle2Options
+from foredraft.drafters.eagle3 import Eagle3Drafter, Options as Eagle3Options
+from foredraft.drafters.hydra import HydraDrafter, Options as HydraOptions
+from foredraft.drafters.medusa import MedusaDrafter, Options as MedusaOptions
 from foredraft.drafters.none import NoDrafter
 from foredraft.drafters.prompt_lookup import Options as LookupOptions, PromptLookup
 from foredraft.engine import batch
@@ -47,6 +54,20 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
+HEADS: dict[str, Callable[[CausalLM], Drafter]] = {
+    "eagle1": lambda target: Eagle1(Eagle1Options(tree="3x2"), heads.eagle(target)),
+    "eagle2": lambda target: Eagle2(Eagle2Options(nodes=4, depth=2, top_k=2), heads.eagle(target)),
+    "eagle3": lambda target: Eagle3Drafter(
+        Eagle3Options(nodes=4, depth=2, top_k=2),
+        heads.eagle3(target, taps=(0, 1), vocabulary=torch.tensor([0, 2, 3, 4])),
+    ),
+    "medusa": lambda target: MedusaDrafter(MedusaOptions(tree="2x2"), heads.medusa(target, heads=2)),
+    "hydra": lambda target: HydraDrafter(HydraOptions(tree="2x2"), heads.hydra(target, heads=2, prefix=True)),
+    "blockwise": lambda target: BlockwiseDrafter(BlockwiseOptions(), heads.blockwise(target, heads=2)),
+}
+"""Heads with random weights, by the method that drafts with them."""
+
+
 @functools.cache
 def pair() -> tuple[CausalLM, CausalLM]:
     """A target, and a draft whose logits are the target's with the sign turned."""
@@ -63,13 +84,16 @@ def drafter(name: str) -> Drafter:
         return NoDrafter()
     if name.startswith("lookup"):
         return PromptLookup(LookupOptions(prompt_lookup_num_tokens=2, continuations=2 if "tree" in name else 1))
+    if name in HEADS:
+        return HEADS[name](target)
     options = DraftOptions(num_assistant_tokens=2, branching=(2, 2) if name == "tree" else None)
     return DraftModel(options, draft, target.vocab_size)
 
 
 def generator(name: str, rule: str | None = None) -> Generator:
     proposer = drafter(name)
-    control = Constant(proposer.needs.max_nodes, confidence=0.4 if name == "unsure chain" else 0.0)
+    pair()[0].tap(proposer.needs.hidden_layers)
+    control = Constant(proposer.needs.longest, confidence=0.4 if name == "unsure chain" else 0.0)
     return tiny.generator(pair()[0], proposer, control, rule=rule, max_rows=ROWS)
 
 

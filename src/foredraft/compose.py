@@ -80,8 +80,8 @@ def load(
         target: a folder, a hub name, "sample" for the bundled model, a loaded transformers model, or the
             ``generator.engine.target`` of another generator, to share it.
         drafter: "none" or None for plain decoding, a spec such as "prompt_lookup" or
-            "draft_model:PATH,num_assistant_tokens=5", a ``Drafter``, or "auto": the bundled draft for the bundled
-            model, prompt lookup for any other.
+            "draft_model:PATH,num_assistant_tokens=5", a ``Drafter``, or "auto": the bundled EAGLE-3 head for
+            the bundled model, prompt lookup for any other.
         tokenizer: for a loaded model; otherwise its own is used.
         dtype: such as "bfloat16"; by default float32 on a CPU, elsewhere what the weights have.
         device: such as "cuda"; by default a GPU if there is one.

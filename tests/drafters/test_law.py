@@ -47,6 +47,10 @@ TABLE = [
     ("none", "temperature", MANY),
     *[(drafter, "temperature", SOME) for drafter in ("unsure chain", "lookup tree")],
     *[("tree", setting, SOME) for setting in ("top_k", "top_p")],
+    ("eagle1", "temperature", MANY),
+    *[("eagle1", setting, SOME) for setting in ("top_k", "cutoffs", "history")],
+    *[(name, "temperature", SOME) for name in laws.HEADS if name != "eagle1"],
+    ("eagle3", "history", SOME),
 ]
 """Drafters and sampling settings. Texts of picked drafts are those of plain decoding, so "none" needs no more."""
 RULES = [

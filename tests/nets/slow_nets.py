@@ -3,6 +3,7 @@
 Weights are looked up by the names under which a net holds them. ``Faults`` plants what implementations get wrong.
 """
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -147,7 +148,7 @@ class SlowEagle:
     """EAGLE-1 and 2 (heads.md 1.1): fc(embedding, feature), a layer without input norm, the target's output layer."""
 
     def __init__(self, net: Any, model: Any, faults: Faults) -> None:
-        self.w, self.config, self.faults = Weights(net, model), net.config, faults
+        self.w, self.config, self.faults, self.rows = Weights(net, model), net.config, faults, {}
         self.block, self.offsets = net.config.block, None
         self.layers = [Layer(self.w, self.block, f"layers.{i}", faults) for i in range(net.config.num_layers)]
 
@@ -171,7 +172,7 @@ class SlowEagle3:
     """EAGLE-3 (heads.md 1.2 to 1.4): fused taps, two norms side by side, a head of its own behind a final norm."""
 
     def __init__(self, net: Any, model: Any, faults: Faults) -> None:
-        self.w, self.config, self.faults = Weights(net, model), net.config, faults
+        self.w, self.config, self.faults, self.rows = Weights(net, model), net.config, faults, {}
         self.block, self.eps = net.config.block, net.config.block.rms_norm_eps
         ids = None if net.vocabulary is None else net.vocabulary.tolist()
         self.offsets = None if ids is None else [target - draft for draft, target in enumerate(ids)]  # d2t
@@ -208,14 +209,23 @@ class SlowEagle3:
         return self.w.norm("norm", state, self.eps) if after else state
 
 
+@functools.cache
+def slow_of(net: Any, model: Any, faults: Faults) -> SlowEagle | SlowEagle3:
+    """The slow head of a net, which keeps the committed rows that it has read, by the text up to their token."""
+    return (SlowEagle3 if hasattr(net, "midlayer") else SlowEagle)(net, model, faults)
+
+
 class Reader:
     """An EAGLE head over one committed text: row j reads (f_j, t_{j+1}) at position j; drafts go on from the last."""
 
     def __init__(self, head: SlowEagle | SlowEagle3, text: Sequence[int], states: States) -> None:
         self.head, self._rows, self._known = head, [], {}
         for j in range(len(text) - 1):
-            token = text[j] if head.faults.tokens_not_shifted else text[j + 1]
-            self._rows.append(self._read(token, head.feature(states, j), j, self._rows))
+            known = tuple(text[: j + 2])
+            if known not in head.rows:
+                token = text[j] if head.faults.tokens_not_shifted else text[j + 1]
+                head.rows[known] = self._read(token, head.feature(states, j), j, self._rows)
+            self._rows.append(head.rows[known])
 
     def _read(self, token: int, feature: Tensor, position: int, before: Sequence[Row]) -> Row:
         row = Row(position + self.head.faults.shift)
@@ -238,6 +248,12 @@ class Reader:
 
     def logits(self, path: Path) -> Tensor:
         return self.head.logits(self.at(path)[-1].state)
+
+    def logits_of_kept(self, new: Path, states: States) -> Tensor:
+        """After these new tokens, all but the last drafted: if rows of the tree stayed, and only the last was read."""
+        before = [*self._rows[:-1], *self.at(new[:-1])]
+        row = self._read(new[-1], self.head.feature(states, len(before)), len(before), before)
+        return self.head.logits(row.state)
 
     def target_id(self, draft_id: int) -> int:
         return draft_id if self.head.offsets is None else draft_id + self.head.offsets[draft_id]
@@ -282,38 +298,3 @@ def fill(logits: Callable[[Path], Tensor], paths: Sequence[Path]) -> dict[Path, 
         above = tokens[ranks[:-1]]
         tokens[ranks] = (*above, best(logits(above), ranks[-1] + 1)[ranks[-1]])
     return tokens
-
-
-def medusa(net: Any, model: Any, h: Tensor, head: int) -> Tensor:
-    """heads.md 1.5: x + SiLU(W x + b), the same block again and again, then a projection."""
-    w = Weights(net, model)
-    for _ in range(net.config.num_layers):
-        h = h + silu(w.linear(f"blocks.{head}.linear", h))
-    return w.linear(f"heads.{head}", h) if w.has(f"heads.{head}.weight") else w.target_head(h)
-
-
-def blockwise(net: Any, model: Any, h: Tensor, head: int) -> Tensor:
-    """Stern et al., section 4: a hidden layer and a residual, then the target's output layer."""
-    w = Weights(net, model)
-    return w.target_head(h + w.linear(f"outer.{head}", w.linear(f"inner.{head}", h).clamp(min=0)))
-
-
-def hydra(net: Any, model: Any, h: Tensor, tokens: Sequence[int]) -> Tensor:
-    """heads.md 1.6: head i reads h_t (or what the prefix layer says) and the embeddings of t + 1, ..., t + 1 + i."""
-    w, head = Weights(net, model), len(tokens) - 1
-    x = torch.cat([h, *(w.embedding[token] for token in tokens)])
-    x = w.linear(f"mlps.{head}.res_connection", x) + silu(w.linear(f"mlps.{head}.linear", x))
-    for _ in range(net.config.num_layers - 1):
-        x = x + silu(w.linear(f"mlps.{head}.block", x))
-    return w.linear(f"heads.{head}", x) if w.has(f"heads.{head}.weight") else w.target_head(x)
-
-
-def hydra_prefix(net: Any, model: Any, states: Sequence[Tensor]) -> Tensor:
-    """Hydra++: a whole Llama layer over the target's last states, then a norm; the last row's."""
-    w, block = Weights(net, model), net.config.prefix
-    layer, rows = Layer(w, block, "prefix.layer", Faults()), []
-    for position, state in enumerate(states):
-        row = Row(position)
-        row.state = w.norm("prefix.norm", layer(state, row, rows), block.rms_norm_eps)
-        rows.append(row)
-    return rows[-1].state

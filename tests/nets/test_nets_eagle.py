@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from slow_nets import Faults, Path, Reader, SlowEagle, SlowEagle3, fill, grow
+from slow_nets import Faults, Path, Reader, fill, grow, slow_of
 from watched_nets import CLOSE, VOCAB, Proposal, doubled, every_row, gap, target, truth, watch
 
 import heads
@@ -57,9 +57,8 @@ EAGLE3S: dict[str, dict[str, Any]] = {
 }
 
 
-def reader(net: EagleNet, text: Sequence[int], **faults: Any) -> Reader:
-    slow = SlowEagle if net.taps == (FINAL,) else SlowEagle3
-    return Reader(slow(net, target().model, Faults(**faults)), text, truth(tuple(text)))
+def reader(net: EagleNet, text: Sequence[int]) -> Reader:
+    return Reader(slow_of(net, target().model, Faults()), text, truth(tuple(text)))
 
 
 def dynamic(net: EagleNet) -> list[Proposal]:

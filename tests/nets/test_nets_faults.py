@@ -1,11 +1,12 @@
 """Conventions that are easy to get wrong, and that each of them would be seen: off by one costs speed and no more."""
 
 import functools
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
-from slow_nets import Faults, Reader, SlowEagle3, grow
+from slow_nets import Faults, Path, Reader, grow, slow_of
 from watched_nets import CLOSE, FAR, LAYERS, Proposal, doubled, every_row, frequencies, gap, target, truth, watch
 
 import heads
@@ -24,15 +25,20 @@ def seen() -> tuple[Eagle3, list[Proposal]]:
     return net, watch(Eagle3Drafter(Options(nodes=8, depth=DEPTH, top_k=TOP_K), net), net)
 
 
+def reader(text: Path, **faults: Any) -> Reader:
+    return Reader(slow_of(seen()[0], target().model, Faults(**faults)), text, truth(text))
+
+
+@functools.cache
+def frontiers(text: Path) -> list[list[Path]]:
+    return grow(reader(text), DEPTH, TOP_K, 1).frontiers
+
+
 def off(proposal: Proposal, b: int, **faults: Any) -> list[float]:
     """How far the drafter's logits are from the slow ones, by level; the right paths, looked at in a faulty way."""
-    net, text = seen()[0], proposal.texts[b]
-    right, wrong = (Reader(SlowEagle3(net, target().model, Faults(**kind)), text, truth(text)) for kind in ({}, faults))
-    frontiers = grow(right, len(proposal.calls), TOP_K, 1).frontiers
-    return [
-        gap(call.out[b], [wrong.logits(path) for path in paths])
-        for call, paths in zip(proposal.calls, frontiers, strict=True)
-    ]
+    text = proposal.texts[b]
+    slow, levels = reader(text, **faults), zip(proposal.calls, frontiers(text), strict=False)
+    return [gap(call.out[b], [slow.logits(path) for path in paths]) for call, paths in levels]
 
 
 def test_all_positions_may_be_shifted_together():
@@ -72,20 +78,15 @@ def test_a_planted_fault_is_seen(fault: dict[str, Any], first: int):
 
 def test_what_a_tree_leaves_behind_would_be_seen():
     """After a draft was accepted in part, rows read the target's features and not what the draft had carried."""
-    net, proposals = seen()
-    count = 0
-    for now, then in zip(proposals, proposals[1:], strict=False):
-        for b, (row, text) in enumerate(zip(now.rows, now.texts, strict=True)):
+    proposals, count = seen()[1], 0
+    for now, then in pairwise(proposals):
+        for row, text in zip(now.rows, now.texts, strict=True):
             after = dict(zip(then.rows, then.texts, strict=True)).get(row, ())
             new = after[len(text) :]
             if after[: len(text)] != text or len(new) < 2 or len(text) < 2:
                 continue
-            slow = Reader(SlowEagle3(net, target().model, Faults()), text, truth(text))
-            kept = Reader(slow.head, text[:-1], truth(text))
-            kept._rows += slow.at(new[:-1])
-            j = len(after) - 2
-            last = kept._read(after[-1], slow.head.feature(truth(after), j), j, kept._rows)
-            assert gap(then.calls[0].out[then.rows.index(row)], [slow.head.logits(last.state)]) > FAR
+            logits = reader(text).logits_of_kept(new, truth(after))
+            assert gap(then.calls[0].out[then.rows.index(row)], [logits]) > FAR
             count += 1
     assert count > 0
 

@@ -4,9 +4,9 @@ import functools
 from typing import Any
 
 import pytest
-import slow_nets as slow
+import slow_heads as slow
 import torch
-from slow_nets import Path
+from slow_nets import Path, Weights, best, fill
 from torch import Tensor
 from watched_nets import CLOSE, FAR, Proposal, doubled, every_row, target, truth, watch
 
@@ -31,6 +31,11 @@ HYDRAS: dict[str, dict[str, Any]] = {
 }
 
 
+@functools.cache
+def weights(net: Any) -> Weights:
+    return Weights(net, target().model)
+
+
 def last_state(text: Path) -> Tensor:
     """h_t, t being the token before the root."""
     return truth(text)[-1][len(text) - 2]
@@ -43,7 +48,7 @@ def check_heads(proposal: Proposal, b: int, wanted: list[Tensor], paths: tuple[P
         assert (call.out[b, 0] - one).abs().max() < CLOSE
     allowed = proposal.plan.lengths[b]
     filled = {
-        tuple(slow.best(wanted[i], rank + 1)[rank] for i, rank in enumerate(ranks))
+        tuple(best(wanted[i], rank + 1)[rank] for i, rank in enumerate(ranks))
         for ranks in paths
         if len(ranks) <= allowed
     }
@@ -58,9 +63,9 @@ def test_medusa_is_the_slow_one(name: str, tree: str):
 
     def check(proposal: Proposal, b: int) -> None:
         h = last_state(proposal.texts[b])
-        check_heads(proposal, b, [slow.medusa(net, target().model, h, head) for head in range(3)], paths)
+        check_heads(proposal, b, [slow.medusa(weights(net), net.config, h, head) for head in range(3)], paths)
 
-    every_row(watch(MedusaDrafter(MedusaOptions(tree=tree), net), net, max_new_tokens=16), check)
+    every_row(watch(MedusaDrafter(MedusaOptions(tree=tree), net), net, max_new_tokens=12), check)
 
 
 @pytest.mark.parametrize("seed", [0, 2])
@@ -69,10 +74,10 @@ def test_blockwise_is_the_slow_one(seed: int):
 
     def check(proposal: Proposal, b: int) -> None:
         h = last_state(proposal.texts[b])
-        wanted = [slow.blockwise(net, target().model, h, head) for head in range(3)]
+        wanted = [slow.blockwise(weights(net), net.config, h, head) for head in range(3)]
         check_heads(proposal, b, wanted, ((0,), (0, 0), (0, 0, 0)))
 
-    every_row(watch(BlockwiseDrafter(BlockwiseOptions(), net), net, max_new_tokens=40), check)
+    every_row(watch(BlockwiseDrafter(BlockwiseOptions(), net), net, max_new_tokens=8), check)
 
 
 @functools.cache
@@ -80,7 +85,7 @@ def slow_hydra(net: Any, text: Path) -> Tensor:
     """What Hydra's heads read."""
     if net.config.prefix is None:
         return last_state(text)
-    return slow.hydra_prefix(net, target().model, truth(text)[-1][:-1])
+    return slow.hydra_prefix(weights(net), net.config, truth(text)[-1][:-1])
 
 
 @pytest.mark.parametrize("name", HYDRAS)
@@ -93,10 +98,10 @@ def test_hydra_is_the_slow_one(name: str):
         h = slow_hydra(net, text)
 
         def logits(path: Path) -> Tensor:
-            return slow.hydra(net, target().model, h, (text[-1], *path))
+            return slow.hydra(weights(net), net.config, h, (text[-1], *path))
 
         depth = len(proposal.calls)
-        filled = slow.fill(logits, [path for path in template.paths if len(path) <= depth])
+        filled = fill(logits, [path for path in template.paths if len(path) <= depth])
         for level, call in enumerate(proposal.calls):
             asked = [tuple(line) for line in call.args[1][b].tolist()]
             assert set(asked) == {(text[-1], *filled[path]) for path in (*template.paths, ()) if len(path) == level}
@@ -105,7 +110,7 @@ def test_hydra_is_the_slow_one(name: str):
         allowed = proposal.plan.lengths[b]
         assert set(proposal.paths(b)) == {path for path in filled.values() if 0 < len(path) <= allowed}
 
-    every_row(watch(HydraDrafter(HydraOptions(tree="3x2x1"), net), net, max_new_tokens=16), check)
+    every_row(watch(HydraDrafter(HydraOptions(tree="3x2x1"), net), net, max_new_tokens=12), check)
 
 
 def test_the_state_of_another_token_is_seen():
@@ -113,9 +118,9 @@ def test_the_state_of_another_token_is_seen():
     for text in ((1, 2, 3, 4), (5, 9, 5)):
         states = truth(text)[-1]
         net = doubled(heads.medusa(target()))
-        right, early, late = (slow.medusa(net, target().model, states[len(text) - 2 + i], 0) for i in (0, -1, 1))
+        right, early, late = (slow.medusa(weights(net), net.config, states[len(text) - 2 + i], 0) for i in (0, -1, 1))
         assert min((right - early).abs().max(), (right - late).abs().max()) > FAR
         hydra = doubled(heads.hydra(target(), prefix=True))
-        whole, part = (slow.hydra_prefix(hydra, target().model, states[a:-1]) for a in (0, 1))
+        whole, part = (slow.hydra_prefix(weights(hydra), hydra.config, states[a:-1]) for a in (0, 1))
         assert (whole - part).abs().max() > FAR
         assert not torch.equal(whole, states[-2])

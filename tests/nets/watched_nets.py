@@ -135,7 +135,7 @@ def watch(drafter: Drafter, net: Any, **params: Any) -> list[Proposal]:
     """
     proposals = listen(drafter, net)
     generator = tiny.generator(target(), drafter, Constant(drafter.needs.longest), max_rows=3)
-    generator.generate(prompts(), **{"max_new_tokens": 9, **params})
+    generator.generate(prompts(), **{"max_new_tokens": 8, **params})
     assert partly_accepted(proposals) > 0
     return proposals
 

@@ -30,7 +30,7 @@ class ModelChoice:
         metadata={
             "names": ("--drafter", "-d"),
             "help": "none, NAME, NAME:PATH or NAME:PATH,option=value; foredraft methods lists them. auto: the bundled "
-            "draft model for the bundled model, prompt_lookup for others.",
+            "EAGLE-3 head for the bundled model, prompt_lookup for others.",
         },
     )
     dtype: str | None = field(

@@ -52,7 +52,7 @@ def keep_best(candidates: Candidates, root: Int[Tensor, "B"], nodes: int, least:
     """The tree of the ``nodes`` best candidates: by score, then the shallower, then the earlier (heads.md 6.9).
 
     A parent never scores less than its child and stands before it, so it is always taken first, and the tree is
-    connected. The draft carries the scores. ``least``: candidates whose score is below are left out, whatever else there is.
+    connected. The draft carries the scores. ``least``: candidates whose score is below are left out in any case.
     """
     rows, count = candidates.scores.shape
     scores = candidates.scores.masked_fill(candidates.scores < least, -torch.inf)

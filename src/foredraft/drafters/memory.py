@@ -17,7 +17,7 @@ from foredraft.core.drafter import StepOut, View
 from foredraft.core.tree import TokenTree
 from foredraft.model.attention import mix
 from foredraft.model.cache import SlotCache, SlotView
-from foredraft.model.masks import GRAIN, Layout, StepIn, address
+from foredraft.model.masks import Layout, StepIn, address, extent_of
 from foredraft.nets.eagle import EagleNet
 
 _FAR = 16
@@ -193,7 +193,7 @@ class Growth:
         self._bases = (view.lengths - 2).clamp(min=0)[:, None]
         self._rows = torch.tensor(rows, device=device)
         self._prefix = len(rows) if rows == list(range(len(rows))) else None
-        self._extent = -(-(max(max(view.extents) - 2, 0) + nodes) // GRAIN) * GRAIN
+        self._extent = extent_of(max(max(view.extents) - 2, 0) + nodes)
         self._slots = torch.arange(self._extent, device=device)
         self._text = (self._slots < self._bases)[:, None]  # [B, 1, S]
         self._family = torch.ones(len(rows), 1, 1, dtype=torch.bool, device=device)  # who sees whom in the tree

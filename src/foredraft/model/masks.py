@@ -63,7 +63,7 @@ def address(
     """
     nodes = tree.tokens.shape[1]
     device = tree.tokens.device
-    extent = -(-reach // GRAIN) * GRAIN
+    extent = extent_of(reach)
     index = torch.arange(nodes, device=device)
     slots = bases[:, None] + index
     offsets = torch.arange(extent, device=device) - bases[:, None]  # slot, seen from the root's
@@ -93,6 +93,11 @@ def address(
         prefix=len(rows) if list(rows) == list(range(len(rows))) else None,
         extent=extent,
     )
+
+
+def extent_of(reach: int) -> int:
+    """How many slots a forward reads that has to look so far."""
+    return -(-reach // GRAIN) * GRAIN
 
 
 def _positions_of_slots(positions: Int[Tensor, "B N"], slots: Int[Tensor, "B N"], extent: int) -> Int[Tensor, "B S"]:

@@ -1,6 +1,6 @@
 """From windows of text to lessons: which texts a step reads, and what the target makes of them."""
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ HELD_OUT = 16
 """Windows of text that are never trained on, for validation."""
 
 
+@runtime_checkable
 class Source(Protocol):
     """Where hidden states come from: the target itself, or a store of what it has said before."""
 

@@ -1,0 +1,163 @@
+"""The recipes of EAGLE-1, Medusa, blockwise decoding and Hydra against slow ones, row by row."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import heads
+from foredraft.core.errors import OptionError
+from foredraft.nets.hydra import Hydra
+from foredraft.nets.parts import FINAL
+from foredraft.train import eagle, heads as recipes
+from foredraft.train.recipe import Lesson, Recipe
+from trainees import assert_same_gradients, lesson, target
+
+NETS = {
+    "medusa": heads.medusa,
+    "medusa, the target's output layer": lambda of: heads.medusa(of, own_heads=False, layers=2),
+    "blockwise": heads.blockwise,
+    "hydra": heads.hydra,
+    "hydra++": lambda of: heads.hydra(of, prefix=True, layers=2),
+}
+
+
+def made(name: str) -> Any:
+    return NETS[name](target(double=True)).double().requires_grad_(True)
+
+
+def recipe_of(net: Any, **options: Any) -> Recipe[Any]:
+    kind = recipes.HydraRecipe if isinstance(net, Hydra) else recipes.MedusaRecipe
+    return kind(net, recipes.Options(**{"share": 1.0, **options}))
+
+
+def causal(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Softmax over the rows up to one's own, with keys repeated for the heads that share them."""
+    key, value = (each.repeat_interleave(query.shape[1] // each.shape[1], 1) for each in (key, value))
+    scores = query @ key.transpose(2, 3) / query.shape[-1] ** 0.5
+    ahead = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+    return (scores.masked_fill(ahead, -torch.inf).softmax(-1) @ value).transpose(1, 2)
+
+
+def logits_of(net: Any, of: Lesson, text: int, row: int, head: int) -> Tensor:
+    """What head ``head`` says at this row, alone."""
+    hidden = of.hidden[FINAL]
+    if not isinstance(net, Hydra):
+        return net.logits(net.states(hidden[text, row][None, None], head), head)[0, 0]
+    if net.prefix is not None:
+        place = torch.arange(hidden.shape[1]).expand(hidden.shape[0], -1)
+        hidden = net.prefix(hidden, place, causal)
+    tokens = of.tokens[text, row + 1 : row + 2 + head]
+    return net.logits(hidden[text, row][None, None], tokens[None, None], head)[0, 0]
+
+
+def slow_loss(net: Any, of: Lesson, *, teacher: bool = True, decay: float = 1.0) -> Tensor:
+    """Head i at row j says token j + 2 + i: its label is that token, or the law that the target had of it."""
+    batch, length = of.tokens.shape
+    total = torch.zeros((), dtype=torch.float64)
+    for head in range(net.count):
+        said = []
+        for text in range(batch):
+            for row in range(length - 1 - net.count):
+                if not of.weights[text, row + 1 + head]:  # whether the token after this row counts
+                    continue
+                log_q = logits_of(net, of, text, row, head).log_softmax(-1)
+                p = net.target.head(of.hidden[FINAL][text, row + 1 + head]).softmax(-1)
+                said.append(-(p * log_q).sum() if teacher else -log_q[of.tokens[text, row + 2 + head]])
+        total = total + decay**head * torch.stack(said).mean()
+    return total
+
+
+@pytest.mark.parametrize("teacher", [True, False], ids=["soft labels", "the text"])
+@pytest.mark.parametrize("name", NETS)
+def test_heads(name: str, teacher: bool):
+    net = made(name)
+    of = lesson(target(double=True), (FINAL,), batch=2, length=9)
+    mine = recipe_of(net, teacher=teacher, decay=0.8)(of)["loss"]
+    assert_same_gradients(net, mine, slow_loss(net, of, teacher=teacher, decay=0.8))
+
+
+@pytest.mark.parametrize("name", ["medusa", "hydra++"])
+def test_a_share_of_the_rows_estimates_without_bias(name: str):
+    net = made(name)
+    once = lesson(target(double=True), (FINAL,), batch=1, length=12, all_count=True)
+    many = {FINAL: once.hidden[FINAL].expand(40, -1, -1)}
+    with torch.no_grad():
+        whole = float(recipe_of(net)(once)["loss"])
+        recipe = recipe_of(net, share=0.3)
+        lessons = (Lesson(once.tokens.expand(40, -1), once.weights.expand(40, -1), many, seed) for seed in range(10))
+        draws = torch.stack([recipe(each)["loss"] for each in lessons])
+    error = float(draws.std()) / 10**0.5
+    assert error > 0 and abs(float(draws.mean()) - whole) < 4 * error
+
+
+def test_heads_that_are_told_how_to_fail():
+    with pytest.raises(OptionError, match="share must be above 0"):
+        recipes.Options(share=0.0)
+    with pytest.raises(OptionError, match="Texts of 4 tokens are too short for 3 heads"):
+        recipe_of(made("medusa"))(lesson(target(double=True), (FINAL,), length=4))
+
+
+def slow_eagle(net: Any, of: Lesson, regression: float = 1.0, classification: float = 0.1) -> Tensor:
+    """Row j reads f_j and token j + 1 at position j, and is to be f_{j+1}."""
+    batch, length = of.tokens.shape
+    truth = of.hidden[FINAL]
+    place = torch.arange(length - 1).expand(batch, -1)
+    states = net(of.tokens[:, 1:], truth[:, :-1], place, causal)
+    features, laws = [], []
+    for text in range(batch):
+        for row in range(length - 1):
+            if not of.weights[text, row + 1]:
+                continue
+            gap = (states[text, row] - truth[text, row + 1]).abs()
+            features.append(torch.where(gap < 1, gap**2 / 2, gap - 0.5).mean())
+            p = net.target.head(truth[text, row + 1]).softmax(-1)
+            laws.append(-(p * net.target.head(states[text, row]).log_softmax(-1)).sum())
+    return regression * torch.stack(features).mean() + classification * torch.stack(laws).mean()
+
+
+def eagle_net(**shape: Any) -> Any:
+    return heads.eagle(target(double=True), **shape).double().requires_grad_(True)
+
+
+@pytest.mark.parametrize("weights", [{}, {"regression": 0.3, "classification": 0.9}], ids=["paper", "others"])
+def test_eagle(weights: dict[str, float]):
+    net = eagle_net(num_layers=2)
+    of = lesson(target(double=True), (FINAL,))
+    said = eagle.EagleRecipe(net, eagle.Options(noise=0.0, share=1.0, **weights))(of)
+    assert_same_gradients(net, said["loss"], slow_eagle(net, of, **weights))
+    assert set(said) == {"loss", "hit_0", "feature_loss", "law_loss"}
+
+
+def test_eagles_noise_is_uniform_around_nothing_and_only_on_what_is_read():
+    net = eagle_net()
+    of = lesson(target(double=True), (FINAL,), length=16)
+    read: list[Tensor] = []
+    hook = net.register_forward_hook(lambda module, given, out: read.append(given[1] - of.hidden[FINAL][:, :-1]))
+    recipe = eagle.EagleRecipe(net, eagle.Options())
+    first, again = recipe(of), recipe(of)
+    hook.remove()
+    most = 0.2 * 512 / 16 / 2
+    assert torch.equal(read[0], read[1]) and torch.equal(first["loss"], again["loss"]), "chance is the lesson's seed"
+    assert 0.95 * most < read[0].abs().max() <= most
+    assert read[0].mean().abs() < 0.1 * most and abs(float(read[0].std()) - most / 3**0.5) < 0.05 * most
+
+
+@pytest.mark.parametrize("name", ["eagle", "eagle3", "medusa", "hydra++"])
+def test_computing_again_gives_the_same_gradients(name: str):
+    from foredraft.train import eagle3
+
+    if name == "eagle3":
+        net = heads.eagle3(target(double=True)).double().requires_grad_(True)
+        pair = [eagle3.Eagle3Recipe(net, eagle3.Options(recompute=again)) for again in (False, True)]
+    elif name == "eagle":
+        net = eagle_net()
+        pair = [eagle.EagleRecipe(net, eagle.Options(recompute=again)) for again in (False, True)]
+    else:
+        net = made(name)
+        pair = [recipe_of(net, recompute=again, share=0.5) for again in (False, True)]
+    of = lesson(target(double=True), pair[0].taps)
+    said = [recipe(of) for recipe in pair]
+    assert_same_gradients(net, said[1]["loss"], said[0]["loss"], tolerance=1e-12)
+    assert all(torch.equal(said[0][key], said[1][key]) for key in said[0])

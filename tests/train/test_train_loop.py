@@ -1,0 +1,150 @@
+"""The loop: rates, accumulation, clipping, precisions, and a loss that is no number."""
+
+import contextlib
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import heads
+import tiny
+from foredraft.core.errors import ForedraftError, OptionError
+from foredraft.nets.parts import FINAL
+from foredraft.train.heads import MedusaRecipe, Options
+from foredraft.train.lessons import Lessons, Live
+from foredraft.train.loop import LoopOptions, train
+from foredraft.train.tokens import TokenStore
+from trainees import target
+
+LENGTH = 10
+
+
+class Poisoned:
+    """A target whose third answer holds a number that is none."""
+
+    def __init__(self) -> None:
+        self._live = Live(target(), contextlib.nullcontext)
+        self._reads = 0
+
+    def read(self, windows: list[int], tokens: Tensor, taps: tuple[int, ...]) -> dict[int, Tensor]:
+        self._reads += 1
+        factor = float("nan") if self._reads == 3 else 1.0
+        return {tap: states * factor for tap, states in self._live.read(windows, tokens, taps).items()}
+
+
+def texts(source: Any = None) -> Lessons:
+    """Forty windows of random tokens that all count."""
+    ids = torch.randint(tiny.VOCAB, (40 * LENGTH,), generator=torch.Generator().manual_seed(1)).int().numpy()
+    store = TokenStore(ids, np.ones(len(ids), np.uint8), Path())
+    return Lessons(store, source or Live(target(), contextlib.nullcontext), (FINAL,), LENGTH, "cpu")
+
+
+def trained(folder: Path, source: Any = None, **options: Any) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
+    """Weights and log after four steps of two texts."""
+    net = heads.medusa(target(), own_heads=False).requires_grad_(True)
+    options = {"tokens": 8 * LENGTH, "batch": 2, "report": 1, "precision": "fp32", "lr": 1e-2, **options}
+    folder.mkdir(exist_ok=True)
+    recipe = MedusaRecipe(net, Options(share=1.0))
+    train(recipe, texts(source), folder, LoopOptions(**options), validate=lambda: {"acceptance_length": 1.5})
+    return net.state_dict(), [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+
+
+def lines_of(log: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [line for line in log if "validation" not in line]
+
+
+def test_the_log(tmp_path: Path):
+    _, log = trained(tmp_path, validate=3, report=2)
+    assert [(line["step"], "validation" in line) for line in log] == [(2, False), (3, True), (4, False), (4, True)]
+    assert [line["tokens"] for line in log] == [40, 60, 80, 80]
+    assert log[1]["validation"] == {"acceptance_length": 1.5}
+    line = log[0]
+    assert line["steps"] == 4 and line["left"] >= 0 and line["seconds"] > 0 and line["gradient"] > 0
+    assert {"loss", "lr", "hit_0", "hit_1", "hit_2", "length"} <= set(line)
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_two_batches_of_one_are_a_batch_of_two(tmp_path: Path):
+    """The same texts and the same gradients, up to rounding, for recipes that leave nothing to chance."""
+    whole, log = trained(tmp_path / "a")
+    parts, other = trained(tmp_path / "b", batch=1, accumulate=2)
+    for mine, theirs in zip(log, other, strict=True):
+        assert {**mine, "seconds": 0, "left": 0} == pytest.approx({**theirs, "seconds": 0, "left": 0}, rel=1e-4, abs=2e-6)
+    for name, weight in whole.items():
+        torch.testing.assert_close(weight, parts[name], rtol=1e-3, atol=1e-5)
+
+
+def test_one_step_is_adam_along_the_clipped_gradient(tmp_path: Path):
+    net = heads.medusa(target(), own_heads=False).requires_grad_(True)
+    loss = MedusaRecipe(net, Options(share=1.0))(texts().lesson(0, LoopOptions(batch=2), (0, 1)))["loss"]
+    gradients = torch.autograd.grad(loss, list(net.parameters()))
+    norm = float(torch.stack([gradient.norm() for gradient in gradients]).norm())
+    for clip in (0.01 * norm, 100 * norm):
+        folder = tmp_path / str(clip)
+        after, log = trained(folder, tokens=20, clip=clip, weight_decay=0.1)
+        assert lines_of(log)[0]["gradient"] == pytest.approx(norm, rel=1e-4), "what is logged is the norm before"
+        moments = torch.load(folder / "checkpoint.pt", weights_only=True)["optimizer"]["state"]
+        scale = min(1.0, clip / norm)
+        for number, (name, before) in enumerate(net.named_parameters()):
+            gradient = gradients[number] * scale
+            torch.testing.assert_close(moments[number]["exp_avg"], gradient * 0.1, rtol=1e-3, atol=1e-7)
+            wanted = before * (1 - 1e-2 * 0.1) - 1e-2 * gradient / (gradient.abs() + 1e-8)
+            torch.testing.assert_close(after[name], wanted, rtol=1e-3, atol=1e-4)
+
+
+def test_the_rate_rises_in_a_line_and_falls_in_a_cosine():
+    options = LoopOptions(warmup=0.1, floor=0.2)
+    rates = [options.rate(step, 100) for step in range(100)]
+    assert rates[:10] == pytest.approx([(step + 1) / 10 for step in range(10)])
+    assert rates[10] == 1.0 and rates[55] == pytest.approx(0.2 + 0.8 / 2)
+    for step in range(10, 100):
+        assert rates[step] == pytest.approx(0.2 + 0.4 * (1 + math.cos(math.pi * (step - 10) / 90)))
+    assert rates[99] < 0.202
+    assert LoopOptions(warmup=0).rate(0, 1) == 1.0
+    assert options.rate(500, 100) == 0.2
+
+
+def test_rates_reach_the_optimizer(tmp_path: Path):
+    _, log = trained(tmp_path, warmup=0.5, floor=0.0)
+    assert [line["lr"] for line in lines_of(log)] == pytest.approx([0.005, 0.01, 0.01, 0.005])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "auto"])
+def test_precisions(tmp_path: Path, precision: str):
+    weights, log = trained(tmp_path, precision=precision)
+    assert all(weight.dtype == torch.float32 and weight.isfinite().all() for weight in weights.values())
+    exact, _ = trained(tmp_path / "exact")
+    gap = max(float((weights[name] - exact[name]).abs().max()) for name in weights)
+    assert gap == 0 if precision == "fp32" else gap < 0.05
+    assert (gap > 0) >= (precision == "bf16"), "bf16 is another arithmetic"
+
+
+@pytest.mark.parametrize("report", [1, 100])
+def test_a_loss_that_is_no_number_ends_it_and_is_never_kept(tmp_path: Path, report: int):
+    with pytest.raises(ForedraftError, match="loss at step [34] is no number.*a lower lr may help"):
+        trained(tmp_path, Poisoned(), report=report, checkpoint=2)
+    kept = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    assert kept["step"] == 2 and all(weight.isfinite().all() for weight in kept["net"].values())
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"batch": 0}, "batch must be 1 or more"),
+        ({"report": 0}, "report must be 1 or more"),
+        ({"precision": "fp16"}, "Unknown precision 'fp16'. Known: auto, bf16, fp32"),
+        ({"lr": 0.0}, "lr and clip must be above 0"),
+        ({"lr": float("nan")}, "lr and clip must be above 0"),
+        ({"warmup": 2.0}, "floor and warmup must be from 0 to 1"),
+        ({"weight_decay": -1.0}, "weight_decay 0 or more"),
+        ({"beta2": 1.0}, "beta1 and beta2 must be 0 or more and below 1"),
+    ],
+)
+def test_options_out_of_range(options: dict[str, Any], sentence: str):
+    with pytest.raises(OptionError, match=sentence):
+        LoopOptions(**options)

@@ -1,0 +1,181 @@
+"""A run that is killed, refused, or out of disk: what is on disk is whole, and a run goes on as if nothing had been."""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import foredraft
+from foredraft.core.errors import DataError, OptionError
+from foredraft.train.checkpoint import Checkpoints, Log, RunState
+from foredraft.train.eagle3 import Options
+from foredraft.train.recipes import HeadShape
+from trainees import SHORT, log_of, save_target, save_texts, train_head, weights_of
+
+KILLED = """
+import sys
+from pathlib import Path
+from trainees import SHORT, train_head
+def tell(line):
+    print(line["step"], flush=True)
+    if line["step"] == 5:
+        sys.stdin.read()  # until it is killed
+train_head(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), tell=tell, store=1.0)
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("resume")
+    save_target(folder / "target")
+    save_texts(folder / "texts.jsonl")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(place: Path) -> Path:
+    """An EAGLE-3 head whose training nobody has disturbed."""
+    train_head("eagle3", place, place / "whole", store=1.0)
+    return place / "whole"
+
+
+def kill_in_the_middle(method: str, place: Path, out: Path) -> None:
+    """After the fifth of six steps; the last checkpoint is of the fourth."""
+    here = Path(__file__).parent
+    source = Path(foredraft.__path__[0]).parent
+    paths = os.pathsep.join(map(str, (source, here, here.parent)))
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", KILLED, method, str(place), str(out)]
+    with subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdout is not None
+        steps = [next(process.stdout, "") for _ in range(6)]  # 1 to 5, and the validation of step 4
+        process.send_signal(signal.SIGKILL)
+        assert process.wait(30) == -signal.SIGKILL and steps[-1] == "5\n"
+
+
+def assert_same_run(mine: Path, theirs: Path) -> None:
+    for name, weight in weights_of(theirs).items():
+        assert torch.equal(weights_of(mine)[name], weight), name
+    assert log_of(mine) == log_of(theirs)
+
+
+def test_a_killed_run_ends_where_it_would_have_ended(place: Path, whole: Path):
+    out = place / "killed"
+    kill_in_the_middle("eagle3", place, out)
+    assert torch.load(out / "checkpoint.pt", weights_only=True)["step"] == 4
+    assert log_of(out)[-1]["step"] == 5, "this line is to be written once more"
+    (out / "checkpoint.partial").write_bytes(b"half a checkpoint")
+    with (out / "log.jsonl").open("a") as log:
+        log.write('{"step": 6, "lo')
+    assert train_head("eagle3", place, out, store=1.0) == out / "head"
+    assert_same_run(out, whole)
+    assert [line["step"] for line in log_of(out) if "loss" in line] == [1, 2, 3, 4, 5, 6]
+    heads = [(folder / "head" / "model.safetensors").read_bytes() for folder in (out, whole)]
+    assert heads[0] == heads[1]
+
+
+def test_the_log_and_the_head_tell_of_acceptance(whole: Path):
+    validations = [line["validation"] for line in log_of(whole) if "validation" in line]
+    assert len(validations) == 2 and all(1.0 <= each["acceptance_length"] <= 6.0 for each in validations)
+    provenance = json.loads((whole / "head" / "provenance.json").read_text())
+    assert provenance["validation"] == validations[-1]
+
+
+def test_a_run_that_is_over_ends_in_the_same_head(place: Path, whole: Path):
+    before, log = (whole / "head" / "model.safetensors").read_bytes(), (whole / "log.jsonl").read_text()
+    train_head("eagle3", place, whole, store=1.0)
+    assert (whole / "head" / "model.safetensors").read_bytes() == before
+    assert (whole / "log.jsonl").read_text() == log
+
+
+@pytest.mark.parametrize("method", ["hydra++", "blockwise"])
+def test_what_is_random_in_a_new_head_is_decided_by_the_seed(place: Path, method: str):
+    """So a run that is killed before its first checkpoint begins as it began."""
+    outs = [place / f"{method}-{number}" for number in range(2)]
+    for number, out in enumerate(outs):
+        torch.manual_seed(number)
+        train_head(method, place, out, replace(SHORT, tokens=64))
+    assert_same_run(*outs)
+
+
+def test_other_options_are_refused(place: Path, whole: Path):
+    def refused(loop: Any = SHORT, method: str = "eagle3", **options: Any) -> str:
+        with pytest.raises(OptionError, match="was begun with another .*; give the same options to go on") as info:
+            train_head(method, place, whole, loop, **options)
+        return str(info.value)
+
+    assert "another lr, seed;" in refused(replace(SHORT, lr=1e-4, seed=5))
+    assert "another loss;" in refused(recipe_options=Options(loss="lk"))
+    assert "another vocabulary;" in refused(shape=HeadShape(vocabulary=50))
+    assert "recipe" in refused(method="medusa")
+    (whole / "run.json").unlink()  # as in a folder from before it was written
+    assert "another head;" in refused(method="medusa")
+    train_head("eagle3", place, whole)
+
+
+# The file alone.
+
+
+def small(folder: Path, options: dict[str, Any] | None = None) -> tuple[Checkpoints, nn.Module]:
+    net = nn.Linear(200, 200)
+    return Checkpoints(folder / "checkpoint.pt", net, torch.optim.AdamW(net.parameters()), options or {"a": 1}), net
+
+
+@contextmanager
+def disk_for(size: int) -> Iterator[None]:
+    """No file may grow beyond this: what is written beyond raises OSError, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_leaves_the_checkpoint_that_was_there(tmp_path: Path):
+    checkpoints, net = small(tmp_path)
+    assert checkpoints.resume() == RunState()
+    checkpoints.save(3, 1.5)
+    before = (tmp_path / "checkpoint.pt").read_bytes()
+    with disk_for(50_000), pytest.raises(DataError, match="The checkpoint cannot be written to"):
+        checkpoints.save(4, 2.0)
+    assert (tmp_path / "checkpoint.pt").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.pt"]
+    again, other = small(tmp_path)
+    assert again.resume() == RunState(3, 1.5)
+    assert torch.equal(other.get_parameter("weight"), net.get_parameter("weight"))
+
+
+def test_half_a_checkpoint_is_not_taken(tmp_path: Path):
+    checkpoints, _ = small(tmp_path)
+    (tmp_path / "checkpoint.partial").write_bytes(b"x" * 100)
+    assert checkpoints.resume() == RunState()
+    checkpoints.save(3, 1.5)
+    path = tmp_path / "checkpoint.pt"
+    for damaged in (path.read_bytes()[:5000], b"", b"no checkpoint"):
+        path.write_bytes(damaged)
+        with pytest.raises(DataError, match="cannot be read; delete it to begin again"):
+            checkpoints.resume()
+    torch.save({"net": {}}, path)
+    with pytest.raises(DataError, match="cannot be read; delete it to begin again"):
+        checkpoints.resume()
+
+
+def test_the_log_keeps_what_is_before_the_checkpoint(tmp_path: Path):
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2}\n{"step": 2, "validation": {}}\n{"step": 3}\n\n[4]\n{"step": 4')
+    log = Log(path, 2)
+    log.write({"step": 3, "loss": 1.0})
+    assert path.read_text() == '{"step": 1}\n{"step": 2}\n{"step": 2, "validation": {}}\n{"step": 3, "loss": 1.0}\n'

@@ -1,0 +1,90 @@
+"""Tiny targets, texts and lessons to train on, and runs over them."""
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import tiny
+from foredraft.model.causal import CausalLM
+from foredraft.train.loop import LoopOptions
+from foredraft.train.recipe import Lesson
+from foredraft.train.run import Data, run
+
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}~{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+SHORT = LoopOptions(tokens=6 * 64, length=32, batch=2, validate=4, checkpoint=2, report=1, lr=3e-3)
+"""Six steps."""
+
+
+@functools.cache
+def target(double: bool = False) -> CausalLM:
+    model = tiny.build("llama", num_hidden_layers=3).requires_grad_(False)
+    return CausalLM(model.double() if double else model, fast=False)
+
+
+def lesson(
+    of: CausalLM, taps: tuple[int, ...], *, batch: int = 2, length: int = 12, seed: int = 0, all_count: bool = False
+) -> Lesson:
+    """Random tokens, of which about two thirds count in the loss."""
+    chance = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(tiny.VOCAB, (batch, length), generator=chance)
+    weights = (torch.rand(batch, length, generator=chance) < 0.67).float()
+    return Lesson(tokens, torch.ones_like(weights) if all_count else weights, of.read(tokens, taps), seed)
+
+
+def gradients(net: torch.nn.Module, loss: Tensor) -> dict[str, Tensor]:
+    """Of the loss, by name."""
+    named = {name: weight for name, weight in net.named_parameters() if weight.requires_grad}
+    return dict(zip(named, torch.autograd.grad(loss, list(named.values())), strict=True))
+
+
+def assert_same_gradients(net: torch.nn.Module, mine: Tensor, theirs: Tensor, tolerance: float = 1e-5) -> None:
+    """Two losses of one net have the same value, and the same gradients, none of which is nothing."""
+    torch.testing.assert_close(mine.double(), theirs.double(), rtol=tolerance, atol=tolerance)
+    wanted = gradients(net, theirs)
+    for name, gradient in gradients(net, mine).items():
+        assert gradient.abs().max() > 0, name
+        torch.testing.assert_close(gradient, wanted[name], rtol=tolerance, atol=tolerance, msg=lambda m, n=name: n + m)
+
+
+def tokenizer() -> Any:
+    """A character a token; chats look like ``<user>hello~<assistant>hi~``."""
+    made = tiny.tokenizer()
+    made.chat_template = TEMPLATE
+    return made
+
+
+def save_target(folder: Path, **changes: Any) -> str:
+    tiny.build("llama", num_hidden_layers=3, **changes).save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+def save_texts(path: Path, count: int = 60, seed: int = 0) -> str:
+    """Texts of three words that come again and again."""
+    chance = torch.Generator().manual_seed(seed)
+    words = ["abacus", "barbecue", "cadence"]
+    texts = [" ".join(words[int(i)] for i in torch.randint(3, (5,), generator=chance)) for _ in range(count)]
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return str(path)
+
+
+def train_head(method: str, place: Path, out: Path, loop: LoopOptions = SHORT, **options: Any) -> Path:
+    """Train on ``place/texts.jsonl`` for ``place/target``."""
+    data = Data(sources=(str(place / "texts.jsonl"),), store=options.pop("store", 0.0))
+    return run(method, str(place / "target"), out, data, loop=loop, device="cpu", **options)
+
+
+def log_of(out: Path) -> list[dict[str, Any]]:
+    """The log without what depends on the clock."""
+    lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key not in ("seconds", "left")} for line in lines]
+
+
+def weights_of(out: Path) -> dict[str, Tensor]:
+    return torch.load(out / "checkpoint.pt", weights_only=True)["net"]
