@@ -4,39 +4,16 @@ import io
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import torch
+from cli_cases import BUNDLED, NAN_AFTER, Ended, Run
 
 import foredraft
 import tiny
 from foredraft.cli import main
-
-BUNDLED = Path(foredraft.__path__[0]) / "models" / "sample-16m"
-NAN_AFTER = 6
-"""So many tokens come before the broken model breaks down."""
-PROMPT = "def add(a, b):"
-
-
-class Ended(NamedTuple):
-    """A command that has ended."""
-
-    status: int
-    out: str
-    err: str
-
-    @property
-    def sentence(self) -> str:
-        """The one line that explains a refusal."""
-        assert self.err.startswith("foredraft: ") and self.err.endswith("\n")
-        assert self.err.count("\n") == 1, self.err
-        return self.err.removeprefix("foredraft: ").strip()
-
-
-Run = Callable[..., Ended]
 
 
 @pytest.fixture(autouse=True)

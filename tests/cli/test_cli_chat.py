@@ -2,8 +2,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cli_cases import Run
 
-from conftest import Run
 from foredraft.engine.generate import Generator
 
 SHORT = ("--max-new-tokens", "8", "--eos-token-id", "8191")

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import tokenizers
 import torch
+from cli_cases import BUNDLED, PROMPT, Run
 from safetensors.torch import load_file, save_file
 
-from conftest import BUNDLED, PROMPT, Run
 from foredraft.core.errors import OptionError
 
 CASES = {

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from cli_cases import NAN_AFTER, PROMPT, Run
 
 import foredraft
-from conftest import NAN_AFTER, PROMPT, Run
 from foredraft.engine.engine import Engine
 
 SHORT = ("--max-new-tokens", "12")

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from cli_cases import Run
 from safetensors.torch import load_file, save_file
 
 import heads
 import tiny
-from conftest import Run
 from foredraft.formats import save_head
 from foredraft.model.causal import CausalLM
 

@@ -10,8 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from conftest import PROMPT
+from cli_cases import PROMPT
 
 COMMAND = [sys.executable, "-m", "foredraft"]
 LONG = ["--max-new-tokens", "3900", "--eos-token-id", "8191"]

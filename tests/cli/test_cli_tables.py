@@ -5,8 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from cli_cases import PROMPT, Run
 
-from conftest import PROMPT, Run
 from foredraft.cli import COMMANDS, build
 from foredraft.cli.demo import Contest
 from foredraft.core.theory import best_length

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 from slow_nets import Faults, Grown, Path, Reader, grow, slow_of
-from watched_nets import Proposal, doubled, first_step, listen, target, truth
+from watched_nets import CLOSE, VOCAB, Proposal, doubled, first_step, gap, listen, target, truth
 
 import heads
+import tiny
 from foredraft.core.drafter import Plan
 from foredraft.core.tree import PAD
-from foredraft.drafters.dynamic import Candidates, Shape, best_children, frontier, grow_tree, keep_best
+from foredraft.drafters.dynamic import Candidates, best_children, frontier, keep_best
 from foredraft.drafters.eagle3 import Eagle3Drafter, Options
-from foredraft.drafters.memory import Memory
 
 TEXTS = [(3, 1, 4), (1, 5, 9, 2, 6, 5, 3, 5), (8, 9)]
 SHAPE = {"nodes": 9, "depth": 4, "top_k": 3}
@@ -194,10 +194,19 @@ def test_a_tree_may_be_drafted_again():
         drafter.propose(view, plan)
     assert [set(proposals[0].paths(b)) for b in range(3)] == [set(proposals[2].paths(b)) for b in range(3)]
     assert all(torch.allclose(a.out, b.out) for a, b in zip(proposals[0].calls, proposals[2].calls, strict=True))
-    memory = Memory(net, net, net.features, layers=1)
-    for row, text in enumerate(TEXTS):
-        hidden = target().read(torch.tensor([text]), net.taps)
-        memory.admit(row, {tap: states[:, :-1] for tap, states in hidden.items()})
-    with torch.inference_mode():
-        alone = grow_tree(net, memory, view, Plan((4, 4, 4)), Shape(**SHAPE))
-    assert torch.equal(alone.tree.tokens, proposals[0].draft.tree.tokens)
+
+
+@pytest.mark.parametrize("window", [None, 7])
+@pytest.mark.parametrize("chunk", [5, 512])
+def test_long_texts(window: int | None, chunk: int, monkeypatch: pytest.MonkeyPatch):
+    """About the 64 slots in which caches grow; read in one go or in pieces."""
+    monkeypatch.setattr("foredraft.drafters.memory._CHUNK", chunk)
+    net = eagle3(block={"sliding_window": window})
+    texts = [tuple(prompt) for prompt in tiny.prompts((61, 64, 65, 2), VOCAB)]
+    proposal = draft(net, Plan((4, 4, 4, 4)), texts)
+    for b, text in enumerate(texts):
+        slow = reader(net, text)
+        grown = grow(slow, 4, 3, 9)
+        assert set(proposal.paths(b)) == grown.tree
+        for call, paths in zip(proposal.calls, grown.frontiers, strict=True):
+            assert gap(call.out[b], [slow.logits(path) for path in paths]) < CLOSE

@@ -47,7 +47,7 @@ def texts(source: Any = None) -> Lessons:
 def trained(folder: Path, source: Any = None, **options: Any) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
     """Weights and log after four steps of two texts."""
     net = heads.medusa(target(), own_heads=False).requires_grad_(True)
-    options = {"tokens": 8 * LENGTH, "batch": 2, "report": 1, "precision": "fp32", "lr": 1e-2, **options}
+    options = {"tokens": 8 * LENGTH, "length": LENGTH, "batch": 2, "report": 1, "precision": "fp32", "lr": 1e-2, **options}
     folder.mkdir(exist_ok=True)
     recipe = MedusaRecipe(net, Options(share=1.0))
     train(recipe, texts(source), folder, LoopOptions(**options), validate=lambda: {"acceptance_length": 1.5})
@@ -73,7 +73,7 @@ def test_two_batches_of_one_are_a_batch_of_two(tmp_path: Path):
     """The same texts and the same gradients, up to rounding, for recipes that leave nothing to chance."""
     whole, log = trained(tmp_path / "a")
     parts, other = trained(tmp_path / "b", batch=1, accumulate=2)
-    for mine, theirs in zip(log, other, strict=True):
+    for mine, theirs in zip(lines_of(log), lines_of(other), strict=True):
         assert {**mine, "seconds": 0, "left": 0} == pytest.approx({**theirs, "seconds": 0, "left": 0}, rel=1e-4, abs=2e-6)
     for name, weight in whole.items():
         torch.testing.assert_close(weight, parts[name], rtol=1e-3, atol=1e-5)
@@ -81,7 +81,7 @@ def test_two_batches_of_one_are_a_batch_of_two(tmp_path: Path):
 
 def test_one_step_is_adam_along_the_clipped_gradient(tmp_path: Path):
     net = heads.medusa(target(), own_heads=False).requires_grad_(True)
-    loss = MedusaRecipe(net, Options(share=1.0))(texts().lesson(0, LoopOptions(batch=2), (0, 1)))["loss"]
+    loss = MedusaRecipe(net, Options(share=1.0))(texts().lesson(0, LoopOptions(batch=2, length=LENGTH), (0, 1)))["loss"]
     gradients = torch.autograd.grad(loss, list(net.parameters()))
     norm = float(torch.stack([gradient.norm() for gradient in gradients]).norm())
     for clip in (0.01 * norm, 100 * norm):
@@ -105,7 +105,7 @@ def test_the_rate_rises_in_a_line_and_falls_in_a_cosine():
     for step in range(10, 100):
         assert rates[step] == pytest.approx(0.2 + 0.4 * (1 + math.cos(math.pi * (step - 10) / 90)))
     assert rates[99] < 0.202
-    assert LoopOptions(warmup=0).rate(0, 1) == 1.0
+    assert LoopOptions(warmup=0.0).rate(0, 1) == 1.0
     assert options.rate(500, 100) == 0.2
 
 

@@ -4,6 +4,7 @@ import functools
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from foredraft.train.run import Data, run
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}~{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
 )
-SHORT = LoopOptions(tokens=6 * 64, length=32, batch=2, validate=4, checkpoint=2, report=1, lr=3e-3)
+SHORT = LoopOptions(tokens=6 * 64, length=32, batch=2, validate=4, checkpoint=2, report=1, lr=3e-3, precision="fp32")
 """Six steps."""
 
 
@@ -75,9 +76,10 @@ def save_texts(path: Path, count: int = 60, seed: int = 0) -> str:
 
 
 def train_head(method: str, place: Path, out: Path, loop: LoopOptions = SHORT, **options: Any) -> Path:
-    """Train on ``place/texts.jsonl`` for ``place/target``."""
+    """Train on ``place/texts.jsonl`` for ``place/target``, with short validations."""
     data = Data(sources=(str(place / "texts.jsonl"),), store=options.pop("store", 0.0))
-    return run(method, str(place / "target"), out, data, loop=loop, device="cpu", **options)
+    with patch.multiple("foredraft.train.run", _PROMPT=8, _NEW=6, _PROMPTS=3):
+        return run(method, str(place / "target"), out, data, loop=loop, device="cpu", **options)
 
 
 def log_of(out: Path) -> list[dict[str, Any]]:

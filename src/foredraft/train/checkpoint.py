@@ -118,6 +118,6 @@ class Log:
 
 def _step_of(line: str) -> float:
     try:
-        return json.loads(line)["step"]
+        return float(json.loads(line)["step"])
     except (json.JSONDecodeError, KeyError, TypeError):  # a line that was cut off
         return float("inf")

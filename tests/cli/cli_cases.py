@@ -1,0 +1,30 @@
+"""What the tests of the command line share: names, and what a command that has ended looks like."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import foredraft
+
+BUNDLED = Path(foredraft.__path__[0]) / "models" / "sample-16m"
+NAN_AFTER = 6
+"""So many tokens come before the broken model breaks down."""
+PROMPT = "def add(a, b):"
+
+
+class Ended(NamedTuple):
+    """A command that has ended."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def sentence(self) -> str:
+        """The one line that explains a refusal."""
+        assert self.err.startswith("foredraft: ") and self.err.endswith("\n")
+        assert self.err.count("\n") == 1, self.err
+        return self.err.removeprefix("foredraft: ").strip()
+
+
+Run = Callable[..., Ended]
