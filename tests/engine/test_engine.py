@@ -705,3 +705,19 @@ def test_exact_mode_is_bit_equal_in_half_precision(kind: str, name: str):
     off = g.generate(prompts, max_new_tokens=32, speculate=False)
     assert [result.tokens for result in on] == [result.tokens for result in off]
     assert sum(result.stats.drafted for result in on) > 0 == sum(result.stats.drafted for result in off)
+
+
+def test_a_failure_while_prompts_are_read_reaches_their_owners():
+    drafter = tiny.ScriptedDrafter(lambda view, plan: Draft(TokenTree.root(view.roots), Law.FIXED))
+    g = tiny.generator(CausalLM(tiny.build("llama")), drafter)
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("no room")
+
+    drafter.admit = broken
+    sequences = g.submit(tiny.prompts(), SamplingParams(max_new_tokens=4))
+    with pytest.raises(RuntimeError, match="no room"):
+        g.engine.step()
+    for sequence in sequences:
+        assert sequence.finish_reason == "cancelled"
+        assert "Reading this text's prompt failed: no room" in str(sequence.error)

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from trainees import assert_same_gradients, lesson, target
 
 import heads
 from foredraft.core.errors import OptionError
@@ -12,7 +13,6 @@ from foredraft.nets.hydra import Hydra
 from foredraft.nets.parts import FINAL
 from foredraft.train import eagle, heads as recipes
 from foredraft.train.recipe import Lesson, Recipe
-from trainees import assert_same_gradients, lesson, target
 
 NETS = {
     "medusa": heads.medusa,

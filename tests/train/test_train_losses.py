@@ -36,7 +36,10 @@ def test_lk_hybrid_goes_from_kl_to_tv_as_acceptance_grows():
     kl, tv = LOSSES["kl"](p, q.log()), LOSSES["tv"](p, q.log())
     share = torch.exp(-3 * torch.minimum(p, q).sum(-1))
     torch.testing.assert_close(LOSSES["lk_hybrid"](p, q.log()), share * kl + (1 - share) * tv)
-    torch.testing.assert_close(gradient("lk_hybrid", p, logits), share[:, None] * gradient("kl", p, logits) + (1 - share[:, None]) * gradient("tv", p, logits))
+    torch.testing.assert_close(
+        gradient("lk_hybrid", p, logits),
+        share[:, None] * gradient("kl", p, logits) + (1 - share[:, None]) * gradient("tv", p, logits),
+    )
 
 
 def gradient(name: str, p: Tensor, logits: Tensor) -> Tensor:

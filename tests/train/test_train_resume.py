@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from trainees import SHORT, log_of, save_target, save_texts, train_head, weights_of
 
 import foredraft
 from foredraft.core.errors import DataError, OptionError
 from foredraft.train.checkpoint import Checkpoints, Log, RunState
 from foredraft.train.eagle3 import Options
 from foredraft.train.recipes import HeadShape
-from trainees import SHORT, log_of, save_target, save_texts, train_head, weights_of
 
 KILLED = """
 import sys

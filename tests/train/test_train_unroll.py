@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from trainees import assert_same_gradients, lesson, target
 
 import heads
 import tiny
@@ -15,7 +16,6 @@ from foredraft.nets.parts import FINAL
 from foredraft.train.eagle3 import Eagle3Recipe, Options
 from foredraft.train.recipe import Lesson
 from foredraft.train.unroll import sample_rows, take
-from trainees import assert_same_gradients, lesson, target
 
 VOCABULARY = torch.tensor([i for i in range(tiny.VOCAB) if i % 3])
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -71,7 +71,9 @@ def slow_attention(rows: int, window: int | None) -> Callable[[int], Any]:
     return of_step
 
 
-def slow_loss(net: Eagle3, of: Lesson, *, steps: int = 5, decay: float = 0.8, loss: str = "ce", any_label: bool = False):
+def slow_loss(
+    net: Eagle3, of: Lesson, *, steps: int = 5, decay: float = 0.8, loss: str = "ce", any_label: bool = False
+):
     """Section 3 of the paper, row by row."""
     batch, length = of.tokens.shape
     rows = length - steps

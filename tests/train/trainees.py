@@ -16,7 +16,8 @@ from foredraft.train.recipe import Lesson
 from foredraft.train.run import Data, run
 
 TEMPLATE = (
-    "{% for m in messages %}<{{ m.role }}>{{ m.content }}~{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}~{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 SHORT = LoopOptions(tokens=6 * 64, length=32, batch=2, validate=4, checkpoint=2, report=1, lr=3e-3, precision="fp32")
 """Six steps."""

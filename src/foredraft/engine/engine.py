@@ -145,7 +145,10 @@ class Engine:
             try:
                 self._batch.admit(rows, sequences)
                 self._prefill(rows, sequences)
-            except BaseException:  # they wait no longer, and perhaps they do not run either
+            except BaseException as error:  # they wait no longer, and perhaps they do not run either
+                if isinstance(error, Exception):
+                    for sequence in sequences:
+                        sequence.fail(ForedraftError(f"Reading this text's prompt failed: {error}"))
                 self.cancel(sequences)
                 raise
 

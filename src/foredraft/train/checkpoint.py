@@ -32,15 +32,15 @@ def hold_to(folder: Path, terms: dict[str, Any], write: bool) -> None:
 
     Args:
         terms: what a run is made of besides the options of the loop, as JSON can hold it.
-        write: write the terms down: one process does.
+        write: write the terms down where a run begins: one process does.
     """
     path = folder / "run.json"
     terms = json.loads(json.dumps(terms))
-    if (folder / "checkpoint.pt").exists() and path.exists():
-        begun = json.loads(path.read_text(encoding="utf-8"))
+    if (folder / "checkpoint.pt").exists():
+        begun = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         if changed := {key for key, value in terms.items() if begun.get(key, value) != value}:
             raise _begun_otherwise(folder, changed)
-    if write:
+    elif write:
         partial = path.with_suffix(".partial")
         partial.write_text(json.dumps(terms, indent=1) + "\n", encoding="utf-8")
         partial.replace(path)

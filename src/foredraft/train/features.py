@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from foredraft.train.lessons import Live
+from foredraft.train.lessons import Source
 
 _SPARE = 1 << 30  # bytes that are left free on the disk
 
@@ -37,7 +37,7 @@ class Stored:
     def __init__(
         self,
         parent: Path,
-        live: Live,
+        live: Source,
         taps: tuple[int, ...],
         shape: tuple[int, int, int],
         *,

@@ -49,17 +49,28 @@ def regenerate(
     prompts = _evenly(list(_prompts(read_sources(sources), generator.tokenizer, options.prompt_tokens)), options.count)
     if not prompts:
         raise DataError(f"There are no prompts in {', '.join(sources)}.")
-    done = _answered(out, prompts, options.batch)
+    done = _answered(out, prompts)
     with out.open("a", encoding="utf-8") as file:
         for begin in range(done, len(prompts), options.batch):
             batch = prompts[begin : begin + options.batch]
-            params = SamplingParams(max_new_tokens=options.new_tokens, temperature=options.temperature, seed=begin + 1)
-            results = generator.batch(batch, params)
-            for prompt, result in zip(batch, results, strict=True):
-                file.write(json.dumps({"ids": prompt + result.tokens, "prompt_length": len(prompt)}) + "\n")
+            for prompt, answer in zip(batch, _said(generator, batch, begin + 1, options), strict=True):
+                file.write(json.dumps({"ids": prompt + answer, "prompt_length": len(prompt)}) + "\n")
             file.flush()
             tell({"answers": begin + len(batch), "of": len(prompts)})
     return out
+
+
+def _said(generator: Generator, prompts: list[list[int]], seed: int, options: Answers) -> list[list[int]]:
+    """Answers to these prompts, made together; each has a seed of its own, so neighbours draw different numbers."""
+    sequences = []
+    for number, prompt in enumerate(prompts, start=seed):
+        params = SamplingParams(max_new_tokens=options.new_tokens, temperature=options.temperature, seed=number)
+        sequences += generator.submit([prompt], params)
+    generator.engine.run(sequences)
+    for sequence in sequences:
+        if sequence.error is not None:
+            raise sequence.error
+    return [sequence.tokens for sequence in sequences]
 
 
 def _prompts(samples: Iterator[Sample], tokenizer: Tokenizer, length: int) -> Iterator[list[int]]:
@@ -88,8 +99,8 @@ def _evenly(prompts: list[list[int]], count: int) -> list[list[int]]:
     return [prompts[i * len(prompts) // count] for i in range(count)]
 
 
-def _answered(path: Path, prompts: list[list[int]], batch: int) -> int:
-    """How many answers there are. A batch that was cut off is dropped, so that what is random in it comes out alike.
+def _answered(path: Path, prompts: list[list[int]]) -> int:
+    """How many answers there are; one that was cut off is dropped.
 
     Raises:
         DataError: they answer other prompts.
@@ -98,12 +109,10 @@ def _answered(path: Path, prompts: list[list[int]], batch: int) -> int:
         return 0
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     if lines and not lines[-1].endswith("\n"):
+        path.write_text("".join(lines[:-1]), encoding="utf-8")
         lines.pop()
     for line, prompt in zip(lines, prompts, strict=False):
         sample = sample_of(parsed(line, str(path)), str(path))
         if (sample.ids or [])[: sample.prompt_length] != prompt:
             raise DataError(f"{path} holds answers to other prompts; delete it, or take another folder.")
-    if len(lines) < len(prompts):
-        lines = lines[: len(lines) // batch * batch]
-        path.write_text("".join(lines), encoding="utf-8")
     return len(lines)

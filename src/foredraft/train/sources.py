@@ -80,7 +80,7 @@ def _file(path: Path) -> Iterator[Sample]:
 def parsed(line: str, where: str) -> dict[str, Any]:
     """One line of JSON Lines."""
     try:
-        row = json.loads(line)
+        row = json.loads(line.rstrip("\r\n"))
     except json.JSONDecodeError as error:
         raise DataError(f"{where}: this line is not JSON ({error.msg}, column {error.colno}).") from error
     if not isinstance(row, dict):

@@ -1,0 +1,49 @@
+"""What the bundled heads are worth: off-by-one errors are lossless and silent, and lower it (heads.md 6.1).
+
+The figures were measured when the heads were shipped; a fault of position, shift, norm or layer costs more than the
+three percent that are allowed here.
+"""
+
+import functools
+import json
+from pathlib import Path
+
+import pytest
+
+import foredraft
+from foredraft.engine.control import Constant
+from foredraft.engine.generate import Result
+
+SHIPPED = json.loads((Path(__file__).parent / "acceptance.json").read_text("utf-8"))
+PROMPTS = [
+    'def fibonacci(n):\n    """Return the n-th Fibonacci number."""',
+    "import os\n\n\ndef read_lines(path):",
+    "class Stack:\n    def __init__(self):",
+    'def is_prime(n: int) -> bool:\n    """Return True if n is a prime number.\n    >>> is_prime(7)\n    True\n    """',
+    [{"role": "user", "content": "Tom has 12 apples. He eats 3 and buys 5 more. How many apples does he have?"}],
+    [{"role": "user", "content": "A train travels 60 miles in an hour. How far does it travel in 4 hours?"}],
+    [{"role": "user", "content": "What is the capital of France?"}],
+    "The purpose of this module is to",
+]
+
+
+@functools.cache
+def results(spec: str) -> list[Result]:
+    g = foredraft.load("sample", spec, dtype="float32", device="cpu")
+    depth = g.engine.drafter.needs.longest
+    fixed = foredraft.load(g.engine.target, g.engine.drafter, tokenizer=g.tokenizer.inner, controller=Constant(depth))
+    return fixed.batch(PROMPTS, max_new_tokens=64, min_new_tokens=64)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", SHIPPED)
+def test_the_bundled_heads_accept_as_much_as_when_they_were_shipped(spec: str):
+    said = results(spec)
+    length = sum(len(r.tokens) for r in said) / sum(r.stats.target_forwards for r in said)
+    assert length > 0.97 * SHIPPED[spec]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", SHIPPED)
+def test_they_say_what_the_model_says(spec: str):
+    assert [r.tokens for r in results(spec)] == [r.tokens for r in results("none")]

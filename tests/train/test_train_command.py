@@ -1,0 +1,147 @@
+"""``foredraft train`` from its options to a head that drafts."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from trainees import log_of, save_target, save_texts
+
+import foredraft
+from foredraft.cli import main
+from foredraft.train import run as running
+
+SHORT = ("--tokens", "128", "--length", "32", "--batch", "2", "--precision", "fp32", "--report", "1", "--device", "cpu")
+
+
+class Ended(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+
+Train = Callable[..., Ended]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("command")
+    save_target(folder / "target")
+    save_texts(folder / "texts.jsonl")
+    return folder
+
+
+@pytest.fixture
+def train(place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Train:
+    """Runs ``foredraft train`` on the tiny target with short validations."""
+    for name in ("FORCE_COLOR", "FOREDRAFT_DEBUG", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COLUMNS", "100")
+    for name, value in (("_PROMPT", 8), ("_NEW", 6), ("_PROMPTS", 3)):
+        monkeypatch.setattr(running, name, value)
+
+    def train(method: str, *more: str, data: str = str(place / "texts.jsonl")) -> Ended:
+        capsys.readouterr()
+        given = ["--model", str(place / "target"), "--data", data] if data else []
+        status = main(["train", method, *given, *more])
+        return Ended(status, *capsys.readouterr())
+
+    return train
+
+
+@pytest.mark.parametrize(
+    ("method", "drafter", "more"),
+    [
+        ("eagle3", "eagle3", ("--vocabulary", "40", "--recipe", "steps=3", "--store", "0.01")),
+        ("eagle", "eagle1", ("--recipe", "noise=0.1")),
+        ("medusa", "medusa", ("--heads", "2", "--own-heads")),
+        ("hydra++", "hydra", ("--heads", "2")),
+    ],
+)
+def test_a_head_is_trained_and_drafts(
+    train: Train, place: Path, tmp_path: Path, method: str, drafter: str, more: tuple
+):
+    out = tmp_path / "out"
+    ended = train(method, "--out", str(out), *SHORT, *more)
+    assert (ended.status, ended.out) == (0, ""), ended.err
+    assert f"The head is in {out / 'head'}. To use it: --drafter {drafter}:{out / 'head'}\n" in ended.err
+    assert "step 2 of 2 · loss " in ended.err and "validation: loss" in ended.err and "acceptance_length" in ended.err
+    assert [line["step"] for line in log_of(out)] == [1, 2, 2]
+    said = []
+    for name in (f"{drafter}:{out / 'head'}", "none"):
+        generator = foredraft.load(str(place / "target"), drafter=name, device="cpu", dtype="float32")
+        said.append(generator.generate("abacus barb", max_new_tokens=24))
+        generator.close()
+    assert said[0].tokens == said[1].tokens and said[0].stats.drafted > 0 and said[1].stats.drafted == 0
+
+
+def test_on_the_targets_own_words(train: Train, tmp_path: Path):
+    more = ("--regenerate", "--answers", "25", "--answer-tokens", "40", "--answer-temperature", "0")
+    ended = train("medusa", "--out", str(tmp_path), *SHORT, *more)
+    assert ended.status == 0, ended.err
+    assert "answer 25 of 25" in ended.err
+    rows = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
+    assert len(rows) == 25 and all(len(row["ids"]) == row["prompt_length"] + 40 for row in rows)
+    terms = json.loads((tmp_path / "run.json").read_text())
+    assert terms["data"] == [sum(len(row["ids"]) for row in rows), 25 * 40]
+
+
+@pytest.mark.parametrize(
+    ("method", "more", "said"),
+    [
+        ("eagle4", (), "Unknown recipe 'eagle4'. Did you mean eagle"),
+        ("eagle3", ("--recipe", "step=3"), "Unknown option of the recipe eagle3 'step'. Did you mean steps?"),
+        ("eagle3", ("--recipe", "steps"), "'steps' is not of the form option=value"),
+        ("eagle3", ("--recipe", "steps=many"), "steps=many has a value of the wrong type"),
+        ("eagle3", ("--recipe", "steps=0"), "steps must be 1 or more"),
+        ("eagle3", ("--recipe", "loss=xy"), "Unknown loss 'xy'. Known: ce, kl"),
+        ("eagle3", ("--batch", "0"), "batch must be 1 or more"),
+        ("eagle3", ("--precision", "fp8"), "Unknown precision 'fp8'"),
+        ("eagle3", ("--taps", "3", "--taps", "1"), "taps must be different layers, from low to high"),
+        ("eagle3", ("--length", "4"), "Texts of 4 tokens are too short for 5 steps"),
+        ("eagle3", ("--length", "4000"), "too few for 17 windows of 4000"),
+        ("medusa", ("--heads", "0"), "heads and layers must be 1 or more"),
+        ("medusa", ("--device", "cuda:9"), "Training would run on "),
+        ("medusa", ("--learning-rate", "1"), "--learning-rate"),
+    ],
+)
+def test_one_sentence_for_what_cannot_be(train: Train, tmp_path: Path, method: str, more: tuple, said: str):
+    ended = train(method, "--out", str(tmp_path / "out"), *SHORT, *more)
+    assert (ended.status, ended.out) == (2, "") and ended.err.count("\n") == 1
+    assert ended.err.startswith("foredraft: ") and said in ended.err
+
+
+def test_data_that_is_not_there(train: Train, tmp_path: Path):
+    out = ("--out", str(tmp_path / "out"))
+    assert "There is nothing to learn from: give --data FILE" in train("medusa", *out, data="").err
+    assert "There is no training text at 'nowhere.jsonl'" in train("medusa", *out, *SHORT, data="nowhere.jsonl").err
+    odd = tmp_path / "odd.jsonl"
+    odd.write_text('{"ids": [5, 96]}\n')
+    assert (
+        "has the token id 96; the target's vocabulary ends before it"
+        in train("medusa", *out, *SHORT, data=str(odd)).err
+    )
+
+
+def test_another_learning_rate_is_refused_where_a_run_was_begun(train: Train, tmp_path: Path):
+    out = ("--out", str(tmp_path / "out"), *SHORT)
+    assert train("medusa", *out).status == 0
+    ended = train("medusa", *out, "--lr", "0.5")
+    assert ended.status == 2 and "was begun with another lr; give the same options to go on" in ended.err
+
+
+def test_help_shows_what_belongs_together(train: Train, capsys: pytest.CaptureFixture[str]):
+    assert main(["train", "--help"]) == 0
+    shown = capsys.readouterr().out
+    for part in ("─ Data ─", "─ Head ─", "─ Training ─", "--regenerate", "--vocabulary", "--warmup", "eagle3"):
+        assert part in shown
+
+
+def test_without_accelerate(train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "accelerate", None)
+    ended = train("medusa", "--out", str(tmp_path / "out"), *SHORT)
+    assert ended.status == 2
+    assert ended.err == "foredraft: Training needs the package accelerate: pip install 'foredraft[train]'.\n"
+    assert main(["train", "--help"]) == 0

@@ -1,0 +1,107 @@
+"""The target's own words as training text."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from trainees import save_target, save_texts, target
+
+import foredraft
+from foredraft.core.errors import DataError
+from foredraft.core.params import SamplingParams
+from foredraft.engine.generate import Generator
+from foredraft.engine.reference import reference
+from foredraft.train.regenerate import Answers, regenerate
+from foredraft.train.sources import read_sources
+from foredraft.train.tokens import encoded
+
+GREEDY = Answers(count=7, prompt_tokens=6, new_tokens=9, temperature=0.0, batch=3)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("regenerate")
+    save_target(folder / "target")
+    save_texts(folder / "texts.jsonl", count=20)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def speaker(place: Path) -> Iterator[Generator]:
+    generator = foredraft.load(str(place / "target"), "prompt_lookup", device="cpu", dtype="float32")
+    yield generator
+    generator.close()
+
+
+def answers(speaker: Generator, source: Path, out: Path, options: Answers = GREEDY, tell: Any = lambda line: None):
+    regenerate(speaker, [str(source)], out, options, tell)
+    return [json.loads(line) for line in out.read_text().splitlines()]
+
+
+def test_answers_are_what_the_target_says(place: Path, speaker: Generator, tmp_path: Path):
+    told: list[Any] = []
+    rows = answers(speaker, place / "texts.jsonl", tmp_path / "answers.jsonl", tell=told.append)
+    texts = [json.loads(line)["text"] for line in (place / "texts.jsonl").read_text().splitlines()]
+    assert speaker.tokenizer is not None and len(rows) == 7
+    prompts = speaker.tokenizer.encode_many([texts[i * 20 // 7] for i in range(7)])
+    for row, prompt in zip(rows, prompts, strict=True):
+        said = reference(target(), prompt[:6], SamplingParams(max_new_tokens=9))
+        assert row == {"ids": prompt[:6] + said, "prompt_length": 6}
+    assert told == [{"answers": done, "of": 7} for done in (3, 6, 7)]
+
+
+def test_sampled_answers_differ_and_come_again(place: Path, speaker: Generator, tmp_path: Path):
+    options = replace(GREEDY, temperature=1.0, batch=4)
+    same = tmp_path / "same.jsonl"
+    same.write_text('{"text": "hello there"}\n' * 8)
+    rows = answers(speaker, same, tmp_path / "a.jsonl", options)
+    assert rows == answers(speaker, same, tmp_path / "b.jsonl", options)
+    assert len({tuple(row["ids"]) for row in rows}) == 7
+
+
+@pytest.mark.parametrize("left", [0, 2, 3, 4, 6, 7])
+def test_it_goes_on_after_a_line_that_was_cut_off(place: Path, speaker: Generator, tmp_path: Path, left: int):
+    """With a temperature: what is made later is what would have been made."""
+    options = replace(GREEDY, temperature=1.0)
+    whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
+    answers(speaker, place / "texts.jsonl", whole, options)
+    lines = whole.read_text().splitlines(keepends=True)
+    cut.write_text("".join(lines[:left]) + ('{"ids": [1, ' if left < 7 else ""))
+    answers(speaker, place / "texts.jsonl", cut, options)
+    assert cut.read_text() == whole.read_text()
+
+
+def test_answers_to_other_prompts_are_refused(place: Path, speaker: Generator, tmp_path: Path):
+    out = tmp_path / "answers.jsonl"
+    answers(speaker, place / "texts.jsonl", out)
+    other = Path(save_texts(tmp_path / "other.jsonl", seed=5))
+    with pytest.raises(DataError, match="holds answers to other prompts; delete it"):
+        answers(speaker, other, out)
+
+
+def test_of_a_chat_every_question_is_asked(speaker: Generator, tmp_path: Path):
+    turns = [("user", "hi"), ("assistant", "hello"), ("user", "bye"), ("assistant", "so long")]
+    chat = tmp_path / "chat.jsonl"
+    chat.write_text(json.dumps({"messages": [{"role": role, "content": said} for role, said in turns]}) + "\n")
+    assert speaker.tokenizer is not None
+    asked = [
+        speaker.tokenizer.decode(row["ids"][: row["prompt_length"]])
+        for row in answers(speaker, chat, tmp_path / "answers.jsonl")
+    ]
+    assert asked == ["<user>hi~<assistant>", "<user>hi~<assistant>hello~<user>bye~<assistant>"]
+
+
+def test_of_an_answer_the_prompt_does_not_count(place: Path, speaker: Generator, tmp_path: Path):
+    rows = answers(speaker, place / "texts.jsonl", tmp_path / "answers.jsonl")
+    assert speaker.tokenizer is not None
+    made = list(encoded(read_sources([str(tmp_path / "answers.jsonl")]), speaker.tokenizer, 95))
+    assert made == [(row["ids"], [0] * 6 + [1] * 9) for row in rows]
+
+
+def test_no_prompts(speaker: Generator, tmp_path: Path):
+    (tmp_path / "a.jsonl").write_text('{"text": "x"}\n{"ids": [1, 2]}\n')
+    with pytest.raises(DataError, match="There are no prompts in .*a.jsonl"):
+        answers(speaker, tmp_path / "a.jsonl", tmp_path / "answers.jsonl")
