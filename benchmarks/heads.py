@@ -46,15 +46,18 @@ FIXED = {
     "eagle2, 59 nodes, 7 levels, k 10": "eagle2,nodes=59,depth=7,top_k=10",
     "medusa, 24 nodes": "medusa",
     "hydra, 24 nodes": "hydra",
+    "eagle3 of as much training as eagle2, 25 nodes": "equal,nodes=25,depth=5,top_k=8",
 }
 
 
 def with_path(spec: str, args: argparse.Namespace) -> str | None:
     """The spec of an arm with the path of its head, where none ships; None where that was not given."""
     name, comma, options = spec.partition(",")
-    if name != "hydra":
+    given = {"hydra": ("hydra", args.hydra), "equal": ("eagle3", args.equal)}
+    if name not in given:
         return spec
-    return None if args.hydra is None else f"{name}:{args.hydra}{comma}{options}"
+    method, path = given[name]
+    return None if path is None else f"{method}:{path}{comma}{options}"
 
 
 def generators(args: argparse.Namespace) -> tuple[dict[str, Generator], dict[str, tuple[Generator, Recorder]]]:
@@ -108,6 +111,7 @@ def main() -> None:
     parser.add_argument("--target", default="sample")
     parser.add_argument("--prompts", type=Path, default=Path("../shared/data/prompts"))
     parser.add_argument("--hydra", help="folder of Hydra heads, which do not ship (scripts/sample-heads makes them)")
+    parser.add_argument("--equal", help="EAGLE-3 head after as many training tokens as the EAGLE head has had")
     parser.add_argument("--count", type=int, default=20, help="prompts a task")
     parser.add_argument("--new-tokens", type=int, default=96)
     parser.add_argument("--threads", type=int, default=os.cpu_count())

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from prompts import TITLES
-from summary import quartiles, read
+from reading import quartiles, read
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "heads.jsonl"

@@ -23,7 +23,8 @@ from typing import TextIO
 
 import torch
 import transformers
-from summary import TASKS, markdown, read
+from reading import read
+from summary import TASKS, markdown
 
 import foredraft
 from foredraft.engine.costs import measure_costs

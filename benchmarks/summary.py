@@ -5,9 +5,11 @@ python benchmarks/summary.py --write    # put it, and the table of methods, into
 """
 
 import argparse
-import json
 import statistics
 from pathlib import Path
+
+import heads_summary
+from reading import quartiles, read
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "speed.jsonl"
@@ -22,21 +24,6 @@ PAIRS = (  # how many times faster the first arm is than the second
     ("transformers' assisted generation / its `generate`", "hf_assisted", "hf_plain"),
     ("transformers' prompt lookup / its `generate`", "hf_lookup", "hf_plain"),
 )
-
-
-def read(path: Path) -> dict[str, list[dict]]:
-    """Lines of a results file by their kind."""
-    kinds: dict[str, list[dict]] = {}
-    for line in path.read_text(encoding="utf-8").splitlines():
-        record = json.loads(line)
-        kinds.setdefault(record["kind"], []).append(record)
-    return kinds
-
-
-def quartiles(values: list[float]) -> str:
-    """Median and quartiles, two digits each."""
-    low, middle, high = statistics.quantiles(values, n=4) if len(values) > 1 else (values[0],) * 3
-    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
 
 
 def markdown(kinds: dict[str, list[dict]]) -> str:
@@ -136,9 +123,13 @@ def filled(text: str, blocks: dict[str, str]) -> str:
 
 def pages() -> dict[Path, str]:
     """README and results page as they should be."""
-    readme = ROOT / "README.md"
-    summary = markdown(read(RESULTS))
-    return {readme: filled(readme.read_text(encoding="utf-8"), {"speed": summary, "methods": methods()})}
+    readme, page = ROOT / "README.md", ROOT / "docs" / "heads.md"
+    blocks = {"speed": markdown(read(RESULTS)), "methods": methods()}
+    made = {readme: filled(readme.read_text(encoding="utf-8"), blocks)}
+    if heads_summary.RESULTS.exists():
+        table = heads_summary.markdown(read(heads_summary.RESULTS))
+        made[page] = filled(page.read_text(encoding="utf-8"), {"heads": table})
+    return made
 
 
 def main() -> None:

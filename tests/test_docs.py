@@ -15,7 +15,9 @@ def summary() -> ModuleType:
     spec = importlib.util.spec_from_file_location("summary", ROOT / "benchmarks" / "summary.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "benchmarks")  # scripts import each other by name
+        spec.loader.exec_module(module)
     return module
 
 

@@ -276,8 +276,7 @@ class Grown:
 
 def grow(reader: Reader, depth: int, top_k: int, nodes: int) -> Grown:
     """heads.md 2.3: expand the k best of each level, then keep the best of all; by score, shallower, earlier."""
-    level: list[tuple[Path, float]] = [((), 0.0)]
-    frontiers, found = [], []
+    frontiers, found, level = [], [], [((), 0.0)]
     for _ in range(depth):
         frontiers.append([path for path, _ in level])
         children = []
