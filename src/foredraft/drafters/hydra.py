@@ -127,4 +127,5 @@ def _prefix_memory(net: Hydra) -> Memory | None:
         prefix,
         lambda tokens, features, positions, attend: prefix(features, positions, attend),
         lambda hidden: hidden[FINAL],
+        window=prefix.window,
     )

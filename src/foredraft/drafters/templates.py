@@ -93,6 +93,8 @@ def best_template(accuracies: Sequence[Sequence[float]], nodes: int) -> Template
     of the product along their path (Medusa, section 2.3.3); a better sibling is never less likely to be right.
     """
     rates = [sorted(ranks, reverse=True) for ranks in accuracies]
+    if not rates or not rates[0]:
+        raise OptionError("There are no measured accuracies to make a tree of.")
     heap: list[tuple[float, Path]] = [(-rates[0][0], (0,))]
     chosen: list[Path] = []
     while heap and len(chosen) < nodes:

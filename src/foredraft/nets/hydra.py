@@ -59,6 +59,7 @@ class Prefix(nn.Module):
         self.layer = Block(config)
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.rotary = rotary
+        self.window = config.sliding_window
 
     def forward(
         self, hidden: Float[Tensor, "B N H"], positions: Int[Tensor, "B N"], attend: Attend
