@@ -112,6 +112,7 @@ def grow_tree(net: EagleNet, memory: Memory, view: View, plan: Plan, shape: Shap
     depth = min(plan.length, shape.depth)
     extended = memory.extend(view, 1 + depth * shape.top_k)
     states, roots = extended.states, view.roots
+    allowed = torch.tensor(plan.lengths, device=roots.device) * extended.known
     growth = memory.growth(view, 1 + depth * shape.top_k)
     last = 0  # the first of the newest nodes, in the order in which they were grown
     above = torch.zeros(states.shape[:2], device=states.device)
@@ -128,32 +129,41 @@ def grow_tree(net: EagleNet, memory: Memory, view: View, plan: Plan, shape: Shap
             levels += [level] * tokens.shape[1]
             break
         chosen = frontier(scores, shape.top_k)
-        above, numbers = scores.gather(1, chosen), 1 + len(levels) + chosen
+        count = _worth_expanding(scores.gather(1, chosen), allowed > level, plan)
         levels += [level] * tokens.shape[1]
-        if _not_worth_it(above, plan.level_worth):
+        if not count:
             break
+        chosen = chosen[:, :count]
+        above, numbers = scores.gather(1, chosen), 1 + len(levels) - tokens.shape[1] + chosen
         from_node = chosen // width
         carried = net.carry(states).gather(1, from_node[..., None].expand(-1, -1, states.shape[2]))
         above_it, last = last + from_node, last + states.shape[1]
         states = growth.grow(tokens.gather(1, chosen), above_it, carried)
     tokens, parents, scores = (torch.cat(each, 1) for each in zip(*parts, strict=True))
     candidates = Candidates(tokens, parents, scores, tuple(levels))
-    return keep_best(candidates, roots, shape.nodes, _least(view, plan, extended.known, candidates))
+    return keep_best(candidates, roots, shape.nodes, _least(allowed, plan, candidates))
 
 
 def _target_ids(net: EagleNet, ids: Int[Tensor, "B F K"]) -> Int[Tensor, "B F K"]:
     return ids if net.vocabulary is None else net.vocabulary[ids]
 
 
-def _not_worth_it(above: Float[Tensor, "B K"], worth: float) -> bool:
-    """On a CPU, where looking is free: whether all frontiers together promise too little for another level."""
-    return worth > 0 and above.device.type == "cpu" and float(above.exp().sum()) < worth
+def _worth_expanding(above: Float[Tensor, "B K"], going: Bool[Tensor, "B"], plan: Plan) -> int:
+    """How many nodes of each frontier, which are sorted, to go on from; elsewhere than on a CPU, not to look, all.
+
+    0 where all frontiers together promise less than another level is worth. A node below the worth of a node can have
+    no child that is above it. ``going``: rows that may have another level.
+    """
+    if above.device.type != "cpu" or not (plan.level_worth or plan.node_worth):
+        return above.shape[1]
+    chances = above.exp() * going[:, None]
+    if float(chances.sum()) < plan.level_worth:
+        return 0
+    return int((chances >= plan.node_worth).sum(1).max())
 
 
-def _least(view: View, plan: Plan, known: Bool[Tensor, "B"], candidates: Candidates) -> Float[Tensor, "B C"]:
+def _least(allowed: Int[Tensor, "B"], plan: Plan, candidates: Candidates) -> Float[Tensor, "B C"]:
     """The score that each candidate must have: of its plan's worth, and out of reach below the row's last level."""
-    device = view.lengths.device
-    allowed = torch.tensor(plan.lengths, device=device) * known
-    levels = torch.tensor(candidates.levels, device=device)
+    levels = torch.tensor(candidates.levels, device=allowed.device)
     worth = math.log(plan.node_worth) if plan.node_worth > 0 else -math.inf
     return torch.where(levels <= allowed[:, None], worth, math.inf)

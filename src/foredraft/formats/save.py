@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from foredraft.core.errors import DrafterError
@@ -157,7 +157,7 @@ def _write(folder: Path, texts: Mapping[str, Any], tensors: dict[str, Tensor], f
 
 
 def _safe(tensors: dict[str, Tensor], file: Path) -> None:
-    save_file(tensors, file, metadata={"format": "pt"})
+    file.write_bytes(save(tensors, metadata={"format": "pt"}))  # as any file is made: safetensors' own is for us alone
 
 
 _SAVERS: dict[str, Callable[[dict[str, Tensor], Path], None]] = {".safetensors": _safe, ".pt": torch.save}

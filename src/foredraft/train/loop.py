@@ -108,13 +108,12 @@ def train(
     accelerator = accelerator or devices.accelerator()
     recipe.to(accelerator.device)
     weights = [weight for weight in recipe.net.parameters() if weight.requires_grad]
-    optimizer = torch.optim.AdamW(
-        weights, lr=options.lr, betas=(options.beta1, options.beta2), weight_decay=options.weight_decay
-    )
+    optimizer = _adamw(weights, options)
     checkpoints = Checkpoints(folder / "checkpoint.pt", recipe.net, optimizer, asdict(options))
     state = checkpoints.resume()
     model, optimizer = accelerator.prepare(recipe, optimizer)
     steps = lessons.steps(options, accelerator.num_processes)
+    tokens = lessons.tokens_a_step(options, accelerator.num_processes)
     log = Log(folder / "log.jsonl", state.step) if accelerator.is_main_process else None
     clock, spent = time.perf_counter(), state.seconds
     for step in range(state.step, steps):
@@ -132,20 +131,24 @@ def train(
         _must_be_finite(done, said["loss"], norm)
         seconds = spent + time.perf_counter() - clock
         if report:
-            line = _line(done, steps, seconds, lessons.tokens_a_step(options, accelerator.num_processes), said)
+            line = _line(done, steps, seconds, tokens, said)
             line |= {"lr": options.lr * rate, "gradient": float(norm)}  # type: ignore[arg-type]
             log.write(line)
             tell(line)
         if check:
             model.eval()
-            line = {"step": done, "tokens": done * lessons.tokens_a_step(options, accelerator.num_processes)}
-            line |= {"validation": validate()}
+            line = {"step": done, "tokens": done * tokens, "validation": validate()}
             model.train()
             log.write(line)
             tell(line)
         if save:
             checkpoints.save(done, spent + time.perf_counter() - clock)
     accelerator.wait_for_everyone()
+
+
+def _adamw(weights: list[torch.nn.Parameter], options: LoopOptions) -> torch.optim.Optimizer:
+    betas = (options.beta1, options.beta2)
+    return torch.optim.AdamW(weights, lr=options.lr, betas=betas, weight_decay=options.weight_decay)
 
 
 def _must_be_finite(done: int, loss: Tensor, norm: Any) -> None:
