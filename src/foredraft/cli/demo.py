@@ -30,7 +30,7 @@ REPEATING = "".join(
     for name, call, value in (("add", "add(1, 2)", 3), ("subtract", "subtract(3, 1)", 2))
 )
 _STEADY = "num_assistant_tokens_schedule=constant"
-_DRAFTER = f"eagle3,nodes=14,depth=5,top_k=4,{_STEADY}"
+_DRAFTER = f"eagle3,nodes=15,depth=5,top_k=4,{_STEADY}"
 _LOOKUP = f"prompt_lookup,{_STEADY}"
 """Always as many drafts: a schedule that measures costs errs where others use the same cores at that moment."""
 _PATIENCE = 15.0
@@ -51,7 +51,7 @@ def command(
     """Plain decoding and speculation side by side, with the bundled models.
 
     Both generate greedily, in turns, each timed by its own steps: the faster one really is ahead. By default an
-    EAGLE-3 head drafts trees of 14 tokens. The exit status is 1 if their tokens differ.
+    EAGLE-3 head drafts trees of 15 tokens. The exit status is 1 if their tokens differ.
     """
     from foredraft.cli.panels import shown
 

@@ -159,7 +159,8 @@ def _worth_expanding(above: Float[Tensor, "B K"], going: Bool[Tensor, "B"], plan
     chances = above.exp() * going[:, None]
     if float(chances.sum()) < plan.level_worth:
         return 0
-    return int((chances >= plan.node_worth).sum(1).max())
+    count = int((chances >= plan.node_worth).sum(1).max())
+    return min(1 << (count - 1).bit_length(), above.shape[1]) if count else 0  # few sizes: see engine/step
 
 
 def _least(allowed: Int[Tensor, "B"], plan: Plan, candidates: Candidates) -> Float[Tensor, "B C"]:

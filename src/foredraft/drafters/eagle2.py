@@ -27,9 +27,9 @@ class Options:
     taps: the target's hidden layers that the head reads, such as 2x16x29, where its files are wrong or silent.
     """
 
-    nodes: int = 59
+    nodes: int = 23
     depth: int = 6
-    top_k: int = 10
+    top_k: int = 4
     num_assistant_tokens_schedule: str = "auto"
     rope_theta: float | None = None
     taps: tuple[int, ...] | None = None

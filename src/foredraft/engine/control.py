@@ -236,7 +236,10 @@ class CostAwareTree(Controller):
         self._levels.append(done.draft_seconds / deepest)
         emitted = sum(len(result.emitted) for result in done.rows)
         self._tokens = self.FADE * self._tokens + emitted
-        self._seconds = self.FADE * self._seconds + done.draft_seconds + done.verify_seconds
+        # by the table and a median, not by the clock: kernels that are made and other programs are not drafting's fault
+        nodes = sum(1 + result.drafted for result in done.rows)
+        seconds = self._costs(nodes) + statistics.median(self._levels) * deepest
+        self._seconds = self.FADE * self._seconds + seconds
         self._steps += 1
         self._nodes += 0.1 * (statistics.fmean(result.drafted for result in done.rows) - self._nodes)
         if self._resting and self._rate(0.0) * self._costs(len(view.rows)) > self.MARGIN * len(view.rows):

@@ -9,10 +9,10 @@ from itertools import accumulate
 import torch
 
 from foredraft.core.tree import TokenTree
+from foredraft.engine.step import SIZES
 from foredraft.model.cache import SlotCache
 from foredraft.model.causal import CausalLM
 
-_ROWS = (1, 2, 4, 8, 16, 32, 64)
 _REPEATS = 4
 
 
@@ -39,7 +39,7 @@ def measure_costs(target: CausalLM, cached: int = 128, budget: float = 1.0, long
     Stops after about ``budget`` seconds; a model whose single forward takes longer is timed once. Medians are made
     to rise with the rows: a forward of more rows that looks cheaper is noise.
     """
-    sizes = [rows for rows in _ROWS if rows <= longest]
+    sizes = [rows for rows in SIZES if rows <= longest]
     cached = max(0, min(cached, target.max_length - sizes[-1] - 1))
     cache = target.new_cache()
     cache.reserve(1, cached + sizes[-1])

@@ -17,6 +17,10 @@ from foredraft.model.cache import SlotCache
 from foredraft.model.causal import CausalLM
 
 
+SIZES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+"""Numbers of nodes that a forward on a CPU may have; beyond, multiples of 32."""
+
+
 @dataclass(frozen=True, slots=True)
 class RowStep:
     """What a step did for one row, on the host. ``depth`` is the length of the longest path that was drafted."""
@@ -99,8 +103,14 @@ class Stepper:
             return _resized(draft, self.exact_nodes)
         if view.lengths.device.type == "cpu":  # here a look at the values is no synchronisation
             used = int(draft.tree.valid.any(0).nonzero().max()) + 1
-            return _resized(draft, used)
+            return _resized(draft, round_up(used))
         return draft
+
+
+def round_up(nodes: int) -> int:
+    """The next number of nodes that forwards are run with: a CPU's kernels are made for each number when it first
+    comes up, which takes longer than the padding that a coarse set of them wants."""
+    return next((size for size in SIZES if size >= nodes), -(-nodes // 32) * 32)
 
 
 def _resized(draft: Draft, nodes: int) -> Draft:
