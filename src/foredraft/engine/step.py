@@ -16,7 +16,6 @@ from foredraft.core.warp import Paths
 from foredraft.model.cache import SlotCache
 from foredraft.model.causal import CausalLM
 
-
 SIZES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Numbers of nodes that a forward on a CPU may have; beyond, multiples of 32."""
 
