@@ -149,7 +149,7 @@ def _plot_places(runs: list[Run]) -> None:
     axes.boxplot(list(shares.values()), positions=range(len(shares)), widths=0.6, showfliers=False)
     labels = ["-".join(str(rank + 1) for rank in paths[place - 1]) for place in shares]
     axes.set_xticks(range(len(shares)), labels, rotation=60)
-    axes.set(xlabel="node of EAGLE-1's tree, by the ranks on its path", ylabel="accepted, its parent being accepted")
+    axes.set(xlabel="node of EAGLE-1's tree, by the ranks on its path", ylabel="accepted given its parent")
     axes.set_ylim(0, 1)
     axes.set_title("Acceptance by position: the spread over prompts is why a fixed tree wastes nodes", loc="left")
     _save(figure, "acceptance_by_position.svg")
