@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli_cases import BUNDLED, NAN_AFTER, Ended, Run
+from cli_cases import BUNDLED, NAN_AFTER, PROMPT, Ended, Run
 
 import foredraft
 import tiny

@@ -68,7 +68,7 @@ def test_the_demo_with_the_bundled_models(run: Run):
     ended = run("demo", "--max-new-tokens", "8", "--runs", "1")
     assert ended.status == 0, ended.err
     assert "same tokens: yes" in ended.out and "\x1b" not in ended.out
-    for word in ("plain", "draft_model", "prompt_lookup", "tokens/s", "acceptance length", "speed-up"):
+    for word in ("plain", "eagle3", "prompt_lookup", "tokens/s", "acceptance length", "speed-up"):
         assert word in ended.out
 
 

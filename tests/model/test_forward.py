@@ -184,8 +184,9 @@ def test_taps_are_the_hidden_states_of_transformers(name: str):
     with torch.inference_mode():
         logits = from_last(raw, out.hidden[2])
     assert torch.allclose(logits, out.logits, atol=TOLERANCE), "the last layer is what the final norm reads"
-    model.tap([])
-    assert hooks(raw) == resident
+    tapped = hooks(raw)
+    model.tap([1])
+    assert hooks(raw) == tapped, "whoever shares the target keeps what it asked for"
     model.close()
     assert hooks(raw) == before or hooks(raw) == resident  # transformers keeps hooks of its own once asked
 
