@@ -16,7 +16,7 @@ from foredraft.core.draft import Verdict
 from foredraft.core.drafter import StepOut, View
 from foredraft.core.tree import TokenTree
 from foredraft.model.attention import mix
-from foredraft.model.cache import SlotCache, SlotView
+from foredraft.model.cache import SlotCache, SlotView, bucket
 from foredraft.model.masks import Layout, StepIn, address, extent_of
 from foredraft.nets.eagle import EagleNet
 
@@ -167,8 +167,9 @@ class Memory:
         have = self._features.shape
         if rows <= have[0] and slots <= have[1] and width <= have[2]:
             return
-        slots = -(-slots // 256) * 256
-        wider = self._features.new_zeros(max(rows, have[0]), max(slots, have[1]), max(width, have[2]))
+        if rows > have[0]:  # texts come one by one: doubled, so that what is stored is not copied for each
+            rows = max(rows, 2 * have[0])
+        wider = self._features.new_zeros(max(rows, have[0]), max(bucket(slots), have[1]), max(width, have[2]))
         wider[: have[0], : have[1], : have[2]] = self._features
         self._features = wider
 

@@ -30,7 +30,7 @@ class SlotCache:
 
     def reserve(self, rows: int, slots: int) -> None:
         """Make room for row numbers below ``rows`` and slots below ``slots``; what is stored stays."""
-        rows, slots = max(rows, self.rows), max(_bucket(slots), self.slots)
+        rows, slots = max(rows, self.rows), max(bucket(slots), self.slots)
         if (rows, slots) == (self.rows, self.slots):
             return
         self.rows, self.slots = rows, slots
@@ -124,5 +124,6 @@ class SlotView(Cache):
         return self.extent, 0
 
 
-def _bucket(slots: int) -> int:
+def bucket(slots: int) -> int:
+    """So many slots, rounded up to what is allocated."""
     return -(-slots // BUCKET) * BUCKET
