@@ -1,8 +1,11 @@
 """Heads with random weights for tiny targets: what a drafter says then is nonsense, and must still be lossless."""
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
 
 import tiny
 from foredraft.model.causal import CausalLM
@@ -12,23 +15,31 @@ from foredraft.nets.hydra import Hydra, HydraConfig
 from foredraft.nets.medusa import Blockwise, BlockwiseConfig, Medusa, MedusaConfig
 
 
-def _shaken(net: Any, seed: int, spread: float = 1.5) -> Any:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        tiny.shake(net, spread)
-    return net.eval().requires_grad_(False)
+def seeded(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Weights that are drawn from ``seed`` alone, however many nets were made before."""
+
+    @functools.wraps(make)
+    def shaken(*args: Any, seed: int = 0, **kwargs: Any) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            net = make(*args, **kwargs)
+            tiny.shake(net, 1.5)
+        return net.eval().requires_grad_(False)
+
+    return shaken
 
 
-def eagle(target: CausalLM, *, seed: int = 0, num_layers: int = 1, fc_bias: bool = True, **block: Any) -> Eagle:
+@seeded
+def eagle(target: CausalLM, *, num_layers: int = 1, fc_bias: bool = True, **block: Any) -> Eagle:
     shape = block_like(target.model, **block)
     config = EagleConfig(block=shape, num_layers=num_layers, fc_bias=fc_bias)
-    return _shaken(Eagle(config, rotary_of(shape), parts_of(target.model)), seed)
+    return Eagle(config, rotary_of(shape), parts_of(target.model))
 
 
+@seeded
 def eagle3(
     target: CausalLM,
     *,
-    seed: int = 0,
     taps: tuple[int, ...] = (0, 1, 2),
     vocabulary: torch.Tensor | None = None,
     block: dict[str, Any] | None = None,
@@ -47,12 +58,11 @@ def eagle3(
     net = Eagle3(config, rotary_of(shape), parts)
     if vocabulary is not None:
         net.vocabulary = vocabulary
-    return _shaken(net, seed)
+    return net
 
 
-def medusa(
-    target: CausalLM, *, seed: int = 0, heads: int = 3, layers: int = 1, own_heads: bool = True, **more: Any
-) -> Medusa:
+@seeded
+def medusa(target: CausalLM, *, heads: int = 3, layers: int = 1, own_heads: bool = True, **more: Any) -> Medusa:
     parts = parts_of(target.model)
     config = MedusaConfig(
         hidden_size=parts.hidden_size,
@@ -62,18 +72,18 @@ def medusa(
         own_heads=own_heads,
         **more,
     )
-    return _shaken(Medusa(config, parts), seed)
+    return Medusa(config, parts)
 
 
-def blockwise(target: CausalLM, *, seed: int = 0, heads: int = 3) -> Blockwise:
+@seeded
+def blockwise(target: CausalLM, *, heads: int = 3) -> Blockwise:
     parts = parts_of(target.model)
     config = BlockwiseConfig(hidden_size=parts.hidden_size, vocab_size=parts.vocab_size, num_heads=heads, inner_size=24)
-    return _shaken(Blockwise(config, parts), seed)
+    return Blockwise(config, parts)
 
 
-def hydra(
-    target: CausalLM, *, seed: int = 0, heads: int = 3, layers: int = 1, prefix: bool = False, own_heads: bool = True
-) -> Hydra:
+@seeded
+def hydra(target: CausalLM, *, heads: int = 3, layers: int = 1, prefix: bool = False, own_heads: bool = True) -> Hydra:
     parts = parts_of(target.model)
     shape = block_like(target.model)
     config = HydraConfig(
@@ -84,4 +94,4 @@ def hydra(
         prefix=shape if prefix else None,
         own_heads=own_heads,
     )
-    return _shaken(Hydra(config, rotary_of(shape) if prefix else None, parts), seed)
+    return Hydra(config, rotary_of(shape) if prefix else None, parts)

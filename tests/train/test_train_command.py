@@ -77,6 +77,17 @@ def test_a_head_is_trained_and_drafts(
     assert said[0].tokens == said[1].tokens and said[0].stats.drafted > 0 and said[1].stats.drafted == 0
 
 
+def test_a_target_is_tuned_with_its_heads(train: Train, tmp_path: Path):
+    out, more = tmp_path / "out", ("--heads", "2", "--recipe", "alone=0.5")
+    ended = train("medusa2", "--out", str(out), *SHORT, *more)
+    assert ended.status == 0, ended.err
+    head = out / "head"
+    assert f"are in {head}. To use them: --model {head} --drafter medusa:{head}\n" in ended.err
+    assert train("medusa2", "--out", str(out), *SHORT, *more, "--store", "1").err == (
+        "foredraft: medusa2 changes the target as it goes, so hidden states cannot be kept: leave out --store.\n"
+    )
+
+
 def test_on_the_targets_own_words(train: Train, tmp_path: Path):
     more = ("--regenerate", "--answers", "25", "--answer-tokens", "40", "--answer-temperature", "0")
     ended = train("medusa", "--out", str(tmp_path), *SHORT, *more)

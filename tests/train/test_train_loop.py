@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from trainees import target
+from trainees import SHORT, save_target, save_texts, target, train_head
 
 import heads
 import tiny
@@ -19,6 +20,7 @@ from foredraft.nets.parts import FINAL
 from foredraft.train.heads import MedusaRecipe, Options
 from foredraft.train.lessons import Lessons, Live
 from foredraft.train.loop import LoopOptions, train
+from foredraft.train.precision import even_norms
 from foredraft.train.tokens import TokenStore
 
 LENGTH = 10
@@ -131,6 +133,21 @@ def test_precisions(tmp_path: Path, precision: str):
     gap = max(float((weights[name] - exact[name]).abs().max()) for name in weights)
     assert gap == 0 if precision == "fp32" else gap < 0.05
     assert (gap > 0) >= (precision == "bf16"), "bf16 is another arithmetic"
+
+
+def test_mixed_precision_says_nothing(tmp_path: Path):
+    """Norms were asked in bfloat16 beside float32 weights, of which torch warns once a process."""
+    save_target(tmp_path / "target")
+    save_texts(tmp_path / "texts.jsonl")
+    torch.set_warn_always(True)
+    try:
+        train_head("eagle3", tmp_path, tmp_path / "out", replace(SHORT, tokens=64, precision="bf16"))
+    finally:
+        torch.set_warn_always(False)
+    norm = torch.nn.RMSNorm(8)
+    x = torch.randn(2, 8).bfloat16()
+    even_norms(norm)
+    assert torch.equal(norm(x), torch.nn.functional.rms_norm(x.float(), (8,)))
 
 
 @pytest.mark.parametrize("report", [1, 100])

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from trainees import SHORT, log_of, save_target, save_texts, train_head, weights_of
+from trainees import SHORT, assert_same_run, log_of, save_target, save_texts, train_head
 
 import foredraft
 from foredraft.core.errors import DataError, OptionError
@@ -63,12 +63,6 @@ def kill_in_the_middle(method: str, place: Path, out: Path) -> None:
         steps = [next(process.stdout, "") for _ in range(6)]  # 1 to 5, and the validation of step 4
         process.send_signal(signal.SIGKILL)
         assert process.wait(30) == -signal.SIGKILL and steps[-1] == "5\n"
-
-
-def assert_same_run(mine: Path, theirs: Path) -> None:
-    for name, weight in weights_of(theirs).items():
-        assert torch.equal(weights_of(mine)[name], weight), name
-    assert log_of(mine) == log_of(theirs)
 
 
 def test_a_killed_run_ends_where_it_would_have_ended(place: Path, whole: Path):

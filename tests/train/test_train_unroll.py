@@ -14,7 +14,7 @@ from foredraft.core.errors import OptionError
 from foredraft.nets.eagle import Eagle3
 from foredraft.nets.parts import FINAL
 from foredraft.train.eagle3 import Eagle3Recipe, Options
-from foredraft.train.loop import autocast
+from foredraft.train.precision import autocast
 from foredraft.train.recipe import Lesson
 from foredraft.train.unroll import sample_rows, take
 

@@ -91,3 +91,9 @@ def log_of(out: Path) -> list[dict[str, Any]]:
 
 def weights_of(out: Path) -> dict[str, Tensor]:
     return torch.load(out / "checkpoint.pt", weights_only=True)["net"]
+
+
+def assert_same_run(mine: Path, theirs: Path) -> None:
+    for name, weight in weights_of(theirs).items():
+        assert torch.equal(weights_of(mine)[name], weight), name
+    assert log_of(mine) == log_of(theirs)

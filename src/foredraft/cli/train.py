@@ -131,8 +131,12 @@ def command(
             raise Interrupted(
                 f"Interrupted at step {progress.step}; the same command goes on from the last checkpoint."
             ) from None
-    names = _drafts_as(method)
-    errors().print(f"The head is in {head}. To use it: --drafter {names[0]}:{head}", style="dim", soft_wrap=True)
+    use = f"--drafter {_drafts_as(method)[0]}:{head}"
+    if RECIPES[method].join is not None:
+        said = f"The tuned target and its heads are in {head}. To use them: --model {head} {use}"
+    else:
+        said = f"The head is in {head}. To use it: {use}"
+    errors().print(said, style="dim", soft_wrap=True)
 
 
 def _own_words(source: Source, model: str, out: Path, device: str | None) -> str:
@@ -154,7 +158,7 @@ def _own_words(source: Source, model: str, out: Path, device: str | None) -> str
 def _drafts_as(kind: str) -> list[str]:
     from foredraft.drafters import METHODS
 
-    made = {"hydra++": "hydra"}.get(kind, kind)
+    made = {"hydra++": "hydra", "medusa2": "medusa"}.get(kind, kind)
     return sorted((name for name, method in METHODS.items() if made in method.heads), key=lambda name: name != made)
 
 

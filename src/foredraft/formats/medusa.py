@@ -49,7 +49,10 @@ def read(checkpoint: Checkpoint, target: CausalLM | None, wish: Wish) -> Reading
             f"It has {heads} heads, by its tensors, although its config says {fields.integer('medusa_num_heads')}."
         )
     if whole:
-        notes.append("The base weights were tuned with the heads (Medusa-2): lossless relative to the tuned model.")
+        notes.append(
+            "Its target is the model in the same folder, tuned with the heads (Medusa-2): lossless "
+            "relative to the tuned model, not to the one before."
+        )
     if not own:
         notes.append("Its heads share the target's output layer.")
     vocab = (
@@ -112,18 +115,27 @@ def write(
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """config.json and tensors; heads without an output layer of their own make version 2."""
     config = net.config
-    words: dict[str, Any] = {
-        "medusa_num_heads": config.num_heads,
-        "medusa_num_layers": config.num_layers,
+    words, tensors = _written(net, "")
+    words |= {
         "base_model_name_or_path": name,
         "hidden_size": config.hidden_size,
         "vocab_size": config.vocab_size,
         "transformers_version": version,
     }
-    if config.accuracies is not None:
-        words["accuracies"] = config.accuracies
     if not config.own_heads:
         words["version"] = "2"
-    state = net.state_dict()
-    stored = names(config.num_heads, config.num_layers, config.own_heads)
+    return words, tensors
+
+
+def write_second(net: Medusa) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """What Medusa-2 adds to the config.json and the tensors of its target."""
+    return _written(net, _PREFIX)
+
+
+def _written(net: Medusa, prefix: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    config, state = net.config, net.state_dict()
+    words: dict[str, Any] = {"medusa_num_heads": config.num_heads, "medusa_num_layers": config.num_layers}
+    if config.accuracies is not None:
+        words["accuracies"] = config.accuracies
+    stored = names(config.num_heads, config.num_layers, config.own_heads, prefix)
     return words, {alias: state[parameter] for parameter, aliases in stored.items() for alias in aliases}

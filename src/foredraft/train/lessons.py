@@ -1,5 +1,6 @@
 """From windows of text to lessons: which texts a step reads, and what the target makes of them."""
 
+from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -50,11 +51,13 @@ class Lessons:
         index, processes = share
         first = (number * processes + index) * options.batch
         windows = [self._window(place, options.seed) for place in range(first, first + options.batch)]
-        return self._read(windows, options.seed + 1_000_003 * (number * processes + index) + 1)
+        lesson = self._read(windows, options.seed + 1_000_003 * (number * processes + index) + 1, self._taps)
+        return replace(lesson, done=number // options.accumulate / self.steps(options, processes))
 
-    def held_out(self, count: int) -> list[Lesson]:
-        """Lessons of one text each that are never trained on."""
-        return [self._read([int(window)], seed) for seed, window in enumerate(self._held_out[:count])]
+    def held_out(self, count: int, taps: tuple[int, ...] | None = None) -> list[Lesson]:
+        """Lessons of one text each that are never trained on; with other taps than the recipe's, if given."""
+        wanted = self._taps if taps is None else taps
+        return [self._read([int(window)], seed, wanted) for seed, window in enumerate(self._held_out[:count])]
 
     def _window(self, place: int, seed: int) -> int:
         turn, offset = divmod(place, len(self._learned))
@@ -63,11 +66,11 @@ class Lessons:
             self._order = ((seed, turn), self._learned[torch.randperm(len(self._learned), generator=chance)])
         return int(self._order[1][offset])
 
-    def _read(self, windows: list[int], seed: int) -> Lesson:
+    def _read(self, windows: list[int], seed: int, taps: tuple[int, ...]) -> Lesson:
         pieces = [self._store.window(window, self._length) for window in windows]
         tokens = torch.stack([ids for ids, _ in pieces]).to(self._device)
         weights = torch.stack([counts for _, counts in pieces]).to(self._device)
-        return Lesson(tokens, weights, self._source.read(windows, tokens, self._taps), seed)
+        return Lesson(tokens, weights, self._source.read(windows, tokens, taps) if taps else {}, seed)
 
 
 class Live:

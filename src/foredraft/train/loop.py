@@ -19,6 +19,7 @@ from foredraft.core.errors import ForedraftError, OptionError
 from foredraft.train import devices
 from foredraft.train.checkpoint import Checkpoints, Log
 from foredraft.train.lessons import Lessons
+from foredraft.train.precision import autocast
 from foredraft.train.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -107,8 +108,9 @@ def train(
     """
     accelerator = accelerator or devices.accelerator()
     recipe.to(accelerator.device)
-    weights = [weight for weight in recipe.net.parameters() if weight.requires_grad]
-    optimizer = _adamw(weights, options)
+    groups = _groups(recipe)
+    weights = [weight for group in groups.values() for weight in group]
+    optimizer = _adamw(groups, options)
     checkpoints = Checkpoints(folder / "checkpoint.pt", recipe.net, optimizer, asdict(options))
     state = checkpoints.resume()
     model, optimizer = accelerator.prepare(recipe, optimizer)
@@ -118,8 +120,8 @@ def train(
     clock, spent = time.perf_counter(), state.seconds
     for step in range(state.step, steps):
         rate = options.rate(step, steps)
-        for group in optimizer.param_groups:
-            group["lr"] = options.lr * rate
+        for group, pace in zip(optimizer.param_groups, groups, strict=True):
+            group["lr"] = options.lr * rate * pace
         said = _step(model, lessons, step, options, accelerator)
         norm = accelerator.clip_grad_norm_(weights, options.clip)
         optimizer.step()
@@ -146,9 +148,19 @@ def train(
     accelerator.wait_for_everyone()
 
 
-def _adamw(weights: list[torch.nn.Parameter], options: LoopOptions) -> torch.optim.Optimizer:
+def _groups(recipe: Recipe) -> dict[float, list[torch.nn.Parameter]]:
+    """What learns, by its share of the learning rate."""
+    groups: dict[float, list[torch.nn.Parameter]] = {}
+    for name, weight in recipe.net.named_parameters():
+        if weight.requires_grad:
+            groups.setdefault(recipe.paces.get(name.split(".")[0], 1.0), []).append(weight)
+    return groups
+
+
+def _adamw(groups: dict[float, list[torch.nn.Parameter]], options: LoopOptions) -> torch.optim.Optimizer:
     betas = (options.beta1, options.beta2)
-    return torch.optim.AdamW(weights, lr=options.lr, betas=betas, weight_decay=options.weight_decay)
+    parts = [{"params": weights} for weights in groups.values()]
+    return torch.optim.AdamW(parts, lr=options.lr, betas=betas, weight_decay=options.weight_decay)
 
 
 def _must_be_finite(done: int, loss: Tensor, norm: Any) -> None:
@@ -177,22 +189,6 @@ def _batches(lessons: Lessons, step: int, options: LoopOptions, accelerator: "Ac
     share = (accelerator.process_index, accelerator.num_processes)
     for part in range(options.accumulate):
         yield lessons.lesson(step * options.accumulate + part, options, share)
-
-
-def autocast(device: torch.device, precision: str) -> Any:
-    """bf16 where it is asked for, or where it is fast."""
-    wanted = precision == "bf16" or (precision == "auto" and _fast_at_bf16(device))
-    return torch.autocast(device.type, dtype=torch.bfloat16) if wanted else nullcontext()
-
-
-def _fast_at_bf16(device: torch.device) -> bool:
-    if device.type == "cuda":
-        return torch.cuda.is_bf16_supported()
-    if device.type == "cpu":
-        return (
-            bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()) and "AVX512" in torch.backends.cpu.get_cpu_capability()
-        )
-    return False
 
 
 def _line(done: int, steps: int, seconds: float, tokens: int, said: dict[str, Tensor]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ def provenance(command: str | None = None) -> dict[str, Any]:
     return {
         "time": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "commit": _commit(),
-        "command": " ".join(["foredraft", *(_short(word) for word in words[1:])]),
+        "command": " ".join(["foredraft", *(short(word) for word in words[1:])]),
         "foredraft": __version__,
         "torch": torch.__version__,
         "transformers": importlib.metadata.version("transformers"),
@@ -29,7 +29,8 @@ def provenance(command: str | None = None) -> dict[str, Any]:
     }
 
 
-def _short(word: str) -> str:
+def short(word: str) -> str:
+    """A path without what depends on the machine."""
     return Path(word).name if word.startswith("/") else word
 
 

@@ -13,7 +13,7 @@ from foredraft.model.causal import CausalLM
 from foredraft.nets.eagle import Eagle, Eagle3
 from foredraft.nets.hydra import Hydra
 from foredraft.nets.medusa import Blockwise, Medusa
-from foredraft.train import eagle, eagle3, heads, start
+from foredraft.train import eagle, eagle3, heads, medusa2, start
 from foredraft.train.recipe import Recipe
 
 
@@ -56,6 +56,7 @@ class RecipeKind:
     recipe, options: the class of the recipe and of its options.
     method, chain: the drafter that tries it out, and the options that make it draft a chain.
     reduces: whether the net may have a smaller vocabulary than the target.
+    join: where the target learns too, head and target as the one net of the recipe.
     """
 
     make: Make
@@ -65,11 +66,16 @@ class RecipeKind:
     method: str
     chain: dict[str, Any]
     reduces: bool = False
+    join: Callable[[Any, CausalLM], nn.Module] | None = None
 
     def drafter(self, net: nn.Module, options: dict[str, Any] | None = None) -> Drafter:
         """A drafter that runs this very net, as a chain unless told otherwise."""
         drafter, kind = find(self.method)
         return drafter(kind(**(self.chain if options is None else options)), net)  # type: ignore[call-arg]
+
+
+def _new_medusa(target: CausalLM, shape: HeadShape, ids: Tensor | None) -> Medusa:
+    return start.new_medusa(target, shape.heads, shape.layers, shape.own_heads)
 
 
 _CHAIN_OF_5 = {"nodes": 5, "depth": 5, "top_k": 1}
@@ -93,12 +99,21 @@ RECIPES: dict[str, RecipeKind] = {
         reduces=True,
     ),
     "medusa": RecipeKind(
-        lambda target, shape, ids: start.new_medusa(target, shape.heads, shape.layers, shape.own_heads),
+        _new_medusa,
         Medusa,
         heads.MedusaRecipe,
         heads.Options,
         "blockwise",
         {},
+    ),
+    "medusa2": RecipeKind(
+        _new_medusa,
+        Medusa,
+        medusa2.Medusa2Recipe,
+        medusa2.Options,
+        "blockwise",
+        {},
+        join=medusa2.Joint,
     ),
     "hydra": RecipeKind(
         lambda target, shape, ids: start.new_hydra(target, shape.heads, shape.layers, shape.own_heads, prefix=False),

@@ -11,20 +11,23 @@ import torch
 
 from foredraft.core.errors import DataError, OptionError
 from foredraft.core.params import check_known
-from foredraft.formats import default_format, load_head, save_head
+from foredraft.formats import load_head
 from foredraft.model.causal import CausalLM
 from foredraft.model.load import Loaded, load_model, resolve
+from foredraft.nets.parts import FINAL
 from foredraft.train import devices
 from foredraft.train.checkpoint import hold_to
 from foredraft.train.features import Stored, fingerprint
 from foredraft.train.lessons import Lessons, Live
-from foredraft.train.loop import LoopOptions, autocast, train
-from foredraft.train.provenance import provenance
+from foredraft.train.loop import LoopOptions, train
+from foredraft.train.outcome import note_accuracies, save_both, save_head
+from foredraft.train.precision import autocast, even_norms
+from foredraft.train.provenance import provenance, short
 from foredraft.train.recipe import Recipe
 from foredraft.train.recipes import RECIPES, HeadShape, RecipeKind
 from foredraft.train.start import frequent_tokens
 from foredraft.train.tokens import TokenStore
-from foredraft.train.validate import acceptance_length, mean_losses, rank_accuracies
+from foredraft.train.validate import acceptance_length, mean_losses
 
 Tell = Callable[[dict[str, Any]], None]
 _PROMPT, _NEW, _PROMPTS = 48, 48, 8  # validation: tokens of a prompt, new tokens, prompts
@@ -66,9 +69,13 @@ def run(
     """
     check_known("recipe", {method: None}, list(RECIPES))
     kind, shape, loop = RECIPES[method], shape or HeadShape(), loop or LoopOptions()
+    if kind.join is not None and data.store > 0:
+        raise OptionError(
+            f"{method} changes the target as it goes, so hidden states cannot be kept: leave out --store."
+        )
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
-    accelerator = devices.accelerator(cpu=device == "cpu")
+    accelerator = devices.accelerator(cpu=device == "cpu", partial=kind.join is not None)
     if device not in (None, accelerator.device.type):
         raise OptionError(f"Training would run on {accelerator.device.type}, not on {device!r}; cpu is always there.")
     loaded = load_model(target_name, dtype="float32", device=str(accelerator.device))
@@ -76,27 +83,54 @@ def run(
         raise DataError(f"The target {target_name!r} has no tokenizer, so texts cannot be read with it.")
     target = CausalLM(loaded.model, fast=False)
     target.model.requires_grad_(False)
+    store = _tokens(data, folder, loaded, target, accelerator)
+    options = recipe_options or kind.options()
+    terms = {"recipe": method, **_owner(kind, target_name, shape), "processes": accelerator.num_processes}
+    terms |= {"data": [len(store.ids), int(store.counts.sum())], **dataclasses.asdict(shape)}
+    terms |= {key: value for key, value in dataclasses.asdict(options).items() if key != "recompute"}
+    hold_to(folder, terms, write=accelerator.is_main_process)
+    net = _new_net(kind, shape, store, target, loop.seed)
+    recipe = kind.recipe(net if kind.join is None else kind.join(net, target), options)
+    even_norms(recipe)
+    lessons = _lessons(store, target, recipe, data.store, loop)
+    validate = functools.partial(_validate, kind, net, recipe, target, lessons, loop)
+    train(recipe, lessons, folder, loop, validate=validate, tell=tell, accelerator=accelerator)
+    head = folder / "head"
+    if accelerator.is_main_process:
+        notes = {**provenance(), **_owner(kind, target_name, shape), "validation": validate()}
+        note_accuracies(net, lessons.held_out(16, (FINAL,)))
+        if kind.join is None:
+            save_head(net, head, loaded, target_name, notes)
+        else:
+            save_both(net, head, loaded, notes)
+    accelerator.wait_for_everyone()
+    target.close()
+    return head
+
+
+def _tokens(data: Data, folder: Path, loaded: Loaded, target: CausalLM, accelerator: Any) -> TokenStore:
+    """The ids of the texts: one process makes them, the others read what it has made."""
+    assert loaded.tokenizer is not None
     end = loaded.eos_token_ids[0] if loaded.eos_token_ids else None
     cache = Path(data.cache) if data.cache else folder / "cache"
     with accelerator.main_process_first():
         store = TokenStore.build(cache, list(data.sources), loaded.tokenizer, end)
     if (largest := int(store.ids.max())) >= target.vocab_size:
         raise DataError(f"The training text has the token id {largest}; the target's vocabulary ends before it.")
-    options = recipe_options or kind.options()
-    terms = {"recipe": method, "model": Path(target_name).name, "processes": accelerator.num_processes}
-    terms |= {"data": [len(store.ids), int(store.counts.sum())], **dataclasses.asdict(shape)}
-    terms |= {key: value for key, value in dataclasses.asdict(options).items() if key != "recompute"}
-    hold_to(folder, terms, write=accelerator.is_main_process)
-    recipe = kind.recipe(_new_net(kind, shape, store, target, loop.seed), options)
-    lessons = _lessons(store, target, recipe, data.store, loop)
-    validate = functools.partial(_validate, kind, recipe, target, lessons, loop)
-    train(recipe, lessons, folder, loop, validate=validate, tell=tell, accelerator=accelerator)
-    head = folder / "head"
-    if accelerator.is_main_process:
-        _save(head, recipe.net, target_name, loaded, lessons, validate())
-    accelerator.wait_for_everyone()
-    target.close()
-    return head
+    return store
+
+
+def _owner(kind: RecipeKind, target_name: str, shape: HeadShape) -> dict[str, Any]:
+    """Where the head comes from and which target it is for, to be told by the files of the run."""
+    name = Path(target_name).name
+    found: dict[str, Any] = {"model": name}
+    if shape.start is not None:
+        found["start"] = short(shape.start)
+    if kind.join is not None:
+        found["target"] = (
+            f"the model in head/, which was tuned from {name} with the heads: lossless for it, not for {name}"
+        )
+    return found
 
 
 def _new_net(kind: RecipeKind, shape: HeadShape, store: TokenStore, target: CausalLM, seed: int) -> Any:
@@ -129,7 +163,7 @@ def _lessons(store: TokenStore, target: CausalLM, recipe: Recipe, gigabytes: flo
 
 
 def _validate(
-    kind: RecipeKind, recipe: Recipe, target: CausalLM, lessons: Lessons, loop: LoopOptions
+    kind: RecipeKind, net: Any, recipe: Recipe, target: CausalLM, lessons: Lessons, loop: LoopOptions
 ) -> dict[str, float]:
     """Losses on held-out texts, and the acceptance length of a chain of this head on their beginnings."""
     recipe.eval()
@@ -137,22 +171,5 @@ def _validate(
     with autocast(target.device, loop.precision):
         said = mean_losses(recipe, held_out)
     prompts = [lesson.tokens[0, :_PROMPT].tolist() for lesson in held_out]
-    said["acceptance_length"] = round(acceptance_length(target, kind.drafter(recipe.net), prompts, _NEW), 4)
+    said["acceptance_length"] = round(acceptance_length(target, kind.drafter(net), prompts, _NEW), 4)
     return said
-
-
-def _save(
-    head: Path, net: Any, target_name: str, loaded: Loaded, lessons: Lessons, validation: dict[str, float]
-) -> None:
-    accuracies = rank_accuracies(net, lessons.held_out(16))
-    if accuracies is not None and "accuracies" in {each.name for each in dataclasses.fields(net.config)}:
-        net.config = dataclasses.replace(net.config, accuracies=accuracies)
-    save_head(
-        net,
-        head,
-        to=default_format(net),
-        target_name=target_name,
-        target_config=loaded.model.config.to_dict(),
-        provenance={**provenance(), "validation": validation},
-        embed=False,
-    )
