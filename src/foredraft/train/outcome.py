@@ -1,0 +1,66 @@
+"""What a run leaves behind: a head, or a tuned target with its heads in one folder, and what made them."""
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+
+from foredraft import formats
+from foredraft.core.errors import DataError
+from foredraft.formats.medusa import write_second
+from foredraft.model.load import Loaded
+from foredraft.nets.medusa import Medusa
+from foredraft.train.recipe import Lesson
+from foredraft.train.validate import rank_accuracies
+
+
+def note_accuracies(net: Any, lessons: Sequence[Lesson]) -> None:
+    """Put into a head's config how often it was right by rank, where there is a place for it."""
+    accuracies = rank_accuracies(net, lessons)
+    if accuracies is not None and "accuracies" in {each.name for each in dataclasses.fields(net.config)}:
+        net.config = dataclasses.replace(net.config, accuracies=accuracies)
+
+
+def save_head(net: Any, folder: Path, loaded: Loaded, target_name: str, notes: dict[str, Any]) -> None:
+    """A head for a target that is as it was."""
+    formats.save_head(
+        net,
+        folder,
+        to=formats.default_format(net),
+        target_name=target_name,
+        target_config=loaded.model.config.to_dict(),
+        provenance=notes,
+        embed=False,
+    )
+
+
+def save_both(net: Medusa, folder: Path, loaded: Loaded, notes: dict[str, Any]) -> None:
+    """Heads and the target that has learned with them: a folder that is a model and a Medusa-2 checkpoint.
+
+    Whole or not at all, and in bfloat16: the target in memory is rounded, too.
+
+    Raises:
+        DataError: it cannot be written.
+    """
+    model = loaded.model.bfloat16()
+    words, tensors = write_second(net)
+    model.config.update(words)
+    kept = {name: tensor.detach().to("cpu", torch.bfloat16, copy=True) for name, tensor in tensors.items()}
+    partial = folder.with_name(f".{folder.name}.partial")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        model.save_pretrained(partial, state_dict={**model.state_dict(), **kept})
+        if loaded.tokenizer is not None:
+            loaded.tokenizer.inner.save_pretrained(partial)
+        (partial / "provenance.json").write_text(json.dumps(notes, indent=2) + "\n", encoding="utf-8")
+        shutil.rmtree(folder, ignore_errors=True)
+        partial.rename(folder)
+    except (OSError, RuntimeError, SafetensorError) as error:
+        raise DataError(f"The tuned target cannot be written to {folder}: {error}.") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
