@@ -347,7 +347,7 @@ def test_prompt_lookup_copies_nothing_beyond_the_end_of_a_row():
 def test_an_unsure_token_is_kept_and_ends_its_path(temperature: float):
     drafter = VARIANTS["draft_model"].build(narrow(1), narrow(2))
     params = [SamplingParams(temperature=temperature)] * 200
-    plan = Plan((3,) * 200, confidence=0.5)
+    plan = Plan((3,) * 200, confidence=0.3)
     texts = [[0, 1, row % NARROW] for row in range(200)]
     draft = drafter.propose(admitted(drafter, texts, params, derive_seeds(1, 200)), plan)
     free = VARIANTS["draft_model"].build(narrow(1), narrow(2))
@@ -362,7 +362,7 @@ def test_an_unsure_token_is_kept_and_ends_its_path(temperature: float):
             if not valid:
                 break
             assert draft.tree.tokens[row, node] == whole.tree.tokens[row, node]
-            sure = chance(draft, row, node, texts[row]) >= 0.5
+            sure = chance(draft, row, node, texts[row]) >= 0.3
         lengths.add(int(draft.tree.valid[row].sum()) - 1)
     assert lengths >= {1, 2}
 

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from foredraft.drafters.head import SHARPEST
+
 Path = tuple[int, ...]
 States = Mapping[int, Sequence[Tensor]]
 """The target's states of one text: by tap (decoder layers passed, -1 after the final norm), then by token."""
@@ -281,7 +283,7 @@ def grow(reader: Reader, depth: int, top_k: int, nodes: int) -> Grown:
         frontiers.append([path for path, _ in level])
         children = []
         for path, score in level:
-            logs = log_softmax(reader.logits(path))
+            logs = log_softmax(reader.logits(path) / SHARPEST)
             ids = best(torch.tensor(logs, dtype=torch.float64), top_k)
             children += [((*path, reader.target_id(i)), score + logs[i]) for i in ids]
         found += children

@@ -7,7 +7,8 @@ from math import prod
 import pytest
 
 from foredraft.core.errors import OptionError
-from foredraft.drafters.templates import NAMED, Path, Template, best_template, template_for
+from foredraft.drafters.filled import Options
+from foredraft.drafters.templates import NAMED, Path, Template, best_template
 
 COUNTS = {"eagle": (4, 8, 8, 3, 2), "medusa": (10, 28, 23, 2)}
 
@@ -113,14 +114,14 @@ def test_a_tree_is_no_deeper_than_there_are_heads():
     for heads in (1, 2, 3):
         for tree in ("measured", "medusa", "eagle", "2x2x2x2"):
             for accuracies in (rates, None):
-                template = template_for(tree, 7, accuracies, heads)
+                template = Options(tree, 7).template(accuracies, heads)
                 assert template.depth <= heads
                 if tree == "measured":
                     assert template.nodes <= 7
-    assert template_for("measured", 7, rates, 3) == best_template(rates, 7)
+    assert Options("measured", 7).template(rates, 3) == best_template(rates, 7)
 
 
 def test_every_beginning_of_the_published_tree_is_a_tree():
     """It stands in for a measured one, best nodes first."""
     for nodes in range(1, 64):
-        assert template_for("measured", nodes, None, 4).paths == Template(NAMED["medusa"][:nodes]).paths
+        assert Options("measured", nodes).template(None, 4).paths == Template(NAMED["medusa"][:nodes]).paths

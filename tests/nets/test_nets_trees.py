@@ -13,9 +13,12 @@ from watched_nets import CLOSE, VOCAB, Proposal, doubled, first_step, gap, liste
 import heads
 import tiny
 from foredraft.core.drafter import Plan
+from foredraft.core.params import SamplingParams
 from foredraft.core.tree import PAD
-from foredraft.drafters.dynamic import Candidates, best_children, frontier, keep_best
+from foredraft.core.warp import Warp
+from foredraft.drafters.dynamic import Candidates, frontier, keep_best
 from foredraft.drafters.eagle3 import Eagle3Drafter, Options
+from foredraft.drafters.head import SHARPEST, ranked
 
 TEXTS = [(3, 1, 4), (1, 5, 9, 2, 6, 5, 3, 5), (8, 9)]
 SHAPE = {"nodes": 9, "depth": 4, "top_k": 3}
@@ -100,7 +103,7 @@ def test_twins_are_kept_with_their_parents(nodes: int):
 
 
 def score_of(slow: Reader, path: Path) -> float:
-    return sum(float(slow.logits(path[:i]).log_softmax(-1)[token]) for i, token in enumerate(path))
+    return sum(float((slow.logits(path[:i]) / SHARPEST).log_softmax(-1)[token]) for i, token in enumerate(path))
 
 
 def test_logits_that_are_all_the_same():
@@ -149,9 +152,27 @@ def test_equal_scores_of_a_level_keep_their_order():
 
 def test_logits_that_are_no_numbers_make_scores_that_are():
     logits = torch.tensor([[[0.0, math.nan, math.inf, -math.inf], [math.nan] * 4, [-math.inf] * 4]])
-    ids, scores = best_children(logits, torch.zeros(1, 3), 4)
+    ids, scores = ranked(logits, 4, warp(SamplingParams(temperature=0.0)))
     assert scores.isfinite().all() and (scores <= 0).all()
     assert all(sorted(line) == [0, 1, 2, 3] for line in ids[0].tolist())
+
+
+def test_scores_are_those_of_the_rows_temperature():
+    """A greedy target accepts as if the draft's law were sharper than it is; no law counts as sharper than that."""
+    logits = torch.randn(4, 2, 9, generator=torch.Generator().manual_seed(0))
+    temperatures = (0.0, 1.7, 1.0, 0.2)
+    rows = [SamplingParams(temperature=t) for t in temperatures]
+    for chosen in ([0, 1, 2, 3], [2], [0], [1, 3], [0, 2]):
+        ids, scores = ranked(logits[chosen], 3, warp(*(rows[i] for i in chosen)))
+        for b, i in enumerate(chosen):
+            law = (logits[i] / max(temperatures[i], SHARPEST)).log_softmax(-1)
+            assert torch.allclose(scores[b], law.gather(-1, ids[b]))
+            assert torch.equal(ids[b], logits[i].topk(3).indices)
+
+
+def warp(*params: SamplingParams) -> Warp:
+    ends = [()] * len(params)
+    return Warp.of(params, vocab_size=9, eos_token_ids=ends, prompt_lengths=[1] * len(params), device="cpu")
 
 
 @pytest.mark.parametrize("worth", [1.0, 0.1, 0.02])

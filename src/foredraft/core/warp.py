@@ -104,6 +104,14 @@ class Warp:
         scores = self.scores(logits, paths)
         return self._law(scores, scores.argmax(-1))
 
+    def temperature(self, least: float) -> float | Float[Tensor, "B 1 1"]:
+        """Of each row, but not below ``least``, which is also that of greedy rows: for guesses about the law."""
+        if self.greedy:
+            return least
+        own = self.truncation.temperature
+        heat = max(1.0, least) if own is None else own.float().clamp(min=least)
+        return heat if self.greedy_rows is None else torch.where(self.greedy_rows, least, heat)
+
     def scores(self, logits: Float[Tensor, "B M V"], paths: Paths) -> Float[Tensor, "B M V"]:
         """What the softmax is taken of: -inf at all that is banned or cut off."""
         return self.truncation(_wide(self._processed(logits, paths)))

@@ -1,11 +1,10 @@
 """Trees grown by context (EAGLE-2, arXiv:2406.16858): expand the most confident nodes, then keep the best of all.
 
-A node's score is the log-probability of its whole path under the draft, from raw logits. Nothing is drawn: a tree is
-a function of what is committed, so every choice among its nodes is lossless.
+A node's score is the log-probability of its whole path under the draft. Nothing is drawn: a tree is a function of
+what is committed, so every choice among its nodes is lossless.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,9 +12,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from foredraft.core.draft import Draft, Law, Verdict
-from foredraft.core.drafter import Plan, StepOut, View
+from foredraft.core.draft import Draft, Law
+from foredraft.core.drafter import Needs, Plan, View
+from foredraft.core.errors import OptionError
 from foredraft.core.tree import PAD, ROOT, TokenTree
+from foredraft.drafters.head import HeadDrafter, ranked
 from foredraft.drafters.memory import Memory, eagle_memory
 from foredraft.nets.eagle import EagleNet
 
@@ -30,16 +31,6 @@ class Candidates(NamedTuple):
     parents: Int[Tensor, "B C"]
     scores: Float[Tensor, "B C"]
     levels: tuple[int, ...]
-
-
-def best_children(
-    logits: Float[Tensor, "B F v"], above: Float[Tensor, "B F"], count: int
-) -> tuple[Int[Tensor, "B F K"], Float[Tensor, "B F K"]]:
-    """The likeliest tokens after each of F nodes, in the draft's own ids, and the scores of their paths."""
-    least = torch.finfo(torch.float32).min / 64  # so that no sum of a path overflows
-    logs = logits.float().nan_to_num(nan=least, posinf=0.0, neginf=least).log_softmax(-1)
-    best = logs.topk(min(count, logs.shape[-1]), dim=-1)
-    return best.indices, above[..., None] + best.values.clamp(min=least)
 
 
 def frontier(scores: Float[Tensor, "B C"], count: int) -> Int[Tensor, "B K"]:
@@ -73,41 +64,51 @@ def keep_best(candidates: Candidates, root: Int[Tensor, "B"], nodes: int, least:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """Of a tree: at most ``nodes`` drafted nodes on ``depth`` levels, ``top_k`` of each level expanded."""
+class Options:
+    """The shape of the tree.
 
-    nodes: int
-    depth: int
-    top_k: int
+    nodes: drafted nodes at most (the published code's total_token less the root).
+    depth: levels of drafted nodes (the published code's depth plus one).
+    top_k: nodes of a level that are expanded, and children that are scored of each.
+    num_assistant_tokens_schedule: constant, always the whole tree; cost, what the measured costs make best; heuristic,
+        transformers' up and down of the depth; auto is cost.
+    rope_theta: the base of the head's rotary positions, where its config is wrong about it.
+    taps: the target's hidden layers that the head reads, such as 2x16x29, where its files are wrong or silent.
+    """
+
+    nodes: int = 23
+    depth: int = 6
+    top_k: int = 4
+    num_assistant_tokens_schedule: str = "auto"
+    rope_theta: float | None = None
+    taps: tuple[int, ...] | None = None
+
+    @property
+    def law(self) -> Law:
+        return Law.FIXED
+
+    def __post_init__(self) -> None:
+        if min(self.nodes, self.depth, self.top_k) < 1:
+            raise OptionError("nodes, depth and top_k must be 1 or more.")
 
 
-class DynamicTree:
-    """A head with its memory, drafting trees of one shape: what EAGLE-2 and EAGLE-3 have in common."""
+class DynamicTree(HeadDrafter):
+    """A tree of the tokens that the head is surest of. Picked, hence lossless at every temperature."""
 
-    def __init__(self, net: EagleNet, shape: Shape) -> None:
+    def __init__(self, options: Options, net: EagleNet) -> None:
         self._net = net
-        self._shape = shape
-        self._memory = eagle_memory(net)
-
-    @torch.inference_mode()
-    def admit(self, row: int, hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
-        self._memory.admit(row, hidden)
+        self._options = options
+        self._read = eagle_memory(net)
+        super().__init__(self._read, Needs(net.taps, options.nodes, options.depth, scored=True))
 
     @torch.inference_mode()
     def propose(self, view: View, plan: Plan) -> Draft:
         if not plan.length:
             return Draft(TokenTree.root(view.roots), Law.FIXED)
-        return grow_tree(self._net, self._memory, view, plan, self._shape)
-
-    @torch.inference_mode()
-    def commit(self, view: View, verdict: Verdict, out: StepOut) -> None:
-        self._memory.commit(view, verdict, out)
-
-    def release(self, row: int) -> None:
-        self._memory.release(row)
+        return grow_tree(self._net, self._read, view, plan, self._options)
 
 
-def grow_tree(net: EagleNet, memory: Memory, view: View, plan: Plan, shape: Shape) -> Draft:
+def grow_tree(net: EagleNet, memory: Memory, view: View, plan: Plan, shape: Options) -> Draft:
     """Draft a tree for every row: level by level on the draft, then the best nodes of all levels."""
     depth = min(plan.length, shape.depth)
     extended = memory.extend(view, 1 + depth * shape.top_k)
@@ -120,10 +121,10 @@ def grow_tree(net: EagleNet, memory: Memory, view: View, plan: Plan, shape: Shap
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
     levels: list[int] = []
     for level in range(1, depth + 1):
-        ids, scores = best_children(net.logits(states), above, shape.top_k)
+        ids, scores = ranked(net.logits(states), shape.top_k, view.warp)
         width = ids.shape[2]
         tokens = _target_ids(net, ids).flatten(1)
-        scores, parents = scores.flatten(1), numbers.repeat_interleave(width, 1)
+        scores, parents = (above[..., None] + scores).flatten(1), numbers.repeat_interleave(width, 1)
         parts.append((tokens, parents, scores))
         if level == depth:
             levels += [level] * tokens.shape[1]

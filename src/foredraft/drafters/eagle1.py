@@ -1,20 +1,19 @@
 """EAGLE-1 (Li et al., arXiv:2401.15077): a head that goes on from the target's features, and a static tree."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import final
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from foredraft.core.draft import Draft, Law, Verdict
-from foredraft.core.drafter import Drafter, Needs, Plan, StepOut, View
+from foredraft.core.draft import Draft, Law
+from foredraft.core.drafter import Needs, Plan, View
 from foredraft.core.noise import Stream
 from foredraft.core.tree import PAD, TokenTree
 from foredraft.core.warp import Paths
 from foredraft.drafters.grow import draw_siblings, likeliest, proper
+from foredraft.drafters.head import HeadDrafter
 from foredraft.drafters.memory import Growth, eagle_memory
 from foredraft.drafters.templates import Template
 from foredraft.nets.eagle import EagleNet
@@ -46,46 +45,35 @@ class Options:
 
 
 @final
-class Eagle1(Drafter):
+class Eagle1(HeadDrafter):
     """Fills a fixed tree level by level: with the likeliest tokens where rows are greedy, else with siblings drawn
     without replacement from the head's law, warped as the target's is."""
 
     def __init__(self, options: Options, net: EagleNet) -> None:
         self._net = net
-        self._levels = _Levels(Template.of(options.tree))
+        self._template = template = Template.of(options.tree)
+        self._columns = tuple(_Columns.of(template, level) for level in range(1, template.depth + 1))
         self._vocab_size = net.target.vocab_size
-        self._memory = eagle_memory(net)
-        template = self._levels.template
-        self.needs = Needs(hidden_layers=net.taps, max_nodes=template.nodes, max_depth=template.depth)
-
-    @torch.inference_mode()
-    def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
-        self._memory.admit(row, hidden)
-
-    @torch.inference_mode()
-    def commit(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None:
-        self._memory.commit(view, verdict, out)
-
-    def release(self, row: int) -> None:
-        self._memory.release(row)
+        self._read = eagle_memory(net)
+        super().__init__(self._read, Needs(net.taps, template.nodes, template.depth))
 
     @torch.inference_mode()
     def propose(self, view: View, plan: Plan) -> Draft:
-        depth = min(plan.length, self._levels.template.depth)
+        depth = min(plan.length, self._template.depth)
         tree = TokenTree.root(view.roots)
         if not depth:
             return Draft(tree, Law.FIXED)
-        extended = self._memory.extend(view, 1 + self._levels.template.nodes)
+        extended = self._read.extend(view, 1 + self._template.nodes)
         states = extended.states
         allowed = torch.tensor(plan.lengths, device=view.lengths.device) * extended.known
         inner = tree  # the nodes that have children: what the head goes on from
-        growth = self._memory.growth(view, 1 + self._levels.template.nodes)
+        growth = self._read.growth(view, 1 + self._template.nodes)
         laws = [states.new_zeros(len(view.rows), 1, self._vocab_size, dtype=torch.float32)]
         for level in range(1, depth + 1):
             begin = inner.tokens.shape[1] - states.shape[1]
             logits = self._widened(self._net.logits(states))
             tokens, exist = self._children(view, logits, Paths(view.history, view.lengths, inner, begin), level, laws)
-            above = torch.tensor(self._levels.parents(level), device=tokens.device).expand(tokens.shape)
+            above = torch.tensor(self._template.above(level), device=tokens.device).expand(tokens.shape)
             exist = exist & (allowed >= level)[:, None] & tree.valid.gather(1, above)
             tree = TokenTree(
                 torch.cat([tree.tokens, tokens], 1),
@@ -102,12 +90,12 @@ class Eagle1(Drafter):
         self, view: View, logits: Float[Tensor, "B F V"], paths: Paths, level: int, laws: list[Tensor]
     ) -> tuple[Int[Tensor, "B K"], Tensor]:
         """Tokens of the nodes of a level, and which of them exist; what each was drawn from goes to ``laws``."""
-        places = self._levels.places(level)
-        own = torch.tensor(places.flat, device=logits.device)
+        columns = self._columns[level - 1]
+        own = torch.tensor(columns.flat, device=logits.device)
         if view.warp.greedy:
-            tokens, exist = likeliest(view.warp.scores(logits, paths), places.width)
+            tokens, exist = likeliest(view.warp.scores(logits, paths), columns.width)
         else:
-            index = torch.tensor(places.nodes, device=logits.device).expand(len(view.rows), -1, -1)
+            index = torch.tensor(columns.nodes, device=logits.device).expand(len(view.rows), -1, -1)
             drawn = draw_siblings(proper(view.warp.law(logits, paths)), view.noise.uniform(Stream.DRAFT, index))
             tokens, exist = drawn.tokens, drawn.exist
             laws.append(drawn.laws.flatten(1, 2)[:, own])
@@ -118,8 +106,9 @@ class Eagle1(Drafter):
     ) -> tuple[TokenTree, Float[Tensor, "B G H"]]:
         """The head's states at the nodes of a level that have children."""
         device = states.device
-        nodes = torch.tensor(self._levels.inner(level), device=device)
-        places = torch.tensor(self._levels.inner_parents(level), device=device)
+        template = self._template
+        nodes = torch.tensor(template.inner(level), device=device)
+        places = torch.tensor(template.places(level), device=device)[list(template.inner_places(level))]
         begin = inner.tokens.shape[1]
         first = begin - states.shape[1]
         parents = (first + places).expand(tree.tokens.shape[0], -1)
@@ -138,8 +127,8 @@ class Eagle1(Drafter):
         return wide.index_copy(-1, self._net.vocabulary, logits)
 
 
-@dataclass(frozen=True)
-class _Places:
+@dataclass(frozen=True, slots=True)
+class _Columns:
     """The children of a level's parents, as many columns for each parent as the one with the most has.
 
     ``nodes``: the number of each in the tree, column by column, [parents][width]; a column that no child stands in
@@ -150,39 +139,14 @@ class _Places:
     flat: list[int]
     width: int
 
-
-@dataclass(frozen=True)
-class _Levels:
-    """A template, read level by level. Nodes that have children are the inner ones."""
-
-    template: Template
-
-    @cached_property
-    def _table(self) -> tuple[_Places, ...]:
-        return tuple(self._places(level) for level in range(1, self.template.depth + 1))
-
-    def places(self, level: int) -> _Places:
-        return self._table[level - 1]
-
-    def parents(self, level: int) -> tuple[int, ...]:
-        """The parent of each node of a level."""
-        return tuple(self.template.parents[node - 1] for node in self.template.level(level))
-
-    def inner(self, level: int) -> tuple[int, ...]:
-        return self.template.inner(level)
-
-    def inner_parents(self, level: int) -> tuple[int, ...]:
-        """Of each inner node of a level, the place of its parent among the inner nodes of the level above."""
-        above = self.template.inner(level - 1)
-        return tuple(above.index(self.template.parents[node - 1]) for node in self.template.inner(level))
-
-    def _places(self, level: int) -> _Places:
-        above = self.template.inner(level - 1)
-        children = {parent: [] for parent in above}
-        for node, parent in zip(self.template.level(level), self.parents(level), strict=True):
+    @classmethod
+    def of(cls, template: Template, level: int) -> "_Columns":
+        """Those of the nodes at ``level``."""
+        children: dict[int, list[int]] = {parent: [] for parent in template.inner(level - 1)}
+        for node, parent in zip(template.level(level), template.above(level), strict=True):
             children[parent].append(node)
         width = max(map(len, children.values()))
-        spare = 1 + self.template.nodes
+        spare = 1 + template.nodes
         nodes = [own + [spare] * (width - len(own)) for own in children.values()]
         flat = [place * width + rank for place, own in enumerate(children.values()) for rank in range(len(own))]
-        return _Places(nodes, flat, width)
+        return cls(nodes, flat, width)

@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from foredraft.core.draft import Verdict
 from foredraft.core.drafter import StepOut, View
+from foredraft.drafters.memory import Extended
 from foredraft.nets.parts import FINAL
 
 
@@ -32,7 +33,7 @@ class LastState:
     def release(self, row: int) -> None:
         del self._states[row]
 
-    def of(self, view: View) -> tuple[Float[Tensor, "B 1 H"], Bool[Tensor, "B"]]:
-        """The states of these rows, and which of them there are."""
+    def extend(self, view: View, room: int) -> Extended:
+        """The states of these rows. Nothing is read for it, so no room is needed."""
         states = torch.stack([self._states[row] for row in view.rows])[:, None]
-        return states.nan_to_num(), view.lengths > 1
+        return Extended(states.nan_to_num(), view.lengths > 1)

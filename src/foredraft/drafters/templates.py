@@ -9,6 +9,8 @@ from math import prod
 from foredraft.core.errors import OptionError
 
 Path = tuple[int, ...]
+Rates = Sequence[Sequence[float]]
+"""Of each level, how often the token of each rank is right."""
 
 
 @dataclass(frozen=True)
@@ -76,9 +78,18 @@ class Template:
         return tuple(self.paths[node - 1][-1] for node in nodes)
 
     def above(self, depth: int) -> tuple[int, ...]:
-        """Of each node at a depth, the place of its parent among the nodes of the level above."""
-        first = self.level(depth - 1)[0] if depth > 1 else 0
-        return tuple(self.parents[node - 1] - first for node in self.level(depth))
+        """The parent of each node at a depth."""
+        return tuple(self.parents[node - 1] for node in self.level(depth))
+
+    def places(self, depth: int) -> tuple[int, ...]:
+        """Of each node at a depth, the place of its parent among the inner nodes of the level above."""
+        inner = self.inner(depth - 1)
+        return tuple(inner.index(parent) for parent in self.above(depth))
+
+    def inner_places(self, depth: int) -> tuple[int, ...]:
+        """Of each inner node at a depth, its own place among the nodes there."""
+        nodes = self.level(depth)
+        return tuple(nodes.index(node) for node in self.inner(depth))
 
     def inner(self, depth: int) -> tuple[int, ...]:
         """Numbers of the nodes at a depth that have children."""
@@ -86,7 +97,7 @@ class Template:
         return tuple(node for node in ((0,) if depth == 0 else self.level(depth)) if node in with_children)
 
 
-def best_template(accuracies: Sequence[Sequence[float]], nodes: int) -> Template:
+def best_template(accuracies: Rates, nodes: int) -> Template:
     """The tree of so many nodes with the most expected tokens, if ranks are right independently of each other.
 
     ``accuracies[i][r]``: how often the token of rank r is right at depth i + 1, as measured. Nodes are taken in order
@@ -104,21 +115,6 @@ def best_template(accuracies: Sequence[Sequence[float]], nodes: int) -> Template
             if len(other) <= len(rates) and other[-1] < len(rates[len(other) - 1]):
                 heapq.heappush(heap, (-prod(rates[i][rank] for i, rank in enumerate(other)), other))
     return Template(tuple(chosen))
-
-
-def template_for(tree: str, nodes: int, accuracies: Sequence[Sequence[float]] | None, heads: int) -> Template:
-    """The tree that is called so, no deeper than there are heads.
-
-    ``measured`` is the best tree of so many nodes for the accuracies; without these, the published tree stands in,
-    whose nodes are listed best first.
-    """
-    if tree != "measured":
-        paths = Template.of(tree).paths
-    elif accuracies:
-        paths = best_template(accuracies[:heads], nodes).paths
-    else:
-        paths = NAMED["medusa"][:nodes]
-    return Template(tuple(path for path in paths if len(path) <= heads))
 
 
 def _listed(text: str) -> tuple[Path, ...]:
