@@ -13,7 +13,8 @@ from foredraft.core.options import read_options, read_pairs
 from foredraft.core.params import check_known
 from foredraft.core.verify import RULES, check_legal
 from foredraft.drafters import METHODS, find
-from foredraft.engine.control import Auto, Constant, Controller, CostAware, CostAwareTree, Heuristic
+from foredraft.engine.control import Auto, Constant, Controller, CostAware, Heuristic
+from foredraft.engine.control_tree import CostAwareTree
 from foredraft.engine.costs import measure_costs
 from foredraft.engine.engine import Engine
 from foredraft.engine.generate import Generator, Kind
@@ -239,7 +240,7 @@ def _controller(spec: Spec | Drafter, target: CausalLM, drafter: Drafter) -> Con
         return Heuristic(longest, confidence)
     cost_aware: Controller
     if drafter.needs.scored:
-        cost_aware = CostAwareTree(longest, measure_costs(target, longest=64))
+        cost_aware = CostAwareTree(longest, drafter.needs.max_nodes, measure_costs(target, longest=64))
     else:
         cost_aware = CostAware(longest, measure_costs(target), confidence)
     if schedule == "cost":

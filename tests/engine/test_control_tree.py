@@ -1,4 +1,6 @@
-"""The controller of scored trees: what a node and a level must promise, and that it stops where nothing pays."""
+"""The controller of scored trees: how many nodes, what a level must promise, and that it stops where nothing pays."""
+
+import statistics
 
 import pytest
 import torch
@@ -7,9 +9,9 @@ from foredraft.core.drafter import Plan, View
 from foredraft.core.noise import Noise
 from foredraft.core.params import SamplingParams
 from foredraft.core.warp import Warp
-from foredraft.engine.control import CostAwareTree
+from foredraft.engine.control_tree import CostAwareTree
 from foredraft.engine.costs import CostTable
-from foredraft.engine.step import RowStep, StepDone
+from foredraft.engine.step import RowStep, StepDone, round_up
 
 GENTLE = CostTable((1, 64), (1.0, 7.3))
 """One second for a row, and a tenth for each one more."""
@@ -28,59 +30,87 @@ def view(*rows: int) -> View:
     return View(rows, history, lengths, (4,) * len(rows), warp, Noise(lengths, lengths))
 
 
-def run(controller: CostAwareTree, steps: int, accepted: int, *, level: float, nodes: int = 10, rows: int = 1) -> Plan:
-    """The last plan of some steps in which so many tokens of each draft were accepted; ``level`` seconds a level."""
-    seen, plan = view(*range(rows)), Plan(())
+def run(
+    controller: CostAwareTree, steps: int, ranks: tuple[int, ...], *, level: float, rows: int = 1, slow: float = 0.0
+) -> list[Plan]:
+    """The plans of some steps. The path through nodes of these ranks is the target's, as far as it is drafted; a level
+    takes ``level`` seconds, and a step ``slow`` seconds more than its forward."""
+    seen, plans = view(*range(rows)), []
     for _ in range(steps):
         plan = controller.plan(seen, [100] * rows)
-        if plan.length:
-            results = [RowStep([0] * (accepted + 1), nodes, plan.length, accepted, True)] * rows
-            verify = GENTLE(rows * (1 + nodes))
-        else:
-            results, verify = [RowStep([0], 0, 0, 0, True)] * rows, GENTLE(rows)
+        plans.append(plan)
+        accepted = tuple(rank for rank in ranks if rank <= plan.nodes) if plan.length else ()
+        nodes = plan.nodes if plan.length else 0
+        result = RowStep([0] * (len(accepted) + 1), nodes, plan.length, len(accepted), True, accepted)
         empty = torch.zeros(rows, 1, dtype=torch.long)
-        done = StepDone(results, empty, empty[:, 0], None, level * plan.length, verify)
-        controller.observe(seen, plan, done)
-    return plan
+        verify = GENTLE(rows * round_up(1 + nodes)) + slow
+        controller.observe(seen, plan, StepDone([result] * rows, empty, empty[:, 0], None, level * plan.length, verify))
+    return plans
 
 
-def test_a_node_and_a_level_must_bring_what_their_time_would():
-    plan = run(CostAwareTree(5, GENTLE), 60, accepted=3, level=0.05)
-    rate = 4 / (GENTLE(11) + 5 * 0.05)  # tokens a second
-    assert plan.length == 5
-    assert plan.node_worth == pytest.approx(0.1 * rate, rel=0.02)
-    assert plan.level_worth == pytest.approx(0.05 * rate, rel=0.02)
+def tree() -> CostAwareTree:
+    return CostAwareTree(5, 31, GENTLE)
 
 
-def test_in_a_batch_a_row_of_the_forward_is_worth_as_much_as_all_texts_together_bring():
-    alone = run(CostAwareTree(5, GENTLE), 60, accepted=3, level=0.05)
-    together = run(CostAwareTree(5, GENTLE), 60, accepted=5, level=0.05, rows=4)
-    rate = 24 / (GENTLE(44) + 5 * 0.05)
-    assert together.node_worth == pytest.approx(0.1 * rate, rel=0.02)
-    assert together.node_worth > alone.node_worth
+def usual(plans: list[Plan]) -> int:
+    return statistics.mode(plan.nodes for plan in plans[-CostAwareTree.EXPLORE + 1 :])
+
+
+@pytest.mark.parametrize(
+    ("ranks", "nodes"), [((1, 2, 3), 3), ((1, 2, 6), 7), ((1, 3, 5, 30, 31), 5), (tuple(range(24, 32)), 31)]
+)
+def test_as_many_nodes_as_bring_the_most_a_second(ranks: tuple[int, ...], nodes: int):
+    plans = run(tree(), 150, ranks, level=0.02)
+    rates = {n: (1 + sum(r <= n for r in ranks)) / (GENTLE(1 + n) + 0.1) for n in (1, 3, 5, 7, 11, 15, 23, 31)}
+    assert usual(plans) == nodes == max(rates, key=lambda n: (rates[n], -n))
+    assert all(plan.length == 5 for plan in plans[CostAwareTree.PLAIN :])
+
+
+def test_now_and_then_it_drafts_all_that_it_can():
+    """The text has changed, and only a large tree shows it."""
+    controller = tree()
+    assert usual(run(controller, 150, (1, 2, 3), level=0.02)) == 3
+    assert usual(run(controller, 600, (1, 2, *range(24, 32)), level=0.02)) == 31
+
+
+def test_a_level_must_bring_what_its_time_would():
+    plan = run(tree(), 150, (1, 2, 3), level=0.02)[-1]
+    rate = 4 / (GENTLE(4) + 5 * 0.02)
+    goes_on = 3 / 4  # three of four nodes that had a child had an accepted one
+    assert plan.level_worth == pytest.approx(0.02 * rate / goes_on, rel=0.03)
+
+
+def test_in_a_batch_nodes_cost_more_for_what_they_bring():
+    assert usual(run(tree(), 150, (1, 2, 3, 6, 7), level=0.02)) == 7
+    assert usual(run(tree(), 150, (1, 2, 3, 6, 7), level=0.02, rows=8)) == 3
+
+
+def test_what_a_step_takes_over_its_forward_counts():
+    """Larger trees share it among more tokens."""
+    assert usual(run(tree(), 150, (1, 14), level=0.02)) == 1
+    assert usual(run(tree(), 150, (1, 14), level=0.02, slow=3.0)) == 15
 
 
 def test_it_rests_where_drafting_does_not_pay_and_tries_again():
-    controller = CostAwareTree(5, GENTLE)
-    lengths = [run(controller, 1, accepted=0, level=0.2).length for _ in range(200)]
-    assert all(lengths[: CostAwareTree.SURE])
+    lengths = [plan.length for plan in run(tree(), 200, (), level=0.2)]
+    assert all(lengths[CostAwareTree.PLAIN : CostAwareTree.PLAIN + CostAwareTree.SURE])
     assert 0 < sum(length > 0 for length in lengths[40:]) < 40, "it should rest, and try now and then"
 
 
 def test_it_goes_on_when_a_trial_shows_that_it_pays_again():
-    controller = CostAwareTree(5, GENTLE)
-    run(controller, 60, accepted=0, level=0.2)
-    lengths = [run(controller, 1, accepted=5, level=0.01).length for _ in range(200)]
-    assert all(lengths[-50:])
+    controller = tree()
+    run(controller, 60, (), level=0.2)
+    assert all(plan.length for plan in run(controller, 200, (1, 2, 3, 4, 5), level=0.01)[-50:])
 
 
 def test_another_text_is_tried_at_once():
-    controller = CostAwareTree(5, GENTLE)
-    run(controller, 60, accepted=0, level=0.2)
+    controller = tree()
+    run(controller, 60, (), level=0.2)
     controller.release(0)
-    assert run(controller, 1, accepted=5, level=0.01).length == 5
+    assert run(controller, 1, (1, 2, 3, 4, 5), level=0.01)[0].length == 5
 
 
 def test_no_row_drafts_more_than_it_can_use():
-    plan = CostAwareTree(5, GENTLE).plan(view(0, 1, 2), [9, 2, 0])
-    assert plan.lengths == (5, 2, 0)
+    controller = tree()
+    run(controller, 10, (1, 2, 3), level=0.01)
+    assert controller.plan(view(0, 1, 2), [9, 2, 0]).lengths == (5, 2, 0)

@@ -29,7 +29,7 @@ class Needs:
     """What a drafter asks of the target: hidden layers to be handed out, and its largest tree (root excluded).
 
     ``max_depth``: the longest path that it drafts; 0 stands for ``max_nodes``, as for a chain. ``scored``: it knows
-    the probability of each path that it picks, and heeds ``Plan.node_worth`` and ``Plan.level_worth``.
+    the probability of each path that it picks, and heeds ``Plan.nodes`` and ``Plan.level_worth``.
     """
 
     hidden_layers: tuple[int, ...] = ()
@@ -50,20 +50,24 @@ class Plan:
     ``lengths``: the longest path that may be drafted for each row, in tokens; 0 leaves the row alone.
     ``confidence``: a path ends after its first token whose probability under the draft is below this. The unsure
     token itself is kept: throwing it away would be a choice by the drawn value, hence lossy.
-    ``node_worth``, ``level_worth``: for drafters that pick tokens and score their paths. A node whose path has less
-    probability under the draft is not worth a row of the target's forward; another level whose parents have less
-    together, in all rows, is not worth drafting. Picked tokens may be left out for any reason.
+    ``nodes``, ``level_worth``: for drafters that pick tokens and score their paths. At most so many drafted nodes a
+    row, the likeliest (0: as many as it can); another level whose parents have less probability together, in all rows,
+    is not worth drafting. Picked tokens may be left out for any reason.
     """
 
     lengths: tuple[int, ...]
     confidence: float = 0.0
-    node_worth: float = 0.0
+    nodes: int = 0
     level_worth: float = 0.0
 
     @property
     def length(self) -> int:
         """The longest of all rows: the depth of the tree."""
         return max(self.lengths, default=0)
+
+    def at_most(self, nodes: int) -> int:
+        """How many of so many nodes may be drafted."""
+        return min(nodes, self.nodes) if self.nodes else nodes
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,7 @@ A node's score is the log-probability of its whole path under the draft. Nothing
 what is committed, so every choice among its nodes is lossless.
 """
 
-import math
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -15,52 +13,17 @@ from torch import Tensor
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Needs, Plan, View
 from foredraft.core.errors import OptionError
-from foredraft.core.tree import PAD, ROOT, TokenTree
+from foredraft.core.tree import TokenTree
+from foredraft.drafters.grow import Candidates, keep_best
 from foredraft.drafters.head import HeadDrafter, ranked
 from foredraft.drafters.memory import Memory, eagle_memory
 from foredraft.nets.eagle import EagleNet
-
-
-class Candidates(NamedTuple):
-    """All tokens that were scored, level by level: ids, number of the parent (0 is the root), score of the path.
-
-    ``levels`` counts from 1. The numbers of candidates start at 1, after the root.
-    """
-
-    tokens: Int[Tensor, "B C"]
-    parents: Int[Tensor, "B C"]
-    scores: Float[Tensor, "B C"]
-    levels: tuple[int, ...]
 
 
 def frontier(scores: Float[Tensor, "B C"], count: int) -> Int[Tensor, "B K"]:
     """The best of a level, by score and then by place: whatever topk does with ties, a device does the same twice."""
     order = scores.sort(dim=-1, descending=True, stable=True).indices
     return order[:, :count]
-
-
-def keep_best(candidates: Candidates, root: Int[Tensor, "B"], nodes: int, least: Float[Tensor, "B C"]) -> Draft:
-    """The tree of the ``nodes`` best candidates: by score, then the shallower, then the earlier (heads.md 6.9).
-
-    A parent never scores less than its child and stands before it, so it is always taken first, and the tree is
-    connected. The draft carries the scores. ``least``: candidates whose score is below are left out in any case.
-    """
-    rows, count = candidates.scores.shape
-    scores = candidates.scores.masked_fill(candidates.scores < least, -torch.inf)
-    best = scores.sort(dim=-1, descending=True, stable=True)
-    nodes = min(nodes, count)
-    chosen = best.indices[:, :nodes].sort(dim=-1).values
-    # the number of each candidate in the tree; the root is candidate 0 and stays 0
-    number = torch.zeros(rows, count + 1, dtype=torch.long, device=root.device)
-    number.scatter_(1, chosen + 1, torch.arange(1, nodes + 1, device=root.device).expand(rows, -1))
-    tokens = candidates.tokens.gather(1, chosen)
-    parents = number.gather(1, candidates.parents.gather(1, chosen))
-    parents = torch.where(scores.gather(1, chosen) > -torch.inf, parents, PAD)
-    first = torch.full_like(root, ROOT)[:, None]
-    depth = max(candidates.levels, default=0)
-    tree = TokenTree(torch.cat([root[:, None], tokens], 1), torch.cat([first, parents], 1), depth=min(depth, nodes))
-    own = candidates.scores.gather(1, chosen)
-    return Draft(tree, Law.FIXED, scores=torch.cat([torch.zeros_like(own[:, :1]), own], 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,42 +93,29 @@ def grow_tree(net: EagleNet, memory: Memory, view: View, plan: Plan, shape: Opti
             levels += [level] * tokens.shape[1]
             break
         chosen = frontier(scores, shape.top_k)
-        count = _worth_expanding(scores.gather(1, chosen), allowed > level, plan)
         levels += [level] * tokens.shape[1]
-        if not count:
+        above = scores.gather(1, chosen)
+        if not _worth_a_level(above, allowed > level, plan):
             break
-        chosen = chosen[:, :count]
-        above, numbers = scores.gather(1, chosen), 1 + len(levels) - tokens.shape[1] + chosen
+        numbers = 1 + len(levels) - tokens.shape[1] + chosen
         from_node = chosen // width
         carried = net.carry(states).gather(1, from_node[..., None].expand(-1, -1, states.shape[2]))
         above_it, last = last + from_node, last + states.shape[1]
         states = growth.grow(tokens.gather(1, chosen), above_it, carried)
     tokens, parents, scores = (torch.cat(each, 1) for each in zip(*parts, strict=True))
     candidates = Candidates(tokens, parents, scores, tuple(levels))
-    return keep_best(candidates, roots, shape.nodes, _least(allowed, plan, candidates))
+    return keep_best(candidates, roots, plan.at_most(shape.nodes), allowed)
 
 
 def _target_ids(net: EagleNet, ids: Int[Tensor, "B F K"]) -> Int[Tensor, "B F K"]:
     return ids if net.vocabulary is None else net.vocabulary[ids]
 
 
-def _worth_expanding(above: Float[Tensor, "B K"], going: Bool[Tensor, "B"], plan: Plan) -> int:
-    """How many nodes of each frontier, which are sorted, to go on from; elsewhere than on a CPU, not to look, all.
+def _worth_a_level(above: Float[Tensor, "B K"], going: Bool[Tensor, "B"], plan: Plan) -> bool:
+    """Whether the frontiers of the rows that may have another level promise what it is worth, all together.
 
-    0 where all frontiers together promise less than another level is worth. A node below the worth of a node can have
-    no child that is above it. ``going``: rows that may have another level.
+    Elsewhere than on a CPU, not to look: yes.
     """
-    if above.device.type != "cpu" or not (plan.level_worth or plan.node_worth):
-        return above.shape[1]
-    chances = above.exp() * going[:, None]
-    if float(chances.sum()) < plan.level_worth:
-        return 0
-    count = int((chances >= plan.node_worth).sum(1).max())
-    return min(1 << (count - 1).bit_length(), above.shape[1]) if count else 0  # few sizes: see engine/step
-
-
-def _least(allowed: Int[Tensor, "B"], plan: Plan, candidates: Candidates) -> Float[Tensor, "B C"]:
-    """The score that each candidate must have: of its plan's worth, and out of reach below the row's last level."""
-    levels = torch.tensor(candidates.levels, device=allowed.device)
-    worth = math.log(plan.node_worth) if plan.node_worth > 0 else -math.inf
-    return torch.where(levels <= allowed[:, None], worth, math.inf)
+    if above.device.type != "cpu" or not plan.level_worth:
+        return True
+    return float((above.exp() * going[:, None]).sum()) >= plan.level_worth

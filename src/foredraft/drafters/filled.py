@@ -3,7 +3,6 @@
 A node's children are the likeliest tokens of its level's head: picked tokens, hence lossless at every temperature.
 """
 
-import math
 from abc import abstractmethod
 from dataclasses import dataclass
 
@@ -14,7 +13,8 @@ from torch import Tensor
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Needs, Plan, View
 from foredraft.core.errors import OptionError
-from foredraft.core.tree import PAD, TokenTree
+from foredraft.core.tree import TokenTree
+from foredraft.drafters.grow import Candidates, keep_best
 from foredraft.drafters.head import HeadDrafter, Remembers, ranked
 from foredraft.drafters.templates import NAMED, Rates, Template, best_template
 from foredraft.nets.parts import FINAL
@@ -75,15 +75,14 @@ class FilledTree(HeadDrafter):
     @torch.inference_mode()
     def propose(self, view: View, plan: Plan) -> Draft:
         template, depth = self._template, min(plan.length, self._template.depth)
-        tree = TokenTree.root(view.roots)
         if not depth:
-            return Draft(tree, Law.FIXED)
+            return Draft(TokenTree.root(view.roots), Law.FIXED)
         hidden, known = self._memory.extend(view, 1)
         device = hidden.device
-        allowed = torch.tensor(plan.lengths, device=device) * known
-        worth = math.log(plan.node_worth) if plan.node_worth > 0 else -math.inf
         paths = view.roots[:, None, None]  # the tokens from the root to each inner node of a level
         above = torch.zeros_like(paths[:, :, 0], dtype=torch.float32)  # log-probability of each of these paths
+        parts: list[tuple[Tensor, Tensor, Tensor]] = []
+        levels: list[int] = []
         for level in range(1, depth + 1):
             ranks = template.ranks(template.level(level))
             ids, scores = ranked(self._logits(hidden, paths, level - 1), max(ranks) + 1, view.warp)
@@ -91,15 +90,13 @@ class FilledTree(HeadDrafter):
             places = torch.tensor(template.places(level), device=device)
             own = places.clamp(max=ids.shape[1] - 1)
             tokens, scores = ids[:, own, column], above[:, places] + scores[:, own, column]
-            exist = (allowed >= level)[:, None] & (scores >= worth)
-            parents = torch.where(exist, torch.tensor(template.above(level), device=device), PAD)
-            tree = TokenTree(
-                torch.cat([tree.tokens, tokens], 1),
-                torch.cat([tree.parents, parents], 1),
-                depth=level,
-                linear=template.nodes == template.depth,
-            )
+            parts.append((tokens, torch.tensor(template.above(level), device=device).expand(tokens.shape), scores))
+            levels += [level] * tokens.shape[1]
             inner = torch.tensor(template.inner_places(level), device=device, dtype=torch.long)
             paths = torch.cat([paths[:, places[inner]], tokens[:, inner, None]], dim=2)
             above = scores[:, inner]
-        return Draft(tree, Law.FIXED)
+        tokens, parents, scores = (torch.cat(each, 1) for each in zip(*parts, strict=True))
+        allowed = torch.tensor(plan.lengths, device=device) * known
+        candidates = Candidates(tokens, parents, scores, tuple(levels))
+        nodes = plan.at_most(template.nodes)
+        return keep_best(candidates, view.roots, nodes, allowed, linear=template.nodes == template.depth)

@@ -1,13 +1,16 @@
-"""How trees grow: shapes that are fixed before anything is drawn, and children drawn without replacement."""
+"""How trees grow: fixed shapes, children drawn without replacement, and the best of all that was scored."""
 
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from foredraft.core.draft import Draft, Law
 from foredraft.core.noise import inverse_cdf
+from foredraft.core.tree import PAD, ROOT, TokenTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,18 @@ class Levels:
         """Parents of the nodes of a level from 1 on: siblings stand side by side, in draw order."""
         width = self.branching[level - 1]
         return tuple(node for node in range(self.starts[level - 1], self.starts[level]) for _ in range(width))
+
+
+class Candidates(NamedTuple):
+    """All tokens that were scored, level by level: ids, number of the parent (0 is the root), score of the path.
+
+    ``levels`` counts from 1. The numbers of candidates start at 1, after the root.
+    """
+
+    tokens: Int[Tensor, "B C"]
+    parents: Int[Tensor, "B C"]
+    scores: Float[Tensor, "B C"]
+    levels: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,3 +87,32 @@ def likeliest(scores: Float[Tensor, "B F V"], count: int) -> tuple[Int[Tensor, "
 def proper(law: Float[Tensor, "B N V"]) -> Float[Tensor, "B N V"]:
     """The law itself, or the uniform one where the draft has none (all that it knows is banned, or it says NaN)."""
     return torch.where(law.sum(-1, keepdim=True) > 0, law, 1.0 / law.shape[-1])
+
+
+def keep_best(
+    candidates: Candidates, root: Int[Tensor, "B"], nodes: int, allowed: Int[Tensor, "B"], linear: bool = False
+) -> Draft:
+    """The tree of the ``nodes`` best candidates: by score, then the shallower, then the earlier (heads.md 6.9).
+
+    A parent never scores less than its child and stands before it, so it is always taken first, and the tree is
+    connected. The draft carries the scores. ``allowed``: how many levels each row may have. ``linear``: the candidates
+    are one chain.
+    """
+    rows, count = candidates.scores.shape
+    levels = torch.tensor(candidates.levels, device=root.device)
+    scores = candidates.scores.masked_fill(levels > allowed[:, None], -torch.inf)
+    best = scores.sort(dim=-1, descending=True, stable=True)
+    nodes = min(nodes, count)
+    chosen = best.indices[:, :nodes].sort(dim=-1).values
+    # the number of each candidate in the tree; the root is candidate 0 and stays 0
+    number = torch.zeros(rows, count + 1, dtype=torch.long, device=root.device)
+    number.scatter_(1, chosen + 1, torch.arange(1, nodes + 1, device=root.device).expand(rows, -1))
+    tokens = candidates.tokens.gather(1, chosen)
+    parents = number.gather(1, candidates.parents.gather(1, chosen))
+    parents = torch.where(scores.gather(1, chosen) > -torch.inf, parents, PAD)
+    first = torch.full_like(root, ROOT)[:, None]
+    depth = max(candidates.levels, default=0)
+    filled = torch.cat([root[:, None], tokens], 1)
+    tree = TokenTree(filled, torch.cat([first, parents], 1), depth=min(depth, nodes), linear=linear)
+    own = candidates.scores.gather(1, chosen)
+    return Draft(tree, Law.FIXED, scores=torch.cat([torch.zeros_like(own[:, :1]), own], 1))

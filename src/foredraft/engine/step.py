@@ -22,13 +22,18 @@ SIZES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 @dataclass(frozen=True, slots=True)
 class RowStep:
-    """What a step did for one row, on the host. ``depth`` is the length of the longest path that was drafted."""
+    """What a step did for one row, on the host. ``depth`` is the length of the longest path that was drafted.
+
+    ``ranks``: of each accepted node, its rank by score among all that were drafted, 1 being the likeliest; where the
+    drafter scores nothing, none.
+    """
 
     emitted: list[int]
     drafted: int
     depth: int
     accepted: int
     healthy: bool
+    ranks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +84,7 @@ class Stepper:
             self.cache.keep(step.rows, bases, verdict.path)
         self.drafter.commit(view, draft, verdict, out)
         emitted, counts = verdict.emitted(tree), verdict.accepted() + 1
-        rows = _read_back(tree, emitted, counts, law, verdict)
+        rows = _read_back(draft, emitted, counts, law, verdict)
         ended = time.perf_counter()
         return StepDone(
             rows=rows,
@@ -129,21 +134,38 @@ def _resized(draft: Draft, nodes: int) -> Draft:
 
 
 def _read_back(
-    tree: TokenTree, emitted: Int[Tensor, "B D"], counts: Int[Tensor, "B"], law: Target, verdict: Verdict
+    draft: Draft, emitted: Int[Tensor, "B D"], counts: Int[Tensor, "B"], law: Target, verdict: Verdict
 ) -> list[RowStep]:
     """The one synchronisation of a step: everything that the host wants to know, in one small tensor."""
+    tree = draft.tree
     drafted = tree.valid.sum(1) - 1
     depth = drafted if tree.linear else depths(tree.parents).amax(1)
     sound = torch.ones_like(tree.valid) if law.sound is None else law.sound
     fine = (sound.gather(1, verdict.path.clamp(min=0)) | (verdict.path < 0)).all(1)  # where nothing was said, no harm
     packed = torch.stack([counts, drafted, depth, fine.long()], dim=1)
-    table = torch.cat([packed, emitted], dim=1).tolist()
+    columns = [packed, emitted] if draft.scores is None else [packed, emitted, _ranks(draft.scores, tree, verdict)]
+    table = torch.cat(columns, dim=1).tolist()
+    after = 4 + emitted.shape[1]
     return [
         RowStep(
-            emitted=line[4 : 4 + line[0]], drafted=line[1], depth=line[2], accepted=line[0] - 1, healthy=line[3] == 1
+            emitted=line[4 : 4 + line[0]],
+            drafted=line[1],
+            depth=line[2],
+            accepted=line[0] - 1,
+            healthy=line[3] == 1,
+            ranks=tuple(line[after + 1 : after + line[0]]),
         )
         for line in table
     ]
+
+
+def _ranks(scores: Float[Tensor, "B N"], tree: TokenTree, verdict: Verdict) -> Int[Tensor, "B D"]:
+    """The rank of each node of the accepted path among the nodes of its tree, the root's being 0."""
+    order = scores.masked_fill(~tree.valid, -torch.inf).sort(dim=1, descending=True, stable=True).indices
+    ranks = torch.empty_like(order).scatter_(
+        1, order, torch.arange(order.shape[1], device=order.device).expand_as(order)
+    )
+    return ranks.gather(1, verdict.path.clamp(min=0))
 
 
 def _on_path(out: StepOut, verdict: Verdict) -> Float[Tensor, "B D V"]:
