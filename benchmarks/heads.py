@@ -5,7 +5,7 @@ every prompt is run by every arm before the next prompt, in an order that rotate
 of the second kind draft trees of fixed sizes, so that methods can be compared at equal nodes; what counts there is
 acceptance. One JSON line a run; ``--write`` in heads_summary.py makes tables and plots of them.
 
-    python benchmarks/heads.py --prompts ../shared/data/prompts --hydra PATH
+    python benchmarks/heads.py --prompts ../shared/data/prompts --hydra PATH --hydra-plus PATH --equal PATH
 """
 
 import argparse
@@ -32,28 +32,30 @@ TIMED = {
     "prompt_lookup": "prompt_lookup",
     "medusa": "medusa",
     "hydra": "hydra",
+    "hydra++": "hydra++",
     "eagle1": "eagle1",
     "eagle2": "eagle2",
     "eagle3": "eagle3",
 }
 FIXED = {
     "eagle1, 25 nodes": "eagle1",
-    "eagle2, 25 nodes": "eagle2,nodes=25,depth=5,top_k=8",
-    "eagle3, 25 nodes": "eagle3,nodes=25,depth=5,top_k=8",
+    "eagle2, 25 nodes, 6 levels, k 8": "eagle2,nodes=25,depth=6,top_k=8",
+    "eagle3, 25 nodes, 6 levels, k 8": "eagle3,nodes=25,depth=6,top_k=8",
+    "eagle3 of as much training as eagle2, same tree": "equal,nodes=25,depth=6,top_k=8",
     "eagle3, chain of 5": "eagle3,nodes=5,depth=5,top_k=1",
     "eagle3, 24 nodes, 5 levels, k 8": "eagle3,nodes=24,depth=5,top_k=8",
     "eagle3, 59 nodes, 7 levels, k 10": "eagle3,nodes=59,depth=7,top_k=10",
     "eagle2, 59 nodes, 7 levels, k 10": "eagle2,nodes=59,depth=7,top_k=10",
     "medusa, 24 nodes": "medusa",
     "hydra, 24 nodes": "hydra",
-    "eagle3 of as much training as eagle2, 25 nodes": "equal,nodes=25,depth=5,top_k=8",
+    "hydra++, 24 nodes": "hydra++",
 }
 
 
 def with_path(spec: str, args: argparse.Namespace) -> str | None:
     """The spec of an arm with the path of its head, where none ships; None where that was not given."""
     name, comma, options = spec.partition(",")
-    given = {"hydra": ("hydra", args.hydra), "equal": ("eagle3", args.equal)}
+    given = {"hydra": ("hydra", args.hydra), "hydra++": ("hydra", args.hydra_plus), "equal": ("eagle3", args.equal)}
     if name not in given:
         return spec
     method, path = given[name]
@@ -111,6 +113,7 @@ def main() -> None:
     parser.add_argument("--target", default="sample")
     parser.add_argument("--prompts", type=Path, default=Path("../shared/data/prompts"))
     parser.add_argument("--hydra", help="folder of Hydra heads, which do not ship (scripts/sample-heads makes them)")
+    parser.add_argument("--hydra-plus", help="folder of Hydra++ heads")
     parser.add_argument("--equal", help="EAGLE-3 head after as many training tokens as the EAGLE head has had")
     parser.add_argument("--count", type=int, default=20, help="prompts a task")
     parser.add_argument("--new-tokens", type=int, default=96)

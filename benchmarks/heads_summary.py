@@ -99,11 +99,11 @@ def by_place(runs: list[Run], arm: str) -> dict[int, list[float]]:
     return dict(sorted(shares.items()))
 
 
-def by_confidence(runs: list[Run], arm: str, bins: int = 10) -> list[tuple[float, float, int]]:
+def by_confidence(runs: list[Run], arm: str, temperature: float, bins: int = 10) -> list[tuple[float, float, int]]:
     """Mean confidence, share accepted, and how many nodes, by confidence in bins."""
     table = [[0.0, 0, 0] for _ in range(bins)]
     for run in runs:
-        if run["arm"] == arm and run["temperature"] == 0:
+        if run["arm"] == arm and run["temperature"] == temperature:
             for hundredth, (judged, accepted) in run["confidence"].items():
                 entry = table[int(hundredth) * bins // 100]
                 entry[0] += judged * (int(hundredth) + 0.5) / 100
@@ -158,13 +158,13 @@ def _plot_places(runs: list[Run]) -> None:
 def _plot_confidence(runs: list[Run]) -> None:
     figure, axes = _figure(4.2, 3.6)
     axes.plot([0, 1], [0, 1], color="0.7", linewidth=1)
-    for arm, label in (
-        ("eagle2, 59 nodes, 7 levels, k 10", "EAGLE-2"),
-        ("eagle3, 59 nodes, 7 levels, k 10", "EAGLE-3"),
-    ):
-        points = by_confidence(runs, arm)
-        axes.plot([x for x, _, _ in points], [y for _, y, _ in points], marker="o", markersize=4, label=label)
-    axes.set(xlabel="confidence of the draft", ylabel="accepted, greedy", xlim=(0, 1), ylim=(0, 1))
+    for method, color in (("eagle2", "C0"), ("eagle3", "C1")):
+        for temperature, law, style in ((0.0, "greedy", "-"), (1.0, "T=1", "--")):
+            points = by_confidence(runs, f"{method}, 59 nodes, 7 levels, k 10", temperature)
+            label = f"{method.upper()[:-1]}-{method[-1]}, {law}"
+            xs, ys = [x for x, _, _ in points], [y for _, y, _ in points]
+            axes.plot(xs, ys, style, color=color, marker="o", markersize=3, label=label)
+    axes.set(xlabel="score of the draft, given the parent", ylabel="accepted", xlim=(0, 1), ylim=(0, 1))
     axes.set_title("A draft knows how sure it may be", loc="left")
     axes.legend(frameon=False)
     _save(figure, "confidence.svg")

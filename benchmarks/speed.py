@@ -11,7 +11,6 @@ forward by rows and the peak memory of each side in a process of its own, and pr
 import argparse
 import json
 import os
-import platform
 import resource
 import statistics
 import subprocess
@@ -23,6 +22,7 @@ from typing import TextIO
 
 import torch
 import transformers
+from origin import provenance
 from reading import read
 from summary import TASKS, markdown
 
@@ -34,34 +34,6 @@ def read_prompts(folder: Path, task: str, count: int) -> list[str]:
     with (folder / task / "question.jsonl").open(encoding="utf-8") as lines:
         rows = [json.loads(line) for line in lines if line.strip()]
     return [row["turns"][0] for row in rows[:count]]
-
-
-def provenance(args: argparse.Namespace) -> dict:
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
-    dirty = bool(subprocess.run(["git", "status", "--porcelain"], capture_output=True, text=True).stdout.strip())
-    return {
-        "kind": "provenance",
-        "commit": commit + ("+changes" if dirty else ""),
-        "foredraft": foredraft.__version__,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "python": platform.python_version(),
-        "device": _cpu_name(),
-        "threads": torch.get_num_threads(),
-        "dtype": "float32",
-        "target": args.target,
-        "draft": args.draft,
-        "new_tokens": args.new_tokens,
-        "date": time.strftime("%Y-%m-%d"),
-        "command": "python benchmarks/speed.py",
-    }
-
-
-def _cpu_name() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else ():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
 
 
 class TransformersArms:
@@ -192,7 +164,8 @@ def main() -> None:
         return
     args.out.parent.mkdir(parents=True, exist_ok=True)
     with args.out.open("w") as out:
-        out.write(json.dumps(provenance(args)) + "\n")
+        facts = {"dtype": "float32", "target": args.target, "draft": args.draft, "new_tokens": args.new_tokens}
+        out.write(json.dumps(provenance("python benchmarks/speed.py", **facts)) + "\n")
         measure(args, out)
         costs(args, out)
         peak_memory(args, out)
