@@ -100,6 +100,7 @@ def load(
         raise OptionError("max_batch_size must be 1 or more.")
     spec = _spec(target, drafter)
     _check_verifier(verifier, spec)
+    lossless = verifier is None or RULES[verifier].lossless
     loaded = _load(target, tokenizer, dtype, device, model_options)
     models = [target if isinstance(target, CausalLM) else CausalLM(loaded.model, fast=fast)]
     try:
@@ -109,7 +110,7 @@ def load(
         engine = Engine(
             models[0],
             proposer,
-            controller or _controller(spec, models[0], proposer),
+            controller or _controller(spec, models[0], proposer, lossless),
             rule=verifier,
             max_rows=max_batch_size,
             exact_nodes=1 + proposer.needs.max_nodes if exact else 0,
@@ -118,7 +119,7 @@ def load(
         _close(models, target)
         raise
     name = spec.name if isinstance(spec, Spec) else spec.__class__.__name__
-    kind = Kind(name, lossless=verifier is None or RULES[verifier].lossless)
+    kind = Kind(name, lossless)
     own = [each for each in models if each is not target]  # a shared one is closed by whoever made it
     return Generator(engine, loaded.tokenizer, loaded.eos_token_ids, kind, own)
 
@@ -218,7 +219,7 @@ def check_same_tokenizer(target: Tokenizer | None, draft: Tokenizer | None, name
         )
 
 
-def _controller(spec: Spec | Drafter, target: CausalLM, drafter: Drafter) -> Controller:
+def _controller(spec: Spec | Drafter, target: CausalLM, drafter: Drafter, lossless: bool) -> Controller:
     """What decides how much to draft: as the method's options say; for a ``Drafter`` object, all that it can."""
     longest = drafter.needs.longest
     if isinstance(spec, Drafter):
@@ -245,7 +246,8 @@ def _controller(spec: Spec | Drafter, target: CausalLM, drafter: Drafter) -> Con
         cost_aware = CostAware(longest, measure_costs(target), confidence)
     if schedule == "cost":
         return cost_aware
-    return Auto(constant, cost_aware, picked=options.law is Law.FIXED)
+    picked = options.law is Law.FIXED and lossless  # else a text may depend on what was drafted
+    return Auto(constant, cost_aware, picked)
 
 
 def describe_options(name: str) -> dict[str, Any]:

@@ -17,6 +17,8 @@ from foredraft.core.noise import Noise, derive_seeds
 from foredraft.core.params import SamplingParams
 from foredraft.core.warp import Warp
 from foredraft.drafters import METHODS, find
+from foredraft.drafters.last_state import LastState
+from foredraft.drafters.memory import Memory
 from foredraft.engine.control import Constant
 from foredraft.engine.generate import Generator
 from foredraft.engine.reference import reference
@@ -146,12 +148,14 @@ def test_a_ragged_batch_is_its_rows_alone(name: str, options: dict[str, Any]):
     assert together == [g.generate(prompt, max_new_tokens=NEW, **options).tokens for prompt in prompts()]
 
 
-def holdings(drafter: Drafter) -> dict[str, int]:
-    """How much each attribute of a drafter holds: entries of a container, bytes of a cache."""
+def holdings(drafter: Any) -> dict[str, int]:
+    """How much each attribute of a drafter, or of its memory, holds: entries of a container, bytes of a cache."""
     held = {}
     for key, value in vars(drafter).items():
-        if isinstance(value, SlotCache):
+        if isinstance(value, (SlotCache, torch.Tensor)):
             held[key] = value.nbytes
+        elif isinstance(value, (LastState, Memory)):
+            held |= {f"{key}.{inner}": size for inner, size in holdings(value).items()}
         elif isinstance(value, (dict, list, set)):
             held[key] = len(value)
     return held
@@ -174,6 +178,23 @@ def test_admit_and_release_leave_no_trace(name: str, options: dict[str, Any]):
     g.engine.step()
     g.engine.cancel(cancelled)
     assert holdings(drafter) == before
+
+
+@pytest.mark.parametrize("name", [name for name in VARIANTS if name.split()[0] in ("eagle3", "medusa", "hydra")])
+def test_of_fewer_nodes_the_likeliest_are_drafted(name: str):
+    drafter = VARIANTS[name].build(target(), near())
+    view = admitted(drafter, prompts(), [SamplingParams()] * 4)
+    whole = drafter.propose(view, Plan((9,) * 4))
+    assert whole.scores is not None
+    for nodes in (1, 2, 4):
+        few = drafter.propose(view, Plan((9,) * 4, nodes=nodes))
+        assert few.scores is not None
+        for row in range(4):
+            valid, every = few.tree.valid[row], whole.tree.valid[row]
+            best = whole.scores[row][every].sort(descending=True).values[: 1 + nodes]
+            if few.tree.depth == whole.tree.depth:
+                assert torch.allclose(few.scores[row][valid].sort(descending=True).values, best, atol=1e-5)
+            assert int(valid.sum()) == min(1 + nodes, int(every.sum()))
 
 
 @EVERY

@@ -41,10 +41,12 @@ def run(
         plans.append(plan)
         accepted = tuple(rank for rank in ranks if rank <= plan.nodes) if plan.length else ()
         nodes = plan.nodes if plan.length else 0
-        result = RowStep([0] * (len(accepted) + 1), nodes, plan.length, len(accepted), True, accepted)
+        levels = min(plan.length, nodes)
+        result = RowStep([0] * (len(accepted) + 1), nodes, levels, len(accepted), True, accepted, refused=levels > 0)
         empty = torch.zeros(rows, 1, dtype=torch.long)
         verify = GENTLE(rows * round_up(1 + nodes)) + slow
-        controller.observe(seen, plan, StepDone([result] * rows, empty, empty[:, 0], None, level * plan.length, verify))
+        done = StepDone([result] * rows, empty, empty[:, 0], None, level * levels, verify, levels)
+        controller.observe(seen, plan, done)
     return plans
 
 
@@ -61,9 +63,11 @@ def usual(plans: list[Plan]) -> int:
 )
 def test_as_many_nodes_as_bring_the_most_a_second(ranks: tuple[int, ...], nodes: int):
     plans = run(tree(), 150, ranks, level=0.02)
-    rates = {n: (1 + sum(r <= n for r in ranks)) / (GENTLE(1 + n) + 0.1) for n in (1, 3, 5, 7, 11, 15, 23, 31)}
+    rates = {
+        n: (1 + sum(r <= n for r in ranks)) / (GENTLE(1 + n) + 0.02 * min(n, 5)) for n in (1, 3, 5, 7, 11, 15, 23, 31)
+    }
     assert usual(plans) == nodes == max(rates, key=lambda n: (rates[n], -n))
-    assert all(plan.length == 5 for plan in plans[CostAwareTree.PLAIN :])
+    assert all(plan.length == 5 for plan in plans[CostAwareTree.PLAIN : CostAwareTree.AGAIN])
 
 
 def test_now_and_then_it_drafts_all_that_it_can():
@@ -74,8 +78,8 @@ def test_now_and_then_it_drafts_all_that_it_can():
 
 
 def test_a_level_must_bring_what_its_time_would():
-    plan = run(tree(), 150, (1, 2, 3), level=0.02)[-1]
-    rate = 4 / (GENTLE(4) + 5 * 0.02)
+    plan = next(plan for plan in reversed(run(tree(), 150, (1, 2, 3), level=0.02)) if plan.level_worth)
+    rate = 4 / (GENTLE(4) + 3 * 0.02)
     goes_on = 3 / 4  # three of four nodes that had a child had an accepted one
     assert plan.level_worth == pytest.approx(0.02 * rate / goes_on, rel=0.03)
 
@@ -110,7 +114,31 @@ def test_another_text_is_tried_at_once():
     assert run(controller, 1, (1, 2, 3, 4, 5), level=0.01)[0].length == 5
 
 
+def test_a_text_that_ends_among_others_is_forgotten_quietly():
+    """Else a busy server would begin anew at every end."""
+    controller = tree()
+    run(controller, 60, (), level=0.2, rows=4)
+    controller.release(2)
+    assert run(controller, 3, (), level=0.2, rows=4)[0].length == 0
+
+
+def test_a_plain_step_is_timed_now_and_then():
+    """It was slow at first, so that drafting seemed to pay."""
+    controller = tree()
+    run(controller, CostAwareTree.PLAIN, (1,), level=1.5, slow=20.0)
+    plans = run(controller, 12 * CostAwareTree.AGAIN, (1,), level=1.5)
+    assert plans[50].length and not all(plan.length for plan in plans[-50:])
+
+
+def test_rows_that_do_not_draft_bring_one_token_each():
+    controller = tree()
+    run(controller, 60, (1, 2, 3), level=0.02, rows=8)
+    everyone, alone = controller._best(8, 8), controller._best(8, 1)
+    assert alone[1] < everyone[1] and alone[0] <= everyone[0]
+    assert controller.plan(view(*range(8)), [0] * 8).length == 0
+
+
 def test_no_row_drafts_more_than_it_can_use():
     controller = tree()
-    run(controller, 10, (1, 2, 3), level=0.01)
+    run(controller, 10, (1, 2, 3), level=0.01, rows=3)
     assert controller.plan(view(0, 1, 2), [9, 2, 0]).lengths == (5, 2, 0)

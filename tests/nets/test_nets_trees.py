@@ -134,7 +134,7 @@ def test_keep_best_takes_parents_first(seed: int):
     if levels != sorted(levels):
         pytest.skip("a level was missing")
     tokens = torch.arange(50, 50 + len(levels))[None]
-    candidates = Candidates(tokens, torch.tensor([parents]), torch.tensor([scores]), tuple(levels))
+    candidates = Candidates(tokens, torch.tensor([parents]), torch.tensor([scores]), torch.tensor(levels), max(levels))
     for nodes in range(1, len(levels) + 2):
         allowed = source.choice((3, 2, 1))
         tree = keep_best(candidates, torch.tensor([7]), nodes, torch.tensor([allowed])).tree

@@ -29,7 +29,8 @@ class Needs:
     """What a drafter asks of the target: hidden layers to be handed out, and its largest tree (root excluded).
 
     ``max_depth``: the longest path that it drafts; 0 stands for ``max_nodes``, as for a chain. ``scored``: it knows
-    the probability of each path that it picks, and heeds ``Plan.nodes`` and ``Plan.level_worth``.
+    the probability of each path that it picks, and heeds ``Plan.nodes``, and ``Plan.level_worth`` if its levels cost
+    a forward each.
     """
 
     hidden_layers: tuple[int, ...] = ()

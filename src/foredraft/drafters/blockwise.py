@@ -28,7 +28,7 @@ class Options:
 
 
 @final
-class BlockwiseDrafter(HeadDrafter):
+class BlockwiseDrafter(HeadDrafter[LastState]):
     """A chain, one token a head. Greedy rows accept as the paper does; sampled ones losslessly too."""
 
     def __init__(self, options: Options, net: Blockwise | Medusa) -> None:

@@ -55,25 +55,25 @@ class Options:
             raise OptionError("nodes, depth and top_k must be 1 or more.")
 
 
-class DynamicTree(HeadDrafter):
+class DynamicTree(HeadDrafter[Memory]):
     """A tree of the tokens that the head is surest of. Picked, hence lossless at every temperature."""
 
     def __init__(self, options: Options, net: EagleNet) -> None:
         self._net = net
         self._options = options
-        self._read = eagle_memory(net)
-        super().__init__(self._read, Needs(net.taps, options.nodes, options.depth, scored=True))
+        super().__init__(eagle_memory(net), Needs(net.taps, options.nodes, options.depth, scored=True))
 
     @torch.inference_mode()
     def propose(self, view: View, plan: Plan) -> Draft:
         if not plan.length:
             return Draft(TokenTree.root(view.roots), Law.FIXED)
-        return grow_tree(self._net, self._read, view, plan, self._options)
+        return grow_tree(self._net, self._memory, view, plan, self._options)
 
 
 def grow_tree(net: EagleNet, memory: Memory, view: View, plan: Plan, shape: Options) -> Draft:
     """Draft a tree for every row: level by level on the draft, then the best nodes of all levels."""
-    depth = min(plan.length, shape.depth)
+    nodes = plan.at_most(shape.nodes)
+    depth = min(plan.length, shape.depth, nodes)
     extended = memory.extend(view, 1 + depth * shape.top_k)
     states, roots = extended.states, view.roots
     allowed = torch.tensor(plan.lengths, device=roots.device) * extended.known
@@ -82,29 +82,30 @@ def grow_tree(net: EagleNet, memory: Memory, view: View, plan: Plan, shape: Opti
     above = torch.zeros(states.shape[:2], device=states.device)
     numbers = torch.zeros_like(roots)[:, None]  # what these nodes are called among the candidates
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
-    levels: list[int] = []
+    levels: list[Tensor] = []
+    count = 0  # candidates so far
     for level in range(1, depth + 1):
         ids, scores = ranked(net.logits(states), shape.top_k, view.warp)
         width = ids.shape[2]
         tokens = _target_ids(net, ids).flatten(1)
         scores, parents = (above[..., None] + scores).flatten(1), numbers.repeat_interleave(width, 1)
         parts.append((tokens, parents, scores))
+        levels.append(torch.full((tokens.shape[1],), level, device=roots.device))
         if level == depth:
-            levels += [level] * tokens.shape[1]
             break
         chosen = frontier(scores, shape.top_k)
-        levels += [level] * tokens.shape[1]
         above = scores.gather(1, chosen)
         if not _worth_a_level(above, allowed > level, plan):
             break
-        numbers = 1 + len(levels) - tokens.shape[1] + chosen
+        numbers = 1 + count + chosen
+        count += tokens.shape[1]
         from_node = chosen // width
         carried = net.carry(states).gather(1, from_node[..., None].expand(-1, -1, states.shape[2]))
         above_it, last = last + from_node, last + states.shape[1]
         states = growth.grow(tokens.gather(1, chosen), above_it, carried)
     tokens, parents, scores = (torch.cat(each, 1) for each in zip(*parts, strict=True))
-    candidates = Candidates(tokens, parents, scores, tuple(levels))
-    return keep_best(candidates, roots, plan.at_most(shape.nodes), allowed)
+    candidates = Candidates(tokens, parents, scores, torch.cat(levels), len(levels))
+    return keep_best(candidates, roots, nodes, allowed)
 
 
 def _target_ids(net: EagleNet, ids: Int[Tensor, "B F K"]) -> Int[Tensor, "B F K"]:

@@ -14,7 +14,7 @@ from foredraft.core.tree import PAD, TokenTree
 from foredraft.core.warp import Paths
 from foredraft.drafters.grow import draw_siblings, likeliest, proper
 from foredraft.drafters.head import HeadDrafter
-from foredraft.drafters.memory import Growth, eagle_memory
+from foredraft.drafters.memory import Growth, Memory, eagle_memory
 from foredraft.drafters.templates import Template
 from foredraft.nets.eagle import EagleNet
 
@@ -45,17 +45,17 @@ class Options:
 
 
 @final
-class Eagle1(HeadDrafter):
+class Eagle1(HeadDrafter[Memory]):
     """Fills a fixed tree level by level: with the likeliest tokens where rows are greedy, else with siblings drawn
     without replacement from the head's law, warped as the target's is."""
 
     def __init__(self, options: Options, net: EagleNet) -> None:
         self._net = net
         self._template = template = Template.of(options.tree)
-        self._columns = tuple(_Columns.of(template, level) for level in range(1, template.depth + 1))
+        device = next(net.parameters()).device
+        self._levels = tuple(_Level.of(template, level, device) for level in range(1, template.depth + 1))
         self._vocab_size = net.target.vocab_size
-        self._read = eagle_memory(net)
-        super().__init__(self._read, Needs(net.taps, template.nodes, template.depth))
+        super().__init__(eagle_memory(net), Needs(net.taps, template.nodes, template.depth))
 
     @torch.inference_mode()
     def propose(self, view: View, plan: Plan) -> Draft:
@@ -63,17 +63,18 @@ class Eagle1(HeadDrafter):
         tree = TokenTree.root(view.roots)
         if not depth:
             return Draft(tree, Law.FIXED)
-        extended = self._read.extend(view, 1 + self._template.nodes)
+        extended = self._memory.extend(view, 1 + self._template.nodes)
         states = extended.states
         allowed = torch.tensor(plan.lengths, device=view.lengths.device) * extended.known
         inner = tree  # the nodes that have children: what the head goes on from
-        growth = self._read.growth(view, 1 + self._template.nodes)
+        growth = self._memory.growth(view, 1 + self._template.nodes)
         laws = [states.new_zeros(len(view.rows), 1, self._vocab_size, dtype=torch.float32)]
         for level in range(1, depth + 1):
             begin = inner.tokens.shape[1] - states.shape[1]
             logits = self._widened(self._net.logits(states))
-            tokens, exist = self._children(view, logits, Paths(view.history, view.lengths, inner, begin), level, laws)
-            above = torch.tensor(self._template.above(level), device=tokens.device).expand(tokens.shape)
+            columns = self._levels[level - 1]
+            tokens, exist = self._children(view, logits, Paths(view.history, view.lengths, inner, begin), columns, laws)
+            above = columns.parents.expand(tokens.shape)
             exist = exist & (allowed >= level)[:, None] & tree.valid.gather(1, above)
             tree = TokenTree(
                 torch.cat([tree.tokens, tokens], 1),
@@ -81,39 +82,37 @@ class Eagle1(HeadDrafter):
                 depth=level,
             )
             if level < depth:
-                inner, states = self._go_on(growth, tree, inner, states, level)
+                inner, states = self._go_on(growth, tree, inner, states, columns)
         if view.warp.greedy:
             return Draft(tree, Law.FIXED)
         return Draft(tree, Law.WITHOUT_REPLACEMENT, torch.cat(laws, 1))
 
     def _children(
-        self, view: View, logits: Float[Tensor, "B F V"], paths: Paths, level: int, laws: list[Tensor]
+        self, view: View, logits: Float[Tensor, "B F V"], paths: Paths, columns: "_Level", laws: list[Tensor]
     ) -> tuple[Int[Tensor, "B K"], Tensor]:
         """Tokens of the nodes of a level, and which of them exist; what each was drawn from goes to ``laws``."""
-        columns = self._columns[level - 1]
-        own = torch.tensor(columns.flat, device=logits.device)
+        own = columns.flat
         if view.warp.greedy:
             tokens, exist = likeliest(view.warp.scores(logits, paths), columns.width)
         else:
-            index = torch.tensor(columns.nodes, device=logits.device).expand(len(view.rows), -1, -1)
+            index = columns.nodes.expand(len(view.rows), -1, -1)
             drawn = draw_siblings(proper(view.warp.law(logits, paths)), view.noise.uniform(Stream.DRAFT, index))
             tokens, exist = drawn.tokens, drawn.exist
             laws.append(drawn.laws.flatten(1, 2)[:, own])
         return tokens.flatten(1)[:, own], exist.flatten(1)[:, own]
 
     def _go_on(
-        self, growth: Growth, tree: TokenTree, inner: TokenTree, states: Float[Tensor, "B F H"], level: int
+        self, growth: Growth, tree: TokenTree, inner: TokenTree, states: Float[Tensor, "B F H"], columns: "_Level"
     ) -> tuple[TokenTree, Float[Tensor, "B G H"]]:
         """The head's states at the nodes of a level that have children."""
-        device = states.device
-        template = self._template
-        nodes = torch.tensor(template.inner(level), device=device)
-        places = torch.tensor(template.places(level), device=device)[list(template.inner_places(level))]
+        nodes, places = columns.inner, columns.inner_parents
         begin = inner.tokens.shape[1]
         first = begin - states.shape[1]
         parents = (first + places).expand(tree.tokens.shape[0], -1)
         inner = TokenTree(
-            torch.cat([inner.tokens, tree.tokens[:, nodes]], 1), torch.cat([inner.parents, parents], 1), depth=level
+            torch.cat([inner.tokens, tree.tokens[:, nodes]], 1),
+            torch.cat([inner.parents, parents], 1),
+            depth=tree.depth,
         )
         return inner, growth.grow(inner.tokens[:, begin:], parents, self._net.carry(states)[:, places])
 
@@ -128,25 +127,35 @@ class Eagle1(HeadDrafter):
 
 
 @dataclass(frozen=True, slots=True)
-class _Columns:
-    """The children of a level's parents, as many columns for each parent as the one with the most has.
+class _Level:
+    """The nodes of a level, and as many columns for each of their F parents as the one with the most children has.
 
-    ``nodes``: the number of each in the tree, column by column, [parents][width]; a column that no child stands in
-    has a number all the same, beyond the tree. ``flat``: where the children that there are stand in that table.
+    ``nodes``: the number of each in the tree, column by column; a column that no child stands in has a number all the
+    same, beyond the tree. ``flat``: where the children that there are stand in that table. ``parents``: of each node.
+    ``inner``: the nodes that have children, and the places of their parents among the inner nodes of the level above.
     """
 
-    nodes: list[list[int]]
-    flat: list[int]
+    nodes: Int[Tensor, "F W"]
+    flat: Int[Tensor, "K"]
     width: int
+    parents: Int[Tensor, "K"]
+    inner: Int[Tensor, "G"]
+    inner_parents: Int[Tensor, "G"]
 
     @classmethod
-    def of(cls, template: Template, level: int) -> "_Columns":
+    def of(cls, template: Template, level: int, device: torch.device) -> "_Level":
         """Those of the nodes at ``level``."""
+        above, places = template.above(level), template.places(level)
         children: dict[int, list[int]] = {parent: [] for parent in template.inner(level - 1)}
-        for node, parent in zip(template.level(level), template.above(level), strict=True):
+        for node, parent in zip(template.level(level), above, strict=True):
             children[parent].append(node)
         width = max(map(len, children.values()))
         spare = 1 + template.nodes
         nodes = [own + [spare] * (width - len(own)) for own in children.values()]
         flat = [place * width + rank for place, own in enumerate(children.values()) for rank in range(len(own))]
-        return cls(nodes, flat, width)
+        inner_parents = [places[own] for own in template.inner_places(level)]
+
+        def fixed(numbers: object) -> Tensor:
+            return torch.tensor(numbers, dtype=torch.long, device=device)
+
+        return cls(fixed(nodes), fixed(flat), width, fixed(above), fixed(template.inner(level)), fixed(inner_parents))

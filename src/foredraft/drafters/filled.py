@@ -5,6 +5,7 @@ A node's children are the likeliest tokens of its level's head: picked tokens, h
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -59,12 +60,31 @@ class Options:
         return Template(tuple(path for path in paths if len(path) <= heads))
 
 
-class FilledTree(HeadDrafter):
+class _Level(NamedTuple):
+    """Of the nodes of one level: rank among siblings, parent, the parent's place among the inner nodes above; then the
+    places of those that have children."""
+
+    ranks: Int[Tensor, "K"]
+    parents: Int[Tensor, "K"]
+    places: Int[Tensor, "K"]
+    inner: Int[Tensor, "F"]
+    width: int
+
+    @classmethod
+    def of(cls, template: Template, level: int, device: torch.device) -> "_Level":
+        ranks = template.ranks(template.level(level))
+        columns = (ranks, template.above(level), template.places(level), template.inner_places(level))
+        tensors = (torch.tensor(column, dtype=torch.long, device=device) for column in columns)
+        return cls(*tensors, width=max(ranks) + 1)
+
+
+class FilledTree(HeadDrafter[Remembers]):
     """Subclasses say what their heads say."""
 
-    def __init__(self, template: Template, memory: Remembers) -> None:
+    def __init__(self, template: Template, memory: Remembers, device: torch.device) -> None:
         super().__init__(memory, Needs((FINAL,), template.nodes, template.depth, scored=True))
         self._template = template
+        self._levels = [_Level.of(template, level, device) for level in range(1, template.depth + 1)]
 
     @abstractmethod
     def _logits(
@@ -74,29 +94,25 @@ class FilledTree(HeadDrafter):
 
     @torch.inference_mode()
     def propose(self, view: View, plan: Plan) -> Draft:
-        template, depth = self._template, min(plan.length, self._template.depth)
-        if not depth:
+        nodes = plan.at_most(self._template.nodes)
+        levels = self._levels[: min(plan.length, nodes)]
+        if not levels:
             return Draft(TokenTree.root(view.roots), Law.FIXED)
         hidden, known = self._memory.extend(view, 1)
-        device = hidden.device
         paths = view.roots[:, None, None]  # the tokens from the root to each inner node of a level
         above = torch.zeros_like(paths[:, :, 0], dtype=torch.float32)  # log-probability of each of these paths
         parts: list[tuple[Tensor, Tensor, Tensor]] = []
-        levels: list[int] = []
-        for level in range(1, depth + 1):
-            ranks = template.ranks(template.level(level))
-            ids, scores = ranked(self._logits(hidden, paths, level - 1), max(ranks) + 1, view.warp)
-            column = torch.tensor(ranks, device=device).clamp(max=ids.shape[2] - 1)
-            places = torch.tensor(template.places(level), device=device)
-            own = places.clamp(max=ids.shape[1] - 1)
-            tokens, scores = ids[:, own, column], above[:, places] + scores[:, own, column]
-            parts.append((tokens, torch.tensor(template.above(level), device=device).expand(tokens.shape), scores))
-            levels += [level] * tokens.shape[1]
-            inner = torch.tensor(template.inner_places(level), device=device, dtype=torch.long)
-            paths = torch.cat([paths[:, places[inner]], tokens[:, inner, None]], dim=2)
-            above = scores[:, inner]
+        for head, level in enumerate(levels):
+            ids, scores = ranked(self._logits(hidden, paths, head), level.width, view.warp)
+            rank = level.ranks.clamp(max=ids.shape[2] - 1)
+            own = level.places.clamp(max=ids.shape[1] - 1)
+            tokens, scores = ids[:, own, rank], above[:, level.places] + scores[:, own, rank]
+            parts.append((tokens, level.parents.expand(tokens.shape), scores))
+            paths = torch.cat([paths[:, level.places[level.inner]], tokens[:, level.inner, None]], dim=2)
+            above = scores[:, level.inner]
         tokens, parents, scores = (torch.cat(each, 1) for each in zip(*parts, strict=True))
-        allowed = torch.tensor(plan.lengths, device=device) * known
-        candidates = Candidates(tokens, parents, scores, tuple(levels))
-        nodes = plan.at_most(template.nodes)
-        return keep_best(candidates, view.roots, nodes, allowed, linear=template.nodes == template.depth)
+        depths = torch.cat([torch.full_like(level.ranks, number) for number, level in enumerate(levels, start=1)])
+        allowed = torch.tensor(plan.lengths, device=hidden.device) * known
+        candidates = Candidates(tokens, parents, scores, depths, len(levels))
+        linear = self._template.nodes == self._template.depth
+        return keep_best(candidates, view.roots, nodes, allowed, linear)

@@ -39,13 +39,14 @@ class Levels:
 class Candidates(NamedTuple):
     """All tokens that were scored, level by level: ids, number of the parent (0 is the root), score of the path.
 
-    ``levels`` counts from 1. The numbers of candidates start at 1, after the root.
+    ``levels`` counts from 1, up to ``depth``. The numbers of candidates start at 1, after the root.
     """
 
     tokens: Int[Tensor, "B C"]
     parents: Int[Tensor, "B C"]
     scores: Float[Tensor, "B C"]
-    levels: tuple[int, ...]
+    levels: Int[Tensor, "C"]
+    depth: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +100,7 @@ def keep_best(
     are one chain.
     """
     rows, count = candidates.scores.shape
-    levels = torch.tensor(candidates.levels, device=root.device)
-    scores = candidates.scores.masked_fill(levels > allowed[:, None], -torch.inf)
+    scores = candidates.scores.masked_fill(candidates.levels > allowed[:, None], -torch.inf)
     best = scores.sort(dim=-1, descending=True, stable=True)
     nodes = min(nodes, count)
     chosen = best.indices[:, :nodes].sort(dim=-1).values
@@ -111,8 +111,7 @@ def keep_best(
     parents = number.gather(1, candidates.parents.gather(1, chosen))
     parents = torch.where(scores.gather(1, chosen) > -torch.inf, parents, PAD)
     first = torch.full_like(root, ROOT)[:, None]
-    depth = max(candidates.levels, default=0)
     filled = torch.cat([root[:, None], tokens], 1)
-    tree = TokenTree(filled, torch.cat([first, parents], 1), depth=min(depth, nodes), linear=linear)
+    tree = TokenTree(filled, torch.cat([first, parents], 1), depth=min(candidates.depth, nodes), linear=linear)
     own = candidates.scores.gather(1, chosen)
     return Draft(tree, Law.FIXED, scores=torch.cat([torch.zeros_like(own[:, :1]), own], 1))

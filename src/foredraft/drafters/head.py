@@ -1,7 +1,7 @@
 """What the drafters on trained heads have in common: a memory of what the target computed, and scores."""
 
 from collections.abc import Mapping
-from typing import Protocol, runtime_checkable
+from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -15,8 +15,8 @@ from foredraft.drafters.memory import Extended
 SHARPEST = 0.8
 """The temperature at which a draft's law says best how often the target's likeliest token will be the draft's.
 
-At temperature 1 tokens are accepted about as often as the draft is sure of them; greedy targets are surer than that
-(docs/heads.md, figure 6), as if the draft's law had been sharpened.
+At temperature 1 a token is accepted about as often as the draft's probability for it says; a greedy target accepts
+likely ones more often and unlikely ones less (docs/log.md, "How large a tree should be").
 """
 
 
@@ -38,10 +38,13 @@ class Remembers(Protocol):
         ...
 
 
-class HeadDrafter(Drafter):
+M = TypeVar("M", bound=Remembers)
+
+
+class HeadDrafter(Drafter, Generic[M]):
     """A drafter whose head goes on from what the target computed. Subclasses say how they ``propose``."""
 
-    def __init__(self, memory: Remembers, needs: Needs) -> None:
+    def __init__(self, memory: M, needs: Needs) -> None:
         self._memory = memory
         self.needs = needs
 

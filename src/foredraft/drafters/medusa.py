@@ -20,7 +20,8 @@ class MedusaDrafter(FilledTree):
     """Head i says what stands on level i + 1, whatever stands above it."""
 
     def __init__(self, options: Options, net: Medusa) -> None:
-        super().__init__(options.template(net.config.accuracies, net.count), LastState())
+        template = options.template(net.config.accuracies, net.count)
+        super().__init__(template, LastState(), next(net.parameters()).device)
         self._net = net
 
     def _logits(self, hidden: Float[Tensor, "B 1 H"], paths: Int[Tensor, "B F K"], head: int) -> Float[Tensor, "B 1 v"]:

@@ -9,7 +9,7 @@ from typing import final
 from foredraft.core.drafter import Plan, View
 from foredraft.engine.control import Controller
 from foredraft.engine.costs import CostTable
-from foredraft.engine.step import SIZES, StepDone, round_up
+from foredraft.engine.step import SIZES, RowStep, StepDone, round_up
 
 
 class Mean:
@@ -47,6 +47,7 @@ class CostAwareTree(Controller):
 
     MARGIN = 1.02  # drafting must promise so much more than plain decoding
     PLAIN, SURE = 3, 8  # steps without drafts, and with, that are seen before drafting is judged
+    AGAIN = 128  # after so many steps with drafts one without is timed anew
     EXPLORE, FEW = 16, 4.0  # every so many steps, and until it was seen a few times, all that can be drafted is
     TRIAL, FIRST_REST, LONGEST_REST = 3, 8, 64
     TIMINGS = 15  # so many of the last times count, by their median: machines have slow moments
@@ -56,94 +57,113 @@ class CostAwareTree(Controller):
         self._costs = costs
         self._sizes = (0, *(size - 1 for size in SIZES if 1 < size <= nodes), nodes)
         self._gains = [Mean() for _ in self._sizes[1:]]  # accepted nodes of the ranks from one size to the next
-        self._goes_on = Mean()  # how often a child of an accepted node was accepted, where it had any
-        self._more = {drafting: deque[float](maxlen=self.TIMINGS) for drafting in (False, True)}  # than a forward
+        self._goes_on = Mean()  # how often one of the children of an accepted node was accepted
+        self._more: dict[tuple[bool, int], deque[float]] = {}  # seconds of steps over their forwards; see ``_key``
         self._drafts = deque[float](maxlen=self.TIMINGS)  # seconds of a draft
         self._levels = deque[float](maxlen=self.TIMINGS)  # seconds of a level
         self._known: set[int] = set()
-        self._steps = 0
+        self._steps = self._since_plain = 0
         self._rest, self._idle = self.FIRST_REST, 0
         self._resting = False
         self._reading = True
 
     def plan(self, view: View, limits: Sequence[int]) -> Plan:
-        batch = len(view.rows)
-        if len(self._more[False]) < self.PLAIN:
+        batch, active = len(view.rows), sum(limit > 0 for limit in limits)
+        if not active or len(self._more.get(_key(False, batch), ())) < self.PLAIN or self._since_plain >= self.AGAIN:
             return Plan((0,) * batch)
-        nodes, rate = self._best(batch)
+        nodes, rate = self._best(batch, active)
         plain = self._plain_rate(batch)
         if self._steps >= self.SURE and rate < self.MARGIN * plain:
             self._resting = True
-        length = self._depth
-        if self._resting:
-            self._idle += 1
-            if self._idle <= self._rest:
-                length = 0
-            elif self._idle == self._rest + 1:
-                self._doubt()
-            elif self._idle == self._rest + self.TRIAL:
-                self._rest, self._idle = min(2 * self._rest, self.LONGEST_REST), 0
+        if self._resting and self._at_rest():
+            return Plan((0,) * batch)
+        lengths = tuple(min(self._depth, limit) for limit in limits)
         if self._gains[-1].weight < self.FEW or self._steps % self.EXPLORE == self.EXPLORE - 1:
-            nodes = self._sizes[-1]
+            return Plan(lengths, nodes=self._sizes[-1])
         level = statistics.median(self._levels) if self._levels else 0.0
         worth = level * max(rate, plain) / max(self._goes_on.value, 0.1)  # parents promise so much of their own chance
-        lengths = tuple(min(length, limit) for limit in limits)
-        return Plan(lengths, nodes=nodes, level_worth=min(worth, 0.9 * batch))
+        return Plan(lengths, nodes=nodes, level_worth=min(worth, 0.9 * active))
 
     def observe(self, view: View, plan: Plan, done: StepDone) -> None:
         batch, drafting = len(view.rows), plan.length > 0
         rows = batch * round_up(1 + max(result.drafted for result in done.rows))
-        self._more[drafting].append(done.verify_seconds - self._costs(rows))
+        times = self._more.setdefault(_key(drafting, batch), deque(maxlen=self.TIMINGS))
+        times.append(done.verify_seconds - self._costs(rows))
         if not drafting:
-            self._reading = True
+            self._reading, self._since_plain = True, 0
             return
-        deepest = max(result.depth for result in done.rows)
         fresh = self._reading or not self._known.issuperset(view.rows)  # it has read a text first
         self._known.update(view.rows)
         self._reading = False
-        if fresh or not deepest:
+        self._since_plain += 1
+        active = [result for length, result in zip(plan.lengths, done.rows, strict=True) if length]
+        if done.levels:
+            self._count(active, plan.nodes or self._sizes[-1])
+        if fresh or not done.levels:
             return
         self._drafts.append(done.draft_seconds)
-        self._levels.append(done.draft_seconds / deepest)
-        drafted = plan.nodes or self._sizes[-1]
-        for result in done.rows:
-            for depth in range(min(result.accepted + 1, result.depth)):
-                self._goes_on.add(float(depth < result.accepted))
-            for gain, (fewer, more) in zip(self._gains, pairwise(self._sizes), strict=True):
-                if result.depth and more <= drafted:
-                    gain.add(float(sum(fewer < rank <= more for rank in result.ranks)))
-        self._steps += 1
-        if self._resting and self._best(batch)[1] > self.MARGIN * self._plain_rate(batch):
+        self._levels.append(done.draft_seconds / done.levels)
+        if self._resting and self._best(batch, len(active))[1] > self.MARGIN * self._plain_rate(batch):
             self._resting, self._rest, self._idle = False, self.FIRST_REST, 0
 
     def release(self, row: int) -> None:
-        """Another text may be another matter: what was seen counts half, and drafting is tried again at once."""
+        """After the last text comes another matter: what was seen counts half, and drafting is tried again at once."""
         self._known.discard(row)
-        self._doubt()
-        self._steps, self._resting, self._rest, self._idle = 0, False, self.FIRST_REST, 0
+        if not self._known:
+            self._doubt()
+            self._steps, self._resting, self._rest, self._idle = 0, False, self.FIRST_REST, 0
+
+    def _at_rest(self) -> bool:
+        """Whether this step of a rest goes without drafts; a trial's does not."""
+        self._idle += 1
+        if self._idle == self._rest + 1:
+            self._doubt()
+        if self._idle == self._rest + self.TRIAL:
+            self._rest, self._idle = min(2 * self._rest, self.LONGEST_REST), 0
+            return False
+        return self._idle <= self._rest
+
+    def _count(self, results: Sequence[RowStep], drafted: int) -> None:
+        """What a step has brought a row, by the ranks of the nodes; of those that could not be drafted nothing is
+        known."""
+        for gain, (fewer, more) in zip(self._gains, pairwise(self._sizes), strict=True):
+            if more <= drafted:
+                gain.add(statistics.fmean(sum(fewer < rank <= more for rank in each.ranks) for each in results))
+        accepted, refused = sum(each.accepted for each in results), sum(each.refused for each in results)
+        if accepted + refused:
+            self._goes_on.add(accepted / (accepted + refused))
+        self._steps += 1
 
     def _doubt(self) -> None:
         for gain in self._gains:
             gain.doubt()
         self._drafts.clear()
         self._levels.clear()
+        for (drafting, _), times in self._more.items():
+            if drafting:
+                times.clear()
 
-    def _overhead(self, drafting: bool) -> float:
+    def _overhead(self, drafting: bool, batch: int) -> float:
         """Seconds that a step takes over those of its forward; less than none where the machine got faster."""
-        seen = self._more[drafting] or self._more[False]
-        return max(statistics.median(seen), -self._costs(1) / 2)
+        seen = self._more.get(_key(drafting, batch)) or self._more.get(_key(False, batch))
+        return max(statistics.median(seen), -self._costs(1) / 2) if seen else 0.0
 
     def _plain_rate(self, batch: int) -> float:
         """Tokens a second without drafts."""
-        return batch / (self._costs(batch) + self._overhead(drafting=False))
+        return batch / (self._costs(batch) + self._overhead(False, batch))
 
-    def _best(self, batch: int) -> tuple[int, float]:
-        """The best number of nodes, and what it brings, in tokens a second."""
-        drafting = self._overhead(drafting=True) + (statistics.median(self._drafts) if self._drafts else 0.0)
-        tokens, best, most = 1.0, self._sizes[-1], 0.0
+    def _best(self, batch: int, active: int) -> tuple[int, float]:
+        """The best number of nodes, and what it brings, in tokens a second; ``active`` rows of the batch draft."""
+        drafting = self._overhead(True, batch) + (statistics.median(self._drafts) if self._drafts else 0.0)
+        tokens, best, most = float(batch), self._sizes[-1], 0.0
         for gain, nodes in zip(self._gains, self._sizes[1:], strict=True):
-            tokens += gain.value
-            rate = batch * tokens / max(self._costs(batch * (1 + nodes)) + drafting, self._costs(1) / 2)
+            tokens += active * gain.value
+            rate = tokens / max(self._costs(batch * (1 + nodes)) + drafting, self._costs(1) / 2)
             if rate > most:
                 best, most = nodes, rate
         return best, most
+
+
+def _key(drafting: bool, batch: int) -> tuple[bool, int]:
+    """Batches of about the same size share what is known of their steps."""
+    return drafting, batch.bit_length()

@@ -22,7 +22,8 @@ SIZES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 @dataclass(frozen=True, slots=True)
 class RowStep:
-    """What a step did for one row, on the host. ``depth`` is the length of the longest path that was drafted.
+    """What a step did for one row, on the host. ``depth`` is the length of the longest path that was drafted, and
+    ``refused`` says whether the last accepted node, or the root, had children.
 
     ``ranks``: of each accepted node, its rank by score among all that were drafted, 1 being the likeliest; where the
     drafter scores nothing, none.
@@ -34,13 +35,15 @@ class RowStep:
     accepted: int
     healthy: bool
     ranks: tuple[int, ...] = ()
+    refused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class StepDone:
     """A step's results by row, its new tokens as tensors, and where its time went (seconds, as the host saw them).
 
-    ``logprobs[b, i]`` is the model's own law, before any warp, that new token i of row b came from.
+    ``logprobs[b, i]`` is the model's own law, before any warp, that new token i of row b came from. ``levels`` is how
+    deep drafts were that were looked at, which is more than the longest path where its end was not good enough.
     """
 
     rows: list[RowStep]
@@ -49,6 +52,7 @@ class StepDone:
     logprobs: Float[Tensor, "B D V"] | None
     draft_seconds: float
     verify_seconds: float
+    levels: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +97,7 @@ class Stepper:
             logprobs=_on_path(out, verdict) if logprobs else None,
             draft_seconds=proposed - started,
             verify_seconds=ended - proposed,
+            levels=tree.depth,
         )
 
     def _propose(self, view: View, plan: Plan) -> Draft:
@@ -142,18 +147,21 @@ def _read_back(
     depth = drafted if tree.linear else depths(tree.parents).amax(1)
     sound = torch.ones_like(tree.valid) if law.sound is None else law.sound
     fine = (sound.gather(1, verdict.path.clamp(min=0)) | (verdict.path < 0)).all(1)  # where nothing was said, no harm
-    packed = torch.stack([counts, drafted, depth, fine.long()], dim=1)
+    last = verdict.path.gather(1, counts[:, None] - 1)
+    refused = ((tree.parents == last) & tree.valid).any(1)
+    packed = torch.stack([counts, drafted, depth, fine.long(), refused.long()], dim=1)
     columns = [packed, emitted] if draft.scores is None else [packed, emitted, _ranks(draft.scores, tree, verdict)]
     table = torch.cat(columns, dim=1).tolist()
-    after = 4 + emitted.shape[1]
+    after = 5 + emitted.shape[1]
     return [
         RowStep(
-            emitted=line[4 : 4 + line[0]],
+            emitted=line[5 : 5 + line[0]],
             drafted=line[1],
             depth=line[2],
             accepted=line[0] - 1,
             healthy=line[3] == 1,
             ranks=tuple(line[after + 1 : after + line[0]]),
+            refused=line[4] == 1,
         )
         for line in table
     ]

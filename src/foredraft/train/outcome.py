@@ -58,9 +58,27 @@ def save_both(net: Medusa, folder: Path, loaded: Loaded, notes: dict[str, Any]) 
         if loaded.tokenizer is not None:
             loaded.tokenizer.inner.save_pretrained(partial)
         (partial / "provenance.json").write_text(json.dumps(notes, indent=2) + "\n", encoding="utf-8")
-        shutil.rmtree(folder, ignore_errors=True)
-        partial.rename(folder)
+        _replace(folder, partial)
     except (OSError, RuntimeError, SafetensorError) as error:
         raise DataError(f"The tuned target cannot be written to {folder}: {error}.") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _replace(folder: Path, new: Path) -> None:
+    """Put a finished folder in the place of one that an earlier run has left; nothing else is thrown away.
+
+    Raises:
+        DataError: the place is taken by something else.
+    """
+    if not folder.exists():
+        new.rename(folder)
+        return
+    config = folder / "config.json"
+    if not (config.is_file() and "medusa_num_heads" in config.read_text(encoding="utf-8")):
+        raise DataError(f"{folder} is there already, and it is no model with Medusa heads: give another --out.")
+    old = folder.with_name(f".{folder.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    folder.rename(old)
+    new.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)

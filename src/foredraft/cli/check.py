@@ -1,0 +1,105 @@
+"""``foredraft check``."""
+
+import json
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from foredraft.cli.choices import MODEL, ModelChoice
+from foredraft.cli.console import busy, output
+from foredraft.cli.flags import Group, flags
+from foredraft.core.errors import OptionError
+from foredraft.core.params import SamplingParams
+
+if TYPE_CHECKING:
+    from foredraft.bench.check import GreedyCheck, SampledCheck
+
+
+@dataclass(frozen=True, slots=True)
+class Law:
+    """How the sampled texts are sampled."""
+
+    temperature: float = field(default=1.0, metadata={"help": "Above 0."})
+    top_k: int | None = field(default=None, metadata={"help": "Sample from the k likeliest tokens only."})
+    top_p: float | None = field(
+        default=None, metadata={"help": "Sample from the likeliest tokens that make up this probability."}
+    )
+    repetition_penalty: float = field(default=1.0, metadata={"help": "Above 1: fewer tokens that were there before."})
+    max_new_tokens: int = field(default=32, metadata={"help": "Length of all texts."})
+    seed: int = field(default=0, metadata={"help": "Another seed is another trial."})
+
+    def params(self) -> SamplingParams:
+        return SamplingParams(**{each.name: getattr(self, each.name) for each in fields(self)})
+
+
+@dataclass(frozen=True, slots=True)
+class What:
+    """What is checked, on which prompts."""
+
+    prompts: str | None = field(
+        default=None,
+        metadata={"help": "A file: question.jsonl, HumanEval, chat messages or plain text. By default eight of ours."},
+    )
+    count: int = field(default=16, metadata={"help": "So many prompts of the file."})
+    chat: bool = field(default=False, metadata={"help": "Ask them in the model's chat template."})
+    tokens: int = field(default=6000, metadata={"help": "So many sampled tokens; 0: greedy only."})
+    json: bool = field(default=False, metadata={"help": "Print one JSON object."})
+
+
+@flags(choice=MODEL, what=Group(What, "Check"), law=Group(Law, "Sampling"))
+def command(*, choice: ModelChoice, what: What, law: Law) -> None:
+    """Is it lossless on this pair? Greedy by identity, sampled by law; one line, and an exit status.
+
+    Greedy texts must be those of plain decoding, but for near-ties in the model's own logits (none are excused with
+    --exact). Sampled tokens are held against the law of the model's own forward. The exit status is 0 if it is
+    lossless as far as this can be seen, 1 if not.
+    """
+    from foredraft.bench.check import check_greedy, check_sampled
+    from foredraft.bench.prompts import STANDARD, read_prompts
+
+    if what.count < 1 or what.tokens < 0:
+        raise OptionError("count must be 1 or more, and tokens not below 0.")
+    if what.tokens and law.temperature <= 0:
+        raise OptionError("Sampled texts need a temperature above 0; --tokens 0 checks greedy ones alone.")
+    prompts: list[Any] = list(STANDARD)
+    if what.prompts is not None:
+        prompts = [ask.prompt for ask in read_prompts(what.prompts, what.chat)[: what.count]]
+    generator = choice.load()
+    with busy("Greedy texts"):
+        cold = replace(law.params(), temperature=0.0)
+        greedy = check_greedy(generator, prompts, cold, exact=choice.exact)
+    sampled = None
+    if what.tokens:
+        with busy("Sampled texts"):
+            sampled = check_sampled(generator, prompts, law.params(), what.tokens)
+    passed = greedy.passed and (sampled is None or sampled.passed)
+    if what.json:
+        found = {"model": choice.model, "drafter": choice.drafter, "lossless": passed, "greedy": asdict(greedy)}
+        typer.echo(json.dumps(found | {"sampled": None if sampled is None else asdict(sampled)}))
+    else:
+        console = output()
+        for line in (*_greedy(greedy), *([] if sampled is None else [_sampled(sampled)])):
+            console.print(line, soft_wrap=True, highlight=False)
+        verdict = "lossless" if passed else "NOT lossless"
+        console.print(f"Verdict: {verdict}.", style="bold green" if passed else "bold red", highlight=False)
+    if not passed:
+        raise typer.Exit(1)
+
+
+def _greedy(found: "GreedyCheck") -> list[str]:
+    same = found.texts - len(found.differences)
+    lines = [f"Greedy: {same} of {found.texts} texts are those of plain decoding ({found.tokens:,} tokens)."]
+    for each in found.differences:
+        why = "a near-tie" if each.tied and not found.exact else "no tie"
+        lines.append(f"  text {each.text + 1} differs from token {each.place + 1} on: {why}, {each.gap:.3g} in logits.")
+    return lines
+
+
+def _sampled(found: "SampledCheck") -> str:
+    fits = "fit" if found.passed else "do not fit"
+    return (
+        f"Sampled: {found.tokens:,} tokens, {found.accepted:,} of them accepted drafts, {fits} the model's own law "
+        f"(p = {found.p_value:.2g}). A shift of {100 * found.shift:.1f}% of the law would have been seen with "
+        "probability 0.99."
+    )
