@@ -99,8 +99,7 @@ def load(
     if max_batch_size < 1:
         raise OptionError("max_batch_size must be 1 or more.")
     spec = _spec(target, drafter)
-    _check_verifier(verifier, spec)
-    lossless = verifier is None or RULES[verifier].lossless
+    lossless = _check_verifier(verifier, spec)
     loaded = _load(target, tokenizer, dtype, device, model_options)
     models = [target if isinstance(target, CausalLM) else CausalLM(loaded.model, fast=fast)]
     try:
@@ -130,12 +129,14 @@ def _close(models: list[CausalLM], shared: Any) -> None:
             model.close()
 
 
-def _check_verifier(verifier: str | None, spec: Spec | Drafter) -> None:
-    """Refuse an unknown rule, and one that would not be lossless for what the drafter draws."""
-    if verifier is not None:
-        check_known("verifier", {verifier: None}, list(RULES))
-        if isinstance(spec, Spec):
-            check_legal(verifier, spec.options.law)
+def _check_verifier(verifier: str | None, spec: Spec | Drafter) -> bool:
+    """Refuse an unknown rule, and one that is not for what the drafter draws; say whether it keeps the target's law."""
+    if verifier is None:
+        return True
+    check_known("verifier", {verifier: None}, list(RULES))
+    if isinstance(spec, Spec):
+        check_legal(verifier, spec.options.law)
+    return RULES[verifier].lossless
 
 
 def _spec(target: Any, drafter: str | Drafter | None) -> Spec | Drafter:

@@ -4,7 +4,7 @@ The truth is the model's own forward: its own attention and masks, no cache of o
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,13 +12,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from foredraft.core.errors import OptionError
 from foredraft.core.noise import derive_seeds
 from foredraft.core.params import SamplingParams
 from foredraft.core.tree import TokenTree
 from foredraft.core.warp import Paths, Warp
 from foredraft.engine.generate import Generator
 
-BINS = 20
+ENOUGH, RARE = 50, 5.0
+"""Draws after one text, and expected draws of a token, below which a law is not tested."""
 LEAST = 1e-4
 """A p-value below is a failure: of ten thousand sound pairs one is blamed."""
 POWER = 0.99
@@ -55,12 +57,14 @@ class GreedyCheck:
 class SampledCheck:
     """Sampled tokens against the target's law, each given the text before it.
 
-    ``p_value``: how often a sound loop would look at least as odd. ``shift``: the part of the law that, moved from one
-    twentieth to another, would have been seen with probability ``POWER``.
+    ``contexts``: texts after which enough tokens were drawn to be held against a law. ``p_value``: how often a sound
+    loop would look at least as odd. ``shift``: the part of every law that, moved from one token to another (or from
+    one group of rare ones), would have been seen with probability ``POWER``.
     """
 
     tokens: int
     accepted: int
+    contexts: int
     p_value: float
     shift: float
 
@@ -96,46 +100,80 @@ def check_greedy(
 
 
 def check_sampled(generator: Generator, prompts: Sequence[Any], params: SamplingParams, tokens: int) -> SampledCheck:
-    """Sample about so many tokens after these prompts, and ask whether the target would have said them.
+    """Draw about so many tokens after these prompts, and ask whether the target would have said them.
 
-    Each token is placed in the target's law given its own prefix: u is the mass of the tokens before it, in some order,
-    plus a random part of its own. Under the true law every u is uniform on [0, 1] and independent of the others
-    (Rosenblatt, 1952), whatever the contexts are, so all of them share one chi-square test; two orders of the
-    tokens, likeliest first and by id, look at different faults. ``params`` must sample.
+    Each prompt is continued many times by a few tokens (``params.max_new_tokens``). Given what was said before it,
+    a token is a draw from the law of the model's own forward; wherever the same text came up often enough, the tokens
+    after it are held against that law, and all of these chi-square statistics are added. ``params`` must sample.
     """
-    tally = torch.zeros(2, BINS, dtype=torch.long)
-    seen = accepted = 0
-    coins = torch.Generator().manual_seed(params.seed)
-    seeds = iter(derive_seeds(params.seed, 1 + tokens))
-    while seen < tokens:
-        sequences = [generator.submit([prompt], replace(params, seed=next(seeds)))[0] for prompt in prompts]
+    each = -(-tokens // (len(prompts) * params.max_new_tokens))
+    seen = accepted = contexts = 0
+    found = _Sum()
+    for number, prompt in enumerate(prompts):
+        own = replace(params, seed=derive_seeds(params.seed, 1 + len(prompts))[1 + number])
+        sequences = generator.submit([prompt], own, each)
         generator.engine.run(sequences)
+        after: dict[tuple[int, ...], list[int]] = {}
         for sequence in sequences:
-            law = _law(generator, sequence.prompt, sequence.tokens, sequence.params)
-            said = torch.tensor(sequence.tokens)
-            share = torch.rand(len(said), generator=coins, dtype=torch.float64)
-            for order, places in enumerate((_by_chance(law, said, share), _by_id(law, said, share))):
-                tally[order] += (places * BINS).long().clamp(0, BINS - 1).bincount(minlength=BINS)
-            seen += len(said)
+            seen += len(sequence.tokens)
             accepted += sequence.stats.accepted
-    odd = max(_statistic(counts) for counts in tally)
-    p_value = min(1.0, 2 * tail(odd, BINS - 1))  # two tests
-    return SampledCheck(seen, accepted, p_value, seen_shift(seen))
+            for place, token in enumerate(sequence.tokens):
+                after.setdefault(tuple(sequence.tokens[:place]), []).append(token)
+        for said, drawn in after.items():
+            if len(drawn) >= ENOUGH:
+                law = _law(generator, sequences[0].prompt, [*said, drawn[0]], own)[-1]
+                contexts += found.add(law, torch.tensor(drawn))
+    if not contexts:
+        raise OptionError(f"{tokens} sampled tokens are too few: no text came up {ENOUGH} times.")
+    return SampledCheck(seen, accepted, contexts, found.p_value, found.shift)
 
 
-def _by_chance(law: Float[Tensor, "N V"], said: Int[Tensor, "N"], share: Float[Tensor, "N"]) -> Float[Tensor, "N"]:
-    """Where each token stands, the likeliest first; of equal ones, the smaller id."""
-    own = law.gather(1, said[:, None])
-    ids = torch.arange(law.shape[1])
-    before = (law > own) | ((law == own) & (ids < said[:, None]))
-    return (law * before).sum(1) + share * own[:, 0]
+class _Sum:
+    """Chi-square statistics of several laws, added up."""
 
+    def __init__(self) -> None:
+        self._statistic = self._information = 0.0
+        self._freedom = 0
 
-def _by_id(law: Float[Tensor, "N V"], said: Int[Tensor, "N"], share: Float[Tensor, "N"]) -> Float[Tensor, "N"]:
-    """Where each token stands in an order that has nothing to do with the law: its id, shuffled once."""
-    order = torch.randperm(law.shape[1], generator=torch.Generator().manual_seed(1))
-    before = order < order[said][:, None]
-    return (law * before).sum(1) + share * law.gather(1, said[:, None])[:, 0]
+    def add(self, law: Float[Tensor, "V"], drawn: Int[Tensor, "N"]) -> bool:
+        """Whether these draws can be held against this law: it has at least two cells of some size.
+
+        Tokens that are expected less than ``RARE`` times are one cell. A token that the law excludes is as odd as can
+        be.
+        """
+        expected = law * len(drawn)
+        counts = drawn.bincount(minlength=len(law)).double()
+        if counts[law == 0].sum() > 0:
+            self._statistic = math.inf
+            return True
+        common = expected >= RARE
+        wanted = torch.cat([expected[common], expected[~common].sum()[None]])
+        seen = torch.cat([counts[common], counts[~common].sum()[None]])
+        if float(wanted[-1]) < RARE:  # too small a cell by itself goes to the smallest of the others
+            if len(wanted) < 3:
+                return False
+            smallest = int(wanted[:-1].argmin())
+            wanted[smallest] += wanted[-1]
+            seen[smallest] += seen[-1]
+            wanted, seen = wanted[:-1], seen[:-1]
+        if len(wanted) < 2:
+            return False
+        self._statistic += float(((seen - wanted) ** 2 / wanted).sum())
+        self._freedom += len(wanted) - 1
+        # a shift d of the law from one typical cell to another adds 2 (n d)^2 / (n / K)
+        self._information += 2 * len(drawn) * len(wanted)
+        return True
+
+    @property
+    def p_value(self) -> float:
+        if math.isinf(self._statistic):
+            return 0.0
+        return tail(self._statistic, self._freedom)
+
+    @property
+    def shift(self) -> float:
+        """See ``SampledCheck``."""
+        return min(1.0, math.sqrt(needed(self._freedom) / self._information))
 
 
 @torch.inference_mode()
@@ -164,36 +202,31 @@ def _law(
     return warp.law(logits, Paths(history, torch.tensor([len(prompt)]), tree))[0]
 
 
-def _statistic(counts: Int[Tensor, "K"]) -> float:
-    wanted = counts.sum() / len(counts)
-    return float(((counts - wanted) ** 2 / wanted).sum())
-
-
 def tail(statistic: float, freedom: int) -> float:
     """The chance that a chi-square variable is larger."""
     half = torch.tensor([freedom / 2, statistic / 2], dtype=torch.float64)
     return float(torch.special.gammaincc(half[0], half[1]))
 
 
-def seen_shift(tokens: int) -> float:
-    """The part of the law that, moved from one bin to another, so many tokens show with probability ``POWER``.
+def needed(freedom: int) -> float:
+    """The noncentrality that is seen, at ``LEAST``, with probability ``POWER``.
 
-    The statistic then is a noncentral chi-square one with 2 n K d^2; its tail is a Poisson mixture of central ones.
+    The tail of a noncentral chi-square variable is a Poisson mixture of central ones.
     """
-    limit = _root(lambda x: LEAST / 2 - tail(x, BINS - 1), 0.0, 1000.0)
-    needed = _root(lambda size: _noncentral_tail(limit, size) - POWER, 0.0, 1000.0)
-    return min(1.0 / BINS, math.sqrt(needed / (2 * tokens * BINS))) if tokens else 1.0
+    wide = 100.0 + 20 * freedom
+    limit = _root(lambda x: LEAST - tail(x, freedom), 0.0, wide)
+    return _root(lambda size: _noncentral_tail(limit, freedom, size) - POWER, 0.0, wide)
 
 
-def _noncentral_tail(limit: float, size: float) -> float:
-    count = torch.arange(0, 1200, dtype=torch.float64)
+def _noncentral_tail(limit: float, freedom: int, size: float) -> float:
     mean = max(size / 2, 1e-12)
+    count = torch.arange(0, int(mean + 12 * math.sqrt(mean) + 40), dtype=torch.float64)
     weights = (count * math.log(mean) - mean - torch.lgamma(count + 1)).exp()
-    freedom = (BINS - 1) / 2 + count
-    return float((weights * torch.special.gammaincc(freedom, torch.full_like(freedom, limit / 2))).sum())
+    halves = freedom / 2 + count
+    return float((weights * torch.special.gammaincc(halves, torch.full_like(halves, limit / 2))).sum())
 
 
-def _root(rising: Any, low: float, high: float) -> float:
+def _root(rising: Callable[[float], float], low: float, high: float) -> float:
     for _ in range(80):
         middle = (low + high) / 2
         low, high = (middle, high) if rising(middle) < 0 else (low, middle)

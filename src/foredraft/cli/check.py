@@ -26,7 +26,7 @@ class Law:
         default=None, metadata={"help": "Sample from the likeliest tokens that make up this probability."}
     )
     repetition_penalty: float = field(default=1.0, metadata={"help": "Above 1: fewer tokens that were there before."})
-    max_new_tokens: int = field(default=32, metadata={"help": "Length of all texts."})
+    max_new_tokens: int = field(default=3, metadata={"help": "Length of the sampled texts, each drawn many times."})
     seed: int = field(default=0, metadata={"help": "Another seed is another trial."})
 
     def params(self) -> SamplingParams:
@@ -44,6 +44,7 @@ class What:
     count: int = field(default=16, metadata={"help": "So many prompts of the file."})
     chat: bool = field(default=False, metadata={"help": "Ask them in the model's chat template."})
     tokens: int = field(default=6000, metadata={"help": "So many sampled tokens; 0: greedy only."})
+    greedy_tokens: int = field(default=64, metadata={"help": "Length of the greedy texts."})
     json: bool = field(default=False, metadata={"help": "Print one JSON object."})
 
 
@@ -67,7 +68,7 @@ def command(*, choice: ModelChoice, what: What, law: Law) -> None:
         prompts = [ask.prompt for ask in read_prompts(what.prompts, what.chat)[: what.count]]
     generator = choice.load()
     with busy("Greedy texts"):
-        cold = replace(law.params(), temperature=0.0)
+        cold = replace(law.params(), temperature=0.0, max_new_tokens=what.greedy_tokens)
         greedy = check_greedy(generator, prompts, cold, exact=choice.exact)
     sampled = None
     if what.tokens:
@@ -100,6 +101,6 @@ def _sampled(found: "SampledCheck") -> str:
     fits = "fit" if found.passed else "do not fit"
     return (
         f"Sampled: {found.tokens:,} tokens, {found.accepted:,} of them accepted drafts, {fits} the model's own law "
-        f"(p = {found.p_value:.2g}). A shift of {100 * found.shift:.1f}% of the law would have been seen with "
-        "probability 0.99."
+        f"after {found.contexts} texts (p = {found.p_value:.2g}). Had {100 * found.shift:.1f}% of these laws been "
+        "moved from one token to another, it would have been seen with probability 0.99."
     )

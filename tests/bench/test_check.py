@@ -1,0 +1,285 @@
+"""What ``check`` says of a sound loop, and of loops with planted faults."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from scipy import stats
+
+import tiny
+from foredraft.bench import check
+from foredraft.bench.check import check_greedy, check_sampled
+from foredraft.cli import main
+from foredraft.core.draft import Draft, Law, Target, Verdict
+from foredraft.core.drafter import Plan, View
+from foredraft.core.errors import DataError
+from foredraft.core.noise import NoiseCoins, Stream
+from foredraft.core.params import SamplingParams
+from foredraft.core.tree import TokenTree
+from foredraft.core.warp import Paths, Warp
+from foredraft.drafters.draft_model import DraftModel, Options
+from foredraft.engine import step
+from foredraft.engine.control import Constant
+from foredraft.engine.generate import Generator
+from foredraft.model.cache import SlotCache
+from foredraft.model.causal import CausalLM
+
+VOCAB, TOKENS = 24, 9000
+SAMPLED = SamplingParams(temperature=0.8, max_new_tokens=3, eos_token_id=())
+GREEDY = SamplingParams(max_new_tokens=24, eos_token_id=())
+PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8], [9, 1], [3] * 6]
+
+
+def pair() -> tuple[CausalLM, CausalLM]:
+    """A target, and a draft that is often wrong."""
+    sizes: dict[str, Any] = {"vocab_size": VOCAB, "num_hidden_layers": 2}
+    return CausalLM(tiny.build("llama", spread=1.0, seed=1, **sizes)), CausalLM(
+        tiny.build("llama", spread=0.7, seed=2, **sizes)
+    )
+
+
+def sound(branching: tuple[int, ...] | None = None, tokens: int = 3) -> Generator:
+    target, draft = pair()
+    options = Options(num_assistant_tokens=tokens, branching=branching)
+    drafter = DraftModel(options, draft, target.vocab_size)
+    return tiny.generator(target, drafter, Constant(drafter.needs.longest))
+
+
+def scripted(propose: Callable[[View, Plan], Draft]) -> Generator:
+    return tiny.generator(pair()[0], tiny.ScriptedDrafter(propose, max_nodes=2))
+
+
+def other_law(view: View, warp: Warp | None = None) -> torch.Tensor:
+    """Some law that is not the target's, from the last token alone: [B, 1, V]."""
+    logits = torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(3))[view.roots][:, None] * 2
+    paths = Paths(view.history, view.lengths, TokenTree.root(view.roots))
+    return (warp or view.warp).law(logits, paths)
+
+
+def one(view: View, token: torch.Tensor, q: torch.Tensor) -> Draft:
+    tree = TokenTree.chain(torch.stack([view.roots, token], 1))
+    return Draft(tree, Law.CHAIN, torch.cat([torch.zeros_like(q), q], 1))
+
+
+def draw(view: View, q: torch.Tensor) -> torch.Tensor:
+    u = view.noise.uniform(Stream.DRAFT, torch.ones_like(view.lengths))
+    return (q[:, 0].cumsum(-1) < u[:, None]).sum(-1).clamp(max=VOCAB - 1)
+
+
+@pytest.mark.parametrize("branching", [None, (3, 2)])
+def test_a_sound_loop_passes_twenty_times(branching: tuple[int, ...] | None):
+    generator = sound(branching)
+    for seed in range(20):
+        params = SamplingParams(temperature=0.8, max_new_tokens=3, eos_token_id=(), seed=seed)
+        found = check_sampled(generator, PROMPTS, params, 1200)
+        assert found.passed and found.accepted > 0
+    assert check_greedy(generator, PROMPTS, GREEDY).differences == ()
+
+
+@pytest.mark.parametrize(
+    "params", [{"top_p": 0.8}, {"top_k": 5}, {"repetition_penalty": 1.4}, {"no_repeat_ngram_size": 2}], ids=str
+)
+def test_a_sound_loop_passes_with_any_sampling(params: dict[str, Any]):
+    options = SamplingParams(temperature=0.9, max_new_tokens=3, eos_token_id=(), **params)
+    assert check_sampled(sound(), PROMPTS, options, TOKENS).passed
+
+
+def test_p_values_are_spread_evenly_where_all_is_well():
+    """Not only not small: the law is the right one."""
+    generator = sound()
+    values = []
+    for seed in range(25):
+        params = SamplingParams(temperature=0.8, max_new_tokens=3, eos_token_id=(), seed=1000 + seed)
+        values.append(check_sampled(generator, PROMPTS, params, 800).p_value)
+    assert 0.2 < sum(values) / len(values) < 0.95 and min(values) < 0.5
+
+
+def argmax_with_softmax_q(view: View, plan: Plan) -> Draft:
+    q = other_law(view)
+    return one(view, q[:, 0].argmax(-1), q)
+
+
+def pruned_tree(view: View, plan: Plan) -> Draft:
+    """A drawn token is thrown away where it was unlikely."""
+    q = other_law(view)
+    token = draw(view, q)
+    draft = one(view, token, q)
+    sure = q[:, 0].gather(1, token[:, None])[:, 0] > 0.2
+    return Draft(TokenTree.chain(draft.tree.tokens, 1 + sure.long()), Law.CHAIN, draft.q)
+
+
+def top_p_of_the_draft_only(view: View, plan: Plan) -> Draft:
+    """The draft is cut off, its q is not."""
+    q = other_law(view)
+    cut = torch.where(q >= q.amax(-1, keepdim=True) * 0.5, q, 0.0)
+    return one(view, draw(view, cut / cut.sum(-1, keepdim=True)), q)
+
+
+def one_of_another(view: View, plan: Plan) -> Draft:
+    q = other_law(view)
+    return one(view, draw(view, q), q)
+
+
+@pytest.mark.parametrize("fault", [argmax_with_softmax_q, pruned_tree, top_p_of_the_draft_only])
+def test_drafts_that_lie_about_their_law_are_caught(fault: Callable[[View, Plan], Draft]):
+    found = check_sampled(scripted(fault), PROMPTS, SAMPLED, TOKENS)
+    assert found.accepted > 0 and found.p_value < 1e-9 and not found.passed
+
+
+def test_the_same_drafts_without_a_fault_pass():
+    found = check_sampled(scripted(one_of_another), PROMPTS, SAMPLED, TOKENS)
+    assert found.accepted > 0 and found.passed
+
+
+def test_a_shared_random_stream_is_caught(monkeypatch: pytest.MonkeyPatch):
+    def same(self: NoiseCoins, probability: torch.Tensor, index: int) -> torch.Tensor:
+        return self.noise.uniform(Stream.DRAFT, torch.full_like(self.noise.positions, index)) < probability
+
+    monkeypatch.setattr(NoiseCoins, "accept", same)
+    assert check_sampled(scripted(one_of_another), PROMPTS, SAMPLED, TOKENS).p_value < 1e-9
+
+
+def test_a_temperature_that_the_bonus_ignores_is_caught(monkeypatch: pytest.MonkeyPatch):
+    before, cold = step.verify, SamplingParams(temperature=0.5, max_new_tokens=3, eos_token_id=())
+
+    def warmer(law: Target, draft: Draft, coins: NoiseCoins, rule: str | None) -> Verdict:
+        assert law.p is not None
+        hot = law.p**cold.temperature
+        nodes = torch.arange(law.p.shape[1])
+        leaf = ~(draft.tree.parents[:, None] == nodes[:, None]).any(2)
+        p = torch.where(leaf[..., None], hot / hot.sum(-1, keepdim=True), law.p)
+        return before(Target(law.best, p, law.sound), draft, coins, rule)
+
+    monkeypatch.setattr(step, "verify", warmer)
+    assert not check_sampled(sound(tokens=1), PROMPTS, cold, 2 * TOKENS).passed
+
+
+def test_a_cache_that_keeps_what_was_rejected_is_caught(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(SlotCache, "keep", lambda *args: None)
+    found = check_greedy(sound((3, 2)), PROMPTS, GREEDY)
+    assert not found.passed and found.differences
+
+
+def test_near_ties_are_excused_unless_in_exact_mode(monkeypatch: pytest.MonkeyPatch):
+    """Another order of two tokens that are equal but for rounding is not speculation's fault."""
+    generator = sound()
+    plain = generator.batch
+
+    def turned(prompts: Any, params: SamplingParams) -> Any:
+        results = plain(prompts, params)
+        if not params.speculate:
+            results[0].tokens[2] = (results[0].tokens[2] + 1) % VOCAB
+        return results
+
+    monkeypatch.setattr(generator, "batch", turned)
+    found = check_greedy(generator, PROMPTS, GREEDY)
+    assert not found.passed and [(each.text, each.place, each.tied) for each in found.differences] == [(0, 2, False)]
+    for gap, passed in ((0.0, True), (1e-6, True), (1e-3, False)):
+        monkeypatch.setattr(check, "_logits", lambda *args, gap=gap: gap * torch.arange(VOCAB).view(1, 1, -1) + 4)
+        assert check_greedy(generator, PROMPTS, GREEDY).passed == passed
+        assert not check_greedy(generator, PROMPTS, GREEDY, exact=True).passed
+
+
+def test_the_power_is_what_it_says():
+    """By scipy's noncentral chi-square."""
+    for freedom in (1, 19, 300):
+        limit = stats.chi2.isf(check.LEAST, freedom)
+        assert stats.ncx2.sf(limit, freedom, check.needed(freedom)) == pytest.approx(check.POWER, abs=1e-3)
+        assert check.tail(30.0, freedom) == pytest.approx(stats.chi2.sf(30.0, freedom))
+
+
+def test_a_shift_of_the_stated_size_is_seen():
+    """Draws from laws of which so much was moved from one token to another."""
+    source = torch.Generator().manual_seed(5)
+    law = torch.full((10,), 0.1, dtype=torch.float64)
+
+    def trial(shift: float) -> check._Sum:
+        found = check._Sum()
+        for _ in range(5):
+            moved = law.clone()
+            moved[2] += shift
+            moved[7] -= shift
+            found.add(law, torch.multinomial(moved, 2000, replacement=True, generator=source))
+        return found
+
+    shift = trial(0.0).shift
+    assert 0.01 < shift < 0.03
+    assert sum(trial(shift).p_value < check.LEAST for _ in range(60)) >= 56
+    assert sum(trial(0.0).p_value < 0.05 for _ in range(200)) <= 22
+
+
+def test_a_token_that_the_law_excludes_is_enough():
+    found = check._Sum()
+    law = torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64)
+    assert found.add(law, torch.tensor([0, 1] * 50 + [2])) and found.p_value == 0.0
+
+
+def test_the_command_says_it_in_a_line_and_a_status(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    asked = tmp_path / "p.txt"
+    asked.write_text("def f(x):\n---\nOnce upon a time\n")
+    arguments = ["check", "--drafter", "prompt_lookup", "--prompts", str(asked), "--tokens", "600"]
+    assert main(arguments) == 0
+    out = capsys.readouterr().out
+    assert "Verdict: lossless." in out and "2 of 2 texts" in out
+    assert main([*arguments, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["lossless"] is True and found["sampled"]["tokens"] >= 600
+
+
+def test_the_command_fails_where_it_is_lossy(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(SlotCache, "keep", lambda *args: None)
+    assert main(["check", "--drafter", "eagle3", "--tokens", "0"]) == 1
+    assert "NOT lossless" in capsys.readouterr().out
+
+
+def test_bad_options_are_refused(capsys: pytest.CaptureFixture[str]):
+    assert main(["check", "--temperature", "0"]) == 2
+    assert main(["check", "--count", "0"]) == 2
+    assert main(["check", "--prompts", "nowhere.jsonl"]) == 2
+    assert "nowhere.jsonl" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b'{"turns": ["a"]}\n{"turns": [', "p.jsonl, line 2: this is not JSON"),
+        (b'{"turns": []}', "p.jsonl, line 1: turns must be a list of texts"),
+        (b"\n[1]", "p.jsonl, line 2: this is not an object"),
+        (b'{"question": "a"}', "there is no field turns, messages, prompt or text"),
+        (b'{"messages": [{"role": "user"}]}', "messages must be a list of objects with role and content"),
+        (b'{"prompt": " "}', "prompt must be a text that is not empty"),
+        (b'{"text": "a"}\n{"text": "\xff"}', "line 2: this is not UTF-8 text"),
+        (b"\n\n", "there is no prompt in it"),
+    ],
+)
+def test_bad_prompt_files_name_file_line_and_field(content: bytes, sentence: str, tmp_path: Path):
+    from foredraft.bench.prompts import read_prompts
+
+    path = tmp_path / "p.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(DataError) as error:
+        read_prompts(path)
+    assert sentence in str(error.value)
+
+
+def test_prompt_files_of_all_kinds(tmp_path: Path):
+    from foredraft.bench.prompts import read_prompts
+
+    path = tmp_path / "p.jsonl"
+    rows = [
+        {"turns": ["one", "two"], "category": "math", "question_id": 81},
+        {"task_id": "HumanEval/0", "prompt": "def f():\n"},
+        {"messages": [{"role": "user", "content": "hi"}]},
+        {"text": "plain"},
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    asks = read_prompts(path)
+    assert [ask.prompt for ask in asks] == ["one", "def f():", [{"role": "user", "content": "hi"}], "plain"]
+    assert asks[0].turns == ("one", "two") and [ask.category for ask in asks] == ["math", "HumanEval", "text", "text"]
+    assert read_prompts(path, chat=True)[0].prompt == [{"role": "user", "content": "one"}]
+    text = tmp_path / "p.txt"
+    text.write_text("a\nb\n---\n\nc\n")
+    assert [ask.prompt for ask in read_prompts(text)] == ["a\nb", "c"]
