@@ -177,7 +177,7 @@ def _plot_scaling(runs: list[Run]) -> None:
         axes.plot([x for x, _ in points], [y for _, y in points], marker="o", markersize=4, label=label)
     axes.set_xscale("log", base=2)
     ticks = sorted({run["tokens"] / 1e6 for run in runs})
-    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.set_xticks(ticks, [f"{tick:.1g}" for tick in ticks])
     axes.set(xlabel="training tokens, millions", ylabel="acceptance length, chain of 5, greedy")
     axes.set_title("Acceptance against training text", loc="left")
     axes.legend(frameon=False)
