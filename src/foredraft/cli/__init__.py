@@ -18,7 +18,7 @@ COMMANDS = {
     "train": "Train a draft head for a target, on your text or on the target's own.",
     "inspect": "What a trained draft head is: method, format, shape, and the target that it needs.",
     "export": "Write a draft head in another format, for vLLM, SGLang or the code that it comes from.",
-    "check": "Is it lossless on this pair? Greedy by identity, sampled by law; one line, and an exit status.",
+    "check": "Is it lossless on this pair? Greedy by identity, sampled by law.",
     "methods": "What can draft, with its law, its options and what it needs.",
     "theory": "What speculation can gain, from an acceptance rate and a cost.",
 }

@@ -50,7 +50,7 @@ class What:
 
 @flags(choice=MODEL, what=Group(What, "Check"), law=Group(Law, "Sampling"))
 def command(*, choice: ModelChoice, what: What, law: Law) -> None:
-    """Is it lossless on this pair? Greedy by identity, sampled by law; one line, and an exit status.
+    """Is it lossless on this pair? Greedy by identity, sampled by law.
 
     Greedy texts must be those of plain decoding, but for near-ties in the model's own logits (none are excused with
     --exact). Sampled tokens are held against the law of the model's own forward. The exit status is 0 if it is

@@ -81,10 +81,10 @@ class _Level(NamedTuple):
 class FilledTree(HeadDrafter[Remembers]):
     """Subclasses say what their heads say."""
 
-    def __init__(self, template: Template, memory: Remembers, device: torch.device) -> None:
+    def __init__(self, template: Template, memory: Remembers) -> None:
         super().__init__(memory, Needs((FINAL,), template.nodes, template.depth, scored=True))
         self._template = template
-        self._levels = [_Level.of(template, level, device) for level in range(1, template.depth + 1)]
+        self._levels: list[_Level] = []  # made once, where the first rows are
 
     @abstractmethod
     def _logits(
@@ -94,6 +94,9 @@ class FilledTree(HeadDrafter[Remembers]):
 
     @torch.inference_mode()
     def propose(self, view: View, plan: Plan) -> Draft:
+        if not self._levels:
+            depths = range(1, self._template.depth + 1)
+            self._levels = [_Level.of(self._template, depth, view.lengths.device) for depth in depths]
         nodes = plan.at_most(self._template.nodes)
         levels = self._levels[: min(plan.length, nodes)]
         if not levels:

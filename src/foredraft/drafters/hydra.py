@@ -22,7 +22,7 @@ class HydraDrafter(FilledTree):
     def __init__(self, options: Options, net: Hydra) -> None:
         memory = LastState() if net.prefix is None else _prefix_memory(net.prefix)
         template = options.template(net.config.accuracies, net.count)
-        super().__init__(template, memory, next(net.parameters()).device)
+        super().__init__(template, memory)
         self._net = net
 
     def _logits(self, hidden: Float[Tensor, "B 1 H"], paths: Int[Tensor, "B F K"], head: int) -> Float[Tensor, "B F v"]:

@@ -21,7 +21,7 @@ class MedusaDrafter(FilledTree):
 
     def __init__(self, options: Options, net: Medusa) -> None:
         template = options.template(net.config.accuracies, net.count)
-        super().__init__(template, LastState(), next(net.parameters()).device)
+        super().__init__(template, LastState())
         self._net = net
 
     def _logits(self, hidden: Float[Tensor, "B 1 H"], paths: Int[Tensor, "B F K"], head: int) -> Float[Tensor, "B 1 v"]:
