@@ -84,7 +84,7 @@ class FilledTree(HeadDrafter[Remembers]):
     def __init__(self, template: Template, memory: Remembers) -> None:
         super().__init__(memory, Needs((FINAL,), template.nodes, template.depth, scored=True))
         self._template = template
-        self._levels: list[_Level] = []  # made once, where the first rows are
+        self._levels: tuple[_Level, ...] = ()  # made once, where the first rows are
 
     @abstractmethod
     def _logits(
@@ -96,7 +96,7 @@ class FilledTree(HeadDrafter[Remembers]):
     def propose(self, view: View, plan: Plan) -> Draft:
         if not self._levels:
             depths = range(1, self._template.depth + 1)
-            self._levels = [_Level.of(self._template, depth, view.lengths.device) for depth in depths]
+            self._levels = tuple(_Level.of(self._template, depth, view.lengths.device) for depth in depths)
         nodes = plan.at_most(self._template.nodes)
         levels = self._levels[: min(plan.length, nodes)]
         if not levels:
