@@ -215,6 +215,15 @@ def test_a_token_that_the_law_excludes_is_enough():
     found = check._Sum()
     law = torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64)
     assert found.add(law, torch.tensor([0, 1] * 50 + [2])) and found.p_value == 0.0
+    assert 0 < found.shift < 1, "the other draws are still draws"
+
+
+def test_an_excluded_token_is_seen_where_nothing_else_can_be():
+    """A law of a single token: there is no second cell that a part of it could have been moved to."""
+    found = check._Sum()
+    law = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    assert not found.add(law, torch.tensor([0] * 60)) and found.shift == 1.0
+    assert found.add(law, torch.tensor([0] * 60 + [1])) and (found.p_value, found.shift) == (0.0, 1.0)
 
 
 def test_the_command_says_it_in_a_line_and_a_status(capsys: pytest.CaptureFixture[str], tmp_path: Path):

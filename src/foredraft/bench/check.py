@@ -91,7 +91,7 @@ def check_greedy(
             if len(ours.tokens) != len(other.tokens):  # one went on where the other stopped
                 differences.append(Difference(number, min(len(ours.tokens), len(other.tokens)), math.inf, False))
             continue
-        logits = _logits(generator, generator.encode(prompt), ours.tokens[: place + 1])[0, -1]
+        logits = _logits(generator, [*generator.encode(prompt), *ours.tokens[:place]])[0, -1]
         gap = float((logits[ours.tokens[place]] - logits[other.tokens[place]]).abs())
         rounding = torch.finfo(generator.engine.target.dtype).eps * float(logits.abs().max())
         differences.append(Difference(number, place, gap, gap <= _ROUNDINGS * rounding))
@@ -109,8 +109,8 @@ def check_sampled(generator: Generator, prompts: Sequence[Any], params: Sampling
     each = -(-tokens // (len(prompts) * params.max_new_tokens))
     seen = accepted = contexts = 0
     found = _Sum()
-    for number, prompt in enumerate(prompts):
-        own = replace(params, seed=derive_seeds(params.seed, 1 + len(prompts))[1 + number])
+    for prompt, seed in zip(prompts, derive_seeds(params.seed, 1 + len(prompts))[1:], strict=True):
+        own = replace(params, seed=seed)
         sequences = generator.submit([prompt], own, each)
         generator.engine.run(sequences)
         after: dict[tuple[int, ...], list[int]] = {}
@@ -121,7 +121,7 @@ def check_sampled(generator: Generator, prompts: Sequence[Any], params: Sampling
                 after.setdefault(tuple(sequence.tokens[:place]), []).append(token)
         for said, drawn in after.items():
             if len(drawn) >= ENOUGH:
-                law = _law(generator, sequences[0].prompt, [*said, drawn[0]], own)[-1]
+                law = _law(generator, sequences[0].prompt, said, own)
                 contexts += found.add(law, torch.tensor(drawn))
     if not contexts:
         raise OptionError(f"{tokens} sampled tokens are too few: no text came up {ENOUGH} times.")
@@ -139,25 +139,25 @@ class _Sum:
         """Whether these draws can be held against this law: it has at least two cells of some size.
 
         Tokens that are expected less than ``RARE`` times are one cell. A token that the law excludes is as odd as can
-        be.
+        be, whatever the cells.
         """
         expected = law * len(drawn)
         counts = drawn.bincount(minlength=len(law)).double()
-        if counts[law == 0].sum() > 0:
+        excluded = float(counts[law == 0].sum()) > 0
+        if excluded:
             self._statistic = math.inf
-            return True
         common = expected >= RARE
         wanted = torch.cat([expected[common], expected[~common].sum()[None]])
         seen = torch.cat([counts[common], counts[~common].sum()[None]])
         if float(wanted[-1]) < RARE:  # too small a cell by itself goes to the smallest of the others
             if len(wanted) < 3:
-                return False
+                return excluded
             smallest = int(wanted[:-1].argmin())
             wanted[smallest] += wanted[-1]
             seen[smallest] += seen[-1]
             wanted, seen = wanted[:-1], seen[:-1]
         if len(wanted) < 2:
-            return False
+            return excluded
         self._statistic += float(((seen - wanted) ** 2 / wanted).sum())
         self._freedom += len(wanted) - 1
         # a shift d of the law from one typical cell to another adds 2 (n d)^2 / (n / K)
@@ -172,23 +172,23 @@ class _Sum:
 
     @property
     def shift(self) -> float:
-        """See ``SampledCheck``."""
+        """See ``SampledCheck``; all of it where there was nothing to see a shift in."""
+        if not self._freedom:
+            return 1.0
         return min(1.0, math.sqrt(needed(self._freedom) / self._information))
 
 
 @torch.inference_mode()
-def _logits(generator: Generator, prompt: Sequence[int], tokens: Sequence[int]) -> Float[Tensor, "1 N V"]:
-    """The model's own logits before each of these new tokens."""
+def _logits(generator: Generator, text: Sequence[int]) -> Float[Tensor, "1 1 V"]:
+    """The model's own logits after this text."""
     target = generator.engine.target
-    text = torch.tensor([[*prompt, *tokens[:-1]]], device=target.device)
-    return target.stock_logits(text)[:, len(prompt) - 1 :].cpu()
+    return target.stock_logits(torch.tensor([text], device=target.device))[:, -1:].cpu()
 
 
 def _law(
-    generator: Generator, prompt: Sequence[int], tokens: Sequence[int], params: SamplingParams
-) -> Float[Tensor, "N V"]:
-    """The law that each of these new tokens should have been drawn from."""
-    logits = _logits(generator, prompt, tokens).double()
+    generator: Generator, prompt: Sequence[int], said: Sequence[int], params: SamplingParams
+) -> Float[Tensor, "V"]:
+    """The law that the token after these should have been drawn from."""
     ends = generator.eos_token_ids if params.eos_token_id is None else params.eos_token_id
     warp = Warp.of(
         [params],
@@ -197,9 +197,10 @@ def _law(
         prompt_lengths=[len(prompt)],
         device="cpu",
     )
-    history = torch.tensor([list(prompt)])
-    tree = TokenTree.chain(torch.tensor([[prompt[-1], *tokens[:-1]]]))
-    return warp.law(logits, Paths(history, torch.tensor([len(prompt)]), tree))[0]
+    text = [*prompt, *said]
+    history = torch.tensor([text])
+    paths = Paths(history, torch.tensor([len(text)]), TokenTree.root(history[:, -1]))
+    return warp.law(_logits(generator, text).double(), paths)[0, 0]
 
 
 def tail(statistic: float, freedom: int) -> float:
