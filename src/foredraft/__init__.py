@@ -7,6 +7,8 @@ not wait for it.
 import importlib
 import typing
 
+from foredraft.core.version import __version__ as __version__
+
 if typing.TYPE_CHECKING:
     from foredraft.compose import load
     from foredraft.core.draft import Draft, Law, Target, Verdict
@@ -18,8 +20,6 @@ if typing.TYPE_CHECKING:
     from foredraft.dropin import speculative
     from foredraft.engine.generate import Generator, Result, Stream
     from foredraft.engine.sequence import Piece
-
-__version__ = "0.1.0"
 
 __all__ = [
     "DecodeStats",

@@ -1,8 +1,8 @@
 """Prompt files as they are about: questions with turns, HumanEval, chat messages, plain text."""
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +22,46 @@ STANDARD = (
 
 
 @dataclass(frozen=True, slots=True)
+class Program:
+    """What HumanEval knows of a prompt: the function asked for, and code whose ``check`` tests it."""
+
+    entry_point: str
+    test: str
+
+
+@dataclass(frozen=True, slots=True)
 class Ask:
     """One prompt, as ``Generator.generate`` takes it: the first turn, where there are several.
 
-    ``turns`` holds all of them; ``category`` is the file's own word for the kind of question.
+    ``turns`` holds all of them; ``category`` is the file's own word for the kind of question, ``name`` its number or
+    its name there, ``task`` that of the file. ``references`` are answers that are right.
     """
 
     prompt: str | list[dict[str, str]]
     turns: tuple[str, ...]
     category: str
+    name: str = ""
+    task: str = ""
+    references: tuple[str, ...] = ()
+    program: Program | None = None
+
+    @property
+    def rounds(self) -> int:
+        """How many turns can be played: more than one only where the prompt is a chat that the turns make."""
+        return len(self.turns) if self.prompt == [_user(self.turns[0])] else 1
+
+    def after(self, answers: Sequence[str]) -> str | list[dict[str, str]]:
+        """The prompt of the turn that comes after so many answers."""
+        if not answers:
+            return self.prompt
+        chat: list[dict[str, str]] = []
+        for turn, answer in zip(self.turns, answers, strict=False):
+            chat += [_user(turn), {"role": "assistant", "content": answer}]
+        return [*chat, _user(self.turns[len(answers)])]
+
+
+def _user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
 
 
 def read_prompts(path: str | Path, chat: bool = False) -> list[Ask]:
@@ -56,7 +87,8 @@ def read_prompts(path: str | Path, chat: bool = False) -> list[Ask]:
     found = list(_lines(path, text) if path.suffix == ".jsonl" else _parts(text))
     if not found:
         raise DataError(f"{path}: there is no prompt in it.")
-    return [_asked(ask, chat) for ask in found]
+    task = path.parent.name if path.name == "question.jsonl" else path.stem
+    return [_asked(replace(ask, task=task, name=ask.name or str(i)), chat) for i, ask in enumerate(found)]
 
 
 def _parts(text: str) -> Iterator[Ask]:
@@ -73,7 +105,7 @@ def _parts(text: str) -> Iterator[Ask]:
 
 
 def _lines(path: Path, text: str) -> Iterator[Ask]:
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(text.split("\n"), start=1):  # splitlines would part lines inside JSON's strings
         if line.strip():
             where = f"{path}, line {number}"
             try:
@@ -86,24 +118,45 @@ def _lines(path: Path, text: str) -> Iterator[Ask]:
 def _ask(where: str, row: Any) -> Ask:
     if not isinstance(row, dict):
         raise DataError(f"{where}: this is not an object.")
-    category = str(row.get("category", row.get("task_id", "text"))).partition("/")[0]
+    about: dict[str, Any] = {
+        "category": str(row.get("category", row.get("task_id", "text"))).partition("/")[0],
+        "name": str(row.get("question_id", row.get("task_id", ""))),
+        "references": _references(where, row.get("reference")),
+        "program": _program(where, row),
+    }
     if "messages" in row:
         messages = row["messages"]
         good = isinstance(messages, list) and messages and all(map(_is_message, messages))
         if not good:
             raise DataError(f"{where}: messages must be a list of objects with role and content, both text.")
-        return Ask(messages, tuple(m["content"] for m in messages if m["role"] == "user"), category)
+        return Ask(messages, tuple(m["content"] for m in messages if m["role"] == "user"), **about)
     if "turns" in row:
         turns = row["turns"]
         if not (isinstance(turns, list) and turns and all(isinstance(turn, str) and turn for turn in turns)):
             raise DataError(f"{where}: turns must be a list of texts, none of them empty.")
-        return Ask(turns[0], tuple(turns), category)
+        return Ask(turns[0], tuple(turns), **about)
     for field in ("prompt", "text"):
         if field in row:
             if not (isinstance(row[field], str) and row[field].strip()):
                 raise DataError(f"{where}: {field} must be a text that is not empty.")
-            return Ask(row[field].rstrip("\n"), (row[field],), category)
+            return Ask(row[field].rstrip("\n"), (row[field],), **about)
     raise DataError(f"{where}: there is no field turns, messages, prompt or text.")
+
+
+def _references(where: str, found: Any) -> tuple[str, ...]:
+    """One answer or several; numbers are answers too."""
+    listed = found if isinstance(found, list) else [] if found is None else [found]
+    if not all(isinstance(each, (str, int, float)) for each in listed):
+        raise DataError(f"{where}: reference must be a text or a list of texts.")
+    return tuple(map(str, listed))
+
+
+def _program(where: str, row: dict[str, Any]) -> Program | None:
+    if "entry_point" not in row and "test" not in row:
+        return None
+    if not all(isinstance(row.get(name), str) for name in ("entry_point", "test")):
+        raise DataError(f"{where}: a program needs entry_point and test, both text.")
+    return Program(row["entry_point"], row["test"])
 
 
 def _is_message(message: Any) -> bool:
@@ -112,5 +165,5 @@ def _is_message(message: Any) -> bool:
 
 def _asked(ask: Ask, chat: bool) -> Ask:
     if chat and isinstance(ask.prompt, str):
-        return Ask([{"role": "user", "content": ask.prompt}], ask.turns, ask.category)
+        return replace(ask, prompt=[_user(ask.prompt)], turns=(ask.prompt, *ask.turns[1:]))
     return ask

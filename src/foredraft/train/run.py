@@ -14,6 +14,7 @@ from foredraft.core.params import check_known
 from foredraft.formats import load_head
 from foredraft.model.causal import CausalLM
 from foredraft.model.load import Loaded, load_model, resolve
+from foredraft.model.provenance import provenance, short
 from foredraft.nets.parts import FINAL
 from foredraft.train import devices
 from foredraft.train.checkpoint import hold_to
@@ -22,7 +23,6 @@ from foredraft.train.lessons import Lessons, Live
 from foredraft.train.loop import LoopOptions, train
 from foredraft.train.outcome import note_accuracies, save_both, save_head
 from foredraft.train.precision import autocast, even_norms
-from foredraft.train.provenance import provenance, short
 from foredraft.train.recipe import Recipe
 from foredraft.train.recipes import RECIPES, HeadShape, RecipeKind
 from foredraft.train.start import frequent_tokens

@@ -1,4 +1,4 @@
-"""What made a checkpoint: versions, commit, command, data; written beside it."""
+"""What made a file: versions, commit, command, machine; written into it or beside it."""
 
 import datetime
 import importlib.metadata
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from foredraft import __version__
+from foredraft.core.version import __version__
 
 
 def provenance(command: str | None = None) -> dict[str, Any]:
@@ -25,13 +25,21 @@ def provenance(command: str | None = None) -> dict[str, Any]:
         "transformers": importlib.metadata.version("transformers"),
         "python": platform.python_version(),
         "threads": torch.get_num_threads(),
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine(),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else _processor(),
     }
 
 
 def short(word: str) -> str:
     """A path without what depends on the machine."""
     return Path(word).name if word.startswith("/") else word
+
+
+def _processor() -> str:
+    """The processor's own name where Linux tells it, such as AMD EPYC."""
+    facts = Path("/proc/cpuinfo")
+    lines = facts.read_text().splitlines() if facts.exists() else []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor() or platform.machine())
 
 
 def _commit() -> str | None:

@@ -1,0 +1,97 @@
+"""The only door to matplotlib: figures in one style, as SVG that takes the colours of its page, or as files for papers.
+
+Lines, marks and texts that are drawn in ``INK`` become ``currentColor`` in the SVG of a page, so that a figure is dark
+on light and light on dark; the series' colours are readable on both.
+"""
+
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+from foredraft.core.errors import OptionError
+
+INK, FAINT = "#010203", "#7f8790"
+"""What a page draws in its own colour, and what stands back on any page: grids, the line of no gain."""
+COLORS = ("#2f7fd6", "#e0752d", "#2a9d6f", "#b065c9", "#c2a010", "#d4526e", "#1fa3b8", "#8c7a5b", "#6f7bd1", "#7d9b2f")
+"""One for each series; beyond, they begin again."""
+_STYLE: Any = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "foredraft",
+    "font.size": 9,
+    "font.family": "sans-serif",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 10,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "grid.color": FAINT,
+    "grid.alpha": 0.3,
+    "grid.linewidth": 0.6,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "legend.frameon": False,
+    "lines.markersize": 3.5,
+    "lines.linewidth": 1.6,
+}
+SUFFIXES = (".svg", ".png", ".pdf")
+
+
+def color(number: int) -> str:
+    """The colour of the series with this number."""
+    return COLORS[number % len(COLORS)]
+
+
+def canvas(width: float, height: float, columns: int = 1, **options: Any) -> tuple[Any, Any]:
+    """A matplotlib figure of so many inches and its axes (an array of them for several columns).
+
+    Raises:
+        OptionError: matplotlib is not installed.
+    """
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise OptionError("Plots need matplotlib: pip install 'foredraft[bench]'.") from None
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        return figure, figure.subplots(1, columns, **options)
+
+
+def save(figure: Any, path: Path) -> None:
+    """Write a figure for a paper, black on white; the suffix says the format.
+
+    Raises:
+        OptionError: a suffix that is not one of ``SUFFIXES``.
+    """
+    if path.suffix not in SUFFIXES:
+        raise OptionError(f"{path.name}: figures are written as {', '.join(SUFFIXES)}.")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    dated = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}, ".png": {}}[path.suffix]
+    _print(figure, path, dated)
+
+
+def themed_svg(figure: Any, name: str) -> str:
+    """A figure as an ``<svg>`` element without a background, whose ink is the page's; ``name`` keeps its ids apart
+    from those of other figures on the page, and is what a screen reader calls it."""
+    buffer = io.BytesIO()
+    _print(figure, buffer, {"Date": None, "Creator": None}, format="svg", transparent=True)
+    text = buffer.getvalue().decode("utf-8")
+    text = text[text.index("<svg") :].replace(INK, "currentColor")
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    prefix = re.sub(r"\W+", "-", name)
+    text = re.sub(r'\bid="', f'id="{prefix}-', text)
+    text = re.sub(r'(xlink:href="#|url\(#)', rf"\g<1>{prefix}-", text)
+    return text.replace("<svg ", f'<svg role="img" aria-label="{name}" ', 1)
+
+
+def _print(figure: Any, target: Any, metadata: dict[str, Any], **options: Any) -> None:
+    import matplotlib
+
+    with matplotlib.rc_context(_STYLE):
+        figure.savefig(target, metadata=metadata, dpi=200, **options)
