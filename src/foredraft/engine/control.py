@@ -68,29 +68,50 @@ class Heuristic(Controller):
         self._lengths.pop(row, None)
 
 
-class Share:
-    """The share of successes in what was seen lately: old observations fade, and a prior counts for a few."""
+class Mean:
+    """The mean of what was seen lately: old observations fade, and a prior counts for ``weight`` of them."""
 
     FADE = 0.95
-    PRIOR = 6.0
 
-    def __init__(self, prior: float) -> None:
-        self._prior = prior
-        self._hits = prior * self.PRIOR
-        self._tries = self.PRIOR
+    def __init__(self, prior: float = 0.0, weight: float = 0.0) -> None:
+        self._prior = prior * weight, weight
+        self._sum, self.weight = self._prior
 
-    def add(self, hit: bool) -> None:
-        self._hits = self._hits * self.FADE + hit
-        self._tries = self._tries * self.FADE + 1.0
+    def add(self, value: float) -> None:
+        self._sum = self._sum * self.FADE + value
+        self.weight = self.weight * self.FADE + 1.0
 
     def doubt(self) -> None:
         """Go half the way back to the prior: another text may be another matter."""
-        self._hits = (self._hits + self._prior * self.PRIOR) / 2
-        self._tries = (self._tries + self.PRIOR) / 2
+        total, weight = self._prior
+        self._sum, self.weight = (self._sum + total) / 2, (self.weight + weight) / 2
 
     @property
     def value(self) -> float:
-        return self._hits / self._tries
+        """0 where there is neither an observation nor a prior."""
+        return self._sum / self.weight if self.weight else 0.0
+
+
+class Rest:
+    """Steps without drafts, while these do not pay; a few steps try them again, at growing intervals."""
+
+    FIRST, LONGEST = 8, 64  # steps of the first rest, and of a rest at most
+    TRIAL = 3  # steps of a trial
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self, over: bool = False) -> None:
+        """Let the next rest be a first one; ``over``: with its trial at once."""
+        self._length, self._gone = self.FIRST, self.FIRST if over else 0
+
+    def step(self) -> int:
+        """Which step of a trial this step is, from 1 on; 0 for one without drafts."""
+        self._gone += 1
+        trial = max(self._gone - self._length, 0)
+        if trial == self.TRIAL:
+            self._length, self._gone = min(2 * self._length, self.LONGEST), 0
+        return trial
 
 
 class CostAware(Controller):
@@ -103,35 +124,30 @@ class CostAware(Controller):
     intervals, since the text may have changed.
     """
 
-    PRIOR = 0.75  # what every a_d is taken for at first
+    PRIOR, WEIGHT = 0.75, 6.0  # what every a_d is taken for at first, and for how many observations that counts
     MARGIN = 1.02  # drafting must promise so much more than plain decoding
-    FIRST_REST, LONGEST_REST = 8, 64  # steps between two trials while drafting is off
-    TRIAL, TRIAL_LENGTH = 3, 3  # steps of a trial, and the length of its drafts
+    LONGEST_REST = Rest.LONGEST  # steps between two trials while drafting is off, at most
+    TRIAL_LENGTH = 3  # of the drafts of a trial
     TIMINGS = 15  # so many of the last drafting times count, by their median: machines have slow moments
 
     def __init__(self, longest: int, costs: CostTable, confidence: float = 0.0) -> None:
         self._longest = longest
         self._costs = costs
         self._confidence = confidence
-        self._goes_on = [Share(1.0) for _ in range(longest)]
-        self._accepted = [Share(self.PRIOR) for _ in range(longest)]
+        self._goes_on = [Mean(1.0, self.WEIGHT) for _ in range(longest)]
+        self._accepted = [Mean(self.PRIOR, self.WEIGHT) for _ in range(longest)]
         self._nodes = [float(k + 2) for k in range(longest)]  # nodes of a tree of depth k + 1, root included
         self._timings: deque[float] = deque(maxlen=self.TIMINGS)  # seconds a drafted token
         self._known: set[int] = set()
-        self._rest = self.FIRST_REST
-        self._idle = 0  # steps since drafting was switched off
+        self._rest = Rest()
         self._reading = True  # whether the draft has to catch up in the next proposal
 
     def plan(self, view: View, limits: Sequence[int]) -> Plan:
         length = self.best_length(len(view.rows))
         if length:
-            self._rest, self._idle = self.FIRST_REST, 0
-        else:
-            self._idle += 1
-            if self._idle > self._rest:
-                length = min(self.TRIAL_LENGTH, self._longest)
-            if self._idle == self._rest + self.TRIAL:
-                self._rest, self._idle = min(2 * self._rest, self.LONGEST_REST), 0
+            self._rest.begin()
+        elif self._rest.step():
+            length = min(self.TRIAL_LENGTH, self._longest)
         return Plan(tuple(min(length, limit) for limit in limits), self._confidence)
 
     def best_length(self, batch: int) -> int:
@@ -166,16 +182,16 @@ class CostAware(Controller):
             if depth:
                 self._nodes[depth - 1] += 0.1 * (1 + result.drafted - self._nodes[depth - 1])
             for d in range(min(length, depth + 1, self._longest)):
-                self._goes_on[d].add(d < depth)
+                self._goes_on[d].add(float(d < depth))
             for d in range(min(depth, result.accepted + 1)):
-                self._accepted[d].add(d < result.accepted)
+                self._accepted[d].add(float(d < result.accepted))
 
     def release(self, row: int) -> None:
         """With a text half of what was learned goes, and drafting that is off is tried again at once."""
         self._known.discard(row)
         for share in (*self._goes_on, *self._accepted):
             share.doubt()
-        self._rest, self._idle = self.FIRST_REST, self.FIRST_REST
+        self._rest.begin(over=True)
 
 
 class Auto(Controller):

@@ -7,30 +7,9 @@ from itertools import pairwise
 from typing import final
 
 from foredraft.core.drafter import Plan, View
-from foredraft.engine.control import Controller
+from foredraft.engine.control import Controller, Mean, Rest
 from foredraft.engine.costs import CostTable
 from foredraft.engine.step import SIZES, RowStep, StepDone, round_up
-
-
-class Mean:
-    """The mean of what was seen lately: old observations fade."""
-
-    FADE = 0.95
-
-    def __init__(self) -> None:
-        self._sum = self.weight = 0.0
-
-    def add(self, value: float) -> None:
-        self._sum = self._sum * self.FADE + value
-        self.weight = self.weight * self.FADE + 1.0
-
-    def doubt(self) -> None:
-        """Let what was seen count half."""
-        self._sum, self.weight = self._sum / 2, self.weight / 2
-
-    @property
-    def value(self) -> float:
-        return self._sum / self.weight if self.weight else 0.0
 
 
 @final
@@ -49,7 +28,6 @@ class CostAwareTree(Controller):
     PLAIN, SURE = 3, 8  # steps without drafts, and with, that are seen before drafting is judged
     AGAIN = 128  # after so many steps with drafts one without is timed anew
     EXPLORE, FEW = 16, 4.0  # every so many steps, and until it was seen a few times, all that can be drafted is
-    TRIAL, FIRST_REST, LONGEST_REST = 3, 8, 64
     TIMINGS = 15  # so many of the last times count, by their median: machines have slow moments
 
     def __init__(self, depth: int, nodes: int, costs: CostTable) -> None:
@@ -63,8 +41,7 @@ class CostAwareTree(Controller):
         self._levels = deque[float](maxlen=self.TIMINGS)  # seconds of a level
         self._known: set[int] = set()
         self._steps = self._since_plain = 0
-        self._rest, self._idle = self.FIRST_REST, 0
-        self._resting = False
+        self._rest, self._resting = Rest(), False
         self._reading = True
 
     def plan(self, view: View, limits: Sequence[int]) -> Plan:
@@ -104,24 +81,23 @@ class CostAwareTree(Controller):
         self._drafts.append(done.draft_seconds)
         self._levels.append(done.draft_seconds / done.levels)
         if self._resting and self._best(batch, len(active))[1] > self.MARGIN * self._plain_rate(batch):
-            self._resting, self._rest, self._idle = False, self.FIRST_REST, 0
+            self._resting = False
+            self._rest.begin()
 
     def release(self, row: int) -> None:
         """After the last text comes another matter: what was seen counts half, and drafting is tried again at once."""
         self._known.discard(row)
         if not self._known:
             self._doubt()
-            self._steps, self._resting, self._rest, self._idle = 0, False, self.FIRST_REST, 0
+            self._steps, self._resting = 0, False
+            self._rest.begin()
 
     def _at_rest(self) -> bool:
         """Whether this step of a rest goes without drafts; a trial's does not."""
-        self._idle += 1
-        if self._idle == self._rest + 1:
+        trial = self._rest.step()
+        if trial == 1:
             self._doubt()
-        if self._idle == self._rest + self.TRIAL:
-            self._rest, self._idle = min(2 * self._rest, self.LONGEST_REST), 0
-            return False
-        return self._idle <= self._rest
+        return not trial
 
     def _count(self, results: Sequence[RowStep], drafted: int) -> None:
         """What a step has brought a row, by the ranks of the nodes; of those that could not be drafted nothing is
