@@ -10,7 +10,7 @@ import typing
 from foredraft.core.version import __version__ as __version__
 
 if typing.TYPE_CHECKING:
-    from foredraft.compose import load
+    from foredraft.compose import load, load_many
     from foredraft.core.draft import Draft, Law, Target, Verdict
     from foredraft.core.drafter import Drafter, Needs, Plan, StepOut, View
     from foredraft.core.errors import ForedraftError, UsageError
@@ -41,11 +41,12 @@ __all__ = [
     "Verdict",
     "View",
     "load",
+    "load_many",
     "speculative",
 ]
 
 _ROOMS = {
-    "compose": ("load",),
+    "compose": ("load", "load_many"),
     "core.draft": ("Draft", "Law", "Target", "Verdict"),
     "core.drafter": ("Drafter", "Needs", "Plan", "StepOut", "View"),
     "core.errors": ("ForedraftError", "UsageError"),

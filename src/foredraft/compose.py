@@ -1,6 +1,6 @@
 """The only place where names become objects: a target, a drafter, a controller, put together."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
@@ -13,11 +13,10 @@ from foredraft.core.options import read_options, read_pairs
 from foredraft.core.params import check_known
 from foredraft.core.verify import RULES, check_legal
 from foredraft.drafters import METHODS, find
-from foredraft.engine.control import Auto, Constant, Controller, CostAware, Heuristic
-from foredraft.engine.control_tree import CostAwareTree
-from foredraft.engine.costs import measure_costs
+from foredraft.engine.control import Constant, Controller
 from foredraft.engine.engine import Engine
 from foredraft.engine.generate import Generator, Kind
+from foredraft.engine.schedule import Costs, scheduled
 from foredraft.formats import load_head
 from foredraft.model.causal import CausalLM
 from foredraft.model.linear import PackedWeights, draft_dtype
@@ -35,7 +34,6 @@ BUNDLED_DRAFTS = {
     }
 }
 """What ships for the bundled targets, by method."""
-SCHEDULES = ("auto", "constant", "cost", "heuristic")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,37 +94,90 @@ def load(
     Raises:
         UsageError: something that cannot be; the sentence says why and what can.
     """
-    if max_batch_size < 1:
-        raise OptionError("max_batch_size must be 1 or more.")
-    spec = _spec(target, drafter)
-    lossless = _check_verifier(verifier, spec)
-    loaded = _load(target, tokenizer, dtype, device, model_options)
-    models = [target if isinstance(target, CausalLM) else CausalLM(loaded.model, fast=fast)]
-    try:
-        proposer = _build(spec, loaded, models, fast, model_options) if isinstance(spec, Spec) else spec
-        if proposer.needs.hidden_layers:
-            models[0].tap(proposer.needs.hidden_layers)
-        engine = Engine(
-            models[0],
-            proposer,
-            controller or _controller(spec, models[0], proposer, lossless),
-            rule=verifier,
-            max_rows=max_batch_size,
-            exact_nodes=1 + proposer.needs.max_nodes if exact else 0,
+    workshop = _Workshop(
+        target, tokenizer, dtype, device, verifier, max_batch_size, exact=exact, fast=fast, options=model_options
+    )
+    return workshop.make([drafter], controller)[0]
+
+
+def load_many(
+    target: Any,
+    drafters: Sequence[str | Drafter | None],
+    *,
+    tokenizer: Any = None,
+    dtype: str | None = None,
+    device: str | None = None,
+    verifier: str | None = None,
+    max_batch_size: int = 32,
+    exact: bool = False,
+    fast: bool = True,
+    model_options: Mapping[str, Any] | None = None,
+) -> list[Generator]:
+    """``load`` for several drafters on one target, which is in memory once; arguments and errors are those of
+    ``load``.
+
+    Returns:
+        a generator each, in order. The first of them owns the target: closing it ends all.
+    """
+    workshop = _Workshop(
+        target, tokenizer, dtype, device, verifier, max_batch_size, exact=exact, fast=fast, options=model_options
+    )
+    return workshop.make(drafters, None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Workshop:
+    """What ``load`` was given, and the work that it does."""
+
+    target: Any
+    tokenizer: Any
+    dtype: str | None
+    device: str | None
+    verifier: str | None
+    max_batch_size: int
+    exact: bool
+    fast: bool
+    options: Mapping[str, Any] | None
+
+    def make(self, drafters: Sequence[str | Drafter | None], controller: Controller | None) -> list[Generator]:
+        """A generator for each drafter; where one of them cannot be, there is none."""
+        if self.max_batch_size < 1:
+            raise OptionError("max_batch_size must be 1 or more.")
+        specs = [_spec(self.target, drafter) for drafter in drafters]
+        kinds = [_kind(spec, _check_verifier(self.verifier, spec)) for spec in specs]
+        loaded = _load(self.target, self.tokenizer, self.dtype, self.device, self.options)
+        shared = self.target if isinstance(self.target, CausalLM) else CausalLM(loaded.model, fast=self.fast)
+        costs = Costs(shared)
+        opened: list[list[CausalLM]] = []  # by drafter: the target, and the models that only it has
+        made: list[Generator] = []
+        try:
+            for spec, kind in zip(specs, kinds, strict=True):
+                opened.append(own := [shared])
+                drafter = self._drafter(spec, loaded, own)
+                engine = self._engine(own[0], drafter, controller or _controller(spec, drafter, costs, kind.lossless))
+                mine = own[1:] if made or shared is self.target else own  # who made a model closes it
+                made.append(Generator(engine, loaded.tokenizer, loaded.eos_token_ids, kind, mine))
+        except BaseException:  # a model that is the caller's must not keep what was installed on it
+            for model in {shared, *(model for own in opened for model in own)} - {self.target}:
+                model.close()
+            raise
+        return made
+
+    def _drafter(self, spec: Spec | Drafter, loaded: Loaded, models: list[CausalLM]) -> Drafter:
+        """What a spec stands for. Models that are opened on the way are listed."""
+        return _build(spec, loaded, models, self.fast, self.options) if isinstance(spec, Spec) else spec
+
+    def _engine(self, target: CausalLM, drafter: Drafter, controller: Controller) -> Engine:
+        if drafter.needs.hidden_layers:
+            target.tap(drafter.needs.hidden_layers)
+        return Engine(
+            target,
+            drafter,
+            controller,
+            rule=self.verifier,
+            max_rows=self.max_batch_size,
+            exact_nodes=1 + drafter.needs.max_nodes if self.exact else 0,
         )
-    except BaseException:  # a model that is the caller's must not keep what was installed on it
-        _close(models, target)
-        raise
-    name = spec.name if isinstance(spec, Spec) else spec.__class__.__name__
-    kind = Kind(name, lossless)
-    own = [each for each in models if each is not target]  # a shared one is closed by whoever made it
-    return Generator(engine, loaded.tokenizer, loaded.eos_token_ids, kind, own)
-
-
-def _close(models: list[CausalLM], shared: Any) -> None:
-    for model in models:
-        if model is not shared:
-            model.close()
 
 
 def _check_verifier(verifier: str | None, spec: Spec | Drafter) -> bool:
@@ -137,6 +188,10 @@ def _check_verifier(verifier: str | None, spec: Spec | Drafter) -> bool:
     if isinstance(spec, Spec):
         check_legal(verifier, spec.options.law)
     return RULES[verifier].lossless
+
+
+def _kind(spec: Spec | Drafter, lossless: bool) -> Kind:
+    return Kind(spec.name if isinstance(spec, Spec) else spec.__class__.__name__, lossless)
 
 
 def _spec(target: Any, drafter: str | Drafter | None) -> Spec | Drafter:
@@ -220,35 +275,13 @@ def check_same_tokenizer(target: Tokenizer | None, draft: Tokenizer | None, name
         )
 
 
-def _controller(spec: Spec | Drafter, target: CausalLM, drafter: Drafter, lossless: bool) -> Controller:
-    """What decides how much to draft: as the method's options say; for a ``Drafter`` object, all that it can."""
-    longest = drafter.needs.longest
-    if isinstance(spec, Drafter):
-        if spec.needs.max_nodes < 1:
-            raise DrafterError(
-                f"{spec.__class__.__name__}.needs.max_nodes is 0, so it would never be asked for a draft."
-            )
-        return Constant(longest)
-    options = spec.options
-    if spec.name == "none":
-        return Constant(0)
-    schedule = options.num_assistant_tokens_schedule
-    check_known("num_assistant_tokens_schedule", {schedule: None}, SCHEDULES)
-    confidence = getattr(options, "assistant_confidence_threshold", 0.0)
-    constant = Constant(longest, confidence)
-    if schedule == "constant":
-        return constant
-    if schedule == "heuristic":
-        return Heuristic(longest, confidence)
-    cost_aware: Controller
-    if drafter.needs.scored:
-        cost_aware = CostAwareTree(longest, drafter.needs.max_nodes, measure_costs(target, longest=64))
-    else:
-        cost_aware = CostAware(longest, measure_costs(target), confidence)
-    if schedule == "cost":
-        return cost_aware
-    picked = options.law is Law.FIXED and lossless  # else a text may depend on what was drafted
-    return Auto(constant, cost_aware, picked)
+def _controller(spec: Spec | Drafter, drafter: Drafter, costs: Costs, lossless: bool) -> Controller:
+    """As the method's options say; for a ``Drafter`` object, all that it can."""
+    if isinstance(spec, Spec):
+        return scheduled(spec.options, drafter.needs, costs, lossless)
+    if spec.needs.max_nodes < 1:
+        raise DrafterError(f"{spec.__class__.__name__}.needs.max_nodes is 0, so it would never be asked for a draft.")
+    return Constant(drafter.needs.longest)
 
 
 def describe_options(name: str) -> dict[str, Any]:

@@ -64,6 +64,12 @@ def _user(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
 
 
+def standard_prompts(chat: bool = False) -> list[Ask]:
+    """What is asked where no file is given."""
+    asks = (Ask(text, (text,), "text", str(i), "standard") for i, text in enumerate(STANDARD))
+    return [_asked(ask, chat) for ask in asks]
+
+
 def read_prompts(path: str | Path, chat: bool = False) -> list[Ask]:
     """The prompts of a file.
 

@@ -33,33 +33,51 @@ class CostTable:
         return max(y0 + (y1 - y0) * (rows - x0) / (x1 - x0), self.seconds[0] if rows >= self.rows[0] else 0.0)
 
 
-def measure_costs(target: CausalLM, cached: int = 128, budget: float = 1.0, longest: int = 16) -> CostTable:
-    """Time forwards of 1, 2, 4, ... ``longest`` rows over ``cached`` tokens, interleaved, and keep each median.
+def measure_costs(
+    target: CausalLM, cached: int = 128, budget: float = 1.0, longest: int = 16, batch: int = 1
+) -> CostTable:
+    """Time forwards of 1, 2, 4, ... ``longest`` nodes over ``cached`` tokens, interleaved, and keep each median.
 
     Stops after about ``budget`` seconds; a model whose single forward takes longer is timed once. Medians are made
     to rise with the rows: a forward of more rows that looks cheaper is noise.
+
+    Args:
+        batch: so many texts at once; the table's rows are nodes times texts.
     """
-    sizes = [rows for rows in SIZES if rows <= longest]
+    sizes = [nodes for nodes in SIZES if nodes <= longest]
     cached = max(0, min(cached, target.max_length - sizes[-1] - 1))
     cache = target.new_cache()
-    cache.reserve(1, cached + sizes[-1])
-    times: dict[int, list[float]] = {rows: [] for rows in sizes}
+    cache.reserve(batch, cached + sizes[-1])
+    times: dict[int, list[float]] = {nodes: [] for nodes in sizes}
     begun = time.perf_counter()
     for repeat in range(_REPEATS + 1):
-        for rows in sizes:
+        for nodes in sizes:
             if repeat and time.perf_counter() - begun > budget:
                 continue
             if repeat == 1:
-                times[rows].clear()  # the first round warms up, and counts only if there is no second
-            times[rows].append(_seconds(target, cache, rows, cached))
-    medians = [statistics.median(times[rows]) for rows in sizes]
-    return CostTable(tuple(sizes), tuple(accumulate(medians, max)))
+                times[nodes].clear()  # the first round warms up, and counts only if there is no second
+            times[nodes].append(_seconds(target, cache, nodes, cached, batch))
+    medians = [statistics.median(times[nodes]) for nodes in sizes]
+    return CostTable(tuple(batch * nodes for nodes in sizes), tuple(accumulate(medians, max)))
 
 
-def _seconds(target: CausalLM, cache: SlotCache, rows: int, cached: int) -> float:
-    """One forward of so many rows, until its result is on the host."""
-    tree = TokenTree.chain(torch.ones(1, rows, dtype=torch.long, device=target.device))
-    step = target.address(tree, torch.tensor([cached], device=target.device), (0,), cached + rows)
+def _seconds(target: CausalLM, cache: SlotCache, nodes: int, cached: int, batch: int) -> float:
+    """One forward of so many texts, each of so many nodes, until its result is on the host."""
+    device = target.device
+    tree = TokenTree.chain(torch.ones(batch, nodes, dtype=torch.long, device=device))
+    bases = torch.full((batch,), cached, device=device)
+    step = target.address(tree, bases, tuple(range(batch)), cached + nodes)
     started = time.perf_counter()
     target.forward(step, cache).logits.argmax(-1).tolist()
     return time.perf_counter() - started
+
+
+def measure_bandwidth(device: torch.device, mebibytes: int = 256) -> float:
+    """Bytes a second that this device can read from its memory: the best of a few sums over more than caches hold."""
+    numbers = torch.ones(mebibytes * 2**18, dtype=torch.float32, device=device)
+    best = 0.0
+    for _ in range(_REPEATS + 1):
+        started = time.perf_counter()
+        numbers.sum().item()
+        best = max(best, numbers.nbytes / (time.perf_counter() - started))
+    return best

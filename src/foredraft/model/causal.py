@@ -43,6 +43,7 @@ class CausalLM:
         self.layers: int = config.num_hidden_layers
         self.max_length: int = context_of(model)
         self.layout: Layout = layout_of(model)
+        self.weight_bytes: int = _weight_bytes(model)
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._taps = Taps(model, ())
         self._attention = AttentionSwap(model)
@@ -206,3 +207,13 @@ class CausalLM:
 def _brief(error: BaseException) -> str:
     """The first line of what a model has to say about itself."""
     return (str(error).strip() or error.__class__.__name__).splitlines()[0].rstrip(".")
+
+
+def _weight_bytes(model: PreTrainedModel) -> int:
+    """What a forward reads of the weights: all but an input embedding that is not the output layer too.
+
+    An upper bound for mixtures of experts, of which a forward reads some.
+    """
+    embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
+    apart = output is None or embedding.weight is not output.weight
+    return sum(each.nbytes for each in model.parameters() if not (apart and each is embedding.weight))

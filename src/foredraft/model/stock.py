@@ -1,0 +1,125 @@
+"""transformers' own ``generate``, as it comes: what everything here is compared with."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
+
+from foredraft.core.errors import OptionError, PromptError
+from foredraft.core.params import SamplingParams
+from foredraft.model.support import context_of
+
+_HANDED_ON = ("max_new_tokens", "min_new_tokens", "temperature", "top_k", "top_p", "repetition_penalty", "seed")
+"""What of the parameters is handed on; anything else must be as usual."""
+
+
+@dataclass(frozen=True, slots=True)
+class StockCall:
+    """What a call said and took. ``first_seconds``: until the first new token was there. ``blocks``: tokens that each
+    round of the loop brought, for the longest row."""
+
+    tokens: list[list[int]]
+    seconds: float
+    first_seconds: float
+    blocks: tuple[int, ...]
+
+
+class StockModel:
+    """A transformers model that nothing was installed on.
+
+    Args:
+        model: in evaluation mode.
+        eos_token_ids: all ids that end a text.
+    """
+
+    def __init__(self, model: PreTrainedModel, eos_token_ids: Sequence[int]) -> None:
+        self.model: Any = model.eval()
+        self._eos = tuple(eos_token_ids)
+
+    @torch.inference_mode()
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams,
+        *,
+        assistant: "StockModel | None" = None,
+        lookup: int = 0,
+    ) -> StockCall:
+        """Continue token ids, several at once with padding on the left.
+
+        Args:
+            params: lengths, temperature, top-k, top-p, repetition penalty and seed; everything else as usual.
+            assistant: for assisted generation, with transformers' own schedule; one prompt at a time.
+            lookup: for prompt lookup: ``prompt_lookup_num_tokens``.
+
+        Raises:
+            OptionError: a parameter that is not handed on.
+            PromptError: a prompt that leaves no room for a new token.
+        """
+        longest = max(map(len, prompts))
+        if longest >= context_of(self.model):
+            raise PromptError(f"The prompt has {longest} tokens, and leaves no room in the model's context.")
+        device, eos = self.model.device, list(self._eos)
+        pad = eos[0] if eos else 0
+        rows = [[pad] * (longest - len(prompt)) + list(prompt) for prompt in prompts]
+        mask = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+        extra = {"prompt_lookup_num_tokens": lookup} if lookup else {}
+        if assistant is not None:
+            extra["assistant_model"] = assistant.model
+        options = _options(params) | {"eos_token_id": eos or None, "pad_token_id": pad}
+        clock = _Clock(longest)
+        torch.manual_seed(params.seed)
+        started = time.perf_counter()
+        found = self.model.generate(
+            torch.tensor(rows, device=device),
+            attention_mask=torch.tensor(mask, device=device),
+            stopping_criteria=StoppingCriteriaList([clock]),
+            **options,
+            **extra,
+        )
+        tokens = [_cut(row[longest:], self._eos) for row in found.tolist()]
+        seconds = time.perf_counter() - started
+        return StockCall(tokens, seconds, clock.first - started, tuple(clock.blocks))
+
+
+class _Clock(StoppingCriteria):
+    """Stops nothing, and sees when the first token comes and how many come at once."""
+
+    def __init__(self, length: int) -> None:
+        self.first = 0.0
+        self.blocks: list[int] = []
+        self._length = length
+
+    def __call__(self, input_ids: Any, scores: Any, **unused: Any) -> Any:
+        if not self.blocks:
+            input_ids[0, -1].item()  # it is there, and not only asked for
+            self.first = time.perf_counter()
+        self.blocks.append(input_ids.shape[1] - self._length)
+        self._length = input_ids.shape[1]
+        return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
+
+
+def _options(params: SamplingParams) -> dict[str, Any]:
+    """In transformers' words. What is off here is turned off there: its own defaults and the model's are others."""
+    usual = SamplingParams()
+    for each in fields(params):
+        if each.name not in _HANDED_ON and getattr(params, each.name) != getattr(usual, each.name):
+            raise OptionError(f"{each.name} is not handed on to transformers' generate: leave it out of a comparison.")
+    options: dict[str, Any] = {
+        "max_new_tokens": params.max_new_tokens,
+        "min_new_tokens": params.min_new_tokens or None,
+        "repetition_penalty": params.repetition_penalty,
+        "do_sample": not params.greedy,
+    }
+    if not params.greedy:
+        options |= {"temperature": params.temperature, "top_k": params.top_k or 0, "top_p": params.top_p or 1.0}
+    return options
+
+
+def _cut(tokens: list[int], ends: Sequence[int]) -> list[int]:
+    """Up to the first end, which counts; what lies behind it is padding."""
+    last = next((place for place, token in enumerate(tokens) if token in ends), len(tokens) - 1)
+    return tokens[: last + 1]
