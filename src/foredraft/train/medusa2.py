@@ -26,7 +26,7 @@ from foredraft.train.recipe import Lesson, Recipe, recompute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class Options(heads.Options):
     """How heads and target learn together: the target's own loss, and ``weight`` times the heads'.
 
     alone: share of the steps in which the heads learn alone, as in Medusa-1; 0 to go on from heads that have.
@@ -35,9 +35,8 @@ class Options:
     pace: the target's learning rate as a share of the heads'. The paper's quarter is for LoRA; here all weights learn.
     own: the target's own loss: ce, on the tokens of the text; kl, to what it said before, for texts in its own words
         (self-distillation, section 2.3.2), at the cost of a second copy of the target.
-    teacher, loss, share: of the heads; see ``heads.Options``.
     decay: head i weighs decay^i, from 0 on (the published code counts from 1).
-    recompute: compute logits again in the backward pass instead of keeping them.
+    teacher, loss, share, recompute: see ``heads.Options``; the last holds for the target's own logits too.
     """
 
     alone: float = 0.3
@@ -45,13 +44,10 @@ class Options:
     weight: float = 0.2
     pace: float = 0.02
     own: str = "ce"
-    teacher: bool = True
-    loss: str = "ce"
     decay: float = 0.8
-    share: float = 0.25
-    recompute: bool = False
 
     def __post_init__(self) -> None:
+        heads.Options.__post_init__(self)  # super() knows only the class before it got slots
         check_known("own loss", {self.own: None}, ["ce", "kl"])
         if not (0 <= self.alone < 1 and 0 <= self.ramp <= 1):
             raise OptionError("alone must be from 0 to less than 1, and ramp from 0 to 1.")
@@ -108,8 +104,7 @@ class Medusa2Recipe(Recipe[Joint]):
         self.paces = {"model": options.pace}
         self._options = options
         self._before = net.frozen() if options.own == "kl" else None
-        shared = {name: getattr(options, name) for name in ("teacher", "loss", "decay", "share", "recompute")}
-        self._heads = heads.MedusaRecipe(net.head, heads.Options(**shared))
+        self._heads = heads.MedusaRecipe(net.head, options)
 
     def forward(self, lesson: Lesson) -> dict[str, Tensor]:
         together = lesson.done >= self._options.alone
