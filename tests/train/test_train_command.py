@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from trainees import log_of, save_target, save_texts
+from trainees import log_of
 
 import foredraft
 from foredraft.cli import main
@@ -23,14 +23,6 @@ class Ended(NamedTuple):
 
 
 Train = Callable[..., Ended]
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("command")
-    save_target(folder / "target")
-    save_texts(folder / "texts.jsonl")
-    return folder
 
 
 @pytest.fixture

@@ -14,8 +14,6 @@ from trainees import (
     assert_same_run,
     lesson,
     log_of,
-    save_target,
-    save_texts,
     train_head,
     weights_of,
 )
@@ -34,14 +32,6 @@ from foredraft.train.recipes import HeadShape
 LONG = replace(SHORT, tokens=40 * 64, lr=1e-2, validate=20, checkpoint=12, report=1)
 """Forty steps: twelve of the heads alone, eight in which they come to count, twenty."""
 TWO_HEADS = HeadShape(heads=2)
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("medusa2")
-    save_target(folder / "target")
-    save_texts(folder / "texts.jsonl")
-    return folder
 
 
 @pytest.fixture(scope="module")

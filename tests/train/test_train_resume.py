@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from trainees import SHORT, assert_same_run, log_of, save_target, save_texts, train_head
+from trainees import SHORT, assert_same_run, log_of, train_head
 
 import foredraft
 from foredraft.core.errors import DataError, OptionError
@@ -33,14 +33,6 @@ def tell(line):
         sys.stdin.read()  # until it is killed
 train_head(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), tell=tell, store=1.0)
 """
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("resume")
-    save_target(folder / "target")
-    save_texts(folder / "texts.jsonl")
-    return folder
 
 
 @pytest.fixture(scope="module")
