@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from foredraft.cli.choices import MODEL, ModelChoice
+from foredraft.cli.choices import MODEL, SAMPLING, ModelChoice
 from foredraft.cli.console import busy, output
 from foredraft.cli.flags import Group, flags
 from foredraft.core.errors import OptionError
@@ -20,17 +20,22 @@ if TYPE_CHECKING:
 class Law:
     """How the sampled texts are sampled."""
 
-    temperature: float = field(default=1.0, metadata={"help": "Above 0."})
-    top_k: int | None = field(default=None, metadata={"help": "Sample from the k likeliest tokens only."})
-    top_p: float | None = field(
-        default=None, metadata={"help": "Sample from the likeliest tokens that make up this probability."}
-    )
-    repetition_penalty: float = field(default=1.0, metadata={"help": "Above 1: fewer tokens that were there before."})
-    max_new_tokens: int = field(default=3, metadata={"help": "Length of the sampled texts, each drawn many times."})
-    seed: int = field(default=0, metadata={"help": "Another seed is another trial."})
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    repetition_penalty: float = 1.0
+    max_new_tokens: int = 3
+    seed: int = 0
 
     def params(self) -> SamplingParams:
         return SamplingParams(**{each.name: getattr(self, each.name) for each in fields(self)})
+
+
+_LAW = {
+    "temperature": "Above 0.",
+    "max_new_tokens": "Length of the sampled texts, each drawn many times.",
+    "seed": "Another seed is another trial.",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +53,7 @@ class What:
     json: bool = field(default=False, metadata={"help": "Print one JSON object."})
 
 
-@flags(choice=MODEL, what=Group(What, "Check"), law=Group(Law, "Sampling"))
+@flags(choice=MODEL, what=Group(What, "Check"), law=Group(Law, "Sampling", {**SAMPLING.help, **_LAW}))
 def command(*, choice: ModelChoice, what: What, law: Law) -> None:
     """Is it lossless on this pair? Greedy by identity, sampled by law.
 
