@@ -1,7 +1,7 @@
 """The only place where names become objects: a target, a drafter, a controller, put together."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from foredraft.engine.engine import Engine
 from foredraft.engine.generate import Generator, Kind
 from foredraft.engine.schedule import Costs, scheduled
 from foredraft.formats import load_head
+from foredraft.formats.tuned import SUFFIX, read_tuned
 from foredraft.model.causal import CausalLM
 from foredraft.model.linear import PackedWeights, draft_dtype
 from foredraft.model.load import Loaded, as_loaded, load_model, resolve
@@ -43,6 +44,8 @@ class Spec:
     name: str
     path: str | None
     options: Any
+    off_from: int = 0
+    """With so many texts at once, or more, nothing is drafted; 0 is never."""
 
     @classmethod
     def parse(cls, text: str) -> "Spec":
@@ -79,8 +82,8 @@ def load(
         target: a folder, a hub name, "sample" for the bundled model, a loaded transformers model, or the
             ``generator.engine.target`` of another generator, to share it.
         drafter: "none" or None for plain decoding, a spec such as "prompt_lookup" or
-            "draft_model:PATH,num_assistant_tokens=5", a ``Drafter``, or "auto": the bundled EAGLE-3 head for
-            the bundled model, prompt lookup for any other.
+            "draft_model:PATH,num_assistant_tokens=5", a file that ``foredraft tune`` wrote, a ``Drafter``, or "auto":
+            the bundled EAGLE-3 head for the bundled model, prompt lookup for any other.
         tokenizer: for a loaded model; otherwise its own is used.
         dtype: such as "bfloat16"; by default float32 on a CPU, elsewhere what the weights have.
         device: such as "cuda"; by default a GPU if there is one.
@@ -199,10 +202,13 @@ def _spec(target: Any, drafter: str | Drafter | None) -> Spec | Drafter:
         return drafter
     if drafter == "auto":
         drafter = "eagle3" if isinstance(target, str) and target in BUNDLED_DRAFTS else "prompt_lookup"
-    spec = Spec.parse(drafter or "none")
+    tuned = read_tuned(drafter) if drafter is not None and drafter.endswith(SUFFIX) else None
+    spec = Spec.parse(tuned.drafter if tuned is not None else drafter or "none")
+    if tuned is not None:
+        spec = replace(spec, off_from=tuned.off_from)
     bundled = BUNDLED_DRAFTS.get(target, {}) if isinstance(target, str) else {}
     if spec.path is None and spec.name in bundled:
-        return Spec(spec.name, bundled[spec.name], spec.options)
+        return replace(spec, path=bundled[spec.name])
     return spec
 
 
@@ -278,7 +284,7 @@ def check_same_tokenizer(target: Tokenizer | None, draft: Tokenizer | None, name
 def _controller(spec: Spec | Drafter, drafter: Drafter, costs: Costs, lossless: bool) -> Controller:
     """As the method's options say; for a ``Drafter`` object, all that it can."""
     if isinstance(spec, Spec):
-        return scheduled(spec.options, drafter.needs, costs, lossless)
+        return scheduled(spec.options, drafter.needs, costs, lossless, spec.off_from)
     if spec.needs.max_nodes < 1:
         raise DrafterError(f"{spec.__class__.__name__}.needs.max_nodes is 0, so it would never be asked for a draft.")
     return Constant(drafter.needs.longest)

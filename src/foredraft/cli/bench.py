@@ -136,11 +136,12 @@ def command(
     options = {name: getattr(sampling, name) for name in names}
     settings = Settings(short_name(arms.model), chat=what.chat, dtype=arms.dtype, device=arms.device, **options)
     path = Path(kept.out)
+    score = _score(kept)
     earlier(path, settings)  # before anything is loaded: does it go on with this?
     with busy(f"Loading {arms.model}"):
         specs = [ArmSpec.parse(text) for text in arms.drafter]
         made = make_arms(specs, Ground(arms.model, arms.dtype, arms.device, max(what.batch_size)))
-    bench = Bench(made, settings, path, keep_texts=kept.texts, score=_score(kept))
+    bench = Bench(made, settings, path, keep_texts=kept.texts, score=score)
     besides = Besides(
         made, settings, sampling.temperature, what.batch_size if kept.costs else (), _first(asks, kept.watch)
     )
@@ -189,8 +190,11 @@ def _first(asks: "list[Ask]", count: int) -> "list[Ask]":
 def _score(kept: Kept) -> "Callable[[Ask, str], bool | None] | None":
     if not kept.score:
         return None
+    from foredraft.bench.sandbox import check_platform
     from foredraft.bench.score import score
 
+    if kept.execute_code:
+        check_platform()  # before the first model is loaded
     return functools.partial(score, execute=kept.execute_code)
 
 

@@ -1,13 +1,15 @@
 """From what a method's options say about lengths to the controller that decides them."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from foredraft.core.draft import Law
-from foredraft.core.drafter import Needs
+from foredraft.core.drafter import Needs, Plan, View
 from foredraft.core.params import check_known
 from foredraft.engine.control import Auto, Constant, Controller, CostAware, Heuristic
 from foredraft.engine.control_tree import CostAwareTree
 from foredraft.engine.costs import CostTable, measure_costs
+from foredraft.engine.step import StepDone
 from foredraft.model.causal import CausalLM
 
 SCHEDULES = ("auto", "constant", "cost", "heuristic")
@@ -27,7 +29,28 @@ class Costs:
         return self._tables[longest]
 
 
-def scheduled(options: Any, needs: Needs, costs: Costs, lossless: bool) -> Controller:
+class Below(Controller):
+    """Another controller's plans while fewer than ``rows`` rows are in flight, and none from there on. Where a text may
+    depend on what was drafted for it, hence on who shares its batch, the plans are never changed; see ``Auto``."""
+
+    def __init__(self, inner: Controller, rows: int, picked: bool) -> None:
+        self._inner = inner
+        self._rows = rows
+        self._picked = picked
+
+    def plan(self, view: View, limits: Sequence[int]) -> Plan:
+        if len(view.rows) >= self._rows and (self._picked or view.warp.greedy):
+            return Plan((0,) * len(view.rows))
+        return self._inner.plan(view, limits)
+
+    def observe(self, view: View, plan: Plan, done: StepDone) -> None:
+        self._inner.observe(view, plan, done)
+
+    def release(self, row: int) -> None:
+        self._inner.release(row)
+
+
+def scheduled(options: Any, needs: Needs, costs: Costs, lossless: bool, off_from: int = 0) -> Controller:
     """The controller that ``options`` ask for.
 
     Args:
@@ -35,6 +58,7 @@ def scheduled(options: Any, needs: Needs, costs: Costs, lossless: bool) -> Contr
         needs: of its drafter.
         lossless: the rule of verification keeps the law, so that a text cannot depend on what picked drafts it was
             offered.
+        off_from: with so many rows, or more, nothing is drafted, where a text cannot depend on it; 0 is never.
 
     Raises:
         OptionError: an unknown schedule.
@@ -45,16 +69,16 @@ def scheduled(options: Any, needs: Needs, costs: Costs, lossless: bool) -> Contr
     schedule = options.num_assistant_tokens_schedule
     check_known("num_assistant_tokens_schedule", {schedule: None}, SCHEDULES)
     confidence = getattr(options, "assistant_confidence_threshold", 0.0)
+    picked = options.law is Law.FIXED and lossless
     constant = Constant(longest, confidence)
-    if schedule == "constant":
-        return constant
+    chosen: Controller = constant
     if schedule == "heuristic":
-        return Heuristic(longest, confidence)
-    cost_aware: Controller
-    if needs.scored:
-        cost_aware = CostAwareTree(longest, needs.max_nodes, costs(64))
-    else:
-        cost_aware = CostAware(longest, costs(16), confidence)
-    if schedule == "cost":
-        return cost_aware
-    return Auto(constant, cost_aware, options.law is Law.FIXED and lossless)
+        chosen = Heuristic(longest, confidence)
+    elif schedule != "constant":
+        tree = needs.scored
+        chosen = (
+            CostAwareTree(longest, needs.max_nodes, costs(64)) if tree else CostAware(longest, costs(16), confidence)
+        )
+        if schedule == "auto":
+            chosen = Auto(constant, chosen, picked)
+    return Below(chosen, off_from, picked) if off_from else chosen

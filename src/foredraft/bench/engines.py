@@ -1,0 +1,65 @@
+"""The same choice in the words of servers: vLLM's ``speculative_config`` and SGLang's flags.
+
+Names as of vLLM 0.33 and SGLang 0.5.23. vLLM drafts chains only; SGLang's trees are those of EAGLE-2. Heads have to be
+in the server's format first: ``foredraft export``.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from foredraft.compose import Spec
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """``vllm``: a ``speculative_config``; ``sglang``: flags. None where the server has no such method, then ``note``
+    says so."""
+
+    vllm: dict[str, Any] | None
+    sglang: str | None
+    note: str = ""
+
+
+def served(spec: str, chain: str | None = None) -> Served:
+    """What to tell a server.
+
+    Args:
+        spec: a drafter with a constant size.
+        chain: the best one of the same method that drafts a chain, for a server that drafts nothing else.
+
+    Raises:
+        OptionError: no such drafter.
+    """
+    ours, alone = Spec.parse(spec), Spec.parse(chain or spec)
+    path = ours.path or "PATH"
+    if ours.name in ("eagle1", "eagle2", "eagle3"):
+        method = "eagle3" if ours.name == "eagle3" else "eagle"
+        length = getattr(alone.options, "depth", 5)
+        vllm = {"method": method, "model": path, "num_speculative_tokens": length}
+        nodes, depth = getattr(ours.options, "nodes", 24), getattr(ours.options, "depth", 5)
+        top_k = getattr(ours.options, "top_k", 4)
+        flags = _sglang(method.upper(), path, steps=depth, top_k=top_k, tokens=nodes + 1)
+        tree = "" if top_k == 1 else "vLLM drafts chains only, so it gets the best chain; "
+        return Served(vllm, flags, f"{tree}export the head first: foredraft export {path} --to vllm, or --to sglang.")
+    if ours.name == "draft_model":
+        length = ours.options.num_assistant_tokens
+        vllm = {"method": "draft_model", "model": path, "num_speculative_tokens": length}
+        return Served(vllm, _sglang("STANDALONE", path, steps=length, top_k=1, tokens=length + 1))
+    if ours.name == "prompt_lookup":
+        length = ours.options.prompt_lookup_num_tokens
+        vllm = {
+            "method": "ngram",
+            "num_speculative_tokens": length,
+            "prompt_lookup_max": ours.options.max_matching_ngram_size,
+            "prompt_lookup_min": ours.options.min_matching_ngram_size,
+        }
+        flags = f"--speculative-algorithm NGRAM --speculative-num-draft-tokens {length + 1}"
+        return Served(vllm, flags)
+    return Served(None, None, f"Neither vLLM nor SGLang runs {ours.name}.")
+
+
+def _sglang(algorithm: str, path: str, *, steps: int, top_k: int, tokens: int) -> str:
+    return (
+        f"--speculative-algorithm {algorithm} --speculative-draft-model-path {path} --speculative-num-steps {steps} "
+        f"--speculative-eagle-topk {top_k} --speculative-num-draft-tokens {tokens}"
+    )

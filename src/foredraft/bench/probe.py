@@ -1,0 +1,167 @@
+"""A drafter at its largest, step by step: what was drafted, how far it was accepted, where the time went.
+
+What a smaller draft would have brought is read off the same steps: a tree of n nodes and depth d is the best n of the
+drafted nodes down to d, and its accepted path is a beginning of the path that was accepted.
+"""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, final
+
+from torch import Tensor
+
+from foredraft.core.draft import Draft, Verdict
+from foredraft.core.drafter import Drafter, Plan, StepOut, View
+from foredraft.engine.control import Controller
+from foredraft.engine.step import StepDone
+
+
+class Shape(NamedTuple):
+    """How large a draft may be; 0 is as large as the drafter makes it."""
+
+    nodes: int = 0
+    depth: int = 0
+
+
+class Outcome(NamedTuple):
+    """What a step of some shape brings: tokens with the bonus, nodes that the target reads besides the root, levels."""
+
+    tokens: int
+    nodes: int
+    levels: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One row's share of one step. ``scores`` and ``depths`` are of all drafted nodes (no scores: they were listed by
+    depth), ``path`` are the accepted ones of them, by their places there. ``short``: only a few levels were asked for,
+    to see what levels cost. ``first``: the drafter had a prompt to read, so its time says nothing."""
+
+    depths: tuple[int, ...]
+    scores: tuple[float, ...]
+    path: tuple[int, ...]
+    levels: int
+    draft_seconds: float
+    verify_seconds: float
+    short: bool
+    first: bool
+
+    def under(self, shape: Shape) -> Outcome:
+        """What it would have been with a smaller draft."""
+        deepest = shape.depth or max(self.depths, default=0)
+        allowed = [place for place, depth in enumerate(self.depths) if depth <= deepest]
+        if self.scores and shape.nodes:
+            allowed = sorted(allowed, key=lambda place: -self.scores[place])
+        kept = set(allowed[: shape.nodes or len(allowed)])
+        accepted = 0
+        while accepted < len(self.path) and self.path[accepted] in kept:
+            accepted += 1
+        return Outcome(1 + accepted, len(kept), min(self.levels, deepest))
+
+
+@final
+class Tap(Drafter):
+    """Passes everything on and keeps the last draft and verdict, as they are: to look at them takes no time here."""
+
+    def __init__(self, inner: Drafter) -> None:
+        self._inner = inner
+        self.needs = inner.needs
+        self.last: tuple[Draft, Verdict] | None = None
+
+    def admit(self, row: int, prompt: Tensor, hidden: Mapping[int, Tensor]) -> None:
+        self._inner.admit(row, prompt, hidden)
+
+    def propose(self, view: View, plan: Plan) -> Draft:
+        return self._inner.propose(view, plan)
+
+    def commit(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None:
+        self.last = draft, verdict
+        self._inner.commit(view, draft, verdict, out)
+
+    def release(self, row: int) -> None:
+        self._inner.release(row)
+
+
+@final
+class Probe(Controller):
+    """Always the largest draft (around plain decoding none), or while ``short`` is set always a short one; and a record
+    of each step.
+
+    The two are not mixed in one text: a step after a short one that was accepted whole begins in the middle of what
+    the draft gets right, and would be taken for better than it is.
+
+    Args:
+        tap: around the drafter of the same loop.
+        confidence: as the method's options have it.
+    """
+
+    SHORT = 2
+
+    def __init__(self, tap: Tap, confidence: float = 0.0) -> None:
+        self._tap = tap
+        self._confidence = confidence
+        self._known: set[int] = set()
+        self.short = False
+        self.steps: list[Step] = []
+
+    def plan(self, view: View, limits: Sequence[int]) -> Plan:
+        longest = min(self.SHORT, self._tap.needs.longest) if self.short else self._tap.needs.longest
+        return Plan(tuple(min(longest, limit) for limit in limits), self._confidence)
+
+    def observe(self, view: View, plan: Plan, done: StepDone) -> None:
+        first = not self._known.issuperset(view.rows)
+        self._known.update(view.rows)
+        if self._tap.last is None or (self._tap.needs.longest and not plan.length):
+            return  # the end of a text: there was no room for a draft
+        draft, verdict = self._tap.last
+        parents, paths = draft.tree.parents.tolist(), verdict.path.tolist()
+        scores = None if draft.scores is None else draft.scores.tolist()
+        for row in range(len(view.rows)):
+            depths = _depths(parents[row])
+            drafted = [node for node in range(1, len(depths)) if depths[node] > 0]
+            places = {node: place for place, node in enumerate(drafted)}
+            step = Step(
+                depths=tuple(depths[node] for node in drafted),
+                scores=() if scores is None else tuple(scores[row][node] for node in drafted),
+                path=tuple(places[node] for node in paths[row] if node in places),
+                levels=done.levels,
+                draft_seconds=done.draft_seconds,
+                verify_seconds=done.verify_seconds,
+                short=self.short,
+                first=first,
+            )
+            self.steps.append(step)
+
+    def release(self, row: int) -> None:
+        self._known.discard(row)
+
+
+class Fit(NamedTuple):
+    """A straight line through the medians of two groups of measurements; level where there is only one."""
+
+    at: float
+    value: float
+    slope: float
+
+    def __call__(self, x: float) -> float:
+        return self.value + self.slope * (x - self.at)
+
+    @classmethod
+    def through(cls, groups: Sequence[Sequence[tuple[float, float]]]) -> "Fit":
+        """Of (x, y) measurements in groups of about the same x; empty groups do not count."""
+        points = [
+            (statistics.fmean(x for x, _ in group), statistics.median(y for _, y in group)) for group in groups if group
+        ]
+        if not points:
+            return cls(0.0, 0.0, 0.0)
+        (x0, y0), (x1, y1) = points[0], points[-1]
+        return cls(x1, y1, (y1 - y0) / (x1 - x0) if x1 > x0 else 0.0)
+
+
+def _depths(parents: Sequence[int]) -> list[int]:
+    """The depth of each node, the root's being 0; -1 for padding."""
+    depths = [0]
+    for parent in parents[1:]:
+        depths.append(depths[parent] + 1 if parent >= 0 else -1)
+    return depths

@@ -1,0 +1,228 @@
+"""``foredraft tune``."""
+
+import json
+import shlex
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from foredraft.cli.console import busy, errors, output
+from foredraft.cli.flags import Group, flags
+from foredraft.core.errors import OptionError
+
+if TYPE_CHECKING:
+    from foredraft.bench.engines import Served
+    from foredraft.bench.tune import Question, Trial, Tuning
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What can be chosen from."""
+
+    model: str = field(
+        default="sample", metadata={"names": ("--model", "-m"), "help": "A folder, a hub name, or sample."}
+    )
+    drafter: tuple[str, ...] = field(
+        default=(),
+        metadata={
+            "names": ("--drafter", "-d"),
+            "help": "A method to try, NAME or NAME:PATH; may be repeated. Sizes are tried by themselves; options that "
+            "are given stay. By default prompt_lookup and what ships for a bundled model.",
+        },
+    )
+    dtype: str | None = field(default=None, metadata={"help": "Such as bfloat16; by default as for generate."})
+    device: str | None = field(default=None, metadata={"help": "Such as cuda:1 or cpu; by default a GPU if there."})
+
+
+@dataclass(frozen=True, slots=True)
+class What:
+    """On which texts."""
+
+    prompts: tuple[str, ...] = field(
+        default=(),
+        metadata={"help": "A prompt file like what you will ask; may be repeated. By default eight of ours."},
+    )
+    count: int = field(default=4, metadata={"help": "So many prompts of each file."})
+    chat: bool = field(default=False, metadata={"help": "In the model's chat template."})
+    max_new_tokens: int = field(default=96, metadata={"help": "Length of the texts."})
+    min_new_tokens: int = field(default=0, metadata={"help": "No end of text before so many new tokens."})
+    temperature: float = field(default=0.0, metadata={"help": "0 is greedy."})
+    batch_size: tuple[int, ...] = field(
+        default=(1, 2, 4, 8, 16), metadata={"help": "Texts at once, to see where it stops paying; may be repeated."}
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """How thoroughly, and what comes out."""
+
+    verify: int = field(
+        default=3, metadata={"help": "Run so many of the configurations, the best of each method first."}
+    )
+    out: str = field(default="tuned.json", metadata={"help": "The choice, for --drafter of the other commands."})
+    json: bool = field(default=False, metadata={"help": "Print one JSON object."})
+
+
+@flags(choice=Group(Choice, "Choice"), what=Group(What, "Prompts"), shown=Group(Output, "Output"))
+def command(*, choice: Choice, what: What, shown: Output) -> None:
+    """Which drafter, how long, up to which batch? Measured here, on your prompts.
+
+    It times forwards, runs each method once at its largest, predicts every smaller size, and runs the best. The choice
+    goes to a file, foredraft generate --drafter FILE, and is printed for vLLM and SGLang.
+    """
+    if what.count < 1 or shown.verify < 1 or min(what.batch_size) < 1:
+        raise OptionError("count, verify and batch_size must be 1 or more.")
+    if not shown.out.endswith(".json"):
+        raise OptionError(
+            f"--out {shown.out}: the name must end in .json, which is how --drafter tells it from a spec."
+        )
+    question = _question(what, shown)
+    from foredraft.bench.candidates import default_drafters
+    from foredraft.bench.engines import served
+    from foredraft.bench.tune import Tuner
+    from foredraft.compose import load
+
+    with busy(f"Loading {choice.model}"):
+        plain = load(
+            choice.model, "none", dtype=choice.dtype, device=choice.device, max_batch_size=max(what.batch_size)
+        )
+    with _telling() as tell:
+        found = Tuner(plain, choice.drafter or default_drafters(choice.model), choice.model, tell).run(question)
+    servers = served(found.chosen.spec, _chain(found)) if found.chosen is not None else None
+    _write(shown.out, choice.model, found, what)
+    if shown.json:
+        typer.echo(json.dumps(_record(found, servers)))
+        return
+    _print(found, servers, shown.out, choice.model)
+
+
+def _question(what: What, shown: Output) -> "Question":
+    from foredraft.bench.prompts import read_prompts, standard_prompts
+    from foredraft.bench.tune import Question
+    from foredraft.core.params import SamplingParams
+
+    asks = [ask for path in what.prompts for ask in read_prompts(path, what.chat)[: what.count]]
+    asks = asks if what.prompts else standard_prompts(what.chat)[: what.count]
+    params = SamplingParams(
+        max_new_tokens=what.max_new_tokens, min_new_tokens=what.min_new_tokens, temperature=what.temperature
+    )
+    return Question([ask.prompt for ask in asks], params, shown.verify, what.batch_size)
+
+
+class _telling:
+    """On a terminal the line of what is being done changes; elsewhere nothing is said."""
+
+    def __enter__(self) -> Callable[[str], None]:
+        console = errors()
+        self._status = console.status("[dim]Measuring[/dim]", refresh_per_second=2) if console.is_terminal else None
+        if self._status is not None:
+            self._status.start()
+        return self._tell
+
+    def _tell(self, what: str) -> None:
+        if self._status is not None:
+            self._status.update(f"[dim]Measuring {what}[/dim]")
+
+    def __exit__(self, *error: object) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+
+def _chain(found: "Tuning") -> str | None:
+    """The best chain of the chosen method: what servers without trees can run."""
+    assert found.chosen is not None
+    method = found.chosen.spec.partition(",")[0]
+    alike = (trial.spec for trial in found.trials if trial.spec.partition(",")[0] == method)
+    return next((spec for spec in alike if "top_k=1" in spec.split(",")), None)
+
+
+def _write(path: str, model: str, found: "Tuning", what: What) -> None:
+    from foredraft.formats.tuned import Tuned, write_tuned
+    from foredraft.model.provenance import provenance, short
+
+    facts: dict[str, Any] = {"provenance": provenance(), "temperature": what.temperature}
+    facts["tried"] = [
+        {"drafter": trial.spec, "predicted": round(trial.predicted.speed_up, 3), "measured": round(trial.measured, 3)}
+        for trial in found.trials
+        if trial.measured is not None
+    ]
+    facts["batches"] = [point._asdict() for point in found.batches]
+    drafter = found.chosen.spec if found.chosen is not None else "none"
+    write_tuned(path, Tuned(short(model), drafter, found.off_from or 0, facts))
+
+
+def _record(found: "Tuning", servers: "Served | None") -> dict[str, Any]:
+    return {
+        "pays": found.chosen is not None,
+        "drafter": found.chosen.spec if found.chosen is not None else "none",
+        "speed_up": found.chosen.measured if found.chosen is not None else None,
+        "off_from": found.off_from,
+        "batches": [point._asdict() for point in found.batches],
+        "trials": [asdict(trial) for trial in found.trials],
+        "costs": [asdict(table) for table in found.costs],
+        "servers": asdict(servers) if servers is not None else None,
+        "skipped": list(found.skipped),
+    }
+
+
+def _print(found: "Tuning", servers: "Served | None", path: str, model: str) -> None:
+    console = output()
+    console.print(_table(found))
+    for sentence in found.skipped:
+        console.print(f"Not tried: {sentence}", style="dim", soft_wrap=True, markup=False)
+    best = found.chosen
+    if best is None:
+        console.print("Speculation does not pay here: plain decoding is the fastest.", style="bold yellow")
+    else:
+        console.print(
+            f"Best: {best.spec}, {best.measured:.2f} times as fast as plain decoding.",
+            style="bold green",
+            soft_wrap=True,
+        )
+        points = ", ".join(f"{point.speed_up:.2f} at {point.batch}" for point in found.batches)
+        stops = f"it stops paying from {found.off_from} on" if found.off_from else "it pays at all of them"
+        console.print(f"By texts at once: {points}; {stops}.", soft_wrap=True)
+    console.print(
+        f"{path}: foredraft generate --model {shlex.quote(model)} --drafter {shlex.quote(path)} ...", style="dim"
+    )
+    if servers is None:
+        return
+    if servers.vllm is not None:
+        console.print(
+            "vLLM:   --speculative-config", shlex.quote(json.dumps(servers.vllm)), soft_wrap=True, markup=False
+        )
+    if servers.sglang is not None:
+        console.print("SGLang:", servers.sglang, soft_wrap=True, markup=False)
+    if servers.note:
+        console.print(servers.note, style="dim", soft_wrap=True, markup=False)
+
+
+def _table(found: "Tuning") -> Table:
+    """What was run, and the best of what was only predicted."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("drafter", overflow="fold")
+    for name in ("tokens a forward", "predicted", "measured", "off by"):
+        table.add_column(name, justify="right", no_wrap=True)
+    ran = sorted((t for t in found.trials if t.measured is not None), key=lambda t: -(t.measured or 0.0))
+    for trial in ran:
+        style = "bold green" if trial is found.chosen else ""
+        table.add_row(*_cells(trial), style=style)
+    table.caption = f"{len(found.trials)} configurations were predicted, {len(ran)} of them run."
+    return table
+
+
+def _cells(trial: "Trial") -> list[str]:
+    spec = trial.spec.replace(",num_assistant_tokens_schedule=constant", "")
+    schedule = "" if "constant" in trial.spec else " (its own schedule)"
+    off = "" if trial.error is None else f"{100 * trial.error:+.0f}%"
+    return [
+        spec + schedule,
+        f"{trial.acceptance_length:.2f}",
+        f"{trial.predicted.speed_up:.2f}x",
+        "" if trial.measured is None else f"{trial.measured:.2f}x",
+        off,
+    ]
