@@ -201,6 +201,18 @@ def read_runs(path: str | Path) -> RunFile:
     return found
 
 
+def mend(path: Path) -> None:
+    """Make a file ready to be gone on with: of a last line without an end, a whole one gets it, another one goes."""
+    whole = path.read_bytes()
+    start = whole.rfind(b"\n") + 1
+    if start < len(whole):
+        try:
+            json.loads(whole[start:])
+        except ValueError:
+            whole = whole[:start]
+        path.write_bytes(whole + b"\n" if len(whole) > start else whole)
+
+
 def merged(files: Iterable[RunFile]) -> RunFile:
     """Several files as one."""
     whole = RunFile()
@@ -221,9 +233,17 @@ def _made(where: str, kind: type[T], record: dict[str, Any], model: str) -> T:
     if unknown:
         raise DataError(f"{where}: unknown field {unknown[0]}; the file is of another version, or was changed.")
     try:
-        return kind(**{**record, "model": model})
+        values = _tuples(record)
+        if "said" in values:
+            values["said"] = tuple(Said(**_tuples(each)) for each in values["said"])
+        return kind(**{**values, "model": model})
     except TypeError as error:
         raise DataError(f"{where}: {error}.") from None
+
+
+def _tuples(record: dict[str, Any]) -> dict[str, Any]:
+    """JSON knows lists alone."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in record.items()}
 
 
 def _records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
