@@ -4,8 +4,11 @@ Lines, marks and texts that are drawn in ``INK`` become ``currentColor`` in the 
 on light and light on dark; the series' colours are readable on both.
 """
 
+import functools
+import html
 import io
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +36,7 @@ _STYLE: Any = {
     "grid.alpha": 0.3,
     "grid.linewidth": 0.6,
     "text.color": INK,
+    "text.parse_math": False,
     "xtick.color": INK,
     "ytick.color": INK,
     "legend.frameon": False,
@@ -47,20 +51,32 @@ def color(number: int) -> str:
     return COLORS[number % len(COLORS)]
 
 
-def canvas(width: float, height: float, columns: int = 1, **options: Any) -> tuple[Any, Any]:
-    """A matplotlib figure of so many inches and its axes (an array of them for several columns).
+def styled(draw: Callable[..., Any]) -> Callable[..., Any]:
+    """All that a function draws is in our style: texts and legends take it when they are made, not with the axes.
 
     Raises:
         OptionError: matplotlib is not installed.
     """
-    try:
-        import matplotlib
+
+    @functools.wraps(draw)
+    def run(*given: Any, **options: Any) -> Any:
+        with _style():
+            return draw(*given, **options)
+
+    return run
+
+
+def canvas(width: float, height: float, columns: int = 1, rows: int = 1, **options: Any) -> tuple[Any, Any]:
+    """A matplotlib figure of so many inches and its axes (an array of them for several columns or rows).
+
+    Raises:
+        OptionError: matplotlib is not installed.
+    """
+    with _style():
         from matplotlib.figure import Figure
-    except ImportError:
-        raise OptionError("Plots need matplotlib: pip install 'foredraft[bench]'.") from None
-    with matplotlib.rc_context(_STYLE):
+
         figure = Figure(figsize=(width, height), layout="constrained")
-        return figure, figure.subplots(1, columns, **options)
+        return figure, figure.subplots(rows, columns, **options)
 
 
 def save(figure: Any, path: Path) -> None:
@@ -87,11 +103,17 @@ def themed_svg(figure: Any, name: str) -> str:
     prefix = re.sub(r"\W+", "-", name)
     text = re.sub(r'\bid="', f'id="{prefix}-', text)
     text = re.sub(r'(xlink:href="#|url\(#)', rf"\g<1>{prefix}-", text)
-    return text.replace("<svg ", f'<svg role="img" aria-label="{name}" ', 1)
+    return text.replace("<svg ", f'<svg role="img" aria-label="{html.escape(name)}" ', 1)
+
+
+def _style() -> Any:
+    try:
+        import matplotlib
+    except ImportError:
+        raise OptionError("Plots need matplotlib: pip install 'foredraft[bench]'.") from None
+    return matplotlib.rc_context(_STYLE)
 
 
 def _print(figure: Any, target: Any, metadata: dict[str, Any], **options: Any) -> None:
-    import matplotlib
-
-    with matplotlib.rc_context(_STYLE):
+    with _style():
         figure.savefig(target, metadata=metadata, dpi=200, **options)

@@ -1,0 +1,72 @@
+"""Figures of cost: what a forward takes by its rows, and what training brings."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from foredraft.bench.panels import WIDTH, Panel, legend, ticks
+from foredraft.bench.plots import INK, canvas, color, styled
+from foredraft.bench.records import Cost
+from foredraft.bench.summary import Summary
+
+
+def costs(summary: Summary) -> Iterator[Panel]:
+    """Milliseconds of a forward by all its rows, and the time in which memory gives the weights once."""
+    for model in dict.fromkeys(cost.model for cost in summary.file.costs):
+        own = [cost for cost in summary.file.costs if cost.model == model and cost.nodes]
+        if own:
+            yield Panel(model, _costs(own))
+
+
+@styled
+def _costs(found: list[Cost]) -> Any:
+    figure, axes = canvas(WIDTH, 2.9)
+    lines, names = [], []
+    for number, cost in enumerate(found):
+        rows = [cost.batch * nodes for nodes in cost.nodes]
+        lines += axes.plot(rows, [1000 * seconds for seconds in cost.seconds], color=color(number), marker="o")
+        names.append(f"batch {cost.batch}, {cost.cached:,} cached")
+    floors = {1000 * cost.weight_bytes / cost.bandwidth for cost in found if cost.bandwidth > 0 and cost.weight_bytes}
+    for floor in sorted(floors):
+        line = axes.axhline(floor, color=INK, linewidth=0.9, linestyle=(0, (4, 2)))
+        if "weights / bandwidth" not in names:
+            lines.append(line)
+            names.append("weights / bandwidth")
+    most = max(cost.batch * nodes for cost in found for nodes in cost.nodes)
+    axes.set_xscale("log", base=2)
+    powers = [2**power for power in range(most.bit_length()) if 2**power <= most]
+    powers = powers[:: -(-len(powers) // 8)]
+    axes.set_xticks(powers, [str(power) for power in powers])
+    axes.minorticks_off()
+    axes.set(ylim=(0, None), xlabel="rows of the forward (texts times nodes)", ylabel="milliseconds")
+    legend(figure, lines, names, columns=2)
+    return figure
+
+
+def training(summary: Summary) -> Iterator[Panel]:
+    """Acceptance length on held-out texts against the tokens trained on, a line for each run."""
+    runs: dict[str, dict[float, float]] = {}
+    for line in summary.file.training:
+        length = (line.get("validation") or {}).get("acceptance_length")
+        if length is not None and line.get("tokens"):
+            runs.setdefault(str(line.get("run", "")), {})[float(line["tokens"])] = float(length)
+    if runs:
+        yield Panel("", _training({name: sorted(points.items()) for name, points in runs.items()}))
+
+
+@styled
+def _training(runs: dict[str, list[tuple[float, float]]]) -> Any:
+    figure, axes = canvas(WIDTH, 2.8 + 0.16 * (-(-len(runs) // 3)))
+    lines = []
+    for number, points in enumerate(runs.values()):
+        lines += axes.plot(*zip(*points, strict=True), color=color(number), marker="o")
+    low, high = (pick(tokens for points in runs.values() for tokens, _ in points) for pick in (min, max))
+    axes.set_xscale("log", base=2)
+    marks = [low]
+    while marks[-1] * 1.9 < high:
+        marks.append(marks[-1] * 2)
+    marks = marks[:: -(-len(marks) // 7)]
+    axes.set_xticks(marks, ticks(marks))
+    axes.minorticks_off()
+    axes.set(xlabel="tokens trained on", ylabel="tokens a forward, held-out texts")
+    legend(figure, lines, list(runs))
+    return figure
