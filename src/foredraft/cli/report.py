@@ -1,0 +1,185 @@
+"""``foredraft report``."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from foredraft.cli.console import busy, errors, output
+from foredraft.core.errors import DataError, OptionError
+
+if TYPE_CHECKING:
+    from foredraft.bench import tables
+    from foredraft.bench.summary import Setting, Summary
+
+_RUNS = "Files of foredraft bench, and log.jsonl of training runs. Runs are compared within a file only."
+_HTML = "Write one page with all tables and figures; it needs no network."
+_FIGURES = "Write each figure for a paper into this folder."
+_FORMAT = "Of these figures: svg (the default), png or pdf."
+_BASELINE = "The arm that is 1.00x; by default none, our plain decoding."
+_FULL = "All numbers, too: quartiles, prefill included, tokens a second, errors."
+
+
+def command(
+    *,
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help=_RUNS, show_default=False)],
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help=_HTML, show_default=False)] = None,
+    figures: Annotated[Path | None, typer.Option(metavar="FOLDER", help=_FIGURES, show_default=False)] = None,
+    suffix: Annotated[str | None, typer.Option("--format", help=_FORMAT, show_default=False)] = None,
+    baseline: Annotated[str | None, typer.Option(metavar="ARM", help=_BASELINE, show_default=False)] = None,
+    full: Annotated[bool, typer.Option("--full", help=_FULL)] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the tables as Markdown.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object with all numbers.")] = False,
+) -> None:
+    """Tables and figures of benchmark runs, on the screen, as a page or for a paper.
+
+    Prints speed-up and acceptance length by method and task. Files are written only where --html or --figures asks
+    for them; these need matplotlib.
+    """
+    from foredraft.bench import tables
+    from foredraft.bench.records import read_runs
+    from foredraft.bench.summary import summarise
+
+    _check(suffix, figures, markdown and as_json)
+    files = [read_runs(path) for path in runs]
+    summary = summarise(files, baseline)
+    if not any((summary.file.runs, summary.file.costs, summary.file.watched, summary.file.training)):
+        raise DataError(f"{', '.join(map(str, runs))}: nothing has been measured yet.")
+    if html is not None or figures is not None:
+        with busy("Drawing"):
+            written = _write(summary, html, figures, suffix or "svg")
+    else:
+        written = []
+    if as_json:
+        typer.echo(json.dumps(_record(summary)))
+    elif markdown:
+        typer.echo(tables.markdown(summary, complete=full), nl=False)
+    else:
+        _show(summary, output(), full)
+    for said in written:
+        errors().print(said, soft_wrap=True, markup=False)
+
+
+def _check(suffix: str | None, figures: Path | None, both: bool) -> None:
+    from foredraft.bench.plots import SUFFIXES
+
+    known = [each.removeprefix(".") for each in SUFFIXES]
+    if suffix is not None and suffix not in known:
+        raise OptionError(f"--format is one of {', '.join(known)}, not {suffix!r}.")
+    if suffix is not None and figures is None:
+        raise OptionError("--format is that of the figures: say with --figures FOLDER where they go.")
+    if both:
+        raise OptionError("--markdown and --json are two ways to print the same: choose one.")
+
+
+def _write(summary: "Summary", html: Path | None, folder: Path | None, suffix: str) -> list[str]:
+    """What was written, in sentences."""
+    from foredraft.bench.figures import drawn, write_figures
+    from foredraft.bench.page import page
+
+    found = drawn(summary)
+    said = []
+    try:
+        if html is not None:
+            html.parent.mkdir(parents=True, exist_ok=True)
+            html.write_text(page(summary, found), encoding="utf-8")
+            said.append(f"The page is {html} ({html.stat().st_size / 1e6:.1f} MB).")
+        if folder is not None:
+            said.append(f"{len(write_figures(found, folder, suffix))} figures are in {folder}.")
+    except OSError as error:
+        raise OptionError(f"Cannot write {error.filename or html or folder}: {error.strerror}.") from None
+    return said
+
+
+def _record(summary: "Summary") -> dict[str, Any]:
+    """All numbers in types that JSON knows."""
+    cells = []
+    for name, cell in summary.cells.items():
+        found = asdict(cell)
+        found.pop("key")
+        shares = {each: value._asdict() for each, value in _tuples(cell).items()}
+        cells.append({**name._asdict(), **found, **shares})
+    means = [
+        {**setting._asdict(), "arm": arm, **summary.mean(setting, arm)._asdict()}
+        for setting in summary.settings
+        for arm in summary.arms(setting)
+    ]
+    agreed = [{**setting._asdict(), **share._asdict()} for setting, share in summary.agreement.items()]
+    return {
+        "baseline": summary.baseline,
+        "cells": cells,
+        "means": means,
+        "agreement": agreed,
+        "provenance": summary.file.provenance,
+    }
+
+
+def _tuples(cell: Any) -> dict[str, Any]:
+    names = ("speed_up", "whole_speed_up", "same", "correct")
+    return {name: getattr(cell, name) for name in names if getattr(cell, name) is not None}
+
+
+def _show(summary: "Summary", console: Console, full: bool) -> None:
+    from foredraft.bench import tables
+
+    if not summary.settings:
+        console.print("There are no runs in these files; --html FILE shows what else is there.", soft_wrap=True)
+    for setting in summary.settings:
+        console.print(Text(tables.heading(setting), style="bold"))
+        console.print(_short(summary, setting, console.width))
+        for said in tables.sentences(summary, setting):
+            console.print(Text(said))
+        right = tables.accuracy(summary, setting)
+        if right is not None:
+            console.print(Text("\nAnswers that are right", style="bold"))
+            console.print(_grid(right))
+        for task in summary.tasks(setting) if full else ():
+            console.print(Text(f"\n{task}", style="bold"))
+            console.print(_grid(_of_task(tables.full(summary, setting), task)))
+        console.print()
+    for said in ([tables.reading(summary)] if summary.settings else []) + tables.origins(summary):
+        console.print(Text(said, style="dim"))
+
+
+def _short(summary: "Summary", setting: "Setting", width: int) -> Table:
+    """Speed-up and length side by side where there is room, else one above the other."""
+    from foredraft.bench import tables
+
+    head, rows = tables.columns(summary, setting), tables.short(summary, setting)
+    wide = 16 + sum(max(len(name), 12) + 2 for name in head) <= width
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0) if wide or len(head) < 7 else (0, 1, 0, 0))
+    table.add_column("method", overflow="fold", min_width=12)
+    for name in head:
+        table.add_column(Text(name), justify="right", overflow="fold", min_width=5)
+    for row in rows:
+        table.add_row(Text(row.arm), *(_entry(entry, " / " if wide else "\n") for entry in row.entries))
+    return table
+
+
+def _entry(entry: "tables.Entry", between: str) -> Text:
+    text = Text(entry.speed_up, style="bold green" if entry.best else "")
+    gap = between if entry.speed_up and entry.length else ""
+    return Text.assemble(text, gap, (entry.length, "dim"))
+
+
+def _of_task(found: "tables.Table", task: str) -> "tables.Table":
+    """Its rows, without the column that says so."""
+    return found._replace(head=found.head[1:], rows=tuple(row[1:] for row in found.rows if row[0] == task), words=1)
+
+
+def _grid(found: "tables.Table") -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for place, name in enumerate(found.head):
+        longest = max(len(text) for text in (*name.split(), *(row[place] for row in found.rows)))
+        if place < found.words:
+            table.add_column(Text(name), overflow="fold", min_width=8)
+        else:
+            table.add_column(Text(name), justify="right", width=longest)
+    for row in found.rows:
+        table.add_row(*map(Text, row))
+    return table

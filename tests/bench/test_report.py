@@ -1,0 +1,291 @@
+"""A report's numbers against numbers by hand, its files, and what is told where something is missing or broken."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from made_runs import ARMS, PROVENANCE, TASKS, made, run
+
+from foredraft.bench import tables
+from foredraft.bench.records import Run, RunFile, Said, Watched, read_runs
+from foredraft.bench.steps import Depth, alpha, by_depth, predicted, step_times
+from foredraft.bench.summary import (
+    Key,
+    Mean,
+    Setting,
+    Share,
+    Spread,
+    Summary,
+    acceptance_length,
+    paired_ratios,
+    spread,
+    summarise,
+)
+from foredraft.cli import main
+from foredraft.core.errors import DataError, OptionError
+
+PLACE = Setting("", 0.0, 1)
+
+
+def said(text: str, correct: bool | None = None) -> tuple[Said, ...]:
+    return (Said("1", 5, 10, text, correct=correct),)
+
+
+def small() -> RunFile:
+    """Two tasks, three prompts; the third of medusa failed, the third of qa is nobody's pair."""
+    runs = []
+    for task, seconds in (("qa", (1.0, 2.0, 4.0)), ("code", (2.0, 2.0, 2.0))):
+        for prompt, slow in enumerate(seconds):
+            unit = {"task": task, "prompts": (str(prompt),)}
+            if (task, prompt) != ("qa", 2):
+                runs.append(run("none", slow + 1, prefill_seconds=1.0, said=said("a"), **unit))
+            fast = slow / (2 + prompt)
+            runs.append(run("eagle", fast + 1, prefill_seconds=1.0, forwards=4, said=said("a", prompt == 0), **unit))
+            failed = {"error": "out of memory"} if prompt == 2 else {"said": said("b" if prompt else "a")}
+            runs.append(run("medusa", slow, **failed, **unit))
+    return RunFile(runs=runs)
+
+
+def test_speed_up_is_the_median_of_pairs():
+    found = summarise([small()])
+    assert found.baseline == "none" and found.settings == [PLACE] and found.tasks(PLACE) == ["qa", "code"]
+    eagle = found.cell(PLACE, "code", "eagle")
+    assert eagle is not None and eagle.speed_up == pytest.approx((3.0, 2.5, 3.5, 3))
+    assert eagle.whole_speed_up == pytest.approx((1.8, 1.65, 1.9, 3))
+    assert eagle.total_speed_up == pytest.approx(6 / (1 + 2 / 3 + 1 / 2))
+    assert eagle.acceptance_length == 2.5 and eagle.tokens_per_second == pytest.approx(15.0)
+    assert eagle.same == Share(3, 3) and eagle.correct == Share(1, 3) and eagle.lossless
+    qa = found.cell(PLACE, "qa", "eagle")
+    assert qa is not None and qa.speed_up == pytest.approx((2.5, 2.25, 2.75, 2)) and qa.runs == 3
+    assert found.mean(PLACE, "eagle") == pytest.approx((2.75, 2.5)) and found.best(PLACE) == "eagle"
+    assert found.mean(PLACE, "none") == Mean(1.0, 1.0)
+
+
+def test_errors_count_nowhere_but_as_errors():
+    found = summarise([small()])
+    medusa = found.cell(PLACE, "code", "medusa")
+    assert medusa is not None and (medusa.runs, medusa.errors) == (3, 1)
+    assert medusa.speed_up is not None and medusa.speed_up.size == 2
+    assert medusa.same == Share(1, 2)
+    assert found.agreement == {PLACE: Share(3, 5)}, "medusa differs on two; one unit has eagle alone"
+    assert "2 of 17 runs ended in an error" in " ".join(tables.sentences(found, PLACE))
+
+
+def test_what_is_lossy_neither_wins_nor_has_to_agree():
+    file = small()
+    file.runs = [replace(each, lossless=each.arm != "eagle") for each in file.runs if each.arm != "medusa"]
+    found = summarise([file])
+    assert found.best(PLACE) is None and found.agreement == {}
+    row = tables.short(found, PLACE)[1]
+    assert row.arm == "eagle (lossy)" and not any(entry.best for entry in row.entries)
+
+
+def test_runs_of_different_files_are_no_pairs():
+    plain, fast = RunFile(runs=[run("none", 2.0)]), RunFile(runs=[run("eagle", 1.0)])
+    assert paired_ratios([plain, fast]) == {Key("", 0.0, 1, "qa", "none"): [1.0]}
+    both = RunFile(runs=[run("none", 3.0), run("eagle", 1.0)])
+    assert paired_ratios([plain, fast, both])[Key("", 0.0, 1, "qa", "eagle")] == [3.0]
+
+
+def test_the_baseline_is_plain_decoding_unless_it_is_said():
+    file = RunFile(runs=[run("transformers", 2.0), run("eagle", 1.0)])
+    assert summarise([file]).baseline == "transformers"
+    assert summarise([file], "eagle").mean(PLACE, "transformers").speed_up == 0.5
+    assert summarise([RunFile(runs=[run("eagle")])]).baseline is None
+    with pytest.raises(OptionError, match="'medusa'; there are transformers, eagle"):
+        summarise([file], "medusa")
+
+
+def test_few_numbers():
+    assert spread([]) is None and spread([2.0]) == Spread(2.0, 2.0, 2.0, 1)
+    assert acceptance_length([run(forwards=0)]) is None
+    assert acceptance_length([run(tokens=30), run(), run(tokens=5, forwards=0)]) == 2.0
+    found = summarise([RunFile(runs=[run(), run("eagle"), run("eagle", task="code")])])
+    assert found.mean(PLACE, "none") == Mean(None, None), "a mean of other tasks is no mean"
+    nothing = summarise([RunFile(runs=[run(), run("eagle", seconds=0.0)])]).cell(PLACE, "qa", "eagle")
+    assert nothing is not None and nothing.speed_up is None and nothing.tokens_per_second is None
+
+
+def test_steps_and_the_formula():
+    chain = {"drafted_by_depth": (10, 10), "accepted_by_depth": (8, 4), "forwards": 10, "tokens": 22, "decoded": 22}
+    fast = run("draft", 1.2, prefill_seconds=0.2, draft_seconds=0.4, verify_seconds=0.5, **chain)
+    plain = run("none", 1.0, verify_seconds=0.9)
+    assert by_depth([fast, plain]) == [Depth(8, 10), Depth(4, 10)]
+    assert alpha([fast]) == pytest.approx((8 + 4) / (10 + 8)) and alpha([plain]) is None
+    times = step_times([fast])
+    assert times == (pytest.approx(0.04), pytest.approx(0.05), pytest.approx(0.01))
+    rate = 12 / 18
+    assert predicted([fast], [plain]) == pytest.approx((1 + rate + rate**2) / (1 + 0.04 / 0.1))
+    halves = replace(fast, drafted_by_depth=(10, 5))  # two levels in every second step
+    rate = (8 + 4) / (10 + 5)
+    assert predicted([halves], [plain]) == pytest.approx((1 + rate + rate**2 / 2) / 1.4)
+    assert predicted([replace(fast, verify_seconds=0.0)], [plain]) is None
+    batch = replace(fast, prompts=("1", "2"), forwards=20)
+    assert step_times([batch]) == pytest.approx(times), "two rows of ten forwards are ten steps"
+
+
+def test_markdown():
+    assert tables.markdown(summarise([small()])).splitlines()[:6] == [
+        "### greedy, batch 1",
+        "",
+        "| method | qa | code | mean |",
+        "| --- | ---: | ---: | ---: |",
+        "| none | 1.00x / 1.00 | 1.00x / 1.00 | 1.00x / 1.00 |",
+        "| eagle | **2.50x** / 2.50 | **3.00x** / 2.50 | **2.75x** / 2.50 |",
+    ]
+    text = tables.markdown(summarise([small()]), complete=True)
+    assert "| code | eagle | 3.00x (2.50-3.50) | 3 | 1.80x | 2.77x | 2.50 | 15.0 | 3/3 | 0 |" in text
+    assert "| eagle | 33% (1 of 3) | 33% (1 of 3) |" in text
+    odd = tables.markdown(summarise([RunFile(runs=[run("a|b<script>", task="x\ny")])]))
+    assert "| a\\|b&lt;script> |" in odd and "| x y |" in odd
+
+
+def test_provenance_is_a_sentence():
+    assert tables.provenance(PROVENANCE) == (
+        "foredraft 0.1.0 at commit 0c3194c+, torch 2.13.0+cpu, transformers 5.23.0, python 3.11.7, "
+        "1 thread on AMD EPYC, 2026-11-21. Made by: foredraft bench --model sample --watch 8 "
+        "Settings: model sample, max_new_tokens 128, batch_sizes [1, 4]."
+    )
+    assert tables.provenance({}) == "foredraft (version unknown)."
+
+
+def write(path: Path, file: RunFile) -> Path:
+    lines = [{"kind": "provenance", **record} for record in file.provenance]
+    lines += [each.line() for part in (file.runs, file.costs, file.watched) for each in part]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def test_a_file_comes_back_as_it_was(tmp_path: Path):
+    file = made(prompts=1, batches=(1,))
+    assert read_runs(write(tmp_path / "runs.jsonl", file)).runs == file.runs
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ('{"kind": "run"', "line 2: this is not JSON"),
+        ('{"kind": "walk"}', "line 2: this is no line of a benchmark"),
+        ('{"kind": "run", "arm": "none", "speed": 3}', "line 2: unknown field speed"),
+        ('{"kind": "run", "arm": "none"}', "line 2: "),
+    ],
+)
+def test_a_broken_line_is_named(tmp_path: Path, line: str, sentence: str, capsys: pytest.CaptureFixture[str]):
+    path = tmp_path / "broken.jsonl"
+    path.write_text(json.dumps({"kind": "provenance"}) + "\n" + line + "\n" + json.dumps({"loss": 1}) + "\n")
+    with pytest.raises(DataError, match=sentence):
+        read_runs(path)
+    assert main(["report", str(path)]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("foredraft: ") and f"broken.jsonl, {sentence}" in told and told.count("\n") == 1
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("report") / "runs.jsonl", made())
+
+
+@pytest.mark.parametrize("width", [80, 160])
+@pytest.mark.parametrize("full", [False, True])
+def test_the_tables_fit_the_screen(
+    runs: Path, width: int, full: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert main(["report", str(runs), *(["--full"] if full else [])]) == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= width and "…" not in out and "\x1b" not in out
+    assert all(task in out for task in TASKS) and all(arm.split(":")[0] in out for arm in ARMS)
+    assert ("errors" in out.split()) is full
+
+
+def test_the_command_prints_markdown_and_json(runs: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["report", str(runs), "--markdown"]) == 0
+    out = capsys.readouterr().out
+    assert out == tables.markdown(summarise([read_runs(runs)]))
+    assert main(["report", str(runs), "--json", "--baseline", "transformers"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["baseline"] == "transformers" and len(found["cells"]) == 12 * 6 * 2 * 2
+    first = found["cells"][0]
+    assert first["arm"] == "none" and set(first["speed_up"]) == {"median", "low", "high", "size"}
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--format", "png"], "--figures FOLDER"),
+        (["--format", "gif", "--figures", "x"], "svg, png, pdf"),
+        (["--json", "--markdown"], "choose one"),
+        (["--baseline", "nobody"], "'nobody'; there are none, transformers"),
+    ],
+)
+def test_options_that_cannot_be(runs: Path, options: list[str], sentence: str, capsys: pytest.CaptureFixture[str]):
+    assert main(["report", str(runs), *options]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_a_file_without_a_measurement(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = tmp_path / "empty.jsonl"
+    path.write_text(json.dumps({"kind": "provenance"}) + "\n")
+    assert main(["report", str(path)]) == 2
+    assert "nothing has been measured yet" in capsys.readouterr().err
+
+
+def test_figures_for_papers(tmp_path: Path):
+    pytest.importorskip("matplotlib")
+    from foredraft.bench.figures import drawn, write_figures
+
+    found = drawn(summarise([made(prompts=2)]))
+    counts = {each.kind.name: len(each.panels) for each in found}
+    per_setting, per_law = {"speed-up": 4, "time": 4, "theory": 4}, {"depth": 2, "batch": 2}
+    assert counts == {**per_setting, **per_law, "position": 3, "calibration": 1, "cost": 1, "training": 1}
+    some = [each for each in found if each.kind.name in ("training", "depth")]
+    written = write_figures(some, tmp_path / "new")
+    assert [path.name for path in written] == ["depth-sample-greedy.svg", "depth-sample-t-1.svg", "training.svg"]
+    assert all(ElementTree.parse(path).getroot().tag.endswith("svg") for path in written)
+    (png,) = write_figures(some[1:], tmp_path, "png")
+    assert png.read_bytes().startswith(b"\x89PNG")
+
+
+def page_of(*files: RunFile) -> tuple[Summary, str]:
+    pytest.importorskip("matplotlib")
+    from foredraft.bench.figures import drawn
+    from foredraft.bench.page import page
+
+    summary = summarise(files)
+    return summary, page(summary, drawn(summary))
+
+
+def test_missing_data_are_named_with_the_option_that_makes_them():
+    _, text = page_of(RunFile(runs=[run(), run("eagle", 0.5)]))
+    assert '<figure id="speed-up">' in text and text.count("<figure") == 1
+    absent = text.partition('id="absent"')[2]
+    for what in ("--watch N", "--costs", "--batch-size", "log.jsonl"):
+        assert what in absent
+    _, text = page_of(RunFile(training=made(prompts=1).training))
+    assert "There are no runs" in text and '<figure id="training">' in text
+
+
+def test_everything_from_a_file_is_escaped():
+    bad = '<script>alert("1")</script>&$x_$|"'
+    model = {"settings": {"model": bad, bad: [bad]}, "command": bad, "commit": bad}
+    units = [{"prompts": (str(n),), "task": bad, "model": bad, "batch": batch} for n in range(3) for batch in (1, 2)]
+    parts = {"draft_seconds": 0.1, "verify_seconds": 0.3, "drafted_by_depth": (10,), "accepted_by_depth": (5,)}
+    both: list[Run] = [run(arm, said=said(bad, True), **unit, **parts) for unit in units for arm in ("none", bad)]
+    watched = [Watched(bad, bad, bad, 0.0, {"1": (9, 5)}, {"50": (9, 5)}, model=bad) for _ in range(3)]
+    lines = [{"run": bad, "tokens": 2**n, "validation": {"acceptance_length": 1.5}} for n in range(9)]
+    file = RunFile(provenance=[model], runs=both, watched=watched, training=lines)
+    summary, text = page_of(file)
+    assert "<script" not in text and summary.best(summary.settings[0]) is None
+    assert text.count("<figure") == 8, "all but the cost of a forward"
+
+
+def test_the_page_needs_nothing_else():
+    _, text = page_of(made(prompts=1, temperatures=(0.0,)))
+    assert text.startswith("<!doctype html>") and "<title>foredraft report: sample</title>" in text
+    assert 'name="viewport"' in text and "prefers-color-scheme: dark" in text and "<script" not in text
+    links = set(re.findall(r'(?:src|href)="([^"#][^"]*)"', text))
+    assert links == {"data:,"}
+    assert "#010203" not in text and "currentColor" in text
