@@ -45,7 +45,7 @@ def families(drafter: str, model: str) -> list[Family]:
     head, *given = drafter.split(",")
     method, _, path = head.partition(":")
     path = path or BUNDLED_DRAFTS.get(model, {}).get(method, "")
-    if Path(path).is_dir():
+    if path and Path(path).is_dir():  # "" is this folder
         path = str(Path(path).resolve())  # the choice is written to a file that may be read from elsewhere
     base = f"{method}:{path}" if path else method
     fixed = {pair.partition("=")[0] for pair in given}

@@ -23,7 +23,8 @@ class StepModel:
     """What a step of one drafter costs: the forward from the table, and what steps here have taken beside it.
 
     ``drafting``: seconds of a draft by its levels. ``beside``: seconds of verification over those of the forward, by
-    the rows of the forward. ``other``: of the loop around both.
+    the rows of the forward. ``other``: of the loop around both. ``reading``: what the first draft of a text takes more
+    than others, since the drafter reads the prompt, shared out over the text's tokens.
     """
 
     costs: CostTable
@@ -31,6 +32,7 @@ class StepModel:
     drafting: Fit
     beside: Fit
     other: float
+    reading: float = 0.0
 
     @classmethod
     def of(cls, steps: Sequence[Step], costs: CostTable, other: float, padded: bool) -> "StepModel":
@@ -40,16 +42,15 @@ class StepModel:
             return round_up(1 + nodes) if padded else 1 + nodes
 
         timed = [step for step in steps if not step.first]
-        groups = [[step for step in timed if step.short], [step for step in timed if not step.short]]
-        drafting = [[(float(s.levels), s.draft_seconds) for s in group if s.depths] for group in groups]
-        beside = [
-            [(float(rows(len(s.depths))), s.verify_seconds - costs(rows(len(s.depths)))) for s in group]
-            for group in groups
-        ]
-        return cls(costs, rows, Fit.through(drafting), Fit.through(beside), other)
+        levels = Fit.through([(float(step.levels), step.draft_seconds) for step in timed if step.depths])
+        forwards = [(rows(len(step.depths)), step.verify_seconds) for step in timed]
+        beside = Fit.through([(float(count), seconds - costs(count)) for count, seconds in forwards])
+        firsts = [step.draft_seconds - levels(step.levels) for step in steps if step.first and not step.short]
+        said = sum(1 + len(step.path) for step in steps if not step.short)
+        return cls(costs, rows, levels, beside, other, max(0.0, sum(firsts)) / max(said, 1))
 
     def seconds(self, nodes: int, levels: int) -> float:
-        """Of one step with such a draft."""
+        """Of one step with such a draft, the reading of a prompt apart."""
         count = self.rows(nodes)
         drafting = max(0.0, self.drafting(levels))
         return max(self.costs(count) + self.beside(count), self.costs(1) / 2) + drafting + self.other
@@ -65,4 +66,5 @@ def predict(steps: Sequence[Step], model: StepModel, shape: Shape, plain_seconds
     outcomes = [step.under(shape) for step in steps if not step.short]
     tokens = statistics.fmean(outcome.tokens for outcome in outcomes)
     seconds = statistics.fmean(model.seconds(outcome.nodes, outcome.levels) for outcome in outcomes)
+    seconds += model.reading * tokens
     return Prediction(tokens, seconds, tokens * plain_seconds / seconds)

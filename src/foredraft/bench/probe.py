@@ -4,6 +4,7 @@ What a smaller draft would have brought is read off the same steps: a tree of n 
 drafted nodes down to d, and its accepted path is a beginning of the path that was accepted.
 """
 
+import bisect
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -49,7 +50,7 @@ class Step:
 
     def under(self, shape: Shape) -> Outcome:
         """What it would have been with a smaller draft."""
-        deepest = shape.depth or max(self.depths, default=0)
+        deepest = shape.depth or self.levels
         allowed = [place for place, depth in enumerate(self.depths) if depth <= deepest]
         if self.scores and shape.nodes:
             allowed = sorted(allowed, key=lambda place: -self.scores[place])
@@ -85,8 +86,8 @@ class Tap(Drafter):
 
 @final
 class Probe(Controller):
-    """Always the largest draft (around plain decoding none), or while ``short`` is set always a short one; and a record
-    of each step.
+    """Always the largest draft (around plain decoding none), or while ``short`` is set one of so many levels; and a
+    record of each step.
 
     The two are not mixed in one text: a step after a short one that was accepted whole begins in the middle of what
     the draft gets right, and would be taken for better than it is.
@@ -96,17 +97,15 @@ class Probe(Controller):
         confidence: as the method's options have it.
     """
 
-    SHORT = 2
-
     def __init__(self, tap: Tap, confidence: float = 0.0) -> None:
         self._tap = tap
         self._confidence = confidence
         self._known: set[int] = set()
-        self.short = False
+        self.short = 0
         self.steps: list[Step] = []
 
     def plan(self, view: View, limits: Sequence[int]) -> Plan:
-        longest = min(self.SHORT, self._tap.needs.longest) if self.short else self._tap.needs.longest
+        longest = min(self.short or self._tap.needs.longest, self._tap.needs.longest)
         return Plan(tuple(min(longest, limit) for limit in limits), self._confidence)
 
     def observe(self, view: View, plan: Plan, done: StepDone) -> None:
@@ -128,7 +127,7 @@ class Probe(Controller):
                 levels=done.levels,
                 draft_seconds=done.draft_seconds,
                 verify_seconds=done.verify_seconds,
-                short=self.short,
+                short=self.short > 0,
                 first=first,
             )
             self.steps.append(step)
@@ -137,26 +136,40 @@ class Probe(Controller):
         self._known.discard(row)
 
 
-class Fit(NamedTuple):
-    """A straight line through the medians of two groups of measurements; level where there is only one."""
+_FEW = 4
 
-    at: float
-    value: float
-    slope: float
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Straight lines from one measured point to the next; level beyond them, where nothing was seen."""
+
+    xs: tuple[float, ...]
+    ys: tuple[float, ...]
 
     def __call__(self, x: float) -> float:
-        return self.value + self.slope * (x - self.at)
+        if not self.xs:
+            return 0.0
+        if x <= self.xs[0] or len(self.xs) == 1:
+            return self.ys[0]
+        right = min(bisect.bisect_left(self.xs, x), len(self.xs) - 1)
+        (x0, x1), (y0, y1) = self.xs[right - 1 : right + 1], self.ys[right - 1 : right + 1]
+        return y0 + (y1 - y0) * min((x - x0) / (x1 - x0), 1.0)
 
     @classmethod
-    def through(cls, groups: Sequence[Sequence[tuple[float, float]]]) -> "Fit":
-        """Of (x, y) measurements in groups of about the same x; empty groups do not count."""
-        points = [
-            (statistics.fmean(x for x, _ in group), statistics.median(y for _, y in group)) for group in groups if group
-        ]
-        if not points:
-            return cls(0.0, 0.0, 0.0)
-        (x0, y0), (x1, y1) = points[0], points[-1]
-        return cls(x1, y1, (y1 - y0) / (x1 - x0) if x1 > x0 else 0.0)
+    def through(cls, points: Sequence[tuple[float, float]]) -> "Fit":
+        """Of (x, y) measurements: what is typical at each x that was seen more than a few times, or else at any."""
+        groups: dict[float, list[float]] = {}
+        for x, y in points:
+            groups.setdefault(x, []).append(y)
+        known = {x: typical(ys) for x, ys in groups.items() if len(ys) >= _FEW}
+        known = known or {x: typical(ys) for x, ys in groups.items()}
+        return cls(tuple(sorted(known)), tuple(known[x] for x in sorted(known)))
+
+
+def typical(values: Sequence[float]) -> float:
+    """The mean, but no value counts for more than three times the median: a machine's stall is not the work's."""
+    most = 3 * statistics.median(values)
+    return statistics.fmean(min(value, most) if most > 0 else value for value in values)
 
 
 def _depths(parents: Sequence[int]) -> list[int]:

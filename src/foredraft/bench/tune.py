@@ -9,7 +9,7 @@ import torch
 
 from foredraft.bench.candidates import Family, families
 from foredraft.bench.predict import Prediction, StepModel, predict
-from foredraft.bench.probe import Probe, Tap
+from foredraft.bench.probe import Probe, Tap, typical
 from foredraft.compose import Spec, load
 from foredraft.core.errors import OptionError, UsageError
 from foredraft.core.params import SamplingParams
@@ -143,15 +143,15 @@ class Tuner:
             for prompt in prompts:
                 plain.ask([prompt], params)
                 drafting.ask([prompt], params)
-            drafting.probe.short = True
-            drafting.ask(prompts[:1], params)
+            for drafting.probe.short in (1, 2):
+                drafting.ask(prompts[:1], params)
         finally:
             loaded.close()
         steps = drafting.probe.steps
         if not any(step.depths for step in steps):
             raise OptionError("no step drafted anything; give longer texts with more new tokens.")
         model = StepModel.of(steps, costs, drafting.other, padded=self._target.device.type == "cpu")
-        plain_step = statistics.median(s.draft_seconds + s.verify_seconds for s in plain.probe.steps) + plain.other
+        plain_step = typical([s.draft_seconds + s.verify_seconds for s in plain.probe.steps]) + plain.other
         predictions = [predict(steps, model, each.shape, plain_step) for each in family.candidates]
         return [
             Trial(family.name, each.spec, prediction, None, prediction.tokens)
