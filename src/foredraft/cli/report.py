@@ -56,11 +56,11 @@ def command(
     else:
         written = []
     if as_json:
-        typer.echo(json.dumps(_record(summary)))
+        typer.echo(json.dumps(record(summary)))
     elif markdown:
         typer.echo(tables.markdown(summary, complete=full), nl=False)
     else:
-        _show(summary, output(), full)
+        show(summary, output(), full)
     for said in written:
         errors().print(said, soft_wrap=True, markup=False)
 
@@ -96,7 +96,7 @@ def _write(summary: "Summary", html: Path | None, folder: Path | None, suffix: s
     return said
 
 
-def _record(summary: "Summary") -> dict[str, Any]:
+def record(summary: "Summary") -> dict[str, Any]:
     """All numbers in types that JSON knows."""
     cells = []
     for name, cell in summary.cells.items():
@@ -124,7 +124,8 @@ def _tuples(cell: Any) -> dict[str, Any]:
     return {name: getattr(cell, name) for name in names if getattr(cell, name) is not None}
 
 
-def _show(summary: "Summary", console: Console, full: bool) -> None:
+def show(summary: "Summary", console: Console, full: bool) -> None:
+    """Print the tables of every setting, and where the numbers come from."""
     from foredraft.bench import tables
 
     if not summary.settings:
