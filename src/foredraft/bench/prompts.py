@@ -48,7 +48,7 @@ class Ask:
     @property
     def rounds(self) -> int:
         """How many turns can be played: more than one only where the prompt is a chat that the turns make."""
-        return len(self.turns) if self.prompt == [_user(self.turns[0])] else 1
+        return len(self.turns) if self.turns and self.prompt == [_user(self.turns[0])] else 1
 
     def after(self, answers: Sequence[str]) -> str | list[dict[str, str]]:
         """The prompt of the turn that comes after so many answers."""
@@ -84,7 +84,7 @@ def read_prompts(path: str | Path, chat: bool = False) -> list[Ask]:
     """
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         line = 1 + error.object[: error.start].count(b"\n")
         raise DataError(f"{path}, line {line}: this is not UTF-8 text.") from None
@@ -93,13 +93,25 @@ def read_prompts(path: str | Path, chat: bool = False) -> list[Ask]:
     found = list(_lines(path, text) if path.suffix == ".jsonl" else _parts(text))
     if not found:
         raise DataError(f"{path}: there is no prompt in it.")
-    task = path.parent.name if path.name == "question.jsonl" else path.stem
-    return [_asked(replace(ask, task=task, name=ask.name or str(i)), chat) for i, ask in enumerate(found)]
+    task = path.resolve().parent.name if path.name == "question.jsonl" else path.stem
+    names = _apart([ask.name or str(i) for i, ask in enumerate(found)])
+    return [_asked(replace(ask, task=task, name=name), chat) for name, ask in zip(names, found, strict=True)]
+
+
+def _apart(names: Sequence[str]) -> list[str]:
+    """Names that files give twice, such as several files in one, told apart: 7, 7-2, 7-3."""
+    found: dict[str, None] = {}
+    for name in names:
+        number = 1
+        while (new := name if number == 1 else f"{name}-{number}") in found:
+            number += 1
+        found[new] = None
+    return list(found)
 
 
 def _parts(text: str) -> Iterator[Ask]:
     parts: list[list[str]] = [[]]
-    for line in text.splitlines():
+    for line in text.split("\n"):  # splitlines would part lines at form feeds, too
         if line.strip() == "---":
             parts.append([])
         else:
@@ -125,8 +137,8 @@ def _ask(where: str, row: Any) -> Ask:
     if not isinstance(row, dict):
         raise DataError(f"{where}: this is not an object.")
     about: dict[str, Any] = {
-        "category": str(row.get("category", row.get("task_id", "text"))).partition("/")[0],
-        "name": str(row.get("question_id", row.get("task_id", ""))),
+        "category": _first_of(row, ("category", "task_id"), "text").partition("/")[0],
+        "name": _first_of(row, ("question_id", "task_id"), ""),
         "references": _references(where, row.get("reference")),
         "program": _program(where, row),
     }
@@ -147,6 +159,11 @@ def _ask(where: str, row: Any) -> Ask:
                 raise DataError(f"{where}: {field} must be a text that is not empty.")
             return Ask(row[field].rstrip("\n"), (row[field],), **about)
     raise DataError(f"{where}: there is no field turns, messages, prompt or text.")
+
+
+def _first_of(row: dict[str, Any], fields: Sequence[str], otherwise: str) -> str:
+    """What the first of these fields that is there says."""
+    return next((str(row[field]) for field in fields if row.get(field) is not None), otherwise)
 
 
 def _references(where: str, found: Any) -> tuple[str, ...]:
