@@ -37,7 +37,8 @@ figcaption { margin: 0 0 1rem; max-width: 44rem; }
 .panel svg { display: block; width: 100%; height: auto; overflow: visible; }
 .panel svg text { font-family: inherit !important; }
 .table { overflow-x: auto; border: 1px solid var(--line); border-radius: .4rem; margin: .5rem 0;
-  max-width: max-content; }
+  max-width: max-content; background: linear-gradient(to left, var(--page) 1.5rem, transparent) right / 3rem 100%
+  no-repeat local, linear-gradient(to left, var(--line), transparent) right / 1.25rem 100% no-repeat; }
 .table:focus-visible { outline: 2px solid var(--soft); }
 table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .4rem .75rem; text-align: right; white-space: nowrap; vertical-align: top; }
@@ -53,6 +54,7 @@ td b { color: var(--best); }
 summary { cursor: pointer; padding: .35rem 0; }
 footer { border-top: 1px solid var(--line); margin-top: 3rem; padding-top: .5rem; }
 footer p { max-width: none; }
+@media (max-width: 34rem) { th, td { padding: .35rem .5rem; } th:first-child { min-width: 7.25rem; } }
 @media print { details > * { display: block; } figure, .table { break-inside: avoid; } }
 """
 
