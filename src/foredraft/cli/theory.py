@@ -1,12 +1,19 @@
 """``foredraft theory``."""
 
 import json
-from typing import Annotated, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from foredraft.cli.console import output
+from foredraft.core.errors import OptionError
+
+if TYPE_CHECKING:
+    from foredraft.bench.overlay import Point
+    from foredraft.core.theory import BestLength
 
 _LONGEST = 64
 _SHOWN = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
@@ -22,8 +29,16 @@ class Row(NamedTuple):
 
 
 def command(
-    alpha: Annotated[float, typer.Option(help="Chance that a drafted token is accepted.")],
-    cost: Annotated[float, typer.Option(help="Time of a draft step in steps of the target.")],
+    ctx: typer.Context,
+    *,
+    alpha: Annotated[
+        float | None,
+        typer.Option(help="Chance that a drafted token is accepted. Required without --run.", show_default=False),
+    ] = None,
+    cost: Annotated[
+        float | None,
+        typer.Option(help="Time of a draft step in steps of the target. Required without --run.", show_default=False),
+    ] = None,
     operations: Annotated[
         float | None,
         typer.Option(help="The same ratio in arithmetic; by default the cost.", show_default=False),
@@ -32,30 +47,90 @@ def command(
         int | None,
         typer.Option(help="Show this many drafted tokens, and the best number.", show_default=False),
     ] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option(help="A benchmark's file: what its arms did, beside the theory.", show_default=False),
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="Draw tokens, speed-up and best length to this .svg, .png or .pdf.", show_default=False),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """What speculation can gain, from an acceptance rate and a cost.
 
-    For a chain of k drafted tokens, each accepted with the same chance (Leviathan et al., arXiv:2211.17192).
+    For a chain of k drafted tokens, each accepted with the same chance (Leviathan et al., arXiv:2211.17192). With
+    --run both are measured, arm by arm, and what was gained stands beside what the theory promises.
     """
+    from foredraft.bench.overlay import overlay
+    from foredraft.bench.records import read_runs
+
+    for name, value in (("alpha", alpha), ("cost", cost)):
+        if run is None and value is None:
+            ctx.fail(f"Missing option '--{name}'.")
+    given = None if alpha is None or cost is None else Given(alpha, cost, cost if operations is None else operations)
+    if given is None and {alpha, cost, operations, length} != {None}:
+        raise OptionError("Give --alpha and --cost together, or leave both to the run.")
+    table = None if given is None else _promise(given, length)
+    points = [] if run is None else overlay(read_runs(run))
+    if plot is not None:
+        from foredraft.bench.curves import theory_figure
+        from foredraft.bench.plots import save
+
+        save(theory_figure(alpha, cost, points), plot)
+    if as_json:
+        found: dict[str, Any] = {} if table is None else table.as_dict()
+        if run is not None:
+            found["points"] = [point._asdict() | {"best": point.best._asdict()} for point in points]
+        typer.echo(json.dumps(found if plot is None else {**found, "plot": str(plot)}))
+        return
+    _show(table, points)
+    if plot is not None:
+        output().print(f"Figures: {plot}", soft_wrap=True, markup=False)
+
+
+class Given(NamedTuple):
+    """What the user says."""
+
+    alpha: float
+    cost: float
+    operations: float
+
+
+class Promise(NamedTuple):
+    """What the theory says to that."""
+
+    given: Given
+    best: "BestLength"
+    rows: list[Row]
+
+    def as_dict(self) -> dict[str, Any]:
+        alpha, cost, operations = self.given
+        found = {"alpha": alpha, "cost": cost, "operations_cost": operations, "pays": self.best.length > 0}
+        return found | {"best": self.best._asdict(), "rows": [each._asdict() for each in self.rows]}
+
+
+def _promise(given: Given, length: int | None) -> Promise:
     from foredraft.core import theory
 
-    work = cost if operations is None else operations
+    alpha, cost, operations = given
 
     def row(k: int) -> Row:
         tokens, gain = theory.expected_tokens(alpha, k), theory.speed_up(alpha, k, cost)
-        return Row(k, tokens, gain, theory.operations_factor(alpha, k, work))
+        return Row(k, tokens, gain, theory.operations_factor(alpha, k, operations))
 
     best = theory.best_length(alpha, cost, _LONGEST)
-    rows = [row(k) for k in _lengths(best.length, length)]
-    if as_json:
-        found = {"alpha": alpha, "cost": cost, "operations_cost": work, "pays": best.length > 0}
-        found |= {"best": best._asdict(), "rows": [each._asdict() for each in rows]}
-        typer.echo(json.dumps(found))
-        return
+    return Promise(given, best, [row(k) for k in _lengths(best.length, length)])
+
+
+def _show(table: Promise | None, points: "list[Point]") -> None:
     console = output()
-    console.print(_table(rows, best.length))
-    console.print(_sentence(alpha, cost, best.length, best.speed_up), soft_wrap=True)
+    if table is not None:
+        console.print(_table(table.rows, table.best.length))
+        console.print(_sentence(table.given, table.best), soft_wrap=True)
+    if points:
+        console.print(_arms(points))
+        console.print(_READING, soft_wrap=True)
 
 
 def _lengths(best: int, asked: int | None) -> list[int]:
@@ -85,9 +160,38 @@ def _table(rows: list[Row], best: int) -> Table:
     return table
 
 
-def _sentence(alpha: float, cost: float, best: int, gain: float) -> str:
-    if best == 0:
-        return f"Nothing pays: with alpha {alpha:g} and cost {cost:g} plain decoding is the fastest."
-    if best == _LONGEST:
-        return f"The longer the better: {best} drafted tokens give {gain:.2f}x, and more would give more."
-    return f"Best: {best} drafted token{'s' if best != 1 else ''} a step, {gain:.2f}x as fast as plain decoding."
+def _sentence(given: Given, best: "BestLength") -> str:
+    length, gain = best
+    if length == 0:
+        return f"Nothing pays: with alpha {given.alpha:g} and cost {given.cost:g} plain decoding is the fastest."
+    if length == _LONGEST:
+        return f"The longer the better: {length} drafted tokens give {gain:.2f}x, and more would give more."
+    return f"Best: {length} drafted token{'s' if length != 1 else ''} a step, {gain:.2f}x as fast as plain decoding."
+
+
+_READING = (
+    "In brackets: what the theory makes of the arm's own alpha, k and c. alpha: accepted over judged tokens (of a "
+    "tree: levels); k: drafted levels a step; c: drafting a level, verify: the target's forward, both in plain steps. "
+    "The theory takes verify to be 1."
+)
+
+
+def _arms(points: "list[Point]") -> Table:
+    from foredraft.bench.overlay import settings
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("arm", overflow="fold")
+    for name in ("alpha", "k", "best k", "c", "verify", "tokens a step", "speed-up"):
+        table.add_column(name, justify="right")
+    for setting, each in zip(settings(points), points, strict=True):
+        table.add_row(
+            escape(f"{each.arm} {setting}".strip()),
+            f"{each.alpha:.3f}",
+            f"{each.length:.1f}",
+            str(each.best.length),
+            f"{each.cost:.3f}",
+            f"{each.verify:.2f}",
+            f"{each.tokens:.2f} ({each.predicted_tokens:.2f})",
+            f"{each.speed_up:.2f}x ({each.predicted_speed_up:.2f}x)",
+        )
+    return table
