@@ -89,7 +89,10 @@ class Run:
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens that each forward brought, the longest first; their order in time is not kept."""
+        """Tokens that each forward brought, the longest first; their order in time is not kept.
+
+        They add up to ``tokens``, or to a few more: what a forward accepts behind the end of a text counts here, too.
+        """
         reached = (*self.accepted_by_depth, 0)
         exact = [before - after for before, after in zip((self.forwards, *reached), reached, strict=False)]
         return [1 + depth for depth in reversed(range(len(exact))) for _ in range(exact[depth])]

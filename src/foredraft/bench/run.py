@@ -2,6 +2,7 @@
 machine hits all alike. Whatever is measured is on disk before the next call."""
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -11,10 +12,10 @@ import torch
 
 from foredraft.bench.arms import Arm, Call, LoopArm
 from foredraft.bench.prompts import Ask
-from foredraft.bench.records import Run, RunFile, Said, digest, read_runs
+from foredraft.bench.records import Run, RunFile, Said, digest, mend, read_runs
 from foredraft.core.errors import DataError, ForedraftError, OptionError
 from foredraft.core.params import SamplingParams
-from foredraft.engine.generate import Generator
+from foredraft.engine.generate import Generator, Prompt
 from foredraft.model.provenance import provenance
 
 Tell = Callable[[int, int, str], None]
@@ -51,9 +52,11 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Prompts of one task that are asked at once, all their turns one after another."""
+    """Prompts of one task that are asked at once, all their turns one after another. ``number`` counts all groups,
+    ``place`` those of one temperature and batch size, which share a cell of a table: it says which arm is first."""
 
     number: int
+    place: int
     asks: tuple[Ask, ...]
     temperature: float
     batch: int
@@ -74,31 +77,52 @@ class Group:
 def grouped(
     asks: Sequence[Ask], temperatures: Sequence[float], batches: Sequence[int], repeats: int = 1
 ) -> list[Group]:
-    """All groups, task by task; a task's last one is smaller where its prompts do not divide by the batch."""
-    tasks: dict[str, list[Ask]] = {}
+    """All groups, task by task; a task's last one is smaller where its prompts do not divide by the batch.
+
+    Raises:
+        DataError: two prompts of a task have one name, so that nobody could tell their runs apart.
+    """
+    tasks: dict[str, dict[str, Ask]] = {}
     for ask in asks:
-        tasks.setdefault(ask.task, []).append(ask)
+        if ask.name in tasks.setdefault(ask.task, {}):
+            raise DataError(f"Prompt {ask.name} of {ask.task} is there twice: is a file named twice, or are two alike?")
+        tasks[ask.task][ask.name] = ask
     groups: list[Group] = []
-    for listed in tasks.values():
+    places: Counter[tuple[float, int]] = Counter()
+    for some, temperature, batch in _chosen([list(each.values()) for each in tasks.values()], temperatures, batches):
+        for repeat in range(repeats):
+            place = places[temperature, batch]
+            groups.append(Group(len(groups), place, some, temperature, batch, repeat))
+            places[temperature, batch] += 1
+    return groups
+
+
+def _chosen(
+    tasks: Iterable[list[Ask]], temperatures: Sequence[float], batches: Sequence[int]
+) -> Iterator[tuple[tuple[Ask, ...], float, int]]:
+    """Prompts with a temperature and a batch size. All that is asked of a prompt is asked in the same minutes."""
+    for listed in tasks:
         for first in range(0, len(listed), max(batches)):
             window = listed[first : first + max(batches)]
             for batch in batches:
                 for begin in range(0, len(window), batch):
-                    some = tuple(window[begin : begin + batch])
                     for temperature in temperatures:
-                        for repeat in range(repeats):
-                            groups.append(Group(len(groups), some, temperature, batch, repeat))
-    return groups
+                        yield tuple(window[begin : begin + batch]), temperature, batch
 
 
 class Bench:
     """Runs groups that are not in the file yet, and appends what came of it.
 
     Args:
-        arms: the first of ours answers for the conversation where there are several turns: every arm reads the same.
+        arms: the first of them that can answers for the conversation where there are several turns: every arm reads
+            the same.
         path: where lines are appended; it may exist, made with the same settings.
         keep_texts: write out what was said, and not only what tells two texts apart.
         score: whether an answer is right, where that can be said.
+
+    Raises:
+        OptionError: no arm is ours, or the file was made with other settings.
+        PromptError: the settings ask for a chat, and the model has no chat template.
     """
 
     def __init__(
@@ -116,6 +140,8 @@ class Bench:
         self._keep_texts = keep_texts
         self._score = score or (lambda ask, text: None)
         self._host = _host(arms)
+        if settings.chat:
+            self._host.encode([{"role": "user", "content": "Hello"}])
         self._before = earlier(path, settings)
 
     def run(self, groups: Sequence[Group], tell: Tell = lambda done, count, what: None) -> None:
@@ -127,8 +153,8 @@ class Bench:
         left = [group for group in groups if not done.issuperset(group.runs(model, able[group.batch]))]
         if not left:
             return
-        self.append([self._origin(names)])
         self._warm_up(left)
+        self.append([self._origin(names)])
         for count, group in enumerate(left):
             tell(count, len(left), group.asks[0].task)
             self.append(run.line() for run in self._play(group))
@@ -139,9 +165,7 @@ class Bench:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             if self._path.exists():
-                whole = self._path.read_bytes()
-                if not whole.endswith(b"\n"):
-                    self._path.write_bytes(whole[: whole.rfind(b"\n") + 1])
+                mend(self._path)
             with self._path.open("a", encoding="utf-8") as out:
                 for line in lines:
                     out.write(json.dumps(line) + "\n")
@@ -153,16 +177,17 @@ class Bench:
         return {"kind": "provenance", **provenance(), "settings": asdict(self._settings), "arms": list(names)}
 
     def _warm_up(self, groups: Sequence[Group]) -> None:
-        """Kernels, packed weights, controllers: one call an arm and batch size that nobody counts."""
-        for group in {group.batch: group for group in groups}.values():
-            prompts = [self._host.encode(ask.prompt) for ask in group.asks]
+        """Kernels, packed weights, controllers: one call an arm, batch size and temperature that nobody counts."""
+        first = {(group.batch, group.temperature): group for group in reversed(groups)}
+        for group in reversed(first.values()):
+            params = self._settings.params(group.temperature, 0)
             for arm in self._arms:
                 if arm.most >= group.batch:
-                    self._guarded(arm, prompts, self._settings.params(0.0, 0))
+                    self._guarded(arm, [ask.prompt for ask in group.asks], params)
 
     def _play(self, group: Group) -> Iterator[Run]:
         arms = [arm for arm in self._arms if arm.most >= group.batch]
-        first = group.number % len(arms)
+        first = group.place % len(arms)
         answers: dict[str, list[str]] = {ask.name: [] for ask in group.asks}
         for turn in range(group.turns):
             asks = [ask for ask in group.asks if ask.rounds > turn]
@@ -193,13 +218,10 @@ class Bench:
             category=asks[0].category if len({ask.category for ask in asks}) == 1 else "",
             lossless=arm.lossless,
         )
-        try:
-            prompts = [self._host.encode(prompt) for _, prompt in asked]
-        except ForedraftError as error:
-            return replace(run, error=str(error))
-        call = self._guarded(arm, prompts, params)
-        if isinstance(call, str):
-            return replace(run, error=call)
+        done = self._guarded(arm, [prompt for _, prompt in asked], params)
+        if isinstance(done, str):
+            return replace(run, error=done)
+        prompts, call = done
         stats = call.stats
         return replace(
             run,
@@ -222,10 +244,14 @@ class Bench:
         right = self._score(ask, text)
         return Said(ask.name, len(prompt), len(tokens), digest(tokens), tuple(tokens), text, right)
 
-    def _guarded(self, arm: Arm, prompts: Sequence[Sequence[int]], params: SamplingParams) -> Call | str:
-        """The call, or the sentence of what went wrong: one bad prompt is no reason to lose the others."""
+    def _guarded(
+        self, arm: Arm, prompts: Sequence[Prompt], params: SamplingParams
+    ) -> tuple[list[list[int]], Call] | str:
+        """The prompts' tokens and the call, or the sentence of what went wrong: one bad prompt is no reason to lose
+        the others."""
         try:
-            return arm.run(prompts, params)
+            tokens = [self._host.encode(prompt) for prompt in prompts]
+            return tokens, arm.run(tokens, params)
         except ForedraftError as error:
             return str(error)
         except Exception as error:

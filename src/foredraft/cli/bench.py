@@ -126,7 +126,7 @@ def command(
     """
     if compare is not None:
         raise typer.Exit(_compared(Path(compare[0]), Path(compare[1]), tolerance, kept.json))
-    _check(what, sampling, kept)
+    _check(what, kept)
     asks = _asks(what)
     from foredraft.bench.arms import ArmSpec, Ground, make_arms, short_name
     from foredraft.bench.run import Bench, Settings, earlier, grouped
@@ -135,6 +135,9 @@ def command(
     names = ("max_new_tokens", "min_new_tokens", "top_k", "top_p", "repetition_penalty", "seed")
     options = {name: getattr(sampling, name) for name in names}
     settings = Settings(short_name(arms.model), chat=what.chat, dtype=arms.dtype, device=arms.device, **options)
+    for temperature in sampling.temperature:  # a bad value is refused before anything is loaded or written
+        settings.params(temperature, 0)
+    groups = grouped(asks, sampling.temperature, what.batch_size, what.repeats)
     path = Path(kept.out)
     score = _score(kept)
     earlier(path, settings)  # before anything is loaded: does it go on with this?
@@ -147,7 +150,7 @@ def command(
     )
     try:
         with _progress() as tell:
-            bench.run(grouped(asks, sampling.temperature, what.batch_size, what.repeats), tell)
+            bench.run(groups, tell)
         with busy("Watching drafts and timing forwards"):
             bench.append(besides.lines(earlier(path, settings)))
     except KeyboardInterrupt:
@@ -155,13 +158,11 @@ def command(
     _show(path, kept)
 
 
-def _check(what: Prompts, sampling: Sampling, kept: Kept) -> None:
+def _check(what: Prompts, kept: Kept) -> None:
     if what.count < 0 or what.repeats < 1 or kept.watch < 0:
         raise OptionError("count and watch must not be below 0, and repeats must be 1 or more.")
     if min(what.batch_size) < 1:
         raise OptionError("batch_size must be 1 or more.")
-    if min(sampling.temperature) < 0:
-        raise OptionError("temperature must be 0 (greedy) or more.")
     if kept.execute_code and not kept.score:
         raise OptionError("--execute-code goes with --score.")
     if kept.spec_bench is not None and not kept.texts:
@@ -217,7 +218,7 @@ def _show(path: Path, kept: Kept) -> None:
     """What the file says, all of it: what was measured before counts as well."""
     from foredraft.bench.records import read_runs
     from foredraft.bench.summary import summarise
-    from foredraft.cli.report import as_json, tables
+    from foredraft.cli.report import record, show
 
     file = read_runs(path)
     summary = summarise([file])
@@ -226,9 +227,9 @@ def _show(path: Path, kept: Kept) -> None:
 
         write_answers(file.runs, Path(kept.spec_bench))
     if kept.json:
-        typer.echo(json.dumps(as_json(summary)))
+        typer.echo(json.dumps(record(summary)))
         return
-    tables(summary)
+    show(summary, output(), full=False)
     for run in file.errors[:3]:
         errors().print(f"{run.arm} on {run.task} {', '.join(run.prompts)}: {run.error}", soft_wrap=True, markup=False)
     output().print(f"{path} has every call; foredraft report {path} --html PAGE shows more.", style="dim")

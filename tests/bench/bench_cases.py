@@ -1,0 +1,54 @@
+"""What the tests of the benchmark share: an arm that says what a test wants, and prompts for it."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from foredraft.bench.arms import Arm, Call
+from foredraft.bench.prompts import Ask
+from foredraft.bench.records import read_runs
+from foredraft.bench.run import Settings
+from foredraft.core.params import SamplingParams
+from foredraft.core.stats import DecodeStats
+
+TEMPLATE = "{% for m in messages %}<{{ m.role }}:{{ m.content }}>{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+SETTINGS = Settings("tiny", max_new_tokens=4)
+Prompts = Sequence[Sequence[int]]
+
+
+class Fake(Arm):
+    """Notes what it is asked, and answers with its own token, as often as there are tokens in the prompt."""
+
+    def __init__(self, name: str, log: list["Fake"] | None = None, most: int = 8, token: int = 40) -> None:
+        super().__init__(name, most)
+        self.calls: list[tuple[list[list[int]], SamplingParams]] = []
+        self.fails: Callable[[Prompts], BaseException | None] = lambda prompts: None
+        self.token = token
+        self._log = log if log is not None else []
+
+    def run(self, prompts: Prompts, params: SamplingParams) -> Call:
+        self.calls.append(([list(prompt) for prompt in prompts], params))
+        self._log.append(self)
+        if error := self.fails(prompts):
+            raise error
+        tokens = [[self.token] * len(prompt) for prompt in prompts]
+        count = sum(map(len, tokens))
+        return Call(tokens, DecodeStats(tokens=count, target_forwards=count, seconds=2.0, prefill_seconds=1.0), count)
+
+
+def asks(*texts: str, task: str = "t") -> list[Ask]:
+    return [Ask(text, (text,), "text", str(number), task) for number, text in enumerate(texts)]
+
+
+def talk(name: str, *turns: str) -> Ask:
+    return Ask([{"role": "user", "content": turns[0]}], turns, "chat", name, "talks")
+
+
+def units(path: Path) -> list[tuple[Any, ...]]:
+    return sorted((run.arm, *run.unit[1:]) for run in read_runs(path).runs)
+
+
+def fakes(count: int = 3) -> tuple[list[Fake], list[Fake]]:
+    """Some arms, and the log that they share."""
+    log: list[Fake] = []
+    return [Fake(name, log) for name in "abcdef"[:count]], log
