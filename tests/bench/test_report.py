@@ -120,7 +120,7 @@ def test_steps_and_the_formula():
     rate = 12 / 18
     assert predicted([fast], [plain]) == pytest.approx((1 + rate + rate**2) / (1 + 0.04 / 0.1))
     halves = replace(fast, drafted_by_depth=(10, 5))  # two levels in every second step
-    rate = (8 + 4) / (10 + 5)
+    rate = (8 + 4) / (10 + 8 * 5 / 10)  # of the 8 accepted at depth 1, half had a draft that went on
     assert predicted([halves], [plain]) == pytest.approx((1 + rate + rate**2 / 2) / 1.4)
     assert predicted([replace(fast, verify_seconds=0.0)], [plain]) is None
     batch = replace(fast, prompts=("1", "2"), forwards=20)
@@ -289,3 +289,17 @@ def test_the_page_needs_nothing_else():
     links = set(re.findall(r'(?:src|href)="([^"#][^"]*)"', text))
     assert links == {"data:,"}
     assert "#010203" not in text and "currentColor" in text
+
+
+def test_quality_is_compared_prompt_by_prompt():
+    def judged(arm: str, right: list[bool | None]) -> list[Run]:
+        said = (Said(str(i), 4, 2, "d", correct=each) for i, each in enumerate(right))
+        return [run(arm, prompts=(each.prompt,), said=(each,)) for each in said]
+
+    runs = judged("none", [True, True, False, False, None]) + judged("eagle", [True, False, False, False, True])
+    table = tables.accuracy(summarise([RunFile(runs=runs)]), PLACE)
+    assert table is not None and table.head[-1] == "against none"
+    own = {row[0]: row[1:] for row in table.rows}
+    assert own["none"] == ("50% (2 of 4)", "")
+    share, apart = own["eagle"]
+    assert share == "40% (2 of 5)" and apart.startswith("-25.0% (") and apart.endswith("p = 1")

@@ -1,12 +1,11 @@
 """What a step is made of, and what Leviathan et al.'s formula (arXiv 2211.17192) promises for such steps."""
 
-import math
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from typing import NamedTuple
 
+from foredraft.bench.overlay import predicted_tokens, rate
 from foredraft.bench.records import Run
-from foredraft.core import theory
 
 
 class StepTimes(NamedTuple):
@@ -55,30 +54,24 @@ def by_depth(runs: Iterable[Run]) -> list[Depth]:
 
 
 def alpha(runs: Iterable[Run]) -> float | None:
-    """The chance that a drafted level is accepted if the one above it was; one number for all depths.
+    """The chance that a drafted level is accepted if the one above it was; one number for all depths, see ``rate``.
 
-    A level is judged where the level above was accepted and the draft went on. Of a tree it is the chance that one of
-    the level's nodes is accepted. None where nothing was drafted.
+    Of a tree it is the chance that one of the level's nodes is accepted. None where nothing was drafted.
     """
     depths = by_depth(runs)
-    above = [depths[0].reached if depths else 0, *(depth.accepted for depth in depths)]
-    judged = sum(min(depth.reached, before) for depth, before in zip(depths, above, strict=False))
-    return sum(depth.accepted for depth in depths) / judged if judged else None
+    return rate([d.reached for d in depths], [d.accepted for d in depths]).alpha if depths else None
 
 
 def predicted(runs: Sequence[Run], plain: Sequence[Run]) -> float | None:
     """Speed-up by Theorem 3.8, from what was measured apart from it.
 
-    alpha from the depths; k, the mean depth of the drafts (between two whole numbers it is interpolated); c k, the
-    time of drafting in a step over a whole step of plain decoding. The formula takes acceptances to be independent, a
-    forward of k + 1 rows to cost what one row costs, and everything else to cost nothing.
+    alpha from the depths; tokens a step averaged over the lengths of the drafts; c k, the time of drafting in a step
+    over a whole step of plain decoding. The formula takes acceptances to be independent, a forward of k + 1 rows to
+    cost what one row costs, and everything else to cost nothing.
     """
-    ours, theirs, rate = step_times(runs), step_times(plain), alpha(runs)
+    ours, theirs, chance = step_times(runs), step_times(plain), alpha(runs)
     forwards = sum(run.forwards for run in runs)
-    if ours is None or theirs is None or rate is None or not forwards:
+    if ours is None or theirs is None or chance is None or not forwards:
         return None
-    length = sum(depth.reached for depth in by_depth(runs)) / forwards
-    below = math.floor(length)
-    part = length - below
-    tokens = (1.0 - part) * theory.expected_tokens(rate, below) + part * theory.expected_tokens(rate, below + 1)
+    tokens = predicted_tokens(chance, [depth.reached for depth in by_depth(runs)], forwards)
     return tokens / (1.0 + ours.draft / theirs.seconds)

@@ -188,6 +188,16 @@ def acceptance_length(runs: Iterable[Run]) -> float | None:
     return tokens / forwards if forwards else None
 
 
+def scores(file: RunFile, setting: Setting, arm: str) -> dict[tuple[object, ...], bool | None]:
+    """Which answers of an arm were right, by what was asked; the first one where it was asked several times."""
+    found: dict[tuple[object, ...], bool | None] = {}
+    for run in file.runs:
+        if run.arm == arm and key(run).setting == setting and not run.error:
+            for said in run.said:
+                found.setdefault((run.task, said.prompt, run.turn), said.correct)
+    return found
+
+
 def summarise(files: Sequence[RunFile], baseline: str | None = None) -> Summary:
     """Everything that the tables and most figures show.
 

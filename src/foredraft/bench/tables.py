@@ -3,7 +3,8 @@
 import json
 from typing import Any, NamedTuple
 
-from foredraft.bench.summary import Setting, Share, Spread, Summary
+from foredraft.bench.quality import compare_scores
+from foredraft.bench.summary import Setting, Share, Spread, Summary, scores
 
 MEAN = "mean"
 """The last column: the mean of the tasks, each counting the same."""
@@ -73,7 +74,8 @@ def full(summary: Summary, setting: Setting) -> Table:
 
 
 def accuracy(summary: Summary, setting: Setting) -> Table | None:
-    """Answers that were right, where somebody has looked."""
+    """Answers that were right, where somebody has looked, and how far each arm is from the baseline, prompt by prompt:
+    the difference with its 95% interval, and McNemar's p."""
     tasks = summary.tasks(setting)
     found = {
         arm: [cell.correct if cell else None for cell in (summary.cell(setting, task, arm) for task in tasks)]
@@ -82,8 +84,24 @@ def accuracy(summary: Summary, setting: Setting) -> Table | None:
     judged = [i for i in range(len(tasks)) if any(shares[i] for shares in found.values())]
     if not judged:
         return None
-    rows = [(named(summary, setting, arm), *(_percent(shares[i]) for i in judged)) for arm, shares in found.items()]
-    return Table(("method", *(tasks[i] for i in judged)), tuple(rows))
+    against = {arm: _apart(summary, setting, arm) for arm in found}
+    rows = [
+        (named(summary, setting, arm), *(_percent(shares[i]) for i in judged), against[arm])
+        for arm, shares in found.items()
+    ]
+    return Table(("method", *(tasks[i] for i in judged), f"against {summary.baseline}"), tuple(rows))
+
+
+def _apart(summary: Summary, setting: Setting, arm: str) -> str:
+    """An arm's quality against the baseline's, over all tasks."""
+    baseline = summary.baseline
+    if baseline is None or arm == baseline:
+        return ""
+    found = compare_scores(scores(summary.file, setting, baseline), scores(summary.file, setting, arm))
+    if not found.pairs:
+        return ""
+    low, high = (100 * bound for bound in found.difference_interval)
+    return f"{100 * found.difference:+.1f}% ({low:+.1f} to {high:+.1f}), p = {found.p_value:.2g}"
 
 
 def named(summary: Summary, setting: Setting, arm: str) -> str:
