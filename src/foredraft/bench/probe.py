@@ -49,7 +49,10 @@ class Step:
     first: bool
 
     def under(self, shape: Shape) -> Outcome:
-        """What it would have been with a smaller draft."""
+        """What it would have been with a smaller draft.
+
+        Nodes that stood too deep make room for others in a smaller tree: these are counted, though not known.
+        """
         deepest = shape.depth or self.levels
         allowed = [place for place, depth in enumerate(self.depths) if depth <= deepest]
         if self.scores and shape.nodes:
@@ -58,7 +61,8 @@ class Step:
         accepted = 0
         while accepted < len(self.path) and self.path[accepted] in kept:
             accepted += 1
-        return Outcome(1 + accepted, len(kept), min(self.levels, deepest))
+        nodes = min(shape.nodes, len(self.depths)) if self.scores and shape.nodes else len(kept)
+        return Outcome(1 + accepted, nodes, min(self.levels, deepest))
 
 
 @final
