@@ -6,6 +6,7 @@ from pathlib import Path
 
 from foredraft.bench.probe import Shape
 from foredraft.compose import BUNDLED_DRAFTS, Spec
+from foredraft.core.errors import OptionError
 
 CONSTANT = "num_assistant_tokens_schedule=constant"
 _LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10)
@@ -39,9 +40,10 @@ def families(drafter: str, model: str) -> list[Family]:
     """The families of a drafter as the user names it. Options that were given stay as they are.
 
     Raises:
-        OptionError: an unknown method or option.
+        OptionError: an unknown method or option, or plain decoding.
     """
-    Spec.parse(drafter)
+    if Spec.parse(drafter).name == "none":
+        raise OptionError("none is plain decoding, with which every drafter is compared: name another one.")
     head, *given = drafter.split(",")
     method, _, path = head.partition(":")
     path = path or BUNDLED_DRAFTS.get(model, {}).get(method, "")
@@ -60,11 +62,11 @@ def families(drafter: str, model: str) -> list[Family]:
 _Made = list[tuple[list[str], list[Candidate]]]
 
 
-def _chain(option: str, longest: int):
-    """Chains of each length, all from one probe of the longest."""
+def _chain(option: str, longest: int, shape: str = ""):
+    """Chains of each length, all from one probe of the longest. ``shape``: the option that makes a tree of them."""
 
     def make(base: str, given: Sequence[str], fixed: set[str]) -> _Made:
-        if option in fixed:
+        if fixed & {option, shape}:
             return _as_it_is(base, given, fixed)
         lengths = [length for length in _LENGTHS if length <= longest]
         made = [_candidate(base, given, [f"{option}={k}"], Shape(depth=k)) for k in lengths]
@@ -92,11 +94,11 @@ def _grown(base: str, given: Sequence[str], fixed: set[str]) -> _Made:
     ]
 
 
-def _static(option: str, values: Sequence[str | int]):
-    """Trees of a fixed shape: each has to be tried."""
+def _static(option: str, values: Sequence[str | int], shape: str = "tree"):
+    """Trees of a fixed shape: each has to be tried. ``shape``: the option that fixes it altogether."""
 
     def make(base: str, given: Sequence[str], fixed: set[str]) -> _Made:
-        if option in fixed:
+        if fixed & {option, shape}:
             return _as_it_is(base, given, fixed)
         extras = [[f"{option}={value}"] for value in values]
         return [(extra, [_candidate(base, given, extra, Shape())]) for extra in extras]
@@ -109,7 +111,7 @@ def _as_it_is(base: str, given: Sequence[str], fixed: set[str]) -> _Made:
 
 
 _MAKERS = {
-    "draft_model": _chain("num_assistant_tokens", 10),
+    "draft_model": _chain("num_assistant_tokens", 10, "branching"),
     "prompt_lookup": _chain("prompt_lookup_num_tokens", 10),
     "eagle1": _static("tree", ("eagle", "4x2x1", "2x1x1x1")),
     "eagle2": _grown,
