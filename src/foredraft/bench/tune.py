@@ -89,7 +89,8 @@ class Tuner:
     def __init__(self, plain: Generator, names: Sequence[str], model: str, tell: Tell = lambda what: None) -> None:
         self._plain = plain
         self._target = plain.engine.target
-        self._families = [family for name in names for family in families(name, model)]
+        found = (family for name in names for family in families(name, model))
+        self._families = list(dict.fromkeys(found))  # each once
         self._tell = tell
         if not self._families:
             raise OptionError("There is nothing to tune: name at least one drafter.")
@@ -122,7 +123,8 @@ class Tuner:
         best = max((trial for trial in trials if trial.measured), key=lambda trial: trial.measured or 0.0)
         chosen = best if (best.measured or 0.0) >= PAYS else None
         batches = self._batches(chosen, prompts, question) if chosen else ()
-        off_from = next((point.batch for point in batches if point.speed_up < PAYS), None)
+        # that it pays for a text alone is known better than from its batches
+        off_from = next((point.batch for point in batches if point.batch > 1 and point.speed_up < PAYS), None)
         return Tuning(tuple(trials), chosen, tuple(batches), off_from, tables, tuple(dict.fromkeys(skipped)))
 
     def _costs(self, batches: Sequence[int], context: int) -> tuple[CostTable, ...]:
@@ -138,8 +140,8 @@ class Tuner:
         loaded = load(self._target, family.probe, tokenizer=self._plain.tokenizer)
         try:
             plain, drafting = self._watched(self._plain, 0.0), self._watched(loaded, _confidence(family.probe))
-            drafting.ask(prompts[:1], params)  # warms up
-            drafting.probe.steps.clear()
+            drafting.ask(prompts[:1], params)
+            drafting.forget()  # it has warmed up
             for prompt in prompts:
                 plain.ask([prompt], params)
                 drafting.ask([prompt], params)
@@ -166,11 +168,13 @@ class Tuner:
 
     def _verified(self, trials: list[Trial], prompts: Sequence[list[int]], question: Question) -> list[Trial]:
         """Run the best of each family, then the next best, and the best family's own schedule."""
-        firsts = list({(trial.family, trial.predicted): trial for trial in trials}.values())
+        alike: dict[tuple[str, Prediction], Trial] = {}  # larger ones that never drafted more are not run
         heads: dict[str, Trial] = {}
-        for trial in firsts:
+        for trial in trials:
+            alike.setdefault((trial.family, trial.predicted), trial)
             heads.setdefault(_family(trial), trial)
-        order = [*heads.values(), *(trial for trial in trials if trial not in heads.values())][: question.verify]
+        others = (trial for trial in alike.values() if trial not in heads.values())
+        order = [*heads.values(), *others][: question.verify]
         adaptive = replace(trials[0], spec=trials[0].family)
         chosen = [*order, *([adaptive] if adaptive.spec not in {trial.spec for trial in order} else [])]
         self._tell(f"running {len(chosen)} of {len(trials)} configurations")
@@ -242,6 +246,11 @@ class _Watched:
         for result in self.generator.batch(prompts, params):
             self._forwards += result.stats.target_forwards
             self._other += result.stats.other_seconds
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self.probe.steps.clear()
+        self._forwards, self._other = 0, 0.0
 
     @property
     def other(self) -> float:
