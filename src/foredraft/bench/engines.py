@@ -5,9 +5,10 @@ in the server's format first: ``foredraft export``.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from foredraft.compose import Spec
+from foredraft.drafters.templates import Template
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +35,18 @@ def served(spec: str, chain: str | None = None) -> Served:
     path = ours.path or "PATH"
     if ours.name in ("eagle1", "eagle2", "eagle3"):
         method = "eagle3" if ours.name == "eagle3" else "eagle"
-        length = getattr(alone.options, "depth", 5)
-        vllm = {"method": method, "model": path, "num_speculative_tokens": length}
-        nodes, depth = getattr(ours.options, "nodes", 24), getattr(ours.options, "depth", 5)
-        top_k = getattr(ours.options, "top_k", 4)
+        vllm = {"method": method, "model": path, "num_speculative_tokens": _tree(alone.options).depth}
+        nodes, depth, top_k = _tree(ours.options)
         flags = _sglang(method.upper(), path, steps=depth, top_k=top_k, tokens=nodes + 1)
-        tree = "" if top_k == 1 else "vLLM drafts chains only, so it gets the best chain; "
+        alike = "the best chain" if chain is not None else "one as long as the tree is deep"
+        tree = "" if top_k == 1 else f"vLLM drafts chains only, so it gets {alike}; "
         return Served(vllm, flags, f"{tree}export the head first: foredraft export {path} --to vllm, or --to sglang.")
     if ours.name == "draft_model":
-        length = ours.options.num_assistant_tokens
+        branching = ours.options.branching
+        length = len(branching) if branching else ours.options.num_assistant_tokens
+        note = "Both draft chains here, no trees." if branching else ""
         vllm = {"method": "draft_model", "model": path, "num_speculative_tokens": length}
-        return Served(vllm, _sglang("STANDALONE", path, steps=length, top_k=1, tokens=length + 1))
+        return Served(vllm, _sglang("STANDALONE", path, steps=length, top_k=1, tokens=length + 1), note)
     if ours.name == "prompt_lookup":
         length = ours.options.prompt_lookup_num_tokens
         vllm = {
@@ -56,6 +58,21 @@ def served(spec: str, chain: str | None = None) -> Served:
         flags = f"--speculative-algorithm NGRAM --speculative-num-draft-tokens {length + 1}"
         return Served(vllm, flags)
     return Served(None, None, f"Neither vLLM nor SGLang runs {ours.name}.")
+
+
+class _Tree(NamedTuple):
+    nodes: int
+    depth: int
+    top_k: int
+
+
+def _tree(options: Any) -> _Tree:
+    """The tree of an EAGLE method's options."""
+    if hasattr(options, "depth"):
+        depth, width = min(options.depth, options.nodes), options.top_k
+        return _Tree(min(options.nodes, width + (depth - 1) * width**2), depth, width)
+    template = Template.of(options.tree)
+    return _Tree(template.nodes, template.depth, 1 + max(path[-1] for path in template.paths))
 
 
 def _sglang(algorithm: str, path: str, *, steps: int, top_k: int, tokens: int) -> str:
