@@ -4,10 +4,12 @@ import json
 import shlex
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
+from rich.markup import escape
 from rich.table import Table
 
 from foredraft.cli.console import busy, errors, output
@@ -80,6 +82,8 @@ def command(*, choice: Choice, what: What, shown: Output) -> None:
         raise OptionError(
             f"--out {shown.out}: the name must end in .json, which is how --drafter tells it from a spec."
         )
+    if not Path(shown.out).parent.is_dir():  # said now, not after minutes of measuring
+        raise OptionError(f"Cannot write {shown.out}: there is no such folder.")
     question = _question(what, shown)
     from foredraft.bench.candidates import default_drafters
     from foredraft.bench.engines import served
@@ -92,7 +96,7 @@ def command(*, choice: Choice, what: What, shown: Output) -> None:
         )
     with _telling() as tell:
         found = Tuner(plain, choice.drafter or default_drafters(choice.model), choice.model, tell).run(question)
-    servers = served(found.chosen.spec, _chain(found)) if found.chosen is not None else None
+    servers = served(_sized(found), _chain(found)) if found.chosen is not None else None
     _write(shown.out, choice.model, found, what)
     if shown.json:
         typer.echo(json.dumps(_record(found, servers)))
@@ -132,9 +136,21 @@ class _telling:
             self._status.stop()
 
 
+def _sized(found: "Tuning") -> str:
+    """The choice with a constant size, since servers have none of our schedules."""
+    chosen = found.chosen
+    assert chosen is not None
+    if chosen.spec != chosen.family:
+        return chosen.spec
+    alike = [trial for trial in found.trials if trial.family == chosen.family and trial is not chosen]
+    return max(alike, key=lambda trial: (trial.measured or 0.0, trial.predicted.speed_up)).spec
+
+
 def _chain(found: "Tuning") -> str | None:
     """The best chain of the chosen method: what servers without trees can run."""
     assert found.chosen is not None
+    if "top_k=1" in found.chosen.spec.split(","):
+        return found.chosen.spec
     method = found.chosen.spec.partition(",")[0]
     alike = (trial.spec for trial in found.trials if trial.spec.partition(",")[0] == method)
     return next((spec for spec in alike if "top_k=1" in spec.split(",")), None)
@@ -182,13 +198,13 @@ def _print(found: "Tuning", servers: "Served | None", path: str, model: str) -> 
             f"Best: {best.spec}, {best.measured:.2f} times as fast as plain decoding.",
             style="bold green",
             soft_wrap=True,
+            markup=False,
         )
         points = ", ".join(f"{point.speed_up:.2f} at {point.batch}" for point in found.batches)
         stops = f"it stops paying from {found.off_from} on" if found.off_from else "it pays at all of them"
         console.print(f"By texts at once: {points}; {stops}.", soft_wrap=True)
-    console.print(
-        f"{path}: foredraft generate --model {shlex.quote(model)} --drafter {shlex.quote(path)} ...", style="dim"
-    )
+    command = f"foredraft generate --model {shlex.quote(model)} --drafter {shlex.quote(path)} ..."
+    console.print(f"{path}: {command}", style="dim", soft_wrap=True, markup=False)
     if servers is None:
         return
     if servers.vllm is not None:
@@ -210,7 +226,7 @@ def _table(found: "Tuning") -> Table:
     ran = sorted((t for t in found.trials if t.measured is not None), key=lambda t: -(t.measured or 0.0))
     for trial in ran:
         style = "bold green" if trial is found.chosen else ""
-        table.add_row(*_cells(trial), style=style)
+        table.add_row(*map(escape, _cells(trial)), style=style)
     table.caption = f"{len(found.trials)} configurations were predicted, {len(ran)} of them run."
     return table
 
