@@ -158,7 +158,7 @@ def provenance(record: dict[str, Any]) -> str:
     said = ", ".join(parts) + "."
     if record.get("command"):
         said += f" Made by: {record['command']}"
-    settings = record.get("settings") or {}
+    settings = {name: value for name, value in (record.get("settings") or {}).items() if value not in (None, False)}
     if settings:
         said += f" Settings: {', '.join(f'{name} {_plain(value)}' for name, value in settings.items())}."
     return said

@@ -108,7 +108,8 @@ def command(
     compare: Annotated[
         tuple[str, str] | None,
         typer.Option(
-            help="Run nothing: is the second file slower than the first, beyond noise? Exit status 1 if it is.",
+            metavar="A B",
+            help="Run nothing: is B slower than A, two files of runs, beyond noise? Exit status 1 if it is.",
             show_default=False,
         ),
     ] = None,
