@@ -6,7 +6,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
+from transformers import PreTrainedModel
+from transformers.generation.streamers import BaseStreamer
 
 from foredraft.core.errors import OptionError, PromptError
 from foredraft.core.params import SamplingParams
@@ -51,7 +52,8 @@ class StockModel:
         """Continue token ids, several at once with padding on the left.
 
         Args:
-            params: lengths, temperature, top-k, top-p, repetition penalty and seed; everything else as usual.
+            params: lengths, temperature, top-k, top-p, repetition penalty and seed; everything else as usual. Texts end
+                with the model's context, all of them where the longest does.
             assistant: for assisted generation, with transformers' own schedule; one prompt at a time.
             lookup: for prompt lookup: ``prompt_lookup_num_tokens``.
 
@@ -60,7 +62,8 @@ class StockModel:
             PromptError: a prompt that leaves no room for a new token.
         """
         longest = max(map(len, prompts))
-        if longest >= context_of(self.model):
+        room = context_of(self.model) - longest
+        if room < 1:
             raise PromptError(f"The prompt has {longest} tokens, and leaves no room in the model's context.")
         device, eos = self.model.device, list(self._eos)
         pad = eos[0] if eos else 0
@@ -69,14 +72,14 @@ class StockModel:
         extra = {"prompt_lookup_num_tokens": lookup} if lookup else {}
         if assistant is not None:
             extra["assistant_model"] = assistant.model
-        options = _options(params) | {"eos_token_id": eos or None, "pad_token_id": pad}
-        clock = _Clock(longest)
+        options = _options(params, room) | {"eos_token_id": eos or None, "pad_token_id": pad}
+        clock = _Clock()
         torch.manual_seed(params.seed)
         started = time.perf_counter()
         found = self.model.generate(
             torch.tensor(rows, device=device),
             attention_mask=torch.tensor(mask, device=device),
-            stopping_criteria=StoppingCriteriaList([clock]),
+            streamer=clock,
             **options,
             **extra,
         )
@@ -85,32 +88,37 @@ class StockModel:
         return StockCall(tokens, seconds, clock.first - started, tuple(clock.blocks))
 
 
-class _Clock(StoppingCriteria):
-    """Stops nothing, and sees when the first token comes and how many come at once."""
+class _Clock(BaseStreamer):
+    """Sees when the first token comes, and how many come at once. (Stopping criteria would not do: some versions ask
+    them about candidates, too.)"""
 
-    def __init__(self, length: int) -> None:
+    def __init__(self) -> None:
         self.first = 0.0
         self.blocks: list[int] = []
-        self._length = length
+        self._prompt = True
 
-    def __call__(self, input_ids: Any, scores: Any, **unused: Any) -> Any:
+    def put(self, value: Any) -> None:
+        """First the prompt, then the tokens of each round, on the host: one for each row, or several of the only one."""
+        if self._prompt:
+            self._prompt = False
+            return
         if not self.blocks:
-            input_ids[0, -1].item()  # it is there, and not only asked for
             self.first = time.perf_counter()
-        self.blocks.append(input_ids.shape[1] - self._length)
-        self._length = input_ids.shape[1]
-        return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
+        self.blocks.append(value.shape[-1] if value.ndim == 2 else 1)
+
+    def end(self) -> None:
+        """Nothing is left to be shown."""
 
 
-def _options(params: SamplingParams) -> dict[str, Any]:
-    """In transformers' words. What is off here is turned off there: its own defaults and the model's are others."""
+def _options(params: SamplingParams, room: int) -> dict[str, Any]:
+    """In transformers' words, for at most ``room`` tokens. What is off here is turned off there: its own defaults and the model's are others."""
     usual = SamplingParams()
     for each in fields(params):
         if each.name not in _HANDED_ON and getattr(params, each.name) != getattr(usual, each.name):
             raise OptionError(f"{each.name} is not handed on to transformers' generate: leave it out of a comparison.")
     options: dict[str, Any] = {
-        "max_new_tokens": params.max_new_tokens,
-        "min_new_tokens": params.min_new_tokens or None,
+        "max_new_tokens": min(params.max_new_tokens, room),
+        "min_new_tokens": min(params.min_new_tokens, room) or None,
         "repetition_penalty": params.repetition_penalty,
         "do_sample": not params.greedy,
     }
