@@ -146,6 +146,8 @@ class _Workshop:
         """A generator for each drafter; where one of them cannot be, there is none."""
         if self.max_batch_size < 1:
             raise OptionError("max_batch_size must be 1 or more.")
+        if not drafters:
+            raise OptionError("Name at least one drafter; none is plain decoding.")
         specs = [_spec(self.target, drafter) for drafter in drafters]
         kinds = [_kind(spec, _check_verifier(self.verifier, spec)) for spec in specs]
         loaded = _load(self.target, self.tokenizer, self.dtype, self.device, self.options)

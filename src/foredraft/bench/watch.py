@@ -1,5 +1,6 @@
 """Beside the clock: which drafted nodes were accepted, and what a forward costs. None of it is timed against others."""
 
+import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from foredraft.bench.records import Cost, RunFile, Watched
 from foredraft.bench.run import Settings
 from foredraft.core.draft import Draft, Verdict
 from foredraft.core.drafter import Drafter, Plan, StepOut, View
+from foredraft.core.errors import ForedraftError
 from foredraft.core.params import SamplingParams
 from foredraft.engine.control import Constant
 from foredraft.engine.costs import measure_bandwidth, measure_costs
@@ -84,9 +86,10 @@ class Besides:
 
     def lines(self, known: RunFile) -> Iterator[dict[str, Any]]:
         """What the file does not have yet."""
-        timed = {cost.batch for cost in known.costs}
+        timed = {(cost.batch, cost.cached) for cost in known.costs}
         target = next(arm for arm in self.arms if isinstance(arm, LoopArm)).generator.engine.target
-        for cost in costs(target, [batch for batch in self.batches if batch not in timed], self.cached, self.seconds):
+        sizes = [(batch, cached) for batch in self.batches for cached in self.cached]
+        for cost in costs(target, [size for size in sizes if size not in timed], self.seconds):
             yield cost.line()
         seen = {(each.arm, each.task, each.prompt, each.temperature) for each in known.watched}
         for arm in self.arms:
@@ -95,7 +98,8 @@ class Besides:
                     for temperature in self.temperatures:
                         if (arm.name, ask.task, ask.name, temperature) not in seen:
                             params = self.settings.params(temperature, number)
-                            yield watch(arm, ask, params).line()
+                            with contextlib.suppress(ForedraftError):  # its run has said what is wrong with it
+                                yield watch(arm, ask, params).line()
 
 
 def watch(arm: LoopArm, ask: Ask, params: SamplingParams) -> Watched:
@@ -109,16 +113,16 @@ def watch(arm: LoopArm, ask: Ask, params: SamplingParams) -> Watched:
     return Watched(arm.name, ask.task, ask.name, params.temperature, recorder.places, recorder.confidence)
 
 
-def costs(target: CausalLM, batches: Sequence[int], cached: Sequence[int], budget: float) -> Iterator[Cost]:
-    """Tables of what a forward takes, by nodes, texts at once, and tokens in the cache; ``budget`` seconds for each."""
-    bandwidth = measure_bandwidth(target.device) if batches else 0.0
-    for batch in batches:
-        for length in cached:
-            if length + _LONGEST < target.max_length:
-                with torch.inference_mode():
-                    table = measure_costs(target, length, budget, _LONGEST, batch)
-                nodes = tuple(rows // batch for rows in table.rows)
-                yield Cost(batch, length, nodes, table.seconds, target.weight_bytes, bandwidth)
+def costs(target: CausalLM, sizes: Sequence[tuple[int, int]], budget: float) -> Iterator[Cost]:
+    """Tables of what a forward takes by nodes, one for each (texts at once, tokens in the cache of each) that the
+    context has room for; ``budget`` seconds for each."""
+    possible = [(batch, cached) for batch, cached in sizes if cached + _LONGEST < target.max_length]
+    bandwidth = measure_bandwidth(target.device) if possible else 0.0
+    for batch, cached in possible:
+        with torch.inference_mode():
+            table = measure_costs(target, cached, budget, _LONGEST, batch)
+        nodes = tuple(rows // batch for rows in table.rows)
+        yield Cost(batch, cached, nodes, table.seconds, target.weight_bytes, bandwidth)
 
 
 def _count(table: dict[str, list[int]], key: str, hit: int) -> None:
