@@ -2,11 +2,12 @@
 
 import json
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from foredraft.bench.records import Run
-from foredraft.core.errors import OptionError
+from foredraft.core.errors import DataError, OptionError
 
 
 def write_answers(runs: Sequence[Run], folder: Path) -> list[Path]:
@@ -16,23 +17,33 @@ def write_answers(runs: Sequence[Run], folder: Path) -> list[Path]:
 
     Raises:
         OptionError: the runs kept no texts, which that format needs.
+        DataError: they cannot be written there.
     """
     found: dict[tuple[str, str, float], dict[tuple[str, str], list[Run]]] = {}
     for run in runs:
         if run.batch == 1 and not run.error and run.repeat == 0:
-            if not run.said[0].text and run.tokens > 1:
+            if run.tokens and not run.said[0].output:
                 raise OptionError("The runs kept no texts, and Spec-Bench's format is made of them.")
             questions = found.setdefault((run.model, run.arm, run.temperature), {})
             questions.setdefault((run.task, run.prompts[0]), []).append(run)
-    folder.mkdir(parents=True, exist_ok=True)
     paths = []
-    for (model, arm, temperature), questions in found.items():
-        name = "".join(c if c.isalnum() or c in "-_.+" else "-" for c in f"{model}-{arm}-temperature-{temperature}")
-        path = folder / f"{name}.jsonl"
-        answers = [_answer(name, sorted(turns, key=lambda run: run.turn)) for turns in questions.values()]
-        path.write_text("".join(json.dumps(answer) + "\n" for answer in answers), encoding="utf-8")
-        paths.append(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for (model, arm, temperature), questions in found.items():
+            name = "".join(c if c.isalnum() or c in "-_.+" else "-" for c in f"{model}-{arm}-temperature-{temperature}")
+            path = folder / f"{name}.jsonl"
+            answers = [_answer(name, turns) for turns in map(_from_first, questions.values()) if turns]
+            path.write_text("".join(json.dumps(answer) + "\n" for answer in answers), encoding="utf-8")
+            paths.append(path)
+    except OSError as error:
+        raise DataError(f"Cannot write answers to {folder}: {error.strerror}.") from None
     return paths
+
+
+def _from_first(runs: Sequence[Run]) -> list[Run]:
+    """The turns of a question, up to one that failed."""
+    turns = {run.turn: run for run in runs}
+    return [turns[turn] for turn in takewhile(turns.__contains__, range(len(turns)))]
 
 
 def _answer(name: str, turns: Sequence[Run]) -> dict[str, Any]:
