@@ -98,7 +98,7 @@ class _Clock(BaseStreamer):
         self._prompt = True
 
     def put(self, value: Any) -> None:
-        """First the prompt, then the tokens of each round, on the host: one for each row, or several of the only one."""
+        """First the prompt, then the tokens of each round: [B], or [1, n] where several come at once."""
         if self._prompt:
             self._prompt = False
             return
@@ -111,7 +111,8 @@ class _Clock(BaseStreamer):
 
 
 def _options(params: SamplingParams, room: int) -> dict[str, Any]:
-    """In transformers' words, for at most ``room`` tokens. What is off here is turned off there: its own defaults and the model's are others."""
+    """In transformers' words, for at most ``room`` tokens. What is off here is turned off there: its own defaults and
+    the model's are others."""
     usual = SamplingParams()
     for each in fields(params):
         if each.name not in _HANDED_ON and getattr(params, each.name) != getattr(usual, each.name):

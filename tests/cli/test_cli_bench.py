@@ -1,0 +1,232 @@
+"""``foredraft bench`` from the command line to the file, the tables and the exit status."""
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_cases import Run
+
+from foredraft.bench.arms import StockArm
+from foredraft.bench.records import Run as Call, read_runs
+
+ARMS = ("none", "prompt_lookup", "transformers")
+
+
+@pytest.fixture
+def questions(tmp_path: Path) -> Path:
+    path = tmp_path / "mt_bench" / "question.jsonl"
+    path.parent.mkdir()
+    rows = [
+        {"question_id": 81, "category": "writing", "turns": ["Hello there", "Go on"]},
+        {"question_id": 82, "category": "math", "turns": ["1 + 1 =", "and 2 + 2?"], "reference": ["2", "4"]},
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "bench.jsonl"
+
+
+def command(model: Path, questions: Path, out: Path, *more: str | Path, arms: Sequence[str] = ARMS) -> list[str | Path]:
+    """The shortest that there is."""
+    chosen = [word for arm in arms for word in ("-d", arm)]
+    usual = ("--prompts", questions, "--max-new-tokens", "4", "--device", "cpu", "--out", out)
+    return ["bench", "-m", model, *chosen, *usual, *more]
+
+
+def test_it_measures_says_what_it_found_and_goes_on_where_it_was(run: Run, model: Path, questions: Path, out: Path):
+    ended = run(*command(model, questions, out))
+    assert (ended.status, ended.err) == (0, "")
+    assert all(arm in ended.out for arm in ARMS) and "greedy" in ended.out and out.name in ended.out
+    runs = read_runs(out).runs
+    assert sorted((each.arm, each.prompts) for each in runs) == sorted(
+        (arm, (n,)) for arm in ARMS for n in ("81", "82")
+    )
+    assert {each.task for each in runs} == {"mt_bench"} and {each.category for each in runs} == {"writing", "math"}
+    assert len({each.said[0].digest for each in runs}) == 2, "greedy arms say the same"
+    assert {each.tokens for each in runs} == {4} and {each.model for each in runs} == {model.name}
+    before = out.read_bytes()
+    again = run(*command(model, questions, out, "--json"))
+    assert again.status == 0 and out.read_bytes() == before
+    found = json.loads(again.out)
+    assert found["baseline"] == "none" and {cell["arm"] for cell in found["cells"]} == set(ARMS)
+    more = run(*command(model, questions, out, "--temperature", "0", "--temperature", "1"))
+    assert more.status == 0 and out.read_bytes().startswith(before)
+    assert [each.temperature for each in read_runs(out).runs] == [0.0] * 6 + [1.0] * 6
+
+
+def test_every_option_reaches_the_file(run: Run, model: Path, questions: Path, out: Path, tmp_path: Path):
+    text = tmp_path / "plain.txt"
+    text.write_text("one two\n---\nthree\n---\nfour\n")
+    more = ("--chat", "--prompts", text, "--count", "2", "--batch-size", "2", "--batch-size", "1", "--repeats", "2")
+    more += ("--top-k", "5", "--seed", "7", "--watch", "1", "--costs", "--score", "--spec-bench", tmp_path / "answers")
+    ended = run(*command(model, questions, out, *more, "--temperature", "0.5", arms=["none", "look=prompt_lookup"]))
+    assert ended.status == 0, ended.err
+    file = read_runs(out)
+    settings = file.provenance[0]["settings"]
+    assert (settings["top_k"], settings["seed"], settings["chat"], settings["max_new_tokens"]) == (5, 7, True, 4)
+    talks = {(each.batch, each.prompts, each.turn, each.repeat) for each in file.runs if each.task == "mt_bench"}
+    names = [(2, ("81", "82")), (1, ("81",)), (1, ("82",))]
+    assert talks == {(batch, some, turn, repeat) for batch, some in names for turn in (0, 1) for repeat in (0, 1)}
+    assert {each.prompts for each in file.runs if each.task == "plain"} == {("0", "1"), ("0",), ("1",)}
+    assert [(each.arm, each.task, each.prompt) for each in file.watched] == [
+        ("look", "mt_bench", "81"),
+        ("look", "plain", "0"),
+    ]
+    assert {(each.batch, each.cached) for each in file.costs} == {(2, 128), (2, 1024), (1, 128), (1, 1024)}
+    answers = sorted((tmp_path / "answers").iterdir())
+    assert len(answers) == 2 and all(len(path.read_text().splitlines()) == 4 for path in answers)
+
+
+def test_texts_can_be_left_out_and_right_answers_are_counted(run: Run, model: Path, out: Path, tmp_path: Path):
+    asked = tmp_path / "p.jsonl"
+    asked.write_text('{"prompt": "1 + 1 =", "reference": "12345"}\n')
+    assert run(*command(model, asked, out, "--no-texts", "--score", arms=["none"])).status == 0
+    (said,) = read_runs(out).runs[0].said
+    assert (said.output, said.text, said.correct) == ((), "", False) and said.digest
+
+
+def test_an_error_is_shown_and_the_rest_is_measured(run: Run, model: Path, out: Path, tmp_path: Path):
+    asked = tmp_path / "p.jsonl"
+    asked.write_text(json.dumps({"text": "word " * 5000}) + "\n" + json.dumps({"text": "Hello"}) + "\n")
+    ended = run(*command(model, asked, out, "--watch", "2"))
+    assert ended.status == 0 and ended.err.count("\n") == 3
+    assert "prompt_lookup on p 0: The prompt has 5" in ended.err and "transformers on p 0: " in ended.err
+    file = read_runs(out)
+    assert [each.prompt for each in file.watched] == ["1"]
+    assert len(file.runs) == 6 and len(file.errors) == 3 and all(each.tokens == 4 for each in file.runs[3:])
+
+
+def test_where_everything_fails_it_still_says_so(run: Run, model: Path, out: Path, tmp_path: Path):
+    asked = tmp_path / "p.jsonl"
+    asked.write_text(json.dumps({"text": "word " * 5000}) + "\n")
+    ended = run(*command(model, asked, out, arms=["none"]))
+    assert ended.status == 0 and "none on p 0: The prompt has 5" in ended.err and "Traceback" not in ended.err
+
+
+def test_ctrl_c_keeps_what_was_measured_and_the_same_command_goes_on(
+    run: Run, model: Path, questions: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+):
+    before, calls = StockArm.run, []
+
+    def interrupted(self: StockArm, prompts: Any, params: Any) -> Any:
+        calls.append(prompts)
+        if len(calls) == 3:  # a warm-up, the first prompt, the second
+            raise KeyboardInterrupt
+        return before(self, prompts, params)
+
+    monkeypatch.setattr(StockArm, "run", interrupted)
+    ended = run(*command(model, questions, out))
+    assert ended.status == 130
+    assert ended.sentence == f"Interrupted; {out} has what was measured, and the same command goes on."
+    kept = read_runs(out).runs
+    assert {each.prompts for each in kept} >= {("81",)} and 3 <= len(kept) < 6
+    ended = run(*command(model, questions, out))
+    assert ended.status == 0 and len(read_runs(out).runs) == 6 and len(calls) == 5
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        (["--temperature", "-1"], "temperature must be 0 (greedy) or more"),
+        (["--temperature", "0", "--temperature", "nan"], "temperature must be 0 (greedy) or more"),
+        (["--top-p", "2"], "top_p must be greater than 0 and at most 1"),
+        (["--min-new-tokens", "9"], "min_new_tokens (9) is larger than max_new_tokens (4)"),
+        (["--batch-size", "1", "--batch-size", "0"], "batch_size must be 1 or more"),
+        (["--repeats", "0"], "repeats must be 1 or more"),
+        (["--count", "-1"], "count and watch must not be below 0"),
+        (["--watch", "-1"], "count and watch must not be below 0"),
+        (["--execute-code"], "--execute-code goes with --score"),
+        (["--no-texts", "--spec-bench", "answers"], "leave out --no-texts"),
+        (["-d", "none"], "Two arms are called 'none'"),
+        (["-d", "eagle7"], "Unknown drafter 'eagle7'"),
+        (["-d", "draft_model:./nowhere"], "There is no model folder './nowhere'"),
+        (["-d", "transformers_assisted"], "transformers_assisted needs a draft model"),
+        (["--prompts", "nowhere.jsonl"], "Cannot read the prompt file nowhere.jsonl"),
+        (["--max-new-tokens", "many"], "'--max-new-tokens'"),
+        (["--colour", "red"], "--colour"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence_and_leaves_no_file(
+    run: Run, model: Path, questions: Path, out: Path, more: list[str], sentence: str
+):
+    ended = run(*command(model, questions, out, *more))
+    assert ended.status == 2 and sentence in ended.sentence and not out.exists()
+
+
+def test_the_same_prompts_twice_are_refused(run: Run, model: Path, questions: Path, out: Path):
+    ended = run(*command(model, questions, out, "--prompts", questions))
+    assert ended.status == 2 and "Prompt 81 of mt_bench is there twice" in ended.sentence and not out.exists()
+
+
+def test_without_an_arm_of_ours_it_is_refused(run: Run, model: Path, questions: Path, out: Path):
+    ended = run(*command(model, questions, out, arms=["transformers"]))
+    assert ended.status == 2 and "At least one arm must be ours: add none" in ended.sentence and not out.exists()
+
+
+def test_a_chat_needs_a_template(run: Run, model: Path, questions: Path, out: Path, tmp_path: Path):
+    bare = tmp_path / "bare"
+    shutil.copytree(model, bare)
+    (bare / "chat_template.jinja").unlink()
+    ended = run(*command(bare, questions, out, "--chat", arms=["none"]))
+    assert ended.status == 2 and "no chat template" in ended.sentence and not out.exists()
+
+
+@pytest.mark.parametrize("kind", ["folder", "text", "other settings"])
+def test_a_file_that_is_no_run_of_this_kind_is_refused_before_anything_is_loaded(
+    run: Run, questions: Path, out: Path, kind: str
+):
+    if kind == "folder":
+        out.mkdir()
+    elif kind == "text":
+        out.write_text("Dear diary\nall is well\n")
+    else:
+        out.write_text('{"kind": "provenance", "settings": {"model": "other"}}\n')
+    ended = run(*command(Path("./nowhere"), questions, out))
+    assert ended.status == 2 and str(out) in ended.sentence and "There is no model" not in ended.sentence
+
+
+def made(path: Path, speed_up: float) -> Path:
+    """A file in which one arm is so many times as fast as plain decoding."""
+    lines = [{"kind": "provenance", "settings": {"model": "m"}}]
+    for number in range(10):
+        for arm, factor in (("none", 1.0), ("eagle3", speed_up)):
+            seconds = (1 + number / 10) / factor
+            call = Call(arm, "t", (str(number),), tokens=10, forwards=5, decoded=10, seconds=seconds)
+            lines.append(call.line())
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("speed_up", "status", "sentence"), [(1.6, 1, "Slower: eagle3."), (2.0, 0, "Nothing is slower beyond noise.")]
+)
+def test_two_files_are_compared_in_words_and_in_the_exit_status(
+    run: Run, tmp_path: Path, speed_up: float, status: int, sentence: str
+):
+    pair = [made(tmp_path / "a.jsonl", 2.0), made(tmp_path / "b.jsonl", speed_up)]
+    ended = run("bench", "--compare", *pair)
+    assert (ended.status, ended.err) == (status, "") and sentence in ended.out
+    assert "eagle3" in ended.out and f"{speed_up / 2:.2f} ({speed_up / 2:.2f} to {speed_up / 2:.2f})" in ended.out
+    ended = run("bench", "--compare", *pair, "--json")
+    found = json.loads(ended.out)
+    assert ended.status == status and found["slower"] == bool(status)
+    assert found["changes"][0]["setting"] == {"model": "m", "temperature": 0.0, "batch": 1}
+    assert found["changes"][0]["ratio"] == pytest.approx(speed_up / 2)
+    assert run("bench", "--compare", *pair, "--tolerance", "0.3").status == 0
+
+
+def test_files_that_cannot_be_compared_are_one_sentence(run: Run, tmp_path: Path):
+    a, empty = made(tmp_path / "a.jsonl", 2.0), tmp_path / "empty.jsonl"
+    empty.touch()
+    ended = run("bench", "--compare", a, empty)
+    assert ended.status == 2 and "nothing in common" in ended.sentence
+    ended = run("bench", "--compare", a, tmp_path / "nowhere.jsonl")
+    assert ended.status == 2 and "nowhere.jsonl" in ended.sentence
+    ended = run("bench", "--compare", a, a, "--tolerance", "2")
+    assert ended.status == 2 and "tolerance is a share" in ended.sentence
