@@ -47,10 +47,10 @@ def read_tuned(path: str | Path) -> Tuned:
         raise DrafterError(f"Cannot read the tuned drafter {path}: {error.strerror}.") from None
     except ValueError as error:
         raise DrafterError(f"{path} is not JSON: {error}.") from None
-    kinds = {"model": str, "drafter": str, "off_from": int}
-    wrong = [
-        name for name, kind in kinds.items() if not isinstance(record, dict) or not isinstance(record.get(name), kind)
-    ]
+    found = record if isinstance(record, dict) else {}
+    wrong = [name for name in ("model", "drafter") if not isinstance(found.get(name), str)]
+    if type(off_from := found.get("off_from")) is not int or off_from < 0:
+        wrong.append("off_from")
     if wrong:
         raise DrafterError(f"{path} is not what foredraft tune writes: {', '.join(wrong)} must be there.")
-    return Tuned(record["model"], record["drafter"], record["off_from"], record.get("facts"))
+    return Tuned(found["model"], found["drafter"], found["off_from"], found.get("facts"))
