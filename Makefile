@@ -5,7 +5,7 @@ INPUTS := pyproject.toml constraints.txt
 unexport VIRTUAL_ENV
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint check clean
+.PHONY: help venv demo test lint check bench clean
 
 help: ## this list
 	@grep -E '^[a-z]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z]+):.*## */  make \1\t/'
@@ -23,6 +23,9 @@ lint: $(VENV)/.stamp-dev ## format, style, architecture, types
 
 check: $(VENV)/.stamp-dev ## lint and tests
 	scripts/check
+
+bench: $(VENV)/.stamp-core ## is it as many times as fast as it was? a minute
+	scripts/bench
 
 clean: ## remove .venv and everything that tools have left
 	rm -rf $(VENV) build dist .pytest_cache .hypothesis .ruff_cache .import_linter_cache

@@ -1,7 +1,7 @@
-"""Summaries of a speed run, from its JSON lines alone: for the terminal, and for the README between its markers.
+"""Tables of the pages, from JSON lines alone: README.md and docs/results.md, docs/heads.md.
 
 python benchmarks/summary.py            # print the summary of benchmarks/results/speed.jsonl
-python benchmarks/summary.py --write    # put it, and the table of methods, into the README
+python benchmarks/summary.py --write    # put all tables, and that of the methods, between the markers of the pages
 """
 
 import argparse
@@ -11,8 +11,13 @@ from pathlib import Path
 import heads_summary
 from reading import quartiles, read
 
+from foredraft.bench import tables
+from foredraft.bench.records import read_runs
+from foredraft.bench.summary import Summary, summarise
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "speed.jsonl"
+RUNS = [ROOT / "benchmarks" / "results" / name for name in ("sample-16m.jsonl", "target-65m.jsonl")]
 TASKS = ("humaneval", "gsm8k", "mt_bench")
 TITLES = {"humaneval": "HumanEval", "gsm8k": "GSM8K", "mt_bench": "MT-bench"}
 PAIRS = (  # how many times faster the first arm is than the second
@@ -121,21 +126,55 @@ def filled(text: str, blocks: dict[str, str]) -> str:
     return text
 
 
+def short_table(summary: Summary) -> str:
+    """All methods on the mean of all tasks: a column for each model and temperature."""
+    settings = summary.settings
+    names = [
+        f"{setting.model}, {'greedy' if setting.temperature == 0 else f'T={setting.temperature:g}'}"
+        for setting in settings
+    ]
+    arms = list(dict.fromkeys(arm for setting in settings for arm in summary.arms(setting)))
+    best = [summary.best(setting) for setting in settings]
+    lines = [f"| method | {' | '.join(names)} |", "| --- |" + " ---: |" * len(names)]
+    for arm in arms:
+        cells = []
+        for setting, fastest in zip(settings, best, strict=True):
+            speed, length = summary.mean(setting, arm)
+            number = "" if speed is None else f"{speed:.2f}"
+            number = f"**{number}**" if arm == fastest else number
+            cells.append(" / ".join([number] + ([] if length is None else [f"{length:.2f}"])) if number else "")
+        lines.append(f"| {arm} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def provenance_line(summary: Summary) -> str:
+    """Where it was measured, in a line."""
+    origin = summary.file.provenance[0]
+    runs = len(summary.file.runs)
+    agreed = sum(share.part for share in summary.agreement.values())
+    of = sum(share.of for share in summary.agreement.values())
+    return (
+        f"{runs:,} calls on six tasks; all lossless arms said the same tokens on {agreed} of {of} greedy turns. "
+        f"{origin['threads']} threads on {origin['device']}, float32, torch {origin['torch']}, transformers "
+        f"{origin['transformers']}, commit `{origin['commit'][:9]}`, {origin['time'][:10]}. Made by `scripts/results`."
+    )
+
+
 def pages() -> dict[Path, str]:
-    """README and results page as they should be."""
-    readme, page = ROOT / "README.md", ROOT / "docs" / "heads.md"
-    blocks = {"speed": markdown(read(RESULTS)), "methods": methods()}
-    made = {readme: filled(readme.read_text(encoding="utf-8"), blocks)}
-    if heads_summary.RESULTS.exists():
-        table = heads_summary.markdown(read(heads_summary.RESULTS))
-        made[page] = filled(page.read_text(encoding="utf-8"), {"heads": table})
-    return made
+    """The pages with tables, as they should be."""
+    both = summarise([read_runs(path) for path in RUNS])
+    blocks = {
+        "README.md": {"results": f"{short_table(both)}\n\n{provenance_line(both)}", "methods": methods()},
+        "docs/results.md": {"runs": tables.markdown(both, complete=True), "speed": markdown(read(RESULTS))},
+        "docs/heads.md": {"heads": heads_summary.markdown(read(heads_summary.RESULTS))},
+    }
+    return {ROOT / page: filled((ROOT / page).read_text(encoding="utf-8"), some) for page, some in blocks.items()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", nargs="?", type=Path, default=RESULTS)
-    parser.add_argument("--write", action="store_true", help="write README.md")
+    parser.add_argument("--write", action="store_true", help="write the pages")
     args = parser.parse_args()
     if args.write:
         for path, text in pages().items():

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from foredraft.compose import Spec
+from foredraft.drafters.dynamic import Options as DynamicOptions
 from foredraft.drafters.templates import Template
 
 
@@ -68,7 +69,7 @@ class _Tree(NamedTuple):
 
 def _tree(options: Any) -> _Tree:
     """The tree of an EAGLE method's options."""
-    if hasattr(options, "depth"):
+    if isinstance(options, DynamicOptions):
         depth, width = min(options.depth, options.nodes), options.top_k
         return _Tree(min(options.nodes, width + (depth - 1) * width**2), depth, width)
     template = Template.of(options.tree)

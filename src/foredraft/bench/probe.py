@@ -150,7 +150,7 @@ class Fit:
     xs: tuple[float, ...]
     ys: tuple[float, ...]
 
-    def __call__(self, x: float) -> float:
+    def __call__(self, x: int | float) -> float:
         if not self.xs:
             return 0.0
         if x <= self.xs[0] or len(self.xs) == 1:

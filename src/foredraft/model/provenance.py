@@ -3,6 +3,7 @@
 import datetime
 import importlib.metadata
 import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,12 +15,12 @@ from foredraft.core.version import __version__
 
 
 def provenance(command: str | None = None) -> dict[str, Any]:
-    """Facts about this very process. Paths in the command are cut to their last part: machines differ."""
+    """Facts about this very process. Paths in the command are cut to their last two parts: machines differ."""
     words = sys.argv if command is None else command.split()
     return {
         "time": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "commit": _commit(),
-        "command": " ".join(["foredraft", *(short(word) for word in words[1:])]),
+        "command": " ".join(["foredraft", *map(_without_folders, words[1:])]),
         "foredraft": __version__,
         "torch": torch.__version__,
         "transformers": importlib.metadata.version("transformers"),
@@ -32,6 +33,12 @@ def provenance(command: str | None = None) -> dict[str, Any]:
 def short(word: str) -> str:
     """A path without what depends on the machine."""
     return Path(word).name if word.startswith("/") else word
+
+
+def _without_folders(word: str) -> str:
+    """A word of a command, each absolute path in it (NAME=METHOD:PATH,...) cut to its last two parts."""
+    parts = re.split(r"([:=,])", word)
+    return "".join("/".join(Path(each).parts[1:][-2:]) if each.startswith("/") else each for each in parts)
 
 
 def _processor() -> str:
