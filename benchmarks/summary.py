@@ -14,12 +14,14 @@ from reading import quartiles, read
 from foredraft.bench import tables
 from foredraft.bench.records import read_runs
 from foredraft.bench.summary import Summary, summarise
+from foredraft.formats.tuned import read_tuned
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "speed.jsonl"
 RUNS = [ROOT / "benchmarks" / "results" / name for name in ("sample-16m.jsonl", "target-65m.jsonl")]
 TASKS = ("humaneval", "gsm8k", "mt_bench")
 TITLES = {"humaneval": "HumanEval", "gsm8k": "GSM8K", "mt_bench": "MT-bench"}
+TUNED = ROOT / "benchmarks" / "results" / "tuned.json"
 PAIRS = (  # how many times faster the first arm is than the second
     ("plain decoding / transformers' `generate`", "plain", "hf_plain"),
     ("draft model / transformers' assisted generation", "draft_model", "hf_assisted"),
@@ -160,12 +162,35 @@ def provenance_line(summary: Summary) -> str:
     )
 
 
+def predictions() -> str:
+    """What tune predicted for the bundled model beside what it then measured."""
+    tuned = read_tuned(TUNED)
+    facts = tuned.facts or {}
+    lines = ["| drafter | predicted | measured | off by |", "| --- | ---: | ---: | ---: |"]
+    for each in sorted(facts["tried"], key=lambda each: -each["measured"]):
+        off = each["predicted"] / each["measured"] - 1
+        spec = each["drafter"].replace(",num_assistant_tokens_schedule=constant", "")
+        own = "" if "constant" in each["drafter"] else " (its own schedule)"
+        lines.append(f"| `{spec}`{own} | {each['predicted']:.2f} | {each['measured']:.2f} | {100 * off:+.0f}% |")
+    points = ", ".join(f"{point['speed_up']:.2f} at {point['batch']}" for point in facts["batches"])
+    origin = facts["provenance"]
+    lines += [
+        "",
+        f"The choice by texts at once: {points}. Commit `{origin['commit']}`, {origin['time'][:10]}, {origin['device']}.",
+    ]
+    return "\n".join(lines)
+
+
 def pages() -> dict[Path, str]:
     """The pages with tables, as they should be."""
     both = summarise([read_runs(path) for path in RUNS])
     blocks = {
         "README.md": {"results": f"{short_table(both)}\n\n{provenance_line(both)}", "methods": methods()},
-        "docs/results.md": {"runs": tables.markdown(both, complete=True), "speed": markdown(read(RESULTS))},
+        "docs/results.md": {
+            "runs": tables.markdown(both, complete=True),
+            "tune": predictions(),
+            "speed": markdown(read(RESULTS)),
+        },
         "docs/heads.md": {"heads": heads_summary.markdown(read(heads_summary.RESULTS))},
     }
     return {ROOT / page: filled((ROOT / page).read_text(encoding="utf-8"), some) for page, some in blocks.items()}
