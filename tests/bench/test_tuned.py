@@ -1,0 +1,280 @@
+"""What tune chose, as a file that load takes and in the words of servers."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, final
+
+import pytest
+import torch
+
+import foredraft
+import tiny
+from foredraft.bench.engines import served
+from foredraft.core.drafter import Needs, Plan, View
+from foredraft.core.errors import DrafterError, OptionError
+from foredraft.core.noise import Noise
+from foredraft.core.params import SamplingParams
+from foredraft.core.warp import Warp
+from foredraft.drafters import METHODS
+from foredraft.drafters.draft_model import Options as DraftOptions
+from foredraft.drafters.prompt_lookup import Options as LookupOptions
+from foredraft.engine.control import Controller
+from foredraft.engine.generate import Generator, Result
+from foredraft.engine.schedule import Below, Costs, scheduled
+from foredraft.engine.step import StepDone
+from foredraft.formats.tuned import Tuned, read_tuned, write_tuned
+from foredraft.model.causal import CausalLM
+
+CONSTANT = "num_assistant_tokens_schedule=constant"
+HEAD = f"eagle3:sample-eagle3,nodes=5,depth=3,{CONSTANT}"
+DRAFT = f"draft_model:sample-draft,num_assistant_tokens=3,{CONSTANT}"
+TEXTS = ["def add(a, b):", "- red\n- green\n- blue\n-", "Once upon a time"]
+
+
+def test_a_choice_comes_back_as_it_was_written(tmp_path: Path):
+    path = tmp_path / "tuned.json"
+    for tuned in (Tuned("sample", HEAD, 8, {"temperature": 0.0}), Tuned("m", "none", 0, {})):
+        write_tuned(path, tuned)
+        assert read_tuned(path) == read_tuned(str(path)) == tuned
+    assert path.read_text().endswith("}\n")
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"{", "is not JSON"),
+        (b"", "is not JSON"),
+        (b"\xff\xfe", "is not JSON"),
+        (b"[]", "model, drafter, off_from must be there"),
+        (b'"eagle3"', "model, drafter, off_from must be there"),
+        (b'{"model": "m", "drafter": null, "off_from": 0}', "drafter must be there"),
+        (b'{"model": "m", "drafter": "none"}', "off_from must be there"),
+        (b'{"model": "m", "drafter": "none", "off_from": "8"}', "off_from must be there"),
+        (b'{"model": "m", "drafter": "none", "off_from": true}', "off_from must be there"),
+        (b'{"model": "m", "drafter": "none", "off_from": -1}', "off_from must be there"),
+    ],
+)
+def test_something_else_is_one_sentence_that_names_the_file(content: bytes, sentence: str, tmp_path: Path):
+    path = tmp_path / "other.json"
+    path.write_bytes(content)
+    with pytest.raises(DrafterError) as error:
+        foredraft.load("sample", str(path), device="cpu")
+    assert str(path) in str(error.value) and sentence in str(error.value) and "\n" not in str(error.value)
+
+
+def test_files_that_are_not_there_or_cannot_be(tmp_path: Path):
+    with pytest.raises(DrafterError, match=r"Cannot read the tuned drafter .*absent\.json"):
+        foredraft.load("sample", str(tmp_path / "absent.json"), device="cpu")
+    with pytest.raises(OptionError, match=r"Cannot write .*gone"):
+        write_tuned(tmp_path / "gone" / "tuned.json", Tuned("m", "none"))
+    with pytest.raises(OptionError, match=r"ends in \.json"):
+        write_tuned(tmp_path / "tuned.txt", Tuned("m", "none"))
+
+
+def test_a_drafter_that_is_not_known_is_a_sentence(tmp_path: Path):
+    path = tmp_path / "tuned.json"
+    write_tuned(path, Tuned("m", "eagle9:H"))
+    with pytest.raises(OptionError, match="Unknown drafter 'eagle9'"):
+        foredraft.load("sample", str(path), device="cpu")
+
+
+@pytest.fixture(scope="module")
+def plain() -> Generator:
+    return foredraft.load("sample", "none", device="cpu")
+
+
+def opened(plain: Generator, folder: Path, drafter: str, off_from: int = 0, name: str = "tuned.json") -> Generator:
+    write_tuned(folder / name, Tuned("sample", drafter, off_from))
+    return foredraft.load(plain.engine.target, str(folder / name), tokenizer=plain.tokenizer)
+
+
+def drafted(results: Sequence[Result]) -> list[bool]:
+    return [result.stats.drafted > 0 for result in results]
+
+
+@pytest.mark.parametrize("drafter", [HEAD, DRAFT, "prompt_lookup"])
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_drafting_stops_at_the_batch_and_no_text_changes(
+    plain: Generator, tmp_path: Path, drafter: str, temperature: float
+):
+    """Texts that were drawn from a draft's law depend on its length, so there nothing is switched off."""
+    params = SamplingParams(max_new_tokens=14, temperature=temperature, eos_token_id=(), seed=3)
+    always = foredraft.load(plain.engine.target, drafter, tokenizer=plain.tokenizer)
+    some = opened(plain, tmp_path, drafter, off_from=3)
+    for generator in (always, some):
+        assert any(drafted(generator.batch(TEXTS[:1], params))) and any(drafted(generator.batch(TEXTS[:2], params)))
+    truth, found = always.batch(TEXTS, params), some.batch(TEXTS, params)
+    assert [each.tokens for each in found] == [each.tokens for each in truth]
+    drawn = drafter is DRAFT and temperature > 0
+    assert any(drafted(truth)) and drafted(found) == (drafted(truth) if drawn else [False] * 3)
+    if not drawn:
+        assert [each.tokens for each in found] == [each.tokens for each in plain.batch(TEXTS, params)]
+    some.close()
+    always.close()
+
+
+def test_load_drafts_what_the_file_says(plain: Generator, tmp_path: Path):
+    params = SamplingParams(max_new_tokens=24, eos_token_id=())
+    generator = opened(plain, tmp_path, HEAD)
+    direct = foredraft.load(plain.engine.target, HEAD, tokenizer=plain.tokenizer)
+    ours, theirs = (each.batch(TEXTS, params) for each in (generator, direct))
+    assert generator.kind.method == "eagle3" and generator.engine.drafter.needs.max_nodes == 5
+    for mine, other in zip(ours, theirs, strict=True):
+        assert mine.tokens == other.tokens and mine.stats.drafted_by_depth == other.stats.drafted_by_depth
+    assert max(len(each.stats.drafted_by_depth) for each in ours) == 3
+    for each in (generator, direct):
+        each.close()
+
+
+def test_a_file_that_says_none_is_plain_decoding(plain: Generator, tmp_path: Path):
+    generator = opened(plain, tmp_path, "none", off_from=4)
+    result = generator.batch(TEXTS[:1], SamplingParams(max_new_tokens=5))[0]
+    assert generator.kind.method == "none" and result.stats.drafted == 0 and result.stats.target_forwards == 5
+
+
+def test_a_bundled_head_needs_no_path_in_the_file(tmp_path: Path):
+    write_tuned(tmp_path / "t.json", Tuned("sample", "eagle3,nodes=5,depth=3"))
+    generator = foredraft.load("sample", str(tmp_path / "t.json"), device="cpu")
+    assert generator.kind.method == "eagle3" and generator.engine.drafter.needs.max_nodes == 5
+    generator.close()
+
+
+@final
+class Watched(Controller):
+    """Plans three tokens for each row, and remembers what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def plan(self, view: View, limits: Sequence[int]) -> Plan:
+        return Plan(tuple(min(3, limit) for limit in limits))
+
+    def observe(self, view: View, plan: Plan, done: StepDone) -> None:
+        self.told.append(plan.lengths)
+
+    def release(self, row: int) -> None:
+        self.told.append(row)
+
+
+def view(*temperatures: float) -> View:
+    rows = len(temperatures)
+    lengths = torch.full((rows,), 4)
+    warp = Warp.of(
+        [SamplingParams(temperature=each) for each in temperatures],
+        vocab_size=8,
+        eos_token_ids=[()] * rows,
+        prompt_lengths=[4] * rows,
+        device="cpu",
+    )
+    return View(
+        tuple(range(rows)),
+        torch.zeros(rows, 4, dtype=torch.long),
+        lengths,
+        (4,) * rows,
+        warp,
+        Noise(lengths, lengths),
+    )
+
+
+@pytest.mark.parametrize("picked", [True, False])
+@pytest.mark.parametrize(
+    "temperatures", [(0.0,), (0.9,), (0.0, 0.0), (0.0, 0.9), (0.9, 0.9), (0.0, 0.0, 0.0), (0.9, 0.0, 0.0)]
+)
+def test_below_so_many_rows_plans_are_the_other_controllers(temperatures: tuple[float, ...], picked: bool):
+    off = len(temperatures) >= 2 and (picked or not any(temperatures))
+    plan = Below(Watched(), 2, picked).plan(view(*temperatures), [9, 2, 9][: len(temperatures)])
+    assert plan.lengths == tuple((0 if off else length) for length in (3, 2, 3)[: len(temperatures)])
+
+
+def test_the_other_controller_hears_everything():
+    inner = Watched()
+    below = Below(inner, 1, True)
+    seen = view(0.0)
+    empty = torch.zeros(1, 1, dtype=torch.long)
+    below.observe(seen, below.plan(seen, [9]), StepDone([], empty, empty[:, 0], None, 0.0, 0.0))
+    below.release(0)
+    assert inner.told == [(0,), 0]
+
+
+@pytest.mark.parametrize("schedule", ["auto", "constant", "cost", "heuristic"])
+def test_every_schedule_can_be_switched_off(schedule: str):
+    costs = Costs(CausalLM(tiny.build("llama")))
+    options = LookupOptions(num_assistant_tokens_schedule=schedule)
+    for off_from, kind in ((0, False), (2, True)):
+        controller = scheduled(options, Needs(max_nodes=10), costs, True, off_from)
+        assert isinstance(controller, Below) == kind
+    assert scheduled(options, Needs(max_nodes=10), costs, True, 2).plan(view(0.9, 0.9), [9, 9]).length == 0
+    assert scheduled(options, Needs(max_nodes=10), costs, False, 2).plan(view(0.9, 0.9), [9, 9]).length > 0, "lossy"
+    drawn = DraftOptions(num_assistant_tokens_schedule="constant")
+    assert scheduled(drawn, Needs(max_nodes=8), costs, True, 2).plan(view(0.9, 0.9), [9, 9]).length == 8
+
+
+VLLM_METHODS = {"ngram", "ngram_gpu", "suffix", "draft_model", "eagle", "eagle3", "mtp"}
+VLLM_KEYS = {"method", "model", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max"}
+ALGORITHMS = {"EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM"}
+FLAGS = {f"--speculative-{name}" for name in ("algorithm", "draft-model-path", "num-steps", "eagle-topk")}
+"""Names as the two servers have them."""
+
+
+def flags(text: str) -> dict[str, str]:
+    words = text.split()
+    return dict(zip(words[::2], words[1::2], strict=True))
+
+
+@pytest.mark.parametrize("method", sorted(set(METHODS) - {"none"}))
+def test_servers_know_the_names(method: str):
+    found = served(f"{method}:H" if METHODS[method].heads or method == "draft_model" else method)
+    if found.vllm is None or found.sglang is None:
+        assert found.vllm is found.sglang is None and method in found.note
+        assert method in ("medusa", "hydra", "blockwise"), "no other is unknown to both"
+        return
+    assert set(found.vllm) <= VLLM_KEYS and found.vllm["method"] in VLLM_METHODS
+    assert found.vllm["num_speculative_tokens"] >= 1 and found.vllm.get("model", "H") == "H"
+    given = flags(found.sglang)
+    assert set(given) <= {*FLAGS, "--speculative-num-draft-tokens"} and given["--speculative-algorithm"] in ALGORITHMS
+    if given.get("--speculative-eagle-topk") == "1":
+        steps = int(given["--speculative-num-steps"])
+        assert int(given["--speculative-num-draft-tokens"]) == steps + 1, "SGLang makes it so"
+
+
+Sizes = tuple[int | None, int, int, int]
+"""vLLM's tokens, SGLang's steps, children a node, and tokens with the root."""
+
+
+@pytest.mark.parametrize(
+    ("spec", "chain", "sizes"),
+    [
+        (f"eagle3:H,nodes=23,depth=5,{CONSTANT}", f"eagle3:H,nodes=3,depth=3,top_k=1,{CONSTANT}", (3, 5, 4, 24)),
+        ("eagle2:H,nodes=11,depth=4,top_k=3", None, (4, 4, 3, 12)),
+        ("eagle3:H,nodes=4,depth=4,top_k=1", "eagle3:H,nodes=4,depth=4,top_k=1", (4, 4, 1, 5)),
+        ("eagle3:H,depth=5,top_k=1", None, (5, 5, 1, 6)),
+        ("eagle1:H,tree=4x2x1", None, (3, 3, 4, 21)),
+        ("eagle1:H,tree=1x1", None, (2, 2, 1, 3)),
+        ("draft_model:H,num_assistant_tokens=6", None, (6, 6, 1, 7)),
+        ("draft_model:H,branching=3x2x1", None, (3, 3, 1, 4)),
+    ],
+)
+def test_sizes_are_the_choices_own(spec: str, chain: str | None, sizes: Sizes):
+    found = served(spec, chain)
+    assert found.vllm is not None and found.sglang is not None
+    given = flags(found.sglang)
+    names = ("num-steps", "eagle-topk", "num-draft-tokens")
+    assert (found.vllm["num_speculative_tokens"], *(int(given[f"--speculative-{name}"]) for name in names)) == sizes
+    assert given["--speculative-draft-model-path"] == "H"
+    assert ("gets the best chain" in found.note) == (chain is not None and sizes[2] > 1)
+
+
+def test_a_lookup_is_an_ngram():
+    found = served("prompt_lookup,prompt_lookup_num_tokens=4,max_matching_ngram_size=5,min_matching_ngram_size=2")
+    assert found.vllm == {
+        "method": "ngram",
+        "num_speculative_tokens": 4,
+        "prompt_lookup_max": 5,
+        "prompt_lookup_min": 2,
+    }
+    assert found.sglang == "--speculative-algorithm NGRAM --speculative-num-draft-tokens 5"
+
+
+def test_a_spec_that_cannot_be_is_an_error():
+    with pytest.raises(OptionError, match="Unknown drafter"):
+        served("eagle9")
