@@ -176,7 +176,7 @@ def predictions() -> str:
     origin = facts["provenance"]
     lines += [
         "",
-        f"The choice by texts at once: {points}. Commit `{origin['commit']}`, {origin['time'][:10]}, {origin['device']}.",
+        f"By texts at once: {points}. Commit `{origin['commit']}`, {origin['device']}, {origin['time'][:10]}.",
     ]
     return "\n".join(lines)
 
