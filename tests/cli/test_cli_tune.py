@@ -1,0 +1,203 @@
+"""``foredraft tune``: what it prints and writes, and that the other commands read it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_cases import PROMPT, Run
+
+import foredraft
+from foredraft.bench.predict import Prediction
+from foredraft.bench.tune import BatchPoint, Question, Trial, Tuner, Tuning
+from foredraft.engine.costs import CostTable
+from foredraft.formats.tuned import Tuned, read_tuned, write_tuned
+
+CONSTANT = "num_assistant_tokens_schedule=constant"
+SMALL = ("--count", "1", "--max-new-tokens", "12", "--verify", "1", "--batch-size", "1")
+
+
+def spoken(text: str) -> str:
+    """Without what a table's borders and line ends add."""
+    return " ".join(text.split())
+
+
+def test_one_json_object_and_a_file_that_generate_reads(
+    run: Run, model: Path, plain: foredraft.Generator, tmp_path: Path
+):
+    """The model drafts for itself, so there is always a draft."""
+    draft, out = f"draft_model:{model},assistant_confidence_threshold=0.0", tmp_path / "tuned.json"
+    arguments = ("-d", draft, "-d", "hydra", *SMALL, "--batch-size", "2", "--out", out)
+    ended = run("tune", "-m", model, *arguments, "--json")
+    assert ended.status == 0 and ended.err == ""
+    found = json.loads(ended.out)
+    sizes = [f"{draft},num_assistant_tokens={k},{CONSTANT}" for k in (1, 2, 3, 4, 5, 6, 8, 10)]
+    assert {trial["spec"] for trial in found["trials"]} == {*sizes, draft}
+    assert sum(trial["measured"] is not None for trial in found["trials"]) == 2
+    assert [table["rows"][0] for table in found["costs"]] == [1, 2]
+    assert found["skipped"] == ["hydra: hydra needs Hydra heads: write hydra:PATH with a folder or hub name."]
+    written = read_tuned(out)
+    assert written.drafter == found["drafter"] and written.off_from == (found["off_from"] or 0)
+    assert found["pays"] == (written.drafter != "none") == bool(found["servers"]) == bool(found["batches"])
+    assert written.facts is not None and len(written.facts["tried"]) == 2 and "/" not in written.model
+    assert written.facts["provenance"]["command"].startswith("foredraft ")
+    said = run("generate", "-m", model, "-d", out, "--max-new-tokens", "9", "--json", PROMPT)
+    assert said.status == 0
+    assert json.loads(said.out)["text"] == plain.generate(PROMPT, max_new_tokens=9).text
+
+
+@pytest.mark.parametrize("drafter", ["eagle3,nodes=5,depth=3", "prompt_lookup", "none"])
+def test_generate_drafts_by_the_file(run: Run, tmp_path: Path, drafter: str):
+    write_tuned(tmp_path / "tuned.json", Tuned("sample", drafter, 4))
+    ended = run("generate", "-d", tmp_path / "tuned.json", "--max-new-tokens", "12", "--json", "x = [1, 1, 1, 1,")
+    plain = run("generate", "-d", "none", "--max-new-tokens", "12", "--json", "x = [1, 1, 1, 1,")
+    ours, theirs = json.loads(ended.out), json.loads(plain.out)
+    assert ours["text"] == theirs["text"]
+    assert ours["stats"]["method"] == drafter.partition(",")[0]
+    assert (ours["stats"]["drafted"] > 0) == (drafter != "none")
+
+
+def test_the_bundled_model_and_its_head(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    prompts = tmp_path / "p.txt"
+    prompts.write_text("def add(a, b):\n---\nOnce upon a time\n")
+    arguments = ("-d", "eagle3,nodes=7,depth=3", "--prompts", prompts, "--temperature", "0.8", *SMALL)
+    ended = run("tune", *arguments)
+    assert ended.status == 0 and ended.err == "", ended.err
+    written = read_tuned("tuned.json")
+    name = "eagle3:sample-eagle3,nodes=7,depth=3"
+    assert written.drafter in (f"{name},{CONSTANT}", name, "none")
+    assert written.facts is not None and written.facts["temperature"] == 0.8
+    assert "tuned.json: foredraft generate --model sample --drafter tuned.json" in spoken(ended.out)
+
+
+WRONG: dict[str, tuple[tuple[Any, ...], str]] = {
+    "no prompts wanted": (("--count", "0"), "count, verify and batch_size must be 1 or more"),
+    "nothing verified": (("--verify", "0"), "count, verify and batch_size must be 1 or more"),
+    "no texts at once": (("--batch-size", "4", "--batch-size", "0"), "must be 1 or more"),
+    "no tokens": (("--max-new-tokens", "0"), "max_new_tokens"),
+    "a cold temperature": (("--temperature", "-1"), "temperature"),
+    "not a number": (("--batch-size", "all"), "--batch-size"),
+    "another suffix": (("--out", "tuned.yaml"), "must end in .json"),
+    "no such folder": (("--out", "no/such/folder/tuned.json"), "no/such/folder/tuned.json: there is no such folder"),
+    "no such prompts": (("--prompts", "nowhere.jsonl"), "nowhere.jsonl"),
+    "an unknown method": (("-d", "prompt_lokup"), "Did you mean prompt_lookup?"),
+    "an unknown option": (("-d", "prompt_lookup,nodes=3"), "Unknown option of prompt_lookup"),
+    "plain decoding": (("-d", "none"), "none is plain decoding"),
+    "nothing that can be had": (("-d", "hydra", *SMALL), "None of the drafters can be had. hydra: hydra needs"),
+    "no room for drafts": (("--max-new-tokens", "1", "--batch-size", "1"), "no step drafted anything"),
+    "a word too many": (("prompt_lookup",), "prompt_lookup"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_cannot_be_is_one_sentence(
+    run: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
+):
+    monkeypatch.chdir(tmp_path)
+    arguments, part = WRONG[case]
+    ended = run("tune", "-m", model, *arguments)
+    assert (ended.status, ended.out) == (2, "") and part in ended.sentence
+    assert not list(tmp_path.iterdir()), "and nothing is written"
+
+
+def test_a_prompt_that_is_too_long_is_one_sentence(run: Run, model: Path, tmp_path: Path):
+    (tmp_path / "long.txt").write_text("word " * 5000)
+    ended = run("tune", "-m", model, "--prompts", tmp_path / "long.txt", "--out", tmp_path / "t.json", *SMALL)
+    assert ended.status == 2 and "4096" in ended.sentence
+
+
+def trial(spec: str, predicted: float, measured: float | None = None, family: str = "eagle3:[H]") -> Trial:
+    return Trial(family, spec, Prediction(2.5, 1.0, predicted), measured, 2.5)
+
+
+TREE = trial(f"eagle3:[H],nodes=23,depth=5,{CONSTANT}", 2.2, 2.0)
+SMALLER = trial(f"eagle3:[H],nodes=11,depth=4,{CONSTANT}", 2.1, 1.8)
+CHAINS = [
+    trial(f"eagle3:[H],nodes={k},depth={k},top_k=1,{CONSTANT}", 1.9 - k / 100, m) for k, m in ((3, 1.4), (4, 1.5))
+]
+OTHERS = [trial(f"eagle3:B,nodes=2,depth=2,top_k=1,{CONSTANT}", 2.1, family="eagle3:B")]
+OWN = trial("eagle3:[H]", 2.2, 2.1)
+POINTS = (BatchPoint(1, 2.0), BatchPoint(4, 1.3), BatchPoint(8, 0.9))
+
+
+@pytest.fixture
+def tune(run: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """What the command prints and writes where this was found."""
+
+    def tune(chosen: Trial | None, off_from: int | None, *arguments: str) -> tuple[str, Tuned, Question]:
+        asked: list[Question] = []
+        trials = (*OTHERS, TREE, SMALLER, *CHAINS, OWN)
+        batches = POINTS if chosen is not None else ()
+        found = Tuning(trials, chosen, batches, off_from, (CostTable((1,), (1.0,)),), ("hydra: [no] heads.",))
+
+        def scripted(self: Tuner, question: Question) -> Tuning:
+            asked.append(question)
+            return found
+
+        monkeypatch.setattr(Tuner, "run", scripted)
+        ended = run("tune", "-m", model, "-d", "prompt_lookup", "--out", tmp_path / "t.json", *arguments)
+        assert ended.status == 0, ended.err
+        return spoken(ended.out), read_tuned(tmp_path / "t.json"), asked[0]
+
+    return tune
+
+
+def test_the_choice_is_said_in_a_line_and_by_batch(tune: Any):
+    out, written, _ = tune(TREE, 8)
+    assert f"Best: {TREE.spec}, 2.00 times as fast as plain decoding." in out, "brackets are part of a path"
+    assert "By texts at once: 2.00 at 1, 1.30 at 4, 0.90 at 8; it stops paying from 8 on." in out
+    assert "Not tried: hydra: [no] heads." in out
+    assert "6 configurations were predicted, 5 of them run." in out
+    assert (written.drafter, written.off_from) == (TREE.spec, 8)
+    assert written.facts is not None and len(written.facts["tried"]) == 5
+    assert written.facts["batches"][1] == {"batch": 4, "speed_up": 1.3}
+
+
+def test_it_says_that_it_pays_at_all_of_them(tune: Any):
+    out, written, _ = tune(TREE, None)
+    assert "it pays at all of them." in out and written.off_from == 0
+
+
+def test_it_says_plainly_that_speculation_does_not_pay(tune: Any):
+    out, written, _ = tune(None, None)
+    assert "Speculation does not pay here: plain decoding is the fastest." in out
+    assert "Best:" not in out and "vLLM" not in out and "SGLang" not in out
+    assert (written.drafter, written.off_from) == ("none", 0)
+    record = json.loads(tune(None, None, "--json")[0])
+    assert (record["pays"], record["drafter"], record["speed_up"], record["servers"]) == (False, "none", None, None)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "chain", "flags"),
+    [
+        (TREE, 3, "--speculative-num-steps 5 --speculative-eagle-topk 4 --speculative-num-draft-tokens 24"),
+        (CHAINS[1], 4, "--speculative-num-steps 4 --speculative-eagle-topk 1 --speculative-num-draft-tokens 5"),
+        (OWN, 3, "--speculative-num-steps 5 --speculative-eagle-topk 4 --speculative-num-draft-tokens 24"),
+    ],
+    ids=["a tree", "a chain", "a schedule of our own"],
+)
+def test_servers_are_told_the_same_choice(tune: Any, chosen: Trial, chain: int, flags: str):
+    """A server without trees gets the best chain of the same head, and one without our schedules the best size."""
+    out, written, _ = tune(chosen, None)
+    config = {"method": "eagle3", "model": "[H]", "num_speculative_tokens": chain}
+    assert f"vLLM: --speculative-config '{json.dumps(config)}'" in out
+    assert f"SGLang: --speculative-algorithm EAGLE3 --speculative-draft-model-path [H] {flags}" in out
+    assert written.drafter == chosen.spec
+    record = json.loads(tune(chosen, None, "--json")[0])
+    assert record["servers"]["vllm"] == config and record["servers"]["sglang"].endswith(flags)
+    assert (record["pays"], record["drafter"], record["speed_up"]) == (True, chosen.spec, chosen.measured)
+
+
+def test_what_is_asked_is_what_was_given(tune: Any, tmp_path: Path):
+    (tmp_path / "a.txt").write_text("one\n---\ntwo\n---\nthree\n")
+    (tmp_path / "b.txt").write_text("four\n")
+    files = ("--prompts", str(tmp_path / "a.txt"), "--prompts", str(tmp_path / "b.txt"))
+    _, _, asked = tune(
+        None, None, *files, "--count", "2", "--batch-size", "4", "--min-new-tokens", "5", "--verify", "7"
+    )
+    assert list(asked.prompts) == ["one", "two", "four"] and asked.batches == (4,) and asked.verify == 7
+    assert asked.params.min_new_tokens == 5 and asked.params.temperature == 0.0
+    _, _, asked = tune(None, None, "--chat", "--temperature", "0.5")
+    assert len(asked.prompts) == 4 and asked.prompts[0][0]["role"] == "user" and asked.params.temperature == 0.5
+    assert asked.batches == (1, 2, 4, 8, 16)
