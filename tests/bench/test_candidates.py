@@ -98,7 +98,7 @@ def test_options_that_are_given_stay(spec: str, count: int):
 def test_a_schedule_that_is_given_is_the_methods_own_and_candidates_are_constant_still():
     for family, candidate in each(families("eagle3:H,num_assistant_tokens_schedule=heuristic", ALONE)):
         assert Spec.parse(family.name).options.num_assistant_tokens_schedule == "heuristic"
-        assert constant(family.probe) and constant(candidate.spec)
+        assert constant(family.probe) and constant(candidate.spec) and candidate.spec.count("_schedule=") == 1
 
 
 def test_a_relative_folder_becomes_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
