@@ -5,7 +5,7 @@ ratio. Runs of different files are never pairs.
 """
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -188,9 +188,9 @@ def acceptance_length(runs: Iterable[Run]) -> float | None:
     return tokens / forwards if forwards else None
 
 
-def scores(file: RunFile, setting: Setting, arm: str) -> dict[tuple[object, ...], bool | None]:
+def scores(file: RunFile, setting: Setting, arm: str) -> dict[Hashable, bool | None]:
     """Which answers of an arm were right, by what was asked; the first one where it was asked several times."""
-    found: dict[tuple[object, ...], bool | None] = {}
+    found: dict[Hashable, bool | None] = {}
     for run in file.runs:
         if run.arm == arm and key(run).setting == setting and not run.error:
             for said in run.said:
