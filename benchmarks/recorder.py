@@ -1,39 +1,26 @@
 """A drafter that watches another: which nodes of its trees were accepted, by place and by confidence."""
 
-from collections.abc import Mapping
 from typing import Any, final
 
-from torch import Tensor
-
+from foredraft.bench.onlooker import Onlooker
 from foredraft.core.draft import Draft, Verdict
-from foredraft.core.drafter import Drafter, Plan, StepOut, View
+from foredraft.core.drafter import Drafter
 
 
 @final
-class Recorder(Drafter):
-    """Passes everything on. A node is judged if its parent was accepted; it is accepted or not.
+class Recorder(Onlooker):
+    """A node is judged if its parent was accepted; it is accepted or not.
 
     ``places``: for each node number [judged, accepted]. ``confidence``: for each judged node the probability that the
     draft gave its token, given its parent, in hundredths, and [judged, accepted].
     """
 
     def __init__(self, inner: Drafter) -> None:
-        self._inner = inner
-        self.needs = inner.needs
+        super().__init__(inner)
         self._places: dict[int, list[int]] = {}
         self._confidence: dict[int, list[int]] = {}
 
-    def admit(self, row: int, prompt: Tensor, hidden: Mapping[int, Tensor]) -> None:
-        self._inner.admit(row, prompt, hidden)
-
-    def propose(self, view: View, plan: Plan) -> Draft:
-        return self._inner.propose(view, plan)
-
-    def release(self, row: int) -> None:
-        self._inner.release(row)
-
-    def commit(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None:
-        self._inner.commit(view, draft, verdict, out)
+    def _see(self, draft: Draft, verdict: Verdict) -> None:
         parents = draft.tree.parents.tolist()
         scores = None if draft.scores is None else draft.scores.tolist()
         for row, path in enumerate(verdict.path.tolist()):

@@ -6,14 +6,13 @@ drafted nodes down to d, and its accepted path is a beginning of the path that w
 
 import bisect
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, final
 
-from torch import Tensor
-
+from foredraft.bench.onlooker import Onlooker
 from foredraft.core.draft import Draft, Verdict
-from foredraft.core.drafter import Drafter, Plan, StepOut, View
+from foredraft.core.drafter import Plan, View
 from foredraft.engine.control import Controller
 from foredraft.engine.step import StepDone
 
@@ -66,26 +65,13 @@ class Step:
 
 
 @final
-class Tap(Drafter):
-    """Passes everything on and keeps the last draft and verdict, as they are: to look at them takes no time here."""
+class Tap(Onlooker):
+    """Keeps the last draft and verdict, as they are: to look at them takes no time here."""
 
-    def __init__(self, inner: Drafter) -> None:
-        self._inner = inner
-        self.needs = inner.needs
-        self.last: tuple[Draft, Verdict] | None = None
+    last: tuple[Draft, Verdict] | None = None
 
-    def admit(self, row: int, prompt: Tensor, hidden: Mapping[int, Tensor]) -> None:
-        self._inner.admit(row, prompt, hidden)
-
-    def propose(self, view: View, plan: Plan) -> Draft:
-        return self._inner.propose(view, plan)
-
-    def commit(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None:
+    def _see(self, draft: Draft, verdict: Verdict) -> None:
         self.last = draft, verdict
-        self._inner.commit(view, draft, verdict, out)
-
-    def release(self, row: int) -> None:
-        self._inner.release(row)
 
 
 @final

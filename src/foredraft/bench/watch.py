@@ -2,19 +2,19 @@
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
 import torch
-from torch import Tensor
 
 from foredraft.bench.arms import Arm, LoopArm
+from foredraft.bench.onlooker import Onlooker
 from foredraft.bench.prompts import Ask
 from foredraft.bench.records import Cost, RunFile, Watched
 from foredraft.bench.run import Settings
 from foredraft.core.draft import Draft, Verdict
-from foredraft.core.drafter import Drafter, Plan, StepOut, View
+from foredraft.core.drafter import Drafter
 from foredraft.core.errors import ForedraftError
 from foredraft.core.params import SamplingParams
 from foredraft.engine.control import Constant
@@ -28,30 +28,19 @@ _LONGEST = 64
 
 
 @final
-class Recorder(Drafter):
-    """Passes everything on, and looks at each node whose parent was accepted, or the root: was it accepted, too?
+class Recorder(Onlooker):
+    """Looks at each node whose parent was accepted, or the root: was it accepted, too?
 
     ``places`` by the ranks among siblings on the way to the node, in the order in which the drafter listed them,
     ``confidence`` by the draft's probability of the node given its parent, in hundredths; each [judged, accepted].
     """
 
     def __init__(self, inner: Drafter) -> None:
-        self._inner = inner
-        self.needs = inner.needs
+        super().__init__(inner)
         self.places: dict[str, list[int]] = {}
         self.confidence: dict[str, list[int]] = {}
 
-    def admit(self, row: int, prompt: Tensor, hidden: Mapping[int, Tensor]) -> None:
-        self._inner.admit(row, prompt, hidden)
-
-    def propose(self, view: View, plan: Plan) -> Draft:
-        return self._inner.propose(view, plan)
-
-    def release(self, row: int) -> None:
-        self._inner.release(row)
-
-    def commit(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None:
-        self._inner.commit(view, draft, verdict, out)
+    def _see(self, draft: Draft, verdict: Verdict) -> None:
         scores = None if draft.scores is None else draft.scores.tolist()
         for row, (parents, path) in enumerate(zip(draft.tree.parents.tolist(), verdict.path.tolist(), strict=True)):
             accepted = set(path)
