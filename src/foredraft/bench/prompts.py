@@ -1,11 +1,11 @@
 """Prompt files as they are about: questions with turns, HumanEval, chat messages, plain text."""
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from foredraft.bench.lines import objects
 from foredraft.core.errors import DataError
 
 STANDARD = (
@@ -123,19 +123,10 @@ def _parts(text: str) -> Iterator[Ask]:
 
 
 def _lines(path: Path, text: str) -> Iterator[Ask]:
-    for number, line in enumerate(text.split("\n"), start=1):  # splitlines would part lines inside JSON's strings
-        if line.strip():
-            where = f"{path}, line {number}"
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise DataError(f"{where}: this is not JSON ({error.msg}, column {error.colno}).") from None
-            yield _ask(where, row)
+    return (_ask(where, row) for where, row in objects(path, text))
 
 
-def _ask(where: str, row: Any) -> Ask:
-    if not isinstance(row, dict):
-        raise DataError(f"{where}: this is not an object.")
+def _ask(where: str, row: dict[str, Any]) -> Ask:
     about: dict[str, Any] = {
         "category": _first_of(row, ("category", "task_id"), "text").partition("/")[0],
         "name": _first_of(row, ("question_id", "task_id"), ""),

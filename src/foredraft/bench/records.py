@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from foredraft.bench.lines import objects
 from foredraft.core.errors import DataError
 
 
@@ -254,17 +255,4 @@ def _records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"Cannot read the run file {path}: {getattr(error, 'strerror', None) or error}.") from None
-    lines = text.split("\n")
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        where = f"{path}, line {number}"
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            if number == len(lines):  # the end of a line that was being written when the machine went down
-                return
-            raise DataError(f"{where}: this is not JSON ({error.msg}, column {error.colno}).") from None
-        if not isinstance(record, dict):
-            raise DataError(f"{where}: this is not an object.")
-        yield where, record
+    yield from objects(path, text, torn=True)
