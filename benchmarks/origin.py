@@ -3,12 +3,12 @@
 import platform
 import subprocess
 import time
-from pathlib import Path
 
 import torch
 import transformers
 
 import foredraft
+from foredraft.model.provenance import processor
 
 
 def provenance(command: str, **facts: object) -> dict:
@@ -22,16 +22,9 @@ def provenance(command: str, **facts: object) -> dict:
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "python": platform.python_version(),
-        "device": cpu_name(),
+        "device": processor(),
         "threads": torch.get_num_threads(),
         "date": time.strftime("%Y-%m-%d"),
         "command": command,
         **facts,
     }
-
-
-def cpu_name() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else ():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()

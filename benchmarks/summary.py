@@ -12,8 +12,9 @@ import heads_summary
 from reading import quartiles, read
 
 from foredraft.bench import tables
+from foredraft.bench.candidates import told
 from foredraft.bench.records import read_runs
-from foredraft.bench.summary import Summary, summarise
+from foredraft.bench.summary import Summary, law, summarise
 from foredraft.formats.tuned import read_tuned
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -131,10 +132,7 @@ def filled(text: str, blocks: dict[str, str]) -> str:
 def short_table(summary: Summary) -> str:
     """All methods on the mean of all tasks: a column for each model and temperature."""
     settings = summary.settings
-    names = [
-        f"{setting.model}, {'greedy' if setting.temperature == 0 else f'T={setting.temperature:g}'}"
-        for setting in settings
-    ]
+    names = [f"{setting.model}, {law(setting.temperature)}" for setting in settings]
     arms = list(dict.fromkeys(arm for setting in settings for arm in summary.arms(setting)))
     best = [summary.best(setting) for setting in settings]
     lines = [f"| method | {' | '.join(names)} |", "| --- |" + " ---: |" * len(names)]
@@ -169,9 +167,8 @@ def predictions() -> str:
     lines = ["| drafter | predicted | measured | off by |", "| --- | ---: | ---: | ---: |"]
     for each in sorted(facts["tried"], key=lambda each: -each["measured"]):
         off = each["predicted"] / each["measured"] - 1
-        spec = each["drafter"].replace(",num_assistant_tokens_schedule=constant", "")
-        own = "" if "constant" in each["drafter"] else " (its own schedule)"
-        lines.append(f"| `{spec}`{own} | {each['predicted']:.2f} | {each['measured']:.2f} | {100 * off:+.0f}% |")
+        drafter = told(each["drafter"], mark="`")
+        lines.append(f"| {drafter} | {each['predicted']:.2f} | {each['measured']:.2f} | {100 * off:+.0f}% |")
     points = ", ".join(f"{point['speed_up']:.2f} at {point['batch']}" for point in facts["batches"])
     origin = facts["provenance"]
     lines += [

@@ -21,7 +21,6 @@ STOCK = {
     "transformers_lookup": "its prompt lookup, of 10 tokens",
 }
 """Arms that are not ours, by name. Each runs on a copy of the model that nothing was installed on."""
-BASELINE = "none"
 _LOOKUP = 10
 
 

@@ -122,6 +122,12 @@ _MAKERS = {
 """Anything else is tried with its options as they are."""
 
 
+def told(spec: str, mark: str = "") -> str:
+    """A spec for people, between marks: that a size is constant is the rule here, a schedule of its own is said."""
+    bare = spec.replace(f",{CONSTANT}", "")
+    return f"{mark}{bare}{mark}" if CONSTANT in spec else f"{mark}{bare}{mark} (its own schedule)"
+
+
 def _candidate(base: str, given: Sequence[str], extra: Sequence[str], shape: Shape) -> Candidate:
     return Candidate(_joined(base, [*given, *extra, CONSTANT]), shape)
 

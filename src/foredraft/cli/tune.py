@@ -232,11 +232,11 @@ def _table(found: "Tuning") -> Table:
 
 
 def _cells(trial: "Trial") -> list[str]:
-    spec = trial.spec.replace(",num_assistant_tokens_schedule=constant", "")
-    schedule = "" if "constant" in trial.spec else " (its own schedule)"
+    from foredraft.bench.candidates import told
+
     off = "" if trial.error is None else f"{100 * trial.error:+.0f}%"
     return [
-        spec + schedule,
+        told(trial.spec),
         f"{trial.acceptance_length:.2f}",
         f"{trial.predicted.speed_up:.2f}x",
         "" if trial.measured is None else f"{trial.measured:.2f}x",

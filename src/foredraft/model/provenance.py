@@ -26,7 +26,7 @@ def provenance(command: str | None = None) -> dict[str, Any]:
         "transformers": importlib.metadata.version("transformers"),
         "python": platform.python_version(),
         "threads": torch.get_num_threads(),
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else _processor(),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else processor(),
     }
 
 
@@ -41,7 +41,7 @@ def _without_folders(word: str) -> str:
     return "".join("/".join(Path(each).parts[1:][-2:]) if each.startswith("/") else each for each in parts)
 
 
-def _processor() -> str:
+def processor() -> str:
     """The processor's own name where Linux tells it, such as AMD EPYC."""
     facts = Path("/proc/cpuinfo")
     lines = facts.read_text().splitlines() if facts.exists() else []
