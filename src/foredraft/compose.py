@@ -9,20 +9,22 @@ import torch
 from foredraft.core.draft import Law
 from foredraft.core.drafter import Drafter
 from foredraft.core.errors import DrafterError, OptionError
-from foredraft.core.options import read_options, read_pairs
 from foredraft.core.params import check_known
 from foredraft.core.verify import RULES, check_legal
-from foredraft.drafters import METHODS, find
+from foredraft.drafters import METHODS, builder, find
+from foredraft.drafters.spec import Spec
+from foredraft.drafters.supplies import Foreign, Place, Supplies
 from foredraft.engine.control import Constant, Controller
 from foredraft.engine.engine import Engine
 from foredraft.engine.generate import Generator, Kind
 from foredraft.engine.schedule import Costs, scheduled
 from foredraft.formats import load_head
 from foredraft.formats.tuned import SUFFIX, read_tuned
+from foredraft.model.cache import SlotCache
 from foredraft.model.causal import CausalLM
 from foredraft.model.linear import PackedWeights, draft_dtype
 from foredraft.model.load import Loaded, as_loaded, load_model, resolve
-from foredraft.model.tokenizer import Tokenizer
+from foredraft.model.tokenizer import Tokenizer, check_same_tokenizer
 from foredraft.nets.blocks import fuse
 
 BUNDLED_DRAFTS = {
@@ -35,31 +37,6 @@ BUNDLED_DRAFTS = {
     }
 }
 """What ships for the bundled targets, by method."""
-
-
-@dataclass(frozen=True, slots=True)
-class Spec:
-    """A drafter by name: ``name``, ``name:PATH`` or ``name:PATH,option=value,...``."""
-
-    name: str
-    path: str | None
-    options: Any
-    off_from: int = 0
-    """With so many texts at once, or more, nothing is drafted; 0 is never."""
-
-    @classmethod
-    def parse(cls, text: str) -> "Spec":
-        """Read a spec.
-
-        Raises:
-            OptionError: an unknown method or option, or a value of the wrong type; the sentence lists the known ones.
-        """
-        head, *pairs = text.split(",")
-        name, _, path = head.partition(":")
-        check_known("drafter", {name: None}, list(METHODS))
-        options = find(name)[1]
-        given = read_pairs(pairs)
-        return cls(name, path or None, read_options(options, name, given))
 
 
 def load(
@@ -158,8 +135,10 @@ class _Workshop:
         try:
             for spec, kind in zip(specs, kinds, strict=True):
                 opened.append(own := [shared])
-                drafter = self._drafter(spec, loaded, own)
-                engine = self._engine(own[0], drafter, controller or _controller(spec, drafter, costs, kind.lossless))
+                cache = shared.new_cache()
+                drafter = self._drafter(spec, loaded, own, cache)
+                control = controller or _controller(spec, drafter, costs, kind.lossless)
+                engine = self._engine(own[0], cache, drafter, control)
                 mine = own[1:] if made or shared is self.target else own  # who made a model closes it
                 made.append(Generator(engine, loaded.tokenizer, loaded.eos_token_ids, kind, mine))
         except BaseException:  # a model that is the caller's must not keep what was installed on it
@@ -168,11 +147,14 @@ class _Workshop:
             raise
         return made
 
-    def _drafter(self, spec: Spec | Drafter, loaded: Loaded, models: list[CausalLM]) -> Drafter:
+    def _drafter(self, spec: Spec | Drafter, loaded: Loaded, models: list[CausalLM], cache: SlotCache) -> Drafter:
         """What a spec stands for. Models that are opened on the way are listed."""
-        return _build(spec, loaded, models, self.fast, self.options) if isinstance(spec, Spec) else spec
+        if not isinstance(spec, Spec):
+            return spec
+        stock = _Stock(self.target, loaded.tokenizer, models, self.fast, self.options)
+        return stock.drafter_of(spec, models[0], cache)
 
-    def _engine(self, target: CausalLM, drafter: Drafter, controller: Controller) -> Engine:
+    def _engine(self, target: CausalLM, cache: SlotCache, drafter: Drafter, controller: Controller) -> Engine:
         if drafter.needs.hidden_layers:
             target.tap(drafter.needs.hidden_layers)
         return Engine(
@@ -182,6 +164,7 @@ class _Workshop:
             rule=self.verifier,
             max_rows=self.max_batch_size,
             exact_nodes=1 + drafter.needs.max_nodes if self.exact else 0,
+            cache=cache,
         )
 
 
@@ -223,64 +206,73 @@ def _load(
     return as_loaded(target.model if isinstance(target, CausalLM) else target, tokenizer)
 
 
-def _build(
-    spec: Spec,
-    loaded: Loaded,
-    models: list[CausalLM],
-    fast: bool,
-    options: Mapping[str, Any] | None,
-) -> Drafter:
-    """The drafter of a spec. A model that it needs is loaded, checked against the target's tokenizer, and listed."""
-    target = models[0]
-    drafter = find(spec.name)[0]
-    if spec.name == "none":
-        return drafter()
-    if spec.name == "prompt_lookup":
-        return drafter(spec.options)  # type: ignore[call-arg]
-    kinds = METHODS[spec.name].heads
-    if spec.path is None:
-        raise DrafterError(
-            f"{spec.name} needs {METHODS[spec.name].needs}: write {spec.name}:PATH with a folder or hub name."
-        )
-    if kinds:
-        return drafter(spec.options, _head(spec, kinds, target, fast))  # type: ignore[call-arg]
-    dtype = str(target.dtype).removeprefix("torch.")
-    draft = load_model(spec.path, dtype=dtype, device=str(target.device), options=options)
-    check_same_tokenizer(loaded.tokenizer, draft.tokenizer, spec.path)
-    model = CausalLM(draft.model, fast=fast)
-    models.append(model)
-    return drafter(spec.options, model, target.vocab_size)  # type: ignore[call-arg]
+@dataclass(frozen=True, slots=True)
+class _Stock:
+    """Where the parts of drafters come from. Models that are opened on the way are listed, the target being first."""
+
+    named: Any  # the target, as the caller named it
+    tokenizer: Tokenizer | None
+    models: list[CausalLM]
+    fast: bool
+    options: Mapping[str, Any] | None
+
+    def drafter_of(self, spec: Spec, target: CausalLM, cache: SlotCache) -> Drafter:
+        """What a spec stands for, drafting for ``target``."""
+        needs = METHODS[spec.name].needs
+        place = Place(spec.name, needs, spec.path, target, cache, self.tokenizer)
+        return builder(spec.name)(spec.options, _Supplies(place, self))
+
+    def open(self, path: str) -> Foreign:
+        """A draft model, listed."""
+        target = self.models[0]
+        dtype = str(target.dtype).removeprefix("torch.")
+        draft = load_model(path, dtype=dtype, device=str(target.device), options=self.options)
+        model = CausalLM(draft.model, fast=self.fast)
+        self.models.append(model)
+        return Foreign(model, draft.tokenizer)
 
 
-def _head(spec: Spec, kinds: tuple[str, ...], target: CausalLM, fast: bool) -> Any:
-    """The net of a trained head, of one of these kinds."""
-    assert spec.path is not None
+class _Supplies(Supplies):
+    """The parts of one drafter."""
+
+    def __init__(self, place: Place, stock: _Stock) -> None:
+        super().__init__(place)
+        self._stock = stock
+
+    def model(self, path: str) -> CausalLM:
+        model, tokenizer = self._stock.open(path)
+        check_same_tokenizer(self.place.tokenizer, tokenizer, path)
+        return model
+
+    def foreign(self, path: str) -> Foreign:
+        return self._stock.open(path)
+
+    def head(self, options: Any) -> Any:
+        return _head(self.place.name, self.path, options, self.place.target, self._stock.fast)
+
+    def drafter(self, spec: str, target: CausalLM | None = None, cache: SlotCache | None = None) -> Drafter:
+        found = _spec(self._stock.named, spec)
+        if not isinstance(found, Spec) or found.off_from:
+            raise DrafterError(f"{self.place.name} is made of drafters by name, not of {spec!r}.")
+        return self._stock.drafter_of(found, target or self.place.target, cache or self.place.cache)
+
+
+def _head(name: str, path: str, options: Any, target: CausalLM, fast: bool) -> Any:
+    """The net of a trained head, of a kind that the method drafts with."""
     head = load_head(
-        resolve(spec.path),
+        resolve(path),
         target,
-        rope_theta=getattr(spec.options, "rope_theta", None),
-        taps=getattr(spec.options, "taps", None),
+        rope_theta=getattr(options, "rope_theta", None),
+        taps=getattr(options, "taps", None),
     )
-    if head.info.method not in kinds:
-        right = ", ".join(name for name, method in METHODS.items() if head.info.method in method.heads)
-        raise DrafterError(f"{spec.path!r} holds {head.info.format} weights: it drafts as {right}, not as {spec.name}.")
+    if head.info.method not in METHODS[name].heads:
+        right = ", ".join(other for other, method in METHODS.items() if head.info.method in method.heads)
+        raise DrafterError(f"{path!r} holds {head.info.format} weights: it drafts as {right}, not as {name}.")
     fuse(head.net)
     if fast and target.device.type == "cpu":
-        picked = spec.options.law is Law.FIXED  # else q must not depend on how many rows share a product
+        picked = options.law is Law.FIXED  # else q must not depend on how many rows share a product
         PackedWeights(head.net, draft_dtype() if picked else torch.float32)
     return head.net
-
-
-def check_same_tokenizer(target: Tokenizer | None, draft: Tokenizer | None, name: str) -> None:
-    """Raise a ``DrafterError`` unless the two give the same ids the same meaning; padded sizes may differ."""
-    if target is None or draft is None:
-        return
-    difference = target.first_difference(draft)
-    if difference is not None:
-        raise DrafterError(
-            f"The draft {name!r} has another tokenizer than the target ({difference}); take a draft of the target's "
-            "own family, or a drafter that needs no model, such as prompt_lookup."
-        )
 
 
 def _controller(spec: Spec | Drafter, drafter: Drafter, costs: Costs, lossless: bool) -> Controller:

@@ -19,6 +19,7 @@ from foredraft.core.warp import Warp
 from foredraft.drafters import METHODS, find
 from foredraft.drafters.last_state import LastState
 from foredraft.drafters.memory import Memory
+from foredraft.drafters.reader import Reader
 from foredraft.engine.control import Constant
 from foredraft.engine.generate import Generator
 from foredraft.engine.reference import reference
@@ -154,7 +155,7 @@ def holdings(drafter: Any) -> dict[str, int]:
     for key, value in vars(drafter).items():
         if isinstance(value, (SlotCache, torch.Tensor)):
             held[key] = value.nbytes
-        elif isinstance(value, (LastState, Memory)):
+        elif isinstance(value, (LastState, Memory, Reader)):
             held |= {f"{key}.{inner}": size for inner, size in holdings(value).items()}
         elif isinstance(value, (dict, list, set)):
             held[key] = len(value)

@@ -7,6 +7,7 @@ from pathlib import Path
 from foredraft.bench.probe import Shape
 from foredraft.compose import BUNDLED_DRAFTS, Spec
 from foredraft.core.errors import OptionError
+from foredraft.core.options import parts
 
 CONSTANT = "num_assistant_tokens_schedule=constant"
 _LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10)
@@ -44,7 +45,7 @@ def families(drafter: str, model: str) -> list[Family]:
     """
     if Spec.parse(drafter).name == "none":
         raise OptionError("none is plain decoding, with which every drafter is compared: name another one.")
-    head, *given = drafter.split(",")
+    head, *given = parts(drafter, ",")
     method, _, path = head.partition(":")
     path = path or BUNDLED_DRAFTS.get(model, {}).get(method, "")
     if path and Path(path).is_dir():  # "" is this folder

@@ -123,3 +123,11 @@ class Drafter(ABC):
     @abstractmethod
     def release(self, row: int) -> None:
         """A row has ended: forget it. Its number will be given to another."""
+
+
+class Rewindable(Drafter):
+    """A drafter that may draft for a text which is itself only drafted, so that some of it may be taken back."""
+
+    @abstractmethod
+    def rewind(self, row: int, length: int) -> None:
+        """Of this row's text only the first ``length`` tokens stand; others may follow them the next time."""

@@ -24,6 +24,39 @@ def read_pairs(pairs: Iterable[str]) -> dict[str, str]:
     return given
 
 
+def parts(text: str, separator: str) -> list[str]:
+    """Split a text, but not inside [square brackets]: there may stand another spec, with commas of its own.
+
+    Raises:
+        OptionError: brackets that do not match.
+    """
+    found, depth = [""], 0
+    for character in text:
+        depth += (character == "[") - (character == "]")
+        if depth < 0:
+            break
+        if character == separator and not depth:
+            found.append("")
+        else:
+            found[-1] += character
+    if depth:
+        raise OptionError(f"The square brackets of {text!r} do not match.")
+    return found
+
+
+def entries(text: str) -> list[str]:
+    """The entries of a list such as A+B+[C,option=value], without the brackets around an entry.
+
+    Raises:
+        OptionError: an entry with nothing in it, or brackets that do not match.
+    """
+    found = [part.strip() for part in parts(text, "+")]
+    found = [part[1:-1].strip() if part.startswith("[") and part.endswith("]") else part for part in found]
+    if not all(found):
+        raise OptionError(f"{text!r} has an empty entry; write A+B, or [A,option=value]+B.")
+    return found
+
+
 def read_options(kind: type[T], name: str, given: Mapping[str, str]) -> T:
     """An object of the dataclass ``kind`` from texts by field; what is not given keeps its default.
 

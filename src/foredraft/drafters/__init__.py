@@ -1,7 +1,9 @@
 """One file a method; this table is the only place that lists them. A class is imported when it is asked for."""
 
 import importlib
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from foredraft.core.draft import Law
 from foredraft.core.drafter import Drafter
@@ -11,7 +13,7 @@ from foredraft.core.drafter import Drafter
 class Method:
     """An entry of the table: where the drafter is, and what a reader of ``foredraft methods`` should know."""
 
-    place: str  # module:Class under foredraft.drafters; its module also has a frozen dataclass Options
+    place: str  # module:Class under foredraft.drafters; its module also has a frozen dataclass Options, and build
     laws: tuple[Law, ...]
     lossless: bool
     needs: str
@@ -100,3 +102,9 @@ def find(name: str) -> tuple[type[Drafter], type]:
     module_name, class_name = METHODS[name].place.split(":")
     module = importlib.import_module(f"foredraft.drafters.{module_name}")
     return getattr(module, class_name), module.Options
+
+
+def builder(name: str) -> Callable[[Any, Any], Drafter]:
+    """``build(options, supplies)`` of a method in the table."""
+    module_name, _ = METHODS[name].place.split(":")
+    return importlib.import_module(f"foredraft.drafters.{module_name}").build

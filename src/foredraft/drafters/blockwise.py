@@ -10,6 +10,7 @@ from foredraft.core.drafter import Needs, Plan, View
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.head import HeadDrafter
 from foredraft.drafters.last_state import LastState
+from foredraft.drafters.supplies import Supplies
 from foredraft.nets.medusa import Blockwise, Medusa
 from foredraft.nets.parts import FINAL
 
@@ -42,3 +43,8 @@ class BlockwiseDrafter(HeadDrafter[LastState]):
         said = [self._net.logits(self._net.states(hidden, head), head)[:, 0].argmax(-1) for head in heads]
         allowed = torch.tensor(plan.lengths, device=hidden.device) * known
         return Draft(TokenTree.chain(torch.stack([view.roots, *said], 1), allowed + 1), Law.FIXED)
+
+
+def build(options: Options, supplies: Supplies) -> BlockwiseDrafter:
+    """blockwise:HEAD"""
+    return BlockwiseDrafter(options, supplies.head(options))

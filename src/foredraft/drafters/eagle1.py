@@ -15,6 +15,7 @@ from foredraft.core.warp import Paths
 from foredraft.drafters.grow import draw_siblings, likeliest, proper
 from foredraft.drafters.head import HeadDrafter
 from foredraft.drafters.memory import Growth, Memory, eagle_memory
+from foredraft.drafters.supplies import Supplies
 from foredraft.drafters.templates import Template
 from foredraft.nets.eagle import EagleNet
 
@@ -159,3 +160,8 @@ class _Level:
             return torch.tensor(numbers, dtype=torch.long, device=device)
 
         return cls(fixed(nodes), fixed(flat), width, fixed(above), fixed(template.inner(level)), fixed(inner_parents))
+
+
+def build(options: Options, supplies: Supplies) -> Eagle1:
+    """eagle1:HEAD"""
+    return Eagle1(options, supplies.head(options))

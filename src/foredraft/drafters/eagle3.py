@@ -3,6 +3,7 @@
 from typing import final
 
 from foredraft.drafters.dynamic import DynamicTree, Options
+from foredraft.drafters.supplies import Supplies
 
 __all__ = ["Eagle3Drafter", "Options"]
 
@@ -10,3 +11,8 @@ __all__ = ["Eagle3Drafter", "Options"]
 @final
 class Eagle3Drafter(DynamicTree):
     """EAGLE-2's tree on an EAGLE-3 head, whose features are fused and whose vocabulary may be smaller."""
+
+
+def build(options: Options, supplies: Supplies) -> Eagle3Drafter:
+    """eagle3:HEAD"""
+    return Eagle3Drafter(options, supplies.head(options))

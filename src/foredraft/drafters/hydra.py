@@ -8,6 +8,7 @@ from torch import Tensor
 from foredraft.drafters.filled import FilledTree, Options
 from foredraft.drafters.last_state import LastState
 from foredraft.drafters.memory import Memory
+from foredraft.drafters.supplies import Supplies
 from foredraft.nets.hydra import Hydra, Prefix
 from foredraft.nets.parts import FINAL
 
@@ -37,3 +38,8 @@ def _prefix_memory(prefix: Prefix) -> Memory:
         lambda hidden: hidden[FINAL],
         window=prefix.window,
     )
+
+
+def build(options: Options, supplies: Supplies) -> HydraDrafter:
+    """hydra:HEAD"""
+    return HydraDrafter(options, supplies.head(options))

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from foredraft.drafters.filled import FilledTree, Options
 from foredraft.drafters.last_state import LastState
+from foredraft.drafters.supplies import Supplies
 from foredraft.nets.medusa import Medusa
 
 __all__ = ["MedusaDrafter", "Options"]
@@ -26,3 +27,8 @@ class MedusaDrafter(FilledTree):
 
     def _logits(self, hidden: Float[Tensor, "B 1 H"], paths: Int[Tensor, "B F K"], head: int) -> Float[Tensor, "B 1 v"]:
         return self._net.logits(self._net.states(hidden, head), head)
+
+
+def build(options: Options, supplies: Supplies) -> MedusaDrafter:
+    """medusa:HEAD"""
+    return MedusaDrafter(options, supplies.head(options))

@@ -13,9 +13,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from foredraft.core.draft import Draft, Law, Verdict
-from foredraft.core.drafter import Drafter, Needs, Plan, StepOut, View
+from foredraft.core.drafter import Needs, Plan, Rewindable, StepOut, View
 from foredraft.core.errors import OptionError
 from foredraft.core.tree import from_paths
+from foredraft.drafters.supplies import Supplies
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class Options:
 
 
 @final
-class PromptLookup(Drafter):
+class PromptLookup(Rewindable):
     """Copies from the text itself. It keeps nothing of its own: everything is in the history."""
 
     def __init__(self, options: Options) -> None:
@@ -78,6 +79,8 @@ class PromptLookup(Drafter):
 
     def commit(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None: ...
 
+    def rewind(self, row: int, length: int) -> None: ...
+
     def release(self, row: int) -> None: ...
 
     def _match_lengths(self, history: Int[Tensor, "B L"], lengths: Int[Tensor, "B"]) -> Int[Tensor, "B L"]:
@@ -96,3 +99,8 @@ class PromptLookup(Drafter):
             run = run & same
             match = match + run
         return match
+
+
+def build(options: Options, supplies: Supplies) -> PromptLookup:
+    """prompt_lookup"""
+    return PromptLookup(options)

@@ -22,6 +22,7 @@ from foredraft.engine.batch import Batch
 from foredraft.engine.control import Controller
 from foredraft.engine.sequence import Decode, Request, Sequence, TokenLogprobs
 from foredraft.engine.step import StepDone, Stepper
+from foredraft.model.cache import SlotCache
 from foredraft.model.causal import CausalLM
 from foredraft.model.prefill import prefill
 
@@ -34,6 +35,7 @@ class Engine:
         rule: the verification rule; None takes the best one for each draft's law.
         max_rows: so many sequences run at once; the others wait in order.
         exact_nodes: see ``Stepper``.
+        cache: of the target, where the drafter shares it; by default a new one.
     """
 
     def __init__(
@@ -45,11 +47,12 @@ class Engine:
         rule: str | None = None,
         max_rows: int = 32,
         exact_nodes: int = 0,
+        cache: SlotCache | None = None,
     ) -> None:
         self.target = target
         self.drafter = drafter
         self.controller = controller
-        self._stepper = Stepper(target, target.new_cache(), drafter, rule, exact_nodes)
+        self._stepper = Stepper(target, cache or target.new_cache(), drafter, rule, exact_nodes)
         self._batch = Batch(target.vocab_size, target.device)
         self._waiting: deque[Sequence] = deque()
         self._max_rows = max_rows

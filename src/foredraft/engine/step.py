@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from foredraft.core.draft import Draft, Law, Target, Verdict
-from foredraft.core.drafter import Drafter, Plan, StepOut, View
+from foredraft.core.drafter import Drafter, Plan, View
 from foredraft.core.noise import NoiseCoins
 from foredraft.core.tree import PAD, TokenTree, depths
 from foredraft.core.verify import verify
@@ -44,6 +44,7 @@ class StepDone:
 
     ``logprobs[b, i]`` is the model's own law, before any warp, that new token i of row b came from. ``levels`` is how
     deep drafts were that were looked at, which is more than the longest path where its end was not good enough.
+    ``laws[b, i]`` is the processed law that it was drawn from; None where it was not asked for, or all rows are greedy.
     """
 
     rows: list[RowStep]
@@ -53,6 +54,7 @@ class StepDone:
     draft_seconds: float
     verify_seconds: float
     levels: int = 0
+    laws: Float[Tensor, "B D V"] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,7 @@ class Stepper:
     exact_nodes: int = 0
 
     @torch.inference_mode()
-    def __call__(self, view: View, plan: Plan, logprobs: bool = False) -> StepDone:
+    def __call__(self, view: View, plan: Plan, logprobs: bool = False, laws: bool = False) -> StepDone:
         """Run one step for every row of ``view``. Reads back from the device once, at its end."""
         started = time.perf_counter()
         draft = self._propose(view, plan)
@@ -94,10 +96,11 @@ class Stepper:
             rows=rows,
             emitted=emitted,
             counts=counts,
-            logprobs=_on_path(out, verdict) if logprobs else None,
+            logprobs=_on_path(out.logits, verdict).float().log_softmax(-1) if logprobs else None,
             draft_seconds=proposed - started,
             verify_seconds=ended - proposed,
             levels=tree.depth,
+            laws=_on_path(law.p, verdict) if laws and law.p is not None else None,
         )
 
     def _propose(self, view: View, plan: Plan) -> Draft:
@@ -176,7 +179,7 @@ def _ranks(scores: Float[Tensor, "B N"], tree: TokenTree, verdict: Verdict) -> I
     return ranks.gather(1, verdict.path.clamp(min=0))
 
 
-def _on_path(out: StepOut, verdict: Verdict) -> Float[Tensor, "B D V"]:
-    """The model's own log-probabilities at each node of the accepted path: entry i is the law of emitted token i."""
-    nodes = verdict.path.clamp(min=0)[..., None].expand(-1, -1, out.logits.shape[-1])
-    return out.logits.gather(1, nodes).float().log_softmax(-1)
+def _on_path(each: Float[Tensor, "B N V"], verdict: Verdict) -> Float[Tensor, "B D V"]:
+    """What stands at each node of the accepted path: entry i is that of emitted token i."""
+    nodes = verdict.path.clamp(min=0)[..., None].expand(-1, -1, each.shape[-1])
+    return each.gather(1, nodes)

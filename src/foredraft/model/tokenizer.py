@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from foredraft.core.errors import PromptError
+from foredraft.core.errors import DrafterError, PromptError
 
 Message = Mapping[str, str]
 
@@ -96,3 +96,15 @@ class Tokenizer:
         if more - fewer > max(1024, more // 50):
             return f"one has {fewer} tokens and the other {more}"
         return None
+
+
+def check_same_tokenizer(target: Tokenizer | None, draft: Tokenizer | None, name: str) -> None:
+    """Raise a ``DrafterError`` unless the two give the same ids the same meaning; padded sizes may differ."""
+    if target is None or draft is None:
+        return
+    difference = target.first_difference(draft)
+    if difference is not None:
+        raise DrafterError(
+            f"The draft {name!r} has another tokenizer than the target ({difference}); take a draft of the target's "
+            "own family, or a drafter that needs no model, such as prompt_lookup."
+        )
