@@ -31,6 +31,7 @@ from foredraft.drafters.hydra import HydraDrafter, Options as HydraOptions
 from foredraft.drafters.medusa import MedusaDrafter, Options as MedusaOptions
 from foredraft.drafters.none import NoDrafter
 from foredraft.drafters.prompt_lookup import Options as LookupOptions, PromptLookup
+from foredraft.drafters.specinfer import Options as SpecInferOptions, SpecInfer
 from foredraft.engine import batch
 from foredraft.engine.control import Constant
 from foredraft.engine.generate import Generator
@@ -78,6 +79,13 @@ def pair() -> tuple[CausalLM, CausalLM]:
     return CausalLM(target), CausalLM(draft)
 
 
+@functools.cache
+def third() -> CausalLM:
+    """Another draft, which knows nothing of the target."""
+    sizes = {"vocab_size": VOCAB, "num_hidden_layers": 1, "max_position_embeddings": 64, **SIZES}
+    return CausalLM(tiny.build("llama", seed=11, spread=1.0, tie_word_embeddings=False, **sizes))
+
+
 def drafter(name: str) -> Drafter:
     target, draft = pair()
     if name == "none":
@@ -86,6 +94,9 @@ def drafter(name: str) -> Drafter:
         return PromptLookup(LookupOptions(prompt_lookup_num_tokens=2, continuations=2 if "tree" in name else 1))
     if name in HEADS:
         return HEADS[name](target)
+    if name.startswith("specinfer"):
+        merge = name == "specinfer"
+        return SpecInfer(SpecInferOptions(expansion=(2, 2), merge=merge), [draft, third()], target.vocab_size)
     options = DraftOptions(num_assistant_tokens=2, branching=(2, 2) if name == "tree" else None)
     return DraftModel(options, draft, target.vocab_size)
 

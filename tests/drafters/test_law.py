@@ -51,11 +51,13 @@ TABLE = [
     *[("eagle1", setting, SOME) for setting in ("top_k", "cutoffs", "history")],
     *[(name, "temperature", SOME) for name in laws.HEADS if name != "eagle1"],
     ("eagle3", "history", SOME),
+    *[(name, setting, SOME) for name in ("specinfer", "specinfer apart") for setting in ("temperature", "history")],
 ]
 """Drafters and sampling settings. Texts of picked drafts are those of plain decoding, so "none" needs no more."""
 RULES = [
     *[("chain", rule) for rule in ("token", "recursive", "traversal", "target_sampling")],
     *[("tree", rule) for rule in ("recursive", "target_sampling")],
+    ("specinfer apart", "traversal"),
 ]
 """Legal rules that are no default."""
 ALONE = ("chain", "tree", "lookup")
