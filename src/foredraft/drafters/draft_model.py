@@ -16,11 +16,13 @@ from foredraft.core.draft import Draft, Law, Verdict
 from foredraft.core.drafter import Needs, Plan, Rewindable, StepOut, View
 from foredraft.core.errors import OptionError
 from foredraft.core.noise import Stream, inverse_cdf
-from foredraft.core.tree import PAD, TokenTree
+from foredraft.core.tree import TokenTree
 from foredraft.core.warp import Paths
-from foredraft.drafters.grow import Levels, draw_siblings, likeliest, proper
-from foredraft.drafters.reader import Reader
+from foredraft.drafters.grow import proper
+from foredraft.drafters.growing import Level, fill
+from foredraft.drafters.reader import Reader, ReaderGrowing
 from foredraft.drafters.supplies import Supplies
+from foredraft.drafters.templates import Template
 from foredraft.model.causal import CausalLM
 
 
@@ -73,7 +75,12 @@ class DraftModel(Rewindable):
     def __init__(self, options: Options, model: CausalLM, vocab_size: int) -> None:
         self._options = options
         self._reader = Reader(model, vocab_size)
-        self.needs = Needs(max_nodes=_most_nodes(options), max_depth=_longest(options))
+        self._levels: tuple[Level, ...] = ()
+        nodes = options.num_assistant_tokens
+        if options.branching is not None:
+            template = Template.regular(options.branching)
+            self._levels, nodes = Level.all_of(template, model.device), template.nodes
+        self.needs = Needs(max_nodes=nodes, max_depth=_longest(options))
 
     def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
         self._reader.admit(row)
@@ -93,10 +100,10 @@ class DraftModel(Rewindable):
         if depth == 0:
             return Draft(TokenTree.root(view.roots), Law.FIXED)
         logits = self._reader.read(view, self.needs.max_nodes)
-        branching = self._options.branching
-        if branching is None:
+        if not self._levels:
             return self._chain(view, plan, depth, logits)
-        return self._tree(view, plan, branching[:depth], logits)
+        allowed = torch.tensor(plan.lengths, device=view.lengths.device)
+        return fill(ReaderGrowing(self._reader, view, logits), self._levels[:depth], allowed)
 
     def _chain(self, view: View, plan: Plan, depth: int, logits: Float[Tensor, "B 1 V"]) -> Draft:
         """Draw token after token from q; a path ends after its first unsure token, which is kept."""
@@ -135,39 +142,6 @@ class DraftModel(Rewindable):
         else:
             sure = torch.ones_like(token, dtype=torch.bool)
         return Drawn(token, law, sure)
-
-    def _tree(self, view: View, plan: Plan, branching: tuple[int, ...], logits: Float[Tensor, "B 1 V"]) -> Draft:
-        """Grow level by level. A sampled row draws siblings without replacement, a greedy one takes the likeliest."""
-        levels = Levels(branching)
-        rows, device = len(view.rows), view.lengths.device
-        allowed = torch.tensor(plan.lengths, device=device)[:, None, None]
-        tree = TokenTree.root(view.roots)
-        laws = [logits.new_zeros(logits.shape, dtype=torch.float32)]
-        for level, width in enumerate(branching, start=1):
-            begin, end, after = levels.starts[level - 1], levels.starts[level], levels.starts[level + 1]
-            paths = Paths(view.history, view.lengths, tree, start=begin)
-            if view.warp.greedy:
-                tokens, exist = likeliest(view.warp.scores(logits, paths), width)
-            else:
-                index = torch.arange(end, after, device=device).view(1, end - begin, width).expand(rows, -1, -1)
-                drawn = draw_siblings(proper(view.warp.law(logits, paths)), view.noise.uniform(Stream.DRAFT, index))
-                tokens, exist = drawn.tokens, drawn.exist
-                laws.append(drawn.laws.flatten(1, 2))
-            exist = exist & (allowed >= level) & tree.valid[:, begin:, None]
-            above = torch.tensor(levels.parents(level), device=device).expand(rows, -1)
-            parents = torch.where(exist.flatten(1), above, PAD)
-            tree = TokenTree(
-                torch.cat([tree.tokens, tokens.flatten(1)], 1), torch.cat([tree.parents, parents], 1), depth=level
-            )
-            if level < len(branching):
-                logits = self._reader.read_level(view, tree, end)
-        if view.warp.greedy:
-            return Draft(tree, Law.FIXED)
-        return Draft(tree, Law.WITHOUT_REPLACEMENT, torch.cat(laws, 1))
-
-
-def _most_nodes(options: Options) -> int:
-    return options.num_assistant_tokens if options.branching is None else Levels(options.branching).nodes
 
 
 def _longest(options: Options) -> int:
