@@ -32,6 +32,22 @@ METHODS: dict[str, Method] = {
         "A small model drafts a chain, or a tree with branching=4x2x1.",
         "arXiv:2211.17192, arXiv:2302.01318",
     ),
+    "sequoia": Method(
+        "sequoia:Sequoia",
+        (Law.WITHOUT_REPLACEMENT, Law.FIXED),
+        True,
+        "a small model with the target's tokenizer",
+        "The best tree for how often each child is accepted and for what forwards cost; drawn without replacement.",
+        "arXiv:2402.12374",
+    ),
+    "opt_tree": Method(
+        "opt_tree:OptTree",
+        (Law.FIXED,),
+        True,
+        "a small model with the target's tokenizer",
+        "A small model's likeliest paths; the tree is grown where the model is sure.",
+        "arXiv:2406.17276",
+    ),
     "eagle1": Method(
         "eagle1:Eagle1",
         (Law.WITHOUT_REPLACEMENT, Law.FIXED),
