@@ -78,7 +78,7 @@ class DynamicTree(HeadDrafter[Memory]):
         if not plan.length:
             return Draft(TokenTree.root(view.roots), Law.FIXED)
         shape = Shape(self._options.nodes, self._options.depth, self._options.top_k)
-        room = 1 + min(plan.length, shape.depth) * shape.top_k
+        room = 1 + min(plan.length, shape.depth, plan.at_most(shape.nodes)) * shape.top_k
         extended = self._memory.extend(view, room)
         allowed = torch.tensor(plan.lengths, device=view.lengths.device) * extended.known
         return grow_tree(HeadGrowing(self._net, self._memory, view, extended.states, room), plan, allowed, shape)

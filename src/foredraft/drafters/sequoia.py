@@ -66,7 +66,7 @@ class Options:
         return self.num_assistant_tokens_schedule == "cost"
 
     def __post_init__(self) -> None:
-        if min(self.nodes or 1, self.depth or 1) < 1 or 0 in (self.nodes, self.depth):
+        if any(number is not None and number < 1 for number in (self.nodes, self.depth)):
             raise OptionError("nodes and depth must be 1 or more.")
         for text in (self.acceptance, self.sampled_acceptance):
             if text is not None:
