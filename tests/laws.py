@@ -30,7 +30,9 @@ from foredraft.drafters.eagle3 import Eagle3Drafter, Options as Eagle3Options
 from foredraft.drafters.hydra import HydraDrafter, Options as HydraOptions
 from foredraft.drafters.medusa import MedusaDrafter, Options as MedusaOptions
 from foredraft.drafters.none import NoDrafter
+from foredraft.drafters.opt_tree import Options as OptTreeOptions, OptTree
 from foredraft.drafters.prompt_lookup import Options as LookupOptions, PromptLookup
+from foredraft.drafters.sequoia import Options as SequoiaOptions, Sequoia
 from foredraft.drafters.specinfer import Options as SpecInferOptions, SpecInfer
 from foredraft.engine import batch
 from foredraft.engine.control import Constant
@@ -97,6 +99,10 @@ def drafter(name: str) -> Drafter:
     if name.startswith("specinfer"):
         merge = name == "specinfer"
         return SpecInfer(SpecInferOptions(expansion=(2, 2), merge=merge), [draft, third()], target.vocab_size)
+    if name == "sequoia":  # families of three and one, the elder child being the father
+        return Sequoia(SequoiaOptions(nodes=5, depth=2, acceptance="0.5/0.2/0.1"), draft, target)
+    if name == "opt_tree":
+        return OptTree(OptTreeOptions(nodes=4, depth=2, top_k=2), draft, target.vocab_size)
     options = DraftOptions(num_assistant_tokens=2, branching=(2, 2) if name == "tree" else None)
     return DraftModel(options, draft, target.vocab_size)
 

@@ -30,6 +30,8 @@ from foredraft.nets.blocks import fuse
 BUNDLED_DRAFTS = {
     "sample": {
         "draft_model": "sample-draft",
+        "sequoia": "sample-draft",
+        "opt_tree": "sample-draft",
         "eagle1": "sample-eagle",
         "eagle2": "sample-eagle",
         "eagle3": "sample-eagle3",

@@ -6,7 +6,7 @@ import torch
 from foredraft.core.draft import Draft, Law, Target
 from foredraft.core.tree import PAD, TokenTree
 from foredraft.core.verify import RULES, verify
-from oracle import Draws, difference, grow, loss, outcomes, random_table, same_everywhere
+from oracle import Draws, Table, difference, grow, loss, outcomes, random_table, same_everywhere
 
 CHAINS = {
     "one": [-1, 0],
@@ -139,3 +139,57 @@ def test_greedy_row_follows_its_one_hot(law: Law, honest: bool) -> None:
             assert 1.0 < result.expected_tokens < follow.expected_tokens + 1e-9, rule
         else:
             assert result.expected_tokens == pytest.approx(follow.expected_tokens, abs=1e-6), rule
+
+
+def grown_by_value(p: Table, q: Table, nodes: int, levels: int) -> Draws:
+    """All drafts of a policy that looks at what it has drawn (DySpec, 2410.11744): the next sibling is drawn below the
+    node with the largest probability of its path times the mass that its elders have left, wherever that is.
+
+    Each draw is decided before it is made, and nothing drawn is left out.
+    """
+    vocabulary, size = p[0].shape[1], 1 + nodes
+    tokens, parents, depth, prefix = (torch.zeros(1, size, dtype=torch.long) for _ in range(4))
+    parents[:, 0] = -1
+    value, mass = torch.zeros(1, size, dtype=torch.float64), torch.ones(1, size, dtype=torch.float64)
+    value[:, 0] = 1.0
+    said = torch.full((1, size, vocabulary), torch.nan, dtype=torch.float64)
+    weights = torch.ones(1, dtype=torch.float64)
+    for node in range(1, size):
+        below = torch.where(depth < levels, value * mass, -1.0)
+        parent = below[:, :node].argmax(1)
+        row = torch.arange(len(parent))
+        base = torch.stack([q[int(depth[r, m])][prefix[r, m]] for r, m in zip(row, parent, strict=True)])
+        elders = torch.zeros_like(base)
+        for other in range(1, node):
+            elders[row, tokens[:, other]] += (parents[:, other] == parent).double()
+        own = base * (elders == 0)
+        own = own / own.sum(1, keepdim=True)
+        row, token = own.nonzero(as_tuple=True)
+        parent, drawn = parent[row], own[row]
+        tokens, parents, depth, prefix, value, mass, said = (
+            each[row].clone() for each in (tokens, parents, depth, prefix, value, mass, said)
+        )
+        weights = weights[row] * own[row, token]
+        line = torch.arange(len(row))
+        tokens[:, node], parents[:, node], said[:, node] = token, parent, drawn
+        depth[:, node], prefix[:, node] = depth[line, parent] + 1, prefix[line, parent] * vocabulary + token
+        value[:, node] = value[line, parent] * base[row, token]
+        mass[line, parent] -= base[row, token]
+    at_nodes = torch.stack(
+        [
+            torch.stack([p[int(d)][i] for d, i in zip(ds, places, strict=True)])
+            for ds, places in zip(depth, prefix, strict=True)
+        ]
+    )
+    return Draws(Draft(TokenTree(tokens, parents, depth=levels), Law.WITHOUT_REPLACEMENT, said), weights, at_nodes)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("rule", ["recursive", "traversal"])
+def test_where_to_draw_next_may_follow_from_what_was_drawn(rule: str, seed: int) -> None:
+    p, q = random_table(3, 4, seed), random_table(3, 4, seed + 10)
+    draws = grown_by_value(p, q, nodes=4, levels=3)
+    shapes = {tuple(parents) for parents in draws.draft.tree.parents.tolist()}
+    assert len(shapes) > 3, "the shape has to depend on what was drawn"
+    assert float(draws.weights.sum()) == pytest.approx(1.0)
+    assert loss(RULES[rule].function, draws, p) < 1e-12

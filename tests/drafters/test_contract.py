@@ -62,6 +62,10 @@ def with_models(drafter: Any, options: Any, target: CausalLM, draft: CausalLM) -
     return drafter(options, [draft, other], target.vocab_size)
 
 
+def with_both(drafter: Any, options: Any, target: CausalLM, draft: CausalLM) -> Drafter:
+    return drafter(options, draft, target)
+
+
 SMALL = {"nodes": 9, "depth": 3, "top_k": 3}
 CHAIN = {"nodes": 4, "depth": 4, "top_k": 1}
 RATES = ((0.6, 0.2, 0.1), (0.5, 0.2, 0.1), (0.4, 0.1, 0.1))
@@ -76,6 +80,9 @@ VARIANTS = {
     "none": Variant("none", {}, bare),
     "draft_model": Variant("draft_model", {"num_assistant_tokens": 3}, with_model),
     "draft_model tree": Variant("draft_model", {"branching": (3, 2)}, with_model),
+    "sequoia": Variant("sequoia", {"nodes": 9, "depth": 3, "acceptance": "0.5/0.2/0.1/0.05"}, with_both),
+    "sequoia measured": Variant("sequoia", {"nodes": 7, "depth": 3}, with_both),
+    "opt_tree": Variant("opt_tree", SMALL, with_model),
     "prompt_lookup": Variant("prompt_lookup", {"prompt_lookup_num_tokens": 4}, alone),
     "specinfer": Variant("specinfer", {"expansion": (2, 2, 1)}, with_models),
     "specinfer apart": Variant("specinfer", {"expansion": (2, 1), "merge": False}, with_models),
@@ -152,7 +159,7 @@ def test_greedy_is_the_reference(name: str):
     assert [result.tokens for result in results] == expected()
     drafted, accepted = (sum(getattr(r.stats, field) for r in results) for field in ("drafted", "accepted"))
     assert (drafted > 0) == (name != "none")
-    if VARIANTS[name].method == "draft_model":
+    if VARIANTS[name].method in ("draft_model", "sequoia", "opt_tree"):
         assert 0 < accepted < drafted
 
 
@@ -196,7 +203,9 @@ def test_admit_and_release_leave_no_trace(name: str, options: dict[str, Any]):
     assert holdings(drafter) == before
 
 
-@pytest.mark.parametrize("name", [name for name in VARIANTS if name.split()[0] in ("eagle3", "medusa", "hydra")])
+@pytest.mark.parametrize(
+    "name", [name for name in VARIANTS if name.split()[0] in ("eagle3", "medusa", "hydra", "opt_tree")]
+)
 def test_of_fewer_nodes_the_likeliest_are_drafted(name: str):
     drafter = VARIANTS[name].build(target(), near())
     view = admitted(drafter, prompts(), [SamplingParams()] * 4)

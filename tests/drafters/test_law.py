@@ -52,6 +52,8 @@ TABLE = [
     *[(name, "temperature", SOME) for name in laws.HEADS if name != "eagle1"],
     ("eagle3", "history", SOME),
     *[(name, setting, SOME) for name in ("specinfer", "specinfer apart") for setting in ("temperature", "history")],
+    *[("sequoia", setting, SOME) for setting in ("temperature", "cutoffs", "history")],
+    ("opt_tree", "temperature", SOME),
 ]
 """Drafters and sampling settings. Texts of picked drafts are those of plain decoding, so "none" needs no more."""
 RULES = [

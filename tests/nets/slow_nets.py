@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foredraft.drafters.head import SHARPEST
+from foredraft.drafters.grow import SHARPEST
 
 Path = tuple[int, ...]
 States = Mapping[int, Sequence[Tensor]]

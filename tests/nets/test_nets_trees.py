@@ -18,8 +18,7 @@ from foredraft.core.tree import PAD
 from foredraft.core.warp import Warp
 from foredraft.drafters.dynamic import frontier
 from foredraft.drafters.eagle3 import Eagle3Drafter, Options
-from foredraft.drafters.grow import Candidates, keep_best
-from foredraft.drafters.head import SHARPEST, ranked
+from foredraft.drafters.grow import SHARPEST, Candidates, keep_best, ranked
 
 TEXTS = [(3, 1, 4), (1, 5, 9, 2, 6, 5, 3, 5), (8, 9)]
 SHAPE = {"nodes": 9, "depth": 4, "top_k": 3}

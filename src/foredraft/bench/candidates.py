@@ -117,6 +117,7 @@ _MAKERS = {
     "eagle1": _static("tree", ("eagle", "4x2x1", "2x1x1x1")),
     "eagle2": _grown,
     "eagle3": _grown,
+    "opt_tree": _grown,
     "medusa": _static("nodes", (7, 15, 23, 47)),
     "hydra": _static("nodes", (7, 15, 23, 47)),
 }

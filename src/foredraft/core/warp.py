@@ -90,7 +90,7 @@ class Warp:
     def __call__(self, logits: Float[Tensor, "B M V"], paths: Paths) -> Target:
         """The law at every node; all that is computed for greedy rows is what they would say next."""
         if self.greedy:
-            scores = self._processed(logits, paths)
+            scores = self.processed(logits, paths)
             best = scores.argmax(-1)
             return Target(best, None, _finite(scores, best))
         scores = self.scores(logits, paths)
@@ -114,10 +114,10 @@ class Warp:
 
     def scores(self, logits: Float[Tensor, "B M V"], paths: Paths) -> Float[Tensor, "B M V"]:
         """What the softmax is taken of: -inf at all that is banned or cut off."""
-        return self.truncation(_wide(self._processed(logits, paths)))
+        return self.truncation(_wide(self.processed(logits, paths)))
 
-    def _processed(self, logits: Float[Tensor, "B M V"], paths: Paths) -> Float[Tensor, "B M V"]:
-        """Logits after all penalties, bans and processors; untouched when no row has any."""
+    def processed(self, logits: Float[Tensor, "B M V"], paths: Paths) -> Float[Tensor, "B M V"]:
+        """Logits after all penalties, bans and processors, before temperature; untouched when no row has any."""
         scores = logits
         if self.bias_ids is not None and self.bias is not None:
             scores = _wide(scores)

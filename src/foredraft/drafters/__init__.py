@@ -40,6 +40,22 @@ METHODS: dict[str, Method] = {
         "Several small models draft trees that become one.",
         "arXiv:2305.09781",
     ),
+    "sequoia": Method(
+        "sequoia:Sequoia",
+        (Law.WITHOUT_REPLACEMENT, Law.FIXED),
+        True,
+        "a small model with the target's tokenizer",
+        "The best tree for how often each child is accepted and for what forwards cost; drawn without replacement.",
+        "arXiv:2402.12374",
+    ),
+    "opt_tree": Method(
+        "opt_tree:OptTree",
+        (Law.FIXED,),
+        True,
+        "a small model with the target's tokenizer",
+        "A small model's likeliest paths; the tree is grown where the model is sure.",
+        "arXiv:2406.17276",
+    ),
     "eagle1": Method(
         "eagle1:Eagle1",
         (Law.WITHOUT_REPLACEMENT, Law.FIXED),

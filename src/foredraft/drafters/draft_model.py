@@ -18,10 +18,11 @@ from foredraft.core.errors import OptionError
 from foredraft.core.noise import Stream, inverse_cdf
 from foredraft.core.tree import TokenTree
 from foredraft.core.warp import Paths
-from foredraft.drafters.expand import expand
-from foredraft.drafters.grow import Levels, draw_siblings, proper
-from foredraft.drafters.reader import Reader
+from foredraft.drafters.grow import proper
+from foredraft.drafters.growing import Level, fill
+from foredraft.drafters.reader import Reader, ReaderGrowing
 from foredraft.drafters.supplies import Supplies
+from foredraft.drafters.templates import Template
 from foredraft.model.causal import CausalLM
 
 
@@ -74,7 +75,12 @@ class DraftModel(Rewindable):
     def __init__(self, options: Options, model: CausalLM, vocab_size: int) -> None:
         self._options = options
         self._reader = Reader(model, vocab_size)
-        self.needs = Needs(max_nodes=_most_nodes(options), max_depth=_longest(options))
+        self._levels: tuple[Level, ...] = ()
+        nodes = options.num_assistant_tokens
+        if options.branching is not None:
+            template = Template.regular(options.branching)
+            self._levels, nodes = Level.all_of(template, model.device), template.nodes
+        self.needs = Needs(max_nodes=nodes, max_depth=_longest(options))
 
     def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
         self._reader.admit(row)
@@ -93,11 +99,11 @@ class DraftModel(Rewindable):
         depth = min(plan.length, _longest(self._options))
         if depth == 0:
             return Draft(TokenTree.root(view.roots), Law.FIXED)
-        branching = self._options.branching
-        if branching is None:
-            return self._chain(view, plan, depth, self._reader.read(view, self.needs.max_nodes))
-        tree, q = expand(self._reader, view, plan, branching[:depth], draw_siblings)
-        return Draft(tree, Law.FIXED if q is None else Law.WITHOUT_REPLACEMENT, q)
+        logits = self._reader.read(view, self.needs.max_nodes)
+        if not self._levels:
+            return self._chain(view, plan, depth, logits)
+        allowed = torch.tensor(plan.lengths, device=view.lengths.device)
+        return fill(ReaderGrowing(self._reader, view, logits), self._levels[:depth], allowed)
 
     def _chain(self, view: View, plan: Plan, depth: int, logits: Float[Tensor, "B 1 V"]) -> Draft:
         """Draw token after token from q; a path ends after its first unsure token, which is kept."""
@@ -136,10 +142,6 @@ class DraftModel(Rewindable):
         else:
             sure = torch.ones_like(token, dtype=torch.bool)
         return Drawn(token, law, sure)
-
-
-def _most_nodes(options: Options) -> int:
-    return options.num_assistant_tokens if options.branching is None else Levels(options.branching).nodes
 
 
 def _longest(options: Options) -> int:

@@ -5,6 +5,7 @@ what is committed, so every choice among its nodes is lossless.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -15,8 +16,9 @@ from foredraft.core.drafter import Needs, Plan, View
 from foredraft.core.errors import OptionError
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.grow import Candidates, keep_best
-from foredraft.drafters.head import HeadDrafter, ranked
-from foredraft.drafters.memory import Memory, eagle_memory
+from foredraft.drafters.growing import Growing
+from foredraft.drafters.head import HeadDrafter
+from foredraft.drafters.memory import HeadGrowing, Memory, eagle_memory
 from foredraft.nets.eagle import EagleNet
 
 
@@ -24,6 +26,14 @@ def frontier(scores: Float[Tensor, "B C"], count: int) -> Int[Tensor, "B K"]:
     """The best of a level, by score and then by place: whatever topk does with ties, a device does the same twice."""
     order = scores.sort(dim=-1, descending=True, stable=True).indices
     return order[:, :count]
+
+
+class Shape(NamedTuple):
+    """Nodes and levels at most; ``top_k`` nodes of a level are expanded, and so many children of each are scored."""
+
+    nodes: int
+    depth: int
+    top_k: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,29 +77,31 @@ class DynamicTree(HeadDrafter[Memory]):
     def propose(self, view: View, plan: Plan) -> Draft:
         if not plan.length:
             return Draft(TokenTree.root(view.roots), Law.FIXED)
-        return grow_tree(self._net, self._memory, view, plan, self._options)
+        shape = Shape(self._options.nodes, self._options.depth, self._options.top_k)
+        room = 1 + min(plan.length, shape.depth, plan.at_most(shape.nodes)) * shape.top_k
+        extended = self._memory.extend(view, room)
+        allowed = torch.tensor(plan.lengths, device=view.lengths.device) * extended.known
+        return grow_tree(HeadGrowing(self._net, self._memory, view, extended.states, room), plan, allowed, shape)
 
 
-def grow_tree(net: EagleNet, memory: Memory, view: View, plan: Plan, shape: Options) -> Draft:
-    """Draft a tree for every row: level by level on the draft, then the best nodes of all levels."""
-    nodes = plan.at_most(shape.nodes)
+def grow_tree(growing: Growing, plan: Plan, allowed: Int[Tensor, "B"], shape: Shape) -> Draft:
+    """A tree for every row: level by level on the draft, then the best nodes of all levels.
+
+    Args:
+        allowed: how many levels each row may have.
+    """
+    nodes, roots = plan.at_most(shape.nodes), growing.view.roots
     depth = min(plan.length, shape.depth, nodes)
-    extended = memory.extend(view, 1 + depth * shape.top_k)
-    states, roots = extended.states, view.roots
-    allowed = torch.tensor(plan.lengths, device=roots.device) * extended.known
-    growth = memory.growth(view, 1 + depth * shape.top_k)
-    last = 0  # the first of the newest nodes, in the order in which they were grown
-    above = torch.zeros(states.shape[:2], device=states.device)
+    above = torch.zeros(len(growing.view.rows), 1, device=roots.device)  # scores of the newest nodes that were read
     numbers = torch.zeros_like(roots)[:, None]  # what these nodes are called among the candidates
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
     levels: list[Tensor] = []
     count = 0  # candidates so far
     for level in range(1, depth + 1):
-        ids, scores = ranked(net.logits(states), shape.top_k, view.warp)
+        ids, scores = growing.ranked(shape.top_k)
         width = ids.shape[2]
-        tokens = _target_ids(net, ids).flatten(1)
-        scores, parents = (above[..., None] + scores).flatten(1), numbers.repeat_interleave(width, 1)
-        parts.append((tokens, parents, scores))
+        tokens, scores = ids.flatten(1), (above[..., None] + scores).flatten(1)
+        parts.append((tokens, numbers.repeat_interleave(width, 1), scores))
         levels.append(torch.full((tokens.shape[1],), level, device=roots.device))
         if level == depth:
             break
@@ -99,17 +111,10 @@ def grow_tree(net: EagleNet, memory: Memory, view: View, plan: Plan, shape: Opti
             break
         numbers = 1 + count + chosen
         count += tokens.shape[1]
-        from_node = chosen // width
-        carried = net.carry(states).gather(1, from_node[..., None].expand(-1, -1, states.shape[2]))
-        above_it, last = last + from_node, last + states.shape[1]
-        states = growth.grow(tokens.gather(1, chosen), above_it, carried)
+        growing.grow(tokens.gather(1, chosen), growing.begin + chosen // width)
     tokens, parents, scores = (torch.cat(each, 1) for each in zip(*parts, strict=True))
     candidates = Candidates(tokens, parents, scores, torch.cat(levels), len(levels))
     return keep_best(candidates, roots, nodes, allowed)
-
-
-def _target_ids(net: EagleNet, ids: Int[Tensor, "B F K"]) -> Int[Tensor, "B F K"]:
-    return ids if net.vocabulary is None else net.vocabulary[ids]
 
 
 def _worth_a_level(above: Float[Tensor, "B K"], going: Bool[Tensor, "B"], plan: Plan) -> bool:

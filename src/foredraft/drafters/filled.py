@@ -15,8 +15,8 @@ from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Needs, Plan, View
 from foredraft.core.errors import OptionError
 from foredraft.core.tree import TokenTree
-from foredraft.drafters.grow import Candidates, keep_best
-from foredraft.drafters.head import HeadDrafter, Remembers, ranked
+from foredraft.drafters.grow import Candidates, keep_best, ranked
+from foredraft.drafters.head import HeadDrafter, Remembers
 from foredraft.drafters.templates import NAMED, Rates, Template, best_template
 from foredraft.nets.parts import FINAL
 

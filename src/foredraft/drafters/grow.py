@@ -1,7 +1,6 @@
-"""How trees grow: fixed shapes, children drawn without replacement, and the best of all that was scored."""
+"""How trees grow: children drawn without replacement, the likeliest, and the best of all that was scored."""
 
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -11,29 +10,14 @@ from torch import Tensor
 from foredraft.core.draft import Draft, Law
 from foredraft.core.noise import inverse_cdf
 from foredraft.core.tree import PAD, ROOT, TokenTree
+from foredraft.core.warp import Warp
 
+SHARPEST = 0.8
+"""The temperature at which a draft's law says best how often the target's likeliest token will be the draft's.
 
-@dataclass(frozen=True, slots=True)
-class Levels:
-    """A tree in which every node of level i has ``branching[i]`` children; nodes are numbered level by level."""
-
-    branching: tuple[int, ...]
-
-    @property
-    def starts(self) -> tuple[int, ...]:
-        """First node of each level, the root's being 0; one entry more for the number of all nodes."""
-        sizes = accumulate((1, *self.branching), lambda size, width: size * width)
-        return (0, *accumulate(sizes))
-
-    @property
-    def nodes(self) -> int:
-        """Drafted nodes: all but the root."""
-        return self.starts[-1] - 1
-
-    def parents(self, level: int) -> tuple[int, ...]:
-        """Parents of the nodes of a level from 1 on: siblings stand side by side, in draw order."""
-        width = self.branching[level - 1]
-        return tuple(node for node in range(self.starts[level - 1], self.starts[level]) for _ in range(width))
+At temperature 1 a token is accepted about as often as the draft's probability for it says; a greedy target accepts
+likely ones more often and unlikely ones less (docs/log.md, "How large a tree should be").
+"""
 
 
 class Candidates(NamedTuple):
@@ -91,6 +75,17 @@ def likeliest(scores: Float[Tensor, "B F V"], count: int) -> tuple[Int[Tensor, "
     missing = (0, count - best.indices.shape[-1])
     exist = torch.nn.functional.pad(best.values > -torch.inf, missing, value=False)
     return torch.nn.functional.pad(best.indices, missing), exist
+
+
+def ranked(
+    logits: Float[Tensor, "B F v"], count: int, warp: Warp
+) -> tuple[Int[Tensor, "B F K"], Float[Tensor, "B F K"]]:
+    """The so many likeliest tokens after each of F nodes, best first, in the draft's own ids, and the logarithm of how
+    likely each is to be accepted; numbers whatever the draft computed, and none so low that a path's sum overflows."""
+    least = torch.finfo(torch.float32).min / 64
+    logits = logits.float().nan_to_num(nan=least, posinf=0.0, neginf=least)
+    best = (logits / warp.temperature(SHARPEST)).log_softmax(-1).topk(min(count, logits.shape[-1]), dim=-1)
+    return best.indices, best.values.clamp(min=least)
 
 
 def proper(law: Float[Tensor, "B N V"]) -> Float[Tensor, "B N V"]:

@@ -1,4 +1,4 @@
-"""What the drafters on trained heads have in common: a memory of what the target computed, and scores."""
+"""What the drafters on trained heads have in common: a memory of what the target computed."""
 
 from collections.abc import Mapping
 from typing import Generic, Protocol, TypeVar, runtime_checkable
@@ -9,15 +9,7 @@ from torch import Tensor
 
 from foredraft.core.draft import Draft, Verdict
 from foredraft.core.drafter import Drafter, Needs, StepOut, View
-from foredraft.core.warp import Warp
 from foredraft.drafters.memory import Extended
-
-SHARPEST = 0.8
-"""The temperature at which a draft's law says best how often the target's likeliest token will be the draft's.
-
-At temperature 1 a token is accepted about as often as the draft's probability for it says; a greedy target accepts
-likely ones more often and unlikely ones less (docs/log.md, "How large a tree should be").
-"""
 
 
 @runtime_checkable
@@ -58,14 +50,3 @@ class HeadDrafter(Drafter, Generic[M]):
 
     def release(self, row: int) -> None:
         self._memory.release(row)
-
-
-def ranked(
-    logits: Float[Tensor, "B F v"], count: int, warp: Warp
-) -> tuple[Int[Tensor, "B F K"], Float[Tensor, "B F K"]]:
-    """The so many likeliest tokens after each of F nodes, best first, in the draft's own ids, and the logarithm of how
-    likely each is to be accepted; numbers whatever the head computed, and none so low that a path's sum overflows."""
-    least = torch.finfo(torch.float32).min / 64
-    logits = logits.float().nan_to_num(nan=least, posinf=0.0, neginf=least)
-    best = (logits / warp.temperature(SHARPEST)).log_softmax(-1).topk(min(count, logits.shape[-1]), dim=-1)
-    return best.indices, best.values.clamp(min=least)

@@ -6,7 +6,7 @@ behind is overwritten or never looked at (heads.md 6.4: keeping it costs accepta
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, final
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from foredraft.core.draft import Verdict
 from foredraft.core.drafter import StepOut, View
 from foredraft.core.tree import TokenTree
+from foredraft.drafters.grow import ranked
+from foredraft.drafters.growing import Growing
 from foredraft.model.attention import mix
 from foredraft.model.cache import SlotCache, SlotView, bucket
 from foredraft.model.masks import Layout, StepIn, address, extent_of
@@ -229,3 +231,35 @@ class Growth:
             extent=self._extent,
         )
         return self._memory.forward(step, features)
+
+
+@final
+class HeadGrowing(Growing):
+    """A tree that grows on an EAGLE head, each node reading its parent's state. ``Memory.extend`` has given the
+    ``states`` after the root; there will be at most so many ``nodes``."""
+
+    def __init__(self, net: EagleNet, memory: Memory, view: View, states: Float[Tensor, "B 1 H"], nodes: int) -> None:
+        super().__init__(view, net.logits(states))
+        self._net = net
+        self._growth = memory.growth(view, nodes)
+        self._states = states
+
+    def wide(self) -> Float[Tensor, "B F V"]:
+        least, size = torch.finfo(self.logits.dtype).min, self._net.target.vocab_size
+        logits = self.logits.nan_to_num(nan=least, posinf=0.0, neginf=least)
+        if self._net.vocabulary is None:
+            return torch.nn.functional.pad(logits, (0, size - logits.shape[-1]), value=least)
+        wide = logits.new_full((*logits.shape[:-1], size), least)
+        return wide.index_copy(-1, self._net.vocabulary, logits)
+
+    def ranked(self, count: int) -> tuple[Int[Tensor, "B F K"], Float[Tensor, "B F K"]]:
+        ids, scores = ranked(self.logits, count, self.view.warp)
+        return ids if self._net.vocabulary is None else self._net.vocabulary[ids], scores
+
+    def _after_newest(self) -> Float[Tensor, "B F v"]:
+        parents = self.read.parents[:, self.begin :]
+        above = parents - (self.begin - self._states.shape[1])  # places among the states of the level before
+        carried = self._net.carry(self._states)
+        carried = carried.gather(1, above[..., None].expand(-1, -1, carried.shape[2]))
+        self._states = self._growth.grow(self.read.tokens[:, self.begin :], parents, carried)
+        return self._net.logits(self._states)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import final
 
 import torch
 from jaxtyping import Float, Int
@@ -9,6 +10,8 @@ from torch import Tensor
 
 from foredraft.core.drafter import Plan, View
 from foredraft.core.tree import TokenTree
+from foredraft.drafters.grow import ranked
+from foredraft.drafters.growing import Growing
 from foredraft.model.cache import SlotCache
 from foredraft.model.causal import CausalLM
 from foredraft.model.prefill import prefill
@@ -124,3 +127,22 @@ class Reader:
             tokens[line, :count] = view.history[b, start : start + count]
         prefill(self.model, self.cache, rows, self.mine(tokens), starts)
         self._known.update({row: extents[b] - 1 for row, b in zip(rows, far, strict=True)})
+
+
+@final
+class ReaderGrowing(Growing):
+    """A tree that grows on a model that reads along. ``Reader.read`` has given the ``logits`` after the root."""
+
+    def __init__(self, reader: Reader, view: View, logits: Float[Tensor, "B 1 V"]) -> None:
+        super().__init__(view, logits)
+        self._reader = reader
+
+    def wide(self) -> Float[Tensor, "B F V"]:
+        return self.logits
+
+    def ranked(self, count: int) -> tuple[Int[Tensor, "B F K"], Float[Tensor, "B F K"]]:
+        warp = self.view.warp
+        return ranked(warp.processed(self.logits, self.paths), count, warp)
+
+    def _after_newest(self) -> Float[Tensor, "B F V"]:
+        return self._reader.read_level(self.view, self.read, self.begin)

@@ -7,7 +7,7 @@ speculative sampling (algorithm 2, ``recursive`` here). A greedy batch gets the 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
@@ -18,10 +18,11 @@ from foredraft.core.draft import Draft, Law, Verdict
 from foredraft.core.drafter import Needs, Plan, Rewindable, StepOut, View
 from foredraft.core.errors import OptionError
 from foredraft.core.tree import TokenTree, adopted
-from foredraft.drafters.expand import Expanded, expand
-from foredraft.drafters.grow import Levels, draw_independent
-from foredraft.drafters.reader import Reader
+from foredraft.drafters.grow import draw_independent
+from foredraft.drafters.growing import Drawing, Level, fill
+from foredraft.drafters.reader import Reader, ReaderGrowing
 from foredraft.drafters.supplies import Supplies
+from foredraft.drafters.templates import Template
 from foredraft.model.causal import CausalLM
 
 
@@ -62,7 +63,9 @@ class SpecInfer(Rewindable):
             raise OptionError("specinfer needs at least one draft model.")
         self._options = options
         self._readers = [Reader(model, vocab_size) for model in models]
-        self._nodes = Levels(options.expansion).nodes
+        template = Template.regular(options.expansion)
+        self._levels = Level.all_of(template, models[0].device)
+        self._nodes = template.nodes
         self.needs = Needs(max_nodes=len(models) * self._nodes, max_depth=len(options.expansion))
 
     def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
@@ -83,31 +86,33 @@ class SpecInfer(Rewindable):
     def propose(self, view: View, plan: Plan) -> Draft:
         for reader in self._readers:  # the shortest context of all
             plan = reader.within_context(view, plan)
-        expansion = self._options.expansion[: plan.length]
-        if not expansion:
+        levels = self._levels[: plan.length]
+        if not levels:
             return Draft(TokenTree.root(view.roots), Law.FIXED)
-        grown = [
-            expand(reader, view, plan, expansion, draw_independent, first=number * (self._nodes + 1))
-            for number, reader in enumerate(self._readers)
-        ]
-        tree, q = _side_by_side(grown)
-        if q is None:
-            return Draft(adopted(tree, twins=False), Law.FIXED)
-        law = Law.IID if len(grown) == 1 else Law.IID_MANY
-        return Draft(adopted(tree, twins=True) if self._options.merge else tree, law, q)
+        allowed = torch.tensor(plan.lengths, device=view.lengths.device)
+        law = Law.IID if len(self._readers) == 1 else Law.IID_MANY
+        grown = []
+        for number, reader in enumerate(self._readers):
+            growing = ReaderGrowing(reader, view, reader.read(view, self._nodes))
+            drawing = Drawing(draw_independent, law, number * (self._nodes + 1))
+            grown.append(fill(growing, levels, allowed, drawing))
+        draft = _side_by_side(grown)
+        if draft.q is None:
+            return replace(draft, tree=adopted(draft.tree, twins=False))
+        return replace(draft, tree=adopted(draft.tree, twins=True)) if self._options.merge else draft
 
 
-def _side_by_side(grown: Sequence[Expanded]) -> Expanded:
+def _side_by_side(grown: Sequence[Draft]) -> Draft:
     """All trees below one root: the first model's nodes, then the second's, ..."""
     first, count = grown[0].tree, grown[0].tree.tokens.shape[1] - 1
     tokens, parents = [first.tokens], [first.parents]
-    for number, (tree, _) in enumerate(grown[1:], start=1):
-        own = tree.parents[:, 1:]
-        tokens.append(tree.tokens[:, 1:])
+    for number, draft in enumerate(grown[1:], start=1):
+        own = draft.tree.parents[:, 1:]
+        tokens.append(draft.tree.tokens[:, 1:])
         parents.append(torch.where(own > 0, own + number * count, own))
     whole = TokenTree(torch.cat(tokens, 1), torch.cat(parents, 1), depth=first.depth)
-    laws = [each.q[:, min(number, 1) :] for number, each in enumerate(grown) if each.q is not None]
-    return Expanded(whole, torch.cat(laws, 1) if laws else None)
+    laws = [draft.q[:, min(number, 1) :] for number, draft in enumerate(grown) if draft.q is not None]
+    return replace(grown[0], tree=whole, q=torch.cat(laws, 1) if laws else None)
 
 
 def build(options: Options, supplies: Supplies) -> SpecInfer:

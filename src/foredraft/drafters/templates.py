@@ -47,6 +47,11 @@ class Template:
             widths = []
         if not widths or min(widths) < 1:
             raise OptionError(f"Unknown tree {text!r}. Known: {', '.join(NAMED)}, or children by level, such as 4x2x1.")
+        return cls.regular(widths)
+
+    @classmethod
+    def regular(cls, widths: Sequence[int]) -> "Template":
+        """The same number of children for every node of a level."""
         level: list[Path] = [()]
         paths: list[Path] = []
         for width in widths:

@@ -1,0 +1,87 @@
+"""OPT-Tree (Wang et al., arXiv:2406.17276): a draft model's tree, grown where the model is sure.
+
+Of all that the draft has scored, the nodes with the largest products of probabilities make the tree, which maximises
+the expected acceptance if these are right. They are picked, not drawn, so every choice among them is lossless.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from foredraft.core.draft import Draft, Law, Verdict
+from foredraft.core.drafter import Needs, Plan, Rewindable, StepOut, View
+from foredraft.core.errors import OptionError
+from foredraft.core.tree import TokenTree
+from foredraft.drafters.dynamic import Shape, grow_tree
+from foredraft.drafters.reader import Reader, ReaderGrowing
+from foredraft.drafters.supplies import Supplies
+from foredraft.model.causal import CausalLM
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The size of the tree.
+
+    nodes: drafted nodes at most.
+    depth: levels of drafted nodes; each costs a forward of the draft.
+    top_k: nodes of a level that are expanded, and children that are scored of each.
+    num_assistant_tokens_schedule: constant, always the whole tree; cost, what the measured costs make best; heuristic,
+        transformers' up and down of the depth; auto is cost.
+    """
+
+    nodes: int = 23
+    depth: int = 6
+    top_k: int = 8
+    num_assistant_tokens_schedule: str = "auto"
+
+    @property
+    def law(self) -> Law:
+        return Law.FIXED
+
+    def __post_init__(self) -> None:
+        if min(self.nodes, self.depth, self.top_k) < 1:
+            raise OptionError("nodes, depth and top_k must be 1 or more.")
+
+
+@final
+class OptTree(Rewindable):
+    """Drafts with a model that reads each text beside the target; see ``Reader``.
+
+    Args:
+        model: the draft.
+        vocab_size: of the target. The draft's may be narrower or wider, as padded vocabularies are.
+    """
+
+    def __init__(self, options: Options, model: CausalLM, vocab_size: int) -> None:
+        self._shape = Shape(options.nodes, options.depth, options.top_k)
+        self._reader = Reader(model, vocab_size)
+        self.needs = Needs(max_nodes=options.nodes, max_depth=min(options.depth, options.nodes), scored=True)
+
+    def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
+        self._reader.admit(row)
+
+    def commit(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None: ...
+
+    def rewind(self, row: int, length: int) -> None:
+        self._reader.rewind(row, length)
+
+    def release(self, row: int) -> None:
+        self._reader.release(row)
+
+    @torch.inference_mode()
+    def propose(self, view: View, plan: Plan) -> Draft:
+        plan = self._reader.within_context(view, plan)
+        if not plan.length:
+            return Draft(TokenTree.root(view.roots), Law.FIXED)
+        logits = self._reader.read(view, self._shape.depth * self._shape.top_k)
+        allowed = torch.tensor(plan.lengths, device=view.lengths.device)
+        return grow_tree(ReaderGrowing(self._reader, view, logits), plan, allowed, self._shape)
+
+
+def build(options: Options, supplies: Supplies) -> OptTree:
+    """opt_tree:PATH"""
+    return OptTree(options, supplies.model(supplies.path), supplies.place.target.vocab_size)

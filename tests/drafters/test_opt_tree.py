@@ -1,0 +1,116 @@
+"""What is particular to OPT-Tree: a draft model's best paths, and no others."""
+
+import functools
+import math
+
+import pytest
+import torch
+
+import tiny
+from foredraft.core.draft import Draft, Law
+from foredraft.core.drafter import Plan, View
+from foredraft.core.errors import OptionError
+from foredraft.core.noise import Noise
+from foredraft.core.params import SamplingParams
+from foredraft.core.warp import Warp
+from foredraft.drafters.grow import SHARPEST
+from foredraft.drafters.opt_tree import Options, OptTree
+from foredraft.engine.control import Constant
+from foredraft.model.causal import CausalLM
+
+VOCAB = 12
+TEXTS = [[0, 1, 0], [3], [5, 2, 4, 1, 1, 0, 2]]
+Path = tuple[int, ...]
+
+
+@functools.cache
+def model(seed: int) -> CausalLM:
+    sizes = {"vocab_size": VOCAB, "num_hidden_layers": 2}
+    return CausalLM(tiny.build("llama", seed=seed, spread=1.0, **sizes), fast=False)
+
+
+def shown(drafter: OptTree, params: SamplingParams) -> View:
+    for row, text in enumerate(TEXTS):
+        drafter.admit(row, torch.tensor(text[:-1], dtype=torch.long), {})
+    extents = [len(text) for text in TEXTS]
+    warp = Warp.of([params] * 3, vocab_size=VOCAB, eos_token_ids=[()] * 3, prompt_lengths=[1] * 3, device="cpu")
+    history = torch.tensor([[*text, *[0] * (max(extents) - len(text))] for text in TEXTS])
+    lengths = torch.tensor(extents)
+    return View((0, 1, 2), history, lengths, tuple(extents), warp, Noise(lengths, lengths))
+
+
+def said(draft: Draft, row: int) -> dict[Path, float]:
+    """The paths of a tree, and what they score."""
+    assert draft.scores is not None
+    found: dict[int, Path] = {0: ()}
+    for node in range(1, draft.tree.tokens.shape[1]):
+        if draft.tree.valid[row, node]:
+            found[node] = (*found[int(draft.tree.parents[row, node])], int(draft.tree.tokens[row, node]))
+    return {path: float(draft.scores[row, node]) for node, path in found.items() if path}
+
+
+def slow_tree(text: list[int], options: Options, heat: float, penalty: float = 1.0) -> dict[Path, float]:
+    """The best paths: expand the best ``top_k`` of each level, then keep the best of all that was scored."""
+    level: dict[Path, float] = {(): 0.0}
+    found: dict[Path, float] = {}
+    for _ in range(options.depth):
+        children: dict[Path, float] = {}
+        for path, score in level.items():
+            logits = model(2).stock_logits(torch.tensor([[*text, *path]]))[0, -1].double()
+            for token in {*text, *path}:  # transformers' repetition penalty
+                logits[token] = logits[token] / penalty if logits[token] > 0 else logits[token] * penalty
+            best = (logits / heat).log_softmax(-1).topk(options.top_k)
+            children |= {(*path, int(i)): score + float(s) for i, s in zip(best.indices, best.values, strict=True)}
+        found |= children
+        level = dict(sorted(children.items(), key=lambda child: -child[1])[: options.top_k])
+    return dict(sorted(found.items(), key=lambda path: -path[1])[: options.nodes])
+
+
+@pytest.mark.parametrize(
+    ("params", "heat", "penalty"),
+    [
+        (SamplingParams(), SHARPEST, 1.0),
+        (SamplingParams(temperature=1.3), 1.3, 1.0),
+        (SamplingParams(temperature=0.2), SHARPEST, 1.0),
+        (SamplingParams(repetition_penalty=1.8), SHARPEST, 1.8),
+    ],
+    ids=["greedy", "hot", "cold", "penalty"],
+)
+def test_the_best_paths_are_drafted(params: SamplingParams, heat: float, penalty: float):
+    options = Options(nodes=10, depth=3, top_k=3)
+    drafter = OptTree(options, model(2), VOCAB)
+    draft = drafter.propose(shown(drafter, params), Plan((3,) * 3))
+    assert draft.law is Law.FIXED and draft.q is None
+    for row, text in enumerate(TEXTS):
+        wanted, found = slow_tree(text, options, heat, penalty), said(draft, row)
+        assert found.keys() == wanted.keys()
+        assert all(math.isclose(found[path], wanted[path], abs_tol=1e-4) for path in wanted)
+
+
+def test_of_fewer_nodes_the_likeliest_are_drafted_and_a_worthless_level_is_not():
+    drafter = OptTree(Options(nodes=10, depth=3, top_k=3), model(2), VOCAB)
+    view = shown(drafter, SamplingParams())
+    whole = drafter.propose(view, Plan((3,) * 3))
+    few = drafter.propose(view, Plan((3,) * 3, nodes=4))
+    for row in range(3):
+        best = sorted(said(whole, row).values(), reverse=True)[:4]
+        assert sorted(said(few, row).values(), reverse=True) == pytest.approx(best, abs=1e-4)
+    assert whole.tree.depth == 3
+    assert drafter.propose(view, Plan((3,) * 3, level_worth=2.9)).tree.depth == 1
+    assert drafter.propose(view, Plan((0, 2, 1))).tree.depth == 2
+
+
+def test_a_draft_that_is_the_target_is_accepted_to_the_end():
+    """One path: of several, the likeliest whole need not be the one whose every token is the likeliest."""
+    target = CausalLM(tiny.build("llama"))
+    drafter = OptTree(Options(nodes=4, depth=4, top_k=1), target, target.vocab_size)
+    g = tiny.generator(target, drafter, Constant(4))
+    for result in g.generate(tiny.prompts((1, 7, 20)), max_new_tokens=1 + 5 * 6):
+        assert result.stats.target_forwards <= 7
+        assert result.stats.acceptance_length >= 4.4
+
+
+@pytest.mark.parametrize("options", [{"nodes": 0}, {"depth": 0}, {"top_k": 0}])
+def test_options_that_cannot_be(options: dict[str, int]):
+    with pytest.raises(OptionError, match="1 or more"):
+        Options(**options)

@@ -1,0 +1,279 @@
+"""What is particular to Sequoia: measured acceptance, the shape that is made of it, and children of odd families."""
+
+import functools
+from collections.abc import Sequence
+from itertools import permutations
+
+import pytest
+import torch
+from torch import Tensor
+
+import tiny
+from foredraft.core.draft import Draft, Law
+from foredraft.core.drafter import Plan, View
+from foredraft.core.errors import OptionError
+from foredraft.core.noise import Noise, NoiseCoins, Stream, derive_seeds, inverse_cdf
+from foredraft.core.params import SamplingParams
+from foredraft.core.shapes import Shapes
+from foredraft.core.verify import RULES
+from foredraft.core.warp import Warp
+from foredraft.drafters import sequoia
+from foredraft.drafters.acceptance import as_text, measure_acceptance, read_acceptance
+from foredraft.drafters.sequoia import Options, Sequoia
+from foredraft.engine.control import Constant
+from foredraft.engine.costs import CostTable
+from foredraft.engine.reference import reference
+from foredraft.model.causal import CausalLM
+from oracle import grow, loss, random_table
+
+VOCAB = 6
+WIDTH = 3
+RATES = "0.5/0.2/0.12/0.08"
+
+
+@functools.cache
+def model(seed: int) -> CausalLM:
+    sizes = {"vocab_size": VOCAB, "num_hidden_layers": 2}
+    return CausalLM(tiny.build("llama", seed=seed, spread=1.0, **sizes), fast=False)
+
+
+def shown(drafter: Sequoia, texts: Sequence[Sequence[int]], params: SamplingParams, seeds: Sequence[int]) -> View:
+    """Rows in their first step."""
+    for row, text in enumerate(texts):
+        drafter.admit(row, torch.tensor(text[:-1], dtype=torch.long), {})
+    extents = [len(text) for text in texts]
+    warp = Warp.of(
+        [params] * len(texts),
+        vocab_size=VOCAB,
+        eos_token_ids=[()] * len(texts),
+        prompt_lengths=extents,
+        device="cpu",
+    )
+    history = torch.tensor([[*text, *[0] * (max(extents) - len(text))] for text in texts])
+    lengths = torch.tensor(extents)
+    noise = Noise(torch.tensor(seeds), lengths)
+    return View(tuple(range(len(texts))), history, lengths, tuple(extents), warp, noise)
+
+
+def law(seed: int, text: Sequence[int]) -> Tensor:
+    """A model's own law after a text."""
+    return model(seed).stock_logits(torch.tensor([list(text)]))[0, -1].double().softmax(-1)
+
+
+def rates_of_one_level(p: Tensor, q: Tensor, width: int) -> list[float]:
+    """The chance of each child to be the accepted one: every way to draw the siblings, one by one."""
+    found = [0.0] * width
+    for siblings in permutations(range(len(q)), width):
+        weight, reached, left, rest = 1.0, 1.0, p.clone(), q.clone()
+        outcome = []
+        for token in siblings:
+            own = rest / rest.sum()
+            weight *= float(own[token])
+            chance = min(1.0, float(left[token] / own[token]))
+            outcome.append(reached * chance)
+            reached *= 1.0 - chance
+            left = (left - own).clamp(min=0.0)
+            left = left / left.sum() if left.sum() > 0 else p
+            rest[token] = 0.0
+        found = [a + weight * b for a, b in zip(found, outcome, strict=True)]
+    return found
+
+
+def test_greedy_acceptance_is_what_is_counted():
+    prompts, tokens = tiny.prompts((1, 4, 9), vocab=VOCAB), 12
+    counts = [0] * WIDTH
+    for prompt in prompts:
+        said = reference(model(1), prompt, SamplingParams(max_new_tokens=tokens))
+        for place, token in enumerate(said):
+            best = law(2, prompt + said[:place]).argsort(descending=True)[:WIDTH].tolist()
+            if token in best:
+                counts[best.index(token)] += 1
+    measured = measure_acceptance(model(1), model(2), prompts=prompts, width=WIDTH, tokens=tokens)
+    assert measured == pytest.approx([count / (3 * tokens) for count in counts])
+    assert 0 < sum(counts) < 3 * tokens
+
+
+def test_sampled_acceptance_is_the_chance_over_all_draws():
+    prompt, rows = [0, 1, 0], 3000
+    measured = measure_acceptance(model(1), model(2), 1.0, [prompt] * rows, width=WIDTH, tokens=1)
+    exact = rates_of_one_level(law(1, prompt), law(2, prompt), WIDTH)
+    assert measured == pytest.approx(exact, abs=0.02)
+    assert all(rate > 0.03 for rate in exact), "else a wrong order would not be seen"
+
+
+def test_trees_of_one_level_are_accepted_as_was_measured():
+    """A direct count: the drafter's own trees, the default rule, real coins."""
+    prompt, rows = [0, 1, 0], 6000
+    drafter = Sequoia(Options(nodes=WIDTH, depth=1, acceptance=RATES), model(2), model(1))
+    view = shown(drafter, [prompt] * rows, SamplingParams(temperature=1.0), derive_seeds(3, rows))
+    draft = drafter.propose(view, Plan((1,) * rows))
+    after = [law(1, prompt), *(law(1, [*prompt, token]) for token in range(VOCAB))]
+    p = torch.stack(
+        [after[0].expand(rows, -1), *(torch.stack(after[1:])[draft.tree.tokens[:, i]] for i in (1, 2, 3))], 1
+    )
+    verdict = RULES["traversal"].function(p.float(), draft, NoiseCoins(view.noise))
+    counts = [float((verdict.path[:, 1] == child).double().mean()) for child in range(1, 1 + WIDTH)]
+    measured = measure_acceptance(model(1), model(2), 1.0, [prompt] * rows, width=WIDTH, tokens=1)
+    assert counts == pytest.approx(measured, abs=0.02)
+
+
+def test_measuring_is_the_same_every_time_and_has_texts_of_its_own():
+    for temperature in (0.0, 1.0):
+        first = measure_acceptance(model(1), model(2), temperature, width=4, tokens=6)
+        assert first == measure_acceptance(model(1), model(2), temperature, width=4, tokens=6)
+        assert len(first) == 4 and 0.1 < sum(first) <= 1.0
+    assert measure_acceptance(model(1), model(1), 0.0, width=4, tokens=6) == (1.0, 0.0, 0.0, 0.0)
+    assert measure_acceptance(model(1), model(1), 1.0, width=9, tokens=6) == pytest.approx((1, *[0] * 5), abs=1e-5)
+
+
+@pytest.mark.parametrize("prompts", [[], [[]], [[1], []], [[1] * 10_000]])
+def test_prompts_without_room_or_tokens_are_refused(prompts: list[list[int]]):
+    with pytest.raises(OptionError, match="one token or more"):
+        measure_acceptance(model(1), model(2), prompts=prompts)
+
+
+def slow_draft(view: View, row: int, parents: Sequence[int], temperature: float) -> tuple[list[int], list[Tensor]]:
+    """The tokens and laws of a tree of this shape, each node from the draft's own logits on its path."""
+    text = view.history[row, : view.extents[row]].tolist()
+    tokens, laws = [text[-1]], [torch.zeros(VOCAB)]
+    for node, parent in enumerate(parents, start=1):
+        path, up = [], parent
+        while up:
+            path.insert(0, tokens[up])
+            up = parents[up - 1]
+        elders = [tokens[other] for other in range(1, node) if parents[other - 1] == parent]
+        logits = model(2).stock_logits(torch.tensor([text + path]))[0, -1]
+        q = (logits / temperature).softmax(-1)
+        q[elders] = 0.0
+        q = q / q.sum()
+        u = view.noise.uniform(Stream.DRAFT, torch.full((len(view.rows),), node))[row]
+        tokens.append(int(inverse_cdf(q[None], u[None])[0]))
+        laws.append(q)
+    return tokens, laws
+
+
+def test_every_child_is_drawn_from_the_law_that_is_said():
+    """Families of every size on a level, against a loop over single nodes."""
+    texts = [[0, 1, 0], [3], [5, 2, 4, 1, 1, 0, 2]]
+    drafter = Sequoia(Options(nodes=14, depth=4, acceptance=RATES), model(2), model(1))
+    view = shown(drafter, texts, SamplingParams(temperature=0.8), derive_seeds(4, 3))
+    draft = drafter.propose(view, Plan((4,) * 3))
+    template = drafter.planner.shape(greedy=False).template
+    families = {len([p for p in template.parents if p == node]) for node in template.inner(1)}
+    assert template.nodes == 14 and template.depth == 4 and len(families) > 1
+    assert draft.law is Law.WITHOUT_REPLACEMENT and draft.q is not None and draft.tree.valid.all()
+    for row in range(3):
+        assert draft.tree.parents[row].tolist() == [-1, *template.parents]
+        tokens, laws = slow_draft(view, row, template.parents, 0.8)
+        assert draft.tree.tokens[row].tolist() == tokens
+        assert torch.allclose(draft.q[row, 1:], torch.stack(laws[1:]), atol=1e-5)
+
+
+def test_each_step_has_random_numbers_of_its_own():
+    drafter = Sequoia(Options(nodes=4, depth=2, acceptance=RATES), model(2), model(1))
+    rows = 50
+    text, seeds = [0, 1, 0], derive_seeds(5, rows)
+    view = shown(drafter, [text] * rows, SamplingParams(temperature=1.0), seeds)
+    first = drafter.propose(view, Plan((2,) * rows)).tree.tokens
+    later = View(
+        view.rows, view.history, view.lengths, view.extents, view.warp, Noise(view.noise.seeds, view.lengths + 1)
+    )
+    assert not torch.equal(first, drafter.propose(later, Plan((2,) * rows)).tree.tokens)
+    assert torch.equal(first, drafter.propose(view, Plan((2,) * rows)).tree.tokens)
+
+
+@pytest.mark.parametrize("zeros", [0.0, 0.4])
+@pytest.mark.parametrize("nodes", [3, 5])
+def test_the_shapes_are_exact_under_the_default_rule(nodes: int, zeros: float):
+    """Every draft and every coin, summed, for the shape that the programme makes."""
+    template = sequoia.Template(Shapes.of((0.5, 0.3, 0.1), nodes, 2).paths(nodes, 2))
+    p, q = random_table(3, 3, 11, zeros), random_table(3, 3, 12, zeros)
+    draws = grow([-1, *template.parents], Law.WITHOUT_REPLACEMENT, p, q)
+    assert loss(RULES["traversal"].function, draws, p) < 1e-12
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_draft_that_is_the_target_is_accepted_to_the_end(temperature: float):
+    """Of siblings the first is always right, so each step says the whole first path and the bonus."""
+    target = CausalLM(tiny.build("llama"))
+    drafter = Sequoia(Options(nodes=9, depth=4, acceptance=RATES), target, target)
+    assert (0, 0, 0, 0) in drafter.planner.shape(temperature == 0).template.paths
+    g = tiny.generator(target, drafter, Constant(4))
+    results = g.generate(tiny.prompts((1, 7, 20)), max_new_tokens=1 + 5 * 6, temperature=temperature, seed=2)
+    for result in results:
+        assert result.stats.target_forwards <= 7
+        assert result.stats.acceptance_length >= 4.4
+
+
+def costs(draft: float, target: float):
+    """What ``measure_costs`` would find; the draft is the model that is asked for first."""
+    tables = iter((CostTable((1, 64), (draft, draft)), CostTable((1, 64), (1.0, target))))
+    return lambda model, longest: next(tables)
+
+
+def test_sizes_follow_what_was_measured(monkeypatch: pytest.MonkeyPatch):
+    shapes = {}
+    for name, (draft, target) in {"cheap": (0.001, 1.0), "wide": (0.9, 1.0), "dear": (0.9, 60.0)}.items():
+        monkeypatch.setattr(sequoia, "measure_costs", costs(draft, target))
+        shapes[name] = Sequoia(Options(acceptance=RATES), model(2), model(1)).planner.shape(greedy=True).template
+    assert shapes["cheap"].nodes == sequoia.NODES and shapes["cheap"].depth > 4
+    assert shapes["wide"].depth == 1 and shapes["wide"].nodes >= 3
+    assert shapes["dear"].nodes == 1
+
+
+def test_what_sampled_rows_get_does_not_depend_on_the_clock(monkeypatch: pytest.MonkeyPatch):
+    def refuse(model: CausalLM, longest: int) -> CostTable:
+        raise AssertionError("somebody looked at the clock")
+
+    monkeypatch.setattr(sequoia, "measure_costs", refuse)
+    shape = Sequoia(Options(acceptance=RATES), model(2), model(1)).planner.shape(greedy=False)
+    assert 1 <= shape.template.nodes <= sequoia.NODES
+    timed = Options(acceptance=RATES, num_assistant_tokens_schedule="cost")
+    with pytest.raises(AssertionError, match="clock"):
+        Sequoia(timed, model(2), model(1)).planner.shape(greedy=False)
+
+
+def test_a_shape_is_made_once_and_each_kind_of_row_has_its_own(monkeypatch: pytest.MonkeyPatch):
+    asked = []
+
+    def measured(target: CausalLM, draft: CausalLM, temperature: float) -> tuple[float, ...]:
+        asked.append(temperature)
+        return (0.6, 0.1) if temperature else (0.5, 0.3)
+
+    monkeypatch.setattr(sequoia, "measure_acceptance", measured)
+    drafter = Sequoia(Options(nodes=5, depth=3), model(2), model(1))
+    for greedy in (True, False, True, False):
+        drafter.planner.shape(greedy)
+    assert asked == [0.0, 1.0]
+    assert drafter.planner.shape(True).template.paths != drafter.planner.shape(False).template.paths
+    given = Sequoia(Options(nodes=5, depth=3, acceptance="0.5/0.3", sampled_acceptance="0.6/0.1"), model(2), model(1))
+    for greedy in (True, False):
+        assert given.planner.shape(greedy).template == drafter.planner.shape(greedy).template
+    assert asked == [0.0, 1.0]
+
+
+def test_acceptance_as_text():
+    rates = (0.625, 0.14, 0.0)
+    assert as_text(rates) == "0.625/0.14/0" and read_acceptance(as_text(rates)) == rates
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"nodes": 0}, "1 or more"),
+        ({"depth": -1}, "1 or more"),
+        ({"acceptance": "0.5/x"}, "such as 0.62/0.14/0.06"),
+        ({"acceptance": ""}, "such as 0.62/0.14/0.06"),
+        ({"sampled_acceptance": "0.9/0.9"}, "sum to 1 or less"),
+    ],
+)
+def test_options_that_cannot_be(options: dict, sentence: str):
+    with pytest.raises(OptionError, match=sentence):
+        Options(**options)
+
+
+def test_a_draft_is_never_larger_than_the_plan():
+    drafter = Sequoia(Options(nodes=9, depth=4, acceptance=RATES), model(2), model(1))
+    view = shown(drafter, [[0, 1], [2]], SamplingParams(temperature=1.0), [1, 2])
+    draft: Draft = drafter.propose(view, Plan((2, 0)))
+    assert draft.tree.depth == 2 and int(draft.tree.valid[1].sum()) == 1 and int(draft.tree.valid[0].sum()) > 3
