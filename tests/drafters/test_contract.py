@@ -56,6 +56,10 @@ def with_model(drafter: Any, options: Any, target: CausalLM, draft: CausalLM) ->
     return drafter(options, draft, target.vocab_size)
 
 
+def on_device(drafter: Any, options: Any, target: CausalLM, draft: CausalLM) -> Drafter:
+    return drafter(options, target.device)
+
+
 SMALL = {"nodes": 9, "depth": 3, "top_k": 3}
 CHAIN = {"nodes": 4, "depth": 4, "top_k": 1}
 RATES = ((0.6, 0.2, 0.1), (0.5, 0.2, 0.1), (0.4, 0.1, 0.1))
@@ -83,6 +87,9 @@ VARIANTS = {
     "blockwise": Variant("blockwise", {}, lambda d, o, t, _: d(o, heads.blockwise(t))),
     "hydra": Variant("hydra", {"nodes": 12}, lambda d, o, t, _: d(o, heads.hydra(t))),
     "hydra++": Variant("hydra", {"tree": "3x2x1"}, lambda d, o, t, _: d(o, heads.hydra(t, prefix=True, layers=2))),
+    "lookahead": Variant("lookahead", {"window_size": 4, "ngram_size": 3, "guess_set_size": 2}, on_device),
+    "lookahead long": Variant("lookahead", {"window_size": 2, "ngram_size": 5, "pool_size": 9}, on_device),
+    "jacobi": Variant("lookahead", {"window_size": 5, "ngram_size": 2, "guess_set_size": 0}, on_device),
     "prompt_lookup tree": Variant("prompt_lookup", {"prompt_lookup_num_tokens": 3, "continuations": 3}, alone),
 }
 EVERY = pytest.mark.parametrize("name", VARIANTS)

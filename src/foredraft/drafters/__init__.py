@@ -94,6 +94,14 @@ METHODS: dict[str, Method] = {
         "Copies what followed the last tokens where they stood before; several places become a tree.",
         "github.com/apoorvumang/prompt-lookup-decoding",
     ),
+    "lookahead": Method(
+        "lookahead:Lookahead",
+        (Law.FIXED,),
+        True,
+        "nothing",
+        "The target's own n-grams, from a window of Jacobi iterations; with ngram_size=2,guess_set_size=0 nothing else.",
+        "arXiv:2402.02057",
+    ),
 }
 
 
