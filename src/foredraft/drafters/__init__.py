@@ -99,7 +99,7 @@ METHODS: dict[str, Method] = {
         (Law.FIXED,),
         True,
         "nothing",
-        "The target's own n-grams, from a window of Jacobi iterations; with ngram_size=2,guess_set_size=0 nothing else.",
+        "The target's own n-grams, from a window of Jacobi iterations beside the text.",
         "arXiv:2402.02057",
     ),
 }

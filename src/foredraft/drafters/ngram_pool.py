@@ -1,8 +1,17 @@
 """N-grams by their first token: the latest few of each, in tensors of a fixed size, without a look at the values."""
 
+from typing import NamedTuple
+
 import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
+
+
+class Found(NamedTuple):
+    """G n-grams a row without their first token, M = N - 1 tokens each, and which of them there are."""
+
+    tokens: Int[Tensor, "B G M"]
+    exist: Bool[Tensor, "B G"]
 
 
 class NgramPool:
@@ -39,13 +48,11 @@ class NgramPool:
         """Let go of all owners and of their tables."""
         self._tokens, self._stamps = self._tokens[:0].clone(), self._stamps[:0].clone()
 
-    def find(
-        self, owners: Int[Tensor, "B"], keys: Int[Tensor, "B"]
-    ) -> tuple[Int[Tensor, "B G M"], Bool[Tensor, "B G"]]:
-        """What follows each key, M = N - 1 tokens, the latest first; and which of the G exist."""
+    def find(self, owners: Int[Tensor, "B"], keys: Int[Tensor, "B"]) -> Found:
+        """What follows each key, the latest first."""
         stamps = torch.where(self._tokens[owners, :, 0] == keys[:, None], self._stamps[owners], 0)
         latest = stamps.topk(self._per_key, dim=1)
-        return self._tokens[owners[:, None], latest.indices, 1:], latest.values > 0
+        return Found(self._tokens[owners[:, None], latest.indices, 1:], latest.values > 0)
 
     def add(self, owners: Int[Tensor, "B"], ngrams: Int[Tensor, "B K N"], wanted: Bool[Tensor, "B K"]) -> None:
         """Add K n-grams for each of B different owners, the latest last, but only those that are ``wanted``."""
