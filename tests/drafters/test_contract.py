@@ -19,6 +19,7 @@ from foredraft.core.warp import Warp
 from foredraft.drafters import METHODS, find
 from foredraft.drafters.last_state import LastState
 from foredraft.drafters.memory import Memory
+from foredraft.drafters.ngram_pool import NgramPool
 from foredraft.drafters.reader import Reader
 from foredraft.engine.control import Constant
 from foredraft.engine.generate import Generator
@@ -160,7 +161,7 @@ def holdings(drafter: Any) -> dict[str, int]:
     """How much each attribute of a drafter, or of its memory, holds: entries of a container, bytes of a cache."""
     held = {}
     for key, value in vars(drafter).items():
-        if isinstance(value, (SlotCache, torch.Tensor)):
+        if isinstance(value, (SlotCache, NgramPool, torch.Tensor)):
             held[key] = value.nbytes
         elif isinstance(value, (LastState, Memory, Reader)):
             held |= {f"{key}.{inner}": size for inner, size in holdings(value).items()}

@@ -63,8 +63,8 @@ class Options:
             )
         if self.pool not in ("request", "shared"):
             raise OptionError(f"pool is request or shared, not {self.pool!r}.")
-        if self.pool_size < max(self.window_size, self.guess_set_size):
-            raise OptionError("pool_size must be at least window_size and guess_set_size.")
+        if self.pool_size < max(1, self.guess_set_size):
+            raise OptionError("pool_size must be at least guess_set_size, and 1.")
 
     @property
     def nodes(self) -> int:
