@@ -1,7 +1,7 @@
 """Lookahead decoding against the published algorithm, as slow as it reads, on toy models that are functions."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from foredraft.core.drafter import Plan, StepOut, View
 from foredraft.core.errors import OptionError
 from foredraft.core.noise import Noise, Stream
 from foredraft.core.params import SamplingParams
-from foredraft.core.tree import merge_paths
+from foredraft.core.tree import PAD, TokenTree, merge_paths
 from foredraft.core.verify import walk
 from foredraft.core.warp import Warp
 from foredraft.drafters.lookahead import Lookahead, Options
@@ -308,6 +308,51 @@ def test_a_row_without_a_plan_waits():
     after = drafter._window[1]
     assert torch.equal(after[1:], before[1:]) and torch.equal(after[0, 1:], before[0, 1:])  # but for the root
     assert pooled(drafter, 1) == pool
+
+
+def begun(options: Options, text: list[int]) -> tuple[Lookahead, View, Draft]:
+    """A drafter that has been asked once."""
+    drafter = Lookahead(options, CPU)
+    drafter.admit(0, torch.tensor(text[:-1]), {})
+    view = view_of([text])
+    return drafter, view, drafter.propose(view, Plan((drafter.needs.longest,)))
+
+
+@pytest.mark.parametrize(("nodes", "moved"), [(2, 1), (3, 2), (4, 3), (9, 3)])
+def test_of_a_tree_that_was_cut_or_padded_the_columns_move_that_the_target_has_seen(nodes: int, moved: int):
+    drafter, view, draft = begun(Options(window_size=3, ngram_size=3, guess_set_size=0), prompts(20)[0])
+    assert int(draft.tree.valid.sum()) == 4, "all columns lie on one chain at first"
+    pad = (0, nodes - draft.tree.tokens.shape[1])
+    tokens = torch.nn.functional.pad(draft.tree.tokens, pad)
+    parents = torch.nn.functional.pad(draft.tree.parents, pad, value=PAD)
+    draft = replace(draft, tree=TokenTree(tokens, parents, depth=min(3, nodes - 1)))
+    logits = torch.nn.functional.one_hot(torch.full((1, nodes), VOCAB - 1), VOCAB).float()
+    drafter.commit(view, draft, walk(logits.argmax(-1), draft.tree), StepOut(logits))
+    assert (drafter._window[0, :, -1] == VOCAB - 1).tolist() == [i < moved for i in range(3)]
+
+
+def test_what_was_asked_of_another_draft_moves_nothing():
+    """Neither the root alone, nor the rows of somebody else."""
+    text = prompts(20)[0]
+    for others in (view_of([text]), view_of([text, text])):
+        drafter, _, _ = begun(Options(window_size=3, ngram_size=3, guess_set_size=0), text)
+        before = drafter._window.clone()
+        alone = Draft(TokenTree.root(others.roots), Law.FIXED)
+        logits = torch.zeros(len(others.rows), 1, VOCAB)
+        drafter.commit(others, alone, walk(logits.argmax(-1), alone.tree), StepOut(logits))
+        assert torch.equal(drafter._window, before)
+
+
+def test_a_text_that_is_taken_back_finds_its_window():
+    text = prompts(12)[0]
+    drafter, view, _ = begun(Options(window_size=4, ngram_size=3, guess_set_size=2), text)
+    before = drafter._window[0].clone()
+    drafter.propose(view_of([[*text, 3, 4]]), Plan((4,)))
+    assert not torch.equal(drafter._window[0], before)
+    drafter.rewind(0, len(text))
+    drafter.propose(view, Plan((4,)))
+    before[2, 0] = 4  # what was guessed for the root's place is gone
+    assert torch.equal(drafter._window[0], before)
 
 
 class SlowPool:

@@ -78,8 +78,9 @@ class Options:
 
 
 class _Asked(NamedTuple):
-    """Where the target will say how each column goes on, and which columns are in the tree."""
+    """In which nodes the target will say how each column goes on, and which columns are in the tree at all."""
 
+    rows: tuple[int, ...]
     nodes: Int[Tensor, "B W"]
     columns: Bool[Tensor, "B W"]
 
@@ -150,27 +151,31 @@ class Lookahead(Rewindable):
         tree, nodes = merge_paths(view.roots, paths, lengths, budget=self.needs.max_nodes)
         last = (self._depths - 1).clamp(0, depth - 1)[:, None].expand(len(rows), -1, 1)
         nodes = torch.where(self._depths > 0, nodes[:, : len(self._depths)].gather(2, last)[..., 0], 0)
-        self._asked = _Asked(nodes, columns)
+        self._asked = _Asked(view.rows, nodes, columns)
         return Draft(replace(tree, linear=self._pool is None and levels == 1), Law.FIXED)
 
     @torch.inference_mode()
     def commit(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None:
         asked, self._asked = self._asked, None
-        if asked is None:  # nothing was drafted for any row, and the window waits
+        if asked is None or asked.rows != view.rows:  # nothing was drafted, or for others: the windows wait
             return
         rows = torch.tensor(view.rows, device=view.lengths.device)
+        window, known = self._window[rows], self._said[rows]
+        # whoever stands between may have cut the tree, or put another in its place
+        tree = draft.tree
+        nodes = asked.nodes.clamp(max=tree.tokens.shape[1] - 1)
+        same = (nodes == asked.nodes) & tree.valid.gather(1, nodes) & (tree.tokens.gather(1, nodes) == window[..., -1])
+        columns = asked.columns & same
         batch = torch.arange(len(rows), device=rows.device)[:, None]
-        said = out.logits[batch, asked.nodes].argmax(-1)
-        ngrams = torch.cat([self._window[rows], said[..., None]], 2)
-        known = self._said[rows]
-        columns = asked.columns
+        said = out.logits[batch, nodes].argmax(-1)
+        ngrams = torch.cat([window, said[..., None]], 2)
         if self._pool is not None:  # what follows the first token must be the target's own
             own = columns & (known >= self._options.ngram_size - 2)
             if self._shared:
                 self._pool.add(rows.new_zeros(1), ngrams.flatten(0, 1)[None], own.flatten()[None])
             else:
                 self._pool.add(rows, ngrams, own)
-        self._window[rows] = torch.where(columns[..., None], ngrams[..., 1:], ngrams[..., :-1])
+        self._window[rows] = torch.where(columns[..., None], ngrams[..., 1:], window)
         self._said[rows] = known + columns.long()
         self._anchors[rows] += columns.any(1)
 
@@ -181,8 +186,9 @@ class Lookahead(Rewindable):
     def _aligned(self, view: View, rows: Int[Tensor, "B"]) -> Int[Tensor, "B W L"]:
         """The windows with column 0 at the roots.
 
-        The text has gone on by a token or more. Columns that it has passed stand at the far end again: what they
-        hold is the target's own, and what is said at one place may be said at another.
+        The text has gone on by a token or more, and guesses stay at their places. (The public code moves them on by
+        one place, whatever was accepted.) Columns that the text has passed stand at the far end again: what they hold
+        is the target's own, and what is said at one place may be said at another.
         """
         fresh = [b for b, row in enumerate(view.rows) if row in self._unfilled]
         if fresh:
