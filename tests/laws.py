@@ -28,6 +28,7 @@ from foredraft.drafters.eagle1 import Eagle1, Options as Eagle1Options
 from foredraft.drafters.eagle2 import Eagle2, Options as Eagle2Options
 from foredraft.drafters.eagle3 import Eagle3Drafter, Options as Eagle3Options
 from foredraft.drafters.hydra import HydraDrafter, Options as HydraOptions
+from foredraft.drafters.lookahead import Lookahead, Options as LookaheadOptions
 from foredraft.drafters.medusa import MedusaDrafter, Options as MedusaOptions
 from foredraft.drafters.none import NoDrafter
 from foredraft.drafters.opt_tree import Options as OptTreeOptions, OptTree
@@ -70,6 +71,12 @@ HEADS: dict[str, Callable[[CausalLM], Drafter]] = {
 }
 """Heads with random weights, by the method that drafts with them."""
 
+LOOKAHEADS = {
+    "lookahead": LookaheadOptions(window_size=2, ngram_size=3, guess_set_size=2, pool_size=6),
+    "lookahead bigrams": LookaheadOptions(window_size=3, ngram_size=2, guess_set_size=2, pool_size=6),
+    "jacobi": LookaheadOptions(window_size=3, ngram_size=2, guess_set_size=0),
+}
+
 
 @functools.cache
 def pair() -> tuple[CausalLM, CausalLM]:
@@ -94,6 +101,8 @@ def drafter(name: str) -> Drafter:
         return NoDrafter()
     if name.startswith("lookup"):
         return PromptLookup(LookupOptions(prompt_lookup_num_tokens=2, continuations=2 if "tree" in name else 1))
+    if name in LOOKAHEADS:
+        return Lookahead(LOOKAHEADS[name], target.device)
     if name in HEADS:
         return HEADS[name](target)
     if name.startswith("specinfer"):

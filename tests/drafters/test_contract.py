@@ -19,6 +19,7 @@ from foredraft.core.warp import Warp
 from foredraft.drafters import METHODS, find
 from foredraft.drafters.last_state import LastState
 from foredraft.drafters.memory import Memory
+from foredraft.drafters.ngram_pool import NgramPool
 from foredraft.drafters.reader import Reader
 from foredraft.engine.control import Constant
 from foredraft.engine.generate import Generator
@@ -66,6 +67,10 @@ def with_both(drafter: Any, options: Any, target: CausalLM, draft: CausalLM) -> 
     return drafter(options, draft, target)
 
 
+def on_device(drafter: Any, options: Any, target: CausalLM, draft: CausalLM) -> Drafter:
+    return drafter(options, target.device)
+
+
 SMALL = {"nodes": 9, "depth": 3, "top_k": 3}
 CHAIN = {"nodes": 4, "depth": 4, "top_k": 1}
 RATES = ((0.6, 0.2, 0.1), (0.5, 0.2, 0.1), (0.4, 0.1, 0.1))
@@ -99,6 +104,9 @@ VARIANTS = {
     "blockwise": Variant("blockwise", {}, lambda d, o, t, _: d(o, heads.blockwise(t))),
     "hydra": Variant("hydra", {"nodes": 12}, lambda d, o, t, _: d(o, heads.hydra(t))),
     "hydra++": Variant("hydra", {"tree": "3x2x1"}, lambda d, o, t, _: d(o, heads.hydra(t, prefix=True, layers=2))),
+    "lookahead": Variant("lookahead", {"window_size": 4, "ngram_size": 3, "guess_set_size": 2}, on_device),
+    "lookahead long": Variant("lookahead", {"window_size": 2, "ngram_size": 5, "pool_size": 9}, on_device),
+    "jacobi": Variant("lookahead", {"window_size": 5, "ngram_size": 2, "guess_set_size": 0}, on_device),
     "prompt_lookup tree": Variant("prompt_lookup", {"prompt_lookup_num_tokens": 3, "continuations": 3}, alone),
 }
 EVERY = pytest.mark.parametrize("name", VARIANTS)
@@ -175,7 +183,7 @@ def holdings(drafter: Any) -> dict[str, int]:
     """How much each attribute of a drafter, or of its memory, holds: entries of a container, bytes of a cache."""
     held = {}
     for key, value in vars(drafter).items():
-        if isinstance(value, (SlotCache, torch.Tensor)):
+        if isinstance(value, (SlotCache, NgramPool, torch.Tensor)):
             held[key] = value.nbytes
         elif isinstance(value, (LastState, Memory, Reader)):
             held |= {f"{key}.{inner}": size for inner, size in holdings(value).items()}

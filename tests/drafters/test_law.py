@@ -54,6 +54,8 @@ TABLE = [
     *[(name, setting, SOME) for name in ("specinfer", "specinfer apart") for setting in ("temperature", "history")],
     *[("sequoia", setting, SOME) for setting in ("temperature", "cutoffs", "history")],
     ("opt_tree", "temperature", SOME),
+    *[(name, "temperature", SOME) for name in laws.LOOKAHEADS],
+    ("lookahead bigrams", "history", SOME),
 ]
 """Drafters and sampling settings. Texts of picked drafts are those of plain decoding, so "none" needs no more."""
 RULES = [

@@ -1,6 +1,7 @@
 """The token tree: the one shape that every draft has. A chain is a tree of one branch."""
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Int
@@ -69,9 +70,23 @@ def depths(parents: Int[Tensor, "B N"]) -> Int[Tensor, "B N"]:
     return ancestors(parents).sum(-1) - 1
 
 
+class Merged(NamedTuple):
+    """K continuations as one tree. ``nodes[b, k, d]`` holds token d of continuation k; beyond its length it is 0."""
+
+    tree: TokenTree
+    nodes: Int[Tensor, "B K D"]
+
+
 def from_paths(
     root: Int[Tensor, "B"], paths: Int[Tensor, "B K D"], lengths: Int[Tensor, "B K"], budget: int | None = None
 ) -> TokenTree:
+    """The tree of ``merge_paths``."""
+    return merge_paths(root, paths, lengths, budget).tree
+
+
+def merge_paths(
+    root: Int[Tensor, "B"], paths: Int[Tensor, "B K D"], lengths: Int[Tensor, "B K"], budget: int | None = None
+) -> Merged:
     """Merge K continuations of each row into one tree; equal prefixes become one node.
 
     Args:
@@ -100,7 +115,8 @@ def from_paths(
     parents = torch.full_like(tokens, PAD).scatter(1, slot, parent.flatten(1))
     tokens[:, 0] = root
     parents[:, 0] = ROOT
-    return TokenTree(tokens[:, :width], parents[:, :width], depth=depth, linear=count == 1)
+    tree = TokenTree(tokens[:, :width], parents[:, :width], depth=depth, linear=count == 1)
+    return Merged(tree, node)
 
 
 def adopted(tree: TokenTree, *, twins: bool) -> TokenTree:

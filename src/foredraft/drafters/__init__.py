@@ -118,6 +118,14 @@ METHODS: dict[str, Method] = {
         "Copies what followed the last tokens where they stood before; several places become a tree.",
         "github.com/apoorvumang/prompt-lookup-decoding",
     ),
+    "lookahead": Method(
+        "lookahead:Lookahead",
+        (Law.FIXED,),
+        True,
+        "nothing",
+        "The target's own n-grams, from a window of Jacobi iterations beside the text.",
+        "arXiv:2402.02057",
+    ),
 }
 
 
