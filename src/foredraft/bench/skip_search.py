@@ -86,7 +86,7 @@ class _Bench:
 def _one_after_another(parts: list[Part], bench: _Bench) -> None:
     """Leave out one part more, again and again, beyond where it pays: what does not pay yet may with others."""
     gone: frozenset[Part] = frozenset()
-    looked = {part: 0.0 for part in parts}  # the score of the set with this part gone, when it was last tried
+    looked = dict.fromkeys(parts, 0.0)  # the score of the set with this part gone, when it was last tried
     for _ in range(int(_SHARE * len(parts))):
         likely = sorted(looked, key=lambda part: (-looked[part], part))
         for part in likely[:_WIDTH] if gone else likely:
@@ -106,6 +106,7 @@ def _exchange(parts: list[Part], bench: _Bench, chance: random.Random) -> None:
         assert bench.best is not None
         changed = chance.sample(parts, chance.choice((1, 2)))
         before = bench.best
-        if without := before.without.symmetric_difference(changed):  # with everything left in, nothing is drafted faster
+        without = before.without.symmetric_difference(changed)
+        if without:  # else everything is left in, and a draft costs as much as the target
             bench(without)
         fruitless = 0 if bench.best is not before else fruitless + 1

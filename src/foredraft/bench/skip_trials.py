@@ -81,7 +81,10 @@ class Judge:
         self._temperature = temperature
         self._longest = longest
         if not self._texts:
-            raise DataError(f"No text has {longest} new tokens to be judged by; ask for longer ones, or for shorter drafts.")
+            raise DataError(
+                f"No answer has {longest} tokens, so there is nothing to judge by: ask for longer ones (--min-new-tokens), "
+                "or for shorter drafts (--longest)."
+            )
         self._cache = model.new_cache()
         self._fill(model)
         self._truth = self._laws(model)

@@ -43,6 +43,7 @@ class Texts:
     count: int = field(default=16, metadata={"help": "So many prompts of each file."})
     chat: bool = field(default=False, metadata={"help": "In the model's chat template."})
     max_new_tokens: int = field(default=64, metadata={"help": "Length of the answers."})
+    min_new_tokens: int = field(default=0, metadata={"help": "No end of text before so many new tokens."})
     temperature: float = field(default=0.0, metadata={"help": "0 is greedy."})
     longest: int = field(default=8, metadata={"help": "Drafts of up to so many tokens."})
 
@@ -99,7 +100,9 @@ def _answers(plain: "Generator", texts: Texts) -> "list[Said]":
 
     asks = [ask for path in texts.prompts for ask in read_prompts(path, texts.chat)[: texts.count]]
     prompts = [plain.encode(a.prompt) for a in asks or standard_prompts(texts.chat)[: texts.count]]
-    params = SamplingParams(max_new_tokens=texts.max_new_tokens, temperature=texts.temperature)
+    params = SamplingParams(
+        max_new_tokens=texts.max_new_tokens, min_new_tokens=texts.min_new_tokens, temperature=texts.temperature
+    )
     results = plain.batch(prompts, params)
     return [Said((*prompt, *r.tokens), len(prompt)) for prompt, r in zip(prompts, results, strict=True)]
 
