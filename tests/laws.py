@@ -28,8 +28,10 @@ from foredraft.drafters.eagle1 import Eagle1, Options as Eagle1Options
 from foredraft.drafters.eagle2 import Eagle2, Options as Eagle2Options
 from foredraft.drafters.eagle3 import Eagle3Drafter, Options as Eagle3Options
 from foredraft.drafters.hydra import HydraDrafter, Options as HydraOptions
+from foredraft.drafters.layer_skip import LayerSkip, Options as SkipOptions
 from foredraft.drafters.medusa import MedusaDrafter, Options as MedusaOptions
 from foredraft.drafters.none import NoDrafter
+from foredraft.drafters.own_layers import OwnLayers
 from foredraft.drafters.prompt_lookup import Options as LookupOptions, PromptLookup
 from foredraft.engine import batch
 from foredraft.engine.control import Constant
@@ -86,6 +88,8 @@ def drafter(name: str) -> Drafter:
         return PromptLookup(LookupOptions(prompt_lookup_num_tokens=2, continuations=2 if "tree" in name else 1))
     if name in HEADS:
         return HEADS[name](target)
+    if name == "layer_skip":  # its one layer without its MLP
+        return LayerSkip(SkipOptions(num_assistant_tokens=2, skip_mlp=(0,)), target, target.new_cache())
     options = DraftOptions(num_assistant_tokens=2, branching=(2, 2) if name == "tree" else None)
     return DraftModel(options, draft, target.vocab_size)
 
@@ -94,7 +98,8 @@ def generator(name: str, rule: str | None = None) -> Generator:
     proposer = drafter(name)
     pair()[0].tap(proposer.needs.hidden_layers)
     control = Constant(proposer.needs.longest, confidence=0.4 if name == "unsure chain" else 0.0)
-    return tiny.generator(pair()[0], proposer, control, rule=rule, max_rows=ROWS)
+    cache = proposer.cache if isinstance(proposer, OwnLayers) else None
+    return tiny.generator(pair()[0], proposer, control, rule=rule, max_rows=ROWS, cache=cache)
 
 
 def params(setting: str, seed: int = 0) -> SamplingParams:

@@ -68,10 +68,6 @@ def test_texts_are_the_targets(name: str):
         assert sum(result.stats.drafted for result in results) > 0
 
 
-class Watched(Generator):
-    """Keeps what was drafted in each step."""
-
-
 def drafts(target: CausalLM, drafter: OwnLayers, prompts: list[list[int]]) -> list[tuple[list[int], list[int]]]:
     """Texts up to the root, and what was drafted after them, over some steps of a ragged batch."""
     found = []
