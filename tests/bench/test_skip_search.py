@@ -1,4 +1,4 @@
-"""The search for parts that a draft can do without: trials are what a draft would bring, and useless parts are found."""
+"""The search for parts that a draft can do without: a trial says what the loop does, and useless parts are found."""
 
 import functools
 import itertools
@@ -15,6 +15,8 @@ from foredraft.bench.skip_search import Effort, search
 from foredraft.bench.skip_trials import Journal, Judge, Part, Said, Trial
 from foredraft.core.errors import DataError, OptionError
 from foredraft.core.params import SamplingParams
+from foredraft.drafters.layer_skip import LayerSkip, Options
+from foredraft.engine.control import Constant
 from foredraft.model.causal import CausalLM
 from foredraft.model.taps import decoder_layers
 
@@ -39,7 +41,7 @@ def planted() -> CausalLM:
 def said(temperature: float = 0.0) -> tuple[Said, ...]:
     """Answers of different lengths, in more than one group of rows."""
     prompts = tiny.prompts((3, 9, 5, 14, 2, 7, 4, 6, 8, 11))
-    params = [SamplingParams(max_new_tokens=length, temperature=temperature) for length in (12, 9) * 5]
+    params = [SamplingParams(max_new_tokens=length, temperature=temperature) for length in (12, 24) * 5]
     g = tiny.generator(planted())
     results = [g.generate(prompt, each) for prompt, each in zip(prompts, params, strict=True)]
     return tuple(Said((*prompt, *r.tokens), len(prompt)) for prompt, r in zip(prompts, results, strict=True))
@@ -52,7 +54,7 @@ def judge(temperature: float = 0.0, longest: int = 3) -> Judge:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_parts_that_add_nothing_are_found(temperature: float):
     own = judge(temperature)
-    assert own.parts == PARTS and own.tokens == 5 * 12 + 5 * 9
+    assert own.parts == PARTS and own.tokens == 5 * 12 + 5 * 24
     found = search(own.parts, own, Effort(trials=60))
     assert found.without >= USELESS
     exact = own(frozenset(USELESS))
@@ -60,34 +62,72 @@ def test_parts_that_add_nothing_are_found(temperature: float):
     assert own(frozenset({Part(0, "attention")})).tokens[0] < 1.9, "this test cannot fail"
 
 
-def test_a_trial_is_what_the_slow_truth_says():
-    """Tokens of the answers again, each after a forward in which the parts are silent at the last place alone."""
-    own = judge()
-    for without in (frozenset({Part(0, "attention")}), frozenset({Part(2, "attention"), Part(0, "mlp")})):
-        runs, starts = torch.zeros(3), 0
+@pytest.mark.parametrize("without", [{Part(0, "attention")}, {Part(2, "attention"), Part(0, "mlp")}])
+def test_a_trial_is_what_the_loop_does(without: set[Part]):
+    """Greedy, to the last step: the drafter of these parts, in the loop, with drafts of each length."""
+    trial = judge()(frozenset(without))
+    layers = {kind: tuple(part.layer for part in without if part.kind == kind) for kind in ("attention", "mlp")}
+    for length in (1, 2, 3):
+        options = Options(num_assistant_tokens=length, skip_attention=layers["attention"], skip_mlp=layers["mlp"])
+        drafter = LayerSkip(options, planted(), planted().new_cache())
+        g = tiny.generator(planted(), drafter, Constant(length), cache=drafter.cache)
+        steps, tokens = 0, 0
         for text in said():
-            agreed = torch.tensor([_agrees(text, place, without) for place in range(text.prompt, len(text.tokens))])
-            windows = agreed.float().unfold(0, 3, 1).cumprod(1)
-            runs, starts = runs + windows.sum(0), starts + len(windows)
-        expected = 1 + (runs / starts).cumsum(0)
-        assert own(without).tokens == pytest.approx(expected.tolist())
-        assert 1 < own(without).tokens[0] < 2, "this shows nothing unless some are accepted and some are not"
+            count = len(text.tokens) - text.prompt
+            result = g.generate(list(text.tokens[: text.prompt]), max_new_tokens=count)
+            assert tuple(result.tokens) == text.tokens[text.prompt :]
+            steps, tokens = steps + result.stats.target_forwards, tokens + count
+        assert trial.tokens[length - 1] == pytest.approx(tokens / steps)
+        assert 1 < tokens / steps < 1.9, "this shows nothing unless some are accepted and some are not"
 
 
-def _agrees(text: Said, place: int, without: frozenset[Part]) -> bool:
-    layers: Any = decoder_layers(planted().model)
+def test_a_trial_of_sampled_texts_is_what_the_loop_is_expected_to_do():
+    """One text, every way that its two drafted tokens can go, weighted."""
+    text = said(1.0)[0]
+    without = frozenset({Part(0, "attention")})
+    own = Judge(planted(), [text], temperature=1.0, longest=2)
+    rates = own(without).tokens
+    count = len(text.tokens) - text.prompt
+    assert all(1 < rate < 3 for rate in rates) and own.tokens == count
+    accepted = [[_overlap(text, root, place, without) for place in (root, root + 1)] for root in _roots(text)]
+    for length in (1, 2):
+        assert rates[length - 1] == pytest.approx(count / _walked(accepted, 0, length), rel=1e-4)
+
+
+def _roots(text: Said) -> range:
+    return range(text.prompt - 1, len(text.tokens) - 1)
+
+
+def _walked(accepted: list[list[float]], place: int, length: int) -> float:
+    """Steps to the end, by trying every outcome of every step."""
+    if place >= len(accepted):
+        return 0.0
+    total, chance = 1.0, 1.0
+    for j in range(length):
+        total += chance * (1 - accepted[place][j]) * _walked(accepted, place + j + 1, length)
+        chance *= accepted[place][j]
+    return total + chance * _walked(accepted, place + length + 1, length)
+
+
+def _overlap(text: Said, root: int, place: int, without: frozenset[Part]) -> float:
+    """The overlap of the laws after ``place``, the parts being silent from ``root`` on; 0 behind the text."""
+    if place >= len(text.tokens) - 1:
+        return 0.0
 
     def hook(module: Any, args: tuple, output: Any) -> Any:
         states = (output if isinstance(output, torch.Tensor) else output[0]).clone()
-        states[:, -1] = 0
+        states[:, root:] = 0
         return states if isinstance(output, torch.Tensor) else (states, *output[1:])
 
-    modules = [getattr(layers[part.layer], {"attention": "self_attn", "mlp": "mlp"}[part.kind]) for part in without]
-    handles = [module.register_forward_hook(hook) for module in modules]
-    best = int(planted().stock_logits(torch.tensor([text.tokens[:place]]))[0, -1].argmax())
+    layers: Any = decoder_layers(planted().model)
+    tokens = torch.tensor([text.tokens[: place + 1]])
+    p = planted().stock_logits(tokens)[0, -1].softmax(-1)
+    names = {"attention": "self_attn", "mlp": "mlp"}
+    handles = [layers[part.layer].get_submodule(names[part.kind]).register_forward_hook(hook) for part in without]
+    q = planted().stock_logits(tokens)[0, -1].softmax(-1)
     for handle in handles:
         handle.remove()
-    return best == text.tokens[place]
+    return float(torch.minimum(p, q).sum())
 
 
 def test_what_a_trial_is_worth():
@@ -171,10 +211,8 @@ def test_a_journal_of_another_search_is_refused(tmp_path: Path):
         Journal(tmp_path / "absent" / "trials.jsonl", {})
 
 
-def test_answers_that_are_too_short_are_not_judged_by():
-    texts = [*said(), Said((1, 2, 3), 2)]
-    assert Judge(planted(), texts, temperature=0.0, longest=3).tokens == judge().tokens
-    with pytest.raises(DataError, match="No answer has 13 tokens"):
-        Judge(planted(), texts, temperature=0.0, longest=13)
+def test_nothing_can_be_said_from_too_little():
+    with pytest.raises(DataError, match="No answer has 25 tokens"):
+        judge(longest=25)
     with pytest.raises(OptionError, match="1 or more"):
         Effort(trials=0)

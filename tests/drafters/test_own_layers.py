@@ -213,7 +213,8 @@ def test_by_spec_and_by_file(tmp_path: Path):
     ],
 )
 def test_what_cannot_be_is_said(spec: str, error: type[Exception], said: str, tmp_path: Path):
-    files = {"good": Skips("sample", 8, (1,), ()), "other": Skips("small", 4, (1,), ()), "wide": Skips("s", 8, (8,), ())}
+    shapes = {"good": (8, 1), "other": (4, 1), "wide": (8, 8)}
+    files = {name: Skips("small", layers, (number,), ()) for name, (layers, number) in shapes.items()}
     for name, skips in files.items():
         write_skips(tmp_path / f"{name}.json", skips)
     (tmp_path / "text.json").write_text("no")

@@ -74,7 +74,8 @@ def test_the_first_layers_are_the_model_cut_off_behind_them(name: str):
     found = said(Layers(model).first(2), texts)
     assert all((a - b).abs().max() < TOLERANCE for a, b in zip(found, expected, strict=True))
     whole = said(Layers(model).first(4), texts)
-    assert all((a - model.stock_logits(torch.tensor([t]))[0]).abs().max() < TOLERANCE for a, t in zip(whole, texts))
+    for logits, text in zip(whole, texts, strict=True):
+        assert (logits - model.stock_logits(torch.tensor([text]))[0]).abs().max() < TOLERANCE
     assert (whole[0] - found[0]).abs().max() > 0.1, "this test cannot fail"
 
 
@@ -116,27 +117,30 @@ def read(model: CausalLM, texts: list[list[int]], room: int) -> SlotCache:
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "llama4_text"])
-def test_beside_a_text_each_token_sees_what_the_whole_model_has_left(name: str):
-    """Token i read without some parts, all before it read with them: a stock forward that is cut off at i."""
+def test_beside_a_text_pieces_of_it_see_what_the_whole_model_has_left(name: str):
+    """A piece read without some parts, all before it read with them: a stock forward in which they fall silent there.
+    Pieces overlap, windows are 8 wide, and the second text has one piece less, hence padding."""
     raw = four(name)
     texts = tiny.prompts((20, 7))
     attention, mlp = PARTS.get(name, ("self_attn", "mlp"))
-    places = [[3, 11, 19], [0, 6, 2]]
+    starts, length = [[3, 5, 16], [0, 4]], 3
     expected = []
-    for text, own in zip(texts, places, strict=True):
-        for place in own:
-            handles = [*zeroed(raw, (1,), attention, place), *zeroed(raw, (2,), mlp, place)]
+    for text, own in zip(texts, starts, strict=True):
+        for start in own:
+            handles = [*zeroed(raw, (1,), attention, start), *zeroed(raw, (2,), mlp, start)]
             with torch.inference_mode():
-                expected.append(raw(torch.tensor([text[: place + 1]])).logits[0, -1])
+                expected += raw(torch.tensor([text[: start + length]])).logits[0, start:]
             for handle in handles:
                 handle.remove()
     model = CausalLM(raw)
-    cache = read(model, texts, 3)
-    index = torch.tensor(places)
-    tokens = torch.stack([torch.tensor(text)[own] for text, own in zip(texts, index, strict=True)])
-    step = beside(tokens, index, 20, (0, 1), model.layout, dtype=model.dtype)
-    found = Layers(model).without((1,), (2,)).forward(step, cache).logits.flatten(0, 1)
-    assert (found - torch.stack(expected)).abs().max() < TOLERANCE
+    cache = read(model, texts, 9)
+    places = [[start + i for start in own for i in range(length)] for own in starts]
+    tokens = [[text[place] for place in own] for text, own in zip(texts, places, strict=True)]
+    roots = [[start for start in own for _ in range(length)] for own in starts]
+    padded = [torch.tensor([rows[0], rows[1] + [pad] * 3]) for rows, pad in ((tokens, 0), (places, 0), (roots, -1))]
+    step = beside(*padded, 20, (0, 1), model.layout, dtype=model.dtype)
+    found = Layers(model).without((1,), (2,)).forward(step, cache).logits
+    assert (torch.cat([found[0], found[1, :6]]) - torch.stack(expected)).abs().max() < TOLERANCE
 
 
 def test_nothing_stays_on_the_model():

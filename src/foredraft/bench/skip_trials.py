@@ -66,24 +66,30 @@ class Trial:
 
 
 class Judge:
-    """Tries sets of parts on texts. A try is one forward: the texts lie in the cache as the whole model has read them,
-    and each of their tokens is read once more by what is left, beside them.
+    """Tries sets of parts on texts, and says what the loop would make of their drafts.
+
+    The texts lie in the cache as the whole model has read them; what is left of it drafts from every place of the
+    answers at once, beside them (``masks.beside``). A draft is accepted as far as it agrees with the text, so its
+    tokens may as well be the text's, and a try takes no more than a forward.
 
     Args:
         texts: as the target says them, so that drafts for them are what would be drafted.
         temperature: 0 counts a token as accepted where both find the same likeliest; else the overlap of their laws.
         longest: drafts of up to so many tokens.
+
+    Raises:
+        DataError: all answers are shorter than that.
     """
 
     def __init__(self, model: CausalLM, texts: Sequence[Said], *, temperature: float, longest: int) -> None:
         self._layers = Layers(model)
-        self._texts = [text for text in texts if len(text.tokens) - text.prompt >= longest]
+        self._drafts = [_Drafts.of(text, longest) for text in texts]
         self._temperature = temperature
         self._longest = longest
-        if not self._texts:
+        if max(drafts.count for drafts in self._drafts) < longest:
             raise DataError(
-                f"No answer has {longest} tokens, so there is nothing to judge by: ask for longer ones (--min-new-tokens), "
-                "or for shorter drafts (--longest)."
+                f"No answer has {longest} tokens, so there is nothing to judge by: ask for longer ones "
+                "(--min-new-tokens), or for shorter drafts (--longest)."
             )
         self._cache = model.new_cache()
         self._fill(model)
@@ -97,62 +103,104 @@ class Judge:
     @property
     def tokens(self) -> int:
         """So many tokens a set is judged by."""
-        return sum(len(text.tokens) - text.prompt for text in self._texts)
+        return sum(drafts.count for drafts in self._drafts)
 
     def __call__(self, without: frozenset[Part]) -> Trial:
         left = self._layers.without(
             [part.layer for part in without if part.kind == "attention"],
             [part.layer for part in without if part.kind == "mlp"],
         )
-        runs = torch.zeros(self._longest, dtype=torch.float64)
-        starts = 0
-        for truth, draft in zip(self._truth, self._laws(left), strict=True):
-            accepted = self._accepted(truth, draft)  # [T]
-            windows = accepted.unfold(0, self._longest, 1).cumprod(1)  # from each place on, token after token
-            runs += windows.sum(0)
-            starts += windows.shape[0]
-        return Trial(without, left.cost, tuple((1.0 + (runs / starts).cumsum(0)).tolist()))
-
-    def _accepted(self, truth: Tensor, draft: Tensor) -> Float[Tensor, "T"]:
-        if not self._temperature:
-            return (truth == draft).double()
-        return acceptance(truth, draft)
+        steps = [0.0] * self._longest
+        for drafts, truth, said in zip(self._drafts, self._truth, self._laws(left), strict=True):
+            accepted = acceptance(truth, said) if self._temperature else (truth == said).double()
+            reached = drafts.table(accepted, self._longest).cumprod(1).tolist()
+            for k in range(1, self._longest + 1):
+                steps[k - 1] += _steps(reached, k)
+        return Trial(without, left.cost, tuple(self.tokens / count for count in steps))
 
     def _laws(self, model: CausalLM | PartialLM) -> list[Tensor]:
-        """Of each text, what this model says at every place of the answer: the likeliest [T], or the law [T, V]."""
+        """What this model says after each token of the drafts: by text, the likeliest [N], or the law [N, V]."""
         whole = self._layers.model
-        behind = max(len(text.tokens) for text in self._texts)
         found: list[Tensor] = []
-        for begin in range(0, len(self._texts), _AT_ONCE):
-            group = self._texts[begin : begin + _AT_ONCE]
-            width = max(len(text.tokens) - text.prompt for text in group)
-            tokens = torch.zeros(len(group), width, dtype=torch.long)
-            places = torch.zeros_like(tokens)
-            for line, text in enumerate(group):
-                count = len(text.tokens) - text.prompt
-                tokens[line, :count] = torch.tensor(text.tokens[text.prompt - 1 : -1])
-                places[line, :count] = torch.arange(text.prompt - 1, len(text.tokens) - 1)
-            rows = range(begin, begin + len(group))
+        for begin in range(0, len(self._drafts), _AT_ONCE):
+            group = self._drafts[begin : begin + _AT_ONCE]
             step = beside(
-                tokens.to(whole.device), places.to(whole.device), behind, rows, whole.layout, dtype=whole.dtype
+                _padded([drafts.tokens for drafts in group], 0).to(whole.device),
+                _padded([drafts.places for drafts in group], 0).to(whole.device),
+                _padded([drafts.roots for drafts in group], -1).to(whole.device),
+                self._longest_text,
+                range(begin, begin + len(group)),
+                whole.layout,
+                dtype=whole.dtype,
             )
             logits = model.forward(step, self._cache).logits
-            for line, text in enumerate(group):
-                own = logits[line, : len(text.tokens) - text.prompt]
+            for line, drafts in enumerate(group):
+                own = logits[line, : len(drafts.tokens)]
                 law = (own.float() / self._temperature).softmax(-1) if self._temperature else own.argmax(-1)
                 found.append(law.cpu())
         return found
 
     def _fill(self, model: CausalLM) -> None:
         """Read the texts with the whole model."""
-        longest = max(len(text.tokens) for text in self._texts)
-        widest = max(len(text.tokens) - text.prompt for text in self._texts)
-        self._cache.reserve(len(self._texts), longest + widest)
-        for begin in range(0, len(self._texts), _AT_ONCE):
-            group = self._texts[begin : begin + _AT_ONCE]
-            width = max(len(text.tokens) for text in group)
-            tokens = torch.tensor([[*text.tokens, *[0] * (width - len(text.tokens))] for text in group])
-            prefill(model, self._cache, range(begin, begin + len(group)), tokens.to(model.device), [0] * len(group))
+        room = max(len(drafts.tokens) for drafts in self._drafts)
+        self._cache.reserve(len(self._drafts), self._longest_text + room)
+        for begin in range(0, len(self._drafts), _AT_ONCE):
+            texts = [drafts.text for drafts in self._drafts[begin : begin + _AT_ONCE]]
+            rows = range(begin, begin + len(texts))
+            prefill(model, self._cache, rows, _padded(texts, 0).to(model.device), [0] * len(texts))
+
+    @property
+    def _longest_text(self) -> int:
+        return max(len(drafts.text) for drafts in self._drafts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Drafts:
+    """The pieces of a text that stand for drafts, one after another: tokens, their places, where each piece begins.
+
+    ``count``: how many there are, one for each token of the answer, the first begun with the prompt's last token.
+    """
+
+    text: tuple[int, ...]
+    count: int
+    tokens: list[int]
+    places: list[int]
+    roots: list[int]
+
+    @classmethod
+    def of(cls, text: Said, longest: int) -> "_Drafts":
+        """Drafts of so many tokens, shorter at the end of the text."""
+        last = len(text.tokens) - 1
+        starts = range(text.prompt - 1, last)
+        pairs = [(place, start) for start in starts for place in range(start, min(start + longest, last))]
+        places, roots = [place for place, _ in pairs], [root for _, root in pairs]
+        return cls(text.tokens, len(starts), [text.tokens[place] for place in places], places, roots)
+
+    def table(self, accepted: Float[Tensor, "N"], longest: int) -> Float[Tensor, "T K"]:
+        """A row for each draft; 0 behind the end of the text."""
+        left = torch.arange(self.count, 0, -1)
+        exists = torch.arange(longest) < left[:, None]
+        return accepted.new_zeros(exists.shape).masked_scatter_(exists, accepted)
+
+
+def _steps(reached: list[list[float]], length: int) -> float:
+    """The number of steps that the loop is expected to take for a text, with drafts of so many tokens.
+
+    From its end on: a step at place i brings j + 1 tokens with the chance that just j of its draft are accepted.
+
+    Args:
+        reached: for each place, the chance that the first 1, 2, ... of the tokens drafted there are accepted.
+    """
+    ahead = [0.0] * (len(reached) + length + 1)
+    for place in reversed(range(len(reached))):
+        chances = [1.0, *reached[place][:length], 0.0]
+        ahead[place] = 1.0 + sum((chances[j] - chances[j + 1]) * ahead[place + j + 1] for j in range(length + 1))
+    return ahead[0]
+
+
+def _padded(rows: Sequence[Sequence[int]], value: int) -> Tensor:
+    width = max(map(len, rows))
+    return torch.tensor([[*row, *[value] * (width - len(row))] for row in rows], dtype=torch.long)
 
 
 class Journal:

@@ -40,12 +40,12 @@ class Texts:
         default=(),
         metadata={"help": "A prompt file like what you will ask; may be repeated. By default eight of ours."},
     )
-    count: int = field(default=16, metadata={"help": "So many prompts of each file."})
+    count: int = field(default=8, metadata={"help": "So many prompts of each file."})
     chat: bool = field(default=False, metadata={"help": "In the model's chat template."})
     max_new_tokens: int = field(default=64, metadata={"help": "Length of the answers."})
     min_new_tokens: int = field(default=0, metadata={"help": "No end of text before so many new tokens."})
     temperature: float = field(default=0.0, metadata={"help": "0 is greedy."})
-    longest: int = field(default=8, metadata={"help": "Drafts of up to so many tokens."})
+    longest: int = field(default=5, metadata={"help": "Drafts of up to so many tokens."})
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,25 +90,30 @@ def address(
 def beside(
     tokens: Int[Tensor, "B N"],
     positions: Int[Tensor, "B N"],
+    roots: Int[Tensor, "B N"],
     behind: int,
     rows: Sequence[int],
     layout: Layout,
     *,
     dtype: torch.dtype,
 ) -> StepIn:
-    """Give tokens of a text that is in the cache a second address, each by itself: it sees what stands before its
-    position, as the text's own forward has left it, and itself.
+    """Give pieces of a text that is in the cache a second address, beside it. A node sees the text before its piece,
+    as the text's own forward has left it, and of its piece what stands before it, and itself.
 
-    So one forward says what each would be followed by if the tokens before it had been read by another model.
+    So one forward says what many drafts would be, each begun at another place of the text, if the tokens drafted so far
+    were those of the text.
 
     Args:
+        roots: where the piece of each node begins; -1 for padding.
         behind: the texts end before this slot; the nodes stand from there on.
     """
     nodes, device = tokens.shape[1], tokens.device
     extent = extent_of(behind + nodes)
     slots = (behind + torch.arange(nodes, device=device)).expand_as(tokens)
     index = torch.arange(extent, device=device)
-    visible = ((index < positions[..., None]) & (index < behind)) | (index == slots[..., None])
+    text = index < roots[..., None].clamp(max=behind)
+    piece = (roots[:, :, None] == roots[:, None]) & (positions[:, None] <= positions[:, :, None])
+    visible = text | torch.nn.functional.pad(piece, (behind, extent - behind - nodes))
     masks = {}
     for kind, bound in layout.kinds.items():
         seen = visible
