@@ -28,10 +28,12 @@ from foredraft.drafters.eagle1 import Eagle1, Options as Eagle1Options
 from foredraft.drafters.eagle2 import Eagle2, Options as Eagle2Options
 from foredraft.drafters.eagle3 import Eagle3Drafter, Options as Eagle3Options
 from foredraft.drafters.hydra import HydraDrafter, Options as HydraOptions
+from foredraft.drafters.layer_skip import LayerSkip, Options as SkipOptions
 from foredraft.drafters.lookahead import Lookahead, Options as LookaheadOptions
 from foredraft.drafters.medusa import MedusaDrafter, Options as MedusaOptions
 from foredraft.drafters.none import NoDrafter
 from foredraft.drafters.opt_tree import Options as OptTreeOptions, OptTree
+from foredraft.drafters.own_layers import OwnLayers
 from foredraft.drafters.prompt_lookup import Options as LookupOptions, PromptLookup
 from foredraft.drafters.sequoia import Options as SequoiaOptions, Sequoia
 from foredraft.drafters.specinfer import Options as SpecInferOptions, SpecInfer
@@ -112,6 +114,8 @@ def drafter(name: str) -> Drafter:
         return Sequoia(SequoiaOptions(nodes=5, depth=2, acceptance="0.5/0.2/0.1"), draft, target)
     if name == "opt_tree":
         return OptTree(OptTreeOptions(nodes=4, depth=2, top_k=2), draft, target.vocab_size)
+    if name == "layer_skip":  # its one layer without its MLP
+        return LayerSkip(SkipOptions(num_assistant_tokens=2, skip_mlp=(0,)), target, target.new_cache())
     options = DraftOptions(num_assistant_tokens=2, branching=(2, 2) if name == "tree" else None)
     return DraftModel(options, draft, target.vocab_size)
 
@@ -120,7 +124,8 @@ def generator(name: str, rule: str | None = None) -> Generator:
     proposer = drafter(name)
     pair()[0].tap(proposer.needs.hidden_layers)
     control = Constant(proposer.needs.longest, confidence=0.4 if name == "unsure chain" else 0.0)
-    return tiny.generator(pair()[0], proposer, control, rule=rule, max_rows=ROWS)
+    cache = proposer.cache if isinstance(proposer, OwnLayers) else None
+    return tiny.generator(pair()[0], proposer, control, rule=rule, max_rows=ROWS, cache=cache)
 
 
 def params(setting: str, seed: int = 0) -> SamplingParams:

@@ -20,12 +20,14 @@ from foredraft.drafters import METHODS, find
 from foredraft.drafters.last_state import LastState
 from foredraft.drafters.memory import Memory
 from foredraft.drafters.ngram_pool import NgramPool
+from foredraft.drafters.own_layers import OwnLayers
 from foredraft.drafters.reader import Reader
 from foredraft.engine.control import Constant
 from foredraft.engine.generate import Generator
 from foredraft.engine.reference import reference
 from foredraft.model.cache import SlotCache
 from foredraft.model.causal import CausalLM
+from foredraft.model.prefill import prefill
 from foredraft.nets.eagle import Eagle3
 
 NEW = 16
@@ -71,6 +73,10 @@ def on_device(drafter: Any, options: Any, target: CausalLM, draft: CausalLM) -> 
     return drafter(options, target.device)
 
 
+def sharing(drafter: Any, options: Any, target: CausalLM, draft: CausalLM) -> Drafter:
+    return drafter(options, target, target.new_cache())
+
+
 SMALL = {"nodes": 9, "depth": 3, "top_k": 3}
 CHAIN = {"nodes": 4, "depth": 4, "top_k": 1}
 RATES = ((0.6, 0.2, 0.1), (0.5, 0.2, 0.1), (0.4, 0.1, 0.1))
@@ -107,6 +113,8 @@ VARIANTS = {
     "lookahead": Variant("lookahead", {"window_size": 4, "ngram_size": 3, "guess_set_size": 2}, on_device),
     "lookahead long": Variant("lookahead", {"window_size": 2, "ngram_size": 5, "pool_size": 9}, on_device),
     "jacobi": Variant("lookahead", {"window_size": 5, "ngram_size": 2, "guess_set_size": 0}, on_device),
+    "early_exit": Variant("early_exit", {"assistant_early_exit": 1, "num_assistant_tokens": 3}, sharing),
+    "layer_skip": Variant("layer_skip", {"skip_attention": (1,), "skip_mlp": (0,)}, sharing),
     "prompt_lookup tree": Variant("prompt_lookup", {"prompt_lookup_num_tokens": 3, "continuations": 3}, alone),
 }
 EVERY = pytest.mark.parametrize("name", VARIANTS)
@@ -153,7 +161,8 @@ def prompts() -> list[list[int]]:
 def generator(name: str, **options: Any) -> Generator:
     drafter = VARIANTS[name].build(target(), near())
     target().tap(drafter.needs.hidden_layers)
-    return tiny.generator(target(), drafter, Constant(4), **options)
+    cache = drafter.cache if isinstance(drafter, OwnLayers) else None
+    return tiny.generator(target(), drafter, Constant(4), cache=cache, **options)
 
 
 @functools.cache
@@ -167,7 +176,7 @@ def test_greedy_is_the_reference(name: str):
     assert [result.tokens for result in results] == expected()
     drafted, accepted = (sum(getattr(r.stats, field) for r in results) for field in ("drafted", "accepted"))
     assert (drafted > 0) == (name != "none")
-    if VARIANTS[name].method in ("draft_model", "sequoia", "opt_tree"):
+    if VARIANTS[name].method in ("draft_model", "sequoia", "opt_tree", "layer_skip"):
         assert 0 < accepted < drafted
 
 
@@ -264,6 +273,9 @@ def admitted(
         drafter.admit(row, torch.tensor(text[:-1], dtype=torch.long), hidden)
     lengths = [len(text) for text in texts]
     longest = max(lengths)
+    if isinstance(drafter, OwnLayers):  # its cache is the target's, which has read the prompts
+        known = torch.tensor([text[:-1] + [0] * (longest - len(text)) for text in texts], dtype=torch.long)
+        prefill(reader, drafter.cache, range(len(texts)), known, [0] * len(texts))
     vocab = NARROW if max(map(max, texts)) < NARROW else tiny.VOCAB
     warp = Warp.of(params, vocab_size=vocab, eos_token_ids=[()] * len(texts), prompt_lengths=lengths, device="cpu")
     history = torch.tensor([text + [0] * (longest - len(text)) for text in texts])

@@ -56,6 +56,7 @@ TABLE = [
     ("opt_tree", "temperature", SOME),
     *[(name, "temperature", SOME) for name in laws.LOOKAHEADS],
     ("lookahead bigrams", "history", SOME),
+    *[("layer_skip", setting, SOME) for setting in ("temperature", "history")],
 ]
 """Drafters and sampling settings. Texts of picked drafts are those of plain decoding, so "none" needs no more."""
 RULES = [

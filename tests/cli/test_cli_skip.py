@@ -1,0 +1,67 @@
+"""``foredraft skip``: what it prints and writes, and that layer_skip drafts by it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_cases import PROMPT, Run
+
+import foredraft
+from foredraft.drafters.skips import read_skips
+
+SMALL = ("--count", "2", "--max-new-tokens", "12", "--min-new-tokens", "12", "--longest", "3", "--trials", "8")
+
+
+def test_one_json_object_and_a_file_that_layer_skip_reads(
+    run: Run, model: Path, plain: foredraft.Generator, tmp_path: Path
+):
+    out = tmp_path / "skips.json"
+    ended = run("skip", "-m", model, *SMALL, "--out", out, "--json")
+    assert ended.status == 0 and ended.err == ""
+    found = json.loads(ended.out)
+    written = read_skips(out)
+    assert written.layers == plain.engine.target.layers and "/" not in written.model
+    assert (list(written.attention), list(written.mlp)) == (found["skip_attention"], found["skip_mlp"])
+    assert written.attention or written.mlp
+    assert 1 <= found["length"] <= 3 and 1 <= found["tokens_a_step"] <= 4 and 0 < found["cost"] < 1
+    assert written.facts["tokens"] == 24 and written.facts["provenance"]["command"].startswith("foredraft ")
+    said = run("generate", "-m", model, "-d", f"layer_skip:{out}", "--max-new-tokens", "9", "--json", PROMPT)
+    assert said.status == 0
+    assert json.loads(said.out)["text"] == plain.generate(PROMPT, max_new_tokens=9).text
+    before = out.with_name("skips.json.trials.jsonl").read_text()
+    again = run("skip", "-m", model, *SMALL, "--out", out, "--json")
+    assert json.loads(again.out) == found
+    assert out.with_name("skips.json.trials.jsonl").read_text() == before, "everything was known"
+    other = run("skip", "-m", model, *SMALL, "--temperature", "0.7", "--out", out)
+    assert other.status == 2 and "another search" in other.sentence
+
+
+def test_what_people_see(run: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    Path("p.txt").write_text(f"{PROMPT}\n---\nclass A:\n")
+    ended = run("skip", "-m", model, *SMALL, "--prompts", "p.txt", "--temperature", "0.8")
+    assert ended.status == 0 and ended.err == "", ended.err
+    said = " ".join(ended.out.split())
+    assert "left out in layers" in said and "judged by 24 tokens" in said
+    assert f"foredraft generate --model {model} --drafter layer_skip:skips.json,num_assistant_tokens=" in said
+
+
+WRONG: dict[str, tuple[tuple[Any, ...], str]] = {
+    "no prompts wanted": (("--count", "0"), "count and longest must be 1 or more"),
+    "no drafts": (("--longest", "0"), "count and longest must be 1 or more"),
+    "no trials": (("--trials", "0"), "trials must be 1 or more"),
+    "a folder that is not there": (("--out", "absent/skips.json"), "there is no such folder"),
+    "too short answers": (("--max-new-tokens", "4", "--longest", "5"), "No answer has 5 tokens"),
+    "prompts that are not there": (("--prompts", "absent.jsonl"), "Cannot read the prompt file"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_cannot_be_is_one_sentence(
+    run: Run, model: Path, case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    arguments, sentence = WRONG[case]
+    ended = run("skip", "-m", model, *arguments)
+    assert ended.status == 2 and sentence in ended.sentence
