@@ -22,6 +22,7 @@ from foredraft.drafters.expand import expand
 from foredraft.drafters.grow import Levels, draw_siblings, proper
 from foredraft.drafters.reader import Reader
 from foredraft.drafters.supplies import Supplies
+from foredraft.engine.beam_trie import SearchesAhead
 from foredraft.model.causal import CausalLM
 
 
@@ -63,7 +64,7 @@ class Drawn(NamedTuple):
 
 
 @final
-class DraftModel(Rewindable):
+class DraftModel(Rewindable, SearchesAhead):
     """Drafts with a model that reads each text beside the target; see ``Reader``.
 
     Args:
@@ -75,6 +76,9 @@ class DraftModel(Rewindable):
         self._options = options
         self._reader = Reader(model, vocab_size)
         self.needs = Needs(max_nodes=_most_nodes(options), max_depth=_longest(options))
+
+    def beam_model(self) -> CausalLM:
+        return self._reader.model
 
     def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
         self._reader.admit(row)
