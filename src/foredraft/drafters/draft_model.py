@@ -21,6 +21,7 @@ from foredraft.drafters.growing import Level, fill
 from foredraft.drafters.reader import Reader, ReaderGrowing
 from foredraft.drafters.supplies import Supplies
 from foredraft.drafters.templates import Template
+from foredraft.engine.beam_trie import SearchesAhead
 from foredraft.model.causal import CausalLM
 
 
@@ -45,7 +46,7 @@ class Options(ChainOptions):
 
 
 @final
-class DraftModel(Rewindable):
+class DraftModel(Rewindable, SearchesAhead):
     """Drafts with a model that reads each text beside the target; see ``Reader``.
 
     Args:
@@ -62,6 +63,9 @@ class DraftModel(Rewindable):
             template = Template.regular(options.branching)
             self._levels, nodes = Level.all_of(template, model.device), template.nodes
         self.needs = Needs(max_nodes=nodes, max_depth=_longest(options))
+
+    def beam_model(self) -> CausalLM:
+        return self._reader.model
 
     def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
         self._reader.admit(row)

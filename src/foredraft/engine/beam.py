@@ -43,6 +43,7 @@ class BeamOptions:
     A finished text of n new tokens scores its log-probability / n**length_penalty. ``early_stopping``: True ends
     with ``num_beams`` finished texts; False when the best beam, as long as it is now, would not beat the worst of
     them; "never" when it could not, were it of the best length.
+    ``num_assistant_tokens``: with a draft model, how far it searches ahead; 0 leaves it out. What is found is the same.
     ``params`` holds lengths, end-of-sequence ids, penalties and bans, which apply to log-probabilities.
     """
 
@@ -50,15 +51,17 @@ class BeamOptions:
     length_penalty: float = 1.0
     early_stopping: bool | str = False
     num_return_sequences: int = 1
+    num_assistant_tokens: int = 4
     params: SamplingParams = field(default_factory=SamplingParams)
 
     def __post_init__(self) -> None:
-        beams, count = self.num_beams, self.num_return_sequences
+        beams, count, ahead = self.num_beams, self.num_return_sequences, self.num_assistant_tokens
         penalty, early = self.length_penalty, self.early_stopping
         whole = _number(beams, int) and _number(count, int)
         for name, fine, values in (
             ("num_beams", _number(beams, int) and beams >= 2, "a whole number, 2 or more (generate searches with 1)"),
             ("num_return_sequences", whole and 1 <= count <= beams, f"a whole number from 1 to num_beams ({beams})"),
+            ("num_assistant_tokens", _number(ahead, int) and ahead >= 0, "a whole number, 0 or more"),
             ("length_penalty", _number(penalty, (int, float)) and -10 <= penalty <= 10, "a number from -10 to 10"),
             ("early_stopping", isinstance(early, bool) or early == "never", 'True, False or "never"'),
         ):
@@ -181,7 +184,7 @@ def beam_search(
     active = list(range(len(prompts)))
     done: list[tuple[int, Beams]] = []
     for step in range(int(rules.limits.max())):
-        text, lengths = _texts(beams, rules, step)
+        text, lengths = texts_of(beams, rules, step)
         root = TokenTree.root(text.gather(1, lengths[:, None] - 1)[:, 0])
         logits = forks.forward(root)
         fine = healthy(logits, root.valid).view(-1, width).all(1)
@@ -201,7 +204,7 @@ def beam_search(
             active = [active[i] for i in stay]
             beams = beams.select(torch.tensor(stay, device=target.device))
             rules = Rules.of(target, [prompts[i] for i in active], options, ends)
-    return [_hypotheses(found, options.num_return_sequences, decode) for _, found in sorted(done, key=lambda d: d[0])]
+    return [hypotheses(found, options.num_return_sequences, decode) for _, found in sorted(done, key=lambda d: d[0])]
 
 
 def grow(beams: Beams, logprobs: Float[Tensor, "N V"], rules: Rules, step: int) -> Grown:
@@ -248,7 +251,7 @@ def grow(beams: Beams, logprobs: Float[Tensor, "N V"], rules: Rules, step: int) 
     )
 
 
-def _texts(beams: Beams, rules: Rules, step: int) -> tuple[Int[Tensor, "N L"], Int[Tensor, "N"]]:
+def texts_of(beams: Beams, rules: Rules, step: int) -> tuple[Int[Tensor, "N L"], Int[Tensor, "N"]]:
     """Each beam's text, prompt included, and its length; what stands beyond is rubbish."""
     width = rules.options.num_beams
     lengths = rules.prompts.repeat_interleave(width)
@@ -261,7 +264,7 @@ def _pick(texts: Int[Tensor, "B C T"], index: Int[Tensor, "B K"]) -> Int[Tensor,
     return texts.gather(1, index[..., None].expand(-1, -1, texts.shape[2]))
 
 
-def _hypotheses(found: Beams, count: int, decode: Decode) -> list[Hypothesis]:
+def hypotheses(found: Beams, count: int, decode: Decode) -> list[Hypothesis]:
     """The best texts of one prompt. Bans may leave fewer texts than beams: what is left then is empty."""
     tokens, lengths, scores = found.finished[0], found.finished_lengths[0].tolist(), found.finished_scores[0].tolist()
     texts = [line[:length] for line, length in zip(tokens.tolist(), lengths, strict=True)]

@@ -42,19 +42,45 @@ class Forks:
         step = self._target.address(tree, torch.tensor(bases, device=device), rows, reach)
         return self._target.forward(step, self._cache).logits[torch.tensor(self._rows, device=device)]
 
-    def move(self, parents: Sequence[int]) -> None:
-        """From now on there are these children, one token longer than their parents.
+    @property
+    def parted(self) -> bool:
+        """Whether every continuation has a row of its own, as it has once all of them have moved."""
+        return len(set(self._rows)) == len(self._rows)
+
+    def reach(self, nodes: int) -> int:
+        """How many slots trees of so many nodes below the last tokens take."""
+        return max(self._bases) + nodes
+
+    def read(self, tree: TokenTree, start: int = 0) -> Float[Tensor, "N M V"]:
+        """Logits of the nodes of a tree from ``start`` on, below the last token of each continuation, its node 0."""
+        reach = self.reach(tree.tokens.shape[1])
+        self._cache.reserve(len(self._rows), reach)
+        bases = torch.tensor(self._bases, device=self._target.device)
+        step = self._target.address(tree, bases, self._rows, reach, start=start)
+        return self._target.forward(step, self._cache).logits
+
+    def move(self, parents: Sequence[int], paths: Sequence[Sequence[int]] | None = None) -> None:
+        """From now on there are these children, so much longer than their parents as their paths say.
 
         One child of each parent stays on its row, the others are copied. Where whole prompts have dropped out, those
         that stood highest come down.
+
+        Args:
+            paths: nodes of the parent's tree that were read for each child, 0 first; by default that one alone.
         """
+        paths = [(0,)] * len(parents) if paths is None else paths
         wanted = [self._rows[parent] for parent in parents]
-        self._bases = [self._bases[parent] + 1 for parent in parents]
+        bases = [self._bases[parent] for parent in parents]
         self._rows = place(wanted)
         moved = [i for i, row in enumerate(self._rows) if row != wanted[i]]
         if moved:
-            slots = max(self._bases[i] for i in moved)
+            slots = max(bases[i] + 1 + max(paths[i]) for i in moved)
             self._cache.fork([wanted[i] for i in moved], [self._rows[i] for i in moved], slots)
+        if any(len(path) > 1 for path in paths):
+            device, longest = self._target.device, max(map(len, paths))
+            filled = torch.tensor([[*path, *[-1] * (longest - len(path))] for path in paths], device=device)
+            self._cache.keep(torch.tensor(self._rows, device=device), torch.tensor(bases, device=device), filled)
+        self._bases = [base + len(path) for base, path in zip(bases, paths, strict=True)]
 
 
 def place(wanted: Sequence[int]) -> list[int]:

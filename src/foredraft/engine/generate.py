@@ -13,6 +13,7 @@ from foredraft.core.params import SamplingParams, check_known
 from foredraft.core.stats import DecodeStats
 from foredraft.core.stop import FinishReason
 from foredraft.engine.beam import BeamOptions, Hypothesis, beam_search
+from foredraft.engine.beam_trie import SearchesAhead, speculative_beam_search
 from foredraft.engine.engine import Engine
 from foredraft.engine.sequence import Piece, Sequence, TokenLogprobs
 from foredraft.model.causal import CausalLM
@@ -98,7 +99,9 @@ class Generator:
     def beam_search(
         self, prompt: Prompt | Seq[Prompt], *, num_beams: int = 4, **options: Any
     ) -> list[Hypothesis] | list[list[Hypothesis]]:
-        """The likeliest texts that a search with ``num_beams`` beams finds; nothing is drafted, nothing is drawn.
+        """The likeliest texts that a search with ``num_beams`` beams finds; nothing is drawn.
+
+        With a draft model the draft searches ahead; what is found is the same. Other drafters are left out.
 
         Args:
             prompt: as in ``generate``; several are searched as one ragged batch.
@@ -117,7 +120,12 @@ class Generator:
         for tokens in encoded:
             self.engine.request(tokens, chosen.params, self.eos_token_ids)
         with self.engine.exclusive():
-            found = beam_search(self.engine.target, encoded, chosen, self.eos_token_ids, self._decode)
+            target, drafter = self.engine.target, self.engine.drafter
+            if isinstance(drafter, SearchesAhead) and chosen.num_assistant_tokens:
+                draft = drafter.beam_model()
+                found = speculative_beam_search(target, draft, encoded, chosen, self.eos_token_ids, self._decode)
+            else:
+                found = beam_search(target, encoded, chosen, self.eos_token_ids, self._decode)
         return found[0] if single else found
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> "Stream":
