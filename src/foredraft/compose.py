@@ -187,7 +187,8 @@ def _spec(target: Any, drafter: str | Drafter | None) -> Spec | Drafter:
         return drafter
     if drafter == "auto":
         drafter = "eagle3" if isinstance(target, str) and target in BUNDLED_DRAFTS else "prompt_lookup"
-    tuned = read_tuned(drafter) if drafter is not None and drafter.endswith(SUFFIX) else None
+    is_file = drafter is not None and drafter.endswith(SUFFIX) and drafter.partition(":")[0] not in METHODS
+    tuned = read_tuned(drafter) if drafter is not None and is_file else None
     spec = Spec.parse(tuned.drafter if tuned is not None else drafter or "none")
     if tuned is not None:
         spec = replace(spec, off_from=tuned.off_from)

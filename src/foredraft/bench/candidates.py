@@ -48,7 +48,7 @@ def families(drafter: str, model: str) -> list[Family]:
     head, *given = parts(drafter, ",")
     method, _, path = head.partition(":")
     path = path or BUNDLED_DRAFTS.get(model, {}).get(method, "")
-    if path and Path(path).is_dir():  # "" is this folder
+    if path and Path(path).exists():  # "" is this folder
         path = str(Path(path).resolve())  # the choice is written to a file that may be read from elsewhere
     base = f"{method}:{path}" if path else method
     fixed = {pair.partition("=")[0] for pair in given}
@@ -113,6 +113,8 @@ def _as_it_is(base: str, given: Sequence[str], fixed: set[str]) -> _Made:
 
 _MAKERS = {
     "draft_model": _chain("num_assistant_tokens", 10, "branching"),
+    "early_exit": _chain("num_assistant_tokens", 10),
+    "layer_skip": _chain("num_assistant_tokens", 10),
     "prompt_lookup": _chain("prompt_lookup_num_tokens", 10),
     "eagle1": _static("tree", ("eagle", "4x2x1", "2x1x1x1")),
     "eagle2": _grown,

@@ -21,6 +21,7 @@ COMMANDS = {
     "bench": "How fast is it here? Any drafters on any prompts, side by side.",
     "report": "Tables and figures of benchmark runs, on the screen, as a page or for a paper.",
     "tune": "Which drafter, how long, up to which batch? Measured here, on your prompts.",
+    "skip": "Which layers can a draft do without? Searched here, on your prompts, for layer_skip.",
     "check": "Is it lossless on this pair? Greedy by identity, sampled by law.",
     "methods": "What can draft, with its law, its options and what it needs.",
     "theory": "What speculation can gain, from an acceptance rate and a cost.",

@@ -94,6 +94,22 @@ METHODS: dict[str, Method] = {
         "arXiv:1811.03115",
         ("blockwise", "medusa"),
     ),
+    "early_exit": Method(
+        "early_exit:EarlyExit",
+        (Law.CHAIN, Law.FIXED),
+        True,
+        "nothing, but a target that was trained for it drafts better",
+        "The target's first layers draft, in its own cache.",
+        "arXiv:2404.16710",
+    ),
+    "layer_skip": Method(
+        "layer_skip:LayerSkip",
+        (Law.CHAIN, Law.FIXED),
+        True,
+        "layers to leave out, which foredraft skip finds",
+        "The target without some of its attention and MLP parts drafts, in its own cache.",
+        "arXiv:2309.08168",
+    ),
     "prompt_lookup": Method(
         "prompt_lookup:PromptLookup",
         (Law.FIXED,),

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from foredraft.core.drafter import Plan, View
 from foredraft.core.tree import TokenTree
+from foredraft.drafters.chain import numbers
 from foredraft.model.cache import SlotCache
 from foredraft.model.causal import CausalLM
 from foredraft.model.prefill import prefill
@@ -108,11 +109,10 @@ class Reader:
 
     def widened(self, logits: Float[Tensor, "B N v"]) -> Float[Tensor, "B N V"]:
         """The draft's logits over the target's vocabulary, and numbers whatever the draft computed."""
-        least = torch.finfo(logits.dtype).min
         missing = self._vocab_size - logits.shape[-1]
-        if missing:
-            logits = torch.nn.functional.pad(logits, (0, missing), value=least)  # a negative number cuts off
-        return logits.nan_to_num(nan=least, posinf=0.0, neginf=least)
+        if missing:  # a negative number cuts off
+            logits = torch.nn.functional.pad(logits, (0, missing), value=torch.finfo(logits.dtype).min)
+        return numbers(logits)
 
     def _catch_up(self, view: View, far: Sequence[int], extents: Sequence[int]) -> None:
         """Read all but the last token of the rows that are far behind, without the others."""

@@ -49,6 +49,10 @@ class SlotCache:
     def nbytes(self) -> int:
         return sum(buffer.nbytes for buffer in (*self._keys, *self._values) if buffer is not None)
 
+    def holds(self, layer: int) -> bool:
+        """Whether anything was ever written to this layer."""
+        return self._keys[layer] is not None
+
     def write(
         self, layer: int, key: Float[Tensor, "B K N E"], value: Float[Tensor, "B K N F"], view: "SlotView"
     ) -> tuple[Float[Tensor, "B K S E"], Float[Tensor, "B K S F"]]:

@@ -18,7 +18,7 @@ from foredraft.model.masks import Layout, StepIn, address
 from foredraft.model.support import check_supported, context_of, layout_of
 from foredraft.model.taps import Taps, body
 
-_ODD = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError, AssertionError)
+ODD = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError, AssertionError)
 """What a model raises that is not made for what it is asked to do."""
 
 
@@ -166,8 +166,8 @@ class CausalLM:
         long, short = ids[:4], torch.cat([ids[:2], ids[4:]])
         try:
             return torch.stack([self.stock_logits(path[None])[0, -1] for path in (long, short)])
-        except _ODD as error:
-            raise ModelError(f"{self.name} cannot run by itself: {_brief(error)}.") from error
+        except ODD as error:
+            raise ModelError(f"{self.name} cannot run by itself: {brief(error)}.") from error
 
     @torch.inference_mode()
     def _probe(self, expected: Tensor | None) -> int:
@@ -187,8 +187,8 @@ class CausalLM:
         try:
             self.forward(self.address(TokenTree.chain(ids[None, :1]), base, (0,), 1), cache)
             logits = self.forward(self.address(tree, base + 1, (0,), 13), cache).logits[0]
-        except _ODD as error:
-            raise ModelError(f"{self.name} cannot run over foredraft's slot cache: {_brief(error)}.") from error
+        except ODD as error:
+            raise ModelError(f"{self.name} cannot run over foredraft's slot cache: {brief(error)}.") from error
         if expected is not None:
             found, wanted = logits[[10, 11]].float(), expected.float()
             error = (found - wanted).square().mean().sqrt() / wanted.std().clamp(min=1e-6)
@@ -204,7 +204,7 @@ class CausalLM:
         return torch.arange(1, 6, device=self.device) % self.model.config.get_text_config().vocab_size
 
 
-def _brief(error: BaseException) -> str:
+def brief(error: BaseException) -> str:
     """The first line of what a model has to say about itself."""
     return (str(error).strip() or error.__class__.__name__).splitlines()[0].rstrip(".")
 

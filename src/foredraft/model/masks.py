@@ -82,22 +82,57 @@ def address(
         if bound is not None:
             where = _positions_of_slots(positions, slots, extent)
             seen = seen & _near(positions[:, start:], where, bound, kind in layout.chunked)
-        blank = torch.zeros(seen.shape, dtype=dtype, device=device)
-        masks[kind] = blank.masked_fill_(~seen, torch.finfo(dtype).min)[:, None]
-    return StepIn(
-        tokens=tree.tokens[:, start:],
-        positions=positions[:, start:].clamp(max=max_position - 1),
-        slots=slots[:, start:],
-        masks=masks,
-        rows=torch.tensor(list(rows), device=device),
-        prefix=len(rows) if list(rows) == list(range(len(rows))) else None,
-        extent=extent,
-    )
+        masks[kind] = _additive(seen, dtype)
+    positions = positions[:, start:].clamp(max=max_position - 1)
+    return StepIn(tree.tokens[:, start:], positions, slots[:, start:], masks, *_rows(rows, device), extent)
+
+
+def beside(
+    tokens: Int[Tensor, "B N"],
+    positions: Int[Tensor, "B N"],
+    behind: int,
+    rows: Sequence[int],
+    layout: Layout,
+    *,
+    dtype: torch.dtype,
+) -> StepIn:
+    """Give tokens of a text that is in the cache a second address, each by itself: it sees what stands before its
+    position, as the text's own forward has left it, and itself.
+
+    So one forward says what each would be followed by if the tokens before it had been read by another model.
+
+    Args:
+        behind: the texts end before this slot; the nodes stand from there on.
+    """
+    nodes, device = tokens.shape[1], tokens.device
+    extent = extent_of(behind + nodes)
+    slots = (behind + torch.arange(nodes, device=device)).expand_as(tokens)
+    index = torch.arange(extent, device=device)
+    visible = ((index < positions[..., None]) & (index < behind)) | (index == slots[..., None])
+    masks = {}
+    for kind, bound in layout.kinds.items():
+        seen = visible
+        if bound is not None:
+            where = _positions_of_slots(positions, slots, extent)
+            seen = seen & _near(positions, where, bound, kind in layout.chunked)
+        masks[kind] = _additive(seen, dtype)
+    return StepIn(tokens, positions, slots, masks, *_rows(rows, device), extent)
 
 
 def extent_of(reach: int) -> int:
     """How many slots a forward reads that has to look so far."""
     return -(-reach // GRAIN) * GRAIN
+
+
+def _additive(seen: Bool[Tensor, "B N S"], dtype: torch.dtype) -> Float[Tensor, "B 1 N S"]:
+    blank = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
+    return blank.masked_fill_(~seen, torch.finfo(dtype).min)[:, None]
+
+
+def _rows(rows: Sequence[int], device: torch.device) -> tuple[Int[Tensor, "B"], int | None]:
+    """Cache rows as a tensor, and how many they are if they are just 0, 1, ..."""
+    in_order = list(rows) == list(range(len(rows)))
+    return torch.tensor(list(rows), device=device), len(rows) if in_order else None
 
 
 def _positions_of_slots(positions: Int[Tensor, "B N"], slots: Int[Tensor, "B N"], extent: int) -> Int[Tensor, "B S"]:

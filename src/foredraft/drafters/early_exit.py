@@ -1,0 +1,54 @@
+"""The target's first layers draft (LayerSkip, Elhoushi et al., arXiv:2404.16710).
+
+States are taken to the final norm and the output layer after E layers. The draft shares the target's cache: its keys
+and values are those of the target's own first layers.
+"""
+
+from dataclasses import dataclass
+from typing import final
+
+from foredraft.core.errors import DrafterError, OptionError
+from foredraft.drafters.chain import ChainOptions
+from foredraft.drafters.own_layers import OwnLayers
+from foredraft.drafters.supplies import Supplies
+from foredraft.model.cache import SlotCache
+from foredraft.model.causal import CausalLM
+from foredraft.model.skipping import Layers
+
+
+@dataclass(frozen=True, slots=True)
+class Options(ChainOptions):
+    """Those of every chain (``ChainOptions``), and
+
+    assistant_early_exit: so many of the target's layers draft. It has to be given.
+    """
+
+    assistant_early_exit: int | None = None
+
+    def __post_init__(self) -> None:
+        ChainOptions.__post_init__(self)  # a dataclass with slots is made anew, which super() does not see
+        if self.assistant_early_exit is not None and self.assistant_early_exit < 1:
+            raise OptionError("assistant_early_exit must be 1 or more.")
+
+
+@final
+class EarlyExit(OwnLayers):
+    """Drafts with the first ``assistant_early_exit`` layers of ``target``, in its ``cache``.
+
+    Raises:
+        DrafterError: the options do not say how many.
+        ModelError: the target has fewer.
+    """
+
+    def __init__(self, options: Options, target: CausalLM, cache: SlotCache) -> None:
+        if options.assistant_early_exit is None:
+            raise DrafterError(
+                f"early_exit needs the number of layers that draft, 1 to {target.layers} of this model: write "
+                "early_exit,assistant_early_exit=E."
+            )
+        super().__init__(options, Layers(target).first(options.assistant_early_exit), cache)
+
+
+def build(options: Options, supplies: Supplies) -> EarlyExit:
+    """early_exit,assistant_early_exit=E"""
+    return EarlyExit(options, supplies.place.target, supplies.place.cache)

@@ -1,0 +1,65 @@
+"""The target drafts without some of its attention and MLP parts (Draft & Verify, Zhang et al., arXiv:2309.08168).
+
+Which ones is looked for on the user's own text, by ``foredraft skip``. The draft shares the target's cache: the layers
+that it keeps see the keys and values that the whole model has left of what is committed.
+"""
+
+from dataclasses import dataclass, replace
+from typing import final
+
+from foredraft.core.errors import DrafterError, OptionError
+from foredraft.drafters.chain import ChainOptions
+from foredraft.drafters.own_layers import OwnLayers
+from foredraft.drafters.skips import read_skips
+from foredraft.drafters.supplies import Supplies
+from foredraft.model.cache import SlotCache
+from foredraft.model.causal import CausalLM
+from foredraft.model.skipping import Layers
+
+
+@dataclass(frozen=True, slots=True)
+class Options(ChainOptions):
+    """Those of every chain (``ChainOptions``), and
+
+    skip_attention: layers whose attention is left out, such as 3x5x6; the first layer is 0.
+    skip_mlp: layers whose MLP is left out. A layer in both lists is not run at all.
+
+    Instead of the two, a file that ``foredraft skip`` wrote.
+    """
+
+    skip_attention: tuple[int, ...] = ()
+    skip_mlp: tuple[int, ...] = ()
+
+
+@final
+class LayerSkip(OwnLayers):
+    """Drafts with what the options leave of ``target``, in its ``cache``.
+
+    Raises:
+        ModelError: the target has no such layers, or theirs do not come apart.
+    """
+
+    def __init__(self, options: Options, target: CausalLM, cache: SlotCache) -> None:
+        super().__init__(options, Layers(target).without(options.skip_attention, options.skip_mlp), cache)
+
+
+def build(options: Options, supplies: Supplies) -> LayerSkip:
+    """layer_skip:FILE, or layer_skip,skip_attention=...,skip_mlp=..."""
+    place = supplies.place
+    named = bool(options.skip_attention or options.skip_mlp)
+    if place.path is None and not named:
+        raise DrafterError(
+            "layer_skip needs layers to leave out: write layer_skip:FILE with what foredraft skip found for this "
+            "model, or layer_skip,skip_attention=3x5,skip_mlp=4x5."
+        )
+    if place.path is not None:
+        if named:
+            raise OptionError(f"The layers to leave out are named twice: in {place.path} and as options.")
+        skips = read_skips(place.path)
+        if skips.layers != place.target.layers:
+            raise DrafterError(
+                f"{place.path} is for a model of {skips.layers} layers ({skips.model}); this one has "
+                f"{place.target.layers}."
+            )
+        options = replace(options, skip_attention=skips.attention, skip_mlp=skips.mlp)
+    return LayerSkip(options, place.target, place.cache)

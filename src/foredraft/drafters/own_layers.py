@@ -1,0 +1,55 @@
+"""What the drafters that are the target with fewer layers have in common (self-speculation)."""
+
+from collections.abc import Mapping
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from foredraft.core.draft import Draft, Law, Verdict
+from foredraft.core.drafter import Needs, Plan, Rewindable, StepOut, View
+from foredraft.core.tree import TokenTree
+from foredraft.drafters.chain import ChainOptions, draw_chain, numbers
+from foredraft.model.cache import SlotCache
+from foredraft.model.skipping import PartialLM
+
+
+class OwnLayers(Rewindable):
+    """A chain drawn by the target itself, with something left out.
+
+    It shares the target's cache. Keys and values of what is committed are there, those of the whole model at that, so
+    there is nothing to read first and nothing to remember of a text. Those of the draft go where verification will
+    write the whole model's: from the root's slot on.
+
+    Args:
+        cache: the target's; it holds everything before each row's root.
+    """
+
+    def __init__(self, options: ChainOptions, partial: PartialLM, cache: SlotCache) -> None:
+        self.needs = Needs(max_nodes=options.num_assistant_tokens)
+        self._partial = partial
+        self.cache = cache
+
+    def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None: ...
+
+    def commit(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None: ...
+
+    def rewind(self, row: int, length: int) -> None: ...
+
+    def release(self, row: int) -> None: ...
+
+    @torch.inference_mode()
+    def propose(self, view: View, plan: Plan) -> Draft:
+        depth = min(plan.length, self.needs.max_nodes)
+        if depth == 0:
+            return Draft(TokenTree.root(view.roots), Law.FIXED)
+        self.cache.reserve(max(view.rows) + 1, max(view.extents) + depth)
+        return draw_chain(view, plan, depth, self._read_on(view, view.roots, 0), self._read_on)
+
+    def _read_on(self, view: View, tokens: Int[Tensor, "B"], index: int) -> Float[Tensor, "B 1 V"]:
+        """Logits after token ``index`` of each row's chain, the root being 0."""
+        bases = view.lengths - 1 + index
+        step = self._partial.model.address(
+            TokenTree.chain(tokens[:, None]), bases, view.rows, max(view.extents) + index
+        )
+        return numbers(self._partial.forward(step, self.cache).logits)
