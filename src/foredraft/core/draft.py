@@ -35,8 +35,8 @@ class Draft:
     renormalised without them, for ``FIXED_PLUS_ONE`` a one-hot for each picked node and q' for the drawn one.
     Rows of q at the root and at padding are never read. ``q`` is None exactly when the law is ``FIXED``.
 
-    ``scores[b, i]`` is the logarithm of how likely the drafter holds the path to node i, where it scores what it
-    picks: for statistics, and for what the next trees should be like. No verifier reads it.
+    ``scores[b, i]`` is the logarithm of how likely the drafter holds the path to node i, where it says so: for
+    statistics, and for what the next drafts should be like. No verifier reads it.
     """
 
     tree: TokenTree

@@ -32,6 +32,22 @@ METHODS: dict[str, Method] = {
         "A small model drafts a chain, or a tree with branching=4x2x1.",
         "arXiv:2211.17192, arXiv:2302.01318",
     ),
+    "cape": Method(
+        "cape:Cape",
+        (Law.FIXED,),
+        True,
+        "a small model with the target's tokenizer",
+        "A small model's likeliest chain, with more siblings where it is less sure.",
+        "arXiv:2402.02082",
+    ),
+    "bandit": Method(
+        "bandit:Bandit",
+        (Law.FIXED, Law.CHAIN, Law.WITHOUT_REPLACEMENT, Law.IID, Law.IID_MANY),
+        True,
+        "other drafters, by their specs",
+        "Plays several drafters and plain decoding in turn, and stays with the one that pays most.",
+        "arXiv:2505.15141",
+    ),
     "specinfer": Method(
         "specinfer:SpecInfer",
         (Law.IID, Law.IID_MANY, Law.FIXED),

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from foredraft.core.draft import Draft, Law
@@ -46,38 +46,44 @@ class ChainOptions:
 
 
 class Drawn(NamedTuple):
-    """One token a row, the law [B, 1, V] that it was drawn from, and whether the draft was sure of it."""
+    """One token a row, the law [B, 1, V] that it was drawn from, and its probability; None where nobody asked."""
 
     token: Int[Tensor, "B"]
     law: Float[Tensor, "B 1 V"]
-    sure: Bool[Tensor, "B"]
+    chance: Float[Tensor, "B"] | None
 
 
 def draw_chain(view: View, plan: Plan, depth: int, logits: Float[Tensor, "B 1 V"], read_on: ReadOn) -> Draft:
     """Draw up to ``depth`` tokens a row from q; a path ends after its first unsure token, which is kept.
 
     Greedy rows get the likeliest tokens, which are picked, not drawn. ``logits`` are those after the root.
+    Where the plan has a confidence, tokens are scored.
     """
     tokens = [view.roots]
     laws = [logits.new_zeros(logits.shape, dtype=torch.float32)]  # the root's, never read
+    scores = [logits.new_zeros(logits.shape[0], dtype=torch.float32)]
     lengths = torch.zeros_like(view.lengths)
     allowed = torch.tensor(plan.lengths, device=view.lengths.device)
     going = allowed > 0
     for i in range(1, depth + 1):
         paths = Paths(view.history, view.lengths, TokenTree.chain(torch.stack(tokens, 1)), start=i - 1)
-        token, law, sure = _draw(view, plan, logits, paths, i)
+        token, law, chance = _draw(view, plan, logits, paths, i)
         tokens.append(token)
         laws.append(law)
         lengths = lengths + going
-        going = going & sure & (i < allowed)
+        going = going & (i < allowed)
+        if chance is not None:
+            scores.append(scores[-1] + chance.log())
+            going = going & (chance >= plan.confidence)
         last = i == depth or (going.device.type == "cpu" and not bool(going.any()))
         if last:
             break
         logits = read_on(view, token, i)
     tree = TokenTree.chain(torch.stack(tokens, 1), lengths + 1)
+    held = torch.stack(scores, 1) if plan.confidence else None
     if view.warp.greedy:
-        return Draft(tree, Law.FIXED)
-    return Draft(tree, Law.CHAIN, torch.cat(laws, 1))
+        return Draft(tree, Law.FIXED, scores=held)
+    return Draft(tree, Law.CHAIN, torch.cat(laws, 1), held)
 
 
 def numbers(logits: Float[Tensor, "B N V"]) -> Float[Tensor, "B N V"]:
@@ -95,8 +101,4 @@ def _draw(view: View, plan: Plan, logits: Float[Tensor, "B 1 V"], paths: Paths, 
         law = proper(view.warp.law(logits, paths))
         u = view.noise.uniform(Stream.DRAFT, torch.full_like(view.lengths, index))
         token = inverse_cdf(law[:, 0], u)
-    if plan.confidence:
-        sure = law[:, 0].gather(-1, token[:, None])[:, 0] >= plan.confidence
-    else:
-        sure = torch.ones_like(token, dtype=torch.bool)
-    return Drawn(token, law, sure)
+    return Drawn(token, law, law[:, 0].gather(-1, token[:, None])[:, 0] if plan.confidence else None)

@@ -5,14 +5,16 @@ from typing import Any
 
 from foredraft.core.draft import Law
 from foredraft.core.drafter import Needs, Plan, View
+from foredraft.core.errors import OptionError
 from foredraft.core.params import check_known
 from foredraft.engine.control import Auto, Constant, Controller, CostAware, Heuristic
+from foredraft.engine.control_dynamic import Calibrated, Goodput
 from foredraft.engine.control_tree import CostAwareTree
 from foredraft.engine.costs import CostTable, measure_costs
 from foredraft.engine.step import StepDone
 from foredraft.model.causal import CausalLM
 
-SCHEDULES = ("auto", "constant", "cost", "heuristic")
+SCHEDULES = ("auto", "constant", "cost", "heuristic", "calibrated", "goodput")
 
 
 class Costs:
@@ -61,7 +63,7 @@ def scheduled(options: Any, needs: Needs, costs: Costs, lossless: bool, off_from
         off_from: with so many rows, or more, nothing is drafted, where a text cannot depend on it; 0 is never.
 
     Raises:
-        OptionError: an unknown schedule.
+        OptionError: an unknown schedule, or one that is not for such drafts.
     """
     longest = needs.longest
     if not longest:
@@ -74,6 +76,15 @@ def scheduled(options: Any, needs: Needs, costs: Costs, lossless: bool, off_from
     chosen: Controller = constant
     if schedule == "heuristic":
         chosen = Heuristic(longest, confidence)
+    elif schedule == "calibrated":
+        if options.law is not Law.CHAIN or not confidence:
+            raise OptionError(
+                "num_assistant_tokens_schedule=calibrated chooses an assistant_confidence_threshold, so it is for "
+                "drafters of chains that have one which is not 0; take cost or auto."
+            )
+        chosen = Calibrated(longest, costs(64))
+    elif schedule == "goodput" and not needs.scored:
+        chosen = Goodput(longest, costs(64))
     elif schedule != "constant":
         tree = needs.scored
         chosen = (

@@ -20,13 +20,18 @@ SIZES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Numbers of nodes that a forward on a CPU may have; beyond, multiples of 32."""
 
 
+_FINE, _LEAST = 1e6, 1e4
+"""Scores are read back as whole numbers of millionths, and none below -1e4."""
+
+
 @dataclass(frozen=True, slots=True)
 class RowStep:
     """What a step did for one row, on the host. ``depth`` is the length of the longest path that was drafted, and
     ``refused`` says whether the last accepted node, or the root, had children.
 
     ``ranks``: of each accepted node, its rank by score among all that were drafted, 1 being the likeliest; where the
-    drafter scores nothing, none.
+    drafter scores nothing, none. ``scores``: of a chain, the logarithm of how likely the drafter held the path to each
+    drafted token, where it says so.
     """
 
     emitted: list[int]
@@ -36,6 +41,7 @@ class RowStep:
     healthy: bool
     ranks: tuple[int, ...] = ()
     refused: bool = False
+    scores: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,9 +159,12 @@ def _read_back(
     last = verdict.path.gather(1, counts[:, None] - 1)
     refused = ((tree.parents == last) & tree.valid).any(1)
     packed = torch.stack([counts, drafted, depth, fine.long(), refused.long()], dim=1)
-    columns = [packed, emitted] if draft.scores is None else [packed, emitted, _ranks(draft.scores, tree, verdict)]
+    columns = [packed, emitted]
+    if draft.scores is not None:
+        columns += [_ranks(draft.scores, tree, verdict), (draft.scores.clamp(min=-_LEAST) * _FINE).round().long()]
     table = torch.cat(columns, dim=1).tolist()
     after = 5 + emitted.shape[1]
+    scored = after + emitted.shape[1] if tree.linear else len(table[0])  # of trees nobody wants to know
     return [
         RowStep(
             emitted=line[5 : 5 + line[0]],
@@ -165,6 +174,7 @@ def _read_back(
             healthy=line[3] == 1,
             ranks=tuple(line[after + 1 : after + line[0]]),
             refused=line[4] == 1,
+            scores=tuple(score / _FINE for score in line[scored + 1 : scored + 1 + line[1]]),
         )
         for line in table
     ]

@@ -1,0 +1,121 @@
+"""The bandit: it finds the arm that pays, goes over to another when that changes, and leaves the law alone."""
+
+import itertools
+import random
+
+import pytest
+
+import laws
+import tiny
+from foredraft.compose import load
+from foredraft.core.errors import DrafterError, OptionError
+from foredraft.drafters.bandit import Arm, Bandit, Options, Ucb
+from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
+from foredraft.drafters.prompt_lookup import Options as LookupOptions, PromptLookup
+from foredraft.engine.control import Constant
+from foredraft.model.causal import CausalLM
+
+
+def plays(ucb: Ucb, rates: list[float], count: int, chance: random.Random) -> list[int]:
+    """Which arms are played when arm i brings about ``rates[i]`` tokens a second."""
+    played = []
+    for _ in range(count):
+        arm = ucb.best()
+        played.append(arm)
+        ucb.add(arm, rates[arm] * chance.uniform(0.8, 1.2), 1.0)
+    return played
+
+
+def test_ucb_plays_each_arm_then_mostly_the_best_and_follows_a_change():
+    chance, ucb = random.Random(1), Ucb(3, exploration=0.1)
+    first = plays(ucb, [100.0, 200.0, 120.0], 200, chance)
+    assert set(first[:3]) == {0, 1, 2} and first[50:].count(1) > 120
+    after = plays(ucb, [100.0, 60.0, 120.0], 200, chance)
+    assert after[100:].count(2) > 60
+
+
+def test_ucb_without_exploration_takes_the_best_so_far():
+    ucb = Ucb(2, exploration=0.0)
+    assert plays(ucb, [1.0, 2.0], 20, random.Random(2)) == [0, *[1] * 19]
+
+
+class Clock:
+    """Time that passes from one look to the next, as a test says."""
+
+    def __init__(self, *steps: float) -> None:
+        self._steps = itertools.cycle(steps)
+        self._now = 0.0
+
+    def __call__(self) -> float:
+        self._now += next(self._steps)
+        return self._now
+
+
+def bandit(lengths: tuple[int, ...], clock: Clock, hold: int, exploration: float) -> Bandit:
+    target = laws.pair()[0]
+    arms = [Arm(DraftModel(DraftOptions(num_assistant_tokens=k), laws.pair()[1], target.vocab_size)) for k in lengths]
+    return Bandit(Options(hold, exploration), arms, clock)
+
+
+def test_texts_follow_the_law_whoever_plays():
+    """Arms that draw, of different lengths, and a clock that makes turns of all of them."""
+    laws.prepare()
+    drafter = bandit((1, 2), Clock(1.0, 3.0, 2.0, 7.0, 1.0), hold=2, exploration=1.0)
+    g = tiny.generator(laws.pair()[0], drafter, Constant(2), max_rows=500)
+    found = laws.sample(g, "temperature", 20_000, seed=77)
+    assert min(drafter.plays) > 5, "all of them have played"
+    assert 0 < found.accepted < found.drafted
+    assert laws.p_value(found.counts, laws.law("temperature")) > 1e-3
+
+
+def test_a_turn_is_held_and_only_its_later_steps_count(monkeypatch: pytest.MonkeyPatch):
+    target = CausalLM(tiny.build("llama"))
+    lookups = [PromptLookup(LookupOptions(prompt_lookup_num_tokens=k)) for k in (2, 3)]
+    counted: list[tuple[int, float, float]] = []
+    add = Ucb.add
+
+    def watched(self: Ucb, arm: int, tokens: float, seconds: float) -> None:
+        counted.append((arm, tokens, seconds))
+        add(self, arm, tokens, seconds)
+
+    monkeypatch.setattr(Ucb, "add", watched)
+    drafter = Bandit(Options(hold=3, exploration=0.0), [Arm(each) for each in lookups], Clock(2.0))
+    tiny.generator(target, drafter, Constant(3)).generate(tiny.prompts((9,))[0] * 3, max_new_tokens=40)
+    assert [arm for arm, _, _ in counted][:6] == [0, 0, 1, 1, 2, 2], "of three steps a turn the first does not count"
+    assert {seconds for _, _, seconds in counted} == {4.0}, "from one proposal to the next, with one look in between"
+    assert 6 <= sum(tokens for _, tokens, _ in counted) < 40
+
+
+def test_by_spec_with_plain_decoding_among_the_arms():
+    g = load(
+        "sample", drafter="bandit:prompt_lookup+[draft_model:sample-draft,num_assistant_tokens=3]+eagle3:sample-eagle3"
+    )
+    drafter = g.engine.drafter
+    assert isinstance(drafter, Bandit)
+    assert [arm.drafter.__class__.__name__ for arm in drafter._arms] == [
+        "NoneType",
+        "PromptLookup",
+        "DraftModel",
+        "Eagle3Drafter",
+    ]
+    assert drafter._arms[2].confidence == 0.4
+    plain = load(g.engine.target, tokenizer=g.tokenizer, drafter=None)
+    prompts = ["def add(a, b):", "1, 2, 3, 1, 2, 3, 1, 2,"]
+    expected = [result.tokens for result in plain.generate(prompts, max_new_tokens=60)]
+    results = g.generate(prompts, max_new_tokens=60)
+    assert [result.tokens for result in results] == expected
+    assert sum(result.stats.accepted for result in results) > 0
+    g.close()
+
+
+def test_what_cannot_be_is_said():
+    with pytest.raises(OptionError, match="hold must be 2"):
+        Options(hold=1)
+    with pytest.raises(OptionError, match="exploration"):
+        Options(exploration=-1.0)
+    with pytest.raises(OptionError, match="at least one drafter"):
+        Bandit(Options(), [])
+    with pytest.raises(DrafterError, match="bandit needs other drafters"):
+        load("sample", drafter="bandit")
+    with pytest.raises(OptionError, match="drafter"):
+        load("sample", drafter="bandit:prompt_lookup+nothing_such")

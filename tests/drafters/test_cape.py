@@ -1,0 +1,89 @@
+"""CaPE: the chain is the draft's own likeliest one, and its siblings are as many as its confidence says."""
+
+import pytest
+import torch
+
+import tiny
+from foredraft.compose import load
+from foredraft.core.drafter import Plan, View
+from foredraft.core.errors import DrafterError, OptionError
+from foredraft.core.noise import Noise
+from foredraft.core.params import SamplingParams
+from foredraft.core.warp import Warp
+from foredraft.drafters.cape import Cape, Options
+from foredraft.drafters.grow import SHARPEST
+from foredraft.engine.control import Constant
+from foredraft.model.causal import CausalLM
+
+TEXTS = tiny.prompts((4, 11))
+
+
+def view(params: SamplingParams) -> View:
+    lengths = torch.tensor([len(text) for text in TEXTS])
+    warp = Warp.of(
+        [params] * 2,
+        vocab_size=tiny.VOCAB,
+        eos_token_ids=[()] * 2,
+        prompt_lengths=lengths.tolist(),
+        device="cpu",
+    )
+    history = torch.tensor([text + [0] * (11 - len(text)) for text in TEXTS])
+    return View((0, 1), history, lengths, (4, 11), warp, Noise(lengths, lengths))
+
+
+@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=1.3)], ids=["greedy", "sampled"])
+def test_the_tree_is_what_the_draft_says_step_by_step(params: SamplingParams):
+    model = CausalLM(tiny.build("llama", seed=5, spread=4.0))
+    drafter = Cape(Options(num_assistant_tokens=4, widths=(5, 3, 2, 1)), model, tiny.VOCAB)
+    for row, text in enumerate(TEXTS):
+        drafter.admit(row, torch.tensor(text[:-1]), {})
+    draft = drafter.propose(view(params), Plan((4, 4)))
+    heat = max(SHARPEST, params.temperature)
+    widths = set()
+    for row, text in enumerate(TEXTS):
+        tree = draft.tree
+        children: dict[int, list[int]] = {}
+        for node in range(1, tree.tokens.shape[1]):
+            if tree.valid[row, node]:
+                children.setdefault(int(tree.parents[row, node]), []).append(node)
+        at, path, total = 0, list(text), 0.0
+        for _ in range(4):
+            law = (model.stock_logits(torch.tensor([path]))[0, -1].float() / heat).softmax(-1)
+            best = law.sort(descending=True)
+            band = min(int(float(best.values[0]) * 4), 3)
+            wanted = best.indices[: (5, 3, 2, 1)[band]].tolist()
+            widths.add(len(wanted))
+            assert [int(tree.tokens[row, node]) for node in children[at]] == wanted
+            assert draft.scores is not None
+            own = draft.scores[row, children[at]]
+            assert torch.allclose(own, total + best.values[: len(wanted)].log(), atol=1e-4)
+            at, total = children[at][0], float(own[0])
+            path.append(wanted[0])
+        assert len(children) == 4, "only the chain goes on"
+    assert len(widths) > 1
+
+
+def test_a_draft_that_is_the_target_is_accepted_whole():
+    target = CausalLM(tiny.build("llama"))
+    drafter = Cape(Options(num_assistant_tokens=3), target, target.vocab_size)
+    results = tiny.generator(target, drafter, Constant(3)).generate(tiny.prompts(), max_new_tokens=24)
+    assert {result.stats.acceptance_length for result in results} == {4.0}
+
+
+def test_banned_tokens_are_no_candidates():
+    model = CausalLM(tiny.build("llama", seed=5, spread=4.0))
+    drafter = Cape(Options(num_assistant_tokens=2, widths=(7,)), model, tiny.VOCAB)
+    for row, text in enumerate(TEXTS):
+        drafter.admit(row, torch.tensor(text[:-1]), {})
+    first = drafter.propose(view(SamplingParams()), Plan((2, 2))).tree.tokens[0, 1]
+    banned = SamplingParams(bad_words_ids=((int(first),),))
+    assert int(first) not in drafter.propose(view(banned), Plan((2, 2))).tree.tokens[0, 1:].tolist()
+
+
+def test_what_cannot_be_is_said():
+    with pytest.raises(OptionError, match="such as 7x5x3x1"):
+        Options(widths=(3, 0))
+    with pytest.raises(OptionError, match="num_assistant_tokens"):
+        Options(num_assistant_tokens=0)
+    with pytest.raises(DrafterError, match="cape needs a small model"):
+        load("sample", drafter="cape")

@@ -1,0 +1,203 @@
+"""Every controller in the loop, step after step, all drafts and all coins summed: the text's law is the target's.
+
+What a controller sees of one step decides what is drafted in the next, so each branch carries a controller of its own.
+"""
+
+import copy
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from foredraft.core.draft import Draft, Law
+from foredraft.core.drafter import Plan, View
+from foredraft.core.noise import Noise
+from foredraft.core.params import SamplingParams
+from foredraft.core.tree import PAD, TokenTree
+from foredraft.core.verify import DEFAULT, RULES
+from foredraft.core.warp import Warp
+from foredraft.engine.control import Auto, Constant, Controller, CostAware, Heuristic
+from foredraft.engine.control_dynamic import Calibrated, Goodput
+from foredraft.engine.control_tree import CostAwareTree
+from foredraft.engine.costs import CostTable
+from foredraft.engine.schedule import Below
+from foredraft.engine.step import RowStep, StepDone
+from oracle import Draws, EnumeratingCoins, Table, grow, random_table, total_variation, true_law
+
+V, LENGTH, DEEPEST = 2, 4, 2
+CHEAP = CostTable((1, 8), (1.0, 1.3))
+DEAR = CostTable((1, 8), (1.0, 3.0))
+
+
+@dataclass(frozen=True)
+class Branch:
+    """One way in which things may go: what was said, and what the controller makes of it."""
+
+    text: tuple[int, ...]
+    weight: float
+    controller: Controller
+
+
+Drafted = Callable[[Table, Table, Plan], Draws]
+
+
+def chain(p: Table, q: Table, plan: Plan) -> Draws:
+    """All chains drawn from q; each ends after its first token below the plan's confidence, which is kept."""
+    draws = grow(range(-1, plan.length), Law.CHAIN, p, q)
+    return _ended(draws, lambda own: (own < plan.confidence).long().cumsum(1) - (own < plan.confidence).long() > 0)
+
+
+def anticipating(p: Table, q: Table, plan: Plan) -> Draws:
+    """The same, but the unsure token is thrown away."""
+    draws = grow(range(-1, plan.length), Law.CHAIN, p, q)
+    return _ended(draws, lambda own: (own < plan.confidence).cumsum(1) > 0)
+
+
+def _ended(draws: Draws, gone: Callable[[Tensor], Tensor]) -> Draws:
+    tree, q = draws.draft.tree, draws.draft.q
+    assert q is not None
+    own = q.gather(2, tree.tokens.clamp(min=0)[..., None])[..., 0][:, 1:]
+    keep = torch.cat([torch.ones(len(own), 1, dtype=torch.bool), ~gone(own)], 1)
+    scores = torch.cat([torch.zeros(len(own), 1, dtype=own.dtype), own.log().cumsum(1)], 1)
+    tree = replace(tree, parents=torch.where(keep, tree.parents, PAD))
+    return replace(draws, draft=replace(draws.draft, tree=tree, scores=scores))
+
+
+def picked(p: Table, q: Table, plan: Plan) -> Draws:
+    """The likeliest nodes of the whole tree, as many as the plan says, with their scores."""
+    paths = [path for depth in range(1, plan.length + 1) for path in itertools.product(range(V), repeat=depth)]
+    chances = {(): 1.0}
+    for path in paths:
+        place = sum(token * V**i for i, token in enumerate(reversed(path[:-1])))
+        chances[path] = chances[path[:-1]] * float(q[len(path) - 1][place, path[-1]])
+    best = sorted(sorted(paths, key=lambda path: -chances[path])[: plan.at_most(len(paths))], key=len)
+    numbers = {(): 0, **{path: i for i, path in enumerate(best, start=1)}}
+    tokens = torch.tensor([[0, *(path[-1] for path in best)]])
+    parents = torch.tensor([[-1, *(numbers[path[:-1]] for path in best)]])
+    scores = torch.tensor([[0.0, *(math.log(chances[path]) for path in best)]])
+    at = [p[len(path)][sum(token * V**i for i, token in enumerate(reversed(path)))] for path in numbers]
+    draft = Draft(TokenTree(tokens, parents, depth=plan.length), Law.FIXED, scores=scores)
+    return Draws(draft, torch.ones(1, dtype=torch.float64), torch.stack(at)[None])
+
+
+CASES: dict[str, tuple[Callable[[], Controller], Drafted]] = {
+    "constant": (lambda: Constant(2), chain),
+    "unsure": (lambda: Constant(2, confidence=0.45), chain),
+    "heuristic": (lambda: Heuristic(1, confidence=0.3, longest=2), chain),
+    "cost": (lambda: CostAware(2, CHEAP, confidence=0.4), chain),
+    "cost, dear": (lambda: CostAware(2, DEAR), chain),
+    "auto": (lambda: Auto(Constant(1), CostAware(2, CHEAP), picked=False), chain),
+    "below": (lambda: Below(CostAware(2, DEAR), 2, picked=True), chain),
+    "calibrated": (lambda: quick(Calibrated(2, CHEAP)), chain),
+    "goodput": (lambda: Goodput(2, DEAR), chain),
+    "cost tree": (lambda: ready(CostAwareTree(2, 6, CHEAP)), picked),
+    "cost tree, dear": (lambda: ready(CostAwareTree(2, 6, DEAR)), picked),
+}
+
+
+def quick(controller: Calibrated) -> Calibrated:
+    """One that judges after one chain."""
+    controller.FEW = 1
+    return controller
+
+
+def ready(controller: CostAwareTree) -> CostAwareTree:
+    """One that has timed plain steps, and judges early."""
+    controller.PLAIN, controller.SURE, controller.FEW = 0, 1, 1.0
+    return controller
+
+
+def view(text: tuple[int, ...]) -> View:
+    lengths = torch.tensor([1 + len(text)])
+    params = [SamplingParams(temperature=1.0)]
+    warp = Warp.of(params, vocab_size=V, eos_token_ids=[()], prompt_lengths=[1], device="cpu")
+    return View((0,), torch.tensor([[0, *text]]), lengths, (1 + len(text),), warp, Noise(lengths, lengths))
+
+
+def after(table: Table, text: tuple[int, ...]) -> Table:
+    """The laws of what follows a text."""
+    place = sum(token * V**i for i, token in enumerate(reversed(text)))
+    return [row[place * V**d : (place + 1) * V**d] for d, row in enumerate(table[len(text) :])]
+
+
+def results(draws: Draws) -> dict[tuple, float]:
+    """What may come of a step, as a row's result without its lists, and its weight."""
+    found: dict[tuple, float] = {}
+    scripts = torch.zeros(len(draws.weights), 0, dtype=torch.long)
+    rule = RULES[DEFAULT[draws.draft.law]].function
+    while len(scripts):
+        coins = EnumeratingCoins(scripts, V)
+        verdict = rule(draws.p, draws.draft, coins)
+        tree, scores = draws.draft.tree, draws.draft.scores
+        emitted, counts = verdict.emitted(tree).tolist(), (verdict.accepted() + 1).tolist()
+        for row in (~coins.open).nonzero()[:, 0].tolist():
+            valid = tree.valid[row, 1:]
+            drafted = int(valid.sum())
+            own = () if scores is None else tuple(scores[row, 1:][valid].tolist())
+            order = sorted(range(drafted), key=lambda i, own=own: -own[i])
+            path = [node for node in verdict.path[row, 1:].tolist() if node >= 0]
+            last = path[-1] if path else 0
+            ranks = tuple(1 + order.index(node - 1) for node in path) if draws.draft.law is Law.FIXED else ()
+            refused = bool((tree.parents[row] == last).any())
+            depth = tree.depth if not tree.linear else drafted
+            key = (tuple(emitted[row][: counts[row]]), drafted, min(depth, drafted), ranks, refused, own)
+            found[key] = found.get(key, 0.0) + float(draws.weights[row])
+        row, option = torch.where(coins.open[:, None], coins.options, 0.0).nonzero(as_tuple=True)
+        scripts = torch.cat([scripts[row], option[:, None]], 1)
+        weights = draws.weights[row] * coins.options[row, option]
+        draft = draws.draft
+        chosen = replace(
+            draft,
+            tree=replace(draft.tree, tokens=draft.tree.tokens[row], parents=draft.tree.parents[row]),
+            q=None if draft.q is None else draft.q[row],
+            scores=None if draft.scores is None else draft.scores[row],
+        )
+        draws = Draws(chosen, weights, draws.p[row])
+    return found
+
+
+def law(make: Callable[[], Controller], drafted: Drafted, p: Table, q: Table) -> tuple[Tensor, set[tuple[int, int]]]:
+    """The law of texts of ``LENGTH`` tokens, and the plans (length, nodes) that came up on the way."""
+    total = torch.zeros(V**LENGTH, dtype=torch.float64)
+    plans: set[tuple[int, int]] = set()
+    open_branches = [Branch((), 1.0, make())]
+    while open_branches:
+        branch = open_branches.pop()
+        if len(branch.text) >= LENGTH:
+            place = sum(token * V**i for i, token in enumerate(reversed(branch.text[:LENGTH])))
+            total[place] += branch.weight
+            continue
+        seen = view(branch.text)
+        plan = branch.controller.plan(seen, [min(DEEPEST, LENGTH - len(branch.text) - 1)])
+        plans.add((plan.length, plan.nodes))
+        laws = after(p, branch.text), after(q, branch.text)
+        draws = drafted(*laws, plan) if plan.length else grow([-1], Law.CHAIN, *laws)
+        for (emitted, nodes, depth, ranks, refused, scores), weight in results(draws).items():
+            own = copy.deepcopy(branch.controller)
+            row = RowStep(list(emitted), nodes, depth, len(emitted) - 1, True, ranks, refused, scores)
+            empty = torch.zeros(1, 1, dtype=torch.long)
+            own.observe(seen, plan, StepDone([row], empty, empty[:, 0], None, 0.05 * depth, 1.0, depth))
+            open_branches.append(Branch((*branch.text, *emitted), branch.weight * weight, own))
+    return total, plans
+
+
+def tables() -> tuple[Table, Table]:
+    return random_table(V, LENGTH + DEEPEST + 1, 3), random_table(V, LENGTH + DEEPEST + 1, 4)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_text_has_the_targets_law_whatever_the_controller_makes_of_the_past(name: str):
+    p, q = tables()
+    found, plans = law(*CASES[name], p, q)
+    assert total_variation(found, true_law(p[:LENGTH])) < 1e-12
+    assert len(plans) > 1
+
+
+def test_the_sum_sees_a_policy_that_looks_at_what_was_drawn():
+    p, q = tables()
+    found, _ = law(lambda: Constant(2, confidence=0.45), anticipating, p, q)
+    assert total_variation(found, true_law(p[:LENGTH])) > 1e-3
