@@ -94,6 +94,14 @@ METHODS: dict[str, Method] = {
         "Copies what followed the last tokens where they stood before; several places become a tree.",
         "github.com/apoorvumang/prompt-lookup-decoding",
     ),
+    "cascade": Method(
+        "cascade:Cascade",
+        (Law.CHAIN, Law.FIXED),
+        True,
+        "a middle model, and what drafts for it",
+        "A middle model drafts, and has a drafter of its own; verified exactly at every level.",
+        "arXiv:2312.11462",
+    ),
 }
 
 

@@ -12,6 +12,7 @@ from foredraft.core.tree import TokenTree
 from foredraft.model.cache import SlotCache
 from foredraft.model.causal import CausalLM
 from foredraft.model.prefill import prefill
+from foredraft.model.slot_lm import widened
 
 _CATCH_UP = 16
 """A row that is further behind than this is brought up on its own; the others need not read along."""
@@ -108,11 +109,7 @@ class Reader:
 
     def widened(self, logits: Float[Tensor, "B N v"]) -> Float[Tensor, "B N V"]:
         """The draft's logits over the target's vocabulary, and numbers whatever the draft computed."""
-        least = torch.finfo(logits.dtype).min
-        missing = self._vocab_size - logits.shape[-1]
-        if missing:
-            logits = torch.nn.functional.pad(logits, (0, missing), value=least)  # a negative number cuts off
-        return logits.nan_to_num(nan=least, posinf=0.0, neginf=least)
+        return widened(logits, self._vocab_size)
 
     def _catch_up(self, view: View, far: Sequence[int], extents: Sequence[int]) -> None:
         """Read all but the last token of the rows that are far behind, without the others."""

@@ -24,6 +24,7 @@ class Place:
     """For whom is drafted, and what the spec says.
 
     ``cache`` is the target's in the loop, for drafters that share it. ``path`` is what stands behind the colon.
+    ``vocab_size`` is how wide laws are; inside another drafter that need not be the width of ``target``, see ``Fitted``.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Place:
     target: CausalLM
     cache: SlotCache
     tokenizer: Tokenizer | None
+    vocab_size: int
 
 
 class Supplies(ABC):
