@@ -35,11 +35,15 @@ class Inner(NamedTuple):
     middle: the model that verifies inside.
     drafter: drafts for it.
     cache: the middle's, row for row beside the target's; nobody else may write to it.
+    length: the most tokens that an inner step drafts.
+    confidence: a path inside ends after its first token that is less sure; see ``Plan``.
     """
 
     middle: SlotLM
     drafter: Drafter
     cache: SlotCache
+    length: int
+    confidence: float = 0.0
 
 
 class InnerLoop:
@@ -51,7 +55,6 @@ class InnerLoop:
     Args:
         parts: the middle, its drafter, its cache.
         vocab_size: of the target, V below. The middle's may be narrower or wider, as padded vocabularies are.
-        length: the most tokens that an inner step drafts.
         rule: of verification inside; None takes the best one for each draft's law.
         level: tells apart the inner loops of one drafter; see ``Noise.nested``.
 
@@ -60,8 +63,8 @@ class InnerLoop:
         LawError: a rule that is lossy, so that q would not be the law of what is drafted.
     """
 
-    def __init__(self, parts: Inner, vocab_size: int, length: int, *, rule: str | None = None, level: int = 0) -> None:
-        middle, drafter, cache = parts
+    def __init__(self, parts: Inner, vocab_size: int, *, rule: str | None = None, level: int = 0) -> None:
+        drafter = parts.drafter
         name = drafter.__class__.__name__
         if not isinstance(drafter, Rewindable):
             raise DrafterError(
@@ -72,11 +75,11 @@ class InnerLoop:
             raise DrafterError(f"{name} cannot stand inside another drafter: it reads the target's hidden states.")
         if rule is not None and not RULES[rule].lossless:
             raise LawError(f"Verification rule {rule!r} is lossy, so no law of what an inner loop drafts is known.")
-        self._middle = Fitted(middle, vocab_size)
+        self._parts = parts
+        self._middle = Fitted(parts.middle, vocab_size)
         self._drafter = drafter
-        self._cache = cache
-        self._stepper = Stepper(self._middle, cache, drafter, rule)
-        self._length = length
+        self._cache = parts.cache
+        self._stepper = Stepper(self._middle, parts.cache, drafter, rule)
         self._level = level
         self._held: dict[int, list[int]] = {}  # tokens of each row whose keys and values stand in the cache
         self._known: dict[int, int] = {}  # how many of them are surely those of the row's text
@@ -118,7 +121,8 @@ class InnerLoop:
         while any(len(text) < length for text, length in zip(said, lengths, strict=True)):
             # the last token of a step is the middle's own, so one less is drafted than there is left to say
             left = (max(length - len(text) - 1, 0) for text, length in zip(said, lengths, strict=True))
-            done = self._stepper(ahead, Plan(tuple(min(self._length, most) for most in left)), laws=True)
+            plan = Plan(tuple(min(self._parts.length, most) for most in left), self._parts.confidence)
+            done = self._stepper(ahead, plan, laws=True)
             laws.add(done, [len(text) for text in said])
             for text, result in zip(said, done.rows, strict=True):
                 text += result.emitted
