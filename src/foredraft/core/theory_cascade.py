@@ -23,9 +23,9 @@ def block_generating(beta: float, inner: int, x: float) -> float:
 
 
 def blocks_tokens(alpha: float, beta: float, inner: int, blocks: int) -> float:
-    """Tokens a step of the target, with the bonus, where so many inner steps draft: (1 - alpha phi(alpha)^n) / (1 - alpha).
+    """Tokens a step of the target, with the bonus, where n inner steps draft: (1 - alpha phi(alpha)^n) / (1 - alpha).
 
-    How many tokens that drafts is left to chance, so the formula is the paper's and not of what this library does.
+    How many tokens they draft is left to chance, so the formula is the paper's and not of what this library does.
     """
     check_length("blocks", blocks)
     check_alpha(alpha)

@@ -18,7 +18,7 @@ from foredraft.core.errors import DrafterError, OptionError
 from foredraft.drafters.supplies import Part, Supplies
 from foredraft.engine.inner import Inner, InnerLoop
 from foredraft.model.cache import SlotCache
-from foredraft.model.causal import CausalLM
+from foredraft.model.slot_lm import SlotLM
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Cascade(Rewindable):
         vocab_size: of the target. The middle's may be narrower or wider, as padded vocabularies are.
     """
 
-    def __init__(self, options: Options, middle: CausalLM, part: Part, cache: SlotCache, vocab_size: int) -> None:
+    def __init__(self, options: Options, middle: SlotLM, part: Part, cache: SlotCache, vocab_size: int) -> None:
         self._options = options
         length = options.inner_tokens or part.drafter.needs.longest
         self._loop = InnerLoop(Inner(middle, part.drafter, cache, length, part.confidence), vocab_size)

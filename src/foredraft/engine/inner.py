@@ -2,9 +2,9 @@
 
 Cascades (CS Drafting, arXiv:2312.11462) and TriForce (arXiv:2404.11912) draft so. The loop says exactly what the middle
 model would have said alone, since verification inside is as exact as outside; so the law q that a token was really
-drawn from is the middle's own processed law there. That holds for these three reasons together: a rejection inside
-draws from the residual; how many tokens are drafted is settled before the first of them is drawn; and the loop has
-random numbers of its own.
+drawn from is the middle's own processed law there. That takes three things: a rejection inside draws from the
+residual; whether a token is handed on never depends on whether it was accepted, since how many there will be is settled
+before the first of them is drawn; and the loop has random numbers of its own.
 """
 
 from collections.abc import Sequence
