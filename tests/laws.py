@@ -23,6 +23,7 @@ from foredraft.core.params import SamplingParams
 from foredraft.core.tree import TokenTree
 from foredraft.core.warp import Paths, Warp
 from foredraft.drafters.blockwise import BlockwiseDrafter, Options as BlockwiseOptions
+from foredraft.drafters.cascade import Cascade, Options as CascadeOptions
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
 from foredraft.drafters.eagle1 import Eagle1, Options as Eagle1Options
 from foredraft.drafters.eagle2 import Eagle2, Options as Eagle2Options
@@ -30,13 +31,16 @@ from foredraft.drafters.eagle3 import Eagle3Drafter, Options as Eagle3Options
 from foredraft.drafters.hydra import HydraDrafter, Options as HydraOptions
 from foredraft.drafters.layer_skip import LayerSkip, Options as SkipOptions
 from foredraft.drafters.lookahead import Lookahead, Options as LookaheadOptions
+from foredraft.drafters.max_gram import MaxGram, Options as MaxGramOptions
 from foredraft.drafters.medusa import MedusaDrafter, Options as MedusaOptions
 from foredraft.drafters.none import NoDrafter
 from foredraft.drafters.opt_tree import Options as OptTreeOptions, OptTree
 from foredraft.drafters.own_layers import OwnLayers
 from foredraft.drafters.prompt_lookup import Options as LookupOptions, PromptLookup
+from foredraft.drafters.relay import Options as RelayOptions, Relay
 from foredraft.drafters.sequoia import Options as SequoiaOptions, Sequoia
 from foredraft.drafters.specinfer import Options as SpecInferOptions, SpecInfer
+from foredraft.drafters.supplies import Part
 from foredraft.engine import batch
 from foredraft.engine.control import Constant
 from foredraft.engine.generate import Generator
@@ -80,6 +84,29 @@ LOOKAHEADS = {
 }
 
 
+def model_part(model: CausalLM, tokens: int) -> Part:
+    return Part(DraftModel(DraftOptions(num_assistant_tokens=tokens), model, VOCAB))
+
+
+def over(middle: CausalLM, part: Part) -> Cascade:
+    """A cascade over this middle."""
+    return Cascade(CascadeOptions(num_assistant_tokens=2), middle, part, middle.new_cache(), VOCAB)
+
+
+def lookup_part() -> Part:
+    return Part(MaxGram(MaxGramOptions(num_assistant_tokens=1), VOCAB))
+
+
+NESTED: dict[str, Callable[[CausalLM, CausalLM], Drafter]] = {
+    "cascade": lambda target, draft: over(draft, model_part(target, 1)),
+    "cascade lookup": lambda target, draft: over(draft, lookup_part()),
+    "cascade cascade": lambda target, draft: over(draft, Part(over(target, model_part(draft, 1)))),
+    "relay": lambda target, draft: Relay(RelayOptions(), [model_part(draft, 1), lookup_part()]),
+    "max_gram": lambda target, draft: MaxGram(MaxGramOptions(num_assistant_tokens=2, bigrams=True), VOCAB),
+}
+"""Drafters made of drafters, and what stands at their bottom."""
+
+
 @functools.cache
 def pair() -> tuple[CausalLM, CausalLM]:
     """A target, and a draft whose logits are the target's with the sign turned."""
@@ -116,6 +143,8 @@ def drafter(name: str) -> Drafter:
         return OptTree(OptTreeOptions(nodes=4, depth=2, top_k=2), draft, target.vocab_size)
     if name == "layer_skip":  # its one layer without its MLP
         return LayerSkip(SkipOptions(num_assistant_tokens=2, skip_mlp=(0,)), target, target.new_cache())
+    if name in NESTED:
+        return NESTED[name](target, draft)
     options = DraftOptions(num_assistant_tokens=2, branching=(2, 2) if name == "tree" else None)
     return DraftModel(options, draft, target.vocab_size)
 

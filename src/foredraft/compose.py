@@ -222,7 +222,7 @@ class _Stock:
     def drafter_of(self, spec: Spec, target: CausalLM, cache: SlotCache) -> Drafter:
         """What a spec stands for, drafting for ``target``."""
         needs = METHODS[spec.name].needs
-        place = Place(spec.name, needs, spec.path, target, cache, self.tokenizer)
+        place = Place(spec.name, needs, spec.path, target, cache, self.tokenizer, self.models[0].vocab_size)
         return builder(spec.name)(spec.options, _Supplies(place, self))
 
     def open(self, path: str) -> Foreign:

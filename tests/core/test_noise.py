@@ -123,3 +123,36 @@ def test_inverse_cdf_draws_the_law() -> None:
         assert int(counts[~possible].sum()) == 0
         expected = weights[possible].double()
         assert stats.chisquare(counts[possible], expected / expected.sum() * 50_000).pvalue > 1e-4
+
+
+def test_nested_noise_shares_nothing_with_what_is_around_or_beside_it() -> None:
+    """Seeds of a loop inside differ by row, position and level, and so do its numbers, at every later position."""
+    seeds, positions = torch.arange(16).repeat_interleave(16), torch.arange(16).repeat(16)
+    outer = Noise(seeds, positions)
+    loops = [outer, *(outer.nested(level) for level in range(3)), outer.nested(0).nested(0)]
+    kept = torch.cat([noise.seeds for noise in loops[1:]])
+    assert kept.unique().numel() == kept.numel()
+    place = torch.arange(24)[None, :, None].expand(256, -1, 1)
+    index = torch.arange(4).expand(256, 24, -1)
+    every = [torch.stack([noise.uniform_at(place, s, index) for s in Stream], -1) for noise in loops]
+    inner = torch.stack(every[1:]).flatten()
+    assert inner.unique().numel() == inner.numel()
+    assert _uniform(torch.histc(inner, bins=256, min=0.0, max=1.0)) > 1e-4
+    for a in range(len(every)):
+        assert torch.equal(loops[a].positions, positions)
+        for b in range(a):
+            cell = (every[a] * BINS).long() * BINS + (every[b] * BINS).long()
+            if b == 0:  # the same seed at 16 positions is one number, not 16
+                cell = cell[::17]
+            assert _uniform(cell.flatten().bincount(minlength=BINS**2)) > 1e-4
+
+
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_later_steps_of_a_nested_loop_are_independent_of_earlier_ones(step: int) -> None:
+    """The same inner position is visited again by loops that begin a few positions later."""
+    seeds, positions = torch.arange(256).repeat_interleave(16), torch.arange(16).repeat(256)
+    inner = Noise(seeds, positions).nested(0)
+    place = torch.full((4096, 1), 20)
+    u = inner.uniform_at(place, Stream.ACCEPT, torch.arange(16).expand(4096, -1)).view(256, 16, 16)
+    cell = (u[:, step:] * BINS).long() * BINS + (u[:, :-step] * BINS).long()
+    assert _uniform(cell.flatten().bincount(minlength=BINS**2)) > 1e-4

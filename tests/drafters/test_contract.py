@@ -18,13 +18,19 @@ from foredraft.core.params import SamplingParams
 from foredraft.core.warp import Warp
 from foredraft.drafters import METHODS, find
 from foredraft.drafters.bandit import Arm
+from foredraft.drafters.cascade import Cascade
+from foredraft.drafters.draft_model import DraftModel
 from foredraft.drafters.last_state import LastState
+from foredraft.drafters.max_gram import MaxGram
 from foredraft.drafters.memory import Memory
 from foredraft.drafters.ngram_pool import NgramPool
 from foredraft.drafters.own_layers import OwnLayers
 from foredraft.drafters.reader import Reader
+from foredraft.drafters.relay import Relay
+from foredraft.drafters.supplies import Part
 from foredraft.engine.control import Constant
 from foredraft.engine.generate import Generator
+from foredraft.engine.inner import InnerLoop
 from foredraft.engine.reference import reference
 from foredraft.model.cache import SlotCache
 from foredraft.model.causal import CausalLM
@@ -89,6 +95,31 @@ def sharing(drafter: Any, options: Any, target: CausalLM, draft: CausalLM) -> Dr
     return drafter(options, target, target.new_cache())
 
 
+def with_vocabulary(drafter: Any, options: Any, target: CausalLM, draft: CausalLM) -> Drafter:
+    return drafter(options, target.vocab_size)
+
+
+def max_gram(target: CausalLM, bigrams: bool = False) -> MaxGram:
+    return MaxGram(find("max_gram")[1](num_assistant_tokens=2, bigrams=bigrams), target.vocab_size)
+
+
+def model_part(model: CausalLM, target: CausalLM, tokens: int) -> Part:
+    return Part(DraftModel(find("draft_model")[1](num_assistant_tokens=tokens), model, target.vocab_size))
+
+
+def over(drafter: Any, options: Any, middle: CausalLM, part: Part) -> Cascade:
+    """A cascade over this middle."""
+    return drafter(options, middle, part, middle.new_cache(), middle.vocab_size)
+
+
+def small_cascade(middle: CausalLM, target: CausalLM) -> Cascade:
+    return over(Cascade, find("cascade")[1](num_assistant_tokens=2), middle, model_part(target, target, 2))
+
+
+def small_relay(draft: CausalLM, target: CausalLM) -> Relay:
+    return Relay(find("relay")[1](), [model_part(draft, target, 2), Part(max_gram(target))])
+
+
 SMALL = {"nodes": 9, "depth": 3, "top_k": 3}
 CHAIN = {"nodes": 4, "depth": 4, "top_k": 1}
 RATES = ((0.6, 0.2, 0.1), (0.5, 0.2, 0.1), (0.4, 0.1, 0.1))
@@ -129,6 +160,13 @@ VARIANTS = {
     "jacobi": Variant("lookahead", {"window_size": 5, "ngram_size": 2, "guess_set_size": 0}, on_device),
     "early_exit": Variant("early_exit", {"assistant_early_exit": 1, "num_assistant_tokens": 3}, sharing),
     "layer_skip": Variant("layer_skip", {"skip_attention": (1,), "skip_mlp": (0,)}, sharing),
+    "max_gram": Variant("max_gram", {"num_assistant_tokens": 4}, with_vocabulary),
+    "max_gram bigrams": Variant("max_gram", {"bigrams": True}, with_vocabulary),
+    "relay": Variant("relay", {}, lambda d, o, t, m: d(o, [model_part(m, t, 2), Part(max_gram(t))])),
+    "cascade": Variant("cascade", {"num_assistant_tokens": 4}, lambda d, o, t, m: over(d, o, m, model_part(t, t, 2))),
+    "cascade relay": Variant("cascade", {}, lambda d, o, t, m: over(d, o, m, Part(small_relay(m, t)))),
+    "relay cascade": Variant("relay", {}, lambda d, o, t, m: d(o, [Part(max_gram(t)), Part(small_cascade(m, t))])),
+    "cascade cascade": Variant("cascade", {}, lambda d, o, t, m: over(d, o, m, Part(small_cascade(m, t)))),
     "prompt_lookup tree": Variant("prompt_lookup", {"prompt_lookup_num_tokens": 3, "continuations": 3}, alone),
 }
 EVERY = pytest.mark.parametrize("name", VARIANTS)
@@ -208,8 +246,12 @@ def holdings(drafter: Any) -> dict[str, int]:
     for key, value in vars(drafter).items():
         if isinstance(value, (SlotCache, NgramPool, torch.Tensor)):
             held[key] = value.nbytes
-        elif isinstance(value, (LastState, Memory, Reader)):
+        elif isinstance(value, (Drafter, InnerLoop, LastState, Memory, Reader)):
             held |= {f"{key}.{inner}": size for inner, size in holdings(value).items()}
+        elif isinstance(value, tuple):
+            drafters = [part.drafter for part in value if isinstance(part, Part)]
+            for number, part in enumerate(drafters):
+                held |= {f"{key}.{number}.{inner}": size for inner, size in holdings(part).items()}
         elif isinstance(value, (dict, list, set)):
             held[key] = len(value)
     return held

@@ -57,10 +57,13 @@ TABLE = [
     *[(name, "temperature", SOME) for name in laws.LOOKAHEADS],
     ("lookahead bigrams", "history", SOME),
     *[("layer_skip", setting, SOME) for setting in ("temperature", "history")],
+    *[(name, "temperature", SOME) for name in laws.NESTED],
+    *[(name, "history", SOME) for name in ("cascade", "relay")],
 ]
 """Drafters and sampling settings. Texts of picked drafts are those of plain decoding, so "none" needs no more."""
 RULES = [
     *[("chain", rule) for rule in ("token", "recursive", "traversal", "target_sampling")],
+    *[(drafter, "token") for drafter in ("cascade", "relay")],
     *[("tree", rule) for rule in ("recursive", "target_sampling")],
     ("specinfer apart", "traversal"),
 ]

@@ -1,9 +1,10 @@
 """The one seam for all variety: what a drafter is asked, told and allowed to see."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -92,6 +93,20 @@ class View:
         """The last committed token of each row."""
         return self.history.gather(1, self.lengths[:, None] - 1).squeeze(1)
 
+    def followed_by(self, tokens: Int[Tensor, "B K"], counts: Sequence[int]) -> "View":
+        """The same rows, after the first ``counts[b]`` of these tokens in row b: a text that is only drafted."""
+        missing = max(self.extents) + tokens.shape[1] - self.history.shape[1]
+        history = torch.nn.functional.pad(self.history, (0, max(missing, 0)))
+        index = self.lengths[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
+        lengths = self.lengths + torch.tensor(list(counts), device=tokens.device)
+        return replace(
+            self,
+            history=history.scatter(1, index, tokens.clamp(min=0)),
+            lengths=lengths,
+            extents=tuple(extent + count for extent, count in zip(self.extents, counts, strict=True)),
+            noise=Noise(self.noise.seeds, lengths),
+        )
+
 
 class Drafter(ABC):
     """Proposes trees of tokens; one file a method. Subclasses are final.
@@ -101,6 +116,8 @@ class Drafter(ABC):
     """
 
     needs: Needs = Needs()
+    learns: bool = False
+    """Whether what it picks may depend on other texts than the row's own: those before it, or beside it."""
 
     @abstractmethod
     def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
@@ -126,7 +143,10 @@ class Drafter(ABC):
 
 
 class Rewindable(Drafter):
-    """A drafter that may draft for a text which is itself only drafted, so that some of it may be taken back."""
+    """A drafter that may draft for a text which is itself only drafted, so that some of it may be taken back.
+
+    It learns from the next view what stands there instead; ``commit`` tells of that text too, before it is taken back.
+    """
 
     @abstractmethod
     def rewind(self, row: int, length: int) -> None:

@@ -21,6 +21,7 @@ class Stream(IntEnum):
     ACCEPT = 2
     RESIDUAL = 3
     TARGET = 4
+    NESTED = 5
 
 
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15, the increment of splitmix64
@@ -66,11 +67,26 @@ class Noise:
         self, positions: Int[Tensor, "B *#k"], stream: Stream, index: Int[Tensor, "B *k"]
     ) -> Float[Tensor, "B *k"]:
         """The same at positions of the caller's: a token keyed by where it stands, not by when it was drawn."""
+        return _shift(self._state(positions, stream, index), 12).double() * 2.0**-52
+
+    def nested(self, level: int) -> "Noise":
+        """Numbers for a loop inside this step, at the same positions to begin with.
+
+        A loop inside a drafter comes by the same position again in later steps. So its seeds are hashed from the row's
+        seed, the position at which it begins, and ``level``: no two steps share a number, and no loop shares one with
+        the loop around it. Loops that begin at one and the same step need different levels.
+        """
+        state = self._state(self.positions, Stream.NESTED, torch.full_like(self.positions, level))
+        return Noise(state, self.positions)
+
+    def _state(
+        self, positions: Int[Tensor, "B *#k"], stream: Stream, index: Int[Tensor, "B *k"]
+    ) -> Int[Tensor, "B *k"]:
+        """64 random bits."""
         seeds = self.seeds.view(-1, *[1] * (index.ndim - 1))
         state = _mix(seeds + _GOLDEN)
         state = _mix((state ^ positions) + _GOLDEN)
-        state = _mix((state ^ (index * 8 + int(stream))) + _GOLDEN)
-        return _shift(state, 12).double() * 2.0**-52
+        return _mix((state ^ (index * 8 + int(stream))) + _GOLDEN)
 
 
 def inverse_cdf(law: Float[Tensor, "*k V"], u: Float[Tensor, "*k"]) -> Int[Tensor, "*k"]:

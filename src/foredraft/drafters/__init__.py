@@ -158,6 +158,30 @@ METHODS: dict[str, Method] = {
         "The target's own n-grams, from a window of Jacobi iterations beside the text.",
         "arXiv:2402.02057",
     ),
+    "max_gram": Method(
+        "max_gram:MaxGram",
+        (Law.FIXED,),
+        True,
+        "nothing",
+        "Copies what followed the longest run of last tokens that stands earlier in the text; a guess where none does.",
+        "arXiv:2312.11462",
+    ),
+    "relay": Method(
+        "relay:Relay",
+        (Law.CHAIN, Law.FIXED),
+        True,
+        "two drafters or more",
+        "One drafter goes on where another ends: late tokens of a draft are cheap ones.",
+        "arXiv:2312.11462",
+    ),
+    "cascade": Method(
+        "cascade:Cascade",
+        (Law.CHAIN, Law.FIXED),
+        True,
+        "a middle model, and what drafts for it",
+        "A middle model drafts, and has a drafter of its own; verified exactly at every level.",
+        "arXiv:2312.11462",
+    ),
 }
 
 

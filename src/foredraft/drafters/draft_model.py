@@ -97,4 +97,4 @@ def _longest(options: Options) -> int:
 
 def build(options: Options, supplies: Supplies) -> DraftModel:
     """draft_model:PATH"""
-    return DraftModel(options, supplies.model(supplies.path), supplies.place.target.vocab_size)
+    return DraftModel(options, supplies.model(supplies.path), supplies.place.vocab_size)

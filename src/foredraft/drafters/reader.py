@@ -10,12 +10,12 @@ from torch import Tensor
 
 from foredraft.core.drafter import Plan, View
 from foredraft.core.tree import TokenTree
-from foredraft.drafters.chain import numbers
 from foredraft.drafters.grow import ranked
 from foredraft.drafters.growing import Growing
 from foredraft.model.cache import SlotCache
 from foredraft.model.causal import CausalLM
 from foredraft.model.prefill import prefill
+from foredraft.model.slot_lm import widened
 
 _CATCH_UP = 16
 """A row that is further behind than this is brought up on its own; the others need not read along."""
@@ -112,10 +112,7 @@ class Reader:
 
     def widened(self, logits: Float[Tensor, "B N v"]) -> Float[Tensor, "B N V"]:
         """The draft's logits over the target's vocabulary, and numbers whatever the draft computed."""
-        missing = self._vocab_size - logits.shape[-1]
-        if missing:  # a negative number cuts off
-            logits = torch.nn.functional.pad(logits, (0, missing), value=torch.finfo(logits.dtype).min)
-        return numbers(logits)
+        return widened(logits, self._vocab_size)
 
     def _catch_up(self, view: View, far: Sequence[int], extents: Sequence[int]) -> None:
         """Read all but the last token of the rows that are far behind, without the others."""

@@ -14,7 +14,7 @@ from foredraft.core.tree import PAD, TokenTree, depths
 from foredraft.core.verify import verify
 from foredraft.core.warp import Paths
 from foredraft.model.cache import SlotCache
-from foredraft.model.causal import CausalLM
+from foredraft.model.slot_lm import SlotLM
 
 SIZES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Numbers of nodes that a forward on a CPU may have; beyond, multiples of 32."""
@@ -71,7 +71,7 @@ class Stepper:
     speculative decoding run the same kernels and near-ties cannot flip between them.
     """
 
-    target: CausalLM
+    target: SlotLM
     cache: SlotCache
     drafter: Drafter
     rule: str | None = None

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Sequence
+from typing import final
 
 import torch
 from jaxtyping import Float, Int
@@ -15,6 +16,7 @@ from foredraft.model.attention import AttentionSwap
 from foredraft.model.cache import SlotCache, SlotView
 from foredraft.model.linear import PackedWeights
 from foredraft.model.masks import Layout, StepIn, address
+from foredraft.model.slot_lm import SlotLM
 from foredraft.model.support import check_supported, context_of, layout_of
 from foredraft.model.taps import Taps, body
 
@@ -22,7 +24,8 @@ ODD = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError
 """What a model raises that is not made for what it is asked to do."""
 
 
-class CausalLM:
+@final
+class CausalLM(SlotLM):
     """Runs a transformers model over slots. What it installs on the model, ``close`` takes off again.
 
     Args:
@@ -79,7 +82,6 @@ class CausalLM:
         self._taps = Taps(self.model, wanted)
 
     def untapped(self, rows: int) -> dict[int, Float[Tensor, "B T H"]]:
-        """The hidden states of no tokens at all: T is 0."""
         size = self.model.config.get_text_config().hidden_size
         empty = torch.zeros(rows, 0, size, dtype=self.dtype, device=self.device)
         return dict.fromkeys(self._taps.layers, empty)
@@ -107,22 +109,12 @@ class CausalLM:
     def address(
         self, tree: TokenTree, bases: Int[Tensor, "B"], rows: Sequence[int], reach: int, *, start: int = 0
     ) -> StepIn:
-        """Positions, slots and masks of a tree whose roots stand in slots ``bases``; see ``masks.address``."""
         return address(
             tree, bases, rows, reach, self.layout, dtype=self.dtype, max_position=self.max_length, start=start
         )
 
     @torch.inference_mode()
     def forward(self, step: StepIn, cache: SlotCache, keep: Int[Tensor, "M"] | None = None) -> StepOut:
-        """One forward of B rows with N nodes each; their keys and values are written to the cache.
-
-        Args:
-            step: from ``address``; the cache must have room for its rows and its extent.
-            keep: nodes whose logits are wanted, the same for every row; None means all.
-
-        Returns:
-            logits [B, N or M, V] and the hidden states [B, N, H] of the tapped layers.
-        """
         view = SlotView(cache, step.rows, step.prefix, step.slots, step.extent)
         masks = step.masks if self.layout.by_type else next(iter(step.masks.values()))
         wanted = {"logits_to_keep": keep} if keep is not None and self._keeps_logits else {}

@@ -8,14 +8,14 @@ from torch import Tensor
 
 from foredraft.core.tree import TokenTree
 from foredraft.model.cache import SlotCache
-from foredraft.model.causal import CausalLM
+from foredraft.model.slot_lm import SlotLM
 
 CHUNK = 512
 """Tokens a forward: bounds the masks and activations of a long prompt."""
 
 
 def prefill(
-    model: CausalLM,
+    model: SlotLM,
     cache: SlotCache,
     rows: Sequence[int],
     tokens: Int[Tensor, "B T"],
