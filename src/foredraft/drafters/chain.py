@@ -1,0 +1,102 @@
+"""How chains are drawn from a model's own law: a token after another, each from what the model says after the last."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from foredraft.core.draft import Draft, Law
+from foredraft.core.drafter import Plan, View
+from foredraft.core.errors import OptionError
+from foredraft.core.noise import Stream, inverse_cdf
+from foredraft.core.tree import TokenTree
+from foredraft.core.warp import Paths
+from foredraft.drafters.grow import proper
+
+ReadOn = Callable[[View, Int[Tensor, "B"], int], Float[Tensor, "B 1 V"]]
+"""Logits after drafted token i of each row (0 is the root), those before it having been read."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChainOptions:
+    """How long chains are; names and meanings are those of transformers.
+
+    num_assistant_tokens: the longest path.
+    num_assistant_tokens_schedule: constant; heuristic, transformers' up and down; cost, what the measured costs and
+        the acceptance so far make best; or auto, cost where texts cannot depend on it and constant elsewhere.
+    assistant_confidence_threshold: a chain ends after its first token that the draft gives less probability; that
+        token is kept. 0 never ends one.
+    """
+
+    num_assistant_tokens: int = 8
+    num_assistant_tokens_schedule: str = "auto"
+    assistant_confidence_threshold: float = 0.4
+
+    @property
+    def law(self) -> Law:
+        """The law of drafts for sampled rows."""
+        return Law.CHAIN
+
+    def __post_init__(self) -> None:
+        if self.num_assistant_tokens < 1:
+            raise OptionError("num_assistant_tokens must be 1 or more.")
+
+
+class Drawn(NamedTuple):
+    """One token a row, the law [B, 1, V] that it was drawn from, and whether the draft was sure of it."""
+
+    token: Int[Tensor, "B"]
+    law: Float[Tensor, "B 1 V"]
+    sure: Bool[Tensor, "B"]
+
+
+def draw_chain(view: View, plan: Plan, depth: int, logits: Float[Tensor, "B 1 V"], read_on: ReadOn) -> Draft:
+    """Draw up to ``depth`` tokens a row from q; a path ends after its first unsure token, which is kept.
+
+    Greedy rows get the likeliest tokens, which are picked, not drawn. ``logits`` are those after the root.
+    """
+    tokens = [view.roots]
+    laws = [logits.new_zeros(logits.shape, dtype=torch.float32)]  # the root's, never read
+    lengths = torch.zeros_like(view.lengths)
+    allowed = torch.tensor(plan.lengths, device=view.lengths.device)
+    going = allowed > 0
+    for i in range(1, depth + 1):
+        paths = Paths(view.history, view.lengths, TokenTree.chain(torch.stack(tokens, 1)), start=i - 1)
+        token, law, sure = _draw(view, plan, logits, paths, i)
+        tokens.append(token)
+        laws.append(law)
+        lengths = lengths + going
+        going = going & sure & (i < allowed)
+        last = i == depth or (going.device.type == "cpu" and not bool(going.any()))
+        if last:
+            break
+        logits = read_on(view, token, i)
+    tree = TokenTree.chain(torch.stack(tokens, 1), lengths + 1)
+    if view.warp.greedy:
+        return Draft(tree, Law.FIXED)
+    return Draft(tree, Law.CHAIN, torch.cat(laws, 1))
+
+
+def numbers(logits: Float[Tensor, "B N V"]) -> Float[Tensor, "B N V"]:
+    """Logits that are numbers, whatever the draft computed."""
+    least = torch.finfo(logits.dtype).min
+    return logits.nan_to_num(nan=least, posinf=0.0, neginf=least)
+
+
+def _draw(view: View, plan: Plan, logits: Float[Tensor, "B 1 V"], paths: Paths, index: int) -> Drawn:
+    """Draw the node with this index in every row."""
+    if view.warp.greedy:
+        token = view.warp(logits, paths).best[:, 0]
+        law = logits.float().softmax(-1) if plan.confidence else logits
+    else:
+        law = proper(view.warp.law(logits, paths))
+        u = view.noise.uniform(Stream.DRAFT, torch.full_like(view.lengths, index))
+        token = inverse_cdf(law[:, 0], u)
+    if plan.confidence:
+        sure = law[:, 0].gather(-1, token[:, None])[:, 0] >= plan.confidence
+    else:
+        sure = torch.ones_like(token, dtype=torch.bool)
+    return Drawn(token, law, sure)
