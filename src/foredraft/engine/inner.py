@@ -7,7 +7,7 @@ draws from the residual; how many tokens are drafted is settled before the first
 random numbers of its own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -35,11 +35,13 @@ class Inner(NamedTuple):
     middle: the model that verifies inside.
     drafter: drafts for it.
     cache: the middle's, row for row beside the target's; nobody else may write to it.
+    follow: has the cache hold each text but its root, where the middle need not read for that. None: it reads along.
     """
 
     middle: SlotLM
     drafter: Drafter
     cache: SlotCache
+    follow: Callable[[View], None] | None = None
 
 
 class InnerLoop:
@@ -61,7 +63,7 @@ class InnerLoop:
     """
 
     def __init__(self, parts: Inner, vocab_size: int, length: int, *, rule: str | None = None, level: int = 0) -> None:
-        middle, drafter, cache = parts
+        middle, drafter, cache, self._follow = parts
         name = drafter.__class__.__name__
         if not isinstance(drafter, Rewindable):
             raise DrafterError(
@@ -111,7 +113,7 @@ class InnerLoop:
         lengths = [max(0, min(length, most)) for length, most in zip(lengths, room, strict=True)]
         if not any(lengths):
             return Draft(TokenTree.root(view.roots), Law.FIXED)
-        roots = self._read_along(view)
+        roots = self._read_along(view) if self._follow is None else self._follow(view)
         said: list[list[int]] = [[] for _ in lengths]
         laws = _Laws(lengths)
         ahead = replace(view, noise=view.noise.nested(self._level))
@@ -124,7 +126,7 @@ class InnerLoop:
                 text += result.emitted
             ahead = ahead.followed_by(done.emitted, [len(result.emitted) for result in done.rows])
         for b, row in enumerate(view.rows):
-            if self._known[row] == view.extents[b] - 1:  # else the text has outgrown the middle
+            if roots is not None and self._known[row] == view.extents[b] - 1:  # else the text has outgrown the middle
                 self._held[row] += [roots[b], *said[b][:-1]]
             self._drafter.rewind(row, view.extents[b])
         drafted = [text[:length] + [0] * (max(lengths) - length) for text, length in zip(said, lengths, strict=True)]
