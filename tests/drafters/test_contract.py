@@ -17,14 +17,22 @@ from foredraft.core.noise import Noise, derive_seeds
 from foredraft.core.params import SamplingParams
 from foredraft.core.warp import Warp
 from foredraft.drafters import METHODS, find
+from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
+from foredraft.drafters.follower import Follower
 from foredraft.drafters.last_state import LastState
 from foredraft.drafters.memory import Memory
+from foredraft.drafters.partial import Partial
 from foredraft.drafters.reader import Reader
+from foredraft.drafters.triforce import TriForce
+from foredraft.drafters.window import WindowReader
 from foredraft.engine.control import Constant
 from foredraft.engine.generate import Generator
+from foredraft.engine.inner import InnerLoop
 from foredraft.engine.reference import reference
 from foredraft.model.cache import SlotCache
 from foredraft.model.causal import CausalLM
+from foredraft.model.partial import PartialLM
+from foredraft.model.prefill import prefill
 from foredraft.nets.eagle import Eagle3
 
 NEW = 16
@@ -56,6 +64,20 @@ def with_model(drafter: Any, options: Any, target: CausalLM, draft: CausalLM) ->
     return drafter(options, draft, target.vocab_size)
 
 
+def over_the_targets_cache(drafter: Any, options: Any, target: CausalLM, draft: CausalLM) -> Drafter:
+    return drafter(options, target, target.new_cache(), target.vocab_size)
+
+
+def three_levels(drafter: Any, options: Any, target: CausalLM, draft: CausalLM) -> Drafter:
+    small = DraftModel(DraftOptions(num_assistant_tokens=2, window=20), draft, target.vocab_size)
+    return drafter(options, target, target.new_cache(), small, target.vocab_size)
+
+
+def shared_cache(drafter: Drafter) -> SlotCache | None:
+    """The target's cache, of a drafter that shares it."""
+    return drafter.full if isinstance(drafter, (Partial, TriForce)) else None
+
+
 SMALL = {"nodes": 9, "depth": 3, "top_k": 3}
 CHAIN = {"nodes": 4, "depth": 4, "top_k": 1}
 RATES = ((0.6, 0.2, 0.1), (0.5, 0.2, 0.1), (0.4, 0.1, 0.1))
@@ -83,6 +105,11 @@ VARIANTS = {
     "blockwise": Variant("blockwise", {}, lambda d, o, t, _: d(o, heads.blockwise(t))),
     "hydra": Variant("hydra", {"nodes": 12}, lambda d, o, t, _: d(o, heads.hydra(t))),
     "hydra++": Variant("hydra", {"tree": "3x2x1"}, lambda d, o, t, _: d(o, heads.hydra(t, prefix=True, layers=2))),
+    "partial": Variant("partial", {"budget": 8, "chunk": 4, "room": 2}, over_the_targets_cache),
+    "partial window": Variant("partial", {"cache": "window", "budget": 6, "room": 2}, over_the_targets_cache),
+    "partial h2o": Variant("partial", {"cache": "h2o", "budget": 8, "room": 2}, over_the_targets_cache),
+    "triforce": Variant("triforce", {"gamma": 3, "budget": 8, "chunk": 2, "room": 1}, three_levels),
+    "draft_model window": Variant("draft_model", {"num_assistant_tokens": 3, "window": 16}, with_model),
     "prompt_lookup tree": Variant("prompt_lookup", {"prompt_lookup_num_tokens": 3, "continuations": 3}, alone),
 }
 EVERY = pytest.mark.parametrize("name", VARIANTS)
@@ -123,7 +150,7 @@ def prompts() -> list[list[int]]:
 def generator(name: str, **options: Any) -> Generator:
     drafter = VARIANTS[name].build(target(), near())
     target().tap(drafter.needs.hidden_layers)
-    return tiny.generator(target(), drafter, Constant(4), **options)
+    return tiny.generator(target(), drafter, Constant(4), cache=shared_cache(drafter), **options)
 
 
 @functools.cache
@@ -137,7 +164,7 @@ def test_greedy_is_the_reference(name: str):
     assert [result.tokens for result in results] == expected()
     drafted, accepted = (sum(getattr(r.stats, field) for r in results) for field in ("drafted", "accepted"))
     assert (drafted > 0) == (name != "none")
-    if VARIANTS[name].method == "draft_model":
+    if VARIANTS[name].method in ("draft_model", "partial", "triforce"):
         assert 0 < accepted < drafted
 
 
@@ -155,7 +182,7 @@ def holdings(drafter: Any) -> dict[str, int]:
     for key, value in vars(drafter).items():
         if isinstance(value, (SlotCache, torch.Tensor)):
             held[key] = value.nbytes
-        elif isinstance(value, (LastState, Memory, Reader)):
+        elif isinstance(value, (Follower, InnerLoop, LastState, Memory, PartialLM, Reader, WindowReader)):
             held |= {f"{key}.{inner}": size for inner, size in holdings(value).items()}
         elif isinstance(value, (dict, list, set)):
             held[key] = len(value)
@@ -232,6 +259,10 @@ def admitted(
         drafter.admit(row, torch.tensor(text[:-1], dtype=torch.long), hidden)
     lengths = [len(text) for text in texts]
     longest = max(lengths)
+    full = shared_cache(drafter)
+    if full is not None and longest > 1:
+        known = torch.tensor([text[:-1] + [0] * (longest - len(text)) for text in texts])
+        prefill(reader, full, range(len(texts)), known, [0] * len(texts))
     vocab = NARROW if max(map(max, texts)) < NARROW else tiny.VOCAB
     warp = Warp.of(params, vocab_size=vocab, eos_token_ids=[()] * len(texts), prompt_lengths=lengths, device="cpu")
     history = torch.tensor([text + [0] * (longest - len(text)) for text in texts])

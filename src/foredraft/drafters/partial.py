@@ -85,6 +85,7 @@ class Partial(Rewindable):
 
     def __init__(self, options: Options, target: CausalLM, full: SlotCache, vocab_size: int) -> None:
         self._options = options
+        self.full = full
         self._vocab_size = vocab_size
         self.needs = Needs(max_nodes=options.num_assistant_tokens)
         ahead = options.num_assistant_tokens

@@ -83,6 +83,7 @@ class TriForce(Rewindable):
 
     def __init__(self, options: Options, target: CausalLM, full: SlotCache, drafter: Drafter, vocab_size: int) -> None:
         self._options = options
+        self.full = full
         self.needs = Needs(max_nodes=options.gamma)
         selection = options.selection()
         # a row that has said its part goes on, by a token a step, beside one whose drafts all fail

@@ -152,6 +152,25 @@ class SlotView(Cache):
         return self.extent, 0
 
 
+class Unwritten(Cache):
+    """What a watched forward is handed as its cache: the watch writes, when it knows the query."""
+
+    def __init__(self, extent: int) -> None:
+        super().__init__(layers=[])
+        self._extent = extent
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        return key_states, value_states
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        return self._extent, 0
+
+
 def bucket(slots: int) -> int:
     """So many slots, rounded up to what is allocated."""
     return -(-slots // BUCKET) * BUCKET

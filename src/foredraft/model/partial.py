@@ -12,15 +12,14 @@ from typing import NamedTuple, final
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from transformers.cache_utils import Cache
 
 from foredraft.core.drafter import StepOut
 from foredraft.core.errors import ModelError
 from foredraft.core.tree import TokenTree
 from foredraft.model.attention import Watch
-from foredraft.model.cache import SlotCache, SlotView
+from foredraft.model.cache import SlotCache, SlotView, Unwritten
 from foredraft.model.causal import CausalLM
-from foredraft.model.masks import StepIn, address, extent_of
+from foredraft.model.masks import StepIn, address
 from foredraft.model.selection import Selection
 from foredraft.model.slot_lm import SlotLM
 from foredraft.model.support import UNBOUNDED
@@ -61,7 +60,7 @@ class PartialLM(SlotLM):
             )
         self.vocab_size = model.vocab_size
         self.max_length = model.max_length
-        self.capacity = extent_of(selection.budget + room)
+        self.capacity = selection.budget + room
         self.most_ahead = room - selection.slack - 1
         self.cache = SlotCache(model.layers, limit=self.capacity)
         self._model = model
@@ -117,9 +116,31 @@ class PartialLM(SlotLM):
         if self._tally is not None:
             self._tally.drop()
         self.cache.reserve(max(rows) + 1, max(extents) + ahead)
-        ends = zip(rows, extents, strict=True)
-        return [row for row, extent in ends if self._take_in(row, extent - 1, ahead, row in anew)]
+        self._begin([row for row in rows if row not in self._copied])
+        copies: dict[tuple[int, int, int], list[int]] = {}  # rows by what is left out, begin and end of what is new
+        evicted, chosen = [], []
+        for row, extent in zip(rows, extents, strict=True):
+            left, copied, end = self.left_out(row), self._copied.get(row, 0), extent - 1
+            again = row in self._due or (row in anew and left > 0)
+            fits = end - left + 1 + ahead <= self.capacity and not again
+            evicts = not fits and not again and self._tally is not None and 0 < copied <= end <= left + self.capacity
+            if fits or evicts:
+                copies.setdefault((left, copied, end), []).append(row)
+            if evicts:
+                evicted.append(row)
+            elif not fits:
+                border = self._selection.border(end)
+                self._due[row] = _Due(row, border, end)
+                self._left[row] = border - self._selection.budget
+                chosen.append(row)
+            self._copied[row] = end
+        for new, group in copies.items():
+            self._copy(group, *new)
+        for row in evicted:
+            self._evict(row)
+        return chosen + evicted
 
+    @torch.inference_mode()
     def settle(self, accepted: Int[Tensor, "B"]) -> None:
         """Of the chain that was read since ``follow``, so many tokens a row stand: only their attention counts."""
         if self._tally is not None:
@@ -149,10 +170,16 @@ class PartialLM(SlotLM):
         self, tree: TokenTree, bases: Int[Tensor, "B"], rows: Sequence[int], reach: int, *, start: int = 0
     ) -> StepIn:
         left = torch.tensor([self.left_out(row) for row in rows], device=bases.device)
-        reach = min(reach, self.capacity)
-        layout = self._model.layout
-        step = address(tree, bases - left, rows, reach, layout, dtype=self.dtype, max_position=UNBOUNDED, start=start)
-        return replace(step, positions=(step.positions + left[:, None]).clamp(max=self.max_length - 1))
+        layout, most = self._model.layout, self.capacity
+        step = address(
+            tree, bases - left, rows, min(reach, most), layout, dtype=self.dtype, max_position=UNBOUNDED, start=start
+        )
+        return replace(
+            step,
+            positions=(step.positions + left[:, None]).clamp(max=self.max_length - 1),
+            masks={kind: mask[..., :most] for kind, mask in step.masks.items()},
+            extent=min(step.extent, most),
+        )
 
     @torch.inference_mode()
     def forward(self, step: StepIn, cache: SlotCache, keep: Int[Tensor, "M"] | None = None) -> StepOut:
@@ -162,7 +189,7 @@ class PartialLM(SlotLM):
         if not due and self._tally is None:
             return self._model.forward(step, cache, keep)
         view = SlotView.of(cache, step)
-        return self._model.run(step, _Unwritten(step.extent), keep, _Gathering(self, view, due, self._tally))
+        return self._model.run(step, Unwritten(step.extent), keep, _Gathering(self, view, due, self._tally))
 
     def gather(self, due: _Due, layer: int, query: Float[Tensor, "H E"], scale: float) -> None:
         """Choose a row's tokens in one layer, and take them and what has come since from the full cache."""
@@ -175,50 +202,34 @@ class PartialLM(SlotLM):
             target[row, :, :budget] = _picked(source[row], chosen)
             target[row, :, budget : budget + committed - border] = source[row, :, border:committed]
         if self._tally is not None:
-            self._tally.restart(row, layer)
+            self._tally.restart([row], layer)
 
-    def _take_in(self, row: int, committed: int, ahead: int, anew: bool) -> bool:
-        """Bring one row up; whether its tokens are chosen anew."""
-        left, copied = self.left_out(row), self._copied.get(row, 0)
-        fits = committed - left + 1 + ahead <= self.capacity
-        if row not in self._copied:  # whoever had the row before may have left NaN behind
-            self._begin(row)
-        chosen = not fits or (anew and left > 0)
-        if not chosen:
-            self._copy(row, copied, committed)
-        elif self._tally is not None and not anew and 0 < copied and committed - left <= self.capacity:
-            self._copy(row, copied, committed)
-            self._evict(row, committed - left, self._tally)
-            self._left[row] = committed - self._selection.budget
-        else:
-            border = self._selection.border(committed)
-            self._due[row] = _Due(row, border, committed)
-            self._left[row] = border - self._selection.budget
-        self._copied[row] = committed
-        return chosen
+    def _begin(self, rows: list[int]) -> None:
+        """Clear rows for new texts: whoever had them before may have left NaN behind."""
+        if rows:
+            self.cache.wipe(rows)
+            if self._tally is not None:
+                self._tally.restart(rows)
 
-    def _begin(self, row: int) -> None:
-        self.cache.wipe([row])
-        if self._tally is not None:
-            self._tally.restart(row)
-
-    def _copy(self, row: int, begin: int, end: int) -> None:
+    def _copy(self, rows: list[int], left: int, begin: int, end: int) -> None:
         """Take in committed tokens as the model wrote them, over whatever has been drafted there."""
         if begin == end:
             return
-        left = self.left_out(row)
         for layer in range(self._model.layers):
             full = self._full.stored(layer)
             for source, target in zip(full, self.cache.buffers(layer, *full), strict=True):
-                target[row, :, begin - left : end - left] = source[row, :, begin:end]
+                target[rows, :, begin - left : end - left] = source[rows, :, begin:end]
 
-    def _evict(self, row: int, length: int, tally: AttentionTally) -> None:
-        """Keep the budget of the ``length`` tokens that the cache holds of a row."""
+    def _evict(self, row: int) -> None:
+        """Keep the budget of what the cache holds of a row."""
+        assert self._tally is not None
+        budget, held = self._selection.budget, self._copied[row] - self.left_out(row)
         for layer in range(self._model.layers):
-            kept = self._selection.evict(tally.of(layer, row)[:, :length])
+            kept = self._selection.evict(self._tally.of(layer, row)[:, :held])
             for buffer in self.cache.stored(layer):
-                buffer[row, :, : kept.shape[1]] = _picked(buffer[row], kept)
-            tally.keep(layer, row, kept)
+                buffer[row, :, :budget] = _picked(buffer[row], kept)
+            self._tally.keep(layer, row, kept)
+        self._left[row] = self._copied[row] - budget
 
     def _probe(self) -> None:
         """Run a token through the model and see that every layer shows its query, once."""
@@ -227,31 +238,12 @@ class PartialLM(SlotLM):
         place = torch.zeros(1, dtype=torch.long, device=self.device)
         step = self._model.address(TokenTree.root(place), place, (0,), 1)
         seen = _Seen(SlotView.of(scratch, step))
-        self._model.run(step, _Unwritten(step.extent), None, seen)
+        self._model.run(step, seen.view, None, seen)
         if seen.layers != list(range(self._model.layers)):
             raise ModelError(
-                f"{self._model.name} does not attend by foredraft's attention function once a layer, so nobody sees "
-                "which tokens its queries ask for and its cache cannot be taken in part."
+                f"{self._model.name} does not attend by foredraft's attention function, once a layer and over keys as "
+                "they are cached, so nobody sees which of them its queries ask for; use a draft that reads all of them."
             )
-
-
-class _Unwritten(Cache):
-    """What a watched forward is handed as its cache: the watch writes, when it knows the query."""
-
-    def __init__(self, extent: int) -> None:
-        super().__init__(layers=[])
-        self._extent = extent
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
-    ) -> tuple[Tensor, Tensor]:
-        return key_states, value_states
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return 0
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
-        return self._extent, 0
 
 
 @final
@@ -280,15 +272,18 @@ class _Gathering(Watch):
 
 @final
 class _Seen(Watch):
-    """Notes which layers ask."""
+    """Notes which layers show their queries, over keys as they are cached."""
 
     def __init__(self, view: SlotView) -> None:
         self.layers: list[int] = []
-        self._view = view
+        self.view = view
 
     def attend_to(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        self.layers.append(layer)
-        return self._view.store.write(layer, key, value, self._view)
+        keys, values = self.view.store.stored(layer)
+        extent = self.view.extent
+        if torch.equal(key, keys[:, :, :extent]) and torch.equal(value, values[:, :, :extent]):
+            self.layers.append(layer)
+        return key, value
 
     def attended(self, layer: int, weights: Tensor) -> None: ...
 

@@ -62,8 +62,8 @@ class AttentionTally:
         sums.zero_()
         sums[:, : places.shape[1]] = kept
 
-    def restart(self, row: int, layer: int | None = None) -> None:
-        """Nothing is known of a row, in this layer or in all."""
+    def restart(self, rows: list[int], layer: int | None = None) -> None:
+        """Nothing is known of these rows, in this layer or in all."""
         for sums in self._sums if layer is None else [self._sums[layer]]:
-            if sums is not None and row < sums.shape[0]:
-                sums[row] = 0
+            if sums is not None:
+                sums[[row for row in rows if row < sums.shape[0]]] = 0
