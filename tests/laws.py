@@ -30,7 +30,9 @@ from foredraft.drafters.eagle3 import Eagle3Drafter, Options as Eagle3Options
 from foredraft.drafters.hydra import HydraDrafter, Options as HydraOptions
 from foredraft.drafters.medusa import MedusaDrafter, Options as MedusaOptions
 from foredraft.drafters.none import NoDrafter
+from foredraft.drafters.partial import Options as PartialOptions, Partial
 from foredraft.drafters.prompt_lookup import Options as LookupOptions, PromptLookup
+from foredraft.drafters.triforce import Options as TriForceOptions, TriForce
 from foredraft.engine import batch
 from foredraft.engine.control import Constant
 from foredraft.engine.generate import Generator
@@ -67,6 +69,26 @@ HEADS: dict[str, Callable[[CausalLM], Drafter]] = {
 }
 """Heads with random weights, by the method that drafts with them."""
 
+PARTIAL: dict[str, Callable[[CausalLM, CausalLM, cache.SlotCache], Drafter]] = {
+    **{
+        kind: lambda target, draft, full, kind=kind: Partial(
+            PartialOptions(num_assistant_tokens=2, cache=kind, budget=3, chunk=1, sinks=1, recent=1, room=1),
+            target,
+            full,
+            VOCAB,
+        )
+        for kind in ("retrieval", "window", "h2o")
+    },
+    "triforce": lambda target, draft, full: TriForce(
+        TriForceOptions(gamma=2, inner_gamma=2, budget=2, chunk=1, room=1),
+        target,
+        full,
+        DraftModel(DraftOptions(num_assistant_tokens=2, window=8, sinks=1), draft, VOCAB),
+        VOCAB,
+    ),
+}
+"""Drafters with two or three of the prompt's tokens in their caches, beside the target's own."""
+
 
 @functools.cache
 def pair() -> tuple[CausalLM, CausalLM]:
@@ -78,8 +100,11 @@ def pair() -> tuple[CausalLM, CausalLM]:
     return CausalLM(target), CausalLM(draft)
 
 
-def drafter(name: str) -> Drafter:
+def drafter(name: str, full: cache.SlotCache) -> Drafter:
+    """``full`` is the target's cache, for drafters that share it."""
     target, draft = pair()
+    if name in PARTIAL:
+        return PARTIAL[name](target, draft, full)
     if name == "none":
         return NoDrafter()
     if name.startswith("lookup"):
@@ -91,10 +116,11 @@ def drafter(name: str) -> Drafter:
 
 
 def generator(name: str, rule: str | None = None) -> Generator:
-    proposer = drafter(name)
+    full = pair()[0].new_cache()
+    proposer = drafter(name, full)
     pair()[0].tap(proposer.needs.hidden_layers)
     control = Constant(proposer.needs.longest, confidence=0.4 if name == "unsure chain" else 0.0)
-    return tiny.generator(pair()[0], proposer, control, rule=rule, max_rows=ROWS)
+    return tiny.generator(pair()[0], proposer, control, rule=rule, max_rows=ROWS, cache=full)
 
 
 def params(setting: str, seed: int = 0) -> SamplingParams:

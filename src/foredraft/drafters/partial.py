@@ -93,6 +93,11 @@ class Partial(Rewindable):
         model = PartialLM(target, full, selection, options.room + selection.slack + 1 + ahead)
         self._follower = Follower(model, ahead, options.refresh)
 
+    @property
+    def partial_bytes(self) -> int:
+        """What the partial cache takes, beside the target's own."""
+        return self._follower.model.nbytes
+
     def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
         self._follower.admit(row)
 

@@ -93,6 +93,11 @@ class TriForce(Rewindable):
         parts = Inner(middle, drafter, middle.cache, self._follower.follow)
         self._loop = InnerLoop(parts, vocab_size, options.inner_gamma)
 
+    @property
+    def partial_bytes(self) -> int:
+        """What the partial cache takes, beside the target's own."""
+        return self._follower.model.nbytes
+
     def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
         self._follower.admit(row)
         self._loop.admit(row, prompt)
