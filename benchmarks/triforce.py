@@ -39,6 +39,7 @@ from foredraft.core.warp import Warp
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
 from foredraft.drafters.none import NoDrafter
 from foredraft.drafters.partial import Options as PartialOptions, Partial
+from foredraft.drafters.supplies import Part
 from foredraft.drafters.triforce import Options as TriForceOptions, TriForce
 from foredraft.engine.step import Stepper
 from foredraft.model.cache import SlotCache
@@ -200,7 +201,7 @@ def forced(args: argparse.Namespace, out: TextIO) -> None:
         if name == "triforce":
             inner = DraftModel(DraftOptions(num_assistant_tokens=3, window=256, sinks=16), small, vocab)
             options = TriForceOptions(gamma=args.gamma, budget=args.far_budget)
-            bare = TriForce(options, target, cache, Spoiled(inner, RATES["inner"], vocab), vocab)
+            bare = TriForce(options, target, cache, Part(Spoiled(inner, RATES["inner"], vocab)), vocab)
         elif name in ("retrieval", "window", "h2o"):
             bare = Partial(PartialOptions(cache=name, budget=args.far_budget, **chain), target, cache, vocab)
         else:

@@ -23,15 +23,19 @@ from foredraft.core.params import SamplingParams
 from foredraft.core.tree import TokenTree
 from foredraft.core.warp import Paths, Warp
 from foredraft.drafters.blockwise import BlockwiseDrafter, Options as BlockwiseOptions
+from foredraft.drafters.cascade import Cascade, Options as CascadeOptions
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
 from foredraft.drafters.eagle1 import Eagle1, Options as Eagle1Options
 from foredraft.drafters.eagle2 import Eagle2, Options as Eagle2Options
 from foredraft.drafters.eagle3 import Eagle3Drafter, Options as Eagle3Options
 from foredraft.drafters.hydra import HydraDrafter, Options as HydraOptions
+from foredraft.drafters.max_gram import MaxGram, Options as MaxGramOptions
 from foredraft.drafters.medusa import MedusaDrafter, Options as MedusaOptions
 from foredraft.drafters.none import NoDrafter
 from foredraft.drafters.partial import Options as PartialOptions, Partial
 from foredraft.drafters.prompt_lookup import Options as LookupOptions, PromptLookup
+from foredraft.drafters.relay import Options as RelayOptions, Relay
+from foredraft.drafters.supplies import Part
 from foredraft.drafters.triforce import Options as TriForceOptions, TriForce
 from foredraft.engine import batch
 from foredraft.engine.control import Constant
@@ -83,11 +87,34 @@ PARTIAL: dict[str, Callable[[CausalLM, CausalLM, cache.SlotCache], Drafter]] = {
         TriForceOptions(gamma=2, inner_gamma=2, budget=2, chunk=1, room=1),
         target,
         full,
-        DraftModel(DraftOptions(num_assistant_tokens=2, window=8, sinks=1), draft, VOCAB),
+        Part(DraftModel(DraftOptions(num_assistant_tokens=2, window=8, sinks=1), draft, VOCAB)),
         VOCAB,
     ),
 }
 """Drafters with two or three of the prompt's tokens in their caches, beside the target's own."""
+
+
+def model_part(model: CausalLM, tokens: int) -> Part:
+    return Part(DraftModel(DraftOptions(num_assistant_tokens=tokens), model, VOCAB))
+
+
+def over(middle: CausalLM, part: Part) -> Cascade:
+    """A cascade over this middle."""
+    return Cascade(CascadeOptions(num_assistant_tokens=2), middle, part, middle.new_cache(), VOCAB)
+
+
+def lookup_part() -> Part:
+    return Part(MaxGram(MaxGramOptions(num_assistant_tokens=1), VOCAB))
+
+
+NESTED: dict[str, Callable[[CausalLM, CausalLM], Drafter]] = {
+    "cascade": lambda target, draft: over(draft, model_part(target, 1)),
+    "cascade lookup": lambda target, draft: over(draft, lookup_part()),
+    "cascade cascade": lambda target, draft: over(draft, Part(over(target, model_part(draft, 1)))),
+    "relay": lambda target, draft: Relay(RelayOptions(), [model_part(draft, 1), lookup_part()]),
+    "max_gram": lambda target, draft: MaxGram(MaxGramOptions(num_assistant_tokens=2, bigrams=True), VOCAB),
+}
+"""Drafters made of drafters, and what stands at their bottom."""
 
 
 @functools.cache
@@ -111,6 +138,8 @@ def drafter(name: str, full: cache.SlotCache) -> Drafter:
         return PromptLookup(LookupOptions(prompt_lookup_num_tokens=2, continuations=2 if "tree" in name else 1))
     if name in HEADS:
         return HEADS[name](target)
+    if name in NESTED:
+        return NESTED[name](target, draft)
     options = DraftOptions(num_assistant_tokens=2, branching=(2, 2) if name == "tree" else None)
     return DraftModel(options, draft, target.vocab_size)
 

@@ -17,12 +17,16 @@ from foredraft.core.noise import Noise, derive_seeds
 from foredraft.core.params import SamplingParams
 from foredraft.core.warp import Warp
 from foredraft.drafters import METHODS, find
+from foredraft.drafters.cascade import Cascade
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
 from foredraft.drafters.follower import Follower
 from foredraft.drafters.last_state import LastState
+from foredraft.drafters.max_gram import MaxGram
 from foredraft.drafters.memory import Memory
 from foredraft.drafters.partial import Partial
 from foredraft.drafters.reader import Reader
+from foredraft.drafters.relay import Relay
+from foredraft.drafters.supplies import Part
 from foredraft.drafters.triforce import TriForce
 from foredraft.drafters.window import WindowReader
 from foredraft.engine.control import Constant
@@ -70,12 +74,37 @@ def over_the_targets_cache(drafter: Any, options: Any, target: CausalLM, draft: 
 
 def three_levels(drafter: Any, options: Any, target: CausalLM, draft: CausalLM) -> Drafter:
     small = DraftModel(DraftOptions(num_assistant_tokens=2, window=20), draft, target.vocab_size)
-    return drafter(options, target, target.new_cache(), small, target.vocab_size)
+    return drafter(options, target, target.new_cache(), Part(small), target.vocab_size)
 
 
 def shared_cache(drafter: Drafter) -> SlotCache | None:
     """The target's cache, of a drafter that shares it."""
     return drafter.full if isinstance(drafter, (Partial, TriForce)) else None
+
+
+def with_vocabulary(drafter: Any, options: Any, target: CausalLM, draft: CausalLM) -> Drafter:
+    return drafter(options, target.vocab_size)
+
+
+def max_gram(target: CausalLM, bigrams: bool = False) -> MaxGram:
+    return MaxGram(find("max_gram")[1](num_assistant_tokens=2, bigrams=bigrams), target.vocab_size)
+
+
+def model_part(model: CausalLM, target: CausalLM, tokens: int) -> Part:
+    return Part(DraftModel(find("draft_model")[1](num_assistant_tokens=tokens), model, target.vocab_size))
+
+
+def over(drafter: Any, options: Any, middle: CausalLM, part: Part) -> Cascade:
+    """A cascade over this middle."""
+    return drafter(options, middle, part, middle.new_cache(), middle.vocab_size)
+
+
+def small_cascade(middle: CausalLM, target: CausalLM) -> Cascade:
+    return over(Cascade, find("cascade")[1](num_assistant_tokens=2), middle, model_part(target, target, 2))
+
+
+def small_relay(draft: CausalLM, target: CausalLM) -> Relay:
+    return Relay(find("relay")[1](), [model_part(draft, target, 2), Part(max_gram(target))])
 
 
 SMALL = {"nodes": 9, "depth": 3, "top_k": 3}
@@ -110,6 +139,13 @@ VARIANTS = {
     "partial h2o": Variant("partial", {"cache": "h2o", "budget": 8, "room": 2}, over_the_targets_cache),
     "triforce": Variant("triforce", {"gamma": 3, "budget": 8, "chunk": 2, "room": 1}, three_levels),
     "draft_model window": Variant("draft_model", {"num_assistant_tokens": 3, "window": 16}, with_model),
+    "max_gram": Variant("max_gram", {"num_assistant_tokens": 4}, with_vocabulary),
+    "max_gram bigrams": Variant("max_gram", {"bigrams": True}, with_vocabulary),
+    "relay": Variant("relay", {}, lambda d, o, t, m: d(o, [model_part(m, t, 2), Part(max_gram(t))])),
+    "cascade": Variant("cascade", {"num_assistant_tokens": 4}, lambda d, o, t, m: over(d, o, m, model_part(t, t, 2))),
+    "cascade relay": Variant("cascade", {}, lambda d, o, t, m: over(d, o, m, Part(small_relay(m, t)))),
+    "relay cascade": Variant("relay", {}, lambda d, o, t, m: d(o, [Part(max_gram(t)), Part(small_cascade(m, t))])),
+    "cascade cascade": Variant("cascade", {}, lambda d, o, t, m: over(d, o, m, Part(small_cascade(m, t)))),
     "prompt_lookup tree": Variant("prompt_lookup", {"prompt_lookup_num_tokens": 3, "continuations": 3}, alone),
 }
 EVERY = pytest.mark.parametrize("name", VARIANTS)
@@ -182,8 +218,12 @@ def holdings(drafter: Any) -> dict[str, int]:
     for key, value in vars(drafter).items():
         if isinstance(value, (SlotCache, torch.Tensor)):
             held[key] = value.nbytes
-        elif isinstance(value, (Follower, InnerLoop, LastState, Memory, PartialLM, Reader, WindowReader)):
+        elif isinstance(value, (Drafter, Follower, InnerLoop, LastState, Memory, PartialLM, Reader, WindowReader)):
             held |= {f"{key}.{inner}": size for inner, size in holdings(value).items()}
+        elif isinstance(value, tuple):
+            drafters = [part.drafter for part in value if isinstance(part, Part)]
+            for number, part in enumerate(drafters):
+                held |= {f"{key}.{number}.{inner}": size for inner, size in holdings(part).items()}
         elif isinstance(value, (dict, list, set)):
             held[key] = len(value)
     return held

@@ -53,10 +53,13 @@ TABLE = [
     ("eagle3", "history", SOME),
     *[(name, "temperature", SOME) for name in laws.PARTIAL],
     *[("triforce", setting, SOME) for setting in ("top_p", "history")],
+    *[(name, "temperature", SOME) for name in laws.NESTED],
+    *[(name, "history", SOME) for name in ("cascade", "relay")],
 ]
 """Drafters and sampling settings. Texts of picked drafts are those of plain decoding, so "none" needs no more."""
 RULES = [
     *[("chain", rule) for rule in ("token", "recursive", "traversal", "target_sampling")],
+    *[(drafter, "token") for drafter in ("cascade", "relay")],
     *[("tree", rule) for rule in ("recursive", "target_sampling")],
 ]
 """Legal rules that are no default."""

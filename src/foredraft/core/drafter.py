@@ -116,6 +116,8 @@ class Drafter(ABC):
     """
 
     needs: Needs = Needs()
+    learns: bool = False
+    """Whether what it picks may depend on other texts than the row's own: those before it, or beside it."""
 
     @abstractmethod
     def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:

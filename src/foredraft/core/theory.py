@@ -27,9 +27,9 @@ def acceptance(p: Float[Tensor, "*k V"], q: Float[Tensor, "*k V"]) -> Float[Tens
 
 def expected_tokens(alpha: float, length: int) -> float:
     """Tokens a step, with the bonus: (1 - alpha^(k+1)) / (1 - alpha), equation (1); k + 1 at alpha = 1."""
-    _check_alpha(alpha)
-    _check_length("length", length)
-    return _geometric(alpha, length + 1)
+    check_alpha(alpha)
+    check_length("length", length)
+    return geometric(alpha, length + 1)
 
 
 def speed_up(alpha: float, length: int, cost: float) -> float:
@@ -37,7 +37,7 @@ def speed_up(alpha: float, length: int, cost: float) -> float:
 
     It assumes that the target reads k + 1 rows in the time of one; below 1 speculation is a loss.
     """
-    _check_cost(cost)
+    check_cost(cost)
     return expected_tokens(alpha, length) / (cost * length + 1.0)
 
 
@@ -46,8 +46,8 @@ def least_speed_up(alpha: float, cost: float) -> float:
 
     It is reached by a single drafted token. Where alpha <= c no length pays.
     """
-    _check_alpha(alpha)
-    _check_cost(cost)
+    check_alpha(alpha)
+    check_cost(cost)
     return (1.0 + alpha) / (1.0 + cost) if alpha > cost else 1.0
 
 
@@ -57,7 +57,7 @@ def operations_factor(alpha: float, length: int, cost: float) -> float:
     Here ``cost`` is the ratio of arithmetic (c hat in the paper), not of time: operations of the draft for
     one token over those of the target.
     """
-    _check_cost(cost)
+    check_cost(cost)
     return (length * cost + length + 1.0) / expected_tokens(alpha, length)
 
 
@@ -77,7 +77,7 @@ def best_length(alpha: float, cost: float, longest: int = 64) -> BestLength:
     The gain rises to one peak and then falls, since each further token adds alpha^k at the same cost; so the
     search ends at the first k that loses on the one before. Of two equals it is the longer.
     """
-    _check_length("longest", longest)
+    check_length("longest", longest)
     best = BestLength(0, speed_up(alpha, 0, cost))
     if alpha <= cost:
         return best
@@ -89,23 +89,26 @@ def best_length(alpha: float, cost: float, longest: int = 64) -> BestLength:
     return best
 
 
-def _geometric(ratio: float, terms: int) -> float:
+def geometric(ratio: float, terms: int) -> float:
     """1 + ratio + ... of so many terms, without loss of digits where ratio is near 1."""
     if ratio in (0.0, 1.0):
         return 1.0 if ratio == 0.0 else float(terms)
     return -math.expm1(terms * math.log(ratio)) / (1.0 - ratio)
 
 
-def _check_alpha(alpha: float) -> None:
+def check_alpha(alpha: float) -> None:
+    """Raise unless it is a probability."""
     if not 0.0 <= alpha <= 1.0:
         raise OptionError(f"alpha is a probability, between 0 and 1, not {alpha!r}.")
 
 
-def _check_cost(cost: float) -> None:
+def check_cost(cost: float) -> None:
+    """Raise unless it is finite and not negative."""
     if not 0.0 <= cost < math.inf:
         raise OptionError(f"cost must be a finite number, 0 or more, not {cost!r}.")
 
 
-def _check_length(name: str, length: int) -> None:
+def check_length(name: str, length: int) -> None:
+    """Raise unless it is a number of tokens."""
     if length < 0:
         raise OptionError(f"{name} must be a whole number, 0 or more, not {length!r}.")

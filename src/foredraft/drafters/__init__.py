@@ -94,6 +94,22 @@ METHODS: dict[str, Method] = {
         "Copies what followed the last tokens where they stood before; several places become a tree.",
         "github.com/apoorvumang/prompt-lookup-decoding",
     ),
+    "max_gram": Method(
+        "max_gram:MaxGram",
+        (Law.FIXED,),
+        True,
+        "nothing",
+        "Copies what followed the longest run of last tokens that stands earlier in the text; a guess where none does.",
+        "arXiv:2312.11462",
+    ),
+    "relay": Method(
+        "relay:Relay",
+        (Law.CHAIN, Law.FIXED),
+        True,
+        "two drafters or more",
+        "One drafter goes on where another ends: late tokens of a draft are cheap ones.",
+        "arXiv:2312.11462",
+    ),
     "cascade": Method(
         "cascade:Cascade",
         (Law.CHAIN, Law.FIXED),

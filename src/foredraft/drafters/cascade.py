@@ -15,8 +15,10 @@ from torch import Tensor
 from foredraft.core.draft import Draft, Law, Verdict
 from foredraft.core.drafter import Needs, Plan, Rewindable, StepOut, View
 from foredraft.core.errors import DrafterError, OptionError
-from foredraft.drafters.supplies import Supplies
+from foredraft.drafters.supplies import Part, Supplies
 from foredraft.engine.inner import Inner, InnerLoop
+from foredraft.model.cache import SlotCache
+from foredraft.model.slot_lm import SlotLM
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +28,13 @@ class Options:
     num_assistant_tokens: tokens that the middle writes for the target; settled before any is drawn.
     num_assistant_tokens_schedule: constant; heuristic, transformers' up and down; cost, what the measured costs and
         the acceptance so far make best; or auto, cost where texts cannot depend on it and constant elsewhere.
-    inner_tokens: at most so many tokens are drafted for the middle in one step inside.
+    inner_tokens: at most so many tokens are drafted for the middle in one step inside; None: as many as the options of
+        its drafter say. Inside, a drafter's schedule does not count.
     """
 
     num_assistant_tokens: int = 8
     num_assistant_tokens_schedule: str = "auto"
-    inner_tokens: int = 4
+    inner_tokens: int | None = None
 
     @property
     def law(self) -> Law:
@@ -39,7 +42,7 @@ class Options:
         return Law.CHAIN
 
     def __post_init__(self) -> None:
-        if self.num_assistant_tokens < 1 or self.inner_tokens < 1:
+        if self.num_assistant_tokens < 1 or (self.inner_tokens is not None and self.inner_tokens < 1):
             raise OptionError("num_assistant_tokens and inner_tokens must be 1 or more.")
 
 
@@ -48,13 +51,15 @@ class Cascade(Rewindable):
     """Drafts what its middle model says, which is drafted in turn.
 
     Args:
-        parts: the middle, what drafts for it, and its cache.
+        middle, cache: the model that writes the draft, and where it does so.
+        part: what drafts for it.
         vocab_size: of the target. The middle's may be narrower or wider, as padded vocabularies are.
     """
 
-    def __init__(self, options: Options, parts: Inner, vocab_size: int) -> None:
+    def __init__(self, options: Options, middle: SlotLM, part: Part, cache: SlotCache, vocab_size: int) -> None:
         self._options = options
-        self._loop = InnerLoop(parts, vocab_size, options.inner_tokens)
+        length = options.inner_tokens or part.drafter.needs.longest
+        self._loop = InnerLoop(Inner(middle, part.drafter, cache, length, part.confidence), vocab_size)
         self.needs = Needs(max_nodes=options.num_assistant_tokens)
 
     def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
@@ -83,5 +88,5 @@ def build(options: Options, supplies: Supplies) -> Cascade:
     path, spec = supplies.paths
     middle = supplies.model(path)
     cache = middle.new_cache()
-    drafter = supplies.drafter(spec, target=middle, cache=cache)
-    return Cascade(options, Inner(middle, drafter, cache), supplies.place.vocab_size)
+    part = supplies.part(spec, target=middle, cache=cache)
+    return Cascade(options, middle, part, cache, supplies.place.vocab_size)

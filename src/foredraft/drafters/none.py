@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from foredraft.core.draft import Draft, Law, Verdict
-from foredraft.core.drafter import Drafter, Plan, StepOut, View
+from foredraft.core.drafter import Plan, Rewindable, StepOut, View
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.supplies import Supplies
 
@@ -23,7 +23,7 @@ class Options:
 
 
 @final
-class NoDrafter(Drafter):
+class NoDrafter(Rewindable):
     """Plain decoding, and the smallest drafter there is."""
 
     def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None: ...
@@ -32,6 +32,8 @@ class NoDrafter(Drafter):
         return Draft(TokenTree.root(view.roots), Law.FIXED)
 
     def commit(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None: ...
+
+    def rewind(self, row: int, length: int) -> None: ...
 
     def release(self, row: int) -> None: ...
 

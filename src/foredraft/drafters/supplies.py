@@ -4,9 +4,11 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from foredraft.core.drafter import Drafter
+from foredraft.core.drafter import Drafter, Rewindable
 from foredraft.core.errors import DrafterError
 from foredraft.core.options import entries
+from foredraft.drafters import METHODS, find
+from foredraft.drafters.spec import Spec
 from foredraft.model.cache import SlotCache
 from foredraft.model.causal import CausalLM
 from foredraft.model.tokenizer import Tokenizer
@@ -24,7 +26,7 @@ class Place:
     """For whom is drafted, and what the spec says.
 
     ``cache`` is the target's in the loop, for drafters that share it. ``path`` is what stands behind the colon.
-    ``vocab_size`` is how wide laws are; inside another drafter that need not be the width of ``target``, see ``Fitted``.
+    ``vocab_size`` is how wide laws are: inside another drafter that need not be the width of ``target``.
     """
 
     name: str
@@ -34,6 +36,13 @@ class Place:
     cache: SlotCache
     tokenizer: Tokenizer | None
     vocab_size: int
+
+
+class Part(NamedTuple):
+    """A drafter inside another. ``confidence`` is its assistant_confidence_threshold, if it has one; see ``Plan``."""
+
+    drafter: Rewindable
+    confidence: float = 0.0
 
 
 class Supplies(ABC):
@@ -58,6 +67,23 @@ class Supplies(ABC):
     def paths(self) -> list[str]:
         """The same as a list: A+B, or [A,option=value]+B where entries are specs."""
         return entries(self.path)
+
+    def part(self, spec: str, target: CausalLM | None = None, cache: SlotCache | None = None) -> Part:
+        """A drafter that drafts for texts which are themselves only drafted; arguments are those of ``drafter``.
+
+        Raises:
+            DrafterError: it cannot take a text back; the sentence lists those that can.
+        """
+        named = Spec.parse(spec)
+        if not _rewindable(named.name):
+            able = ", ".join(name for name in METHODS if _rewindable(name))
+            raise DrafterError(
+                f"{named.name} cannot stand inside {self.place.name}: what it remembers of a text that is only "
+                f"drafted cannot be taken back; {able} can."
+            )
+        drafter = self.drafter(spec, target, cache)
+        assert isinstance(drafter, Rewindable)
+        return Part(drafter, getattr(named.options, "assistant_confidence_threshold", 0.0))
 
     @abstractmethod
     def model(self, path: str) -> CausalLM:
@@ -86,3 +112,7 @@ class Supplies(ABC):
         Args:
             target, cache: whom it drafts for, where that is not the target itself: a model between the two.
         """
+
+
+def _rewindable(name: str) -> bool:
+    return issubclass(find(name)[0], Rewindable)

@@ -14,10 +14,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from foredraft.core.draft import Draft, Law, Verdict
-from foredraft.core.drafter import Drafter, Needs, Plan, Rewindable, StepOut, View
+from foredraft.core.drafter import Needs, Plan, Rewindable, StepOut, View
 from foredraft.core.errors import OptionError
 from foredraft.drafters.follower import Follower
-from foredraft.drafters.supplies import Supplies
+from foredraft.drafters.supplies import Part, Supplies
 from foredraft.engine.inner import Inner, InnerLoop
 from foredraft.engine.step import round_up
 from foredraft.model.cache import SlotCache
@@ -77,21 +77,23 @@ class TriForce(Rewindable):
     Args:
         target: whose weights the middle level has.
         full: its cache in the loop.
-        drafter: drafts for the middle level.
+        part: drafts for the middle level.
         vocab_size: how wide laws are.
     """
 
-    def __init__(self, options: Options, target: CausalLM, full: SlotCache, drafter: Drafter, vocab_size: int) -> None:
+    def __init__(self, options: Options, target: CausalLM, full: SlotCache, part: Part, vocab_size: int) -> None:
         self._options = options
         self.full = full
         self.needs = Needs(max_nodes=options.gamma)
         selection = options.selection()
         # a row that has said its part goes on, by a token a step, beside one whose drafts all fail
-        ahead = 2 * options.gamma + round_up(1 + drafter.needs.max_nodes)
+        ahead = 2 * options.gamma + round_up(1 + part.drafter.needs.max_nodes)
         middle = PartialLM(target, full, selection, options.room + selection.slack + 1 + ahead)
         self._follower = Follower(middle, ahead, options.refresh)
-        parts = Inner(middle, drafter, middle.cache, self._follower.follow)
-        self._loop = InnerLoop(parts, vocab_size, options.inner_gamma)
+        inner = Inner(
+            middle, part.drafter, middle.cache, options.inner_gamma, part.confidence, follow=self._follower.follow
+        )
+        self._loop = InnerLoop(inner, vocab_size)
 
     @property
     def partial_bytes(self) -> int:
@@ -125,4 +127,4 @@ def build(options: Options, supplies: Supplies) -> TriForce:
     else:
         spec = f"draft_model:{path},num_assistant_tokens={options.inner_gamma},window={options.window},"
         spec += f"sinks={options.sinks}"
-    return TriForce(options, place.target, place.cache, supplies.drafter(spec), place.vocab_size)
+    return TriForce(options, place.target, place.cache, supplies.part(spec), place.vocab_size)

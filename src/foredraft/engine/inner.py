@@ -2,9 +2,9 @@
 
 Cascades (CS Drafting, arXiv:2312.11462) and TriForce (arXiv:2404.11912) draft so. The loop says exactly what the middle
 model would have said alone, since verification inside is as exact as outside; so the law q that a token was really
-drawn from is the middle's own processed law there. That holds for these three reasons together: a rejection inside
-draws from the residual; how many tokens are drafted is settled before the first of them is drawn; and the loop has
-random numbers of its own.
+drawn from is the middle's own processed law there. That takes three things: a rejection inside draws from the
+residual; whether a token is handed on never depends on whether it was accepted, since how many there will be is settled
+before the first of them is drawn; and the loop has random numbers of its own.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,12 +35,16 @@ class Inner(NamedTuple):
     middle: the model that verifies inside.
     drafter: drafts for it.
     cache: the middle's, row for row beside the target's; nobody else may write to it.
+    length: the most tokens that an inner step drafts.
+    confidence: a path inside ends after its first token that is less sure; see ``Plan``.
     follow: has the cache hold each text but its root, where the middle need not read for that. None: it reads along.
     """
 
     middle: SlotLM
     drafter: Drafter
     cache: SlotCache
+    length: int
+    confidence: float = 0.0
     follow: Callable[[View], None] | None = None
 
 
@@ -53,7 +57,6 @@ class InnerLoop:
     Args:
         parts: the middle, its drafter, its cache.
         vocab_size: of the target, V below. The middle's may be narrower or wider, as padded vocabularies are.
-        length: the most tokens that an inner step drafts.
         rule: of verification inside; None takes the best one for each draft's law.
         level: tells apart the inner loops of one drafter; see ``Noise.nested``.
 
@@ -62,8 +65,8 @@ class InnerLoop:
         LawError: a rule that is lossy, so that q would not be the law of what is drafted.
     """
 
-    def __init__(self, parts: Inner, vocab_size: int, length: int, *, rule: str | None = None, level: int = 0) -> None:
-        middle, drafter, cache, self._follow = parts
+    def __init__(self, parts: Inner, vocab_size: int, *, rule: str | None = None, level: int = 0) -> None:
+        drafter = parts.drafter
         name = drafter.__class__.__name__
         if not isinstance(drafter, Rewindable):
             raise DrafterError(
@@ -74,11 +77,11 @@ class InnerLoop:
             raise DrafterError(f"{name} cannot stand inside another drafter: it reads the target's hidden states.")
         if rule is not None and not RULES[rule].lossless:
             raise LawError(f"Verification rule {rule!r} is lossy, so no law of what an inner loop drafts is known.")
-        self._middle = Fitted(middle, vocab_size)
+        self._parts = parts
+        self._middle = Fitted(parts.middle, vocab_size)
         self._drafter = drafter
-        self._cache = cache
-        self._stepper = Stepper(self._middle, cache, drafter, rule)
-        self._length = length
+        self._cache = parts.cache
+        self._stepper = Stepper(self._middle, parts.cache, drafter, rule)
         self._level = level
         self._held: dict[int, list[int]] = {}  # tokens of each row whose keys and values stand in the cache
         self._known: dict[int, int] = {}  # how many of them are surely those of the row's text
@@ -113,14 +116,15 @@ class InnerLoop:
         lengths = [max(0, min(length, most)) for length, most in zip(lengths, room, strict=True)]
         if not any(lengths):
             return Draft(TokenTree.root(view.roots), Law.FIXED)
-        roots = self._read_along(view) if self._follow is None else self._follow(view)
+        roots = self._read_along(view) if self._parts.follow is None else self._parts.follow(view)
         said: list[list[int]] = [[] for _ in lengths]
         laws = _Laws(lengths)
         ahead = replace(view, noise=view.noise.nested(self._level))
         while any(len(text) < length for text, length in zip(said, lengths, strict=True)):
             # the last token of a step is the middle's own, so one less is drafted than there is left to say
             left = (max(length - len(text) - 1, 0) for text, length in zip(said, lengths, strict=True))
-            done = self._stepper(ahead, Plan(tuple(min(self._length, most) for most in left)), laws=True)
+            plan = Plan(tuple(min(self._parts.length, most) for most in left), self._parts.confidence)
+            done = self._stepper(ahead, plan, laws=True)
             laws.add(done, [len(text) for text in said])
             for text, result in zip(said, done.rows, strict=True):
                 text += result.emitted

@@ -1,0 +1,152 @@
+"""Max-Gram: copy what followed the longest run of last tokens that stands earlier in the text (arXiv:2312.11462).
+
+The bottom of cascade drafting: no model, and always something to say. Prompt lookup compares a few last tokens; here
+the run may be as long as the text. Deterministic, hence picked tokens (``Law.FIXED``).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from foredraft.core.draft import Draft, Law, Verdict
+from foredraft.core.drafter import Needs, Plan, Rewindable, StepOut, View
+from foredraft.core.errors import OptionError
+from foredraft.core.tree import TokenTree
+from foredraft.drafters.supplies import Supplies
+
+_BASE = -7046029254386353131  # 0x9E3779B97F4A7C15: odd, so that it has an inverse modulo 2^64
+_INVERSE = pow(_BASE, -1, 1 << 64) - (1 << 64) * (pow(_BASE, -1, 1 << 64) >> 63)
+_NOTHING = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How much is copied, and what stands in where there is nothing to copy.
+
+    num_assistant_tokens: at most so many tokens are copied.
+    num_assistant_tokens_schedule: constant, heuristic, cost, or auto, which is cost here.
+    min_matching_ngram_size: a shorter run than this is no match.
+    bigrams: where nothing matches, draft what last followed each token in any of the texts in flight; without it, one
+        token, the last once more. With it a draft depends on other texts. What is said does not, unless some tokens of
+        the same draft are drawn; so relay wants it off there.
+    """
+
+    num_assistant_tokens: int = 10
+    num_assistant_tokens_schedule: str = "auto"
+    min_matching_ngram_size: int = 1
+    bigrams: bool = False
+
+    @property
+    def law(self) -> Law:
+        return Law.FIXED
+
+    def __post_init__(self) -> None:
+        if self.num_assistant_tokens < 1 or self.min_matching_ngram_size < 1:
+            raise OptionError("num_assistant_tokens and min_matching_ngram_size must be 1 or more.")
+
+
+class Match(NamedTuple):
+    """The longest run of last tokens that stands earlier too: its size, 0 for none, and where the latest one ends."""
+
+    size: Int[Tensor, "B"]
+    end: Int[Tensor, "B"]
+
+
+@final
+class MaxGram(Rewindable):
+    """Copies from the text itself. All that it remembers is its table of bigrams: one token for each of ``vocab_size``,
+    forgotten with the last text."""
+
+    def __init__(self, options: Options, vocab_size: int) -> None:
+        self._options = options
+        self._vocab_size = vocab_size
+        self._followers = torch.zeros(0, dtype=torch.long)  # what came last after each token, ``_NOTHING`` if nothing
+        self._rows: set[int] = set()
+        self.needs = Needs(max_nodes=options.num_assistant_tokens)
+        self.learns = options.bigrams
+
+    def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
+        self._rows.add(row)
+        if self._options.bigrams:
+            if not len(self._followers):
+                self._followers = torch.full((self._vocab_size,), _NOTHING, device=prompt.device)
+            self._followers[prompt[:-1]] = prompt[1:]
+
+    @torch.inference_mode()
+    def propose(self, view: View, plan: Plan) -> Draft:
+        depth = min(plan.length, self._options.num_assistant_tokens)
+        longest = max(view.extents)
+        history = view.history[:, :longest]
+        match = longest_match(history, view.lengths)
+        found = match.size >= self._options.min_matching_ngram_size
+        # past the end of the text the copy goes on with itself, as if the text were periodic
+        period = (view.lengths - match.end).clamp(min=1)[:, None]
+        index = match.end[:, None] + torch.arange(depth, device=history.device) % period
+        copied = history.gather(1, index.clamp(max=longest - 1))
+        guessed = self._guess(view, depth)
+        tokens = torch.where(found[:, None], copied, guessed)
+        lengths = torch.where(found, depth, (guessed != _NOTHING).sum(1))
+        lengths = lengths.minimum(torch.tensor(plan.lengths, device=history.device))
+        tree = TokenTree.chain(torch.cat([view.roots[:, None], tokens.clamp(min=0)], 1), lengths + 1)
+        return Draft(tree, Law.FIXED)
+
+    def commit(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None:
+        if not self._options.bigrams:
+            return
+        before = view.history.gather(1, (view.lengths[:, None] - 2).clamp(min=0))
+        said = torch.cat([before, view.roots[:, None], verdict.emitted(draft.tree)], 1)
+        first, second = said[:, :-1].flatten(), said[:, 1:].flatten()
+        real = second >= 0
+        self._followers[first[real]] = second[real]  # of several in one step any may stay: a guess is a guess
+
+    def rewind(self, row: int, length: int) -> None: ...
+
+    def release(self, row: int) -> None:
+        self._rows.remove(row)
+        if not self._rows:
+            self._followers = self._followers.new_zeros(0)
+
+    def _guess(self, view: View, depth: int) -> Int[Tensor, "B K"]:
+        """What to draft where nothing matches: at least one token a row, then ``_NOTHING``."""
+        guessed = torch.full((len(view.rows), depth), _NOTHING, device=view.roots.device)
+        last = view.roots
+        for place in range(depth if self._options.bigrams else 0):
+            last = torch.where(last == _NOTHING, last, self._followers[last])
+            guessed[:, place] = last
+        guessed[:, 0] = torch.where(guessed[:, 0] == _NOTHING, view.roots, guessed[:, 0])
+        return guessed
+
+
+def longest_match(history: Int[Tensor, "B L"], lengths: Int[Tensor, "B"]) -> Match:
+    """The longest run of last tokens that ends earlier in the text as well, the latest such place.
+
+    If a run stands there, so does every shorter one: its size is found by bisection, some log2(L) passes over the text.
+    Runs are compared by a polynomial hash modulo 2^64, all places at once; should two ever collide, a draft is bad.
+    """
+    width = history.shape[1]
+    end = torch.arange(width + 1, device=history.device)
+    powers = torch.full_like(end, _BASE).cumprod(0)
+    inverses = torch.full_like(end, _INVERSE).cumprod(0)
+    sums = torch.nn.functional.pad(((history + 1) * powers[:-1]).cumsum(1), (1, 0))
+    last = lengths[:, None]
+
+    def ends(size: Int[Tensor, "B"]) -> Tensor:
+        """Whether the ``size`` tokens before each place are the last ones [B, L + 1]."""
+        begin = (end - size[:, None]).clamp(min=0)
+        hashes = (sums - sums.gather(1, begin)) * inverses
+        return (hashes == hashes.gather(1, last)) & (end >= size[:, None]) & (end < last)
+
+    size = torch.zeros_like(lengths)
+    for bit in reversed(range(width.bit_length())):
+        longer = size + (1 << bit)
+        size = torch.where(ends(longer).any(1) & (longer < lengths), longer, size)
+    return Match(size, torch.where(ends(size), end, 0).amax(1))
+
+
+def build(options: Options, supplies: Supplies) -> MaxGram:
+    """max_gram"""
+    return MaxGram(options, supplies.place.vocab_size)

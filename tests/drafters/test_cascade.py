@@ -1,0 +1,105 @@
+"""Cascades on whole models and by specification; the law of what they draft is ``engine/test_inner.py``'s matter."""
+
+import pytest
+
+import foredraft
+import tiny
+from foredraft.core.errors import OptionError, UsageError
+from foredraft.core.params import SamplingParams
+from foredraft.drafters.cascade import Cascade, Options
+from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
+from foredraft.drafters.max_gram import MaxGram, Options as MaxGramOptions
+from foredraft.drafters.supplies import Part
+from foredraft.engine.control import Constant
+from foredraft.engine.reference import reference
+from foredraft.model.causal import CausalLM
+
+PROMPTS = tiny.prompts((1, 5, 17))
+
+
+def cascade(middle: CausalLM, part: Part, **options: int) -> Cascade:
+    return Cascade(Options(**options), middle, part, middle.new_cache(), middle.vocab_size)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_middle_that_is_the_target_is_accepted_whole(temperature: float):
+    target, small = CausalLM(tiny.build("llama")), CausalLM(tiny.build("llama", seed=5))
+    part = Part(DraftModel(DraftOptions(num_assistant_tokens=3), small, target.vocab_size))
+    results = tiny.generator(target, cascade(target, part, num_assistant_tokens=5), Constant(5)).generate(
+        PROMPTS, max_new_tokens=31, temperature=temperature
+    )
+    for result in results:
+        assert result.stats.accepted == result.stats.drafted == 25  # 1 + 5 tokens a step, and one is left at the end
+        assert result.stats.target_forwards == 6
+
+
+def test_greedy_texts_are_the_references_at_every_depth():
+    target, near, far = (CausalLM(tiny.build("llama", seed=seed)) for seed in (3, 5, 6))
+    expected = [reference(target, prompt, SamplingParams(max_new_tokens=24)) for prompt in PROMPTS]
+    lowest = Part(MaxGram(MaxGramOptions(num_assistant_tokens=3, bigrams=True), target.vocab_size))
+    low = cascade(far, lowest, num_assistant_tokens=3)
+    high = cascade(near, Part(low), num_assistant_tokens=4, inner_tokens=2)
+    for drafter in (low, high, cascade(target, Part(high), num_assistant_tokens=6)):
+        results = tiny.generator(target, drafter, Constant(6)).generate(PROMPTS, max_new_tokens=24)
+        assert [result.tokens for result in results] == expected
+        assert sum(result.stats.drafted for result in results) > 0
+
+
+def test_a_cascade_drafts_what_its_middle_drafts_alone():
+    """Greedy: the same tokens drafted and accepted as by a draft model, whatever drafts inside."""
+    target, middle, small = (CausalLM(tiny.build("llama", seed=seed, vocab_size=6)) for seed in (3, 5, 6))
+    plain = DraftModel(DraftOptions(num_assistant_tokens=4), middle, 6)
+    part = Part(DraftModel(DraftOptions(num_assistant_tokens=2), small, 6))
+    prompts = tiny.prompts((1, 5, 17), vocab=6)
+    found = []
+    for drafter in (plain, cascade(middle, part, num_assistant_tokens=4)):
+        results = tiny.generator(target, drafter, Constant(4)).generate(prompts, max_new_tokens=40)
+        found.append([(r.tokens, r.stats.drafted, r.stats.accepted) for r in results])
+    assert found[0] == found[1] and any(0 < accepted < drafted for _, drafted, accepted in found[0])
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "cascade:sample-draft+max_gram",
+        "cascade:sample-draft+[cascade:sample-draft+prompt_lookup],num_assistant_tokens=5",
+        "cascade:sample-draft+[draft_model:sample-draft,num_assistant_tokens=3],inner_tokens=2",
+        "cascade:sample-draft+[relay:[draft_model:sample-draft,num_assistant_tokens=2]+[max_gram]]",
+        "relay:[draft_model:sample-draft,num_assistant_tokens=3]+[max_gram,num_assistant_tokens=4]",
+    ],
+)
+def test_specs(spec: str):
+    plain = foredraft.load("sample", "none", dtype="float32", device="cpu")
+    nested = foredraft.load(plain.engine.target, spec, tokenizer=plain.tokenizer.inner)
+    prompts = ["def add(", "import os\n\n\ndef read_lines(path):"]
+    options = {"max_new_tokens": 24, "min_new_tokens": 24}
+    expected = [result.tokens for result in plain.batch(prompts, **options)]
+    assert [result.tokens for result in nested.batch(prompts, **options)] == expected
+    sampled = nested.batch(prompts, temperature=1.0, **options)
+    alone = [nested.generate(prompt, temperature=1.0, **options).tokens for prompt in prompts]
+    assert [result.tokens for result in sampled] == alone and sum(result.stats.accepted for result in sampled) > 0
+
+
+@pytest.mark.parametrize(
+    "spec, sentence",
+    [
+        ("cascade", "cascade needs a middle model"),
+        ("cascade:sample-draft", "a middle model and what drafts for it"),
+        ("cascade:sample-draft+prompt_lookup+none", "a middle model and what drafts for it"),
+        ("cascade:sample-draft+eagle3:sample-eagle3", "eagle3 cannot stand inside cascade: .* prompt_lookup"),
+        ("cascade:sample-draft+[relay:max_gram+medusa]", "medusa cannot stand inside relay"),
+        ("cascade:sample-draft+nothing", "Unknown drafter 'nothing'"),
+        ("cascade:sample-draft+max_gram,inner_tokens=0", "inner_tokens must be 1 or more"),
+        ("relay:max_gram", "two drafters or more"),
+        ("relay:max_gram+[prompt_lookup,continuations=2]", "PromptLookup drafts trees"),
+    ],
+)
+def test_what_cannot_be_is_one_clear_sentence(spec: str, sentence: str):
+    with pytest.raises(UsageError, match=sentence):
+        foredraft.load("sample", spec, dtype="float32", device="cpu")
+
+
+def test_options_out_of_range_are_errors():
+    for wrong in ({"num_assistant_tokens": 0}, {"inner_tokens": 0}):
+        with pytest.raises(OptionError, match="1 or more"):
+            Options(**wrong)

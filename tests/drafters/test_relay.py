@@ -1,0 +1,173 @@
+"""Relays: what each drafter adds, the law of mixed drafts by enumeration, and what cannot be handed on."""
+
+import pytest
+import torch
+
+import tiny
+from foredraft.core.draft import Law
+from foredraft.core.drafter import Plan, Rewindable, View
+from foredraft.core.errors import DrafterError, OptionError
+from foredraft.core.noise import Noise
+from foredraft.core.params import SamplingParams
+from foredraft.core.verify import RULES
+from foredraft.core.warp import Warp
+from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
+from foredraft.drafters.max_gram import MaxGram, Options as MaxGramOptions
+from foredraft.drafters.none import NoDrafter
+from foredraft.drafters.prompt_lookup import Options as LookupOptions, PromptLookup
+from foredraft.drafters.relay import Options, Relay
+from foredraft.drafters.supplies import Part
+from foredraft.engine.control import Constant
+from foredraft.model.causal import CausalLM
+from nested import PROMPT, Chances, TableDrafter, at, enumerated
+from oracle import Draws, loss, random_table
+
+VOCAB = 12
+
+
+def view_of(texts: list[list[int]], temperature: float = 0.0) -> View:
+    lengths = [len(text) for text in texts]
+    warp = Warp.of(
+        [SamplingParams(temperature=temperature)] * len(texts),
+        vocab_size=VOCAB,
+        eos_token_ids=[()] * len(texts),
+        prompt_lengths=[1] * len(texts),
+        device="cpu",
+    )
+    history = torch.tensor([text + [0] * (max(lengths) - len(text)) for text in texts])
+    extents = torch.tensor(lengths)
+    return View(
+        tuple(range(len(texts))), history, extents, tuple(lengths), warp, Noise(torch.arange(len(texts)), extents)
+    )
+
+
+def model_part(tokens: int, confidence: float = 0.0) -> Part:
+    model = CausalLM(tiny.build("llama", vocab_size=VOCAB))
+    return Part(DraftModel(DraftOptions(num_assistant_tokens=tokens), model, VOCAB), confidence)
+
+
+def lookup(tokens: int) -> PromptLookup:
+    return PromptLookup(LookupOptions(prompt_lookup_num_tokens=tokens))
+
+
+def admitted(relay: Relay, texts: list[list[int]]) -> Relay:
+    for row, text in enumerate(texts):
+        relay.admit(row, torch.tensor(text[:-1], dtype=torch.long), {})
+    return relay
+
+
+SMALL, SMALLER, P = (random_table(3, 4, seed) for seed in (1, 2, 3))
+
+
+@pytest.mark.parametrize("picks", [(False, True), (True, False), (False, False), (True, True)])
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_drafts_of_mixed_sources_are_exact(picks: tuple[bool, bool], rule: str, monkeypatch: pytest.MonkeyPatch):
+    """The one-hot of a picked token is the law that it was really drawn from: TV < 1e-12 over all coins."""
+
+    def make(chances: Chances) -> Rewindable:
+        first, second = TableDrafter(SMALL, 2, chances, picks[0]), TableDrafter(SMALLER, 1, chances, picks[1])
+        return Relay(Options(), [Part(first), Part(second)])
+
+    nested = enumerated(make, 3, 3, monkeypatch)
+    tokens = nested.draft.tree.tokens
+    assert len(tokens) == 3 ** (2 * (not picks[0]) + (not picks[1]))
+    assert nested.draft.law is (Law.FIXED if all(picks) else Law.CHAIN)
+    texts = torch.cat([torch.tensor(PROMPT).expand(len(tokens), -1), tokens[:, 1:]], 1)
+    laws = torch.stack([at(P, texts, level) for level in range(4)], 1)
+    if all(picks):
+        rule = "target_sampling"
+    assert loss(RULES[rule].function, Draws(nested.draft, nested.weights, laws), P) < 1e-12
+
+
+def test_each_goes_on_from_what_was_drafted_before_it():
+    texts = [[1, 2, 3, 4, 5, 1, 2, 3], [7, 8], [6, 9, 6, 9, 6]]
+    relay = admitted(
+        Relay(Options(), [Part(lookup(2)), Part(MaxGram(MaxGramOptions(num_assistant_tokens=3), VOCAB))]), texts
+    )
+    draft = relay.propose(view_of(texts), Plan((5, 5, 3)))
+    assert draft.law is Law.FIXED and draft.q is None and draft.tree.linear
+    found = [t[v][1:].tolist() for t, v in zip(draft.tree.tokens, draft.tree.valid, strict=True)]
+    assert found == [[4, 5, 1, 2, 3], [8], [9, 6, 9]]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_second_is_told_what_the_first_has_drafted(temperature: float):
+    """Its tokens and laws are those that it drafts alone for the longer text."""
+    texts = tiny.prompts((3, 9, 5), vocab=VOCAB)
+    parts = [model_part(2), model_part(3)]
+    relay = admitted(Relay(Options(), parts), texts)
+    view = view_of(texts, temperature)
+    for _ in range(2):  # the second time everything has been taken back once
+        draft = relay.propose(view, Plan((5, 5, 5)))
+        assert bool(draft.tree.valid.all()) and draft.tree.tokens.shape[1] == 6
+        assert draft.law is (Law.CHAIN if temperature else Law.FIXED)
+        other = model_part(3).drafter
+        longer = [text + draft.tree.tokens[b, 1:3].tolist() for b, text in enumerate(texts)]
+        for row in range(3):
+            other.admit(row, torch.tensor([1]), {})
+        ahead = view_of(longer, temperature)
+        noise = Noise(view.noise.nested(1).seeds, ahead.lengths)
+        alone = other.propose(
+            View(ahead.rows, ahead.history, ahead.lengths, ahead.extents, ahead.warp, noise), Plan((3,) * 3)
+        )
+        assert torch.equal(alone.tree.tokens[:, 1:], draft.tree.tokens[:, 3:])
+        if alone.q is not None and draft.q is not None:
+            torch.testing.assert_close(alone.q[:, 1:], draft.q[:, 3:], atol=1e-5, rtol=0.0)
+
+
+def test_no_number_is_used_twice_by_two_drafters_or_two_steps():
+    """A late drafter of one step and an early one of the next may stand at the same place."""
+    seeds, positions = torch.arange(50), torch.full((50,), 7)
+    now, later = Noise(seeds, positions), Noise(seeds, positions + 2)
+    kept = torch.cat([noise.nested(part).seeds for noise in (now, later) for part in range(3)])
+    assert kept.unique().numel() == kept.numel()
+    flat = tiny.build("llama", vocab_size=VOCAB, tie_word_embeddings=False)
+    torch.nn.init.zeros_(flat.lm_head.weight)
+    model = CausalLM(flat, verify=False)
+    texts = [[1, 2]] * 600
+    relay = Relay(
+        Options(), [Part(DraftModel(DraftOptions(2), model, VOCAB)), Part(DraftModel(DraftOptions(2), model, VOCAB))]
+    )
+    first = admitted(relay, texts).propose(view_of(texts, 1.0), Plan((4,) * 600)).tree.tokens
+    second = relay.propose(view_of([[1, 2, 3, 4]] * 600, 1.0), Plan((4,) * 600)).tree.tokens
+    for a in range(1, 5):
+        for b in range(1, 5):
+            same = float((first[:, a] == second[:, b]).double().mean())
+            assert abs(same - 1 / VOCAB) < 5 * (1 / VOCAB / 600) ** 0.5
+
+
+def test_an_unsure_token_ends_the_first_leg_and_the_next_goes_on():
+    texts = tiny.prompts((5, 5, 5, 5), vocab=VOCAB)
+    unsure = Relay(
+        Options(), [model_part(3, confidence=1.1), Part(MaxGram(MaxGramOptions(num_assistant_tokens=2), VOCAB))]
+    )
+    draft = admitted(unsure, texts).propose(view_of(texts, 1.0), Plan((4,) * 4))
+    assert draft.q is not None
+    certain = (draft.q == 1).any(-1) & draft.tree.valid
+    assert not bool(certain[:, 1].any()) and bool(certain[:, 2].all())
+
+
+def test_the_target_as_first_drafter_is_accepted_whole():
+    target = CausalLM(tiny.build("llama"))
+    first = DraftModel(DraftOptions(num_assistant_tokens=3), target, target.vocab_size)
+    relay = Relay(Options(), [Part(first), Part(MaxGram(MaxGramOptions(num_assistant_tokens=2), target.vocab_size))])
+    assert relay.needs.max_nodes == 5
+    result = tiny.generator(target, relay, Constant(5)).generate(tiny.prompts((9,))[0], max_new_tokens=24)
+    assert result.stats.accepted >= 3 * (result.stats.target_forwards - 2)
+
+
+def test_what_cannot_be_a_relay_is_refused():
+    part = Part(lookup(2))
+    with pytest.raises(DrafterError, match="two drafters or more"):
+        Relay(Options(), [part])
+    with pytest.raises(DrafterError, match="trees"):
+        Relay(Options(), [part, Part(PromptLookup(LookupOptions(continuations=2)))])
+    with pytest.raises(DrafterError, match="nothing"):
+        Relay(Options(), [part, Part(NoDrafter())])
+    with pytest.raises(OptionError, match="1 or more"):
+        Options(num_assistant_tokens=0)
+    relay = Relay(Options(), [model_part(2), Part(MaxGram(MaxGramOptions(bigrams=True), VOCAB))])
+    text = tiny.prompts((5,), vocab=VOCAB)
+    admitted(relay, text).propose(view_of(text), Plan((4,)))  # greedy: nothing is drawn
+    with pytest.raises(DrafterError, match="without bigrams"):
+        relay.propose(view_of(text, 1.0), Plan((4,)))
