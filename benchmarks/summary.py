@@ -5,6 +5,7 @@ python benchmarks/summary.py --write    # put all tables, and that of the method
 """
 
 import argparse
+import re
 import statistics
 from pathlib import Path
 
@@ -114,7 +115,8 @@ def methods() -> str:
     lines = ["| drafter | what it does | children | lossless | needs |", "| --- | --- | --- | --- | --- |"]
     for name, method in METHODS.items():
         laws = ", ".join(law.value for law in method.laws) or "-"
-        lines.append(f"| `{name}` | {method.what} | {laws} | {'yes' if method.lossless else 'no'} | {method.needs} |")
+        page, sound = f"[`{name}`](docs/methods/{name}.md)", "yes" if method.lossless else "no"
+        lines.append(f"| {page} | {method.what} | {laws} | {sound} | {method.needs} |")
     return "\n".join(lines)
 
 
@@ -160,6 +162,41 @@ def provenance_line(summary: Summary) -> str:
     )
 
 
+def measured(both: Summary, name: str) -> str:
+    """What a method did on the mean of all tasks, each of its arms a line; nothing where it was not run."""
+    lines = []
+    for setting in both.settings:
+        for arm in both.arms(setting):
+            speed, length = both.mean(setting, arm)
+            if speed is not None and length is not None and _method(both, arm) == name:
+                title = "" if arm == name else f"`{arm}`, "
+                place = f"{setting.model}, {law(setting.temperature)}"
+                lines.append(f"{title}{place}: {speed:.2f}x, {length:.2f} tokens a forward")
+    return f"Measured on the mean of six tasks ([all numbers](../results.md)): {'; '.join(lines)}." if lines else ""
+
+
+def _method(both: Summary, arm: str) -> str:
+    """The method of an arm, which may have been given another name."""
+    for origin in both.file.provenance:
+        renamed = re.search(rf"-d {re.escape(arm)}=(\w+)", origin["command"])
+        if renamed:
+            return renamed[1]
+    return re.split("[:,]", arm)[0]
+
+
+def method_pages(both: Summary) -> dict[Path, str]:
+    """The page of each method, with what was measured."""
+    found = {}
+    for path in sorted((ROOT / "docs" / "methods").glob("*.md")):
+        text = path.read_text(encoding="utf-8")
+        before, begin, rest = text.partition(f"<!-- measured {path.stem} -->\n")
+        _, end, after = rest.partition("<!-- /measured -->")
+        if begin and end:
+            line = measured(both, path.stem)
+            found[path] = f"{before}{begin}{line}{chr(10) if line else ''}{end}{after}"
+    return found
+
+
 def predictions() -> str:
     """What tune predicted for the bundled model beside what it then measured."""
     tuned = read_tuned(TUNED)
@@ -190,7 +227,8 @@ def pages() -> dict[Path, str]:
         },
         "docs/heads.md": {"heads": heads_summary.markdown(read(heads_summary.RESULTS))},
     }
-    return {ROOT / page: filled((ROOT / page).read_text(encoding="utf-8"), some) for page, some in blocks.items()}
+    pages = {ROOT / page: filled((ROOT / page).read_text(encoding="utf-8"), some) for page, some in blocks.items()}
+    return pages | method_pages(both)
 
 
 def main() -> None:

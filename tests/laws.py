@@ -35,6 +35,7 @@ from foredraft.drafters.none import NoDrafter
 from foredraft.drafters.partial import Options as PartialOptions, Partial
 from foredraft.drafters.prompt_lookup import Options as LookupOptions, PromptLookup
 from foredraft.drafters.relay import Options as RelayOptions, Relay
+from foredraft.drafters.specinfer import Options as SpecInferOptions, SpecInfer
 from foredraft.drafters.supplies import Part
 from foredraft.drafters.triforce import Options as TriForceOptions, TriForce
 from foredraft.engine import batch
@@ -127,6 +128,13 @@ def pair() -> tuple[CausalLM, CausalLM]:
     return CausalLM(target), CausalLM(draft)
 
 
+@functools.cache
+def third() -> CausalLM:
+    """Another draft, which knows nothing of the target."""
+    sizes = {"vocab_size": VOCAB, "num_hidden_layers": 1, "max_position_embeddings": 64, **SIZES}
+    return CausalLM(tiny.build("llama", seed=11, spread=1.0, tie_word_embeddings=False, **sizes))
+
+
 def drafter(name: str, full: cache.SlotCache) -> Drafter:
     """``full`` is the target's cache, for drafters that share it."""
     target, draft = pair()
@@ -140,6 +148,9 @@ def drafter(name: str, full: cache.SlotCache) -> Drafter:
         return HEADS[name](target)
     if name in NESTED:
         return NESTED[name](target, draft)
+    if name.startswith("specinfer"):
+        merge = name == "specinfer"
+        return SpecInfer(SpecInferOptions(expansion=(2, 2), merge=merge), [draft, third()], target.vocab_size)
     options = DraftOptions(num_assistant_tokens=2, branching=(2, 2) if name == "tree" else None)
     return DraftModel(options, draft, target.vocab_size)
 

@@ -7,6 +7,8 @@ from types import ModuleType
 
 import pytest
 
+from foredraft.drafters import METHODS
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "src").rglob("*.md")])
 
@@ -24,6 +26,16 @@ def summary() -> ModuleType:
 def test_figures_and_tables_are_made_from_files_not_by_hand():
     for path, text in summary().pages().items():
         assert path.read_text("utf-8") == text, f"{path.name} is stale: python benchmarks/summary.py --write"
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_has_a_page(name: str):
+    text = (ROOT / "docs" / "methods" / f"{name}.md").read_text("utf-8")
+    assert text.startswith(f"# {name}: ")
+    assert re.findall(r"^- (\w+): ", text, re.MULTILINE) == ["Paper", "Spec", "Options", "Law", "When"]
+    assert f"<!-- measured {name} -->\n" in text
+    paper = METHODS[name].paper
+    assert all(each in text for each in re.findall(r"\d{4}\.\d{5}", paper))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())

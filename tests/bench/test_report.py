@@ -20,7 +20,6 @@ from foredraft.bench.summary import (
     Spread,
     Summary,
     acceptance_length,
-    paired_ratios,
     spread,
     summarise,
 )
@@ -85,9 +84,9 @@ def test_what_is_lossy_neither_wins_nor_has_to_agree():
 
 def test_runs_of_different_files_are_no_pairs():
     plain, fast = RunFile(runs=[run("none", 2.0)]), RunFile(runs=[run("eagle", 1.0)])
-    assert paired_ratios([plain, fast]) == {Key("", 0.0, 1, "qa", "none"): [1.0]}
+    assert summarise([plain, fast]).mean(PLACE, "eagle").speed_up is None
     both = RunFile(runs=[run("none", 3.0), run("eagle", 1.0)])
-    assert paired_ratios([plain, fast, both])[Key("", 0.0, 1, "qa", "eagle")] == [3.0]
+    assert summarise([plain, fast, both]).mean(PLACE, "eagle").speed_up == 3.0
 
 
 def test_the_baseline_is_plain_decoding_unless_it_is_said():
@@ -97,6 +96,16 @@ def test_the_baseline_is_plain_decoding_unless_it_is_said():
     assert summarise([RunFile(runs=[run("eagle")])]).baseline is None
     with pytest.raises(OptionError, match="'medusa'; there are transformers, eagle"):
         summarise([file], "medusa")
+
+
+def test_the_share_of_drafting_is_of_our_own_time_after_prefill():
+    ours = run("eagle", 3.0, prefill_seconds=1.0, draft_seconds=0.5, verify_seconds=1.25)
+    file = RunFile(runs=[run("none", 3.0), ours, run("transformers", 3.0)])
+    summary = summarise([file])
+    shares = {arm: summary.cells[Key("", 0.0, 1, "qa", arm)].draft_share for arm in ("eagle", "transformers")}
+    assert shares == {"eagle": 0.25, "transformers": None}
+    table = tables.full(summary, PLACE)
+    assert [row[table.head.index("draft")] for row in table.rows] == ["", "25%", ""]
 
 
 def test_few_numbers():
@@ -137,7 +146,7 @@ def test_markdown():
         "| eagle | **2.50x** / 2.50 | **3.00x** / 2.50 | **2.75x** / 2.50 |",
     ]
     text = tables.markdown(summarise([small()]), complete=True)
-    assert "| code | eagle | 3.00x (2.50-3.50) | 3 | 1.80x | 2.77x | 2.50 | 15.0 | 3/3 | 0 |" in text
+    assert "| code | eagle | 3.00x (2.50-3.50) | 3 | 1.80x | 2.77x | 2.50 | 15.0 |  | 3/3 | 0 |" in text
     assert "| eagle | 33% (1 of 3) | 33% (1 of 3) |" in text
     odd = tables.markdown(summarise([RunFile(runs=[run("a|b<script>", task="x\ny")])]))
     assert "| a\\|b&lt;script> |" in odd and "| x y |" in odd

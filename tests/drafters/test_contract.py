@@ -107,6 +107,12 @@ def small_relay(draft: CausalLM, target: CausalLM) -> Relay:
     return Relay(find("relay")[1](), [model_part(draft, target, 2), Part(max_gram(target))])
 
 
+def with_models(drafter: Any, options: Any, target: CausalLM, draft: CausalLM) -> Drafter:
+    """Two that disagree: the draft, and another of its kind."""
+    other = far() if draft.vocab_size == tiny.VOCAB else narrow(3)
+    return drafter(options, [draft, other], target.vocab_size)
+
+
 SMALL = {"nodes": 9, "depth": 3, "top_k": 3}
 CHAIN = {"nodes": 4, "depth": 4, "top_k": 1}
 RATES = ((0.6, 0.2, 0.1), (0.5, 0.2, 0.1), (0.4, 0.1, 0.1))
@@ -122,6 +128,9 @@ VARIANTS = {
     "draft_model": Variant("draft_model", {"num_assistant_tokens": 3}, with_model),
     "draft_model tree": Variant("draft_model", {"branching": (3, 2)}, with_model),
     "prompt_lookup": Variant("prompt_lookup", {"prompt_lookup_num_tokens": 4}, alone),
+    "specinfer": Variant("specinfer", {"expansion": (2, 2, 1)}, with_models),
+    "specinfer apart": Variant("specinfer", {"expansion": (2, 1), "merge": False}, with_models),
+    "specinfer one": Variant("specinfer", {"expansion": (1, 3, 1)}, lambda d, o, t, m: d(o, [m], t.vocab_size)),
     "eagle1": Variant("eagle1", {}, lambda d, o, t, _: d(o, heads.eagle(t))),
     "eagle1 wide": Variant("eagle1", {"tree": "3x2x2"}, lambda d, o, t, _: d(o, heads.eagle(t))),
     "eagle1 on eagle3": Variant("eagle1", {"tree": "2x2"}, lambda d, o, t, _: d(o, narrow_eagle3(t))),
@@ -176,6 +185,12 @@ def near() -> CausalLM:
         for parameter in model.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)) * 0.02)
     return CausalLM(model)
+
+
+@functools.cache
+def far() -> CausalLM:
+    """A draft that is seldom right."""
+    return CausalLM(tiny.build("llama", seed=5))
 
 
 def prompts() -> list[list[int]]:
@@ -327,19 +342,17 @@ def chi_square(draft: Draft) -> float:
     """
     assert draft.q is not None
     tree, statistic, freedom = draft.tree, 0.0, 0
+    parents, tokens = tree.parents.tolist(), tree.tokens.tolist()
     for node in range(1, tree.tokens.shape[1]):
-        parent = int(tree.parents[tree.valid[:, node], node][0])
-        known, up = [], parent
-        while up > 0:
-            known.append(up)
-            up = int(tree.parents[:, up].max())
-        known += [i for i in range(1, node) if int(tree.parents[:, i].max()) == parent]
         groups: dict[tuple[int, ...], list[int]] = {}
-        for row, (valid, key) in enumerate(
-            zip(tree.valid[:, node].tolist(), tree.tokens[:, known].tolist(), strict=True)
-        ):
-            if valid:
-                groups.setdefault(tuple(key), []).append(row)
+        for row, (above, said) in enumerate(zip(parents, tokens, strict=True)):
+            if above[node] >= 0:
+                elders = [said[i] for i in range(1, node) if above[i] == above[node]]
+                path, up = [], above[node]
+                while up > 0:
+                    path.append(said[up])
+                    up = above[up]
+                groups.setdefault((len(path), *path, *elders), []).append(row)
         for rows in groups.values():
             q = draft.q[rows, node].double()
             assert (q - q[0]).abs().max() < 1e-5, "one and the same past, hence one and the same law"

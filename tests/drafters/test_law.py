@@ -55,12 +55,14 @@ TABLE = [
     *[("triforce", setting, SOME) for setting in ("top_p", "history")],
     *[(name, "temperature", SOME) for name in laws.NESTED],
     *[(name, "history", SOME) for name in ("cascade", "relay")],
+    *[(name, setting, SOME) for name in ("specinfer", "specinfer apart") for setting in ("temperature", "history")],
 ]
 """Drafters and sampling settings. Texts of picked drafts are those of plain decoding, so "none" needs no more."""
 RULES = [
     *[("chain", rule) for rule in ("token", "recursive", "traversal", "target_sampling")],
     *[(drafter, "token") for drafter in ("cascade", "relay")],
     *[("tree", rule) for rule in ("recursive", "target_sampling")],
+    ("specinfer apart", "traversal"),
 ]
 """Legal rules that are no default."""
 ALONE = ("chain", "tree", "lookup")

@@ -71,7 +71,8 @@ class Cell:
     """One arm on one task in one setting. None stands where nothing was measured.
 
     The speed-ups are over pairs: the median of ratios of decoding, of the whole call with its prefill, and all tokens
-    over all seconds. ``same``: of the pairs, those with the baseline's own text.
+    over all seconds. ``draft_share``: of the time after prefill, what went into drafting, where forwards are ours.
+    ``same``: of the pairs, those with the baseline's own text.
     """
 
     key: Key
@@ -83,6 +84,7 @@ class Cell:
     total_speed_up: float | None
     acceptance_length: float | None
     tokens_per_second: float | None
+    draft_share: float | None
     same: Share | None
     correct: Share | None
 
@@ -166,11 +168,6 @@ def ratios(found: Iterable[Pair], speed: Callable[[Run], float] = lambda run: ru
     return [ours / theirs for ours, theirs in speeds if ours > 0 and theirs > 0]
 
 
-def paired_ratios(files: Sequence[RunFile], baseline: str = PLAIN) -> dict[Key, list[float]]:
-    """Speed-ups of decoding, one for each unit, by (model, temperature, batch, task, arm)."""
-    return {name: ratios(found) for name, found in _all_pairs(files, baseline).items()}
-
-
 def spread(values: Sequence[float]) -> Spread | None:
     """Median and quartiles (inclusive: of few values they are among them); None of nothing."""
     if not values:
@@ -251,9 +248,16 @@ def _cell(name: Key, runs: list[Run], paired: list[Pair]) -> Cell:
         total_speed_up=_total(paired),
         acceptance_length=acceptance_length(good),
         tokens_per_second=statistics.median(speeds) if speeds else None,
+        draft_share=_draft_share(good),
         same=Share(same, len(compared)) if compared and name.temperature == 0 else None,
         correct=Share(sum(judged), len(judged)) if judged else None,
     )
+
+
+def _draft_share(runs: list[Run]) -> float | None:
+    timed = [run for run in runs if run.verify_seconds > 0]  # transformers does not say how its time is spent
+    spent = sum(run.seconds - run.prefill_seconds for run in timed)
+    return sum(run.draft_seconds for run in timed) / spent if spent > 0 else None
 
 
 def _total(paired: list[Pair]) -> float | None:

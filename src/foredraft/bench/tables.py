@@ -57,8 +57,8 @@ def short(summary: Summary, setting: Setting) -> list[Row]:
 
 def full(summary: Summary, setting: Setting) -> Table:
     """Everything known of every arm on every task."""
-    head = ("task", "method", "speed-up (quartiles)", "pairs", "with prefill", "in total", "tokens a forward")
-    tail = ("tokens/s", "same text", "errors")
+    head = ("task", "method", "speed-up (quartiles)", "pairs", "whole call", "in total", "length")
+    tail = ("tokens/s", "draft", "same text", "errors")
     rows = []
     for task in summary.tasks(setting):
         for arm in summary.arms(setting):
@@ -68,8 +68,8 @@ def full(summary: Summary, setting: Setting) -> Table:
             pairs = str(cell.speed_up.size) if cell.speed_up else ""
             whole = cell.whole_speed_up.median if cell.whole_speed_up else None
             ours = (_quartiles(cell.speed_up), pairs, _times(whole), _times(cell.total_speed_up))
-            rest = (_number(cell.acceptance_length), _number(cell.tokens_per_second, 1), _share(cell.same))
-            rows.append((task, named(summary, setting, arm), *ours, *rest, str(cell.errors)))
+            speed = (_number(cell.acceptance_length), _number(cell.tokens_per_second, 1), _rounded(cell.draft_share))
+            rows.append((task, named(summary, setting, arm), *ours, *speed, _share(cell.same), str(cell.errors)))
     return Table(head + tail, tuple(rows), words=2)
 
 
@@ -234,6 +234,10 @@ def _number(value: float | None, digits: int = 2) -> str:
 
 def _share(found: Share | None) -> str:
     return f"{found.part}/{found.of}" if found else ""
+
+
+def _rounded(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:.0f}%"
 
 
 def _percent(found: Share | None) -> str:

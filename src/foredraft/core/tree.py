@@ -101,3 +101,26 @@ def from_paths(
     tokens[:, 0] = root
     parents[:, 0] = ROOT
     return TokenTree(tokens[:, :width], parents[:, :width], depth=depth, linear=count == 1)
+
+
+def adopted(tree: TokenTree, *, twins: bool) -> TokenTree:
+    """Let what hangs below a node hang below the first node with the same path of tokens, level by level.
+
+    No verification minds: whether a sibling is rejected, with all that hangs below it, does not depend on what that is,
+    so a tree's shape below an elder gives away nothing about its younger siblings that would count.
+
+    Args:
+        twins: the nodes that were not the first stay, without children, as drawn ones must; picked ones may go, and
+            become padding.
+    """
+    parents, count = tree.parents, tree.parents.shape[1]
+    index = torch.arange(count, device=parents.device)
+    pair = (tree.tokens[:, :, None] == tree.tokens[:, None]) & tree.valid[:, :, None] & tree.valid[:, None]
+    first = index.expand_as(parents)
+    for _ in range(tree.depth + 1):  # each round makes the parents right one level further down
+        same = pair & (parents[:, :, None] == parents[:, None])
+        first = torch.where(tree.valid, same.to(torch.int8).argmax(2), index)
+        parents = torch.where(parents > 0, first.gather(1, parents.clamp(min=0)), parents)
+    if not twins:
+        parents = torch.where(first == index, parents, PAD)
+    return replace(tree, parents=parents, linear=False)

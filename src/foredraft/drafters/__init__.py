@@ -32,6 +32,14 @@ METHODS: dict[str, Method] = {
         "A small model drafts a chain, or a tree with branching=4x2x1.",
         "arXiv:2211.17192, arXiv:2302.01318",
     ),
+    "specinfer": Method(
+        "specinfer:SpecInfer",
+        (Law.IID, Law.IID_MANY, Law.FIXED),
+        True,
+        "one or several small models with the target's tokenizer",
+        "Several small models draft trees that become one.",
+        "arXiv:2305.09781",
+    ),
     "eagle1": Method(
         "eagle1:Eagle1",
         (Law.WITHOUT_REPLACEMENT, Law.FIXED),

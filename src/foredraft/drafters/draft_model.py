@@ -15,11 +15,10 @@ from torch import Tensor
 from foredraft.core.draft import Draft, Law, Verdict
 from foredraft.core.drafter import Needs, Plan, Rewindable, StepOut, View
 from foredraft.core.errors import OptionError
-from foredraft.core.noise import Stream
-from foredraft.core.tree import PAD, TokenTree
-from foredraft.core.warp import Paths
+from foredraft.core.tree import TokenTree
 from foredraft.drafters.chain import ChainOptions, draw_chain
-from foredraft.drafters.grow import Levels, draw_siblings, likeliest, proper
+from foredraft.drafters.expand import expand
+from foredraft.drafters.grow import Levels, draw_siblings
 from foredraft.drafters.reader import Reader
 from foredraft.drafters.supplies import Supplies
 from foredraft.drafters.window import WindowReader
@@ -84,40 +83,11 @@ class DraftModel(Rewindable):
         depth = min(plan.length, _longest(self._options))
         if depth == 0:
             return Draft(TokenTree.root(view.roots), Law.FIXED)
-        logits = self._reader.read(view, self.needs.max_nodes)
         branching = self._options.branching
         if branching is None:
-            return draw_chain(view, plan, depth, logits, self._reader.read_on)
-        return self._tree(view, plan, branching[:depth], logits)
-
-    def _tree(self, view: View, plan: Plan, branching: tuple[int, ...], logits: Float[Tensor, "B 1 V"]) -> Draft:
-        """Grow level by level. A sampled row draws siblings without replacement, a greedy one takes the likeliest."""
-        levels = Levels(branching)
-        rows, device = len(view.rows), view.lengths.device
-        allowed = torch.tensor(plan.lengths, device=device)[:, None, None]
-        tree = TokenTree.root(view.roots)
-        laws = [logits.new_zeros(logits.shape, dtype=torch.float32)]
-        for level, width in enumerate(branching, start=1):
-            begin, end, after = levels.starts[level - 1], levels.starts[level], levels.starts[level + 1]
-            paths = Paths(view.history, view.lengths, tree, start=begin)
-            if view.warp.greedy:
-                tokens, exist = likeliest(view.warp.scores(logits, paths), width)
-            else:
-                index = torch.arange(end, after, device=device).view(1, end - begin, width).expand(rows, -1, -1)
-                drawn = draw_siblings(proper(view.warp.law(logits, paths)), view.noise.uniform(Stream.DRAFT, index))
-                tokens, exist = drawn.tokens, drawn.exist
-                laws.append(drawn.laws.flatten(1, 2))
-            exist = exist & (allowed >= level) & tree.valid[:, begin:, None]
-            above = torch.tensor(levels.parents(level), device=device).expand(rows, -1)
-            parents = torch.where(exist.flatten(1), above, PAD)
-            tree = TokenTree(
-                torch.cat([tree.tokens, tokens.flatten(1)], 1), torch.cat([tree.parents, parents], 1), depth=level
-            )
-            if level < len(branching):
-                logits = self._reader.read_level(view, tree, end)
-        if view.warp.greedy:
-            return Draft(tree, Law.FIXED)
-        return Draft(tree, Law.WITHOUT_REPLACEMENT, torch.cat(laws, 1))
+            return draw_chain(view, plan, depth, self._reader.read(view, self.needs.max_nodes), self._reader.read_on)
+        tree, q = expand(self._reader, view, plan, branching[:depth], draw_siblings)
+        return Draft(tree, Law.FIXED if q is None else Law.WITHOUT_REPLACEMENT, q)
 
 
 def _most_nodes(options: Options) -> int:

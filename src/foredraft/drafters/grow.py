@@ -77,6 +77,14 @@ def draw_siblings(law: Float[Tensor, "B F V"], u: Float[Tensor, "B F K"]) -> Sib
     return Siblings(torch.stack(tokens, -1), torch.stack(laws, -2), torch.stack(exist, -1))
 
 
+def draw_independent(law: Float[Tensor, "B F V"], u: Float[Tensor, "B F K"]) -> Siblings:
+    """Draw K children a node, each from the whole law: some may be the same token."""
+    count = u.shape[-1]
+    tokens = torch.stack([inverse_cdf(law, u[..., k]) for k in range(count)], -1)
+    exist = (law.sum(-1) > 0)[..., None].expand_as(tokens)
+    return Siblings(tokens, law[:, :, None].expand(-1, -1, count, -1), exist)
+
+
 def likeliest(scores: Float[Tensor, "B F V"], count: int) -> tuple[Int[Tensor, "B F K"], Bool[Tensor, "B F K"]]:
     """The so many best tokens of each node, and which of them exist: none is banned, and V may be less than K."""
     best = scores.topk(min(count, scores.shape[-1]), dim=-1)

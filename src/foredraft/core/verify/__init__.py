@@ -62,7 +62,7 @@ DEFAULT: dict[Law, str] = {
     Law.CHAIN: "block",
     Law.WITHOUT_REPLACEMENT: "traversal",
     Law.IID: "traversal",
-    Law.IID_MANY: "recursive",
+    Law.IID_MANY: "traversal",
     Law.FIXED_PLUS_ONE: "fixed_plus_one",
 }
 

@@ -1,0 +1,115 @@
+"""SpecInfer (Miao et al., arXiv:2305.09781): one or several small models each draft a tree, and the trees become one.
+
+Each model expands a tree of its own, as many children a node on each level as the expansion says, drawn independently
+from its law. Merged, equal prefixes are one node with the children of all, which is what lets one model go on from the
+other's guess. Each child is verified by the law of the model that drew it: by traversal, or by the paper's multi-step
+speculative sampling (algorithm 2, ``recursive`` here). A greedy batch gets the likeliest tokens of each model.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from foredraft.core.draft import Draft, Law, Verdict
+from foredraft.core.drafter import Needs, Plan, Rewindable, StepOut, View
+from foredraft.core.errors import OptionError
+from foredraft.core.tree import TokenTree, adopted
+from foredraft.drafters.expand import Expanded, expand
+from foredraft.drafters.grow import Levels, draw_independent
+from foredraft.drafters.reader import Reader
+from foredraft.drafters.supplies import Supplies
+from foredraft.model.causal import CausalLM
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Of SpecInfer.
+
+    expansion: children of a node by level, of each model. The paper's, for large targets, is 1x1x3x1x1x1x1x1.
+    merge: equal prefixes become one node, with the children of all; else each model's tree stands for itself.
+    num_assistant_tokens_schedule: constant, heuristic, cost, or auto, which is cost where texts cannot depend on it.
+    """
+
+    expansion: tuple[int, ...] = (1, 1, 3, 1)
+    merge: bool = True
+    num_assistant_tokens_schedule: str = "auto"
+
+    @property
+    def law(self) -> Law:
+        """The law of drafts for sampled rows of one model; of several it is ``IID_MANY``."""
+        return Law.IID
+
+    def __post_init__(self) -> None:
+        if not self.expansion or min(self.expansion) < 1:
+            raise OptionError("expansion must be whole numbers, 1 or more, one a level, such as 1x1x3x1.")
+
+
+@final
+class SpecInfer(Rewindable):
+    """Several models that read along, and one tree.
+
+    Args:
+        models: the drafts, all of the target's tokenizer.
+        vocab_size: of the target.
+    """
+
+    def __init__(self, options: Options, models: Sequence[CausalLM], vocab_size: int) -> None:
+        if not models:
+            raise OptionError("specinfer needs at least one draft model.")
+        self._options = options
+        self._readers = [Reader(model, vocab_size) for model in models]
+        self._nodes = Levels(options.expansion).nodes
+        self.needs = Needs(max_nodes=len(models) * self._nodes, max_depth=len(options.expansion))
+
+    def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
+        for reader in self._readers:
+            reader.admit(row)
+
+    def commit(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None: ...
+
+    def rewind(self, row: int, length: int) -> None:
+        for reader in self._readers:
+            reader.rewind(row, length)
+
+    def release(self, row: int) -> None:
+        for reader in self._readers:
+            reader.release(row)
+
+    @torch.inference_mode()
+    def propose(self, view: View, plan: Plan) -> Draft:
+        for reader in self._readers:  # the shortest context of all
+            plan = reader.within_context(view, plan)
+        expansion = self._options.expansion[: plan.length]
+        if not expansion:
+            return Draft(TokenTree.root(view.roots), Law.FIXED)
+        grown = [
+            expand(reader, view, plan, expansion, draw_independent, first=number * (self._nodes + 1))
+            for number, reader in enumerate(self._readers)
+        ]
+        tree, q = _side_by_side(grown)
+        if q is None:
+            return Draft(adopted(tree, twins=False), Law.FIXED)
+        law = Law.IID if len(grown) == 1 else Law.IID_MANY
+        return Draft(adopted(tree, twins=True) if self._options.merge else tree, law, q)
+
+
+def _side_by_side(grown: Sequence[Expanded]) -> Expanded:
+    """All trees below one root: the first model's nodes, then the second's, ..."""
+    first, count = grown[0].tree, grown[0].tree.tokens.shape[1] - 1
+    tokens, parents = [first.tokens], [first.parents]
+    for number, (tree, _) in enumerate(grown[1:], start=1):
+        own = tree.parents[:, 1:]
+        tokens.append(tree.tokens[:, 1:])
+        parents.append(torch.where(own > 0, own + number * count, own))
+    whole = TokenTree(torch.cat(tokens, 1), torch.cat(parents, 1), depth=first.depth)
+    laws = [each.q[:, min(number, 1) :] for number, each in enumerate(grown) if each.q is not None]
+    return Expanded(whole, torch.cat(laws, 1) if laws else None)
+
+
+def build(options: Options, supplies: Supplies) -> SpecInfer:
+    """specinfer:PATH, specinfer:PATH+PATH"""
+    return SpecInfer(options, [supplies.model(path) for path in supplies.paths], supplies.place.target.vocab_size)

@@ -1,0 +1,149 @@
+"""SpecInfer: merged trees are exact under every rule, and accept more than trees apart."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import tiny
+from foredraft.compose import load
+from foredraft.core.draft import Draft, Law
+from foredraft.core.drafter import Plan, View
+from foredraft.core.errors import DrafterError, LawError, OptionError
+from foredraft.core.noise import Noise
+from foredraft.core.params import SamplingParams
+from foredraft.core.tree import PAD, TokenTree, adopted
+from foredraft.core.verify import RULES
+from foredraft.core.warp import Warp
+from foredraft.drafters.specinfer import Options, SpecInfer
+from foredraft.engine.control import Constant
+from foredraft.model.causal import CausalLM
+from oracle import Draws, grow, loss, outcomes, random_table
+
+PAIR = [-1, 0, 1, 0, 3]
+"""Two models, each a chain of two below the root: all of the first one's nodes, then the second's."""
+BUSHES = [-1, 0, 1, 1, 0, 4, 4]
+
+
+def merged(draws: Draws, twins: bool = True) -> Draws:
+    return replace(draws, draft=replace(draws.draft, tree=adopted(draws.draft.tree, twins=twins)))
+
+
+@pytest.mark.parametrize("shape", [PAIR, BUSHES, [-1, 0, 0, 1, 2, 2]], ids=["chains", "bushes", "siblings"])
+@pytest.mark.parametrize("rule", ["recursive", "traversal", "target_sampling"])
+def test_a_merged_tree_is_exact(shape: list[int], rule: str):
+    p, *q = (random_table(3, 3, seed, zeros) for seed, zeros in ((1, 0.0), (2, 0.2), (3, 0.0)))
+    assert loss(RULES[rule].function, merged(grow(shape, Law.IID_MANY, p, *q)), p) < 1e-12
+
+
+def test_one_model_merged_with_itself_is_exact_under_k_seq():
+    p, q = (random_table(3, 3, seed, 0.2) for seed in (1, 2))
+    for shape in (BUSHES, [-1, 0, 0, 0, 1, 2, 3]):
+        assert loss(RULES["kseq"].function, merged(grow(shape, Law.IID, p, q)), p) < 1e-12
+
+
+@pytest.mark.parametrize("rule", ["recursive", "traversal"])
+def test_three_models_and_three_levels(rule: str):
+    p, *q = (random_table(2, 4, seed) for seed in (4, 5, 6, 7))
+    draws = merged(grow([-1, 0, 1, 2, 0, 4, 5, 0, 7, 8], Law.IID_MANY, p, *q))
+    assert loss(RULES[rule].function, draws, p) < 1e-12
+
+
+def test_this_sum_sees_a_draft_whose_models_are_mistaken_for_each_other():
+    p, *q = (random_table(3, 3, seed) for seed in (1, 2, 3))
+    lie = merged(grow(BUSHES, Law.IID_MANY, p, *q, claim=Law.IID))
+    for rule in ("recursive", "traversal"):
+        assert loss(RULES[rule].function, lie, p) > 1e-3
+
+
+@pytest.mark.parametrize("seed", [8, 18, 28])
+def test_merging_accepts_more_and_traversal_most(seed: int):
+    p, *q = (random_table(3, 4, seed + i) for i in range(3))
+    draws = grow([-1, 0, 1, 2, 0, 4, 5], Law.IID_MANY, p, *q)
+    apart, together = (
+        {rule: outcomes(RULES[rule].function, each).expected_tokens for rule in ("recursive", "traversal")}
+        for each in (draws, merged(draws))
+    )
+    assert all(together[rule] > apart[rule] + 1e-3 for rule in together)
+    assert together["traversal"] > together["recursive"] + 1e-3
+
+
+def test_children_of_twins_go_to_the_first():
+    tokens = torch.tensor([[9, 5, 6, 5, 7, 5, 8, 7, 1]])
+    parents = torch.tensor([[-1, 0, 1, 0, 3, 0, 5, PAD, 4]])
+    tree = adopted(TokenTree(tokens, parents, depth=3), twins=True)
+    assert tree.parents.tolist() == [[-1, 0, 1, 0, 1, 0, 1, PAD, 4]]
+    assert adopted(TokenTree(tokens, parents, depth=3), twins=False).parents.tolist() == [
+        [-1, 0, 1, PAD, 1, PAD, 1, PAD, 4]
+    ]
+    deep = TokenTree(torch.tensor([[9, 1, 2, 3, 1, 2, 4]]), torch.tensor([[-1, 0, 1, 2, 0, 4, 5]]), depth=3)
+    assert adopted(deep, twins=False).parents.tolist() == [[-1, 0, 1, 2, PAD, PAD, 2]]
+
+
+def view(texts: list[list[int]], params: SamplingParams, vocab: int) -> View:
+    lengths = torch.tensor([len(text) for text in texts])
+    warp = Warp.of(
+        [params] * len(texts),
+        vocab_size=vocab,
+        eos_token_ids=[()] * len(texts),
+        prompt_lengths=lengths.tolist(),
+        device="cpu",
+    )
+    history = torch.tensor([text + [0] * (int(lengths.max()) - len(text)) for text in texts])
+    return View(tuple(range(len(texts))), history, lengths, tuple(lengths.tolist()), warp, Noise(lengths * 7, lengths))
+
+
+def proposed(models: list[CausalLM], params: SamplingParams, options: Options) -> Draft:
+    drafter = SpecInfer(options, models, tiny.VOCAB)
+    texts = tiny.prompts((3, 9))
+    for row, text in enumerate(texts):
+        drafter.admit(row, torch.tensor(text[:-1]), {})
+    return drafter.propose(view(texts, params, tiny.VOCAB), Plan((3, 3)))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_each_model_drafts_as_it_does_alone(temperature: float):
+    models = [CausalLM(tiny.build("llama", seed=seed)) for seed in (3, 5)]
+    options = Options(expansion=(2, 2, 1), merge=False)
+    params = SamplingParams(temperature=temperature)
+    both = proposed(models, params, options)
+    assert both.tree.tokens.shape[1] == 1 + 2 * 10
+    first = proposed(models[:1], params, options).tree
+    assert torch.equal(both.tree.tokens[:, :11], first.tokens)
+    if temperature:
+        assert torch.equal(both.tree.parents[:, :11], first.parents) and both.law is Law.IID_MANY
+        return
+    second = proposed(models[1:], params, options).tree
+    wanted = [paths(tree, row) for tree in (first, second) for row in range(2)]
+    assert [paths(both.tree, row) for row in range(2)] == [wanted[0] | wanted[2], wanted[1] | wanted[3]]
+
+
+def paths(tree: TokenTree, row: int) -> set[tuple[int, ...]]:
+    found: dict[int, tuple[int, ...]] = {0: ()}
+    for node in range(1, tree.tokens.shape[1]):
+        if tree.valid[row, node]:
+            found[node] = (*found[int(tree.parents[row, node])], int(tree.tokens[row, node]))
+    assert len(set(found.values())) == len(found), "a picked path stands there once"
+    return set(found.values())
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_of_two_drafts_one_is_the_target(temperature: float):
+    """Whoever of them is right, nothing that it says is lost; greedy, every draft is accepted whole."""
+    target, wrong = CausalLM(tiny.build("llama")), CausalLM(tiny.build("llama", seed=5))
+    drafter = SpecInfer(Options(expansion=(1, 2, 1)), [wrong, target], target.vocab_size)
+    g = tiny.generator(target, drafter, Constant(3))
+    result = g.generate(tiny.prompts(), max_new_tokens=24, temperature=temperature, seed=3)
+    lengths = [r.stats.acceptance_length for r in result]
+    assert min(lengths) == 4.0 if temperature == 0 else min(lengths) > 1.9
+
+
+def test_what_cannot_be_is_said():
+    with pytest.raises(OptionError, match="such as 1x1x3x1"):
+        Options(expansion=(2, 0))
+    with pytest.raises(DrafterError, match="specinfer needs one or several small models"):
+        load("sample", drafter="specinfer")
+    with pytest.raises(OptionError, match="empty entry"):
+        load("sample", drafter="specinfer:sample-draft+")
+    with pytest.raises(LawError, match="'block'"):
+        load("sample", drafter="specinfer:sample-draft", verifier="block")
