@@ -271,6 +271,26 @@ def test_what_cannot_be_is_refused_with_a_sentence(spec: str, sentence: str):
 def test_what_cannot_be_taken_back_cannot_draft_for_the_middle():
     with pytest.raises(DrafterError, match="medusa cannot stand inside triforce"):
         foredraft.load("sample", drafter="triforce:[medusa]")
+    with pytest.raises(DrafterError, match="triforce has one drafter for its middle level"):
+        foredraft.load("sample", drafter="triforce:sample-draft+[prompt_lookup]")
+
+
+def test_what_was_accepted_of_a_text_is_not_held_against_the_next(target: CausalLM, other: CausalLM):
+    """Verdicts are looked at in the next step, when a row's number may have been given to another text."""
+    _, three = looped(target, Options(gamma=4, **SMALL), small(other))
+    view = view_of([tiny.prompts((30,))[0]] * 2, 0.0, [0, 0], three.full, target)
+    for row in (0, 1):
+        three.admit(row, view.history[row, :-1], {})
+    draft = three.propose(view, Plan((4, 4)))
+    three.commit(view, draft, Verdict(torch.tensor([[0, 1, -1, -1, -1]] * 2), view.roots), out())
+    three.release(0)
+    three.admit(0, view.history[0, :-1], {})
+    three.propose(view, Plan((4, 4)))
+    assert [three._follower._records[row].drafted for row in (0, 1)] == [0, 4]
+
+
+def out() -> StepOut:
+    return StepOut(torch.zeros(1, 1, tiny.VOCAB))
 
 
 def test_a_step_without_a_draft_is_told_and_forgotten(target: CausalLM, other: CausalLM):
@@ -279,7 +299,7 @@ def test_a_step_without_a_draft_is_told_and_forgotten(target: CausalLM, other: C
     view = view_of([tiny.prompts((30,))[0]], 0.0, [0], three.full, target)
     three.admit(0, view.history[0, :-1], {})
     draft, verdict = judged(0, drafted=0)
-    three.commit(view, draft, verdict, StepOut(torch.zeros(1, 1, tiny.VOCAB)))
+    three.commit(view, draft, verdict, out())
     three.propose(view, Plan((2,)))
     assert three._follower._records[0].drafted == 0
     assert triforce_module.Options().law is Law.CHAIN

@@ -42,7 +42,7 @@ class Follower:
 
     A row's tokens are chosen anew when there is no more room behind them, or when acceptance has fallen: when of its
     last four drafts, all since the last choice, less than ``refresh`` of the text's own mean share was accepted. All
-    of that is past when a draft begins, so the choice gives nothing away (methods.md, 0.2).
+    of that is past when a draft begins, so the choice gives nothing away.
 
     Args:
         model: the target over a part of its cache.
@@ -55,7 +55,7 @@ class Follower:
         self._ahead = ahead
         self._refresh = refresh
         self._records: dict[int, _Record] = {}
-        self._judged: list[tuple[tuple[int, ...], Int[Tensor, "B 2"]]] = []  # not yet looked at
+        self._judged: list[tuple[list[_Record], Int[Tensor, "B 2"]]] = []  # not yet looked at
 
     def admit(self, row: int) -> None:
         """A text begins."""
@@ -63,10 +63,9 @@ class Follower:
 
     def follow(self, view: View) -> None:
         """Take in what has been committed; the target's cache holds all but the roots."""
-        for rows, table in self._judged:
-            for row, (accepted, drafted) in zip(rows, table.tolist(), strict=True):
-                if row in self._records:
-                    self._records[row].add(accepted, drafted)
+        for records, table in self._judged:
+            for record, (accepted, drafted) in zip(records, table.tolist(), strict=True):
+                record.add(accepted, drafted)
         self._judged.clear()
         fallen = {row for row in view.rows if self._records[row].has_fallen(self._refresh)}
         for row in self.model.follow(view.rows, view.extents, self._ahead, fallen):
@@ -75,7 +74,8 @@ class Follower:
     def judged(self, view: View, draft: Draft, verdict: Verdict) -> None:
         """The target has judged. Nothing is read back from the device before the next draft."""
         drafted = draft.tree.valid.sum(1) - 1
-        self._judged.append((view.rows, torch.stack([verdict.accepted(), drafted], 1)))
+        records = [self._records[row] for row in view.rows]  # a row's number may be another's by then
+        self._judged.append((records, torch.stack([verdict.accepted(), drafted], 1)))
         self.model.settle(verdict.accepted())
 
     def rewind(self, row: int, length: int) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from foredraft.core.draft import Draft, Law, Verdict
 from foredraft.core.drafter import Needs, Plan, Rewindable, StepOut, View
-from foredraft.core.errors import OptionError
+from foredraft.core.errors import DrafterError, OptionError
 from foredraft.drafters.follower import Follower
 from foredraft.drafters.supplies import Part, Supplies
 from foredraft.engine.inner import Inner, InnerLoop
@@ -122,8 +122,10 @@ class TriForce(Rewindable):
 def build(options: Options, supplies: Supplies) -> TriForce:
     """triforce:PATH, or triforce:[SPEC] for another drafter of the middle level"""
     place, path = supplies.place, supplies.path
+    if len(supplies.paths) != 1:
+        raise DrafterError("triforce has one drafter for its middle level: write triforce:PATH or triforce:[SPEC].")
     if path.startswith("["):
-        (spec,) = supplies.paths
+        spec = supplies.paths[0]
     else:
         spec = f"draft_model:{path},num_assistant_tokens={options.inner_gamma},window={options.window},"
         spec += f"sinks={options.sinks}"
