@@ -1,5 +1,7 @@
 """Cascades on whole models and by specification; the law of what they draft is ``engine/test_inner.py``'s matter."""
 
+import functools
+
 import pytest
 
 import foredraft
@@ -11,6 +13,7 @@ from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
 from foredraft.drafters.max_gram import MaxGram, Options as MaxGramOptions
 from foredraft.drafters.supplies import Part
 from foredraft.engine.control import Constant
+from foredraft.engine.generate import Generator
 from foredraft.engine.reference import reference
 from foredraft.model.causal import CausalLM
 
@@ -58,6 +61,17 @@ def test_a_cascade_drafts_what_its_middle_drafts_alone():
     assert found[0] == found[1] and any(0 < accepted < drafted for _, drafted, accepted in found[0])
 
 
+SAID_TO = ["def add(", "import os\n\n\ndef read_lines(path):"]
+LENGTHS = {"max_new_tokens": 16, "min_new_tokens": 16}
+
+
+@functools.cache
+def sample() -> tuple[Generator, list[list[int]]]:
+    """The bundled model, and what it says."""
+    plain = foredraft.load("sample", "none", dtype="float32", device="cpu")
+    return plain, [result.tokens for result in plain.batch(SAID_TO, **LENGTHS)]
+
+
 @pytest.mark.parametrize(
     "spec",
     [
@@ -69,34 +83,32 @@ def test_a_cascade_drafts_what_its_middle_drafts_alone():
     ],
 )
 def test_specs(spec: str):
-    plain = foredraft.load("sample", "none", dtype="float32", device="cpu")
+    plain, expected = sample()
     nested = foredraft.load(plain.engine.target, spec, tokenizer=plain.tokenizer.inner)
-    prompts = ["def add(", "import os\n\n\ndef read_lines(path):"]
-    options = {"max_new_tokens": 24, "min_new_tokens": 24}
-    expected = [result.tokens for result in plain.batch(prompts, **options)]
-    assert [result.tokens for result in nested.batch(prompts, **options)] == expected
-    sampled = nested.batch(prompts, temperature=1.0, **options)
-    alone = [nested.generate(prompt, temperature=1.0, **options).tokens for prompt in prompts]
+    assert [result.tokens for result in nested.batch(SAID_TO, **LENGTHS)] == expected
+    sampled = nested.batch(SAID_TO, temperature=1.0, **LENGTHS)
+    alone = [nested.generate(prompt, temperature=1.0, **LENGTHS).tokens for prompt in SAID_TO]
     assert [result.tokens for result in sampled] == alone and sum(result.stats.accepted for result in sampled) > 0
 
 
 @pytest.mark.parametrize(
     "spec, sentence",
     [
-        ("cascade", "cascade needs a middle model"),
+        ("cascade", "a middle model and what drafts for it"),
         ("cascade:sample-draft", "a middle model and what drafts for it"),
         ("cascade:sample-draft+prompt_lookup+none", "a middle model and what drafts for it"),
         ("cascade:sample-draft+eagle3:sample-eagle3", "eagle3 cannot stand inside cascade: .* prompt_lookup"),
         ("cascade:sample-draft+[relay:max_gram+medusa]", "medusa cannot stand inside relay"),
         ("cascade:sample-draft+nothing", "Unknown drafter 'nothing'"),
         ("cascade:sample-draft+max_gram,inner_tokens=0", "inner_tokens must be 1 or more"),
+        ("relay", "two drafters or more"),
         ("relay:max_gram", "two drafters or more"),
         ("relay:max_gram+[prompt_lookup,continuations=2]", "PromptLookup drafts trees"),
     ],
 )
 def test_what_cannot_be_is_one_clear_sentence(spec: str, sentence: str):
     with pytest.raises(UsageError, match=sentence):
-        foredraft.load("sample", spec, dtype="float32", device="cpu")
+        foredraft.load(sample()[0].engine.target, spec, tokenizer=sample()[0].tokenizer.inner)
 
 
 def test_options_out_of_range_are_errors():

@@ -1,5 +1,7 @@
 """Relays: what each drafter adds, the law of mixed drafts by enumeration, and what cannot be handed on."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -46,6 +48,10 @@ def model_part(tokens: int, confidence: float = 0.0) -> Part:
     return Part(DraftModel(DraftOptions(num_assistant_tokens=tokens), model, VOCAB), confidence)
 
 
+def max_gram(tokens: int) -> Part:
+    return Part(MaxGram(MaxGramOptions(num_assistant_tokens=tokens), VOCAB))
+
+
 def lookup(tokens: int) -> PromptLookup:
     return PromptLookup(LookupOptions(prompt_lookup_num_tokens=tokens))
 
@@ -81,9 +87,7 @@ def test_drafts_of_mixed_sources_are_exact(picks: tuple[bool, bool], rule: str, 
 
 def test_each_goes_on_from_what_was_drafted_before_it():
     texts = [[1, 2, 3, 4, 5, 1, 2, 3], [7, 8], [6, 9, 6, 9, 6]]
-    relay = admitted(
-        Relay(Options(), [Part(lookup(2)), Part(MaxGram(MaxGramOptions(num_assistant_tokens=3), VOCAB))]), texts
-    )
+    relay = admitted(Relay(Options(), [Part(lookup(2)), max_gram(3)]), texts)
     draft = relay.propose(view_of(texts), Plan((5, 5, 3)))
     assert draft.law is Law.FIXED and draft.q is None and draft.tree.linear
     found = [t[v][1:].tolist() for t, v in zip(draft.tree.tokens, draft.tree.valid, strict=True)]
@@ -107,9 +111,7 @@ def test_the_second_is_told_what_the_first_has_drafted(temperature: float):
             other.admit(row, torch.tensor([1]), {})
         ahead = view_of(longer, temperature)
         noise = Noise(view.noise.nested(1).seeds, ahead.lengths)
-        alone = other.propose(
-            View(ahead.rows, ahead.history, ahead.lengths, ahead.extents, ahead.warp, noise), Plan((3,) * 3)
-        )
+        alone = other.propose(replace(ahead, noise=noise), Plan((3,) * 3))
         assert torch.equal(alone.tree.tokens[:, 1:], draft.tree.tokens[:, 3:])
         if alone.q is not None and draft.q is not None:
             torch.testing.assert_close(alone.q[:, 1:], draft.q[:, 3:], atol=1e-5, rtol=0.0)
@@ -125,9 +127,7 @@ def test_no_number_is_used_twice_by_two_drafters_or_two_steps():
     torch.nn.init.zeros_(flat.lm_head.weight)
     model = CausalLM(flat, verify=False)
     texts = [[1, 2]] * 600
-    relay = Relay(
-        Options(), [Part(DraftModel(DraftOptions(2), model, VOCAB)), Part(DraftModel(DraftOptions(2), model, VOCAB))]
-    )
+    relay = Relay(Options(), [Part(DraftModel(DraftOptions(2), model, VOCAB)) for _ in range(2)])
     first = admitted(relay, texts).propose(view_of(texts, 1.0), Plan((4,) * 600)).tree.tokens
     second = relay.propose(view_of([[1, 2, 3, 4]] * 600, 1.0), Plan((4,) * 600)).tree.tokens
     for a in range(1, 5):
@@ -138,13 +138,20 @@ def test_no_number_is_used_twice_by_two_drafters_or_two_steps():
 
 def test_an_unsure_token_ends_the_first_leg_and_the_next_goes_on():
     texts = tiny.prompts((5, 5, 5, 5), vocab=VOCAB)
-    unsure = Relay(
-        Options(), [model_part(3, confidence=1.1), Part(MaxGram(MaxGramOptions(num_assistant_tokens=2), VOCAB))]
-    )
+    unsure = Relay(Options(), [model_part(3, confidence=1.1), max_gram(2)])
     draft = admitted(unsure, texts).propose(view_of(texts, 1.0), Plan((4,) * 4))
     assert draft.q is not None
     certain = (draft.q == 1).any(-1) & draft.tree.valid
     assert not bool(certain[:, 1].any()) and bool(certain[:, 2].all())
+
+
+def test_where_one_drafts_nothing_the_next_goes_on_from_the_text():
+    model = CausalLM(tiny.build("llama", vocab_size=VOCAB, max_position_embeddings=16))
+    short = Part(DraftModel(DraftOptions(num_assistant_tokens=2), model, VOCAB))
+    texts = [[1, 2, 3, 4] * 4, [5, 6] * 8]  # as long as the model's context
+    draft = admitted(Relay(Options(), [short, max_gram(3)]), texts).propose(view_of(texts, 1.0), Plan((5, 2)))
+    assert draft.law is Law.FIXED
+    assert [t[v][1:].tolist() for t, v in zip(draft.tree.tokens, draft.tree.valid, strict=True)] == [[1, 2, 3], [5, 6]]
 
 
 def test_the_target_as_first_drafter_is_accepted_whole():

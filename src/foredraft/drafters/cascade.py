@@ -80,7 +80,7 @@ class Cascade(Rewindable):
 
 def build(options: Options, supplies: Supplies) -> Cascade:
     """cascade:MIDDLE+[INNER]"""
-    if len(supplies.paths) != 2:
+    if supplies.place.path is None or len(supplies.paths) != 2:
         raise DrafterError(
             "cascade is made of a middle model and what drafts for it: write cascade:MIDDLE+prompt_lookup, or "
             "cascade:MIDDLE+[draft_model:PATH,num_assistant_tokens=3]."

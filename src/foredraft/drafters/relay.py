@@ -111,7 +111,7 @@ class Relay(Rewindable):
 
     def _leg(self, part: Part, view: View, plan: Plan, starts: list[int]) -> Leg:
         draft = part.drafter.propose(view, plan)
-        if draft.law is Law.CHAIN and self.learns:
+        if draft.law is not Law.FIXED and self.learns:
             raise DrafterError(
                 "What is drawn in a relay decides what is said, so no drafter in it may learn from other texts: "
                 "write max_gram without bigrams."
@@ -157,4 +157,5 @@ def _joined(view: View, legs: Sequence[Leg], ends: Sequence[int]) -> Draft:
 
 def build(options: Options, supplies: Supplies) -> Relay:
     """relay:[DRAFTER]+[DRAFTER]"""
-    return Relay(options, [supplies.part(spec) for spec in supplies.paths])
+    specs = supplies.paths if supplies.place.path is not None else []
+    return Relay(options, [supplies.part(spec) for spec in specs])
