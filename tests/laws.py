@@ -35,12 +35,13 @@ from foredraft.drafters.max_gram import MaxGram, Options as MaxGramOptions
 from foredraft.drafters.medusa import MedusaDrafter, Options as MedusaOptions
 from foredraft.drafters.none import NoDrafter
 from foredraft.drafters.opt_tree import Options as OptTreeOptions, OptTree
-from foredraft.drafters.own_layers import OwnLayers
+from foredraft.drafters.partial import Options as PartialOptions, Partial
 from foredraft.drafters.prompt_lookup import Options as LookupOptions, PromptLookup
 from foredraft.drafters.relay import Options as RelayOptions, Relay
 from foredraft.drafters.sequoia import Options as SequoiaOptions, Sequoia
 from foredraft.drafters.specinfer import Options as SpecInferOptions, SpecInfer
 from foredraft.drafters.supplies import Part
+from foredraft.drafters.triforce import Options as TriForceOptions, TriForce
 from foredraft.engine import batch
 from foredraft.engine.control import Constant
 from foredraft.engine.generate import Generator
@@ -82,6 +83,25 @@ LOOKAHEADS = {
     "lookahead bigrams": LookaheadOptions(window_size=3, ngram_size=2, guess_set_size=2, pool_size=6),
     "jacobi": LookaheadOptions(window_size=3, ngram_size=2, guess_set_size=0),
 }
+PARTIAL: dict[str, Callable[[CausalLM, CausalLM, cache.SlotCache], Drafter]] = {
+    **{
+        kind: lambda target, draft, full, kind=kind: Partial(
+            PartialOptions(num_assistant_tokens=2, cache=kind, budget=3, chunk=1, sinks=1, recent=1, room=1),
+            target,
+            full,
+            VOCAB,
+        )
+        for kind in ("retrieval", "window", "h2o")
+    },
+    "triforce": lambda target, draft, full: TriForce(
+        TriForceOptions(gamma=2, inner_gamma=2, budget=2, chunk=1, room=1),
+        target,
+        full,
+        Part(DraftModel(DraftOptions(num_assistant_tokens=2, window=8, sinks=1), draft, VOCAB)),
+        VOCAB,
+    ),
+}
+"""Drafters with two or three of the prompt's tokens in their caches, beside the target's own."""
 
 
 def model_part(model: CausalLM, tokens: int) -> Part:
@@ -124,8 +144,11 @@ def third() -> CausalLM:
     return CausalLM(tiny.build("llama", seed=11, spread=1.0, tie_word_embeddings=False, **sizes))
 
 
-def drafter(name: str) -> Drafter:
+def drafter(name: str, full: cache.SlotCache) -> Drafter:
+    """``full`` is the target's cache, for drafters that share it."""
     target, draft = pair()
+    if name in PARTIAL:
+        return PARTIAL[name](target, draft, full)
     if name == "none":
         return NoDrafter()
     if name.startswith("lookup"):
@@ -142,7 +165,7 @@ def drafter(name: str) -> Drafter:
     if name == "opt_tree":
         return OptTree(OptTreeOptions(nodes=4, depth=2, top_k=2), draft, target.vocab_size)
     if name == "layer_skip":  # its one layer without its MLP
-        return LayerSkip(SkipOptions(num_assistant_tokens=2, skip_mlp=(0,)), target, target.new_cache())
+        return LayerSkip(SkipOptions(num_assistant_tokens=2, skip_mlp=(0,)), target, full)
     if name in NESTED:
         return NESTED[name](target, draft)
     options = DraftOptions(num_assistant_tokens=2, branching=(2, 2) if name == "tree" else None)
@@ -150,11 +173,11 @@ def drafter(name: str) -> Drafter:
 
 
 def generator(name: str, rule: str | None = None) -> Generator:
-    proposer = drafter(name)
+    full = pair()[0].new_cache()
+    proposer = drafter(name, full)
     pair()[0].tap(proposer.needs.hidden_layers)
     control = Constant(proposer.needs.longest, confidence=0.4 if name == "unsure chain" else 0.0)
-    cache = proposer.cache if isinstance(proposer, OwnLayers) else None
-    return tiny.generator(pair()[0], proposer, control, rule=rule, max_rows=ROWS, cache=cache)
+    return tiny.generator(pair()[0], proposer, control, rule=rule, max_rows=ROWS, cache=full)
 
 
 def params(setting: str, seed: int = 0) -> SamplingParams:

@@ -36,6 +36,7 @@ BUNDLED_DRAFTS = {
         "eagle2": "sample-eagle",
         "eagle3": "sample-eagle3",
         "medusa": "sample-medusa",
+        "triforce": "sample-draft",
     }
 }
 """What ships for the bundled targets, by method."""

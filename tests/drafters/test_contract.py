@@ -19,21 +19,26 @@ from foredraft.core.warp import Warp
 from foredraft.drafters import METHODS, find
 from foredraft.drafters.bandit import Arm
 from foredraft.drafters.cascade import Cascade
-from foredraft.drafters.draft_model import DraftModel
+from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
+from foredraft.drafters.follower import Follower
 from foredraft.drafters.last_state import LastState
 from foredraft.drafters.max_gram import MaxGram
 from foredraft.drafters.memory import Memory
 from foredraft.drafters.ngram_pool import NgramPool
 from foredraft.drafters.own_layers import OwnLayers
+from foredraft.drafters.partial import Partial
 from foredraft.drafters.reader import Reader
 from foredraft.drafters.relay import Relay
 from foredraft.drafters.supplies import Part
+from foredraft.drafters.triforce import TriForce
+from foredraft.drafters.window import WindowReader
 from foredraft.engine.control import Constant
 from foredraft.engine.generate import Generator
 from foredraft.engine.inner import InnerLoop
 from foredraft.engine.reference import reference
 from foredraft.model.cache import SlotCache
 from foredraft.model.causal import CausalLM
+from foredraft.model.partial import PartialLM
 from foredraft.model.prefill import prefill
 from foredraft.nets.eagle import Eagle3
 
@@ -93,6 +98,22 @@ def on_device(drafter: Any, options: Any, target: CausalLM, draft: CausalLM) -> 
 
 def sharing(drafter: Any, options: Any, target: CausalLM, draft: CausalLM) -> Drafter:
     return drafter(options, target, target.new_cache())
+
+
+def over_the_targets_cache(drafter: Any, options: Any, target: CausalLM, draft: CausalLM) -> Drafter:
+    return drafter(options, target, target.new_cache(), target.vocab_size)
+
+
+def three_levels(drafter: Any, options: Any, target: CausalLM, draft: CausalLM) -> Drafter:
+    small = DraftModel(DraftOptions(num_assistant_tokens=2, window=20), draft, target.vocab_size)
+    return drafter(options, target, target.new_cache(), Part(small), target.vocab_size)
+
+
+def shared_cache(drafter: Drafter) -> SlotCache | None:
+    """The target's cache, of a drafter that shares it."""
+    if isinstance(drafter, OwnLayers):
+        return drafter.cache
+    return drafter.full if isinstance(drafter, (Partial, TriForce)) else None
 
 
 def with_vocabulary(drafter: Any, options: Any, target: CausalLM, draft: CausalLM) -> Drafter:
@@ -160,6 +181,11 @@ VARIANTS = {
     "jacobi": Variant("lookahead", {"window_size": 5, "ngram_size": 2, "guess_set_size": 0}, on_device),
     "early_exit": Variant("early_exit", {"assistant_early_exit": 1, "num_assistant_tokens": 3}, sharing),
     "layer_skip": Variant("layer_skip", {"skip_attention": (1,), "skip_mlp": (0,)}, sharing),
+    "partial": Variant("partial", {"budget": 8, "chunk": 4, "room": 2}, over_the_targets_cache),
+    "partial window": Variant("partial", {"cache": "window", "budget": 6, "room": 2}, over_the_targets_cache),
+    "partial h2o": Variant("partial", {"cache": "h2o", "budget": 8, "room": 2}, over_the_targets_cache),
+    "triforce": Variant("triforce", {"gamma": 3, "budget": 8, "chunk": 2, "room": 1}, three_levels),
+    "draft_model window": Variant("draft_model", {"num_assistant_tokens": 3, "window": 16}, with_model),
     "max_gram": Variant("max_gram", {"num_assistant_tokens": 4}, with_vocabulary),
     "max_gram bigrams": Variant("max_gram", {"bigrams": True}, with_vocabulary),
     "relay": Variant("relay", {}, lambda d, o, t, m: d(o, [model_part(m, t, 2), Part(max_gram(t))])),
@@ -213,8 +239,7 @@ def prompts() -> list[list[int]]:
 def generator(name: str, **options: Any) -> Generator:
     drafter = VARIANTS[name].build(target(), near())
     target().tap(drafter.needs.hidden_layers)
-    cache = drafter.cache if isinstance(drafter, OwnLayers) else None
-    return tiny.generator(target(), drafter, Constant(4), cache=cache, **options)
+    return tiny.generator(target(), drafter, Constant(4), cache=shared_cache(drafter), **options)
 
 
 @functools.cache
@@ -228,7 +253,7 @@ def test_greedy_is_the_reference(name: str):
     assert [result.tokens for result in results] == expected()
     drafted, accepted = (sum(getattr(r.stats, field) for r in results) for field in ("drafted", "accepted"))
     assert (drafted > 0) == (name != "none")
-    if VARIANTS[name].method in ("draft_model", "sequoia", "opt_tree", "layer_skip"):
+    if VARIANTS[name].method in ("draft_model", "sequoia", "opt_tree", "layer_skip", "partial", "triforce"):
         assert 0 < accepted < drafted
 
 
@@ -246,7 +271,7 @@ def holdings(drafter: Any) -> dict[str, int]:
     for key, value in vars(drafter).items():
         if isinstance(value, (SlotCache, NgramPool, torch.Tensor)):
             held[key] = value.nbytes
-        elif isinstance(value, (Drafter, InnerLoop, LastState, Memory, Reader)):
+        elif isinstance(value, (Drafter, Follower, InnerLoop, LastState, Memory, PartialLM, Reader, WindowReader)):
             held |= {f"{key}.{inner}": size for inner, size in holdings(value).items()}
         elif isinstance(value, tuple):
             drafters = [part.drafter for part in value if isinstance(part, Part)]
@@ -330,9 +355,10 @@ def admitted(
         drafter.admit(row, torch.tensor(text[:-1], dtype=torch.long), hidden)
     lengths = [len(text) for text in texts]
     longest = max(lengths)
-    if isinstance(drafter, OwnLayers):  # its cache is the target's, which has read the prompts
-        known = torch.tensor([text[:-1] + [0] * (longest - len(text)) for text in texts], dtype=torch.long)
-        prefill(reader, drafter.cache, range(len(texts)), known, [0] * len(texts))
+    full = shared_cache(drafter)
+    if full is not None and longest > 1:
+        known = torch.tensor([text[:-1] + [0] * (longest - len(text)) for text in texts])
+        prefill(reader, full, range(len(texts)), known, [0] * len(texts))
     vocab = NARROW if max(map(max, texts)) < NARROW else tiny.VOCAB
     warp = Warp.of(params, vocab_size=vocab, eos_token_ids=[()] * len(texts), prompt_lengths=lengths, device="cpu")
     history = torch.tensor([text + [0] * (longest - len(text)) for text in texts])

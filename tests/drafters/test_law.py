@@ -59,6 +59,8 @@ TABLE = [
     *[("layer_skip", setting, SOME) for setting in ("temperature", "history")],
     *[(name, "temperature", SOME) for name in laws.NESTED],
     *[(name, "history", SOME) for name in ("cascade", "relay")],
+    *[(name, "temperature", SOME) for name in laws.PARTIAL],
+    *[("triforce", setting, SOME) for setting in ("top_p", "history")],
 ]
 """Drafters and sampling settings. Texts of picked drafts are those of plain decoding, so "none" needs no more."""
 RULES = [

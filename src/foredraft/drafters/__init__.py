@@ -182,6 +182,22 @@ METHODS: dict[str, Method] = {
         "A middle model drafts, and has a drafter of its own; verified exactly at every level.",
         "arXiv:2312.11462",
     ),
+    "partial": Method(
+        "partial:Partial",
+        (Law.CHAIN, Law.FIXED),
+        True,
+        "nothing",
+        "The target drafts for itself over a part of its cache: retrieved chunks, a window, or heavy hitters.",
+        "arXiv:2408.11049, arXiv:2404.11912, arXiv:2309.17453, arXiv:2306.14048",
+    ),
+    "triforce": Method(
+        "triforce:TriForce",
+        (Law.CHAIN, Law.FIXED),
+        True,
+        "a small model with the target's tokenizer",
+        "A small model drafts for the target over retrieved chunks of its cache, and that for the target.",
+        "arXiv:2404.11912",
+    ),
 }
 
 

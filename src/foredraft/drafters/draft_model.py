@@ -21,6 +21,7 @@ from foredraft.drafters.growing import Level, fill
 from foredraft.drafters.reader import Reader, ReaderGrowing
 from foredraft.drafters.supplies import Supplies
 from foredraft.drafters.templates import Template
+from foredraft.drafters.window import WindowReader
 from foredraft.engine.beam_trie import SearchesAhead
 from foredraft.model.causal import CausalLM
 
@@ -30,9 +31,14 @@ class Options(ChainOptions):
     """Those of every chain (``ChainOptions``), and
 
     branching: children of a node by level, for instance 4x2x1; None drafts a chain.
+    window: the draft sees at most so many tokens, drafted ones included: the text's first, and its latest. So it drafts
+        beyond its own context, at the same cost for texts of any length. None: it reads whole texts, up to its context.
+    sinks: of a window, how many are the text's first.
     """
 
     branching: tuple[int, ...] | None = None
+    window: int | None = None
+    sinks: int = 4
 
     @property
     def law(self) -> Law:
@@ -56,16 +62,19 @@ class DraftModel(Rewindable, SearchesAhead):
 
     def __init__(self, options: Options, model: CausalLM, vocab_size: int) -> None:
         self._options = options
-        self._reader = Reader(model, vocab_size)
+        self._model = model
         self._levels: tuple[Level, ...] = ()
         nodes = options.num_assistant_tokens
         if options.branching is not None:
             template = Template.regular(options.branching)
             self._levels, nodes = Level.all_of(template, model.device), template.nodes
         self.needs = Needs(max_nodes=nodes, max_depth=_longest(options))
+        self._reader: Reader | WindowReader = Reader(model, vocab_size)
+        if options.window is not None:
+            self._reader = WindowReader(self._reader, options.window, options.sinks, nodes)
 
     def beam_model(self) -> CausalLM:
-        return self._reader.model
+        return self._model
 
     def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
         self._reader.admit(row)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import final
+from typing import Protocol, final
 
 import torch
 from jaxtyping import Float, Int
@@ -126,11 +126,19 @@ class Reader:
         self._known.update({row: extents[b] - 1 for row, b in zip(rows, far, strict=True)})
 
 
+class ReadsTrees(Protocol):
+    """A ``Reader``, or what stands before one."""
+
+    def read_level(self, view: View, tree: TokenTree, start: int) -> Float[Tensor, "B F V"]:
+        """See ``Reader.read_level``."""
+        ...
+
+
 @final
 class ReaderGrowing(Growing):
     """A tree that grows on a model that reads along. ``Reader.read`` has given the ``logits`` after the root."""
 
-    def __init__(self, reader: Reader, view: View, logits: Float[Tensor, "B 1 V"]) -> None:
+    def __init__(self, reader: ReadsTrees, view: View, logits: Float[Tensor, "B 1 V"]) -> None:
         super().__init__(view, logits)
         self._reader = reader
 

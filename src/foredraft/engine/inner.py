@@ -7,7 +7,7 @@ residual; whether a token is handed on never depends on whether it was accepted,
 before the first of them is drawn; and the loop has random numbers of its own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -37,6 +37,7 @@ class Inner(NamedTuple):
     cache: the middle's, row for row beside the target's; nobody else may write to it.
     length: the most tokens that an inner step drafts.
     confidence: a path inside ends after its first token that is less sure; see ``Plan``.
+    follow: has the cache hold each text but its root, where the middle need not read for that. None: it reads along.
     """
 
     middle: SlotLM
@@ -44,6 +45,7 @@ class Inner(NamedTuple):
     cache: SlotCache
     length: int
     confidence: float = 0.0
+    follow: Callable[[View], None] | None = None
 
 
 class InnerLoop:
@@ -114,7 +116,7 @@ class InnerLoop:
         lengths = [max(0, min(length, most)) for length, most in zip(lengths, room, strict=True)]
         if not any(lengths):
             return Draft(TokenTree.root(view.roots), Law.FIXED)
-        roots = self._read_along(view)
+        roots = self._read_along(view) if self._parts.follow is None else self._parts.follow(view)
         said: list[list[int]] = [[] for _ in lengths]
         laws = _Laws(lengths)
         ahead = replace(view, noise=view.noise.nested(self._level))
@@ -128,7 +130,7 @@ class InnerLoop:
                 text += result.emitted
             ahead = ahead.followed_by(done.emitted, [len(result.emitted) for result in done.rows])
         for b, row in enumerate(view.rows):
-            if self._known[row] == view.extents[b] - 1:  # else the text has outgrown the middle
+            if roots is not None and self._known[row] == view.extents[b] - 1:  # else the text has outgrown the middle
                 self._held[row] += [roots[b], *said[b][:-1]]
             self._drafter.rewind(row, view.extents[b])
         drafted = [text[:length] + [0] * (max(lengths) - length) for text, length in zip(said, lengths, strict=True)]

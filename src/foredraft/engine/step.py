@@ -93,7 +93,7 @@ class Stepper:
         coins = NoiseCoins(view.noise, plain=~tree.valid[:, 1:].any(1))
         verdict = verify(law, draft, coins, self.rule if tree.depth else None)  # a root alone is legal for any rule
         if not tree.linear:
-            self.cache.keep(step.rows, bases, verdict.path)
+            self.cache.keep(step.rows, step.slots[:, 0], verdict.path)
         self.drafter.commit(view, draft, verdict, out)
         emitted, counts = verdict.emitted(tree), verdict.accepted() + 1
         rows = _read_back(draft, emitted, counts, law, verdict)

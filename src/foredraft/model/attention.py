@@ -4,8 +4,11 @@ With grouped queries (GQA) the heads of a group are laid side by side as more qu
 and values are read as they lie in the cache. Stock SDPA repeats them first as soon as a mask is given.
 """
 
+from abc import ABC, abstractmethod
+
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
@@ -14,6 +17,30 @@ from foredraft.core.errors import ModelError
 NAME = "foredraft_slots"
 _FEW = 64
 """Up to so many queries a head, two products and a softmax cost less on a CPU than its fused kernel."""
+
+
+class Watch(ABC):
+    """Sees the queries of one forward, layer by layer, and says over which keys and values they attend.
+
+    It is handed to the model as the argument ``watch``, which models pass on to their attention function.
+    """
+
+    wants_weights: bool = False
+
+    @abstractmethod
+    def attend_to(
+        self,
+        layer: int,
+        query: Float[Tensor, "B H N E"],
+        key: Float[Tensor, "B K N E"],
+        value: Float[Tensor, "B K N F"],
+        scale: float,
+    ) -> tuple[Float[Tensor, "B K S E"], Float[Tensor, "B K S F"]]:
+        """Keys and values for these queries, those of the N new nodes, ``key`` and ``value``, among them."""
+
+    @abstractmethod
+    def attended(self, layer: int, weights: Float[Tensor, "B K S"]) -> None:
+        """If it wants them: the weights with which the first node attended, summed over the heads of a group."""
 
 
 def slot_attention(
@@ -27,6 +54,7 @@ def slot_attention(
     scaling: float | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
+    watch: Watch | None = None,
     **kwargs: object,
 ) -> tuple[Tensor, None]:
     """Attention with an additive mask, in the call shape that transformers gives to an attention function.
@@ -36,12 +64,20 @@ def slot_attention(
         attention_mask: [B, 1, N, S], additive; never None here, since masks are always made by ``masks``.
         softcap: scores become softcap * tanh(scores / softcap), as in Gemma 2.
         s_aux: one sink logit a head that takes a share of the softmax, as in GPT-OSS.
+        watch: with one, ``key`` and ``value`` are those of the new nodes alone.
 
     Returns:
         [B, N, heads, F], and None for the weights.
     """
     if attention_mask is None:
         raise ModelError("This model is in use by foredraft; to run it alone, close the generator that holds it.")
+    if watch is not None:
+        layer, scale = module.layer_idx, query.shape[-1] ** -0.5 if scaling is None else scaling
+        assert isinstance(layer, int)
+        key, value = watch.attend_to(layer, query, key, value, scale)
+        if watch.wants_weights:
+            first = attention_weights(query[:, :, :1], key, attention_mask[:, :, :1], scale, softcap, s_aux)
+            watch.attended(layer, first[:, :, :, 0].sum(2))
     return mix(query, key, value, attention_mask, scaling=scaling, softcap=softcap, s_aux=s_aux), None
 
 
@@ -66,13 +102,27 @@ def mix(
         mask = attention_mask.repeat(1, 1, share, 1) if share > 1 else attention_mask
         mixed = F.scaled_dot_product_attention(packed, key, value, attn_mask=mask, scale=scale)
     else:
-        scores = (packed * scale) @ key.transpose(2, 3)
-        if softcap is not None:
-            scores = torch.tanh(scores / softcap) * softcap
-        scores = scores.view(rows, groups, share, nodes, -1) + attention_mask[:, :, None]
-        weights = _softmax(scores, s_aux).to(value.dtype)
+        weights = attention_weights(query, key, attention_mask, scale, softcap, s_aux).to(value.dtype)
         mixed = weights.view(rows, groups, share * nodes, -1) @ value
     return mixed.reshape(rows, heads, nodes, -1).transpose(1, 2).contiguous()  # as stock functions do
+
+
+def attention_weights(
+    query: Float[Tensor, "B H N E"],
+    key: Float[Tensor, "B K S E"],
+    mask: Float[Tensor, "B 1 N S"],
+    scale: float,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+) -> Float[Tensor, "B K G N S"]:
+    """How much each query attends to each slot, the G heads of a group side by side; float32 at least."""
+    rows, heads, nodes, width = query.shape
+    share = heads // key.shape[1]
+    packed = query.reshape(rows, key.shape[1], share * nodes, width)
+    scores = (packed * scale) @ key.transpose(2, 3)
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    return _softmax(scores.view(rows, -1, share, nodes, key.shape[2]) + mask[:, :, None], s_aux)
 
 
 def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:

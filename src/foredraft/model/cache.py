@@ -12,6 +12,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers.cache_utils import Cache
 
+from foredraft.core.errors import ModelError
+from foredraft.model.masks import StepIn
+
 BUCKET = 256
 """Slots are added in multiples of this, so that the shapes of a forward change rarely."""
 
@@ -19,18 +22,22 @@ BUCKET = 256
 class SlotCache:
     """Keys and values of each layer, ``[R, heads, S, head_dim]``, allocated by the first forward that writes.
 
-    ``rows`` and ``slots`` only ever grow; ``clear`` gives the memory back.
+    ``rows`` and ``slots`` only ever grow; ``clear`` gives the memory back. With ``limit`` there are never more slots
+    than that, whatever is asked for.
     """
 
-    def __init__(self, layers: int) -> None:
+    def __init__(self, layers: int, limit: int | None = None) -> None:
         self.rows = 0
         self.slots = 0
+        self._limit = limit
         self._keys: list[Tensor | None] = [None] * layers
         self._values: list[Tensor | None] = [None] * layers
 
     def reserve(self, rows: int, slots: int) -> None:
         """Make room for row numbers below ``rows`` and slots below ``slots``; what is stored stays."""
         rows, slots = max(rows, self.rows), max(bucket(slots), self.slots)
+        if self._limit is not None:
+            slots = min(slots, self._limit)
         if (rows, slots) == (self.rows, self.slots):
             return
         self.rows, self.slots = rows, slots
@@ -57,11 +64,7 @@ class SlotCache:
         self, layer: int, key: Float[Tensor, "B K N E"], value: Float[Tensor, "B K N F"], view: "SlotView"
     ) -> tuple[Float[Tensor, "B K S E"], Float[Tensor, "B K S F"]]:
         """Store keys and values of N nodes in their slots; return the first ``view.extent`` slots of these rows."""
-        keys = self._keys[layer]
-        values = self._values[layer]
-        if keys is None or values is None:
-            keys = self._keys[layer] = key.new_zeros(self.rows, key.shape[1], self.slots, key.shape[3])
-            values = self._values[layer] = value.new_zeros(self.rows, value.shape[1], self.slots, value.shape[3])
+        keys, values = self.buffers(layer, key, value)
         where = view.rows[:, None]
         keys[where, :, view.nodes] = key.transpose(1, 2)
         values[where, :, view.nodes] = value.transpose(1, 2)
@@ -69,6 +72,27 @@ class SlotCache:
         if view.prefix is not None:
             return keys[: view.prefix], values[: view.prefix]
         return keys.index_select(0, view.rows), values.index_select(0, view.rows)
+
+    def stored(self, layer: int) -> tuple[Float[Tensor, "R K S E"], Float[Tensor, "R K S F"]]:
+        """All keys and values of a layer, as they lie.
+
+        Raises:
+            ModelError: nothing has been written yet.
+        """
+        keys, values = self._keys[layer], self._values[layer]
+        if keys is None or values is None:
+            raise ModelError("There is nothing in this cache yet: read the text first.")
+        return keys, values
+
+    def buffers(
+        self, layer: int, key: Float[Tensor, "B K N E"], value: Float[Tensor, "B K N F"]
+    ) -> tuple[Float[Tensor, "R K S E"], Float[Tensor, "R K S F"]]:
+        """The same; what is not there yet is allocated for keys and values of this shape."""
+        keys, values = self._keys[layer], self._values[layer]
+        if keys is None or values is None:
+            keys = self._keys[layer] = key.new_zeros(self.rows, key.shape[1], self.slots, key.shape[3])
+            values = self._values[layer] = value.new_zeros(self.rows, value.shape[1], self.slots, value.shape[3])
+        return keys, values
 
     def keep(self, rows: Int[Tensor, "B"], bases: Int[Tensor, "B"], path: Int[Tensor, "B D"]) -> None:
         """Move the nodes of an accepted path together: node ``path[b, i]`` goes to slot ``bases[b] + i``.
@@ -115,6 +139,10 @@ class SlotView(Cache):
         self.nodes = nodes
         self.extent = extent
 
+    @classmethod
+    def of(cls, store: SlotCache, step: StepIn) -> "SlotView":
+        return cls(store, step.rows, step.prefix, step.slots, step.extent)
+
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
@@ -126,6 +154,25 @@ class SlotView(Cache):
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
         return self.extent, 0
+
+
+class Unwritten(Cache):
+    """What a watched forward is handed as its cache: the watch writes, when it knows the query."""
+
+    def __init__(self, extent: int) -> None:
+        super().__init__(layers=[])
+        self._extent = extent
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        return key_states, value_states
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        return self._extent, 0
 
 
 def bucket(slots: int) -> int:

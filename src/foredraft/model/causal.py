@@ -2,17 +2,18 @@
 
 import inspect
 from collections.abc import Sequence
-from typing import final
+from typing import Any, final
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.cache_utils import Cache
 
 from foredraft.core.drafter import StepOut
 from foredraft.core.errors import ModelError
 from foredraft.core.tree import TokenTree
-from foredraft.model.attention import AttentionSwap
+from foredraft.model.attention import AttentionSwap, Watch
 from foredraft.model.cache import SlotCache, SlotView
 from foredraft.model.linear import PackedWeights
 from foredraft.model.masks import Layout, StepIn, address
@@ -115,9 +116,17 @@ class CausalLM(SlotLM):
 
     @torch.inference_mode()
     def forward(self, step: StepIn, cache: SlotCache, keep: Int[Tensor, "M"] | None = None) -> StepOut:
-        view = SlotView(cache, step.rows, step.prefix, step.slots, step.extent)
+        return self.run(step, SlotView.of(cache, step), keep)
+
+    @torch.inference_mode()
+    def run(
+        self, step: StepIn, view: Cache, keep: Int[Tensor, "M"] | None = None, watch: Watch | None = None
+    ) -> StepOut:
+        """``forward`` over a view of the caller's making; with a watch, on what it says that queries attend to."""
         masks = step.masks if self.layout.by_type else next(iter(step.masks.values()))
-        wanted = {"logits_to_keep": keep} if keep is not None and self._keeps_logits else {}
+        wanted: dict[str, Any] = {"logits_to_keep": keep} if keep is not None and self._keeps_logits else {}
+        if watch is not None:
+            wanted["watch"] = watch
         output = self.model(
             input_ids=step.tokens,
             position_ids=step.positions,

@@ -1,0 +1,278 @@
+"""Long contexts: time a token and memory of drafting over a part of the cache, against plain decoding.
+
+Two parts, each a JSON line a run with provenance in front; a second is wall time of decoding, prompts not included.
+
+4k: real models on real texts, greedy, near the end of the target's context; what they accept is what they accept.
+
+32k: random weights in the target's shape. Attention costs what it costs, but random models agree on nothing, so
+acceptance is forced: embeddings and output layers are such that the next token is a fixed function of the last one at
+every level, and a wrapper around each drafter spoils its tokens at the rates of a table, RATES, which is an assumption
+and is written into the file. Keys and values of the prompt are random numbers; reading it would show nothing.
+
+    python benchmarks/triforce.py --models ../shared/models --corpus ../shared/data/corpus
+"""
+
+import argparse
+import hashlib
+import json
+import lzma
+import os
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TextIO, final
+
+import torch
+import transformers
+from origin import provenance
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import foredraft
+from foredraft.core.draft import Draft, Verdict
+from foredraft.core.drafter import Drafter, Plan, Rewindable, StepOut, View
+from foredraft.core.noise import Noise, Stream
+from foredraft.core.params import SamplingParams
+from foredraft.core.warp import Warp
+from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
+from foredraft.drafters.none import NoDrafter
+from foredraft.drafters.partial import Options as PartialOptions, Partial
+from foredraft.drafters.supplies import Part
+from foredraft.drafters.triforce import Options as TriForceOptions, TriForce
+from foredraft.engine.step import Stepper
+from foredraft.model.cache import SlotCache
+from foredraft.model.causal import CausalLM
+
+RATES = {"inner": 0.75, "outer": 0.9}
+"""How likely each drafted token is to be right: the small model's for the middle level, a draft's for the target."""
+CONSTANT = "num_assistant_tokens_schedule=constant"
+
+
+def real(args: argparse.Namespace, out: TextIO) -> None:
+    """Real models at the target's full context."""
+    target, draft = str(args.models / args.target), str(args.models / args.draft)
+    chain = f"{CONSTANT},num_assistant_tokens={args.gamma},assistant_confidence_threshold=0"
+    arms = {
+        "none": None,
+        "draft_model": f"draft_model:{draft},window=256,sinks=16,{chain}",
+        **{kind: f"partial,cache={kind},budget={args.budget},{chain}" for kind in ("retrieval", "window", "h2o")},
+        "triforce": f"triforce:{draft},gamma={args.gamma},budget={args.budget},{CONSTANT}",
+    }
+    generators = dict(zip(arms, foredraft.load_many(target, list(arms.values())), strict=True))
+    length = generators["none"].engine.target.max_length - args.new_tokens
+    for number, ids in enumerate(texts(args, target, length)):
+        names = list(arms)[number % len(arms) :] + list(arms)[: number % len(arms)]
+        for name in names:
+            engine = generators[name].engine
+            watched = Peak(engine.drafter, engine._stepper.cache)
+            engine._stepper = replace(engine._stepper, drafter=watched)
+            result = generators[name].generate(ids, min_new_tokens=args.new_tokens, max_new_tokens=args.new_tokens)
+            engine._stepper = replace(engine._stepper, drafter=watched.inner)
+            stats = result.stats.as_dict()
+            line = {
+                "kind": "run",
+                "part": "4k",
+                "arm": name,
+                "spec": arms[name],
+                "text": number,
+                "prompt_tokens": length,
+            }
+            line |= {"prompt_sha256": hashlib.sha256(str(ids).encode()).hexdigest()}
+            line |= {
+                "tokens": len(result.tokens),
+                "stats": stats,
+                "cache_bytes": watched.full,
+                "partial_bytes": watched.part,
+            }
+            out.write(json.dumps(line | {"output": result.tokens}) + "\n")
+            out.flush()
+            report("4k", name, stats["acceptance_length"], 1 / stats["tokens_per_second"], watched)
+
+
+def texts(args: argparse.Namespace, target: str, length: int) -> list[list[int]]:
+    """Passages of the corpus, as ids; they are not written anywhere."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(target)
+    with lzma.open(args.corpus / "english_novels.jsonl.xz", "rt", encoding="utf-8") as lines:
+        books = [json.loads(line)["text"] for line, _ in zip(lines, range(args.count), strict=False)]
+    begin = 20_000  # behind title pages and prefaces
+    return [tokenizer(book[begin : begin + 8 * length])["input_ids"][:length] for book in books]
+
+
+@final
+class Peak(Drafter):
+    """A drafter as it is, with a look at what the caches hold."""
+
+    def __init__(self, inner: Drafter, cache: SlotCache) -> None:
+        self.inner = inner
+        self.needs = inner.needs
+        self.full = self.part = 0
+        self._cache = cache
+
+    def admit(self, row: int, prompt: Tensor, hidden: Mapping[int, Tensor]) -> None:
+        self.inner.admit(row, prompt, hidden)
+
+    def propose(self, view: View, plan: Plan) -> Draft:
+        return self.inner.propose(view, plan)
+
+    def commit(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None:
+        self.inner.commit(view, draft, verdict, out)
+        self.full = max(self.full, self._cache.nbytes)
+        if isinstance(self.inner, Partial | TriForce):
+            self.part = max(self.part, self.inner.partial_bytes)
+
+    def release(self, row: int) -> None:
+        self.inner.release(row)
+
+
+@final
+class Spoiled(Rewindable):
+    """A drafter whose tokens are right up to a place that is drawn, each with the same chance, and wrong from there."""
+
+    def __init__(self, inner: Rewindable, rate: float, vocab_size: int) -> None:
+        self.inner = inner
+        self.needs = inner.needs
+        self._rate = rate
+        self._vocab_size = vocab_size
+
+    def admit(self, row: int, prompt: Tensor, hidden: Mapping[int, Tensor]) -> None:
+        self.inner.admit(row, prompt, hidden)
+
+    def propose(self, view: View, plan: Plan) -> Draft:
+        draft = self.inner.propose(view, plan)
+        index = torch.arange(1, draft.tree.tokens.shape[1]).expand(len(view.rows), -1)
+        right = (view.noise.nested(1).uniform(Stream.DRAFT, index) < self._rate).cummin(1).values
+        tokens = draft.tree.tokens.clone()
+        tokens[:, 1:] = torch.where(right, tokens[:, 1:], (tokens[:, 1:] + 1) % self._vocab_size)
+        return replace(draft, tree=replace(draft.tree, tokens=tokens))
+
+    def commit(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None:
+        self.inner.commit(view, draft, verdict, out)
+
+    def rewind(self, row: int, length: int) -> None:
+        self.inner.rewind(row, length)
+
+    def release(self, row: int) -> None:
+        self.inner.release(row)
+
+
+def shaped(folder: Path, context: int, steps: Tensor) -> CausalLM:
+    """A model in the shape of another, with random weights; after token t it says steps[t], whatever came before."""
+    config = AutoConfig.from_pretrained(folder)
+    config.max_position_embeddings, config.tie_word_embeddings, config.dtype = context, False, torch.float32
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config)
+    rows = torch.nn.functional.normalize(torch.randn(config.vocab_size, config.hidden_size), dim=1)
+    with torch.no_grad():
+        model.get_input_embeddings().weight.copy_(100 * rows)  # no layer can outweigh it
+        model.get_output_embeddings().weight[steps] = rows
+    return CausalLM(model, verify=False)
+
+
+def random_text(target: CausalLM, length: int, tokens: Tensor) -> tuple[SlotCache, View]:
+    """One row whose prompt has been read, as it seems: keys and values are random numbers."""
+    cache = target.new_cache()
+    cache.reserve(1, length + 2048)
+    config = target.model.config
+    some = torch.zeros(1, config.num_key_value_heads, 1, config.head_dim)
+    for layer in range(target.layers):
+        for buffer in cache.buffers(layer, some, some):
+            buffer.normal_()
+    warp = Warp.of(
+        [SamplingParams()], vocab_size=target.vocab_size, eos_token_ids=[()], prompt_lengths=[length], device="cpu"
+    )
+    place = torch.tensor([length])
+    return cache, View((0,), tokens[None, :length], place, (length,), warp, Noise(torch.tensor([7]), place))
+
+
+def forced(args: argparse.Namespace, out: TextIO) -> None:
+    """Random weights at 32k, acceptance by the table."""
+    vocab = AutoConfig.from_pretrained(args.models / args.target).vocab_size
+    steps = torch.randperm(vocab, generator=torch.Generator().manual_seed(1))
+    target = shaped(args.models / args.target, 65_536, steps)
+    small = shaped(args.models / args.draft, 2048, steps)
+    prompt = torch.randint(vocab, (args.context,), generator=torch.Generator().manual_seed(2))
+    chain = {"num_assistant_tokens": args.gamma, "assistant_confidence_threshold": 0.0}
+    for name in ("none", "draft_model", "retrieval", "window", "h2o", "triforce"):
+        with torch.inference_mode():
+            cache, view = random_text(target, args.context, prompt)
+        inner = DraftModel(DraftOptions(**{**chain, "window": 256, "sinks": 16}), small, vocab)
+        if name == "triforce":
+            inner = DraftModel(DraftOptions(num_assistant_tokens=3, window=256, sinks=16), small, vocab)
+            options = TriForceOptions(gamma=args.gamma, budget=args.far_budget)
+            bare = TriForce(options, target, cache, Part(Spoiled(inner, RATES["inner"], vocab)), vocab)
+        elif name in ("retrieval", "window", "h2o"):
+            bare = Partial(PartialOptions(cache=name, budget=args.far_budget, **chain), target, cache, vocab)
+        else:
+            bare = inner
+        rate = RATES["inner" if name == "draft_model" else "outer"]
+        watched = Peak(NoDrafter() if name == "none" else Spoiled(bare, rate, vocab), cache)
+        line = decode(Stepper(target, cache, watched), view, 0 if name == "none" else args.gamma, args.far_tokens)
+        if isinstance(bare, Partial | TriForce):
+            watched.part = bare.partial_bytes
+        line |= {"kind": "run", "part": "32k", "arm": name, "prompt_tokens": args.context}
+        line |= {"rates": RATES, "cache_bytes": watched.full, "partial_bytes": watched.part}
+        out.write(json.dumps(line) + "\n")
+        out.flush()
+        report("32k", name, line["acceptance_length"], line["seconds_a_token"], watched)
+
+
+def decode(stepper: Stepper, view: View, length: int, tokens: int) -> dict:
+    """Steps until so many tokens have been said; the first step, which reads a text or chooses, counts apart."""
+    stepper.drafter.admit(0, view.history[0, :-1], {})
+    said, seconds = [], []
+    while sum(said) < tokens:
+        started = time.perf_counter()
+        done = stepper(view, Plan((length,)))
+        seconds.append(time.perf_counter() - started)
+        said.append(len(done.rows[0].emitted))
+        view = view.followed_by(done.emitted, [said[-1]])
+    return {
+        "tokens": sum(said),
+        "steps": len(said),
+        "acceptance_length": sum(said) / len(said),
+        "first_seconds": seconds[0],
+        "seconds_a_token": sum(seconds[1:]) / sum(said[1:]),
+    }
+
+
+def report(part: str, arm: str, length: float, seconds: float, watched: Peak) -> None:
+    sizes = f"{watched.full / 2**20:.0f} MiB of cache, {watched.part / 2**20:.0f} MiB of it again"
+    print(f"{part:4} {arm:12} acceptance length {length:.2f}, {1000 * seconds:.1f} ms a token, {sizes}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", type=Path, default=Path("../shared/models"))
+    parser.add_argument("--corpus", type=Path, default=Path("../shared/data/corpus"))
+    parser.add_argument("--target", default="target-65m")
+    parser.add_argument("--draft", default="draft-6m")
+    parser.add_argument("--parts", nargs="+", default=["4k", "32k"], choices=["4k", "32k"])
+    parser.add_argument("--count", type=int, default=6, help="texts of the 4k part")
+    parser.add_argument("--new-tokens", type=int, default=256, help="of the 4k part")
+    parser.add_argument("--gamma", type=int, default=8, help="drafted tokens a step")
+    parser.add_argument("--budget", type=int, default=512, help="of the 4k part")
+    parser.add_argument("--context", type=int, default=32_768, help="of the 32k part")
+    parser.add_argument("--far-budget", type=int, default=2048, help="of the 32k part")
+    parser.add_argument("--far-tokens", type=int, default=192, help="new tokens of the 32k part")
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/triforce.jsonl"))
+    args = parser.parse_args()
+    if not (args.models / args.target).is_dir() or not args.corpus.is_dir():
+        sys.exit(f"Skipped: there are no models in {args.models} or no texts in {args.corpus}.")
+    torch.set_num_threads(args.threads)
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    with args.out.open("w", encoding="utf-8") as out:
+        facts = {"dtype": "float32", "target": args.target, "draft": args.draft, "rates": RATES}
+        command = "python benchmarks/triforce.py --parts " + " ".join(args.parts)
+        out.write(json.dumps(provenance(command, **facts)) + "\n")
+        for part, run in (("4k", real), ("32k", forced)):
+            if part in args.parts:
+                run(args, out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""TriForce (Sun et al., COLM 2024, arXiv:2404.11912): three levels, for long contexts.
+
+A small model that sees a window of the text drafts for the target's weights over a retrieved part of their cache, and
+what these say is the draft that the target verifies over all of it. Verification inside is as exact as outside, so the
+law q of the draft is that of the middle level. (The public code draws from the middle's law where it should draw from
+the residual, and hands that law over as q: its texts are biased.)
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import final
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from foredraft.core.draft import Draft, Law, Verdict
+from foredraft.core.drafter import Needs, Plan, Rewindable, StepOut, View
+from foredraft.core.errors import DrafterError, OptionError
+from foredraft.drafters.follower import Follower
+from foredraft.drafters.supplies import Part, Supplies
+from foredraft.engine.inner import Inner, InnerLoop
+from foredraft.engine.step import round_up
+from foredraft.model.cache import SlotCache
+from foredraft.model.causal import CausalLM
+from foredraft.model.partial import PartialLM
+from foredraft.model.selection import Retrieval
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Lengths of the two inner levels, and what they see.
+
+    gamma: tokens that the middle level says before the target verifies them (gamma_2 in the paper).
+    inner_gamma: at most so many tokens are drafted for the middle level at once (gamma_1).
+    num_assistant_tokens_schedule: of gamma: constant; heuristic, transformers' up and down; cost, what the measured
+        costs and the acceptance so far make best; or auto, cost where texts cannot depend on it and constant elsewhere.
+    budget, chunk: the middle level sees so many tokens of a long text, in chunks of so many.
+    room: tokens that may come before chunks are chosen anew.
+    refresh: they are also chosen anew when of the last four drafts less than this part of the text's usual share was
+        accepted; 0 never does.
+    window, sinks: the small model sees so many tokens, of which so many are the text's first.
+    """
+
+    gamma: int = 8
+    inner_gamma: int = 3
+    num_assistant_tokens_schedule: str = "auto"
+    budget: int = 512
+    chunk: int = 8
+    room: int = 64
+    refresh: float = 0.8
+    window: int = 256
+    sinks: int = 16
+
+    @property
+    def law(self) -> Law:
+        """The law of drafts for sampled rows."""
+        return Law.CHAIN
+
+    def __post_init__(self) -> None:
+        if min(self.gamma, self.inner_gamma, self.room) < 1 or not 0 <= self.refresh < 1:
+            raise OptionError("gamma, inner_gamma and room must be 1 or more, and refresh at least 0 and below 1.")
+        self.selection()
+
+    def selection(self) -> Retrieval:
+        """What chooses the middle level's tokens.
+
+        Raises:
+            OptionError: a budget that is not two chunks or more.
+        """
+        return Retrieval(self.budget, self.chunk)
+
+
+@final
+class TriForce(Rewindable):
+    """Drafts what the target says over the chunks of its cache that its queries ask for.
+
+    Args:
+        target: whose weights the middle level has.
+        full: its cache in the loop.
+        part: drafts for the middle level.
+        vocab_size: how wide laws are.
+    """
+
+    def __init__(self, options: Options, target: CausalLM, full: SlotCache, part: Part, vocab_size: int) -> None:
+        self._options = options
+        self.full = full
+        self.needs = Needs(max_nodes=options.gamma)
+        selection = options.selection()
+        # a row that has said its part goes on, by a token a step, beside one whose drafts all fail
+        ahead = 2 * options.gamma + round_up(1 + part.drafter.needs.max_nodes)
+        middle = PartialLM(target, full, selection, options.room + selection.slack + 1 + ahead)
+        self._follower = Follower(middle, ahead, options.refresh)
+        inner = Inner(
+            middle, part.drafter, middle.cache, options.inner_gamma, part.confidence, follow=self._follower.follow
+        )
+        self._loop = InnerLoop(inner, vocab_size)
+
+    @property
+    def partial_bytes(self) -> int:
+        """What the partial cache takes, beside the target's own."""
+        return self._follower.model.nbytes
+
+    def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
+        self._follower.admit(row)
+        self._loop.admit(row, prompt)
+
+    def propose(self, view: View, plan: Plan) -> Draft:
+        return self._loop.extend(view, [min(length, self._options.gamma) for length in plan.lengths])
+
+    def commit(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None:
+        self._follower.judged(view, draft, verdict)
+
+    def rewind(self, row: int, length: int) -> None:
+        self._follower.rewind(row, length)
+        self._loop.rewind(row, length)
+
+    def release(self, row: int) -> None:
+        self._loop.release(row)
+        self._follower.release(row)
+
+
+def build(options: Options, supplies: Supplies) -> TriForce:
+    """triforce:PATH, or triforce:[SPEC] for another drafter of the middle level"""
+    place, path = supplies.place, supplies.path
+    if len(supplies.paths) != 1:
+        raise DrafterError("triforce has one drafter for its middle level: write triforce:PATH or triforce:[SPEC].")
+    if path.startswith("["):
+        spec = supplies.paths[0]
+    else:
+        spec = f"draft_model:{path},num_assistant_tokens={options.inner_gamma},window={options.window},"
+        spec += f"sinks={options.sinks}"
+    return TriForce(options, place.target, place.cache, supplies.part(spec), place.vocab_size)

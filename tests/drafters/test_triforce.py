@@ -1,0 +1,305 @@
+"""Three levels and their parts: laws, policy, windows, what goes beyond a draft's context, and what cannot be."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import foredraft
+import tiny
+from foredraft.core.draft import Draft, Law, Verdict
+from foredraft.core.drafter import Plan, StepOut, View
+from foredraft.core.errors import DrafterError, OptionError
+from foredraft.core.noise import Noise
+from foredraft.core.params import SamplingParams
+from foredraft.core.tree import TokenTree
+from foredraft.core.warp import Paths, Warp
+from foredraft.drafters import partial as partial_module, triforce as triforce_module
+from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
+from foredraft.drafters.follower import LATELY, Follower
+from foredraft.drafters.partial import Options as PartialOptions, Partial
+from foredraft.drafters.prompt_lookup import Options as LookupOptions, PromptLookup
+from foredraft.drafters.reader import Reader
+from foredraft.drafters.supplies import Part
+from foredraft.drafters.triforce import Options, TriForce
+from foredraft.drafters.window import WindowReader
+from foredraft.engine.generate import Generator
+from foredraft.engine.reference import reference
+from foredraft.model.cache import SlotCache
+from foredraft.model.causal import CausalLM
+from foredraft.model.partial import PartialLM
+from foredraft.model.prefill import prefill
+from foredraft.model.selection import Retrieval
+
+SMALL = {"budget": 16, "chunk": 4, "room": 8}
+
+
+@pytest.fixture(scope="module")
+def target() -> CausalLM:
+    return CausalLM(tiny.build("llama"))
+
+
+@pytest.fixture(scope="module")
+def other() -> CausalLM:
+    return CausalLM(tiny.build("llama", seed=8))
+
+
+def small(draft: CausalLM, **options) -> DraftModel:
+    return DraftModel(DraftOptions(num_assistant_tokens=2, **options), draft, draft.vocab_size)
+
+
+def looped(target: CausalLM, options: Options, drafter) -> tuple[Generator, TriForce]:
+    full = target.new_cache()
+    three = TriForce(options, target, full, Part(drafter), target.vocab_size)
+    return tiny.generator(target, three, cache=full), three
+
+
+def view_of(texts: list[list[int]], temperature: float, seeds: list[int], full: SlotCache, target: CausalLM) -> View:
+    """Rows as the engine shows them, their prompts read."""
+    lengths, longest = [len(text) for text in texts], max(map(len, texts))
+    tokens = torch.tensor([text + [0] * (longest - len(text)) for text in texts])
+    prefill(target, full, range(len(texts)), tokens[:, :-1], [0] * len(texts))
+    params = [SamplingParams(temperature=temperature)] * len(texts)
+    warp = Warp.of(params, vocab_size=tiny.VOCAB, eos_token_ids=[()] * len(texts), prompt_lengths=lengths, device="cpu")
+    extents = torch.tensor(lengths)
+    return View(tuple(range(len(texts))), tokens, extents, tuple(lengths), warp, Noise(torch.tensor(seeds), extents))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_the_law_of_a_draft_is_that_of_the_middle_level_on_its_path(
+    target: CausalLM, other: CausalLM, temperature: float
+):
+    """q of every token is what the target's weights say over the chosen chunks, read token by token without any loop;
+    and a greedy draft is the middle's own greedy text."""
+    texts, options = tiny.prompts((70, 25, 9, 40)), Options(gamma=5, **SMALL)
+    full = target.new_cache()
+    three = TriForce(options, target, full, Part(small(other)), target.vocab_size)
+    view = view_of(texts, temperature, [3, 4, 5, 6], full, target)
+    for row, text in enumerate(texts):
+        three.admit(row, torch.tensor(text[:-1]), {})
+    draft = three.propose(view, Plan((5, 5, 5, 5)))
+    assert draft.law is (Law.FIXED if temperature == 0 else Law.CHAIN)
+    assert draft.tree.valid.all() and draft.tree.tokens.shape == (4, 6)
+    middle = PartialLM(target, full, options.selection(), 26)  # room, a chunk's rest, the root, and what may be ahead
+    assert middle.follow(view.rows, view.extents, 14) == [0, 3]
+    for node in range(5):
+        step = middle.address(TokenTree.root(draft.tree.tokens[:, node]), view.lengths - 1 + node, view.rows, 70 + node)
+        path = replace(draft.tree, tokens=draft.tree.tokens[:, : node + 1], parents=draft.tree.parents[:, : node + 1])
+        logits = middle.forward(step, middle.cache).logits
+        if temperature == 0:
+            assert torch.equal(logits[:, 0].argmax(-1), draft.tree.tokens[:, node + 1])
+            continue
+        assert draft.q is not None
+        law = view.warp.law(logits, Paths(view.history, view.lengths, path, start=node))[:, 0]
+        assert (draft.q[:, node + 1] - law).abs().max() < 1e-4
+
+
+def test_greedy_texts_are_the_targets_whatever_drafts_for_the_middle(target: CausalLM, other: CausalLM):
+    prompts = tiny.prompts((90, 1, 33))
+    wanted = [reference(target, prompt, SamplingParams(max_new_tokens=50)) for prompt in prompts]
+    lookup = PromptLookup(LookupOptions(prompt_lookup_num_tokens=3, continuations=2))  # trees inside
+    for drafter in (small(other), small(target), small(other, window=30), small(other, branching=(2, 2)), lookup):
+        for options in (Options(gamma=6, **SMALL), Options(gamma=2, budget=64, room=1)):
+            g, _ = looped(target, options, drafter)
+            assert [result.tokens for result in g.generate(prompts, max_new_tokens=50)] == wanted
+
+
+def test_over_the_whole_cache_every_draft_is_accepted(target: CausalLM, other: CausalLM):
+    """The middle is the target then, at every temperature: an error by one would show."""
+    for temperature in (0.0, 1.0):
+        g, _ = looped(target, Options(gamma=4, budget=128), small(other))
+        result = g.generate(tiny.prompts((20,))[0], max_new_tokens=51, temperature=temperature)
+        assert result.stats.accepted == result.stats.drafted == 40
+        assert result.stats.target_forwards == 11
+
+
+def test_partial_over_the_whole_cache_is_accepted_whole(target: CausalLM):
+    for kind in partial_module.CACHES:
+        full = target.new_cache()
+        options = PartialOptions(cache=kind, budget=128, num_assistant_tokens=4, assistant_confidence_threshold=0.0)
+        g = tiny.generator(target, Partial(options, target, full, target.vocab_size), cache=full)
+        for temperature in (0.0, 1.0):
+            result = g.generate(tiny.prompts((20,))[0], max_new_tokens=51, temperature=temperature)
+            assert result.stats.accepted == result.stats.drafted == 40
+
+
+def judged(accepted: int, drafted: int = 4) -> tuple[Draft, Verdict]:
+    tree = TokenTree.chain(torch.zeros(1, drafted + 1, dtype=torch.long))
+    path = torch.tensor([[i if i <= accepted else -1 for i in range(drafted + 1)]])
+    return Draft(tree, Law.FIXED), Verdict(path, torch.zeros(1, dtype=torch.long))
+
+
+def test_chunks_are_chosen_anew_when_acceptance_has_fallen(target: CausalLM):
+    """Against the text's own mean, by the last four drafts since the last choice, and by nothing else."""
+    text = tiny.prompts((200,))[0]
+    full = target.new_cache()
+    view = view_of([text], 0.0, [0], full, target)
+    follower = Follower(PartialLM(target, full, Retrieval(16, 4), 100), ahead=6, refresh=0.75)
+    follower.admit(0)
+    chosen = []
+
+    def steps(*accepted: int) -> None:
+        for count in accepted:
+            extent = 130 + len(chosen)
+            now = replace(view, lengths=torch.tensor([extent]), extents=(extent,))
+            before = follower.model.left_out(0)
+            follower.follow(now)
+            chosen.append(follower.model.left_out(0) != before)
+            tree = TokenTree.root(now.roots)
+            step = follower.model.address(tree, now.lengths - 1, (0,), extent)
+            follower.model.forward(step, follower.model.cache)
+            follower.judged(now, *judged(count))
+
+    steps(4, 4, 4, 4, 4, 4, 4, 4, 2, 2, 4, 2, 4, 4)
+    wanted = [True, *[False] * 11]  # 12 of 16 are not less than 0.75 of 44 of 48 ... until 10 of 16 are
+    assert chosen == [*wanted, True, False]
+    chosen.clear()
+    steps(1, 1, 1, 1, 1, 1, 1)
+    assert chosen.index(True) >= LATELY - 3, "a new choice is given time"
+
+
+def test_no_choice_depends_on_what_is_drawn_afterwards(target: CausalLM, other: CausalLM):
+    """Rows of one text with different seeds: before the first of them has been judged all have chosen alike, and the
+    choice of a step is made before anything is drawn in it."""
+    text = tiny.prompts((60,))[0]
+    full = target.new_cache()
+    three = TriForce(Options(gamma=4, **SMALL), target, full, Part(small(other)), target.vocab_size)
+    view = view_of([text] * 6, 1.0, [1, 2, 3, 4, 5, 6], full, target)
+    for row in range(6):
+        three.admit(row, torch.tensor(text[:-1]), {})
+    draft = three.propose(view, Plan((4,) * 6))
+    assert len({tuple(line) for line in draft.tree.tokens.tolist()}) > 1
+    keys = three._follower.model.cache.stored(1)[0]
+    assert all(torch.equal(keys[0, :, :16], keys[row, :, :16]) for row in range(1, 6))
+
+
+def test_a_window_reads_as_if_the_rest_had_never_been(other: CausalLM):
+    """Equal to a fresh forward over sinks and window, positions from 0 on, at every length, also far beyond the draft's
+    context and after a text has been taken back."""
+    draft = CausalLM(tiny.build("llama", seed=8, max_position_embeddings=48))
+    reader = WindowReader(Reader(draft, draft.vocab_size), 40, 4, 3)
+    texts = tiny.prompts((230, 190), seed=5)
+    for row in (0, 1):
+        reader.admit(row)
+    view = view_of(texts, 0.0, [0, 0], other.new_cache(), other)
+    for extent in (3, 20, 37, 38, 39, 60, 61, 57, 90, 190, 150):
+        extents = (extent, max(extent - 20, 1))
+        now = replace(view, lengths=torch.tensor(extents), extents=extents)
+        for row in (0, 1):
+            reader.rewind(row, extents[row])
+        logits = [reader.read(now, 3)[:, 0], reader.read_on(now, torch.tensor([5, 6]), 1)[:, 0]]
+        for row, length in enumerate(extents):
+            left = reader.left_out(length)
+            assert (left == 0) == (length <= 37) and length - left + 3 <= 40
+            kept = texts[row][:4] + texts[row][4 + left : length] if left else texts[row][:length]
+            for drafted in (0, 1):
+                fresh = draft.stock_logits(torch.tensor([kept + [5 + row] * drafted]))[0, -1]
+                assert (logits[drafted][row] - fresh).abs().max() < 1e-4
+    assert reader.cache_bytes == 2 * 2 * 2 * 2 * 256 * 8 * 4  # one bucket of slots, whatever the text's length
+
+
+def test_a_window_is_read_again_a_few_times_only(other: CausalLM):
+    reader = WindowReader(Reader(other, other.vocab_size), 64, 4, 4)
+    lefts = [reader.left_out(extent) for extent in range(1, 256)]
+    assert lefts == sorted(lefts) and len(set(lefts)) == 1 + -(-(255 - 60) // 14)
+    assert min(extent - left for extent, left in enumerate(lefts, 1) if left) >= 64 - 4 - 14
+
+
+def test_a_draft_with_a_window_drafts_beyond_its_context(target: CausalLM):
+    narrow = CausalLM(tiny.build("llama", max_position_embeddings=64))  # the target's own weights
+    prompt = tiny.prompts((100,))[0]
+    wanted = reference(target, prompt, SamplingParams(max_new_tokens=30))
+    drafted = []
+    for options in ({}, {"window": 48}):
+        drafter = DraftModel(DraftOptions(num_assistant_tokens=3, **options), narrow, target.vocab_size)
+        result = tiny.generator(target, drafter).generate(prompt, max_new_tokens=30)
+        assert result.tokens == wanted
+        drafted.append(result.stats.drafted)
+    assert drafted[0] == 0 < drafted[1]
+
+
+def test_memory_of_the_middle_is_its_budget_however_long_the_text(target: CausalLM, other: CausalLM):
+    for length in (90, 180):
+        g, three = looped(target, Options(gamma=4, **SMALL), small(other, window=24))
+        sizes: set[int] = set()
+        commit = three._loop.extend
+
+        def watched(view, lengths, commit=commit, three=three, sizes=sizes):
+            draft = commit(view, lengths)
+            sizes.add(three._follower.model.nbytes)
+            return draft
+
+        three._loop.extend = watched
+        g.generate(tiny.prompts((length,))[0], max_new_tokens=40)
+        # budget, room, a chunk's rest, the root, and what an inner loop may have in flight
+        slots = 16 + 8 + 3 + 1 + (2 * 4 + 4)
+        assert sizes == {2 * 2 * slots * (8 + 8) * 4}
+        assert three._follower.model.nbytes == 0, "the last text takes the cache with it"
+
+
+def test_specs():
+    g = foredraft.load("sample", drafter="triforce:sample-draft,gamma=5,budget=64,window=128")
+    assert g.engine.drafter.needs.max_nodes == 5
+    plain = foredraft.load("sample", drafter=None).generate("def add(a, b):", max_new_tokens=12)
+    assert g.generate("def add(a, b):", max_new_tokens=12).tokens == plain.tokens
+    for spec in ("triforce:[prompt_lookup,prompt_lookup_num_tokens=3],budget=64", "partial,cache=h2o,budget=64"):
+        assert (
+            foredraft.load("sample", drafter=spec).generate("def add(a, b):", max_new_tokens=12).tokens == plain.tokens
+        )
+
+
+@pytest.mark.parametrize(
+    ("spec", "sentence"),
+    [
+        ("partial,budget=20", "A budget of 20 is not two chunks or more of 8 tokens each."),
+        ("partial,cache=paged", "cache"),
+        ("partial,cache=window,budget=4", "leaves no room for a window in a budget of 4 tokens"),
+        ("partial,cache=h2o,budget=8,recent=9", "leaves no room for heavy hitters"),
+        ("partial,room=0", "room must be 1 or more"),
+        ("triforce:sample-draft,gamma=0", "gamma, inner_gamma and room must be 1 or more"),
+        ("triforce:sample-draft,budget=100", "A budget of 100 is not two chunks or more"),
+        ("triforce:sample-draft,window=18", "A window of 18 tokens is too short for 16 sinks and 3 drafted nodes"),
+        ("triforce:sample-draft,window=4096", "longer than the draft's 2048"),
+        ("draft_model:sample-draft,window=9", "A window of 9 tokens is too short for 4 sinks"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_a_sentence(spec: str, sentence: str):
+    with pytest.raises(OptionError, match=sentence):
+        foredraft.load("sample", drafter=spec)
+
+
+def test_what_cannot_be_taken_back_cannot_draft_for_the_middle():
+    with pytest.raises(DrafterError, match="medusa cannot stand inside triforce"):
+        foredraft.load("sample", drafter="triforce:[medusa]")
+    with pytest.raises(DrafterError, match="triforce has one drafter for its middle level"):
+        foredraft.load("sample", drafter="triforce:sample-draft+[prompt_lookup]")
+
+
+def test_what_was_accepted_of_a_text_is_not_held_against_the_next(target: CausalLM, other: CausalLM):
+    """Verdicts are looked at in the next step, when a row's number may have been given to another text."""
+    _, three = looped(target, Options(gamma=4, **SMALL), small(other))
+    view = view_of([tiny.prompts((30,))[0]] * 2, 0.0, [0, 0], three.full, target)
+    for row in (0, 1):
+        three.admit(row, view.history[row, :-1], {})
+    draft = three.propose(view, Plan((4, 4)))
+    three.commit(view, draft, Verdict(torch.tensor([[0, 1, -1, -1, -1]] * 2), view.roots), out())
+    three.release(0)
+    three.admit(0, view.history[0, :-1], {})
+    three.propose(view, Plan((4, 4)))
+    assert [three._follower._records[row].drafted for row in (0, 1)] == [0, 4]
+
+
+def out() -> StepOut:
+    return StepOut(torch.zeros(1, 1, tiny.VOCAB))
+
+
+def test_a_step_without_a_draft_is_told_and_forgotten(target: CausalLM, other: CausalLM):
+    """A row for which nothing was drafted says nothing about acceptance."""
+    _, three = looped(target, Options(gamma=4, **SMALL), small(other))
+    view = view_of([tiny.prompts((30,))[0]], 0.0, [0], three.full, target)
+    three.admit(0, view.history[0, :-1], {})
+    draft, verdict = judged(0, drafted=0)
+    three.commit(view, draft, verdict, out())
+    three.propose(view, Plan((2,)))
+    assert three._follower._records[0].drafted == 0
+    assert triforce_module.Options().law is Law.CHAIN
