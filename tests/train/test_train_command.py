@@ -11,7 +11,7 @@ from trainees import log_of
 
 import foredraft
 from foredraft.cli import main
-from foredraft.train import run as running
+from foredraft.train import validate
 
 SHORT = ("--tokens", "128", "--length", "32", "--batch", "2", "--precision", "fp32", "--report", "1", "--device", "cpu")
 
@@ -32,7 +32,7 @@ def train(place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("COLUMNS", "100")
     for name, value in (("_PROMPT", 8), ("_NEW", 6), ("_PROMPTS", 3)):
-        monkeypatch.setattr(running, name, value)
+        monkeypatch.setattr(validate, name, value)
 
     def train(method: str, *more: str, data: str = str(place / "texts.jsonl")) -> Ended:
         capsys.readouterr()

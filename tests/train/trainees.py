@@ -79,7 +79,7 @@ def save_texts(path: Path, count: int = 60, seed: int = 0) -> str:
 def train_head(method: str, place: Path, out: Path, loop: LoopOptions = SHORT, **options: Any) -> Path:
     """Train on ``place/texts.jsonl`` for ``place/target``, with short validations."""
     data = Data(sources=(str(place / "texts.jsonl"),), store=options.pop("store", 0.0))
-    with patch.multiple("foredraft.train.run", _PROMPT=8, _NEW=6, _PROMPTS=3):
+    with patch.multiple("foredraft.train.validate", _PROMPT=8, _NEW=6, _PROMPTS=3):
         return run(method, str(place / "target"), out, data, loop=loop, device="cpu", **options)
 
 

@@ -14,11 +14,29 @@ from foredraft.model.causal import CausalLM
 from foredraft.nets.hydra import Hydra
 from foredraft.nets.medusa import Blockwise, Medusa
 from foredraft.nets.parts import FINAL
+from foredraft.train.lessons import Lessons
+from foredraft.train.loop import LoopOptions
+from foredraft.train.precision import autocast
 from foredraft.train.recipe import Lesson, Recipe
 from foredraft.train.unroll import Unrolled
 
+_PROMPT, _NEW, _PROMPTS = 48, 48, 8  # tokens of a prompt, new tokens, prompts
+
 RANKS = 10
 """So many ranks of each head are counted."""
+
+
+def tried_out(
+    recipe: Recipe, lessons: Lessons, target: CausalLM, drafter: Drafter, loop: LoopOptions
+) -> dict[str, float]:
+    """Losses on held-out texts, and the acceptance length of this drafter on their beginnings."""
+    recipe.eval()
+    held_out = lessons.held_out(_PROMPTS)
+    with autocast(target.device, loop.precision):
+        said = mean_losses(recipe, held_out)
+    prompts = [lesson.tokens[0, :_PROMPT].tolist() for lesson in held_out]
+    said["acceptance_length"] = round(acceptance_length(target, drafter, prompts, _NEW), 4)
+    return said
 
 
 def mean_losses(recipe: Recipe, lessons: Sequence[Lesson]) -> dict[str, float]:
