@@ -13,7 +13,8 @@ import tiny
 from foredraft.model.causal import CausalLM
 from foredraft.train.loop import LoopOptions
 from foredraft.train.recipe import Lesson
-from foredraft.train.run import Data, run
+from foredraft.train.run import run
+from foredraft.train.site import Data
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}~{% endfor %}"

@@ -9,7 +9,7 @@ from typing import Any, final
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from foredraft.core.divergence import forward_kl, jensen_shannon, reverse_kl
@@ -67,18 +67,32 @@ class Teacher:
             lesson: with the target's final states.
             states: what the draft's output layer ``head`` reads.
         """
-        count = lesson.tokens.numel() - lesson.tokens.shape[0]  # what follows the last row is not in the lesson
-        labels = lesson.tokens[:, 1:].flatten()
+        labels = lesson.tokens[:, 1:].flatten()  # what follows the last row is not in the lesson
         weights = lesson.weights[:, :-1].flatten()
-        taught, learned = lesson.hidden[FINAL][:, :-1].flatten(0, 1), states[:, :-1].flatten(0, 1)
+        taught, learned = self._rows(lesson, states)
         losses, hits = [], []
-        for begin in range(0, count, self._options.rows):
+        for begin in range(0, len(labels), self._options.rows):
             some = slice(begin, begin + self._options.rows)
             loss, hit = recompute(True, self._judge, taught[some], learned[some], labels[some], head)
             losses.append(loss)
             hits.append(hit)
         mean, agreement = (weighted_mean(torch.cat(each), weights) for each in (losses, hits))
         return {"loss": mean, "agreement": agreement.detach()}
+
+    def agrees(
+        self, lesson: Lesson, states: Float[Tensor, "B T H"], head: Callable[[Tensor], Tensor]
+    ) -> Bool[Tensor, "B M"]:
+        """Whether both have the same likeliest token at each row but the last."""
+        taught, learned = self._rows(lesson, states)
+        size = self._options.rows
+        pairs = zip(taught.split(size), learned.split(size), strict=True)
+        same = [self._head(p).argmax(-1) == head(q).argmax(-1) for p, q in pairs]
+        return torch.cat(same).view(lesson.tokens.shape[0], -1)
+
+    @staticmethod
+    def _rows(lesson: Lesson, states: Tensor) -> tuple[Tensor, Tensor]:
+        """States of the target and of the draft as rows, without the last of each text."""
+        return lesson.hidden[FINAL][:, :-1].flatten(0, 1), states[:, :-1].flatten(0, 1)
 
     def _judge(
         self, taught: Tensor, learned: Tensor, labels: Tensor, head: Callable[[Tensor], Tensor]
@@ -131,3 +145,8 @@ class DistilRecipe(Recipe[Student]):
 
     def forward(self, lesson: Lesson) -> dict[str, Tensor]:
         return self._teacher(lesson, self.net.states(lesson.tokens), self.net.head)
+
+    @torch.no_grad()
+    def agrees(self, lesson: Lesson) -> Bool[Tensor, "B M"]:
+        """Whether target and draft have the same likeliest token, at each row but the last."""
+        return self._teacher.agrees(lesson, self.net.states(lesson.tokens), self.net.head)

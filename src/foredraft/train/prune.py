@@ -2,17 +2,18 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from foredraft.core.errors import DataError, OptionError
 from foredraft.core.options import parts, read_options, read_pairs
 from foredraft.core.params import check_known
-from foredraft.model.surgery import cut, sizes_of
+from foredraft.model.surgery import cut
 from foredraft.nets.gates import Kept, Sizes
 from foredraft.train import distil
 from foredraft.train.distil import Teacher
+from foredraft.train.features import fingerprint
 from foredraft.train.importance import important
 from foredraft.train.loop import LoopOptions, train
 from foredraft.train.masks import Masked, MaskRecipe
@@ -113,7 +114,7 @@ def pruned(
         net = _learned(site, source, wanted, options, loop, tell)
         kept, source = net.gates.kept(), net.whole
         if site.first:
-            _write(site.folder / "kept.json", kept)
+            _write(site.folder / "kept.json", kept, {"sizes": asdict(wanted)})
     else:
         with site.accelerator.main_process_first():
             kept = _weighed(site, source, wanted, options, loop, tell)
@@ -126,14 +127,16 @@ def _weighed(
 ) -> Kept:
     """By importance, or as an earlier call has found."""
     path = site.folder / "kept.json"
-    if (kept := _read(path)) is not None:
+    terms = {"sizes": asdict(wanted), "texts": options.texts, "length": loop.length, "seed": loop.seed}
+    terms |= {"model": fingerprint(source), "data": site.store.folder.name}
+    if (kept := _read(path, terms)) is not None:
         return kept
     lessons, single = site.lessons((), loop), replace(loop, batch=1)
     texts = [lessons.lesson(number, single, (0, 1)) for number in range(options.texts)]
     source.requires_grad_(False)
     with site.target.alone():
         kept = important(source, texts, wanted, lambda sentence: tell({"note": sentence}))
-    _write(path, kept)
+    _write(path, kept, terms)
     return kept
 
 
@@ -156,18 +159,20 @@ def _learned(
     return net
 
 
-def _write(path: Path, kept: Kept) -> None:
+def _write(path: Path, kept: Kept, terms: dict[str, Any]) -> None:
     partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(kept._asdict()) + "\n", encoding="utf-8")
+    partial.write_text(json.dumps({**kept._asdict(), "from": terms}) + "\n", encoding="utf-8")
     partial.replace(path)
 
 
-def _read(path: Path) -> Kept | None:
+def _read(path: Path, terms: dict[str, Any]) -> Kept | None:
+    """What was found on these terms; None where there is no such file, or it was found on others."""
     if not path.exists():
         return None
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         inner = {name: tuple(map(tuple, found[name])) for name in ("groups", "intermediate")}
-        return Kept(tuple(found["layers"]), tuple(found["hidden"]), **inner)
+        kept = Kept(tuple(found["layers"]), tuple(found["hidden"]), **inner)
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path} does not say what is kept; delete it to begin again.") from error
+    return kept if found.get("from") == terms else None

@@ -24,7 +24,7 @@ from foredraft.train.recipes import RECIPES, HeadShape, RecipeKind
 from foredraft.train.site import Data, Site
 from foredraft.train.start import frequent_tokens
 from foredraft.train.tokens import TokenStore
-from foredraft.train.validate import tried_out
+from foredraft.train.validate import length_now, losses_now
 
 Tell = Callable[[dict[str, Any]], None]
 
@@ -116,4 +116,7 @@ def _validate(
     kind: RecipeKind, net: Any, recipe: Recipe, target: CausalLM, lessons: Lessons, loop: LoopOptions
 ) -> dict[str, float]:
     """Losses on held-out texts, and the acceptance length of a chain of this head on their beginnings."""
-    return tried_out(recipe, lessons, target, kind.drafter(net), loop)
+    return {
+        **losses_now(recipe, lessons, loop),
+        "acceptance_length": length_now(target, kind.drafter(net), lessons),
+    }

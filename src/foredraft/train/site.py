@@ -46,7 +46,9 @@ class Site:
     gigabytes: float
 
     @classmethod
-    def open(cls, target_name: str, out: str | Path, data: Data, device: str | None, *, partial: bool = False) -> "Site":
+    def open(
+        cls, target_name: str, out: str | Path, data: Data, device: str | None, *, partial: bool = False
+    ) -> "Site":
         """Load the target, which learns nothing by itself, and read the text.
 
         Args:
@@ -75,11 +77,15 @@ class Site:
         """Whether this is the process that writes."""
         return self.accelerator.is_main_process
 
-    def hold_to(self, terms: Mapping[str, Any]) -> None:
-        """Refuse to go on where a run in this folder was begun on other terms, or on other text."""
+    def hold_to(self, terms: Mapping[str, Any], folder: Path | None = None) -> None:
+        """Refuse to go on where a run in this folder was begun on other terms, or on other text.
+
+        Args:
+            folder: of a run that is a part of this one.
+        """
         text = [len(self.store.ids), int(self.store.counts.sum())]
         both = {**terms, "processes": self.accelerator.num_processes, "data": text}
-        hold_to(self.folder, both, write=self.first)
+        hold_to(self.folder if folder is None else folder, both, write=self.first)
 
     def lessons(self, taps: tuple[int, ...], loop: LoopOptions, store: TokenStore | None = None) -> Lessons:
         """Batches of the text, or of another ``store`` of the same ids, with what the target makes of them."""

@@ -26,17 +26,17 @@ RANKS = 10
 """So many ranks of each head are counted."""
 
 
-def tried_out(
-    recipe: Recipe, lessons: Lessons, target: CausalLM, drafter: Drafter, loop: LoopOptions
-) -> dict[str, float]:
-    """Losses on held-out texts, and the acceptance length of this drafter on their beginnings."""
+def losses_now(recipe: Recipe, lessons: Lessons, loop: LoopOptions) -> dict[str, float]:
+    """What the recipe says of held-out texts, on average."""
     recipe.eval()
-    held_out = lessons.held_out(_PROMPTS)
-    with autocast(target.device, loop.precision):
-        said = mean_losses(recipe, held_out)
-    prompts = [lesson.tokens[0, :_PROMPT].tolist() for lesson in held_out]
-    said["acceptance_length"] = round(acceptance_length(target, drafter, prompts, _NEW), 4)
-    return said
+    with autocast(lessons.device, loop.precision):
+        return mean_losses(recipe, lessons.held_out(_PROMPTS))
+
+
+def length_now(target: CausalLM, drafter: Drafter, lessons: Lessons) -> float:
+    """The acceptance length of this drafter on the beginnings of held-out texts."""
+    prompts = [lesson.tokens[0, :_PROMPT].tolist() for lesson in lessons.held_out(_PROMPTS, ())]
+    return round(acceptance_length(target, drafter, prompts, _NEW), 4)
 
 
 def mean_losses(recipe: Recipe, lessons: Sequence[Lesson]) -> dict[str, float]:
