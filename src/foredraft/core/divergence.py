@@ -29,7 +29,8 @@ def jensen_shannon(p_logits: Logits, q_logits: Logits, weight: float = 0.5) -> R
     """
     log_p, log_q = p_logits.float().log_softmax(-1), q_logits.float().log_softmax(-1)
     parts = torch.tensor([weight, 1 - weight], device=log_p.device).log()
-    mixed = torch.logaddexp(log_p + parts[0], log_q + parts[1])
+    neither = (log_p == -torch.inf) & (log_q == -torch.inf)  # nothing counts there, and its gradient would be NaN
+    mixed = torch.logaddexp(log_p.masked_fill(neither, 0.0) + parts[0], log_q.masked_fill(neither, 0.0) + parts[1])
     return weight * _kl(log_p, mixed) + (1 - weight) * _kl(log_q, mixed)
 
 

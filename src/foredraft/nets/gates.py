@@ -5,7 +5,6 @@ size (Sheared-LLaMA, arXiv:2310.06694, section 2.1).
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, final
 
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 
 _SHARP = 2 / 3  # beta of the hard-concrete law: the smaller, the nearer to 0 and 1
 _LOW, _HIGH = -0.1, 1.1  # a sigmoid is stretched to these and cut to 0..1, so that both ends have mass
+_STIFF = 10.0  # where phi begins: with 0, as in the paper, short runs swing about the wanted size
 _OPEN = 4.0  # where gates begin: kept with a probability of 0.99 or more
 
 
@@ -36,6 +36,15 @@ class Masks(NamedTuple):
     hidden: Float[Tensor, "H"]
     groups: Float[Tensor, "L G"]
     intermediate: Float[Tensor, "L I"]
+
+
+class Shares(NamedTuple):
+    """How much is open, from 0 to 1; of groups and inner dimensions, by layer."""
+
+    layers: Float[Tensor, ""]
+    hidden: Float[Tensor, ""]
+    groups: Float[Tensor, "L"]
+    intermediate: Float[Tensor, "L"]
 
 
 class Kept(NamedTuple):
@@ -82,21 +91,12 @@ def _top(scores: Float[Tensor, "N"], count: int) -> tuple[int, ...]:
 
 @final
 class Gates(nn.Module):
-    """Hard-concrete masks and the Lagrange multipliers that hold their expected sizes to what is wanted.
+    """Hard-concrete masks; a gate's place is the logit of its law before it is stretched."""
 
-    Groups and inner dimensions are held to their number layer by layer, so each has a multiplier for every layer. A
-    layer that goes is held as well, at no cost: nothing of it counts.
-    """
-
-    def __init__(self, sizes: Sizes, wanted: Sizes) -> None:
+    def __init__(self, sizes: Sizes) -> None:
         super().__init__()
         opened = whole(sizes, _OPEN)._asdict()
         self.places = nn.ParameterDict({name: nn.Parameter(place) for name, place in opened.items()})
-        rows = {name: place.shape[:-1] for name, place in opened.items()}
-        self.linear = nn.ParameterDict({name: nn.Parameter(torch.zeros(shape)) for name, shape in rows.items()})
-        self.square = nn.ParameterDict({name: nn.Parameter(torch.zeros(shape)) for name, shape in rows.items()})
-        self._shares = {name: getattr(wanted, name) / getattr(sizes, name) for name in opened}
-        self._wanted = wanted
 
     def drawn(self, chance: torch.Generator) -> Masks:
         """Masks drawn from their laws; gradients reach the places of the gates through them."""
@@ -106,26 +106,42 @@ class Gates(nn.Module):
             found[name] = _stretched((u.logit() + place) / _SHARP)
         return Masks(**found)
 
-    def kept(self) -> Kept:
-        """The likeliest parts, of the sizes that are wanted."""
-        return best(Masks(**dict(self.places.items())), self._wanted)
+    def kept(self, wanted: Sizes) -> Kept:
+        """The likeliest parts, of these sizes."""
+        return best(Masks(**dict(self.places.items())), wanted)
 
-    def shares(self) -> Mapping[str, Tensor]:
-        """Expected share of what is open: scalars for layers and hidden dimensions, [L] for the rest."""
+    def shares(self) -> Shares:
+        """The expected share of gates that are not shut."""
         shift = _SHARP * math.log(-_LOW / _HIGH)
-        return {name: torch.sigmoid(place - shift).mean(-1) for name, place in self.places.items()}
+        return Shares(**{name: torch.sigmoid(place - shift).mean(-1) for name, place in self.places.items()})
 
-    def price(self, share: float) -> Float[Tensor, ""]:
-        """The Lagrange terms, sum of lambda d + phi d^2, with d what is open beyond what should be by now.
+
+@final
+class Lagrange(nn.Module):
+    """Multipliers that hold the expected sizes of gates to what is wanted.
+
+    Groups and inner dimensions are held to their number layer by layer, so each has multipliers for every layer. A
+    layer that goes is held as well, at no cost: nothing of it counts.
+    """
+
+    def __init__(self, sizes: Sizes, wanted: Sizes) -> None:
+        super().__init__()
+        rows = {name: mask.shape[:-1] for name, mask in whole(sizes)._asdict().items()}
+        self.linear = nn.ParameterDict({name: nn.Parameter(torch.zeros(shape)) for name, shape in rows.items()})
+        self.square = nn.ParameterDict({name: nn.Parameter(torch.full(shape, _STIFF)) for name, shape in rows.items()})
+        self._shares = {name: getattr(wanted, name) / getattr(sizes, name) for name in rows}
+
+    def price(self, shares: Shares, due: float) -> Float[Tensor, ""]:
+        """Sum of lambda d + phi d^2, with d what is open beyond what should be by now, as a share of the whole.
 
         The gates go down this price and the multipliers up: their gradients come with the sign turned.
 
         Args:
-            share: how much of the way from the whole model to the wanted sizes is due, from 0 to 1.
+            due: how much of the way from the whole model to the wanted sizes, from 0 to 1.
         """
-        total = torch.zeros((), device=self.places["hidden"].device)
-        for name, now in self.shares().items():
-            beyond = now - (1 - share * (1 - self._shares[name]))
+        total = torch.zeros((), device=shares.hidden.device)
+        for name, now in shares._asdict().items():
+            beyond = now - (1 - due * (1 - self._shares[name]))
             total = total + (_turned(self.linear[name]) * beyond + _turned(self.square[name]) * beyond.square()).sum()
         return total
 

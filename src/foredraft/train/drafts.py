@@ -136,7 +136,6 @@ def _boost(run: _Run, names: tuple[str, ...]) -> list[Path]:
     rest = site.store
     for number, name in enumerate(names, start=1):
         folder = site.folder / str(number)
-        folder.mkdir(exist_ok=True)
         site.hold_to(_terms(run, {"drafts": [short(each) for each in names[:number]]}), folder)
         if not rest.counts.any():
             raise DataError(f"The drafts before {name!r} say all that the target says; nothing is left to learn.")

@@ -1,8 +1,6 @@
 """Learning what to keep: hard-concrete masks under Lagrange terms (Sheared-LLaMA, arXiv:2310.06694)."""
 
 import copy
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, final
 
 from torch import Tensor, nn
@@ -11,10 +9,12 @@ from foredraft.model.causal import CausalLM
 from foredraft.model.parts import parts_of
 from foredraft.model.surgery import Masking, sizes_of
 from foredraft.model.taps import body
-from foredraft.nets.gates import Gates, Masks, Sizes
+from foredraft.nets.gates import Gates, Lagrange, Masks, Sizes
 from foredraft.nets.parts import FINAL
 from foredraft.train.distil import Teacher
 from foredraft.train.recipe import Lesson, Recipe
+
+_PACE = 30.0  # multipliers learn so much faster than gates: what they push against is a loss of any size
 
 
 @final
@@ -28,7 +28,9 @@ class Masked(nn.Module):
 
     def __init__(self, model: Any, wanted: Sizes, target: CausalLM, tuned: bool) -> None:
         super().__init__()
-        self.gates = Gates(sizes_of(model), wanted)
+        self.gates = Gates(sizes_of(model))
+        self.lagrange = Lagrange(sizes_of(model), wanted)
+        self.wanted = wanted
         if tuned:
             with target.alone():
                 self.model = copy.deepcopy(model).requires_grad_(True)
@@ -64,7 +66,7 @@ class MaskRecipe(Recipe[Masked]):
         super().__init__()
         self.taps = (FINAL,)
         self.net = net
-        self.paces: Mapping[str, float] = MappingProxyType({"model": tune} if tune else {})
+        self.paces = {"lagrange": _PACE, "model": tune}
         self._teacher = teacher
         self._rise = rise
         self._head = parts_of(net.whole).head
@@ -73,11 +75,12 @@ class MaskRecipe(Recipe[Masked]):
         gates = self.net.gates
         masks = gates.drawn(lesson.chance()) if self.training else self._final(lesson.tokens)
         said = self._teacher(lesson, self.net.states(lesson.tokens, masks), self._head)
-        due = min(1.0, lesson.done / self._rise)
-        distance = {f"open_{name}": share.detach().mean() for name, share in gates.shares().items()}
-        return {**said, "loss": said["loss"] + gates.price(due), "distil": said["loss"].detach(), **distance}
+        shares = gates.shares()
+        price = self.net.lagrange.price(shares, min(1.0, lesson.done / self._rise))
+        opened = {f"open_{name}": share.detach().mean() for name, share in shares._asdict().items()}
+        return {**said, "loss": said["loss"] + price, "distil": said["loss"].detach(), **opened}
 
     def _final(self, tokens: Tensor) -> Masks:
         """The masks as they would be cut."""
-        masks = self.net.gates.kept().masks(sizes_of(self.net.whole))
+        masks = self.net.gates.kept(self.net.wanted).masks(sizes_of(self.net.whole))
         return Masks(*(mask.to(tokens.device) for mask in masks))

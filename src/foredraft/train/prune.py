@@ -112,7 +112,7 @@ def pruned(
     """
     if options.by == "masks":
         net = _learned(site, source, wanted, options, loop, tell)
-        kept, source = net.gates.kept(), net.whole
+        kept, source = net.gates.kept(wanted), net.whole
         if site.first:
             _write(site.folder / "kept.json", kept, {"sizes": asdict(wanted)})
     else:
@@ -153,9 +153,7 @@ def _learned(
         recipe.eval()
         return mean_losses(recipe, lessons.held_out(4))
 
-    folder = site.folder / "masks"
-    folder.mkdir(exist_ok=True)
-    train(recipe, lessons, folder, mine, validate=validate, tell=tell, accelerator=site.accelerator)
+    train(recipe, lessons, site.folder / "masks", mine, validate=validate, tell=tell, accelerator=site.accelerator)
     return net
 
 

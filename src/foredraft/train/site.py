@@ -83,9 +83,11 @@ class Site:
         Args:
             folder: of a run that is a part of this one.
         """
+        place = self.folder if folder is None else folder
+        place.mkdir(exist_ok=True)
         text = [len(self.store.ids), int(self.store.counts.sum())]
         both = {**terms, "processes": self.accelerator.num_processes, "data": text}
-        hold_to(self.folder if folder is None else folder, both, write=self.first)
+        hold_to(place, both, write=self.first)
 
     def lessons(self, taps: tuple[int, ...], loop: LoopOptions, store: TokenStore | None = None) -> Lessons:
         """Batches of the text, or of another ``store`` of the same ids, with what the target makes of them."""
