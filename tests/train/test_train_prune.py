@@ -192,7 +192,6 @@ def test_gates_reach_the_wanted_sizes_and_come_to_a_decision():
     for share in (shares.layers, shares.hidden, shares.groups[[0, 3]], shares.intermediate[[0, 3]]):
         assert (share.detach() - 0.5).abs().max() < 0.05
     assert gates.kept(wanted) == KEPT
-    assert torch.equal(gates.drawn(torch.Generator().manual_seed(0)).hidden > 0.5, useful.hidden > 0.5)
 
 
 def test_the_price_goes_down_for_gates_and_up_for_multipliers():
@@ -297,7 +296,7 @@ def test_the_target_is_as_it_was(place: Path):
 
 @pytest.mark.slow
 def test_learned_masks_come_to_the_shape(place: Path, tmp_path: Path):
-    options = Options(by="masks", mask_tokens=300 * 64)
+    options = Options(by="masks", mask_tokens=250 * 64)
     shape = Shape(layers=2, hidden=24, intermediate=24)
     train_draft("prune", place, tmp_path, shape=shape, recipe_options=options)
     last = [line for line in log_of(tmp_path / "masks") if "loss" in line][-1]
