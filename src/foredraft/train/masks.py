@@ -14,7 +14,7 @@ from foredraft.nets.parts import FINAL
 from foredraft.train.distil import Teacher
 from foredraft.train.recipe import Lesson, Recipe
 
-_PACE = 30.0  # multipliers learn so much faster than gates: what they push against is a loss of any size
+_PACE = 100.0  # multipliers learn so much faster than gates: what they push against is a loss of any size
 
 
 @final

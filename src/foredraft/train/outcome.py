@@ -76,6 +76,8 @@ def _save_model(model: Any, folder: Path, loaded: Loaded, notes: dict[str, Any],
             model.save_pretrained(partial, state_dict={**model.state_dict(), **more})
         if loaded.tokenizer is not None:
             loaded.tokenizer.inner.save_pretrained(partial)
+        for file in partial.glob("*.safetensors"):
+            shutil.copymode(partial / "config.json", file)  # as any file is made: safetensors' own is for us alone
         (partial / "provenance.json").write_text(json.dumps(notes, indent=2) + "\n", encoding="utf-8")
         _replace(folder, partial)
     except (OSError, RuntimeError, SafetensorError) as error:
