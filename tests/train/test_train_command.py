@@ -11,7 +11,7 @@ from trainees import log_of
 
 import foredraft
 from foredraft.cli import main
-from foredraft.train import run as running
+from foredraft.train import validate
 
 SHORT = ("--tokens", "128", "--length", "32", "--batch", "2", "--precision", "fp32", "--report", "1", "--device", "cpu")
 
@@ -32,7 +32,7 @@ def train(place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("COLUMNS", "100")
     for name, value in (("_PROMPT", 8), ("_NEW", 6), ("_PROMPTS", 3)):
-        monkeypatch.setattr(running, name, value)
+        monkeypatch.setattr(validate, name, value)
 
     def train(method: str, *more: str, data: str = str(place / "texts.jsonl")) -> Ended:
         capsys.readouterr()
@@ -78,6 +78,36 @@ def test_a_target_is_tuned_with_its_heads(train: Train, tmp_path: Path):
     assert train("medusa2", "--out", str(out), *SHORT, *more, "--store", "1").err == (
         "foredraft: medusa2 changes the target as it goes, so hidden states cannot be kept: leave out --store.\n"
     )
+
+
+def test_a_draft_is_pruned_and_drafts(train: Train, place: Path, tmp_path: Path):
+    out = tmp_path / "out"
+    ended = train("prune", "--out", str(out), *SHORT, "--shape", "layers=1,heads=2", "--recipe", "texts=2")
+    assert (ended.status, ended.out) == (0, ""), ended.err
+    assert f"The draft is in {out / 'draft'}. To use it: --drafter draft_model:{out / 'draft'}\n" in ended.err
+    assert "of 3 goes · loss " in ended.err and "step 2 of 2 · loss " in ended.err
+    generator = foredraft.load(str(place / "target"), drafter=f"draft_model:{out / 'draft'}", device="cpu")
+    assert generator.generate("abacus barb", max_new_tokens=24).stats.drafted > 0
+    generator.close()
+
+
+def test_drafts_are_boosted_on_the_targets_own_words(train: Train, place: Path, tmp_path: Path):
+    drafts = ("--draft", str(place / "target"), "--draft", str(place / "target"))
+    more = ("--answers", "25", "--answer-tokens", "40", "--recipe", "easy=0.5")
+    ended = train("boost", "--out", str(tmp_path), *SHORT, *drafts, *more)
+    assert ended.status == 0, ended.err
+    assert "answer 25 of 25" in ended.err and "draft 2 of 2 learns " in ended.err
+    assert f"The drafts are in {tmp_path / '1' / 'draft'} and {tmp_path / '2' / 'draft'}." in ended.err
+
+
+def test_flags_that_say_nothing_to_a_recipe_are_refused(train: Train, tmp_path: Path):
+    out = ("--out", str(tmp_path / "out"))
+    assert train("medusa", *out, "--draft", "sample-draft").err == "foredraft: medusa has no --draft.\n"
+    assert train("eagle", *out, "--shape", "layers=2").err == "foredraft: eagle has no --shape.\n"
+    assert train("prune", *out, "--shape", "layers=2", "--own-heads").err == "foredraft: prune has no --own-heads.\n"
+    assert "prune needs --shape, such as layers=2,hidden=256" in train("prune", *out).err
+    assert "hidden=33 cannot be: the model has 32" in train("prune", *out, *SHORT, "--shape", "hidden=33").err
+    assert "Unknown recipe 'cut'. Known: " in train("cut", *out).err
 
 
 def test_on_the_targets_own_words(train: Train, tmp_path: Path):

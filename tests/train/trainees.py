@@ -2,6 +2,8 @@
 
 import functools
 import json
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -11,9 +13,11 @@ from torch import Tensor
 
 import tiny
 from foredraft.model.causal import CausalLM
+from foredraft.train.drafts import run_drafts
 from foredraft.train.loop import LoopOptions
 from foredraft.train.recipe import Lesson
-from foredraft.train.run import Data, run
+from foredraft.train.run import run
+from foredraft.train.site import Data
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}~{% endfor %}"
@@ -79,8 +83,28 @@ def save_texts(path: Path, count: int = 60, seed: int = 0) -> str:
 def train_head(method: str, place: Path, out: Path, loop: LoopOptions = SHORT, **options: Any) -> Path:
     """Train on ``place/texts.jsonl`` for ``place/target``, with short validations."""
     data = Data(sources=(str(place / "texts.jsonl"),), store=options.pop("store", 0.0))
-    with patch.multiple("foredraft.train.run", _PROMPT=8, _NEW=6, _PROMPTS=3):
+    with patch.multiple("foredraft.train.validate", _PROMPT=8, _NEW=6, _PROMPTS=3):
         return run(method, str(place / "target"), out, data, loop=loop, device="cpu", **options)
+
+
+def train_draft(method: str, place: Path, out: Path, loop: LoopOptions = SHORT, **options: Any) -> list[Path]:
+    """The same for whole models."""
+    data = Data(sources=(str(place / "texts.jsonl"),), store=options.pop("store", 0.0))
+    with patch.multiple("foredraft.train.validate", _PROMPT=8, _NEW=6, _PROMPTS=3):
+        return run_drafts(method, str(place / "target"), out, data, loop=loop, device="cpu", **options)
+
+
+def stop_at(step: int, stage: int = 1) -> Callable[[dict[str, Any]], None]:
+    """Interrupts a run when it tells of this step for the first time, or in its n-th loop."""
+    seen: list[int] = []
+
+    def tell(line: dict[str, Any]) -> None:
+        seen.extend([line["step"]] if "step" in line else [])
+        loops = 1 + sum(later < before for before, later in pairwise(seen))
+        if line.get("step") == step and loops >= stage:
+            raise KeyboardInterrupt
+
+    return tell
 
 
 def log_of(out: Path) -> list[dict[str, Any]]:

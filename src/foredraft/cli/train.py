@@ -1,6 +1,6 @@
 """``foredraft train``."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,10 +13,13 @@ from foredraft.core.errors import OptionError
 from foredraft.core.options import read_options, read_pairs
 from foredraft.core.params import check_known
 from foredraft.train.devices import accelerator
+from foredraft.train.drafts import DRAFTS, check_parts, run_drafts
 from foredraft.train.loop import LoopOptions
+from foredraft.train.prune import Shape
 from foredraft.train.recipes import RECIPES, HeadShape
 from foredraft.train.regenerate import Answers
-from foredraft.train.run import Data, run
+from foredraft.train.run import run
+from foredraft.train.site import Data
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,18 +75,22 @@ _SHAPE = {
 }
 
 
+_NAMES = (*RECIPES, *DRAFTS)
+
+
 @flags(
     source=Group(Source, "Data"),
-    shape=Group(HeadShape, "Head", help=_SHAPE),
+    head=Group(HeadShape, "Head", help=_SHAPE),
     loop=Group(LoopOptions, "Training", help=_LOOP),
 )
 def command(
-    method: Annotated[str, typer.Argument(help=f"One of {', '.join(RECIPES)}.", show_default=False)],
+    method: Annotated[str, typer.Argument(help=f"One of {', '.join(_NAMES)}.", show_default=False)],
     model: Annotated[
         str, typer.Option("--model", "-m", help="The target: a folder, a hub name, or sample.")
     ] = "sample",
     out: Annotated[
-        str, typer.Option("--out", "-o", help="Folder of the run; the head comes to be in OUT/head.")
+        str,
+        typer.Option("--out", "-o", help="Folder of the run; what comes of it is OUT/head, or OUT/draft."),
     ] = "head",
     recipe: Annotated[
         list[str] | None,
@@ -91,52 +98,89 @@ def command(
             "--recipe", help="An option of the recipe, such as loss=lk or steps=7. Repeat.", show_default=False
         ),
     ] = None,
+    draft: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--draft",
+            help="For draft, prune and boost: the small model to begin with. Repeat for boost; prune cuts the target "
+            "itself unless told otherwise.",
+            show_default=False,
+        ),
+    ] = None,
+    shape: Annotated[
+        str | None,
+        typer.Option(
+            "--shape",
+            help="For prune: layers, hidden, intermediate, heads, kv_heads, as in layers=2,hidden=256. "
+            "What is left out stays.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
     device: Annotated[
         str | None, typer.Option(help="cpu, to stay off a GPU that there is.", show_default=False)
     ] = None,
-    *,
     source: Source,
-    shape: HeadShape,
+    head: HeadShape,
     loop: LoopOptions,
 ) -> None:
-    """Train a draft head for a target, on your text or on the target's own.
+    """Train a draft head or a small draft model for a target, on your text or on the target's own.
 
-    The same command, given again after it was cut off, goes on where it was and ends in the same head. With several
+    Heads: eagle, eagle3, medusa, medusa2, hydra, hydra++, blockwise. Whole models: draft distils one from the target,
+    prune cuts one out of a larger model first, boost distils several in turn, each where those before it are wrong, on
+    the target's own continuations.
+
+    The same command, given again after it was cut off, goes on where it was and ends in the same weights. With several
     GPUs: `torchrun --nproc-per-node N -m foredraft train ...`.
     """
-    check_known("recipe", {method: None}, list(RECIPES))
+    check_known("recipe", {method: None}, _NAMES)
     if not source.data:
         raise OptionError("There is nothing to learn from: give --data FILE.")
-    options = read_options(RECIPES[method].options, f"the recipe {method}", read_pairs(recipe or ()))
+    kind = RECIPES[method].options if method in RECIPES else DRAFTS[method].options
+    options = read_options(kind, f"the recipe {method}", read_pairs(recipe or ()))
+    drafts, cut = tuple(draft or ()), Shape.parse(shape) if shape is not None else None
+    _check_parts(method, head, drafts, cut)
     Path(out).mkdir(parents=True, exist_ok=True)
     sources = source.data
-    if source.regenerate:
+    if source.regenerate or method == "boost":
         with accelerator(cpu=device == "cpu").main_process_first():
             sources = (_own_words(source, model, Path(out), device),)
     data = Data(sources=tuple(sources), cache=source.cache, store=source.store)
     with Progress() as progress:
+        common: dict[str, Any] = {"recipe_options": options, "loop": loop, "device": device, "tell": progress.tell}
         try:
-            head = run(
-                method,
-                model,
-                out,
-                data,
-                shape=shape,
-                recipe_options=options,
-                loop=loop,
-                device=device,
-                tell=progress.tell,
-            )
+            if method in RECIPES:
+                made = [run(method, model, out, data, shape=head, **common)]
+            else:
+                made = run_drafts(method, model, out, data, drafts=drafts, shape=cut, **common)
         except KeyboardInterrupt:
             raise Interrupted(
                 f"Interrupted at step {progress.step}; the same command goes on from the last checkpoint."
             ) from None
-    use = f"--drafter {_drafts_as(method)[0]}:{head}"
-    if RECIPES[method].join is not None:
-        said = f"The tuned target and its heads are in {head}. To use them: --model {head} {use}"
+    errors().print(_use(method, made), style="dim", soft_wrap=True)
+
+
+def _check_parts(method: str, head: HeadShape, drafts: tuple[str, ...], cut: Shape | None) -> None:
+    """Refuse flags that say nothing to this recipe."""
+    if method in DRAFTS:
+        check_parts(method, drafts, cut)
+        odd = [each.name for each in fields(head) if getattr(head, each.name) != getattr(HeadShape(), each.name)]
     else:
-        said = f"The head is in {head}. To use it: {use}"
-    errors().print(said, style="dim", soft_wrap=True)
+        odd = [name for name, given in (("draft", drafts), ("shape", cut)) if given]
+    if odd:
+        raise OptionError(f"{method} has no --{odd[0].replace('_', '-')}.")
+
+
+def _use(method: str, made: list[Path]) -> str:
+    """What came of it, and how it is run."""
+    if method in DRAFTS:
+        where = " and ".join(map(str, made))
+        subject = f"The draft is in {where}." if len(made) == 1 else f"The drafts are in {where}."
+        return f"{subject} To use it: --drafter draft_model:{made[0]}"
+    use = f"--drafter {_drafts_as(method)[0]}:{made[0]}"
+    if RECIPES[method].join is not None:
+        return f"The tuned target and its heads are in {made[0]}. To use them: --model {made[0]} {use}"
+    return f"The head is in {made[0]}. To use it: {use}"
 
 
 def _own_words(source: Source, model: str, out: Path, device: str | None) -> str:
@@ -184,13 +228,15 @@ class Progress:
         """Show one line of the log."""
         text = _told(line)
         self.step = line.get("step", self.step)
-        if "validation" in line or self._status is None:
+        if "validation" in line or "note" in line or self._status is None:
             self._console.print(text, style="dim", soft_wrap=True)
         else:
             self._status.update(f"[dim]{text}[/dim]")
 
 
 def _told(line: dict[str, Any]) -> str:
+    if "note" in line:
+        return str(line["note"])
     if "answers" in line:
         return f"answer {line['answers']} of {line['of']}"
     if "validation" in line:

@@ -1,7 +1,8 @@
 """A stock causal LM behind one forward: any rows, any tree, any lengths."""
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, final
 
 import torch
@@ -97,6 +98,15 @@ class CausalLM(SlotLM):
     def detach(self) -> None:
         """Let the model run by itself for a while, with its own attention. Packed layers stay; they do not matter."""
         self._attention.undo()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """As between ``detach`` and ``attach``."""
+        self.detach()
+        try:
+            yield
+        finally:
+            self.attach()
 
     def close(self) -> None:
         """Leave the model as it was found."""

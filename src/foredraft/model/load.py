@@ -62,7 +62,7 @@ def load_model(
     if "device_map" not in given and device != "cpu":
         given["device_map"] = _device(device)
     _check_folder(path)
-    with _quiet():
+    with quiet():
         try:
             hub = {key: given[key] for key in ("revision", "trust_remote_code", "token", "cache_dir") if key in given}
             config = AutoConfig.from_pretrained(path, **hub)
@@ -151,8 +151,8 @@ def _first_sentence(error: BaseException) -> str:
     return lines[0] if lines else error.__class__.__name__
 
 
-class _quiet:
-    """transformers says nothing and draws no bars while a model loads: what matters is raised."""
+class quiet:
+    """transformers says nothing and draws no bars while a model is read or written: what matters is raised."""
 
     def __enter__(self) -> None:
         self._level = hf_logging.get_verbosity()

@@ -1,5 +1,6 @@
 """From windows of text to lessons: which texts a step reads, and what the target makes of them."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -35,7 +36,7 @@ class Lessons:
         self._source = source
         self._taps = taps
         self._length = length
-        self._device = torch.device(device)
+        self.device = torch.device(device)
         fixed = torch.randperm(count, generator=torch.Generator().manual_seed(1234))
         self._held_out, self._learned = fixed[:HELD_OUT], fixed[HELD_OUT:]
         self._order: tuple[tuple[int, int], Tensor] = ((-1, -1), self._learned)
@@ -59,6 +60,12 @@ class Lessons:
         wanted = self._taps if taps is None else taps
         return [self._read([int(window)], seed, wanted) for seed, window in enumerate(self._held_out[:count])]
 
+    def every(self, batch: int) -> Iterator[tuple[list[int], Lesson]]:
+        """All texts in their order, ``batch`` at once, with the numbers of their windows."""
+        for first in range(0, len(self._learned) + HELD_OUT, batch):
+            windows = list(range(first, min(first + batch, len(self._learned) + HELD_OUT)))
+            yield windows, self._read(windows, 0, self._taps)
+
     def _window(self, place: int, seed: int) -> int:
         turn, offset = divmod(place, len(self._learned))
         if self._order[0] != (seed, turn):
@@ -68,8 +75,8 @@ class Lessons:
 
     def _read(self, windows: list[int], seed: int, taps: tuple[int, ...]) -> Lesson:
         pieces = [self._store.window(window, self._length) for window in windows]
-        tokens = torch.stack([ids for ids, _ in pieces]).to(self._device)
-        weights = torch.stack([counts for _, counts in pieces]).to(self._device)
+        tokens = torch.stack([ids for ids, _ in pieces]).to(self.device)
+        weights = torch.stack([counts for _, counts in pieces]).to(self.device)
         return Lesson(tokens, weights, self._source.read(windows, tokens, taps) if taps else {}, seed)
 
 

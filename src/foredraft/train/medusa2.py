@@ -8,7 +8,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, final
+from typing import final
 
 import torch
 from jaxtyping import Float, Int
@@ -73,19 +73,13 @@ class Joint(nn.Module):
     def states(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T H"]:
         """What the target's output layer reads, with gradients."""
         self.model.eval()  # dropout would draw numbers that a resumed run does not draw again
-        return self._alone(lambda: body(self._target.model)(input_ids=tokens, use_cache=False)[0])
+        with self._target.alone():
+            return body(self._target.model)(input_ids=tokens, use_cache=False)[0]
 
     def frozen(self) -> Callable[[Tensor], Tensor]:
         """The law [B, T, V] of texts [B, T] as the target has it now, whatever becomes of it."""
-        return functools.partial(_law, self._alone(lambda: copy.deepcopy(self.model)).requires_grad_(False))
-
-    def _alone(self, act: Callable[[], Any]) -> Any:
-        """Do this while the model has its own attention."""
-        self._target.detach()
-        try:
-            return act()
-        finally:
-            self._target.attach()
+        with self._target.alone():
+            return functools.partial(_law, copy.deepcopy(self.model).requires_grad_(False))
 
 
 @torch.no_grad()

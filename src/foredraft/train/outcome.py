@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from foredraft import formats
 from foredraft.core.errors import DataError
 from foredraft.formats.medusa import write_second
-from foredraft.model.load import Loaded
+from foredraft.model.load import Loaded, quiet
 from foredraft.nets.medusa import Medusa
 from foredraft.train.recipe import Lesson
 from foredraft.train.validate import rank_accuracies
@@ -47,20 +47,41 @@ def save_both(net: Medusa, folder: Path, loaded: Loaded, notes: dict[str, Any]) 
     Raises:
         DataError: it cannot be written.
     """
-    model = loaded.model.bfloat16()
     words, tensors = write_second(net)
-    model.config.update(words)
+    loaded.model.config.update(words)
     kept = {name: tensor.detach().to("cpu", torch.bfloat16, copy=True) for name, tensor in tensors.items()}
+    _save_model(loaded.model, folder, loaded, notes, kept)
+
+
+def save_draft(model: Any, folder: Path, loaded: Loaded, notes: dict[str, Any]) -> None:
+    """A whole small model with the target's tokenizer: a folder that transformers loads.
+
+    Whole or not at all, and in bfloat16: the model in memory is rounded, too.
+
+    Args:
+        loaded: the target.
+
+    Raises:
+        DataError: it cannot be written.
+    """
+    _save_model(model, folder, loaded, notes, {})
+
+
+def _save_model(model: Any, folder: Path, loaded: Loaded, notes: dict[str, Any], more: dict[str, torch.Tensor]) -> None:
     partial = folder.with_name(f".{folder.name}.partial")
+    model = model.bfloat16()
     try:
         shutil.rmtree(partial, ignore_errors=True)
-        model.save_pretrained(partial, state_dict={**model.state_dict(), **kept})
+        with quiet():
+            model.save_pretrained(partial, state_dict={**model.state_dict(), **more})
         if loaded.tokenizer is not None:
             loaded.tokenizer.inner.save_pretrained(partial)
+        for file in partial.glob("*.safetensors"):
+            shutil.copymode(partial / "config.json", file)  # as any file is made: safetensors' own is for us alone
         (partial / "provenance.json").write_text(json.dumps(notes, indent=2) + "\n", encoding="utf-8")
         _replace(folder, partial)
     except (OSError, RuntimeError, SafetensorError) as error:
-        raise DataError(f"The tuned target cannot be written to {folder}: {error}.") from error
+        raise DataError(f"The trained model cannot be written to {folder}: {error}.") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
@@ -74,9 +95,8 @@ def _replace(folder: Path, new: Path) -> None:
     if not folder.exists():
         new.rename(folder)
         return
-    config = folder / "config.json"
-    if not (config.is_file() and "medusa_num_heads" in config.read_text(encoding="utf-8")):
-        raise DataError(f"{folder} is there already, and it is no model with Medusa heads: give another --out.")
+    if not all((folder / name).is_file() for name in ("config.json", "provenance.json")):
+        raise DataError(f"{folder} is there already, and no run has left it: give another --out.")
     old = folder.with_name(f".{folder.name}.old")
     shutil.rmtree(old, ignore_errors=True)
     folder.rename(old)

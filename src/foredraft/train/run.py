@@ -3,48 +3,30 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from foredraft.core.errors import DataError, OptionError
+from foredraft.core.errors import OptionError
 from foredraft.core.params import check_known
 from foredraft.formats import load_head
 from foredraft.model.causal import CausalLM
-from foredraft.model.load import Loaded, load_model, resolve
+from foredraft.model.load import resolve
 from foredraft.model.provenance import provenance, short
 from foredraft.nets.parts import FINAL
-from foredraft.train import devices
-from foredraft.train.checkpoint import hold_to
-from foredraft.train.features import Stored, fingerprint
-from foredraft.train.lessons import Lessons, Live
+from foredraft.train.lessons import Lessons
 from foredraft.train.loop import LoopOptions, train
 from foredraft.train.outcome import note_accuracies, save_both, save_head
-from foredraft.train.precision import autocast, even_norms
+from foredraft.train.precision import even_norms
 from foredraft.train.recipe import Recipe
 from foredraft.train.recipes import RECIPES, HeadShape, RecipeKind
+from foredraft.train.site import Data, Site
 from foredraft.train.start import frequent_tokens
 from foredraft.train.tokens import TokenStore
-from foredraft.train.validate import acceptance_length, mean_losses
+from foredraft.train.validate import length_now, losses_now
 
 Tell = Callable[[dict[str, Any]], None]
-_PROMPT, _NEW, _PROMPTS = 48, 48, 8  # validation: tokens of a prompt, new tokens, prompts
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Data:
-    """What is learned from, and where things are kept.
-
-    sources: see ``sources.read_sources``.
-    cache: a folder for token ids and hidden states, shared by runs on the same text; by default one in ``out``.
-    store: gigabytes of hidden states that may be kept on disk, so that the target reads each text once; 0 keeps none.
-    """
-
-    sources: tuple[str, ...]
-    cache: str | None = None
-    store: float = 0.0
 
 
 def run(
@@ -73,51 +55,29 @@ def run(
         raise OptionError(
             f"{method} changes the target as it goes, so hidden states cannot be kept: leave out --store."
         )
-    folder = Path(out)
-    folder.mkdir(parents=True, exist_ok=True)
-    accelerator = devices.accelerator(cpu=device == "cpu", partial=kind.join is not None)
-    if device not in (None, accelerator.device.type):
-        raise OptionError(f"Training would run on {accelerator.device.type}, not on {device!r}; cpu is always there.")
-    loaded = load_model(target_name, dtype="float32", device=str(accelerator.device))
-    if loaded.tokenizer is None:
-        raise DataError(f"The target {target_name!r} has no tokenizer, so texts cannot be read with it.")
-    target = CausalLM(loaded.model, fast=False)
-    target.model.requires_grad_(False)
-    store = _tokens(data, folder, loaded, target, accelerator)
+    site = Site.open(target_name, out, data, device, partial=kind.join is not None)
+    target, loaded = site.target, site.loaded
     options = recipe_options or kind.options()
-    terms = {"recipe": method, **_owner(kind, target_name, shape), "processes": accelerator.num_processes}
-    terms |= {"data": [len(store.ids), int(store.counts.sum())], **dataclasses.asdict(shape)}
+    terms = {"recipe": method, **_owner(kind, target_name, shape), **dataclasses.asdict(shape)}
     terms |= {key: value for key, value in dataclasses.asdict(options).items() if key != "recompute"}
-    hold_to(folder, terms, write=accelerator.is_main_process)
-    net = _new_net(kind, shape, store, target, loop.seed)
+    site.hold_to(terms)
+    net = _new_net(kind, shape, site.store, target, loop.seed)
     recipe = kind.recipe(net if kind.join is None else kind.join(net, target), options)
     even_norms(recipe)
-    lessons = _lessons(store, target, recipe, data.store, loop)
+    lessons = site.lessons(recipe.taps, loop)
     validate = functools.partial(_validate, kind, net, recipe, target, lessons, loop)
-    train(recipe, lessons, folder, loop, validate=validate, tell=tell, accelerator=accelerator)
-    head = folder / "head"
-    if accelerator.is_main_process:
+    train(recipe, lessons, site.folder, loop, validate=validate, tell=tell, accelerator=site.accelerator)
+    head = site.folder / "head"
+    if site.first:
         notes = {**provenance(), **_owner(kind, target_name, shape), "validation": validate()}
         note_accuracies(net, lessons.held_out(16, (FINAL,)))
         if kind.join is None:
             save_head(net, head, loaded, target_name, notes)
         else:
             save_both(net, head, loaded, notes)
-    accelerator.wait_for_everyone()
+    site.accelerator.wait_for_everyone()
     target.close()
     return head
-
-
-def _tokens(data: Data, folder: Path, loaded: Loaded, target: CausalLM, accelerator: Any) -> TokenStore:
-    """The ids of the texts: one process makes them, the others read what it has made."""
-    assert loaded.tokenizer is not None
-    end = loaded.eos_token_ids[0] if loaded.eos_token_ids else None
-    cache = Path(data.cache) if data.cache else folder / "cache"
-    with accelerator.main_process_first():
-        store = TokenStore.build(cache, list(data.sources), loaded.tokenizer, end)
-    if (largest := int(store.ids.max())) >= target.vocab_size:
-        raise DataError(f"The training text has the token id {largest}; the target's vocabulary ends before it.")
-    return store
 
 
 def _owner(kind: RecipeKind, target_name: str, shape: HeadShape) -> dict[str, Any]:
@@ -152,24 +112,11 @@ def _vocabulary(kind: RecipeKind, shape: HeadShape, store: TokenStore, target: C
     return frequent_tokens(store.ids, store.counts, shape.vocabulary, target.vocab_size)
 
 
-def _lessons(store: TokenStore, target: CausalLM, recipe: Recipe, gigabytes: float, loop: LoopOptions) -> Lessons:
-    source: Any = Live(target, lambda: autocast(target.device, loop.precision))
-    if gigabytes > 0 and store.windows(loop.length):
-        width = target.model.config.get_text_config().hidden_size
-        shape = (store.windows(loop.length), loop.length, width)
-        place = store.folder / Path(target.model.config.name_or_path or "target").name
-        source = Stored(place, source, recipe.taps, shape, bound=int(gigabytes * 1e9), owner=fingerprint(target.model))
-    return Lessons(store, source, recipe.taps, loop.length, target.device)
-
-
 def _validate(
     kind: RecipeKind, net: Any, recipe: Recipe, target: CausalLM, lessons: Lessons, loop: LoopOptions
 ) -> dict[str, float]:
     """Losses on held-out texts, and the acceptance length of a chain of this head on their beginnings."""
-    recipe.eval()
-    held_out = lessons.held_out(_PROMPTS)
-    with autocast(target.device, loop.precision):
-        said = mean_losses(recipe, held_out)
-    prompts = [lesson.tokens[0, :_PROMPT].tolist() for lesson in held_out]
-    said["acceptance_length"] = round(acceptance_length(target, kind.drafter(net), prompts, _NEW), 4)
-    return said
+    return {
+        **losses_now(recipe, lessons, loop),
+        "acceptance_length": length_now(target, kind.drafter(net), lessons),
+    }

@@ -14,11 +14,29 @@ from foredraft.model.causal import CausalLM
 from foredraft.nets.hydra import Hydra
 from foredraft.nets.medusa import Blockwise, Medusa
 from foredraft.nets.parts import FINAL
+from foredraft.train.lessons import Lessons
+from foredraft.train.loop import LoopOptions
+from foredraft.train.precision import autocast
 from foredraft.train.recipe import Lesson, Recipe
 from foredraft.train.unroll import Unrolled
 
+_PROMPT, _NEW, _PROMPTS = 48, 48, 8  # tokens of a prompt, new tokens, prompts
+
 RANKS = 10
 """So many ranks of each head are counted."""
+
+
+def losses_now(recipe: Recipe, lessons: Lessons, loop: LoopOptions) -> dict[str, float]:
+    """What the recipe says of held-out texts, on average."""
+    recipe.eval()
+    with autocast(lessons.device, loop.precision):
+        return mean_losses(recipe, lessons.held_out(_PROMPTS))
+
+
+def length_now(target: CausalLM, drafter: Drafter, lessons: Lessons) -> float:
+    """The acceptance length of this drafter on the beginnings of held-out texts."""
+    prompts = [lesson.tokens[0, :_PROMPT].tolist() for lesson in lessons.held_out(_PROMPTS, ())]
+    return round(acceptance_length(target, drafter, prompts, _NEW), 4)
 
 
 def mean_losses(recipe: Recipe, lessons: Sequence[Lesson]) -> dict[str, float]:

@@ -1,0 +1,118 @@
+"""One-token latency of drafts of equal size and different depth: writes benchmarks/results/depth.jsonl.
+
+A draft's latency grows with its layers and hardly with its width (arXiv:2402.01528, section 4). Weights are random:
+what a forward costs does not depend on them. For each depth the width is the multiple of 64 with which the parameters
+of the layers come nearest to ``--parameters`` millions; embedding and output layer, which differ with the width, are
+counted apart. Models take turns, round by round, so that a slow minute is slow for all.
+
+    python benchmarks/depth.py --parameters 40 --depths 1 2 4 8 16
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import torch
+from origin import provenance
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from foredraft.core.tree import TokenTree
+from foredraft.model.causal import CausalLM
+from foredraft.model.prefill import prefill
+
+RESULTS = Path(__file__).resolve().parent / "results" / "depth.jsonl"
+HEAD = 64
+"""Width of a head; there are as many key-value heads as query heads."""
+
+
+def of_layers(width: int, layers: int) -> int:
+    """Parameters of square attention and of a feed-forward layer of three times the width."""
+    return layers * (4 * width * width + 3 * width * 3 * width)
+
+
+def width_for(layers: int, parameters: float) -> int:
+    return min(range(HEAD, 16_384, HEAD), key=lambda width: abs(of_layers(width, layers) - parameters))
+
+
+def build(layers: int, width: int, vocabulary: int) -> CausalLM:
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=width,
+        intermediate_size=3 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=width // HEAD,
+        num_key_value_heads=width // HEAD,
+        tie_word_embeddings=True,
+    )
+    torch.manual_seed(0)
+    return CausalLM(LlamaForCausalLM(config).eval(), verify=False)
+
+
+class Draft:
+    """A model that has read ``cached`` tokens and says one more, again and again at the same place."""
+
+    def __init__(self, layers: int, width: int, vocabulary: int, cached: int) -> None:
+        self.layers, self.width = layers, width
+        self._model = build(layers, width, vocabulary)
+        self._cache = self._model.new_cache()
+        prompt = torch.arange(cached) % vocabulary
+        self._cache.reserve(1, cached + 1)
+        prefill(self._model, self._cache, (0,), prompt[None], (0,))
+        tree = TokenTree.chain(torch.tensor([[1]]))
+        self._step = self._model.address(tree, torch.tensor([cached]), (0,), cached + 1)
+        self.total = sum(weight.numel() for weight in self._model.model.parameters())
+        self.milliseconds: list[float] = []
+
+    def run(self, times: int) -> None:
+        """Take the time of so many forwards of one token."""
+        for _ in range(times):
+            started = time.perf_counter()
+            self._model.forward(self._step, self._cache)
+            self.milliseconds.append(1e3 * (time.perf_counter() - started))
+
+    def line(self) -> dict:
+        found = sorted(self.milliseconds)
+        return {
+            "kind": "run",
+            "layers": self.layers,
+            "width": self.width,
+            "parameters_of_layers": of_layers(self.width, self.layers),
+            "parameters": self.total,
+            "forwards": len(found),
+            "milliseconds": round(found[len(found) // 2], 4),
+            "quartiles": [round(found[len(found) // 4], 4), round(found[3 * len(found) // 4], 4)],
+        }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parameters", type=float, default=40.0, help="of the layers, in millions")
+    parser.add_argument("--depths", type=int, nargs="+", default=[1, 2, 4, 8, 16])
+    parser.add_argument("--vocabulary", type=int, default=8192)
+    parser.add_argument("--cached", type=int, default=256, help="tokens that are read before")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--forwards", type=int, default=10, help="in each round")
+    parser.add_argument("--threads", type=int, default=None)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    args = parser.parse_args()
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    shapes = [(depth, width_for(depth, 1e6 * args.parameters)) for depth in args.depths]
+    drafts = [Draft(depth, width, args.vocabulary, args.cached) for depth, width in shapes]
+    for draft in drafts:
+        draft.run(3)
+        draft.milliseconds.clear()
+    for _ in range(args.rounds):
+        for draft in drafts:
+            draft.run(args.forwards)
+    given = f"--parameters {args.parameters:g} --depths {' '.join(map(str, args.depths))} --cached {args.cached}"
+    origin = provenance(f"python benchmarks/depth.py {given}", vocabulary=args.vocabulary, rounds=args.rounds)
+    lines = [origin, *(draft.line() for draft in drafts)]
+    args.out.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    for line in lines[1:]:
+        print(f"{line['layers']:3} layers x {line['width']:5}: {line['milliseconds']:8.3f} ms")
+
+
+if __name__ == "__main__":
+    main()

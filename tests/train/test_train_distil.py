@@ -1,0 +1,217 @@
+"""Distillation of whole drafts: divergences against their sums, the loss against its definition, boosting in turn."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from trainees import SHORT, assert_same_gradients, assert_same_run, lesson, stop_at, target, train_draft
+
+import tiny
+from foredraft.core.divergence import forward_kl, jensen_shannon, reverse_kl
+from foredraft.core.errors import OptionError
+from foredraft.model.causal import CausalLM
+from foredraft.model.load import load_model
+from foredraft.nets.parts import FINAL
+from foredraft.train import boost
+from foredraft.train.distil import DistilRecipe, Options, Student, Teacher
+from foredraft.train.prune import Shape
+
+
+def small(**changes: Any) -> Any:
+    return tiny.build("llama", **{"num_hidden_layers": 1, "hidden_size": 16, "seed": 5, **changes})
+
+
+@pytest.fixture
+def draft(tmp_path: Path, place: Path) -> str:
+    """A small random model with the target's tokenizer."""
+    folder = tmp_path / "small"
+    small().save_pretrained(folder)
+    for file in (place / "target").glob("token*"):
+        (folder / file.name).write_bytes(file.read_bytes())
+    return str(folder)
+
+
+# Divergences.
+
+
+def slow_kl(p: list[float], q: list[float]) -> float:
+    return sum(a * math.log(a / b) for a, b in zip(p, q, strict=True) if a > 0)
+
+
+def test_divergences_are_their_sums():
+    logits = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64).float() * 2
+    p_logits, q_logits = logits
+    for row in range(3):
+        p, q = p_logits[row].double().softmax(-1).tolist(), q_logits[row].double().softmax(-1).tolist()
+        mixed = [0.3 * a + 0.7 * b for a, b in zip(p, q, strict=True)]
+        assert float(forward_kl(p_logits, q_logits)[row]) == pytest.approx(slow_kl(p, q), rel=1e-4)
+        assert float(reverse_kl(p_logits, q_logits)[row]) == pytest.approx(slow_kl(q, p), rel=1e-4)
+        wanted = 0.3 * slow_kl(p, mixed) + 0.7 * slow_kl(q, mixed)
+        assert float(jensen_shannon(p_logits, q_logits, 0.3)[row]) == pytest.approx(wanted, rel=1e-4)
+    even = jensen_shannon(p_logits, q_logits)
+    torch.testing.assert_close(even, jensen_shannon(q_logits, p_logits))
+    assert (even <= math.log(2)).all()
+    for divergence in (forward_kl, reverse_kl, jensen_shannon):
+        assert divergence(p_logits, p_logits).abs().max() < 1e-6
+
+
+def test_forbidden_tokens_are_no_faults():
+    p = torch.tensor([[0.0, 1.0, -torch.inf]])
+    q = torch.tensor([[0.5, 0.2, -torch.inf]], requires_grad=True)
+    for divergence in (forward_kl, reverse_kl, jensen_shannon):
+        found = divergence(p, q)
+        torch.testing.assert_close(found, divergence(p[:, :2], q[:, :2]))
+        (gradient,) = torch.autograd.grad(found.sum(), q)
+        assert torch.isfinite(gradient).all() and gradient[0, :2].abs().min() > 0
+    assert forward_kl(torch.zeros(1, 3), p).isinf().all()
+
+
+# The loss.
+
+
+def slow_loss(recipe: DistilRecipe, of: CausalLM, loss: str) -> Tensor:
+    texts = lesson(of, (FINAL,))
+    p = of.stock_logits(texts.tokens).clone()
+    q = recipe.net.model(texts.tokens, use_cache=False).logits
+    total, count = torch.zeros(()), 0.0
+    for text in range(2):
+        for row in range(texts.tokens.shape[1] - 1):
+            if texts.weights[text, row]:
+                a, b = p[text, row].log_softmax(-1), q[text, row].log_softmax(-1)
+                mixed = (0.25 * a.exp() + 0.75 * b.exp()).log()
+                said = {
+                    "forward_kl": (a.exp() * (a - b)).sum(),
+                    "reverse_kl": (b.exp() * (b - a)).sum(),
+                    "jsd": 0.25 * (a.exp() * (a - mixed)).sum() + 0.75 * (b.exp() * (b - mixed)).sum(),
+                    "hard": -b[a.argmax()],
+                    "text": -b[texts.tokens[text, row + 1]],
+                }
+                total, count = total + said[loss], count + 1
+    return total / count
+
+
+@pytest.mark.parametrize("loss", ["forward_kl", "reverse_kl", "jsd", "hard", "text"])
+def test_the_loss_and_its_gradients(loss: str):
+    of = target()
+    recipe = DistilRecipe(Student(small()), Teacher(of, Options(loss=loss, weight=0.25, rows=5)))
+    said = recipe(lesson(of, (FINAL,)))
+    assert_same_gradients(recipe.net, said["loss"], slow_loss(recipe, of, loss), 1e-4)
+
+
+def test_a_draft_that_is_the_target_has_nothing_to_learn():
+    of = target()
+    recipe = DistilRecipe(Student(tiny.build("llama", num_hidden_layers=3)), Teacher(of, Options()))
+    said = recipe(lesson(of, (FINAL,)))
+    assert said["loss"].abs() < 1e-6 and said["agreement"] == 1.0
+    assert recipe.agrees(lesson(of, (FINAL,))).all()
+
+
+def test_vocabularies_that_are_padded_to_other_sizes():
+    of = target()
+    wide = Student(small(vocab_size=tiny.VOCAB + 32))
+    with torch.no_grad():
+        wide.model.lm_head.weight[tiny.VOCAB :] = 100.0  # what the target does not have is not looked at
+    said = DistilRecipe(wide, Teacher(of, Options()))(lesson(of, (FINAL,)))
+    assert torch.isfinite(said["loss"]) and said["loss"] < 10
+
+
+def test_options_out_of_range():
+    for wrong in ({"loss": "mse"}, {"weight": 1.0}, {"rows": 0}):
+        with pytest.raises(OptionError):
+            Options(**wrong)
+    with pytest.raises(OptionError, match="easy must be from 0 to 1"):
+        boost.Options(easy=2.0)
+
+
+# Runs.
+
+LONG = replace(SHORT, tokens=120 * 64, lr=1e-2, validate=40, checkpoint=60, report=20)
+
+
+def test_distillation_raises_acceptance(place: Path, tmp_path: Path, draft: str):
+    """The target is one that has learned the texts: it is not as random as its weights were."""
+    (tmp_path / "target").symlink_to(place / "target")
+    (tmp_path / "texts.jsonl").symlink_to(place / "texts.jsonl")
+    knows = Options(loss="text")
+    learned = train_draft(
+        "draft", tmp_path, tmp_path / "one", LONG, drafts=(str(place / "target"),), recipe_options=knows
+    )[0]
+    (tmp_path / "target").unlink()
+    (tmp_path / "target").symlink_to(learned)
+    found = []
+    for name, loop in (("before", replace(LONG, tokens=64, lr=1e-9)), ("after", LONG)):
+        made = train_draft("draft", tmp_path, tmp_path / name, loop, drafts=(draft,))
+        assert made == [tmp_path / name / "draft"] and load_model(str(made[0]), device="cpu").tokenizer is not None
+        found.append(json.loads((made[0] / "provenance.json").read_text())["validation"])
+    before, after = found
+    assert after["acceptance_length"] > before["acceptance_length"] + 0.5
+    assert after["loss"] < 0.5 * before["loss"] and after["agreement"] > before["agreement"] + 0.3
+
+
+def test_a_killed_run_ends_where_it_would_have_ended(place: Path, tmp_path: Path, draft: str):
+    given: dict[str, Any] = {"drafts": (draft,), "recipe_options": Options(loss="jsd"), "store": 0.5}
+    train_draft("draft", place, tmp_path / "whole", **given)
+    with pytest.raises(KeyboardInterrupt):
+        train_draft("draft", place, tmp_path / "cut", tell=stop_at(5), **given)
+    train_draft("draft", place, tmp_path / "cut", **given)
+    assert_same_run(tmp_path / "cut", tmp_path / "whole")
+    with pytest.raises(OptionError, match="was begun with another loss;"):
+        train_draft("draft", place, tmp_path / "cut", drafts=(draft,))
+
+
+def test_boosted_drafts_learn_what_those_before_them_miss(place: Path, tmp_path: Path, draft: str):
+    given: dict[str, Any] = {"drafts": (draft, draft, draft), "recipe_options": boost.Options(easy=0.25)}
+    lines: list[dict[str, Any]] = []
+    folders = train_draft("boost", place, tmp_path / "whole", LONG, tell=lines.append, **given)
+    assert folders == [tmp_path / "whole" / number / "draft" for number in ("1", "2", "3")]
+    counts = [np.load(tmp_path / "whole" / str(number) / "missed.npy") for number in (1, 2)]
+    assert set(np.unique(counts[0])) <= {0.0, 0.25, 1.0} and 0.05 < (counts[0] == 0.25).mean() < 1
+    assert ((counts[1] == 0.25) >= (counts[0] == 0.25)).all() and (counts[1] == 0.25).sum() > (counts[0] == 0.25).sum()
+    said = [line["note"] for line in lines if "note" in line]
+    assert said[0] == "draft 1 of 3 learns 100% of the text" and len(said) == 3
+    with pytest.raises(KeyboardInterrupt):
+        train_draft("boost", place, tmp_path / "cut", LONG, tell=stop_at(80, 2), **given)
+    train_draft("boost", place, tmp_path / "cut", LONG, **given)
+    for number in ("1", "2", "3"):
+        assert_same_run(tmp_path / "cut" / number, tmp_path / "whole" / number)
+
+
+def test_what_counts_is_what_the_draft_gets_wrong(place: Path, tmp_path: Path, draft: str):
+    """Token by token, against both models alone."""
+    folders = train_draft("boost", place, tmp_path, SHORT, drafts=(draft, draft))
+    counts = np.load(tmp_path / "1" / "missed.npy")
+    ids = torch.from_numpy(np.load(next((tmp_path / "cache").glob("tokens-*")) / "ids.npy").astype(np.int64))
+    whole = np.load(next((tmp_path / "cache").glob("tokens-*")) / "counts.npy")
+    net = load_model(str(place / "target"), device="cpu").model
+    student = small()
+    weights = torch.load(tmp_path / "1" / "checkpoint.pt", weights_only=True)["net"]
+    student.load_state_dict({name.removeprefix("model."): weight for name, weight in weights.items()})
+    student.bfloat16().float()
+    with torch.no_grad():
+        for window in range(len(ids) // 32):
+            text = ids[None, 32 * window : 32 * window + 32]
+            same = net(text).logits[0, :-1].argmax(-1) == student(text).logits[0, :-1].argmax(-1)
+            place_of = slice(32 * window + 1, 32 * window + 32)
+            assert counts[place_of].tolist() == (whole[place_of] * ~same.numpy()).tolist()
+    assert len(folders) == 2 and counts.sum() < whole.sum()
+
+
+@pytest.mark.parametrize(
+    ("method", "given", "sentence"),
+    [
+        ("draft", {}, "draft trains a model: name what to begin with, as --draft MODEL."),
+        ("draft", {"drafts": ("a", "b")}, "draft takes one --draft, not 2; boost takes several."),
+        ("draft", {"drafts": ("a",), "shape": Shape(layers=1)}, "draft has no --shape: that is for prune."),
+        ("prune", {}, "prune needs --shape, such as layers=2,hidden=256."),
+        ("boost", {"drafts": ("a",)}, "boost trains 2 or more models: name what to begin with, as --draft MODEL."),
+    ],
+)
+def test_what_is_missing_has_a_sentence(method: str, given: dict[str, Any], sentence: str, place: Path, tmp_path: Path):
+    with pytest.raises(OptionError, match=sentence):
+        train_draft(method, place, tmp_path, **given)

@@ -1,0 +1,306 @@
+"""Pruning to a shape: what is cut says what was masked, what matters is kept, a run ends in a draft of that shape."""
+
+import copy
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from trainees import assert_same_run, log_of, stop_at, train_draft
+
+import foredraft
+import tiny
+from foredraft.core.errors import ModelError, OptionError
+from foredraft.model.causal import CausalLM
+from foredraft.model.load import load_model
+from foredraft.model.surgery import Masking, cut, sizes_of
+from foredraft.nets.gates import Gates, Kept, Lagrange, Masks, Sizes, best, whole
+from foredraft.train.importance import important
+from foredraft.train.prune import Options, Shape
+from foredraft.train.recipe import Lesson
+
+SIZES = Sizes(layers=4, hidden=32, intermediate=48, heads=4, groups=2)
+KEPT = Kept((0, 3), tuple(range(1, 32, 2)), ((1,), (0,)), (tuple(range(0, 48, 2)), tuple(range(10, 34))))
+"""Half of everything, of each layer other parts."""
+STEP = 3e-3  # norms compute in float32: smaller differences would be noise
+SLIDING = {"layer_types": ["full_attention", "sliding_attention"] * 2, "sliding_window": 4, "use_sliding_window": True}
+
+
+def ids(count: int = 2, length: int = 16, seed: int = 0) -> Tensor:
+    return torch.randint(tiny.VOCAB, (count, length), generator=torch.Generator().manual_seed(seed))
+
+
+def lessons(count: int = 4, of: Any = None) -> list[Lesson]:
+    """Random texts, or what a model says of itself: of all models, it says that best."""
+    texts = ids(count) if of is None else of.generate(ids(count, 2), max_new_tokens=30, do_sample=False)
+    return [Lesson(text[None], torch.ones(1, len(text)), {}, 0) for text in texts]
+
+
+def masked_logits(model: Any, masks: Masks, tokens: Tensor) -> Tensor:
+    masking = Masking(model, masks)
+    try:
+        return model(tokens, use_cache=False).logits
+    finally:
+        masking.undo()
+
+
+# Surgery.
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("llama", {}),
+        ("llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+        ("mistral", {}),
+        ("qwen2", SLIDING),
+        ("qwen3", {}),
+    ],
+)
+@torch.no_grad()
+def test_the_cut_model_is_the_masked_model(name: str, changes: dict[str, Any], tmp_path: Path):
+    model = tiny.build(name, num_hidden_layers=4, **changes)
+    before = model(ids(), use_cache=False).logits
+    wanted = masked_logits(model, KEPT.masks(sizes_of(model)), ids())
+    small = cut(model, KEPT)
+    torch.testing.assert_close(small(ids(), use_cache=False).logits, wanted, rtol=1e-5, atol=1e-5)
+    assert sizes_of(small) == Sizes(layers=2, hidden=16, intermediate=24, heads=2, groups=1)
+    assert torch.equal(model(ids(), use_cache=False).logits, before), "hooks are off and the model is as it was"
+    assert (wanted - before).abs().mean() > 0.1, "what is masked matters"
+    small.save_pretrained(tmp_path)
+    again = load_model(str(tmp_path), device="cpu").model
+    assert torch.equal(again(ids(), use_cache=False).logits, small(ids(), use_cache=False).logits)
+
+
+def test_other_layouts_are_refused():
+    for name in ("gpt2", "phi3", "gemma2", "mixtral"):
+        with pytest.raises(ModelError, match="cannot be pruned: its layers are not laid out as those of llama, "):
+            sizes_of(tiny.build(name))
+
+
+# Shapes.
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("layers=5", "layers=5 cannot be: the model has 4, so it must be from 1 to 4."),
+        ("hidden=0", "hidden=0 cannot be: the model has 32, so it must be from 1 to 32."),
+        ("intermediate=49", "intermediate=49 cannot be: the model has 48, so it must be from 1 to 48."),
+        ("heads=6", "heads=6 cannot be: the model has 4, so it must be from 1 to 4."),
+        ("kv_heads=3", "kv_heads=3 cannot be: the model has 2, so it must be from 1 to 2."),
+        (
+            "heads=3",
+            "heads=3 cannot be: 2 query heads share a key-value head and groups are kept whole; kv_heads=1 has ",
+        ),
+        ("heads=4,kv_heads=1", "heads=4 cannot be: 2 query heads share a key-value head and groups are kept whole;"),
+        ("heads=1", "kv_heads=1 has heads=2."),
+        ("layers=4,hidden=32", "The shape is the model's own, so nothing can be pruned; name a part, as in layers=2."),
+        ("width=3", "Unknown option of --shape 'width'. Known: heads, hidden, intermediate, kv_heads, layers."),
+        ("layers", "The option 'layers' is not of the form option=value."),
+        ("layers=two", "The option layers=two has a value of the wrong type."),
+    ],
+)
+def test_impossible_shapes_have_a_sentence_each(text: str, sentence: str):
+    with pytest.raises(OptionError, match=re.escape(sentence)):
+        Shape.parse(text).of(SIZES)
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes"),
+    [
+        ("layers=2", replace(SIZES, layers=2)),
+        ("heads=2", replace(SIZES, heads=2, groups=1)),
+        ("kv_heads=1", replace(SIZES, heads=2, groups=1)),
+        ("heads=2,kv_heads=1,hidden=8,intermediate=48", replace(SIZES, heads=2, groups=1, hidden=8)),
+    ],
+)
+def test_what_a_shape_leaves_out_stays(text: str, sizes: Sizes):
+    assert Shape.parse(text).of(SIZES) == sizes
+
+
+# Importance.
+
+
+@torch.no_grad()
+def planted() -> Any:
+    """A model in which only the parts of KEPT do anything: the rest is multiplied with a hundredth."""
+    model = tiny.build("llama", num_hidden_layers=4, tie_word_embeddings=True)
+    less = Masks(*(mask.clamp(min=0.01) for mask in KEPT.masks(SIZES)))
+    for number, layer in enumerate(model.model.layers):
+        layer.self_attn.o_proj.weight *= less.groups[number].repeat_interleave(16)
+        layer.mlp.down_proj.weight *= less.intermediate[number]
+        for output in (layer.self_attn.o_proj, layer.mlp.down_proj):
+            output.weight *= (less.layers[number] * less.hidden)[:, None]
+    model.model.embed_tokens.weight *= less.hidden
+    return model
+
+
+def test_importance_keeps_the_planted_parts():
+    wanted, said = Sizes(layers=2, hidden=16, intermediate=24, heads=2, groups=1), []
+    model = planted()
+    assert important(model, lessons(8, model), wanted, said.append) == KEPT
+    assert sorted(sentence.split(" goes")[0] for sentence in said) == ["layer 2 of 4", "layer 3 of 4"]
+
+
+def test_scores_are_mean_absolute_gradients_of_the_factors():
+    """Against differences of the loss itself."""
+    model = tiny.build("llama", num_hidden_layers=2).double()
+    texts, sizes = lessons(3), sizes_of(model)
+
+    def loss(masks: Masks, text: Lesson) -> float:
+        log_q = masked_logits(model, masks, text.tokens)[0, :-1].log_softmax(-1)
+        return -float(log_q.gather(-1, text.tokens[0, 1:, None]).mean())
+
+    def moved(name: str, place: tuple[int, ...], by: float) -> Masks:
+        masks = Masks(*(mask.double() for mask in whole(sizes)))
+        getattr(masks, name)[place] += by
+        return masks
+
+    @torch.no_grad()
+    def score(name: str, place: tuple[int, ...]) -> float:
+        slopes = [(loss(moved(name, place, STEP), t) - loss(moved(name, place, -STEP), t)) / (2 * STEP) for t in texts]
+        return sum(map(abs, slopes)) / len(texts)
+
+    groups = torch.tensor([[score("groups", (layer, group)) for group in range(2)] for layer in range(2)])
+    inner = torch.tensor([[score("intermediate", (layer, dim)) for dim in range(48)] for layer in range(2)])
+    kept = important(model, texts, replace(sizes, heads=2, groups=1, intermediate=5))
+    assert kept.groups == tuple((int(row.argmax()),) for row in groups)
+    assert kept.intermediate == tuple(tuple(sorted(row.topk(5).indices.tolist())) for row in inner)
+
+
+# Masks.
+
+
+def test_gates_reach_the_wanted_sizes_and_come_to_a_decision():
+    """Where only the planted parts help, they are what stays open, to the size that is asked for."""
+    wanted = Sizes(layers=2, hidden=16, intermediate=24, heads=2, groups=1)
+    gates, lagrange, useful = Gates(SIZES), Lagrange(SIZES, wanted), KEPT.masks(SIZES)
+    groups = [{"params": gates.parameters()}, {"params": lagrange.parameters(), "lr": 1.0}]
+    optimizer = torch.optim.Adam(groups, lr=0.1)
+    for step in range(600):
+        optimizer.zero_grad()
+        masks = gates.drawn(torch.Generator().manual_seed(step))
+        gain = sum((mask * use).mean() for mask, use in zip(masks, useful, strict=True))
+        (lagrange.price(gates.shares(), min(1.0, step / 200)) - gain).backward()
+        optimizer.step()
+    shares = gates.shares()
+    for share in (shares.layers, shares.hidden, shares.groups[[0, 3]], shares.intermediate[[0, 3]]):
+        assert (share.detach() - 0.5).abs().max() < 0.05
+    assert gates.kept(wanted) == KEPT
+
+
+def test_the_price_goes_down_for_gates_and_up_for_multipliers():
+    gates, lagrange = Gates(SIZES), Lagrange(SIZES, replace(SIZES, layers=2))
+    with torch.no_grad():
+        for name, place in gates.places.items():
+            place.fill_(20.0 if name != "layers" else 1.0)  # all is open, but for some of the layers
+        lagrange.linear["layers"].fill_(0.3)
+        lagrange.square["layers"].fill_(2.0)
+    beyond = gates.shares().layers.item() - 0.75
+    price = lagrange.price(gates.shares(), 0.5)
+    assert price.item() == pytest.approx(0.3 * beyond + 2.0 * beyond**2, rel=1e-4)
+    price.backward()
+    assert lagrange.linear["layers"].grad.item() == pytest.approx(-beyond, rel=1e-4)  # type: ignore[union-attr]
+    assert lagrange.square["layers"].grad.item() == pytest.approx(-(beyond**2), rel=1e-4)  # type: ignore[union-attr]
+    assert (gates.places["layers"].grad > 0).all()  # type: ignore[operator]
+
+
+def test_gates_are_drawn_by_their_law():
+    """The share of gates that are not shut is what ``shares`` expects."""
+    sizes = Sizes(layers=1, hidden=200_000, intermediate=1, heads=1, groups=1)
+    gates = Gates(sizes)
+    with torch.no_grad():
+        gates.places["hidden"].fill_(-0.7)
+    drawn = gates.drawn(torch.Generator().manual_seed(0)).hidden.detach()
+    assert float((drawn > 0).float().mean()) == pytest.approx(gates.shares().hidden.item(), abs=4e-3)
+    assert 0.0 <= float(drawn.min()) and float(drawn.max()) <= 1.0 and (drawn == 1).any()
+
+
+def test_the_best_are_as_many_as_are_wanted():
+    scores = Masks(torch.tensor([0.0, 3.0, 1.0]), torch.ones(4), torch.rand(3, 2), torch.rand(3, 5))
+    kept = best(scores, Sizes(layers=2, hidden=3, intermediate=2, heads=2, groups=1))
+    assert kept.layers == (1, 2) and kept.hidden == (0, 1, 2)
+    assert kept.intermediate[0] == tuple(sorted(scores.intermediate[1].topk(2).indices.tolist()))
+    assert kept.groups[1] == (int(scores.groups[2].argmax()),)
+
+
+# Runs.
+
+HALF = Shape(layers=2, hidden=24, intermediate=20, heads=2)
+
+
+@pytest.mark.parametrize(
+    "options", [Options(texts=3), Options(by="masks", mask_tokens=4 * 64, tune=0.01)], ids=["importance", "masks"]
+)
+def test_a_killed_run_ends_where_it_would_have_ended(place: Path, tmp_path: Path, options: Options):
+    given: dict[str, Any] = {"shape": HALF, "recipe_options": options}
+    whole = train_draft("prune", place, tmp_path / "whole", **given)[0]
+    for step, stage in ((3, 1), (5, 2)) if options.by == "masks" else ((5, 1),):
+        with pytest.raises(KeyboardInterrupt):
+            train_draft("prune", place, tmp_path / "cut", tell=stop_at(step, stage), **given)
+    assert log_of(tmp_path / "cut")[-1]["step"] == 5
+    again = train_draft("prune", place, tmp_path / "cut", **given)[0]
+    assert_same_run(tmp_path / "cut", tmp_path / "whole")
+    if options.by == "masks":
+        assert_same_run(tmp_path / "cut" / "masks", tmp_path / "whole" / "masks")
+    assert (again / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+
+
+def test_the_outcome_is_a_model_of_that_shape_that_drafts(place: Path, tmp_path: Path):
+    draft = train_draft("prune", place, tmp_path, shape=HALF, recipe_options=Options(texts=3))[0]
+    assert draft == tmp_path / "draft"
+    model = load_model(str(draft), device="cpu").model
+    assert sizes_of(model) == Sizes(layers=2, hidden=24, intermediate=20, heads=2, groups=1)
+    assert json.loads((draft / "config.json").read_text())["dtype"] == "bfloat16"
+    notes = json.loads((draft / "provenance.json").read_text())
+    assert notes["recipe"] == "prune" and notes["start"] == "target" and notes["shape"]["hidden"] == 24
+    assert notes["validation"]["acceptance_length"] >= 1.0
+    said = []
+    for name in (f"draft_model:{draft}", "none"):
+        generator = foredraft.load(str(place / "target"), drafter=name, device="cpu", dtype="float32")
+        said.append(generator.generate("abacus barb", max_new_tokens=24))
+        generator.close()
+    assert said[0].tokens == said[1].tokens and said[0].stats.drafted > 0
+
+
+def test_another_shape_begins_anew_or_is_refused(place: Path, tmp_path: Path):
+    train_draft("prune", place, tmp_path, shape=HALF, recipe_options=Options(texts=3))
+    with pytest.raises(OptionError, match="was begun with another shape; give the same options to go on"):
+        train_draft("prune", place, tmp_path, shape=replace(HALF, layers=1), recipe_options=Options(texts=3))
+    (tmp_path / "checkpoint.pt").unlink()  # then what is kept of the first shape must not be taken
+    train_draft("prune", place, tmp_path, shape=replace(HALF, layers=1), recipe_options=Options(texts=3))
+    assert len(json.loads((tmp_path / "kept.json").read_text())["layers"]) == 1
+
+
+def test_masks_leave_a_model_alone_that_is_not_tuned(place: Path, tmp_path: Path):
+    options = Options(by="masks", mask_tokens=4 * 64)
+    train_draft("prune", place, tmp_path, shape=HALF, recipe_options=options)
+    kept = torch.load(tmp_path / "masks" / "checkpoint.pt", weights_only=True)["net"]
+    assert {name.split(".")[0] for name in kept} == {"gates", "lagrange"}, "no weights are kept that do not learn"
+    lines = [line for line in log_of(tmp_path / "masks") if "loss" in line]
+    assert len(lines) == 4 and all(0 < line["open_hidden"] <= 1 for line in lines)
+
+
+def test_the_target_is_as_it_was(place: Path):
+    target = CausalLM(tiny.build("llama", num_hidden_layers=4), fast=False)
+    before = copy.deepcopy(target.model.state_dict())
+    with target.alone():
+        important(target.model, lessons(), replace(SIZES, layers=1))
+    assert all(torch.equal(weight, before[name]) for name, weight in target.model.state_dict().items())
+
+
+@pytest.mark.slow
+def test_learned_masks_come_to_the_shape(place: Path, tmp_path: Path):
+    options = Options(by="masks", mask_tokens=250 * 64)
+    shape = Shape(layers=2, hidden=24, intermediate=24)
+    train_draft("prune", place, tmp_path, shape=shape, recipe_options=options)
+    last = [line for line in log_of(tmp_path / "masks") if "loss" in line][-1]
+    assert last["open_layers"] == pytest.approx(2 / 3, abs=0.05)
+    assert last["open_hidden"] == pytest.approx(0.75, abs=0.05)
+    assert last["open_intermediate"] == pytest.approx(0.5, abs=0.05)
+    assert last["open_groups"] == pytest.approx(1.0, abs=0.05)
