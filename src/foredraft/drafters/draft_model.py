@@ -21,6 +21,8 @@ from foredraft.core.warp import Paths
 from foredraft.drafters.grow import Levels, draw_siblings, likeliest, proper
 from foredraft.drafters.reader import Reader
 from foredraft.drafters.supplies import Supplies
+from foredraft.drafters.teachable import Teachable
+from foredraft.drafters.trainees import ModelTrainee
 from foredraft.model.causal import CausalLM
 
 
@@ -62,7 +64,7 @@ class Drawn(NamedTuple):
 
 
 @final
-class DraftModel(Rewindable):
+class DraftModel(Rewindable, Teachable):
     """Drafts with a model that reads each text beside the target; see ``Reader``.
 
     Args:
@@ -85,6 +87,9 @@ class DraftModel(Rewindable):
 
     def release(self, row: int) -> None:
         self._reader.release(row)
+
+    def trainee(self) -> ModelTrainee:
+        return ModelTrainee(self._reader.model)
 
     @torch.inference_mode()
     def propose(self, view: View, plan: Plan) -> Draft:

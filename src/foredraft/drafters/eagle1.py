@@ -16,7 +16,9 @@ from foredraft.drafters.grow import draw_siblings, likeliest, proper
 from foredraft.drafters.head import HeadDrafter
 from foredraft.drafters.memory import Growth, Memory, eagle_memory
 from foredraft.drafters.supplies import Supplies
+from foredraft.drafters.teachable import Teachable
 from foredraft.drafters.templates import Template
+from foredraft.drafters.trainees import EagleTrainee
 from foredraft.nets.eagle import EagleNet
 
 
@@ -46,7 +48,7 @@ class Options:
 
 
 @final
-class Eagle1(HeadDrafter[Memory]):
+class Eagle1(HeadDrafter[Memory], Teachable):
     """Fills a fixed tree level by level: with the likeliest tokens where rows are greedy, else with siblings drawn
     without replacement from the head's law, warped as the target's is."""
 
@@ -57,6 +59,9 @@ class Eagle1(HeadDrafter[Memory]):
         self._levels = tuple(_Level.of(template, level, device) for level in range(1, template.depth + 1))
         self._vocab_size = net.target.vocab_size
         super().__init__(eagle_memory(net), Needs(net.taps, template.nodes, template.depth))
+
+    def trainee(self) -> EagleTrainee:
+        return EagleTrainee(self._net)
 
     @torch.inference_mode()
     def propose(self, view: View, plan: Plan) -> Draft:

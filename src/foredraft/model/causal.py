@@ -13,7 +13,7 @@ from foredraft.core.errors import ModelError
 from foredraft.core.tree import TokenTree
 from foredraft.model.attention import AttentionSwap
 from foredraft.model.cache import SlotCache, SlotView
-from foredraft.model.linear import PackedWeights
+from foredraft.model.linear import PackedWeights, plain_copy
 from foredraft.model.masks import Layout, StepIn, address
 from foredraft.model.support import check_supported, context_of, layout_of
 from foredraft.model.taps import Taps, body
@@ -94,6 +94,13 @@ class CausalLM:
     def detach(self) -> None:
         """Let the model run by itself for a while, with its own attention. Packed layers stay; they do not matter."""
         self._attention.undo()
+
+    def plain_copy(self) -> PreTrainedModel:
+        """A copy of the model alone, with its own attention and nothing packed, in float32: what can be trained."""
+        copied = plain_copy(self.model)
+        assert isinstance(copied, PreTrainedModel)
+        self._attention.off(copied)
+        return copied
 
     def close(self) -> None:
         """Leave the model as it was found."""

@@ -14,8 +14,8 @@ from foredraft.model.causal import CausalLM
 from foredraft.nets.hydra import Hydra
 from foredraft.nets.medusa import Blockwise, Medusa
 from foredraft.nets.parts import FINAL
+from foredraft.nets.unroll import Unrolled
 from foredraft.train.recipe import Lesson, Recipe
-from foredraft.train.unroll import Unrolled
 
 RANKS = 10
 """So many ranks of each head are counted."""
