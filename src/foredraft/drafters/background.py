@@ -39,10 +39,7 @@ class Work(Generic[T]):
         usual = torch.get_num_threads()
 
         def run() -> None:
-            torch.set_num_threads(self._threads)  # of this thread, and of all that are begun later:
-            later = threading.Thread(target=torch.set_num_threads, args=(usual,))
-            later.start()
-            later.join()
+            _only_here(self._threads, usual)
             self._run(piece)
 
         self._thread = threading.Thread(target=run, name="foredraft-online")
@@ -69,3 +66,13 @@ class Work(Generic[T]):
             self._result.append(piece())
         except Exception as error:
             self._error = error
+
+
+def _only_here(threads: int, usual: int) -> None:
+    """Let torch use so many threads for the calling one. It takes the last number that was set anywhere for every
+    thread that has not asked before: so this one asks first, and a short-lived one sets what is usual again."""
+    torch.get_num_threads()
+    torch.set_num_threads(threads)
+    last = threading.Thread(target=torch.set_num_threads, args=(usual,))
+    last.start()
+    last.join()

@@ -56,10 +56,14 @@ class Seen(NamedTuple):
 
     def read_back(self) -> "Seen":
         """The same on the host."""
-        hidden = {tap: states.cpu() for tap, states in self.hidden.items()}
-        tensors = (self.roots, self.emitted, self.counts, self.refused)
-        law = TopLaw(self.law.ids.cpu(), self.law.p.cpu())
-        return Seen(self.rows, self.extents, *(tensor.cpu() for tensor in tensors), law, hidden)
+        return self._replace(
+            roots=self.roots.cpu(),
+            emitted=self.emitted.cpu(),
+            counts=self.counts.cpu(),
+            refused=self.refused.cpu(),
+            law=TopLaw(self.law.ids.cpu(), self.law.p.cpu()),
+            hidden={tap: states.cpu() for tap, states in self.hidden.items()},
+        )
 
 
 @dataclass(slots=True)
