@@ -67,6 +67,10 @@ class Report:
     best: float
     loss: float
 
+    def as_dict(self) -> dict[str, Any]:
+        """In types that JSON knows: a loss that is no number is None."""
+        return {**asdict(self), "loss": self.loss if math.isfinite(self.loss) else None}
+
 
 class Learner:
     """Changes the trainee's copy, never what serves. It is called from one thread at a time."""

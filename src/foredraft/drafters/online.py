@@ -52,7 +52,7 @@ class Options:
     learn: str = "all"
     loss: str = "forward_kl"
     jsd_weight: float = 0.5
-    lr: float = 3e-4
+    lr: float = 1e-4
     passes: int = 1
     batch: int = 4
     context: int = 512
