@@ -9,6 +9,7 @@ python benchmarks/online.py --plot           # draws docs/figures/online.svg, an
 """
 
 import argparse
+import itertools
 import json
 import lzma
 import random
@@ -154,7 +155,7 @@ def draw(arms: dict[str, list[dict]]) -> None:
             label = arm if not stage else None
             axes.plot([places[i] for i in of], [means[i] for i in of], color=plots.color(number), label=label)
     runs = arms["frozen"]
-    for run, after in zip(runs, runs[1:], strict=False):
+    for run, after in itertools.pairwise(runs):
         if run["stage"] != after["stage"]:
             axes.axvline(after["request"] + 0.5, color=plots.FAINT, linewidth=0.8)
     for stage in sorted({run["stage"] for run in runs}):

@@ -388,8 +388,17 @@ def test_what_cannot_learn_is_refused():
 
 @pytest.mark.parametrize(
     "options",
-    [{"interval": 0}, {"lr": 0.0}, {"loss": "kl"}, {"learn": "some"}, {"jsd_weight": 1.0}, {"context": 8}]
-    + [{"interval_positions": -1}, {"threads": 0}, {"megabytes": 0}],
+    [
+        {"interval": 0},
+        {"lr": 0.0},
+        {"loss": "kl"},
+        {"learn": "some"},
+        {"jsd_weight": 1.0},
+        {"context": 8},
+        {"interval_positions": -1},
+        {"threads": 0},
+        {"megabytes": 0},
+    ],
 )
 def test_options_out_of_range(options: dict[str, Any]):
     with pytest.raises(OptionError):
