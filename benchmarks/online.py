@@ -38,6 +38,7 @@ SHARES = (1, 2, 1)  # of the requests
 LINES = 4000  # of a file of the corpus that prompts are taken from
 PROMPT = 64  # tokens, or half of a text that is shorter than twice that
 WINDOW = 32  # requests of the running mean
+FIRST = 12  # requests of a stage that are not drawn: a mean of fewer is noise
 ARMS = ("frozen", "online")
 
 
@@ -146,12 +147,12 @@ def by_arm(kinds: dict[str, list[dict]]) -> dict[str, list[dict]]:
 
 
 @plots.styled
-def draw(arms: dict[str, list[dict]]) -> None:
+def draw(arms: dict[str, list[dict]], *also: Path) -> None:
     figure, axes = plots.canvas(6.4, 3.0)
     for number, (arm, runs) in enumerate(arms.items()):
         means, places = running(runs), [run["request"] + 1 for run in runs]
         for stage in sorted({run["stage"] for run in runs}):
-            of = [i for i, run in enumerate(runs) if run["stage"] == stage and i >= 7]
+            of = [i for i, run in enumerate(runs) if run["stage"] == stage][FIRST:]
             label = arm if not stage else None
             axes.plot([places[i] for i in of], [means[i] for i in of], color=plots.color(number), label=label)
     runs = arms["frozen"]
@@ -167,7 +168,8 @@ def draw(arms: dict[str, list[dict]]) -> None:
     axes.legend(loc="lower right")
     FIGURE.parent.mkdir(exist_ok=True)
     FIGURE.write_text(plots.themed_svg(figure, "Acceptance while topics change") + "\n", encoding="utf-8")
-    plots.save(figure, FIGURE.with_suffix(".png"))
+    for path in also:
+        plots.save(figure, path)
 
 
 def summary(kinds: dict[str, list[dict]], arms: dict[str, list[dict]]) -> Iterator[str]:
@@ -192,6 +194,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("corpus", type=Path, nargs="?", help="folder with NAME.jsonl.xz")
     parser.add_argument("--plot", action="store_true", help="draw what is in the results file")
+    parser.add_argument("--also", type=Path, nargs="*", default=[], help="draw these files too, .png or .pdf")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--arms", default=",".join(ARMS))
     parser.add_argument("--target", default="sample")
@@ -206,7 +209,7 @@ def main() -> None:
     if args.plot:
         kinds = read(args.out)
         arms = by_arm(kinds)
-        draw(arms)
+        draw(arms, *args.also)
         print("\n".join(summary(kinds, arms)))
         return
     if args.corpus is None:

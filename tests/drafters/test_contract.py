@@ -17,6 +17,8 @@ from foredraft.core.noise import Noise, derive_seeds
 from foredraft.core.params import SamplingParams
 from foredraft.core.warp import Warp
 from foredraft.drafters import METHODS, find
+from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
+from foredraft.drafters.eagle3 import Eagle3Drafter, Options as Eagle3Options
 from foredraft.drafters.last_state import LastState
 from foredraft.drafters.memory import Memory
 from foredraft.drafters.reader import Reader
@@ -66,6 +68,15 @@ def narrow_eagle3(target: CausalLM) -> Eagle3:
     return heads.eagle3(target, vocabulary=torch.tensor([i for i in range(target.vocab_size) if i % 3]))
 
 
+def learner(target: CausalLM, draft: CausalLM, branching: tuple[int, ...] | None = None) -> DraftModel:
+    """What stands inside a drafter that learns. It does not get to it here; in test_online.py it does."""
+    return DraftModel(DraftOptions(num_assistant_tokens=3, branching=branching), draft, target.vocab_size)
+
+
+def learning_head(target: CausalLM) -> Eagle3Drafter:
+    return Eagle3Drafter(Eagle3Options(**SMALL), narrow_eagle3(target))
+
+
 VARIANTS = {
     "none": Variant("none", {}, bare),
     "draft_model": Variant("draft_model", {"num_assistant_tokens": 3}, with_model),
@@ -83,6 +94,9 @@ VARIANTS = {
     "blockwise": Variant("blockwise", {}, lambda d, o, t, _: d(o, heads.blockwise(t))),
     "hydra": Variant("hydra", {"nodes": 12}, lambda d, o, t, _: d(o, heads.hydra(t))),
     "hydra++": Variant("hydra", {"tree": "3x2x1"}, lambda d, o, t, _: d(o, heads.hydra(t, prefix=True, layers=2))),
+    "online": Variant("online", {"interval": 10**6}, lambda d, o, t, m: d(o, learner(t, m))),
+    "online tree": Variant("online", {"interval": 10**6}, lambda d, o, t, m: d(o, learner(t, m, (3, 2)))),
+    "online eagle3": Variant("online", {"interval": 10**6}, lambda d, o, t, _: d(o, learning_head(t))),
     "prompt_lookup tree": Variant("prompt_lookup", {"prompt_lookup_num_tokens": 3, "continuations": 3}, alone),
 }
 EVERY = pytest.mark.parametrize("name", VARIANTS)
