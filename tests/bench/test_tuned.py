@@ -226,7 +226,7 @@ def test_servers_know_the_names(method: str):
     found = served(f"{method}:H" if METHODS[method].heads or method == "draft_model" else method)
     if found.vllm is None or found.sglang is None:
         assert found.vllm is found.sglang is None and method in found.note
-        assert method in ("medusa", "hydra", "blockwise"), "no other is unknown to both"
+        assert method in ("medusa", "hydra", "blockwise", "online"), "no other is unknown to both"
         return
     assert set(found.vllm) <= VLLM_KEYS and found.vllm["method"] in VLLM_METHODS
     assert found.vllm["num_speculative_tokens"] >= 1 and found.vllm.get("model", "H") == "H"

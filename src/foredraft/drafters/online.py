@@ -143,13 +143,15 @@ class Online(Drafter):
     def release(self, row: int) -> None:
         self._inner.release(row)
         self._write_down()
-        self._requests += self._put_away(self._notes.pop(row))
+        notes = self._notes.pop(row)
+        self._put_away(notes)
+        self._requests += notes.rooted
         self._turn()
 
     def finish(self) -> None:
-        """Wait for an update that is being made, and serve it."""
+        """Wait for an update that is being made, and serve it; between two calls of the generator."""
         self._work.wait()
-        self._turn()
+        self._serve()
 
     def _write_down(self) -> None:
         """Note what the last step has shown. It has long been read back then: looking at it waits for nothing."""
@@ -163,13 +165,11 @@ class Online(Drafter):
                 self._put_away(notes)
                 self._notes[row] = notes.rest(self._options.context // 2)
 
-    def _put_away(self, notes: Notes) -> bool:
-        """Keep a passage that is over; whether there is anything in it."""
+    def _put_away(self, notes: Notes) -> None:
+        """Keep a passage that is over, if there is anything in it."""
         passage = notes.passage()
-        if passage is None:
-            return False
-        self._shelf.add(passage)
-        return True
+        if passage is not None:
+            self._shelf.add(passage)
 
     def _turn(self) -> None:
         """Between two steps: serve what was learned, and begin to learn anew if it is time."""

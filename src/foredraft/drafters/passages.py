@@ -1,6 +1,7 @@
 """What a learning drafter writes down while it serves: texts with the target's laws, in bounded memory.
 
-A law is kept by its likeliest tokens, and its context is a place in a text, not a copy of it. Long texts are cut into
+Laws are the target's own, at temperature 1, whatever a request asks for: one draft serves all. Each is kept by its
+likeliest tokens, and its context is a place in a text, not a copy of it. Long texts are cut into
 passages, each of which begins with the end of the one before.
 """
 
@@ -68,7 +69,10 @@ class Seen(NamedTuple):
 
 @dataclass(slots=True)
 class Notes:
-    """A text in flight, from ``start`` on: its tokens, the target's states, its laws by place."""
+    """A text in flight, or the end of it: its tokens, the target's states, its laws by place.
+
+    ``rooted``: there has been a step, so that the first root is among the tokens.
+    """
 
     tokens: list[int]
     hidden: dict[int, list[Tensor]]
@@ -81,11 +85,11 @@ class Notes:
     @classmethod
     def begun(cls, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]], most: int) -> "Notes":
         """A text whose prompt but for its last token is this; at most so much of it is kept."""
-        states = {tap: [h[0, -most:].to(_STATES).cpu()] for tap, h in hidden.items()}
+        states = {tap: [h[0, -most:].to("cpu", _STATES, copy=True)] for tap, h in hidden.items()}
         return cls(prompt[-most:].tolist(), states)
 
     def add(self, seen: Seen, b: int) -> None:
-        """What a step has shown of this text; a law that is no law is left out, with all after it."""
+        """What a step has shown of this text; a step with a law that is no law is left out."""
         if not self.rooted:
             self.tokens.append(int(seen.roots[b]))
             self.rooted = True
@@ -93,13 +97,13 @@ class Notes:
         root = len(self.tokens) - 1
         self.tokens += seen.emitted[b, :count].tolist()
         for tap, states in seen.hidden.items():
-            self.hidden[tap].append(states[b, :count])
+            self.hidden[tap].append(states[b, :count].clone())  # else all rows would stay as long as this one
         p = seen.law.p[b, :count]
         if not bool(p.isfinite().all()):
             return
         self.places += range(root, root + count)
-        self.ids.append(seen.law.ids[b, :count])
-        self.p.append(p)
+        self.ids.append(seen.law.ids[b, :count].clone())
+        self.p.append(p.clone())
         self.refused += [False] * (count - 1) + [bool(seen.refused[b])]
 
     def passage(self) -> Passage | None:

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from foredraft.core.errors import DrafterError
 from foredraft.core.top_law import coarse
 from foredraft.model.linear import take_weights
 
@@ -92,9 +93,14 @@ class Trainee(ABC):
         shadow: its ``plain_copy``.
         vocabulary: target ids that the net can say, rising; None for all below ``width``.
         width: the number of tokens that it can say.
+
+    Raises:
+        DrafterError: weights that cannot be trained.
     """
 
     def __init__(self, served: nn.Module, shadow: nn.Module, width: int, vocabulary: Tensor | None = None) -> None:
+        if not all(weight.is_floating_point() for weight in shadow.parameters()):
+            raise DrafterError("The draft's weights are quantised, so they cannot learn; load it in full precision.")
         self.served = served
         self.shadow = shadow.requires_grad_(True)
         self._width = width
