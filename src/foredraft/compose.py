@@ -177,7 +177,7 @@ def _check_verifier(verifier: str | None, spec: Spec | Drafter) -> bool:
         return True
     check_known("verifier", {verifier: None}, list(RULES))
     if isinstance(spec, Spec):
-        check_legal(verifier, spec.options.law)
+        check_legal(verifier, spec.drafting.law)
     return RULES[verifier].lossless
 
 
@@ -282,7 +282,7 @@ def _head(name: str, path: str, options: Any, target: CausalLM, fast: bool) -> A
 def _controller(spec: Spec | Drafter, drafter: Drafter, costs: Costs, lossless: bool) -> Controller:
     """As the method's options say; for a ``Drafter`` object, all that it can."""
     if isinstance(spec, Spec):
-        return scheduled(spec.options, drafter.needs, costs, lossless, spec.off_from)
+        return scheduled(spec.drafting, drafter.needs, costs, lossless, spec.off_from)
     if spec.needs.max_nodes < 1:
         raise DrafterError(f"{spec.__class__.__name__}.needs.max_nodes is 0, so it would never be asked for a draft.")
     return Constant(drafter.needs.longest)

@@ -20,6 +20,7 @@ from foredraft.drafters import METHODS, find
 from foredraft.drafters.bandit import Arm
 from foredraft.drafters.cascade import Cascade
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
+from foredraft.drafters.eagle3 import Eagle3Drafter, Options as Eagle3Options
 from foredraft.drafters.follower import Follower
 from foredraft.drafters.last_state import LastState
 from foredraft.drafters.max_gram import MaxGram
@@ -151,6 +152,15 @@ def narrow_eagle3(target: CausalLM) -> Eagle3:
     return heads.eagle3(target, vocabulary=torch.tensor([i for i in range(target.vocab_size) if i % 3]))
 
 
+def learner(target: CausalLM, draft: CausalLM, branching: tuple[int, ...] | None = None) -> DraftModel:
+    """What stands inside a drafter that learns. It does not get to it here; in test_online.py it does."""
+    return DraftModel(DraftOptions(num_assistant_tokens=3, branching=branching), draft, target.vocab_size)
+
+
+def learning_head(target: CausalLM) -> Eagle3Drafter:
+    return Eagle3Drafter(Eagle3Options(**SMALL), narrow_eagle3(target))
+
+
 VARIANTS = {
     "none": Variant("none", {}, bare),
     "draft_model": Variant("draft_model", {"num_assistant_tokens": 3}, with_model),
@@ -193,6 +203,9 @@ VARIANTS = {
     "cascade relay": Variant("cascade", {}, lambda d, o, t, m: over(d, o, m, Part(small_relay(m, t)))),
     "relay cascade": Variant("relay", {}, lambda d, o, t, m: d(o, [Part(max_gram(t)), Part(small_cascade(m, t))])),
     "cascade cascade": Variant("cascade", {}, lambda d, o, t, m: over(d, o, m, Part(small_cascade(m, t)))),
+    "online": Variant("online", {"interval": 10**6}, lambda d, o, t, m: d(o, learner(t, m))),
+    "online tree": Variant("online", {"interval": 10**6}, lambda d, o, t, m: d(o, learner(t, m, (3, 2)))),
+    "online eagle3": Variant("online", {"interval": 10**6}, lambda d, o, t, _: d(o, learning_head(t))),
     "prompt_lookup tree": Variant("prompt_lookup", {"prompt_lookup_num_tokens": 3, "continuations": 3}, alone),
 }
 EVERY = pytest.mark.parametrize("name", VARIANTS)

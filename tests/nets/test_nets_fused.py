@@ -9,7 +9,7 @@ import tiny
 from foredraft.model.causal import CausalLM
 from foredraft.model.linear import PackedWeights, packing_works
 from foredraft.nets.blocks import Rotary, fuse
-from foredraft.train.unroll import Unrolled
+from foredraft.nets.unroll import Unrolled
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """Distillation of whole drafts: divergences against their sums, the loss against its definition, boosting in turn."""
 
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from torch import Tensor
 from trainees import SHORT, assert_same_gradients, assert_same_run, lesson, stop_at, target, train_draft
 
 import tiny
-from foredraft.core.divergence import forward_kl, jensen_shannon, reverse_kl
 from foredraft.core.errors import OptionError
 from foredraft.model.causal import CausalLM
 from foredraft.model.load import load_model
@@ -38,38 +36,6 @@ def draft(tmp_path: Path, place: Path) -> str:
 
 
 # Divergences.
-
-
-def slow_kl(p: list[float], q: list[float]) -> float:
-    return sum(a * math.log(a / b) for a, b in zip(p, q, strict=True) if a > 0)
-
-
-def test_divergences_are_their_sums():
-    logits = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64).float() * 2
-    p_logits, q_logits = logits
-    for row in range(3):
-        p, q = p_logits[row].double().softmax(-1).tolist(), q_logits[row].double().softmax(-1).tolist()
-        mixed = [0.3 * a + 0.7 * b for a, b in zip(p, q, strict=True)]
-        assert float(forward_kl(p_logits, q_logits)[row]) == pytest.approx(slow_kl(p, q), rel=1e-4)
-        assert float(reverse_kl(p_logits, q_logits)[row]) == pytest.approx(slow_kl(q, p), rel=1e-4)
-        wanted = 0.3 * slow_kl(p, mixed) + 0.7 * slow_kl(q, mixed)
-        assert float(jensen_shannon(p_logits, q_logits, 0.3)[row]) == pytest.approx(wanted, rel=1e-4)
-    even = jensen_shannon(p_logits, q_logits)
-    torch.testing.assert_close(even, jensen_shannon(q_logits, p_logits))
-    assert (even <= math.log(2)).all()
-    for divergence in (forward_kl, reverse_kl, jensen_shannon):
-        assert divergence(p_logits, p_logits).abs().max() < 1e-6
-
-
-def test_forbidden_tokens_are_no_faults():
-    p = torch.tensor([[0.0, 1.0, -torch.inf]])
-    q = torch.tensor([[0.5, 0.2, -torch.inf]], requires_grad=True)
-    for divergence in (forward_kl, reverse_kl, jensen_shannon):
-        found = divergence(p, q)
-        torch.testing.assert_close(found, divergence(p[:, :2], q[:, :2]))
-        (gradient,) = torch.autograd.grad(found.sum(), q)
-        assert torch.isfinite(gradient).all() and gradient[0, :2].abs().min() > 0
-    assert forward_kl(torch.zeros(1, 3), p).isinf().all()
 
 
 # The loss.

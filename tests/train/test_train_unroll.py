@@ -13,10 +13,10 @@ import tiny
 from foredraft.core.errors import OptionError
 from foredraft.nets.eagle import Eagle3
 from foredraft.nets.parts import FINAL
+from foredraft.nets.unroll import sample_rows, take
 from foredraft.train.eagle3 import Eagle3Recipe, Options
 from foredraft.train.precision import autocast
 from foredraft.train.recipe import Lesson
-from foredraft.train.unroll import sample_rows, take
 
 VOCABULARY = torch.tensor([i for i in range(tiny.VOCAB) if i % 3])
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -182,7 +182,7 @@ def test_what_cannot_be():
         with pytest.raises(OptionError, match="steps must be 1 or more, and share"):
             Options(**options)
     net = made()
-    with pytest.raises(OptionError, match="Unknown loss 'cc'.*Known: ce, kl"):
+    with pytest.raises(OptionError, match="Unknown loss 'cc'.*Known: ce, jsd, kl"):
         Eagle3Recipe(net, Options(loss="cc"))
     with pytest.raises(OptionError, match="Texts of 5 tokens are too short for 5 steps"):
         Eagle3Recipe(net, Options())(lesson(target(double=True), (*net.taps, FINAL), length=5))

@@ -1,41 +1,64 @@
-"""How far two laws are from each other, one number a row, in nats: what a draft is distilled by.
+"""Distances between the target's law p and the draft's law q, one number a row; q is given by its logarithm.
 
-Laws are given as logits [*k, V]. A token that a law forbids has the logit -inf and counts nothing there.
+``ce`` and ``kl`` differ by the entropy of p, a constant: same gradients. ``kl`` (forward) makes q cover p, and
+``reverse_kl`` makes it keep to where p is; ``jensen_shannon`` is between the two. ``tv`` is the share of drafts that
+would be rejected. ``lk`` is minus the log of the share that would be accepted, and ``lk_hybrid`` goes from KL to TV as
+acceptance grows (LK losses, arXiv:2602.23881).
 """
+
+import math
+from collections.abc import Callable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-Logits = Float[Tensor, "*k V"]
-Rows = Float[Tensor, "*k"]
+Rows = Float[Tensor, "*rows v"]
+Distance = Callable[[Rows, Rows], Float[Tensor, "*rows"]]
+
+_ETA = 3.0  # how fast lk_hybrid moves from KL to TV
+_LEAST = 1e-9  # what stands in for a probability of 0 where its logarithm is wanted
 
 
-def forward_kl(p_logits: Logits, q_logits: Logits) -> Rows:
-    """KL(p || q): q learns to cover all that p may say. Infinite where q forbids what p allows."""
-    return _kl(p_logits.float().log_softmax(-1), q_logits.float().log_softmax(-1))
+def ce(p: Rows, log_q: Rows) -> Float[Tensor, "*rows"]:
+    return -(p * log_q).sum(-1)
 
 
-def reverse_kl(p_logits: Logits, q_logits: Logits) -> Rows:
-    """KL(q || p): q learns to say only what p may say. Infinite where p forbids what q allows."""
-    return forward_kl(q_logits, p_logits)
+def kl(p: Rows, log_q: Rows) -> Float[Tensor, "*rows"]:
+    """KL(p || q), the forward one."""
+    return torch.special.xlogy(p, p).sum(-1) - (p * log_q).sum(-1)
 
 
-def jensen_shannon(p_logits: Logits, q_logits: Logits, weight: float = 0.5) -> Rows:
-    """w KL(p || m) + (1 - w) KL(q || m) with the mixture m = w p + (1 - w) q; never infinite.
+def reverse_kl(p: Rows, log_q: Rows) -> Float[Tensor, "*rows"]:
+    """KL(q || p)."""
+    return (log_q.exp() * (log_q - p.clamp(min=_LEAST).log())).sum(-1)
 
-    Args:
-        weight: w, above 0 and below 1; the smaller, the more its gradients for q are those of the forward KL.
+
+def jensen_shannon(p: Rows, log_q: Rows, weight: float = 0.5) -> Float[Tensor, "*rows"]:
+    """The generalised Jensen-Shannon divergence (GKD, arXiv:2306.13649, equation 1).
+
+    w KL(p || m) + (1 - w) KL(q || m) with m = w p + (1 - w) q, for 0 < w < 1: symmetric and at most ln 2 for 1/2;
+    divided by w it is the forward KL as w goes to 0, divided by 1 - w the reverse one as w goes to 1.
     """
-    log_p, log_q = p_logits.float().log_softmax(-1), q_logits.float().log_softmax(-1)
-    parts = torch.tensor([weight, 1 - weight], device=log_p.device).log()
-    neither = (log_p == -torch.inf) & (log_q == -torch.inf)  # nothing counts there, and its gradient would be NaN
-    mixed = torch.logaddexp(log_p.masked_fill(neither, 0.0) + parts[0], log_q.masked_fill(neither, 0.0) + parts[1])
-    return weight * _kl(log_p, mixed) + (1 - weight) * _kl(log_q, mixed)
+    log_p = p.clamp(min=_LEAST).log()
+    log_m = torch.logaddexp(log_p + math.log(weight), log_q + math.log1p(-weight))
+    return weight * (p * (log_p - log_m)).sum(-1) + (1 - weight) * (log_q.exp() * (log_q - log_m)).sum(-1)
 
 
-def _kl(log_a: Tensor, log_b: Tensor) -> Tensor:
-    """Sum of a (log a - log b) over the tokens that a allows; elsewhere neither value nor gradient is NaN."""
-    allowed = log_a > -torch.inf
-    ratio = torch.where(allowed, log_a, 0.0) - torch.where(allowed, log_b, 0.0)
-    return (log_a.exp() * ratio).sum(-1)
+def tv(p: Rows, log_q: Rows) -> Float[Tensor, "*rows"]:
+    return 0.5 * (p - log_q.exp()).abs().sum(-1)
+
+
+def lk(p: Rows, log_q: Rows) -> Float[Tensor, "*rows"]:
+    return -overlap(p, log_q).clamp(min=1e-6).log()
+
+
+def lk_hybrid(p: Rows, log_q: Rows) -> Float[Tensor, "*rows"]:
+    distance = tv(p, log_q)
+    share = torch.exp(-_ETA * (1 - distance.detach()))
+    return share * kl(p, log_q) + (1 - share) * distance
+
+
+def overlap(p: Rows, log_q: Rows) -> Float[Tensor, "*rows"]:
+    """How often a token drawn from q is accepted: the sum of min(p, q) (Leviathan et al., arXiv:2211.17192, 3.5)."""
+    return torch.minimum(p, log_q.exp()).sum(-1)

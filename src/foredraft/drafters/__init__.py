@@ -20,6 +20,7 @@ class Method:
     what: str
     paper: str
     heads: tuple[str, ...] = ()  # kinds of trained heads that it drafts with, as formats names them
+    around: bool = False  # its path is the spec of another drafter, which does the drafting
 
 
 METHODS: dict[str, Method] = {
@@ -141,6 +142,15 @@ METHODS: dict[str, Method] = {
         "layers to leave out, which foredraft skip finds",
         "The target without some of its attention and MLP parts drafts, in its own cache.",
         "arXiv:2309.08168",
+    ),
+    "online": Method(
+        "online:Online",
+        (Law.CHAIN, Law.WITHOUT_REPLACEMENT, Law.FIXED),
+        True,
+        "a draft model or a trained head inside, as online:[draft_model:PATH]",
+        "A drafter around another that learns while it serves, from the target's laws at what was verified.",
+        "arXiv:2310.07177",
+        around=True,
     ),
     "prompt_lookup": Method(
         "prompt_lookup:PromptLookup",

@@ -20,7 +20,9 @@ from foredraft.drafters.chain import ChainOptions, draw_chain
 from foredraft.drafters.growing import Level, fill
 from foredraft.drafters.reader import Reader, ReaderGrowing
 from foredraft.drafters.supplies import Supplies
+from foredraft.drafters.teachable import Teachable
 from foredraft.drafters.templates import Template
+from foredraft.drafters.trainees import ModelTrainee
 from foredraft.drafters.window import WindowReader
 from foredraft.engine.beam_trie import SearchesAhead
 from foredraft.model.causal import CausalLM
@@ -52,7 +54,7 @@ class Options(ChainOptions):
 
 
 @final
-class DraftModel(Rewindable, SearchesAhead):
+class DraftModel(Rewindable, SearchesAhead, Teachable):
     """Drafts with a model that reads each text beside the target; see ``Reader``.
 
     Args:
@@ -86,6 +88,9 @@ class DraftModel(Rewindable, SearchesAhead):
 
     def release(self, row: int) -> None:
         self._reader.release(row)
+
+    def trainee(self) -> ModelTrainee:
+        return ModelTrainee(self._model)
 
     @torch.inference_mode()
     def propose(self, view: View, plan: Plan) -> Draft:

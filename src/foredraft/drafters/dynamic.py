@@ -19,6 +19,8 @@ from foredraft.drafters.grow import Candidates, keep_best
 from foredraft.drafters.growing import Growing
 from foredraft.drafters.head import HeadDrafter
 from foredraft.drafters.memory import HeadGrowing, Memory, eagle_memory
+from foredraft.drafters.teachable import Teachable
+from foredraft.drafters.trainees import EagleTrainee
 from foredraft.nets.eagle import EagleNet
 
 
@@ -65,13 +67,16 @@ class Options:
             raise OptionError("nodes, depth and top_k must be 1 or more.")
 
 
-class DynamicTree(HeadDrafter[Memory]):
+class DynamicTree(HeadDrafter[Memory], Teachable):
     """A tree of the tokens that the head is surest of. Picked, hence lossless at every temperature."""
 
     def __init__(self, options: Options, net: EagleNet) -> None:
         self._net = net
         self._options = options
         super().__init__(eagle_memory(net), Needs(net.taps, options.nodes, options.depth, scored=True))
+
+    def trainee(self) -> EagleTrainee:
+        return EagleTrainee(self._net)
 
     @torch.inference_mode()
     def propose(self, view: View, plan: Plan) -> Draft:

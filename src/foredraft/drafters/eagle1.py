@@ -12,7 +12,9 @@ from foredraft.drafters.growing import Level, fill
 from foredraft.drafters.head import HeadDrafter
 from foredraft.drafters.memory import HeadGrowing, Memory, eagle_memory
 from foredraft.drafters.supplies import Supplies
+from foredraft.drafters.teachable import Teachable
 from foredraft.drafters.templates import Template
+from foredraft.drafters.trainees import EagleTrainee
 from foredraft.nets.eagle import EagleNet
 
 
@@ -42,7 +44,7 @@ class Options:
 
 
 @final
-class Eagle1(HeadDrafter[Memory]):
+class Eagle1(HeadDrafter[Memory], Teachable):
     """Fills a fixed tree level by level: with the likeliest tokens where rows are greedy, else with siblings drawn
     without replacement from the head's law, warped as the target's is."""
 
@@ -51,6 +53,9 @@ class Eagle1(HeadDrafter[Memory]):
         self._template = template = Template.of(options.tree)
         self._levels = Level.all_of(template, next(net.parameters()).device)
         super().__init__(eagle_memory(net), Needs(net.taps, template.nodes, template.depth))
+
+    def trainee(self) -> EagleTrainee:
+        return EagleTrainee(self._net)
 
     @torch.inference_mode()
     def propose(self, view: View, plan: Plan) -> Draft:

@@ -17,6 +17,7 @@ from foredraft.core.errors import OptionError
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.grow import Candidates, keep_best, ranked
 from foredraft.drafters.head import HeadDrafter, Remembers
+from foredraft.drafters.teachable import Teachable
 from foredraft.drafters.templates import NAMED, Rates, Template, best_template
 from foredraft.nets.parts import FINAL
 
@@ -78,7 +79,7 @@ class _Level(NamedTuple):
         return cls(*tensors, width=max(ranks) + 1)
 
 
-class FilledTree(HeadDrafter[Remembers]):
+class FilledTree(HeadDrafter[Remembers], Teachable):
     """Subclasses say what their heads say."""
 
     def __init__(self, template: Template, memory: Remembers) -> None:

@@ -9,6 +9,7 @@ from foredraft.drafters.filled import FilledTree, Options
 from foredraft.drafters.last_state import LastState
 from foredraft.drafters.memory import Memory
 from foredraft.drafters.supplies import Supplies
+from foredraft.drafters.trainees import AheadTrainee
 from foredraft.nets.hydra import Hydra, Prefix
 from foredraft.nets.parts import FINAL
 
@@ -25,6 +26,9 @@ class HydraDrafter(FilledTree):
         template = options.template(net.config.accuracies, net.count)
         super().__init__(template, memory)
         self._net = net
+
+    def trainee(self) -> AheadTrainee:
+        return AheadTrainee(self._net)
 
     def _logits(self, hidden: Float[Tensor, "B 1 H"], paths: Int[Tensor, "B F K"], head: int) -> Float[Tensor, "B F v"]:
         return self._net.logits(hidden.expand(-1, paths.shape[1], -1), paths, head)

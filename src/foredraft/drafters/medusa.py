@@ -11,6 +11,7 @@ from torch import Tensor
 from foredraft.drafters.filled import FilledTree, Options
 from foredraft.drafters.last_state import LastState
 from foredraft.drafters.supplies import Supplies
+from foredraft.drafters.trainees import AheadTrainee
 from foredraft.nets.medusa import Medusa
 
 __all__ = ["MedusaDrafter", "Options"]
@@ -24,6 +25,9 @@ class MedusaDrafter(FilledTree):
         template = options.template(net.config.accuracies, net.count)
         super().__init__(template, LastState())
         self._net = net
+
+    def trainee(self) -> AheadTrainee:
+        return AheadTrainee(self._net)
 
     def _logits(self, hidden: Float[Tensor, "B 1 H"], paths: Int[Tensor, "B F K"], head: int) -> Float[Tensor, "B 1 v"]:
         return self._net.logits(self._net.states(hidden, head), head)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from foredraft.core.options import parts, read_options, read_pairs
+from foredraft.core.options import entries, parts, read_options, read_pairs
 from foredraft.core.params import check_known
 from foredraft.drafters import METHODS, find
 
@@ -17,6 +17,17 @@ class Spec:
     options: Any
     off_from: int = 0
     """With so many texts at once, or more, nothing is drafted; 0 is never."""
+
+    @property
+    def drafting(self) -> Any:
+        """The options that say how tokens are drafted: those of the drafter inside, where this one is around another.
+
+        Raises:
+            OptionError: what is inside is no spec.
+        """
+        if METHODS[self.name].around and self.path is not None:
+            return Spec.parse(entries(self.path)[0]).drafting
+        return self.options
 
     @classmethod
     def parse(cls, text: str) -> "Spec":

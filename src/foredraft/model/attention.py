@@ -167,6 +167,10 @@ class AttentionSwap:
         if self._model._supports_attention_backend:
             self._model.set_attn_implementation(NAME)
 
+    def off(self, copied: PreTrainedModel) -> None:
+        """Give a copy of the model the attention that the model was found with."""
+        copied.set_attn_implementation(self._before)
+
     def undo(self) -> None:
         if self._model.config._attn_implementation != self._before:
             self._model.set_attn_implementation(self._before)

@@ -16,7 +16,7 @@ from foredraft.core.errors import ModelError
 from foredraft.core.tree import TokenTree
 from foredraft.model.attention import AttentionSwap, Watch
 from foredraft.model.cache import SlotCache, SlotView
-from foredraft.model.linear import PackedWeights
+from foredraft.model.linear import PackedWeights, plain_copy
 from foredraft.model.masks import Layout, StepIn, address
 from foredraft.model.slot_lm import SlotLM
 from foredraft.model.support import check_supported, context_of, layout_of
@@ -107,6 +107,13 @@ class CausalLM(SlotLM):
             yield
         finally:
             self.attach()
+
+    def plain_copy(self) -> PreTrainedModel:
+        """A copy of the model alone, with its own attention and nothing packed, in float32: what can be trained."""
+        copied = plain_copy(self.model)
+        assert isinstance(copied, PreTrainedModel)
+        self._attention.off(copied)
+        return copied
 
     def close(self) -> None:
         """Leave the model as it was found."""

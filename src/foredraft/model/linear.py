@@ -8,6 +8,9 @@ A draft head may as well run in bfloat16 where the processor has instructions fo
 A target may not: it would say something else.
 """
 
+import copy
+from collections.abc import Iterable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -18,23 +21,25 @@ _LEAST_ROWS = 2
 
 
 class PackedLinear(nn.Module):
-    """``x @ weight.T + bias`` with the weight in oneDNN's blocked layout. Inference only.
+    """``x @ weight.T + bias`` with the weight in oneDNN's blocked layout.
 
-    With ``dtype`` the product is made in that type; what goes in and comes out keeps its own.
+    With ``dtype`` the product is made in that type; what goes in and comes out keeps its own. Gradients pass through
+    to ``x`` (by the plain product), for whoever learns below a layer that is not trained.
     """
 
     def __init__(self, dense: nn.Linear | Conv1D, keep_dense: bool, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
-        plain = dense.weight.detach()
-        weight = plain if isinstance(dense, nn.Linear) else plain.t().contiguous()
-        self.out_features, self.in_features = weight.shape
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.to(dtype), None)
-        self.bias = None if dense.bias is None else dense.bias.detach().to(dtype)
+        self.out_features, self.in_features = _outputs_first(dense).shape
         self.dtype = dtype
+        self._pack(dense)
         self.kept = keep_dense
         self._dense = [dense]  # in a list, so that it is no submodule
         if not keep_dense:
-            dense.weight.data = plain.new_empty(0)
+            dense.weight.data = dense.weight.data.new_empty(0)
+
+    def _pack(self, dense: nn.Linear | Conv1D) -> None:
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(_outputs_first(dense).to(self.dtype), None)
+        self.bias = None if dense.bias is None else dense.bias.detach().to(self.dtype)
 
     @property
     def weight(self) -> Tensor:
@@ -42,6 +47,9 @@ class PackedLinear(nn.Module):
         return self.packed.to_dense().float()
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.requires_grad:
+            bias = None if self.bias is None else self.bias.to(x.dtype)
+            return F.linear(x, self.weight.to(x.dtype), bias)
         flat = x.reshape(-1, self.in_features)
         rows = flat.shape[0]
         if rows < _LEAST_ROWS:
@@ -53,9 +61,27 @@ class PackedLinear(nn.Module):
         """The layer that this one was made of, with its weight given back."""
         dense = self._dense[0]
         if not self.kept:
-            weight = self.packed.to_dense().float()
-            dense.weight.data = weight if isinstance(dense, nn.Linear) else weight.t().contiguous()
+            dense.weight.data = self._plain_weight()
         return dense
+
+    def plain_copy(self, memo: dict) -> nn.Linear | Conv1D:
+        """A copy of the layer that this one was made of; ``memo`` is ``deepcopy``'s."""
+        dense = copy.deepcopy(self._dense[0], memo)
+        if not self.kept:
+            dense.weight.data = self._plain_weight()
+        return dense
+
+    def repack(self, plain: nn.Linear | Conv1D) -> None:
+        """Compute from now on what a layer of the same shape computes."""
+        self._pack(plain)
+        dense = self._dense[0]
+        if self.kept:
+            dense.weight.copy_(plain.weight)
+        if dense.bias is not None:
+            dense.bias.copy_(plain.bias)
+
+    def _plain_weight(self) -> Tensor:
+        return self.weight if isinstance(self._dense[0], nn.Linear) else self.weight.t().contiguous()
 
 
 class PackedWeights:
@@ -84,6 +110,32 @@ class PackedWeights:
         self._places.clear()
 
 
+def plain_copy(model: nn.Module, shared: Iterable[object] = ()) -> nn.Module:
+    """A copy of a model with plain layers in place of packed ones, in float32: what can be trained.
+
+    Args:
+        shared: what is not copied, such as the parts that a head borrows from its target.
+    """
+    memo = {id(each): each for each in shared}
+    for module in model.modules():
+        if isinstance(module, PackedLinear):
+            memo[id(module)] = module.plain_copy(memo)
+    return copy.deepcopy(model, memo).float()
+
+
+def take_weights(model: nn.Module, plain: nn.Module) -> None:
+    """Let a model, packed or not, have the weights of its ``plain_copy``, which stays as it is."""
+    with torch.inference_mode(False), torch.no_grad():
+        for name, module in plain.named_modules():
+            mine = model.get_submodule(name)
+            if isinstance(mine, PackedLinear):
+                assert isinstance(module, (nn.Linear, Conv1D))
+                mine.repack(module)
+                continue
+            for own, weight in module.named_parameters(recurse=False):
+                mine.get_parameter(own).data.copy_(weight)
+
+
 def packing_works() -> bool:
     """Whether this build of torch has the operators, and they compute what they should."""
     try:
@@ -99,6 +151,12 @@ def draft_dtype() -> torch.dtype:
     """What a draft head is packed in on this CPU: bfloat16 if it multiplies that fast."""
     fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     return torch.bfloat16 if fast else torch.float32
+
+
+def _outputs_first(dense: nn.Linear | Conv1D) -> Tensor:
+    """The weight [out, in]; GPT-2's layers have it the other way round."""
+    weight = dense.weight.detach()
+    return weight if isinstance(dense, nn.Linear) else weight.t().contiguous()
 
 
 def _packable(layer: nn.Linear | Conv1D) -> bool:

@@ -1,7 +1,6 @@
 """Where a run stands, on disk: whole or not at all, whenever it is killed."""
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import torch
 from torch import nn
 
 from foredraft.core.errors import DataError, OptionError
+from foredraft.model.whole import save_whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,15 +88,9 @@ class Checkpoints:
             "step": step,
             "seconds": seconds,
         }
-        partial = self._path.with_suffix(".partial")
         try:
-            with partial.open("wb") as file:
-                torch.save(saved, file)
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(self._path)
+            save_whole(self._path, saved)
         except (OSError, RuntimeError) as error:
-            partial.unlink(missing_ok=True)
             raise DataError(f"The checkpoint cannot be written to {self._path.parent}: {error}.") from error
 
 

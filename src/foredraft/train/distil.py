@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from foredraft.core.divergence import forward_kl, jensen_shannon, reverse_kl
+from foredraft.core.divergence import jensen_shannon, kl, reverse_kl
 from foredraft.core.errors import OptionError
 from foredraft.core.params import check_known
 from foredraft.model.causal import CausalLM
@@ -104,13 +104,14 @@ class Teacher:
         p, q = p[:, :shared], q[:, :shared]
         choice = p.argmax(-1)
         hit = (q.argmax(-1) == choice).float()
+        law, log_q = p.softmax(-1), q.clamp(min=torch.finfo(q.dtype).min / 4).log_softmax(-1)  # -inf times 0 is NaN
         match self._options.loss:
             case "forward_kl":
-                loss = forward_kl(p, q)
+                loss = kl(law, log_q)
             case "reverse_kl":
-                loss = reverse_kl(p, q)
+                loss = reverse_kl(law, log_q)
             case "jsd":
-                loss = jensen_shannon(p, q, self._options.weight)
+                loss = jensen_shannon(law, log_q, self._options.weight)
             case "hard":
                 loss = F.cross_entropy(q, choice, reduction="none")
             case _:

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from foredraft.nets.eagle import Eagle
 from foredraft.nets.parts import FINAL
+from foredraft.nets.unroll import Unrolled, sample_rows, take
 from foredraft.train.losses import loss_of, weighted_mean
 from foredraft.train.recipe import Lesson, Recipe, recompute
-from foredraft.train.unroll import Unrolled, sample_rows, take
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

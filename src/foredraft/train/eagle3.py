@@ -10,9 +10,9 @@ from torch import Tensor
 from foredraft.core.errors import OptionError
 from foredraft.nets.eagle import Eagle3
 from foredraft.nets.parts import FINAL
+from foredraft.nets.unroll import Unrolled, sample_rows, take
 from foredraft.train.losses import loss_of, weighted_mean
 from foredraft.train.recipe import Lesson, Recipe, recompute
-from foredraft.train.unroll import Unrolled, sample_rows, take
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

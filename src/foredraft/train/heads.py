@@ -11,9 +11,9 @@ from foredraft.core.errors import OptionError
 from foredraft.nets.hydra import Hydra
 from foredraft.nets.medusa import Blockwise, Medusa
 from foredraft.nets.parts import FINAL
+from foredraft.nets.unroll import Unrolled, sample_rows, take
 from foredraft.train.losses import loss_of, weighted_mean
 from foredraft.train.recipe import Lesson, Recipe, recompute
-from foredraft.train.unroll import Unrolled, sample_rows, take
 
 Ahead = TypeVar("Ahead", bound=Medusa | Blockwise | Hydra)
 Logits = Callable[[Tensor, int], Tensor]

@@ -14,11 +14,11 @@ from foredraft.model.causal import CausalLM
 from foredraft.nets.hydra import Hydra
 from foredraft.nets.medusa import Blockwise, Medusa
 from foredraft.nets.parts import FINAL
+from foredraft.nets.unroll import Unrolled
 from foredraft.train.lessons import Lessons
 from foredraft.train.loop import LoopOptions
 from foredraft.train.precision import autocast
 from foredraft.train.recipe import Lesson, Recipe
-from foredraft.train.unroll import Unrolled
 
 _PROMPT, _NEW, _PROMPTS = 48, 48, 8  # tokens of a prompt, new tokens, prompts
 

@@ -1,0 +1,216 @@
+"""Online speculative decoding (Liu et al., arXiv:2310.07177): a drafter that learns while it serves.
+
+The target computes its law at every place that it verifies, whether a draft was right there or not. These laws are
+written down, and every few requests the draft is distilled on them beside the loop; between two steps its new weights
+take the place of the old. So it follows the texts that it is asked for.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from foredraft.core.draft import Draft, Law, Verdict
+from foredraft.core.drafter import Drafter, Plan, StepOut, View
+from foredraft.core.errors import DrafterError, OptionError
+from foredraft.core.params import check_known
+from foredraft.drafters.background import Work
+from foredraft.drafters.keeping import Keeping
+from foredraft.drafters.learner import LOSSES, Learner, Report, Study
+from foredraft.drafters.passages import Notes, Seen, Shelf
+from foredraft.drafters.supplies import Supplies
+from foredraft.drafters.teachable import Passage, Teachable, Trainee
+
+LEARN = ("rejected", "all")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """When and how the drafter inside learns; how it drafts is said by its own options.
+
+    interval: requests between two updates.
+    interval_positions: an update also begins when so many positions have been verified; 0 is never.
+    learn: from which positions, rejected ones alone or all that were verified.
+    loss: forward_kl, reverse_kl or jsd, from the target's law to the draft's.
+    jsd_weight: the weight of the target's law in the Jensen-Shannon divergence.
+    lr: learning rate of AdamW, constant.
+    passes: how often the positions of an interval are gone over.
+    batch: passages of text at each step of the optimizer.
+    context: tokens of a passage; a longer text is cut into several.
+    top_laws: tokens of each law that are kept by name; the others are one outcome.
+    positions, megabytes: at most so much waits to be learned from; the oldest goes first.
+    background: learn in a thread of its own, while texts are being served; no: between two requests.
+    threads: of that thread.
+    folder: where versions are kept, so that another process goes on from the last one.
+    """
+
+    interval: int = 8
+    interval_positions: int = 0
+    learn: str = "all"
+    loss: str = "forward_kl"
+    jsd_weight: float = 0.5
+    lr: float = 1e-4
+    passes: int = 1
+    batch: int = 4
+    context: int = 512
+    top_laws: int = 64
+    positions: int = 32768
+    megabytes: int = 256
+    background: bool = True
+    threads: int = 1
+    folder: str | None = None
+
+    @property
+    def law(self) -> Law:
+        """That of a draft model; in a spec, what counts is the law of the drafter inside."""
+        return Law.CHAIN
+
+    def __post_init__(self) -> None:
+        check_known("loss", {self.loss: None}, LOSSES)
+        check_known("learn", {self.learn: None}, LEARN)
+        for name in ("interval", "passes", "batch", "top_laws", "positions", "megabytes", "threads"):
+            if getattr(self, name) < 1:
+                raise OptionError(f"{name} must be 1 or more.")
+        if self.interval_positions < 0:
+            raise OptionError("interval_positions must be 0 or more.")
+        if self.context < 16:
+            raise OptionError("context must be 16 or more.")
+        if not self.lr > 0 or not 0 < self.jsd_weight < 1:
+            raise OptionError("lr must be above 0, and jsd_weight above 0 and below 1.")
+
+    def study(self) -> Study:
+        """What the learner is to know of them."""
+        return Study(
+            lr=self.lr,
+            loss=self.loss,
+            jsd_weight=self.jsd_weight,
+            every_law=self.learn == "all",
+            passes=self.passes,
+            batch=self.batch,
+        )
+
+
+@final
+class Online(Drafter):
+    """Passes everything on to the drafter inside, and writes down what the target says of its drafts.
+
+    Weights change only where a proposal begins or a text has ended, on the loop's thread: between drafting and
+    verifying never, so q stays the law that was drawn from. What the inner drafter remembers of texts in flight is of
+    the weights before; that costs acceptance, hardly any (docs/log.md), and only until these texts end.
+    """
+
+    def __init__(self, options: Options, inner: Drafter) -> None:
+        self._options = options
+        self._inner = inner
+        self.needs = inner.needs
+        self._trainee: Trainee = _teachable(inner).trainee()
+        self._learner = Learner(self._trainee, options.study())
+        self._keeping = None if options.folder is None else Keeping(Path(options.folder), self._trainee.shadow)
+        self._work: Work[Report] = Work(options.threads if options.background else 0)
+        self._shelf = Shelf(options.positions, options.megabytes * 2**20)
+        self._notes: dict[int, Notes] = {}
+        self._seen: Seen | None = None  # of the last step, still where the target computed it
+        self._requests = 0  # that have ended since the last update began
+        self.reports: tuple[Report, ...] = ()
+        if self._keeping is not None and self._keeping.resume(self._learner):
+            self.reports = self._keeping.reports
+            self._trainee.publish()
+
+    @property
+    def version(self) -> int:
+        """How often the weights in service have changed."""
+        return self.reports[-1].version if self.reports else self._learner.version
+
+    def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
+        self._inner.admit(row, prompt, hidden)
+        own = {tap: hidden[tap] for tap in self.needs.hidden_layers}
+        self._notes[row] = Notes.begun(prompt, own, self._options.context // 2)
+
+    def propose(self, view: View, plan: Plan) -> Draft:
+        self._write_down()
+        self._turn()
+        return self._inner.propose(view, plan)
+
+    def commit(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None:
+        self._inner.commit(view, draft, verdict, out)
+        self._write_down()
+        own = StepOut(out.logits, {tap: out.hidden[tap] for tap in self.needs.hidden_layers})
+        self._seen = Seen.of(view, draft, verdict, own, self._options.top_laws)
+
+    def release(self, row: int) -> None:
+        self._inner.release(row)
+        self._write_down()
+        notes = self._notes.pop(row)
+        self._put_away(notes)
+        self._requests += notes.rooted
+        self._turn()
+
+    def finish(self) -> None:
+        """Wait for an update that is being made, and serve it; between two calls of the generator."""
+        self._work.wait()
+        self._serve()
+
+    def _write_down(self) -> None:
+        """Note what the last step has shown. It has long been read back then: looking at it waits for nothing."""
+        if self._seen is None:
+            return
+        seen, self._seen = self._seen.read_back(), None
+        for b, row in enumerate(seen.rows):
+            notes = self._notes[row]
+            notes.add(seen, b)
+            if len(notes.tokens) >= self._options.context:
+                self._put_away(notes)
+                self._notes[row] = notes.rest(self._options.context // 2)
+
+    def _put_away(self, notes: Notes) -> None:
+        """Keep a passage that is over, if there is anything in it."""
+        passage = notes.passage()
+        if passage is not None:
+            self._shelf.add(passage)
+
+    def _turn(self) -> None:
+        """Between two steps: serve what was learned, and begin to learn anew if it is time."""
+        self._serve()
+        enough = self._options.interval_positions
+        due = self._requests >= self._options.interval or (enough and self._shelf.laws >= enough)
+        if due and len(self._shelf) and self._work.idle:
+            passages, self._requests = self._shelf.take(), 0
+            self._work.begin(lambda: self._learned(passages))
+            self._serve()
+
+    def _serve(self) -> None:
+        report = self._work.take()
+        if report is not None:
+            if report.outcome != "refused":
+                self._trainee.publish()
+            self.reports = (*self.reports[1 - _REPORTS :], report)
+
+    def _learned(self, passages: list[Passage]) -> Report:
+        report = self._learner.learn(passages)
+        if self._keeping is not None:
+            self._keeping.save(self._learner, report)
+        return report
+
+
+_REPORTS = 1000
+"""So many of the last ones are at hand."""
+
+
+def _teachable(inner: Drafter) -> Teachable:
+    if not isinstance(inner, Teachable):
+        raise DrafterError(
+            f"{inner.__class__.__name__} has nothing that could learn; online wants a draft model or a trained head "
+            "inside, such as online:[draft_model:PATH]."
+        )
+    return inner
+
+
+def build(options: Options, supplies: Supplies) -> Online:
+    """online:[SPEC]"""
+    specs = supplies.paths
+    if len(specs) != 1:
+        raise DrafterError(f"online has one drafter inside, not {len(specs)}: write online:[SPEC].")
+    return Online(options, supplies.drafter(specs[0]))

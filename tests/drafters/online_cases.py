@@ -1,0 +1,70 @@
+"""Tiny targets with drafts that have something to learn, and a stream of prompts."""
+
+from typing import Any
+
+import torch
+
+import heads
+import tiny
+from foredraft.core.drafter import Drafter
+from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
+from foredraft.drafters.eagle1 import Eagle1, Options as Eagle1Options
+from foredraft.drafters.eagle3 import Eagle3Drafter, Options as Eagle3Options
+from foredraft.drafters.hydra import HydraDrafter, Options as HydraOptions
+from foredraft.drafters.medusa import MedusaDrafter, Options as MedusaOptions
+from foredraft.drafters.online import Online, Options
+from foredraft.engine.control import Constant
+from foredraft.engine.generate import Generator
+from foredraft.model.causal import CausalLM
+
+SMALL = {"vocab_size": 32, "spread": 1.2}
+
+
+def target() -> CausalLM:
+    return CausalLM(tiny.build("llama", **SMALL))
+
+
+def draft(strangeness: float = 0.25, name: str = "llama", fast: bool = True) -> CausalLM:
+    """The target, shaken so much that it is often wrong."""
+    model = tiny.build(name, **SMALL)
+    source = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=source) * strangeness * parameter.std())
+    return CausalLM(model, fast=fast)
+
+
+def inner(name: str, served: CausalLM) -> Drafter:
+    """A drafter of each kind that can learn."""
+    if name == "draft_model":
+        return DraftModel(DraftOptions(num_assistant_tokens=4), draft(), served.vocab_size)
+    if name == "eagle1":
+        return Eagle1(Eagle1Options(tree="2x1x1"), heads.eagle(served))
+    if name == "eagle3":
+        return Eagle3Drafter(Eagle3Options(nodes=4, depth=4, top_k=1), heads.eagle3(served))
+    if name == "hydra++":
+        return HydraDrafter(HydraOptions(tree="1x1x1"), heads.hydra(served, prefix=True))
+    return MedusaDrafter(MedusaOptions(tree="1x1x1"), heads.medusa(served))
+
+
+KINDS = ("draft_model", "eagle1", "eagle3", "medusa", "hydra++")
+
+
+def generator(name: str | Drafter, served: CausalLM | None = None, **options: Any) -> tuple[Generator, Online]:
+    """A generator that learns at once, unless told otherwise, and its drafter."""
+    served = served or target()
+    given = {"interval": 8, "background": False, "lr": 3e-3, "batch": 8, "passes": 8, "top_laws": 16, **options}
+    online = Online(Options(**given), inner(name, served) if isinstance(name, str) else name)
+    served.tap(online.needs.hidden_layers)
+    return tiny.generator(served, online, Constant(online.needs.longest)), online
+
+
+def stream(count: int, seed: int = 5) -> list[list[int]]:
+    """Prompts of one kind: few tokens, much repeated."""
+    source = torch.Generator().manual_seed(seed)
+    return [torch.randint(8, (6,), generator=source).tolist() for _ in range(count)]
+
+
+def acceptance(results: list[Any]) -> float:
+    """Tokens a forward of the target."""
+    return sum(len(r.tokens) for r in results) / sum(r.stats.target_forwards for r in results)

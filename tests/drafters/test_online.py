@@ -1,0 +1,412 @@
+"""A drafter that learns: it does learn, what it learns from is what happened, and nothing of it shows in the texts."""
+
+import threading
+from collections.abc import Mapping
+from typing import Any, final
+
+import pytest
+import torch
+from online_cases import KINDS, SMALL, acceptance, draft, generator, inner, stream, target
+from torch import Tensor
+
+import foredraft
+import laws
+import tiny
+from foredraft.core.draft import Draft, Verdict
+from foredraft.core.drafter import Drafter, Plan, StepOut, View
+from foredraft.core.errors import DrafterError, LawError, OptionError
+from foredraft.core.noise import Noise
+from foredraft.core.params import SamplingParams
+from foredraft.core.warp import Warp
+from foredraft.drafters.background import Work
+from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
+from foredraft.drafters.learner import LEAST_PASSAGES, judged
+from foredraft.drafters.online import Online, Options
+from foredraft.drafters.passages import Shelf
+from foredraft.drafters.prompt_lookup import Options as LookupOptions, PromptLookup
+from foredraft.drafters.teachable import Lesson, Passage, Teachable, Trainee
+from foredraft.engine.control import Constant
+from foredraft.engine.reference import reference
+from foredraft.model.causal import CausalLM
+
+NEW = 12
+
+
+def weights(online: Online) -> dict[str, Tensor]:
+    """What the copy has."""
+    return {name: weight.detach().clone() for name, weight in online._trainee.shadow.named_parameters()}
+
+
+def same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
+    return all(torch.equal(a[name], b[name]) for name in a)
+
+
+# It learns.
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_acceptance_rises_and_stays_up(name: str):
+    sampled = name in ("draft_model", "eagle1")  # these draw from q, the others pick
+    g, online = generator(name)
+    prompts, lengths = stream(48), []
+    for begin in range(0, 48, 8):
+        results = g.generate(prompts[begin : begin + 8], max_new_tokens=24, temperature=float(sampled), seed=begin)
+        lengths.append(acceptance(results))
+    frozen = tiny.generator(g.engine.target, inner(name, g.engine.target), g.engine.controller)
+    rest = [frozen.generate(prompts[b : b + 8], max_new_tokens=24, temperature=float(sampled)) for b in (32, 40)]
+    assert [report.outcome for report in online.reports] == ["learned"] * 6
+    overlaps = [report.acceptance for report in online.reports]
+    assert min(overlaps[2:]) > overlaps[0] + 0.02, "every later version is better than none"
+    assert sum(lengths[4:]) / 2 > 1.05 * sum(map(acceptance, rest)) / 2
+
+
+@pytest.mark.parametrize("options", [{"loss": "reverse_kl"}, {"loss": "jsd", "jsd_weight": 0.3}, {"learn": "rejected"}])
+def test_every_loss_and_source_teaches(options: dict[str, Any]):
+    g, online = generator("draft_model", **options)
+    for begin in range(0, 32, 8):
+        g.generate(stream(32)[begin : begin + 8], max_new_tokens=NEW, temperature=1.0, seed=begin)
+    assert online.reports[-1].acceptance > online.reports[0].acceptance + 0.03
+
+
+def test_the_same_stream_teaches_the_same():
+    runs = []
+    for _ in range(2):
+        g, online = generator("draft_model", passes=2)
+        for begin in (0, 8):
+            g.generate(stream(16)[begin : begin + 8], max_new_tokens=NEW, temperature=1.0, seed=begin)
+        runs.append((weights(online), online.reports))
+    assert same(runs[0][0], runs[1][0]) and runs[0][1] == runs[1][1]
+
+
+# What it learns from.
+
+
+def passages(name: str, **options: Any) -> tuple[list[Passage], Online, list[list[int]]]:
+    """Those of a ragged batch of which rows come and go, the drafter, and the whole texts."""
+    served = target()
+    online = Online(Options(**{"interval": 1000, "top_laws": 16, **options}), inner(name, served))
+    served.tap(online.needs.hidden_layers)
+    g = tiny.generator(served, online, Constant(4), max_rows=3)
+    prompts = [[3], [1, 2, 3, 4], *tiny.prompts((9, 21), vocab=32), [5, 6]]
+    results = g.generate(prompts, max_new_tokens=NEW, temperature=1.0, seed=3)
+    texts = [prompt + result.tokens for prompt, result in zip(prompts, results, strict=True)]
+    return online._shelf.take(), online, texts
+
+
+@pytest.mark.parametrize("context", [512, 16])
+@pytest.mark.parametrize("name", KINDS)
+def test_the_laws_and_states_are_those_that_the_target_has_there(name: str, context: int):
+    found, online, texts = passages(name, context=context)
+    model, places = target(), []
+    for passage in found:
+        tokens = passage.tokens.tolist()
+        owners = [(t, i) for t in texts for i in range(len(t)) if t[i : i + len(tokens)] == tokens]
+        assert len(owners) == 1 and len(tokens) <= context + 4
+        text, begin = owners[0]
+        places += [(texts.index(text), begin + place) for place in passage.places.tolist()]
+        logits = model.stock_logits(torch.tensor([text]))[0]
+        wanted = logits[begin + passage.places].softmax(-1)
+        torch.testing.assert_close(passage.p[:, :-1].float(), wanted.topk(16).values, atol=2e-3, rtol=2e-2)
+        torch.testing.assert_close(
+            passage.p[:, :-1].float(), wanted.gather(1, passage.ids.long()), atol=2e-3, rtol=2e-2
+        )
+        read = model.read(torch.tensor([text]), online.needs.hidden_layers)
+        assert set(passage.hidden) == set(read)
+        for tap, states in passage.hidden.items():
+            assert states.shape[0] == len(tokens) - 1, "the last token has not been read"
+            torch.testing.assert_close(
+                states.float(), read[tap][0, begin : begin + len(tokens) - 1], atol=5e-2, rtol=2e-2
+            )
+    every = [
+        (number, place) for number, text in enumerate(texts) for place in range(len(text) - NEW - 1, len(text) - 1)
+    ]
+    assert sorted(places) == every, "every new token has one law, and nothing else has"
+    assert any(bool(passage.refused.any()) for passage in found)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_copy_says_what_the_drafter_drafts(name: str):
+    """At the beginning: the first level's law is the law of a draft's first token, at every place."""
+    found, online, _ = passages(name)
+    lesson = Lesson.of(found, torch.device("cpu"))
+    with torch.no_grad():
+        first = next(online._trainee.say(lesson))
+    said = dict(zip(first.laws.tolist(), first.log_q.exp(), strict=True))
+    served, checked = target(), 0
+    drafter = inner(name, served)
+    for law in list(said)[:: max(1, len(said) // 12)]:
+        text = found[int(lesson.rows[law])].tokens[: int(lesson.places[law]) + 1]
+        taps = drafter.needs.hidden_layers
+        hidden = served.read(text[None, :-1], taps) if taps else {}
+        drafter.admit(0, text[:-1], hidden)
+        view = one_row(text)
+        draft = drafter.propose(view, Plan((1,)))
+        drafter.release(0)
+        token = int(draft.tree.tokens[0, 1])
+        law_ids = lesson.ids[law].tolist()
+        if draft.q is not None:
+            torch.testing.assert_close(said[law][:-1], draft.q[0, 1, lesson.ids[law]], atol=2e-2, rtol=5e-2)
+            checked += 1
+        elif token in law_ids:
+            assert draft.scores is not None
+            chance = float(draft.scores[0, 1].exp())
+            assert float(said[law][law_ids.index(token)]) == pytest.approx(chance, abs=2e-2)
+            checked += 1
+    assert checked > 4
+
+
+def one_row(text: Tensor) -> View:
+    lengths = torch.tensor([len(text)])
+    warp = Warp.of(
+        [SamplingParams(temperature=1.0)],
+        vocab_size=SMALL["vocab_size"],
+        eos_token_ids=[()],
+        prompt_lengths=[len(text)],
+        device="cpu",
+    )
+    return View((0,), text[None], lengths, (len(text),), warp, Noise(torch.tensor([1]), lengths))
+
+
+def test_further_levels_are_about_the_tokens_further_ahead():
+    """A draft model's copy that is the target itself is right everywhere; so is an off-by-one error nowhere hidden."""
+    served = target()
+    online = Online(Options(interval=1000, top_laws=16), DraftModel(DraftOptions(4), target(), served.vocab_size))
+    g = tiny.generator(served, online, Constant(4))
+    g.generate(stream(6), max_new_tokens=NEW, temperature=1.0)
+    found = online._shelf.take()
+    assert not any(passage.refused.any() for passage in found), "a draft that is the target is never turned down"
+    assert online._learner._acceptance(found) == pytest.approx([1.0] * 6, abs=5e-3)
+
+
+def test_what_waits_is_bounded():
+    def passage(laws: int) -> Passage:
+        zeros = torch.zeros(laws, 4)
+        tokens = torch.zeros(laws + 2, dtype=torch.long)
+        return Passage(tokens, {}, tokens[:laws], zeros.int(), zeros.half(), torch.zeros(laws, dtype=torch.bool))
+
+    shelf = Shelf(100, 10**9)
+    for count in (30, 40, 20):
+        shelf.add(passage(count))
+    assert (len(shelf), shelf.laws) == (3, 90)
+    shelf.add(passage(50))
+    assert [p.places.shape[0] for p in shelf.take()] == [20, 50]
+    assert (len(shelf), shelf.laws, shelf.nbytes) == (0, 0, 0)
+    shelf.add(passage(101))
+    assert len(shelf) == shelf.laws == shelf.nbytes == 0
+    shelf = Shelf(10**9, 3 * passage(10).nbytes)
+    for _ in range(10):
+        shelf.add(passage(10))
+    assert len(shelf) == 3 and shelf.nbytes == 3 * passage(10).nbytes
+
+
+def test_a_service_that_never_gets_to_learn_keeps_no_more_than_it_may():
+    g, online = generator("eagle3", interval=10**6, positions=100)
+    for begin in range(0, 32, 8):
+        g.generate(stream(32)[begin : begin + 8], max_new_tokens=NEW)
+        assert online._shelf.laws <= 100
+    assert online._shelf.laws > 50 and not online._notes and not online.reports
+
+
+# What it may not do.
+
+
+@final
+class Spy(Drafter, Teachable):
+    """Passes everything on, and writes down in which order things happen."""
+
+    def __init__(self, drafter: DraftModel) -> None:
+        self._inner, self.needs = drafter, drafter.needs
+        self.events: list[str] = []
+
+    def trainee(self) -> Trainee:
+        made, events = self._inner.trainee(), self.events
+        publish = made.publish
+
+        def noted() -> None:
+            events.append(f"publish in {threading.current_thread().name}")
+            publish()
+
+        made.publish = noted  # type: ignore[method-assign]
+        return made
+
+    def admit(self, row: int, prompt: Tensor, hidden: Mapping[int, Tensor]) -> None:
+        self._inner.admit(row, prompt, hidden)
+
+    def propose(self, view: View, plan: Plan) -> Draft:
+        self.events.append("propose")
+        return self._inner.propose(view, plan)
+
+    def commit(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None:
+        self.events.append("commit")
+        self._inner.commit(view, draft, verdict, out)
+
+    def release(self, row: int) -> None:
+        self._inner.release(row)
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_weights_change_between_two_steps_and_on_the_loops_thread(background: bool):
+    served = target()
+    spy = Spy(DraftModel(DraftOptions(num_assistant_tokens=4), draft(), served.vocab_size))
+    g, online = generator(spy, served, interval=2, background=background, passes=1)
+    prompts = stream(60)
+    expected = [reference(served, prompt, SamplingParams(max_new_tokens=NEW)) for prompt in prompts[:12]]
+    for begin in range(0, 60, 12):
+        results = g.generate(prompts[begin : begin + 12], max_new_tokens=NEW)
+        if not begin:
+            assert [r.tokens for r in results] == expected
+    online.finish()
+    swaps = [event for event in spy.events if event.startswith("publish")]
+    assert len(swaps) >= 2 and set(swaps) == {"publish in MainThread"}
+    for event, following in zip(spy.events, spy.events[1:], strict=False):
+        assert event != "propose" or following == "commit"
+    assert any(a.startswith("publish") and b == "propose" for a, b in zip(spy.events, spy.events[1:], strict=False))
+
+
+@pytest.mark.parametrize("name", ["eagle3", "medusa"])
+def test_texts_of_picked_drafts_do_not_depend_on_what_was_learned(name: str):
+    learning, online = generator(name, interval=3)
+    still, _ = generator(name, interval=10**6)
+    for temperature in (0.0, 1.0):
+        texts = [
+            [r.tokens for r in g.generate(stream(12), max_new_tokens=NEW, temperature=temperature, seed=9)]
+            for g in (learning, still)
+        ]
+        assert texts[0] == texts[1]
+    assert online.version > 3
+
+
+@pytest.mark.slow
+def test_texts_follow_the_law_while_the_draft_learns():
+    """Chi-square of 40,000 texts from a chain, whose draft ranks the tokens in reverse at first and is changed between
+    steps, in the middle of batches."""
+    served, _ = laws.pair()
+    sizes = {"vocab_size": laws.VOCAB, "num_hidden_layers": 1, "max_position_embeddings": 64, **laws.SIZES}
+    own = tiny.build("llama", spread=1.0, tie_word_embeddings=False, **sizes)
+    own.lm_head.weight.data.neg_()
+    drafter = DraftModel(DraftOptions(num_assistant_tokens=2), CausalLM(own), served.vocab_size)
+    options = Options(interval=2000, background=False, lr=3e-3, batch=512, context=16, top_laws=8)
+    online = Online(options, drafter)
+    g = tiny.generator(served, online, Constant(2), max_rows=laws.ROWS)
+    found = laws.sample(g, "temperature", 40_000, seed=77)
+    assert 0 < found.accepted < found.drafted
+    overlaps = [report.acceptance for report in online.reports]
+    assert online.version > 8 and overlaps[-1] > overlaps[0] + 0.2, "or nothing has changed"
+    assert laws.p_value(found.counts, laws.law("temperature")) > 1e-3
+
+
+def test_a_thread_of_its_own_leaves_the_number_of_threads_alone():
+    before = torch.get_num_threads()
+    work: Work[int] = Work(3)
+    work.begin(torch.get_num_threads)
+    work.wait()
+    assert work.take() == 3 and work.idle and work.take() is None
+    later: list[int] = []
+    thread = threading.Thread(target=lambda: later.append(torch.get_num_threads()))
+    thread.start()
+    thread.join()
+    assert torch.get_num_threads() == before == later[0]
+
+
+def test_an_error_while_learning_ends_learning_and_no_text():
+    g, online = generator("draft_model", passes=1)
+
+    def broken(passages: Any) -> Any:
+        raise RuntimeError("out of memory")
+
+    online._learner.learn = broken  # type: ignore[method-assign]
+    with pytest.warns(RuntimeWarning, match="The drafter has stopped learning: out of memory"):
+        first = g.generate(stream(8), max_new_tokens=NEW)
+    again = g.generate(stream(8), max_new_tokens=NEW)
+    assert [r.tokens for r in first] == [r.tokens for r in again] and online.version == 0
+
+
+# A version that is worse does not last.
+
+
+def test_a_judgement_needs_passages_and_more_than_noise():
+    assert judged([-0.5] * (LEAST_PASSAGES - 1)) == "unsure"
+    assert judged([-0.5 - 0.01 * i for i in range(8)]) == "worse"
+    assert judged([0.0] * 8) == judged([0.01, -0.001] * 4) == "as good"
+    assert judged([0.1, -0.12] * 8) == "unsure"
+    source = torch.Generator().manual_seed(0)
+    noise = torch.randn(4000, 8, generator=source)
+    assert sum(judged(row) == "worse" for row in noise.tolist()) < 0.015 * 4000
+
+
+def test_a_bad_version_is_taken_back():
+    g, online = generator("draft_model", passes=2)
+    prompts = stream(64)
+
+    def serve(begin: int) -> float:
+        return acceptance(g.generate(prompts[begin : begin + 8], max_new_tokens=NEW, temperature=1.0, seed=begin))
+
+    before = [serve(0), serve(8), serve(16)]
+    good, version = weights(online), online.version
+    with torch.no_grad():
+        for weight in online._trainee.shadow.parameters():
+            weight.add_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)))
+    online._trainee.publish()
+    bad = serve(24)
+    assert bad < min(before)
+    assert online.reports[-1].outcome == "returned" and online.version == version + 1
+    assert online.reports[-1].acceptance < online.reports[-1].best - 0.1
+    best = weights(online)
+    assert not same(best, good), "the best version that has been judged is one interval older than the last one"
+    assert serve(32) > bad and online.reports[-1].outcome == "learned"
+
+
+@pytest.mark.parametrize("lr", [1e3, 1e20])
+def test_steps_that_lead_nowhere_do_no_lasting_harm(lr: float):
+    g, online = generator("draft_model", lr=lr, passes=2)
+    prompts = stream(40)
+    for begin in range(0, 40, 8):
+        g.generate(prompts[begin : begin + 8], max_new_tokens=NEW, temperature=1.0)
+    outcomes = {report.outcome for report in online.reports}
+    assert outcomes <= {"learned", "returned", "refused"} and outcomes & {"returned", "refused"}
+    assert all(weight.isfinite().all() for weight in online._trainee.shadow.parameters())
+    fresh = dict(draft().plain_copy().named_parameters())
+    assert same(online._learner._best, fresh), "nothing was ever as good as the draft that came"
+
+
+# What cannot be.
+
+
+def test_what_cannot_learn_is_refused():
+    with pytest.raises(DrafterError, match="PromptLookup has nothing that could learn; online wants a draft model"):
+        Online(Options(), PromptLookup(LookupOptions()))
+    with pytest.raises(DrafterError, match="has nothing that could learn"):
+        foredraft.load("sample", "online:prompt_lookup")
+    with pytest.raises(DrafterError, match="online needs a draft model or a trained head inside"):
+        foredraft.load("sample", "online")
+    with pytest.raises(DrafterError, match="online has one drafter inside, not 2"):
+        foredraft.load("sample", "online:draft_model+eagle3")
+    with pytest.raises(OptionError, match="Unknown drafter 'draft'"):
+        foredraft.load("sample", "online:draft")
+
+
+WRONG: list[dict[str, Any]] = [
+    *[{name: 0} for name in ("interval", "passes", "batch", "top_laws", "positions", "megabytes", "threads")],
+    *[{"lr": 0.0}, {"jsd_weight": 1.0}, {"context": 8}, {"interval_positions": -1}],
+    *[{"loss": "kl"}, {"learn": "some"}],
+]
+
+
+@pytest.mark.parametrize("options", WRONG)
+def test_options_out_of_range(options: dict[str, Any]):
+    with pytest.raises(OptionError, match=next(iter(options))):
+        Options(**options)
+
+
+def test_a_verifier_is_held_against_the_drafter_inside():
+    with pytest.raises(LawError, match="would not be lossless for a 'fixed' draft"):
+        foredraft.load("sample", "online:eagle3", verifier="block")
+    g = foredraft.load("sample", "online:[draft_model:sample-draft,num_assistant_tokens=3],lr=1e-5", verifier="block")
+    assert g.engine.drafter.needs.max_nodes == 3
+    g.close()
+
+
+def test_after_so_many_positions_an_update_begins_too():
+    g, online = generator("draft_model", interval=10**6, interval_positions=40, passes=1)
+    g.generate(stream(10), max_new_tokens=NEW)
+    assert [report.laws for report in online.reports] == [4 * NEW, 4 * NEW] and online._shelf.laws == 2 * NEW
