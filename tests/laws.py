@@ -105,7 +105,7 @@ PARTIAL: dict[str, Callable[[CausalLM, CausalLM, cache.SlotCache], Drafter]] = {
 
 
 def model_part(model: CausalLM, tokens: int) -> Part:
-    return Part(DraftModel(DraftOptions(num_assistant_tokens=tokens), model, VOCAB))
+    return Part(DraftModel(DraftOptions(num_assistant_tokens=tokens), model, VOCAB), draws=True)
 
 
 def over(middle: CausalLM, part: Part) -> Cascade:
@@ -114,14 +114,14 @@ def over(middle: CausalLM, part: Part) -> Cascade:
 
 
 def lookup_part() -> Part:
-    return Part(MaxGram(MaxGramOptions(num_assistant_tokens=1), VOCAB))
+    return Part(MaxGram(MaxGramOptions(num_assistant_tokens=1), VOCAB), draws=False)
 
 
 NESTED: dict[str, Callable[[CausalLM, CausalLM], Drafter]] = {
     "cascade": lambda target, draft: over(draft, model_part(target, 1)),
     "cascade lookup": lambda target, draft: over(draft, lookup_part()),
-    "cascade cascade": lambda target, draft: over(draft, Part(over(target, model_part(draft, 1)))),
-    "relay": lambda target, draft: Relay(RelayOptions(), [model_part(draft, 1), lookup_part()]),
+    "cascade cascade": lambda target, draft: over(draft, Part(over(target, model_part(draft, 1)), draws=True)),
+    "relay": lambda target, draft: Relay(RelayOptions(), [model_part(draft, 1), lookup_part()], VOCAB),
     "max_gram": lambda target, draft: MaxGram(MaxGramOptions(num_assistant_tokens=2, bigrams=True), VOCAB),
 }
 """Drafters made of drafters, and what stands at their bottom."""

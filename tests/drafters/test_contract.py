@@ -121,12 +121,12 @@ def with_vocabulary(drafter: Any, options: Any, target: CausalLM, draft: CausalL
     return drafter(options, target.vocab_size)
 
 
-def max_gram(target: CausalLM, bigrams: bool = False) -> MaxGram:
-    return MaxGram(find("max_gram")[1](num_assistant_tokens=2, bigrams=bigrams), target.vocab_size)
+def copying(target: CausalLM, tokens: int = 2) -> Part:
+    return Part(MaxGram(find("max_gram")[1](num_assistant_tokens=tokens), target.vocab_size), draws=False)
 
 
 def model_part(model: CausalLM, target: CausalLM, tokens: int) -> Part:
-    return Part(DraftModel(find("draft_model")[1](num_assistant_tokens=tokens), model, target.vocab_size))
+    return Part(DraftModel(find("draft_model")[1](num_assistant_tokens=tokens), model, target.vocab_size), draws=True)
 
 
 def over(drafter: Any, options: Any, middle: CausalLM, part: Part) -> Cascade:
@@ -134,12 +134,14 @@ def over(drafter: Any, options: Any, middle: CausalLM, part: Part) -> Cascade:
     return drafter(options, middle, part, middle.new_cache(), middle.vocab_size)
 
 
-def small_cascade(middle: CausalLM, target: CausalLM) -> Cascade:
-    return over(Cascade, find("cascade")[1](num_assistant_tokens=2), middle, model_part(target, target, 2))
+def small_cascade(middle: CausalLM, target: CausalLM) -> Part:
+    options = find("cascade")[1](num_assistant_tokens=2)
+    return Part(over(Cascade, options, middle, model_part(target, target, 2)), draws=True)
 
 
-def small_relay(draft: CausalLM, target: CausalLM) -> Relay:
-    return Relay(find("relay")[1](), [model_part(draft, target, 2), Part(max_gram(target))])
+def small_relay(draft: CausalLM, target: CausalLM) -> Part:
+    parts = [model_part(draft, target, 2), copying(target)]
+    return Part(Relay(find("relay")[1](), parts, target.vocab_size), draws=True)
 
 
 SMALL = {"nodes": 9, "depth": 3, "top_k": 3}
@@ -198,11 +200,11 @@ VARIANTS = {
     "draft_model window": Variant("draft_model", {"num_assistant_tokens": 3, "window": 16}, with_model),
     "max_gram": Variant("max_gram", {"num_assistant_tokens": 4}, with_vocabulary),
     "max_gram bigrams": Variant("max_gram", {"bigrams": True}, with_vocabulary),
-    "relay": Variant("relay", {}, lambda d, o, t, m: d(o, [model_part(m, t, 2), Part(max_gram(t))])),
+    "relay": Variant("relay", {}, lambda d, o, t, m: d(o, [model_part(m, t, 2), copying(t)], t.vocab_size)),
     "cascade": Variant("cascade", {"num_assistant_tokens": 4}, lambda d, o, t, m: over(d, o, m, model_part(t, t, 2))),
-    "cascade relay": Variant("cascade", {}, lambda d, o, t, m: over(d, o, m, Part(small_relay(m, t)))),
-    "relay cascade": Variant("relay", {}, lambda d, o, t, m: d(o, [Part(max_gram(t)), Part(small_cascade(m, t))])),
-    "cascade cascade": Variant("cascade", {}, lambda d, o, t, m: over(d, o, m, Part(small_cascade(m, t)))),
+    "cascade relay": Variant("cascade", {}, lambda d, o, t, m: over(d, o, m, small_relay(m, t))),
+    "relay cascade": Variant("relay", {}, lambda d, o, t, m: d(o, [copying(t, 1), small_cascade(m, t)], t.vocab_size)),
+    "cascade cascade": Variant("cascade", {}, lambda d, o, t, m: over(d, o, m, small_cascade(m, t))),
     "online": Variant("online", {"interval": 10**6}, lambda d, o, t, m: d(o, learner(t, m))),
     "online tree": Variant("online", {"interval": 10**6}, lambda d, o, t, m: d(o, learner(t, m, (3, 2)))),
     "online eagle3": Variant("online", {"interval": 10**6}, lambda d, o, t, _: d(o, learning_head(t))),

@@ -45,15 +45,19 @@ def view_of(texts: list[list[int]], temperature: float = 0.0) -> View:
 
 def model_part(tokens: int, confidence: float = 0.0) -> Part:
     model = CausalLM(tiny.build("llama", vocab_size=VOCAB))
-    return Part(DraftModel(DraftOptions(num_assistant_tokens=tokens), model, VOCAB), confidence)
+    return Part(DraftModel(DraftOptions(num_assistant_tokens=tokens), model, VOCAB), True, confidence)
 
 
 def max_gram(tokens: int) -> Part:
-    return Part(MaxGram(MaxGramOptions(num_assistant_tokens=tokens), VOCAB))
+    return Part(MaxGram(MaxGramOptions(num_assistant_tokens=tokens), VOCAB), draws=False)
 
 
-def lookup(tokens: int) -> PromptLookup:
-    return PromptLookup(LookupOptions(prompt_lookup_num_tokens=tokens))
+def lookup(tokens: int, **options: int) -> Part:
+    return Part(PromptLookup(LookupOptions(prompt_lookup_num_tokens=tokens, **options)), draws=False)
+
+
+def relay(*parts: Part, vocab: int = VOCAB) -> Relay:
+    return Relay(Options(), parts, vocab)
 
 
 def admitted(relay: Relay, texts: list[list[int]]) -> Relay:
@@ -72,7 +76,7 @@ def test_drafts_of_mixed_sources_are_exact(picks: tuple[bool, bool], rule: str, 
 
     def make(chances: Chances) -> Rewindable:
         first, second = TableDrafter(SMALL, 2, chances, picks[0]), TableDrafter(SMALLER, 1, chances, picks[1])
-        return Relay(Options(), [Part(first), Part(second)])
+        return Relay(Options(), [Part(first, not picks[0]), Part(second, not picks[1])], 3)
 
     nested = enumerated(make, 3, 3, monkeypatch)
     tokens = nested.draft.tree.tokens
@@ -87,8 +91,7 @@ def test_drafts_of_mixed_sources_are_exact(picks: tuple[bool, bool], rule: str, 
 
 def test_each_goes_on_from_what_was_drafted_before_it():
     texts = [[1, 2, 3, 4, 5, 1, 2, 3], [7, 8], [6, 9, 6, 9, 6]]
-    relay = admitted(Relay(Options(), [Part(lookup(2)), max_gram(3)]), texts)
-    draft = relay.propose(view_of(texts), Plan((5, 5, 3)))
+    draft = admitted(relay(lookup(2), max_gram(3)), texts).propose(view_of(texts), Plan((5, 5, 3)))
     assert draft.law is Law.FIXED and draft.q is None and draft.tree.linear
     found = [t[v][1:].tolist() for t, v in zip(draft.tree.tokens, draft.tree.valid, strict=True)]
     assert found == [[4, 5, 1, 2, 3], [8], [9, 6, 9]]
@@ -99,10 +102,10 @@ def test_the_second_is_told_what_the_first_has_drafted(temperature: float):
     """Its tokens and laws are those that it drafts alone for the longer text."""
     texts = tiny.prompts((3, 9, 5), vocab=VOCAB)
     parts = [model_part(2), model_part(3)]
-    relay = admitted(Relay(Options(), parts), texts)
+    both = admitted(relay(*parts), texts)
     view = view_of(texts, temperature)
     for _ in range(2):  # the second time everything has been taken back once
-        draft = relay.propose(view, Plan((5, 5, 5)))
+        draft = both.propose(view, Plan((5, 5, 5)))
         assert bool(draft.tree.valid.all()) and draft.tree.tokens.shape[1] == 6
         assert draft.law is (Law.CHAIN if temperature else Law.FIXED)
         other = model_part(3).drafter
@@ -127,9 +130,9 @@ def test_no_number_is_used_twice_by_two_drafters_or_two_steps():
     torch.nn.init.zeros_(flat.lm_head.weight)
     model = CausalLM(flat, verify=False)
     texts = [[1, 2]] * 600
-    relay = Relay(Options(), [Part(DraftModel(DraftOptions(2), model, VOCAB)) for _ in range(2)])
-    first = admitted(relay, texts).propose(view_of(texts, 1.0), Plan((4,) * 600)).tree.tokens
-    second = relay.propose(view_of([[1, 2, 3, 4]] * 600, 1.0), Plan((4,) * 600)).tree.tokens
+    both = relay(*(Part(DraftModel(DraftOptions(2), model, VOCAB), draws=True) for _ in range(2)))
+    first = admitted(both, texts).propose(view_of(texts, 1.0), Plan((4,) * 600)).tree.tokens
+    second = both.propose(view_of([[1, 2, 3, 4]] * 600, 1.0), Plan((4,) * 600)).tree.tokens
     for a in range(1, 5):
         for b in range(1, 5):
             same = float((first[:, a] == second[:, b]).double().mean())
@@ -138,7 +141,7 @@ def test_no_number_is_used_twice_by_two_drafters_or_two_steps():
 
 def test_an_unsure_token_ends_the_first_leg_and_the_next_goes_on():
     texts = tiny.prompts((5, 5, 5, 5), vocab=VOCAB)
-    unsure = Relay(Options(), [model_part(3, confidence=1.1), max_gram(2)])
+    unsure = relay(model_part(3, confidence=1.1), max_gram(2))
     draft = admitted(unsure, texts).propose(view_of(texts, 1.0), Plan((4,) * 4))
     assert draft.q is not None
     certain = (draft.q == 1).any(-1) & draft.tree.valid
@@ -147,34 +150,35 @@ def test_an_unsure_token_ends_the_first_leg_and_the_next_goes_on():
 
 def test_where_one_drafts_nothing_the_next_goes_on_from_the_text():
     model = CausalLM(tiny.build("llama", vocab_size=VOCAB, max_position_embeddings=16))
-    short = Part(DraftModel(DraftOptions(num_assistant_tokens=2), model, VOCAB))
+    short = Part(DraftModel(DraftOptions(num_assistant_tokens=2), model, VOCAB), draws=True)
     texts = [[1, 2, 3, 4] * 4, [5, 6] * 8]  # as long as the model's context
-    draft = admitted(Relay(Options(), [short, max_gram(3)]), texts).propose(view_of(texts, 1.0), Plan((5, 2)))
-    assert draft.law is Law.FIXED
+    draft = admitted(relay(short, max_gram(3)), texts).propose(view_of(texts, 1.0), Plan((5, 2)))
+    # picked, all of them, but in another batch there might be drawn ones beside them, and the rule must be the same
+    assert draft.law is Law.CHAIN and draft.q is not None
+    assert torch.equal(draft.q[:, 1:].argmax(-1), draft.tree.tokens[:, 1:]) and bool((draft.q.sum(-1) == 1).all())
     assert [t[v][1:].tolist() for t, v in zip(draft.tree.tokens, draft.tree.valid, strict=True)] == [[1, 2, 3], [5, 6]]
 
 
 def test_the_target_as_first_drafter_is_accepted_whole():
     target = CausalLM(tiny.build("llama"))
     first = DraftModel(DraftOptions(num_assistant_tokens=3), target, target.vocab_size)
-    relay = Relay(Options(), [Part(first), Part(MaxGram(MaxGramOptions(num_assistant_tokens=2), target.vocab_size))])
-    assert relay.needs.max_nodes == 5
-    result = tiny.generator(target, relay, Constant(5)).generate(tiny.prompts((9,))[0], max_new_tokens=24)
+    copying = MaxGram(MaxGramOptions(num_assistant_tokens=2), target.vocab_size)
+    both = relay(Part(first, draws=True), Part(copying, draws=False), vocab=target.vocab_size)
+    assert both.needs.max_nodes == 5
+    result = tiny.generator(target, both, Constant(5)).generate(tiny.prompts((9,))[0], max_new_tokens=24)
     assert result.stats.accepted >= 3 * (result.stats.target_forwards - 2)
 
 
 def test_what_cannot_be_a_relay_is_refused():
-    part = Part(lookup(2))
+    learning = Part(MaxGram(MaxGramOptions(bigrams=True), VOCAB), draws=False)
     with pytest.raises(DrafterError, match="two drafters or more"):
-        Relay(Options(), [part])
+        relay(lookup(2))
     with pytest.raises(DrafterError, match="trees"):
-        Relay(Options(), [part, Part(PromptLookup(LookupOptions(continuations=2)))])
+        relay(lookup(2), lookup(2, continuations=2))
     with pytest.raises(DrafterError, match="nothing"):
-        Relay(Options(), [part, Part(NoDrafter())])
+        relay(lookup(2), Part(NoDrafter(), draws=False))
+    with pytest.raises(DrafterError, match="without bigrams"):
+        relay(model_part(2), learning)
+    assert relay(lookup(2), learning).learns
     with pytest.raises(OptionError, match="1 or more"):
         Options(num_assistant_tokens=0)
-    relay = Relay(Options(), [model_part(2), Part(MaxGram(MaxGramOptions(bigrams=True), VOCAB))])
-    text = tiny.prompts((5,), vocab=VOCAB)
-    admitted(relay, text).propose(view_of(text), Plan((4,)))  # greedy: nothing is drawn
-    with pytest.raises(DrafterError, match="without bigrams"):
-        relay.propose(view_of(text, 1.0), Plan((4,)))

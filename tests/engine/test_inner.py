@@ -37,7 +37,7 @@ def cascade(middle: Table, drafter: Rewindable, length: int, rule: str | None = 
     """A cascade over a table; the rule inside may be one that no option names."""
     model = TableLM(middle)
     cache, vocabulary = model.new_cache(), model.vocab_size
-    made = Cascade(Options(num_assistant_tokens=LONG), model, Part(drafter), cache, vocabulary)
+    made = Cascade(Options(num_assistant_tokens=LONG), model, Part(drafter, draws=True), cache, vocabulary)
     made._loop = InnerLoop(Inner(model, drafter, cache, length), vocabulary, rule=rule)
     return made
 

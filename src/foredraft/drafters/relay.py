@@ -48,19 +48,32 @@ class Leg(NamedTuple):
     starts: list[int]
     counts: list[int]
 
+    def places(self, device: torch.device) -> tuple[Tensor, ...]:
+        """Row, node in this leg's draft, and node in the whole draft, of each token."""
+        found = [
+            (b, 1 + i, start + i)
+            for b, (start, count) in enumerate(zip(self.starts, self.counts, strict=True))
+            for i in range(count)
+        ]
+        return torch.tensor(found, dtype=torch.long, device=device).view(-1, 3).unbind(1)
+
 
 @final
 class Relay(Rewindable):
     """Hands the draft on from drafter to drafter.
 
+    Where any of them draws, a draft for sampled rows is a ``CHAIN``, even if all its tokens were picked this time:
+    what others of the batch have drafted must not decide by which rule a row is judged.
+
     Args:
         parts: in this order. Each drafts chains.
+        vocab_size: V, how wide laws are.
 
     Raises:
-        DrafterError: a drafter drafts trees, wants hidden states, or cannot take a text back.
+        DrafterError: a drafter drafts trees, or wants hidden states; or one draws, and another learns from other texts.
     """
 
-    def __init__(self, options: Options, parts: Sequence[Part]) -> None:
+    def __init__(self, options: Options, parts: Sequence[Part], vocab_size: int) -> None:
         if len(parts) < 2:
             raise DrafterError("relay is made of two drafters or more: write relay:[draft_model:PATH]+[max_gram].")
         for part in parts:
@@ -69,6 +82,13 @@ class Relay(Rewindable):
         self._parts = tuple(parts)
         self.needs = Needs(max_nodes=min(together, options.num_assistant_tokens or together))
         self.learns = any(part.drafter.learns for part in parts)
+        self._draws = any(part.draws for part in parts)
+        self._vocab_size = vocab_size
+        if self._draws and self.learns:
+            raise DrafterError(
+                "What is drawn in a relay decides what is said, so no drafter in it may learn from other texts: "
+                "write max_gram without bigrams."
+            )
 
     def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
         for part in self._parts:
@@ -87,7 +107,7 @@ class Relay(Rewindable):
             # a drafter may come by the same place again in a later step, and another may have drafted there before
             ahead = replace(ahead, noise=replace(ahead.noise, seeds=view.noise.nested(number).seeds))
             mine = Plan(tuple(min(most, longest) for most in left), part.confidence)
-            leg = self._leg(part, ahead, mine, starts)
+            leg = _leg(part, ahead, mine, starts)
             legs.append(leg)
             left = [most - count for most, count in zip(left, leg.counts, strict=True)]
             starts = [start + count for start, count in zip(starts, leg.counts, strict=True)]
@@ -95,7 +115,10 @@ class Relay(Rewindable):
         for part in self._parts[1:]:
             for row, extent in zip(view.rows, view.extents, strict=True):
                 part.drafter.rewind(row, extent)
-        return _joined(view, legs, starts)
+        tree = _joined(view, legs, starts)
+        if view.warp.greedy or not self._draws:
+            return Draft(tree, Law.FIXED)
+        return Draft(tree, Law.CHAIN, self._laws(tree, legs))
 
     def commit(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None:
         for part in self._parts:
@@ -109,15 +132,15 @@ class Relay(Rewindable):
         for part in self._parts:
             part.drafter.release(row)
 
-    def _leg(self, part: Part, view: View, plan: Plan, starts: list[int]) -> Leg:
-        draft = part.drafter.propose(view, plan)
-        if draft.law is not Law.FIXED and self.learns:
-            raise DrafterError(
-                "What is drawn in a relay decides what is said, so no drafter in it may learn from other texts: "
-                "write max_gram without bigrams."
-            )
-        counts = (draft.tree.valid.sum(1) - 1).tolist()  # the next drafter's text has to be known on the host
-        return Leg(draft, starts, [min(count, most) for count, most in zip(counts, plan.lengths, strict=True)])
+    def _laws(self, tree: TokenTree, legs: Sequence[Leg]) -> Float[Tensor, "B N V"]:
+        """What each token was drawn from; of a picked one, the law that says just it."""
+        drawn = [(leg, leg.draft.q) for leg in legs if leg.draft.q is not None]
+        dtype = drawn[0][1].dtype if drawn else torch.float32
+        q = torch.nn.functional.one_hot(tree.tokens, self._vocab_size).to(dtype)
+        for leg, laws in drawn:
+            row, source, target = leg.places(tree.tokens.device)
+            q[row, target] = laws[row, source]
+        return q
 
 
 def _check(part: Part) -> None:
@@ -129,33 +152,22 @@ def _check(part: Part) -> None:
         raise DrafterError(f"{name} cannot stand inside relay: it reads the target's hidden states.")
 
 
-def _joined(view: View, legs: Sequence[Leg], ends: Sequence[int]) -> Draft:
-    """One chain of all legs. A picked token among drawn ones has the law that says just it."""
-    width = max(ends)
-    device = view.lengths.device
-    tokens = torch.nn.functional.pad(view.roots[:, None], (0, width - 1))
-    laws = [leg.draft.q for leg in legs if leg.draft.q is not None]
-    q = laws[0].new_zeros(len(ends), width, laws[0].shape[-1]) if laws else None
+def _leg(part: Part, view: View, plan: Plan, starts: list[int]) -> Leg:
+    draft = part.drafter.propose(view, plan)
+    counts = (draft.tree.valid.sum(1) - 1).tolist()  # the next drafter's text has to be known on the host
+    return Leg(draft, starts, [min(count, most) for count, most in zip(counts, plan.lengths, strict=True)])
+
+
+def _joined(view: View, legs: Sequence[Leg], ends: Sequence[int]) -> TokenTree:
+    """One chain of all legs."""
+    tokens = torch.nn.functional.pad(view.roots[:, None], (0, max(ends) - 1))
     for leg in legs:
-        places = [
-            (b, 1 + i, start + i)
-            for b, (start, count) in enumerate(zip(leg.starts, leg.counts, strict=True))
-            for i in range(count)
-        ]
-        if not places:
-            continue
-        row, source, target = torch.tensor(places, device=device).unbind(1)
-        said = leg.draft.tree.tokens[row, source]
-        tokens[row, target] = said
-        if q is not None and leg.draft.q is not None:
-            q[row, target] = leg.draft.q[row, source]
-        elif q is not None:
-            q[row, target, said] = 1.0
-    tree = TokenTree.chain(tokens, torch.tensor(list(ends), device=device))
-    return Draft(tree, Law.FIXED if q is None else Law.CHAIN, q)
+        row, source, target = leg.places(tokens.device)
+        tokens[row, target] = leg.draft.tree.tokens[row, source]
+    return TokenTree.chain(tokens, torch.tensor(list(ends), device=tokens.device))
 
 
 def build(options: Options, supplies: Supplies) -> Relay:
     """relay:[DRAFTER]+[DRAFTER]"""
     specs = supplies.paths if supplies.place.path is not None else []
-    return Relay(options, [supplies.part(spec) for spec in specs])
+    return Relay(options, [supplies.part(spec) for spec in specs], supplies.place.vocab_size)

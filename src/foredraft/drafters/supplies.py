@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from foredraft.core.draft import Law
 from foredraft.core.drafter import Drafter, Rewindable
 from foredraft.core.errors import DrafterError
 from foredraft.core.options import entries
@@ -39,9 +40,14 @@ class Place:
 
 
 class Part(NamedTuple):
-    """A drafter inside another. ``confidence`` is its assistant_confidence_threshold, if it has one; see ``Plan``."""
+    """A drafter inside another.
+
+    ``draws``: for sampled rows it draws its tokens, rather than pick them. ``confidence`` is its
+    assistant_confidence_threshold, if it has one; see ``Plan``.
+    """
 
     drafter: Rewindable
+    draws: bool
     confidence: float = 0.0
 
 
@@ -83,7 +89,8 @@ class Supplies(ABC):
             )
         drafter = self.drafter(spec, target, cache)
         assert isinstance(drafter, Rewindable)
-        return Part(drafter, getattr(named.options, "assistant_confidence_threshold", 0.0))
+        confidence = getattr(named.options, "assistant_confidence_threshold", 0.0)
+        return Part(drafter, named.options.law is not Law.FIXED, confidence)
 
     @abstractmethod
     def model(self, path: str) -> CausalLM:
