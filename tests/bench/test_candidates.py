@@ -148,3 +148,11 @@ def test_what_cannot_be_is_an_error(spec: str, sentence: str):
     with pytest.raises(OptionError) as error:
         families(spec, ALONE)
     assert sentence in str(error.value)
+
+
+def test_a_file_beside_us_is_found_from_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As a folder is; the choice of tune may be read anywhere."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "skips.json").write_text("{}")
+    ((found,),) = [family.candidates[:1] for family in families("layer_skip:skips.json", ALONE)]
+    assert Spec.parse(found.spec).path == str(tmp_path / "skips.json")

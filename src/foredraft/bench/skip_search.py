@@ -100,7 +100,7 @@ def _one_after_another(parts: list[Part], bench: _Bench) -> None:
 
 
 def _exchange(parts: list[Part], bench: _Bench, chance: random.Random) -> None:
-    """Climb from the best: one part or two change sides; of what is no worse, the search goes on from there."""
+    """Climb from the best: one part or two change sides, and from what is better the search goes on."""
     fruitless = 0
     while not bench.full and fruitless < 20 * len(parts):
         assert bench.best is not None
