@@ -148,7 +148,8 @@ class PartialLM(SlotLM):
 
     def rewind(self, row: int, length: int) -> None:
         """Only the first so many tokens of a text stand."""
-        if length < self.left_out(row) + self._selection.budget:  # it may have lost some that were kept
+        left = self.left_out(row)
+        if left and length < left + self._selection.budget:  # it may have lost some that were kept
             self.forget(row)
         elif row in self._copied:
             self._copied[row] = min(self._copied[row], length)
