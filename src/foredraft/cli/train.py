@@ -132,7 +132,7 @@ def command(
     small: Small,
     loop: LoopOptions,
 ) -> None:
-    """Train a draft head or a small draft model for a target, on your text or on the target's own.
+    """Train a draft head or a draft model for a target, on your text or on its own.
 
     Heads: eagle, eagle3, medusa, medusa2, hydra, hydra++, blockwise. Whole models: draft distils one from the target,
     prune cuts one out of a larger model first, boost distils several in turn, each where those before it are wrong, on
