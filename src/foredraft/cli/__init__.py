@@ -15,7 +15,7 @@ COMMANDS = {
     "generate": "Continue a prompt; the text streams to the screen.",
     "chat": "Talk with a model: its chat template, and the whole conversation each turn.",
     "demo": "Plain decoding and speculation side by side, with the bundled models.",
-    "train": "Train a draft head or a small draft model for a target, on your text or on the target's own.",
+    "train": "Train a draft head or a draft model for a target, on your text or on its own.",
     "inspect": "What a trained draft head is: method, format, shape, and the target that it needs.",
     "export": "Write a draft head in another format, for vLLM, SGLang or the code that it comes from.",
     "bench": "How fast is it here? Any drafters on any prompts, side by side.",

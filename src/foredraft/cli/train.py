@@ -47,6 +47,30 @@ class Source:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Small:
+    """What a whole draft model begins as."""
+
+    draft: tuple[str, ...] = field(
+        default=(),
+        metadata={
+            "help": "For draft, prune and boost: the model to begin with. Repeat for boost; prune cuts the target "
+            "unless told otherwise."
+        },
+    )
+    shape: str | None = field(
+        default=None,
+        metadata={
+            "help": "For prune: layers, hidden, intermediate, heads, kv_heads, as in layers=2,hidden=256. What is left "
+            "out stays."
+        },
+    )
+
+    @property
+    def cut(self) -> Shape | None:
+        return Shape.parse(self.shape) if self.shape is not None else None
+
+
 _LOOP = {
     "tokens": "Tokens of text to read in all.",
     "length": "Tokens of each text.",
@@ -81,6 +105,7 @@ _NAMES = (*RECIPES, *DRAFTS)
 @flags(
     source=Group(Source, "Data"),
     head=Group(HeadShape, "Head", help=_SHAPE),
+    small=Group(Small, "Draft model"),
     loop=Group(LoopOptions, "Training", help=_LOOP),
 )
 def command(
@@ -98,33 +123,16 @@ def command(
             "--recipe", help="An option of the recipe, such as loss=lk or steps=7. Repeat.", show_default=False
         ),
     ] = None,
-    draft: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--draft",
-            help="For draft, prune and boost: the small model to begin with. Repeat for boost; prune cuts the target "
-            "itself unless told otherwise.",
-            show_default=False,
-        ),
-    ] = None,
-    shape: Annotated[
-        str | None,
-        typer.Option(
-            "--shape",
-            help="For prune: layers, hidden, intermediate, heads, kv_heads, as in layers=2,hidden=256. "
-            "What is left out stays.",
-            show_default=False,
-        ),
-    ] = None,
-    *,
     device: Annotated[
         str | None, typer.Option(help="cpu, to stay off a GPU that there is.", show_default=False)
     ] = None,
+    *,
     source: Source,
     head: HeadShape,
+    small: Small,
     loop: LoopOptions,
 ) -> None:
-    """Train a draft head or a small draft model for a target, on your text or on the target's own.
+    """Train a draft head or a draft model for a target, on your text or on its own.
 
     Heads: eagle, eagle3, medusa, medusa2, hydra, hydra++, blockwise. Whole models: draft distils one from the target,
     prune cuts one out of a larger model first, boost distils several in turn, each where those before it are wrong, on
@@ -138,8 +146,7 @@ def command(
         raise OptionError("There is nothing to learn from: give --data FILE.")
     kind = RECIPES[method].options if method in RECIPES else DRAFTS[method].options
     options = read_options(kind, f"the recipe {method}", read_pairs(recipe or ()))
-    drafts, cut = tuple(draft or ()), Shape.parse(shape) if shape is not None else None
-    _check_parts(method, head, drafts, cut)
+    _check_parts(method, head, small)
     Path(out).mkdir(parents=True, exist_ok=True)
     sources = source.data
     if source.regenerate or method == "boost":
@@ -152,7 +159,7 @@ def command(
             if method in RECIPES:
                 made = [run(method, model, out, data, shape=head, **common)]
             else:
-                made = run_drafts(method, model, out, data, drafts=drafts, shape=cut, **common)
+                made = run_drafts(method, model, out, data, drafts=small.draft, shape=small.cut, **common)
         except KeyboardInterrupt:
             raise Interrupted(
                 f"Interrupted at step {progress.step}; the same command goes on from the last checkpoint."
@@ -160,15 +167,15 @@ def command(
     errors().print(_use(method, made), style="dim", soft_wrap=True)
 
 
-def _check_parts(method: str, head: HeadShape, drafts: tuple[str, ...], cut: Shape | None) -> None:
+def _check_parts(method: str, head: HeadShape, small: Small) -> None:
     """Refuse flags that say nothing to this recipe."""
     if method in DRAFTS:
-        check_parts(method, drafts, cut)
-        odd = [each.name for each in fields(head) if getattr(head, each.name) != getattr(HeadShape(), each.name)]
-    else:
-        odd = [name for name, given in (("draft", drafts), ("shape", cut)) if given]
-    if odd:
-        raise OptionError(f"{method} has no --{odd[0].replace('_', '-')}.")
+        check_parts(method, small.draft, small.cut)
+    odd: Any = head if method in DRAFTS else small
+    usual = odd.__class__()
+    for each in fields(odd):
+        if getattr(odd, each.name) != getattr(usual, each.name):
+            raise OptionError(f"{method} has no --{each.name.replace('_', '-')}.")
 
 
 def _use(method: str, made: list[Path]) -> str:

@@ -86,8 +86,8 @@ class Teacher:
         taught, learned = self._rows(lesson, states)
         size = self._options.rows
         pairs = zip(taught.split(size), learned.split(size), strict=True)
-        same = [self._head(p).argmax(-1) == head(q).argmax(-1) for p, q in pairs]
-        return torch.cat(same).view(lesson.tokens.shape[0], -1)
+        laws = (self._logits(p, q, head) for p, q in pairs)
+        return torch.cat([p.argmax(-1) == q.argmax(-1) for p, q in laws]).view(lesson.tokens.shape[0], -1)
 
     @staticmethod
     def _rows(lesson: Lesson, states: Tensor) -> tuple[Tensor, Tensor]:
@@ -97,11 +97,7 @@ class Teacher:
     def _judge(
         self, taught: Tensor, learned: Tensor, labels: Tensor, head: Callable[[Tensor], Tensor]
     ) -> tuple[Tensor, Tensor]:
-        with torch.no_grad():
-            p = self._head(taught).float()
-        q = head(learned).float()
-        shared = min(p.shape[-1], q.shape[-1])
-        p, q = p[:, :shared], q[:, :shared]
+        p, q = self._logits(taught, learned, head)
         choice = p.argmax(-1)
         hit = (q.argmax(-1) == choice).float()
         law, log_q = p.softmax(-1), q.clamp(min=torch.finfo(q.dtype).min / 4).log_softmax(-1)  # -inf times 0 is NaN
@@ -117,6 +113,14 @@ class Teacher:
             case _:
                 loss = F.cross_entropy(q, labels, reduction="none")
         return loss, hit
+
+    def _logits(self, taught: Tensor, learned: Tensor, head: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        """Of target and draft, for the ids that both have."""
+        with torch.no_grad():
+            p = self._head(taught).float()
+        q = head(learned).float()
+        shared = min(p.shape[-1], q.shape[-1])
+        return p[:, :shared], q[:, :shared]
 
 
 @final

@@ -16,6 +16,7 @@ from foredraft.model.surgery import sizes_of
 from foredraft.model.tokenizer import check_same_tokenizer
 from foredraft.train import boost, distil, prune
 from foredraft.train.distil import DistilRecipe, Student, Teacher
+from foredraft.train.features import fingerprint
 from foredraft.train.lessons import Lessons
 from foredraft.train.loop import LoopOptions, train
 from foredraft.train.outcome import save_draft
@@ -29,7 +30,7 @@ _CHAIN = DraftOptions(num_assistant_tokens=5, assistant_confidence_threshold=0.0
 
 @dataclass(frozen=True, slots=True)
 class DraftKind:
-    """One line of the table: the options of the recipe, whether it takes a shape, and how many drafts at least."""
+    """One line of the table: the options of the recipe, how many drafts it takes, and whether it takes a shape."""
 
     options: type
     fewest: int
@@ -136,25 +137,26 @@ def _boost(run: _Run, names: tuple[str, ...]) -> list[Path]:
     rest = site.store
     for number, name in enumerate(names, start=1):
         folder = site.folder / str(number)
-        site.hold_to(_terms(run, {"drafts": [short(each) for each in names[:number]]}), folder)
+        learns = round(boost.share(rest, site.store), 4)
+        site.hold_to(_terms(run, {"drafts": [short(each) for each in names[:number]], "learns": learns}), folder)
         if not rest.counts.any():
             raise DataError(f"The drafts before {name!r} say all that the target says; nothing is left to learn.")
         recipe = _recipe(run, _opened(site, name))
         notes = {"start": short(name), "after": [short(each) for each in names[: number - 1]]}
-        notes["learns"] = round(boost.share(rest, site.store), 4)
-        run.tell({"note": f"draft {number} of {len(names)} learns {notes['learns']:.0%} of the text"})
-        made.append(_taught(run, recipe, folder, rest, notes))
+        run.tell({"note": f"draft {number} of {len(names)} learns {learns:.0%} of the text"})
+        made.append(_taught(run, recipe, folder, rest, {**notes, "learns": learns}))
         if number < len(names):
-            rest = _rest(run, recipe, rest, folder / "missed.npy")
+            rest = _rest(run, recipe, rest, folder)
     return made
 
 
-def _rest(run: _Run, recipe: DistilRecipe, store: TokenStore, path: Path) -> TokenStore:
-    """What the next draft is to learn: one process finds it, the others read it."""
+def _rest(run: _Run, recipe: DistilRecipe, store: TokenStore, folder: Path) -> TokenStore:
+    """What the next draft is to learn: one process finds it, the others and later runs read it."""
+    model = recipe.net.model.bfloat16().float()  # what this draft gets right is judged as it was saved
+    path = folder / f"missed-{fingerprint(model)}-{run.options.easy:g}.npy"
     with run.site.accelerator.main_process_first():
         rest = boost.kept(path, store)
         if rest is None:
-            recipe.net.model.float()  # saving has rounded it
             lessons = run.site.lessons(recipe.taps, run.loop, store)
             rest = boost.missed(store, recipe, lessons, run.loop, run.options.easy)
             boost.keep(path, rest)
