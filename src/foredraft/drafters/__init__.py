@@ -32,6 +32,14 @@ METHODS: dict[str, Method] = {
         "A small model drafts a chain, or a tree with branching=4x2x1.",
         "arXiv:2211.17192, arXiv:2302.01318",
     ),
+    "universal": Method(
+        "universal:Universal",
+        (Law.FIXED, Law.CHAIN),
+        True,
+        "a small model with any tokenizer",
+        "A draft model with a tokenizer of its own: by text, or by the tokens that both have.",
+        "arXiv:2502.05202",
+    ),
     "eagle1": Method(
         "eagle1:Eagle1",
         (Law.WITHOUT_REPLACEMENT, Law.FIXED),

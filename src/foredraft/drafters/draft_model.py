@@ -6,18 +6,20 @@ As a chain it draws k tokens from its own law q. As a tree it draws a few childr
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, final
+from functools import partial
+from typing import final
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from foredraft.core.draft import Draft, Law, Verdict
 from foredraft.core.drafter import Needs, Plan, Rewindable, StepOut, View
 from foredraft.core.errors import OptionError
-from foredraft.core.noise import Stream, inverse_cdf
+from foredraft.core.noise import Stream
 from foredraft.core.tree import PAD, TokenTree
 from foredraft.core.warp import Paths
+from foredraft.drafters.chain import draw_chain
 from foredraft.drafters.grow import Levels, draw_siblings, likeliest, proper
 from foredraft.drafters.reader import Reader
 from foredraft.drafters.supplies import Supplies
@@ -51,14 +53,6 @@ class Options:
             raise OptionError("num_assistant_tokens must be 1 or more.")
         if self.branching is not None and (not self.branching or min(self.branching) < 1):
             raise OptionError("branching must be whole numbers, 1 or more, one a level, such as 4x2x1.")
-
-
-class Drawn(NamedTuple):
-    """One token a row, the law [B, 1, V] that it was drawn from, and whether the draft was sure of it."""
-
-    token: Int[Tensor, "B"]
-    law: Float[Tensor, "B 1 V"]
-    sure: Bool[Tensor, "B"]
 
 
 @final
@@ -95,46 +89,8 @@ class DraftModel(Rewindable):
         logits = self._reader.read(view, self.needs.max_nodes)
         branching = self._options.branching
         if branching is None:
-            return self._chain(view, plan, depth, logits)
+            return draw_chain(view, plan, depth, logits, partial(self._reader.read_on, view))
         return self._tree(view, plan, branching[:depth], logits)
-
-    def _chain(self, view: View, plan: Plan, depth: int, logits: Float[Tensor, "B 1 V"]) -> Draft:
-        """Draw token after token from q; a path ends after its first unsure token, which is kept."""
-        tokens = [view.roots]
-        laws = [logits.new_zeros(logits.shape, dtype=torch.float32)]  # the root's, never read
-        lengths = torch.zeros_like(view.lengths)
-        allowed = torch.tensor(plan.lengths, device=view.lengths.device)
-        going = allowed > 0
-        for i in range(1, depth + 1):
-            paths = Paths(view.history, view.lengths, TokenTree.chain(torch.stack(tokens, 1)), start=i - 1)
-            token, law, sure = self._draw(view, plan, logits, paths, i)
-            tokens.append(token)
-            laws.append(law)
-            lengths = lengths + going
-            going = going & sure & (i < allowed)
-            last = i == depth or (going.device.type == "cpu" and not bool(going.any()))
-            if last:
-                break
-            logits = self._reader.read_on(view, token, i)
-        tree = TokenTree.chain(torch.stack(tokens, 1), lengths + 1)
-        if view.warp.greedy:
-            return Draft(tree, Law.FIXED)
-        return Draft(tree, Law.CHAIN, torch.cat(laws, 1))
-
-    def _draw(self, view: View, plan: Plan, logits: Float[Tensor, "B 1 V"], paths: Paths, index: int) -> Drawn:
-        """Draw the node with this index in every row."""
-        if view.warp.greedy:
-            token = view.warp(logits, paths).best[:, 0]
-            law = logits.float().softmax(-1) if plan.confidence else logits
-        else:
-            law = proper(view.warp.law(logits, paths))
-            u = view.noise.uniform(Stream.DRAFT, torch.full_like(view.lengths, index))
-            token = inverse_cdf(law[:, 0], u)
-        if plan.confidence:
-            sure = law[:, 0].gather(-1, token[:, None])[:, 0] >= plan.confidence
-        else:
-            sure = torch.ones_like(token, dtype=torch.bool)
-        return Drawn(token, law, sure)
 
     def _tree(self, view: View, plan: Plan, branching: tuple[int, ...], logits: Float[Tensor, "B 1 V"]) -> Draft:
         """Grow level by level. A sampled row draws siblings without replacement, a greedy one takes the likeliest."""
