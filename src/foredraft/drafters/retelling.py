@@ -92,3 +92,9 @@ class Retelling:
                 text.limit = 2 * self._lookbehind
                 return
         text.limit = 2 * len(window)
+
+
+def _shared(a: list[int], b: list[int]) -> int:
+    """How many tokens two lists have in common from their beginning on."""
+    pairs = enumerate(zip(a, b, strict=False))
+    return next((i for i, (mine, other) in pairs if mine != other), min(len(a), len(b)))

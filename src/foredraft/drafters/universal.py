@@ -28,6 +28,15 @@ from foredraft.model.bridge import Bridge
 from foredraft.model.causal import CausalLM
 
 WAYS = ("auto", "slem", "tli")
+ENOUGH = 0.7
+"""From this share of the draft's mass on shared tokens on, sampled texts accept more by tokens than by text."""
+
+_PASSAGE = b"""The first of 42 houses was built in 1987, and its owner said: "It isn't ours." Then they moved on.
+
+def area(width, height):
+    # in square metres
+    return {"value": width * height, "unit": "m2"}
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +47,8 @@ class Options:
     num_assistant_tokens_schedule: constant, heuristic, cost, or auto.
     assistant_confidence_threshold: a chain ends after its first token that the draft gives less probability; that
         token is kept. 0 never ends one.
-    method: slem, by text; tli, by shared tokens; auto.
+    method: slem, by text; tli, by shared tokens; auto, by shared tokens where a row is sampled and these tokens have
+        ``ENOUGH`` of the draft's mass, see ``coverage``, else by text.
     target_lookbehind: so many of the target's last tokens are written anew in the draft's with what is new.
     assistant_lookbehind: so many tokens before a draft are written anew with it in the target's.
     """
@@ -75,6 +85,10 @@ class Universal(Rewindable):
     def __init__(self, options: Options, model: CausalLM, bridge: Bridge) -> None:
         self._options = options
         self._bridge = bridge
+        self._shared, self._silent = bridge.shared.to(model.device), bridge.silent.to(model.device)
+        self._by_tokens_if_sampled = options.method == "tli" or (
+            options.method == "auto" and coverage(model, bridge) >= ENOUGH
+        )
         self._reader = Reader(model, model.vocab_size)
         self._texts = Retelling(bridge, options.target_lookbehind)
         self._likeliest = Warp.of(
@@ -105,23 +119,25 @@ class Universal(Rewindable):
         if depth == 0:
             return Draft(TokenTree.root(view.roots), Law.FIXED)
         logits = self._reader.read(own, self.needs.max_nodes)
-        if self._options.method == "tli":
+        if self._options.method == "tli" or (self._by_tokens_if_sampled and not view.warp.greedy):
             return self._by_tokens(view, own, plan, depth, logits)
         return self._by_text(view, own, plan, depth, logits)
 
     def _by_tokens(self, view: View, own: View, plan: Plan, depth: int, logits: Float[Tensor, "B 1 v"]) -> Draft:
         """TLI: a chain in the target's tokens, from the draft's law on the shared ones."""
-        shared = self._bridge.shared
+
+        def shared(logits: Float[Tensor, "B 1 v"]) -> Float[Tensor, "B 1 V"]:
+            gathered = logits.index_select(-1, self._shared.clamp(min=0))
+            return gathered.masked_fill(self._shared < 0, torch.finfo(logits.dtype).min)
 
         def read_on(tokens: Int[Tensor, "B"], index: int) -> Float[Tensor, "B 1 V"]:
-            read = self._reader.read_on(own, shared[tokens].clamp(min=0), index)
-            return self._bridge.to_target_logits(read)
+            return shared(self._reader.read_on(own, self._shared[tokens].clamp(min=0), index))
 
-        return draw_chain(view, plan, depth, self._bridge.to_target_logits(logits), read_on)
+        return draw_chain(view, plan, depth, shared(logits), read_on)
 
     def _by_text(self, view: View, own: View, plan: Plan, depth: int, logits: Float[Tensor, "B 1 v"]) -> Draft:
         """SLEM: the draft's likeliest tokens, written again in the target's."""
-        silent, least = self._bridge.silent, torch.finfo(logits.dtype).min
+        silent, least = self._silent, torch.finfo(logits.dtype).min
 
         def read_on(tokens: Int[Tensor, "B"], index: int) -> Float[Tensor, "B 1 v"]:
             return self._reader.read_on(own, tokens, index).masked_fill(silent, least)
@@ -138,6 +154,17 @@ class Universal(Rewindable):
         table = torch.tensor([draft + [0] * (width - len(draft)) for draft in drafts], device=view.history.device)
         lengths = torch.tensor([len(draft) + 1 for draft in drafts], device=view.history.device)
         return Draft(TokenTree.chain(torch.cat([view.roots[:, None], table.long()], 1), lengths), Law.FIXED)
+
+
+def coverage(model: CausalLM, bridge: Bridge) -> float:
+    """The share of the draft's mass that lies on shared tokens, on average over a passage of English and of code."""
+    tokens = [*bridge.draft.opening, *bridge.draft.spell(_PASSAGE, first=True)]
+    if not tokens:
+        return 0.0
+    passage = torch.tensor([tokens], device=model.device).clamp(max=model.vocab_size - 1)
+    law = model.stock_logits(passage)[0].float().softmax(-1)
+    mine = bridge.shared[bridge.shared >= 0].to(law.device)
+    return float(law[:, mine].sum(-1).mean())
 
 
 def build(options: Options, supplies: Supplies) -> Universal:

@@ -18,6 +18,9 @@ _BYTE = re.compile("<0x([0-9A-F]{2})>")
 _HALVES = re.compile("([\udc80-\udcff]+)")
 """Bytes that are no character, as ``surrogateescape`` has them."""
 
+_MARK = "\0"
+"""A character that no vocabulary joins with others."""
+
 
 class Spelling:
     """What tokens say, and the tokens that say something. The caller's tokenizer stays as it is.
@@ -47,10 +50,10 @@ class Spelling:
                 self.index.setdefault(self.pieces[index], index)
         begun = inner("a", add_special_tokens=True)["input_ids"]
         self.opening = list(itertools.takewhile(self.names.__contains__, begun))
-        self.adds_space = self.bytes(self._encode("a")) == b" a"
-        self._line = self._encode("\n")
+        self.adds_space = self.say(self._encode("a")) == b" a"
+        self._mark = self._encode(_MARK)
 
-    def bytes(self, tokens: Iterable[int]) -> bytes:
+    def say(self, tokens: Iterable[int]) -> bytes:
         """What tokens say together."""
         pieces = self.pieces
         return b"".join([pieces[token] for token in tokens])
@@ -81,11 +84,11 @@ class Spelling:
         wanted = text.encode()
         if text[0] == " ":  # the space that is added is this one
             tokens = self._encode(text[1:])
-            if self.bytes(tokens) == wanted:
+            if self.say(tokens) == wanted:
                 return tokens
-        tokens, line = self._encode("\n" + text), len(self._line)  # nothing is added in the middle
-        if tokens[:line] == self._line and self.bytes(tokens[line:]) == wanted:
-            return tokens[line:]
+        tokens, mark = self._encode(_MARK + text), len(self._mark)  # nothing is added in the middle
+        if tokens[:mark] == self._mark and self.say(tokens[mark:]) == wanted:
+            return tokens[mark:]
         return self._encode(text)
 
 
@@ -99,13 +102,20 @@ def complete(raw: bytes) -> bytes:
 
 def _encoder(inner: PreTrainedTokenizerBase) -> Callable[[str], list[int]]:
     """From text to ids, in which nothing that is written stands for a special token."""
-    if isinstance(inner, PreTrainedTokenizerFast):
-        own = tokenizers.Tokenizer.from_str(inner.backend_tokenizer.to_str())
-        own.encode_special_tokens = True
-        own.no_truncation()
-        own.no_padding()
-        return lambda text: own.encode(text, add_special_tokens=False).ids
-    return lambda text: list(inner.encode(text, add_special_tokens=False, split_special_tokens=True))
+    if not isinstance(inner, PreTrainedTokenizerFast):
+        return lambda text: list(inner.encode(text, add_special_tokens=False, split_special_tokens=True))
+    own = tokenizers.Tokenizer.from_str(inner.backend_tokenizer.to_str())
+    own.encode_special_tokens = True
+    own.no_truncation()
+    own.no_padding()
+
+    def encode(text: str) -> list[int]:
+        try:
+            return own.encode(text, add_special_tokens=False).ids
+        except Exception:  # tokenizers has no kind of its own for a text with words that a vocabulary cannot write
+            return []
+
+    return encode
 
 
 def _special(inner: PreTrainedTokenizerBase) -> dict[int, str]:
@@ -118,7 +128,14 @@ def _pieces(
     inner: PreTrainedTokenizerBase, vocabulary: dict[str, int], special: dict[int, str]
 ) -> Iterable[tuple[int, bytes]]:
     """The bytes of each token that is not special."""
-    read = _reader(inner.convert_tokens_to_string, list(vocabulary))
+
+    def say(tokens: list[str]) -> str:
+        try:
+            return str(inner.convert_tokens_to_string(tokens))
+        except Exception:  # a decoder may raise anything at tokens that are not its own
+            return ""
+
+    read = _reader(say, list(vocabulary))
     added = {index: token.content.encode() for index, token in inner.added_tokens_decoder.items()}
     for token, index in vocabulary.items():
         if index not in special:
@@ -139,12 +156,11 @@ def _reader(say: Callable[[list[str]], str], vocabulary: Sequence[str]) -> Calla
             return bytes.fromhex(byte[1]) if byte else token.replace("▁", " ").encode()
 
         return spaced
-    anchor = next((token for token in vocabulary if token.isalnum() and say([token]) == token), None)
+    anchor = next((token for token in vocabulary if token.isalnum() and say([token]) == token), "")
 
     def appended(token: str) -> bytes:
-        text = say([anchor, token]) if anchor is not None else token
-        said = text[len(anchor) :] if anchor is not None and text.startswith(anchor) else text
-        return b"" if "\ufffd" in said else said.encode("utf-8", "ignore")
+        text = say([anchor, token]) if anchor else say([token])
+        return b"" if "\ufffd" in text else text.removeprefix(anchor).encode("utf-8", "ignore")
 
     return appended
 
