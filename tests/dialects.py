@@ -2,7 +2,7 @@
 
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -151,3 +151,20 @@ def trained(name: str) -> Tokenizer:
     if not (MODELS / name / "tokenizer.json").exists():
         pytest.skip(f"there is no {name} beside the checkout")
     return Tokenizer(AutoTokenizer.from_pretrained(MODELS / name))
+
+
+def toy(tokens: Sequence[str]) -> Tokenizer:
+    """A vocabulary of single characters, and of pairs of them, which are joined wherever they meet."""
+    pairs = [(token[0], token[1]) for token in tokens if len(token) == 2]
+    raw = Raw(models.BPE(vocab={token: index for index, token in enumerate(tokens)}, merges=pairs))
+    raw.decoder = decoders.Fuse()
+    return Tokenizer(_fast(raw))
+
+
+@functools.cache
+def strangers(size: int) -> tuple[Tokenizer, Tokenizer]:
+    """Two toy vocabularies of so many tokens: most are in both, none with the same id, some in one only."""
+    letters = [chr(ord("a") + i) for i in range(size - 1)]
+    target = [*letters, "ab"]
+    draft = [*reversed(letters[:-1]), "ab", "bc"]
+    return toy(target), toy(draft)

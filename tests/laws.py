@@ -16,6 +16,7 @@ from torch import Tensor
 
 import heads
 import tiny
+from dialects import strangers
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Drafter, Plan, View
 from foredraft.core.noise import NoiseCoins, Stream, derive_seeds, inverse_cdf
@@ -31,10 +32,12 @@ from foredraft.drafters.hydra import HydraDrafter, Options as HydraOptions
 from foredraft.drafters.medusa import MedusaDrafter, Options as MedusaOptions
 from foredraft.drafters.none import NoDrafter
 from foredraft.drafters.prompt_lookup import Options as LookupOptions, PromptLookup
+from foredraft.drafters.universal import Options as UniversalOptions, Universal
 from foredraft.engine import batch
 from foredraft.engine.control import Constant
 from foredraft.engine.generate import Generator
 from foredraft.model import cache, masks
+from foredraft.model.bridge import Bridge
 from foredraft.model.causal import CausalLM
 
 VOCAB = 5
@@ -86,6 +89,9 @@ def drafter(name: str) -> Drafter:
         return PromptLookup(LookupOptions(prompt_lookup_num_tokens=2, continuations=2 if "tree" in name else 1))
     if name in HEADS:
         return HEADS[name](target)
+    if name in ("slem", "tli"):
+        bridge = Bridge(*strangers(VOCAB), target.vocab_size, draft.vocab_size)
+        return Universal(UniversalOptions(num_assistant_tokens=2, method=name), draft, bridge)
     options = DraftOptions(num_assistant_tokens=2, branching=(2, 2) if name == "tree" else None)
     return DraftModel(options, draft, target.vocab_size)
 

@@ -11,6 +11,7 @@ from scipy import stats
 
 import heads
 import tiny
+from dialects import strangers
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Drafter, Plan, View
 from foredraft.core.noise import Noise, derive_seeds
@@ -20,9 +21,11 @@ from foredraft.drafters import METHODS, find
 from foredraft.drafters.last_state import LastState
 from foredraft.drafters.memory import Memory
 from foredraft.drafters.reader import Reader
+from foredraft.drafters.retelling import Retelling
 from foredraft.engine.control import Constant
 from foredraft.engine.generate import Generator
 from foredraft.engine.reference import reference
+from foredraft.model.bridge import Bridge
 from foredraft.model.cache import SlotCache
 from foredraft.model.causal import CausalLM
 from foredraft.nets.eagle import Eagle3
@@ -56,6 +59,10 @@ def with_model(drafter: Any, options: Any, target: CausalLM, draft: CausalLM) ->
     return drafter(options, draft, target.vocab_size)
 
 
+def with_other_tokens(drafter: Any, options: Any, target: CausalLM, draft: CausalLM) -> Drafter:
+    return drafter(options, draft, Bridge(*strangers(target.vocab_size), target.vocab_size, draft.vocab_size))
+
+
 SMALL = {"nodes": 9, "depth": 3, "top_k": 3}
 CHAIN = {"nodes": 4, "depth": 4, "top_k": 1}
 RATES = ((0.6, 0.2, 0.1), (0.5, 0.2, 0.1), (0.4, 0.1, 0.1))
@@ -70,6 +77,9 @@ VARIANTS = {
     "none": Variant("none", {}, bare),
     "draft_model": Variant("draft_model", {"num_assistant_tokens": 3}, with_model),
     "draft_model tree": Variant("draft_model", {"branching": (3, 2)}, with_model),
+    "universal": Variant("universal", {"num_assistant_tokens": 4}, with_other_tokens),
+    "universal slem": Variant("universal", {"method": "slem", "target_lookbehind": 3}, with_other_tokens),
+    "universal tli": Variant("universal", {"method": "tli"}, with_other_tokens),
     "prompt_lookup": Variant("prompt_lookup", {"prompt_lookup_num_tokens": 4}, alone),
     "eagle1": Variant("eagle1", {}, lambda d, o, t, _: d(o, heads.eagle(t))),
     "eagle1 wide": Variant("eagle1", {"tree": "3x2x2"}, lambda d, o, t, _: d(o, heads.eagle(t))),
@@ -155,7 +165,7 @@ def holdings(drafter: Any) -> dict[str, int]:
     for key, value in vars(drafter).items():
         if isinstance(value, (SlotCache, torch.Tensor)):
             held[key] = value.nbytes
-        elif isinstance(value, (LastState, Memory, Reader)):
+        elif isinstance(value, (LastState, Memory, Reader, Retelling)):
             held |= {f"{key}.{inner}": size for inner, size in holdings(value).items()}
         elif isinstance(value, (dict, list, set)):
             held[key] = len(value)

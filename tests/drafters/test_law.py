@@ -51,6 +51,8 @@ TABLE = [
     *[("eagle1", setting, SOME) for setting in ("top_k", "cutoffs", "history")],
     *[(name, "temperature", SOME) for name in laws.HEADS if name != "eagle1"],
     ("eagle3", "history", SOME),
+    *[("tli", setting, SOME) for setting in ("temperature", "top_k", "history")],
+    ("slem", "temperature", SOME),
 ]
 """Drafters and sampling settings. Texts of picked drafts are those of plain decoding, so "none" needs no more."""
 RULES = [

@@ -1,5 +1,6 @@
 """Two tokenizers and one text: what tokens say, how texts are written, and the way there and back."""
 
+import functools
 import itertools
 import random
 
@@ -14,10 +15,12 @@ from foredraft.model.tokenizer import Tokenizer
 PAIRS = list(itertools.product(NAMES, NAMES))
 
 
+@functools.cache
 def spelling(name: str) -> Spelling:
     return Spelling(dialect(name), size(name))
 
 
+@functools.cache
 def bridge(target: str, draft: str) -> Bridge:
     return Bridge(dialect(target), dialect(draft), size(target), size(draft))
 
@@ -187,3 +190,5 @@ def test_vocabularies_that_are_padded_or_cut_off():
     narrow = Bridge(dialect("bytes"), dialect("digits"), 300, 290)
     assert narrow.shared.shape == (300,) and int(narrow.shared.max()) < 290
     assert torch.equal(narrow.silent, wide.silent[:290])
+    rest = [narrow.to_target([], narrow.draft.spell(text)) for text in map(str.encode, TEXTS)]
+    assert all(token < 300 for tokens in rest for token in tokens) and any(rest)

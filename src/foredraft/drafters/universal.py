@@ -28,8 +28,8 @@ from foredraft.model.bridge import Bridge
 from foredraft.model.causal import CausalLM
 
 WAYS = ("auto", "slem", "tli")
-ENOUGH = 0.7
-"""From this share of the draft's mass on shared tokens on, sampled texts accept more by tokens than by text."""
+ENOUGH = 0.5
+"""With this share of the draft's mass on shared tokens, or more, sampled texts accept more by tokens than by text."""
 
 _PASSAGE = b"""The first of 42 houses was built in 1987, and its owner said: "It isn't ours." Then they moved on.
 
@@ -86,8 +86,9 @@ class Universal(Rewindable):
         self._options = options
         self._bridge = bridge
         self._shared, self._silent = bridge.shared.to(model.device), bridge.silent.to(model.device)
-        self._by_tokens_if_sampled = options.method == "tli" or (
-            options.method == "auto" and coverage(model, bridge) >= ENOUGH
+        self._always_by_tokens = options.method == "tli"
+        self._sampled_by_tokens = options.method != "slem" and (
+            self._always_by_tokens or coverage(model, bridge) >= ENOUGH
         )
         self._reader = Reader(model, model.vocab_size)
         self._texts = Retelling(bridge, options.target_lookbehind)
@@ -119,7 +120,7 @@ class Universal(Rewindable):
         if depth == 0:
             return Draft(TokenTree.root(view.roots), Law.FIXED)
         logits = self._reader.read(own, self.needs.max_nodes)
-        if self._options.method == "tli" or (self._by_tokens_if_sampled and not view.warp.greedy):
+        if self._always_by_tokens or (self._sampled_by_tokens and not view.warp.greedy):
             return self._by_tokens(view, own, plan, depth, logits)
         return self._by_text(view, own, plan, depth, logits)
 

@@ -1,5 +1,6 @@
 """Two tokenizers: one text in the tokens of both."""
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -78,10 +79,15 @@ class Bridge:
         for number, token in enumerate(tokens):
             if place >= len(known):
                 if place == len(known) and self.target.say(tokens[:number]) == known:
-                    return tokens[number:]
+                    return self._sayable(tokens[number:])
                 break
             place += len(self.target.pieces[token])
-        return self.target.spell(said)  # the target has ended a token where it would not have if it had known more
+        # the target has ended a token where it would not have, had it known what follows
+        return self._sayable(self.target.spell(said))
+
+    def _sayable(self, tokens: list[int]) -> list[int]:
+        """Tokens of the target up to the first that stands for no text, such as the one for unknown words."""
+        return list(itertools.takewhile(self.target.pieces.__getitem__, tokens))
 
     def opens_word(self, token: int) -> bool:
         """Whether a token of the target begins with a space or a line: tokenizers part a text there."""

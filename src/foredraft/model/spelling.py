@@ -25,9 +25,9 @@ _MARK = "\0"
 class Spelling:
     """What tokens say, and the tokens that say something. The caller's tokenizer stays as it is.
 
-    ``pieces[i]`` are the bytes of token i, none for special tokens and for padding of the vocabulary. ``names`` are
-    the special tokens by id, ``index`` the others by their bytes. ``opening``: the special tokens that a text begins
-    with. ``adds_space``: a text is written as if a space stood before it.
+    ``pieces[i]`` are the bytes of token i, none for special tokens, for padding of the vocabulary, and where there are
+    no logits. ``names`` are the special tokens by id, ``index`` the others by their bytes. ``opening``: the special
+    tokens that a text begins with. ``adds_space``: a text is written as if a space stood before it.
 
     Args:
         size: tokens of the model's logits, which may be more than the tokenizer has, or fewer.
@@ -37,16 +37,17 @@ class Spelling:
         inner = tokenizer.inner
         self._encode = _encoder(inner)
         self.names = _special(inner)
-        vocabulary = inner.get_vocab()
+        vocabulary = dict(sorted(inner.get_vocab().items(), key=lambda entry: entry[1]))  # it comes in any order
         self.pieces = [b""] * max(size, *(index + 1 for index in vocabulary.values()))
         for index, said in _pieces(inner, vocabulary, self.names):
-            self.pieces[index] = said
-        ordinary = [token for token in vocabulary if not _BYTE.fullmatch(token)]
-        spare = [token for token in vocabulary if _BYTE.fullmatch(token)]
+            if index < size:
+                self.pieces[index] = said
         self.index: dict[bytes, int] = {}
-        for token in (*ordinary, *spare):
+        for token in sorted(
+            vocabulary, key=lambda token: _BYTE.fullmatch(token) is not None
+        ):  # bytes if all else fails
             index = vocabulary[token]
-            if self.pieces[index] and index < size:
+            if self.pieces[index]:
                 self.index.setdefault(self.pieces[index], index)
         begun = inner("a", add_special_tokens=True)["input_ids"]
         self.opening = list(itertools.takewhile(self.names.__contains__, begun))
