@@ -175,7 +175,6 @@ def test_with_the_targets_own_tokenizer_it_is_draft_model(way: str, params: Samp
 @pytest.mark.parametrize("draft", NAMES)
 def test_a_text_told_again_bit_by_bit_is_the_text_told_at_once(target: str, draft: str):
     pair = bridge(target, draft)
-    wrong = steps = 0
     for number, text in enumerate(TEXTS):
         source, tokens = random.Random(number), written(target, text * 3)
         texts = Retelling(pair, lookbehind=10)
@@ -187,13 +186,11 @@ def test_a_text_told_again_bit_by_bit_is_the_text_told_at_once(target: str, draf
             told = view.history[0].tolist()
             assert told[:stand] == before[:stand]
             before = told
-            wrong += told != (pair.to_draft(tokens[:length]) or [0])
-            steps += 1
+            assert told == (pair.to_draft(tokens[:length]) or [0])
             if source.random() < 0.1:
-                length = source.randrange(1, length + 1)
+                length = source.randrange(max(length - 12, 1), length + 1)
                 texts.rewind(0, length)
-            length += source.randrange(1, 6)
-    assert wrong <= 0.01 * steps
+            length += source.randrange(1, 9)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -240,11 +237,11 @@ def table_of(pair: Bridge, draft: Table) -> Table:
 
 @pytest.mark.parametrize("rule", ["token", "block"])
 def test_by_tokens_the_law_is_kept_exactly(rule: str):
-    pair = Bridge(*strangers(4), 4, 4)
-    assert 0 < int((pair.shared >= 0).sum()) < 4
-    p, q = random_table(4, 3, seed=1), table_of(pair, random_table(4, 3, seed=2))
+    pair = Bridge(*strangers(5), 5, 5)
+    assert 0 < int((pair.shared >= 0).sum()) < 5
+    p, q = random_table(5, 3, seed=1), table_of(pair, random_table(5, 3, seed=2))
     assert loss(RULES[rule].function, grow([-1, 0, 1], Law.CHAIN, p, *[q]), p) < 1e-12
-    wrong = random_table(4, 3, seed=3)
+    wrong = random_table(5, 3, seed=3)
     draws = grow([-1, 0, 1], Law.CHAIN, p, q)
     assert draws.draft.q is not None
     lying = replace(draws, draft=replace(draws.draft, q=wrong[0][0].expand_as(draws.draft.q)))
@@ -279,7 +276,7 @@ def test_what_is_drawn_by_tokens_has_the_drafts_law_on_the_shared_ones():
 
 def test_auto_goes_by_text_if_greedy_and_by_shared_tokens_if_these_have_the_drafts_mass():
     greedy, sampled = SamplingParams(), SamplingParams(temperature=1.0)
-    for target, draft, enough in (("bytes", "bytes", True), ("bytes", "words", False)):
+    for target, draft, enough in (("bytes", "bytes", True), ("bytes", "slow", False)):
         drafter = universal(target, draft, method="auto")
         share = coverage(model(size(draft), seed=5), bridge(target, draft))
         assert (share > 0.9) if enough else (share < 0.5)
@@ -348,11 +345,11 @@ def test_a_tokenizer_is_missing(tmp_path: Path):
 @pytest.mark.slow
 def test_the_bundled_draft_as_if_it_were_a_stranger():
     """With the same tokenizer on both sides it accepts what draft_model accepts, on real texts."""
-    prompts = ["def fibonacci(n):\n", "The purpose of this module is to"]
+    prompts = ["def fibonacci(n):\n", "import os\n\n\ndef read_lines(path):"]
     schedule = "num_assistant_tokens_schedule=constant,num_assistant_tokens=5"
     found = []
     for spec in ("none", f"draft_model,{schedule}", f"universal:sample-draft,{schedule}"):
         g = foredraft.load("sample", spec, dtype="float32", device="cpu")
         found.append([(r.tokens, r.stats.drafted, r.stats.accepted) for r in g.generate(prompts, max_new_tokens=40)])
     assert [tokens for tokens, _, _ in found[0]] == [tokens for tokens, _, _ in found[2]]
-    assert found[1] == found[2] and sum(accepted for _, _, accepted in found[2]) > 30
+    assert found[1] == found[2] and sum(accepted for _, _, accepted in found[2]) > 20

@@ -86,7 +86,9 @@ class Retelling:
         places = range(latest, max(latest - _TRIES, 0), -1)
         for place in sorted(places, key=lambda place: not self._bridge.opens_word(window[place])):
             rest = self._bridge.to_draft(window[place:], first=False)
-            if rest and tail[-len(rest) :] == rest:
+            if (
+                rest and tail[-len(rest) :] == rest and self._bridge.draft.pieces[rest[0]]
+            ):  # an unknown word may be half
                 begin, known = text.marks[-1]
                 text.marks.append((begin + place, known + len(tail) - len(rest)))
                 text.limit = 2 * self._lookbehind

@@ -82,15 +82,8 @@ class Spelling:
         """The same for a text of whole characters."""
         if first or not self.adds_space:
             return self._encode(text)
-        wanted = text.encode()
-        if text[0] == " ":  # the space that is added is this one
-            tokens = self._encode(text[1:])
-            if self.say(tokens) == wanted:
-                return tokens
-        tokens, mark = self._encode(_MARK + text), len(self._mark)  # nothing is added in the middle
-        if tokens[:mark] == self._mark and self.say(tokens[mark:]) == wanted:
-            return tokens[mark:]
-        return self._encode(text)
+        tokens, mark = self._encode(_MARK + text), len(self._mark)  # nothing is added in the middle of a text
+        return tokens[mark:] if tokens[:mark] == self._mark else self._encode(text)
 
 
 def complete(raw: bytes) -> bytes:
