@@ -16,6 +16,7 @@ from torch import Tensor
 
 import heads
 import tiny
+from dialects import strangers
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Drafter, Plan, View
 from foredraft.core.noise import NoiseCoins, Stream, derive_seeds, inverse_cdf
@@ -42,10 +43,12 @@ from foredraft.drafters.sequoia import Options as SequoiaOptions, Sequoia
 from foredraft.drafters.specinfer import Options as SpecInferOptions, SpecInfer
 from foredraft.drafters.supplies import Part
 from foredraft.drafters.triforce import Options as TriForceOptions, TriForce
+from foredraft.drafters.universal import Options as UniversalOptions, Universal
 from foredraft.engine import batch
 from foredraft.engine.control import Constant
 from foredraft.engine.generate import Generator
 from foredraft.model import cache, masks
+from foredraft.model.bridge import Bridge
 from foredraft.model.causal import CausalLM
 
 VOCAB = 5
@@ -168,6 +171,9 @@ def drafter(name: str, full: cache.SlotCache) -> Drafter:
         return LayerSkip(SkipOptions(num_assistant_tokens=2, skip_mlp=(0,)), target, full)
     if name in NESTED:
         return NESTED[name](target, draft)
+    if name in ("slem", "tli"):
+        bridge = Bridge(*strangers(VOCAB), target.vocab_size, draft.vocab_size)
+        return Universal(UniversalOptions(num_assistant_tokens=2, method=name), draft, bridge)
     options = DraftOptions(num_assistant_tokens=2, branching=(2, 2) if name == "tree" else None)
     return DraftModel(options, draft, target.vocab_size)
 

@@ -11,6 +11,7 @@ from scipy import stats
 
 import heads
 import tiny
+from dialects import strangers
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Drafter, Plan, View
 from foredraft.core.noise import Noise, derive_seeds
@@ -30,6 +31,7 @@ from foredraft.drafters.own_layers import OwnLayers
 from foredraft.drafters.partial import Partial
 from foredraft.drafters.reader import Reader
 from foredraft.drafters.relay import Relay
+from foredraft.drafters.retelling import Retelling
 from foredraft.drafters.supplies import Part
 from foredraft.drafters.triforce import TriForce
 from foredraft.drafters.window import WindowReader
@@ -37,6 +39,7 @@ from foredraft.engine.control import Constant
 from foredraft.engine.generate import Generator
 from foredraft.engine.inner import InnerLoop
 from foredraft.engine.reference import reference
+from foredraft.model.bridge import Bridge
 from foredraft.model.cache import SlotCache
 from foredraft.model.causal import CausalLM
 from foredraft.model.partial import PartialLM
@@ -144,6 +147,10 @@ def small_relay(draft: CausalLM, target: CausalLM) -> Part:
     return Part(Relay(find("relay")[1](), parts, target.vocab_size), draws=True)
 
 
+def with_other_tokens(drafter: Any, options: Any, target: CausalLM, draft: CausalLM) -> Drafter:
+    return drafter(options, draft, Bridge(*strangers(target.vocab_size), target.vocab_size, draft.vocab_size))
+
+
 SMALL = {"nodes": 9, "depth": 3, "top_k": 3}
 CHAIN = {"nodes": 4, "depth": 4, "top_k": 1}
 RATES = ((0.6, 0.2, 0.1), (0.5, 0.2, 0.1), (0.4, 0.1, 0.1))
@@ -170,6 +177,9 @@ VARIANTS = {
     "sequoia": Variant("sequoia", {"nodes": 9, "depth": 3, "acceptance": "0.5/0.2/0.1/0.05"}, with_both),
     "sequoia measured": Variant("sequoia", {"nodes": 7, "depth": 3}, with_both),
     "opt_tree": Variant("opt_tree", SMALL, with_model),
+    "universal": Variant("universal", {"num_assistant_tokens": 4}, with_other_tokens),
+    "universal slem": Variant("universal", {"method": "slem", "target_lookbehind": 3}, with_other_tokens),
+    "universal tli": Variant("universal", {"method": "tli"}, with_other_tokens),
     "prompt_lookup": Variant("prompt_lookup", {"prompt_lookup_num_tokens": 4}, alone),
     "cape": Variant("cape", {"num_assistant_tokens": 3, "widths": (3, 2, 1)}, with_model),
     "bandit": Variant("bandit", {"hold": 2}, two_lookups),
@@ -286,7 +296,9 @@ def holdings(drafter: Any) -> dict[str, int]:
     for key, value in vars(drafter).items():
         if isinstance(value, (SlotCache, NgramPool, torch.Tensor)):
             held[key] = value.nbytes
-        elif isinstance(value, (Drafter, Follower, InnerLoop, LastState, Memory, PartialLM, Reader, WindowReader)):
+        elif isinstance(
+            value, (Drafter, Follower, InnerLoop, LastState, Memory, PartialLM, Reader, Retelling, WindowReader)
+        ):
             held |= {f"{key}.{inner}": size for inner, size in holdings(value).items()}
         elif isinstance(value, tuple):
             drafters = [part.drafter for part in value if isinstance(part, Part)]

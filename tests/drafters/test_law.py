@@ -61,6 +61,8 @@ TABLE = [
     *[(name, "history", SOME) for name in ("cascade", "relay")],
     *[(name, "temperature", SOME) for name in laws.PARTIAL],
     *[("triforce", setting, SOME) for setting in ("top_p", "history")],
+    *[("tli", setting, SOME) for setting in ("temperature", "top_k", "history")],
+    ("slem", "temperature", SOME),
 ]
 """Drafters and sampling settings. Texts of picked drafts are those of plain decoding, so "none" needs no more."""
 RULES = [

@@ -73,6 +73,14 @@ METHODS: dict[str, Method] = {
         "A small model's likeliest paths; the tree is grown where the model is sure.",
         "arXiv:2406.17276",
     ),
+    "universal": Method(
+        "universal:Universal",
+        (Law.FIXED, Law.CHAIN),
+        True,
+        "a small model with any tokenizer",
+        "A draft model with a tokenizer of its own: by text, or by the tokens that both have.",
+        "arXiv:2502.05202",
+    ),
     "eagle1": Method(
         "eagle1:Eagle1",
         (Law.WITHOUT_REPLACEMENT, Law.FIXED),

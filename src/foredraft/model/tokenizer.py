@@ -105,6 +105,6 @@ def check_same_tokenizer(target: Tokenizer | None, draft: Tokenizer | None, name
     difference = target.first_difference(draft)
     if difference is not None:
         raise DrafterError(
-            f"The draft {name!r} has another tokenizer than the target ({difference}); take a draft of the target's "
-            "own family, or a drafter that needs no model, such as prompt_lookup."
+            f"The draft {name!r} has another tokenizer than the target ({difference}); let it draft as "
+            f"universal:{name}, take a draft of the target's own family, or one that needs no model: prompt_lookup."
         )

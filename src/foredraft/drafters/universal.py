@@ -1,0 +1,183 @@
+"""A draft model with any tokenizer: universal assisted generation (Timor, Mamou et al., arXiv:2502.05202).
+
+Two ways. By text (SLEM, string-level exact match): the draft goes on with the text in its own tokens, and what it says
+is written again in the target's; these tokens are picked, whatever re-tokenisation does to them. By tokens (TLI,
+token-level intersection): the draft's law is restricted to the tokens that both vocabularies have, and tokens are drawn
+from it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from foredraft.core.draft import Draft, Law, Verdict
+from foredraft.core.drafter import Needs, Plan, Rewindable, StepOut, View
+from foredraft.core.errors import DrafterError, OptionError
+from foredraft.core.params import SamplingParams, check_known
+from foredraft.core.tree import TokenTree
+from foredraft.core.warp import Warp
+from foredraft.drafters.chain import draw_chain
+from foredraft.drafters.reader import Reader
+from foredraft.drafters.retelling import Retelling
+from foredraft.drafters.supplies import Supplies
+from foredraft.model.bridge import Bridge
+from foredraft.model.causal import CausalLM
+
+WAYS = ("auto", "slem", "tli")
+ENOUGH = 0.5
+"""With this share of the draft's mass on shared tokens, or more, sampled texts accept more by tokens than by text."""
+
+_PASSAGE = b"""The first of 42 houses was built in 1987, and its owner said: "It isn't ours." Then they moved on.
+
+def area(width, height):
+    # in square metres
+    return {"value": width * height, "unit": "m2"}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Names as in transformers where it has them.
+
+    num_assistant_tokens: the longest path.
+    num_assistant_tokens_schedule: constant, heuristic, cost, or auto.
+    assistant_confidence_threshold: a chain ends after its first token that the draft gives less probability; that
+        token is kept. 0 never ends one.
+    method: slem, by text; tli, by shared tokens; auto, by shared tokens where a row is sampled and these tokens have
+        ``ENOUGH`` of the draft's mass, see ``coverage``, else by text.
+    target_lookbehind: so many of the target's last tokens are written anew in the draft's with what is new.
+    assistant_lookbehind: so many tokens before a draft are written anew with it in the target's.
+    """
+
+    num_assistant_tokens: int = 8
+    num_assistant_tokens_schedule: str = "auto"
+    assistant_confidence_threshold: float = 0.4
+    method: str = "auto"
+    target_lookbehind: int = 10
+    assistant_lookbehind: int = 10
+
+    @property
+    def law(self) -> Law:
+        """The law of drafts for sampled rows."""
+        return Law.FIXED if self.method == "slem" else Law.CHAIN
+
+    def __post_init__(self) -> None:
+        check_known("method", {self.method: None}, WAYS)
+        if self.num_assistant_tokens < 1:
+            raise OptionError("num_assistant_tokens must be 1 or more.")
+        if self.target_lookbehind < 1 or self.assistant_lookbehind < 1:
+            raise OptionError("target_lookbehind and assistant_lookbehind must be 1 or more.")
+
+
+@final
+class Universal(Rewindable):
+    """Drafts with a model that reads each text in its own tokens.
+
+    Args:
+        model: the draft.
+        bridge: between the target's tokenizer and its own.
+    """
+
+    def __init__(self, options: Options, model: CausalLM, bridge: Bridge) -> None:
+        self._options = options
+        self._bridge = bridge
+        self._shared, self._silent = bridge.shared.to(model.device), bridge.silent.to(model.device)
+        self._always_by_tokens = options.method == "tli"
+        self._sampled_by_tokens = options.method != "slem" and (
+            self._always_by_tokens or coverage(model, bridge) >= ENOUGH
+        )
+        self._reader = Reader(model, model.vocab_size)
+        self._texts = Retelling(bridge, options.target_lookbehind)
+        self._likeliest = Warp.of(
+            [SamplingParams()], vocab_size=model.vocab_size, eos_token_ids=[()], prompt_lengths=[0], device=model.device
+        )  # for any number of rows
+        self.needs = Needs(max_nodes=options.num_assistant_tokens)
+
+    def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
+        self._reader.admit(row)
+        self._texts.admit(row, prompt.device)
+
+    def commit(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None: ...
+
+    def rewind(self, row: int, length: int) -> None:
+        self._texts.rewind(row, length)
+
+    def release(self, row: int) -> None:
+        self._reader.release(row)
+        self._texts.release(row)
+
+    @torch.inference_mode()
+    def propose(self, view: View, plan: Plan) -> Draft:
+        own, stand = self._texts.view(view)
+        for row, length in zip(own.rows, stand, strict=True):
+            self._reader.rewind(row, length)
+        plan = self._reader.within_context(own, plan)
+        depth = min(plan.length, self._options.num_assistant_tokens)
+        if depth == 0:
+            return Draft(TokenTree.root(view.roots), Law.FIXED)
+        logits = self._reader.read(own, self.needs.max_nodes)
+        if self._always_by_tokens or (self._sampled_by_tokens and not view.warp.greedy):
+            return self._by_tokens(view, own, plan, depth, logits)
+        return self._by_text(view, own, plan, depth, logits)
+
+    def _by_tokens(self, view: View, own: View, plan: Plan, depth: int, logits: Float[Tensor, "B 1 v"]) -> Draft:
+        """TLI: a chain in the target's tokens, from the draft's law on the shared ones."""
+
+        def shared(logits: Float[Tensor, "B 1 v"]) -> Float[Tensor, "B 1 V"]:
+            gathered = logits.index_select(-1, self._shared.clamp(min=0))
+            return gathered.masked_fill(self._shared < 0, torch.finfo(logits.dtype).min)
+
+        def read_on(_: View, tokens: Int[Tensor, "B"], index: int) -> Float[Tensor, "B 1 V"]:
+            return shared(self._reader.read_on(own, self._shared[tokens].clamp(min=0), index))
+
+        return draw_chain(view, plan, depth, shared(logits), read_on)
+
+    def _by_text(self, view: View, own: View, plan: Plan, depth: int, logits: Float[Tensor, "B 1 v"]) -> Draft:
+        """SLEM: the draft's likeliest tokens, written again in the target's."""
+        silent, least = self._silent, torch.finfo(logits.dtype).min
+
+        def read_on(_: View, tokens: Int[Tensor, "B"], index: int) -> Float[Tensor, "B 1 v"]:
+            return self._reader.read_on(own, tokens, index).masked_fill(silent, least)
+
+        own = replace(own, warp=self._likeliest)
+        tree = draw_chain(own, plan, depth, logits.masked_fill(silent, least), read_on).tree
+        paths = zip(tree.tokens[:, 1:].tolist(), tree.valid[:, 1:].sum(1).tolist(), strict=True)
+        drafts = []
+        for b, (tokens, count) in enumerate(paths):
+            begin = max(view.extents[b] - self._options.assistant_lookbehind, 0)
+            before = view.history[b, begin : view.extents[b]].tolist()
+            drafts.append(self._bridge.to_target(before, tokens[:count])[: plan.lengths[b]])
+        width = max(map(len, drafts))
+        table = torch.tensor([draft + [0] * (width - len(draft)) for draft in drafts], device=view.history.device)
+        lengths = torch.tensor([len(draft) + 1 for draft in drafts], device=view.history.device)
+        return Draft(TokenTree.chain(torch.cat([view.roots[:, None], table.long()], 1), lengths), Law.FIXED)
+
+
+def coverage(model: CausalLM, bridge: Bridge) -> float:
+    """The share of the draft's mass that lies on shared tokens, on average over a passage of English and of code."""
+    tokens = [*bridge.draft.opening, *bridge.draft.spell(_PASSAGE, first=True)]
+    if not tokens:
+        return 0.0
+    passage = torch.tensor([tokens], device=model.device).clamp(max=model.vocab_size - 1)
+    law = model.stock_logits(passage)[0].float().softmax(-1)
+    mine = bridge.shared[bridge.shared >= 0].to(law.device)
+    return float(law[:, mine].sum(-1).mean())
+
+
+def build(options: Options, supplies: Supplies) -> Universal:
+    """universal:PATH"""
+    model, tokenizer = supplies.foreign(supplies.path)
+    target, own = supplies.place.target, supplies.place.tokenizer
+    if own is None:
+        raise DrafterError(
+            "universal reads the text, and the target has no tokenizer here: give load one with tokenizer=..., or take "
+            "a drafter that needs none, such as prompt_lookup."
+        )
+    if tokenizer is None:
+        raise DrafterError(f"universal reads the text, and the draft {supplies.path!r} has no tokenizer in its folder.")
+    bridge = Bridge(own, tokenizer, target.vocab_size, model.vocab_size)
+    return Universal(options, model, bridge)
