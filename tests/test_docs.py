@@ -32,7 +32,8 @@ def test_figures_and_tables_are_made_from_files_not_by_hand():
 def test_every_method_has_a_page(name: str):
     text = (ROOT / "docs" / "methods" / f"{name}.md").read_text("utf-8")
     assert text.startswith(f"# {name}: ")
-    assert re.findall(r"^- (\w+): ", text, re.MULTILINE) == ["Paper", "Spec", "Options", "Law", "When"]
+    form = ["Paper", "Spec", "Options", "Law", "When"]
+    assert [each for each in re.findall(r"^- (\w+): ", text, re.MULTILINE) if each in form] == form
     assert f"<!-- measured {name} -->\n" in text
     paper = METHODS[name].paper
     assert all(each in text for each in re.findall(r"\d{4}\.\d{5}", paper))

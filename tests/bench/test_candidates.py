@@ -11,7 +11,7 @@ from foredraft.compose import BUNDLED_DRAFTS, Spec
 from foredraft.core.errors import OptionError
 from foredraft.drafters import METHODS
 
-DRAFTING = sorted(set(METHODS) - {"none"})
+DRAFTING = sorted(set(METHODS) - {"none", "bandit", "online"})
 ALONE = "another"
 """A model for which nothing ships."""
 
@@ -141,6 +141,8 @@ def test_what_is_tried_where_nothing_is_named():
         ("eagle3:H,nodes=0", "must be 1 or more"),
         ("medusa:H,tree=oak", "Unknown tree 'oak'"),
         ("none", "none is plain decoding"),
+        ("bandit:prompt_lookup", "finds out by itself"),
+        ("online:[draft_model:x]", "drafts with another drafter"),
         ("", "Unknown drafter ''"),
     ],
 )

@@ -41,10 +41,11 @@ def families(drafter: str, model: str) -> list[Family]:
     """The families of a drafter as the user names it. Options that were given stay as they are.
 
     Raises:
-        OptionError: an unknown method or option, or plain decoding.
+        OptionError: an unknown method or option, or a drafter of no size of its own.
     """
-    if Spec.parse(drafter).name == "none":
-        raise OptionError("none is plain decoding, with which every drafter is compared: name another one.")
+    why = _NOT_TRIED.get(Spec.parse(drafter).name)
+    if why is not None:
+        raise OptionError(why)
     head, *given = parts(drafter, ",")
     method, _, path = head.partition(":")
     path = path or BUNDLED_DRAFTS.get(model, {}).get(method, "")
@@ -124,6 +125,13 @@ _MAKERS = {
     "hydra": _static("nodes", (7, 15, 23, 47)),
 }
 """Anything else is tried with its options as they are."""
+
+
+_NOT_TRIED = {
+    "none": "none is plain decoding, with which every drafter is compared: name another one.",
+    "bandit": "bandit finds out by itself which of its drafters pays: name these instead.",
+    "online": "online drafts with another drafter, which changes while it is measured: name that one instead.",
+}
 
 
 def told(spec: str, mark: str = "") -> str:

@@ -125,4 +125,4 @@ class Cape(Rewindable):
 
 def build(options: Options, supplies: Supplies) -> Cape:
     """cape:PATH"""
-    return Cape(options, supplies.model(supplies.path), supplies.place.target.vocab_size)
+    return Cape(options, supplies.model(supplies.path), supplies.place.vocab_size)

@@ -84,4 +84,4 @@ class OptTree(Rewindable):
 
 def build(options: Options, supplies: Supplies) -> OptTree:
     """opt_tree:PATH"""
-    return OptTree(options, supplies.model(supplies.path), supplies.place.target.vocab_size)
+    return OptTree(options, supplies.model(supplies.path), supplies.place.vocab_size)

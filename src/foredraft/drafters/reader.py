@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol, final
+from typing import Protocol, final, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -126,6 +126,7 @@ class Reader:
         self._known.update({row: extents[b] - 1 for row, b in zip(rows, far, strict=True)})
 
 
+@runtime_checkable
 class ReadsTrees(Protocol):
     """A ``Reader``, or what stands before one."""
 

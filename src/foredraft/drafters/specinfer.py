@@ -117,4 +117,4 @@ def _side_by_side(grown: Sequence[Draft]) -> Draft:
 
 def build(options: Options, supplies: Supplies) -> SpecInfer:
     """specinfer:PATH, specinfer:PATH+PATH"""
-    return SpecInfer(options, [supplies.model(path) for path in supplies.paths], supplies.place.target.vocab_size)
+    return SpecInfer(options, [supplies.model(path) for path in supplies.paths], supplies.place.vocab_size)
