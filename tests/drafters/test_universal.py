@@ -193,6 +193,22 @@ def test_a_text_told_again_bit_by_bit_is_the_text_told_at_once(target: str, draf
             length += source.randrange(1, 9)
 
 
+@pytest.mark.parametrize("run", ["-", "天", "ab"])
+def test_a_run_without_an_end_does_not_make_steps_longer_and_longer(run: str):
+    pair, tokens = bridge("digits", "bytes"), written("digits", run * 900)
+    texts = Retelling(pair, lookbehind=3)
+    texts.admit(0, torch.device("cpu"))
+    widths: list[int] = []
+    told = pair.to_draft
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pair, "to_draft", lambda window, first=True: widths.append(len(window)) or told(window, first))
+        for length in range(1, len(tokens), 3):
+            view, _ = texts.view(view_of([tokens[:length]], SamplingParams(), size("digits")))
+            said = pair.draft.say(view.history[0].tolist())
+            assert said == pair.target.say(tokens[:length]), "however it is written, it is the same text"
+    assert len(tokens) > 200 and max(widths) < 60
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_a_rewound_cache_drafts_what_a_fresh_one_drafts(way: str):
     """The slow reference: a new drafter each time, which writes and reads everything anew."""

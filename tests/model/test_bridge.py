@@ -192,3 +192,20 @@ def test_vocabularies_that_are_padded_or_cut_off():
     assert torch.equal(narrow.silent, wide.silent[:290])
     rest = [narrow.to_target([], narrow.draft.spell(text)) for text in map(str.encode, TEXTS)]
     assert all(token < 300 for tokens in rest for token in tokens) and any(rest)
+
+
+def test_where_texts_are_parted():
+    pair = bridge("digits", "bytes")  # which has most of these characters byte by byte
+
+    def places(text: str) -> list[str]:
+        """The text, cut there."""
+        tokens = pair.target.spell(text.encode())
+        cuts = [0, *(place for place in range(1, len(tokens)) if pair.parted(tokens, place)), len(tokens)]
+        return [pair.target.say(tokens[begin:end]).decode() for begin, end in itertools.pairwise(cuts)]
+
+    assert places("f(ab)") == ["f", "(", "ab", ")"]
+    assert places("12 ab  cd") in (["12", " ab", "  cd"], ["12", " ab", " ", " cd"], ["12", " ab", "  ", "cd"])
+    assert places("天気。🚀🚀文本") == ["天気", "。🚀🚀", "文本"]
+    assert places("-" * 30) == ["-" * 30] and places("天" * 30) == ["天" * 30]
+    end = dialect("digits").inner.convert_tokens_to_ids(SPECIAL[0])
+    assert pair.parted([end, end], 1) and pair.parted([end, *pair.target.spell(b"a")], 1)

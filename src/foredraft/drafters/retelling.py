@@ -1,6 +1,7 @@
 """Texts told again in a draft's own tokens, beside the target's, whatever tokenizers the two have."""
 
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 import torch
 from jaxtyping import Int
@@ -11,6 +12,8 @@ from foredraft.model.bridge import Bridge
 
 _TRIES = 8
 """Places at which a text may be parted that are looked at."""
+_ENDLESS = 8
+"""A window of so many times the look-behind is parted wherever it can be."""
 
 
 @dataclass(slots=True)
@@ -71,9 +74,7 @@ class Retelling:
         if not tail and not known:
             tail = [0]  # there must be something to read, be it nonsense
         before = text.told[known:].tolist()
-        same = next(
-            (i for i, (a, b) in enumerate(zip(before, tail, strict=False)) if a != b), min(len(before), len(tail))
-        )
+        same = _shared(before, tail)
         fresh = torch.tensor(tail[same:], dtype=torch.long, device=history.device)
         text.told = torch.cat([text.told[: known + same], fresh])
         if len(window) >= text.limit:
@@ -81,14 +82,18 @@ class Retelling:
         return known + same
 
     def _mark(self, text: _Text, window: list[int], tail: list[int]) -> None:
-        """Set a mark as late as may be, between words if possible; in vain, the next try is a while later."""
-        latest = len(window) - self._lookbehind
-        places = range(latest, max(latest - _TRIES, 0), -1)
-        for place in sorted(places, key=lambda place: not self._bridge.opens_word(window[place])):
+        """Set a mark as late as may be, where a word ends; in vain, the next try is a while later.
+
+        A run without an end, such as a line of dashes, is parted anywhere in the end: what is told of it may then
+        differ from what would be told at once, which costs a draft at most.
+        """
+        anywhere = range(len(window) - self._lookbehind, 0, -1)
+        ends = (place for place in anywhere if self._bridge.parted(window, place))
+        endless = len(window) >= _ENDLESS * self._lookbehind
+        for place in (*islice(ends, _TRIES), *islice(anywhere if endless else (), _TRIES)):
             rest = self._bridge.to_draft(window[place:], first=False)
-            if (
-                rest and tail[-len(rest) :] == rest and self._bridge.draft.pieces[rest[0]]
-            ):  # an unknown word may be half
+            known_word = rest and self._bridge.draft.pieces[rest[0]]  # half of an unknown word is unknown too
+            if known_word and tail[-len(rest) :] == rest:
                 begin, known = text.marks[-1]
                 text.marks.append((begin + place, known + len(tail) - len(rest)))
                 text.limit = 2 * self._lookbehind

@@ -8,6 +8,9 @@ import torch
 from foredraft.model.spelling import Spelling, complete
 from foredraft.model.tokenizer import Tokenizer
 
+_BYTES = 4
+"""A character has no more bytes, and a token may be one of them."""
+
 
 class Bridge:
     """From the target's tokens to a draft's and back. Texts are the same on both sides; tokens need not be.
@@ -89,6 +92,21 @@ class Bridge:
         """Tokens of the target up to the first that stands for no text, such as the one for unknown words."""
         return list(itertools.takewhile(self.target.pieces.__getitem__, tokens))
 
-    def opens_word(self, token: int) -> bool:
-        """Whether a token of the target begins with a space or a line: tokenizers part a text there."""
-        return self.target.pieces[token][:1].isspace()
+    def parted(self, tokens: Sequence[int], place: int) -> bool:
+        """Whether a word, a run of spaces or one of signs ends before this place of a text of the target.
+
+        There tokenizers part a text: what follows has no say in how that before it is written.
+        """
+        if tokens[place - 1] in self._special or tokens[place] in self._special:
+            return True
+        before, after = tokens[max(place - _BYTES, 0) : place], tokens[place : place + _BYTES]
+        left, right = (self.target.say(side).decode("utf-8", "surrogateescape") for side in (before, after))
+        kinds = _kind(left[-1:]), _kind(right[:1])
+        return "" not in kinds and kinds[0] != kinds[1]
+
+
+def _kind(character: str) -> str:
+    """What runs a character belongs to; none for a byte of one."""
+    if not character or "\udc80" <= character <= "\udcff":
+        return ""
+    return "space" if character.isspace() else "word" if character.isalnum() else "signs"
