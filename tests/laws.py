@@ -100,7 +100,7 @@ PARTIAL: dict[str, Callable[[CausalLM, CausalLM, cache.SlotCache], Drafter]] = {
         TriForceOptions(gamma=2, inner_gamma=2, budget=2, chunk=1, room=1),
         target,
         full,
-        Part(DraftModel(DraftOptions(num_assistant_tokens=2, window=8, sinks=1), draft, VOCAB)),
+        Part(DraftModel(DraftOptions(num_assistant_tokens=2, window=8, sinks=1), draft, VOCAB), draws=True),
         VOCAB,
     ),
 }

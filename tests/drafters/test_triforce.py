@@ -50,7 +50,7 @@ def small(draft: CausalLM, **options) -> DraftModel:
 
 def looped(target: CausalLM, options: Options, drafter) -> tuple[Generator, TriForce]:
     full = target.new_cache()
-    three = TriForce(options, target, full, Part(drafter), target.vocab_size)
+    three = TriForce(options, target, full, Part(drafter, draws=True), target.vocab_size)
     return tiny.generator(target, three, cache=full), three
 
 
@@ -73,7 +73,7 @@ def test_the_law_of_a_draft_is_that_of_the_middle_level_on_its_path(
     and a greedy draft is the middle's own greedy text."""
     texts, options = tiny.prompts((70, 25, 9, 40)), Options(gamma=5, **SMALL)
     full = target.new_cache()
-    three = TriForce(options, target, full, Part(small(other)), target.vocab_size)
+    three = TriForce(options, target, full, Part(small(other), draws=True), target.vocab_size)
     view = view_of(texts, temperature, [3, 4, 5, 6], full, target)
     for row, text in enumerate(texts):
         three.admit(row, torch.tensor(text[:-1]), {})
@@ -163,7 +163,7 @@ def test_no_choice_depends_on_what_is_drawn_afterwards(target: CausalLM, other: 
     choice of a step is made before anything is drawn in it."""
     text = tiny.prompts((60,))[0]
     full = target.new_cache()
-    three = TriForce(Options(gamma=4, **SMALL), target, full, Part(small(other)), target.vocab_size)
+    three = TriForce(Options(gamma=4, **SMALL), target, full, Part(small(other), draws=True), target.vocab_size)
     view = view_of([text] * 6, 1.0, [1, 2, 3, 4, 5, 6], full, target)
     for row in range(6):
         three.admit(row, torch.tensor(text[:-1]), {})

@@ -119,6 +119,7 @@ class Bandit(Drafter):
         if not arms:
             raise OptionError("bandit needs at least one drafter.")
         self._options = options
+        self.learns = True
         self._arms = [Arm(None), *arms]
         self._drafters = [arm.drafter for arm in self._arms if arm.drafter is not None]
         self._ucb = Ucb(len(self._arms), options.exploration)
