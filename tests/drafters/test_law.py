@@ -16,7 +16,7 @@ import laws
 
 LEAST = 1e-3
 """A p-value below is a failure."""
-MANY, SOME, FEW = 200_000, 40_000, 600
+MANY, SOME, LESS, FEW = 200_000, 40_000, 20_000, 600
 
 
 class Job(NamedTuple):
@@ -51,18 +51,18 @@ TABLE = [
     *[("eagle1", setting, SOME) for setting in ("top_k", "cutoffs", "history")],
     *[(name, "temperature", SOME) for name in laws.HEADS if name != "eagle1"],
     ("eagle3", "history", SOME),
-    *[(name, setting, SOME) for name in ("specinfer", "specinfer apart") for setting in ("temperature", "history")],
-    *[("sequoia", setting, SOME) for setting in ("temperature", "cutoffs", "history")],
-    ("opt_tree", "temperature", SOME),
-    *[(name, "temperature", SOME) for name in laws.LOOKAHEADS],
-    ("lookahead bigrams", "history", SOME),
-    *[("layer_skip", setting, SOME) for setting in ("temperature", "history")],
-    *[(name, "temperature", SOME) for name in laws.NESTED],
-    *[(name, "history", SOME) for name in ("cascade", "relay")],
-    *[(name, "temperature", SOME) for name in laws.PARTIAL],
-    *[("triforce", setting, SOME) for setting in ("top_p", "history")],
-    *[("tli", setting, SOME) for setting in ("temperature", "top_k", "history")],
-    ("slem", "temperature", SOME),
+    *[(name, setting, LESS) for name in ("specinfer", "specinfer apart") for setting in ("temperature", "history")],
+    *[("sequoia", setting, LESS) for setting in ("temperature", "cutoffs", "history")],
+    ("opt_tree", "temperature", LESS),
+    *[(name, "temperature", LESS) for name in laws.LOOKAHEADS],
+    ("lookahead bigrams", "history", LESS),
+    *[("layer_skip", setting, LESS) for setting in ("temperature", "history")],
+    *[(name, "temperature", LESS) for name in laws.NESTED],
+    *[(name, "history", LESS) for name in ("cascade", "relay")],
+    *[(name, "temperature", LESS) for name in laws.PARTIAL],
+    *[("triforce", setting, LESS) for setting in ("top_p", "history")],
+    *[("tli", setting, LESS) for setting in ("temperature", "top_k", "history")],
+    ("slem", "temperature", LESS),
 ]
 """Drafters and sampling settings. Texts of picked drafts are those of plain decoding, so "none" needs no more."""
 RULES = [

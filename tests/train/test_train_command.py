@@ -129,7 +129,7 @@ def test_on_the_targets_own_words(train: Train, tmp_path: Path):
         ("eagle3", ("--recipe", "steps"), "'steps' is not of the form option=value"),
         ("eagle3", ("--recipe", "steps=many"), "steps=many has a value of the wrong type"),
         ("eagle3", ("--recipe", "steps=0"), "steps must be 1 or more"),
-        ("eagle3", ("--recipe", "loss=xy"), "Unknown loss 'xy'. Known: ce, kl"),
+        ("eagle3", ("--recipe", "loss=xy"), "Unknown loss 'xy'. Known: ce, jsd, kl"),
         ("eagle3", ("--batch", "0"), "batch must be 1 or more"),
         ("eagle3", ("--precision", "fp8"), "Unknown precision 'fp8'"),
         ("eagle3", ("--taps", "3", "--taps", "1"), "taps must be different layers, from low to high"),
