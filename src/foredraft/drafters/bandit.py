@@ -190,7 +190,7 @@ class Bandit(Drafter):
 def build(options: Options, supplies: Supplies) -> Bandit:
     """bandit:SPEC+[SPEC,option=value]"""
     arms = []
-    for text in supplies.paths:
+    for text in supplies.parts_like("bandit:prompt_lookup+[draft_model:PATH,num_assistant_tokens=4]"):
         own = Spec.parse(text).options
         if text != "none":
             arms.append(Arm(supplies.drafter(text), getattr(own, "assistant_confidence_threshold", 0.0)))

@@ -69,6 +69,16 @@ class Supplies(ABC):
             raise DrafterError(f"{name} needs {needs}: write {name}:PATH with a folder or hub name.")
         return path
 
+    def parts_like(self, example: str) -> list[str]:
+        """``paths``, of a method that is made of other drafters.
+
+        Raises:
+            DrafterError: there are none; the sentence shows an example.
+        """
+        if self.place.path is None:
+            raise DrafterError(f"{self.place.name} needs {self.place.needs}: write {example}.")
+        return self.paths
+
     @property
     def paths(self) -> list[str]:
         """The same as a list: A+B, or [A,option=value]+B where entries are specs."""

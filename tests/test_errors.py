@@ -1,0 +1,37 @@
+"""What cannot be is refused as docs/errors.md says, in one sentence."""
+
+import functools
+import re
+from pathlib import Path
+
+import pytest
+
+from foredraft.compose import load
+from foredraft.core.errors import UsageError
+from foredraft.drafters import METHODS
+from foredraft.engine.generate import Generator
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "errors.md"
+ROWS = re.findall(r"^\| `(.+?)` \| (?:`(\w+)`)? ?\| (\w+): (.+) \|$", PAGE.read_text("utf-8"), re.MULTILINE)
+
+
+@functools.cache
+def bundled() -> Generator:
+    return load("sample", drafter=None)
+
+
+@pytest.mark.parametrize(("drafter", "verifier", "kind", "said"), ROWS, ids=[" ".join(row[:2]).strip() for row in ROWS])
+def test_it_is_refused_in_these_words(drafter: str, verifier: str, kind: str, said: str):
+    with pytest.raises(UsageError) as caught:
+        load(bundled().engine.target, drafter, tokenizer=bundled().tokenizer, verifier=verifier or None)
+    assert caught.type.__name__ == kind
+    found = str(caught.value)
+    assert found.startswith(said[:-3]) if said.endswith("...") else found == said
+    assert "\n" not in found
+    assert bundled().generate("1, 2,", max_new_tokens=2).tokens, "the target is as it was"
+
+
+def test_the_page_has_something_on_every_method_that_can_be_asked_for_wrongly():
+    named = {row[0].partition(":")[0].partition(",")[0] for row in ROWS}
+    assert len(ROWS) > 30
+    assert set(METHODS) - named <= {"eagle1", "eagle2", "medusa", "hydra", "blockwise", "max_gram"}
