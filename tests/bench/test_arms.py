@@ -1,6 +1,7 @@
 """Our loop and transformers' generate behind one face: the same tokens, and one way to count them."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -215,3 +216,17 @@ def test_assisted_generation_needs_a_draft(tmp_path_factory: pytest.TempPathFact
         OptionError, match=r"transformers_assisted needs a draft model: write transformers_assisted:PATH\."
     ):
         make_arms([ArmSpec.parse("transformers_assisted")], Ground(str(folder), device="cpu"))
+
+
+def test_an_assistant_with_another_tokenizer_is_universal_assisted_generation():
+    folder = Path(__file__).resolve().parents[3] / "shared" / "models" / "draft-6m"
+    if not folder.is_dir():
+        pytest.skip("needs a model with another tokenizer than the bundled one's: ../shared/models/draft-6m")
+    specs = [ArmSpec.parse("none"), ArmSpec.parse(f"transformers_assisted:{folder}")]
+    plain, universal = make_arms(specs, Ground("sample", device="cpu"))
+    assert isinstance(plain, LoopArm)
+    prompt = plain.generator.encode("def add(a, b):")
+    calls = [arm.run([prompt], greedy(12)) for arm in (plain, universal)]
+    plain.generator.close()
+    assert calls[0].tokens == calls[1].tokens
+    assert calls[1].stats.target_forwards <= 12

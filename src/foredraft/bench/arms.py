@@ -151,7 +151,7 @@ def make_arms(specs: Sequence[ArmSpec], ground: Ground) -> list[Arm]:
 
 def _stock_arms(specs: Sequence[ArmSpec], ground: Ground) -> dict[str, Arm]:
     loaded = load_model(ground.model, dtype=ground.dtype, device=ground.device)
-    model = StockModel(loaded.model, loaded.eos_token_ids)
+    model = StockModel(loaded.model, loaded.eos_token_ids, loaded.tokenizer)
     made: dict[str, Arm] = {}
     for each in specs:
         kind, _, path = each.spec.partition(":")
@@ -161,7 +161,7 @@ def _stock_arms(specs: Sequence[ArmSpec], ground: Ground) -> dict[str, Arm]:
             if not path:
                 raise OptionError(f"{kind} needs a draft model: write {kind}:PATH.")
             draft = load_model(path, dtype=ground.dtype, device=ground.device)
-            assistant = StockModel(draft.model, draft.eos_token_ids)
+            assistant = StockModel(draft.model, draft.eos_token_ids, draft.tokenizer)
         elif path:
             raise OptionError(f"{kind} takes no path.")
         lookup = _LOOKUP if kind == "transformers_lookup" else 0

@@ -12,6 +12,7 @@ from transformers.generation.streamers import BaseStreamer
 from foredraft.core.errors import OptionError, PromptError
 from foredraft.core.params import SamplingParams
 from foredraft.model.support import context_of
+from foredraft.model.tokenizer import Tokenizer
 
 _HANDED_ON = ("max_new_tokens", "min_new_tokens", "temperature", "top_k", "top_p", "repetition_penalty", "seed")
 """What of the parameters is handed on; anything else must be as usual."""
@@ -34,10 +35,14 @@ class StockModel:
     Args:
         model: in evaluation mode.
         eos_token_ids: all ids that end a text.
+        tokenizer: of the model, for an assistant that has another.
     """
 
-    def __init__(self, model: PreTrainedModel, eos_token_ids: Sequence[int]) -> None:
+    def __init__(
+        self, model: PreTrainedModel, eos_token_ids: Sequence[int], tokenizer: Tokenizer | None = None
+    ) -> None:
         self.model: Any = model.eval()
+        self._tokenizer = tokenizer
         self._eos = tuple(eos_token_ids)
 
     @torch.inference_mode()
@@ -54,7 +59,8 @@ class StockModel:
         Args:
             params: lengths, temperature, top-k, top-p, repetition penalty and seed; everything else as usual. Texts end
                 with the model's context, all of them where the longest does.
-            assistant: for assisted generation, with transformers' own schedule; one prompt at a time.
+            assistant: for assisted generation, with transformers' own schedule; one prompt at a time. Where its
+                tokenizer is another one, it is transformers' universal assisted generation.
             lookup: for prompt lookup: ``prompt_lookup_num_tokens``.
 
         Raises:
@@ -71,7 +77,7 @@ class StockModel:
         mask = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
         extra = {"prompt_lookup_num_tokens": lookup} if lookup else {}
         if assistant is not None:
-            extra["assistant_model"] = assistant.model
+            extra |= {"assistant_model": assistant.model, **self._tokenizers(assistant)}
         options = _options(params, room) | {"eos_token_id": eos or None, "pad_token_id": pad}
         clock = _Clock()
         torch.manual_seed(params.seed)
@@ -86,6 +92,13 @@ class StockModel:
         tokens = [_cut(row[longest:], self._eos) for row in found.tolist()]
         seconds = time.perf_counter() - started
         return StockCall(tokens, seconds, clock.first - started, tuple(clock.blocks))
+
+    def _tokenizers(self, assistant: "StockModel") -> dict[str, Any]:
+        """Those of both, where they differ."""
+        own, other = self._tokenizer, assistant._tokenizer
+        if own is None or other is None or own.first_difference(other) is None:
+            return {}
+        return {"tokenizer": own.inner, "assistant_tokenizer": other.inner}
 
 
 class _Clock(BaseStreamer):
