@@ -5,7 +5,6 @@ less sure it is of its first choice the more of them. All of them are picked by 
 on what was picked, and every node may be left out.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
 
@@ -13,13 +12,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from foredraft.core.draft import Draft, Law, Verdict
-from foredraft.core.drafter import Needs, Plan, Rewindable, StepOut, View
+from foredraft.core.draft import Draft, Law
+from foredraft.core.drafter import Needs, Plan, View
 from foredraft.core.errors import OptionError
 from foredraft.core.tree import TokenTree
 from foredraft.core.warp import Paths
 from foredraft.drafters.grow import Candidates, keep_best, ranked
-from foredraft.drafters.reader import Reader
+from foredraft.drafters.reader import Reader, ReadingDrafter
 from foredraft.drafters.supplies import Supplies
 from foredraft.model.causal import CausalLM
 
@@ -50,7 +49,7 @@ class Options:
 
 
 @final
-class Cape(Rewindable):
+class Cape(ReadingDrafter[Reader]):
     """A draft model's likeliest chain, with siblings.
 
     Args:
@@ -60,21 +59,10 @@ class Cape(Rewindable):
 
     def __init__(self, options: Options, model: CausalLM, vocab_size: int) -> None:
         self._options = options
-        self._reader = Reader(model, vocab_size)
         self._widths = torch.tensor(options.widths, device=model.device)
         depth = options.num_assistant_tokens
-        self.needs = Needs(max_nodes=depth * max(options.widths), max_depth=depth, scored=True)
-
-    def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
-        self._reader.admit(row)
-
-    def commit(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None: ...
-
-    def rewind(self, row: int, length: int) -> None:
-        self._reader.rewind(row, length)
-
-    def release(self, row: int) -> None:
-        self._reader.release(row)
+        needs = Needs(max_nodes=depth * max(options.widths), max_depth=depth, scored=True)
+        super().__init__(Reader(model, vocab_size), needs)
 
     @torch.inference_mode()
     def propose(self, view: View, plan: Plan) -> Draft:

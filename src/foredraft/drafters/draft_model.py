@@ -4,21 +4,18 @@ As a chain it draws k tokens from its own law q. As a tree it draws a few childr
 (RSD-C, arXiv:2402.14160), level by level. Greedy rows get its likeliest tokens, which are picked, not drawn.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
 
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor
 
-from foredraft.core.draft import Draft, Law, Verdict
-from foredraft.core.drafter import Needs, Plan, Rewindable, StepOut, View
+from foredraft.core.draft import Draft, Law
+from foredraft.core.drafter import Needs, Plan, View
 from foredraft.core.errors import OptionError
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.chain import ChainOptions, draw_chain
 from foredraft.drafters.growing import Level, fill
-from foredraft.drafters.reader import Reader, ReaderGrowing
+from foredraft.drafters.reader import Reader, ReaderGrowing, ReadingDrafter
 from foredraft.drafters.supplies import Supplies
 from foredraft.drafters.teachable import Teachable
 from foredraft.drafters.templates import Template
@@ -54,7 +51,7 @@ class Options(ChainOptions):
 
 
 @final
-class DraftModel(Rewindable, SearchesAhead, Teachable):
+class DraftModel(ReadingDrafter[Reader | WindowReader], SearchesAhead, Teachable):
     """Drafts with a model that reads each text beside the target; see ``Reader``.
 
     Args:
@@ -70,24 +67,12 @@ class DraftModel(Rewindable, SearchesAhead, Teachable):
         if options.branching is not None:
             template = Template.regular(options.branching)
             self._levels, nodes = Level.all_of(template, model.device), template.nodes
-        self.needs = Needs(max_nodes=nodes, max_depth=_longest(options))
-        self._reader: Reader | WindowReader = Reader(model, vocab_size)
-        if options.window is not None:
-            self._reader = WindowReader(self._reader, options.window, options.sinks, nodes)
+        whole = Reader(model, vocab_size)
+        reader = whole if options.window is None else WindowReader(whole, options.window, options.sinks, nodes)
+        super().__init__(reader, Needs(max_nodes=nodes, max_depth=_longest(options)))
 
     def beam_model(self) -> CausalLM:
         return self._model
-
-    def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
-        self._reader.admit(row)
-
-    def commit(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None: ...
-
-    def rewind(self, row: int, length: int) -> None:
-        self._reader.rewind(row, length)
-
-    def release(self, row: int) -> None:
-        self._reader.release(row)
 
     def trainee(self) -> ModelTrainee:
         return ModelTrainee(self._model)

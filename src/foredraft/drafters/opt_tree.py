@@ -4,20 +4,17 @@ Of all that the draft has scored, the nodes with the largest products of probabi
 the expected acceptance if these are right. They are picked, not drawn, so every choice among them is lossless.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
 
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor
 
-from foredraft.core.draft import Draft, Law, Verdict
-from foredraft.core.drafter import Needs, Plan, Rewindable, StepOut, View
+from foredraft.core.draft import Draft, Law
+from foredraft.core.drafter import Needs, Plan, View
 from foredraft.core.errors import OptionError
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.dynamic import Shape, grow_tree
-from foredraft.drafters.reader import Reader, ReaderGrowing
+from foredraft.drafters.reader import Reader, ReaderGrowing, ReadingDrafter
 from foredraft.drafters.supplies import Supplies
 from foredraft.model.causal import CausalLM
 
@@ -48,7 +45,7 @@ class Options:
 
 
 @final
-class OptTree(Rewindable):
+class OptTree(ReadingDrafter[Reader]):
     """Drafts with a model that reads each text beside the target; see ``Reader``.
 
     Args:
@@ -58,19 +55,8 @@ class OptTree(Rewindable):
 
     def __init__(self, options: Options, model: CausalLM, vocab_size: int) -> None:
         self._shape = Shape(options.nodes, options.depth, options.top_k)
-        self._reader = Reader(model, vocab_size)
-        self.needs = Needs(max_nodes=options.nodes, max_depth=min(options.depth, options.nodes), scored=True)
-
-    def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
-        self._reader.admit(row)
-
-    def commit(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None: ...
-
-    def rewind(self, row: int, length: int) -> None:
-        self._reader.rewind(row, length)
-
-    def release(self, row: int) -> None:
-        self._reader.release(row)
+        needs = Needs(max_nodes=options.nodes, max_depth=min(options.depth, options.nodes), scored=True)
+        super().__init__(Reader(model, vocab_size), needs)
 
     @torch.inference_mode()
     def propose(self, view: View, plan: Plan) -> Draft:

@@ -1,14 +1,15 @@
 """What the drafters on a whole model have in common: it reads each text beside the target, in a cache of its own."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol, final, runtime_checkable
+from typing import Generic, Protocol, TypeVar, final, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from foredraft.core.drafter import Plan, View
+from foredraft.core.draft import Draft, Verdict
+from foredraft.core.drafter import Needs, Plan, Rewindable, StepOut, View
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.grow import ranked
 from foredraft.drafters.growing import Growing
@@ -124,6 +125,42 @@ class Reader:
             tokens[line, :count] = view.history[b, start : start + count]
         prefill(self.model, self.cache, rows, self.mine(tokens), starts)
         self._known.update({row: extents[b] - 1 for row, b in zip(rows, far, strict=True)})
+
+
+@runtime_checkable
+class ReadsTexts(Protocol):
+    """A ``Reader``, or what stands before one."""
+
+    def admit(self, row: int) -> None:
+        """See ``Reader.admit``."""
+
+    def rewind(self, row: int, length: int) -> None:
+        """See ``Reader.rewind``."""
+
+    def release(self, row: int) -> None:
+        """See ``Reader.release``."""
+
+
+R = TypeVar("R", bound=ReadsTexts)
+
+
+class ReadingDrafter(Rewindable, Generic[R]):
+    """A drafter on one model that reads each text beside the target. Subclasses say how they ``propose``."""
+
+    def __init__(self, reader: R, needs: Needs) -> None:
+        self._reader = reader
+        self.needs = needs
+
+    def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
+        self._reader.admit(row)
+
+    def commit(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None: ...
+
+    def rewind(self, row: int, length: int) -> None:
+        self._reader.rewind(row, length)
+
+    def release(self, row: int) -> None:
+        self._reader.release(row)
 
 
 @runtime_checkable

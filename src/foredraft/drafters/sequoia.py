@@ -5,22 +5,19 @@ How often the j-th child of a node is the accepted one is measured once. A dynam
 size, and measured costs choose the size. Children are drawn without replacement, with fresh random numbers each step.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
 
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor
 
-from foredraft.core.draft import Draft, Law, Verdict
-from foredraft.core.drafter import Needs, Plan, Rewindable, StepOut, View
+from foredraft.core.draft import Draft, Law
+from foredraft.core.drafter import Needs, Plan, View
 from foredraft.core.errors import OptionError
 from foredraft.core.shapes import Shapes, best_size
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.acceptance import measure_acceptance, read_acceptance
 from foredraft.drafters.growing import Level, fill
-from foredraft.drafters.reader import Reader, ReaderGrowing
+from foredraft.drafters.reader import Reader, ReaderGrowing, ReadingDrafter
 from foredraft.drafters.supplies import Supplies
 from foredraft.drafters.templates import Template
 from foredraft.engine.costs import CostTable, measure_costs
@@ -126,25 +123,14 @@ class Planner:
 
 
 @final
-class Sequoia(Rewindable):
+class Sequoia(ReadingDrafter[Reader]):
     """Drafts with a model that reads each text beside the target; see ``Reader``."""
 
     def __init__(self, options: Options, model: CausalLM, target: CausalLM) -> None:
-        self._reader = Reader(model, target.vocab_size)
         self.planner = Planner(options, target, model)
         nodes = options.nodes or NODES
-        self.needs = Needs(max_nodes=nodes, max_depth=options.depth or min(DEPTH, nodes))
-
-    def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
-        self._reader.admit(row)
-
-    def commit(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None: ...
-
-    def rewind(self, row: int, length: int) -> None:
-        self._reader.rewind(row, length)
-
-    def release(self, row: int) -> None:
-        self._reader.release(row)
+        needs = Needs(max_nodes=nodes, max_depth=options.depth or min(DEPTH, nodes))
+        super().__init__(Reader(model, target.vocab_size), needs)
 
     @torch.inference_mode()
     def propose(self, view: View, plan: Plan) -> Draft:
