@@ -114,6 +114,36 @@ class Rest:
         return trial
 
 
+class Stopwatch:
+    """Seconds a drafted token, by the median of late; a proposal that had to read a text first does not count."""
+
+    TIMINGS = 15  # so many of the last times count: machines have slow moments
+
+    def __init__(self) -> None:
+        self._seconds: deque[float] = deque(maxlen=self.TIMINGS)
+        self._known: set[int] = set()
+        self._reading = True
+
+    def add(self, view: View, plan: Plan, done: StepDone) -> None:
+        """Look at a step."""
+        if not plan.length:
+            self._reading = True
+            return
+        deepest = max(result.depth for result in done.rows)
+        if deepest and not self._reading and self._known.issuperset(view.rows):
+            self._seconds.append(done.draft_seconds / deepest)
+        self._known.update(view.rows)
+        self._reading = False
+
+    def release(self, row: int) -> None:
+        self._known.discard(row)
+
+    @property
+    def seconds(self) -> float:
+        """0 where nothing was timed yet."""
+        return statistics.median(self._seconds) if self._seconds else 0.0
+
+
 class CostAware(Controller):
     """The length with the best expected tokens a second, and none at all when nothing pays.
 
@@ -128,7 +158,6 @@ class CostAware(Controller):
     MARGIN = 1.02  # drafting must promise so much more than plain decoding
     LONGEST_REST = Rest.LONGEST  # steps between two trials while drafting is off, at most
     TRIAL_LENGTH = 3  # of the drafts of a trial
-    TIMINGS = 15  # so many of the last drafting times count, by their median: machines have slow moments
 
     def __init__(self, longest: int, costs: CostTable, confidence: float = 0.0) -> None:
         self._longest = longest
@@ -137,10 +166,8 @@ class CostAware(Controller):
         self._goes_on = [Mean(1.0, self.WEIGHT) for _ in range(longest)]
         self._accepted = [Mean(self.PRIOR, self.WEIGHT) for _ in range(longest)]
         self._nodes = [float(k + 2) for k in range(longest)]  # nodes of a tree of depth k + 1, root included
-        self._timings: deque[float] = deque(maxlen=self.TIMINGS)  # seconds a drafted token
-        self._known: set[int] = set()
+        self._watch = Stopwatch()
         self._rest = Rest()
-        self._reading = True  # whether the draft has to catch up in the next proposal
 
     def plan(self, view: View, limits: Sequence[int]) -> Plan:
         length = self.best_length(len(view.rows))
@@ -154,7 +181,7 @@ class CostAware(Controller):
         """The best length for so many rows at what is known now; 0 when plain decoding is as good."""
         plain = self._costs(batch)
         best, best_rate = 0, self.MARGIN / plain
-        draft_seconds = statistics.median(self._timings) if self._timings else 0.0
+        draft_seconds = self._watch.seconds
         tokens, reach = 1.0, 1.0  # expected tokens, and the chance that the next depth is accepted
         ended, going, cost = 0.0, 1.0, plain  # seconds of paths that have ended, chance of those that have not
         for depth in range(self._longest):
@@ -169,14 +196,9 @@ class CostAware(Controller):
         return best
 
     def observe(self, view: View, plan: Plan, done: StepDone) -> None:
+        self._watch.add(view, plan, done)
         if not plan.length:
-            self._reading = True
             return
-        deepest = max(result.depth for result in done.rows)
-        if deepest and not self._reading and self._known.issuperset(view.rows):  # else it has read a text first
-            self._timings.append(done.draft_seconds / deepest)
-        self._known.update(view.rows)
-        self._reading = False
         for length, result in zip(plan.lengths, done.rows, strict=True):
             depth = min(result.depth, self._longest)
             if depth:
@@ -188,7 +210,7 @@ class CostAware(Controller):
 
     def release(self, row: int) -> None:
         """With a text half of what was learned goes, and drafting that is off is tried again at once."""
-        self._known.discard(row)
+        self._watch.release(row)
         for share in (*self._goes_on, *self._accepted):
             share.doubt()
         self._rest.begin(over=True)

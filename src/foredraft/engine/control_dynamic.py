@@ -1,20 +1,18 @@
 """How much to draft, learned as texts go on: a threshold by what it would have brought, a length for a batch."""
 
 import math
-import statistics
 from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple, final
 
 from foredraft.core.drafter import Plan, View
 from foredraft.core.theory import expected_tokens
-from foredraft.engine.control import Controller, Mean, Rest
+from foredraft.engine.control import Controller, Mean, Rest, Stopwatch
 from foredraft.engine.costs import CostTable
 from foredraft.engine.step import StepDone
 
 MARGIN = 1.02
 """Drafting must promise so much more than plain decoding."""
-_TIMINGS = 15
 
 
 class Trace(NamedTuple):
@@ -35,34 +33,6 @@ class Choice(NamedTuple):
 
     threshold: float
     rate: float
-
-
-class Stopwatch:
-    """Seconds a drafted token, by the median of late; a proposal that had to read a text first does not count."""
-
-    def __init__(self) -> None:
-        self._seconds: deque[float] = deque(maxlen=_TIMINGS)
-        self._known: set[int] = set()
-        self._reading = True
-
-    def add(self, view: View, plan: Plan, done: StepDone) -> None:
-        """Look at a step."""
-        if not plan.length:
-            self._reading = True
-            return
-        deepest = max(result.depth for result in done.rows)
-        if deepest and not self._reading and self._known.issuperset(view.rows):
-            self._seconds.append(done.draft_seconds / deepest)
-        self._known.update(view.rows)
-        self._reading = False
-
-    def release(self, row: int) -> None:
-        self._known.discard(row)
-
-    @property
-    def seconds(self) -> float:
-        """0 where nothing was timed yet."""
-        return statistics.median(self._seconds) if self._seconds else 0.0
 
 
 def replay(
