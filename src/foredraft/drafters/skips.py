@@ -1,12 +1,12 @@
 """Which parts of a model a draft does without, as a small JSON file: ``foredraft skip`` writes it, ``layer_skip`` reads
 it."""
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from foredraft.core.errors import DrafterError, OptionError
+from foredraft.core.errors import DrafterError
+from foredraft.model.record import read_record, write_record
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +30,7 @@ def write_skips(path: str | Path, skips: Skips) -> None:
         "skip_mlp": skips.mlp,
         "facts": skips.facts,
     }
-    try:
-        Path(path).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise OptionError(f"Cannot write {path}: {error.strerror}.") from None
+    write_record(path, record)
 
 
 def read_skips(path: str | Path) -> Skips:
@@ -42,13 +39,7 @@ def read_skips(path: str | Path) -> Skips:
     Raises:
         DrafterError: it is not there, or it is something else.
     """
-    try:
-        record = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DrafterError(f"Cannot read the layers to skip, {path}: {error.strerror}.") from None
-    except ValueError as error:
-        raise DrafterError(f"{path} is not JSON: {error}.") from None
-    found = record if isinstance(record, dict) else {}
+    found = read_record(path, "the layers to skip,")
     layers, lists = found.get("layers"), [found.get("skip_attention"), found.get("skip_mlp")]
     if not isinstance(layers, int) or not all(isinstance(each, list) for each in lists):
         raise DrafterError(

@@ -1,11 +1,11 @@
 """What ``foredraft tune`` found, as a small JSON file that ``load`` takes for a drafter: ``--drafter tuned.json``."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from foredraft.core.errors import DrafterError, OptionError
+from foredraft.model.record import read_record, write_record
 
 SUFFIX = ".json"
 
@@ -29,10 +29,7 @@ def write_tuned(path: str | Path, tuned: Tuned) -> None:
     record = {"model": tuned.model, "drafter": tuned.drafter, "off_from": tuned.off_from, "facts": tuned.facts or {}}
     if Path(path).suffix != SUFFIX:
         raise OptionError(f"{path}: a tuned drafter is a file that ends in {SUFFIX}.")
-    try:
-        Path(path).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise OptionError(f"Cannot write {path}: {error.strerror}.") from None
+    write_record(path, record)
 
 
 def read_tuned(path: str | Path) -> Tuned:
@@ -41,13 +38,7 @@ def read_tuned(path: str | Path) -> Tuned:
     Raises:
         DrafterError: it is not there, or it is something else.
     """
-    try:
-        record = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DrafterError(f"Cannot read the tuned drafter {path}: {error.strerror}.") from None
-    except ValueError as error:
-        raise DrafterError(f"{path} is not JSON: {error}.") from None
-    found = record if isinstance(record, dict) else {}
+    found = read_record(path, "the tuned drafter")
     wrong = [name for name in ("model", "drafter") if not isinstance(found.get(name), str)]
     if type(off_from := found.get("off_from")) is not int or off_from < 0:
         wrong.append("off_from")
