@@ -9,6 +9,7 @@ from foredraft.core.drafter import Plan, View
 from foredraft.core.noise import Noise
 from foredraft.core.params import SamplingParams
 from foredraft.core.warp import Warp
+from foredraft.engine.control import Rest
 from foredraft.engine.control_tree import CostAwareTree
 from foredraft.engine.costs import CostTable
 from foredraft.engine.step import RowStep, StepDone, round_up
@@ -107,11 +108,14 @@ def test_it_goes_on_when_a_trial_shows_that_it_pays_again():
     assert all(plan.length for plan in run(controller, 200, (1, 2, 3, 4, 5), level=0.01)[-50:])
 
 
-def test_another_text_is_tried_at_once():
+def test_another_text_is_tried_soon_but_not_while_it_may_be_a_short_one():
     controller = tree()
-    run(controller, 60, (), level=0.2)
+    while controller.plan(view(0), [100]).length or not controller._resting:
+        run(controller, 1, (), level=0.2)
+    run(controller, Rest.FIRST + Rest.TRIAL + 2, (), level=0.2)  # its next rest is a longer one
     controller.release(0)
-    assert run(controller, 1, (1, 2, 3, 4, 5), level=0.01)[0].length == 5
+    lengths = [plan.length for plan in run(controller, Rest.FIRST + 1, (1, 2, 3, 4, 5), level=0.01)]
+    assert not any(lengths[:3]) and any(lengths)
 
 
 def test_a_text_that_ends_among_others_is_forgotten_quietly():

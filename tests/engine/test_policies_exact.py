@@ -20,6 +20,7 @@ from foredraft.core.params import SamplingParams
 from foredraft.core.tree import PAD, TokenTree
 from foredraft.core.verify import DEFAULT, RULES
 from foredraft.core.warp import Warp
+from foredraft.engine.allowance import Allowance
 from foredraft.engine.control import Auto, Constant, Controller, CostAware, Heuristic
 from foredraft.engine.control_dynamic import Calibrated, Goodput
 from foredraft.engine.control_tree import CostAwareTree
@@ -92,11 +93,18 @@ CASES: dict[str, tuple[Callable[[], Controller], Drafted]] = {
     "cost, dear": (lambda: CostAware(2, DEAR), chain),
     "auto": (lambda: Auto(Constant(1), CostAware(2, CHEAP), picked=False), chain),
     "below": (lambda: Below(CostAware(2, DEAR), 2, picked=True), chain),
+    "allowance": (lambda: poor(Allowance(Constant(2), DEAR)), chain),
     "calibrated": (lambda: quick(Calibrated(2, CHEAP)), chain),
     "goodput": (lambda: Goodput(2, DEAR), chain),
     "cost tree": (lambda: ready(CostAwareTree(2, 6, CHEAP)), picked),
     "cost tree, dear": (lambda: ready(CostAwareTree(2, 6, DEAR)), picked),
 }
+
+
+def poor(controller: Allowance) -> Allowance:
+    """One that may lose little, so that what was drawn and accepted soon decides whether it drafts."""
+    controller.STEPS, controller._debt = 1, -0.5 * DEAR(1)
+    return controller
 
 
 def quick(controller: Calibrated) -> Calibrated:

@@ -48,5 +48,6 @@ class HeadDrafter(Drafter, Generic[M]):
     def commit(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None:
         self._memory.commit(view, verdict, out)
 
+    @torch.inference_mode()
     def release(self, row: int) -> None:
         self._memory.release(row)

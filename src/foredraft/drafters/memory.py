@@ -25,6 +25,8 @@ from foredraft.nets.eagle import EagleNet
 _FAR = 16
 """A row that has more than this to read is brought up on its own; the others need not read along."""
 _CHUNK = 512
+_WAITING = 32
+"""The features of so many steps without a draft are made together: while drafting rests, the head costs nothing."""
 _NO_END = 1 << 30  # rotary positions are computed, not looked up, so there is no last one
 
 Read = Callable[[Tensor, Tensor, Tensor, Callable[[int, Tensor, Tensor, Tensor], Tensor]], Tensor]
@@ -36,6 +38,15 @@ class Extended(NamedTuple):
 
     states: Float[Tensor, "B 1 H"]
     known: Bool[Tensor, "B"]
+
+
+class _Waiting(NamedTuple):
+    """States of the target that no features were made of yet: of these rows, from these positions on."""
+
+    rows: tuple[int, ...]
+    starts: Int[Tensor, "B"]
+    extent: int  # of the longest text
+    hidden: Mapping[int, Float[Tensor, "B D H"]]
 
 
 class Memory:
@@ -69,9 +80,11 @@ class Memory:
         self._layout = Layout({"rows": window}, by_type=False)
         self.window = window
         self._known: dict[int, int] = {}  # rows of each text whose keys and values are of true features
+        self._waiting: list[_Waiting] = []
 
     def admit(self, row: int, hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
         """A text begins with these states of the target."""
+        self._settle()
         features = self._to_features(hidden)
         length = features.shape[1]
         self._reserve(row + 1, length, features.shape[2])
@@ -81,19 +94,38 @@ class Memory:
 
     def commit(self, view: View, verdict: Verdict, out: StepOut) -> None:
         """Keep the features of the accepted path; what lies beyond it is overwritten by the next step's."""
-        path = verdict.path.clamp(min=0)[..., None]
-        hidden = {tap: states.gather(1, path.expand(-1, -1, states.shape[2])) for tap, states in out.hidden.items()}
-        features = self._to_features(hidden)
+        alone = verdict.path.shape[1] == 1
+        hidden = out.hidden
+        if not alone:
+            path = verdict.path.clamp(min=0)[..., None]
+            hidden = {tap: states.gather(1, path.expand(-1, -1, states.shape[2])) for tap, states in hidden.items()}
+            self._settle()
+        self._waiting.append(_Waiting(view.rows, view.lengths - 1, max(view.extents), hidden))
+        if not alone or len(self._waiting) >= _WAITING:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Make features of what waits, and put them into their slots."""
+        if not self._waiting:
+            return
+        steps, self._waiting = self._waiting, []
+        features = self._to_features(
+            {tap: torch.cat([step.hidden[tap] for step in steps]) for tap in steps[0].hidden}
+        )
         width = features.shape[1]
-        self._reserve(max(view.rows) + 1, max(view.extents) - 1 + width, features.shape[2])
-        rows = torch.tensor(view.rows, device=features.device)[:, None]
-        slots = view.lengths[:, None] - 1 + torch.arange(width, device=features.device)
-        self._features[rows, slots] = features
+        rows = [row for step in steps for row in step.rows]
+        self._reserve(max(rows) + 1, max(step.extent for step in steps) - 1 + width, features.shape[2])
+        starts = torch.cat([step.starts for step in steps])[:, None]
+        slots = starts + torch.arange(width, device=features.device)
+        self._features[torch.tensor(rows, device=features.device)[:, None], slots] = features
 
     def release(self, row: int) -> None:
         """Forget a text; the last one takes the memory with it."""
         del self._known[row]
-        if not self._known:
+        if self._known:
+            self._settle()
+        else:
+            self._waiting.clear()
             self._cache.clear()
             self._features = self._features.new_zeros(0, 0, 0)
 
@@ -103,6 +135,7 @@ class Memory:
         Args:
             room: slots that will be wanted behind it, for a tree.
         """
+        self._settle()
         ends = [extent - 1 for extent in view.extents]  # features there are, hence rows
         self._prepare(max(ends) + room)
         self._cache.reserve(max(view.rows) + 1, max(ends) + room + _FAR)

@@ -101,9 +101,13 @@ class Rest:
     def __init__(self) -> None:
         self.begin()
 
-    def begin(self, over: bool = False) -> None:
-        """Let the next rest be a first one; ``over``: with its trial at once."""
-        self._length, self._gone = self.FIRST, self.FIRST if over else 0
+    def begin(self) -> None:
+        """Let the next rest be a first one."""
+        self._length, self._gone = self.FIRST, 0
+
+    def hurry(self) -> None:
+        """Another text may be another matter: let the next trial be soon, yet not while it may be a short one."""
+        self._gone = max(self._gone, self._length - self.FIRST)
 
     def step(self) -> int:
         """Which step of a trial this step is, from 1 on; 0 for one without drafts."""
@@ -213,7 +217,7 @@ class CostAware(Controller):
         self._watch.release(row)
         for share in (*self._goes_on, *self._accepted):
             share.doubt()
-        self._rest.begin(over=True)
+        self._rest.hurry()
 
 
 class Auto(Controller):

@@ -57,7 +57,6 @@ def replay(
 
 
 @final
-@final
 class Calibrated(Controller):
     """The confidence below which a chain ends, chosen by what each would have brought lately; none where nothing pays.
 
@@ -103,7 +102,7 @@ class Calibrated(Controller):
 
     def release(self, row: int) -> None:
         self._watch.release(row)
-        self._rest.begin(over=True)
+        self._rest.hurry()
 
 
 @final
@@ -145,7 +144,7 @@ class Goodput(Controller):
     def release(self, row: int) -> None:
         self._own.pop(row, None)
         self._watch.release(row)
-        self._rest.begin(over=True)
+        self._rest.hurry()
 
 
 def best_batch_length(

@@ -55,7 +55,8 @@ class CostAwareTree(Controller):
         if self._resting and self._at_rest():
             return Plan((0,) * batch)
         lengths = tuple(min(self._depth, limit) for limit in limits)
-        if self._gains[-1].weight < self.FEW or self._steps % self.EXPLORE == self.EXPLORE - 1:
+        curious = self._gains[-1].weight < self.FEW or self._steps % self.EXPLORE == self.EXPLORE - 1
+        if curious and not self._resting:  # a trial is to be cheap: it drafts what seemed best
             return Plan(lengths, nodes=self._sizes[-1])
         level = statistics.median(self._levels) if self._levels else 0.0
         worth = level * max(rate, plain) / max(self._goes_on.value, 0.1)  # parents promise so much of their own chance
@@ -87,10 +88,11 @@ class CostAwareTree(Controller):
     def release(self, row: int) -> None:
         """After the last text comes another matter: what was seen counts half, and drafting is tried again at once."""
         self._known.discard(row)
-        if not self._known:
+        if not self._known and self._resting:
+            self._rest.hurry()
+        elif not self._known:
             self._doubt()
-            self._steps, self._resting = 0, False
-            self._rest.begin()
+            self._steps = min(self._steps, self.SURE - Rest.TRIAL)
 
     def _at_rest(self) -> bool:
         """Whether this step of a rest goes without drafts; a trial's does not."""
@@ -113,11 +115,10 @@ class CostAwareTree(Controller):
     def _doubt(self) -> None:
         for gain in self._gains:
             gain.doubt()
-        self._drafts.clear()
-        self._levels.clear()
-        for (drafting, _), times in self._more.items():
-            if drafting:
-                times.clear()
+        drafting = (times for (drafts, _), times in self._more.items() if drafts)
+        for times in (self._drafts, self._levels, *drafting):
+            while len(times) > self.TIMINGS // 3:
+                times.popleft()
 
     def _overhead(self, drafting: bool, batch: int) -> float:
         """Seconds that a step takes over those of its forward; less than none where the machine got faster."""

@@ -7,6 +7,7 @@ from foredraft.core.draft import Law
 from foredraft.core.drafter import Needs, Plan, View
 from foredraft.core.errors import OptionError
 from foredraft.core.params import check_known
+from foredraft.engine.allowance import Allowance
 from foredraft.engine.control import Auto, Constant, Controller, CostAware, Heuristic
 from foredraft.engine.control_dynamic import Calibrated, Goodput
 from foredraft.engine.control_tree import CostAwareTree
@@ -82,14 +83,13 @@ def scheduled(options: Any, needs: Needs, costs: Costs, lossless: bool, off_from
                 "num_assistant_tokens_schedule=calibrated chooses an assistant_confidence_threshold, so it is for "
                 "drafters of chains that have one which is not 0; take cost or auto."
             )
-        chosen = Calibrated(longest, costs(64))
+        chosen = Allowance(Calibrated(longest, costs(64)), costs(64))
     elif schedule == "goodput" and not needs.scored:
-        chosen = Goodput(longest, costs(64))
+        chosen = Allowance(Goodput(longest, costs(64)), costs(64))
     elif schedule != "constant":
-        tree = needs.scored
-        chosen = (
-            CostAwareTree(longest, needs.max_nodes, costs(64)) if tree else CostAware(longest, costs(16), confidence)
-        )
+        table = costs(64 if needs.scored else 16)
+        tree = CostAwareTree(longest, needs.max_nodes, table) if needs.scored else None
+        chosen = Allowance(tree or CostAware(longest, table, confidence), table)
         if schedule == "auto":
             chosen = Auto(constant, chosen, picked)
     return Below(chosen, off_from, picked) if off_from else chosen
