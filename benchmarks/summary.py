@@ -1,4 +1,4 @@
-"""Tables of the pages, from JSON lines alone: README.md and docs/results.md, docs/heads.md.
+"""Tables of the pages, from JSON lines alone: README.md, docs/results.md, docs/heads.md and docs/methods.
 
 python benchmarks/summary.py            # print the summary of benchmarks/results/speed.jsonl
 python benchmarks/summary.py --write    # put all tables, and that of the methods, between the markers of the pages
@@ -10,6 +10,7 @@ import statistics
 from pathlib import Path
 
 import heads_summary
+from method_tables import TABLES
 from reading import quartiles, read
 
 from foredraft.bench import tables
@@ -176,7 +177,9 @@ def measured(both: Summary, name: str) -> str:
 
 
 def _method(both: Summary, arm: str) -> str:
-    """The method of an arm, which may have been given another name."""
+    """The page of an arm's method, which may have been given another name."""
+    if arm == "pruned":  # a draft model as any other: what is particular is how it was made
+        return "pruned_drafts"
     for origin in both.file.provenance:
         renamed = re.search(rf"-d {re.escape(arm)}=(\w+)", origin["command"])
         if renamed:
@@ -192,8 +195,9 @@ def method_pages(both: Summary) -> dict[Path, str]:
         before, begin, rest = text.partition(f"<!-- measured {path.stem} -->\n")
         _, end, after = rest.partition("<!-- /measured -->")
         if begin and end:
-            line = measured(both, path.stem)
-            found[path] = f"{before}{begin}{line}{chr(10) if line else ''}{end}{after}"
+            own = TABLES[path.stem]() if path.stem in TABLES else ""
+            block = "\n\n".join(part for part in (measured(both, path.stem), own) if part)
+            found[path] = f"{before}{begin}{block}{chr(10) if block else ''}{end}{after}"
     return found
 
 

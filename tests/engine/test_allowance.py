@@ -5,7 +5,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from foredraft.core.drafter import Plan, View
+from foredraft.core.drafter import View
 from foredraft.core.noise import Noise
 from foredraft.core.params import SamplingParams
 from foredraft.core.warp import Warp

@@ -109,9 +109,7 @@ class Memory:
         if not self._waiting:
             return
         steps, self._waiting = self._waiting, []
-        features = self._to_features(
-            {tap: torch.cat([step.hidden[tap] for step in steps]) for tap in steps[0].hidden}
-        )
+        features = self._to_features({tap: torch.cat([step.hidden[tap] for step in steps]) for tap in steps[0].hidden})
         width = features.shape[1]
         rows = [row for step in steps for row in step.rows]
         self._reserve(max(rows) + 1, max(step.extent for step in steps) - 1 + width, features.shape[2])

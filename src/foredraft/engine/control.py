@@ -86,6 +86,11 @@ class Mean:
         total, weight = self._prior
         self._sum, self.weight = (self._sum + total) / 2, (self.weight + weight) / 2
 
+    def limit(self, weight: float) -> None:
+        """Let all that was seen count for so many observations at most."""
+        share = min(weight / self.weight, 1.0) if self.weight else 1.0
+        self._sum, self.weight = self._sum * share, self.weight * share
+
     @property
     def value(self) -> float:
         """0 where there is neither an observation nor a prior."""

@@ -28,6 +28,7 @@ class CostAwareTree(Controller):
     PLAIN, SURE = 3, 8  # steps without drafts, and with, that are seen before drafting is judged
     AGAIN = 128  # after so many steps with drafts one without is timed anew
     EXPLORE, FEW = 16, 4.0  # every so many steps, and until it was seen a few times, all that can be drafted is
+    OLD = 2.0  # all that was seen before a trial counts as so many of its steps
     TIMINGS = 15  # so many of the last times count, by their median: machines have slow moments
 
     def __init__(self, depth: int, nodes: int, costs: CostTable) -> None:
@@ -98,7 +99,8 @@ class CostAwareTree(Controller):
         """Whether this step of a rest goes without drafts; a trial's does not."""
         trial = self._rest.step()
         if trial == 1:
-            self._doubt()
+            for gain in self._gains:
+                gain.limit(self.OLD)
         return not trial
 
     def _count(self, results: Sequence[RowStep], drafted: int) -> None:

@@ -1,0 +1,148 @@
+"""Tables of the pages of methods that have a benchmark of their own, from JSON lines alone."""
+
+import itertools
+import statistics
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from reading import quartiles, read
+
+from foredraft.bench.records import read_runs
+
+RESULTS = Path(__file__).resolve().parent / "results"
+MIB = 2**20
+
+
+def table(head: list[str], lines: Iterable[list[str]]) -> list[str]:
+    """A table in Markdown; the first column is text, the others are numbers."""
+    rows = [head, ["---", *["---:"] * (len(head) - 1)], *lines]
+    return [f"| {' | '.join(row)} |" for row in rows]
+
+
+def made(origin: dict) -> str:
+    """Where it was measured, in a sentence."""
+    threads = f"{origin['threads']} thread{'s' if origin['threads'] > 1 else ''}"
+    return (
+        f"Made by `{origin['command']}`: float32, {threads} on {origin['device']}, torch "
+        f"{origin['torch']}, commit `{origin['commit'][:9]}`, {origin['date']}."
+    )
+
+
+def triforce() -> str:
+    """Time a token and memory at both lengths, each arm a line."""
+    kinds = read(RESULTS / "triforce.jsonl")
+    origin, parts = kinds["provenance"][0], []
+    for part, title in (("4k", "really trained, greedy"), ("32k", "random weights, acceptance forced by a table")):
+        runs = [run for run in kinds["run"] if run["part"] == part]
+        names = list(dict.fromkeys(run["arm"] for run in sorted(runs, key=lambda run: run["arm"] != "none")))
+        plain = [_seconds(run) for run in _of(runs, "none")]
+        lines = []
+        for name in names:
+            own = _of(runs, name)
+            seconds = [_seconds(run) for run in own]
+            ratios = [slow / fast for slow, fast in zip(plain, seconds, strict=True)]
+            length = statistics.mean(_length(run) for run in own)
+            memory = [max(run[key] for run in own) / MIB for key in ("cache_bytes", "partial_bytes")]
+            speed = quartiles(ratios) if len(ratios) > 1 else f"{ratios[0]:.2f}"
+            lines.append(
+                [name, f"{1e3 * statistics.median(seconds):.1f}", speed, f"{length:.2f}"]
+                + [f"{mebibytes:.0f}" for mebibytes in memory]
+            )
+        texts = f"{len(plain)} texts" if len(plain) > 1 else "one text"
+        parts += [f"{runs[0]['prompt_tokens']:,} tokens of context, {title} ({texts}):", ""]
+        head = ["", "ms a token", "over plain decoding", "acceptance length", "cache, MiB", "of it again, MiB"]
+        parts += [*table(head, lines), ""]
+    rates = origin["rates"]
+    return "\n".join(
+        [
+            f"{origin['target']} with {origin['draft']}.",
+            "",
+            *parts,
+            f"The forced rates: {rates['inner']} a token of the small model, {rates['outer']} a token of a draft. "
+            f"{made(origin)}",
+        ]
+    )
+
+
+def depth() -> str:
+    """Time of a drafted token by the draft's depth."""
+    kinds = read(RESULTS / "depth.jsonl")
+    origin, runs = kinds["provenance"][0], kinds["run"]
+    first = runs[0]["milliseconds"]
+    lines = [
+        [
+            f"{run['layers']} x {run['width']}",
+            f"{run['parameters_of_layers'] / 1e6:.1f}",
+            f"{run['milliseconds']:.2f} ({run['quartiles'][0]:.2f} to {run['quartiles'][1]:.2f})",
+            f"{run['milliseconds'] / first:.2f}",
+        ]
+        for run in runs
+    ]
+    head = ["layers x width", "parameters of layers, millions", "ms a token", "times the shallowest"]
+    return "\n".join([*table(head, lines), "", made(origin)])
+
+
+def online() -> str:
+    """Acceptance length by stage of the stream, frozen and learning."""
+    kinds = read(RESULTS / "online.jsonl")
+    origin, runs = kinds["provenance"][0], kinds["run"]
+    arms = list(dict.fromkeys(run["arm"] for run in runs))
+    columns: dict[str, dict[str, list[dict]]] = {}
+    for arm in arms:
+        own = sorted(_of(runs, arm), key=lambda run: run["request"])
+        for number, (topic, some) in enumerate(itertools.groupby(own, key=lambda run: run["topic"])):
+            stage = list(some)
+            halves = (("first", stage[: len(stage) // 2]), ("second", stage[len(stage) // 2 :]))
+            for half, part in halves:
+                columns.setdefault(f"{number + 1}. {topic}, {half} half", {})[arm] = part
+    lines = [
+        [name, *(f"{sum(r['tokens'] for r in by[a]) / sum(r['target_forwards'] for r in by[a]):.2f}" for a in arms)]
+        for name, by in columns.items()
+    ]
+    return "\n".join([*table(["acceptance length", *arms], lines), "", made(origin)])
+
+
+def universal() -> str:
+    """Times as fast as transformers' own, task by task, paired prompt by prompt."""
+    found = read_runs(RESULTS / "target-65m.jsonl")
+    speeds = {name: {run.unit: run.speed for run in found.runs if run.arm == name} for name in ("none", *UNIVERSAL)}
+    tasks = list(dict.fromkeys(run.task for run in found.runs))
+    lines = []
+    for temperature, title in ((0.0, "greedy"), (1.0, "T=1")):
+        for top, bottom, name in (
+            (*UNIVERSAL, "universal / transformers' own"),
+            (UNIVERSAL[0], "none", "universal / plain decoding"),
+            (UNIVERSAL[1], "none", "transformers' own / plain decoding"),
+        ):
+            cells = []
+            for task in tasks:
+                units = [unit for unit in speeds["none"] if unit[1] == task and unit[5] == temperature]
+                pairs = [(speeds[top].get(unit), speeds[bottom].get(unit)) for unit in units]
+                ratios = [fast / slow for fast, slow in pairs if fast and slow]
+                cells.append(f"{statistics.median(ratios):.2f}" if ratios else "it fails")
+            lines.append([f"{title}: {name}", *cells])
+    return "\n".join(["target-65m with draft-4m, whose tokenizer is another:", "", *table(["", *tasks], lines)])
+
+
+UNIVERSAL = ("universal", "transformers_universal")
+"""Ours and theirs, as they are called in the runs of target-65m."""
+
+TABLES: dict[str, Callable[[], str]] = {
+    "triforce": triforce,
+    "pruned_drafts": depth,
+    "online": online,
+    "universal": universal,
+}
+"""By the page's name."""
+
+
+def _of(runs: list[dict], arm: str) -> list[dict]:
+    return [run for run in runs if run["arm"] == arm]
+
+
+def _seconds(run: dict) -> float:
+    return run["seconds_a_token"] if "seconds_a_token" in run else 1 / run["stats"]["tokens_per_second"]
+
+
+def _length(run: dict) -> float:
+    return run["acceptance_length"] if "acceptance_length" in run else run["stats"]["acceptance_length"]
