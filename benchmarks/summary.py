@@ -16,7 +16,7 @@ from reading import quartiles, read
 from foredraft.bench import tables
 from foredraft.bench.candidates import told
 from foredraft.bench.records import read_runs
-from foredraft.bench.summary import Summary, law, summarise
+from foredraft.bench.summary import PLAIN, THEIRS, Summary, law, summarise
 from foredraft.formats.tuned import read_tuned
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -150,6 +150,24 @@ def short_table(summary: Summary) -> str:
     return "\n".join(lines)
 
 
+def floor(summary: Summary, least: float = 0.95) -> str:
+    """Of our own drafters' cells, how many are below that part of plain decoding, and the lowest, by setting."""
+    lines = []
+    for setting in summary.settings:
+        cells = {
+            (arm, task): cell.speed_up.median
+            for arm in summary.arms(setting)
+            for task in summary.tasks(setting)
+            if arm != PLAIN and not arm.startswith(THEIRS)
+            if (cell := summary.cell(setting, task, arm)) and cell.speed_up
+        }
+        below = sorted((speed, arm, task) for (arm, task), speed in cells.items() if speed < least)
+        names = ", ".join(f"{arm} on {task} {speed:.2f}" for speed, arm, task in below)
+        title = f"{setting.model}, {law(setting.temperature)}"
+        lines.append(f"- {title}: {len(below)} of {len(cells)} cells{f' ({names})' if names else ''}")
+    return "\n".join([f"Below {least:g} of plain decoding, by the medians:", "", *lines])
+
+
 def provenance_line(summary: Summary) -> str:
     """Where it was measured, in a line."""
     origin = summary.file.provenance[0]
@@ -225,6 +243,7 @@ def pages() -> dict[Path, str]:
     blocks = {
         "README.md": {"results": f"{short_table(both)}\n\n{provenance_line(both)}", "methods": methods()},
         "docs/results.md": {
+            "floor": floor(both),
             "runs": tables.markdown(both, complete=True),
             "tune": predictions(),
             "speed": markdown(read(RESULTS)),

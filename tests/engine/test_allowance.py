@@ -89,5 +89,4 @@ def test_a_trial_is_not_broken_off():
 def test_plain_steps_are_what_is_timed_and_not_what_the_table_says():
     """On a machine that is three times as slow as when the table was made, drafting at five seconds still pays."""
     controller = Allowance(Constant(4), FLAT)
-    run(controller, 400, 5.0, 1, plain=3.0)
-    assert all(run(controller, 2000, 5.0, 1, plain=3.0).lengths)
+    assert all(run(controller, 4000, 5.0, 1, plain=3.0).lengths[-2000:])

@@ -1,17 +1,20 @@
 """Controllers: what they plan, from what they have seen, and that they stop where nothing pays."""
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import tiny
-from foredraft.core.drafter import Plan, View
+from foredraft.core.draft import Law
+from foredraft.core.drafter import Needs, Plan, View
 from foredraft.core.noise import Noise
 from foredraft.core.params import SamplingParams
 from foredraft.core.warp import Warp
-from foredraft.engine.control import Auto, Constant, Controller, CostAware, Heuristic, Rest
+from foredraft.engine.control import Apart, Constant, Controller, CostAware, Heuristic, Rest
 from foredraft.engine.costs import CostTable, measure_costs
+from foredraft.engine.schedule import scheduled
 from foredraft.engine.step import RowStep, StepDone
 from foredraft.model.causal import CausalLM
 
@@ -39,10 +42,12 @@ def done(*rows: tuple[int, int], seconds: float = 0.0) -> StepDone:
     return StepDone(steps, empty, empty[:, 0], None, seconds, 0.0)
 
 
-def run(controller: Controller, steps: int, share: float, seconds: float = 0.0, rows: int = 1) -> list[int]:
+def run(
+    controller: Controller, steps: int, share: float, seconds: float = 0.0, rows: int = 1, temperature: float = 0.0
+) -> list[int]:
     """Lengths planned over some steps in which this share of each draft is accepted."""
     lengths = []
-    seen = view(*range(rows))
+    seen = view(*range(rows), temperature=temperature)
     for _ in range(steps):
         plan = controller.plan(seen, [100] * rows)
         lengths.append(plan.length)
@@ -115,10 +120,34 @@ def test_cost_aware_takes_the_best_length_of_the_formula():
     assert abs(controller.best_length(1) - best_length(0.7, 0.1).length) <= 1
 
 
-def test_auto_is_cost_aware_only_where_texts_cannot_depend_on_it():
-    for picked, temperature, wanted in ((False, 0.0, 8), (False, 1.0, 3), (True, 1.0, 8)):
-        controller = Auto(Constant(3), CostAware(8, FLAT), picked)
-        assert controller.plan(view(0, temperature=temperature), [99]).length == wanted
+def test_greedy_and_sampled_batches_have_controllers_of_their_own():
+    controller = Apart(CostAware(8, FLAT), Constant(3))
+    assert controller.plan(view(0), [99]).length == 8
+    assert controller.plan(view(0, temperature=1.0), [99]).length == 3
+    controller = Apart(CostAware(8, FLAT), CostAware(8, FLAT))
+    run(controller, 60, share=0.0, seconds=0.3)
+    assert controller.plan(view(1), [99]).length == 0, "greedy drafts have failed"
+    assert controller.plan(view(1, temperature=1.0), [99]).length == 8, "of sampled ones nothing is known"
+
+
+def test_the_end_of_a_row_is_told_to_who_has_seen_it():
+    controller = Apart(Heuristic(3), Heuristic(5))
+    for temperature, row in ((0.0, 1), (1.0, 2)):
+        rows = view(row, temperature=temperature)
+        controller.observe(rows, controller.plan(rows, [99]), done((3 + 2 * (row - 1), 0)))
+    controller.release(1)
+    assert controller.plan(view(1), [99]).length == 3
+    assert controller.plan(view(2, temperature=1.0), [99]).length == 4
+
+
+@pytest.mark.parametrize(
+    ("law", "temperature", "adapts"), [(Law.CHAIN, 0.0, True), (Law.CHAIN, 1.0, False), (Law.FIXED, 1.0, True)]
+)
+def test_auto_looks_at_the_clock_only_where_texts_cannot_depend_on_it(law: Law, temperature: float, adapts: bool):
+    options = SimpleNamespace(num_assistant_tokens_schedule="auto", law=law)
+    controller = scheduled(options, Needs((), 4, 4), lambda longest: STEEP, lossless=True)
+    lengths = run(controller, 400, share=0.0, seconds=5.0, temperature=temperature)
+    assert (0 in lengths) == adapts
 
 
 def test_cost_table_reads_between_and_beyond():

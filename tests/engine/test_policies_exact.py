@@ -21,7 +21,7 @@ from foredraft.core.tree import PAD, TokenTree
 from foredraft.core.verify import DEFAULT, RULES
 from foredraft.core.warp import Warp
 from foredraft.engine.allowance import Allowance
-from foredraft.engine.control import Auto, Constant, Controller, CostAware, Heuristic
+from foredraft.engine.control import Apart, Constant, Controller, CostAware, Heuristic
 from foredraft.engine.control_dynamic import Calibrated, Goodput
 from foredraft.engine.control_tree import CostAwareTree
 from foredraft.engine.costs import CostTable
@@ -91,7 +91,7 @@ CASES: dict[str, tuple[Callable[[], Controller], Drafted]] = {
     "heuristic": (lambda: Heuristic(1, confidence=0.3, longest=2), chain),
     "cost": (lambda: CostAware(2, CHEAP, confidence=0.4), chain),
     "cost, dear": (lambda: CostAware(2, DEAR), chain),
-    "auto": (lambda: Auto(Constant(1), CostAware(2, CHEAP), picked=False), chain),
+    "auto": (lambda: Apart(CostAware(2, CHEAP), Constant(1)), chain),
     "below": (lambda: Below(CostAware(2, DEAR), 2, picked=True), chain),
     "allowance": (lambda: poor(Allowance(Constant(2), DEAR)), chain),
     "calibrated": (lambda: quick(Calibrated(2, CHEAP)), chain),

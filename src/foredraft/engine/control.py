@@ -225,28 +225,26 @@ class CostAware(Controller):
         self._rest.hurry()
 
 
-class Auto(Controller):
-    """Cost-aware where the text cannot depend on it, constant elsewhere.
+class Apart(Controller):
+    """One controller for greedy batches and another for sampled ones: what is accepted of the one says little about
+    the other. Each hears of the end of the rows that it has seen."""
 
-    What a greedy row says, or one whose drafts are picked, is the same whatever is drafted. A sampled row whose
-    drafts are drawn from q says something else for each length, with the same law; timing decides lengths in
-    ``CostAware``, so there the length stays constant and a seed gives the same text every time.
-    """
-
-    def __init__(self, constant: Controller, cost_aware: Controller, picked: bool) -> None:
-        self._constant = constant
-        self._cost_aware = cost_aware
-        self._picked = picked
-
-    def _for(self, view: View) -> Controller:
-        return self._cost_aware if self._picked or view.warp.greedy else self._constant
+    def __init__(self, greedy: Controller, sampled: Controller) -> None:
+        self._greedy, self._sampled = greedy, sampled
+        self._seen: dict[int, set[Controller]] = {}
 
     def plan(self, view: View, limits: Sequence[int]) -> Plan:
         return self._for(view).plan(view, limits)
 
     def observe(self, view: View, plan: Plan, done: StepDone) -> None:
-        self._for(view).observe(view, plan, done)
+        own = self._for(view)
+        for row in view.rows:
+            self._seen.setdefault(row, set()).add(own)
+        own.observe(view, plan, done)
 
     def release(self, row: int) -> None:
-        self._constant.release(row)
-        self._cost_aware.release(row)
+        for controller in self._seen.pop(row, ()):
+            controller.release(row)
+
+    def _for(self, view: View) -> Controller:
+        return self._greedy if view.warp.greedy else self._sampled

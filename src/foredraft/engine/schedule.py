@@ -1,6 +1,6 @@
 """From what a method's options say about lengths to the controller that decides them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from foredraft.core.draft import Law
@@ -8,7 +8,7 @@ from foredraft.core.drafter import Needs, Plan, View
 from foredraft.core.errors import OptionError
 from foredraft.core.params import check_known
 from foredraft.engine.allowance import Allowance
-from foredraft.engine.control import Auto, Constant, Controller, CostAware, Heuristic
+from foredraft.engine.control import Apart, Constant, Controller, CostAware, Heuristic
 from foredraft.engine.control_dynamic import Calibrated, Goodput
 from foredraft.engine.control_tree import CostAwareTree
 from foredraft.engine.costs import CostTable, measure_costs
@@ -34,7 +34,7 @@ class Costs:
 
 class Below(Controller):
     """Another controller's plans while fewer than ``rows`` rows are in flight, and none from there on. Where a text may
-    depend on what was drafted for it, hence on who shares its batch, the plans are never changed; see ``Auto``."""
+    depend on what was drafted for it, hence on who shares its batch, the plans are never changed; see ``scheduled``."""
 
     def __init__(self, inner: Controller, rows: int, picked: bool) -> None:
         self._inner = inner
@@ -53,12 +53,15 @@ class Below(Controller):
         self._inner.release(row)
 
 
-def scheduled(options: Any, needs: Needs, costs: Costs, lossless: bool, off_from: int = 0) -> Controller:
+def scheduled(
+    options: Any, needs: Needs, costs: Callable[[int], CostTable], lossless: bool, off_from: int = 0
+) -> Controller:
     """The controller that ``options`` ask for.
 
     Args:
         options: of a method: ``num_assistant_tokens_schedule``, ``law``, and perhaps a confidence threshold.
         needs: of its drafter.
+        costs: the table of what forwards cost, for up to so many rows; see ``Costs``.
         lossless: the rule of verification keeps the law, so that a text cannot depend on what picked drafts it was
             offered.
         off_from: with so many rows, or more, nothing is drafted, where a text cannot depend on it; 0 is never.
@@ -74,22 +77,27 @@ def scheduled(options: Any, needs: Needs, costs: Costs, lossless: bool, off_from
     confidence = getattr(options, "assistant_confidence_threshold", 0.0)
     picked = options.law is Law.FIXED and lossless
     constant = Constant(longest, confidence)
-    chosen: Controller = constant
-    if schedule == "heuristic":
+    if schedule == "constant":
+        chosen: Controller = constant
+    elif schedule == "heuristic":
         chosen = Heuristic(longest, confidence)
-    elif schedule == "calibrated":
+    else:
+        greedy, sampled = (_by_the_clock(schedule, options, needs, costs) for _ in range(2))
+        chosen = Apart(greedy, constant if schedule == "auto" and not picked else sampled)
+    return Below(chosen, off_from, picked) if off_from else chosen
+
+
+def _by_the_clock(schedule: str, options: Any, needs: Needs, costs: Callable[[int], CostTable]) -> Controller:
+    """A controller that weighs what forwards cost, and may not lose much."""
+    longest, confidence = needs.longest, getattr(options, "assistant_confidence_threshold", 0.0)
+    table = costs(64 if needs.scored or schedule in ("calibrated", "goodput") else 16)
+    if schedule == "calibrated":
         if options.law is not Law.CHAIN or not confidence:
             raise OptionError(
                 "num_assistant_tokens_schedule=calibrated chooses an assistant_confidence_threshold, so it is for "
                 "drafters of chains that have one which is not 0; take cost or auto."
             )
-        chosen = Allowance(Calibrated(longest, costs(64)), costs(64))
-    elif schedule == "goodput" and not needs.scored:
-        chosen = Allowance(Goodput(longest, costs(64)), costs(64))
-    elif schedule != "constant":
-        table = costs(64 if needs.scored else 16)
-        tree = CostAwareTree(longest, needs.max_nodes, table) if needs.scored else None
-        chosen = Allowance(tree or CostAware(longest, table, confidence), table)
-        if schedule == "auto":
-            chosen = Auto(constant, chosen, picked)
-    return Below(chosen, off_from, picked) if off_from else chosen
+        return Allowance(Calibrated(longest, table), table)
+    if needs.scored:
+        return Allowance(CostAwareTree(longest, needs.max_nodes, table), table)
+    return Allowance(Goodput(longest, table) if schedule == "goodput" else CostAware(longest, table, confidence), table)
