@@ -61,7 +61,28 @@ def test_without_it_they_lose_a_multiple():
 
 
 def test_what_pays_is_never_kept_from_drafting():
-    assert all(run(Allowance(Constant(4), FLAT), 2000, 2.0, 2).lengths)
+    """But for the steps that time plain decoding."""
+    lengths = run(Allowance(Constant(4), FLAT), 2000, 2.0, 2).lengths
+    assert lengths.count(0) <= Allowance.PLAIN + 2000 // Allowance.AGAIN
+
+
+def test_what_wins_goes_on_whatever_it_took_to_begin():
+    """A small model has read a long prompt; what it drafts then pays."""
+    controller = Allowance(Constant(4), FLAT)
+    run(controller, Allowance.PLAIN, 0.0, 0)
+    run(controller, 1, 90.0, 0)
+    assert all(run(controller, 100, 2.0, 2).lengths)
+
+
+def test_but_not_text_after_text():
+    """Each text is too short for what it takes to begin."""
+    controller, lost, seconds = Allowance(Constant(4), FLAT), 0.0, 0.0
+    for _ in range(500):
+        for steps, took in ((1, 20.0), (9, 2.0)):
+            told = run(controller, steps, took, 2)
+            lost, seconds = lost + told.lost, seconds + told.seconds
+        controller.release(0)
+    assert lost < Allowance.SHARE * seconds + FIXED
 
 
 def test_wins_are_credit_for_bad_times_but_not_for_long():
@@ -69,24 +90,32 @@ def test_wins_are_credit_for_bad_times_but_not_for_long():
     controller = Allowance(Constant(4), FLAT)
     run(controller, 5000, 2.0, 3)
     told = run(controller, 1000, 3.0, 0)
-    assert told.lengths[: int(Allowance.CREDIT / 3)] == [4] * int(Allowance.CREDIT / 3)
+    assert told.lengths[: int(Allowance.CREDIT / 3)].count(4) >= int(Allowance.CREDIT / 3) - 1
     assert told.lost < Allowance.SHARE * told.seconds + Allowance.CREDIT + 2 * Allowance.STEPS * 3.0
 
 
 def test_it_comes_back_when_drafting_pays_again():
     controller = Allowance(Constant(4), FLAT)
     run(controller, 3000, 5.0, 0)
-    assert all(run(controller, 3000, 2.0, 3).lengths[-2000:])
+    assert run(controller, 3000, 2.0, 3).lengths[-2000:].count(0) <= 1 + 2000 // Allowance.AGAIN
 
 
 def test_a_trial_is_not_broken_off():
     """Its first step may be dear because it reads a prompt; then the others are cheap."""
     lengths = run(Allowance(Constant(4), FLAT), 20_000, 30.0, 0).lengths
-    trials = "".join("d" if length else "." for length in lengths).lstrip("d").strip(".").split(".")
+    trials = "".join("d" if length else "." for length in lengths).strip(".").split(".")
     assert {len(trial) for trial in trials if trial} == {Allowance.STEPS}
 
 
 def test_plain_steps_are_what_is_timed_and_not_what_the_table_says():
     """On a machine that is three times as slow as when the table was made, drafting at five seconds still pays."""
+    lengths = run(Allowance(Constant(4), FLAT), 4000, 5.0, 1, plain=3.0).lengths
+    assert lengths.count(0) <= Allowance.PLAIN + 4000 // Allowance.AGAIN
+
+
+def test_plain_decoding_is_timed_again():
+    """A context grows: what took one second takes three, so drafting at two and a half begins to pay."""
     controller = Allowance(Constant(4), FLAT)
-    assert all(run(controller, 4000, 5.0, 1, plain=3.0).lengths[-2000:])
+    run(controller, 500, 2.5, 1)
+    lengths = run(controller, 6000, 2.5, 1, plain=3.0).lengths
+    assert lengths[-2000:].count(0) <= 1 + 2000 // Allowance.AGAIN

@@ -103,7 +103,7 @@ CASES: dict[str, tuple[Callable[[], Controller], Drafted]] = {
 
 def poor(controller: Allowance) -> Allowance:
     """One that may lose little, so that what was drawn and accepted soon decides whether it drafts."""
-    controller.STEPS, controller._debt = 1, -0.5 * DEAR(1)
+    controller.PLAIN, controller.STEPS, controller.FIRST = 0, 1, 0.5
     return controller
 
 

@@ -95,10 +95,9 @@ class Memory:
     def commit(self, view: View, verdict: Verdict, out: StepOut) -> None:
         """Keep the features of the accepted path; what lies beyond it is overwritten by the next step's."""
         alone = verdict.path.shape[1] == 1
-        hidden = out.hidden
+        path = verdict.path.clamp(min=0)[..., None]
+        hidden = {tap: states.gather(1, path.expand(-1, -1, states.shape[2])) for tap, states in out.hidden.items()}
         if not alone:
-            path = verdict.path.clamp(min=0)[..., None]
-            hidden = {tap: states.gather(1, path.expand(-1, -1, states.shape[2])) for tap, states in hidden.items()}
             self._settle()
         self._waiting.append(_Waiting(view.rows, view.lengths - 1, max(view.extents), hidden))
         if not alone or len(self._waiting) >= _WAITING:

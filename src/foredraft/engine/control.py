@@ -218,7 +218,7 @@ class CostAware(Controller):
                 self._accepted[d].add(float(d < result.accepted))
 
     def release(self, row: int) -> None:
-        """With a text half of what was learned goes, and drafting that is off is tried again at once."""
+        """With a text half of what was learned goes, and drafting that is off is tried again soon."""
         self._watch.release(row)
         for share in (*self._goes_on, *self._accepted):
             share.doubt()

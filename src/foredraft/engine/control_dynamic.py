@@ -112,12 +112,14 @@ class Goodput(Controller):
     Each row has an acceptance rate of its own, which fades and begins with that of all rows; a row whose rate is a and
     whose text has room for l more tokens brings 1 + a + a^2 + ... of a draft. Drafts of a batch are padded to the
     longest, so a shorter one for some rows would save nothing. Where no length pays, none is drafted, and tried again.
+    With ``confidence``, a path ends after its first unsure token, which is kept.
     """
 
     PRIOR, WEIGHT = 0.75, 6.0
 
-    def __init__(self, longest: int, costs: CostTable) -> None:
+    def __init__(self, longest: int, costs: CostTable, confidence: float = 0.0) -> None:
         self._longest = longest
+        self._confidence = confidence
         self._costs = costs
         self._all = Mean(self.PRIOR, self.WEIGHT)
         self._own: dict[int, Mean] = {}
@@ -131,7 +133,7 @@ class Goodput(Controller):
             self._rest.begin()
         elif self._rest.step():
             length = min(3, self._longest)
-        return Plan(tuple(min(length, limit) for limit in limits))
+        return Plan(tuple(min(length, limit) for limit in limits), self._confidence)
 
     def observe(self, view: View, plan: Plan, done: StepDone) -> None:
         self._watch.add(view, plan, done)

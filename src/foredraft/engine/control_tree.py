@@ -87,7 +87,7 @@ class CostAwareTree(Controller):
             self._rest.begin()
 
     def release(self, row: int) -> None:
-        """After the last text comes another matter: what was seen counts half, and drafting is tried again at once."""
+        """After the last text comes another matter: what was seen counts half, and drafting is tried again soon."""
         self._known.discard(row)
         if not self._known and self._resting:
             self._rest.hurry()

@@ -80,7 +80,7 @@ def scheduled(
     if schedule == "constant":
         chosen: Controller = constant
     elif schedule == "heuristic":
-        chosen = Heuristic(longest, confidence)
+        chosen = Heuristic(longest, confidence, longest)
     else:
         greedy, sampled = (_by_the_clock(schedule, options, needs, costs) for _ in range(2))
         chosen = Apart(greedy, constant if schedule == "auto" and not picked else sampled)
@@ -90,7 +90,7 @@ def scheduled(
 def _by_the_clock(schedule: str, options: Any, needs: Needs, costs: Callable[[int], CostTable]) -> Controller:
     """A controller that weighs what forwards cost, and may not lose much."""
     longest, confidence = needs.longest, getattr(options, "assistant_confidence_threshold", 0.0)
-    table = costs(64 if needs.scored or schedule in ("calibrated", "goodput") else 16)
+    table = costs(64)
     if schedule == "calibrated":
         if options.law is not Law.CHAIN or not confidence:
             raise OptionError(
@@ -100,4 +100,5 @@ def _by_the_clock(schedule: str, options: Any, needs: Needs, costs: Callable[[in
         return Allowance(Calibrated(longest, table), table)
     if needs.scored:
         return Allowance(CostAwareTree(longest, needs.max_nodes, table), table)
-    return Allowance(Goodput(longest, table) if schedule == "goodput" else CostAware(longest, table, confidence), table)
+    kind = Goodput if schedule == "goodput" else CostAware
+    return Allowance(kind(longest, table, confidence), table)
