@@ -1,4 +1,4 @@
-"""What a head remembers while drafting rests: features that are made later, all at once, are those made step by step."""
+"""What a head remembers while drafting rests: features made later, all at once, are those made step by step."""
 
 from typing import Any, final
 
