@@ -16,7 +16,7 @@ from reading import quartiles, read
 from foredraft.bench import tables
 from foredraft.bench.candidates import told
 from foredraft.bench.records import read_runs
-from foredraft.bench.summary import PLAIN, THEIRS, Summary, law, summarise
+from foredraft.bench.summary import PLAIN, THEIRS, Key, Summary, law, summarise
 from foredraft.formats.tuned import read_tuned
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -151,21 +151,30 @@ def short_table(summary: Summary) -> str:
 
 
 def floor(summary: Summary, least: float = 0.95) -> str:
-    """Of our own drafters' cells, how many are below that part of plain decoding, and the lowest, by setting."""
+    """Of our own drafters' cells, how many are below that part of plain decoding, and which, by setting."""
     lines = []
     for setting in summary.settings:
-        cells = {
-            (arm, task): cell.speed_up.median
+        cells = [
+            cell
             for arm in summary.arms(setting)
             for task in summary.tasks(setting)
             if arm != PLAIN and not arm.startswith(THEIRS)
-            if (cell := summary.cell(setting, task, arm)) and cell.speed_up
-        }
-        below = sorted((speed, arm, task) for (arm, task), speed in cells.items() if speed < least)
-        names = ", ".join(f"{arm} on {task} {speed:.2f}" for speed, arm, task in below)
-        title = f"{setting.model}, {law(setting.temperature)}"
-        lines.append(f"- {title}: {len(below)} of {len(cells)} cells{f' ({names})' if names else ''}")
-    return "\n".join([f"Below {least:g} of plain decoding, by the medians:", "", *lines])
+            if (cell := summary.cell(setting, task, arm)) and cell.speed_up and cell.total_speed_up
+        ]
+        title = f"{setting.model}, {law(setting.temperature)}, {len(cells)} cells"
+        totals = [(cell.total_speed_up or 0.0, cell.key) for cell in cells]
+        medians = [(cell.speed_up.median if cell.speed_up else 0.0, cell.key) for cell in cells]
+        lines.append(
+            f"- {title}: {_below(totals, least)} by all tokens over all seconds, {_below(medians, least)} by medians"
+        )
+    return "\n".join([f"Below {least:g} of plain decoding:", "", *lines])
+
+
+def _below(cells: list[tuple[float, Key]], least: float) -> str:
+    """How many are below, and which."""
+    low = sorted(cell for cell in cells if cell[0] < least)
+    names = ", ".join(f"{key.arm} on {key.task} {speed:.2f}" for speed, key in low)
+    return f"{len(low)}{f' ({names})' if names else ''}"
 
 
 def provenance_line(summary: Summary) -> str:
