@@ -31,7 +31,26 @@ def view(params: SamplingParams) -> View:
     return View((0, 1), history, lengths, (4, 11), warp, Noise(lengths, lengths))
 
 
-@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=1.3)], ids=["greedy", "sampled"])
+def warped(logits: torch.Tensor, path: list[int], params: SamplingParams) -> torch.Tensor:
+    """transformers' repetition penalty, biases, and what top_k leaves, written anew."""
+    for token, bias in params.logit_bias.items():
+        logits[token] += bias
+    for token in {*path}:
+        logits[token] *= params.repetition_penalty if logits[token] < 0 else 1 / params.repetition_penalty
+    least = logits.topk(params.top_k).values[-1] if params.top_k else logits.min()
+    return logits.masked_fill(logits < least, -torch.inf)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(),
+        SamplingParams(temperature=1.3),
+        SamplingParams(repetition_penalty=1.8),
+        SamplingParams(temperature=1.3, top_k=5, logit_bias={7: 9.0, 8: -9.0}),
+    ],
+    ids=["greedy", "sampled", "penalty", "biased"],
+)
 def test_the_tree_is_what_the_draft_says_step_by_step(params: SamplingParams):
     model = CausalLM(tiny.build("llama", seed=5, spread=4.0))
     drafter = Cape(Options(num_assistant_tokens=4, widths=(5, 3, 2, 1)), model, tiny.VOCAB)
@@ -48,7 +67,8 @@ def test_the_tree_is_what_the_draft_says_step_by_step(params: SamplingParams):
                 children.setdefault(int(tree.parents[row, node]), []).append(node)
         at, path, total = 0, list(text), 0.0
         for _ in range(4):
-            law = (model.stock_logits(torch.tensor([path]))[0, -1].float() / heat).softmax(-1)
+            logits = model.stock_logits(torch.tensor([path]))[0, -1].float().clone()
+            law = (warped(logits, path, params) / heat).softmax(-1)
             best = law.sort(descending=True)
             band = min(int(float(best.values[0]) * 4), 3)
             wanted = best.indices[: (5, 3, 2, 1)[band]].tolist()

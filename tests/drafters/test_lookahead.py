@@ -97,8 +97,13 @@ class Slow:
         while any(path[: len(emitted)] == emitted for path in paths + guesses):
             emitted.append(self.model(text + emitted))
         fresh = []
+        ran = any(paths) or self.options.ngram_size == 2
+        after = [*range(1, len(paths)), 0]  # as the window moves on, a column that waits takes what its place holds
+        waiting = [(list(self.columns[i]), self.said[i]) for i in after]
         for i, path in enumerate(paths):
             if not path and i + self.options.ngram_size > 2:  # column 0 of a window of one level ends in the root
+                if ran:
+                    self.columns[i], self.said[i] = waiting[i]
                 continue
             new = self.model(text + path)
             if self.said[i] >= self.options.ngram_size - 2 and self.options.guess_set_size:
@@ -110,7 +115,6 @@ class Slow:
             mates = [other for other in self.pool if other[0] == ngram[0]]
             self.pool = [other for other in self.pool if other not in mates[self.options.guess_set_size :]]
         self.pool = self.pool[: self.options.pool_size]
-        ran = any(paths) or self.options.ngram_size == 2
         passed = (len(emitted) - (1 if ran else 0)) % len(self.columns)
         self.columns = self.columns[passed:] + self.columns[:passed]
         self.said = self.said[passed:] + self.said[:passed]
@@ -308,6 +312,21 @@ def test_a_row_without_a_plan_waits():
     after = drafter._window[1]
     assert torch.equal(after[1:], before[1:]) and torch.equal(after[0, 1:], before[0, 1:])  # but for the root
     assert pooled(drafter, 1) == pool
+
+
+@pytest.mark.parametrize("most", [2, 4, 6])
+@torch.inference_mode()
+def test_columns_that_wait_hold_what_is_guessed_for_their_places(most: int):
+    """Where the place alone decides what stands there, a window that is right stays right as it moves on."""
+    drafter, view, _ = begun(Options(window_size=5, ngram_size=4, guess_set_size=0), prompts(20)[0])
+    places = torch.arange(5)[:, None] + torch.arange(3)
+    anchor = int(drafter._anchors[0])
+    drafter._window[0] = SAID + (anchor + places) % 12
+    run_step(drafter, by_place, view_of([view.history[0, : view.extents[0]].tolist()]), [most])
+    assert int(drafter._anchors[0]) == anchor + 1
+    right = drafter._window[0] == SAID + (anchor + 1 + places) % 12
+    assert right[:4].all(), "the last column is that of the place that was left, or has moved on itself"
+    assert bool(right[4].all()) == (most == 6)
 
 
 def begun(options: Options, text: list[int]) -> tuple[Lookahead, View, Draft]:

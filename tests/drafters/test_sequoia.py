@@ -221,6 +221,17 @@ def test_sizes_follow_what_was_measured(monkeypatch: pytest.MonkeyPatch):
     assert shapes["dear"].nodes == 1
 
 
+@pytest.mark.parametrize("size", [{}, {"nodes": 5, "depth": 3}], ids=["measured", "given"])
+def test_a_draft_that_is_never_right_is_asked_for_one_token(size: dict):
+    """No tree is worth a node then, but a draft has one."""
+    target = CausalLM(tiny.build("llama"))
+    drafter = Sequoia(Options(acceptance="0/0", **size), CausalLM(tiny.build("llama", seed=4)), target)
+    assert drafter.planner.shape(greedy=True).template.paths == ((0,),)
+    g = tiny.generator(target, drafter, Constant(1))
+    for temperature in (0.0, 1.0):
+        assert g.generate(tiny.prompts((4,)), max_new_tokens=6, temperature=temperature, seed=2)[0].stats.drafted > 0
+
+
 def test_what_sampled_rows_get_does_not_depend_on_the_clock(monkeypatch: pytest.MonkeyPatch):
     def refuse(model: CausalLM, longest: int) -> CostTable:
         raise AssertionError("somebody looked at the clock")

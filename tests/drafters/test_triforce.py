@@ -303,3 +303,17 @@ def test_a_step_without_a_draft_is_told_and_forgotten(target: CausalLM, other: C
     three.propose(view, Plan((2,)))
     assert three._follower._records[0].drafted == 0
     assert triforce_module.Options().law is Law.CHAIN
+
+
+def test_what_others_drafted_is_not_held_against_the_chosen_tokens(target: CausalLM, other: CausalLM):
+    """As for an arm of a bandit: every step is told, but this one drafted in the first of them only."""
+    _, three = looped(target, Options(gamma=4, **SMALL), small(other))
+    view = view_of([tiny.prompts((30,))[0]], 0.0, [0], three.full, target)
+    three.admit(0, view.history[0, :-1], {})
+    mine = three.propose(view, Plan((4,)))
+    three.commit(view, mine, judged(1)[1], out())
+    for _ in range(5):
+        three.commit(view, *judged(3), out())
+    three.propose(view, Plan((4,)))
+    record = three._follower._records[0]
+    assert (list(record.lately), record.accepted, record.drafted) == ([(1, 4)], 1, 4)

@@ -168,6 +168,26 @@ def test_with_the_targets_own_tokenizer_it_is_draft_model(way: str, params: Samp
     assert stats[0] == stats[1] and sum(drafted for _, drafted, _ in stats[0]) > 0
 
 
+@pytest.mark.parametrize(
+    ("target", "draft", "tokens"), [("digits", "bytes", {8: 5, 3: 3, 1: 1}), ("bytes", "digits", {8: 8, 3: 3, 1: 1})]
+)
+def test_by_text_no_more_is_drafted_than_fills_the_plan(
+    target: str, draft: str, tokens: dict[int, int], monkeypatch: pytest.MonkeyPatch
+):
+    """Where the target needs two tokens for one of the draft's, half as many and one more."""
+    drafter = universal(target, draft, method="slem")
+    view = view_of([written(target, "abc 1234567890 " * 4)], SamplingParams(), size(target))
+    admit(drafter, view)
+    assert drafter._texts.view(view)[0].extents[0] / view.extents[0] == (0.5 if target == "digits" else 2.0)
+    asked: list[int] = []
+    read_on = drafter._reader.read_on
+    monkeypatch.setattr(drafter._reader, "read_on", lambda *given: asked.append(1) or read_on(*given))
+    for length, wanted in tokens.items():
+        asked.clear()
+        drafter.propose(view, Plan((length,)))
+        assert 1 + len(asked) == wanted, "a forward each but for the last"
+
+
 # The window and the rewound cache are what the slow way gives.
 
 

@@ -203,6 +203,25 @@ def test_eviction_keeps_the_latest_and_the_heaviest():
     assert kind.evict(counts).tolist() == [[0, 2, 4, 5, 6, 7], [2, 3, 4, 5, 6, 7]]
 
 
+def test_after_many_steps_without_a_draft_the_newest_tokens_are_kept():
+    """The cache has grown since any attention was noted, and what was never attended to here counts nothing."""
+    model, text = CausalLM(tiny.build("llama")), tiny.prompts((400,), seed=9)[0]
+    full = model.new_cache()
+    full.reserve(1, 400)
+    prefill(model, full, [0], torch.tensor([text[:-1]]), [0])
+    partial = PartialLM(model, full, HeavyHitters(200, 30), 190)
+    for extent, evicted in ((9, []), (386, [0])):
+        assert partial.follow([0], [extent], 6) == evicted
+        root = TokenTree.root(torch.tensor([text[extent - 1]]))
+        partial.forward(partial.address(root, torch.tensor([extent - 1]), [0], extent), partial.cache)
+        partial.settle(torch.tensor([0]))
+    assert partial.left_out(0) == 385 - 200
+    for layer in range(model.layers):
+        whole, own = full.stored(layer)[0][0], partial.cache.stored(layer)[0][0]
+        assert torch.equal(own[:, 170:200], whole[:, 355:385])
+        assert torch.equal(own[:, 0], whole[:, 0]), "what had attention is kept, too"
+
+
 def test_evicted_tokens_are_those_with_least_attention_so_far():
     """The cache itself, against a slow bookkeeping of every weight."""
     model, text = CausalLM(tiny.build("llama", num_hidden_layers=1)), tiny.prompts((60,), seed=9)[0]

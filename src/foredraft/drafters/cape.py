@@ -83,7 +83,9 @@ class Cape(ReadingDrafter[Reader]):
         parent, reached = 0, 0
         for level in range(1, depth + 1):
             paths = Paths(view.history, view.lengths, TokenTree.chain(torch.stack(chain, 1)), start=level - 1)
-            allowed = logits.masked_fill(view.warp.scores(logits, paths).isneginf(), torch.finfo(logits.dtype).min)
+            likely = view.warp.processed(logits, paths).float()
+            cut_off = view.warp.truncation(likely).isneginf()
+            allowed = likely.masked_fill(cut_off, torch.finfo(torch.float32).min)
             ids, chances = ranked(allowed, max(self._options.widths), view.warp)
             ids, chances = ids[:, 0], chances[:, 0]
             count = ids.shape[1]

@@ -55,7 +55,8 @@ class Follower:
         self._ahead = ahead
         self._refresh = refresh
         self._records: dict[int, _Record] = {}
-        self._judged: list[tuple[list[_Record], Int[Tensor, "B 2"]]] = []  # not yet looked at
+        self._asked: tuple[int, ...] | None = None  # for whom this step's draft is made here
+        self._judged: tuple[list[_Record], Int[Tensor, "B 2"]] | None = None  # not yet looked at
 
     def admit(self, row: int) -> None:
         """A text begins."""
@@ -63,19 +64,26 @@ class Follower:
 
     def follow(self, view: View) -> None:
         """Take in what has been committed; the target's cache holds all but the roots."""
-        for records, table in self._judged:
+        if self._judged is not None:
+            records, table = self._judged
             for record, (accepted, drafted) in zip(records, table.tolist(), strict=True):
                 record.add(accepted, drafted)
-        self._judged.clear()
+        self._asked, self._judged = view.rows, None
         fallen = {row for row in view.rows if self._records[row].has_fallen(self._refresh)}
         for row in self.model.follow(view.rows, view.extents, self._ahead, fallen):
             self._records[row].lately.clear()
 
     def judged(self, view: View, draft: Draft, verdict: Verdict) -> None:
-        """The target has judged. Nothing is read back from the device before the next draft."""
+        """The target has judged: what was not drafted here says nothing of the tokens that were chosen.
+
+        Nothing is read back from the device before the next draft.
+        """
+        asked, self._asked = self._asked, None
+        if asked != view.rows:
+            return
         drafted = draft.tree.valid.sum(1) - 1
         records = [self._records[row] for row in view.rows]  # a row's number may be another's by then
-        self._judged.append((records, torch.stack([verdict.accepted(), drafted], 1)))
+        self._judged = records, torch.stack([verdict.accepted(), drafted], 1)
         self.model.settle(verdict.accepted())
 
     def rewind(self, row: int, length: int) -> None:
@@ -87,5 +95,5 @@ class Follower:
         del self._records[row]
         self.model.forget(row)
         if not self._records:
-            self._judged.clear()
+            self._asked = self._judged = None
             self.model.clear()

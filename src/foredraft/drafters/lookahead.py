@@ -176,9 +176,12 @@ class Lookahead(Rewindable):
                 self._pool.add(rows.new_zeros(1), ngrams.flatten(0, 1)[None], own.flatten()[None])
             else:
                 self._pool.add(rows, ngrams, own)
-        self._window[rows] = torch.where(columns[..., None], ngrams[..., 1:], window)
-        self._said[rows] = known + columns.long()
-        self._anchors[rows] += columns.any(1)
+        moved = columns.any(1)
+        idle = moved[:, None] & ~columns  # what stands at their places now is what the next column held
+        waiting = torch.where(idle[..., None], window.roll(-1, 1), window)
+        self._window[rows] = torch.where(columns[..., None], ngrams[..., 1:], waiting)
+        self._said[rows] = torch.where(idle, known.roll(-1, 1), known) + columns.long()
+        self._anchors[rows] += moved
 
     @property
     def _shared(self) -> bool:

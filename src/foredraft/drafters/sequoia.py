@@ -111,7 +111,7 @@ class Planner:
             sizes = [nodes] if nodes is not None else [size - 1 for size in SIZES if 1 < size <= 1 + NODES]
             depths = [depth] if depth is not None else list(range(1, deepest + 1))
             most, deepest, _ = best_size(shapes, sizes, depths, *self._costs(timed=greedy or self._options.timed))
-        return Template(shapes.paths(most, deepest))
+        return Template(shapes.paths(most, deepest) or ((0,),))  # a draft that is never right is asked for one token
 
     def _costs(self, timed: bool) -> tuple[CostTable, CostTable]:
         """What a forward of the draft and of the target costs by its number of nodes."""

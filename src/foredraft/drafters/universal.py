@@ -43,7 +43,8 @@ def area(width, height):
 class Options:
     """Names as in transformers where it has them.
 
-    num_assistant_tokens: the longest path.
+    num_assistant_tokens: the longest path, in the target's tokens and in the draft's. By text the draft is asked for no
+        more than its tokens for the text so far say will fill it.
     num_assistant_tokens_schedule: constant, heuristic, cost, or auto.
     assistant_confidence_threshold: a chain ends after its first token that the draft gives less probability; that
         token is kept. 0 never ends one.
@@ -143,8 +144,11 @@ class Universal(Rewindable):
         def read_on(_: View, tokens: Int[Tensor, "B"], index: int) -> Float[Tensor, "B 1 v"]:
             return self._reader.read_on(own, tokens, index).masked_fill(silent, least)
 
-        own = replace(own, warp=self._likeliest)
-        tree = draw_chain(own, plan, depth, logits.masked_fill(silent, least), read_on).tree
+        sizes = zip(plan.lengths, own.extents, view.extents, strict=True)
+        filled = (min(length, 1 - (-length * mine // theirs)) for length, mine, theirs in sizes)  # one more, to be safe
+        asked = replace(plan, lengths=tuple(filled))
+        own, depth = replace(own, warp=self._likeliest), min(depth, asked.length)
+        tree = draw_chain(own, asked, depth, logits.masked_fill(silent, least), read_on).tree
         paths = zip(tree.tokens[:, 1:].tolist(), tree.valid[:, 1:].sum(1).tolist(), strict=True)
         drafts = []
         for b, (tokens, count) in enumerate(paths):

@@ -226,6 +226,8 @@ class PartialLM(SlotLM):
         assert self._tally is not None
         budget, held = self._selection.budget, self._copied[row] - self.left_out(row)
         for layer in range(self._model.layers):
+            keys = self.cache.stored(layer)[0]  # it may have grown since anything was noted
+            self._tally.reserve(layer, (keys.shape[0], keys.shape[1], keys.shape[2]), keys.device)
             kept = self._selection.evict(self._tally.of(layer, row)[:, :held])
             for buffer in self.cache.stored(layer):
                 buffer[row, :, :budget] = _picked(buffer[row], kept)
