@@ -105,7 +105,7 @@ def over_the_targets_cache(drafter: Any, options: Any, target: CausalLM, draft: 
 
 
 def three_levels(drafter: Any, options: Any, target: CausalLM, draft: CausalLM) -> Drafter:
-    small = DraftModel(DraftOptions(num_assistant_tokens=2, window=20), draft, target.vocab_size)
+    small = DraftModel(DraftOptions(num_assistant_tokens=2, window=20, ahead=4), draft, target.vocab_size)
     return drafter(options, target, target.new_cache(), Part(small, draws=True), target.vocab_size)
 
 

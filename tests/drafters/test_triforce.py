@@ -205,6 +205,53 @@ def test_a_window_is_read_again_a_few_times_only(other: CausalLM):
     assert min(extent - left for extent, left in enumerate(lefts, 1) if left) >= 64 - 4 - 14
 
 
+def read_in_a_loop(target: CausalLM, ahead: int) -> list[list[int]]:
+    """What a window leaves out, reading by reading, of a text of which 8 tokens are drafted at once and 1 is kept."""
+    reader, text = WindowReader(Reader(target, target.vocab_size), 64, 4, 4, ahead), tiny.prompts((130,))[0]
+    reader.admit(0)
+    view, lefts = view_of([text], 0.0, [0], target.new_cache(), target), []
+    for committed in range(40, 120):
+        lefts.append([])
+        for extent in (committed, committed + 4, committed + 7):
+            now = replace(view, lengths=torch.tensor([extent]), extents=(extent,))
+            logits = reader.read(now, 4)
+            left = reader._left[0]
+            lefts[-1].append(left)
+            kept = text[:4] + text[4 + left : extent] if left else text[:extent]
+            assert len(kept) + 4 <= 64
+            if committed % 7 == 0:
+                assert (logits[0, 0] - target.stock_logits(torch.tensor([kept]))[0, -1]).abs().max() < 1e-4
+        reader.rewind(0, committed)
+    return lefts
+
+
+def test_a_window_in_a_loop_does_not_move_there_and_back(target: CausalLM):
+    steady, loose = read_in_a_loop(target, 11), read_in_a_loop(target, 0)
+    assert all(len(set(step)) == 1 for step in steady)
+    flat = [step[0] for step in steady]
+    assert flat == sorted(flat) and len(set(flat)) == 1 + -(-(119 + 11 - 60) // 14)
+    moves = [left for step in loose for left in step]
+    assert moves != sorted(moves), "what ahead is for"
+
+
+def test_what_a_window_in_a_loop_leaves_out_does_not_depend_on_how_far_a_neighbour_went(target: CausalLM):
+    """Beyond what a window has room for it moves, and comes back."""
+    text, found = tiny.prompts((130,))[0], []
+    for run_on in (False, True):
+        reader = WindowReader(Reader(target, target.vocab_size), 64, 4, 4, 6)
+        reader.admit(0)
+        view = view_of([text], 0.0, [0], target.new_cache(), target)
+        found.append([])
+        for committed in range(50, 90):
+            for extent in (committed, committed + 5, *([committed + 30] if run_on else [])):
+                logits = reader.read(replace(view, lengths=torch.tensor([extent]), extents=(extent,)), 4)
+                if extent <= committed + 5:
+                    found[-1].append((reader._left[0], logits))
+            reader.rewind(0, committed)
+    for (left, logits), (other_left, others) in zip(*found, strict=True):
+        assert left == other_left and torch.allclose(logits, others, atol=1e-4)
+
+
 def test_a_draft_with_a_window_drafts_beyond_its_context(target: CausalLM):
     narrow = CausalLM(tiny.build("llama", max_position_embeddings=64))  # the target's own weights
     prompt = tiny.prompts((100,))[0]

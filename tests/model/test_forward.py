@@ -227,3 +227,13 @@ def test_bfloat16(name: str):
     for row, text in enumerate(texts):
         expected = stock(model, text)[-1].float()
         assert (logits[row, 0].float() - expected).abs().max() < 0.15 * expected.std()
+
+
+def test_rows_in_order_are_not_copied_from_the_host(monkeypatch: pytest.MonkeyPatch):
+    """A copy of a list waits for all that runs on a GPU, and there is an address for every forward."""
+    model, tree, bases = CausalLM(tiny.build("llama")), TokenTree.root(torch.tensor([1, 2, 3])), torch.tensor([4, 5, 6])
+    step = model.address(tree, bases, [2, 0, 1], 7)
+    assert step.rows.tolist() == [2, 0, 1] and step.prefix is None
+    monkeypatch.setattr(torch, "tensor", None)
+    step = model.address(tree, bases, (0, 1, 2), 7)
+    assert step.rows.tolist() == [0, 1, 2] and step.prefix == 3 and step.rows.dtype == torch.long

@@ -1,8 +1,11 @@
 """The target over a part of its cache: what is kept, what that says, and how much memory it takes."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import tiny
 from foredraft.core.errors import ModelError, OptionError
@@ -253,6 +256,47 @@ def test_evicted_tokens_are_those_with_least_attention_so_far():
             for slot, place in enumerate([*kept[group], extent - 1]):
                 sums[group][place] += float(noted[group, slot])
     assert evictions > 3
+
+
+class Counting(TorchDispatchMode):
+    """Counts writes by index, and writes of pieces."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func.overloadpacket in (torch.ops.aten.index_put_, torch.ops.aten.copy_)
+        return func(*args, **(kwargs or {}))
+
+
+@torch.inference_mode()
+def test_ragged_rows_are_taken_in_together_as_one_by_one():
+    """Some have nothing new, some a few tokens, some many, and of some a part has been left out."""
+    model, rows = CausalLM(tiny.build("llama")), [4, 0, 3, 1, 2]
+    texts = tiny.prompts((100, 70, 90, 60, 80), seed=4)
+    full = read(model, texts, rows)
+    for sets in ([50, 31, 9, 12, 45], [50, 32, 17, 21, 46], [56, 33, 17, 60, 47], [57, 40, 70, 60, 55]):
+        one, all_at_once = (PartialLM(model, full, KINDS["window"], 60) for _ in range(2))
+        for extents in ([12, 31, 5, 9, 45], sets):
+            for row, extent in zip(rows, extents, strict=True):
+                one.follow([row], [extent], 6)
+            all_at_once.follow(rows, extents, 6)
+        for layer in range(model.layers):
+            for slow, fast in zip(one.cache.stored(layer), all_at_once.cache.stored(layer), strict=True):
+                for row, extent in zip(rows, sets, strict=True):
+                    assert one.left_out(row) == all_at_once.left_out(row)
+                    end = min(extent - 1 - one.left_out(row), all_at_once.capacity)
+                    assert torch.equal(slow[row, :, :end], fast[row, :, :end])
+
+
+@torch.inference_mode()
+def test_any_number_of_rows_is_taken_in_by_one_write_a_layer():
+    model, rows = CausalLM(tiny.build("llama")), [3, 1, 0, 2]
+    texts = tiny.prompts((50, 40, 45, 42), seed=4)
+    partial = PartialLM(model, read(model, texts, rows), KINDS["window"], 60)
+    partial.follow(rows, [30, 31, 29, 33], 6)
+    with Counting() as seen:
+        partial.follow(rows, [32, 34, 36, 34], 6)
+    assert seen.count == 2 * model.layers
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -13,7 +13,7 @@ from foredraft.model.cache import SlotCache
 from foredraft.model.causal import CausalLM
 from foredraft.model.masks import beside
 from foredraft.model.prefill import prefill
-from foredraft.model.skipping import Layers, PartialLM
+from foredraft.model.skipping import Layers, ThinnedLM
 from foredraft.model.taps import decoder_layers
 
 TOLERANCE = 1e-4
@@ -43,7 +43,7 @@ def four(name: str, **changes: Any) -> Any:
     return tiny.build(name, **{"num_hidden_layers": 4, **KINDS.get(name, {}), **changes})
 
 
-def said(model: PartialLM, texts: list[list[int]]) -> list[Tensor]:
+def said(model: ThinnedLM, texts: list[list[int]]) -> list[Tensor]:
     """Logits at every place of each text, read by this model alone."""
     whole, width = model.model, max(map(len, texts))
     cache = whole.new_cache()

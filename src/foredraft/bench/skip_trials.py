@@ -16,7 +16,7 @@ from foredraft.core.theory import acceptance
 from foredraft.model.causal import CausalLM
 from foredraft.model.masks import beside
 from foredraft.model.prefill import prefill
-from foredraft.model.skipping import Layers, PartialLM
+from foredraft.model.skipping import Layers, ThinnedLM
 
 _AT_ONCE = 8
 """Texts in a forward."""
@@ -118,7 +118,7 @@ class Judge:
                 steps[k - 1] += _steps(reached, k)
         return Trial(without, left.cost, tuple(self.tokens / count for count in steps))
 
-    def _laws(self, model: CausalLM | PartialLM) -> list[Tensor]:
+    def _laws(self, model: CausalLM | ThinnedLM) -> list[Tensor]:
         """What this model says after each token of the drafts: by text, the likeliest [N], or the law [N, V]."""
         whole = self._layers.model
         found: list[Tensor] = []

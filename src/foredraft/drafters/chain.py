@@ -101,4 +101,9 @@ def _draw(view: View, plan: Plan, logits: Float[Tensor, "B 1 V"], paths: Paths, 
         law = proper(view.warp.law(logits, paths))
         u = view.noise.uniform(Stream.DRAFT, torch.full_like(view.lengths, index))
         token = inverse_cdf(law[:, 0], u)
-    return Drawn(token, law, law[:, 0].gather(-1, token[:, None])[:, 0] if plan.confidence else None)
+    if not plan.confidence:
+        return Drawn(token, law, None)
+    said = law
+    if view.warp.greedy_rows is not None:  # the law of a greedy row is sure of everything
+        said = torch.where(view.warp.greedy_rows, logits.float().softmax(-1), law)
+    return Drawn(token, law, said[:, 0].gather(-1, token[:, None])[:, 0])

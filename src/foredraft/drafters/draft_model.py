@@ -33,11 +33,13 @@ class Options(ChainOptions):
     window: the draft sees at most so many tokens, drafted ones included: the text's first, and its latest. So it drafts
         beyond its own context, at the same cost for texts of any length. None: it reads whole texts, up to its context.
     sinks: of a window, how many are the text's first.
+    ahead: inside another drafter, how many tokens that one drafts: a window has room for them and is not read again.
     """
 
     branching: tuple[int, ...] | None = None
     window: int | None = None
     sinks: int = 4
+    ahead: int = 0
 
     @property
     def law(self) -> Law:
@@ -48,6 +50,8 @@ class Options(ChainOptions):
         ChainOptions.__post_init__(self)  # a dataclass with slots is made anew, which super() does not see
         if self.branching is not None and (not self.branching or min(self.branching) < 1):
             raise OptionError("branching must be whole numbers, 1 or more, one a level, such as 4x2x1.")
+        if self.ahead < 0:
+            raise OptionError("ahead must be 0 or more.")
 
 
 @final
@@ -68,8 +72,11 @@ class DraftModel(ReadingDrafter[Reader | WindowReader], SearchesAhead, Teachable
             template = Template.regular(options.branching)
             self._levels, nodes = Level.all_of(template, model.device), template.nodes
         whole = Reader(model, vocab_size)
-        reader = whole if options.window is None else WindowReader(whole, options.window, options.sinks, nodes)
-        super().__init__(reader, Needs(max_nodes=nodes, max_depth=_longest(options)))
+        needs = Needs(max_nodes=nodes, max_depth=_longest(options))
+        if options.window is None:
+            super().__init__(whole, needs)
+        else:
+            super().__init__(WindowReader(whole, options.window, options.sinks, nodes, options.ahead), needs)
 
     def beam_model(self) -> CausalLM:
         return self._model

@@ -132,10 +132,12 @@ WITHOUT_REPLACEMENT = Drawing(draw_siblings, Law.WITHOUT_REPLACEMENT)
 def fill(
     growing: Growing, levels: Sequence[Level], allowed: Int[Tensor, "B"], drawing: Drawing = WITHOUT_REPLACEMENT
 ) -> Draft:
-    """A static tree: of the likeliest tokens where all rows are greedy, else of siblings drawn from the draft's law,
-    warped as the target's is.
+    """A static tree: of the likeliest tokens in greedy rows, else of siblings drawn from the draft's law, warped as the
+    target's is.
 
-    The shape is known before anything is drawn, and nothing drawn is left out, so it gives nothing away.
+    The shape is known before anything is drawn, and nothing drawn is left out, so it gives nothing away. Beside sampled
+    rows the q of a greedy row is a one-hot of each picked token. So is its target's law, and of two one-hots every rule
+    asks just whether they are the same.
 
     Args:
         allowed: how many levels each row may have.
@@ -144,11 +146,16 @@ def fill(
     tree = TokenTree.root(view.roots)
     laws: list[Tensor] = []
     for number, level in enumerate(levels, start=1):
+        scores = view.warp.scores(growing.wide(), growing.paths)
         if view.warp.greedy:
-            tokens, exist = likeliest(view.warp.scores(growing.wide(), growing.paths), level.width)
-            tokens, exist = tokens.flatten(1)[:, level.ranked], exist.flatten(1)[:, level.ranked]
+            tokens, exist = _picked(scores, level)
         else:
-            tokens, exist, law = _drawn(view, proper(view.warp.law(growing.wide(), growing.paths)), level, drawing)
+            tokens, exist, law = _drawn(view, proper(scores.softmax(-1)), level, drawing)
+            if view.warp.greedy_rows is not None:
+                greedy, (best, there) = view.warp.greedy_rows, _picked(scores, level)
+                tokens = torch.where(greedy[:, 0], best, tokens)
+                exist = torch.where(greedy[:, 0], there, exist)
+                law = torch.where(greedy, torch.zeros_like(law).scatter_(-1, best[..., None], 1.0), law)
             laws.append(law)
         above = level.parents.expand(tokens.shape)
         exist = exist & (allowed >= number)[:, None] & tree.valid.gather(1, above)
@@ -160,6 +167,12 @@ def fill(
         return Draft(tree, Law.FIXED)
     root = torch.zeros_like(laws[0][:, :1])  # never read
     return Draft(tree, drawing.law, torch.cat([root, *laws], 1))
+
+
+def _picked(scores: Float[Tensor, "B F V"], level: Level) -> tuple[Int[Tensor, "B K"], Bool[Tensor, "B K"]]:
+    """The likeliest tokens for the nodes of a level, and which of them exist."""
+    tokens, exist = likeliest(scores, level.width)
+    return tokens.flatten(1)[:, level.ranked], exist.flatten(1)[:, level.ranked]
 
 
 def _drawn(

@@ -128,5 +128,6 @@ def build(options: Options, supplies: Supplies) -> TriForce:
         spec = supplies.paths[0]
     else:
         spec = f"draft_model:{path},num_assistant_tokens={options.inner_gamma},window={options.window},"
-        spec += f"sinks={options.sinks}"
+        ahead = 2 * options.gamma + options.inner_gamma  # rows that have theirs go on beside the others
+        spec += f"sinks={options.sinks},ahead={ahead}"
     return TriForce(options, place.target, place.cache, supplies.part(spec), place.vocab_size)

@@ -25,19 +25,23 @@ from foredraft.drafters.reader import Reader
 class WindowReader:
     """A ``Reader`` of texts of at most ``window`` tokens: the first ``sinks``, and the latest ones.
 
-    How much is left out depends on a text's length alone, so neither chance nor neighbours have a part in it.
+    How much is left out depends on a text's length alone, so neither chance nor neighbours have a part in it. Inside
+    another drafter texts get longer by what is drafted and are taken back again; a window that moved with them would
+    move there and back, and be read anew each time. With ``ahead`` it stands, from one taking back to the next, where
+    it has room for so many more tokens than the text has when it is first read; beyond these it moves.
 
     Args:
         reader: for the draft.
         window: tokens, with those that are being drafted.
         sinks: how many of them are the text's first.
         room: the most nodes that are drafted.
+        ahead: what a text may grow by before it is taken back; more than a quarter of the window is never kept free.
 
     Raises:
         OptionError: a window that leaves no room for a text, or that is longer than the draft's context.
     """
 
-    def __init__(self, reader: Reader, window: int, sinks: int, room: int) -> None:
+    def __init__(self, reader: Reader, window: int, sinks: int, room: int, ahead: int = 0) -> None:
         self._stride = (window - sinks - room) // 4
         if sinks < 0 or self._stride < 1:
             raise OptionError(f"A window of {window} tokens is too short for {sinks} sinks and {room} drafted nodes.")
@@ -46,6 +50,8 @@ class WindowReader:
         self._reader = reader
         self._limit = window - room
         self._sinks = sinks
+        self._ahead = min(ahead, self._stride)
+        self._begins: dict[int, int] = {}  # length of each row when it was first read since it was taken back
         self._left: dict[int, int] = {}  # tokens of each row that were left out when it was last read
 
     @property
@@ -60,11 +66,13 @@ class WindowReader:
 
     def rewind(self, row: int, length: int) -> None:
         """Only the first so many tokens of a text stand."""
+        self._begins.pop(row, None)
         left = self._left[row]
         self._reader.rewind(row, length - left if length > self._sinks + left else min(length, self._sinks))
 
     def release(self, row: int) -> None:
         """Forget a text."""
+        self._begins.pop(row, None)
         del self._left[row]
         self._reader.release(row)
 
@@ -75,7 +83,9 @@ class WindowReader:
     def read(self, view: View, room: int) -> Float[Tensor, "B 1 V"]:
         """See ``Reader.read``."""
         for row, extent in zip(view.rows, view.extents, strict=True):
-            left = self.left_out(extent)
+            left = self.left_out(self._begins.setdefault(row, extent) + self._ahead) if self._ahead else 0
+            if extent - left > self._limit:
+                left = self.left_out(extent)
             if left != self._left[row]:
                 self._left[row] = left
                 self._reader.rewind(row, self._sinks)
@@ -95,7 +105,7 @@ class WindowReader:
 
     def _short(self, view: View, *, with_history: bool = False) -> View:
         """The rows with the texts that the draft reads."""
-        lefts = [self.left_out(extent) for extent in view.extents]
+        lefts = [self._left[row] for row in view.rows]
         if not any(lefts):
             return view
         left = torch.tensor(lefts, device=view.lengths.device)

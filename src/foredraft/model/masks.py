@@ -135,9 +135,11 @@ def _additive(seen: Bool[Tensor, "B N S"], dtype: torch.dtype) -> Float[Tensor, 
 
 
 def _rows(rows: Sequence[int], device: torch.device) -> tuple[Int[Tensor, "B"], int | None]:
-    """Cache rows as a tensor, and how many they are if they are just 0, 1, ..."""
-    in_order = list(rows) == list(range(len(rows)))
-    return torch.tensor(list(rows), device=device), len(rows) if in_order else None
+    """Cache rows as a tensor, and how many they are if they are just 0, 1, ..., which then need no copy that waits."""
+    count = len(rows)
+    if list(rows) == list(range(count)):
+        return torch.arange(count, device=device), count
+    return torch.tensor(list(rows), device=device), None
 
 
 def _positions_of_slots(positions: Int[Tensor, "B N"], slots: Int[Tensor, "B N"], extent: int) -> Int[Tensor, "B S"]:

@@ -23,6 +23,7 @@ from foredraft.model.masks import StepIn, address
 from foredraft.model.selection import Selection
 from foredraft.model.slot_lm import SlotLM
 from foredraft.model.support import UNBOUNDED
+from foredraft.model.take_in import New, take_in
 from foredraft.model.tally import AttentionTally
 
 
@@ -117,7 +118,7 @@ class PartialLM(SlotLM):
             self._tally.drop()
         self.cache.reserve(max(rows) + 1, max(extents) + ahead)
         self._begin([row for row in rows if row not in self._copied])
-        copies: dict[tuple[int, int, int], list[int]] = {}  # rows by what is left out, begin and end of what is new
+        copies: dict[int, New] = {}
         evicted, chosen = [], []
         for row, extent in zip(rows, extents, strict=True):
             left, copied, end = self.left_out(row), self._copied.get(row, 0), extent - 1
@@ -125,7 +126,7 @@ class PartialLM(SlotLM):
             fits = end - left + 1 + ahead <= self.capacity and not again
             evicts = not fits and not again and self._tally is not None and 0 < copied <= end <= left + self.capacity
             if fits or evicts:
-                copies.setdefault((left, copied, end), []).append(row)
+                copies[row] = New(left, copied, end)
             if evicts:
                 evicted.append(row)
             elif not fits:
@@ -134,8 +135,7 @@ class PartialLM(SlotLM):
                 self._left[row] = border - self._selection.budget
                 chosen.append(row)
             self._copied[row] = end
-        for new, group in copies.items():
-            self._copy(group, *new)
+        take_in(self._full, self.cache, copies, range(self._model.layers))
         for row in evicted:
             self._evict(row)
         return chosen + evicted
@@ -211,15 +211,6 @@ class PartialLM(SlotLM):
             self.cache.wipe(rows)
             if self._tally is not None:
                 self._tally.restart(rows)
-
-    def _copy(self, rows: list[int], left: int, begin: int, end: int) -> None:
-        """Take in committed tokens as the model wrote them, over whatever has been drafted there."""
-        if begin == end:
-            return
-        for layer in range(self._model.layers):
-            full = self._full.stored(layer)
-            for source, target in zip(full, self.cache.buffers(layer, *full), strict=True):
-                target[rows, :, begin - left : end - left] = source[rows, :, begin:end]
 
     def _evict(self, row: int) -> None:
         """Keep the budget of what the cache holds of a row."""

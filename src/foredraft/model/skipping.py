@@ -28,7 +28,7 @@ Forward = Callable[..., Any]
 
 
 @final
-class PartialLM:
+class ThinnedLM:
     """A model that leaves something out: the same weights, the same cache, fewer layers.
 
     Only the thread that runs the model may run this. Where an attention is left out, no keys and values are written.
@@ -47,6 +47,9 @@ class PartialLM:
         """As ``CausalLM.forward``. Hidden states behind a layer that is left out are those before it."""
         with _in_place(self._stand_ins):
             return self.model.forward(step, cache, keep)
+
+
+PartialLM = ThinnedLM  # its name in own_layers.py
 
 
 @final
@@ -70,7 +73,7 @@ class Layers:
     def __len__(self) -> int:
         return len(self._blocks)
 
-    def first(self, count: int) -> PartialLM:
+    def first(self, count: int) -> ThinnedLM:
         """The first so many layers, then the final norm and the output layer.
 
         Raises:
@@ -80,7 +83,7 @@ class Layers:
             raise ModelError(f"{self.model.name} has {len(self)} layers: a draft can have 1 to {len(self)} of them.")
         return self._partial(range(count, len(self)), [])
 
-    def without(self, attention: Collection[int], mlp: Collection[int]) -> PartialLM:
+    def without(self, attention: Collection[int], mlp: Collection[int]) -> ThinnedLM:
         """All layers but the attention of some and the MLP of some; a layer that has to do without both is not run.
 
         Raises:
@@ -103,12 +106,12 @@ class Layers:
         found = self._seen.attention[number]
         return [] if found is None else [found]
 
-    def _partial(self, whole: Collection[int], parts: Collection[nn.Module]) -> PartialLM:
+    def _partial(self, whole: Collection[int], parts: Collection[nn.Module]) -> ThinnedLM:
         layers = [self._blocks[number] for number in sorted(whole)]
         gone = [(layer, _handing_on(self._seen.returns[layer])) for layer in layers]
         gone += [(part, _adding_nothing(self._seen.returns[part])) for part in parts]
         left = sum(_nbytes(module) for module, _ in gone)
-        return PartialLM(self.model, gone, 1.0 - left / self.model.weight_bytes)
+        return ThinnedLM(self.model, gone, 1.0 - left / self.model.weight_bytes)
 
     def _separate(self) -> bool:
         """Whether a layer whose attention and MLP add nothing hands its states on as they come."""
@@ -166,9 +169,9 @@ def _look(model: CausalLM, blocks: list[nn.Module]) -> _Seen:
     return seen
 
 
-def _probe(model: CausalLM | PartialLM, cache: SlotCache) -> Float[Tensor, "3 V"]:
+def _probe(model: CausalLM | ThinnedLM, cache: SlotCache) -> Float[Tensor, "3 V"]:
     """Logits of three tokens."""
-    whole = model.model if isinstance(model, PartialLM) else model
+    whole = model.model if isinstance(model, ThinnedLM) else model
     cache.reserve(1, 16)
     size = whole.model.config.get_text_config().vocab_size
     tokens = torch.arange(1, 4, device=whole.device)[None] % size

@@ -1,0 +1,148 @@
+"""Greedy rows beside sampled ones: each is drafted for as it would be among its own kind."""
+
+import functools
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import tiny
+from foredraft.core.draft import Draft, Law
+from foredraft.core.drafter import Drafter, Plan, View
+from foredraft.core.noise import Noise, NoiseCoins
+from foredraft.core.params import SamplingParams
+from foredraft.core.tree import TokenTree
+from foredraft.core.verify import RULES, walk
+from foredraft.core.warp import Warp
+from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
+from foredraft.drafters.specinfer import Options as SpecOptions, SpecInfer
+from foredraft.engine.control import Constant
+from foredraft.engine.reference import reference
+from foredraft.model.causal import CausalLM
+
+GREEDY = SamplingParams()
+SAMPLED = SamplingParams(temperature=1.0, top_k=9)
+PARAMS = [SAMPLED, GREEDY, SAMPLED, GREEDY]
+TEXTS = tiny.prompts((5, 9, 3, 7), seed=3)
+SIZES = {"vocab_size": tiny.VOCAB, "num_hidden_layers": 2}
+
+
+@functools.cache
+def model(seed: int) -> CausalLM:
+    return CausalLM(tiny.build("llama", seed=seed, spread=1.0, **SIZES))
+
+
+def tree_of_draft_model() -> Drafter:
+    return DraftModel(DraftOptions(branching=(3, 2, 1)), model(2), tiny.VOCAB)
+
+
+def specinfer() -> Drafter:
+    return SpecInfer(SpecOptions(expansion=(3, 2, 1)), [model(2)], tiny.VOCAB)
+
+
+def two_in_specinfer() -> Drafter:
+    return SpecInfer(SpecOptions(expansion=(2, 1, 1)), [model(2), model(3)], tiny.VOCAB)
+
+
+MAKERS = (tree_of_draft_model, specinfer, two_in_specinfer)
+
+
+def proposed(drafter: Drafter, lines: list[int], params: list[SamplingParams], confidence: float = 0.0) -> Draft:
+    """The first draft for these lines of the table alone."""
+    texts = [TEXTS[line] for line in lines]
+    for row, text in enumerate(texts):
+        drafter.admit(row, torch.tensor(text[:-1]), {})
+    extents = [len(text) for text in texts]
+    warp = Warp.of(params, vocab_size=tiny.VOCAB, eos_token_ids=[()] * len(texts), prompt_lengths=extents, device="cpu")
+    history = torch.tensor([text + [0] * (max(extents) - len(text)) for text in texts])
+    lengths = torch.tensor(extents)
+    noise = Noise(7 + torch.tensor(lines), lengths)
+    view = View(tuple(range(len(texts))), history, lengths, tuple(extents), warp, noise)
+    return drafter.propose(view, Plan((3,) * len(texts), confidence=confidence))
+
+
+def paths(draft: Draft, row: int) -> set[tuple[int, ...]]:
+    found: dict[int, tuple[int, ...]] = {0: ()}
+    for node in range(1, draft.tree.tokens.shape[1]):
+        if draft.tree.valid[row, node]:
+            found[node] = (*found[int(draft.tree.parents[row, node])], int(draft.tree.tokens[row, node]))
+    return set(found.values())
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_each_row_has_the_tree_that_it_has_among_its_own_kind(make: Callable[[], Drafter]):
+    mixed = proposed(make(), [0, 1, 2, 3], PARAMS)
+    greedy, sampled = proposed(make(), [1, 3], [GREEDY] * 2), proposed(make(), [0, 2], [SAMPLED] * 2)
+    assert mixed.law is sampled.law and mixed.q is not None and sampled.q is not None
+    for own, row in enumerate((1, 3)):
+        assert paths(mixed, row) == paths(greedy, own)
+        assert len(paths(mixed, row)) > 7, "a chain, which this is not about"
+        valid = mixed.tree.valid[row].nonzero()[1:, 0]
+        assert (mixed.q[row, valid, mixed.tree.tokens[row, valid]] == 1.0).all()
+        assert (mixed.q[row, valid].sum(-1) == 1.0).all()
+    for own, row in enumerate((0, 2)):
+        assert torch.equal(mixed.tree.tokens[row], sampled.tree.tokens[own])
+        assert torch.equal(mixed.tree.parents[row], sampled.tree.parents[own])
+        assert torch.allclose(mixed.q[row, 1:], sampled.q[own, 1:], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("rule", "law"),
+    [
+        (name, law)
+        for name, rule in RULES.items()
+        for law in (Law.WITHOUT_REPLACEMENT, Law.IID, Law.IID_MANY)
+        if law in rule.laws
+    ],
+)
+def test_under_every_rule_picked_siblings_are_followed_to_the_end(rule: str, law: Law):
+    rows, vocab = 4000, 4
+    generator = torch.Generator().manual_seed(1)
+    parents = torch.tensor([-1, 0, 0, 0, 1, 1, 2, 4, 4, 6]).expand(rows, -1)
+    order = torch.rand(rows, 10, vocab, generator=generator).argsort(-1)  # of the children of each node, best first
+    rank = torch.tensor([0, 0, 1, 2, 0, 1, 0, 0, 1, 0])
+    tokens = order[torch.arange(rows)[:, None], parents.clamp(min=0), rank]
+    q = torch.nn.functional.one_hot(tokens, vocab).float()
+    best = torch.randint(vocab, (rows, 10), generator=generator)
+    p = torch.nn.functional.one_hot(best, vocab).float()
+    draft = Draft(TokenTree(tokens, parents, depth=3), law, q)
+    coins = NoiseCoins(Noise(torch.arange(rows), torch.ones(rows, dtype=torch.long)))
+    found, wanted = RULES[rule].function(p, draft, coins), walk(best, draft.tree)
+    assert torch.equal(found.path, wanted.path) and torch.equal(found.bonus, wanted.bonus)
+    assert set(wanted.accepted().tolist()) == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize(
+    ("make", "rule"),
+    [
+        *[(make, rule) for make in MAKERS for rule in ("traversal", "recursive", "target_sampling")],
+        (specinfer, "kseq"),
+    ],
+)
+def test_greedy_texts_are_those_of_the_row_alone(make: Callable[[], Drafter], rule: str):
+    g = tiny.generator(model(1), make(), Constant(3), rule=rule)
+    params = [SamplingParams(max_new_tokens=24, temperature=p.temperature, seed=4) for p in PARAMS]
+    sequences = [g.submit([text], own)[0] for text, own in zip(TEXTS, params, strict=True)]
+    g.engine.run(sequences)
+    for line in (1, 3):
+        assert sequences[line].tokens == reference(model(1), TEXTS[line], params[line])
+
+
+def test_a_greedy_chain_ends_at_its_unsure_token_beside_sampled_rows_too():
+    def chain() -> Drafter:
+        return DraftModel(DraftOptions(), model(2), tiny.VOCAB)
+
+    ends = set()
+    for confidence in (0.05, 0.1, 0.2, 0.3, 0.5, 0.9):
+        mixed = proposed(chain(), [0, 1, 2, 3], PARAMS, confidence)
+        greedy = proposed(chain(), [1, 3], [GREEDY] * 2, confidence)
+        sampled = proposed(chain(), [0, 2], [SAMPLED] * 2, confidence)
+        assert mixed.scores is not None and greedy.scores is not None
+        for alone, lines in ((greedy, (1, 3)), (sampled, (0, 2))):
+            assert alone.scores is not None
+            for own, row in enumerate(lines):
+                assert paths(mixed, row) == paths(alone, own)
+                valid = alone.tree.valid[own].nonzero()[:, 0]
+                assert torch.allclose(mixed.scores[row, valid], alone.scores[own, valid], atol=1e-4)
+        ends |= set(greedy.tree.valid.sum(1).tolist())
+    assert len(ends) > 1
