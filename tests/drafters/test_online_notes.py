@@ -8,6 +8,8 @@ from online_cases import generator, stream
 
 from foredraft.core.drafter import StepOut
 from foredraft.core.params import SamplingParams
+from foredraft.drafters.online import Online
+from foredraft.drafters.passages import Seen
 
 
 @pytest.mark.parametrize("goes_on", [False, True])
@@ -40,3 +42,31 @@ def test_a_text_ends_with_the_first_law_that_is_none(goes_on: bool):
         texts = [[*sequence.prompt, *sequence.tokens] for sequence in sequences]
         assert any(text[: len(tokens)] == tokens for text in texts), "nothing is left out in the middle"
     assert min(passage.places.shape[0] for passage in found) < 24
+
+
+def test_plain_steps_are_not_looked_at_while_they_run(monkeypatch: pytest.MonkeyPatch):
+    """Reading them in ``commit`` would wait for the forward; many of them wait together, and none is lost."""
+    g, online = generator("draft_model", interval=10**6)
+    inside, read = False, []
+    commit, read_back = Online.commit, Seen.read_back
+
+    def committing(*args: Any) -> None:
+        nonlocal inside
+        inside = True
+        commit(*args)
+        inside = False
+
+    def reading(self: Seen) -> Seen:
+        read.append(inside)
+        return read_back(self)
+
+    monkeypatch.setattr(Online, "commit", committing)
+    monkeypatch.setattr(Seen, "read_back", reading)
+    (short,) = g.batch(stream(1), max_new_tokens=20, speculate=False)
+    assert read == [False] * 20
+    (long,) = g.batch(stream(1), max_new_tokens=40, speculate=False)
+    assert read[20:] == [True] * 32 + [False] * 8, "beyond that they are too many to keep"
+    drafted = g.batch(stream(1), max_new_tokens=40)
+    assert not any(read[60:]) and not online._seen
+    for passage, result in zip(online._shelf.take(), (short, long, *drafted), strict=True):
+        assert passage.tokens.tolist() == stream(1)[0] + result.tokens and passage.places.shape[0] == len(result.tokens)
