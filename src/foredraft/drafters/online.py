@@ -106,6 +106,7 @@ class Online(Drafter):
         self._options = options
         self._inner = inner
         self.needs = inner.needs
+        self.learns = True
         self._trainee: Trainee = _teachable(inner).trainee()
         self._learner = Learner(self._trainee, options.study())
         self._keeping = None if options.folder is None else Keeping(Path(options.folder), self._trainee.shadow)
