@@ -2,12 +2,14 @@
 
 import itertools
 import random
+from collections.abc import Sequence
 
 import pytest
 
 import laws
 import tiny
 from foredraft.compose import load
+from foredraft.core.drafter import Plan, View
 from foredraft.core.errors import DrafterError, OptionError
 from foredraft.drafters.bandit import Arm, Bandit, Options, Ucb
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
@@ -50,6 +52,10 @@ class Clock:
         self._now += next(self._steps)
         return self._now
 
+    def wait(self, seconds: float) -> None:
+        """Nobody looks meanwhile."""
+        self._now += seconds
+
 
 def bandit(lengths: tuple[int, ...], clock: Clock, hold: int, exploration: float) -> Bandit:
     target = laws.pair()[0]
@@ -67,9 +73,8 @@ def test_texts_follow_the_law_whoever_plays():
     assert laws.p_value(found.counts, laws.law("temperature")) > 1e-3
 
 
-def test_a_turn_is_held_and_only_its_later_steps_count(monkeypatch: pytest.MonkeyPatch):
-    target = CausalLM(tiny.build("llama"))
-    lookups = [PromptLookup(LookupOptions(prompt_lookup_num_tokens=k)) for k in (2, 3)]
+def watch(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, float, float]]:
+    """What is counted from now on: arm, tokens, seconds."""
     counted: list[tuple[int, float, float]] = []
     add = Ucb.add
 
@@ -78,11 +83,70 @@ def test_a_turn_is_held_and_only_its_later_steps_count(monkeypatch: pytest.Monke
         add(self, arm, tokens, seconds)
 
     monkeypatch.setattr(Ucb, "add", watched)
+    return counted
+
+
+def test_a_turn_is_held_and_only_its_later_steps_count(monkeypatch: pytest.MonkeyPatch):
+    target = CausalLM(tiny.build("llama"))
+    lookups = [PromptLookup(LookupOptions(prompt_lookup_num_tokens=k)) for k in (2, 3)]
+    counted = watch(monkeypatch)
     drafter = Bandit(Options(hold=3, exploration=0.0), [Arm(each) for each in lookups], Clock(2.0))
     tiny.generator(target, drafter, Constant(3)).generate(tiny.prompts((9,))[0] * 3, max_new_tokens=40)
     assert [arm for arm, _, _ in counted][:6] == [0, 0, 1, 1, 2, 2], "of three steps a turn the first does not count"
-    assert {seconds for _, _, seconds in counted} == {4.0}, "from one proposal to the next, with one look in between"
+    assert {seconds for _, _, seconds in counted[:-1]} == {4.0}, (
+        "from one proposal to the next, with one look in between"
+    )
     assert 6 <= sum(tokens for _, tokens, _ in counted) < 40
+
+
+class Resting(Constant):
+    """Drafts for three steps, then not for as many: plain steps, of which each takes long."""
+
+    def __init__(self, length: int, clock: Clock) -> None:
+        super().__init__(length)
+        self._clock, self._steps = clock, 0
+
+    def plan(self, view: View, limits: Sequence[int]) -> Plan:
+        self._steps += 1
+        if (self._steps - 1) // 3 % 2:
+            self._clock.wait(1000.0)
+            return Plan((0,) * len(limits))
+        return super().plan(view, limits)
+
+
+def test_time_between_two_texts_is_nobodys(monkeypatch: pytest.MonkeyPatch):
+    """One text after another, each in row 0: what the reader of the first does meanwhile is not the arm's time."""
+    counted, clock = watch(monkeypatch), Clock(2.0)
+    drafter = Bandit(Options(hold=3, exploration=0.0), [Arm(PromptLookup(LookupOptions()))], clock)
+    g = tiny.generator(CausalLM(tiny.build("llama")), drafter, Constant(3))
+    for _ in range(4):
+        g.generate(tiny.prompts((9,))[0] * 3, max_new_tokens=8)
+        clock.wait(1000.0)
+    assert {seconds for _, _, seconds in counted} == {2.0, 4.0}, "a text's last step ends where the target has judged"
+
+
+def test_a_rest_is_nobodys_time(monkeypatch: pytest.MonkeyPatch):
+    counted, clock = watch(monkeypatch), Clock(2.0)
+    drafter = Bandit(Options(hold=4, exploration=0.0), [Arm(PromptLookup(LookupOptions()))], clock)
+    g = tiny.generator(CausalLM(tiny.build("llama")), drafter, Resting(3, clock))
+    g.generate(tiny.prompts((9,))[0] * 3, max_new_tokens=60)
+    assert len(counted) > 6 and {seconds for _, _, seconds in counted} == {2.0, 4.0}
+
+
+def test_a_draft_that_was_never_judged_is_forgotten_with_its_text(monkeypatch: pytest.MonkeyPatch):
+    """A step fails after it was drafted; the next text begins with a plain one."""
+    counted, clock = watch(monkeypatch), Clock(2.0)
+    drafter = Bandit(Options(hold=2, exploration=0.0), [Arm(PromptLookup(LookupOptions()))], clock)
+    g = tiny.generator(CausalLM(tiny.build("llama")), drafter, Constant(3))
+    prompt = tiny.prompts((9,))[0] * 3
+    drafter._left = 1  # every step counts
+    with monkeypatch.context() as patch:
+        patch.setattr("foredraft.engine.step.verify", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            g.generate(prompt, max_new_tokens=8)
+    clock.wait(1000.0)
+    g.generate(prompt, max_new_tokens=8, speculate=False)
+    assert not counted
 
 
 def test_by_spec_with_plain_decoding_among_the_arms():

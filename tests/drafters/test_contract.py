@@ -316,7 +316,7 @@ def test_admit_and_release_leave_no_trace(name: str, options: dict[str, Any]):
         results = g.generate(prompts()[::order], max_new_tokens=NEW, **options)
         assert holdings(drafter) == before
         runs.append([(r.tokens, r.stats.drafted, r.stats.accepted) for r in results][::order])
-    if not drafter.learns:
+    if not drafter.learns or name.startswith("online"):  # whose first lesson is far off here
         assert runs[0] == runs[2]
     assert [tokens for tokens, _, _ in runs[0]] == [tokens for tokens, _, _ in runs[1]]
     cancelled = g.submit(prompts(), SamplingParams(max_new_tokens=NEW, **options))

@@ -273,7 +273,7 @@ def test_texts_of_picked_drafts_do_not_depend_on_what_was_learned(name: str):
             for g in (learning, still)
         ]
         assert texts[0] == texts[1]
-    assert online.version > 3
+    assert online.learns and online.version > 3
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from foredraft.compose import load
 from foredraft.core.errors import NumericsError, OptionError
 from foredraft.core.params import SamplingParams
 from foredraft.engine.beam import BeamOptions, Hypothesis, beam_search
-from foredraft.engine.beam_trie import speculative_beam_search
+from foredraft.engine.beam_trie import Scout, speculative_beam_search
 from foredraft.model.causal import CausalLM
 
 NEW = 14
@@ -127,6 +127,35 @@ def test_a_draft_that_is_the_target_saves_all_that_can_be_saved(monkeypatch: pyt
     assert 16 <= wrong <= 22, "a draft that knows nothing saves nothing, and costs no forward of the target"
 
 
+def test_the_host_reads_once_a_level_and_once_a_step_of_each_prompt(monkeypatch: pytest.MonkeyPatch):
+    """All looks at values, where a look makes the host wait for the device."""
+    own, scout = target(), draft("same")
+
+    def readings(new: int) -> tuple[int, int]:
+        lists = numbers = 0
+        tolist, whole = torch.Tensor.tolist, torch.Tensor.__int__
+
+        def listing(self: torch.Tensor) -> Any:
+            nonlocal lists
+            lists += 1
+            return tolist(self)
+
+        def counting(self: torch.Tensor) -> int:
+            nonlocal numbers
+            numbers += 1
+            return whole(self)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.Tensor, "tolist", listing)
+            patch.setattr(torch.Tensor, "__int__", counting)
+            speculative_beam_search(own, scout, PROMPTS, options(num_assistant_tokens=4, max_new_tokens=new), (), str)
+        return lists, numbers
+
+    short, long = readings(11), readings(21)
+    assert long[0] - short[0] == 2 * (1 + 4 + 5 * len(PROMPTS)), "two forwards more: roots, four levels, five steps"
+    assert long[1] == short[1]
+
+
 def test_a_generator_with_a_draft_model_searches_with_it(monkeypatch: pytest.MonkeyPatch):
     own = target()
     drafter, _ = tiny.draft_model(draft("same"), own)
@@ -165,3 +194,14 @@ def test_what_cannot_be_is_said():
         options(num_assistant_tokens=-1)
     assert speculative_beam_search(target(), draft("near"), [], options(), (), str) == []
     assert SamplingParams() == BeamOptions().params
+
+
+@torch.inference_mode()
+def test_a_trie_is_padded_to_the_beam_that_most_of_it_stands_below():
+    """The most nodes that the page on beam search speaks of: all of a level below one beam, for each of several."""
+    scout = Scout(draft("same"), torch.tensor([PROMPTS[1]]), [len(PROMPTS[1])], 3, 100)
+    scout.pass_by(torch.tensor([1, 2, 3]))
+    scout.move([0, 1, 2], [[0]] * 3)
+    trie = scout.look(torch.tensor([0.0, -1e3, -1e3]), torch.tensor([1, 2, 3]), 4, torch.tensor([], dtype=torch.long))
+    assert tuple(trie.tree.tokens.shape) == (3, 1 + 2 * 3 * 4)
+    assert [len(children) for children in trie.children] == [2 * 3 * 4, 0, 0]

@@ -1,6 +1,7 @@
 """Distillation of whole drafts: divergences against their sums, the loss against its definition, boosting in turn."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor
 from trainees import SHORT, assert_same_gradients, assert_same_run, lesson, stop_at, target, train_draft
 
 import tiny
-from foredraft.core.errors import OptionError
+from foredraft.core.errors import DataError, OptionError
 from foredraft.model.causal import CausalLM
 from foredraft.model.load import load_model
 from foredraft.nets.parts import FINAL
@@ -171,7 +172,22 @@ def test_what_counts_is_what_the_draft_gets_wrong(place: Path, tmp_path: Path, d
             same = net(text).logits[0, :-1].argmax(-1) == student(text).logits[0, :-1].argmax(-1)
             place_of = slice(32 * window + 1, 32 * window + 32)
             assert counts[place_of].tolist() == (whole[place_of] * ~same.numpy()).tolist()
+    asked = np.arange(len(ids)) % 32 > 0
+    asked[len(ids) // 32 * 32 :] = False
+    assert not asked.all() and not counts[~asked].any(), "no row of a window foretells these"
+    said = json.loads((tmp_path / "2" / "draft" / "provenance.json").read_text())["learns"]
+    assert said == pytest.approx(counts[asked].sum() / whole[asked].sum(), abs=1e-4)
     assert len(folders) == 2 and counts.sum() < whole.sum()
+
+
+def test_a_draft_that_agrees_everywhere_leaves_nothing_to_the_next(place: Path, tmp_path: Path, draft: str):
+    """The target itself, hardly moved, and rounded as drafts are saved: so is the target here."""
+    (tmp_path / "texts.jsonl").symlink_to(place / "texts.jsonl")
+    shutil.copytree(place / "target", tmp_path / "target")
+    load_model(str(place / "target"), device="cpu").model.bfloat16().float().save_pretrained(tmp_path / "target")
+    given = {"drafts": (str(tmp_path / "target"), draft), "recipe_options": boost.Options()}
+    with pytest.raises(DataError, match="nothing is left to learn"):
+        train_draft("boost", tmp_path, tmp_path / "out", replace(SHORT, tokens=64, lr=1e-9), **given)
 
 
 @pytest.mark.parametrize(

@@ -56,9 +56,8 @@ class Arm(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """Whose it was, when it began, when the target had judged, and what was accepted."""
+    """When it began, when the target had judged, and what was accepted."""
 
-    rows: tuple[int, ...]
     started: float
     judged: float
     accepted: Int[Tensor, "B"]
@@ -141,13 +140,14 @@ class Bandit(Drafter):
         return self._ucb.plays
 
     def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
+        self._close()
         for drafter in self._drafters:
             own = {layer: hidden[layer] for layer in drafter.needs.hidden_layers}
             drafter.admit(row, prompt, own)
 
     def propose(self, view: View, plan: Plan) -> Draft:
         now = self._clock()
-        self._settle(view, now)
+        self._settle(now)
         self._started, self._drafting = now, True
         drafter, confidence = self._arms[self._playing]
         if drafter is None:
@@ -162,29 +162,42 @@ class Bandit(Drafter):
         if self._drafting:
             self._left -= 1
             counts = self._left < self._options.hold - 1
-            self._step = _Step(view.rows, self._started, self._clock(), verdict.accepted()) if counts else None
+            self._step = _Step(self._started, self._clock(), verdict.accepted()) if counts else None
             self._drafting = False
+        else:
+            self._close()
 
     def release(self, row: int) -> None:
+        self._close()
         for drafter in self._drafters:
             drafter.release(row)
 
-    def _settle(self, view: View, now: float) -> None:
+    def _settle(self, now: float) -> None:
         """Count the step before, which has ended by now, and choose who plays next if its turn is over."""
         if self._drafting:  # nothing was committed in between: the same draft is asked for again
             return
-        if self._step is not None:
-            rows, started, judged, accepted = self._step
-            same = rows == view.rows  # else prompts were read in between
-            if same or accepted.device.type == "cpu":  # elsewhere the target is still at work when it has judged
-                ended = now if same else judged
-                self._ucb.add(self._playing, float(len(rows) + int(accepted.sum())), ended - started)
-        self._step = None
+        self._count(now)
         if self._left <= 0:
             before = self._playing
             self._playing, self._left = self._ucb.best(), self._options.hold
             if self._playing == before:
                 self._left -= 1  # it has read everything
+
+    def _close(self) -> None:
+        """What comes next is no part of the step before: prompts, plain steps, or nobody asking for anything.
+
+        It ends where the target had judged. Elsewhere than on a CPU that was not yet the end, and it does not count.
+        """
+        self._drafting = False  # what was drafted and never judged counts for nothing
+        if self._step is not None and self._step.accepted.device.type == "cpu":
+            self._count(self._step.judged)
+        self._step = None
+
+    def _count(self, ended: float) -> None:
+        if self._step is not None:
+            tokens = len(self._step.accepted) + int(self._step.accepted.sum())
+            self._ucb.add(self._playing, float(tokens), ended - self._step.started)
+        self._step = None
 
 
 def build(options: Options, supplies: Supplies) -> Bandit:

@@ -106,13 +106,14 @@ class Online(Drafter):
         self._options = options
         self._inner = inner
         self.needs = inner.needs
+        self.learns = True
         self._trainee: Trainee = _teachable(inner).trainee()
         self._learner = Learner(self._trainee, options.study())
         self._keeping = None if options.folder is None else Keeping(Path(options.folder), self._trainee.shadow)
         self._work: Work[Report] = Work(options.threads if options.background else 0)
         self._shelf = Shelf(options.positions, options.megabytes * 2**20)
         self._notes: dict[int, Notes] = {}
-        self._seen: Seen | None = None  # of the last step, still where the target computed it
+        self._seen: list[Seen] = []  # of the last steps, still where the target computed it
         self._requests = 0  # that have ended since the last update began
         self.reports: tuple[Report, ...] = ()
         if self._keeping is not None and self._keeping.resume(self._learner):
@@ -136,9 +137,10 @@ class Online(Drafter):
 
     def commit(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None:
         self._inner.commit(view, draft, verdict, out)
-        self._write_down()
+        if len(self._seen) >= _UNREAD:
+            self._write_down()
         own = StepOut(out.logits, {tap: out.hidden[tap] for tap in self.needs.hidden_layers})
-        self._seen = Seen.of(view, draft, verdict, own, self._options.top_laws)
+        self._seen.append(Seen.of(view, draft, verdict, own, self._options.top_laws))
 
     def release(self, row: int) -> None:
         self._inner.release(row)
@@ -154,16 +156,15 @@ class Online(Drafter):
         self._serve()
 
     def _write_down(self) -> None:
-        """Note what the last step has shown. It has long been read back then: looking at it waits for nothing."""
-        if self._seen is None:
-            return
-        seen, self._seen = self._seen.read_back(), None
-        for b, row in enumerate(seen.rows):
-            notes = self._notes[row]
-            notes.add(seen, b)
-            if len(notes.tokens) >= self._options.context:
-                self._put_away(notes)
-                self._notes[row] = notes.rest(self._options.context // 2)
+        """Note what the last steps have shown. Between two steps that waits for nothing: they have been read back."""
+        unread, self._seen = self._seen, []
+        for seen in (each.read_back() for each in unread):
+            for b, row in enumerate(seen.rows):
+                notes = self._notes[row]
+                notes.add(seen, b)
+                if len(notes.tokens) >= self._options.context:
+                    self._put_away(notes)
+                    self._notes[row] = notes.rest(self._options.context // 2)
 
     def _put_away(self, notes: Notes) -> None:
         """Keep a passage that is over, if there is anything in it."""
@@ -195,6 +196,8 @@ class Online(Drafter):
         return report
 
 
+_UNREAD = 32
+"""So many steps without a draft may wait to be noted; then they are in the middle of the next, which then waits."""
 _REPORTS = 1000
 """So many of the last ones are at hand."""
 

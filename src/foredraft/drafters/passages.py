@@ -71,7 +71,8 @@ class Seen(NamedTuple):
 class Notes:
     """A text in flight, or the end of it: its tokens, the target's states, its laws by place.
 
-    ``rooted``: there has been a step, so that the first root is among the tokens.
+    ``rooted``: there has been a step, so that the first root is among the tokens. ``sound``: all laws so far were
+    numbers.
     """
 
     tokens: list[int]
@@ -81,6 +82,7 @@ class Notes:
     p: list[Tensor] = field(default_factory=list)
     refused: list[bool] = field(default_factory=list)
     rooted: bool = False
+    sound: bool = True
 
     @classmethod
     def begun(cls, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]], most: int) -> "Notes":
@@ -89,18 +91,20 @@ class Notes:
         return cls(prompt[-most:].tolist(), states)
 
     def add(self, seen: Seen, b: int) -> None:
-        """What a step has shown of this text; a step with a law that is no law is left out."""
+        """What a step has shown of this text, which ends for us with the first law that is none: the states there are
+        no numbers either, and what follows would stand in the wrong place without them."""
+        count = int(seen.counts[b])
+        p = seen.law.p[b, :count]
+        self.sound = self.sound and bool(p.isfinite().all())
+        if not self.sound:
+            return
         if not self.rooted:
             self.tokens.append(int(seen.roots[b]))
             self.rooted = True
-        count = int(seen.counts[b])
         root = len(self.tokens) - 1
         self.tokens += seen.emitted[b, :count].tolist()
         for tap, states in seen.hidden.items():
             self.hidden[tap].append(states[b, :count].clone())  # else all rows would stay as long as this one
-        p = seen.law.p[b, :count]
-        if not bool(p.isfinite().all()):
-            return
         self.places += range(root, root + count)
         self.ids.append(seen.law.ids[b, :count].clone())
         self.p.append(p.clone())

@@ -9,6 +9,7 @@ found is what the plain search finds, whatever the draft says. Each prompt goes 
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby, islice
 from typing import NamedTuple
 
 import torch
@@ -58,17 +59,18 @@ class Replayed(NamedTuple):
 
 @dataclass
 class Search:
-    """One prompt's search, after ``step`` tokens."""
+    """One prompt's search, after ``step`` tokens of at most ``limit``."""
 
     index: int
     rules: Rules
     beams: Beams
+    limit: int
     step: int = 0
 
     @property
     def left(self) -> int:
         """How many tokens there may still be."""
-        return int(self.rules.limits[0]) - self.step
+        return self.limit - self.step
 
     def roots(self) -> Int[Tensor, "K"]:
         """The last token of each beam, which is not yet read."""
@@ -141,12 +143,13 @@ class Scout:
             ends: tokens that end a text; a text that has ended is no beam.
         """
         trie = _Growing(roots, self._width)
+        ends = ends[ends < self._shared]
         totals, start = scores, 0
         for _ in range(depth):
             tree = trie.tree
             logits = self._forks.read(self._in_mine(tree), start)[..., : self._shared]
             law = logits.float().nan_to_num(nan=-1e9, posinf=0.0, neginf=-1e9).log_softmax(-1)
-            law[..., ends[ends < self._shared]] = -torch.inf
+            law[..., ends] = -torch.inf
             lines = torch.tensor([owner for owner, _ in trie.frontier], device=law.device)
             nodes = torch.tensor([node - start for _, node in trie.frontier], device=law.device)
             start = tree.tokens.shape[1]
@@ -195,16 +198,15 @@ class _Growing:
         before, leading = self.frontier, self._leading
         self.frontier, self._leading = [], set()
         totals: list[float] = []
-        for prompt in range(len(self._tokens) // self._width):
-            lines = [line for line, (owner, _) in enumerate(before) if owner // self._width == prompt]
-            if not lines:
-                continue
-            first = torch.tensor([before[line] in leading for line in lines], device=scores.device)
-            places, values = _best(scores[lines], first, self._width)
-            for number, (place, total) in enumerate(zip(places, values, strict=True)):
+        groups = [list(lines) for _, lines in groupby(range(len(before)), lambda line: before[line][0] // self._width)]
+        first = torch.tensor([node in leading for node in before], device=scores.device)
+        found = [_best(scores[lines], first[lines], self._width) for lines in groups]
+        pairs = zip(*torch.cat(found, dim=1).tolist(), strict=True)  # the only reading of a level
+        for lines, best in zip(groups, found, strict=True):
+            for number, (where, total) in enumerate(islice(pairs, best.shape[1])):
                 if total > _NOBODY:
-                    owner, node = before[lines[place // vocabulary]]
-                    self._add(owner, node, place % vocabulary)
+                    owner, node = before[lines[int(where) // vocabulary]]
+                    self._add(owner, node, int(where) % vocabulary)
                     totals.append(total)
                     if number < self._width:
                         self._leading.add(self.frontier[-1])
@@ -223,7 +225,7 @@ class _Growing:
         self.frontier.append((owner, new))
 
 
-def _best(scores: Float[Tensor, "F V"], leading: Bool[Tensor, "F"], width: int) -> tuple[list[int], list[float]]:
+def _best(scores: Float[Tensor, "F V"], leading: Bool[Tensor, "F"], width: int) -> Float[Tensor, "2 C"]:
     """Places and values: first what a search of ``width`` beams would go on with, then the best of all the others.
 
     A wider search alone would not do: what the narrow one keeps may be crowded out there.
@@ -233,7 +235,7 @@ def _best(scores: Float[Tensor, "F V"], leading: Bool[Tensor, "F"], width: int) 
     others = flat.scatter(0, narrow.indices, -torch.inf)
     wide = others.topk(min((_WIDER - 1) * width, len(flat)))
     places, values = torch.cat([narrow.indices, wide.indices]), torch.cat([narrow.values, wide.values])
-    return places.tolist(), values.tolist()
+    return torch.stack([places.double(), values.double()])  # whole numbers of that size are exact
 
 
 @torch.inference_mode()
@@ -257,7 +259,7 @@ def speculative_beam_search(
     searches = []
     for index, prompt in enumerate(prompts):
         rules = Rules.of(target, [prompt], options, ends)
-        searches.append(Search(index, rules, Beams.start(rules)))
+        searches.append(Search(index, rules, Beams.start(rules), rules.history.shape[1] - len(prompt)))
     history = pad_sequence([torch.tensor([*prompt]) for prompt in prompts], batch_first=True).to(device)
     sizes = [len(prompt) for prompt in prompts]
     forks = Forks(target, history, sizes, width)

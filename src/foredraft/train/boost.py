@@ -32,12 +32,12 @@ class Options(distil.Options):
 
 def missed(store: TokenStore, recipe: DistilRecipe, lessons: Lessons, loop: LoopOptions, easy: float) -> TokenStore:
     """The same text, in which what this draft has right counts at most ``easy``: where its likeliest token is the
-    target's.
+    target's. What no lesson asks for, see ``_asked``, does not count at all.
 
     Args:
         lessons: of this store, with the target's final states.
     """
-    counts = np.array(store.counts, dtype=np.float32)
+    counts = np.where(_asked(store, loop.length), store.counts, 0).astype(np.float32)
     for windows, lesson in lessons.every(loop.batch):
         with autocast(lesson.tokens.device, loop.precision):
             right = recipe.agrees(lesson)
@@ -61,6 +61,13 @@ def keep(path: Path, store: TokenStore) -> None:
     partial.replace(path)
 
 
-def share(rest: TokenStore, whole: TokenStore) -> float:
-    """How much of the text still counts."""
-    return float(rest.counts.sum()) / float(whole.counts.sum())
+def share(rest: TokenStore, whole: TokenStore, length: int) -> float:
+    """How much still counts of what lessons of this length ask for."""
+    asked = _asked(whole, length)
+    return float(rest.counts[asked].sum()) / max(float(whole.counts[asked].sum()), 1.0)
+
+
+def _asked(store: TokenStore, length: int) -> np.ndarray:
+    """Which tokens some row of a window is to foretell: neither a window's first, nor the tail that fills no window."""
+    places = np.arange(len(store.ids))
+    return (places % length > 0) & (places < store.windows(length) * length)

@@ -1,0 +1,72 @@
+"""What a learning drafter writes down: when it looks, and what it leaves out."""
+
+from typing import Any
+
+import pytest
+import torch
+from online_cases import generator, stream
+
+from foredraft.core.drafter import StepOut
+from foredraft.core.params import SamplingParams
+from foredraft.drafters.online import Online
+from foredraft.drafters.passages import Seen
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_text_ends_with_the_first_law_that_is_none(goes_on: bool):
+    """In the fourth step the target breaks down in one of two rows; the row fails, or a processor mends its logits."""
+    g, online = generator("eagle3", interval=10**6)
+    served, calls = g.engine.target, 0
+    forward = served.forward
+
+    def breaking(*args: Any, **kwargs: Any) -> StepOut:
+        nonlocal calls
+        out = forward(*args, **kwargs)
+        calls += 1
+        if calls == 5:  # the first reads the prompts
+            for each in (out.logits, *out.hidden.values()):
+                each[1] = torch.nan
+        return out
+
+    served.forward = breaking  # type: ignore[method-assign]
+    mend = (lambda ids, scores: scores.nan_to_num(),) if goes_on else ()
+    params = SamplingParams(max_new_tokens=24, logits_processor=mend)
+    sequences = g.submit(stream(2), params)
+    g.engine.run(sequences)
+    assert (sequences[1].error is None) == goes_on and len(sequences[0].tokens) == 24
+    found = online._shelf.take()
+    assert len(found) == 2
+    for passage in found:
+        assert passage.p.isfinite().all() and all(states.isfinite().all() for states in passage.hidden.values())
+        tokens = passage.tokens.tolist()
+        texts = [[*sequence.prompt, *sequence.tokens] for sequence in sequences]
+        assert any(text[: len(tokens)] == tokens for text in texts), "nothing is left out in the middle"
+    assert min(passage.places.shape[0] for passage in found) < 24
+
+
+def test_plain_steps_are_not_looked_at_while_they_run(monkeypatch: pytest.MonkeyPatch):
+    """Reading them in ``commit`` would wait for the forward; many of them wait together, and none is lost."""
+    g, online = generator("draft_model", interval=10**6)
+    inside, read = False, []
+    commit, read_back = Online.commit, Seen.read_back
+
+    def committing(*args: Any) -> None:
+        nonlocal inside
+        inside = True
+        commit(*args)
+        inside = False
+
+    def reading(self: Seen) -> Seen:
+        read.append(inside)
+        return read_back(self)
+
+    monkeypatch.setattr(Online, "commit", committing)
+    monkeypatch.setattr(Seen, "read_back", reading)
+    (short,) = g.batch(stream(1), max_new_tokens=20, speculate=False)
+    assert read == [False] * 20
+    (long,) = g.batch(stream(1), max_new_tokens=40, speculate=False)
+    assert read[20:] == [True] * 32 + [False] * 8, "beyond that they are too many to keep"
+    drafted = g.batch(stream(1), max_new_tokens=40)
+    assert not any(read[60:]) and not online._seen
+    for passage, result in zip(online._shelf.take(), (short, long, *drafted), strict=True):
+        assert passage.tokens.tolist() == stream(1)[0] + result.tokens and passage.places.shape[0] == len(result.tokens)
