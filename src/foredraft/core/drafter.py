@@ -118,6 +118,8 @@ class Drafter(ABC):
     needs: Needs = Needs()
     learns: bool = False
     """Whether what it picks may depend on other texts than the row's own: those before it, or beside it."""
+    reads_target: bool = False
+    """Whether it drafts in the target's cache, which holds what is committed, and nothing that is only drafted."""
 
     @abstractmethod
     def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:

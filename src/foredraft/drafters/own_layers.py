@@ -25,6 +25,8 @@ class OwnLayers(Rewindable):
         cache: the target's; it holds everything before each row's root.
     """
 
+    reads_target = True
+
     def __init__(self, options: ChainOptions, partial: PartialLM, cache: SlotCache) -> None:
         self.needs = Needs(max_nodes=options.num_assistant_tokens)
         self._partial = partial

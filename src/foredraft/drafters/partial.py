@@ -83,6 +83,8 @@ class Partial(Rewindable):
         vocab_size: how wide laws are.
     """
 
+    reads_target = True
+
     def __init__(self, options: Options, target: CausalLM, full: SlotCache, vocab_size: int) -> None:
         self._options = options
         self.full = full
