@@ -176,7 +176,7 @@ def test_who_drafts_in_the_targets_cache_comes_first():
     target = CausalLM(tiny.build("llama"))
     cache, size = target.new_cache(), target.vocab_size
     options = ExitOptions(num_assistant_tokens=3, assistant_early_exit=target.layers)
-    own = Part(EarlyExit(options, target, cache), draws=True)
+    own = Part(EarlyExit(options, target, cache, size), draws=True)
     copying = Part(MaxGram(MaxGramOptions(num_assistant_tokens=2), size), draws=False)
     both = relay(own, copying, vocab=size)
     assert both.reads_target and not relay(lookup(2), max_gram(2)).reads_target

@@ -171,7 +171,7 @@ def coverage(model: CausalLM, bridge: Bridge) -> float:
 def build(options: Options, supplies: Supplies) -> Universal:
     """universal:PATH"""
     model, tokenizer = supplies.foreign(supplies.path)
-    target, own = supplies.place.target, supplies.place.tokenizer
+    own = supplies.place.tokenizer
     if own is None:
         raise DrafterError(
             "universal reads the text, and the target has no tokenizer here: give load one with tokenizer=..., or take "
@@ -179,5 +179,5 @@ def build(options: Options, supplies: Supplies) -> Universal:
         )
     if tokenizer is None:
         raise DrafterError(f"universal reads the text, and the draft {supplies.path!r} has no tokenizer in its folder.")
-    bridge = Bridge(own, tokenizer, target.vocab_size, model.vocab_size)
+    bridge = Bridge(own, tokenizer, supplies.place.vocab_size, model.vocab_size)
     return Universal(options, model, bridge)
