@@ -5,10 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+import foredraft
 import tiny
 from foredraft.core.draft import Law
 from foredraft.core.drafter import Plan, Rewindable, View
-from foredraft.core.errors import DrafterError, OptionError
+from foredraft.core.errors import DrafterError, LawError, OptionError
 from foredraft.core.noise import Noise
 from foredraft.core.params import SamplingParams
 from foredraft.core.verify import RULES
@@ -187,6 +188,17 @@ def test_who_drafts_in_the_targets_cache_comes_first():
             relay(copying, wrong, vocab=size)
     with pytest.raises(DrafterError, match="middle level of triforce"):
         TriForce(TriForceOptions(), target, cache, own, size)
+
+
+@pytest.mark.parametrize(
+    "spec", ["relay:[prompt_lookup]+[max_gram]", "relay:[relay:[prompt_lookup]+[max_gram]]+max_gram"]
+)
+def test_where_all_pick_it_is_a_picker_also_inside_another(spec: str):
+    target = CausalLM(tiny.build("llama"))
+    g = foredraft.load(target, spec, verifier="target_sampling")
+    assert g.engine.drafter.needs.law is Law.FIXED
+    with pytest.raises(LawError, match="'block' would not be lossless for a 'fixed' draft"):
+        foredraft.load(target, spec, verifier="block")
 
 
 def test_what_cannot_be_a_relay_is_refused():

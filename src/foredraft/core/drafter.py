@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from foredraft.core.draft import Draft, Verdict
+from foredraft.core.draft import Draft, Law, Verdict
 from foredraft.core.noise import Noise
 from foredraft.core.warp import Warp
 
@@ -31,13 +31,14 @@ class Needs:
 
     ``max_depth``: the longest path that it drafts; 0 stands for ``max_nodes``, as for a chain. ``scored``: it knows
     the probability of each path that it picks, and heeds ``Plan.nodes``, and ``Plan.level_worth`` if its levels cost
-    a forward each.
+    a forward each. ``law``: that of its drafts for sampled rows, where its options cannot know it; None: theirs.
     """
 
     hidden_layers: tuple[int, ...] = ()
     max_nodes: int = 0
     max_depth: int = 0
     scored: bool = False
+    law: Law | None = None
 
     @property
     def longest(self) -> int:

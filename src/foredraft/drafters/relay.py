@@ -81,10 +81,11 @@ class Relay(Rewindable):
             _check(part, first=number == 0)
         together = sum(part.drafter.needs.longest for part in parts)
         self._parts = tuple(parts)
-        self.needs = Needs(max_nodes=min(together, options.num_assistant_tokens or together))
         self.learns = any(part.drafter.learns for part in parts)
         self.reads_target = parts[0].drafter.reads_target
         self._draws = any(part.draws for part in parts)
+        most = min(together, options.num_assistant_tokens or together)
+        self.needs = Needs(max_nodes=most, law=Law.CHAIN if self._draws else Law.FIXED)
         self._vocab_size = vocab_size
         if self._draws and self.learns:
             raise DrafterError(

@@ -95,7 +95,8 @@ class Universal(Rewindable):
         self._likeliest = Warp.of(
             [SamplingParams()], vocab_size=model.vocab_size, eos_token_ids=[()], prompt_lengths=[0], device=model.device
         )  # for any number of rows
-        self.needs = Needs(max_nodes=options.num_assistant_tokens)
+        law = Law.CHAIN if self._sampled_by_tokens else Law.FIXED
+        self.needs = Needs(max_nodes=options.num_assistant_tokens, law=law)
 
     def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
         self._reader.admit(row)
