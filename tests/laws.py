@@ -164,11 +164,11 @@ def drafter(name: str, full: cache.SlotCache) -> Drafter:
         merge = name == "specinfer"
         return SpecInfer(SpecInferOptions(expansion=(2, 2), merge=merge), [draft, third()], target.vocab_size)
     if name == "sequoia":  # families of three and one, the elder child being the father
-        return Sequoia(SequoiaOptions(nodes=5, depth=2, acceptance="0.5/0.2/0.1"), draft, target)
+        return Sequoia(SequoiaOptions(nodes=5, depth=2, acceptance="0.5/0.2/0.1"), draft, target, VOCAB)
     if name == "opt_tree":
         return OptTree(OptTreeOptions(nodes=4, depth=2, top_k=2), draft, target.vocab_size)
     if name == "layer_skip":  # its one layer without its MLP
-        return LayerSkip(SkipOptions(num_assistant_tokens=2, skip_mlp=(0,)), target, full)
+        return LayerSkip(SkipOptions(num_assistant_tokens=2, skip_mlp=(0,)), target, full, VOCAB)
     if name in NESTED:
         return NESTED[name](target, draft)
     if name in ("slem", "tli"):

@@ -152,10 +152,11 @@ class _Workshop:
 
     def _drafter(self, spec: Spec | Drafter, loaded: Loaded, models: list[CausalLM], cache: SlotCache) -> Drafter:
         """What a spec stands for. Models that are opened on the way are listed."""
-        if not isinstance(spec, Spec):
-            return spec
         stock = _Stock(self.target, loaded.tokenizer, models, self.fast, self.options)
-        return stock.drafter_of(spec, models[0], cache)
+        drafter = stock.drafter_of(spec, models[0], cache) if isinstance(spec, Spec) else spec
+        if self.verifier is not None and drafter.needs.law is not None:  # its options did not know it
+            check_legal(self.verifier, drafter.needs.law)
+        return drafter
 
     def _engine(self, target: CausalLM, cache: SlotCache, drafter: Drafter, controller: Controller) -> Engine:
         if drafter.needs.hidden_layers:

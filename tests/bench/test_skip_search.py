@@ -69,7 +69,7 @@ def test_a_trial_is_what_the_loop_does(without: set[Part]):
     layers = {kind: tuple(part.layer for part in without if part.kind == kind) for kind in ("attention", "mlp")}
     for length in (1, 2, 3):
         options = Options(num_assistant_tokens=length, skip_attention=layers["attention"], skip_mlp=layers["mlp"])
-        drafter = LayerSkip(options, planted(), planted().new_cache())
+        drafter = LayerSkip(options, planted(), planted().new_cache(), planted().vocab_size)
         g = tiny.generator(planted(), drafter, Constant(length), cache=drafter.cache)
         steps, tokens = 0, 0
         for text in said():

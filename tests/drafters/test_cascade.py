@@ -91,6 +91,40 @@ def test_specs(spec: str):
     assert [result.tokens for result in sampled] == alone and sum(result.stats.accepted for result in sampled) > 0
 
 
+@pytest.fixture(scope="module")
+def slim(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder with a model whose vocabulary is not padded as the target's is."""
+    folder = str(tmp_path_factory.mktemp("slim"))
+    tokenizer = tiny.tokenizer()
+    tiny.build("llama", seed=5, vocab_size=len(tokenizer)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        "early_exit,assistant_early_exit=1",
+        "layer_skip,skip_mlp=0",
+        "partial",
+        "sequoia:SLIM,nodes=4,depth=2,acceptance=0.5/0.2",
+        "universal:SLIM,method=tli",
+        "specinfer:SLIM+SLIM",
+    ],
+)
+def test_inside_a_narrower_middle_laws_are_as_wide_as_the_targets(inner: str, slim: str):
+    tokenizer = tiny.tokenizer()
+    target = tiny.build("llama", vocab_size=len(tokenizer) + 7)
+    spec = f"cascade:{slim}+[{inner.replace('SLIM', slim)}],num_assistant_tokens=5"
+    g = foredraft.load(target, spec, tokenizer=tokenizer)
+    prompts = [*PROMPTS, [len(tokenizer) + 3, 5, len(tokenizer) + 6]]  # also of padding, which the middle cannot read
+    for temperature in (0.0, 1.0):
+        results = g.generate(prompts, max_new_tokens=12, temperature=temperature, seed=1)
+        assert sum(result.stats.drafted for result in results) > 0
+        assert all(len(result.tokens) == 12 or result.finish_reason == "stop" for result in results)
+    g.close()
+
+
 @pytest.mark.parametrize(
     "spec, sentence",
     [

@@ -32,14 +32,13 @@ def four(name: str = "llama") -> Any:
 
 
 def exit_at(target: CausalLM, layers: int, **options: Any) -> EarlyExit:
-    return EarlyExit(
-        ExitOptions(num_assistant_tokens=K, assistant_early_exit=layers, **options), target, target.new_cache()
-    )
+    chosen = ExitOptions(num_assistant_tokens=K, assistant_early_exit=layers, **options)
+    return EarlyExit(chosen, target, target.new_cache(), target.vocab_size)
 
 
 def skipping(target: CausalLM, attention: tuple[int, ...], mlp: tuple[int, ...]) -> LayerSkip:
     options = SkipOptions(num_assistant_tokens=K, skip_attention=attention, skip_mlp=mlp)
-    return LayerSkip(options, target, target.new_cache())
+    return LayerSkip(options, target, target.new_cache(), target.vocab_size)
 
 
 def generator(target: CausalLM, drafter: OwnLayers, **options: Any) -> Generator:

@@ -5,20 +5,23 @@ from dataclasses import replace
 import pytest
 import torch
 
+import foredraft
 import tiny
 from foredraft.core.draft import Law
 from foredraft.core.drafter import Plan, Rewindable, View
-from foredraft.core.errors import DrafterError, OptionError
+from foredraft.core.errors import DrafterError, LawError, OptionError
 from foredraft.core.noise import Noise
 from foredraft.core.params import SamplingParams
 from foredraft.core.verify import RULES
 from foredraft.core.warp import Warp
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
+from foredraft.drafters.early_exit import EarlyExit, Options as ExitOptions
 from foredraft.drafters.max_gram import MaxGram, Options as MaxGramOptions
 from foredraft.drafters.none import NoDrafter
 from foredraft.drafters.prompt_lookup import Options as LookupOptions, PromptLookup
 from foredraft.drafters.relay import Options, Relay
 from foredraft.drafters.supplies import Part
+from foredraft.drafters.triforce import Options as TriForceOptions, TriForce
 from foredraft.engine.control import Constant
 from foredraft.model.causal import CausalLM
 from nested import PROMPT, Chances, TableDrafter, at, enumerated
@@ -167,6 +170,35 @@ def test_the_target_as_first_drafter_is_accepted_whole():
     assert both.needs.max_nodes == 5
     result = tiny.generator(target, both, Constant(5)).generate(tiny.prompts((9,))[0], max_new_tokens=24)
     assert result.stats.accepted >= 3 * (result.stats.target_forwards - 2)
+
+
+def test_who_drafts_in_the_targets_cache_comes_first():
+    """There it is accepted whole; as a later drafter it would read what nobody has written."""
+    target = CausalLM(tiny.build("llama"))
+    cache, size = target.new_cache(), target.vocab_size
+    options = ExitOptions(num_assistant_tokens=3, assistant_early_exit=target.layers)
+    own = Part(EarlyExit(options, target, cache, size), draws=True)
+    copying = Part(MaxGram(MaxGramOptions(num_assistant_tokens=2), size), draws=False)
+    both = relay(own, copying, vocab=size)
+    assert both.reads_target and not relay(lookup(2), max_gram(2)).reads_target
+    result = tiny.generator(target, both, Constant(5), cache=cache).generate(tiny.prompts((9,))[0], max_new_tokens=24)
+    assert result.stats.accepted >= 3 * (result.stats.target_forwards - 2)
+    for wrong in (own, Part(both, draws=True)):
+        with pytest.raises(DrafterError, match="put it first"):
+            relay(copying, wrong, vocab=size)
+    with pytest.raises(DrafterError, match="middle level of triforce"):
+        TriForce(TriForceOptions(), target, cache, own, size)
+
+
+@pytest.mark.parametrize(
+    "spec", ["relay:[prompt_lookup]+[max_gram]", "relay:[relay:[prompt_lookup]+[max_gram]]+max_gram"]
+)
+def test_where_all_pick_it_is_a_picker_also_inside_another(spec: str):
+    target = CausalLM(tiny.build("llama"))
+    g = foredraft.load(target, spec, verifier="target_sampling")
+    assert g.engine.drafter.needs.law is Law.FIXED
+    with pytest.raises(LawError, match="'block' would not be lossless for a 'fixed' draft"):
+        foredraft.load(target, spec, verifier="block")
 
 
 def test_what_cannot_be_a_relay_is_refused():

@@ -104,7 +104,7 @@ def test_sampled_acceptance_is_the_chance_over_all_draws():
 def test_trees_of_one_level_are_accepted_as_was_measured():
     """A direct count: the drafter's own trees, the default rule, real coins."""
     prompt, rows = [0, 1, 0], 6000
-    drafter = Sequoia(Options(nodes=WIDTH, depth=1, acceptance=RATES), model(2), model(1))
+    drafter = Sequoia(Options(nodes=WIDTH, depth=1, acceptance=RATES), model(2), model(1), VOCAB)
     view = shown(drafter, [prompt] * rows, SamplingParams(temperature=1.0), derive_seeds(3, rows))
     draft = drafter.propose(view, Plan((1,) * rows))
     after = [law(1, prompt), *(law(1, [*prompt, token]) for token in range(VOCAB))]
@@ -155,7 +155,7 @@ def slow_draft(view: View, row: int, parents: Sequence[int], temperature: float)
 def test_every_child_is_drawn_from_the_law_that_is_said():
     """Families of every size on a level, against a loop over single nodes."""
     texts = [[0, 1, 0], [3], [5, 2, 4, 1, 1, 0, 2]]
-    drafter = Sequoia(Options(nodes=14, depth=4, acceptance=RATES), model(2), model(1))
+    drafter = Sequoia(Options(nodes=14, depth=4, acceptance=RATES), model(2), model(1), VOCAB)
     view = shown(drafter, texts, SamplingParams(temperature=0.8), derive_seeds(4, 3))
     draft = drafter.propose(view, Plan((4,) * 3))
     template = drafter.planner.shape(greedy=False).template
@@ -170,7 +170,7 @@ def test_every_child_is_drawn_from_the_law_that_is_said():
 
 
 def test_each_step_has_random_numbers_of_its_own():
-    drafter = Sequoia(Options(nodes=4, depth=2, acceptance=RATES), model(2), model(1))
+    drafter = Sequoia(Options(nodes=4, depth=2, acceptance=RATES), model(2), model(1), VOCAB)
     rows = 50
     text, seeds = [0, 1, 0], derive_seeds(5, rows)
     view = shown(drafter, [text] * rows, SamplingParams(temperature=1.0), seeds)
@@ -196,7 +196,7 @@ def test_the_shapes_are_exact_under_the_default_rule(nodes: int, zeros: float):
 def test_a_draft_that_is_the_target_is_accepted_to_the_end(temperature: float):
     """Of siblings the first is always right, so each step says the whole first path and the bonus."""
     target = CausalLM(tiny.build("llama"))
-    drafter = Sequoia(Options(nodes=9, depth=4, acceptance=RATES), target, target)
+    drafter = Sequoia(Options(nodes=9, depth=4, acceptance=RATES), target, target, target.vocab_size)
     assert (0, 0, 0, 0) in drafter.planner.shape(temperature == 0).template.paths
     g = tiny.generator(target, drafter, Constant(4))
     results = g.generate(tiny.prompts((1, 7, 20)), max_new_tokens=1 + 5 * 6, temperature=temperature, seed=2)
@@ -215,7 +215,7 @@ def test_sizes_follow_what_was_measured(monkeypatch: pytest.MonkeyPatch):
     shapes = {}
     for name, (draft, target) in {"cheap": (0.001, 1.0), "wide": (0.9, 1.0), "dear": (0.9, 60.0)}.items():
         monkeypatch.setattr(sequoia, "measure_costs", costs(draft, target))
-        shapes[name] = Sequoia(Options(acceptance=RATES), model(2), model(1)).planner.shape(greedy=True).template
+        shapes[name] = Sequoia(Options(acceptance=RATES), model(2), model(1), VOCAB).planner.shape(greedy=True).template
     assert shapes["cheap"].nodes == sequoia.NODES and shapes["cheap"].depth > 4
     assert shapes["wide"].depth == 1 and shapes["wide"].nodes >= 3
     assert shapes["dear"].nodes == 1
@@ -237,11 +237,11 @@ def test_what_sampled_rows_get_does_not_depend_on_the_clock(monkeypatch: pytest.
         raise AssertionError("somebody looked at the clock")
 
     monkeypatch.setattr(sequoia, "measure_costs", refuse)
-    shape = Sequoia(Options(acceptance=RATES), model(2), model(1)).planner.shape(greedy=False)
+    shape = Sequoia(Options(acceptance=RATES), model(2), model(1), VOCAB).planner.shape(greedy=False)
     assert 1 <= shape.template.nodes <= sequoia.NODES
     timed = Options(acceptance=RATES, num_assistant_tokens_schedule="cost")
     with pytest.raises(AssertionError, match="clock"):
-        Sequoia(timed, model(2), model(1)).planner.shape(greedy=False)
+        Sequoia(timed, model(2), model(1), VOCAB).planner.shape(greedy=False)
 
 
 def test_a_shape_is_made_once_and_each_kind_of_row_has_its_own(monkeypatch: pytest.MonkeyPatch):
@@ -252,12 +252,14 @@ def test_a_shape_is_made_once_and_each_kind_of_row_has_its_own(monkeypatch: pyte
         return (0.6, 0.1) if temperature else (0.5, 0.3)
 
     monkeypatch.setattr(sequoia, "measure_acceptance", measured)
-    drafter = Sequoia(Options(nodes=5, depth=3), model(2), model(1))
+    drafter = Sequoia(Options(nodes=5, depth=3), model(2), model(1), VOCAB)
     for greedy in (True, False, True, False):
         drafter.planner.shape(greedy)
     assert asked == [0.0, 1.0]
     assert drafter.planner.shape(True).template.paths != drafter.planner.shape(False).template.paths
-    given = Sequoia(Options(nodes=5, depth=3, acceptance="0.5/0.3", sampled_acceptance="0.6/0.1"), model(2), model(1))
+    given = Sequoia(
+        Options(nodes=5, depth=3, acceptance="0.5/0.3", sampled_acceptance="0.6/0.1"), model(2), model(1), VOCAB
+    )
     for greedy in (True, False):
         assert given.planner.shape(greedy).template == drafter.planner.shape(greedy).template
     assert asked == [0.0, 1.0]
@@ -284,7 +286,7 @@ def test_options_that_cannot_be(options: dict, sentence: str):
 
 
 def test_a_draft_is_never_larger_than_the_plan():
-    drafter = Sequoia(Options(nodes=9, depth=4, acceptance=RATES), model(2), model(1))
+    drafter = Sequoia(Options(nodes=9, depth=4, acceptance=RATES), model(2), model(1), VOCAB)
     view = shown(drafter, [[0, 1], [2]], SamplingParams(temperature=1.0), [1, 2])
     draft: Draft = drafter.propose(view, Plan((2, 0)))
     assert draft.tree.depth == 2 and int(draft.tree.valid[1].sum()) == 1 and int(draft.tree.valid[0].sum()) > 3

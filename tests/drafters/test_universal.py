@@ -16,7 +16,7 @@ import tiny
 from dialects import EXACT, NAMES, TEXTS, dialect, size, strangers, toy
 from foredraft.core.draft import Law
 from foredraft.core.drafter import Drafter, Plan, View
-from foredraft.core.errors import DrafterError, OptionError
+from foredraft.core.errors import DrafterError, LawError, OptionError
 from foredraft.core.noise import Noise, derive_seeds
 from foredraft.core.params import SamplingParams
 from foredraft.core.verify import RULES
@@ -316,11 +316,19 @@ def test_auto_goes_by_text_if_greedy_and_by_shared_tokens_if_these_have_the_draf
         drafter = universal(target, draft, method="auto")
         share = coverage(model(size(draft), seed=5), bridge(target, draft))
         assert (share > 0.9) if enough else (share < 0.5)
+        assert drafter.needs.law is (Law.CHAIN if enough else Law.FIXED)
         for params, law in ((greedy, Law.FIXED), (sampled, Law.CHAIN if enough else Law.FIXED)):
             view = view_of([written(target, TEXTS[0])], params, size(target))
             admit(drafter, view)
             assert drafter.propose(view, Plan((3,))).law is law
             drafter.release(0)
+
+
+def test_a_rule_for_drawn_tokens_is_refused_where_auto_goes_by_text():
+    own = model(size("bytes"))
+    with pytest.raises(LawError, match="'token' would not be lossless for a 'fixed' draft"):
+        foredraft.load(own, universal("bytes", "slow", method="auto"), verifier="token")
+    foredraft.load(own, universal("bytes", "bytes", method="auto"), verifier="token")
 
 
 # Edges.

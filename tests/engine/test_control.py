@@ -141,11 +141,20 @@ def test_the_end_of_a_row_is_told_to_who_has_seen_it():
 
 
 @pytest.mark.parametrize(
-    ("law", "temperature", "adapts"), [(Law.CHAIN, 0.0, True), (Law.CHAIN, 1.0, False), (Law.FIXED, 1.0, True)]
+    ("law", "real", "temperature", "adapts"),
+    [
+        (Law.CHAIN, None, 0.0, True),
+        (Law.CHAIN, None, 1.0, False),
+        (Law.FIXED, None, 1.0, True),
+        (Law.CHAIN, Law.FIXED, 1.0, True),
+        (Law.FIXED, Law.CHAIN, 1.0, False),
+    ],
 )
-def test_auto_looks_at_the_clock_only_where_texts_cannot_depend_on_it(law: Law, temperature: float, adapts: bool):
+def test_auto_looks_at_the_clock_only_where_texts_cannot_depend_on_it(
+    law: Law, real: Law | None, temperature: float, adapts: bool
+):
     options = SimpleNamespace(num_assistant_tokens_schedule="auto", law=law)
-    controller = scheduled(options, Needs((), 4, 4), lambda longest: STEEP, lossless=True)
+    controller = scheduled(options, Needs((), 4, 4, law=real), lambda longest: STEEP, lossless=True)
     lengths = run(controller, 400, share=0.0, seconds=5.0, temperature=temperature)
     assert (0 in lengths) == adapts
 

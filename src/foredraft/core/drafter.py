@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from foredraft.core.draft import Draft, Verdict
+from foredraft.core.draft import Draft, Law, Verdict
 from foredraft.core.noise import Noise
 from foredraft.core.warp import Warp
 
@@ -31,13 +31,14 @@ class Needs:
 
     ``max_depth``: the longest path that it drafts; 0 stands for ``max_nodes``, as for a chain. ``scored``: it knows
     the probability of each path that it picks, and heeds ``Plan.nodes``, and ``Plan.level_worth`` if its levels cost
-    a forward each.
+    a forward each. ``law``: that of its drafts for sampled rows, where its options cannot know it; None: theirs.
     """
 
     hidden_layers: tuple[int, ...] = ()
     max_nodes: int = 0
     max_depth: int = 0
     scored: bool = False
+    law: Law | None = None
 
     @property
     def longest(self) -> int:
@@ -118,6 +119,8 @@ class Drafter(ABC):
     needs: Needs = Needs()
     learns: bool = False
     """Whether what it picks may depend on other texts than the row's own: those before it, or beside it."""
+    reads_target: bool = False
+    """Whether it drafts in the target's cache, which holds what is committed, and nothing that is only drafted."""
 
     @abstractmethod
     def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:

@@ -87,12 +87,6 @@ def draw_chain(view: View, plan: Plan, depth: int, logits: Float[Tensor, "B 1 V"
     return Draft(tree, Law.CHAIN, torch.cat(laws, 1), held)
 
 
-def numbers(logits: Float[Tensor, "B N V"]) -> Float[Tensor, "B N V"]:
-    """Logits that are numbers, whatever the draft computed."""
-    least = torch.finfo(logits.dtype).min
-    return logits.nan_to_num(nan=least, posinf=0.0, neginf=least)
-
-
 def _draw(view: View, plan: Plan, logits: Float[Tensor, "B 1 V"], paths: Paths, index: int) -> Drawn:
     """Draw the node with this index in every row."""
     if view.warp.greedy:

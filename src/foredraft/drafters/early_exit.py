@@ -40,15 +40,16 @@ class EarlyExit(OwnLayers):
         ModelError: the target has fewer.
     """
 
-    def __init__(self, options: Options, target: CausalLM, cache: SlotCache) -> None:
+    def __init__(self, options: Options, target: CausalLM, cache: SlotCache, vocab_size: int) -> None:
         if options.assistant_early_exit is None:
             raise DrafterError(
                 f"early_exit needs the number of layers that draft, 1 to {target.layers} of this model: write "
                 "early_exit,assistant_early_exit=E."
             )
-        super().__init__(options, Layers(target).first(options.assistant_early_exit), cache)
+        super().__init__(options, Layers(target).first(options.assistant_early_exit), cache, vocab_size)
 
 
 def build(options: Options, supplies: Supplies) -> EarlyExit:
     """early_exit,assistant_early_exit=E"""
-    return EarlyExit(options, supplies.place.target, supplies.place.cache)
+    place = supplies.place
+    return EarlyExit(options, place.target, place.cache, place.vocab_size)

@@ -39,8 +39,9 @@ class LayerSkip(OwnLayers):
         ModelError: the target has no such layers, or theirs do not come apart.
     """
 
-    def __init__(self, options: Options, target: CausalLM, cache: SlotCache) -> None:
-        super().__init__(options, Layers(target).without(options.skip_attention, options.skip_mlp), cache)
+    def __init__(self, options: Options, target: CausalLM, cache: SlotCache, vocab_size: int) -> None:
+        partial = Layers(target).without(options.skip_attention, options.skip_mlp)
+        super().__init__(options, partial, cache, vocab_size)
 
 
 def build(options: Options, supplies: Supplies) -> LayerSkip:
@@ -62,4 +63,4 @@ def build(options: Options, supplies: Supplies) -> LayerSkip:
                 f"{place.target.layers}."
             )
         options = replace(options, skip_attention=skips.attention, skip_mlp=skips.mlp)
-    return LayerSkip(options, place.target, place.cache)
+    return LayerSkip(options, place.target, place.cache, place.vocab_size)

@@ -9,9 +9,10 @@ from torch import Tensor
 from foredraft.core.draft import Draft, Law, Verdict
 from foredraft.core.drafter import Needs, Plan, Rewindable, StepOut, View
 from foredraft.core.tree import TokenTree
-from foredraft.drafters.chain import ChainOptions, draw_chain, numbers
+from foredraft.drafters.chain import ChainOptions, draw_chain
 from foredraft.model.cache import SlotCache
 from foredraft.model.skipping import PartialLM
+from foredraft.model.slot_lm import widened
 
 
 class OwnLayers(Rewindable):
@@ -23,11 +24,15 @@ class OwnLayers(Rewindable):
 
     Args:
         cache: the target's; it holds everything before each row's root.
+        vocab_size: how wide laws are. The target's may be narrower or wider, where it is the middle of a cascade.
     """
 
-    def __init__(self, options: ChainOptions, partial: PartialLM, cache: SlotCache) -> None:
+    reads_target = True
+
+    def __init__(self, options: ChainOptions, partial: PartialLM, cache: SlotCache, vocab_size: int) -> None:
         self.needs = Needs(max_nodes=options.num_assistant_tokens)
         self._partial = partial
+        self._vocab_size = vocab_size
         self.cache = cache
 
     def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None: ...
@@ -48,8 +53,7 @@ class OwnLayers(Rewindable):
 
     def _read_on(self, view: View, tokens: Int[Tensor, "B"], index: int) -> Float[Tensor, "B 1 V"]:
         """Logits after token ``index`` of each row's chain, the root being 0."""
-        bases = view.lengths - 1 + index
-        step = self._partial.model.address(
-            TokenTree.chain(tokens[:, None]), bases, view.rows, max(view.extents) + index
-        )
-        return numbers(self._partial.forward(step, self.cache).logits)
+        model = self._partial.model
+        chain = TokenTree.chain(tokens[:, None].clamp(max=model.vocab_size - 1))
+        step = model.address(chain, view.lengths - 1 + index, view.rows, max(view.extents) + index)
+        return widened(self._partial.forward(step, self.cache).logits, self._vocab_size)

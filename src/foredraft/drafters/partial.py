@@ -83,6 +83,8 @@ class Partial(Rewindable):
         vocab_size: how wide laws are.
     """
 
+    reads_target = True
+
     def __init__(self, options: Options, target: CausalLM, full: SlotCache, vocab_size: int) -> None:
         self._options = options
         self.full = full
@@ -121,7 +123,7 @@ class Partial(Rewindable):
     def _read(self, view: View, tokens: Int[Tensor, "B"], index: int) -> Float[Tensor, "B 1 V"]:
         """Logits after token ``index`` of a chain, the root being 0; those before it have been read."""
         model = self._follower.model
-        chain = TokenTree.chain(tokens[:, None])
+        chain = TokenTree.chain(tokens[:, None].clamp(max=model.vocab_size - 1))
         step = model.address(chain, view.lengths - 1 + index, view.rows, max(view.extents) + index)
         return widened(model.forward(step, model.cache).logits, self._vocab_size)
 

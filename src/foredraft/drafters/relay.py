@@ -71,19 +71,22 @@ class Relay(Rewindable):
         vocab_size: V, how wide laws are.
 
     Raises:
-        DrafterError: a drafter drafts trees, or wants hidden states; or one draws, and another learns from other texts.
+        DrafterError: a drafter drafts trees, or wants hidden states; or another than the first reads the target's
+            cache; or one draws, and another learns from other texts.
     """
 
     def __init__(self, options: Options, parts: Sequence[Part], vocab_size: int) -> None:
         if len(parts) < 2:
             raise DrafterError("relay is made of two drafters or more: write relay:[draft_model:PATH]+[max_gram].")
-        for part in parts:
-            _check(part)
+        for number, part in enumerate(parts):
+            _check(part, first=number == 0)
         together = sum(part.drafter.needs.longest for part in parts)
         self._parts = tuple(parts)
-        self.needs = Needs(max_nodes=min(together, options.num_assistant_tokens or together))
         self.learns = any(part.drafter.learns for part in parts)
+        self.reads_target = parts[0].drafter.reads_target
         self._draws = any(part.draws for part in parts)
+        most = min(together, options.num_assistant_tokens or together)
+        self.needs = Needs(max_nodes=most, law=Law.CHAIN if self._draws else Law.FIXED)
         self._vocab_size = vocab_size
         if self._draws and self.learns:
             raise DrafterError(
@@ -144,13 +147,18 @@ class Relay(Rewindable):
         return q
 
 
-def _check(part: Part) -> None:
+def _check(part: Part, first: bool) -> None:
     needs = part.drafter.needs
     name = part.drafter.__class__.__name__
     if needs.longest != needs.max_nodes or needs.longest < 1:
         raise DrafterError(f"{name} drafts trees, or nothing; relay is made of drafters that draft chains.")
     if needs.hidden_layers:
         raise DrafterError(f"{name} cannot stand inside relay: it reads the target's hidden states.")
+    if part.drafter.reads_target and not first:
+        raise DrafterError(
+            f"{name} drafts in the target's cache, which does not hold what the drafters before it have drafted: put "
+            "it first."
+        )
 
 
 def _leg(part: Part, view: View, plan: Plan, starts: list[int]) -> Leg:

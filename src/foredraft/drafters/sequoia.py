@@ -124,13 +124,18 @@ class Planner:
 
 @final
 class Sequoia(ReadingDrafter[Reader]):
-    """Drafts with a model that reads each text beside the target; see ``Reader``."""
+    """Drafts with a model that reads each text beside the target; see ``Reader``.
 
-    def __init__(self, options: Options, model: CausalLM, target: CausalLM) -> None:
+    Args:
+        model, target: acceptance and costs are theirs.
+        vocab_size: how wide laws are.
+    """
+
+    def __init__(self, options: Options, model: CausalLM, target: CausalLM, vocab_size: int) -> None:
         self.planner = Planner(options, target, model)
         nodes = options.nodes or NODES
         needs = Needs(max_nodes=nodes, max_depth=options.depth or min(DEPTH, nodes))
-        super().__init__(Reader(model, target.vocab_size), needs)
+        super().__init__(Reader(model, vocab_size), needs)
 
     @torch.inference_mode()
     def propose(self, view: View, plan: Plan) -> Draft:
@@ -145,4 +150,5 @@ class Sequoia(ReadingDrafter[Reader]):
 
 def build(options: Options, supplies: Supplies) -> Sequoia:
     """sequoia:PATH"""
-    return Sequoia(options, supplies.model(supplies.path), supplies.place.target)
+    place = supplies.place
+    return Sequoia(options, supplies.model(supplies.path), place.target, place.vocab_size)

@@ -66,7 +66,8 @@ class SpecInfer(Rewindable):
         template = Template.regular(options.expansion)
         self._levels = Level.all_of(template, models[0].device)
         self._nodes = template.nodes
-        self.needs = Needs(max_nodes=len(models) * self._nodes, max_depth=len(options.expansion))
+        self._law = Law.IID if len(models) == 1 else Law.IID_MANY
+        self.needs = Needs(max_nodes=len(models) * self._nodes, max_depth=len(options.expansion), law=self._law)
 
     def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
         for reader in self._readers:
@@ -90,11 +91,10 @@ class SpecInfer(Rewindable):
         if not levels:
             return Draft(TokenTree.root(view.roots), Law.FIXED)
         allowed = torch.tensor(plan.lengths, device=view.lengths.device)
-        law = Law.IID if len(self._readers) == 1 else Law.IID_MANY
         grown = []
         for number, reader in enumerate(self._readers):
             growing = ReaderGrowing(reader, view, reader.read(view, self._nodes))
-            drawing = Drawing(draw_independent, law, number * (self._nodes + 1))
+            drawing = Drawing(draw_independent, self._law, number * (self._nodes + 1))
             grown.append(fill(growing, levels, allowed, drawing))
         draft = _side_by_side(grown)
         if draft.q is None:

@@ -100,7 +100,7 @@ class Supplies(ABC):
         drafter = self.drafter(spec, target, cache)
         assert isinstance(drafter, Rewindable)
         confidence = getattr(named.options, "assistant_confidence_threshold", 0.0)
-        return Part(drafter, named.options.law is not Law.FIXED, confidence)
+        return Part(drafter, (drafter.needs.law or named.options.law) is not Law.FIXED, confidence)
 
     @abstractmethod
     def model(self, path: str) -> CausalLM:

@@ -80,9 +80,19 @@ class TriForce(Rewindable):
         full: its cache in the loop.
         part: drafts for the middle level.
         vocab_size: how wide laws are.
+
+    Raises:
+        DrafterError: ``part`` drafts in the target's cache too.
     """
 
+    reads_target = True
+
     def __init__(self, options: Options, target: CausalLM, full: SlotCache, part: Part, vocab_size: int) -> None:
+        if part.drafter.reads_target:
+            raise DrafterError(
+                f"{part.drafter.__class__.__name__} drafts in the target's cache, which does not hold what the middle "
+                "level of triforce has said: give it a drafter with a cache of its own, such as draft_model:PATH."
+            )
         self._options = options
         self.full = full
         self.needs = Needs(max_nodes=options.gamma)

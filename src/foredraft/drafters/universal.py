@@ -96,7 +96,8 @@ class Universal(Rewindable):
         self._likeliest = Warp.of(
             [SamplingParams()], vocab_size=model.vocab_size, eos_token_ids=[()], prompt_lengths=[0], device=model.device
         )  # for any number of rows
-        self.needs = Needs(max_nodes=options.num_assistant_tokens)
+        law = Law.CHAIN if self._sampled_by_tokens else Law.FIXED
+        self.needs = Needs(max_nodes=options.num_assistant_tokens, law=law)
 
     def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
         self._reader.admit(row)
@@ -175,7 +176,7 @@ def coverage(model: CausalLM, bridge: Bridge) -> float:
 def build(options: Options, supplies: Supplies) -> Universal:
     """universal:PATH"""
     model, tokenizer = supplies.foreign(supplies.path)
-    target, own = supplies.place.target, supplies.place.tokenizer
+    own = supplies.place.tokenizer
     if own is None:
         raise DrafterError(
             "universal reads the text, and the target has no tokenizer here: give load one with tokenizer=..., or take "
@@ -183,5 +184,5 @@ def build(options: Options, supplies: Supplies) -> Universal:
         )
     if tokenizer is None:
         raise DrafterError(f"universal reads the text, and the draft {supplies.path!r} has no tokenizer in its folder.")
-    bridge = Bridge(own, tokenizer, target.vocab_size, model.vocab_size)
+    bridge = Bridge(own, tokenizer, supplies.place.vocab_size, model.vocab_size)
     return Universal(options, model, bridge)

@@ -75,7 +75,7 @@ def scheduled(
     schedule = options.num_assistant_tokens_schedule
     check_known("num_assistant_tokens_schedule", {schedule: None}, SCHEDULES)
     confidence = getattr(options, "assistant_confidence_threshold", 0.0)
-    picked = options.law is Law.FIXED and lossless
+    picked = (needs.law or options.law) is Law.FIXED and lossless
     constant = Constant(longest, confidence)
     if schedule == "constant":
         chosen: Controller = constant
