@@ -11,7 +11,7 @@ from foredraft.core.drafter import Needs, Plan, Rewindable, StepOut, View
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.chain import ChainOptions, draw_chain
 from foredraft.model.cache import SlotCache
-from foredraft.model.skipping import PartialLM
+from foredraft.model.skipping import ThinnedLM
 from foredraft.model.slot_lm import widened
 
 
@@ -29,7 +29,7 @@ class OwnLayers(Rewindable):
 
     reads_target = True
 
-    def __init__(self, options: ChainOptions, partial: PartialLM, cache: SlotCache, vocab_size: int) -> None:
+    def __init__(self, options: ChainOptions, partial: ThinnedLM, cache: SlotCache, vocab_size: int) -> None:
         self.needs = Needs(max_nodes=options.num_assistant_tokens)
         self._partial = partial
         self._vocab_size = vocab_size

@@ -49,9 +49,6 @@ class ThinnedLM:
             return self.model.forward(step, cache, keep)
 
 
-PartialLM = ThinnedLM  # its name in own_layers.py
-
-
 @final
 class Layers:
     """The decoder layers of a model, and what they are made of, as two small forwards show it.
