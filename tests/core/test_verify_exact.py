@@ -67,7 +67,7 @@ def test_verify_takes_the_default_and_is_exact(law: Law) -> None:
     assert loss(rule, draws, p) < 1e-12
 
 
-@pytest.mark.parametrize("law", set(Law) - {Law.FIXED})
+@pytest.mark.parametrize("law", [law for law in Law if law is not Law.FIXED])
 def test_supports_that_do_not_meet(law: Law) -> None:
     p, q = same_everywhere((0.3, 0.7, 0.0, 0.0), 3), same_everywhere((0.0, 0.0, 0.4, 0.6), 3)
     draws = grow([-1, 0, 1] if law is Law.CHAIN else [-1, 0, 0, 1], law, p, q, q)

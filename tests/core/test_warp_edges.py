@@ -53,7 +53,9 @@ def test_greedy_without_rules_is_one_argmax_and_takes_the_first_of_equals():
 
 
 @pytest.mark.parametrize(
-    "options", [{}, *(group[-1] for group in HISTORY.values()), {"logits_processor": (doubled,)}], ids=str
+    "options",
+    [{}, *(group[-1] for group in HISTORY.values()), {"logits_processor": (doubled,)}],
+    ids=lambda options: str(list(options)),
 )
 def test_needs_paths_says_whether_the_path_matters(options):
     case = random_case(4)
