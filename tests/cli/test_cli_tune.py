@@ -40,7 +40,7 @@ def test_one_json_object_and_a_file_that_generate_reads(
     assert written.drafter == found["drafter"] and written.off_from == (found["off_from"] or 0)
     assert found["pays"] == (written.drafter != "none") == bool(found["servers"]) == bool(found["batches"])
     assert written.facts is not None and len(written.facts["tried"]) == 2 and "/" not in written.model
-    assert written.facts["provenance"]["command"].startswith("foredraft ")
+    assert written.facts["provenance"]["command"].startswith("foredraft")
     said = run("generate", "-m", model, "-d", out, "--max-new-tokens", "9", "--json", PROMPT)
     assert said.status == 0
     assert json.loads(said.out)["text"] == plain.generate(PROMPT, max_new_tokens=9).text

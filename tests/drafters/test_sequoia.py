@@ -225,7 +225,9 @@ def test_sizes_follow_what_was_measured(monkeypatch: pytest.MonkeyPatch):
 def test_a_draft_that_is_never_right_is_asked_for_one_token(size: dict):
     """No tree is worth a node then, but a draft has one."""
     target = CausalLM(tiny.build("llama"))
-    drafter = Sequoia(Options(acceptance="0/0", **size), CausalLM(tiny.build("llama", seed=4)), target)
+    drafter = Sequoia(
+        Options(acceptance="0/0", **size), CausalLM(tiny.build("llama", seed=4)), target, target.vocab_size
+    )
     assert drafter.planner.shape(greedy=True).template.paths == ((0,),)
     g = tiny.generator(target, drafter, Constant(1))
     for temperature in (0.0, 1.0):
