@@ -24,8 +24,8 @@ class Allowance(Controller):
     for bad times, up to some plain steps' time. What plain decoding takes is timed now and then.
     """
 
-    SHARE = 0.02  # of all time may be lost
-    FIRST, CREDIT = 32.0, 16.0  # plain steps' time that may be lost beyond it: at first, and of what was won
+    SHARE = 0.015  # of all time may be lost
+    FIRST, CREDIT = 20.0, 16.0  # plain steps' time that may be lost beyond it: at first, and of what was won
     STEPS = 3  # of a trial at least
     CHEAP, DEAR = 0.5, 8.0  # plain steps' time that is saved for the next trial, at least and at most
     PLAIN, AGAIN = 3, 128  # plain steps that are seen before anything is drafted, and one after so many with drafts

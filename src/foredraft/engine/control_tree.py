@@ -49,12 +49,14 @@ class CostAwareTree(Controller):
         batch, active = len(view.rows), sum(limit > 0 for limit in limits)
         if not active or len(self._more.get(_key(False, batch), ())) < self.PLAIN or self._since_plain >= self.AGAIN:
             return Plan((0,) * batch)
-        nodes, rate = self._best(batch, active)
-        plain = self._plain_rate(batch)
-        if self._steps >= self.SURE and rate < self.MARGIN * plain:
-            self._resting = True
         if self._resting and self._at_rest():
             return Plan((0,) * batch)
+        nodes, rate = self._best(batch, active)
+        plain = self._plain_rate(batch)
+        if not self._resting and self._steps >= self.SURE and rate < self.MARGIN * plain:
+            self._resting = True
+            if self._at_rest():
+                return Plan((0,) * batch)
         lengths = tuple(min(self._depth, limit) for limit in limits)
         curious = self._gains[-1].weight < self.FEW or self._steps % self.EXPLORE == self.EXPLORE - 1
         if curious and not self._resting:  # a trial is to be cheap: it drafts what seemed best
