@@ -21,7 +21,7 @@ from foredraft.formats.tuned import read_tuned
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "speed.jsonl"
-RUNS = [ROOT / "benchmarks" / "results" / name for name in ("sample-16m.jsonl", "target-65m.jsonl")]
+RUNS = [ROOT / "benchmarks" / "results" / name for name in ("sample-16m.jsonl", "sequoia.jsonl", "target-65m.jsonl")]
 TASKS = ("humaneval", "gsm8k", "mt_bench")
 TITLES = {"humaneval": "HumanEval", "gsm8k": "GSM8K", "mt_bench": "MT-bench"}
 TUNED = ROOT / "benchmarks" / "results" / "tuned.json"

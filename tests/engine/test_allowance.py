@@ -15,8 +15,9 @@ from foredraft.engine.costs import CostTable
 from foredraft.engine.step import RowStep, StepDone
 
 FLAT = CostTable((1, 16), (1.0, 1.0))
-FIXED = Allowance.FIRST + Allowance.STEPS * 10.0
-"""Plain steps' time that is lost at most beyond the share: what is there at first, and one trial of dear steps."""
+FIXED = Allowance.FIRST + (1 + Allowance.STEPS) * 10.0
+"""Plain steps' time that is lost at most beyond the share: what is there at first, and a trial of dear steps after the
+first draft of all, which is not booked."""
 
 
 class Told(NamedTuple):
@@ -69,7 +70,7 @@ def test_what_pays_is_never_kept_from_drafting():
 def test_what_wins_goes_on_whatever_it_took_to_begin():
     """A small model has read a long prompt; what it drafts then pays."""
     controller = Allowance(Constant(4), FLAT)
-    run(controller, Allowance.PLAIN, 0.0, 0)
+    run(controller, Allowance.PLAIN + 1, 2.0, 2)
     run(controller, 1, 90.0, 0)
     assert all(run(controller, 100, 2.0, 2).lengths)
 
@@ -105,6 +106,22 @@ def test_a_trial_is_not_broken_off():
     lengths = run(Allowance(Constant(4), FLAT), 20_000, 30.0, 0).lengths
     trials = "".join("d" if length else "." for length in lengths).strip(".").split(".")
     assert {len(trial) for trial in trials if trial} == {Allowance.STEPS}
+
+
+def test_the_very_first_draft_may_take_its_time():
+    """A drafter that measures for a minute what it needs to know, and then pays."""
+    controller = Allowance(Constant(4), FLAT)
+    run(controller, Allowance.PLAIN, 1.0, 0)
+    assert run(controller, 1, 60_000.0, 0).lengths == [4]
+    assert all(run(controller, 100, 2.0, 2).lengths)
+
+
+def test_a_machine_that_was_asleep_is_no_debt_for_ever():
+    controller = Allowance(Constant(4), FLAT)
+    run(controller, 100, 2.0, 1)
+    run(controller, 1, 60_000.0, 1)
+    most = (Allowance.DEBT + Allowance.DEAR) / Allowance.SHARE
+    assert any(run(controller, int(most) + 2 * Allowance.STEPS, 2.0, 2).lengths[-Allowance.STEPS :])
 
 
 def test_plain_steps_are_what_is_timed_and_not_what_the_table_says():

@@ -21,11 +21,14 @@ class Allowance(Controller):
     which every step allows, also one without drafts. Where the sum gets above zero, nothing is drafted until there is
     as much as the last trial has lost; then there is another. A trial is not broken off, since its first step may be
     the one that reads, nor are drafts that win lately, whatever it took to begin. What drafting has won is its credit
-    for bad times, up to some plain steps' time. What plain decoding takes is timed now and then.
+    for bad times, up to some plain steps' time, and so is what it may owe: a machine that was asleep for a minute says
+    nothing about drafts. The very first draft is not booked, in which kernels are made and some drafters measure what
+    they need to know. What plain decoding takes is timed now and then.
     """
 
     SHARE = 0.015  # of all time may be lost
     FIRST, CREDIT = 20.0, 16.0  # plain steps' time that may be lost beyond it: at first, and of what was won
+    DEBT = 32.0  # plain steps' time that is owed at most
     STEPS = 3  # of a trial at least
     CHEAP, DEAR = 0.5, 8.0  # plain steps' time that is saved for the next trial, at least and at most
     PLAIN, AGAIN = 3, 128  # plain steps that are seen before anything is drafted, and one after so many with drafts
@@ -42,6 +45,7 @@ class Allowance(Controller):
         self._trial = 0.0  # seconds that the steps in a row have lost
         self._lately = deque[float](maxlen=self.LATELY)  # seconds lost by steps that had no text to read first
         self._known: set[int] = set()
+        self._begun = False  # whether there was a draft
 
     def plan(self, view: View, limits: Sequence[int]) -> Plan:
         batch = len(view.rows)
@@ -62,10 +66,12 @@ class Allowance(Controller):
             ratios.append(seconds / self._costs(batch))
         plain = self._plain_seconds(batch)
         debt = -self.FIRST * plain if self._debt is None else self._debt
-        lost = self._drafting(view, done, plain) if plan.length else 0.0
+        lost = self._drafting(view, done, plain) if plan.length and self._begun else 0.0
+        self._begun = self._begun or plan.length > 0
         self._drafted = self._drafted + 1 if plan.length else 0
         self._since_plain = self._since_plain + 1 if plan.length else 0
-        self._debt = max(debt + lost - self.SHARE * seconds, min(debt, -self.CREDIT * plain))
+        debt = max(debt + lost - self.SHARE * seconds, min(debt, -self.CREDIT * plain))
+        self._debt = min(debt, self.DEBT * plain)
         self._inner.observe(view, plan, done)
 
     def release(self, row: int) -> None:
