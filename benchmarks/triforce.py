@@ -201,7 +201,7 @@ def forced(args: argparse.Namespace, out: TextIO) -> None:
         if name == "triforce":
             inner = DraftModel(DraftOptions(num_assistant_tokens=3, window=256, sinks=16), small, vocab)
             options = TriForceOptions(gamma=args.gamma, budget=args.far_budget)
-            bare = TriForce(options, target, cache, Part(Spoiled(inner, RATES["inner"], vocab)), vocab)
+            bare = TriForce(options, target, cache, Part(Spoiled(inner, RATES["inner"], vocab), draws=True), vocab)
         elif name in ("retrieval", "window", "h2o"):
             bare = Partial(PartialOptions(cache=name, budget=args.far_budget, **chain), target, cache, vocab)
         else:
