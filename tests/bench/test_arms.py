@@ -47,6 +47,14 @@ def loop(eos: tuple[int, ...] = (), **changes: Any) -> LoopArm:
     return LoopArm("none", tiny.generator(CausalLM(tiny.build(**changes)), eos=eos), 4)
 
 
+def test_an_arm_is_over_before_the_next_begins(monkeypatch: pytest.MonkeyPatch):
+    """A drafter that learns beside the loop would slow whoever is measured next."""
+    arm, order = loop(), []
+    monkeypatch.setattr(arm.generator.engine.drafter, "finish", lambda: order.append("finished"))
+    call = arm.run([[1, 2, 3]], greedy(4))
+    assert order == ["finished"] and call.stats.seconds > 0
+
+
 def greedy(count: int = 12, **given: Any) -> SamplingParams:
     return SamplingParams(max_new_tokens=count, **given)
 

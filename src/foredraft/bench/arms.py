@@ -58,6 +58,7 @@ class LoopArm(Arm):
         started = time.perf_counter()
         results = self.generator.batch([list(prompt) for prompt in prompts], params)
         seconds = time.perf_counter() - started
+        self.generator.engine.drafter.finish()  # what learns beside the loop must not slow the next arm
         tokens = [result.tokens for result in results]
         together = DecodeStats.together(result.stats for result in results)
         return Call(tokens, replace(together, seconds=seconds), sum(map(len, tokens)))

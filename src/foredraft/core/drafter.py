@@ -144,6 +144,9 @@ class Drafter(ABC):
     def release(self, row: int) -> None:
         """A row has ended: forget it. Its number will be given to another."""
 
+    def finish(self) -> None:
+        """Wait for whatever is still done beside the loop; between two calls, for who measures the next drafter."""
+
 
 class Rewindable(Drafter):
     """A drafter that may draft for a text which is itself only drafted, so that some of it may be taken back.
