@@ -144,7 +144,7 @@ class Drafter(ABC):
     def release(self, row: int) -> None:
         """A row has ended: forget it. Its number will be given to another."""
 
-    def finish(self) -> None:
+    def finish(self) -> None:  # noqa: B027 - most have nothing to wait for
         """Wait for whatever is still done beside the loop; between two calls, for who measures the next drafter."""
 
 
