@@ -4,11 +4,8 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from watched_rows import view
 
-from foredraft.core.drafter import View
-from foredraft.core.noise import Noise
-from foredraft.core.params import SamplingParams
-from foredraft.core.warp import Warp
 from foredraft.engine.allowance import Allowance
 from foredraft.engine.control import Constant, Controller
 from foredraft.engine.costs import CostTable
@@ -28,17 +25,9 @@ class Told(NamedTuple):
     seconds: float
 
 
-def view(rows: int) -> View:
-    lengths = torch.full((rows,), 4)
-    params = [SamplingParams()] * rows
-    warp = Warp.of(params, vocab_size=8, eos_token_ids=[()] * rows, prompt_lengths=[4] * rows, device="cpu")
-    history = torch.zeros(rows, 4, dtype=torch.long)
-    return View(tuple(range(rows)), history, lengths, (4,) * rows, warp, Noise(lengths, lengths))
-
-
 def run(controller: Controller, steps: int, seconds: float, accepted: int, rows: int = 1, plain: float = 1.0) -> Told:
     """Some steps; one that drafts takes so long and has so many accepted, another ``plain`` seconds."""
-    seen, told, empty = view(rows), Told([], 0.0, 0.0), torch.zeros(rows, 1, dtype=torch.long)
+    seen, told, empty = view(*range(rows)), Told([], 0.0, 0.0), torch.zeros(rows, 1, dtype=torch.long)
     for _ in range(steps):
         plan = controller.plan(seen, [100] * rows)
         took, new = (seconds, accepted) if plan.length else (plain, 0)

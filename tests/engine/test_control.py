@@ -5,13 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from watched_rows import view
 
 import tiny
 from foredraft.core.draft import Law
-from foredraft.core.drafter import Needs, Plan, View
-from foredraft.core.noise import Noise
-from foredraft.core.params import SamplingParams
-from foredraft.core.warp import Warp
+from foredraft.core.drafter import Needs, Plan
 from foredraft.engine.control import Apart, Constant, Controller, CostAware, Heuristic, Rest
 from foredraft.engine.costs import CostTable, measure_costs
 from foredraft.engine.schedule import scheduled
@@ -20,19 +18,6 @@ from foredraft.model.causal import CausalLM
 
 FLAT = CostTable((1, 16), (1.0, 1.0))
 STEEP = CostTable((1, 16), (1.0, 16.0))
-
-
-def view(*rows: int, temperature: float = 0.0) -> View:
-    lengths = torch.full((len(rows),), 4)
-    warp = Warp.of(
-        [SamplingParams(temperature=temperature)] * len(rows),
-        vocab_size=8,
-        eos_token_ids=[()] * len(rows),
-        prompt_lengths=[4] * len(rows),
-        device="cpu",
-    )
-    history = torch.zeros(len(rows), 4, dtype=torch.long)
-    return View(rows, history, lengths, (4,) * len(rows), warp, Noise(lengths, lengths))
 
 
 def done(*rows: tuple[int, int], seconds: float = 0.0) -> StepDone:

@@ -5,14 +5,12 @@ import random
 
 import pytest
 import torch
+from watched_rows import view
 
 import tiny
 from foredraft.compose import load
 from foredraft.core.drafter import Plan, View
 from foredraft.core.errors import OptionError
-from foredraft.core.noise import Noise
-from foredraft.core.params import SamplingParams
-from foredraft.core.warp import Warp
 from foredraft.engine.control import Rest
 from foredraft.engine.control_dynamic import Calibrated, Goodput, Trace, best_batch_length, replay
 from foredraft.engine.costs import CostTable
@@ -22,19 +20,6 @@ from foredraft.model.causal import CausalLM
 FLAT = CostTable((1, 16), (1.0, 1.0))
 STEEP = CostTable((1, 16), (1.0, 16.0))
 GENTLE = CostTable((1, 17), (1.0, 2.0))
-
-
-def view(*rows: int) -> View:
-    lengths = torch.full((len(rows),), 4)
-    warp = Warp.of(
-        [SamplingParams()] * len(rows),
-        vocab_size=8,
-        eos_token_ids=[()] * len(rows),
-        prompt_lengths=[4] * len(rows),
-        device="cpu",
-    )
-    history = torch.zeros(len(rows), 4, dtype=torch.long)
-    return View(rows, history, lengths, (4,) * len(rows), warp, Noise(lengths, lengths))
 
 
 def traces(count: int, chance: random.Random, honest: float = 1.0) -> list[Trace]:

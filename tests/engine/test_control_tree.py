@@ -4,11 +4,9 @@ import statistics
 
 import pytest
 import torch
+from watched_rows import view
 
-from foredraft.core.drafter import Plan, View
-from foredraft.core.noise import Noise
-from foredraft.core.params import SamplingParams
-from foredraft.core.warp import Warp
+from foredraft.core.drafter import Plan
 from foredraft.engine.control import Rest
 from foredraft.engine.control_tree import CostAwareTree
 from foredraft.engine.costs import CostTable
@@ -16,19 +14,6 @@ from foredraft.engine.step import RowStep, StepDone, round_up
 
 GENTLE = CostTable((1, 64), (1.0, 7.3))
 """One second for a row, and a tenth for each one more."""
-
-
-def view(*rows: int) -> View:
-    lengths = torch.full((len(rows),), 4)
-    warp = Warp.of(
-        [SamplingParams()] * len(rows),
-        vocab_size=8,
-        eos_token_ids=[()] * len(rows),
-        prompt_lengths=[4] * len(rows),
-        device="cpu",
-    )
-    history = torch.zeros(len(rows), 4, dtype=torch.long)
-    return View(rows, history, lengths, (4,) * len(rows), warp, Noise(lengths, lengths))
 
 
 def run(

@@ -82,8 +82,8 @@ def scheduled(
     elif schedule == "heuristic":
         chosen = Heuristic(longest, confidence, longest)
     else:
-        greedy, sampled = (_by_the_clock(schedule, options, needs, costs) for _ in range(2))
-        chosen = Apart(greedy, constant if schedule == "auto" and not picked else sampled)
+        sampled = constant if schedule == "auto" and not picked else _by_the_clock(schedule, options, needs, costs)
+        chosen = Apart(_by_the_clock(schedule, options, needs, costs), sampled)
     return Below(chosen, off_from, picked) if off_from else chosen
 
 
