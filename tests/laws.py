@@ -19,7 +19,7 @@ import tiny
 from dialects import strangers
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Drafter, Plan, View
-from foredraft.core.noise import NoiseCoins, Stream, derive_seeds, inverse_cdf
+from foredraft.core.noise import NoiseCoins, Stream, derive_seeds, draw
 from foredraft.core.params import SamplingParams
 from foredraft.core.tree import TokenTree
 from foredraft.core.warp import Paths, Warp
@@ -295,7 +295,7 @@ def argmax_with_softmax_q(view: View, plan: Plan) -> Draft:
 def pruned_by_what_was_drawn(view: View, plan: Plan) -> Draft:
     """A token is drawn from q, and thrown away where q was small."""
     q = _draft_law(view)
-    token = inverse_cdf(q, view.noise.uniform(Stream.DRAFT, torch.ones_like(view.lengths)))
+    token = draw(q, view.noise.bits(Stream.DRAFT, torch.ones_like(view.lengths)))
     sure = q.gather(1, token[:, None])[:, 0] > 0.2
     return _chain(view, q, token, 1 + sure.long())
 
@@ -303,14 +303,14 @@ def pruned_by_what_was_drawn(view: View, plan: Plan) -> Draft:
 def law_of_another_node(view: View, plan: Plan) -> Draft:
     """A token is drawn from q, but the law handed over is flat."""
     q = _draft_law(view)
-    token = inverse_cdf(q, view.noise.uniform(Stream.DRAFT, torch.ones_like(view.lengths)))
+    token = draw(q, view.noise.bits(Stream.DRAFT, torch.ones_like(view.lengths)))
     return _chain(view, torch.full_like(q, 1 / VOCAB), token)
 
 
 def sound(view: View, plan: Plan) -> Draft:
     """The same without a fault: what shows that it is the fault that is seen."""
     q = _draft_law(view)
-    return _chain(view, q, inverse_cdf(q, view.noise.uniform(Stream.DRAFT, torch.ones_like(view.lengths))))
+    return _chain(view, q, draw(q, view.noise.bits(Stream.DRAFT, torch.ones_like(view.lengths))))
 
 
 def _draft_law(view: View) -> Tensor:

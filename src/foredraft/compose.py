@@ -141,7 +141,9 @@ class _Workshop:
                 cache = shared.new_cache()
                 drafter = self._drafter(spec, loaded, own, cache)
                 control = controller or _controller(spec, drafter, costs, kind.lossless)
-                engine = self._engine(own[0], cache, drafter, control)
+                law = drafter.needs.law or (spec.drafting.law if isinstance(spec, Spec) else None)
+                picked = law is Law.FIXED and kind.lossless
+                engine = self._engine(own[0], cache, drafter, control, picked)
                 mine = own[1:] if made or shared is self.target else own  # who made a model closes it
                 made.append(Generator(engine, loaded.tokenizer, loaded.eos_token_ids, kind, mine))
         except BaseException:  # a model that is the caller's must not keep what was installed on it
@@ -158,7 +160,9 @@ class _Workshop:
             check_legal(self.verifier, drafter.needs.law)
         return drafter
 
-    def _engine(self, target: CausalLM, cache: SlotCache, drafter: Drafter, controller: Controller) -> Engine:
+    def _engine(
+        self, target: CausalLM, cache: SlotCache, drafter: Drafter, controller: Controller, picked: bool
+    ) -> Engine:
         if drafter.needs.hidden_layers:
             target.tap(drafter.needs.hidden_layers)
         return Engine(
@@ -169,6 +173,7 @@ class _Workshop:
             max_rows=self.max_batch_size,
             exact_nodes=1 + drafter.needs.max_nodes if self.exact else 0,
             cache=cache,
+            picked=picked,
         )
 
 

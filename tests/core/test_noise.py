@@ -4,7 +4,7 @@ import pytest
 import torch
 from scipy import stats
 
-from foredraft.core.noise import Noise, NoiseCoins, Stream, inverse_cdf
+from foredraft.core.noise import Noise, NoiseCoins, Stream, derive_seeds, draw, request_seed, resolve_seed
 
 WORD = (1 << 64) - 1
 BINS = 16
@@ -100,29 +100,74 @@ def test_coins_toss_the_numbers_of_their_streams() -> None:
     assert not torch.equal(coins.target(law, 0), coins.residual(law))
 
 
-def test_inverse_cdf_edges() -> None:
-    largest = 1 - 2.0**-52
-    law = torch.tensor([0.0, 0.25, 0.0, 0.75, 0.0])
-    for u, token in ((0.0, 1), (0.25 - 1e-12, 1), (0.25, 3), (largest, 3)):
-        for dtype in (torch.float32, torch.float64):
-            assert inverse_cdf(law.to(dtype), torch.tensor(u, dtype=torch.float64)) == token
-            assert inverse_cdf(law.to(dtype) * 1e-30, torch.tensor(u, dtype=torch.float64)) == token
-    assert inverse_cdf(torch.zeros(4), torch.tensor(0.5, dtype=torch.float64)) == 0  # in range
-    wide = torch.full((1, 100_000), 1e-5)
-    wide[:, 50_000:] = 0.0
-    assert inverse_cdf(wide, torch.tensor([largest], dtype=torch.float64)).tolist() == [49_999]
+def bits(count: int, rows: int = 1) -> torch.Tensor:
+    """Random bits, ``[rows, count]``."""
+    index = torch.arange(count).expand(rows, -1)
+    return Noise(torch.arange(rows), torch.zeros(rows, dtype=torch.long)).bits(Stream.TARGET, index)
 
 
-def test_inverse_cdf_draws_the_law() -> None:
-    law = torch.tensor([[0.1, 0.0, 0.6, 0.3], [3.0, 1.0, 0.0, 0.0]])
-    u = Noise(torch.arange(2), torch.zeros(2).long()).uniform(Stream.TARGET, torch.arange(50_000).expand(2, -1))
-    drawn = inverse_cdf(law[:, None].expand(-1, 50_000, -1), u)
-    for row, weights in zip(drawn, law, strict=True):
-        counts = row.bincount(minlength=4)
-        possible = weights > 0
-        assert int(counts[~possible].sum()) == 0
-        expected = weights[possible].double()
-        assert stats.chisquare(counts[possible], expected / expected.sum() * 50_000).pvalue > 1e-4
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 64, 127, 1000, 16_384, 50_257])
+def test_a_token_of_probability_zero_is_never_drawn(size: int) -> None:
+    """Blocks of tokens, and a last block that is not full, at every size of vocabulary."""
+    for only in {0, size // 2, size - 1}:
+        law = torch.zeros(size)
+        law[only] = 1e-30
+        assert draw(law.expand(50, -1), bits(50)[0]).unique().tolist() == [only]
+    assert 0 <= int(draw(torch.zeros(size), bits(1)[0, 0])) < size  # no law at all: still a token
+
+
+@pytest.mark.parametrize("size", [2, 5, 37, 300])
+def test_draw_follows_the_law(size: int) -> None:
+    count = 200_000
+    law = torch.rand(size, generator=torch.Generator().manual_seed(size), dtype=torch.float64) ** 3
+    law[2::4] = 0.0
+    counts = draw((7.0 * law).float().expand(count, -1), bits(count)[0]).bincount(minlength=size)
+    possible = law > 0
+    assert int(counts[~possible].sum()) == 0
+    expected = law[possible] / law.sum() * count
+    assert stats.chisquare(counts[possible], expected).pvalue > 1e-4
+
+
+def test_draws_of_a_position_and_of_the_next_are_independent() -> None:
+    law, count = torch.tensor([0.1, 0.2, 0.3, 0.4]), 40_000
+    noise = Noise(torch.arange(count), torch.full((count,), 3))
+    index = torch.zeros(count, dtype=torch.long)
+    a = draw(law.expand(count, -1), noise.bits_at(torch.full((count,), 3), Stream.TARGET, index))
+    for other in (noise.bits_at(torch.full((count,), 4), Stream.TARGET, index), noise.bits(Stream.RESIDUAL, index)):
+        pairs = (a * 4 + draw(law.expand(count, -1), other)).bincount(minlength=16)
+        expected = (law[:, None] * law).flatten().double()
+        assert stats.chisquare(pairs, expected / expected.sum() * count).pvalue > 1e-4
+
+
+def test_rounding_of_the_logits_hardly_ever_gives_another_token() -> None:
+    """Logits of wide and narrow forwards differ by about 1e-5; the inverse of a running sum flips 30 times as often."""
+    source = torch.Generator().manual_seed(0)
+    flips = edges = 0
+    for part in range(16):
+        logits = 4.0 * torch.randn(256, 16_384, generator=source)
+        other = logits + 1e-4 * torch.randn(logits.shape, generator=source)
+        noise = Noise(torch.arange(256) + 256 * part, torch.zeros(256, dtype=torch.long))
+        own = noise.bits(Stream.TARGET, torch.zeros(256, dtype=torch.long))
+        flips += int((draw(logits.softmax(-1), own) != draw(other.softmax(-1), own)).sum())
+        u = noise.uniform(Stream.TARGET, torch.zeros(256, dtype=torch.long))[:, None]
+        first, second = (torch.searchsorted(each.softmax(-1).double().cumsum(-1), u) for each in (logits, other))
+        edges += int((first != second).sum())
+    assert flips <= 2 and edges > 10 * max(flips, 1)
+
+
+def test_a_call_without_a_seed_is_given_a_new_one() -> None:
+    assert resolve_seed(5) == 5 and resolve_seed(0) == 0
+    assert len({resolve_seed(None) for _ in range(20)}) == 20
+    assert all(0 <= resolve_seed(None) < 2**53 for _ in range(20))
+
+
+def test_requests_with_one_seed_have_streams_of_their_own() -> None:
+    """Seeds of outputs, of requests and of loops inside them never meet."""
+    found = [seed for base in range(-3, 60) for seed in derive_seeds(base, 40)[1:]]
+    found += [request_seed(base, number) for base in range(-3, 60) for number in range(40)]
+    noise = Noise(torch.arange(-3, 60), torch.zeros(63, dtype=torch.long))
+    found += [int(seed) for level in range(4) for seed in noise.nested(level).seeds]
+    assert len(set(found)) == len(found) and not set(found) & set(range(-3, 60))
 
 
 def test_nested_noise_shares_nothing_with_what_is_around_or_beside_it() -> None:

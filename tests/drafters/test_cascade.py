@@ -29,7 +29,7 @@ def test_a_middle_that_is_the_target_is_accepted_whole(temperature: float):
     target, small = CausalLM(tiny.build("llama")), CausalLM(tiny.build("llama", seed=5))
     part = Part(DraftModel(DraftOptions(num_assistant_tokens=3), small, target.vocab_size), draws=True)
     results = tiny.generator(target, cascade(target, part, num_assistant_tokens=5), Constant(5)).generate(
-        PROMPTS, max_new_tokens=31, temperature=temperature
+        PROMPTS, max_new_tokens=31, temperature=temperature, seed=0
     )
     for result in results:
         assert result.stats.accepted == result.stats.drafted == 25  # 1 + 5 tokens a step, and one is left at the end
@@ -86,8 +86,9 @@ def test_specs(spec: str):
     plain, expected = sample()
     nested = foredraft.load(plain.engine.target, spec, tokenizer=plain.tokenizer.inner)
     assert [result.tokens for result in nested.batch(SAID_TO, **LENGTHS)] == expected
-    sampled = nested.batch(SAID_TO, temperature=1.0, **LENGTHS)
-    alone = [nested.generate(prompt, temperature=1.0, **LENGTHS).tokens for prompt in SAID_TO]
+    sampled = nested.batch(SAID_TO, temperature=1.0, seed=0, **LENGTHS)
+    seeds = (result.seed for result in sampled)
+    alone = [nested.generate(p, temperature=1.0, seed=s, **LENGTHS).tokens for p, s in zip(SAID_TO, seeds, strict=True)]
     assert [result.tokens for result in sampled] == alone and sum(result.stats.accepted for result in sampled) > 0
 
 

@@ -21,7 +21,7 @@ from foredraft.engine.reference import reference
 from foredraft.model.causal import CausalLM
 
 GREEDY = SamplingParams()
-SAMPLED = SamplingParams(temperature=1.0, top_k=9)
+SAMPLED = SamplingParams(temperature=1.0, top_k=9, seed=0)
 PARAMS = [SAMPLED, GREEDY, SAMPLED, GREEDY]
 TEXTS = tiny.prompts((5, 9, 3, 7), seed=3)
 SIZES = {"vocab_size": tiny.VOCAB, "num_hidden_layers": 2}

@@ -53,7 +53,9 @@ def test_acceptance_rises_and_stays_up(name: str):
         results = g.generate(prompts[begin : begin + 8], max_new_tokens=24, temperature=float(sampled), seed=begin)
         lengths.append(acceptance(results))
     frozen = tiny.generator(g.engine.target, inner(name, g.engine.target), g.engine.controller)
-    rest = [frozen.generate(prompts[b : b + 8], max_new_tokens=24, temperature=float(sampled)) for b in (32, 40)]
+    rest = [
+        frozen.generate(prompts[b : b + 8], max_new_tokens=24, temperature=float(sampled), seed=0) for b in (32, 40)
+    ]
     assert [report.outcome for report in online.reports] == ["learned"] * 6
     overlaps = [report.acceptance for report in online.reports]
     assert min(overlaps[2:]) > overlaps[0] + 0.02, "every later version is better than none"
@@ -172,7 +174,7 @@ def test_further_levels_are_about_the_tokens_further_ahead():
     served = target()
     online = Online(Options(interval=1000, top_laws=16), DraftModel(DraftOptions(4), target(), served.vocab_size))
     g = tiny.generator(served, online, Constant(4))
-    g.generate(stream(6), max_new_tokens=NEW, temperature=1.0)
+    g.generate(stream(6), max_new_tokens=NEW, temperature=1.0, seed=0)
     found = online._shelf.take()
     assert not any(passage.refused.any() for passage in found), "a draft that is the target is never turned down"
     assert online._learner._acceptance(found) == pytest.approx([1.0] * 6, abs=5e-3)
@@ -361,7 +363,7 @@ def test_steps_that_lead_nowhere_do_no_lasting_harm(lr: float):
     g, online = generator("draft_model", lr=lr, passes=2)
     prompts = stream(40)
     for begin in range(0, 40, 8):
-        g.generate(prompts[begin : begin + 8], max_new_tokens=NEW, temperature=1.0)
+        g.generate(prompts[begin : begin + 8], max_new_tokens=NEW, temperature=1.0, seed=0)
     outcomes = {report.outcome for report in online.reports}
     assert outcomes <= {"learned", "returned", "refused"} and outcomes & {"returned", "refused"}
     assert all(weight.isfinite().all() for weight in online._trainee.shadow.parameters())

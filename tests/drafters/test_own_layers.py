@@ -51,7 +51,9 @@ def test_a_draft_that_leaves_nothing_out_is_accepted_whole(method: str, temperat
     """Steps of four drafted tokens and the bonus, in rows of different lengths; one root or position off would show."""
     target = CausalLM(four())
     drafter = exit_at(target, 4) if method == "early_exit" else skipping(target, (), ())
-    results = generator(target, drafter).generate(tiny.prompts(), max_new_tokens=5 * (K + 1), temperature=temperature)
+    results = generator(target, drafter).generate(
+        tiny.prompts(), max_new_tokens=5 * (K + 1), temperature=temperature, seed=0
+    )
     assert [r.stats.target_forwards for r in results] == [5] * 4
     assert [r.stats.drafted for r in results] == [r.stats.accepted for r in results] == [5 * K] * 4
 

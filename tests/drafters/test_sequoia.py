@@ -12,7 +12,7 @@ import tiny
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Plan, View
 from foredraft.core.errors import OptionError
-from foredraft.core.noise import Noise, NoiseCoins, Stream, derive_seeds, inverse_cdf
+from foredraft.core.noise import Noise, NoiseCoins, Stream, derive_seeds, draw
 from foredraft.core.params import SamplingParams
 from foredraft.core.shapes import Shapes
 from foredraft.core.verify import RULES
@@ -146,8 +146,8 @@ def slow_draft(view: View, row: int, parents: Sequence[int], temperature: float)
         q = (logits / temperature).softmax(-1)
         q[elders] = 0.0
         q = q / q.sum()
-        u = view.noise.uniform(Stream.DRAFT, torch.full((len(view.rows),), node))[row]
-        tokens.append(int(inverse_cdf(q[None], u[None])[0]))
+        bits = view.noise.bits(Stream.DRAFT, torch.full((len(view.rows),), node))[row]
+        tokens.append(int(draw(q[None], bits[None])[0]))
         laws.append(q)
     return tokens, laws
 

@@ -5,6 +5,8 @@ import dataclasses
 import functools
 import math
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -12,11 +14,12 @@ import torch
 import tiny
 from foredraft.core.draft import Draft, Law
 from foredraft.core.errors import NumericsError, OptionError, PromptError
+from foredraft.core.noise import derive_seeds
 from foredraft.core.params import SamplingParams
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.prompt_lookup import Options as LookupOptions, PromptLookup
 from foredraft.engine.control import Constant, Heuristic
-from foredraft.engine.generate import Generator
+from foredraft.engine.generate import Generator, Result
 from foredraft.engine.reference import reference
 from foredraft.model.causal import CausalLM
 from foredraft.model.tokenizer import Tokenizer
@@ -70,6 +73,11 @@ def plain(prompt: list[int], target: CausalLM | None = None, eos: tuple[int, ...
     return list(remembered(tuple(prompt), target or oracle(), eos, tuple(options.items())))
 
 
+def again(g: Generator, prompt: list[int], result: Result, **options: Any) -> list[int]:
+    """The same output, asked for alone by the seed that it was made with."""
+    return g.generate(prompt, **{**options, "seed": result.seed}).tokens
+
+
 # Acceptance: an error by one is lossless and silent, so it is pinned.
 
 
@@ -78,7 +86,7 @@ def plain(prompt: list[int], target: CausalLM | None = None, eos: tuple[int, ...
 def test_a_draft_that_is_the_target_is_accepted_whole(length: int, temperature: float):
     drafter, controller = tiny.draft_model(model(), model(), length)
     g = tiny.generator(model(), drafter, controller)
-    for result in g.generate(tiny.prompts(), max_new_tokens=4 * (length + 1), temperature=temperature):
+    for result in g.generate(tiny.prompts(), max_new_tokens=4 * (length + 1), temperature=temperature, seed=0):
         assert result.stats.acceptance_length == length + 1
         assert result.stats.acceptance_rate == 1.0
         assert result.stats.target_forwards == 4
@@ -91,7 +99,7 @@ def test_a_tree_of_the_target_itself_is_accepted_to_its_full_depth(branching: tu
     drafter, controller = tiny.draft_model(model(), model(), branching=branching)
     depth = len(branching)
     g = tiny.generator(model(), drafter, controller)
-    for result in g.generate(tiny.prompts(), max_new_tokens=4 * (depth + 1), temperature=temperature):
+    for result in g.generate(tiny.prompts(), max_new_tokens=4 * (depth + 1), temperature=temperature, seed=0):
         assert result.stats.acceptance_length == depth + 1
         assert result.stats.accepted == 4 * depth
         assert result.stats.drafted == 4 * drafter.needs.max_nodes
@@ -123,7 +131,7 @@ def test_prompt_lookup_copies_a_periodic_text(continuations: int, temperature: f
     lookup = PromptLookup(LookupOptions(prompt_lookup_num_tokens=4, continuations=continuations))
     g = tiny.generator(cycle(), lookup, Constant(4))
     for prompt in ([0, 1, 2, 3, 4] * 3, [0, 1, 2, 3, 4] * 4 + [0, 1]):
-        result = g.generate(prompt, max_new_tokens=20, temperature=temperature)
+        result = g.generate(prompt, max_new_tokens=20, temperature=temperature, seed=0)
         assert result.tokens == [(prompt[-1] + 1 + i) % 5 for i in range(20)]
         assert result.stats.acceptance_length == 5.0
 
@@ -147,15 +155,17 @@ def test_heuristic_lengths_go_up_and_down():
 @pytest.mark.parametrize("kind", ["none", "lookup", "liar"])
 def test_sampled_text_of_picked_drafts_is_the_references(kind: str):
     prompts = tiny.prompts()
-    expected = [plain(prompt, **SAMPLED) for prompt in prompts]
+    seeds = derive_seeds(11, len(prompts))
+    expected = [plain(prompt, **{**SAMPLED, "seed": seed}) for prompt, seed in zip(prompts, seeds, strict=True)]
     assert len({tuple(text) for text in expected}) == len(prompts)
     truths = [prompt + text for prompt, text in zip(prompts, expected, strict=True)]
     g = tiny.generator(model(), tiny.liar(truths)) if kind == "liar" else build(kind)
     together = g.generate(prompts, max_new_tokens=NEW, **SAMPLED)
     assert [result.tokens for result in together] == expected
+    assert [result.seed for result in together] == seeds
     assert kind != "liar" or sum(result.stats.accepted for result in together) > 0
-    for prompt, text in zip(prompts, expected, strict=True):
-        assert g.generate(prompt, max_new_tokens=NEW, **SAMPLED).tokens == text
+    for prompt, text, seed in zip(prompts, expected, seeds, strict=True):
+        assert g.generate(prompt, max_new_tokens=NEW, temperature=1.0, seed=seed).tokens == text
 
 
 @pytest.mark.parametrize("kind", ["self", "self tree", "other", "other tree"])
@@ -166,9 +176,11 @@ def test_a_seeded_text_does_not_depend_on_its_neighbours(kind: str, more: dict):
     prompts = tiny.prompts()
     g = build(kind)
     options = {"max_new_tokens": NEW, **SAMPLED, **more}
-    together = [result.tokens for result in g.generate(prompts, **options)]
-    assert together == [g.generate(prompt, **options).tokens for prompt in prompts]
-    assert together[0] != g.generate(prompts[0], **{**options, "seed": 12}).tokens
+    together = g.generate(prompts, **options)
+    alone = [again(g, *each, **options) for each in zip(prompts, together, strict=True)]
+    assert [result.tokens for result in together] == alone
+    assert together[0].tokens == g.generate(prompts[0], **options).tokens, "output 0 has the seed that was given"
+    assert together[0].tokens != g.generate(prompts[0], **{**options, "seed": 12}).tokens
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -247,7 +259,8 @@ def test_several_texts_of_one_prompt(kind: str):
     assert texts[0] == g.generate(prompt, max_new_tokens=12, **SAMPLED).tokens
     assert texts == [r.tokens for r in g.generate(prompt, num_return_sequences=5, max_new_tokens=12, **SAMPLED)]
     many = g.generate([prompt, prompt], num_return_sequences=2, max_new_tokens=12, **SAMPLED)
-    assert [result.tokens for result in many] == texts[:2] * 2
+    assert [result.tokens for result in many] == texts[:4], "equal prompts of one call share no stream"
+    assert texts[1:] == [again(g, prompt, result, max_new_tokens=12, **SAMPLED) for result in results[1:]]
     assert len(g.generate(prompt, num_return_sequences=40, max_new_tokens=1, **SAMPLED)) == 40
 
 
@@ -516,7 +529,8 @@ def test_nan_ends_one_row_and_the_others_do_not_notice(kind: str, options: dict)
     alone = build(kind, poisoned())
     for index in (0, 2, 3):
         assert sequences[index].error is None
-        assert sequences[index].tokens == alone.generate(prompts[index], params).tokens
+        own = replace(params, seed=sequences[index].seed)
+        assert sequences[index].tokens == alone.generate(prompts[index], own).tokens
     with pytest.raises(NumericsError, match="not numbers"):
         alone.generate(prompts[1], params)
     with pytest.raises(NumericsError), alone.stream(prompts[1], params) as stream:
@@ -683,7 +697,8 @@ def test_a_draft_with_a_shorter_context(branching: tuple[int, ...] | None, optio
     results = g.generate(prompts, params)
     if not options:
         assert [result.tokens for result in results] == [plain(prompt, target) for prompt in prompts]
-    assert [result.tokens for result in results] == [g.generate(prompt, params).tokens for prompt in prompts]
+    alone = [g.generate(prompt, params, seed=result.seed) for prompt, result in zip(prompts, results, strict=True)]
+    assert [result.tokens for result in results] == [result.tokens for result in alone]
     assert results[2].stats.drafted == results[4].stats.drafted == 0
     assert results[1].stats.acceptance_length == 4.0
     assert 1.0 < results[0].stats.acceptance_length < 4.0

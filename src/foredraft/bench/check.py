@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from foredraft.core.errors import OptionError
-from foredraft.core.noise import derive_seeds
+from foredraft.core.noise import derive_seeds, resolve_seed
 from foredraft.core.params import SamplingParams
 from foredraft.core.tree import TokenTree
 from foredraft.core.warp import Paths, Warp
@@ -109,7 +109,7 @@ def check_sampled(generator: Generator, prompts: Sequence[Any], params: Sampling
     each = -(-tokens // (len(prompts) * params.max_new_tokens))
     seen = accepted = contexts = 0
     found = _Sum()
-    for prompt, seed in zip(prompts, derive_seeds(params.seed, 1 + len(prompts))[1:], strict=True):
+    for prompt, seed in zip(prompts, derive_seeds(resolve_seed(params.seed), 1 + len(prompts))[1:], strict=True):
         own = replace(params, seed=seed)
         sequences = generator.submit([prompt], own, each)
         generator.engine.run(sequences)

@@ -83,7 +83,7 @@ _HELP = {
     "frequency_penalty": "The same, for each time that it was.",
     "no_repeat_ngram_size": "No run of so many tokens twice; 0 is off.",
     "bad_words_ids": "Never say these token ids in a row. May be repeated.",
-    "seed": "The same seed gives the same text.",
+    "seed": "The same seed gives the same text; by default each run has another.",
     "stop_strings": "End before this text. May be repeated.",
     "eos_token_id": "End after this token id instead of the model's own. May be repeated.",
     "logprobs": "With --json: log-probabilities, and of so many alternatives.",

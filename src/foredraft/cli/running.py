@@ -82,6 +82,7 @@ def record(generator: Generator, sequence: Sequence) -> dict[str, Any]:
         "text": sequence.text,
         "tokens": sequence.tokens,
         "finish_reason": sequence.finish_reason,
+        "seed": sequence.seed,
         "stats": stats.as_dict(),
     }
     if sequence.params.logprobs is not None:

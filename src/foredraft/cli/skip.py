@@ -83,7 +83,7 @@ def command(*, target: Target, texts: Texts, effort: Effort, shown: Output) -> N
     with busy(f"Loading {target.model}"):
         plain = load(target.model, "none", dtype=target.dtype, device=target.device)
     with busy("Answering the prompts"):
-        said = _answers(plain, texts)
+        said = _answers(plain, texts, effort.seed)
         judge = Judge(plain.engine.target, said, temperature=texts.temperature, longest=texts.longest)
     about = {"model": _short(target.model), "texts": _digest(said), **_facts(texts), "seed": effort.seed}
     journal = Journal(Path(f"{shown.out}.trials.jsonl"), about)
@@ -93,7 +93,7 @@ def command(*, target: Target, texts: Texts, effort: Effort, shown: Output) -> N
     _tell(best, judge.tokens, target.model, shown)
 
 
-def _answers(plain: "Generator", texts: Texts) -> "list[Said]":
+def _answers(plain: "Generator", texts: Texts, seed: int) -> "list[Said]":
     from foredraft.bench.prompts import read_prompts, standard_prompts
     from foredraft.bench.skip_trials import Said
     from foredraft.core.params import SamplingParams
@@ -101,7 +101,10 @@ def _answers(plain: "Generator", texts: Texts) -> "list[Said]":
     asks = [ask for path in texts.prompts for ask in read_prompts(path, texts.chat)[: texts.count]]
     prompts = [plain.encode(a.prompt) for a in asks or standard_prompts(texts.chat)[: texts.count]]
     params = SamplingParams(
-        max_new_tokens=texts.max_new_tokens, min_new_tokens=texts.min_new_tokens, temperature=texts.temperature
+        max_new_tokens=texts.max_new_tokens,
+        min_new_tokens=texts.min_new_tokens,
+        temperature=texts.temperature,
+        seed=seed,
     )
     results = plain.batch(prompts, params)
     return [Said((*prompt, *r.tokens), len(prompt)) for prompt, r in zip(prompts, results, strict=True)]

@@ -112,7 +112,10 @@ def _question(what: What, shown: Output) -> "Question":
     asks = [ask for path in what.prompts for ask in read_prompts(path, what.chat)[: what.count]]
     asks = asks if what.prompts else standard_prompts(what.chat)[: what.count]
     params = SamplingParams(
-        max_new_tokens=what.max_new_tokens, min_new_tokens=what.min_new_tokens, temperature=what.temperature
+        max_new_tokens=what.max_new_tokens,
+        min_new_tokens=what.min_new_tokens,
+        temperature=what.temperature,
+        seed=0,
     )
     return Question([ask.prompt for ask in asks], params, shown.verify, what.batch_size)
 

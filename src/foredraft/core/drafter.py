@@ -118,7 +118,7 @@ class Drafter(ABC):
 
     needs: Needs = Needs()
     learns: bool = False
-    """Whether what it picks may depend on other texts than the row's own: those before it, or beside it."""
+    """Whether drafts depend on other requests than the row's own; if so, requests never share random numbers."""
     reads_target: bool = False
     """Whether it drafts in the target's cache, which holds what is committed, and nothing that is only drafted."""
 

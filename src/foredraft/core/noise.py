@@ -5,6 +5,7 @@ shares its batch nor on how many numbers others used, drafting and accepting nev
 captured graph can replay it. All arithmetic is torch int64, which wraps around.
 """
 
+import secrets
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -42,10 +43,20 @@ def _mix(x: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
     return x ^ _shift(x, 31)
 
 
+def resolve_seed(seed: int | None) -> int:
+    """The seed of a call, or where it was given none, one from the system's entropy; 53 bits, as JSON readers keep."""
+    return secrets.randbits(53) if seed is None else seed
+
+
 def derive_seeds(seed: int, count: int) -> list[int]:
-    """Seeds of so many texts for one request; the first has the request's own."""
+    """Seeds of the ``count`` outputs of one call; the first one is ``seed`` itself."""
     others = _mix(_mix(torch.tensor(seed) + _GOLDEN) ^ (torch.arange(1, count) * _MIX_2))
     return [seed, *others.tolist()]
+
+
+def request_seed(seed: int, number: int) -> int:
+    """The seed of one request's private stream: requests with the same ``seed`` but other numbers share nothing."""
+    return int(_mix(_mix(torch.tensor(seed) + _MIX_1) ^ (torch.tensor(number + 1) * _GOLDEN)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +80,16 @@ class Noise:
         """The same at positions of the caller's: a token keyed by where it stands, not by when it was drawn."""
         return _shift(self._state(positions, stream, index), 12).double() * 2.0**-52
 
+    def bits(self, stream: Stream, index: Int[Tensor, "B *k"]) -> Int[Tensor, "B *k"]:
+        """64 random bits for each index, at the rows' positions: what ``draw`` takes."""
+        return self.bits_at(self.positions.view(-1, *[1] * (index.ndim - 1)), stream, index)
+
+    def bits_at(
+        self, positions: Int[Tensor, "B *#k"], stream: Stream, index: Int[Tensor, "B *k"]
+    ) -> Int[Tensor, "B *k"]:
+        """The same at positions of the caller's."""
+        return self._state(positions, stream, index)
+
     def nested(self, level: int) -> "Noise":
         """Numbers for a loop inside this step, at the same positions to begin with.
 
@@ -89,16 +110,38 @@ class Noise:
         return _mix((state ^ (index * 8 + int(stream))) + _GOLDEN)
 
 
-def inverse_cdf(law: Float[Tensor, "*k V"], u: Float[Tensor, "*k"]) -> Int[Tensor, "*k"]:
-    """The token at which the running sum of ``law`` first exceeds u times its total; ``law`` need not sum to 1.
+def draw(law: Float[Tensor, "*k V"], bits: Int[Tensor, "*k"]) -> Int[Tensor, "*k"]:
+    """Draw a token from each law by an exponential race; a law need not sum to 1.
 
-    Summed in float64. A token of probability 0 is never returned unless the whole law is 0.
+    Token i wins with probability law[i] / sum(law) if it has the largest law[i] / e[i], the e[i] being independent
+    exponential numbers hashed from ``bits`` and i (the Gumbel-max trick). Two laws that differ by rounding then give
+    another token only where the two best are within rounding of each other. The inverse of a running sum has an edge
+    at every token, and each of thousands of edges is a chance to fall on the other side.
+
+    The race has two rounds, one between blocks of neighbouring tokens and one within the block that has won, so it
+    hashes about 2 * sqrt(V) numbers and not V. A token of probability 0 is never returned unless the whole law is 0.
     """
-    cdf = law.double().cumsum(-1)
-    index = torch.searchsorted(cdf, (u * cdf[..., -1]).unsqueeze(-1), right=True).squeeze(-1)
-    index = index.clamp(max=law.shape[-1] - 1)
-    possible = law.gather(-1, index.unsqueeze(-1)).squeeze(-1) > 0
-    return torch.where(possible, index, law.argmax(-1))
+    vocab_size = law.shape[-1]
+    size = 1 << (vocab_size.bit_length() // 2)
+    whole = vocab_size - vocab_size % size
+    masses = law[..., :whole].unflatten(-1, (-1, size)).sum(-1)
+    if whole < vocab_size:
+        masses = torch.cat([masses, law[..., whole:].sum(-1, keepdim=True)], -1)
+    blocks = masses.shape[-1]
+    times = _exponentials(bits, blocks + size)
+    first = (masses / times[..., :blocks]).argmax(-1) * size
+    tokens = first[..., None] + torch.arange(size, device=law.device)
+    block = law.gather(-1, tokens.clamp(max=vocab_size - 1)) / times[..., blocks:]
+    if whole < vocab_size:
+        block = torch.where(tokens < vocab_size, block, 0.0)
+    return (first + block.argmax(-1)).clamp(max=vocab_size - 1)
+
+
+def _exponentials(bits: Int[Tensor, "*k"], count: int) -> Float[Tensor, "*k n"]:
+    """``count`` independent exponential numbers for each entry of ``bits``, in float64: the output of splitmix64."""
+    steps = torch.arange(1, count + 1, device=bits.device) * _GOLDEN
+    uniform = (_shift(_mix(bits[..., None] + steps), 11).double() + 0.5) * 2.0**-53
+    return -uniform.log()
 
 
 class Coins(ABC):
@@ -146,11 +189,11 @@ class NoiseCoins(Coins):
         return self._blocks[number][:, column] < probability
 
     def residual(self, law: Float[Tensor, "B V"]) -> Int[Tensor, "B"]:
-        u = self.noise.uniform(Stream.RESIDUAL, self._index(0))
+        bits = self.noise.bits(Stream.RESIDUAL, self._index(0))
         if self.plain is not None:
-            u = torch.where(self.plain, self.noise.uniform(Stream.TARGET, self._index(0)), u)
-        return inverse_cdf(law, u)
+            bits = torch.where(self.plain, self.noise.bits(Stream.TARGET, self._index(0)), bits)
+        return draw(law, bits)
 
     def target(self, law: Float[Tensor, "B V"], depth: int) -> Int[Tensor, "B"]:
         positions = self.noise.positions + depth
-        return inverse_cdf(law, self.noise.uniform_at(positions, Stream.TARGET, self._index(0)))
+        return draw(law, self.noise.bits_at(positions, Stream.TARGET, self._index(0)))

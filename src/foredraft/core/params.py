@@ -23,6 +23,8 @@ class SamplingParams:
     ``temperature`` 0 is greedy: the truncations below it then have nothing to do, penalties and bans still hold.
     ``presence_penalty`` and ``frequency_penalty`` count generated tokens, as OpenAI's do;
     ``repetition_penalty`` counts the prompt too, as in transformers.
+
+    Output i of a call draws from the stream derived from (``seed``, i); output 0 has the seed itself.
     """
 
     max_new_tokens: int = 256
@@ -41,7 +43,7 @@ class SamplingParams:
     bad_words_ids: tuple[tuple[int, ...], ...] = ()
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     logits_processor: tuple[Processor, ...] = ()
-    seed: int = 0
+    seed: int | None = None  # None: fresh entropy for every request
     stop_strings: tuple[str, ...] = ()
     eos_token_id: tuple[int, ...] | None = None  # None: those of the model; (): none, generate to the full length
     logprobs: int | None = None  # log-probabilities of emitted tokens, and of so many alternatives for each
@@ -104,7 +106,7 @@ def _whole(value: int | float) -> bool:
     return isinstance(value, int)
 
 
-_OPTIONAL = ("top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "logprobs")
+_OPTIONAL = ("seed", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "logprobs")
 _PROBABILITY = (lambda x: 0.0 < x <= 1.0, "greater than 0 and at most 1")
 _OPEN = (lambda x: 0.0 < x < 1.0, "between 0 and 1, both excluded")
 _COUNT = (lambda x: _whole(x) and x >= 0, "a whole number, 0 or more")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from foredraft.core.drafter import View
 from foredraft.core.errors import OptionError
-from foredraft.core.noise import Noise, Stream, derive_seeds, inverse_cdf
+from foredraft.core.noise import Noise, Stream, derive_seeds, draw
 from foredraft.core.params import SamplingParams
 from foredraft.core.shapes import check_acceptance
 from foredraft.core.tree import TokenTree
@@ -85,7 +85,7 @@ def accepted_ranks(
         return ((drafted[:, 0] == said) & exist[:, 0]).sum(0).double()
     p = view.warp.law(target, _at_roots(view))[:, 0]
     index = torch.arange(1, width + 1, device=p.device).expand(len(view.rows), 1, -1)
-    drawn = draw_siblings(proper(view.warp.law(draft, _at_roots(view))), view.noise.uniform(Stream.DRAFT, index))
+    drawn = draw_siblings(proper(view.warp.law(draft, _at_roots(view))), view.noise.bits(Stream.DRAFT, index))
     reached = torch.ones_like(p[:, 0])
     found = []
     for rank in range(width):  # recursive rejection, each outcome by its weight
@@ -147,8 +147,8 @@ class _Texts:
 
     def say(self, view: View, law: Float[Tensor, "B V"]) -> None:
         """Draw the next token of each text."""
-        u = view.noise.uniform(Stream.TARGET, torch.zeros_like(view.lengths))
-        self._history.scatter_(1, view.lengths[:, None], inverse_cdf(law, u)[:, None])
+        token = draw(law, view.noise.bits(Stream.TARGET, torch.zeros_like(view.lengths)))
+        self._history.scatter_(1, view.lengths[:, None], token[:, None])
         self._extents = [extent + 1 for extent in self._extents]
 
 

@@ -49,10 +49,11 @@ class Options:
 
 
 class Arm(NamedTuple):
-    """A drafter, and the confidence below which its paths end; None is plain decoding."""
+    """A drafter, the confidence below which its paths end, and the law of its drafts; None is plain decoding."""
 
     drafter: Drafter | None
     confidence: float = 0.0
+    law: Law = Law.FIXED
 
 
 class _Step(NamedTuple):
@@ -132,6 +133,7 @@ class Bandit(Drafter):
             hidden_layers=tuple(sorted({layer for each in needs for layer in each.hidden_layers})),
             max_nodes=max(each.max_nodes for each in needs),
             max_depth=max(each.longest for each in needs),
+            law=next((arm.law for arm in self._arms if arm.law is not Law.FIXED), None),
         )
 
     @property
@@ -149,7 +151,7 @@ class Bandit(Drafter):
         now = self._clock()
         self._settle(now)
         self._started, self._drafting = now, True
-        drafter, confidence = self._arms[self._playing]
+        drafter, confidence, _ = self._arms[self._playing]
         if drafter is None:
             return Draft(TokenTree.root(view.roots), Law.FIXED)
         lengths = tuple(min(length, drafter.needs.longest) for length in plan.lengths)
@@ -204,7 +206,8 @@ def build(options: Options, supplies: Supplies) -> Bandit:
     """bandit:SPEC+[SPEC,option=value]"""
     arms = []
     for text in supplies.parts_like("bandit:prompt_lookup+[draft_model:PATH,num_assistant_tokens=4]"):
-        own = Spec.parse(text).options
+        own = Spec.parse(text)
         if text != "none":
-            arms.append(Arm(supplies.drafter(text), getattr(own, "assistant_confidence_threshold", 0.0)))
+            drafter, confidence = supplies.drafter(text), getattr(own.options, "assistant_confidence_threshold", 0.0)
+            arms.append(Arm(drafter, confidence, drafter.needs.law or own.drafting.law))
     return Bandit(options, arms)

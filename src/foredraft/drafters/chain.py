@@ -11,7 +11,7 @@ from torch import Tensor
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Plan, View
 from foredraft.core.errors import OptionError
-from foredraft.core.noise import Stream, inverse_cdf
+from foredraft.core.noise import Stream, draw
 from foredraft.core.tree import TokenTree
 from foredraft.core.warp import Paths
 from foredraft.drafters.grow import proper
@@ -94,8 +94,7 @@ def _draw(view: View, plan: Plan, logits: Float[Tensor, "B 1 V"], paths: Paths, 
         law = logits.float().softmax(-1) if plan.confidence else logits
     else:
         law = proper(view.warp.law(logits, paths))
-        u = view.noise.uniform(Stream.DRAFT, torch.full_like(view.lengths, index))
-        token = inverse_cdf(law[:, 0], u)
+        token = draw(law[:, 0], view.noise.bits(Stream.DRAFT, torch.full_like(view.lengths, index)))
     if not plan.confidence:
         return Drawn(token, law, None)
     said = law

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from foredraft.core.draft import Draft, Law
-from foredraft.core.noise import inverse_cdf
+from foredraft.core.noise import draw
 from foredraft.core.tree import PAD, ROOT, TokenTree
 from foredraft.core.warp import Warp
 
@@ -42,7 +42,7 @@ class Siblings:
     exist: Bool[Tensor, "B F K"]
 
 
-def draw_siblings(law: Float[Tensor, "B F V"], u: Float[Tensor, "B F K"]) -> Siblings:
+def draw_siblings(law: Float[Tensor, "B F V"], bits: Int[Tensor, "B F K"]) -> Siblings:
     """Draw K children a node one after another, each without the tokens drawn before it.
 
     Where the law has fewer tokens than K, the children that are left over do not exist. That is settled by the
@@ -50,21 +50,21 @@ def draw_siblings(law: Float[Tensor, "B F V"], u: Float[Tensor, "B F K"]) -> Sib
     """
     tokens, laws, exist = [], [], []
     rest = law
-    for k in range(u.shape[-1]):
+    for k in range(bits.shape[-1]):
         total = rest.sum(-1, keepdim=True)
         exist.append(total[..., 0] > 0)
         own = torch.where(total > 0, rest / total.clamp(min=torch.finfo(rest.dtype).tiny), rest)
-        token = inverse_cdf(own, u[..., k])
+        token = draw(own, bits[..., k])
         tokens.append(token)
         laws.append(own)
         rest = rest.scatter(-1, token[..., None], 0.0)
     return Siblings(torch.stack(tokens, -1), torch.stack(laws, -2), torch.stack(exist, -1))
 
 
-def draw_independent(law: Float[Tensor, "B F V"], u: Float[Tensor, "B F K"]) -> Siblings:
+def draw_independent(law: Float[Tensor, "B F V"], bits: Int[Tensor, "B F K"]) -> Siblings:
     """Draw K children a node, each from the whole law: some may be the same token."""
-    count = u.shape[-1]
-    tokens = torch.stack([inverse_cdf(law, u[..., k]) for k in range(count)], -1)
+    count = bits.shape[-1]
+    tokens = torch.stack([draw(law, bits[..., k]) for k in range(count)], -1)
     exist = (law.sum(-1) > 0)[..., None].expand_as(tokens)
     return Siblings(tokens, law[:, :, None].expand(-1, -1, count, -1), exist)
 

@@ -115,7 +115,7 @@ class Level:
         )
 
 
-Draw = Callable[[Float[Tensor, "B F V"], Float[Tensor, "B F K"]], Siblings]
+Draw = Callable[[Float[Tensor, "B F V"], Int[Tensor, "B F K"]], Siblings]
 
 
 class Drawing(NamedTuple):
@@ -182,7 +182,7 @@ def _drawn(
     parts = []
     for family in level.families:
         index = drawing.first + family.nodes.expand(len(view.rows), -1, -1)
-        drawn = drawing.draw(law[:, family.places], view.noise.uniform(Stream.DRAFT, index))
+        drawn = drawing.draw(law[:, family.places], view.noise.bits(Stream.DRAFT, index))
         parts.append((drawn.tokens.flatten(1), drawn.exist.flatten(1), drawn.laws.flatten(1, 2)))
     if len(parts) == 1:
         return parts[0]

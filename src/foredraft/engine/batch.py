@@ -42,7 +42,7 @@ class Batch:
         known = torch.tensor([text + [0] * (longest - len(text)) for text in texts], dtype=torch.long)
         fresh = torch.nn.functional.pad(known, (0, self._history.shape[1] - longest))
         history = torch.cat([self._history, fresh.to(self._device)])
-        seeds = torch.cat([self._seeds, self._tensor([sequence.seed for sequence in sequences])])
+        seeds = torch.cat([self._seeds, self._tensor([sequence.stream for sequence in sequences])])
         self._lengths = torch.cat([self._lengths, self._tensor(lengths)])
         self._history, self._seeds = history, seeds
         self.rows.extend(rows)

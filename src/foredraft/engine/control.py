@@ -13,6 +13,11 @@ from foredraft.engine.step import StepDone
 class Controller(ABC):
     """Decides the plan of each step. Subclasses are final."""
 
+    @property
+    def learns(self) -> bool:
+        """Whether the plan of a sampled row may depend on other rows, on earlier requests, or on the clock."""
+        return True
+
     @abstractmethod
     def plan(self, view: View, limits: Sequence[int]) -> Plan:
         """The plan for the rows of ``view``; ``limits`` are the most tokens that each of them can still use."""
@@ -33,6 +38,10 @@ class Constant(Controller):
         self._length = length
         self._confidence = confidence
 
+    @property
+    def learns(self) -> bool:
+        return False
+
     def plan(self, view: View, limits: Sequence[int]) -> Plan:
         return Plan(tuple(min(self._length, limit) for limit in limits), self._confidence)
 
@@ -52,6 +61,10 @@ class Heuristic(Controller):
         self._longest = longest
         self._confidence = confidence
         self._lengths: dict[int, int] = {}
+
+    @property
+    def learns(self) -> bool:
+        return False
 
     def plan(self, view: View, limits: Sequence[int]) -> Plan:
         wanted = (self._lengths.get(row, self._first) for row in view.rows)
@@ -232,6 +245,10 @@ class Apart(Controller):
     def __init__(self, greedy: Controller, sampled: Controller) -> None:
         self._greedy, self._sampled = greedy, sampled
         self._seen: dict[int, set[Controller]] = {}
+
+    @property
+    def learns(self) -> bool:
+        return self._sampled.learns
 
     def plan(self, view: View, limits: Sequence[int]) -> Plan:
         return self._for(view).plan(view, limits)

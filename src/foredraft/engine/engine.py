@@ -13,7 +13,7 @@ from torch import Tensor
 
 from foredraft.core.drafter import Drafter
 from foredraft.core.errors import ForedraftError, NumericsError, PromptError
-from foredraft.core.noise import derive_seeds
+from foredraft.core.noise import request_seed
 from foredraft.core.params import SamplingParams
 from foredraft.core.stats import StepStats
 from foredraft.core.stop import StopRules
@@ -36,6 +36,9 @@ class Engine:
         max_rows: so many sequences run at once; the others wait in order.
         exact_nodes: see ``Stepper``.
         cache: of the target, where the drafter shares it; by default a new one.
+        picked: all drafts are picked and the rule is lossless, so an output is a function of its seed, whatever was
+            drafted. Otherwise, where plans or drafts depend on other requests (``learns``), each request draws from
+            a stream of its own: with a stream that another request shares, they would depend on its next numbers.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class Engine:
         max_rows: int = 32,
         exact_nodes: int = 0,
         cache: SlotCache | None = None,
+        picked: bool = False,
     ) -> None:
         self.target = target
         self.drafter = drafter
@@ -56,6 +60,8 @@ class Engine:
         self._batch = Batch(target.vocab_size, target.device)
         self._waiting: deque[Sequence] = deque()
         self._max_rows = max_rows
+        self.reproducible = picked or not (controller.learns or drafter.learns)
+        self._submitted = 0
         self._drafted: set[int] = set()  # rows that the drafter knows of
         self._lock = threading.RLock()
 
@@ -80,10 +86,14 @@ class Engine:
         ends = params.eos_token_id if params.eos_token_id is not None else tuple(eos)
         return Request(tuple(prompt), params, StopRules(min(params.max_new_tokens, room), frozenset(ends)))
 
-    def submit(self, request: Request, decode: Decode, count: int = 1) -> list[Sequence]:
-        """Queue a request for ``count`` texts, each with a random stream of its own; the first has the seed given."""
-        sequences = [Sequence(request, decode, seed) for seed in derive_seeds(request.params.seed, count)]
+    def submit(self, requests: Seq[Request], decode: Decode, seeds: Seq[int]) -> list[Sequence]:
+        """Queue requests, each with a seed of its own, for one output each."""
         with self._lock:
+            sequences = [
+                Sequence(request, decode, seed, seed if self.reproducible else request_seed(seed, self._submitted + i))
+                for i, (request, seed) in enumerate(zip(requests, seeds, strict=True))
+            ]
+            self._submitted += len(sequences)
             self._waiting.extend(sequences)
         return sequences
 

@@ -9,6 +9,7 @@ from typing import Any, overload
 from torch import Tensor
 
 from foredraft.core.errors import OptionError, PromptError
+from foredraft.core.noise import derive_seeds, resolve_seed
 from foredraft.core.params import SamplingParams, check_known
 from foredraft.core.stats import DecodeStats
 from foredraft.core.stop import FinishReason
@@ -25,13 +26,17 @@ Prompt = str | Tensor | Seq[int] | Seq[Message]
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One finished text. ``text`` and ``tokens`` are the new ones only; an end-of-sequence id counts as a token."""
+    """One finished text. ``text`` and ``tokens`` are the new ones only; an end-of-sequence id counts as a token.
+
+    ``seed`` gives this output again, also where the call had several outputs or was given no seed.
+    """
 
     text: str
     tokens: list[int]
     finish_reason: FinishReason
     stats: DecodeStats
     logprobs: list[TokenLogprobs]
+    seed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +80,7 @@ class Generator:
         Args:
             prompt: text, token ids, chat messages, or a list of any of these.
             params: or its fields as keywords; what is not given is as in ``SamplingParams``.
-            num_return_sequences: so many texts for each prompt, each with a random stream of its own.
+            num_return_sequences: so many texts for each prompt. Output i of the call has the stream (seed, i).
 
         Returns:
             one ``Result`` for one prompt; a list, in order, for several or for several texts.
@@ -151,7 +156,8 @@ class Generator:
         if not encoded:
             raise PromptError("There are no prompts.")
         requests = [self.engine.request(tokens, params, self.eos_token_ids) for tokens in encoded]
-        return [sequence for request in requests for sequence in self.engine.submit(request, self._decode, count)]
+        outputs = [request for request in requests for _ in range(count)]
+        return self.engine.submit(outputs, self._decode, derive_seeds(resolve_seed(params.seed), len(outputs)))
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt of any kind."""
@@ -184,7 +190,7 @@ class Generator:
             raise sequence.error
         stats = sequence.tally.stats(len(sequence.prompt), self.kind.method, self.kind.lossless)
         assert sequence.finish_reason is not None
-        return Result(sequence.text, sequence.tokens, sequence.finish_reason, stats, sequence.logprobs)
+        return Result(sequence.text, sequence.tokens, sequence.finish_reason, stats, sequence.logprobs, sequence.seed)
 
 
 class Stream(Iterator[Piece]):

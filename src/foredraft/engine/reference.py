@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from foredraft.core.noise import Noise, NoiseCoins
+from foredraft.core.noise import Noise, NoiseCoins, resolve_seed
 from foredraft.core.params import SamplingParams
 from foredraft.core.stop import StopRules
 from foredraft.core.tree import TokenTree
@@ -25,6 +25,7 @@ def reference(target: CausalLM, prompt: Sequence[int], params: SamplingParams, e
     warp = Warp.of(
         [params], vocab_size=target.vocab_size, eos_token_ids=[ends], prompt_lengths=[len(prompt)], device=device
     )
+    seed = resolve_seed(params.seed)
     tokens: list[int] = []
     while True:
         text = torch.tensor([[*prompt, *tokens]], device=device)
@@ -33,7 +34,7 @@ def reference(target: CausalLM, prompt: Sequence[int], params: SamplingParams, e
         if law.p is None:
             token = law.best[0, 0]
         else:
-            coins = NoiseCoins(Noise(torch.tensor([params.seed], device=device), lengths))
+            coins = NoiseCoins(Noise(torch.tensor([seed], device=device), lengths))
             token = coins.target(law.p[:, 0], 0)[0]
         cut = rules.cut(len(tokens), [int(token)])
         tokens.append(int(token))

@@ -41,6 +41,10 @@ class Below(Controller):
         self._rows = rows
         self._picked = picked
 
+    @property
+    def learns(self) -> bool:
+        return self._inner.learns
+
     def plan(self, view: View, limits: Sequence[int]) -> Plan:
         if len(view.rows) >= self._rows and (self._picked or view.warp.greedy):
             return Plan((0,) * len(view.rows))

@@ -100,11 +100,16 @@ def _at_least(counts: dict[int, int]) -> tuple[int, ...]:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A request and what has become of it so far. The engine fills everything below ``seed``."""
+    """A request and what has become of it so far. The engine fills everything below ``stream``.
+
+    ``seed`` reproduces the output. ``stream`` is the seed of the row's random numbers: the same, or one that no other
+    request has; see ``Engine``.
+    """
 
     request: Request
     decode: Decode
     seed: int
+    stream: int
     tokens: list[int] = field(default_factory=list)
     text: str = ""
     finish_reason: FinishReason | None = None

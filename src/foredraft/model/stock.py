@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
 from foredraft.core.errors import OptionError, PromptError
+from foredraft.core.noise import resolve_seed
 from foredraft.core.params import SamplingParams
 from foredraft.model.support import context_of
 from foredraft.model.tokenizer import Tokenizer
@@ -80,7 +81,7 @@ class StockModel:
             extra |= {"assistant_model": assistant.model, **self._tokenizers(assistant)}
         options = _options(params, room) | {"eos_token_id": eos or None, "pad_token_id": pad}
         clock = _Clock()
-        torch.manual_seed(params.seed)
+        torch.manual_seed(resolve_seed(params.seed))
         started = time.perf_counter()
         found = self.model.generate(
             torch.tensor(rows, device=device),

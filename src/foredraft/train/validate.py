@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from foredraft.core.drafter import Drafter
+from foredraft.core.noise import derive_seeds
 from foredraft.core.params import SamplingParams
 from foredraft.engine.control import Constant
 from foredraft.engine.engine import Engine
@@ -52,12 +53,9 @@ def acceptance_length(
     """Tokens a target forward in the loop that users run, all prompts as one batch."""
     target.tap(drafter.needs.hidden_layers)
     engine = Engine(target, drafter, Constant(drafter.needs.longest), max_rows=len(prompts))
-    params = SamplingParams(max_new_tokens=new_tokens, min_new_tokens=new_tokens, temperature=temperature, seed=0)
-    sequences = [
-        sequence
-        for prompt in prompts
-        for sequence in engine.submit(engine.request(prompt, params, ()), lambda tokens: "")
-    ]
+    params = SamplingParams(max_new_tokens=new_tokens, min_new_tokens=new_tokens, temperature=temperature)
+    requests = [engine.request(prompt, params, ()) for prompt in prompts]
+    sequences = engine.submit(requests, lambda tokens: "", derive_seeds(0, len(requests)))
     engine.run(sequences)
     stats = [sequence.tally.stats(len(sequence.prompt), "", True) for sequence in sequences]
     return sum(each.tokens for each in stats) / max(1, sum(each.target_forwards for each in stats))
