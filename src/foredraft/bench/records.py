@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from foredraft.bench.lines import objects
 from foredraft.core.errors import DataError
+from foredraft.model.whole import write_whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +215,7 @@ def mend(path: Path) -> None:
             json.loads(whole[start:])
         except ValueError:
             whole = whole[:start]
-        path.write_bytes(whole + b"\n" if len(whole) > start else whole)
+        write_whole(path, lambda file: file.write(whole + b"\n" if len(whole) > start else whole))
 
 
 def merged(files: Iterable[RunFile]) -> RunFile:

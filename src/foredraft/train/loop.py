@@ -36,7 +36,8 @@ class LoopOptions:
     weight_decay, beta1, beta2, clip: AdamW's weight decay and momenta, and the largest norm of a gradient.
     precision: bf16, fp32, or auto, which is bf16 where the processor is fast at it.
     seed: decides the order of texts and all noise.
-    validate, checkpoint, report: steps between two validations, two checkpoints, and two lines of the log.
+    validate, checkpoint, report: steps between two validations, two checkpoints, and two lines of the log; these three
+        may change when a run goes on.
     """
 
     tokens: int = 4_000_000
@@ -117,6 +118,11 @@ def train(
     steps = lessons.steps(options, accelerator.num_processes)
     tokens = lessons.tokens_a_step(options, accelerator.num_processes)
     log = Log(folder / "log.jsonl", state.step) if accelerator.is_main_process else None
+    if log is not None and state.step:
+        line = {"resumed": True, **_place(state.step, steps, state.seconds, tokens)}
+        if state.step < steps:
+            log.write(line)
+        tell(line)
     clock, spent = time.perf_counter(), state.seconds
     for step in range(state.step, steps):
         rate = options.rate(step, steps)
@@ -192,12 +198,19 @@ def _batches(lessons: Lessons, step: int, options: LoopOptions, accelerator: "Ac
 
 
 def _line(done: int, steps: int, seconds: float, tokens: int, said: dict[str, Tensor]) -> dict[str, Any]:
-    """One line of the log: ``seconds`` of training so far, and how many are left at this pace."""
+    """One line of the log: where the run stands, and what the recipe says."""
+    return {
+        **_place(done, steps, seconds, tokens),
+        **{name: round(float(value), 6) for name, value in said.items()},
+    }
+
+
+def _place(done: int, steps: int, seconds: float, tokens: int) -> dict[str, Any]:
+    """``seconds`` of training so far, and how many are left at this pace."""
     return {
         "step": done,
         "steps": steps,
         "tokens": done * tokens,
         "seconds": round(seconds, 3),
         "left": round(seconds / done * (steps - done), 1),
-        **{name: round(float(value), 6) for name, value in said.items()},
     }
