@@ -186,17 +186,16 @@ def test_a_run_that_goes_on_says_so(train: Train, tmp_path: Path, monkeypatch: p
 
 
 def test_a_folder_in_use_and_one_that_cannot_be(train: Train, tmp_path: Path):
-    with alone(tmp_path):
-        ended = train("medusa", "--out", str(tmp_path), *SHORT)
-    assert ended == (2, "", f"foredraft: Another run is at work in {tmp_path}: wait until it has ended, or take "
-        "another folder.\n")  # fmt: skip
+    for more in ((), ("--regenerate", "--answers", "1")):
+        with alone(tmp_path):
+            ended = train("medusa", "--out", str(tmp_path), *SHORT, *more)
+        sentence = f"Another run is at work in {tmp_path}: wait until it has ended, or take another folder."
+        assert ended == (2, "", f"foredraft: {sentence}\n")
     (tmp_path / "file").touch()
     for more in ((), ("--regenerate",)):
         ended = train("medusa", "--out", str(tmp_path / "file"), *SHORT, *more)
-        assert (ended.status, ended.err.count("\n")) == (
-            2,
-            1,
-        ) and f"Nothing can be written to the folder {tmp_path}" in ended.err
+        assert (ended.status, ended.err.count("\n")) == (2, 1)
+        assert f"Nothing can be written to the folder {tmp_path}" in ended.err
 
 
 def test_help_shows_what_belongs_together(train: Train, capsys: pytest.CaptureFixture[str]):

@@ -270,9 +270,11 @@ def test_half_a_checkpoint_is_not_taken(tmp_path: Path):
         path.write_bytes(damaged)
         with pytest.raises(DataError, match="cannot be read; delete it to begin again"):
             checkpoints.resume()
-    torch.save({"net": {}}, path)
-    with pytest.raises(DataError, match="cannot be read; delete it to begin again"):
-        checkpoints.resume()
+    whole = {"net": {}, "optimizer": {}, "options": {"a": 1}, "step": 1, "seconds": 1.0}
+    for other in ({"net": {}}, [1], *({**whole, name: [1]} for name in whole)):
+        torch.save(other, path)
+        with pytest.raises(DataError, match="cannot be read; delete it to begin again"):
+            checkpoints.resume()
 
 
 def test_the_log_keeps_what_is_before_the_checkpoint(tmp_path: Path):

@@ -12,6 +12,7 @@ from foredraft.cli.flags import Group, flags
 from foredraft.core.errors import OptionError
 from foredraft.core.options import read_options, read_pairs
 from foredraft.core.params import check_known
+from foredraft.train.checkpoint import alone
 from foredraft.train.devices import accelerator
 from foredraft.train.drafts import DRAFTS, check_parts, run_drafts
 from foredraft.train.loop import LoopOptions
@@ -200,15 +201,16 @@ def _own_words(source: Source, model: str, path: Path, device: str | None) -> No
     options = replace(
         Answers(), count=source.answers, new_tokens=source.answer_tokens, temperature=source.answer_temperature
     )
-    generator = load(model, source.answer_drafter, device=device, max_batch_size=options.batch)
-    with Progress() as progress:
+    with alone(path.parent), Progress() as progress:
+        generator = load(model, source.answer_drafter, device=device, max_batch_size=options.batch)
         try:
             regenerate(generator, list(source.data), path, options, progress.tell)
         except KeyboardInterrupt:
             raise Interrupted(
                 f"Interrupted after {progress.answers} answers; the same command goes on after them."
             ) from None
-    generator.close()
+        finally:
+            generator.close()
 
 
 def _drafts_as(kind: str) -> list[str]:

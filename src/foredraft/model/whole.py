@@ -19,6 +19,7 @@ def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
         with path.open("wb") as file:
             write(file)
         return
+    path = path.resolve()  # through a link to the file that it names
     partial = path.with_name(f"{path.name}.partial")
     try:
         with partial.open("wb") as file:

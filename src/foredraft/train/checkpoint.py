@@ -121,16 +121,19 @@ class Checkpoints:
             return RunState()
         try:
             saved = torch.load(self._path, map_location="cpu", weights_only=True)
-            begun, state = saved["options"], RunState(saved["step"], saved["seconds"])
+            net, optimizer, begun = (saved[name] for name in ("net", "optimizer", "options"))
+            if not all(isinstance(part, dict) for part in (net, optimizer, begun)):
+                raise TypeError("parts of a checkpoint are dictionaries")
+            state = RunState(int(saved["step"]), float(saved["seconds"]))
         except Exception as error:  # torch raises many kinds for a broken file
             raise DataError(f"The checkpoint {self._path} cannot be read; delete it to begin again.") from error
         changed = {key for key in self._options.keys() - REPORTING if begun.get(key) != self._options[key]}
         if changed:
             raise _begun_otherwise(self._path.parent, changed)
         try:
-            self._net.load_state_dict(saved["net"])
-            self._optimizer.load_state_dict(saved["optimizer"])
-        except (RuntimeError, ValueError) as error:
+            self._net.load_state_dict(net)
+            self._optimizer.load_state_dict(optimizer)
+        except (RuntimeError, ValueError, KeyError) as error:
             raise _begun_otherwise(self._path.parent, {"head"}) from error
         return state
 
