@@ -14,6 +14,10 @@ from foredraft.train.loop import LoopOptions
 from foredraft.train.precision import autocast
 from foredraft.train.tokens import TokenStore
 
+ENOUGH = 0.005
+"""Of drafts that miss less than this share nothing is left to learn: equal models differ so much in near ties, since
+the target's states are rounded."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options(distil.Options):

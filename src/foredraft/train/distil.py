@@ -153,7 +153,5 @@ class DistilRecipe(Recipe[Student]):
 
     @torch.no_grad()
     def agrees(self, lesson: Lesson) -> Bool[Tensor, "B M"]:
-        """Whether target and draft have the same likeliest token, at each row but the last; the draft's states are
-        rounded as the target's are, so that equal models agree everywhere."""
-        states = self.net.states(lesson.tokens).to(torch.bfloat16).float()
-        return self._teacher.agrees(lesson, states, self.net.head)
+        """Whether target and draft have the same likeliest token, at each row but the last."""
+        return self._teacher.agrees(lesson, self.net.states(lesson.tokens), self.net.head)

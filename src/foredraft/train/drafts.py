@@ -137,7 +137,7 @@ def _boost(run: _Run, names: tuple[str, ...]) -> list[Path]:
         share = boost.share(rest, site.store, run.loop.length)
         learns = round(share, 4)
         site.hold_to(_terms(run, {"drafts": [short(each) for each in names[:number]], "learns": learns}), folder)
-        if not share:
+        if share < boost.ENOUGH:
             raise DataError(f"The drafts before {name!r} say all that the target says; nothing is left to learn.")
         recipe = _recipe(run, _opened(site, name))
         notes = {"start": short(name), "after": [short(each) for each in names[: number - 1]]}

@@ -117,12 +117,7 @@ def train(
     model, optimizer = accelerator.prepare(recipe, optimizer)
     steps = lessons.steps(options, accelerator.num_processes)
     tokens = lessons.tokens_a_step(options, accelerator.num_processes)
-    log = Log(folder / "log.jsonl", state.step) if accelerator.is_main_process else None
-    if log is not None and state.step:
-        line = {"resumed": True, **_place(state.step, steps, state.seconds, tokens)}
-        if state.step < steps:
-            log.write(line)
-        tell(line)
+    log = _log(folder, _place(state.step, steps, state.seconds, tokens), tell) if accelerator.is_main_process else None
     clock, spent = time.perf_counter(), state.seconds
     for step in range(state.step, steps):
         rate = options.rate(step, steps)
@@ -152,6 +147,17 @@ def train(
         if save:
             checkpoints.save(done, spent + time.perf_counter() - clock)
     accelerator.wait_for_everyone()
+
+
+def _log(folder: Path, place: dict[str, Any], tell: Callable[[dict[str, Any]], None]) -> Log:
+    """The log of a run that goes on from this place, and says so; one that is over only to whoever watches."""
+    log = Log(folder / "log.jsonl", place["step"])
+    if place["step"]:
+        line = {"resumed": True, **place}
+        if place["step"] < place["steps"]:
+            log.write(line)
+        tell(line)
+    return log
 
 
 def _groups(recipe: Recipe) -> dict[float, list[torch.nn.Parameter]]:
@@ -212,5 +218,5 @@ def _place(done: int, steps: int, seconds: float, tokens: int) -> dict[str, Any]
         "steps": steps,
         "tokens": done * tokens,
         "seconds": round(seconds, 3),
-        "left": round(seconds / done * (steps - done), 1),
+        "left": round(seconds / max(1, done) * (steps - done), 1),
     }
