@@ -31,10 +31,9 @@ def _losses(steps: Points, held: Points, resumed: Sequence[float]) -> Any:
     if held:
         lines += axes.plot(*zip(*held, strict=True), color=color(1), marker="o")
         names.append("held-out texts")
-    for tokens in resumed:
-        line = axes.axvline(tokens, color=INK, linewidth=0.8, linestyle=(0, (4, 2)), zorder=1)
-    if resumed:
-        lines.append(line)
+    borders = [axes.axvline(tokens, color=INK, linewidth=0.8, linestyle=(0, (4, 2)), zorder=1) for tokens in resumed]
+    if borders:
+        lines.append(borders[0])
         names.append("resumed")
     values = [loss for _, loss in (*steps, *held)]
     if 0 < 10 * min(values) < max(values):
