@@ -117,6 +117,9 @@ def test_any_cut_leaves_the_lines_before_it(write: Write):
         ('{"kind": "run", "ar', "this is not JSON"),
         ("[1, 2]", "this is not an object"),
         ({"kind": "dance"}, "this is no line of a benchmark or of a training run"),
+        ({"loss": "high", "tokens": 8}, "loss is not a number"),
+        ({"loss": 1.0}, "this is no line of a training run"),
+        ({"validation": [1], "tokens": 8}, "this is no line of a training run"),
         ({"arm": "none", "task": "qa", "prompts": ["1"]}, "this is no line of a benchmark"),
         ({**FULL.line(), "colour": 1}, "unknown field colour"),
         ({**COST.line(), "model_name": "x"}, "unknown field model_name"),
@@ -168,7 +171,11 @@ def test_runs_of_other_units_stay_apart(write: Write, change: dict[str, Any]):
 
 
 def test_the_log_of_a_training_run_is_read_as_well(write: Write):
-    lines = [{"step": 1, "loss": 2.0}, {"step": 1, "validation": {"acceptance_length": 2.5}}]
+    lines = [
+        {"step": 1, "tokens": 8, "loss": 2.0},
+        {"step": 1, "tokens": 8, "resumed": True},
+        {"step": 1, "tokens": 8, "validation": {"acceptance_length": 2.5}},
+    ]
     path = write(*lines)
     assert read_runs(path).training == [{**line, "run": path.parent.name} for line in lines]
 

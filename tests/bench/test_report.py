@@ -249,7 +249,7 @@ def test_figures_for_papers(tmp_path: Path):
     found = drawn(summarise([made(prompts=2)]))
     counts = {each.kind.name: len(each.panels) for each in found}
     per_setting, per_law = {"speed-up": 4, "time": 4, "theory": 4}, {"depth": 2, "batch": 2}
-    assert counts == {**per_setting, **per_law, "position": 3, "calibration": 1, "cost": 1, "training": 1}
+    assert counts == {**per_setting, **per_law, "position": 3, "calibration": 1, "cost": 1, "loss": 2, "training": 1}
     some = [each for each in found if each.kind.name in ("training", "depth")]
     written = write_figures(some, tmp_path / "new")
     assert [path.name for path in written] == ["depth-sample-greedy.svg", "depth-sample-t-1.svg", "training.svg"]
@@ -277,6 +277,91 @@ def test_missing_data_are_named_with_the_option_that_makes_them():
     assert "There are no runs" in text and '<figure id="training">' in text
 
 
+def why(kind: str, *files: RunFile) -> str:
+    pytest.importorskip("matplotlib")
+    from foredraft.bench.figures import KINDS, Drawn, not_drawn
+
+    summary = summarise(files)
+    (found,) = (each for each in KINDS if each.name == kind)
+    assert not list(found.draw(summary)), "a reason is only told where nothing is drawn"
+    (said,) = not_drawn([Drawn(found, ())], summary)
+    return said.removeprefix(f"{found.title}: ")
+
+
+LOG = [{"run": "a", "step": n, "tokens": 8 * n, "loss": 4.0 / n} for n in (1, 2)]
+DEEP = {"drafted_by_depth": (9,), "accepted_by_depth": (5,), "forwards": 9}
+FAILED = run("eagle", error="out of memory")
+FEW = Watched("eagle", "qa", "1", 0.0, {"1": (2, 1)})
+
+
+@pytest.mark.parametrize(
+    ("kind", "files", "reason"),
+    [
+        ("speed-up", [RunFile(training=LOG)], "there are no runs of foredraft bench in these files."),
+        ("speed-up", [RunFile(runs=[FAILED])], "every run ended in an error."),
+        ("speed-up", [RunFile(runs=[run("eagle")])], "there is no run of plain decoding (the arm none) to compare"),
+        ("speed-up", [RunFile(runs=[run()])], "only the baseline, none, was run."),
+        ("speed-up", [RunFile(runs=[run()]), RunFile(runs=[run("eagle")])], "no prompt was given to the baseline"),
+        ("speed-up", [RunFile(runs=[run(), FAILED])], "no prompt was given to the baseline"),
+        ("batch", [RunFile(runs=[run(), run("eagle")])], "all runs have batch size 1; bench takes several"),
+        ("batch", [RunFile(runs=[run(), run("eagle"), run(batch=2)])], "no method has a speed-up on every task at two"),
+        ("depth", [RunFile(runs=[run()])], "no arm in these files drafts in our own loop."),
+        ("depth", [RunFile(runs=[run(**DEEP)])], "no depth was drafted in 10 steps or more."),
+        ("time", [RunFile(runs=[run("transformers")])], "no arm of our own loop was run"),
+        ("theory", [RunFile(runs=[run("transformers"), run("eagle")])], "nobody has timed the steps of the baseline"),
+        ("theory", [RunFile(runs=[run(verify_seconds=1.0), run("eagle")])], "no method beside the baseline drafts"),
+        ("position", [RunFile(runs=[run()])], "no drafted nodes were looked at, as bench does with --watch N."),
+        ("position", [RunFile(watched=[FEW])], "no place in a tree was judged 3 times on 3 prompts"),
+        ("calibration", [RunFile(watched=[FEW])], "what was drafted has no confidence."),
+        ("cost", [RunFile()], "no forwards were timed, as bench does with --costs."),
+        ("loss", [RunFile()], "there is no log.jsonl of a training run among these files."),
+        ("loss", [RunFile(training=[{"run": "a", "tokens": 8, "resumed": True}])], "the logs hold no loss yet"),
+        ("training", [RunFile()], "there is no log.jsonl of a training run among these files."),
+        ("training", [RunFile(training=LOG)], "the runs have not been validated yet, see train --validate N."),
+        ("training", [RunFile(training=[{**LOG[0], "validation": {"loss": 1.0}}])], "what these runs train does not"),
+    ],
+)  # fmt: skip
+def test_a_report_says_truthfully_why_a_figure_is_not_there(kind: str, files: list[RunFile], reason: str):
+    assert why(kind, *files).startswith(reason)
+
+
+def test_the_log_of_a_training_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    pytest.importorskip("matplotlib")
+    from foredraft.bench.figures import drawn
+    from foredraft.bench.figures_training import smoothed
+
+    assert smoothed([(float(n), float(n)) for n in range(1, 91)])[-1] == (90.0, 89.0), "of the last three"
+    assert smoothed([(1.0, 2.0), (2.0, 4.0)]) == [(1.0, 2.0), (2.0, 4.0)]
+    for number, more in enumerate(([{"step": 1, "steps": 2, "tokens": 8, "resumed": True}], [])):
+        lines = [
+            *LOG[:1],
+            *more,
+            LOG[1],
+            {"step": 2, "tokens": 16, "validation": {"loss": 2.5, "acceptance_length": 1.5}},
+        ]
+        (tmp_path / str(number) / "head").mkdir(parents=True)
+        path = tmp_path / str(number) / "head" / "log.jsonl"
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    paths = [str(tmp_path / number / "head" / "log.jsonl") for number in "01"]
+    found = summarise([read_runs(path) for path in paths])
+    table = tables.training(found)
+    assert table is not None and table.rows == (
+        ("head", "2 of 2", "16", "2.000", "2.500", "1.50", "once"),
+        ("head (2)", "2", "16", "2.000", "2.500", "1.50", ""),
+    )
+    (losses,) = (each.panels for each in drawn(found) if each.kind.name == "loss")
+    assert [panel.label for panel in losses] == ["head", "head (2)"]
+    drawings = [{tuple(line.get_ydata()) for line in panel.figure.axes[0].lines} for panel in losses]
+    assert {(4.0, 2.0), (2.5,)} < drawings[0]
+    assert [len(panel.figure.axes[0].lines) for panel in losses] == [4, 3], "one has been resumed"
+    assert main(["report", *paths, "--figures", str(tmp_path / "figures")]) == 0
+    said = capsys.readouterr()
+    assert "Training" in said.out and "once" in said.out and "3 figures are in " in said.err
+    assert "Not drawn: What a forward costs: no forwards were timed, as bench does with --costs.\n" in said.err
+    assert main(["report", *paths, "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["training"]["head"]) == 4
+
+
 def test_everything_from_a_file_is_escaped():
     bad = '<script>alert("1")</script>&$x_$|"'
     model = {"settings": {"model": bad, bad: [bad]}, "command": bad, "commit": bad}
@@ -288,7 +373,7 @@ def test_everything_from_a_file_is_escaped():
     file = RunFile(provenance=[model], runs=both, watched=watched, training=lines)
     summary, text = page_of(file)
     assert "<script" not in text and summary.best(summary.settings[0]) is None
-    assert text.count("<figure") == 8, "all but the cost of a forward"
+    assert text.count("<figure") == 8, "all but the cost of a forward and the loss"
 
 
 def test_the_page_needs_nothing_else():

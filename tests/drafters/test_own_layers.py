@@ -210,7 +210,7 @@ def test_by_spec_and_by_file(tmp_path: Path):
         ("layer_skip:{other}", DrafterError, "a model of 4 layers .small.; this one has 8"),
         ("layer_skip:{absent}", DrafterError, "Cannot read"),
         ("layer_skip:{text}", DrafterError, "is not JSON"),
-        ("layer_skip:{list}", DrafterError, "must be there"),
+        ("layer_skip:{list}", DrafterError, "is not a JSON object; run foredraft skip again"),
         ("layer_skip:{wide}", DrafterError, "below 8"),
     ],
 )

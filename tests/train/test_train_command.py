@@ -4,14 +4,16 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from trainees import log_of
 
 import foredraft
 from foredraft.cli import main
+from foredraft.cli.train import Progress
 from foredraft.train import validate
+from foredraft.train.checkpoint import alone
 
 SHORT = ("--tokens", "128", "--length", "32", "--batch", "2", "--precision", "fp32", "--report", "1", "--device", "cpu")
 
@@ -114,7 +116,7 @@ def test_on_the_targets_own_words(train: Train, tmp_path: Path):
     more = ("--regenerate", "--answers", "25", "--answer-tokens", "40", "--answer-temperature", "0")
     ended = train("medusa", "--out", str(tmp_path), *SHORT, *more)
     assert ended.status == 0, ended.err
-    assert "answer 25 of 25" in ended.err
+    assert "answer 0 of 25\n" in ended.err and "answer 25 of 25 · 0:00:00 left\n" in ended.err
     rows = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
     assert len(rows) == 25 and all(len(row["ids"]) == row["prompt_length"] + 40 for row in rows)
     terms = json.loads((tmp_path / "run.json").read_text())
@@ -163,6 +165,37 @@ def test_another_learning_rate_is_refused_where_a_run_was_begun(train: Train, tm
     assert train("medusa", *out).status == 0
     ended = train("medusa", *out, "--lr", "0.5")
     assert ended.status == 2 and "was begun with another lr; give the same options to go on" in ended.err
+
+
+def test_a_run_that_goes_on_says_so(train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    out = ("--out", str(tmp_path / "out"), *SHORT)
+
+    def interrupt(progress: Progress, line: dict[str, Any]) -> None:
+        progress.step = line["step"]
+        if line["step"] == 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Progress, "tell", interrupt)
+        ended = train("medusa", *out, "--checkpoint", "1")
+    assert (ended.status, ended.err.count("\n")) == (130, 1)
+    assert "Interrupted at step 2; the same command goes on from the last checkpoint." in ended.err
+    ended = train("medusa", *out, "--validate", "1", "--checkpoint", "7")
+    assert ended.status == 0 and ended.err.startswith("resumed after step 1 of 2 and 0:00:0"), ended.err
+    assert train("medusa", *out).err.startswith("all 2 steps were done before\n")
+
+
+def test_a_folder_in_use_and_one_that_cannot_be(train: Train, tmp_path: Path):
+    for more in ((), ("--regenerate", "--answers", "1")):
+        with alone(tmp_path):
+            ended = train("medusa", "--out", str(tmp_path), *SHORT, *more)
+        sentence = f"Another run is at work in {tmp_path}: wait until it has ended, or take another folder."
+        assert ended == (2, "", f"foredraft: {sentence}\n")
+    (tmp_path / "file").touch()
+    for more in ((), ("--regenerate",)):
+        ended = train("medusa", "--out", str(tmp_path / "file"), *SHORT, *more)
+        assert (ended.status, ended.err.count("\n")) == (2, 1)
+        assert f"Nothing can be written to the folder {tmp_path}" in ended.err
 
 
 def test_help_shows_what_belongs_together(train: Train, capsys: pytest.CaptureFixture[str]):

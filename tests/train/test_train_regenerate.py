@@ -4,13 +4,14 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from trainees import save_target, save_texts, target
 
 import foredraft
-from foredraft.core.errors import DataError
+from foredraft.core.errors import DataError, OptionError
 from foredraft.core.params import SamplingParams
 from foredraft.engine.generate import Generator
 from foredraft.engine.reference import reference
@@ -41,8 +42,12 @@ def answers(speaker: Generator, source: Path, out: Path, options: Answers = GREE
     return [json.loads(line) for line in out.read_text().splitlines()]
 
 
-def test_answers_are_what_the_target_says(place: Path, speaker: Generator, tmp_path: Path):
+def test_answers_are_what_the_target_says(
+    place: Path, speaker: Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     told: list[Any] = []
+    ticks = iter([100.0, 106.0, 112.0, 118.0])
+    monkeypatch.setattr("foredraft.train.regenerate.time", SimpleNamespace(perf_counter=lambda: next(ticks)))
     rows = answers(speaker, place / "texts.jsonl", tmp_path / "answers.jsonl", tell=told.append)
     texts = [json.loads(line)["text"] for line in (place / "texts.jsonl").read_text().splitlines()]
     assert speaker.tokenizer is not None and len(rows) == 7
@@ -50,7 +55,9 @@ def test_answers_are_what_the_target_says(place: Path, speaker: Generator, tmp_p
     for row, prompt in zip(rows, prompts, strict=True):
         said = reference(target(), prompt[:6], SamplingParams(max_new_tokens=9))
         assert row == {"ids": prompt[:6] + said, "prompt_length": 6}
-    assert told == [{"answers": done, "of": 7} for done in (3, 6, 7)]
+    first, *after = told
+    assert first == {"answers": 0, "of": 7}
+    assert after == [{"answers": done, "of": 7, "left": left} for done, left in ((3, 8.0), (6, 2.0), (7, 0.0))]
 
 
 def test_sampled_answers_differ_and_come_again(place: Path, speaker: Generator, tmp_path: Path):
@@ -72,6 +79,18 @@ def test_it_goes_on_after_a_line_that_was_cut_off(place: Path, speaker: Generato
     cut.write_text("".join(lines[:left]) + ('{"ids": [1, ' if left < 7 else ""))
     answers(speaker, place / "texts.jsonl", cut, options)
     assert cut.read_text() == whole.read_text()
+
+
+def test_two_calls_never_write_one_file(place: Path, speaker: Generator, tmp_path: Path):
+    refused: list[str] = []
+
+    def tell(line: dict[str, Any]) -> None:
+        with pytest.raises(OptionError) as info:
+            answers(speaker, place / "texts.jsonl", tmp_path / "answers.jsonl")
+        refused.append(str(info.value))
+
+    answers(speaker, place / "texts.jsonl", tmp_path / "answers.jsonl", replace(GREEDY, count=2), tell)
+    assert len(refused) == 2 and all(f"Another run is at work in {tmp_path}: " in each for each in refused)
 
 
 def test_answers_to_other_prompts_are_refused(place: Path, speaker: Generator, tmp_path: Path):

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from trainees import SHORT, assert_same_run, log_of, train_head
+from trainees import SHORT, assert_same_run, log_of, stop_at, train_draft, train_head, weights_of
 
 import foredraft
 from foredraft.core.errors import DataError, OptionError
-from foredraft.train.checkpoint import Checkpoints, Log, RunState
+from foredraft.train.checkpoint import Checkpoints, Log, RunState, alone, hold_to
 from foredraft.train.eagle3 import Options
 from foredraft.train.recipes import HeadShape
 
@@ -33,6 +33,17 @@ def tell(line):
         sys.stdin.read()  # until it is killed
 train_head(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), tell=tell, store=1.0)
 """
+
+
+LONG = replace(SHORT, tokens=45 * 64, checkpoint=3, validate=20)
+"""45 steps: the texts are read more than once."""
+
+
+@pytest.fixture(scope="module")
+def steady(place: Path) -> Path:
+    """A Medusa head whose training nobody has disturbed; no states were kept."""
+    train_head("medusa", place, place / "steady", LONG)
+    return place / "steady"
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +73,7 @@ def test_a_killed_run_ends_where_it_would_have_ended(place: Path, whole: Path):
     kill_in_the_middle("eagle3", place, out)
     assert torch.load(out / "checkpoint.pt", weights_only=True)["step"] == 4
     assert log_of(out)[-1]["step"] == 5, "this line is to be written once more"
-    (out / "checkpoint.partial").write_bytes(b"half a checkpoint")
+    (out / "checkpoint.pt.partial").write_bytes(b"half a checkpoint")
     with (out / "log.jsonl").open("a") as log:
         log.write('{"step": 6, "lo')
     assert train_head("eagle3", place, out, store=1.0) == out / "head"
@@ -70,6 +81,42 @@ def test_a_killed_run_ends_where_it_would_have_ended(place: Path, whole: Path):
     assert [line["step"] for line in log_of(out) if "loss" in line] == [1, 2, 3, 4, 5, 6]
     heads = [(folder / "head" / "model.safetensors").read_bytes() for folder in (out, whole)]
     assert heads[0] == heads[1]
+
+
+@pytest.mark.parametrize("store", [0.0, 1.0])
+def test_runs_that_are_interrupted_often_end_in_the_same_weights(
+    place: Path, steady: Path, tmp_path: Path, store: float
+):
+    """And so with a store and without: lessons are the same, in the second pass over the texts, too."""
+    for step in range(5, 45, 4):
+        with pytest.raises(KeyboardInterrupt):
+            train_head("medusa", place, tmp_path, LONG, store=store, tell=stop_at(step))
+    train_head("medusa", place, tmp_path, LONG, store=store)
+    assert_same_run(tmp_path, steady)
+    log = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    resumed = [line["step"] for line in log if "resumed" in line]
+    assert resumed == [3, 6, 12, 15, 18, 24, 27, 30, 36, 39]
+
+
+def test_a_store_changes_nothing(place: Path, steady: Path, tmp_path: Path):
+    train_head("medusa", place, tmp_path, LONG, store=1.0)
+    assert_same_run(tmp_path, steady)
+
+
+def test_what_only_reports_may_change(place: Path, whole: Path, tmp_path: Path):
+    with pytest.raises(KeyboardInterrupt):
+        train_head("eagle3", place, tmp_path, tell=stop_at(3))
+    told: list[dict[str, Any]] = []
+    loop = replace(SHORT, validate=5, checkpoint=50, report=3)
+    train_head("eagle3", place, tmp_path, loop, tell=told.append)
+    for name, weight in weights_of(whole).items():
+        assert torch.equal(weights_of(tmp_path)[name], weight), name
+    assert [(line["step"], "resumed" in line, "validation" in line) for line in told] == [
+        (2, True, False), (3, False, False), (5, False, True), (6, False, False), (6, False, True)
+    ]  # fmt: skip
+    told.clear()
+    train_head("eagle3", place, tmp_path, loop, tell=told.append)
+    assert [(line["step"], line["resumed"]) for line in told] == [(6, True)], "it is over, and says so"
 
 
 def test_the_log_and_the_head_tell_of_acceptance(whole: Path):
@@ -111,6 +158,54 @@ def test_other_options_are_refused(place: Path, whole: Path):
     train_head("eagle3", place, whole)
 
 
+@pytest.mark.parametrize("damaged", [b"", b'{"recipe": "eag', b"[]", b'"eagle3"', b"\xff\xfe"])
+def test_terms_that_cannot_be_read(tmp_path: Path, damaged: bytes):
+    path = tmp_path / "run.json"
+    hold_to(tmp_path, {"recipe": "eagle3"}, write=True)
+    (tmp_path / "checkpoint.pt").touch()
+    hold_to(tmp_path, {"recipe": "eagle3"}, write=True)
+    path.write_bytes(damaged)
+    with pytest.raises(DataError, match="delete it to go on with the options given now") as info:
+        hold_to(tmp_path, {"recipe": "eagle3"}, write=True)
+    assert str(path) in str(info.value) and "\n" not in str(info.value)
+    path.unlink()
+    hold_to(tmp_path, {"recipe": "eagle3"}, write=True)
+
+
+def test_a_second_run_in_a_folder_is_refused(place: Path, whole: Path, tmp_path: Path):
+    refused: list[str] = []
+
+    def tell(line: dict[str, Any]) -> None:
+        if line["step"] == 3:
+            for begin in (
+                lambda: train_head("medusa", place, tmp_path),
+                lambda: train_draft("draft", place, tmp_path, drafts=("x",)),
+            ):
+                with pytest.raises(OptionError) as info:
+                    begin()
+                refused.append(str(info.value))
+
+    train_head("eagle3", place, tmp_path, tell=tell)
+    assert_same_run(tmp_path, whole)
+    sentence = f"Another run is at work in {tmp_path}: wait until it has ended, or take another folder."
+    assert refused == [sentence] * 2
+
+
+def test_a_folder_is_free_after_an_error(place: Path, tmp_path: Path):
+    with pytest.raises(OptionError, match="too short for"):
+        train_head("eagle3", place, tmp_path, replace(SHORT, length=4))
+    with alone(tmp_path), pytest.raises(OptionError, match="Another run is at work"), alone(tmp_path):
+        pass
+    with alone(tmp_path), alone(tmp_path, ".other"):
+        pass
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(OptionError, match=r"Nothing can be written to the folder .*file: File exists"),
+        alone(tmp_path / "file"),
+    ):
+        pass
+
+
 # The file alone.
 
 
@@ -144,9 +239,30 @@ def test_a_full_disk_leaves_the_checkpoint_that_was_there(tmp_path: Path):
     assert torch.equal(other.get_parameter("weight"), net.get_parameter("weight"))
 
 
+def test_an_interrupt_leaves_the_checkpoint_that_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    checkpoints, _ = small(tmp_path)
+    checkpoints.save(3, 1.5)
+    before = (tmp_path / "checkpoint.pt").read_bytes()
+
+    class Interrupting:
+        def __reduce__(self) -> Any:
+            raise KeyboardInterrupt
+
+    options: Any = {"a": 1, "b": Interrupting()}
+    with pytest.raises(KeyboardInterrupt):
+        small(tmp_path, options)[0].save(4, 2.0)
+    monkeypatch.setattr(os, "fsync", lambda number: Interrupting().__reduce__())
+    for write in (lambda: checkpoints.save(4, 2.0), lambda: hold_to(tmp_path / "new", {"a": 1}, write=True)):
+        (tmp_path / "new").mkdir(exist_ok=True)
+        with pytest.raises(KeyboardInterrupt):
+            write()
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["checkpoint.pt"]
+    assert (tmp_path / "checkpoint.pt").read_bytes() == before
+
+
 def test_half_a_checkpoint_is_not_taken(tmp_path: Path):
     checkpoints, _ = small(tmp_path)
-    (tmp_path / "checkpoint.partial").write_bytes(b"x" * 100)
+    (tmp_path / "checkpoint.pt.partial").write_bytes(b"x" * 100)
     assert checkpoints.resume() == RunState()
     checkpoints.save(3, 1.5)
     path = tmp_path / "checkpoint.pt"
@@ -154,9 +270,11 @@ def test_half_a_checkpoint_is_not_taken(tmp_path: Path):
         path.write_bytes(damaged)
         with pytest.raises(DataError, match="cannot be read; delete it to begin again"):
             checkpoints.resume()
-    torch.save({"net": {}}, path)
-    with pytest.raises(DataError, match="cannot be read; delete it to begin again"):
-        checkpoints.resume()
+    whole = {"net": {}, "optimizer": {}, "options": {"a": 1}, "step": 1, "seconds": 1.0}
+    for other in ({"net": {}}, [1], *({**whole, name: [1]} for name in whole)):
+        torch.save(other, path)
+        with pytest.raises(DataError, match="cannot be read; delete it to begin again"):
+            checkpoints.resume()
 
 
 def test_the_log_keeps_what_is_before_the_checkpoint(tmp_path: Path):

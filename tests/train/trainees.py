@@ -108,8 +108,9 @@ def stop_at(step: int, stage: int = 1) -> Callable[[dict[str, Any]], None]:
 
 
 def log_of(out: Path) -> list[dict[str, Any]]:
-    """The log without what depends on the clock."""
+    """The log without what depends on the clock, and on where the run was cut off."""
     lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    lines = [line for line in lines if "resumed" not in line]
     return [{key: value for key, value in line.items() if key not in ("seconds", "left")} for line in lines]
 
 

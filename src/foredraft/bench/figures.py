@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from foredraft.bench import figures_costs, figures_drafts, figures_speed
+from foredraft.bench import absent, figures_costs, figures_drafts, figures_speed, figures_training
 from foredraft.bench.panels import Panel
 from foredraft.bench.plots import save
 from foredraft.bench.summary import Summary
@@ -13,13 +13,13 @@ from foredraft.bench.summary import Summary
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of figure. ``caption`` says what to see, ``missing`` how its data come into a file."""
+    """One kind of figure. ``caption`` says what to see, ``missing`` why it is not there, where nothing was drawn."""
 
     name: str
     title: str
     caption: str
     draw: Callable[[Summary], Iterable[Panel]]
-    missing: str
+    missing: Callable[[Summary], str]
 
 
 KINDS = (
@@ -30,7 +30,7 @@ KINDS = (
         "and the number are the mean of the tasks. The dashed line at 1 is the baseline: left of it drafting costs "
         "more than it brings.",
         figures_speed.speed_up,
-        "a run of plain decoding (the arm none) beside the methods",
+        absent.speed_up,
     ),
     Kind(
         "depth",
@@ -39,7 +39,7 @@ KINDS = (
         "Where a line is near the bottom, levels are drafted in vain; where it ends high, a longer draft may pay. "
         "Grey: the other methods.",
         figures_drafts.depths,
-        "a method that drafts",
+        absent.depth,
     ),
     Kind(
         "position",
@@ -48,7 +48,7 @@ KINDS = (
         "judged most. The dot is the median over prompts, the band its quartiles: a wide band is what a tree of fixed "
         "shape cannot follow.",
         figures_drafts.positions,
-        "--watch N",
+        absent.position,
     ),
     Kind(
         "calibration",
@@ -56,7 +56,7 @@ KINDS = (
         "EAGLE-2's figure 6. On the dashed line a draft is as sure as it is right; below it is too sure. A rising line "
         "is all that a tree grown by confidence needs. Larger dots are more nodes.",
         figures_drafts.calibration,
-        "--watch N",
+        absent.calibration,
     ),
     Kind(
         "time",
@@ -64,7 +64,7 @@ KINDS = (
         "Of one step after prefill, all tasks together; the dashed line is a step of the baseline. A method gains "
         "if it brings more tokens a forward than its bar is times as long.",
         figures_speed.step_parts,
-        "an arm of our own loop",
+        absent.time,
     ),
     Kind(
         "cost",
@@ -72,7 +72,7 @@ KINDS = (
         "A flat line is what speculation lives on: more rows for the price of one. The dashed line is the time in "
         "which the memory can hand over the weights once; no forward is faster.",
         figures_costs.costs,
-        "--costs",
+        absent.cost,
     ),
     Kind(
         "theory",
@@ -82,7 +82,7 @@ KINDS = (
         "nothing. Below the dashed line is what these two cost; above it acceptance comes in longer stretches than "
         "independent coins would give, or the baseline has costs of its own.",
         figures_speed.theory,
-        "a run of plain decoding (the arm none) beside methods of our own loop",
+        absent.theory,
     ),
     Kind(
         "batch",
@@ -90,15 +90,24 @@ KINDS = (
         "The mean of the tasks against plain decoding of the same batch; below the dashed line it is a loss. More "
         "texts leave less idle arithmetic for drafts. Grey: the other methods.",
         figures_speed.batches,
-        "--batch-size with several sizes",
+        absent.batch,
+    ),
+    Kind(
+        "loss",
+        "Loss",
+        "Each step that was reported, their running mean, and the loss on held-out texts, which are never trained on: "
+        "where it rises while the mean falls, the texts are learned by heart. A dashed line is where a run that was "
+        "cut off went on.",
+        figures_training.losses,
+        absent.loss,
     ),
     Kind(
         "training",
         "Acceptance and training text",
         "Tokens that each forward brings on held-out texts, against the tokens trained on. Points of one run share "
         "its schedule, so the earlier ones stand for an unfinished run, not for a smaller one.",
-        figures_costs.training,
-        "the log.jsonl of a training run among the files",
+        figures_training.lengths,
+        absent.training,
     ),
 )
 
@@ -118,6 +127,15 @@ def drawn(summary: Summary) -> list[Drawn]:
         OptionError: matplotlib is not installed.
     """
     return [Drawn(kind, tuple(kind.draw(summary))) for kind in KINDS]
+
+
+def not_drawn(found: Iterable[Drawn], summary: Summary) -> list[str]:
+    """A sentence for each reason why figures are not there."""
+    why: dict[str, list[str]] = {}
+    for each in found:
+        if not each.panels:
+            why.setdefault(each.kind.missing(summary), []).append(each.kind.title)
+    return [f"{', '.join(titles)}: {reason}." for reason, titles in why.items()]
 
 
 def write_figures(found: Iterable[Drawn], folder: Path, suffix: str = "svg") -> list[Path]:

@@ -1,9 +1,9 @@
-"""Figures of cost: what a forward takes by its rows, and what training brings."""
+"""Figures of cost: what a forward takes by its rows."""
 
 from collections.abc import Iterator
 from typing import Any
 
-from foredraft.bench.panels import WIDTH, Panel, legend, ticks
+from foredraft.bench.panels import WIDTH, Panel, legend
 from foredraft.bench.plots import INK, canvas, color, styled
 from foredraft.bench.records import Cost
 from foredraft.bench.summary import Summary
@@ -39,34 +39,4 @@ def _costs(found: list[Cost]) -> Any:
     axes.minorticks_off()
     axes.set(ylim=(0, None), xlabel="rows of the forward (texts times nodes)", ylabel="milliseconds")
     legend(figure, lines, names, columns=2)
-    return figure
-
-
-def training(summary: Summary) -> Iterator[Panel]:
-    """Acceptance length on held-out texts against the tokens trained on, a line for each run."""
-    runs: dict[str, dict[float, float]] = {}
-    for line in summary.file.training:
-        length = (line.get("validation") or {}).get("acceptance_length")
-        if length is not None and line.get("tokens"):
-            runs.setdefault(str(line.get("run", "")), {})[float(line["tokens"])] = float(length)
-    if runs:
-        yield Panel("", _training({name: sorted(points.items()) for name, points in runs.items()}))
-
-
-@styled
-def _training(runs: dict[str, list[tuple[float, float]]]) -> Any:
-    figure, axes = canvas(WIDTH, 2.8 + 0.16 * (-(-len(runs) // 3)))
-    lines = []
-    for number, points in enumerate(runs.values()):
-        lines += axes.plot(*zip(*points, strict=True), color=color(number), marker="o")
-    low, high = (pick(tokens for points in runs.values() for tokens, _ in points) for pick in (min, max))
-    axes.set_xscale("log", base=2)
-    marks = [low]
-    while marks[-1] * 1.9 < high:
-        marks.append(marks[-1] * 2)
-    marks = marks[:: -(-len(marks) // 7)]
-    axes.set_xticks(marks, ticks(marks))
-    axes.minorticks_off()
-    axes.set(xlabel="tokens trained on", ylabel="tokens a forward, held-out texts")
-    legend(figure, lines, list(runs))
     return figure

@@ -12,7 +12,9 @@ from foredraft.bench.summary import Spread, Summary, law, spread
 
 FEW = 10
 """Shares of fewer steps than this are not drawn."""
-_JUDGED, _PROMPTS, _PLACES = 3, 3, 24
+JUDGED, PROMPTS = 3, 3
+"""A place in the tree is shown where so many nodes were judged, on so many prompts."""
+_PLACES = 24
 
 
 def depths(summary: Summary) -> Iterator[Panel]:
@@ -64,10 +66,10 @@ def by_place(watched: Iterable[Watched]) -> dict[str, Spread]:
     judged: dict[str, int] = {}
     for each in watched:
         for place, (of, part) in each.places.items():
-            if of >= _JUDGED:
+            if of >= JUDGED:
                 shares.setdefault(place, []).append(part / of)
                 judged[place] = judged.get(place, 0) + of
-    enough = [place for place in shares if len(shares[place]) >= _PROMPTS]
+    enough = [place for place in shares if len(shares[place]) >= PROMPTS]
     most = sorted(enough, key=lambda place: -judged[place])[:_PLACES]
     found = {place: spread(shares[place]) for place in sorted(most, key=_ranks)}
     return {place: each for place, each in found.items() if each is not None}

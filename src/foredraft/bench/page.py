@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from foredraft.bench import tables
-from foredraft.bench.figures import Drawn
+from foredraft.bench.figures import Drawn, not_drawn
 from foredraft.bench.panels import Panel
 from foredraft.bench.plots import themed_svg
 from foredraft.bench.summary import Setting, Summary
@@ -71,8 +71,9 @@ def page(summary: Summary, found: Sequence[Drawn]) -> str:
         f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>",
         f"<header>\n<h1>{escape(title)}</h1>\n{_contents(summary, shown)}\n</header>\n<main>",
         *(_tables(summary) if summary.settings else ["<p>There are no runs in these files.</p>"]),
+        _training(summary),
         *(_figure(each) for each in shown),
-        _absent([each for each in found if not each.panels]),
+        _absent(not_drawn(found, summary)),
         f"</main>\n{_origins(summary)}\n</body>\n</html>\n",
     ]
     return "\n".join(part for part in parts if part)
@@ -99,6 +100,13 @@ def _tables(summary: Summary) -> list[str]:
             f"<details><summary>All numbers</summary>{_table(tables.full(summary, setting), heading)}</details>"
         )
     return [*parts, "</section>"]
+
+
+def _training(summary: Summary) -> str:
+    found = tables.training(summary)
+    if found is None:
+        return ""
+    return f'<section id="training-runs">\n<h2>Training</h2>\n{_table(found, "Training")}\n</section>'
 
 
 def _short(summary: Summary, setting: Setting) -> str:
@@ -154,13 +162,12 @@ def _panel(each: Drawn, panel: Panel) -> str:
     return f'<div class="panel">\n{heading}{themed_svg(panel.figure, name)}\n</div>'
 
 
-def _absent(kinds: Sequence[Drawn]) -> str:
-    """What is not there, and how it would have come."""
-    if not kinds:
+def _absent(sentences: Sequence[str]) -> str:
+    """What is not there, and why."""
+    if not sentences:
         return ""
-    said = "".join(f"<li>{escape(f'{each.kind.title}: {each.kind.missing}.')}</li>\n" for each in kinds)
-    head = '<section id="absent">\n<h2>Not in these files</h2>\n<p>What would have made it:</p>'
-    return f"{head}\n<ul>\n{said}</ul>\n</section>"
+    said = "".join(f"<li>{escape(each)}</li>\n" for each in sentences)
+    return f'<section id="absent">\n<h2>Figures that are not here, and why</h2>\n<ul>\n{said}</ul>\n</section>'
 
 
 def _origins(summary: Summary) -> str:

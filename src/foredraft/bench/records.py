@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from foredraft.bench.lines import objects
 from foredraft.core.errors import DataError
+from foredraft.model.whole import write_whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +171,17 @@ class RunFile:
     def errors(self) -> list[Run]:
         return [run for run in self.runs if run.error]
 
+    @property
+    def training_runs(self) -> dict[str, list[dict[str, Any]]]:
+        """The lines of each log, by the name of its folder."""
+        found: dict[str, list[dict[str, Any]]] = {}
+        for line in self.training:
+            found.setdefault(line["run"], []).append(line)
+        return found
 
+
+_LOGGED = ("loss", "validation", "resumed")
+"""What a line of a training log holds, one of them."""
 _KINDS = {"run": Run, "cost": Cost, "watch": Watched}
 T = TypeVar("T", Run, Cost, Watched)
 
@@ -197,8 +208,8 @@ def read_runs(path: str | Path) -> RunFile:
             found.costs.append(_made(where, Cost, record, model))
         elif kind == "watch":
             found.watched.append(_made(where, Watched, record, model))
-        elif "validation" in record or "loss" in record:
-            found.training.append({**record, "run": path.parent.name or path.stem})
+        elif not record.keys().isdisjoint(_LOGGED):
+            found.training.append({**_logged(where, record), "run": path.resolve().parent.name})
         else:
             raise DataError(f"{where}: this is no line of a benchmark or of a training run.")
     found.runs = list(runs.values())
@@ -214,15 +225,20 @@ def mend(path: Path) -> None:
             json.loads(whole[start:])
         except ValueError:
             whole = whole[:start]
-        path.write_bytes(whole + b"\n" if len(whole) > start else whole)
+        write_whole(path, lambda file: file.write(whole + b"\n" if len(whole) > start else whole))
 
 
 def merged(files: Iterable[RunFile]) -> RunFile:
-    """Several files as one."""
+    """Several files as one. Of training runs in folders of the same name the second gets a number, and so on."""
     whole = RunFile()
+    named: dict[str, int] = {}
     for each in files:
-        for name in ("provenance", "runs", "costs", "watched", "training"):
+        for name in ("provenance", "runs", "costs", "watched"):
             getattr(whole, name).extend(getattr(each, name))
+        for run, lines in each.training_runs.items():
+            named[run] = named.get(run, 0) + 1
+            label = run if named[run] == 1 else f"{run} ({named[run]})"
+            whole.training.extend({**line, "run": label} for line in lines)
     return whole
 
 
@@ -243,6 +259,17 @@ def _made(where: str, kind: type[T], record: dict[str, Any], model: str) -> T:
         return kind(**{**values, "model": model})
     except TypeError as error:
         raise DataError(f"{where}: {error}.") from None
+
+
+def _logged(where: str, record: dict[str, Any]) -> dict[str, Any]:
+    """A line of a training log whose numbers are numbers."""
+    numbers = {**record, **(record["validation"] if isinstance(record.get("validation"), dict) else {})}
+    for name in ("tokens", "step", "loss", "acceptance_length"):
+        if name in numbers and not isinstance(numbers[name], int | float):
+            raise DataError(f"{where}: {name} is not a number.")
+    if "tokens" not in record or not isinstance(record.get("validation", {}), dict):
+        raise DataError(f"{where}: this is no line of a training run.")
+    return record
 
 
 def _tuples(record: dict[str, Any]) -> dict[str, Any]:

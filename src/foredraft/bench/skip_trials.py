@@ -17,6 +17,7 @@ from foredraft.model.causal import CausalLM
 from foredraft.model.masks import beside
 from foredraft.model.prefill import prefill
 from foredraft.model.skipping import Layers, ThinnedLM
+from foredraft.model.whole import write_text_whole
 
 _AT_ONCE = 8
 """Texts in a forward."""
@@ -224,7 +225,7 @@ class Journal:
                     raise OptionError(f"{path} is of another search: remove it, or choose another --out.")
                 self.known = {trial.without: trial for trial in map(_read, lines[1:])}
             lines = [about, *map(_record, self.known.values())]
-            path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+            write_text_whole(path, "".join(json.dumps(line) + "\n" for line in lines))
         except OSError as error:
             raise OptionError(f"Cannot write {path}: {error.strerror}.") from None
 

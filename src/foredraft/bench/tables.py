@@ -92,6 +92,23 @@ def accuracy(summary: Summary, setting: Setting) -> Table | None:
     return Table(("method", *(tasks[i] for i in judged), f"against {summary.baseline}"), tuple(rows))
 
 
+def training(summary: Summary) -> Table | None:
+    """How far each training run has come, by the last lines of its log."""
+    rows = []
+    for run, lines in summary.file.training_runs.items():
+        last: dict[str, Any] = {}
+        for line in lines:
+            last |= line
+        held = last.get("validation", {})
+        resumed = sum("resumed" in line for line in lines)
+        of = f" of {last['steps']}" if "steps" in last else ""
+        numbers = (_number(last.get("loss"), 3), _number(held.get("loss"), 3), _number(held.get("acceptance_length")))
+        again = {0: "", 1: "once"}.get(resumed, f"{resumed} times")
+        rows.append((run, f"{last.get('step', '')}{of}", f"{last['tokens']:,}", *numbers, again))
+    head = ("run", "steps", "tokens", "loss", "held-out loss", "tokens a forward", "resumed")
+    return Table(head, tuple(rows)) if rows else None
+
+
 def _apart(summary: Summary, setting: Setting, arm: str) -> str:
     """An arm's quality against the baseline's, over all tasks."""
     baseline = summary.baseline
@@ -181,6 +198,9 @@ def markdown(summary: Summary, complete: bool = False) -> str:
             lines += ["Answers that are right:", "", *_grid(right), ""]
         if complete:
             lines += [*_grid(full(summary, setting)), ""]
+    trained = training(summary)
+    if trained is not None:
+        lines += ["### Training", "", *_grid(trained), ""]
     lines += [f"{_escaped(said)}\n" for said in origins(summary)]
     return "\n".join(lines).rstrip("\n") + "\n"
 

@@ -79,7 +79,7 @@ def _check(suffix: str | None, figures: Path | None, both: bool) -> None:
 
 def _write(summary: "Summary", html: Path | None, folder: Path | None, suffix: str) -> list[str]:
     """What was written, in sentences."""
-    from foredraft.bench.figures import drawn, write_figures
+    from foredraft.bench.figures import drawn, not_drawn, write_figures
     from foredraft.bench.page import page
 
     found = drawn(summary)
@@ -93,7 +93,7 @@ def _write(summary: "Summary", html: Path | None, folder: Path | None, suffix: s
             said.append(f"{len(write_figures(found, folder, suffix))} figures are in {folder}.")
     except OSError as error:
         raise OptionError(f"Cannot write {error.filename or html or folder}: {error.strerror}.") from None
-    return said
+    return said + [f"Not drawn: {sentence}" for sentence in not_drawn(found, summary)]
 
 
 def record(summary: "Summary") -> dict[str, Any]:
@@ -115,6 +115,7 @@ def record(summary: "Summary") -> dict[str, Any]:
         "cells": cells,
         "means": means,
         "agreement": agreed,
+        "training": summary.file.training_runs,
         "provenance": summary.file.provenance,
     }
 
@@ -128,7 +129,8 @@ def show(summary: "Summary", console: Console, full: bool) -> None:
     """Print the tables of every setting, and where the numbers come from."""
     from foredraft.bench import tables
 
-    if not summary.settings:
+    trained = tables.training(summary)
+    if not summary.settings and trained is None:
         console.print("There are no runs in these files; --html FILE shows what else is there.", soft_wrap=True)
     for setting in summary.settings:
         console.print(Text(tables.heading(setting), style="bold"))
@@ -143,6 +145,9 @@ def show(summary: "Summary", console: Console, full: bool) -> None:
             console.print(Text(f"\n{task}", style="bold"))
             console.print(_grid(_of_task(tables.full(summary, setting), task)))
         console.print()
+    if trained is not None:
+        console.print(Text("Training", style="bold"))
+        console.print(_grid(trained))
     for said in ([tables.reading(summary)] if summary.settings else []) + tables.origins(summary):
         console.print(Text(said, style="dim"))
 

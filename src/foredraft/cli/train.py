@@ -12,6 +12,7 @@ from foredraft.cli.flags import Group, flags
 from foredraft.core.errors import OptionError
 from foredraft.core.options import read_options, read_pairs
 from foredraft.core.params import check_known
+from foredraft.train.checkpoint import alone
 from foredraft.train.devices import accelerator
 from foredraft.train.drafts import DRAFTS, check_parts, run_drafts
 from foredraft.train.loop import LoopOptions
@@ -147,11 +148,13 @@ def command(
     kind = RECIPES[method].options if method in RECIPES else DRAFTS[method].options
     options = read_options(kind, f"the recipe {method}", read_pairs(recipe or ()))
     _check_parts(method, head, small)
-    Path(out).mkdir(parents=True, exist_ok=True)
     sources = source.data
     if source.regenerate or method == "boost":
-        with accelerator(cpu=device == "cpu").main_process_first():
-            sources = (_own_words(source, model, Path(out), device),)
+        sources = (str(answers := Path(out) / "answers.jsonl"),)
+        processes = accelerator(cpu=device == "cpu")
+        with processes.main_process_first():
+            if processes.is_main_process:
+                _own_words(source, model, answers, device)
     data = Data(sources=tuple(sources), cache=source.cache, store=source.store)
     with Progress() as progress:
         common: dict[str, Any] = {"recipe_options": options, "loop": loop, "device": device, "tell": progress.tell}
@@ -190,20 +193,24 @@ def _use(method: str, made: list[Path]) -> str:
     return f"The head is in {made[0]}. To use it: {use}"
 
 
-def _own_words(source: Source, model: str, out: Path, device: str | None) -> str:
-    """Let the target continue the data, and learn from that."""
+def _own_words(source: Source, model: str, path: Path, device: str | None) -> None:
+    """Let the target continue the data, for a run to learn from that."""
     from foredraft.compose import load
     from foredraft.train.regenerate import regenerate
 
     options = replace(
         Answers(), count=source.answers, new_tokens=source.answer_tokens, temperature=source.answer_temperature
     )
-    path = out / "answers.jsonl"
-    generator = load(model, source.answer_drafter, device=device, max_batch_size=options.batch)
-    with Progress() as progress:
-        regenerate(generator, list(source.data), path, options, progress.tell)
-    generator.close()
-    return str(path)
+    with alone(path.parent), Progress() as progress:
+        generator = load(model, source.answer_drafter, device=device, max_batch_size=options.batch)
+        try:
+            regenerate(generator, list(source.data), path, options, progress.tell)
+        except KeyboardInterrupt:
+            raise Interrupted(
+                f"Interrupted after {progress.answers} answers; the same command goes on after them."
+            ) from None
+        finally:
+            generator.close()
 
 
 def _drafts_as(kind: str) -> list[str]:
@@ -219,7 +226,7 @@ class Progress:
     def __init__(self) -> None:
         self._console = errors()
         self._status: Any = None
-        self.step = 0
+        self.step = self.answers = 0
 
     def __enter__(self) -> "Progress":
         if self._console.is_terminal:
@@ -234,8 +241,8 @@ class Progress:
     def tell(self, line: dict[str, Any]) -> None:
         """Show one line of the log."""
         text = _told(line)
-        self.step = line.get("step", self.step)
-        if "validation" in line or "note" in line or self._status is None:
+        self.step, self.answers = line.get("step", self.step), line.get("answers", self.answers)
+        if self._status is None or not line.keys().isdisjoint(("validation", "note", "resumed")):
             self._console.print(text, style="dim", soft_wrap=True)
         else:
             self._status.update(f"[dim]{text}[/dim]")
@@ -245,13 +252,23 @@ def _told(line: dict[str, Any]) -> str:
     if "note" in line:
         return str(line["note"])
     if "answers" in line:
-        return f"answer {line['answers']} of {line['of']}"
+        left = f" · {_clock(line['left'])} left" if "left" in line else ""
+        return f"answer {line['answers']} of {line['of']}{left}"
+    if "resumed" in line:
+        if line["step"] == line["steps"]:
+            return f"all {line['steps']} steps were done before"
+        return f"resumed after step {line['step']} of {line['steps']} and {_clock(line['seconds'])} of training"
     if "validation" in line:
         said = ", ".join(f"{name} {value:.3f}" for name, value in line["validation"].items())
         return f"step {line['step']} · {line['tokens']:,} tokens · validation: {said}"
-    left = int(line["left"])
     rate = line["tokens"] / max(line["seconds"], 1e-9)
     return (
         f"step {line['step']} of {line['steps']} · loss {line['loss']:.3f} · {rate:,.0f} tokens/s · "
-        f"{left // 3600}:{left // 60 % 60:02}:{left % 60:02} left"
+        f"{_clock(line['left'])} left"
     )
+
+
+def _clock(seconds: float) -> str:
+    """Hours, minutes and seconds, as 0:12:30."""
+    whole = int(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"

@@ -39,7 +39,7 @@ def read_skips(path: str | Path) -> Skips:
     Raises:
         DrafterError: it is not there, or it is something else.
     """
-    found = read_record(path, "the layers to skip,")
+    found = read_record(path, "the layers to skip,", "run foredraft skip again")
     layers, lists = found.get("layers"), [found.get("skip_attention"), found.get("skip_mlp")]
     if not isinstance(layers, int) or not all(isinstance(each, list) for each in lists):
         raise DrafterError(

@@ -38,7 +38,7 @@ def read_tuned(path: str | Path) -> Tuned:
     Raises:
         DrafterError: it is not there, or it is something else.
     """
-    found = read_record(path, "the tuned drafter")
+    found = read_record(path, "the tuned drafter", "run foredraft tune again")
     wrong = [name for name in ("model", "drafter") if not isinstance(found.get(name), str)]
     if type(off_from := found.get("off_from")) is not int or off_from < 0:
         wrong.append("off_from")

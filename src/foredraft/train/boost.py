@@ -6,12 +6,17 @@ from pathlib import Path
 import numpy as np
 
 from foredraft.core.errors import OptionError
+from foredraft.model.whole import write_whole
 from foredraft.train import distil
 from foredraft.train.distil import DistilRecipe
 from foredraft.train.lessons import Lessons
 from foredraft.train.loop import LoopOptions
 from foredraft.train.precision import autocast
 from foredraft.train.tokens import TokenStore
+
+ENOUGH = 0.005
+"""Of drafts that miss less than this share nothing is left to learn: equal models differ so much in near ties, since
+the target's states are rounded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,10 +60,7 @@ def kept(path: Path, store: TokenStore) -> TokenStore | None:
 
 def keep(path: Path, store: TokenStore) -> None:
     """Write down what counts, whole or not at all."""
-    partial = path.with_name(f".{path.name}.partial")
-    with partial.open("wb") as file:
-        np.save(file, store.counts)
-    partial.replace(path)
+    write_whole(path, lambda file: np.save(file, store.counts))
 
 
 def share(rest: TokenStore, whole: TokenStore, length: int) -> float:

@@ -1,6 +1,10 @@
-"""Where a run stands, on disk: whole or not at all, whenever it is killed."""
+"""Where a run stands, on disk: whole or not at all, whenever it is killed, and one run at a time."""
 
+import contextlib
+import errno
 import json
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,7 +13,17 @@ import torch
 from torch import nn
 
 from foredraft.core.errors import DataError, OptionError
-from foredraft.model.whole import save_whole
+from foredraft.model.record import read_record, write_record
+from foredraft.model.whole import save_whole, write_text_whole
+
+if sys.platform == "win32":
+    import msvcrt
+else:
+    import fcntl
+
+REPORTING = frozenset({"validate", "checkpoint", "report"})
+"""Options of the loop that change nothing in the weights: a run may go on with others."""
+_TAKEN = {errno.EWOULDBLOCK, errno.EACCES, errno.EDEADLK}  # what systems say where somebody else has the lock
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +32,43 @@ class RunState:
 
     step: int = 0
     seconds: float = 0.0
+
+
+@contextlib.contextmanager
+def alone(folder: Path, lock: str = ".lock") -> Iterator[None]:
+    """Keep every other run off a folder while inside; the folder is made where there is none.
+
+    The lock is the system's: it ends with the process, however that ends, and the empty file that stays behind locks
+    nothing. Where a file system has no locks, nobody is kept off.
+
+    Args:
+        lock: the file that is locked.
+
+    Raises:
+        OptionError: another run is at work there, or nothing can be written there.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / lock).open("ab")
+    except OSError as error:
+        raise OptionError(f"Nothing can be written to the folder {folder}: {error.strerror}.") from None
+    with file:
+        try:
+            _lock(file.fileno())
+        except OSError as error:
+            if error.errno in _TAKEN:
+                raise OptionError(
+                    f"Another run is at work in {folder}: wait until it has ended, or take another folder."
+                ) from None
+        yield
+
+
+def _lock(number: int) -> None:
+    """Lock an open file until it is closed; an ``OSError`` at once where that cannot be."""
+    if sys.platform == "win32":
+        msvcrt.locking(number, msvcrt.LK_NBLCK, 1)
+    else:
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _begun_otherwise(folder: Path, changed: set[str]) -> OptionError:
@@ -33,21 +84,25 @@ def hold_to(folder: Path, terms: dict[str, Any], write: bool) -> None:
     Args:
         terms: what a run is made of besides the options of the loop, as JSON can hold it.
         write: write the terms down where a run begins: one process does.
+
+    Raises:
+        OptionError: the terms are others.
+        DataError: those that were written down cannot be read, or these cannot be written.
     """
     path = folder / "run.json"
     terms = json.loads(json.dumps(terms))
     if (folder / "checkpoint.pt").exists():
-        begun = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        remedy = "delete it to go on with the options given now, or take another folder"
+        begun = read_record(path, "what the run was begun with,", remedy, DataError) if path.exists() else {}
         if changed := {key for key, value in terms.items() if begun.get(key, value) != value}:
             raise _begun_otherwise(folder, changed)
     elif write:
-        partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps(terms, indent=1) + "\n", encoding="utf-8")
-        partial.replace(path)
+        write_record(path, terms, DataError)
 
 
 class Checkpoints:
-    """One file with net, optimizer and place, replaced at once. ``options`` must be those that the run began with."""
+    """One file with net, optimizer and place, replaced at once. ``options`` must be those that the run began with, but
+    for ``REPORTING``."""
 
     def __init__(self, path: Path, net: nn.Module, optimizer: torch.optim.Optimizer, options: dict[str, Any]) -> None:
         self._path = path
@@ -66,16 +121,19 @@ class Checkpoints:
             return RunState()
         try:
             saved = torch.load(self._path, map_location="cpu", weights_only=True)
-            begun, state = saved["options"], RunState(saved["step"], saved["seconds"])
+            net, optimizer, begun = (saved[name] for name in ("net", "optimizer", "options"))
+            if not all(isinstance(part, dict) for part in (net, optimizer, begun)):
+                raise TypeError("parts of a checkpoint are dictionaries")
+            state = RunState(int(saved["step"]), float(saved["seconds"]))
         except Exception as error:  # torch raises many kinds for a broken file
             raise DataError(f"The checkpoint {self._path} cannot be read; delete it to begin again.") from error
-        changed = {key for key, value in self._options.items() if begun.get(key) != value}
+        changed = {key for key in self._options.keys() - REPORTING if begun.get(key) != self._options[key]}
         if changed:
             raise _begun_otherwise(self._path.parent, changed)
         try:
-            self._net.load_state_dict(saved["net"])
-            self._optimizer.load_state_dict(saved["optimizer"])
-        except (RuntimeError, ValueError) as error:
+            self._net.load_state_dict(net)
+            self._optimizer.load_state_dict(optimizer)
+        except (RuntimeError, ValueError, KeyError) as error:
             raise _begun_otherwise(self._path.parent, {"head"}) from error
         return state
 
@@ -100,10 +158,9 @@ class Log:
     def __init__(self, path: Path, step: int) -> None:
         self._path = path
         if path.exists():
-            lines = [line for line in path.read_text(encoding="utf-8").splitlines() if _step_of(line) <= step]
-            partial = path.with_suffix(".partial")
-            partial.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
-            partial.replace(path)
+            text = path.read_text(encoding="utf-8", errors="replace")
+            lines = [line for line in text.splitlines() if _step_of(line) <= step]
+            write_text_whole(path, "".join(line + "\n" for line in lines))
 
     def write(self, line: dict[str, Any]) -> None:
         with self._path.open("a", encoding="utf-8") as file:
@@ -113,5 +170,5 @@ class Log:
 def _step_of(line: str) -> float:
     try:
         return float(json.loads(line)["step"])
-    except (json.JSONDecodeError, KeyError, TypeError):  # a line that was cut off
+    except (ValueError, KeyError, TypeError):  # a line that was cut off
         return float("inf")

@@ -86,17 +86,14 @@ def run_drafts(
     check_known("recipe", {method: None}, list(DRAFTS))
     check_parts(method, drafts, shape)
     loop, options = loop or LoopOptions(), recipe_options or DRAFTS[method].options()
-    site = Site.open(target_name, out, data, device)
-    run = _Run(site, method, target_name, options, loop, tell)
-    try:
+    with Site.open(target_name, out, data, device) as site:
+        run = _Run(site, method, target_name, options, loop, tell)
         if method == "boost":
             return _boost(run, drafts)
         if method == "prune":
             assert shape is not None
             return [_prune(run, drafts[0] if drafts else None, shape)]
         return [_distil(run, drafts[0])]
-    finally:
-        site.target.close()
 
 
 def check_parts(method: str, drafts: tuple[str, ...], shape: prune.Shape | None) -> None:
@@ -140,7 +137,7 @@ def _boost(run: _Run, names: tuple[str, ...]) -> list[Path]:
         share = boost.share(rest, site.store, run.loop.length)
         learns = round(share, 4)
         site.hold_to(_terms(run, {"drafts": [short(each) for each in names[:number]], "learns": learns}), folder)
-        if not share:
+        if share < boost.ENOUGH:
             raise DataError(f"The drafts before {name!r} say all that the target says; nothing is left to learn.")
         recipe = _recipe(run, _opened(site, name))
         notes = {"start": short(name), "after": [short(each) for each in names[: number - 1]]}

@@ -4,7 +4,8 @@ One file of bfloat16 states, a fixed place for each window of text, and a byte a
 The file is sparse: it takes what has been written. A window is marked after its states are written, so a run that is
 killed leaves nothing half done; a disk that is full, or the bound, ends storing and not the training.
 
-States are rounded to bfloat16 whether they come from the disk or not: a lesson does not depend on what was kept.
+States are rounded to bfloat16 whether they come from the disk or not, and without a store, too: a lesson does not
+depend on what was kept.
 """
 
 import hashlib

@@ -81,7 +81,10 @@ class Lessons:
 
 
 class Live:
-    """The target reads each text when it is wanted."""
+    """The target reads each text when it is wanted.
+
+    States are rounded to bfloat16, in which a store keeps them, so that a lesson is the same with a store and without.
+    """
 
     def __init__(self, target: CausalLM, autocast: Any) -> None:
         self._target = target
@@ -89,4 +92,5 @@ class Live:
 
     def read(self, windows: list[int], tokens: Tensor, taps: tuple[int, ...]) -> dict[int, Tensor]:
         with self._autocast():
-            return self._target.read(tokens, taps)
+            states = self._target.read(tokens, taps)
+        return {tap: each.to(torch.bfloat16).float() for tap, each in states.items()}

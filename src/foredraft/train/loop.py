@@ -36,7 +36,8 @@ class LoopOptions:
     weight_decay, beta1, beta2, clip: AdamW's weight decay and momenta, and the largest norm of a gradient.
     precision: bf16, fp32, or auto, which is bf16 where the processor is fast at it.
     seed: decides the order of texts and all noise.
-    validate, checkpoint, report: steps between two validations, two checkpoints, and two lines of the log.
+    validate, checkpoint, report: steps between two validations, two checkpoints, and two lines of the log; these three
+        may change when a run goes on.
     """
 
     tokens: int = 4_000_000
@@ -116,7 +117,7 @@ def train(
     model, optimizer = accelerator.prepare(recipe, optimizer)
     steps = lessons.steps(options, accelerator.num_processes)
     tokens = lessons.tokens_a_step(options, accelerator.num_processes)
-    log = Log(folder / "log.jsonl", state.step) if accelerator.is_main_process else None
+    log = _log(folder, _place(state.step, steps, state.seconds, tokens), tell) if accelerator.is_main_process else None
     clock, spent = time.perf_counter(), state.seconds
     for step in range(state.step, steps):
         rate = options.rate(step, steps)
@@ -146,6 +147,17 @@ def train(
         if save:
             checkpoints.save(done, spent + time.perf_counter() - clock)
     accelerator.wait_for_everyone()
+
+
+def _log(folder: Path, place: dict[str, Any], tell: Callable[[dict[str, Any]], None]) -> Log:
+    """The log of a run that goes on from this place, and says so; one that is over only to whoever watches."""
+    log = Log(folder / "log.jsonl", place["step"])
+    if place["step"]:
+        line = {"resumed": True, **place}
+        if place["step"] < place["steps"]:
+            log.write(line)
+        tell(line)
+    return log
 
 
 def _groups(recipe: Recipe) -> dict[float, list[torch.nn.Parameter]]:
@@ -192,12 +204,19 @@ def _batches(lessons: Lessons, step: int, options: LoopOptions, accelerator: "Ac
 
 
 def _line(done: int, steps: int, seconds: float, tokens: int, said: dict[str, Tensor]) -> dict[str, Any]:
-    """One line of the log: ``seconds`` of training so far, and how many are left at this pace."""
+    """One line of the log: where the run stands, and what the recipe says."""
+    return {
+        **_place(done, steps, seconds, tokens),
+        **{name: round(float(value), 6) for name, value in said.items()},
+    }
+
+
+def _place(done: int, steps: int, seconds: float, tokens: int) -> dict[str, Any]:
+    """``seconds`` of training so far, and how many are left at this pace."""
     return {
         "step": done,
         "steps": steps,
         "tokens": done * tokens,
         "seconds": round(seconds, 3),
-        "left": round(seconds / done * (steps - done), 1),
-        **{name: round(float(value), 6) for name, value in said.items()},
+        "left": round(seconds / max(1, done) * (steps - done), 1),
     }

@@ -1,6 +1,5 @@
 """From a model and a shape to a smaller model of that shape: a shallow and wide draft (arXiv:2402.01528)."""
 
-import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 from foredraft.core.errors import DataError, OptionError
 from foredraft.core.options import parts, read_options, read_pairs
 from foredraft.core.params import check_known
+from foredraft.model.record import read_record, write_record
 from foredraft.model.surgery import cut
 from foredraft.nets.gates import Kept, Sizes
 from foredraft.train import distil
@@ -158,19 +158,17 @@ def _learned(
 
 
 def _write(path: Path, kept: Kept, terms: dict[str, Any]) -> None:
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps({**kept._asdict(), "from": terms}) + "\n", encoding="utf-8")
-    partial.replace(path)
+    write_record(path, {**kept._asdict(), "from": terms}, DataError)
 
 
 def _read(path: Path, terms: dict[str, Any]) -> Kept | None:
     """What was found on these terms; None where there is no such file, or it was found on others."""
     if not path.exists():
         return None
+    found = read_record(path, "what is kept,", "delete it to begin again", DataError)
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
         inner = {name: tuple(map(tuple, found[name])) for name in ("groups", "intermediate")}
         kept = Kept(tuple(found["layers"]), tuple(found["hidden"]), **inner)
-    except (ValueError, KeyError, TypeError) as error:
+    except (KeyError, TypeError) as error:
         raise DataError(f"{path} does not say what is kept; delete it to begin again.") from error
     return kept if found.get("from") == terms else None

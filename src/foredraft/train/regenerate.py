@@ -4,6 +4,8 @@ A head that is trained on what its target says drafts better than one trained on
 """
 
 import json
+import os
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +15,7 @@ from foredraft.core.errors import DataError
 from foredraft.core.params import SamplingParams
 from foredraft.engine.generate import Generator
 from foredraft.model.tokenizer import Tokenizer
+from foredraft.train.checkpoint import alone
 from foredraft.train.sources import Sample, parsed, read_sources, refused, sample_of
 
 
@@ -42,21 +45,31 @@ def regenerate(
 ) -> Path:
     """Write the target's answers as JSON Lines of ids; go on where an earlier call was cut off.
 
+    Args:
+        tell: called at the start and after each batch with ``answers`` that there are, ``of`` how many, and after the
+            first batch the seconds ``left`` at this call's pace.
+
     Raises:
         DataError: a source that cannot be read, or no prompts in it.
+        OptionError: another call writes this file.
     """
     assert generator.tokenizer is not None
     prompts = _evenly(list(_prompts(read_sources(sources), generator.tokenizer, options.prompt_tokens)), options.count)
     if not prompts:
         raise DataError(f"There are no prompts in {', '.join(sources)}.")
-    done = _answered(out, prompts)
-    with out.open("a", encoding="utf-8") as file:
-        for begin in range(done, len(prompts), options.batch):
-            batch = prompts[begin : begin + options.batch]
-            for prompt, answer in zip(batch, _said(generator, batch, begin + 1, options), strict=True):
-                file.write(json.dumps({"ids": prompt + answer, "prompt_length": len(prompt)}) + "\n")
-            file.flush()
-            tell({"answers": begin + len(batch), "of": len(prompts)})
+    with alone(out.parent, f".{out.name}.lock"):
+        before = _answered(out, prompts)
+        tell({"answers": before, "of": len(prompts)})
+        clock = time.perf_counter()
+        with out.open("a", encoding="utf-8") as file:
+            for begin in range(before, len(prompts), options.batch):
+                batch = prompts[begin : begin + options.batch]
+                for prompt, answer in zip(batch, _said(generator, batch, begin + 1, options), strict=True):
+                    file.write(json.dumps({"ids": prompt + answer, "prompt_length": len(prompt)}) + "\n")
+                file.flush()
+                done = begin + len(batch)
+                pace = (time.perf_counter() - clock) / (done - before)
+                tell({"answers": done, "of": len(prompts), "left": round(pace * (len(prompts) - done), 1)})
     return out
 
 
@@ -107,10 +120,10 @@ def _answered(path: Path, prompts: list[list[int]]) -> int:
     """
     if not path.exists():
         return 0
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    if lines and not lines[-1].endswith("\n"):
-        path.write_text("".join(lines[:-1]), encoding="utf-8")
-        lines.pop()
+    whole = path.read_bytes()
+    *lines, torn = whole.decode("utf-8", errors="replace").split("\n")
+    if torn:
+        os.truncate(path, whole.rfind(b"\n") + 1)
     for line, prompt in zip(lines, prompts, strict=False):
         sample = sample_of(parsed(line, str(path)), str(path))
         if (sample.ids or [])[: sample.prompt_length] != prompt:

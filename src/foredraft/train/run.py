@@ -55,28 +55,26 @@ def run(
         raise OptionError(
             f"{method} changes the target as it goes, so hidden states cannot be kept: leave out --store."
         )
-    site = Site.open(target_name, out, data, device, partial=kind.join is not None)
-    target, loaded = site.target, site.loaded
     options = recipe_options or kind.options()
     terms = {"recipe": method, **_owner(kind, target_name, shape), **dataclasses.asdict(shape)}
     terms |= {key: value for key, value in dataclasses.asdict(options).items() if key != "recompute"}
-    site.hold_to(terms)
-    net = _new_net(kind, shape, site.store, target, loop.seed)
-    recipe = kind.recipe(net if kind.join is None else kind.join(net, target), options)
-    even_norms(recipe)
-    lessons = site.lessons(recipe.taps, loop)
-    validate = functools.partial(_validate, kind, net, recipe, target, lessons, loop)
-    train(recipe, lessons, site.folder, loop, validate=validate, tell=tell, accelerator=site.accelerator)
-    head = site.folder / "head"
-    if site.first:
-        notes = {**provenance(), **_owner(kind, target_name, shape), "validation": validate()}
-        note_accuracies(net, lessons.held_out(16, (FINAL,)))
-        if kind.join is None:
-            save_head(net, head, loaded, target_name, notes)
-        else:
-            save_both(net, head, loaded, notes)
-    site.accelerator.wait_for_everyone()
-    target.close()
+    with Site.open(target_name, out, data, device, partial=kind.join is not None) as site:
+        site.hold_to(terms)
+        net = _new_net(kind, shape, site.store, site.target, loop.seed)
+        recipe = kind.recipe(net if kind.join is None else kind.join(net, site.target), options)
+        even_norms(recipe)
+        lessons = site.lessons(recipe.taps, loop)
+        validate = functools.partial(_validate, kind, net, recipe, site.target, lessons, loop)
+        train(recipe, lessons, site.folder, loop, validate=validate, tell=tell, accelerator=site.accelerator)
+        head = site.folder / "head"
+        if site.first:
+            notes = {**provenance(), **_owner(kind, target_name, shape), "validation": validate()}
+            note_accuracies(net, lessons.held_out(16, (FINAL,)))
+            if kind.join is None:
+                save_head(net, head, site.loaded, target_name, notes)
+            else:
+                save_both(net, head, site.loaded, notes)
+        site.accelerator.wait_for_everyone()
     return head
 
 

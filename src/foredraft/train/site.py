@@ -1,6 +1,7 @@
 """Where a run takes place: its folder, its devices, the target that teaches, and the text."""
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from foredraft.core.errors import DataError, OptionError
 from foredraft.model.causal import CausalLM
 from foredraft.model.load import Loaded, load_model
 from foredraft.train import devices
-from foredraft.train.checkpoint import hold_to
+from foredraft.train.checkpoint import alone, hold_to
 from foredraft.train.features import Stored, fingerprint
 from foredraft.train.lessons import Lessons, Live
 from foredraft.train.loop import LoopOptions
@@ -46,20 +47,32 @@ class Site:
     gigabytes: float
 
     @classmethod
+    @contextlib.contextmanager
     def open(
         cls, target_name: str, out: str | Path, data: Data, device: str | None, *, partial: bool = False
-    ) -> "Site":
-        """Load the target, which learns nothing by itself, and read the text.
+    ) -> Iterator["Site"]:
+        """Take the folder for this run alone, load the target, which learns nothing by itself, and read the text. At
+        the end the folder is free again, and the target as it was.
 
         Args:
             partial: there are steps in which some weights get no gradient.
 
         Raises:
-            UsageError: data, a device or a target that cannot be; the sentence says why.
+            UsageError: data, a device, a folder or a target that cannot be; the sentence says why.
         """
         folder = Path(out)
-        folder.mkdir(parents=True, exist_ok=True)
         accelerator = devices.accelerator(cpu=device == "cpu", partial=partial)
+        with alone(folder) if accelerator.is_main_process else contextlib.nullcontext():
+            site = cls._made(target_name, folder, data, device, accelerator)
+            try:
+                yield site
+            finally:
+                site.target.close()
+
+    @classmethod
+    def _made(
+        cls, target_name: str, folder: Path, data: Data, device: str | None, accelerator: "Accelerator"
+    ) -> "Site":
         if device not in (None, accelerator.device.type):
             raise OptionError(
                 f"Training would run on {accelerator.device.type}, not on {device!r}; cpu is always there."
