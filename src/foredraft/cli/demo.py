@@ -38,20 +38,23 @@ _PATIENCE = 15.0
 _WARM_UP = 24
 
 
+EXAMPLES = ("foredraft demo", 'foredraft demo -m PATH -d prompt_lookup "def test_add():"')
+
+
 @flags(choice=MODEL)
 def command(
     prompt: Annotated[
-        str | None, typer.Argument(help="By default a question for the bundled model.", show_default=False)
+        str | None, typer.Argument(help="Default: a question for the bundled model.", show_default=False)
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Stop after so many new tokens.")] = 96,
-    runs: Annotated[int, typer.Option(help="Measure so often, unless that takes too long.")] = 3,
+    max_new_tokens: Annotated[int, typer.Option(help="Most tokens to generate.", metavar="INT")] = 96,
+    runs: Annotated[int, typer.Option(help="Repeats, fewer if they take too long.", metavar="INT")] = 3,
     *,
     choice: ModelChoice,
 ) -> None:
-    """Plain decoding and speculation side by side, with the bundled models.
+    """Compare plain and speculative decoding side by side.
 
-    Both generate greedily, in turns, each timed by its own steps: the faster one really is ahead. By default an
-    EAGLE-3 head drafts trees of 15 tokens. The exit status is 1 if their tokens differ.
+    Both decode greedily, step by step in turn, and each is timed by its own steps. By default the bundled EAGLE-3 head
+    drafts trees of 15 tokens. Exit status: 1 if their tokens differ.
     """
     from foredraft.cli.panels import shown
 
@@ -65,14 +68,14 @@ def command(
     fast = Arm.of(choice)
     question: Any = prompt or [{"role": "user", "content": QUESTION}]
     if choice.model == "sample" and prompt is None:
-        errors().print("[dim]A model of 16 million parameters: mind its speed, not its sums.[/dim]")
+        errors().print("[dim]This model has 16 million parameters: expect speed, not right answers.[/dim]")
     _warm_up([plain, fast], question, params)
     with shown(prompt or QUESTION, [plain, fast]) as refresh:
         contests = [Contest.held([plain, fast], question, params, runs, refresh)]
     if prompt is None:
         lookup = Arm.of(replace(choice, drafter=_LOOKUP))
         _warm_up([plain, lookup], REPEATING, params)
-        errors().print("The same with prompt_lookup, on text that repeats ...", style="dim")
+        errors().print("The same with prompt_lookup, on repetitive text ...", style="dim")
         contests.append(Contest.held([plain, lookup], REPEATING, params, runs, lambda: None))
     _report(contests, plain)
     if not all(contest.same for contest in contests):
@@ -175,7 +178,7 @@ def _report(contests: list[Contest], plain: Arm) -> None:
         table.add_column(name, justify="right")
     for number, contest in enumerate(contests):
         if number:
-            table.add_row("[dim]repeating text[/dim]")
+            table.add_row("[dim]repetitive text[/dim]")
         for arm, name in enumerate(contest.names):
             speed = contest.speed(arm)
             row = [name, f"{speed:.1f}", f"{contest.acceptance_length(arm):.2f}"]
