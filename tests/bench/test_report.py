@@ -239,7 +239,7 @@ def test_a_file_without_a_measurement(tmp_path: Path, capsys: pytest.CaptureFixt
     path = tmp_path / "empty.jsonl"
     path.write_text(json.dumps({"kind": "provenance"}) + "\n")
     assert main(["report", str(path)]) == 2
-    assert "nothing has been measured yet" in capsys.readouterr().err
+    assert "there are no measurements yet" in capsys.readouterr().err
 
 
 def test_figures_for_papers(tmp_path: Path):

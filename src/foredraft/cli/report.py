@@ -137,7 +137,7 @@ def show(summary: "Summary", console: Console, full: bool) -> None:
     from foredraft.bench import tables
 
     if not summary.settings:
-        console.print("There are no runs in these files; --html FILE shows the rest.", soft_wrap=True)
+        console.print("There are no runs in these files; --html FILE shows what else is there.", soft_wrap=True)
     for setting in summary.settings:
         console.print(Text(tables.heading(setting), style="bold"))
         console.print(_short(summary, setting, console.width))
@@ -145,7 +145,7 @@ def show(summary: "Summary", console: Console, full: bool) -> None:
             console.print(Text(said))
         right = tables.accuracy(summary, setting)
         if right is not None:
-            console.print(Text("\nCorrect answers", style="bold"))
+            console.print(Text("\nAnswers that are right", style="bold"))
             console.print(_grid(right))
         for task in summary.tasks(setting) if full else ():
             console.print(Text(f"\n{task}", style="bold"))
