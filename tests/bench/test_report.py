@@ -226,7 +226,7 @@ def test_the_command_prints_markdown_and_json(runs: Path, capsys: pytest.Capture
     [
         (["--format", "png"], "--figures FOLDER"),
         (["--format", "gif", "--figures", "x"], "svg, png, pdf"),
-        (["--json", "--markdown"], "choose one"),
+        (["--json", "--markdown"], "exclude each other"),
         (["--baseline", "nobody"], "'nobody'; there are none, transformers"),
     ],
 )

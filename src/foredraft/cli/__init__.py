@@ -40,7 +40,7 @@ COMMANDS = {name: summary for group in GROUPS.values() for name, summary in grou
 
 
 class Commands(TyperGroup):
-    """Puts the real command in the place of its entry in the help as soon as it is called."""
+    """Builds a command when it is called; until then the help shows a placeholder."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and args[0] in COMMANDS:
@@ -116,4 +116,4 @@ def _face(
 
 
 def _entry() -> None:
-    """Stands for a command in the help."""
+    """The placeholder of a command in the help."""

@@ -101,7 +101,7 @@ def _order(talk: "Conversation", line: str) -> None:
 
 @dataclass
 class Conversation:
-    """Messages so far, and what answering them took. Every turn sends all of them."""
+    """Messages so far, and their statistics. Every turn sends all messages."""
 
     generator: "Generator"
     sampling: SamplingParams
@@ -124,7 +124,7 @@ class Conversation:
         self.generator.encode([*self.messages, {"role": "user", "content": "?"}])
 
     def say(self, text: str) -> DecodeStats:
-        """Answer one turn on the screen; Ctrl-C ends the answer, and what was said of it is kept.
+        """Answer one turn on the screen; Ctrl-C ends the answer and keeps its beginning.
 
         Raises:
             UsageError: the conversation does not fit the model; it is as it was before.

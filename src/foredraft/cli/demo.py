@@ -32,9 +32,9 @@ REPEATING = "".join(
 _STEADY = "num_assistant_tokens_schedule=constant"
 _DRAFTER = f"eagle3,nodes=15,depth=5,top_k=4,{_STEADY}"
 _LOOKUP = f"prompt_lookup,{_STEADY}"
-"""Always as many drafts: a schedule that measures costs errs where others use the same cores at that moment."""
+"""A constant draft length: schedules that measure costs are misled by other programs on the same cores."""
 _PATIENCE = 15.0
-"""Seconds after which no further run is begun."""
+"""No further run starts after this many seconds."""
 _WARM_UP = 24
 
 
@@ -84,7 +84,7 @@ def command(
 
 @dataclass
 class Arm:
-    """One way to decode, and the text that it is working on."""
+    """One way to decode, and its running request."""
 
     name: str
     generator: "Generator"
@@ -99,7 +99,7 @@ class Arm:
         return cls(generator.kind.method, generator)
 
     def start(self, prompt: "Prompt", params: SamplingParams) -> None:
-        """Begin anew."""
+        """Start a new request."""
         from foredraft.engine.generate import Stream
 
         self.sequence = self.generator.submit([prompt], params)[0]
@@ -107,7 +107,7 @@ class Arm:
         self.pieces, self.done = [], False
 
     def advance(self) -> None:
-        """One piece more."""
+        """Generate one more piece."""
         assert self._stream is not None
         piece = next(self._stream, None)
         if piece is None:
@@ -122,7 +122,7 @@ class Arm:
 
 @dataclass(frozen=True, slots=True)
 class Contest:
-    """What came of several runs: the numbers of each arm, and whether all said the same tokens."""
+    """Results of several runs: statistics of each arm, and whether all tokens were equal."""
 
     names: list[str]
     stats: list[list[DecodeStats]]  # by run, then by arm
@@ -132,7 +132,7 @@ class Contest:
     def held(
         cls, arms: list[Arm], prompt: "Prompt", params: SamplingParams, runs: int, refresh: Callable[[], None]
     ) -> "Contest":
-        """Run the arms against each other, again and again."""
+        """Race the arms several times."""
         begun = time.perf_counter()
         stats: list[list[DecodeStats]] = []
         said: list[list[int]] = []
@@ -151,7 +151,7 @@ class Contest:
 
 
 def _race(arms: list[Arm], prompt: "Prompt", params: SamplingParams, refresh: Callable[[], None]) -> None:
-    """Always advance the arm that has used less time, so that both stand where they would stand now alone."""
+    """Always advance the arm that has used less time, so that each is where it would be if it ran alone."""
     for arm in arms:
         arm.start(prompt, params)
     with CtrlC() as ctrl_c:
