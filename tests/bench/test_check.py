@@ -232,7 +232,7 @@ def test_the_command_says_it_in_a_line_and_a_status(capsys: pytest.CaptureFixtur
     arguments = ["check", "--drafter", "prompt_lookup", "--prompts", str(asked), "--tokens", "600"]
     assert main(arguments) == 0
     out = capsys.readouterr().out
-    assert "Verdict: lossless." in out and "2 of 2 texts" in out
+    assert "Verdict: lossless." in out and "2 of 2 outputs" in out
     assert main([*arguments, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["lossless"] is True and found["sampled"]["tokens"] >= 600

@@ -301,9 +301,9 @@ def test_the_command_lays_a_run_over_the_theory(tmp_path: Path, capsys: pytest.C
 @pytest.mark.parametrize(
     "arguments, sentence",
     [
-        ([], "Missing option '--alpha'. (foredraft theory --help lists what there is.)"),
-        (["--alpha", ".8"], "Missing option '--cost'. (foredraft theory --help lists what there is.)"),
-        (["--cost", ".8", "--plot", "a.svg"], "Missing option '--alpha'. (foredraft theory"),
+        ([], "Missing option '--alpha'. (See foredraft theory --help.)"),
+        (["--alpha", ".8"], "Missing option '--cost'. (See foredraft theory --help.)"),
+        (["--cost", ".8", "--plot", "a.svg"], "Missing option '--alpha'. (See foredraft theory"),
         (["--alpha", ".8", "--cost", ".1", "--plot", "a.gif"], "a.gif: figures are written as .svg, .png, .pdf."),
         (["--alpha", "1.8", "--cost", ".1", "--plot", "a.svg"], "alpha is a probability"),
         (["--run", "RUN", "--alpha", ".8"], "Give --alpha and --cost together"),

@@ -226,7 +226,7 @@ def test_the_command_prints_markdown_and_json(runs: Path, capsys: pytest.Capture
     [
         (["--format", "png"], "--figures FOLDER"),
         (["--format", "gif", "--figures", "x"], "svg, png, pdf"),
-        (["--json", "--markdown"], "choose one"),
+        (["--json", "--markdown"], "exclude each other"),
         (["--baseline", "nobody"], "'nobody'; there are none, transformers"),
     ],
 )
@@ -239,7 +239,7 @@ def test_a_file_without_a_measurement(tmp_path: Path, capsys: pytest.CaptureFixt
     path = tmp_path / "empty.jsonl"
     path.write_text(json.dumps({"kind": "provenance"}) + "\n")
     assert main(["report", str(path)]) == 2
-    assert "nothing has been measured yet" in capsys.readouterr().err
+    assert "there are no measurements yet" in capsys.readouterr().err
 
 
 def test_figures_for_papers(tmp_path: Path):

@@ -10,7 +10,9 @@ import pytest
 from cli_cases import Run
 
 from foredraft.bench.arms import StockArm
+from foredraft.bench.compare import FEWEST
 from foredraft.bench.records import Run as Call, read_runs
+from foredraft.cli.ending import UNJUDGED
 
 ARMS = ("none", "prompt_lookup", "transformers")
 
@@ -123,7 +125,7 @@ def test_ctrl_c_keeps_what_was_measured_and_the_same_command_goes_on(
     monkeypatch.setattr(StockArm, "run", interrupted)
     ended = run(*command(model, questions, out))
     assert ended.status == 130
-    assert ended.sentence == f"Interrupted; {out} has what was measured, and the same command goes on."
+    assert ended.sentence == f"Interrupted; {out} keeps what was measured, and the same command continues it."
     kept = read_runs(out).runs
     assert {each.prompts for each in kept} >= {("81",)} and 3 <= len(kept) < 6
     ended = run(*command(model, questions, out))
@@ -138,10 +140,10 @@ def test_ctrl_c_keeps_what_was_measured_and_the_same_command_goes_on(
         (["--top-p", "2"], "top_p must be greater than 0 and at most 1"),
         (["--min-new-tokens", "9"], "min_new_tokens (9) is larger than max_new_tokens (4)"),
         (["--batch-size", "1", "--batch-size", "0"], "batch_size must be 1 or more"),
-        (["--repeats", "0"], "repeats must be 1 or more"),
-        (["--count", "-1"], "count and watch must not be below 0"),
-        (["--watch", "-1"], "count and watch must not be below 0"),
-        (["--execute-code"], "--execute-code goes with --score"),
+        (["--repeats", "0"], "repeats 1 or more"),
+        (["--count", "-1"], "count and watch must be 0 or more"),
+        (["--watch", "-1"], "count and watch must be 0 or more"),
+        (["--execute-code"], "--execute-code needs --score"),
         (["--no-texts", "--spec-bench", "answers"], "leave out --no-texts"),
         (["-d", "none"], "Two arms are called 'none'"),
         (["-d", "eagle7"], "Unknown drafter 'eagle7'"),
@@ -191,10 +193,10 @@ def test_a_file_that_is_no_run_of_this_kind_is_refused_before_anything_is_loaded
     assert ended.status == 2 and str(out) in ended.sentence and "There is no model" not in ended.sentence
 
 
-def made(path: Path, speed_up: float) -> Path:
+def made(path: Path, speed_up: float, units: int = 10) -> Path:
     """A file in which one arm is so many times as fast as plain decoding."""
     lines = [{"kind": "provenance", "settings": {"model": "m"}}]
-    for number in range(10):
+    for number in range(units):
         for arm, factor in (("none", 1.0), ("eagle3", speed_up)):
             seconds = (1 + number / 10) / factor
             call = Call(arm, "t", (str(number),), tokens=10, forwards=5, decoded=10, seconds=seconds)
@@ -219,6 +221,18 @@ def test_two_files_are_compared_in_words_and_in_the_exit_status(
     assert found["changes"][0]["setting"] == {"model": "m", "temperature": 0.0, "batch": 1}
     assert found["changes"][0]["ratio"] == pytest.approx(speed_up / 2)
     assert run("bench", "--compare", *pair, "--tolerance", "0.3").status == 0
+
+
+def test_a_comparison_with_too_few_units_has_an_exit_status_of_its_own(run: Run, tmp_path: Path):
+    few = made(tmp_path / "few.jsonl", 2.0, units=FEWEST - 1), made(tmp_path / "slower.jsonl", 1.0)
+    ended = run("bench", "--compare", *few)
+    assert (ended.status, ended.err) == (UNJUDGED, "") and UNJUDGED not in (0, 1, 2)
+    assert f"Nothing was judged: every arm needs {FEWEST} units" in ended.out
+    found = json.loads((ended := run("bench", "--compare", *few, "--json")).out)
+    assert (ended.status, found["slower"], found["judged"]) == (UNJUDGED, False, 0)
+    made(few[0], 2.0, units=FEWEST)
+    assert run("bench", "--compare", *few).status == 1
+    assert f"{UNJUDGED} if no arm could be judged" in " ".join(run("bench", "--help").out.split())
 
 
 def test_files_that_cannot_be_compared_are_one_sentence(run: Run, tmp_path: Path):

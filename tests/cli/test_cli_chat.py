@@ -35,7 +35,7 @@ def test_every_turn_sends_the_whole_conversation(run: Run, model: Path, sent):
 
 def test_reset_forgets_all_but_the_system_message(run: Run, model: Path, sent):
     ended = run("chat", "-m", model, *SHORT, "--system", "Be brief.", stdin="Hello\n/reset\nAgain\n")
-    assert ended.status == 0 and "forgotten" in ended.out
+    assert ended.status == 0 and "Started a new conversation." in ended.out
     assert [message["content"] for message in sent[1]] == ["Be brief.", "Again"]
 
 
@@ -43,7 +43,7 @@ def test_commands(run: Run, model: Path, sent):
     ended = run("chat", "-m", model, *SHORT, stdin="/stats\nHello\n/stats\n/help\n/nonsense\n/exit\nnever said\n")
     assert ended.status == 0
     assert "0 turns · 0 tokens" in ended.out and "1 turn · 8 tokens" in ended.out
-    assert "/reset  forget the conversation" in ended.out
+    assert "/reset  start a new conversation" in ended.out
     assert ended.sentence == "Unknown command '/nonsense'. Known: /help, /reset, /stats, /exit."
     assert len(sent) == 1
 

@@ -92,7 +92,7 @@ def test_what_export_refuses(run: Run, place: Path, tmp_path: Path):
     assert "Medusa cannot be written in the format 'sglang'" in sentence("medusa", "sglang")
     assert "no rotary positions" in sentence("medusa", "medusa", "--rope-theta", "5")
     assert "There is no folder" in sentence("nothing", "sglang")
-    assert "the head's own folder" in sentence("eagle", "eagle", out=place / "eagle")
+    assert "the folder of the head itself" in sentence("eagle", "eagle", out=place / "eagle")
 
 
 def test_inspect_refuses_in_one_sentence(run: Run, tmp_path: Path):

@@ -19,13 +19,49 @@ PATIENCE = 60
 
 def test_help_and_version_import_neither_torch_nor_transformers(environment):
     code = (
-        "import sys; from foredraft.cli import main\n"
+        "import sys; from foredraft.cli import COMMANDS, main\n"
         "assert main(['--help']) == main(['--version']) == main([]) == 0\n"
+        "assert all(main([name, '--help']) == 0 for name in COMMANDS)\n"
         "assert not {'torch', 'transformers'} & set(sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "generate" in done.stdout and "foredraft 0" in done.stdout
+
+
+COMPLETED = {
+    "ch": ["chat", "check"],
+    "generate --drafter eagle": ["eagle1", "eagle2", "eagle3"],
+    "chat --max": ["--max-new-tokens"],
+    "bench -d transformers_": ["transformers_assisted", "transformers_lookup"],
+    "tune -d seq": ["sequoia"],
+    "check -d early": ["early_exit"],
+    "skip --tri": ["--trials"],
+    "train me": ["medusa", "medusa2"],
+    "train eagle3 --answer-drafter max": ["max_gram"],
+    "export --to s": ["sglang", "speculators"],
+    "methods opt": ["opt_tree"],
+    "demo --verif": ["--verifier"],
+}
+
+
+def test_completion_imports_neither_torch_nor_transformers(environment):
+    code = (
+        "import os, sys; from foredraft.cli import main\n"
+        f"for line in {list(COMPLETED)!r}:\n"
+        "    words = ['foredraft', *line.split()]\n"
+        "    os.environ.update(COMP_WORDS=' '.join(words), COMP_CWORD=str(len(words) - 1))\n"
+        "    try:\n"
+        "        main([])\n"
+        "    except SystemExit:\n"
+        "        print('--')\n"
+        "assert not {'torch', 'transformers'} & set(sys.modules)"
+    )
+    asking = {**environment, "_FOREDRAFT_COMPLETE": "complete_bash"}
+    done = subprocess.run([sys.executable, "-c", code], env=asking, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = [each.split() for each in done.stdout.split("--\n")[:-1]]
+    assert dict(zip(COMPLETED, found, strict=True)) == COMPLETED
 
 
 def start(environment: dict[str, str], *arguments: str) -> subprocess.Popen[str]:
@@ -155,7 +191,7 @@ def test_a_talk_on_a_terminal(environment, model: Path):
         terminal.type("/stats\n")
         terminal.wait_for("1 turn · ")
         terminal.wait_for("you> ")
-        terminal.press("\x03", until="Ctrl-D or /exit leaves.")
+        terminal.press("\x03", until="Ctrl-D or /exit quits.")
         terminal.wait_for("you> ")
         terminal.type("/exit\n")
         assert terminal.end() == 0

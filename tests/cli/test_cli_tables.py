@@ -1,16 +1,22 @@
 """The commands that run no model of the user's, and the demo."""
 
+import importlib
 import json
-from dataclasses import replace
+import shlex
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 from cli_cases import PROMPT, Run
 
-from foredraft.cli import COMMANDS, build
+from foredraft.cli import COMMANDS, build, names
 from foredraft.cli.demo import Contest
+from foredraft.core.options import described, read_options
 from foredraft.core.theory import best_length
-from foredraft.drafters import METHODS
+from foredraft.drafters import METHODS, find
+from foredraft.formats import FORMATS
+from foredraft.train.drafts import DRAFTS
+from foredraft.train.recipes import RECIPES
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -28,6 +34,54 @@ def test_methods_as_json(run: Run):
     assert {"law": "chain", "default_verifier": "block"} in draft["laws"]
     assert draft["lossless"] is True and draft["options"]["num_assistant_tokens"] == 8
     assert set(draft) == {"name", "what", "laws", "lossless", "needs", "paper", "options"}
+
+
+def test_names_to_complete_are_those_of_the_tables():
+    assert names.FORMATS == FORMATS
+    assert names.HEADS == tuple(RECIPES) and names.MODELS == tuple(DRAFTS)
+    assert names.methods("") == list(METHODS)
+
+
+@pytest.mark.parametrize("name", ["", *COMMANDS])
+def test_examples_of_the_help_are_command_lines(run: Run, name: str):
+    file = importlib.import_module(f"foredraft.cli.{name}".rstrip("."))
+    text = " ".join(run(*([name] if name else []), "--help").out.split())
+    assert len(file.EXAMPLES) == 2
+    for line in file.EXAMPLES:
+        assert line in text
+        words = shlex.split(line.partition(" < ")[0].replace("torchrun --nproc-per-node 8 -m ", ""))
+        assert words[0] == "foredraft" and name in ("", words[1], "tune", "skip"), "the last two show what comes next"
+        build(words[1]).make_context(words[1], words[2:], resilient_parsing=True)  # an unknown option raises
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_is_explained_in_the_words_that_are_typed(run: Run, name: str):
+    ended = run("methods", name)
+    assert ended.status == 0 and METHODS[name].needs in " ".join(ended.out.split())
+    kind = find(name)[1]
+    for each in described(kind):
+        assert len(each.meaning) > 10, f"{name} does not document {each.name}"
+        assert each.default != "None", f"{name} does not say what happens without {each.name}: metadata unset"
+        assert each.name in ended.out and each.default in ended.out
+        default = next(field.default for field in fields(kind) if field.name == each.name)
+        if default not in (None, ()):
+            assert read_options(kind, name, {each.name: each.default}) == kind()
+
+
+def test_defaults_of_methods_are_written_as_they_are_typed(run: Run):
+    assert "widths  default: 7x5x3x1" in run("methods", "cape").out
+    assert "background  default: yes" in run("methods", "online").out
+    assert "assistant_early_exit  required" in run("methods", "early_exit").out
+    assert "nodes  default: by cost" in run("methods", "sequoia").out
+    assert "online:[draft_model:PATH]" in run("methods", "online").out, "square brackets are no markup"
+    found = json.loads(run("methods", "draft_model", "--json").out)
+    assert found["options"]["sinks"] == 4 and "first" in found["meanings"]["sinks"]
+    assert "num_assistant_tokens" in found["meanings"], "those of a base class, too"
+
+
+def test_an_unknown_method_is_one_sentence(run: Run):
+    ended = run("methods", "eagle4")
+    assert (ended.status, ended.out) == (2, "") and "Did you mean eagle" in ended.sentence
 
 
 @pytest.mark.parametrize("width", [60, 100, 160])
@@ -59,7 +113,7 @@ def test_theory_as_json(run: Run):
 
 def test_theory_says_when_nothing_pays_and_when_more_would_pay(run: Run):
     ended = run("theory", "--alpha", ".3", "--cost", ".4")
-    assert "Nothing pays" in ended.out and "plain decoding" in ended.out
+    assert "No gain" in ended.out and "plain decoding" in ended.out
     assert json.loads(run("theory", "--alpha", ".3", "--cost", ".4", "--json").out)["pays"] is False
     assert "more would give more" in run("theory", "--alpha", ".9", "--cost", "0").out
 

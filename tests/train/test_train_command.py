@@ -150,7 +150,7 @@ def test_one_sentence_for_what_cannot_be(train: Train, tmp_path: Path, method: s
 
 def test_data_that_is_not_there(train: Train, tmp_path: Path):
     out = ("--out", str(tmp_path / "out"))
-    assert "There is nothing to learn from: give --data FILE" in train("medusa", *out, data="").err
+    assert "There is no training text: give --data FILE" in train("medusa", *out, data="").err
     assert "There is no training text at 'nowhere.jsonl'" in train("medusa", *out, *SHORT, data="nowhere.jsonl").err
     odd = tmp_path / "odd.jsonl"
     odd.write_text('{"ids": [5, 96]}\n')

@@ -11,6 +11,8 @@ from foredraft.bench.summary import PLAIN, THEIRS, Pair, Setting, acceptance_len
 from foredraft.core.errors import OptionError
 
 CONFIDENCE = 0.95
+FEWEST = 6
+"""Units that an interval needs: with fewer, even the whole range is no 95 % interval of the median."""
 Verdict = Literal["slower", "faster", "the same", "too few"]
 
 

@@ -6,31 +6,41 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperGroup, TyperOption
 
 from foredraft import __version__
 from foredraft.cli.ending import ClosedPipe, Interrupted, ended, quiet_libraries
 
-COMMANDS = {
-    "generate": "Continue a prompt; the text streams to the screen.",
-    "chat": "Talk with a model: its chat template, and the whole conversation each turn.",
-    "demo": "Plain decoding and speculation side by side, with the bundled models.",
-    "train": "Train a draft head or a draft model for a target, on your text or on its own.",
-    "inspect": "What a trained draft head is: method, format, shape, and the target that it needs.",
-    "export": "Write a draft head in another format, for vLLM, SGLang or the code that it comes from.",
-    "bench": "How fast is it here? Any drafters on any prompts, side by side.",
-    "report": "Tables and figures of benchmark runs, on the screen, as a page or for a paper.",
-    "tune": "Which drafter, how long, up to which batch? Measured here, on your prompts.",
-    "skip": "Which layers can a draft do without? Searched here, on your prompts, for layer_skip.",
-    "check": "Is it lossless on this pair? Greedy by identity, sampled by law.",
-    "methods": "What can draft, with its law, its options and what it needs.",
-    "theory": "What speculation can gain, from an acceptance rate and a cost.",
+GROUPS = {
+    "Generate": {
+        "generate": "Continue a prompt; the output streams to the terminal.",
+        "chat": "Chat with a model, using its chat template.",
+        "demo": "Compare plain and speculative decoding side by side.",
+    },
+    "Choose and measure": {
+        "bench": "Measure drafters against each other on your prompts.",
+        "report": "Show benchmark results as tables, figures or an HTML page.",
+        "tune": "Find the fastest drafter and draft size for this machine.",
+        "check": "Check that a drafter is lossless for a model.",
+    },
+    "Train and convert": {
+        "train": "Train a draft head or a draft model for a target.",
+        "skip": "Search for the layers that a layer_skip draft can leave out.",
+        "export": "Convert a draft head for vLLM, SGLang or its original code.",
+    },
+    "Understand": {
+        "methods": "List the drafters, or explain one of them with its options.",
+        "inspect": "Describe a trained draft head and the target that it needs.",
+        "theory": "Estimate the gain from an acceptance rate and a cost.",
+    },
 }
+"""The commands, in the panels of the help."""
+COMMANDS = {name: summary for group in GROUPS.values() for name, summary in group.items()}
 """Each name is also the file of its ``command``; the text is the first line of that command's help."""
 
 
 class Commands(TyperGroup):
-    """Puts the real command in the place of its entry in the help as soon as it is called."""
+    """Builds a command when it is called; until then the help shows a placeholder."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and args[0] in COMMANDS:
@@ -50,37 +60,55 @@ class Commands(TyperGroup):
 
 def build(name: str) -> Any:
     """The command of that name, its options read and its file imported."""
+    file = importlib.import_module(f"foredraft.cli.{name}")
     single = typer.Typer(add_completion=False, rich_markup_mode="markdown", context_settings=_SETTINGS)
-    single.command(name)(importlib.import_module(f"foredraft.cli.{name}").command)
-    return typer.main.get_command(single)
+    single.command(name, epilog=examples(file.EXAMPLES))(file.command)
+    command = typer.main.get_command(single)
+    for option in command.params:  # typer puts a default on a line of its own, and a long help off the screen
+        if isinstance(option, TyperOption) and option.show_default and option.default not in (None, False):
+            option.help, option.show_default = f"{option.help} [default: {option.default}]", False
+    return command
+
+
+def examples(lines: Sequence[str]) -> str:
+    """The end of a command's help: a list in Markdown, one example an item."""
+    return "\n\n".join(["Examples:", *(f"- `{line}`" for line in lines)])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line, by default the process's own, and return its exit status.
 
-    0, or what the command says; 2 with one sentence on stderr where something cannot be; 130 after Ctrl-C; 141 when
-    whoever reads our output has gone. With FOREDRAFT_DEBUG=1 in the environment errors are raised instead.
+    0, or the command's own status; 2 after bad input, with one sentence on stderr; 130 after Ctrl-C; 141 when the
+    reader of a pipe has closed it. With FOREDRAFT_DEBUG=1 in the environment errors are raised instead.
     """
     with quiet_libraries():
         return ended(lambda: _app()(arguments, prog_name="foredraft", standalone_mode=False))
 
 
+EXAMPLES = ('foredraft generate "def fibonacci(n):" --show-drafts', "foredraft methods eagle3")
 _SETTINGS = {"help_option_names": ["-h", "--help"]}
 
 
 def _app() -> typer.Typer:
-    app = typer.Typer(cls=Commands, context_settings=_SETTINGS, pretty_exceptions_enable=False, no_args_is_help=False)
-    app.callback(invoke_without_command=True)(_face)
-    for name, summary in COMMANDS.items():
-        app.command(name, help=summary)(_entry)
+    app = typer.Typer(
+        cls=Commands,
+        rich_markup_mode="markdown",
+        context_settings=_SETTINGS,
+        pretty_exceptions_enable=False,
+        no_args_is_help=False,
+    )
+    app.callback(invoke_without_command=True, epilog=examples(EXAMPLES))(_face)
+    for group, commands in GROUPS.items():
+        for name, summary in commands.items():
+            app.command(name, help=summary, rich_help_panel=group)(_entry)
     return app
 
 
 def _face(
     ctx: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
+    version: Annotated[bool, typer.Option("--version", metavar="", help="Print the version and exit.")] = False,
 ) -> None:
-    """Lossless speculative decoding: any Hugging Face causal LM, faster, without changing what it says."""
+    """Lossless speculative decoding: any Hugging Face causal LM, faster, with the same output."""
     if version:
         typer.echo(f"foredraft {__version__}")
     elif ctx.invoked_subcommand is None:
@@ -88,4 +116,4 @@ def _face(
 
 
 def _entry() -> None:
-    """Stands for a command in the help."""
+    """The placeholder of a command in the help."""

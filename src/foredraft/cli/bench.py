@@ -11,9 +11,10 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from foredraft.cli import names
 from foredraft.cli.choices import SAMPLING
 from foredraft.cli.console import busy, errors, output
-from foredraft.cli.ending import Interrupted
+from foredraft.cli.ending import FAILED, UNJUDGED, Interrupted
 from foredraft.cli.flags import Group, flags
 from foredraft.core.errors import OptionError
 
@@ -28,70 +29,63 @@ if TYPE_CHECKING:
 class Arms:
     """What is compared."""
 
-    model: str = field(
-        default="sample", metadata={"names": ("--model", "-m"), "help": "A folder, a hub name, or sample."}
-    )
+    model: str = field(default="sample", metadata={"names": ("--model", "-m"), "help": "Folder, hub name or sample."})
     drafter: tuple[str, ...] = field(
         default=("none", "auto", "transformers"),
         metadata={
             "names": ("--drafter", "-d"),
-            "help": "May be repeated: a drafter as for generate, or transformers, transformers_assisted:PATH, "
-            "transformers_lookup. NAME=SPEC gives it another name. By default none, auto and transformers.",
+            "help": "A drafter as for generate, transformers, transformers_assisted:PATH or transformers_lookup; "
+            "NAME=SPEC renames it; repeatable. Default: none, auto, transformers.",
+            "complete": names.arms,
         },
     )
-    dtype: str | None = field(default=None, metadata={"help": "Such as bfloat16; by default as for generate."})
-    device: str | None = field(default=None, metadata={"help": "Such as cuda:1 or cpu; by default a GPU if there."})
+    dtype: str | None = field(default=None, metadata={"help": "Such as bfloat16; default as for generate."})
+    device: str | None = field(default=None, metadata={"help": "Such as cuda:1 or cpu; default: a GPU if any."})
 
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """What is asked."""
+    """The prompts."""
 
     prompts: tuple[str, ...] = field(
         default=(),
-        metadata={"help": "A prompt file; may be repeated. By default eight of ours."},
+        metadata={"help": "Prompt file; repeatable. Default: eight built-in prompts."},
     )
-    count: int = field(default=0, metadata={"help": "So many prompts of each file; 0: all of them."})
-    chat: bool = field(default=False, metadata={"help": "In the model's chat template, all turns."})
-    batch_size: tuple[int, ...] = field(default=(1,), metadata={"help": "Prompts at once; may be repeated."})
-    repeats: int = field(default=1, metadata={"help": "Ask everything so many times."})
+    count: int = field(default=0, metadata={"help": "Prompts used from each file; 0, the default: all."})
+    chat: bool = field(default=False, metadata={"help": "Use the chat template, with all turns."})
+    batch_size: tuple[int, ...] = field(default=(1,), metadata={"help": "Prompts at once; repeatable. Default: 1."})
+    repeats: int = field(default=1, metadata={"help": "Run everything this often."})
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the answers are made, by every arm alike."""
+    """How every arm samples."""
 
-    temperature: tuple[float, ...] = field(default=(0.0,), metadata={"help": "0 is greedy; may be repeated."})
+    temperature: tuple[float, ...] = field(default=(0.0,), metadata={"help": "0, the default, is greedy; repeatable."})
     max_new_tokens: int = field(default=128, metadata={"help": SAMPLING.help["max_new_tokens"]})
     min_new_tokens: int = field(default=0, metadata={"help": SAMPLING.help["min_new_tokens"]})
     top_k: int | None = field(default=None, metadata={"help": SAMPLING.help["top_k"]})
     top_p: float | None = field(default=None, metadata={"help": SAMPLING.help["top_p"]})
     repetition_penalty: float = field(default=1.0, metadata={"help": SAMPLING.help["repetition_penalty"]})
-    seed: int = field(default=0, metadata={"help": "Of the first prompt; the others follow."})
+    seed: int = field(default=0, metadata={"help": "Seed of the first prompt; the others count up."})
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What is measured besides, and where it goes."""
+    """What else is measured, and where results go."""
 
     out: str = field(
         default="bench.jsonl",
-        metadata={
-            "help": "One JSON line a call. What is there already is not run again, so a run can be gone on with."
-        },
+        metadata={"help": "JSON Lines, one per call; continued if it exists."},
     )
-    texts: bool = field(default=True, metadata={"help": "Keep no texts in the file."})
+    texts: bool = field(default=True, metadata={"help": "Leave the outputs out of the file."})
     costs: bool = field(default=False, metadata={"help": "Also time forwards by rows, cached tokens and batch."})
     watch: int = field(
-        default=0, metadata={"help": "Also look, on so many prompts of each file, at which drafted nodes are accepted."}
+        default=0, metadata={"help": "Also record acceptance by draft position, on N prompts of each file."}
     )
-    score: bool = field(default=False, metadata={"help": "Say which answers are right, where the prompts tell."})
-    execute_code: bool = field(
-        default=False, metadata={"help": "With --score: run what the model wrote for HumanEval, in a sandbox."}
-    )
-    spec_bench: str | None = field(
-        default=None, metadata={"help": "A folder for the answers in Spec-Bench's own format."}
-    )
+    score: bool = field(default=False, metadata={"help": "Score answers, where prompts have references."})
+    execute_code: bool = field(default=False, metadata={"help": "With --score: run HumanEval answers, in a sandbox."})
+    spec_bench: str | None = field(default=None, metadata={"help": "Folder for answers in Spec-Bench's format."})
     json: bool = field(default=False, metadata={"help": "Print one JSON object instead of tables."})
 
 
@@ -103,27 +97,35 @@ _GROUPS = {
 }
 
 
+_TOLERANCE = "With --compare: ignore changes up to this share."
+EXAMPLES = (
+    "foredraft bench -m PATH -d none -d eagle3:HEAD --prompts question.jsonl --out run.jsonl",
+    "foredraft bench --compare before.jsonl after.jsonl",
+)
+
+
 @flags(**_GROUPS)
 def command(
     compare: Annotated[
         tuple[str, str] | None,
         typer.Option(
             metavar="A B",
-            help="Run nothing: is B slower than A, two files of runs, beyond noise? Exit status 1 if it is.",
+            help="Run nothing; is file B slower than file A, beyond noise?",
             show_default=False,
         ),
     ] = None,
-    tolerance: Annotated[float, typer.Option(help="With --compare: a smaller change is none.")] = 0.05,
+    tolerance: Annotated[float, typer.Option(metavar="FLOAT", help=_TOLERANCE)] = 0.05,
     *,
     arms: Arms,
     what: Prompts,
     sampling: Sampling,
     kept: Kept,
 ) -> None:
-    """How fast is it here? Any drafters on any prompts, side by side.
+    """Measure drafters against each other on your prompts.
 
-    Every prompt is put to every arm before the next one, so that drift hits all alike; speeds are without prefill and
-    paired prompt by prompt. The file that it writes is what foredraft report reads.
+    Each prompt runs on every arm before the next one, so drift of the machine affects all arms alike. foredraft report
+    reads the file. Exit status of --compare: 0 if nothing is slower, 1 if an arm is slower, 3 if no arm could be judged
+    (each needs six prompts or batches that both files have).
     """
     if compare is not None:
         raise typer.Exit(_compared(Path(compare[0]), Path(compare[1]), tolerance, kept.json))
@@ -152,22 +154,22 @@ def command(
     try:
         with _progress() as tell:
             bench.run(groups, tell)
-        with busy("Watching drafts and timing forwards"):
+        with busy("Recording drafts and timing forwards"):
             bench.append(besides.lines(earlier(path, settings)))
     except KeyboardInterrupt:
-        raise Interrupted(f"Interrupted; {path} has what was measured, and the same command goes on.") from None
+        raise Interrupted(f"Interrupted; {path} keeps what was measured, and the same command continues it.") from None
     _show(path, kept)
 
 
 def _check(what: Prompts, kept: Kept) -> None:
     if what.count < 0 or what.repeats < 1 or kept.watch < 0:
-        raise OptionError("count and watch must not be below 0, and repeats must be 1 or more.")
+        raise OptionError("count and watch must be 0 or more, and repeats 1 or more.")
     if min(what.batch_size) < 1:
         raise OptionError("batch_size must be 1 or more.")
     if kept.execute_code and not kept.score:
-        raise OptionError("--execute-code goes with --score.")
+        raise OptionError("--execute-code needs --score.")
     if kept.spec_bench is not None and not kept.texts:
-        raise OptionError("Spec-Bench's format is made of texts: leave out --no-texts.")
+        raise OptionError("--spec-bench needs the outputs: leave out --no-texts.")
 
 
 def _asks(what: Prompts) -> "list[Ask]":
@@ -179,7 +181,7 @@ def _asks(what: Prompts) -> "list[Ask]":
 
 
 def _first(asks: "list[Ask]", count: int) -> "list[Ask]":
-    """So many of each task."""
+    """The first ``count`` of each task."""
     seen: dict[str, int] = {}
     chosen = []
     for ask in asks:
@@ -202,8 +204,7 @@ def _score(kept: Kept) -> "Callable[[Ask, str], bool | None] | None":
 
 @contextlib.contextmanager
 def _progress() -> "Iterator[Callable[[int, int, str], None]]":
-    """A bar on a terminal, nothing elsewhere. It moves between calls only: a thread that draws would take its time
-    from what is measured."""
+    """A progress bar on a terminal. It is drawn between calls only: a drawing thread would disturb the measurement."""
     console = errors()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, auto_refresh=False, disable=not console.is_terminal) as bar:
@@ -216,7 +217,7 @@ def _progress() -> "Iterator[Callable[[int, int, str], None]]":
 
 
 def _show(path: Path, kept: Kept) -> None:
-    """What the file says, all of it: what was measured before counts as well."""
+    """Print all results in the file, earlier ones included."""
     from foredraft.bench.records import read_runs
     from foredraft.bench.summary import summarise
     from foredraft.cli.report import record, show
@@ -233,25 +234,34 @@ def _show(path: Path, kept: Kept) -> None:
     show(summary, output(), full=False)
     for run in file.errors[:3]:
         errors().print(f"{run.arm} on {run.task} {', '.join(run.prompts)}: {run.error}", soft_wrap=True, markup=False)
-    output().print(f"{path} has every call; foredraft report {path} --html PAGE shows more.", style="dim")
+    output().print(f"All calls are in {path}; foredraft report {path} --html PAGE shows more.", style="dim")
 
 
 def _compared(before: Path, after: Path, tolerance: float, as_json: bool) -> int:
-    """Print what has changed, and say whether something got slower."""
-    from foredraft.bench.compare import compare
+    """Print the changes; the exit status says whether an arm got slower, or that none could be judged."""
+    from foredraft.bench.compare import FEWEST, compare
     from foredraft.bench.records import read_runs
 
     changes = compare(read_runs(before), read_runs(after), tolerance)
     slower = [change for change in changes if change.verdict == "slower"]
+    judged = [change for change in changes if change.verdict != "too few"]
+    status = FAILED if slower else 0 if judged else UNJUDGED
     if as_json:
         listed = [{**asdict(change), "setting": change.setting._asdict()} for change in changes]
-        typer.echo(json.dumps({"slower": bool(slower), "changes": listed}))
-        return int(bool(slower))
+        typer.echo(json.dumps({"slower": bool(slower), "judged": len(judged), "changes": listed}))
+        return status
     console = output()
     console.print(_changes(changes))
-    sentence = f"Slower: {', '.join(change.arm for change in slower)}." if slower else "Nothing is slower beyond noise."
-    console.print(sentence, style="bold red" if slower else "bold green")
-    return int(bool(slower))
+    if slower:
+        sentence, style = f"Slower: {', '.join(change.arm for change in slower)}.", "bold red"
+    elif judged:
+        sentence, style = "Nothing is slower beyond noise.", "bold green"
+    else:
+        sentence, style = f"Nothing was judged: every arm needs {FEWEST} units that both files have.", "bold yellow"
+    if judged and len(judged) < len(changes):
+        sentence += f" {len(changes) - len(judged)} of {len(changes)} comparisons have too few units to judge."
+    console.print(sentence, style=style, soft_wrap=True)
+    return status
 
 
 def _changes(changes: "list[Change]") -> Table:

@@ -19,29 +19,31 @@ if TYPE_CHECKING:
     from foredraft.engine.generate import Generator
 
 _HELP = {
-    "/help": "this list",
-    "/reset": "forget the conversation",
-    "/stats": "what it has taken so far",
-    "/exit": "leave (or Ctrl-D)",
+    "/help": "list these commands",
+    "/reset": "start a new conversation",
+    "/stats": "show speed and acceptance so far",
+    "/exit": "quit (or Ctrl-D)",
 }
+
+
+EXAMPLES = (
+    "foredraft chat",
+    'foredraft chat -m PATH -d eagle3:HEAD --system "Answer briefly." --temperature 0.7',
+)
 
 
 @flags(choice=MODEL, sampling=CHAT_SAMPLING)
 def command(
-    system: Annotated[
-        str | None, typer.Option(help="What the model is told before the first turn.", show_default=False)
-    ] = None,
-    show_drafts: Annotated[
-        bool, typer.Option("--show-drafts", help="Colour the tokens that were drafted and accepted.")
-    ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No greeting and no statistics.")] = False,
+    system: Annotated[str | None, typer.Option(help="System message.", metavar="TEXT", show_default=False)] = None,
+    show_drafts: Annotated[bool, typer.Option("--show-drafts", metavar="", help="Colour accepted drafts.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", metavar="", help="No greeting, no statistics.")] = False,
     *,
     choice: ModelChoice,
     sampling: SamplingParams,
 ) -> None:
-    """Talk with a model: its chat template, and the whole conversation each turn.
+    """Chat with a model, using its chat template.
 
-    One line is one turn, typed or from a pipe. Ctrl-C stops an answer and keeps what was said; Ctrl-D leaves.
+    Each line is one turn, typed or from a pipe. Ctrl-C stops an answer and keeps it; Ctrl-D quits.
     """
     person = sys.stdin.isatty()
     generator = choice.load()
@@ -49,7 +51,7 @@ def command(
     talk.check()
     if person and not quiet:
         console = errors()
-        console.print(f"{choice.model} with {generator.kind.method}. /help lists commands, Ctrl-D leaves.", style="dim")
+        console.print(f"{choice.model} with {generator.kind.method}. /help lists commands, Ctrl-D quits.", style="dim")
         if talk.out.colours:
             out = output()
             out.print(legend(out))
@@ -65,7 +67,7 @@ def command(
 
 
 def _turn(talk: "Conversation", line: str, person: bool, quiet: bool) -> None:
-    """Answer one turn. What cannot be ends a script, but not the talk with a person."""
+    """Answer one turn. An error ends a script; an interactive chat goes on."""
     from foredraft.cli.running import summary
 
     try:
@@ -73,7 +75,7 @@ def _turn(talk: "Conversation", line: str, person: bool, quiet: bool) -> None:
     except UsageError as error:
         if not person:
             raise
-        return say_error(f"{error} (/reset begins anew.)")
+        return say_error(f"{error} (/reset starts a new conversation.)")
     except KeyboardInterrupt:  # before there was anything to keep
         if not person:
             raise
@@ -91,7 +93,7 @@ def _order(talk: "Conversation", line: str) -> None:
             console.print(f"{name:8}{meaning}")
     elif line == "/reset":
         talk.reset()
-        console.print("The conversation is forgotten.")
+        console.print("Started a new conversation.")
     elif line == "/stats":
         turns = sum(message["role"] == "assistant" for message in talk.messages)
         console.print(f"{turns} turn{'s' if turns != 1 else ''} · {summary(talk.stats)}", soft_wrap=True)
@@ -99,7 +101,7 @@ def _order(talk: "Conversation", line: str) -> None:
 
 @dataclass
 class Conversation:
-    """Messages so far, and what answering them took. Every turn sends all of them."""
+    """Messages so far, and their statistics. Every turn sends all messages."""
 
     generator: "Generator"
     sampling: SamplingParams
@@ -122,7 +124,7 @@ class Conversation:
         self.generator.encode([*self.messages, {"role": "user", "content": "?"}])
 
     def say(self, text: str) -> DecodeStats:
-        """Answer one turn on the screen; Ctrl-C ends the answer, and what was said of it is kept.
+        """Answer one turn on the screen; Ctrl-C ends the answer and keeps its beginning.
 
         Raises:
             UsageError: the conversation does not fit the model; it is as it was before.
@@ -164,7 +166,7 @@ def read_turn(person: bool) -> str | None:
             output().print()
             return None
         except KeyboardInterrupt:
-            errors().print("\nCtrl-D or /exit leaves.", style="dim")
+            errors().print("\nCtrl-D or /exit quits.", style="dim")
 
 
 _INVITATION = "you> "

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Law:
-    """How the sampled texts are sampled."""
+    """How the sampled outputs are drawn."""
 
     temperature: float = 1.0
     top_k: int | None = None
@@ -33,7 +33,7 @@ class Law:
 
 _LAW = {
     "temperature": "Above 0.",
-    "max_new_tokens": "Length of the sampled texts, each drawn many times.",
+    "max_new_tokens": "Tokens of each sampled output.",
     "seed": "Another seed is another trial.",
 }
 
@@ -44,22 +44,28 @@ class What:
 
     prompts: str | None = field(
         default=None,
-        metadata={"help": "A file: question.jsonl, HumanEval, chat messages or plain text. By default eight of ours."},
+        metadata={"help": "Prompt file (JSON Lines or text); default: eight built-in prompts."},
     )
-    count: int = field(default=16, metadata={"help": "So many prompts of the file."})
-    chat: bool = field(default=False, metadata={"help": "Ask them in the model's chat template."})
-    tokens: int = field(default=6000, metadata={"help": "So many sampled tokens; 0: greedy only."})
-    greedy_tokens: int = field(default=64, metadata={"help": "Length of the greedy texts."})
+    count: int = field(default=16, metadata={"help": "Prompts used from the file."})
+    chat: bool = field(default=False, metadata={"help": "Use the chat template."})
+    tokens: int = field(default=6000, metadata={"help": "Sampled tokens in all; 0: greedy only."})
+    greedy_tokens: int = field(default=64, metadata={"help": "Tokens of each greedy output."})
     json: bool = field(default=False, metadata={"help": "Print one JSON object."})
+
+
+EXAMPLES = (
+    "foredraft check -m PATH -d eagle3:HEAD",
+    "foredraft check -m PATH -d prompt_lookup --dtype bfloat16 --exact --tokens 0",
+)
 
 
 @flags(choice=MODEL, what=Group(What, "Check"), law=Group(Law, "Sampling", {**SAMPLING.help, **_LAW}))
 def command(*, choice: ModelChoice, what: What, law: Law) -> None:
-    """Is it lossless on this pair? Greedy by identity, sampled by law.
+    """Check that a drafter is lossless for a model.
 
-    Greedy texts must be those of plain decoding, but for near-ties in the model's own logits (none are excused with
-    --exact). Sampled tokens are held against the law of the model's own forward. The exit status is 0 if it is
-    lossless as far as this can be seen, 1 if not.
+    Greedy output must equal plain decoding, except after near-ties in the logits (with --exact there is no exception).
+    Sampled tokens are tested against the model's own distribution. Exit status: 0 if no difference was found, 1 if
+    one was.
     """
     from foredraft.bench.check import check_greedy, check_sampled
     from foredraft.bench.prompts import STANDARD, read_prompts
@@ -67,17 +73,17 @@ def command(*, choice: ModelChoice, what: What, law: Law) -> None:
     if what.count < 1 or what.tokens < 0:
         raise OptionError("count must be 1 or more, and tokens not below 0.")
     if what.tokens and law.temperature <= 0:
-        raise OptionError("Sampled texts need a temperature above 0; --tokens 0 checks greedy ones alone.")
+        raise OptionError("Sampling needs a temperature above 0; --tokens 0 checks greedy output alone.")
     prompts: list[Any] = list(STANDARD)
     if what.prompts is not None:
         prompts = [ask.prompt for ask in read_prompts(what.prompts, what.chat)[: what.count]]
     generator = choice.load()
-    with busy("Greedy texts"):
+    with busy("Greedy outputs"):
         cold = replace(law.params(), temperature=0.0, max_new_tokens=what.greedy_tokens)
         greedy = check_greedy(generator, prompts, cold, exact=choice.exact)
     sampled = None
     if what.tokens:
-        with busy("Sampled texts"):
+        with busy("Sampled outputs"):
             sampled = check_sampled(generator, prompts, law.params(), what.tokens)
     passed = greedy.passed and (sampled is None or sampled.passed)
     if what.json:
@@ -95,17 +101,19 @@ def command(*, choice: ModelChoice, what: What, law: Law) -> None:
 
 def _greedy(found: "GreedyCheck") -> list[str]:
     same = found.texts - len(found.differences)
-    lines = [f"Greedy: {same} of {found.texts} texts are those of plain decoding ({found.tokens:,} tokens)."]
+    lines = [f"Greedy: {same} of {found.texts} outputs equal plain decoding ({found.tokens:,} tokens)."]
     for each in found.differences:
-        why = "a near-tie" if each.tied and not found.exact else "no tie"
-        lines.append(f"  text {each.text + 1} differs from token {each.place + 1} on: {why}, {each.gap:.3g} in logits.")
+        why = "a near-tie" if each.tied and not found.exact else "not a near-tie"
+        lines.append(
+            f"  output {each.text + 1} differs from token {each.place + 1} on: {why}, logits {each.gap:.3g} apart."
+        )
     return lines
 
 
 def _sampled(found: "SampledCheck") -> str:
     fits = "fit" if found.passed else "do not fit"
     return (
-        f"Sampled: {found.tokens:,} tokens, {found.accepted:,} of them accepted drafts, {fits} the model's own law "
-        f"after {found.contexts} texts (p = {found.p_value:.2g}). Had {100 * found.shift:.1f}% of these laws been "
-        "moved from one token to another, it would have been seen with probability 0.99."
+        f"Sampled: {found.tokens:,} tokens, {found.accepted:,} of them accepted drafts, {fits} the model's own "
+        f"distribution in {found.contexts} contexts (p = {found.p_value:.2g}). A shift of {100 * found.shift:.1f}% of "
+        "the probability from one token to another would have been found with probability 0.99."
     )

@@ -1,10 +1,11 @@
-"""What the commands that run a model have in common: which model, which sampling, which prompt."""
+"""Options that the commands which run a model share: model, sampling, prompt."""
 
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from foredraft.cli import names
 from foredraft.cli.console import busy
 from foredraft.cli.flags import Group
 from foredraft.core.errors import PromptError
@@ -22,37 +23,32 @@ class ModelChoice:
         default="sample",
         metadata={
             "names": ("--model", "-m"),
-            "help": "A folder, a hub name, or sample, the bundled model.",
+            "help": "Folder, hub name, or sample (bundled).",
         },
     )
     drafter: str = field(
         default="auto",
         metadata={
             "names": ("--drafter", "-d"),
-            "help": "none, NAME, NAME:PATH or NAME:PATH,option=value; foredraft methods lists them. auto: the bundled "
-            "EAGLE-3 head for the bundled model, prompt_lookup for others.",
+            "help": "NAME[:PATH][,option=value]; see foredraft methods.",
+            "complete": names.drafters,
         },
     )
     dtype: str | None = field(
         default=None,
-        metadata={"help": "Such as bfloat16. By default float32 on a CPU, else as the weights are."},
+        metadata={"help": "Such as bfloat16; default: float32 on a CPU, else as the weights."},
     )
-    device: str | None = field(
-        default=None, metadata={"help": "Such as cuda:1 or cpu. By default a GPU if there is one."}
-    )
+    device: str | None = field(default=None, metadata={"help": "Such as cuda:1 or cpu; default: a GPU if any."})
     verifier: str | None = field(
-        default=None, metadata={"help": "Verification rule. By default the best for the law of the drafts."}
+        default=None, metadata={"help": "Verification rule; default: the best that is lossless."}
     )
     exact: bool = field(
         default=False,
-        metadata={
-            "help": "Run every forward in one shape, so that near-ties in half precision fall the same way with "
-            "speculation on and off."
-        },
+        metadata={"help": "One shape for all forwards, so that drafts cannot flip near-ties."},
     )
 
     def load(self) -> "Generator":
-        """The generator; on a terminal something moves meanwhile."""
+        """Load the generator; a terminal shows that it is loading."""
         with busy(f"Loading {self.model}"):
             from foredraft.compose import load
 
@@ -69,25 +65,25 @@ class ModelChoice:
 MODEL = Group(ModelChoice, "Model")
 
 _HELP = {
-    "max_new_tokens": "Stop after so many new tokens.",
-    "min_new_tokens": "No end of text before so many new tokens.",
-    "temperature": "0 is greedy: always the likeliest token.",
-    "top_k": "Sample from the k likeliest tokens only.",
-    "top_p": "Sample from the likeliest tokens that make up this probability.",
-    "min_p": "Leave out tokens with less than this share of the likeliest one's probability.",
-    "typical_p": "Locally typical sampling, with this probability.",
-    "epsilon_cutoff": "Leave out tokens with less probability than this.",
-    "eta_cutoff": "Like epsilon, but lower where the law is broad.",
-    "repetition_penalty": "Above 1: fewer tokens that were in the text or prompt.",
-    "presence_penalty": "Taken off the logit of each token that was generated.",
-    "frequency_penalty": "The same, for each time that it was.",
-    "no_repeat_ngram_size": "No run of so many tokens twice; 0 is off.",
-    "bad_words_ids": "Never say these token ids in a row. May be repeated.",
-    "seed": "The same seed gives the same text; by default each run has another.",
-    "stop_strings": "End before this text. May be repeated.",
-    "eos_token_id": "End after this token id instead of the model's own. May be repeated.",
-    "logprobs": "With --json: log-probabilities, and of so many alternatives.",
-    "speculate": "Decode plainly, with the same model and drafter loaded.",
+    "max_new_tokens": "Most tokens to generate.",
+    "min_new_tokens": "Fewest tokens to generate.",
+    "temperature": "0, the default, is greedy.",
+    "top_k": "Sample from the k most likely tokens.",
+    "top_p": "Sample from the top tokens with this total probability.",
+    "min_p": "Drop tokens below this share of the top probability.",
+    "typical_p": "Locally typical sampling with this probability mass.",
+    "epsilon_cutoff": "Drop tokens below this probability.",
+    "eta_cutoff": "Like epsilon, but lower at high entropy.",
+    "repetition_penalty": "Above 1 penalizes repeated tokens.",
+    "presence_penalty": "Subtracted once from tokens in the output.",
+    "frequency_penalty": "Subtracted once per occurrence in the output.",
+    "no_repeat_ngram_size": "Never repeat an n-gram of this size.",
+    "bad_words_ids": "Never generate this id sequence; repeatable.",
+    "seed": "The same seed gives the same output; random by default.",
+    "stop_strings": "Stop before this string; repeatable.",
+    "eos_token_id": "Stop id instead of the model's; repeatable.",
+    "logprobs": "With --json: log-probabilities and N alternatives.",
+    "speculate": "Plain decoding, with the drafter still loaded.",
 }
 _NAMES = {"speculate": ("--no-speculation",)}
 
@@ -96,18 +92,18 @@ CHAT_SAMPLING = Group(SamplingParams, "Sampling", _HELP, _NAMES, without=("logpr
 
 
 def read_prompt(given: str | None, file: str | None) -> str:
-    """The prompt from where it was given: the argument, a file, or standard input (also for ``-``).
+    """Read the prompt from the argument, a file, or standard input (also for ``-``).
 
-    One newline at the end of a file or of standard input is not part of it: editors and echo put it there.
+    One newline at the end of a file or of standard input is dropped: editors and echo add it.
 
     Raises:
-        PromptError: none was given, or two, or what was given is not UTF-8 text.
+        PromptError: there is no prompt, there are two, or it is not UTF-8 text.
     """
     if given is not None and file is not None:
-        raise PromptError("The prompt was given twice, as an argument and with --prompt-file.")
+        raise PromptError("The prompt was given twice: as an argument and with --prompt-file.")
     try:
         text = _read(given, file)
-        text.encode()  # bytes of the command line that are no text arrive as lone surrogates
+        text.encode()  # undecodable bytes of the command line arrive as lone surrogates
     except UnicodeError:
         raise PromptError("The prompt is not UTF-8 text.") from None
     except OSError as error:
@@ -121,5 +117,5 @@ def _read(given: str | None, file: str | None) -> str:
     if file is not None and file != "-":
         return Path(file).read_text(encoding="utf-8").removesuffix("\n")
     if given is None and file is None and sys.stdin.isatty():
-        raise PromptError("There is no prompt: give it as an argument, with --prompt-file, or on standard input.")
+        raise PromptError("There is no prompt: pass an argument, --prompt-file, or standard input.")
     return sys.stdin.read().removesuffix("\n")

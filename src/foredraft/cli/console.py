@@ -1,4 +1,4 @@
-"""Where text goes: stdout for what was asked for, stderr for what is said about it."""
+"""Output: results to stdout, messages to stderr."""
 
 import contextlib
 import io
@@ -13,7 +13,7 @@ DRAFTED = "bold green"
 
 
 class PipeConsole(Console):
-    """Says that nobody reads any more, where rich would end the program with its own status."""
+    """Raises ``BrokenPipeError`` where rich would exit with a status of its own."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
@@ -31,7 +31,7 @@ def errors() -> Console:
 
 @contextlib.contextmanager
 def busy(doing: str) -> Iterator[None]:
-    """Show on a terminal that something is being done; elsewhere, nothing."""
+    """Show a spinner on a terminal; elsewhere, nothing."""
     console = errors()
     if console.is_terminal:
         with console.status(f"[dim]{doing}[/dim]"):
@@ -41,10 +41,10 @@ def busy(doing: str) -> Iterator[None]:
 
 
 class TextOut:
-    """Generated text on stdout, as it comes and as it is: not wrapped, no markup.
+    """Generated text on stdout as it comes, without wrapping or markup.
 
-    On a terminal control characters are made visible, because a model may say anything, and with ``show_drafts``
-    accepted drafted tokens are coloured. Elsewhere the text goes out unchanged.
+    On a terminal control characters are made visible, because a model can generate any, and with ``show_drafts``
+    accepted drafts are coloured. Elsewhere the text is unchanged.
     """
 
     def __init__(self, show_drafts: bool = False) -> None:
@@ -52,7 +52,7 @@ class TextOut:
         self.terminal = console.is_terminal
         self.colours = show_drafts and console.is_terminal
         if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(errors="replace")  # a character that the terminal lacks is no reason to stop
+            sys.stdout.reconfigure(errors="replace")  # for characters that the terminal lacks
         # with NO_COLOR it is underlined
         self._on = "\x1b[4m" if console.no_color else "\x1b[1;32m"
 

@@ -32,26 +32,29 @@ REPEATING = "".join(
 _STEADY = "num_assistant_tokens_schedule=constant"
 _DRAFTER = f"eagle3,nodes=15,depth=5,top_k=4,{_STEADY}"
 _LOOKUP = f"prompt_lookup,{_STEADY}"
-"""Always as many drafts: a schedule that measures costs errs where others use the same cores at that moment."""
+"""A constant draft length: schedules that measure costs are misled by other programs on the same cores."""
 _PATIENCE = 15.0
-"""Seconds after which no further run is begun."""
+"""No further run starts after this many seconds."""
 _WARM_UP = 24
+
+
+EXAMPLES = ("foredraft demo", 'foredraft demo -m PATH -d prompt_lookup "def test_add():"')
 
 
 @flags(choice=MODEL)
 def command(
     prompt: Annotated[
-        str | None, typer.Argument(help="By default a question for the bundled model.", show_default=False)
+        str | None, typer.Argument(help="Default: a question for the bundled model.", show_default=False)
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Stop after so many new tokens.")] = 96,
-    runs: Annotated[int, typer.Option(help="Measure so often, unless that takes too long.")] = 3,
+    max_new_tokens: Annotated[int, typer.Option(help="Most tokens to generate.", metavar="INT")] = 96,
+    runs: Annotated[int, typer.Option(help="Repeats, fewer if they take too long.", metavar="INT")] = 3,
     *,
     choice: ModelChoice,
 ) -> None:
-    """Plain decoding and speculation side by side, with the bundled models.
+    """Compare plain and speculative decoding side by side.
 
-    Both generate greedily, in turns, each timed by its own steps: the faster one really is ahead. By default an
-    EAGLE-3 head drafts trees of 15 tokens. The exit status is 1 if their tokens differ.
+    Both decode greedily, step by step in turn, and each is timed by its own steps. By default the bundled EAGLE-3 head
+    drafts trees of 15 tokens. Exit status: 1 if their tokens differ.
     """
     from foredraft.cli.panels import shown
 
@@ -65,14 +68,14 @@ def command(
     fast = Arm.of(choice)
     question: Any = prompt or [{"role": "user", "content": QUESTION}]
     if choice.model == "sample" and prompt is None:
-        errors().print("[dim]A model of 16 million parameters: mind its speed, not its sums.[/dim]")
+        errors().print("[dim]This model has 16 million parameters: expect speed, not right answers.[/dim]")
     _warm_up([plain, fast], question, params)
     with shown(prompt or QUESTION, [plain, fast]) as refresh:
         contests = [Contest.held([plain, fast], question, params, runs, refresh)]
     if prompt is None:
         lookup = Arm.of(replace(choice, drafter=_LOOKUP))
         _warm_up([plain, lookup], REPEATING, params)
-        errors().print("The same with prompt_lookup, on text that repeats ...", style="dim")
+        errors().print("The same with prompt_lookup, on repetitive text ...", style="dim")
         contests.append(Contest.held([plain, lookup], REPEATING, params, runs, lambda: None))
     _report(contests, plain)
     if not all(contest.same for contest in contests):
@@ -81,7 +84,7 @@ def command(
 
 @dataclass
 class Arm:
-    """One way to decode, and the text that it is working on."""
+    """One way to decode, and its running request."""
 
     name: str
     generator: "Generator"
@@ -96,7 +99,7 @@ class Arm:
         return cls(generator.kind.method, generator)
 
     def start(self, prompt: "Prompt", params: SamplingParams) -> None:
-        """Begin anew."""
+        """Start a new request."""
         from foredraft.engine.generate import Stream
 
         self.sequence = self.generator.submit([prompt], params)[0]
@@ -104,7 +107,7 @@ class Arm:
         self.pieces, self.done = [], False
 
     def advance(self) -> None:
-        """One piece more."""
+        """Generate one more piece."""
         assert self._stream is not None
         piece = next(self._stream, None)
         if piece is None:
@@ -119,7 +122,7 @@ class Arm:
 
 @dataclass(frozen=True, slots=True)
 class Contest:
-    """What came of several runs: the numbers of each arm, and whether all said the same tokens."""
+    """Results of several runs: statistics of each arm, and whether all tokens were equal."""
 
     names: list[str]
     stats: list[list[DecodeStats]]  # by run, then by arm
@@ -129,7 +132,7 @@ class Contest:
     def held(
         cls, arms: list[Arm], prompt: "Prompt", params: SamplingParams, runs: int, refresh: Callable[[], None]
     ) -> "Contest":
-        """Run the arms against each other, again and again."""
+        """Race the arms several times."""
         begun = time.perf_counter()
         stats: list[list[DecodeStats]] = []
         said: list[list[int]] = []
@@ -148,7 +151,7 @@ class Contest:
 
 
 def _race(arms: list[Arm], prompt: "Prompt", params: SamplingParams, refresh: Callable[[], None]) -> None:
-    """Always advance the arm that has used less time, so that both stand where they would stand now alone."""
+    """Always advance the arm that has used less time, so that each is where it would be if it ran alone."""
     for arm in arms:
         arm.start(prompt, params)
     with CtrlC() as ctrl_c:
@@ -175,7 +178,7 @@ def _report(contests: list[Contest], plain: Arm) -> None:
         table.add_column(name, justify="right")
     for number, contest in enumerate(contests):
         if number:
-            table.add_row("[dim]repeating text[/dim]")
+            table.add_row("[dim]repetitive text[/dim]")
         for arm, name in enumerate(contest.names):
             speed = contest.speed(arm)
             row = [name, f"{speed:.1f}", f"{contest.acceptance_length(arm):.2f}"]

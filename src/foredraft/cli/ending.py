@@ -1,4 +1,8 @@
-"""How the program ends: one sentence and an exit status, never a traceback for what a user has done."""
+"""Exit statuses and one-sentence errors; no traceback for a user's mistake.
+
+0 is success; 1 a negative verdict (``check``, ``demo``, ``bench --compare``) or a failed write; 2 bad input; 3 no
+verdict (``bench --compare`` with too few units); 130 Ctrl-C; 141 a closed pipe.
+"""
 
 import contextlib
 import logging
@@ -16,23 +20,23 @@ import typer
 from foredraft.cli.console import errors
 from foredraft.core.errors import ForedraftError
 
-FAILED, REFUSED, INTERRUPTED, CLOSED_PIPE = 1, 2, 130, 141
+FAILED, REFUSED, UNJUDGED, INTERRUPTED, CLOSED_PIPE = 1, 2, 3, 130, 141
 _ParseError: Any = typer.BadParameter.__base__  # of any wrong option; typer has no public name for it
 
 
 class Interrupted(Exception):
-    """Ctrl-C; the text says what has become of the work."""
+    """Ctrl-C; the text says what was kept."""
 
 
 class ClosedPipe(Exception):
-    """Whoever reads our output has gone."""
+    """The reader of our output has closed the pipe."""
 
 
 def ended(run: Callable[[], Any]) -> int:
-    """Run to the end, whichever it is, and return the exit status.
+    """Run to the end and return the exit status.
 
     Raises:
-        Exception: whatever is no fault of the user; and everything, if the environment has FOREDRAFT_DEBUG.
+        Exception: an error that is not the user's; every error, if FOREDRAFT_DEBUG is set.
     """
     try:
         status = run()
@@ -53,12 +57,12 @@ def ended(run: Callable[[], Any]) -> int:
 
 
 def _drop_output() -> None:
-    """What is still in the buffer has nowhere to go, and Python would say so on its way out."""
+    """Discard buffered output, which Python would otherwise complain about at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _explained(error: BaseException) -> int:
-    """Say it in one line, and return the exit status."""
+    """Print one line, and return the exit status."""
     if isinstance(error, (Interrupted, typer.Abort)):
         say_error(str(error) or "Interrupted.")
         return INTERRUPTED
@@ -66,7 +70,7 @@ def _explained(error: BaseException) -> int:
         say_error(str(error))
         return REFUSED
     context = getattr(error, "ctx", None)
-    hint = f" ({context.command_path} --help lists what there is.)" if context else ""
+    hint = f" (See {context.command_path} --help.)" if context else ""
     say_error(error.format_message() + hint)  # type: ignore[attr-defined]
     return REFUSED
 
@@ -84,7 +88,7 @@ def debugging() -> bool:
 
 @contextlib.contextmanager
 def quiet_libraries() -> Iterator[None]:
-    """What other packages want to tell a programmer is not for whoever runs a command."""
+    """Silence other packages' warnings, which are meant for programmers."""
     if debugging():
         yield
         return
@@ -104,9 +108,9 @@ def quiet_libraries() -> Iterator[None]:
 
 
 class CtrlC:
-    """While inside, the first Ctrl-C is only noted, so that no step is torn in two; the second is as ever.
+    """Inside, the first Ctrl-C is only noted, so that no step is cut in half; the second raises as usual.
 
-    In another thread than the main one, and where the shell has said to ignore it, nothing is changed.
+    Does nothing outside the main thread, or where the shell ignores Ctrl-C.
     """
 
     def __init__(self) -> None:

@@ -5,30 +5,37 @@ from typing import Annotated
 
 import typer
 
+from foredraft.cli import names
 from foredraft.cli.console import busy, errors
 from foredraft.core.errors import OptionError
 
-_TO = "Format: speculators (vLLM), sglang, eagle (SafeAILab), medusa, hydra or foredraft."
+_TO = "speculators (vLLM), sglang, eagle, medusa, hydra or foredraft."
+_ROPE = "Rotary base, if the head's config has it wrong."
+_EMBED = "Include the target's embedding; default: for EAGLE-1 only."
+
+
+EXAMPLES = (
+    "foredraft export run/head --to speculators -m PATH --out vllm-head",
+    "foredraft export run/head --to sglang -m PATH --out sglang-head",
+)
 
 
 def command(
-    path: Annotated[str, typer.Argument(help="The head: a folder or a hub name.", show_default=False)],
+    path: Annotated[str, typer.Argument(help="The head: folder or hub name.", show_default=False)],
     *,
-    to: Annotated[str, typer.Option(help=_TO, show_default=False)],
+    to: Annotated[str, typer.Option(help=_TO, metavar="FORMAT", autocompletion=names.formats, show_default=False)],
     model: Annotated[
-        str, typer.Option("--model", "-m", help="The target: a folder or a hub name.", show_default=False)
+        str, typer.Option("--model", "-m", help="The target: folder or hub name.", metavar="TEXT", show_default=False)
     ],
-    out: Annotated[str, typer.Option(help="The folder to write.", show_default=False)],
-    rope_theta: Annotated[
-        float | None, typer.Option(help="Base of the head's positions, if its config is wrong.", show_default=False)
-    ] = None,
-    dtype: Annotated[str, typer.Option(help="Type of the weights that are written.")] = "bfloat16",
+    out: Annotated[str, typer.Option(help="Folder to write.", metavar="FOLDER", show_default=False)],
+    rope_theta: Annotated[float | None, typer.Option(help=_ROPE, metavar="FLOAT", show_default=False)] = None,
+    dtype: Annotated[str, typer.Option(help="bfloat16, float16 or float32.", metavar="TEXT")] = "bfloat16",
     embed: Annotated[
         bool | None,
-        typer.Option(help="Write the target's embedding, too. By default for EAGLE-1 only.", show_default=False),
+        typer.Option(help=_EMBED, metavar="", show_default=False),
     ] = None,
 ) -> None:
-    """Write a draft head in another format, for vLLM, SGLang or the code that it comes from."""
+    """Convert a draft head for vLLM, SGLang or its original code."""
     import torch
 
     from foredraft.formats import FORMATS, load_head, save_head
@@ -39,7 +46,7 @@ def command(
     if to not in FORMATS:
         raise OptionError(f"Unknown format {to!r}. Known: {', '.join(FORMATS)}.")
     if Path(out).expanduser().resolve() == Path(path).expanduser().resolve():
-        raise OptionError("--out is the head's own folder; write to another one.")
+        raise OptionError("--out is the folder of the head itself; choose another one.")
     with busy(f"Loading {model}"):
         from foredraft.model.causal import CausalLM
         from foredraft.model.load import load_model

@@ -11,17 +11,17 @@ import typer
 
 from foredraft.core.errors import OptionError
 
-_METAVARS = {int: "INT", float: "FLOAT", str: "TEXT", bool: None}
+_METAVARS = {int: "INT", float: "FLOAT", str: "TEXT", bool: ""}
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
     """A dataclass whose fields become options of a command.
 
-    A switch that is on by default becomes ``--no-...``. Fields of a type that fits on no command line (mappings,
-    functions) are left out, as are those in ``without``.
-    ``names`` gives the option where it is not the field's name with dashes; ``help`` and ``names`` may as well
-    stand in the metadata of a field.
+    A switch that is on by default becomes ``--no-...``. Fields whose type cannot be written on a command line
+    (mappings, functions) are left out, as are those in ``without``. ``names`` gives the option where it is not the
+    field's name with dashes; ``help`` and ``names`` may also be in the metadata of a field, and ``complete`` there is
+    a function that completes its values.
     """
 
     kind: type
@@ -42,7 +42,8 @@ class Group:
                 *self._names(each),
                 help=self.help.get(each.name, each.metadata.get("help")),
                 metavar=shape.metavar,
-                show_default=default is not None and not isinstance(default, bool),
+                show_default=default not in (None, "", 0) and not isinstance(default, bool),
+                autocompletion=each.metadata.get("complete"),
                 rich_help_panel=self.panel,
             )
             kind = Annotated[shape.annotation, info]
@@ -92,7 +93,7 @@ def _shape(hint: Any) -> _Shape | None:
     if item in _METAVARS:
         return _Shape(item, list[item] | None, simple=False, metavar=_METAVARS[item])  # type: ignore[valid-type]
     if item == tuple[int, ...]:
-        return _Shape(item, list[str] | None, simple=False, nested=True, metavar="INT,INT,...")
+        return _Shape(item, list[str] | None, simple=False, nested=True, metavar="IDS")
     return None
 
 
@@ -100,9 +101,7 @@ def _numbers(name: str, given: list[str]) -> tuple[tuple[int, ...], ...]:
     try:
         return tuple(tuple(int(part) for part in text.split(",")) for text in given)
     except ValueError:
-        raise OptionError(
-            f"--{name.replace('_', '-')} takes token ids with commas between them, such as 12,7."
-        ) from None
+        raise OptionError(f"--{name.replace('_', '-')} takes token ids separated by commas, such as 12,7.") from None
 
 
 def flags(**groups: Group) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -21,38 +21,40 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What comes out, and how."""
+    """What is printed."""
 
-    num_return_sequences: int = field(
-        default=1, metadata={"help": "So many texts, each with random numbers of its own."}
-    )
-    json: bool = field(default=False, metadata={"help": "Print one JSON object (a list for several texts)."})
-    show_drafts: bool = field(
-        default=False,
-        metadata={"help": "Colour the tokens that were drafted and accepted; with --json, list the pieces."},
-    )
-    quiet: bool = field(
-        default=False, metadata={"names": ("--quiet", "-q"), "help": "No line of statistics on stderr."}
-    )
+    num_return_sequences: int = field(default=1, metadata={"help": "Independent samples of the prompt."})
+    json: bool = field(default=False, metadata={"help": "Print one JSON object (a list for several samples)."})
+    show_drafts: bool = field(default=False, metadata={"help": "Colour accepted drafts; with --json, list the pieces."})
+    quiet: bool = field(default=False, metadata={"names": ("--quiet", "-q"), "help": "No statistics on stderr."})
 
 
-@flags(choice=MODEL, sampling=SAMPLING, shown=Group(Output, "Output"))
+EXAMPLES = (
+    'foredraft generate "def fibonacci(n):" --show-drafts',
+    "foredraft generate -m PATH -d draft_model:SMALL --temperature 0.7 --json < prompt.txt",
+)
+
+
+@flags(choice=MODEL, sampling=SAMPLING, shown=Group(Output, "Options"))
 def command(
     prompt: Annotated[
         str | None,
-        typer.Argument(help="The text to continue; - or nothing: standard input.", show_default=False),
+        typer.Argument(help="Default, or -: standard input.", show_default=False),
     ] = None,
-    prompt_file: Annotated[str | None, typer.Option(help="Read the prompt from this file.", show_default=False)] = None,
-    chat: Annotated[bool, typer.Option("--chat", help="Ask it as a user's turn in the model's chat template.")] = False,
+    prompt_file: Annotated[
+        str | None, typer.Option(help="Read the prompt from a file.", metavar="FILE", show_default=False)
+    ] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", metavar="", help="Use the chat template: the prompt is one user turn.")
+    ] = False,
     *,
     choice: ModelChoice,
     sampling: SamplingParams,
     shown: Output,
 ) -> None:
-    """Continue a prompt; the text streams to the screen.
+    """Continue a prompt; the output streams to the terminal.
 
-    The text goes to stdout and a line of statistics to stderr. The exit status is 2 where something cannot be, 130
-    after Ctrl-C and 141 when the reader of a pipe has gone; what was generated until then is printed.
+    Statistics go to stderr. Exit status: 2 for bad input, 130 after Ctrl-C, 141 for a closed pipe.
     """
     if shown.num_return_sequences < 1:
         raise OptionError("num_return_sequences must be 1 or more.")
@@ -76,7 +78,7 @@ def command(
 
 
 def _as_text(generator: "Generator", sequences: "list[Sequence]", choice: ModelChoice, shown: Output) -> "Outcome":
-    """Print pieces as they come. Several texts have headers between them."""
+    """Print pieces as they come, with headers between several samples."""
     from foredraft.cli.running import Watcher, follow
 
     out = TextOut(shown.show_drafts)
@@ -97,7 +99,7 @@ def _as_text(generator: "Generator", sequences: "list[Sequence]", choice: ModelC
 
 
 def _as_json(generator: "Generator", sequences: "list[Sequence]", choice: ModelChoice, shown: Output) -> "Outcome":
-    """Print one object when everything is there, or one list."""
+    """Print one object, or one list, at the end."""
     from foredraft.cli.running import Watcher, follow, record
 
     pieces: list[list[Piece]] = []

@@ -15,11 +15,14 @@ if TYPE_CHECKING:
     from foredraft.formats import HeadInfo
 
 
+EXAMPLES = ("foredraft inspect run/head", "foredraft inspect yuhuili/EAGLE3-LLaMA3.1-Instruct-8B --json")
+
+
 def command(
-    path: Annotated[str, typer.Argument(help="A folder or a hub name.", show_default=False)],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    path: Annotated[str, typer.Argument(help="The head: folder or hub name.", show_default=False)],
+    as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print one JSON object.")] = False,
 ) -> None:
-    """What a trained draft head is: method, format, shape, and the target that it needs."""
+    """Describe a trained draft head and the target that it needs."""
     from foredraft.formats import inspect_head
 
     found = record(inspect_head(path))

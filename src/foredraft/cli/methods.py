@@ -6,32 +6,43 @@ from typing import Annotated, Any
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Group
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from foredraft.cli import names
 from foredraft.cli.console import output
 
 _WIDE = 90
+_NAME = "Explain this drafter and its options."
+EXAMPLES = ("foredraft methods", "foredraft methods draft_model")
 
 
-def command(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON list.")] = False) -> None:
-    """What can draft, with its law, its options and what it needs."""
+def command(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help=_NAME, autocompletion=names.methods, show_default=False)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print JSON.")] = False,
+) -> None:
+    """List the drafters, or explain one of them with its options."""
+    if name is not None:
+        _explain(name, as_json)
+        return
     found = described()
     if as_json:
         typer.echo(json.dumps(found))
         return
     console = output()
     console.print(_table(found) if console.width >= _WIDE else _records(found))
-    console.print(_options(found))
     console.print(
-        "Write a drafter as NAME, NAME:PATH or NAME:PATH,option=value, as in "
-        "--drafter draft_model:PATH,num_assistant_tokens=5",
+        "foredraft methods NAME lists the options of a drafter. Write a drafter as NAME, NAME:PATH or "
+        "NAME:PATH,option=value, as in --drafter draft_model:PATH,num_assistant_tokens=5",
         style="dim",
     )
 
 
-def described() -> list[dict[str, Any]]:
-    """The table of methods in types that JSON knows."""
+def described(only: str | None = None) -> list[dict[str, Any]]:
+    """The table of methods, or one entry of it, in types that JSON knows."""
     from foredraft.compose import describe_options
     from foredraft.core.verify import DEFAULT
     from foredraft.drafters import METHODS
@@ -47,7 +58,33 @@ def described() -> list[dict[str, Any]]:
             "options": describe_options(name),
         }
         for name, method in METHODS.items()
+        if only in (None, name)
     ]
+
+
+def _explain(name: str, as_json: bool) -> None:
+    """One method with the meaning of each option.
+
+    Raises:
+        OptionError: there is no such method.
+    """
+    from foredraft.core.options import described as described_options
+    from foredraft.core.params import check_known
+    from foredraft.drafters import METHODS, find
+
+    check_known("method", {name: None}, list(METHODS))
+    found = described(name)[0]
+    options = described_options(find(name)[1])
+    if as_json:
+        typer.echo(json.dumps(found | {"meanings": {each.name: each.meaning for each in options}}))
+        return
+    console = output()
+    console.print(_records([found]))
+    console.print("Options, written NAME=VALUE:" if options else "It has no options.")
+    for each in options:
+        default = each.default if each.default == "required" else f"default: {each.default}"
+        console.print(Text.assemble((each.name, "bold"), "  ", (default, "dim")))
+        console.print(Padding(Text(each.meaning), (0, 0, 0, 4)))
 
 
 def _laws(method: dict[str, Any]) -> str:
@@ -82,20 +119,7 @@ def _records(found: list[dict[str, Any]]) -> Group:
         block.add_column(overflow="fold")
         block.add_row("laws", _laws(each))
         block.add_row("lossless", _lossless(each))
-        block.add_row("needs", each["needs"])
+        block.add_row("needs", Text(each["needs"]))
         block.add_row("paper", each["paper"].replace(", ", "\n"))
         blocks += [Text(each["name"], style="bold"), Text(each["what"]), block, Text()]
     return Group(*blocks)
-
-
-def _options(found: list[dict[str, Any]]) -> Table:
-    """Options of every method that has some, with their defaults."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("option of", style="bold", no_wrap=True)
-    table.add_column("", overflow="fold")
-    table.add_column("default", overflow="fold")
-    for each in found:
-        for number, (name, value) in enumerate(each["options"].items()):
-            table.add_row("" if number else each["name"], name, "off" if value is None else str(value))
-    table.add_row()
-    return table

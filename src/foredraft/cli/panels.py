@@ -1,4 +1,4 @@
-"""Two texts that grow, side by side on a terminal, one after the other elsewhere."""
+"""Two streams side by side on a terminal, one after the other elsewhere."""
 
 import contextlib
 import time

@@ -17,12 +17,18 @@ if TYPE_CHECKING:
     from foredraft.bench import tables
     from foredraft.bench.summary import Setting, Summary
 
-_RUNS = "Files of foredraft bench, and log.jsonl of training runs. Runs are compared within a file only."
-_HTML = "Write one page with all tables and figures; it needs no network."
-_FIGURES = "Write each figure for a paper into this folder."
-_FORMAT = "Of these figures: svg (the default), png or pdf."
-_BASELINE = "The arm that is 1.00x; by default none, our plain decoding."
-_FULL = "All numbers, too: quartiles, prefill included, tokens a second, errors."
+_RUNS = "Files of foredraft bench, or log.jsonl of training runs."
+_HTML = "Write all tables and figures to one self-contained page."
+_FIGURES = "Write each figure to a file in this folder."
+_FORMAT = "With --figures: svg (default), png or pdf."
+_BASELINE = "The arm that counts as 1.00x; default: none, plain decoding."
+_FULL = "Add quartiles, speed with prefill, tokens per second and errors."
+
+
+EXAMPLES = (
+    "foredraft report run.jsonl --html report.html",
+    "foredraft report run.jsonl --figures out --format pdf",
+)
 
 
 def command(
@@ -30,16 +36,18 @@ def command(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help=_RUNS, show_default=False)],
     html: Annotated[Path | None, typer.Option(metavar="FILE", help=_HTML, show_default=False)] = None,
     figures: Annotated[Path | None, typer.Option(metavar="FOLDER", help=_FIGURES, show_default=False)] = None,
-    suffix: Annotated[str | None, typer.Option("--format", help=_FORMAT, show_default=False)] = None,
+    suffix: Annotated[str | None, typer.Option("--format", metavar="NAME", help=_FORMAT, show_default=False)] = None,
     baseline: Annotated[str | None, typer.Option(metavar="ARM", help=_BASELINE, show_default=False)] = None,
-    full: Annotated[bool, typer.Option("--full", help=_FULL)] = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print the tables as Markdown.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object with all numbers.")] = False,
+    full: Annotated[bool, typer.Option("--full", metavar="", help=_FULL)] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", metavar="", help="Print the tables as Markdown.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", metavar="", help="Print one JSON object with all numbers.")
+    ] = False,
 ) -> None:
-    """Tables and figures of benchmark runs, on the screen, as a page or for a paper.
+    """Show benchmark results as tables, figures or an HTML page.
 
-    Prints speed-up and acceptance length by method and task. Files are written only where --html or --figures asks
-    for them; these need matplotlib.
+    Prints speed-up and acceptance length by method and task. Runs are compared only within a file. --html and --figures
+    need matplotlib (pip install 'foredraft[bench]'), and say which figures are missing and why.
     """
     from foredraft.bench import tables
     from foredraft.bench.records import read_runs
@@ -49,7 +57,7 @@ def command(
     files = [read_runs(path) for path in runs]
     summary = summarise(files, baseline)
     if not any((summary.file.runs, summary.file.costs, summary.file.watched, summary.file.training)):
-        raise DataError(f"{', '.join(map(str, runs))}: nothing has been measured yet.")
+        raise DataError(f"{', '.join(map(str, runs))}: there are no measurements yet.")
     if html is not None or figures is not None:
         with busy("Drawing"):
             written = _write(summary, html, figures, suffix or "svg")
@@ -72,9 +80,9 @@ def _check(suffix: str | None, figures: Path | None, both: bool) -> None:
     if suffix is not None and suffix not in known:
         raise OptionError(f"--format is one of {', '.join(known)}, not {suffix!r}.")
     if suffix is not None and figures is None:
-        raise OptionError("--format is that of the figures: say with --figures FOLDER where they go.")
+        raise OptionError("--format needs --figures FOLDER.")
     if both:
-        raise OptionError("--markdown and --json are two ways to print the same: choose one.")
+        raise OptionError("--markdown and --json exclude each other.")
 
 
 def _write(summary: "Summary", html: Path | None, folder: Path | None, suffix: str) -> list[str]:

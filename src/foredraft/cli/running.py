@@ -1,4 +1,4 @@
-"""Requests on the command line: run them, show what comes, say what it took."""
+"""Requests on the command line: run them, show their output, report statistics."""
 
 import math
 from collections.abc import Callable, Sequence as Seq
@@ -21,16 +21,16 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Watcher:
-    """Told of each request that begins to be shown, and of each piece of it."""
+    """Called when a request starts to be shown, and for each piece of it."""
 
     begins: Callable[[int], None]
     piece: Callable[[Piece], None]
 
 
 def follow(generator: Generator, sequences: Seq[Sequence], watcher: Watcher) -> Outcome:
-    """Run requests, which share a batch, and show them one after the other; nothing that was generated is lost.
+    """Run requests in one batch and show them one after the other.
 
-    After an error or Ctrl-C, too, the watcher is told everything that there is.
+    The watcher gets everything that was generated, after an error or Ctrl-C as well.
     """
     error: ForedraftError | None = None
     with CtrlC() as ctrl_c:
@@ -52,7 +52,7 @@ def follow(generator: Generator, sequences: Seq[Sequence], watcher: Watcher) -> 
 
 
 def stats_of(generator: Generator, sequences: Seq[Sequence]) -> DecodeStats:
-    """What they took together, marked with the method that made them."""
+    """Their statistics together, with the name of the method."""
     together = DecodeStats.together(sequence.stats for sequence in sequences)
     return replace(together, method=generator.kind.method, lossless=generator.kind.lossless)
 
@@ -62,7 +62,7 @@ def summary(stats: DecodeStats, reasons: Seq[str | None] = ()) -> str:
     parts = [
         f"{stats.tokens} token{'s' if stats.tokens != 1 else ''} in {stats.seconds:.2f} s",
         f"{stats.tokens_per_second:.1f} tokens/s",
-        f"{stats.acceptance_length:.2f} a target forward ({stats.method})",
+        f"{stats.acceptance_length:.2f} per target forward ({stats.method})",
     ]
     ended = ", ".join(sorted({reason for reason in reasons if reason}))
     if ended:
@@ -73,7 +73,7 @@ def summary(stats: DecodeStats, reasons: Seq[str | None] = ()) -> str:
 
 
 def record(generator: Generator, sequence: Sequence) -> dict[str, Any]:
-    """A request as ``--json`` prints it; what the model was called is added by the command."""
+    """A request as ``--json`` prints it; the command adds the name of the model."""
     stats = stats_of(generator, [sequence])
     found: dict[str, Any] = {
         "method": stats.method,

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from foredraft.bench.skip_search import Effort
 from foredraft.cli.console import busy, errors, output
 from foredraft.cli.flags import Group, flags
 from foredraft.core.errors import OptionError
@@ -23,63 +22,73 @@ _LENGTH = "num_assistant_tokens"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Whose layers."""
+    """The model."""
 
-    model: str = field(
-        default="sample", metadata={"names": ("--model", "-m"), "help": "A folder, a hub name, or sample."}
-    )
-    dtype: str | None = field(default=None, metadata={"help": "Such as bfloat16; by default as for generate."})
-    device: str | None = field(default=None, metadata={"help": "Such as cuda:1 or cpu; by default a GPU if there."})
+    model: str = field(default="sample", metadata={"names": ("--model", "-m"), "help": "Folder, hub name or sample."})
+    dtype: str | None = field(default=None, metadata={"help": "Such as bfloat16; default as for generate."})
+    device: str | None = field(default=None, metadata={"help": "Such as cuda:1 or cpu; default: a GPU if any."})
 
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """On which texts: the target's own answers."""
+    """The texts that sets are judged on: the target's own answers."""
 
     prompts: tuple[str, ...] = field(
         default=(),
-        metadata={"help": "A prompt file like what you will ask; may be repeated. By default eight of ours."},
+        metadata={"help": "File of prompts like yours; repeatable. Default: eight built-in prompts."},
     )
-    count: int = field(default=8, metadata={"help": "So many prompts of each file."})
-    chat: bool = field(default=False, metadata={"help": "In the model's chat template."})
-    max_new_tokens: int = field(default=64, metadata={"help": "Length of the answers."})
-    min_new_tokens: int = field(default=0, metadata={"help": "No end of text before so many new tokens."})
-    temperature: float = field(default=0.0, metadata={"help": "0 is greedy."})
-    longest: int = field(default=5, metadata={"help": "Drafts of up to so many tokens."})
+    count: int = field(default=8, metadata={"help": "Prompts used from each file."})
+    chat: bool = field(default=False, metadata={"help": "Use the chat template."})
+    max_new_tokens: int = field(default=64, metadata={"help": "Tokens of each answer."})
+    min_new_tokens: int = field(default=0, metadata={"help": "Fewest tokens of each answer."})
+    temperature: float = field(default=0.0, metadata={"help": "0, the default, is greedy."})
+    longest: int = field(default=5, metadata={"help": "Longest draft to consider."})
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What comes out."""
+    """What is written."""
 
-    out: str = field(default="skips.json", metadata={"help": "What was found, for --drafter layer_skip:FILE."})
+    out: str = field(default="skips.json", metadata={"help": "The result, for --drafter layer_skip:FILE."})
     json: bool = field(default=False, metadata={"help": "Print one JSON object."})
 
 
-_EFFORT = {"trials": "Sets of layers to try.", "seed": "Of the random part of the search."}
+@dataclass(frozen=True, slots=True)
+class Search:
+    """How long to search; see ``bench.skip_search.Effort``, which is not imported here because it needs torch."""
+
+    trials: int = field(default=250, metadata={"help": "Sets of layers to try."})
+    seed: int = field(default=0, metadata={"help": "Seed of the random part."})
+
+
+EXAMPLES = (
+    "foredraft skip -m PATH --prompts mine.jsonl --out skips.json",
+    "foredraft generate -m PATH -d layer_skip:skips.json,num_assistant_tokens=4 < prompt.txt",
+)
 
 
 @flags(
     target=Group(Target, "Model"),
     texts=Group(Texts, "Texts"),
-    effort=Group(Effort, "Search", help=_EFFORT),
+    effort=Group(Search, "Search"),
     shown=Group(Output, "Output"),
 )
-def command(*, target: Target, texts: Texts, effort: Effort, shown: Output) -> None:
-    """Which layers can a draft do without? Searched here, on your prompts, for layer_skip.
+def command(*, target: Target, texts: Texts, effort: Search, shown: Output) -> None:
+    """Search for the layers that a layer_skip draft can leave out.
 
-    The model answers the prompts. Then sets of attention and MLP parts are left out, and what is left says at every
-    place of the answers what it would have said. The set that brings most tokens for the weights that it reads goes to
-    a file. The same command, given again after it was cut off, goes on where it was.
+    The model answers the prompts. Then sets of attention and MLP layers are left out, and the rest predicts every token
+    of the answers. The set with the most accepted tokens for the weights that it reads is written to a file. The same
+    command continues an interrupted search.
     """
     if min(texts.count, texts.longest) < 1:
         raise OptionError("count and longest must be 1 or more.")
-    if not Path(shown.out).parent.is_dir():  # said now, not after minutes of searching
+    if not Path(shown.out).parent.is_dir():  # before minutes of searching
         raise OptionError(f"Cannot write {shown.out}: there is no such folder.")
-    from foredraft.bench.skip_search import search
+    from foredraft.bench.skip_search import Effort, search
     from foredraft.bench.skip_trials import Journal, Judge
     from foredraft.compose import load
 
+    budget = Effort(effort.trials, effort.seed)
     with busy(f"Loading {target.model}"):
         plain = load(target.model, "none", dtype=target.dtype, device=target.device)
     with busy("Answering the prompts"):
@@ -88,7 +97,7 @@ def command(*, target: Target, texts: Texts, effort: Effort, shown: Output) -> N
     about = {"model": _short(target.model), "texts": _digest(said), **_facts(texts), "seed": effort.seed}
     journal = Journal(Path(f"{shown.out}.trials.jsonl"), about)
     with _telling(effort.trials) as tell:
-        best = search(judge.parts, journal.through(judge), effort, tell)
+        best = search(judge.parts, journal.through(judge), budget, tell)
     _write(shown.out, target.model, plain.engine.target.layers, best, {**about, "tokens": judge.tokens})
     _tell(best, judge.tokens, target.model, shown)
 
@@ -127,7 +136,7 @@ def _short(model: str) -> str:
 
 
 class _telling:
-    """On a terminal a line says how far the search is; elsewhere nothing is said."""
+    """On a terminal, a line with the progress of the search."""
 
     def __init__(self, of: int) -> None:
         self._of = of
@@ -185,11 +194,14 @@ def _tell(best: "Trial", tokens: int, model: str, shown: Output) -> None:
     console = output()
     for kind, name in (("attention", "Attention"), ("mlp", "MLP")):
         console.print(f"{name} left out in layers {', '.join(map(str, found[kind])) or '-'}", soft_wrap=True)
-    console.print(f"{_said(best)}; judged by {tokens} tokens.", soft_wrap=True)
+    console.print(f"{_said(best)}; measured on {tokens} tokens.", soft_wrap=True)
     if best.score > 1:
-        style, said = "bold green", f"{best.score:.2f} times plain decoding, if reading weights is all that takes time."
+        style, said = (
+            "bold green",
+            f"{best.score:.2f} times plain decoding, if time is proportional to the weights read.",
+        )
     else:
-        style, said = "bold yellow", "That does not pay: plain decoding reads fewer weights a token."
+        style, said = "bold yellow", "No gain: plain decoding reads fewer weights per token."
     console.print(said, style=style, soft_wrap=True)
     spec = shlex.quote(f"layer_skip:{shown.out},{_LENGTH}={best.best}")
     command = f"foredraft generate --model {shlex.quote(model)} --drafter {spec} ..."

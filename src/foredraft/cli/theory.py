@@ -20,7 +20,7 @@ _SHOWN = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
 
 
 class Row(NamedTuple):
-    """What a draft length brings."""
+    """The prediction for one draft length."""
 
     length: int
     expected_tokens: float
@@ -28,39 +28,48 @@ class Row(NamedTuple):
     operations_factor: float
 
 
+EXAMPLES = ("foredraft theory --alpha .8 --cost .05", "foredraft theory --run bench.jsonl --plot theory.svg")
+
+
 def command(
     ctx: typer.Context,
     *,
     alpha: Annotated[
         float | None,
-        typer.Option(help="Chance that a drafted token is accepted. Required without --run.", show_default=False),
+        typer.Option(
+            help="Acceptance rate of drafted tokens; required without --run.", metavar="FLOAT", show_default=False
+        ),
     ] = None,
     cost: Annotated[
         float | None,
-        typer.Option(help="Time of a draft step in steps of the target. Required without --run.", show_default=False),
+        typer.Option(
+            help="Time of a draft step over a target step; required without --run.", metavar="FLOAT", show_default=False
+        ),
     ] = None,
     operations: Annotated[
         float | None,
-        typer.Option(help="The same ratio in arithmetic; by default the cost.", show_default=False),
+        typer.Option(help="The same ratio in operations; default: the cost.", metavar="FLOAT", show_default=False),
     ] = None,
     length: Annotated[
         int | None,
-        typer.Option(help="Show this many drafted tokens, and the best number.", show_default=False),
+        typer.Option(help="Show this draft length beside the best one.", metavar="INT", show_default=False),
     ] = None,
     run: Annotated[
         Path | None,
-        typer.Option(help="A benchmark's file: what its arms did, beside the theory.", show_default=False),
+        typer.Option(help="Benchmark file to compare with the theory.", metavar="FILE", show_default=False),
     ] = None,
     plot: Annotated[
         Path | None,
-        typer.Option(help="Draw tokens, speed-up and best length to this .svg, .png or .pdf.", show_default=False),
+        typer.Option(
+            help="Draw tokens, speed-up and best length (.svg, .png, .pdf).", metavar="FILE", show_default=False
+        ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print one JSON object.")] = False,
 ) -> None:
-    """What speculation can gain, from an acceptance rate and a cost.
+    """Estimate the gain from an acceptance rate and a cost.
 
-    For a chain of k drafted tokens, each accepted with the same chance (Leviathan et al., arXiv:2211.17192). With
-    --run both are measured, arm by arm, and what was gained stands beside what the theory promises.
+    The formulas hold for a chain of k drafted tokens, each accepted with the same probability (Leviathan et al.,
+    arXiv:2211.17192). With --run both are measured for each arm, and measured speed-ups are shown beside predictions.
     """
     from foredraft.bench.overlay import overlay
     from foredraft.bench.records import read_runs
@@ -70,7 +79,7 @@ def command(
             ctx.fail(f"Missing option '--{name}'.")
     given = None if alpha is None or cost is None else Given(alpha, cost, cost if operations is None else operations)
     if given is None and {alpha, cost, operations, length} != {None}:
-        raise OptionError("Give --alpha and --cost together, or leave both to the run.")
+        raise OptionError("Give --alpha and --cost together, or neither with --run.")
     table = None if given is None else _promise(given, length)
     points = [] if run is None else overlay(read_runs(run))
     if plot is not None:
@@ -90,7 +99,7 @@ def command(
 
 
 class Given(NamedTuple):
-    """What the user says."""
+    """The user's numbers."""
 
     alpha: float
     cost: float
@@ -98,7 +107,7 @@ class Given(NamedTuple):
 
 
 class Promise(NamedTuple):
-    """What the theory says to that."""
+    """The theory's prediction for them."""
 
     given: Given
     best: "BestLength"
@@ -163,16 +172,16 @@ def _table(rows: list[Row], best: int) -> Table:
 def _sentence(given: Given, best: "BestLength") -> str:
     length, gain = best
     if length == 0:
-        return f"Nothing pays: with alpha {given.alpha:g} and cost {given.cost:g} plain decoding is the fastest."
+        return f"No gain: with alpha {given.alpha:g} and cost {given.cost:g} plain decoding is fastest."
     if length == _LONGEST:
-        return f"The longer the better: {length} drafted tokens give {gain:.2f}x, and more would give more."
+        return f"Longer is better: {length} drafted tokens give {gain:.2f}x, and more would give more."
     return f"Best: {length} drafted token{'s' if length != 1 else ''} a step, {gain:.2f}x as fast as plain decoding."
 
 
 _READING = (
-    "In brackets: what the theory makes of the arm's own alpha, k and c. alpha: accepted over judged tokens (of a "
-    "tree: levels); k: drafted levels a step; c: drafting a level, verify: the target's forward, both in plain steps. "
-    "The theory takes verify to be 1."
+    "In brackets: the prediction from the arm's own alpha, k and c. alpha: accepted over judged tokens (levels, for "
+    "trees); k: drafted levels per step; c: time to draft a level; verify: time of the target's forward; both in plain "
+    "steps. The theory assumes that verify is 1."
 )
 
 

@@ -2,16 +2,18 @@
 
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from foredraft.cli import names
 from foredraft.cli.console import errors
 from foredraft.cli.ending import Interrupted
 from foredraft.cli.flags import Group, flags
 from foredraft.core.errors import OptionError
 from foredraft.core.options import read_options, read_pairs
 from foredraft.core.params import check_known
+<<<<<<< HEAD
 from foredraft.train.checkpoint import alone
 from foredraft.train.devices import accelerator
 from foredraft.train.drafts import DRAFTS, check_parts, run_drafts
@@ -21,86 +23,83 @@ from foredraft.train.recipes import RECIPES, HeadShape
 from foredraft.train.regenerate import Answers
 from foredraft.train.run import run
 from foredraft.train.site import Data
+=======
+from foredraft.train.options import HeadShape, LoopOptions
+
+if TYPE_CHECKING:
+    from foredraft.train.prune import Shape
+>>>>>>> cli
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What is learned from."""
+    """The training text."""
 
     data: tuple[str, ...] = field(
         default=(),
-        metadata={"help": "JSON Lines of text or messages, text files, a folder of these, or datasets:NAME. Repeat."},
+        metadata={"help": "JSON Lines, text files, a folder, or datasets:NAME; repeatable."},
     )
-    cache: str | None = field(
-        default=None, metadata={"help": "Folder for token ids and hidden states; runs on the same text share it."}
-    )
-    store: float = field(
-        default=0.0, metadata={"help": "Gigabytes of hidden states to keep on disk, so that texts are read once."}
-    )
-    regenerate: bool = field(
-        default=False, metadata={"help": "Learn from the target's own continuations of the data, made first."}
-    )
-    answers: int = field(default=2000, metadata={"help": "With --regenerate: so many continuations."})
+    cache: str | None = field(default=None, metadata={"help": "Folder for tokens and features, shared by runs."})
+    store: float = field(default=0.0, metadata={"help": "Gigabytes of features to keep on disk."})
+    regenerate: bool = field(default=False, metadata={"help": "Let the target continue the data first; train on that."})
+    answers: int = field(default=2000, metadata={"help": "With --regenerate: continuations."})
     answer_tokens: int = field(default=208, metadata={"help": "With --regenerate: tokens of each."})
-    answer_temperature: float = field(default=0.8, metadata={"help": "With --regenerate: their temperature."})
+    answer_temperature: float = field(default=0.8, metadata={"help": "With --regenerate: temperature."})
     answer_drafter: str = field(
-        default="prompt_lookup", metadata={"help": "With --regenerate: what drafts them; see foredraft methods."}
+        default="prompt_lookup", metadata={"help": "With --regenerate: its drafter.", "complete": names.drafters}
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Small:
-    """What a whole draft model begins as."""
+    """The models that draft, prune and boost start from."""
 
     draft: tuple[str, ...] = field(
-        default=(),
-        metadata={
-            "help": "For draft, prune and boost: the model to begin with. Repeat for boost; prune cuts the target "
-            "unless told otherwise."
-        },
+        default=(), metadata={"help": "Model to start from; repeat for boost. Default of prune: the target."}
     )
-    shape: str | None = field(
-        default=None,
-        metadata={
-            "help": "For prune: layers, hidden, intermediate, heads, kv_heads, as in layers=2,hidden=256. What is left "
-            "out stays."
-        },
-    )
+    shape: str | None = field(default=None, metadata={"help": "For prune, such as layers=2,hidden=256,heads=4."})
 
     @property
-    def cut(self) -> Shape | None:
+    def cut(self) -> "Shape | None":
+        from foredraft.train.prune import Shape
+
         return Shape.parse(self.shape) if self.shape is not None else None
 
 
 _LOOP = {
-    "tokens": "Tokens of text to read in all.",
-    "length": "Tokens of each text.",
-    "batch": "Texts at once.",
-    "accumulate": "Batches before each step of the optimizer.",
+    "tokens": "Tokens of text in all.",
+    "length": "Tokens per sample.",
+    "batch": "Samples per batch.",
+    "accumulate": "Batches per optimizer step.",
     "lr": "Peak learning rate.",
-    "floor": "What it falls to, as a share of the peak.",
-    "warmup": "Share of the steps in which it rises.",
-    "weight_decay": "AdamW's.",
-    "beta1": "AdamW's.",
-    "beta2": "AdamW's.",
-    "clip": "Largest norm of a gradient.",
-    "precision": "bf16, fp32, or auto: bf16 where it is fast.",
-    "seed": "Of the order of texts and of all noise.",
-    "validate": "Steps between two validations.",
-    "checkpoint": "Steps between two checkpoints.",
-    "report": "Steps between two lines of the log.",
+    "floor": "Final learning rate, as a share of the peak.",
+    "warmup": "Share of steps with a rising rate.",
+    "weight_decay": "Of AdamW.",
+    "beta1": "Of AdamW.",
+    "beta2": "Of AdamW.",
+    "clip": "Gradient norm limit.",
+    "precision": "bf16, fp32, or auto.",
+    "seed": "Seed of data order and noise.",
+    "validate": "Steps between validations.",
+    "checkpoint": "Steps between checkpoints.",
+    "report": "Steps between log lines.",
 }
 _SHAPE = {
-    "vocabulary": "Size of an EAGLE-3 head's own vocabulary; 0 for the target's.",
-    "taps": "Hidden layer of the target that an EAGLE-3 head reads. Repeat; by default 2, N/2 and N-3.",
-    "heads": "Heads of Medusa, Hydra and blockwise decoding.",
-    "layers": "Layers of each head.",
-    "own_heads": "Each head gets an output layer of its own.",
+    "vocabulary": "EAGLE-3: draft vocabulary; 0: the target's.",
+    "taps": "EAGLE-3: hidden layer to read, repeatable; default: 2, N/2, N-3.",
+    "heads": "Medusa, Hydra, blockwise: heads.",
+    "layers": "Layers per head.",
+    "own_heads": "One output layer per head.",
+    "start": "Trained head to continue from.",
     "cold": "Do not start from the target's weights.",
 }
 
 
-_NAMES = (*RECIPES, *DRAFTS)
+_RECIPE = "Recipe option, such as loss=lk or steps=7; repeatable."
+EXAMPLES = (
+    "foredraft train eagle3 -m PATH --data texts.jsonl --out run --tokens 20000000",
+    "torchrun --nproc-per-node 8 -m foredraft train eagle3 -m PATH --data texts.jsonl --out run",
+)
 
 
 @flags(
@@ -110,22 +109,22 @@ _NAMES = (*RECIPES, *DRAFTS)
     loop=Group(LoopOptions, "Training", help=_LOOP),
 )
 def command(
-    method: Annotated[str, typer.Argument(help=f"One of {', '.join(_NAMES)}.", show_default=False)],
+    method: Annotated[
+        str, typer.Argument(help="A recipe, see above.", autocompletion=names.recipes, show_default=False)
+    ],
     model: Annotated[
-        str, typer.Option("--model", "-m", help="The target: a folder, a hub name, or sample.")
+        str, typer.Option("--model", "-m", metavar="TEXT", help="The target: folder, hub name or sample.")
     ] = "sample",
     out: Annotated[
         str,
-        typer.Option("--out", "-o", help="Folder of the run; what comes of it is OUT/head, or OUT/draft."),
+        typer.Option("--out", "-o", metavar="FOLDER", help="Folder of the run; writes OUT/head or OUT/draft."),
     ] = "head",
     recipe: Annotated[
         list[str] | None,
-        typer.Option(
-            "--recipe", help="An option of the recipe, such as loss=lk or steps=7. Repeat.", show_default=False
-        ),
+        typer.Option("--recipe", metavar="NAME=VALUE", help=_RECIPE, show_default=False),
     ] = None,
     device: Annotated[
-        str | None, typer.Option(help="cpu, to stay off a GPU that there is.", show_default=False)
+        str | None, typer.Option(metavar="TEXT", help="cpu: do not use a GPU.", show_default=False)
     ] = None,
     *,
     source: Source,
@@ -133,18 +132,21 @@ def command(
     small: Small,
     loop: LoopOptions,
 ) -> None:
-    """Train a draft head or a draft model for a target, on your text or on its own.
+    """Train a draft head or a draft model for a target.
 
-    Heads: eagle, eagle3, medusa, medusa2, hydra, hydra++, blockwise. Whole models: draft distils one from the target,
-    prune cuts one out of a larger model first, boost distils several in turn, each where those before it are wrong, on
-    the target's own continuations.
-
-    The same command, given again after it was cut off, goes on where it was and ends in the same weights. With several
-    GPUs: `torchrun --nproc-per-node N -m foredraft train ...`.
+    Heads: eagle, eagle3, medusa, medusa2, hydra, hydra++, blockwise. Models: draft (distilled from the target), prune
+    (cut out of a larger model, then distilled), boost (several, each trained where the earlier ones are wrong). The
+    same command continues an interrupted run and ends with the same weights.
     """
-    check_known("recipe", {method: None}, _NAMES)
+    from foredraft.train.devices import accelerator
+    from foredraft.train.drafts import DRAFTS, run_drafts
+    from foredraft.train.recipes import RECIPES
+    from foredraft.train.run import run
+    from foredraft.train.site import Data
+
+    check_known("recipe", {method: None}, names.RECIPES)
     if not source.data:
-        raise OptionError("There is nothing to learn from: give --data FILE.")
+        raise OptionError("There is no training text: give --data FILE.")
     kind = RECIPES[method].options if method in RECIPES else DRAFTS[method].options
     options = read_options(kind, f"the recipe {method}", read_pairs(recipe or ()))
     _check_parts(method, head, small)
@@ -165,16 +167,18 @@ def command(
                 made = run_drafts(method, model, out, data, drafts=small.draft, shape=small.cut, **common)
         except KeyboardInterrupt:
             raise Interrupted(
-                f"Interrupted at step {progress.step}; the same command goes on from the last checkpoint."
+                f"Interrupted at step {progress.step}; the same command continues from the last checkpoint."
             ) from None
     errors().print(_use(method, made), style="dim", soft_wrap=True)
 
 
 def _check_parts(method: str, head: HeadShape, small: Small) -> None:
-    """Refuse flags that say nothing to this recipe."""
-    if method in DRAFTS:
+    """Refuse options that this recipe does not have."""
+    from foredraft.train.drafts import check_parts
+
+    if method in names.MODELS:
         check_parts(method, small.draft, small.cut)
-    odd: Any = head if method in DRAFTS else small
+    odd: Any = head if method in names.MODELS else small
     usual = odd.__class__()
     for each in fields(odd):
         if getattr(odd, each.name) != getattr(usual, each.name):
@@ -182,8 +186,10 @@ def _check_parts(method: str, head: HeadShape, small: Small) -> None:
 
 
 def _use(method: str, made: list[Path]) -> str:
-    """What came of it, and how it is run."""
-    if method in DRAFTS:
+    """Where the result is, and how to run it."""
+    from foredraft.train.recipes import RECIPES
+
+    if method in names.MODELS:
         where = " and ".join(map(str, made))
         subject = f"The draft is in {where}." if len(made) == 1 else f"The drafts are in {where}."
         return f"{subject} To use it: --drafter draft_model:{made[0]}"
@@ -196,7 +202,7 @@ def _use(method: str, made: list[Path]) -> str:
 def _own_words(source: Source, model: str, path: Path, device: str | None) -> None:
     """Let the target continue the data, for a run to learn from that."""
     from foredraft.compose import load
-    from foredraft.train.regenerate import regenerate
+    from foredraft.train.regenerate import Answers, regenerate
 
     options = replace(
         Answers(), count=source.answers, new_tokens=source.answer_tokens, temperature=source.answer_temperature
@@ -221,7 +227,7 @@ def _drafts_as(kind: str) -> list[str]:
 
 
 class Progress:
-    """Shows where a run stands: a line that moves on a terminal, now and then a line elsewhere."""
+    """Shows progress: a status line on a terminal, log lines elsewhere."""
 
     def __init__(self) -> None:
         self._console = errors()

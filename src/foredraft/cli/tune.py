@@ -12,6 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
+from foredraft.cli import names
 from foredraft.cli.console import busy, errors, output
 from foredraft.cli.flags import Group, flags
 from foredraft.core.errors import OptionError
@@ -23,66 +24,67 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What can be chosen from."""
+    """The candidates."""
 
-    model: str = field(
-        default="sample", metadata={"names": ("--model", "-m"), "help": "A folder, a hub name, or sample."}
-    )
+    model: str = field(default="sample", metadata={"names": ("--model", "-m"), "help": "Folder, hub name or sample."})
     drafter: tuple[str, ...] = field(
         default=(),
         metadata={
             "names": ("--drafter", "-d"),
-            "help": "A method to try, NAME or NAME:PATH; may be repeated. Sizes are tried by themselves; options that "
-            "are given stay. By default prompt_lookup and what ships for a bundled model.",
+            "help": "Candidate, NAME or NAME:PATH, repeatable; sizes are searched unless given as options. Default: "
+            "prompt_lookup, and the heads of a bundled model.",
+            "complete": names.drafters,
         },
     )
-    dtype: str | None = field(default=None, metadata={"help": "Such as bfloat16; by default as for generate."})
-    device: str | None = field(default=None, metadata={"help": "Such as cuda:1 or cpu; by default a GPU if there."})
+    dtype: str | None = field(default=None, metadata={"help": "Such as bfloat16; default as for generate."})
+    device: str | None = field(default=None, metadata={"help": "Such as cuda:1 or cpu; default: a GPU if any."})
 
 
 @dataclass(frozen=True, slots=True)
 class What:
-    """On which texts."""
+    """The prompts."""
 
     prompts: tuple[str, ...] = field(
         default=(),
-        metadata={"help": "A prompt file like what you will ask; may be repeated. By default eight of ours."},
+        metadata={"help": "File of prompts like yours; repeatable. Default: eight built-in prompts."},
     )
-    count: int = field(default=4, metadata={"help": "So many prompts of each file."})
-    chat: bool = field(default=False, metadata={"help": "In the model's chat template."})
-    max_new_tokens: int = field(default=96, metadata={"help": "Length of the texts."})
-    min_new_tokens: int = field(default=0, metadata={"help": "No end of text before so many new tokens."})
-    temperature: float = field(default=0.0, metadata={"help": "0 is greedy."})
+    count: int = field(default=4, metadata={"help": "Prompts used from each file."})
+    chat: bool = field(default=False, metadata={"help": "Use the chat template."})
+    max_new_tokens: int = field(default=96, metadata={"help": "Tokens of each output."})
+    min_new_tokens: int = field(default=0, metadata={"help": "Fewest tokens of each output."})
+    temperature: float = field(default=0.0, metadata={"help": "0, the default, is greedy."})
     batch_size: tuple[int, ...] = field(
-        default=(1, 2, 4, 8, 16), metadata={"help": "Texts at once, to see where it stops paying; may be repeated."}
+        default=(1, 2, 4, 8, 16), metadata={"help": "Batch sizes to test; repeatable. Default: 1, 2, 4, 8, 16."}
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """How thoroughly, and what comes out."""
+    """How many candidates are run, and what is written."""
 
-    verify: int = field(
-        default=3, metadata={"help": "Run so many of the configurations, the best of each method first."}
-    )
-    out: str = field(default="tuned.json", metadata={"help": "The choice, for --drafter of the other commands."})
+    verify: int = field(default=3, metadata={"help": "Configurations to run, the best of each method first."})
+    out: str = field(default="tuned.json", metadata={"help": "The choice, for --drafter of other commands."})
     json: bool = field(default=False, metadata={"help": "Print one JSON object."})
+
+
+EXAMPLES = (
+    "foredraft tune -m PATH -d eagle3:HEAD -d draft_model:SMALL --prompts mine.jsonl",
+    "foredraft generate -m PATH -d tuned.json < prompt.txt",
+)
 
 
 @flags(choice=Group(Choice, "Choice"), what=Group(What, "Prompts"), shown=Group(Output, "Output"))
 def command(*, choice: Choice, what: What, shown: Output) -> None:
-    """Which drafter, how long, up to which batch? Measured here, on your prompts.
+    """Find the fastest drafter and draft size for this machine.
 
-    It times forwards, runs each method once at its largest, predicts every smaller size, and runs the best. The choice
-    goes to a file, foredraft generate --drafter FILE, and is printed for vLLM and SGLang.
+    It times forwards, runs each method once at its largest size, predicts all smaller sizes, and runs the best. The
+    choice is written to a file for --drafter, and printed for vLLM and SGLang.
     """
     if what.count < 1 or shown.verify < 1 or min(what.batch_size) < 1:
         raise OptionError("count, verify and batch_size must be 1 or more.")
     if not shown.out.endswith(".json"):
-        raise OptionError(
-            f"--out {shown.out}: the name must end in .json, which is how --drafter tells it from a spec."
-        )
-    if not Path(shown.out).parent.is_dir():  # said now, not after minutes of measuring
+        raise OptionError(f"--out {shown.out}: the name must end in .json, so that --drafter can tell it from a spec.")
+    if not Path(shown.out).parent.is_dir():  # before minutes of measuring
         raise OptionError(f"Cannot write {shown.out}: there is no such folder.")
     question = _question(what, shown)
     from foredraft.bench.candidates import default_drafters
@@ -121,7 +123,7 @@ def _question(what: What, shown: Output) -> "Question":
 
 
 class _telling:
-    """On a terminal the line of what is being done changes; elsewhere nothing is said."""
+    """On a terminal, a line with what is being measured."""
 
     def __enter__(self) -> Callable[[str], None]:
         console = errors()
@@ -140,7 +142,7 @@ class _telling:
 
 
 def _sized(found: "Tuning") -> str:
-    """The choice with a constant size, since servers have none of our schedules."""
+    """The choice with a constant size: servers do not have our schedules."""
     chosen = found.chosen
     assert chosen is not None
     if chosen.spec != chosen.family:
@@ -195,7 +197,7 @@ def _print(found: "Tuning", servers: "Served | None", path: str, model: str) -> 
         console.print(f"Not tried: {sentence}", style="dim", soft_wrap=True, markup=False)
     best = found.chosen
     if best is None:
-        console.print("Speculation does not pay here: plain decoding is the fastest.", style="bold yellow")
+        console.print("No drafter is faster than plain decoding here.", style="bold yellow")
     else:
         console.print(
             f"Best: {best.spec}, {best.measured:.2f} times as fast as plain decoding.",
@@ -204,8 +206,8 @@ def _print(found: "Tuning", servers: "Served | None", path: str, model: str) -> 
             markup=False,
         )
         points = ", ".join(f"{point.speed_up:.2f} at {point.batch}" for point in found.batches)
-        stops = f"it stops paying from {found.off_from} on" if found.off_from else "it pays at all of them"
-        console.print(f"By texts at once: {points}; {stops}.", soft_wrap=True)
+        stops = f"no gain from {found.off_from} on" if found.off_from else "a gain at all of them"
+        console.print(f"By batch size: {points}; {stops}.", soft_wrap=True)
     command = f"foredraft generate --model {shlex.quote(model)} --drafter {shlex.quote(path)} ..."
     console.print(f"{path}: {command}", style="dim", soft_wrap=True, markup=False)
     if servers is None:

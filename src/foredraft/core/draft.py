@@ -1,30 +1,13 @@
 """What a drafter hands to the verifier, and what the verifier hands back."""
 
 from dataclasses import dataclass
-from enum import Enum
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from foredraft.core.law import Law as Law
 from foredraft.core.tree import TokenTree
-
-
-class Law(Enum):
-    """How the children of a node came about. The tag decides which verification rules are lossless."""
-
-    FIXED = "fixed"
-    """Picked without chance (look-ups, top-k, argmax): point masses, whatever the draft's softmax says."""
-    CHAIN = "chain"
-    """One child a node, drawn from q."""
-    WITHOUT_REPLACEMENT = "without_replacement"
-    """Siblings drawn one after another from q, each time without those that were drawn before."""
-    IID = "iid"
-    """Siblings drawn independently from one and the same q."""
-    IID_MANY = "iid_many"
-    """Siblings drawn independently, each from a q of its own (several draft models)."""
-    FIXED_PLUS_ONE = "fixed_plus_one"
-    """The top k-1 tokens of q are picked; the last sibling is drawn from q without them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,9 @@
 """Options that are given as text, ``option=value``, read into a frozen dataclass."""
 
+import inspect
+import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar, get_args, get_type_hints
 
 from foredraft.core.errors import OptionError
@@ -80,3 +83,55 @@ def _value(key: str, text: str, hint: Any) -> Any:
         return tuple(int(part) for part in text.split("x"))
     except (ValueError, KeyError):
         raise OptionError(f"The option {key}={text} has a value of the wrong type.") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """An option for a person: its name, what it means, and its default as it would be typed."""
+
+    name: str
+    meaning: str
+    default: str
+
+
+def described(kind: type[Any]) -> list[Described]:
+    """The options of the dataclass ``kind``, with their meanings from its docstring and those of its bases.
+
+    An option is documented by a line ``name: meaning``, or ``name, name: meaning``, whose further lines are indented.
+    What a default of None stands for is in the field's metadata, under ``unset``.
+    """
+    meanings: dict[str, str] = {}
+    for each in reversed(kind.__mro__):
+        meanings |= _meanings(inspect.cleandoc(each.__dict__.get("__doc__") or ""))
+    return [
+        Described(each.name, meanings.get(each.name, ""), each.metadata.get("unset") or written(each.default))
+        for each in fields(kind)
+    ]
+
+
+def written(value: Any) -> str:
+    """A value of an option as ``read_options`` reads it."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, tuple):
+        return "x".join(map(str, value)) or "none"
+    return str(value)
+
+
+def _meanings(text: str) -> dict[str, str]:
+    """The entries of a docstring by name."""
+    found: dict[str, list[str]] = {}
+    names: list[str] = []
+    for line in text.splitlines():
+        entry = _ENTRY.match(line)
+        if entry is not None:
+            names = entry[1].split(", ")
+            found |= {name: [entry[2]] for name in names}
+        elif not line.startswith(" "):
+            names = []
+        for name in names if entry is None else ():
+            found[name].append(line.strip())
+    return {name: " ".join(lines).replace("``", "") for name, lines in found.items()}
+
+
+_ENTRY = re.compile(r"([a-z_]+(?:, [a-z_]+)*): (.+)")

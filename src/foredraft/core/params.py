@@ -4,14 +4,17 @@ import difflib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, no_type_check
-
-from jaxtyping import Float, Int
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, no_type_check
 
 from foredraft.core.errors import OptionError
 
-Processor = Callable[[Int[Tensor, "M L"], Float[Tensor, "M V"]], Float[Tensor, "M V"]]
+if TYPE_CHECKING:  # the command line reads this module's dataclass for completion and help, without torch
+    from jaxtyping import Float, Int
+    from torch import Tensor
+
+    Processor = Callable[[Int[Tensor, "M L"], Float[Tensor, "M V"]], Float[Tensor, "M V"]]
+else:
+    Processor = Callable
 """A logits processor in transformers' sense: (input_ids, scores) to scores."""
 
 

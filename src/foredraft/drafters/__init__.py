@@ -1,12 +1,17 @@
-"""One file a method; this table is the only place that lists them. A class is imported when it is asked for."""
+"""One file a method; this table is the only place that lists them. A class is imported when it is asked for.
+
+The table itself does not import torch: shell completion and ``foredraft --help`` read it.
+"""
 
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from foredraft.core.draft import Law
-from foredraft.core.drafter import Drafter
+from foredraft.core.law import Law
+
+if TYPE_CHECKING:
+    import foredraft.core.drafter
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,14 +224,14 @@ METHODS: dict[str, Method] = {
 }
 
 
-def find(name: str) -> tuple[type[Drafter], type]:
+def find(name: str) -> "tuple[type[foredraft.core.drafter.Drafter], type]":
     """The drafter's class and its Options, by a name that is in the table."""
     module_name, class_name = METHODS[name].place.split(":")
     module = importlib.import_module(f"foredraft.drafters.{module_name}")
     return getattr(module, class_name), module.Options
 
 
-def builder(name: str) -> Callable[[Any, Any], Drafter]:
+def builder(name: str) -> "Callable[[Any, Any], foredraft.core.drafter.Drafter]":
     """``build(options, supplies)`` of a method in the table."""
     module_name, _ = METHODS[name].place.split(":")
     return importlib.import_module(f"foredraft.drafters.{module_name}").build

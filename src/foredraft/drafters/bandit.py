@@ -27,9 +27,9 @@ from foredraft.drafters.supplies import Supplies
 class Options:
     """Of the choice; what each arm drafts is said in its own spec.
 
-    hold: an arm is played for so many steps, of which the first, in which it reads what it has missed, does not count.
-    exploration: how much an arm that was not played for long is preferred; 0 takes the best so far.
-    num_assistant_tokens_schedule: constant, each arm drafts what its options say; others shorten all arms alike.
+    hold: steps for which a chosen drafter runs; the first, in which it catches up, is not measured.
+    exploration: preference for drafters that have not run for long; 0 takes the best so far.
+    num_assistant_tokens_schedule: constant: each drafter follows its own options; others shorten all drafts alike.
     """
 
     hold: int = 4

@@ -17,8 +17,10 @@ from foredraft.nets.parts import FINAL
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """num_assistant_tokens_schedule: constant; heuristic, transformers' up and down of the length; cost, what the
-    measured costs make best; auto is cost.
+    """The heads give the length.
+
+    num_assistant_tokens_schedule: constant; heuristic: length up or down as in transformers; cost: the best length by
+        measured costs; auto: cost.
     """
 
     num_assistant_tokens_schedule: str = "auto"

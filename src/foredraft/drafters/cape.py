@@ -27,9 +27,9 @@ from foredraft.model.causal import CausalLM
 class Options:
     """Names as in transformers where it has them.
 
-    num_assistant_tokens: the longest path.
-    widths: candidates at a place, by how sure the draft is of the first, in bands of equal width: 7x5x3x1 are 7 below a
-        quarter, 5 below a half, 3 below three quarters and none beside the first above.
+    num_assistant_tokens: longest path of the tree.
+    widths: candidates per position by the draft's confidence in the first, in bands of equal width: 7x5x3x1 means 7
+        below 0.25, 5 below 0.5, 3 below 0.75 and 1 above.
     num_assistant_tokens_schedule: constant, heuristic, cost, or auto, which is cost here.
     """
 

@@ -6,7 +6,7 @@ of what is drafted is the middle's own (see ``engine/inner.py``).
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import final
 
 from jaxtyping import Float, Int
@@ -25,17 +25,17 @@ from foredraft.model.slot_lm import SlotLM
 class Options:
     """How far each level goes.
 
-    num_assistant_tokens: tokens that the middle writes for the target; settled before any is drawn.
-    num_assistant_tokens_schedule: constant; heuristic, transformers' up and down; cost, what the measured costs and
-        the acceptance so far make best; auto, cost where texts cannot depend on it and constant elsewhere; or goodput,
-        one length for a batch. See docs/schedules.md.
-    inner_tokens: at most so many tokens are drafted for the middle in one step inside; None: as many as the options of
-        its drafter say. Inside, a drafter's schedule does not count.
+    num_assistant_tokens: tokens that the middle model drafts for the target.
+    num_assistant_tokens_schedule: constant; heuristic: length up or down as in transformers; cost: the best length by
+        measured costs and acceptance; auto: cost where the output cannot depend on it, else constant; goodput: one
+        length for the batch. See docs/schedules.md.
+    inner_tokens: most tokens drafted for the middle model per inner step; by default as its drafter's options say. The
+        schedule of the inner drafter is ignored.
     """
 
     num_assistant_tokens: int = 8
     num_assistant_tokens_schedule: str = "auto"
-    inner_tokens: int | None = None
+    inner_tokens: int | None = field(default=None, metadata={"unset": "by its drafter"})
 
     @property
     def law(self) -> Law:

@@ -24,12 +24,12 @@ ReadOn = Callable[[View, Int[Tensor, "B"], int], Float[Tensor, "B 1 V"]]
 class ChainOptions:
     """How long chains are; names and meanings are those of transformers.
 
-    num_assistant_tokens: the longest path.
-    num_assistant_tokens_schedule: constant; heuristic, transformers' up and down; cost, what the measured costs and
-        the acceptance so far make best; auto, cost where texts cannot depend on it and constant elsewhere; goodput,
-        one length for a batch; or calibrated, which chooses the threshold. See docs/schedules.md.
-    assistant_confidence_threshold: a chain ends after its first token that the draft gives less probability; that
-        token is kept. 0 never ends one.
+    num_assistant_tokens: longest draft, in tokens.
+    num_assistant_tokens_schedule: constant; heuristic: length up or down as in transformers; cost: the best length by
+        measured costs and acceptance; auto: cost where the output cannot depend on it, else constant; goodput: one
+        length for the batch; calibrated: chooses the threshold. See docs/schedules.md.
+    assistant_confidence_threshold: a draft ends after its first token below this probability; that token is kept. 0:
+        never.
     """
 
     num_assistant_tokens: int = 8

@@ -4,7 +4,7 @@ As a chain it draws k tokens from its own law q. As a tree it draws a few childr
 (RSD-C, arXiv:2402.14160), level by level. Greedy rows get its likeliest tokens, which are picked, not drawn.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import final
 
 import torch
@@ -29,15 +29,15 @@ from foredraft.model.causal import CausalLM
 class Options(ChainOptions):
     """Those of every chain (``ChainOptions``), and
 
-    branching: children of a node by level, for instance 4x2x1; None drafts a chain.
-    window: the draft sees at most so many tokens, drafted ones included: the text's first, and its latest. So it drafts
-        beyond its own context, at the same cost for texts of any length. None: it reads whole texts, up to its context.
-    sinks: of a window, how many are the text's first.
-    ahead: inside another drafter, how many tokens that one drafts: a window has room for them and is not read again.
+    branching: children of a node by level, such as 4x2x1; a chain if not given.
+    window: the draft model sees at most this many tokens: the first and the latest, drafted ones included. It can then
+        draft beyond its own context, at constant cost. If not given, it reads everything, up to its context.
+    sinks: how many tokens of the window are the first ones.
+    ahead: inside another drafter, the tokens that one drafts; the window keeps room for them.
     """
 
-    branching: tuple[int, ...] | None = None
-    window: int | None = None
+    branching: tuple[int, ...] | None = field(default=None, metadata={"unset": "a chain"})
+    window: int | None = field(default=None, metadata={"unset": "no window"})
     sinks: int = 4
     ahead: int = 0
 

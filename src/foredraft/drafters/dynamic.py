@@ -4,7 +4,7 @@ A node's score is the log-probability of its whole path under the draft. Nothing
 what is committed, so every choice among its nodes is lossless.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -42,21 +42,21 @@ class Shape(NamedTuple):
 class Options:
     """The shape of the tree.
 
-    nodes: drafted nodes at most (the published code's total_token less the root).
-    depth: levels of drafted nodes (the published code's depth plus one).
-    top_k: nodes of a level that are expanded, and children that are scored of each.
-    num_assistant_tokens_schedule: constant, always the whole tree; cost, what the measured costs make best; heuristic,
-        transformers' up and down of the depth; auto is cost.
-    rope_theta: the base of the head's rotary positions, where its config is wrong about it.
-    taps: the target's hidden layers that the head reads, such as 2x16x29, where its files are wrong or silent.
+    nodes: most nodes of the tree (total_token minus one in the published code).
+    depth: levels of the tree (depth plus one in the published code).
+    top_k: nodes expanded per level, and children scored for each.
+    num_assistant_tokens_schedule: constant: always the whole tree; cost: the size with the most tokens per second by
+        measured costs; heuristic: depth up or down as in transformers; auto: cost.
+    rope_theta: base of the head's rotary positions, if its config is wrong.
+    taps: hidden layers of the target that the head reads, such as 2x16x29, if its files are wrong or do not say.
     """
 
     nodes: int = 23
     depth: int = 6
     top_k: int = 4
     num_assistant_tokens_schedule: str = "auto"
-    rope_theta: float | None = None
-    taps: tuple[int, ...] | None = None
+    rope_theta: float | None = field(default=None, metadata={"unset": "from its config"})
+    taps: tuple[int, ...] | None = field(default=None, metadata={"unset": "from its files"})
 
     @property
     def law(self) -> Law:

@@ -1,6 +1,6 @@
 """EAGLE-1 (Li et al., arXiv:2401.15077): a head that goes on from the target's features, and a static tree."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import final
 
 import torch
@@ -22,17 +22,17 @@ from foredraft.nets.eagle import EagleNet
 class Options:
     """The shape of the tree.
 
-    tree: its name (eagle: the published one of 25 nodes; medusa: of 63), or children by level, such as 4x2x1.
-    num_assistant_tokens_schedule: constant; heuristic, transformers' up and down of the depth; cost, what the measured
-        costs make best; or auto, cost where texts cannot depend on it and constant elsewhere.
-    rope_theta: the base of the head's rotary positions, where its config is wrong about it.
-    taps: the target's hidden layers that the head reads, such as 2x16x29, where its files are wrong or silent.
+    tree: eagle (the published tree of 25 nodes), medusa (63 nodes), or children by level, such as 4x2x1.
+    num_assistant_tokens_schedule: constant; heuristic: depth up or down as in transformers; cost: the best depth by
+        measured costs; auto: cost where the output cannot depend on it, else constant.
+    rope_theta: base of the head's rotary positions, if its config is wrong.
+    taps: hidden layers of the target that the head reads, such as 2x16x29, if its files are wrong or do not say.
     """
 
     tree: str = "eagle"
     num_assistant_tokens_schedule: str = "auto"
-    rope_theta: float | None = None
-    taps: tuple[int, ...] | None = None
+    rope_theta: float | None = field(default=None, metadata={"unset": "from its config"})
+    taps: tuple[int, ...] | None = field(default=None, metadata={"unset": "from its files"})
 
     @property
     def law(self) -> Law:

@@ -4,7 +4,7 @@ States are taken to the final norm and the output layer after E layers. The draf
 and values are those of the target's own first layers.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import final
 
 from foredraft.core.errors import DrafterError, OptionError
@@ -20,10 +20,10 @@ from foredraft.model.skipping import Layers
 class Options(ChainOptions):
     """Those of every chain (``ChainOptions``), and
 
-    assistant_early_exit: so many of the target's layers draft. It has to be given.
+    assistant_early_exit: number of the target's first layers that draft.
     """
 
-    assistant_early_exit: int | None = None
+    assistant_early_exit: int | None = field(default=None, metadata={"unset": "required"})
 
     def __post_init__(self) -> None:
         ChainOptions.__post_init__(self)  # a dataclass with slots is made anew, which super() does not see

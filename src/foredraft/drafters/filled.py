@@ -26,11 +26,11 @@ from foredraft.nets.parts import FINAL
 class Options:
     """The shape of the tree.
 
-    tree: its name (medusa: the published one of 63 nodes; eagle: of 25), children by level, such as 4x2x1, or
-        measured: the best one for how often the heads were right when they were trained, as written beside them.
-    nodes: how many nodes a measured tree has.
-    num_assistant_tokens_schedule: constant; heuristic, transformers' up and down of the depth; cost, what the measured
-        costs make best; auto is cost.
+    tree: medusa (the published tree of 63 nodes), eagle (25 nodes), children by level, such as 4x2x1, or measured: the
+        best tree for the accuracy of the heads, which training writes beside them.
+    nodes: nodes of a measured tree.
+    num_assistant_tokens_schedule: constant; heuristic: depth up or down as in transformers; cost: the best depth by
+        measured costs; auto: cost.
     """
 
     tree: str = "measured"

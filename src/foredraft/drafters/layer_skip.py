@@ -21,10 +21,9 @@ from foredraft.model.skipping import Layers
 class Options(ChainOptions):
     """Those of every chain (``ChainOptions``), and
 
-    skip_attention: layers whose attention is left out, such as 3x5x6; the first layer is 0.
-    skip_mlp: layers whose MLP is left out. A layer in both lists is not run at all.
-
-    Instead of the two, a file that ``foredraft skip`` wrote.
+    skip_attention: layers without attention, such as 3x5x6; the first layer is 0. A file of foredraft skip, as
+        layer_skip:FILE, sets this and skip_mlp.
+    skip_mlp: layers without MLP. A layer in both lists is skipped altogether.
     """
 
     skip_attention: tuple[int, ...] = ()

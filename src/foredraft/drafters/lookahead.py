@@ -31,14 +31,14 @@ from foredraft.drafters.supplies import Supplies
 class Options:
     """W, N and G of the paper, by the names of its code (there N is LEVEL).
 
-    window_size: W, columns of the window, which is how many n-grams a step makes.
-    ngram_size: N, tokens of an n-gram; one that is drafted is N - 1 long.
-    guess_set_size: G, n-grams that are kept for each first token, and drafted at once; 0 keeps none.
-    pool: request, where each text has n-grams of its own, or shared, where all texts add to one pool, which outlives
-        them. Neither can change a text.
-    pool_size: the most n-grams in a pool.
-    num_assistant_tokens_schedule: constant, heuristic, cost, or auto, which is cost here. A column that is deeper than
-        the plan waits, so that heuristic, which shortens paths after each refusal, soon leaves little of the window.
+    window_size: W, columns of the window; each step makes this many n-grams.
+    ngram_size: N, tokens of an n-gram; a drafted one is N - 1 long.
+    guess_set_size: G, n-grams kept per first token and drafted at once; 0 keeps none.
+    pool: request: each request has its own n-grams; shared: all requests share one pool, which stays. Neither changes
+        the output.
+    pool_size: most n-grams in a pool.
+    num_assistant_tokens_schedule: constant, heuristic, cost, or auto, which is cost here. Columns deeper than the
+        planned length wait, so heuristic, which shortens drafts after each rejection, soon uses little of the window.
     """
 
     window_size: int = 5

@@ -27,12 +27,11 @@ _NOTHING = -1
 class Options:
     """How much is copied, and what stands in where there is nothing to copy.
 
-    num_assistant_tokens: at most so many tokens are copied.
+    num_assistant_tokens: most tokens copied.
     num_assistant_tokens_schedule: constant, heuristic, cost, or auto, which is cost here.
-    min_matching_ngram_size: a shorter run than this is no match.
-    bigrams: where nothing matches, draft what last followed each token in any of the texts in flight; without it, one
-        token, the last once more. With it a draft depends on other texts. What is said does not, unless some tokens of
-        the same draft are drawn; so relay wants it off there.
+    min_matching_ngram_size: shortest run of last tokens that counts as a match.
+    bigrams: without a match, draft the token that last followed each token in any running request; otherwise repeat
+        the last token once. Drafts then depend on other requests, so a relay with sampled drafts refuses it.
     """
 
     num_assistant_tokens: int = 10

@@ -6,7 +6,7 @@ take the place of the old. So it follows the texts that it is asked for.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import final
 
@@ -31,20 +31,21 @@ LEARN = ("rejected", "all")
 class Options:
     """When and how the drafter inside learns; how it drafts is said by its own options.
 
-    interval: requests between two updates.
-    interval_positions: an update also begins when so many positions have been verified; 0 is never.
-    learn: from which positions, rejected ones alone or all that were verified.
-    loss: forward_kl, reverse_kl or jsd, from the target's law to the draft's.
-    jsd_weight: the weight of the target's law in the Jensen-Shannon divergence.
+    interval: requests between updates.
+    interval_positions: also update after this many verified positions; 0: never.
+    learn: all (verified positions) or rejected (only those where a draft was rejected).
+    loss: forward_kl, reverse_kl or jsd, between the target's and the draft's distributions.
+    jsd_weight: weight of the target's distribution in the Jensen-Shannon divergence.
     lr: learning rate of AdamW, constant.
-    passes: how often the positions of an interval are gone over.
-    batch: passages of text at each step of the optimizer.
-    context: tokens of a passage; a longer text is cut into several.
-    top_laws: tokens of each law that are kept by name; the others are one outcome.
-    positions, megabytes: at most so much waits to be learned from; the oldest goes first.
-    background: learn in a thread of its own, while texts are being served; no: between two requests.
-    threads: of that thread.
-    folder: where versions are kept, so that another process goes on from the last one.
+    passes: passes over the positions of an interval.
+    batch: samples per optimizer step.
+    context: tokens of a sample; longer ones are split.
+    top_laws: tokens kept of each target distribution; the others count as one outcome.
+    positions: most positions in the replay buffer; the oldest are dropped first.
+    megabytes: most megabytes in the replay buffer.
+    background: train in a thread while serving; no: between requests.
+    threads: CPU threads for training in the background.
+    folder: where versions are saved, so that another process continues from the last one.
     """
 
     interval: int = 8
@@ -61,7 +62,7 @@ class Options:
     megabytes: int = 256
     background: bool = True
     threads: int = 1
-    folder: str | None = None
+    folder: str | None = field(default=None, metadata={"unset": "not saved"})
 
     @property
     def law(self) -> Law:

@@ -23,11 +23,11 @@ from foredraft.model.causal import CausalLM
 class Options:
     """The size of the tree.
 
-    nodes: drafted nodes at most.
-    depth: levels of drafted nodes; each costs a forward of the draft.
-    top_k: nodes of a level that are expanded, and children that are scored of each.
-    num_assistant_tokens_schedule: constant, always the whole tree; cost, what the measured costs make best; heuristic,
-        transformers' up and down of the depth; auto is cost.
+    nodes: most nodes of the tree.
+    depth: levels of the tree; each costs a forward of the draft model.
+    top_k: nodes expanded per level, and children scored for each.
+    num_assistant_tokens_schedule: constant: always the whole tree; cost: the size with the most tokens per second by
+        measured costs; heuristic: depth up or down as in transformers; auto: cost.
     """
 
     nodes: int = 23

@@ -35,14 +35,13 @@ CACHES = ("retrieval", "window", "h2o")
 class Options(ChainOptions):
     """Those of every chain (``ChainOptions``), and
 
-    cache: what of a long text is kept: retrieval, window or h2o.
-    budget: so many tokens of it, in each layer.
-    chunk: of retrieval, tokens of a chunk.
-    sinks: of window, how many of the budget are the text's first tokens.
-    recent: of h2o, how many of the budget are the latest tokens; 0 is a half.
-    room: tokens that may come before tokens are chosen anew.
-    refresh: they are also chosen anew when of the last four drafts less than this part of the text's usual share was
-        accepted; 0 never does.
+    cache: the tokens kept of a long context: retrieval (chunks), window (first and latest) or h2o (heavy hitters).
+    budget: tokens kept per layer.
+    chunk: retrieval: tokens of a chunk.
+    sinks: window: how many of the budget are the first tokens.
+    recent: h2o: how many of the budget are the latest tokens; 0: half.
+    room: new tokens before the kept tokens are selected again.
+    refresh: also select again when acceptance of the last four drafts falls below this share of the usual; 0: never.
     """
 
     cache: str = "retrieval"

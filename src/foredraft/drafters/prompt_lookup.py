@@ -23,10 +23,11 @@ from foredraft.drafters.supplies import Supplies
 class Options:
     """Names as in transformers where it has them.
 
-    prompt_lookup_num_tokens: at most so many tokens are copied from one place.
+    prompt_lookup_num_tokens: most tokens copied from one match.
     num_assistant_tokens_schedule: constant, heuristic, cost, or auto, which is cost here.
-    max_matching_ngram_size, min_matching_ngram_size: the longest and shortest run of last tokens that is looked for.
-    continuations: so many places, those of the longest match and of these the latest, become branches of a tree.
+    max_matching_ngram_size: longest run of the last tokens to look for.
+    min_matching_ngram_size: shortest run of the last tokens to look for.
+    continuations: matches that become branches of a tree: the longest ones, of these the latest.
     """
 
     prompt_lookup_num_tokens: int = 10

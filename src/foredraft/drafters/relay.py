@@ -5,7 +5,7 @@ smaller one, the last from a look-up. Each drafter goes on from what those befor
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, final
 
 import torch
@@ -23,13 +23,13 @@ from foredraft.drafters.supplies import Part, Supplies
 class Options:
     """How far the relay goes; each drafter goes as far as its own options say.
 
-    num_assistant_tokens: at most so many tokens together; None: all that the drafters draft.
-    num_assistant_tokens_schedule: constant; heuristic, transformers' up and down; cost, what the measured costs and
-        the acceptance so far make best; auto, cost where texts cannot depend on it and constant elsewhere; or goodput,
-        one length for a batch. See docs/schedules.md.
+    num_assistant_tokens: most tokens together; by default all that the drafters draft.
+    num_assistant_tokens_schedule: constant; heuristic: length up or down as in transformers; cost: the best length by
+        measured costs and acceptance; auto: cost where the output cannot depend on it, else constant; goodput: one
+        length for the batch. See docs/schedules.md.
     """
 
-    num_assistant_tokens: int | None = None
+    num_assistant_tokens: int | None = field(default=None, metadata={"unset": "no limit"})
     num_assistant_tokens_schedule: str = "auto"
 
     @property

@@ -5,7 +5,7 @@ How often the j-th child of a node is the accepted one is measured once. A dynam
 size, and measured costs choose the size. Children are drawn without replacement, with fresh random numbers each step.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import final
 
 import torch
@@ -34,22 +34,21 @@ ROW = 1 / 40
 class Options:
     """The tree, or what it is made from.
 
-    nodes: drafted nodes; None leaves the number to the costs.
-    depth: levels of drafted nodes; None leaves the number to the costs.
-    acceptance: how often the first, second, ... child is the accepted one, such as 0.62/0.14/0.06; None measures it
-        when it is first wanted, on what the target says after beginnings of its own, apart for greedy rows and for
-        sampled ones, these at temperature 1.
-    sampled_acceptance: the same for sampled rows, where it is not ``acceptance``.
-    num_assistant_tokens_schedule: how many levels of the tree are drafted: constant, all; heuristic, transformers' up
-        and down; cost, what the measured costs make best; or auto, cost where texts cannot depend on it and constant
-        elsewhere. With auto and constant the tree for sampled rows is sized by what forwards have to read instead of
-        by the clock, so that a seed gives the same text every time.
+    nodes: drafted nodes; by default the measured costs decide.
+    depth: levels of drafted nodes; by default the measured costs decide.
+    acceptance: how often the first, second, ... child is the accepted one, such as 0.62/0.14/0.06. By default it is
+        measured when first needed, on outputs of the target, for greedy and for sampled rows (temperature 1) apart.
+    sampled_acceptance: the same for sampled rows, if it differs from acceptance.
+    num_assistant_tokens_schedule: how many levels of the tree are drafted. constant: all; heuristic: up or down as in
+        transformers; cost: the best number by measured costs; auto: cost where the output cannot depend on it, else
+        constant. With auto and constant the tree for sampled rows is sized by the weights that forwards read instead
+        of measured times, so that a seed gives the same output every time.
     """
 
-    nodes: int | None = None
-    depth: int | None = None
-    acceptance: str | None = None
-    sampled_acceptance: str | None = None
+    nodes: int | None = field(default=None, metadata={"unset": "by cost"})
+    depth: int | None = field(default=None, metadata={"unset": "by cost"})
+    acceptance: str | None = field(default=None, metadata={"unset": "measured"})
+    sampled_acceptance: str | None = field(default=None, metadata={"unset": "as acceptance"})
     num_assistant_tokens_schedule: str = "auto"
 
     @property

@@ -30,9 +30,9 @@ from foredraft.model.causal import CausalLM
 class Options:
     """Of SpecInfer.
 
-    expansion: children of a node by level, of each model. The paper's, for large targets, is 1x1x3x1x1x1x1x1.
-    merge: equal prefixes become one node, with the children of all; else each model's tree stands for itself.
-    num_assistant_tokens_schedule: constant, heuristic, cost, or auto, which is cost where texts cannot depend on it.
+    expansion: children of a node by level, for each model. The paper uses 1x1x3x1x1x1x1x1 for large targets.
+    merge: merge equal prefixes of the models' trees into one node.
+    num_assistant_tokens_schedule: constant, heuristic, cost, or auto: cost where the output cannot depend on it.
     """
 
     expansion: tuple[int, ...] = (1, 1, 3, 1)

@@ -30,16 +30,17 @@ from foredraft.model.selection import Retrieval
 class Options:
     """Lengths of the two inner levels, and what they see.
 
-    gamma: tokens that the middle level says before the target verifies them (gamma_2 in the paper).
-    inner_gamma: at most so many tokens are drafted for the middle level at once (gamma_1).
-    num_assistant_tokens_schedule: of gamma: constant; heuristic, transformers' up and down; cost, what the measured
-        costs and the acceptance so far make best; auto, cost where texts cannot depend on it and constant elsewhere; or
-        goodput, one length for a batch. See docs/schedules.md.
-    budget, chunk: the middle level sees so many tokens of a long text, in chunks of so many.
-    room: tokens that may come before chunks are chosen anew.
-    refresh: they are also chosen anew when of the last four drafts less than this part of the text's usual share was
-        accepted; 0 never does.
-    window, sinks: the small model sees so many tokens, of which so many are the text's first.
+    gamma: tokens that the middle level drafts for the target (gamma_2 in the paper).
+    inner_gamma: most tokens drafted for the middle level at once (gamma_1).
+    num_assistant_tokens_schedule: of gamma. constant; heuristic: length up or down as in transformers; cost: the best
+        length by measured costs and acceptance; auto: cost where the output cannot depend on it, else constant;
+        goodput: one length for the batch. See docs/schedules.md.
+    budget: tokens of a long context that the middle level sees.
+    chunk: tokens of a chunk, in which they are selected.
+    room: new tokens before chunks are selected again.
+    refresh: also select again when acceptance of the last four drafts falls below this share of the usual; 0: never.
+    window: tokens that the small model sees.
+    sinks: how many of these are the first tokens.
     """
 
     gamma: int = 8

@@ -43,15 +43,14 @@ def area(width, height):
 class Options:
     """Names as in transformers where it has them.
 
-    num_assistant_tokens: the longest path, in the target's tokens and in the draft's. By text the draft is asked for no
-        more than its tokens for the text so far say will fill it.
+    num_assistant_tokens: longest draft, in tokens of the target and of the draft model.
     num_assistant_tokens_schedule: constant, heuristic, cost, or auto.
-    assistant_confidence_threshold: a chain ends after its first token that the draft gives less probability; that
-        token is kept. 0 never ends one.
-    method: slem, by text; tli, by shared tokens; auto, by shared tokens where a row is sampled and these tokens have
-        ``ENOUGH`` of the draft's mass, see ``coverage``, else by text.
-    target_lookbehind: so many of the target's last tokens are written anew in the draft's with what is new.
-    assistant_lookbehind: so many tokens before a draft are written anew with it in the target's.
+    assistant_confidence_threshold: a draft ends after its first token below this probability; that token is kept. 0:
+        never.
+    method: slem: convert by text; tli: draft only tokens that both vocabularies have; auto: tli for sampled rows if
+        the shared tokens have at least half of the draft's probability, else slem.
+    target_lookbehind: tokens of the target that are converted again together with new ones.
+    assistant_lookbehind: tokens of the draft model that are converted again together with a draft.
     """
 
     num_assistant_tokens: int = 8

@@ -8,17 +8,18 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from foredraft.core.errors import ForedraftError, OptionError
+from foredraft.core.errors import ForedraftError
 from foredraft.train import devices
 from foredraft.train.checkpoint import Checkpoints, Log
 from foredraft.train.lessons import Lessons
+from foredraft.train.options import LoopOptions as LoopOptions
 from foredraft.train.precision import autocast
 from foredraft.train.recipe import Recipe
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 
+<<<<<<< HEAD
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopOptions:
     """How to train, whatever is trained.
@@ -84,6 +86,8 @@ class LoopOptions:
         return self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
 
 
+=======
+>>>>>>> cli
 Validate = Callable[[], dict[str, float]]
 
 

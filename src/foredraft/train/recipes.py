@@ -7,42 +7,14 @@ from typing import Any
 from torch import Tensor, nn
 
 from foredraft.core.drafter import Drafter
-from foredraft.core.errors import OptionError
 from foredraft.drafters import find
 from foredraft.model.causal import CausalLM
 from foredraft.nets.eagle import Eagle, Eagle3
 from foredraft.nets.hydra import Hydra
 from foredraft.nets.medusa import Blockwise, Medusa
 from foredraft.train import eagle, eagle3, heads, medusa2, start
+from foredraft.train.options import HeadShape as HeadShape
 from foredraft.train.recipe import Recipe
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeadShape:
-    """What a new head looks like.
-
-    vocabulary: size of an EAGLE-3 head's own vocabulary, the tokens that the text has most; 0 for the target's own.
-    taps: the target's hidden layers that an EAGLE-3 head reads; by default 2, N/2 and N - 3.
-    heads, layers: of Medusa, Hydra and blockwise decoding; layers are those of each head.
-    own_heads: give each Medusa or Hydra head an output layer of its own instead of the target's.
-    cold: do not start from the target's own weights.
-    start: a trained head to go on from, whose shape then holds; a folder or a hub name.
-    """
-
-    vocabulary: int = 32_000
-    taps: tuple[int, ...] = ()
-    heads: int = 4
-    layers: int = 1
-    own_heads: bool = False
-    cold: bool = False
-    start: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.heads < 1 or self.layers < 1 or self.vocabulary < 0:
-            raise OptionError("heads and layers must be 1 or more, and vocabulary 0 or more.")
-        if list(self.taps) != sorted(set(self.taps)):
-            raise OptionError("taps must be different layers, from low to high.")
-
 
 Make = Callable[[CausalLM, HeadShape, Tensor | None], nn.Module]
 
