@@ -134,8 +134,8 @@ def check_inputs(input_ids: Tensor, inputs: Mapping[str, Any]) -> None:
         if name not in _INPUTS and value is not None and value is not False:
             raise OptionError(f"{name} is not available while drafting: foredraft runs the model on token ids alone.")
     cache = inputs.get("past_key_values")
-    if cache is not None and cache.get_seq_length() > 0:
-        raise OptionError(f"A filled past_key_values is not available while drafting: {_CACHE}.")
+    if cache is not None and (cache.get_seq_length() > 0 or vars(cache).get("_is_user_defined", False)):
+        raise OptionError(f"past_key_values is not available while drafting: {_CACHE}.")
     mask, positions = inputs.get("attention_mask"), inputs.get("position_ids")
     if positions is None or positions.ndim != 2:
         return
