@@ -185,7 +185,7 @@ class speculative:
         """One call, from the inputs that transformers has prepared to the output that it returns."""
         config = generation_config
         check_config(config, model.generation_config)
-        check_inputs(input_ids, model_kwargs)
+        check_inputs(model, input_ids, model_kwargs)
         check_processors(logits_processor)
         prompts = listed({"input_ids": input_ids, "attention_mask": model_kwargs.get("attention_mask")}).prompts
         if call.streamer is not None and len(prompts) > 1:

@@ -123,13 +123,19 @@ def check_config(config: GenerationConfig, own: GenerationConfig) -> None:
         _check(name, getattr(config, name, None), (None, neutral, getattr(own, name, None)), reason)
 
 
-def check_inputs(input_ids: Tensor, inputs: Mapping[str, Any]) -> None:
+def check_inputs(model: PreTrainedModel, input_ids: Tensor, inputs: Mapping[str, Any]) -> None:
     """Refuse inputs of the model that a speculative loop would not hand to it.
 
     Args:
+        model: whose own ``prepare_inputs_for_generation`` is not asked.
         input_ids: [B, T].
         inputs: the other arguments that ``generate`` has prepared for the forward.
     """
+    if "prepare_inputs_for_generation" in vars(model):
+        raise OptionError(
+            "The prepare_inputs_for_generation of this model was replaced (as PEFT does for prompts that are learned), "
+            "which is not available while drafting."
+        )
     for name, value in inputs.items():
         if name not in _INPUTS and value is not None and value is not False:
             raise OptionError(f"{name} is not available while drafting: foredraft runs the model on token ids alone.")
