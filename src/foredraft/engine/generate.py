@@ -86,7 +86,7 @@ class Generator:
         results = [self._result(sequence) for sequence in sequences]
         return results[0] if single and num_return_sequences == 1 else results
 
-    def batch(self, prompts: Seq[Prompt], params: Params | None = None, **options: Any) -> list[Result]:
+    def batch(self, prompts: Prompt | Seq[Prompt], params: Params | None = None, **options: Any) -> list[Result]:
         """``generate`` for a list of prompts, whatever they are: always a list of results, in order."""
         sequences = self.submit(listed(prompts).prompts, as_params(params, options))
         self.engine.run(sequences)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence as Seq
 from dataclasses import fields, replace
-from numbers import Integral
+from numbers import Integral, Number
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -47,7 +47,7 @@ def listed(prompt: object) -> Listed:
         return Listed([prompt], True)
     if not isinstance(prompt, Seq) or isinstance(prompt, (bytes, bytearray)):
         raise _unreadable(prompt)
-    if not len(prompt) or _is_id(prompt[0]) or _is_message(prompt[0]):
+    if not len(prompt) or _is_number(prompt[0]) or _is_message(prompt[0]):
         return Listed([prompt], True)
     return Listed(list(prompt), False)
 
@@ -143,12 +143,15 @@ def _is_message(item: object) -> bool:
     return isinstance(item, Mapping) and not item.keys() & {"input_ids", "inputs_embeds"}
 
 
+def _is_number(item: object) -> bool:
+    return isinstance(item, Number) or (isinstance(item, (Tensor, np.ndarray)) and item.ndim == 0)
+
+
 def _is_id(item: object) -> bool:
     if isinstance(item, int):  # first, as nearly all are
         return not isinstance(item, bool)
-    if isinstance(item, (Tensor, np.ndarray)):
-        return item.ndim == 0 and isinstance(item.item(), Integral)
-    return isinstance(item, Integral)
+    value = item.item() if isinstance(item, (Tensor, np.ndarray)) and item.ndim == 0 else item
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def _needed(tokenizer: Tokenizer | None) -> Tokenizer:
