@@ -131,7 +131,7 @@ class speculative:
         """
         streamer = self._streamer if streamer is None else streamer
         with _ended(streamer):
-            plain = unwrapped(model)
+            plain: Any = unwrapped(model)
             check_arguments(options)
             if stop_strings is None and (found := configured_stop_strings(options, plain)):
                 stop_strings, options["stop_strings"] = found, None

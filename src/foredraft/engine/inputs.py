@@ -25,9 +25,9 @@ _ENCODED = {"input_ids", "attention_mask", "token_type_ids"}
 
 
 class Listed(NamedTuple):
-    """Prompts as a list, and whether there was just one."""
+    """Prompts as a list, and whether there was just one. A single one is a string, ids or messages."""
 
-    prompts: list[Prompt]
+    prompts: list[Any]
     single: bool
 
 

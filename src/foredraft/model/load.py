@@ -105,20 +105,18 @@ def unwrapped(model: Any) -> PreTrainedModel:
     Raises:
         ModelError: it is no transformers model, or one with a learned prompt, which lies outside of it.
     """
-    while not isinstance(model, PreTrainedModel):
-        if isinstance(model, nn.Module) and "_orig_mod" in dict(model.named_children()):
-            model = model.get_submodule("_orig_mod")
-        elif any(each.__name__ == "PeftModel" for each in model.__class__.__mro__):
-            if model.active_peft_config.is_prompt_learning:
-                raise ModelError(
-                    "A prompt that PEFT has learned is outside of the model, so its drafts cannot be verified."
-                )
-            model = model.get_base_model()
-        else:
+    if isinstance(model, PreTrainedModel):
+        return model
+    wrapped: Any = model  # by what may not be installed
+    if isinstance(model, nn.Module) and "_orig_mod" in dict(model.named_children()):
+        return unwrapped(wrapped._orig_mod)
+    if any(each.__name__ == "PeftModel" for each in model.__class__.__mro__):
+        if wrapped.active_peft_config.is_prompt_learning:
             raise ModelError(
-                f"A model must be a folder, a hub name or a transformers model, not a {model.__class__.__name__}."
+                "A prompt that PEFT has learned is outside of the model, so its drafts cannot be verified."
             )
-    return model
+        return unwrapped(wrapped.get_base_model())
+    raise ModelError(f"A model must be a folder, a hub name or a transformers model, not a {model.__class__.__name__}.")
 
 
 def as_tokenizer(tokenizer: Any) -> Tokenizer | None:
