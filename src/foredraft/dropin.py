@@ -100,9 +100,10 @@ class speculative:
             raise OptionError(_NO_TOKENIZER)
 
     def __repr__(self) -> str:
-        drafter = self._drafter if isinstance(self._drafter, str) else self._drafter.__class__.__name__
+        named = self._drafter is None or isinstance(self._drafter, str)
+        drafter = repr(self._drafter) if named else self._drafter.__class__.__name__
         rule = f", verifier={self._verifier!r}" if self._verifier is not None else ""
-        return f"foredraft.speculative({drafter!r}{rule})"
+        return f"foredraft.speculative({drafter}{rule})"
 
     def generate(
         self,
@@ -204,7 +205,7 @@ class speculative:
             _run(generator, sequences, input_ids, stopping_criteria, call.streamer)
         finally:
             generator.engine.cancel(sequences)  # whoever raised in between must not leave rows behind
-            self._detach()
+            generator.engine.target.detach()
         self._count(generator, sequences)
         pad = config.pad_token_id if config.pad_token_id is not None else 0
         texts = [sequence.tokens for sequence in sequences]
@@ -234,10 +235,6 @@ class speculative:
         )
         self._model = model
         return self._generator
-
-    def _detach(self) -> None:
-        if self._generator is not None:
-            self._generator.engine.target.detach()
 
 
 def _as_strings(strings: Seq[str] | str) -> tuple[str, ...]:
