@@ -1,11 +1,12 @@
 """The only place where names become objects: a target, a drafter, a controller, put together."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 import torch
 
+from foredraft.arguments import BUNDLED_DRAFTS as BUNDLED_DRAFTS, AnyDrafter, as_spec, as_target, check_device
 from foredraft.core.draft import Law
 from foredraft.core.drafter import Drafter
 from foredraft.core.errors import DrafterError, OptionError
@@ -19,7 +20,6 @@ from foredraft.engine.engine import Engine
 from foredraft.engine.generate import Generator, Kind
 from foredraft.engine.schedule import Costs, scheduled
 from foredraft.formats import load_head
-from foredraft.formats.tuned import SUFFIX, read_tuned
 from foredraft.model.cache import SlotCache
 from foredraft.model.causal import CausalLM
 from foredraft.model.linear import PackedWeights, draft_dtype
@@ -27,28 +27,14 @@ from foredraft.model.load import Loaded, as_loaded, load_model, resolve
 from foredraft.model.tokenizer import Tokenizer, check_same_tokenizer
 from foredraft.nets.blocks import fuse
 
-BUNDLED_DRAFTS = {
-    "sample": {
-        "draft_model": "sample-draft",
-        "sequoia": "sample-draft",
-        "opt_tree": "sample-draft",
-        "eagle1": "sample-eagle",
-        "eagle2": "sample-eagle",
-        "eagle3": "sample-eagle3",
-        "medusa": "sample-medusa",
-        "triforce": "sample-draft",
-    }
-}
-"""What ships for the bundled targets, by method."""
-
 
 def load(
     target: Any = "sample",
-    drafter: str | Drafter | None = "auto",
+    drafter: AnyDrafter = "auto",
     *,
     tokenizer: Any = None,
-    dtype: str | None = None,
-    device: str | None = None,
+    dtype: str | torch.dtype | None = None,
+    device: str | torch.device | None = None,
     verifier: str | None = None,
     controller: Controller | None = None,
     max_batch_size: int = 32,
@@ -59,13 +45,15 @@ def load(
     """Put a target and a drafter together.
 
     Args:
-        target: a folder, a hub name, "sample" for the bundled model, a loaded transformers model, or the
-            ``generator.engine.target`` of another generator, to share it.
+        target: a folder, a hub name, "sample" for the bundled model, a loaded transformers model (compiled and PEFT
+            models too), or another generator, to share its target.
         drafter: "none" or None for plain decoding, a spec such as "prompt_lookup" or
-            "draft_model:PATH,num_assistant_tokens=5", a file that ``foredraft tune`` wrote, a ``Drafter``, or "auto":
-            the bundled EAGLE-3 head for the bundled model, prompt lookup for any other.
-        tokenizer: for a loaded model; otherwise its own is used.
-        dtype: such as "bfloat16"; by default float32 on a CPU, elsewhere what the weights have.
+            "draft_model:PATH,num_assistant_tokens=5", the path of a head, a draft model or a file that ``foredraft
+            tune`` wrote, a ``Drafter``, a loaded draft model, also with options as in
+            ("sequoia,acceptance=0.6/0.2", model), or "auto": the bundled EAGLE-3 head for the bundled model, prompt
+            lookup for any other.
+        tokenizer: for a loaded model: a tokenizer or where it is; otherwise its own is used.
+        dtype: such as "bfloat16" or ``torch.bfloat16``; by default float32 on a CPU, elsewhere what the weights have.
         device: such as "cuda"; by default a GPU if there is one.
         verifier: the verification rule; by default the best one for each draft's law.
         controller: decides how much to draft; by default what the drafter's options say.
@@ -77,6 +65,7 @@ def load(
     Raises:
         UsageError: something that cannot be; the sentence says why and what can.
     """
+    target, tokenizer = as_target(target, tokenizer, dtype)
     workshop = _Workshop(
         target, tokenizer, dtype, device, verifier, max_batch_size, exact=exact, fast=fast, options=model_options
     )
@@ -85,11 +74,11 @@ def load(
 
 def load_many(
     target: Any,
-    drafters: Sequence[str | Drafter | None],
+    drafters: Sequence[AnyDrafter],
     *,
     tokenizer: Any = None,
-    dtype: str | None = None,
-    device: str | None = None,
+    dtype: str | torch.dtype | None = None,
+    device: str | torch.device | None = None,
     verifier: str | None = None,
     max_batch_size: int = 32,
     exact: bool = False,
@@ -102,6 +91,7 @@ def load_many(
     Returns:
         a generator each, in order. The first of them owns the target: closing it ends all.
     """
+    target, tokenizer = as_target(target, tokenizer, dtype)
     workshop = _Workshop(
         target, tokenizer, dtype, device, verifier, max_batch_size, exact=exact, fast=fast, options=model_options
     )
@@ -114,21 +104,21 @@ class _Workshop:
 
     target: Any
     tokenizer: Any
-    dtype: str | None
-    device: str | None
+    dtype: str | torch.dtype | None
+    device: str | torch.device | None
     verifier: str | None
     max_batch_size: int
     exact: bool
     fast: bool
     options: Mapping[str, Any] | None
 
-    def make(self, drafters: Sequence[str | Drafter | None], controller: Controller | None) -> list[Generator]:
+    def make(self, drafters: Sequence[AnyDrafter], controller: Controller | None) -> list[Generator]:
         """A generator for each drafter; where one of them cannot be, there is none."""
         if self.max_batch_size < 1:
             raise OptionError("max_batch_size must be 1 or more.")
         if not drafters:
             raise OptionError("Name at least one drafter; none is plain decoding.")
-        specs = [_spec(self.target, drafter) for drafter in drafters]
+        specs = [as_spec(self.target, drafter) for drafter in drafters]
         kinds = [_kind(spec, _check_verifier(self.verifier, spec)) for spec in specs]
         loaded = _load(self.target, self.tokenizer, self.dtype, self.device, self.options)
         shared = self.target if isinstance(self.target, CausalLM) else CausalLM(loaded.model, fast=self.fast)
@@ -154,7 +144,8 @@ class _Workshop:
 
     def _drafter(self, spec: Spec | Drafter, loaded: Loaded, models: list[CausalLM], cache: SlotCache) -> Drafter:
         """What a spec stands for. Models that are opened on the way are listed."""
-        stock = _Stock(self.target, loaded.tokenizer, models, self.fast, self.options)
+        given = spec.model if isinstance(spec, Spec) else None
+        stock = _Stock(self.target, loaded.tokenizer, models, self.fast, self.options, given)
         drafter = stock.drafter_of(spec, models[0], cache) if isinstance(spec, Spec) else spec
         if self.verifier is not None and drafter.needs.law is not None:  # its options did not know it
             check_legal(self.verifier, drafter.needs.law)
@@ -191,24 +182,12 @@ def _kind(spec: Spec | Drafter, lossless: bool) -> Kind:
     return Kind(spec.name if isinstance(spec, Spec) else spec.__class__.__name__, lossless)
 
 
-def _spec(target: Any, drafter: str | Drafter | None) -> Spec | Drafter:
-    if isinstance(drafter, Drafter):
-        return drafter
-    if drafter == "auto":
-        drafter = "eagle3" if isinstance(target, str) and target in BUNDLED_DRAFTS else "prompt_lookup"
-    is_file = drafter is not None and drafter.endswith(SUFFIX) and drafter.partition(":")[0] not in METHODS
-    tuned = read_tuned(drafter) if drafter is not None and is_file else None
-    spec = Spec.parse(tuned.drafter if tuned is not None else drafter or "none")
-    if tuned is not None:
-        spec = replace(spec, off_from=tuned.off_from)
-    bundled = BUNDLED_DRAFTS.get(target, {}) if isinstance(target, str) else {}
-    if spec.path is None and spec.name in bundled:
-        return replace(spec, path=bundled[spec.name])
-    return spec
-
-
 def _load(
-    target: Any, tokenizer: Any, dtype: str | None, device: str | None, options: Mapping[str, Any] | None
+    target: Any,
+    tokenizer: Any,
+    dtype: str | torch.dtype | None,
+    device: str | torch.device | None,
+    options: Mapping[str, Any] | None,
 ) -> Loaded:
     if isinstance(target, str):
         loaded = load_model(target, dtype=dtype, device=device, options=options)
@@ -225,6 +204,7 @@ class _Stock:
     models: list[CausalLM]
     fast: bool
     options: Mapping[str, Any] | None
+    given: Any = None  # a draft model that stands in the place of a path
 
     def drafter_of(self, spec: Spec, target: CausalLM, cache: SlotCache) -> Drafter:
         """What a spec stands for, drafting for ``target``."""
@@ -235,8 +215,11 @@ class _Stock:
     def open(self, path: str) -> Foreign:
         """A draft model, listed."""
         target = self.models[0]
-        dtype = str(target.dtype).removeprefix("torch.")
-        draft = load_model(path, dtype=dtype, device=str(target.device), options=self.options)
+        if self.given is not None:
+            draft = as_loaded(self.given)
+            check_device(draft.model, target)
+        else:
+            draft = load_model(path, dtype=target.dtype, device=target.device, options=self.options)
         model = CausalLM(draft.model, fast=self.fast)
         self.models.append(model)
         return Foreign(model, draft.tokenizer)
@@ -261,7 +244,7 @@ class _Supplies(Supplies):
         return _head(self.place.name, self.path, options, self.place.target, self._stock.fast)
 
     def drafter(self, spec: str, target: CausalLM | None = None, cache: SlotCache | None = None) -> Drafter:
-        found = _spec(self._stock.named, spec)
+        found = as_spec(self._stock.named, spec)
         if not isinstance(found, Spec) or found.off_from:
             raise DrafterError(f"{self.place.name} is made of drafters by name, not of {spec!r}.")
         return self._stock.drafter_of(found, target or self.place.target, cache or self.place.cache)

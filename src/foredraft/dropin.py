@@ -1,21 +1,49 @@
 """Speculation inside transformers' own ``generate``, on a model that stays the user's."""
 
-from collections.abc import Sequence as Seq
+import inspect
+from collections.abc import Iterator, Sequence as Seq
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from foredraft.arguments import AnyDrafter
 from foredraft.compose import load
-from foredraft.core.drafter import Drafter
 from foredraft.core.errors import OptionError
 from foredraft.core.params import SamplingParams
+from foredraft.core.stats import DecodeStats
 from foredraft.engine.generate import Generator
+from foredraft.engine.inputs import listed
 from foredraft.engine.sequence import Sequence
+from foredraft.model.generation import (
+    check_arguments,
+    check_config,
+    check_inputs,
+    configured_stop_strings,
+    dropped_arguments,
+)
+from foredraft.model.load import as_tokenizer, unwrapped
 from foredraft.model.output import as_generate_output
-from foredraft.model.processors import translate
+from foredraft.model.processors import check_processors, for_row, translate
+from foredraft.model.tokenizer import Tokenizer
 
-_UNSUPPORTED = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
+_NO_TOKENIZER = "stop_strings need the model's tokenizer: speculative(tokenizer=...) or spec.generate(tokenizer=...)."
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """What one call of ``generate`` has of its own, beside what transformers prepares."""
+
+    streamer: Any
+    stop_strings: tuple[str, ...]
+    tokenizer: Tokenizer | None
+
+    def decode(self, tokens: list[int]) -> str:
+        """Text to look for stop strings in; nobody else reads it."""
+        return self.tokenizer.decode(tokens) if self.tokenizer is not None and self.stop_strings else ""
 
 
 class speculative:
@@ -24,14 +52,21 @@ class speculative:
     Batches, sampling options, logits processors, stopping criteria and ``num_return_sequences`` work as they do
     without it, and so does transformers' text-generation pipeline. The model is as it was after each call.
 
+    transformers drops ``streamer``, ``tokenizer`` and a few others when it is given a ``custom_generate``. ``generate``
+    below takes them; or give them here, for all calls.
+
     Args:
         drafter: as in ``foredraft.load``; a draft model is loaded once, at the first call.
         tokenizer: needed for ``stop_strings`` and to compare with a draft model's.
-        stop_strings: transformers throws its own away where the loop is replaced, so they are given here.
-        streamer: for the same reason; transformers' streamers take one text at a time.
+        stop_strings: of every call that gives none itself.
+        streamer: of every call; see ``generate``.
         verifier, max_batch_size, model_options: as in ``foredraft.load``.
         fast: on a CPU, pack the weights of the model's linear layers. They stay packed between calls, until
             ``close``; a packed model computes the same but cannot be saved or trained.
+
+    Attributes:
+        stats: what was drafted and accepted in the last call, summed over its rows.
+        total_stats: the same for all calls.
 
     Raises:
         UsageError: what cannot be done, in one sentence (beams, for instance).
@@ -39,7 +74,7 @@ class speculative:
 
     def __init__(
         self,
-        drafter: str | Drafter | None = "auto",
+        drafter: AnyDrafter = "auto",
         *,
         tokenizer: Any = None,
         stop_strings: Seq[str] | str = (),
@@ -50,8 +85,8 @@ class speculative:
         model_options: dict[str, Any] | None = None,
     ) -> None:
         self._drafter = drafter
-        self._tokenizer = tokenizer
-        self._stop_strings = (stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings)
+        self._tokenizer = as_tokenizer(tokenizer)
+        self._stop_strings = _as_strings(stop_strings)
         self._streamer = streamer
         self._verifier = verifier
         self._max_batch_size = max_batch_size
@@ -59,8 +94,50 @@ class speculative:
         self._model_options = model_options
         self._generator: Generator | None = None
         self._model: Any = None
-        if self._stop_strings and tokenizer is None:
-            raise OptionError("stop_strings need the model's tokenizer: speculative(stop_strings=..., tokenizer=...).")
+        self.stats = DecodeStats()
+        self.total_stats = DecodeStats()
+        if self._stop_strings and self._tokenizer is None:
+            raise OptionError(_NO_TOKENIZER)
+
+    def __repr__(self) -> str:
+        named = self._drafter is None or isinstance(self._drafter, str)
+        drafter = repr(self._drafter) if named else self._drafter.__class__.__name__
+        rule = f", verifier={self._verifier!r}" if self._verifier is not None else ""
+        return f"foredraft.speculative({drafter}{rule})"
+
+    def generate(
+        self,
+        model: Any,
+        inputs: Tensor | None = None,
+        *,
+        streamer: Any = None,
+        tokenizer: Any = None,
+        stop_strings: Seq[str] | str | None = None,
+        **options: Any,
+    ) -> Any:
+        """``model.generate(inputs, **options, custom_generate=self)`` with what transformers would drop.
+
+        Args:
+            model: a transformers model, also one compiled by ``torch.compile`` or wrapped by PEFT.
+            inputs, options: as in transformers' ``generate``.
+            streamer: gets the prompt and then token by token; transformers' streamers take a batch of one.
+            tokenizer: needed for ``stop_strings``; by default the one given at first.
+            stop_strings: end a sequence behind the token that completes one of them.
+
+        Returns:
+            what ``model.generate`` returns.
+
+        Raises:
+            UsageError: something that would be ignored or cannot be.
+        """
+        streamer = self._streamer if streamer is None else streamer
+        with _ended(streamer):
+            plain: Any = unwrapped(model)
+            check_arguments(options)
+            if stop_strings is None and (found := configured_stop_strings(options, plain)):
+                stop_strings, options["stop_strings"] = found, None
+            call = self._call(streamer, stop_strings, as_tokenizer(tokenizer))
+            return plain.generate(inputs, **options, custom_generate=partial(self._decode, call))
 
     def __call__(
         self,
@@ -69,32 +146,19 @@ class speculative:
         logits_processor: Any,
         stopping_criteria: Any,
         generation_config: Any,
+        *,
+        stop_strings: Seq[str] | str | None = None,
         **model_kwargs: Any,
     ) -> Any:
-        """What transformers calls in place of its own loop; it takes further names of ours away from its own."""
-        config = generation_config
-        if config.num_beams > 1:
-            raise OptionError("Speculation extends greedy search and sampling; leave num_beams at 1.")
-        for name in _UNSUPPORTED:
-            if getattr(config, name, False):
-                raise OptionError(f"{name} is not available while drafting; leave it out.")
-        width = input_ids.shape[1]
-        prompts = _prompts(input_ids, model_kwargs.get("attention_mask"))
-        seeds = torch.randint(2**62, (len(prompts),)).tolist()  # torch.manual_seed makes it repeatable
-        paddings = [row[: len(row) - len(prompt)] for row, prompt in zip(input_ids, prompts, strict=True)]
-        params = [self._params(config, logits_processor, width, *each) for each in zip(paddings, seeds, strict=True)]
-        generator = self._attached(model)
-        sequences: list[Sequence] = []
-        try:
-            for prompt, own in zip(prompts, params, strict=True):
-                sequences += generator.submit([prompt], own)
-            _run(generator, sequences, input_ids, stopping_criteria, self._streamer)
-        finally:
-            generator.engine.cancel(sequences)  # whoever raised in between must not leave rows behind
-            self._detach()
-        pad = config.pad_token_id if config.pad_token_id is not None else 0
-        texts = [sequence.tokens for sequence in sequences]
-        return as_generate_output(input_ids, texts, pad, bool(config.return_dict_in_generate))
+        """What transformers calls in place of its own loop; it hands over what the signature names."""
+        frame = inspect.currentframe()
+        dropped = dropped_arguments(frame.f_back if frame is not None else None)
+        with _ended(dropped.get("streamer") or self._streamer):
+            check_arguments(dropped)
+            call = self._call(self._streamer, stop_strings, None)
+            return self._decode(
+                call, model, input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs
+            )
 
     def close(self) -> None:
         """Leave the model as it was found, packed layers included."""
@@ -102,7 +166,59 @@ class speculative:
             self._generator.close()
         self._generator = self._model = None
 
-    def _attached(self, model: Any) -> Generator:
+    def _call(self, streamer: Any, stop_strings: Seq[str] | str | None, tokenizer: Tokenizer | None) -> _Call:
+        strings = self._stop_strings if stop_strings is None else _as_strings(stop_strings)
+        call = _Call(streamer, strings, tokenizer or self._tokenizer)
+        if call.stop_strings and call.tokenizer is None:
+            raise OptionError(_NO_TOKENIZER)
+        return call
+
+    def _decode(
+        self,
+        call: _Call,
+        model: Any,
+        input_ids: Tensor,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: Any,
+        **model_kwargs: Any,
+    ) -> Any:
+        """One call, from the inputs that transformers has prepared to the output that it returns."""
+        config = generation_config
+        check_config(config, model.generation_config)
+        check_inputs(model, input_ids, model_kwargs)
+        check_processors(logits_processor)
+        prompts = listed({"input_ids": input_ids, "attention_mask": model_kwargs.get("attention_mask")}).prompts
+        if call.streamer is not None and len(prompts) > 1:
+            raise OptionError("A streamer takes one sequence; give one prompt, or stream with foredraft.load(model).")
+        width = input_ids.shape[1]
+        seeds = torch.randint(2**62, (len(prompts),)).tolist()  # torch.manual_seed makes it repeatable
+        paddings = [row[: len(row) - len(prompt)] for row, prompt in zip(input_ids, prompts, strict=True)]
+        generator = self._attached(model, call.tokenizer)
+        sequences: list[Sequence] = []
+        try:
+            for row, (prompt, padding, seed) in enumerate(zip(prompts, paddings, seeds, strict=True)):
+                own = _sampling(config, for_row(logits_processor, row), width, padding)
+                own = replace(own, stop_strings=call.stop_strings, seed=seed)
+                request = generator.engine.request(prompt, own, generator.eos_token_ids)
+                sequences += generator.engine.submit(request, call.decode)
+            _run(generator, sequences, input_ids, stopping_criteria, call.streamer)
+        finally:
+            generator.engine.cancel(sequences)  # whoever raised in between must not leave rows behind
+            generator.engine.target.detach()
+        self._count(generator, sequences)
+        pad = config.pad_token_id if config.pad_token_id is not None else 0
+        texts = [sequence.tokens for sequence in sequences]
+        return as_generate_output(input_ids, texts, pad, bool(config.return_dict_in_generate))
+
+    def _count(self, generator: Generator, sequences: list[Sequence]) -> None:
+        kind = generator.kind
+        rows = [each.tally.stats(len(each.prompt), kind.method, kind.lossless) for each in sequences]
+        kept = [replace(row, tokens=len(each.tokens)) for row, each in zip(rows, sequences, strict=True)]
+        self.stats = DecodeStats.together(kept)
+        self.total_stats += self.stats
+
+    def _attached(self, model: Any, tokenizer: Tokenizer | None) -> Generator:
         """The generator for this model; a new model takes the place of the one before."""
         if self._generator is not None and self._model is model:
             self._generator.engine.target.attach()
@@ -111,7 +227,7 @@ class speculative:
         self._generator = load(
             model,
             self._drafter,
-            tokenizer=self._tokenizer,
+            tokenizer=tokenizer,
             verifier=self._verifier,
             max_batch_size=self._max_batch_size,
             fast=self._fast,
@@ -120,39 +236,37 @@ class speculative:
         self._model = model
         return self._generator
 
-    def _detach(self) -> None:
-        if self._generator is not None:
-            self._generator.engine.target.detach()
 
-    def _params(self, config: Any, processors: Any, width: int, padding: Tensor, seed: int) -> SamplingParams:
-        """What transformers has prepared for a row that begins with this padding, as our parameters."""
-        eos = config.eos_token_id
-        fields: dict[str, Any] = {"temperature": 1.0}
-        translated = translate(processors, width)
-        if translated is None:  # transformers' list as a whole, temperature and all, on the row as it was given
-
-            def whole(input_ids: Tensor, scores: Tensor) -> Tensor:
-                return processors(torch.cat([padding.expand(len(input_ids), -1), input_ids], 1), scores)
-
-            fields["logits_processor"] = (whole,)
-        else:
-            fields |= translated.fields | {"logits_processor": translated.others}
-        if not config.do_sample:
-            fields["temperature"] = 0.0
-        return SamplingParams(
-            **fields,
-            max_new_tokens=config.max_length - width,
-            eos_token_id=() if eos is None else eos,
-            stop_strings=self._stop_strings,
-            seed=seed,
-        )
+def _as_strings(strings: Seq[str] | str) -> tuple[str, ...]:
+    return (strings,) if isinstance(strings, str) else tuple(strings)
 
 
-def _prompts(input_ids: Tensor, attention_mask: Tensor | None) -> list[list[int]]:
-    """Token ids of each row without its padding."""
-    if attention_mask is None:
-        return input_ids.tolist()
-    return [row[mask.bool()].tolist() for row, mask in zip(input_ids, attention_mask, strict=True)]
+@contextmanager
+def _ended(streamer: Any) -> Iterator[None]:
+    """Tell a streamer about the end whatever happens: who reads it in another thread would wait for ever."""
+    try:
+        yield
+    finally:
+        if streamer is not None:
+            streamer.end()
+
+
+def _sampling(config: Any, processors: Any, width: int, padding: Tensor) -> SamplingParams:
+    """What transformers has prepared for a row that begins with this padding, as our parameters."""
+    eos = config.eos_token_id
+    fields: dict[str, Any] = {"temperature": 1.0}
+    translated = translate(processors, width)
+    if translated is None:  # transformers' list as a whole, temperature and all, on the row as it was given
+
+        def whole(input_ids: Tensor, scores: Tensor) -> Tensor:
+            return processors(torch.cat([padding.expand(len(input_ids), -1), input_ids], 1), scores)
+
+        fields["logits_processor"] = (whole,)
+    else:
+        fields |= translated.fields | {"logits_processor": translated.others}
+    if not config.do_sample:
+        fields["temperature"] = 0.0
+    return SamplingParams(**fields, max_new_tokens=config.max_length - width, eos_token_id=() if eos is None else eos)
 
 
 def _run(generator: Generator, sequences: list[Sequence], input_ids: Tensor, criteria: Any, streamer: Any) -> None:
@@ -164,11 +278,10 @@ def _run(generator: Generator, sequences: list[Sequence], input_ids: Tensor, cri
         generator.engine.step()
         for row, sequence in enumerate(sequences):
             _ask(sequence, seen[row], input_ids[row], criteria)
-            if streamer is not None and len(sequence.tokens) > seen[row]:
-                streamer.put(torch.tensor(sequence.tokens[seen[row] :]))
+            if streamer is not None:
+                for token in sequence.tokens[seen[row] :]:  # one at a time, as transformers does
+                    streamer.put(torch.tensor([token]))
             seen[row] = len(sequence.tokens)
-    if streamer is not None:
-        streamer.end()
     for sequence in sequences:
         if sequence.error is not None:
             raise sequence.error

@@ -17,6 +17,8 @@ class Spec:
     options: Any
     off_from: int = 0
     """With so many texts at once, or more, nothing is drafted; 0 is never."""
+    model: Any = None
+    """A draft model that is loaded already; ``path`` is then what messages call it."""
 
     @property
     def drafting(self) -> Any:

@@ -1,27 +1,22 @@
 """What users hold: prompts in, texts out, by the batch or as they come."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence as Seq
-from dataclasses import dataclass, fields, replace
-from numbers import Integral
+from collections.abc import AsyncIterator, Iterator, Sequence as Seq
+from dataclasses import dataclass
 from typing import Any, overload
-
-from torch import Tensor
 
 from foredraft.core.errors import OptionError, PromptError
 from foredraft.core.noise import derive_seeds, resolve_seed
-from foredraft.core.params import SamplingParams, check_known
+from foredraft.core.params import SamplingParams
 from foredraft.core.stats import DecodeStats
 from foredraft.core.stop import FinishReason
 from foredraft.engine.beam import BeamOptions, Hypothesis, beam_search
 from foredraft.engine.beam_trie import SearchesAhead, speculative_beam_search
 from foredraft.engine.engine import Engine
+from foredraft.engine.inputs import Params, Prompt, as_params, encode, listed
 from foredraft.engine.sequence import Piece, Sequence, TokenLogprobs
 from foredraft.model.causal import CausalLM
-from foredraft.model.tokenizer import Message, Tokenizer
-
-Prompt = str | Tensor | Seq[int] | Seq[Message]
-"""A text, token ids (a list or a tensor), or chat messages ``{"role": ..., "content": ...}``."""
+from foredraft.model.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +58,14 @@ class Generator:
         self.kind = kind
 
     @overload
-    def generate(self, prompt: str, params: SamplingParams | None = None, **options: Any) -> Result: ...
+    def generate(self, prompt: str, params: Params | None = None, **options: Any) -> Result: ...
     @overload
-    def generate(self, prompt: Seq[Any], params: SamplingParams | None = None, **options: Any) -> Any: ...
+    def generate(self, prompt: Seq[Any], params: Params | None = None, **options: Any) -> Any: ...
 
     def generate(
         self,
         prompt: Prompt | Seq[Prompt],
-        params: SamplingParams | None = None,
+        params: Params | None = None,
         *,
         num_return_sequences: int = 1,
         **options: Any,
@@ -78,9 +73,10 @@ class Generator:
         """Continue a prompt, or several as one ragged batch.
 
         Args:
-            prompt: text, token ids, chat messages, or a list of any of these.
-            params: or its fields as keywords; what is not given is as in ``SamplingParams``.
-            num_return_sequences: so many texts for each prompt. Output i of the call has the stream (seed, i).
+            prompt: a string, token ids, chat messages, a tokenizer's output, or a list of any of these.
+            params: or its fields as keywords; what is not given is as in ``SamplingParams``. A transformers
+                ``GenerationConfig`` is read as these.
+            num_return_sequences: so many texts for each prompt, Output i of the call has the stream (seed, i).
 
         Returns:
             one ``Result`` for one prompt; a list, in order, for several or for several texts.
@@ -89,15 +85,15 @@ class Generator:
             UsageError: an option or a prompt that cannot be; the sentence says why.
             NumericsError: the model returned NaN.
         """
-        prompts, single = _listed(prompt)
-        sequences = self.submit(prompts, _params(params, options), num_return_sequences)
+        prompts, single = listed(prompt)
+        sequences = self.submit(prompts, as_params(params, options), num_return_sequences)
         self.engine.run(sequences)
         results = [self._result(sequence) for sequence in sequences]
         return results[0] if single and num_return_sequences == 1 else results
 
-    def batch(self, prompts: Seq[Prompt], params: SamplingParams | None = None, **options: Any) -> list[Result]:
+    def batch(self, prompts: Prompt | Seq[Prompt], params: Params | None = None, **options: Any) -> list[Result]:
         """``generate`` for a list of prompts, whatever they are: always a list of results, in order."""
-        sequences = self.submit(prompts, _params(params, options))
+        sequences = self.submit(listed(prompts).prompts, as_params(params, options))
         self.engine.run(sequences)
         return [self._result(sequence) for sequence in sequences]
 
@@ -119,7 +115,7 @@ class Generator:
             UsageError: an option or a prompt that cannot be; the sentence says why.
             NumericsError: the model returned NaN.
         """
-        prompts, single = _listed(prompt)
+        prompts, single = listed(prompt)
         chosen = BeamOptions.from_options({"num_beams": num_beams, **options})
         encoded = [self.encode(item) for item in prompts]
         for tokens in encoded:
@@ -133,13 +129,11 @@ class Generator:
                 found = beam_search(target, encoded, chosen, self.eos_token_ids, self._decode)
         return found[0] if single else found
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> "Stream":
+    def stream(self, prompt: Prompt, params: Params | None = None, **options: Any) -> "Stream":
         """Continue one prompt and hand out each piece as soon as it is certain."""
-        return Stream(self, self.submit([prompt], _params(params, options))[0])
+        return Stream(self, self.submit([prompt], as_params(params, options))[0])
 
-    async def astream(
-        self, prompt: Prompt, params: SamplingParams | None = None, **options: Any
-    ) -> AsyncIterator[Piece]:
+    async def astream(self, prompt: Prompt, params: Params | None = None, **options: Any) -> AsyncIterator[Piece]:
         """``stream`` for asyncio: steps run in a thread, and closing the iterator cancels the request."""
         stream = self.stream(prompt, params, **options)
         try:
@@ -161,26 +155,13 @@ class Generator:
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt of any kind."""
-        prompt = prompt.tolist() if isinstance(prompt, Tensor) else prompt
-        if isinstance(prompt, str):
-            return self._need_tokenizer().encode(prompt)
-        if len(prompt) and isinstance(prompt[0], Mapping):
-            return self._need_tokenizer().encode_chat(prompt)  # type: ignore[arg-type]
-        try:
-            return [int(token) for token in prompt]  # type: ignore[arg-type]
-        except (TypeError, ValueError):
-            raise PromptError("A prompt must be a text, a list of token ids, or a list of chat messages.") from None
+        return encode(prompt, self.tokenizer)
 
     def close(self) -> None:
         """Cancel what runs, and leave the models as they were found."""
         self.engine.close()
         for model in self._models:
             model.close()
-
-    def _need_tokenizer(self) -> Tokenizer:
-        if self.tokenizer is None:
-            raise PromptError("This model came without a tokenizer: give token ids, or pass tokenizer=... to load.")
-        return self.tokenizer
 
     def _decode(self, tokens: list[int]) -> str:
         return self.tokenizer.decode(tokens) if self.tokenizer is not None else ""
@@ -232,18 +213,3 @@ class Stream(Iterator[Piece]):
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-
-def _params(params: SamplingParams | None, options: Mapping[str, Any]) -> SamplingParams:
-    if params is None:
-        return SamplingParams.from_options(options)
-    check_known("generation option", options, [field.name for field in fields(SamplingParams)])
-    return replace(params, **options) if options else params
-
-
-def _listed(prompt: Prompt | Seq[Prompt]) -> tuple[list[Prompt], bool]:
-    """Prompts as a list, and whether there was just one. A tensor of ids is taken for a list."""
-    prompt = prompt.tolist() if isinstance(prompt, Tensor) else prompt
-    if isinstance(prompt, str) or not len(prompt) or isinstance(prompt[0], (Integral, Mapping)):
-        return [prompt], True  # type: ignore[list-item]
-    return list(prompt), False  # type: ignore[arg-type]

@@ -91,9 +91,9 @@ class PackedWeights:
         self._places: list[tuple[nn.Module, str]] = []
         if not packing_works():
             return
-        shared = _shared_weights(model)
+        shared, adapted = _shared_weights(model), _adapted(model)
         made: dict[int, PackedLinear] = {}  # a layer may stand in several places
-        for parent in list(model.modules()):
+        for parent in [module for module in model.modules() if module not in adapted]:
             for name, child in list(parent._modules.items()):
                 if id(child) not in made and isinstance(child, (nn.Linear, Conv1D)) and _packable(child):
                     made[id(child)] = PackedLinear(child, id(child.weight) in shared, dtype)
@@ -165,6 +165,12 @@ def _packable(layer: nn.Linear | Conv1D) -> bool:
     hooked = bool(layer._forward_hooks or layer._forward_pre_hooks)
     weight: Tensor = layer.weight
     return usual and not hooked and weight.device.type == "cpu" and weight.dtype == torch.float32
+
+
+def _adapted(model: nn.Module) -> set[nn.Module]:
+    """PEFT's layers with all that is in them: they read the weights of their parts, and merge adapters into these."""
+    layers = [module for module in model.modules() if module.__class__.__module__.partition(".")[0] == "peft"]
+    return {module for layer in layers for module in layer.modules()}
 
 
 def _shared_weights(model: nn.Module) -> set[int]:

@@ -3,11 +3,19 @@
 import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import logging as hf_logging
 
 from foredraft.core.errors import ModelError, OptionError
@@ -42,13 +50,17 @@ def resolve(name: str) -> str:
 
 
 def load_model(
-    name: str, *, dtype: str | None = None, device: str | None = None, options: Mapping[str, Any] | None = None
+    name: str,
+    *,
+    dtype: str | torch.dtype | None = None,
+    device: str | torch.device | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> Loaded:
     """Load a causal LM and its tokenizer.
 
     Args:
         name: a folder, a hub name, or one of ``BUNDLED``.
-        dtype: such as "float32" or "bfloat16"; by default float32 on a CPU, elsewhere what the weights have.
+        dtype: such as "bfloat16" or ``torch.bfloat16``; by default float32 on a CPU, elsewhere what the weights have.
         device: such as "cpu" or "cuda:0"; by default a GPU if there is one.
         options: passed on to ``from_pretrained`` (quantization_config, revision, device_map, ...).
 
@@ -56,7 +68,7 @@ def load_model(
         ModelError: nothing there, no weights there, or nothing that transformers can load as a causal LM.
     """
     path = resolve(name)
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = str(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     given = dict(options or {})
     given.setdefault("dtype", _dtype(dtype, device))
     if "device_map" not in given and device != "cpu":
@@ -80,11 +92,54 @@ def load_model(
 
 
 def as_loaded(model: Any, tokenizer: Any = None) -> Loaded:
-    """A model that the caller has loaded, with the tokenizer that goes with it."""
-    if not isinstance(model, PreTrainedModel):
-        raise ModelError("The target must be a folder, a hub name or a transformers model.")
-    own = tokenizer if tokenizer is None or isinstance(tokenizer, Tokenizer) else Tokenizer(tokenizer)
-    return Loaded(model, own, eos_token_ids(model, own))
+    """A model that the caller has loaded, with the tokenizer that goes with it; see ``unwrapped``, ``as_tokenizer``."""
+    plain, own = unwrapped(model), as_tokenizer(tokenizer)
+    return Loaded(plain, own, eos_token_ids(plain, own))
+
+
+def unwrapped(model: Any) -> PreTrainedModel:
+    """The transformers model itself, which ``torch.compile`` or PEFT may have wrapped.
+
+    A compiled model is taken before compilation. A PEFT model is the model with its active adapters.
+
+    Raises:
+        ModelError: it is no transformers model, or one with a learned prompt, which lies outside of it.
+    """
+    if isinstance(model, PreTrainedModel):
+        return model
+    wrapped: Any = model  # by what may not be installed
+    if isinstance(model, nn.Module) and "_orig_mod" in dict(model.named_children()):
+        return unwrapped(wrapped._orig_mod)
+    if any(each.__name__ == "PeftModel" for each in model.__class__.__mro__):
+        if wrapped.active_peft_config.is_prompt_learning:
+            raise ModelError(
+                "A prompt that PEFT has learned is outside of the model, so its drafts cannot be verified."
+            )
+        return unwrapped(wrapped.get_base_model())
+    raise ModelError(f"A model must be a folder, a hub name or a transformers model, not a {model.__class__.__name__}.")
+
+
+def as_tokenizer(tokenizer: Any) -> Tokenizer | None:
+    """A tokenizer by its folder or hub name, or one that is loaded already.
+
+    Raises:
+        ModelError: there is none, or it is something else.
+    """
+    if tokenizer is None or isinstance(tokenizer, Tokenizer):
+        return tokenizer
+    if isinstance(tokenizer, (str, PathLike)):
+        with quiet():
+            try:
+                return Tokenizer(AutoTokenizer.from_pretrained(resolve(str(tokenizer))))
+            except Exception as error:  # transformers raises many kinds; each becomes one sentence
+                raise ModelError(
+                    f"Cannot load a tokenizer from {str(tokenizer)!r}: {_first_sentence(error)}"
+                ) from error
+    if isinstance(tokenizer, PreTrainedTokenizerBase):
+        return Tokenizer(tokenizer)
+    raise ModelError(
+        f"A tokenizer must be a folder, a hub name or a transformers tokenizer, not a {tokenizer.__class__.__name__}."
+    )
 
 
 def eos_token_ids(model: PreTrainedModel, tokenizer: Tokenizer | None) -> tuple[int, ...]:
@@ -126,12 +181,19 @@ def _tokenizer(path: str, hub: Mapping[str, Any]) -> Tokenizer | None:
         return None
 
 
-def _dtype(name: str | None, device: str) -> torch.dtype | str:
+def _dtype(name: str | torch.dtype | None, device: str) -> torch.dtype | str:
     if name is None:
         return torch.float32 if device == "cpu" else "auto"
-    if name == "auto":
-        return name
-    dtype = getattr(torch, name, None)
+    return name if name == "auto" else as_dtype(name)
+
+
+def as_dtype(name: str | torch.dtype) -> torch.dtype:
+    """A floating-point type by its name, or itself.
+
+    Raises:
+        OptionError: there is none; the sentence lists those that there are.
+    """
+    dtype = getattr(torch, name, None) if isinstance(name, str) else name
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise OptionError(f"Unknown dtype {name!r}. Known: auto, bfloat16, float16, float32, float64.")
     return dtype

@@ -10,12 +10,17 @@ from typing import Any, NamedTuple
 
 from transformers.generation import logits_process as stock
 
+from foredraft.core.errors import OptionError
+
 
 def _usual(processor: Any) -> bool:
     """Not built with options that our parameters lack. (A tensor of prompts to ignore is how padding is left out.)"""
     ignored = getattr(processor, "prompt_ignore_length", None)
     fill, least = getattr(processor, "filter_value", -math.inf), getattr(processor, "min_tokens_to_keep", 1)
     return not isinstance(ignored, int) and fill == -math.inf and least == 1
+
+
+_REMEMBERS = (stock.UnbatchedClassifierFreeGuidanceLogitsProcessor, stock.SynthIDTextWatermarkLogitsProcessor)
 
 
 class Translated(NamedTuple):
@@ -39,6 +44,28 @@ _READERS: dict[type, Callable[[Any, int], dict[str, Any]]] = {
     stock.MinNewTokensLengthLogitsProcessor: lambda p, _: {"min_new_tokens": p.min_new_tokens},
     stock.LogitNormalization: lambda p, _: {},
 }
+
+
+def check_processors(processors: Iterable[Callable]) -> None:
+    """Refuse processors that remember earlier calls: several calls score the nodes of a draft, and some are undone."""
+    for processor in processors:
+        if isinstance(processor, _REMEMBERS):
+            name = processor.__class__.__name__
+            raise OptionError(f"{name} is not available while drafting: what it does depends on its earlier calls.")
+
+
+def for_row(processors: Iterable[Callable], row: int) -> stock.LogitsProcessorList:
+    """The list for one row of a batch, where ``prefix_allowed_tokens_fn`` is to hear the number of the row.
+
+    The rows of a call are nodes of one request; transformers would number these.
+    """
+    own = stock.LogitsProcessorList()
+    for processor in processors:
+        if isinstance(processor, stock.PrefixConstrainedLogitsProcessor):
+            allowed = processor._prefix_allowed_tokens_fn
+            processor = stock.PrefixConstrainedLogitsProcessor(lambda _, ids, ask=allowed: ask(row, ids), 1)
+        own.append(processor)
+    return own
 
 
 def translate(processors: Iterable[Callable], prompt_length: int) -> Translated | None:

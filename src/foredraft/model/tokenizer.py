@@ -9,7 +9,8 @@ from transformers import PreTrainedTokenizerBase
 
 from foredraft.core.errors import DrafterError, PromptError
 
-Message = Mapping[str, str]
+Message = Mapping[str, Any]
+"""``{"role": ..., "content": ...}``; the content is a string, or a list of parts ``{"type": "text", "text": ...}``."""
 
 
 class Tokenizer:
@@ -28,14 +29,14 @@ class Tokenizer:
         """Ids of a conversation in the model's chat template, ready for the assistant's answer."""
         if not messages:
             raise PromptError("The chat has no messages: there is nothing to answer.")
-        for number, message in enumerate(messages, start=1):
-            if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
-                raise PromptError(f"Chat message {number} must be a mapping with 'role' and 'content'.")
+        plain = [_plain(message, number) for number, message in enumerate(messages, start=1)]
         if self.inner.chat_template is None:
             raise PromptError("The model has no chat template; give it a plain text instead of chat messages.")
-        text: Any = self.inner.apply_chat_template(
-            [dict(m) for m in messages], tokenize=False, add_generation_prompt=True
-        )
+        try:
+            text: Any = self.inner.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
+        except Exception as error:  # templates refuse what they do not like in ways of their own
+            said = str(error).strip() or error.__class__.__name__
+            raise PromptError(f"The chat template refuses these messages: {said.splitlines()[0]}") from error
         return self._ids(text, special=False)
 
     def _ids(self, text: str, special: bool) -> list[int]:
@@ -96,6 +97,26 @@ class Tokenizer:
         if more - fewer > max(1024, more // 50):
             return f"one has {fewer} tokens and the other {more}"
         return None
+
+
+def _plain(message: Message, number: int) -> dict[str, Any]:
+    """A message whose content is a string: text parts are joined as they are."""
+    if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
+        raise PromptError(f"Chat message {number} must be a mapping with 'role' and 'content'.")
+    content = message["content"]
+    if content is None or isinstance(content, str):  # None stands beside tool calls
+        return dict(message)
+    if not isinstance(content, Sequence):
+        raise PromptError(f"The content of chat message {number} must be a string or a list of text parts.")
+    texts = []
+    for part in content:
+        if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
+            part = part["text"]
+        if not isinstance(part, str):
+            kind = part.get("type") if isinstance(part, Mapping) else part.__class__.__name__
+            raise PromptError(f"Chat message {number} has a part of type {kind!r}; foredraft reads text parts only.")
+        texts.append(part)
+    return {**message, "content": "".join(texts)}
 
 
 def check_same_tokenizer(target: Tokenizer | None, draft: Tokenizer | None, name: str) -> None:

@@ -1,0 +1,171 @@
+"""What users hand in, in one form each: prompts as token ids, parameters as ``SamplingParams``."""
+
+from collections.abc import Iterable, Mapping, Sequence as Seq
+from dataclasses import fields, replace
+from numbers import Integral, Number
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from foredraft.core.errors import OptionError, PromptError
+from foredraft.core.params import SamplingParams, check_known
+from foredraft.model.generation import GenerationConfig, sampling_params
+from foredraft.model.tokenizer import Message, Tokenizer
+
+if TYPE_CHECKING:
+    Prompt = str | Tensor | np.ndarray | Seq[int] | Seq[Message] | Mapping[str, Any]
+    """A string, token ids (a list, an array or a tensor), chat messages ``{"role": ..., "content": ...}`` or one such
+    message, or what a tokenizer returns (``input_ids`` and perhaps ``attention_mask``, for one prompt)."""
+    Params = SamplingParams | GenerationConfig
+else:  # users get a sentence for what is neither, not the complaint of a type checker
+    Prompt = Params = Any
+
+_ENCODED = {"input_ids", "attention_mask", "token_type_ids"}
+
+
+class Listed(NamedTuple):
+    """Prompts as a list, and whether there was just one. A single one is a string, ids or messages."""
+
+    prompts: list[Any]
+    single: bool
+
+
+def listed(prompt: object) -> Listed:
+    """Tell one prompt from several.
+
+    Several are a list of prompts of any kind, a tensor or an array [B, T], or a tokenizer's output for a batch.
+
+    Raises:
+        PromptError: it is neither; the sentence lists what can be given.
+    """
+    if isinstance(prompt, (Tensor, np.ndarray)):
+        return _listed_ids(prompt.tolist())
+    if isinstance(prompt, Mapping):
+        return _listed_ids(_unpadded(prompt)) if "input_ids" in prompt else Listed([[_message(prompt)]], True)
+    if isinstance(prompt, str):
+        return Listed([prompt], True)
+    if not isinstance(prompt, Seq) or isinstance(prompt, (bytes, bytearray)):
+        raise _unreadable(prompt)
+    if not len(prompt) or _is_number(prompt[0]) or _is_message(prompt[0]):
+        return Listed([prompt], True)
+    return Listed(list(prompt), False)
+
+
+def encode(prompt: object, tokenizer: Tokenizer | None) -> list[int]:
+    """Token ids of one prompt of any kind.
+
+    Raises:
+        PromptError: it is no prompt, or several, or needs a tokenizer that is not there.
+    """
+    prompts, single = listed(prompt)
+    if len(prompts) != 1:
+        raise PromptError(f"Expected one prompt, not {len(prompts)}; several are given as a list to generate.")
+    if not single:
+        return encode(prompts[0], tokenizer)
+    one = prompts[0]
+    if isinstance(one, str):
+        return _needed(tokenizer).encode(one)
+    if len(one) and _is_message(one[0]):
+        return _needed(tokenizer).encode_chat(one)
+    if not all(_is_id(token) for token in one):
+        odd = next(token for token in one if not _is_id(token))
+        raise PromptError(f"Token ids are whole numbers, not {odd!r}.")
+    return [int(token) for token in one]
+
+
+def as_params(params: object, options: Mapping[str, Any]) -> SamplingParams:
+    """Parameters and single options in one; options given by name take the place of those in ``params``.
+
+    Raises:
+        OptionError: an option that there is not, that is out of range, or that ``SamplingParams`` cannot express.
+    """
+    if params is None:
+        return SamplingParams.from_options(options)
+    check_known("generation option", options, [field.name for field in fields(SamplingParams)])
+    if isinstance(params, GenerationConfig):
+        params = sampling_params(params, options)
+    if not isinstance(params, SamplingParams):
+        raise OptionError(
+            f"params must be a foredraft.SamplingParams or a transformers GenerationConfig, not a {_kind(params)}; "
+            "single options are given by name, as in temperature=0.7."
+        )
+    return replace(params, **options) if options else params
+
+
+def _listed_ids(ids: Any) -> Listed:
+    """From nested lists: ids of one prompt, or of several."""
+    if not isinstance(ids, list):
+        raise PromptError("Token ids are a list, or an array or a tensor of one or two dimensions.")
+    single = not ids or not isinstance(ids[0], list)
+    return Listed([ids] if single else ids, single)
+
+
+def _unpadded(encoding: Mapping[str, Any]) -> Any:
+    """The ids in a tokenizer's output as (nested) lists, without those that its attention mask leaves out."""
+    odd = sorted(encoding.keys() - _ENCODED)
+    if odd:
+        raise PromptError(f"A prompt is text, so {odd[0]} cannot be part of it; give input_ids and attention_mask.")
+    ids, mask = _plain(encoding["input_ids"]), _plain(encoding.get("attention_mask"))
+    if mask is None or not isinstance(ids, list) or not ids:
+        return ids
+    return [_kept(*row) for row in _pairs(ids, mask)] if isinstance(ids[0], list) else _kept(ids, mask)
+
+
+def _kept(ids: Any, mask: Any) -> list[int]:
+    return [token for token, seen in _pairs(ids, mask) if seen]
+
+
+def _pairs(ids: Any, mask: Any) -> Iterable[tuple[Any, Any]]:
+    if not isinstance(ids, list) or not isinstance(mask, list) or len(ids) != len(mask):
+        raise PromptError("input_ids and attention_mask must have the same shape.")
+    return zip(ids, mask, strict=True)
+
+
+def _plain(values: Any) -> Any:
+    """Tensors and arrays, also those in a list, as lists."""
+    if isinstance(values, (Tensor, np.ndarray)):
+        return values.tolist()
+    return [_plain(value) for value in values] if isinstance(values, (list, tuple)) else values
+
+
+def _message(prompt: Mapping[str, Any]) -> Mapping[str, Any]:
+    if not {"role", "content"} <= prompt.keys():
+        found = ", ".join(map(str, prompt)) or "nothing"
+        raise PromptError(
+            f"A prompt that is a mapping has input_ids, or is a chat message with role and content; this has {found}."
+        )
+    return prompt
+
+
+def _is_message(item: object) -> bool:
+    """Any mapping in a list but a tokenizer's output, so that a message without its role is refused as a message."""
+    return isinstance(item, Mapping) and not item.keys() & {"input_ids", "inputs_embeds"}
+
+
+def _is_number(item: object) -> bool:
+    return isinstance(item, Number) or (isinstance(item, (Tensor, np.ndarray)) and item.ndim == 0)
+
+
+def _is_id(item: object) -> bool:
+    if isinstance(item, int):  # first, as nearly all are
+        return not isinstance(item, bool)
+    value = item.item() if isinstance(item, (Tensor, np.ndarray)) and item.ndim == 0 else item
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _needed(tokenizer: Tokenizer | None) -> Tokenizer:
+    if tokenizer is None:
+        raise PromptError("This model came without a tokenizer: give token ids, or pass tokenizer=... to load.")
+    return tokenizer
+
+
+def _unreadable(prompt: object) -> PromptError:
+    return PromptError(
+        "A prompt must be a string, a list of token ids, a list of chat messages, what a tokenizer returns, or a list "
+        f"of these, not a {_kind(prompt)}."
+    )
+
+
+def _kind(value: object) -> str:
+    return value.__class__.__name__

@@ -1,0 +1,178 @@
+"""transformers' generation options: read as our parameters, or refused with the reason."""
+
+from collections.abc import Container, Mapping
+from types import FrameType
+from typing import Any
+
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel
+
+from foredraft.core.errors import OptionError
+from foredraft.core.params import SamplingParams
+
+_BEAMS = "load(model).beam_search searches with beams"
+_ASSISTED = "how tokens are drafted is part of the drafter, as in prompt_lookup,prompt_lookup_num_tokens=8"
+_CACHE = "foredraft keeps keys and values in a cache of its own"
+_OUTPUTS = "only the sequences are returned"
+_METHOD = "foredraft decodes greedily or by sampling"
+
+_CHANGES_OUTPUT: dict[str, tuple[object, str]] = {
+    "num_beams": (1, _BEAMS),
+    "num_beam_groups": (1, _BEAMS),
+    "diversity_penalty": (0, _BEAMS),
+    "constraints": (None, _BEAMS),
+    "force_words_ids": (None, _BEAMS),
+    "penalty_alpha": (0, _METHOD),
+    "dola_layers": (None, _METHOD),
+    "guidance_scale": (1, "classifier-free guidance runs the model itself between two steps"),
+    "token_healing": (False, "prompts are continued as they are"),
+    "use_cache": (True, _CACHE),
+    "is_assistant": (False, _ASSISTED),
+    "use_mtp": (False, _ASSISTED),
+    "assistant_early_exit": (None, _ASSISTED),
+    "assistant_ensemble_weight": (None, _ASSISTED),
+    "prompt_lookup_num_tokens": (None, _ASSISTED),
+    "speculation_type": (None, _ASSISTED),
+    "output_scores": (False, _OUTPUTS),
+    "output_logits": (False, _OUTPUTS),
+    "output_attentions": (False, _OUTPUTS),
+    "output_hidden_states": (False, _OUTPUTS),
+}
+"""By name: the value that asks for nothing, and why no other is taken."""
+
+_CHANGES_COST: dict[str, tuple[object, str]] = {
+    "cache_implementation": ("dynamic", _CACHE),
+    "cache_config": (None, _CACHE),
+    "max_cache_len": (None, _CACHE),
+    "prefill_chunk_size": (None, "foredraft reads prompts in chunks of its own"),
+    "compile_config": (None, "foredraft does not compile the model"),
+    "num_assistant_tokens": (20, _ASSISTED),
+    "num_assistant_tokens_schedule": ("constant", _ASSISTED),
+    "assistant_confidence_threshold": (0.4, _ASSISTED),
+    "max_matching_ngram_size": (None, _ASSISTED),
+    "assistant_lookbehind": (10, _ASSISTED),
+    "target_lookbehind": (10, _ASSISTED),
+}
+"""The same for options that a model's own generation config may hold for others; they change no output."""
+
+_ONLY_PARAMS: dict[str, tuple[object, str]] = {
+    "max_length": (None, "it counts the prompt: give max_new_tokens"),
+    "min_length": (0, "it counts the prompt: give min_new_tokens"),
+    "max_time": (None, "close a stream when its time is up"),
+    "num_return_sequences": (1, "give it to generate, beside the params"),
+    "encoder_repetition_penalty": (1, "there is no encoder"),
+    "encoder_no_repeat_ngram_size": (0, "there is no encoder"),
+}
+_SAME = (
+    *("max_new_tokens", "min_new_tokens", "stop_strings", "eos_token_id", "bad_words_ids"),
+    *("top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff"),
+    *("repetition_penalty", "no_repeat_ngram_size"),
+)
+_OFF = {"top_k": 0, "epsilon_cutoff": 0, "eta_cutoff": 0}  # how transformers writes None
+_NO_MATTER = {
+    *("do_sample", "temperature", "suppress_tokens"),  # read apart
+    *("bos_token_id", "pad_token_id", "decoder_start_token_id", "transformers_version", "return_dict_in_generate"),
+    *("early_stopping", "length_penalty", "low_memory", "disable_compile", "renormalize_logits"),
+}
+_INPUTS = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep", "cache_position"}
+_DROPPED = {
+    "streamer": "give it to spec.generate(model, streamer=...) or to speculative(streamer=...)",
+    "assistant_model": "give it to speculative as the drafter",
+    "assistant_tokenizer": "name the assistant in the drafter, as in universal:PATH",
+    "synced_gpus": "processes that share a model would have to accept the same tokens",
+    "custom_generate": "spec.generate is one already",
+    "past_key_values": _CACHE,
+}
+"""What ``generate`` takes and keeps from a ``custom_generate``: what to do instead, or why it cannot be."""
+
+
+def sampling_params(config: GenerationConfig, overridden: Container[str] = ()) -> SamplingParams:
+    """A ``GenerationConfig`` as parameters. What it leaves open is as in ``SamplingParams``, ``top_k`` included.
+
+    Args:
+        overridden: names of options that the caller gives apart, which are not read.
+
+    Raises:
+        OptionError: something is set that ``SamplingParams`` has no word for.
+    """
+    refused = {**_CHANGES_OUTPUT, **_CHANGES_COST, **_ONLY_PARAMS}
+    given = {name: value for name, value in config.to_dict().items() if value is not None and name not in overridden}
+    if "max_new_tokens" in given or "max_new_tokens" in overridden:
+        given.pop("max_length", None)  # as in transformers
+    for name, value in given.items():
+        neutral, reason = refused.get(name, (False, "foredraft has no such option"))
+        if name not in _SAME and name not in _NO_MATTER and value is not False and value != neutral:
+            raise OptionError(f"The GenerationConfig has {name}={value!r}: {reason}.")
+    options = {name: given[name] for name in _SAME if name in given and given[name] != _OFF.get(name)}
+    if "suppress_tokens" in given:
+        options["logit_bias"] = dict.fromkeys(given["suppress_tokens"], float("-inf"))
+    options["temperature"] = given.get("temperature", 1.0) if given.get("do_sample") else 0.0
+    return SamplingParams.from_options(options)
+
+
+def check_config(config: GenerationConfig, own: GenerationConfig) -> None:
+    """Refuse what ``generate`` was asked for and a speculative loop would ignore.
+
+    Args:
+        config: as ``generate`` has prepared it.
+        own: the model's.
+    """
+    for name, (neutral, reason) in _CHANGES_OUTPUT.items():
+        _check(name, getattr(config, name, None), (None, neutral), reason)
+    for name, (neutral, reason) in _CHANGES_COST.items():
+        _check(name, getattr(config, name, None), (None, neutral, getattr(own, name, None)), reason)
+
+
+def check_inputs(model: PreTrainedModel, input_ids: Tensor, inputs: Mapping[str, Any]) -> None:
+    """Refuse inputs of the model that a speculative loop would not hand to it.
+
+    Args:
+        model: whose own ``prepare_inputs_for_generation`` is not asked.
+        input_ids: [B, T].
+        inputs: the other arguments that ``generate`` has prepared for the forward.
+    """
+    if "prepare_inputs_for_generation" in vars(model):
+        raise OptionError(
+            "The prepare_inputs_for_generation of this model was replaced (as PEFT does for prompts that are learned), "
+            "which is not available while drafting."
+        )
+    for name, value in inputs.items():
+        if name not in _INPUTS and value is not None and value is not False:
+            raise OptionError(f"{name} is not available while drafting: foredraft runs the model on token ids alone.")
+    cache = inputs.get("past_key_values")
+    if cache is not None and (cache.get_seq_length() > 0 or vars(cache).get("_is_user_defined", False)):
+        raise OptionError(f"past_key_values is not available while drafting: {_CACHE}.")
+    mask, positions = inputs.get("attention_mask"), inputs.get("position_ids")
+    if positions is None or positions.ndim != 2:
+        return
+    seen = input_ids.new_ones(1, input_ids.shape[1]) if mask is None else mask
+    if not bool(((positions == seen.cumsum(-1) - 1) | (seen == 0)).all()):
+        raise OptionError("position_ids are not available while drafting: positions are counted from the first token.")
+
+
+def check_arguments(arguments: Mapping[str, Any]) -> None:
+    """Refuse arguments of ``generate`` that it keeps from a ``custom_generate``."""
+    for name, reason in _DROPPED.items():
+        if arguments.get(name) not in (None, False):
+            raise OptionError(f"transformers' generate does not hand {name} to a custom_generate: {reason}.")
+
+
+def dropped_arguments(caller: FrameType | None) -> Mapping[str, Any]:
+    """What the ``generate`` that runs in this frame was given and keeps to itself; its frame alone still has it."""
+    if caller is None or caller.f_globals.get("__name__") != "transformers.generation.utils":
+        return {}
+    return {name: caller.f_locals.get(name) for name in ("streamer", "assistant_model", "synced_gpus")}
+
+
+def configured_stop_strings(arguments: Mapping[str, Any], model: PreTrainedModel) -> list[str] | str | None:
+    """Stop strings that are part of a ``GenerationConfig``: the one among these arguments, or the model's."""
+    for config in (arguments.get("generation_config"), model.generation_config):
+        if isinstance(config, GenerationConfig) and config.stop_strings:
+            return config.stop_strings
+    return None
+
+
+def _check(name: str, value: object, neutral: tuple[object, ...], reason: str) -> None:
+    if not any(value is each or value == each for each in neutral):
+        shown = f"{name}={value!r}" if isinstance(value, (str, int, float)) else name
+        raise OptionError(f"{shown} is not available while drafting: {reason}.")

@@ -1,0 +1,211 @@
+"""Targets, drafters and tokenizers by every name and object that users have for them."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+import foredraft
+import tiny
+from foredraft.arguments import as_spec
+from foredraft.core.errors import DrafterError, ModelError, OptionError, UsageError
+from foredraft.drafters import METHODS
+from foredraft.drafters.spec import Spec
+from foredraft.formats.tuned import Tuned, write_tuned
+from foredraft.model.load import as_tokenizer, resolve, unwrapped
+
+PROMPT = tiny.prompts((9,))[0]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("model, a draft")  # no spec could name it
+    tiny.build("llama", seed=5).save_pretrained(place)
+    tiny.tokenizer(eos="~").save_pretrained(place)
+    return place
+
+
+@pytest.fixture(scope="module")
+def plain() -> Iterator[foredraft.Generator]:
+    made = foredraft.load(tiny.build(), None)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def wanted(plain: foredraft.Generator) -> list[int]:
+    return plain.generate(PROMPT, max_new_tokens=12).tokens
+
+
+class Lora(nn.Module):
+    """A layer as PEFT's: the frozen one and a low-rank update, of which it reads the weights."""
+
+    __module__ = "peft.tuners.lora.layer"
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base_layer = base
+        self.lora_A = nn.ModuleDict({"default": nn.Linear(base.in_features, 4, bias=False)})
+        self.lora_B = nn.ModuleDict({"default": nn.Linear(4, base.out_features, bias=False)})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.base_layer(x) + self.lora_B["default"](self.lora_A["default"](x))
+
+
+class PeftModel(nn.Module):
+    """As PEFT's: around a model, and no transformers model itself."""
+
+    def __init__(self, inner: PreTrainedModel, prompts: bool = False) -> None:
+        super().__init__()
+        self.inner = inner
+        self.active_peft_config = type("Config", (), {"is_prompt_learning": prompts})
+
+    def get_base_model(self) -> nn.Module:
+        return self.inner
+
+
+def compiled(model: nn.Module) -> Any:
+    return torch.compile(model, backend="eager")
+
+
+def adapted() -> PreTrainedModel:
+    model = tiny.build()
+    for layer in model.model.layers:  # pyright: ignore[reportGeneralTypeIssues]
+        layer.self_attn.q_proj = Lora(layer.self_attn.q_proj)
+    return model
+
+
+def test_a_target_is_a_path_a_model_wrapped_or_not_or_a_generator(
+    folder: Path, plain: foredraft.Generator, wanted: list[int]
+):
+    with pytest.raises(ModelError, match="no model folder"):
+        foredraft.load(folder / "nothing")
+    g = foredraft.load(folder, "none", dtype=torch.float64, device=torch.device("cpu"))
+    assert g.engine.target.dtype == torch.float64 and g.tokenizer is not None
+    g.close()
+    for wrap in (compiled, PeftModel, lambda model: compiled(PeftModel(model))):
+        model = tiny.build()
+        g = foredraft.load(wrap(model), "prompt_lookup", dtype="float32")
+        assert g.engine.target.model is model
+        assert g.generate(PROMPT, max_new_tokens=12).tokens == wanted
+        g.close()
+    other = foredraft.load(plain, "prompt_lookup")
+    assert other.engine.target is plain.engine.target
+    other.close()
+    assert plain.generate(PROMPT, max_new_tokens=12).tokens == wanted
+
+
+def test_a_generator_brings_its_tokenizer_along(folder: Path):
+    with pytest.raises(ModelError, match="Cannot load a tokenizer from"):
+        foredraft.load(tiny.build(), tokenizer=folder / "nothing")
+    g = foredraft.load(tiny.build(), tokenizer=folder)
+    assert g.tokenizer is not None and foredraft.load(g).tokenizer is g.tokenizer
+    assert g.generate("AB", max_new_tokens=2).text
+    g.close()
+    assert as_tokenizer(str(folder)) is not None
+
+
+@pytest.mark.parametrize("target", [None, 3, nn.Linear(2, 2), {"model": 1}, PeftModel(nn.Linear(2, 2))])  # pyright: ignore[reportArgumentType]
+def test_no_target(target: Any):
+    with pytest.raises(ModelError, match="a folder, a hub name or a transformers model, not a"):
+        foredraft.load(target)
+
+
+def test_what_a_loaded_model_cannot_become(plain: foredraft.Generator):
+    with pytest.raises(OptionError, match="loaded already, in torch.float32: leave dtype out, or load it in bfloat16"):
+        foredraft.load(plain, dtype="bfloat16")
+    with pytest.raises(OptionError, match="Unknown dtype torch.int8"):
+        foredraft.load("sample", None, dtype=torch.int8)
+    with pytest.raises(ModelError, match="A prompt that PEFT has learned"):
+        unwrapped(PeftModel(tiny.build(), prompts=True))
+    with pytest.raises(ModelError, match="A tokenizer must be a folder, a hub name or a transformers tokenizer"):
+        foredraft.load(tiny.build(), tokenizer=3)
+
+
+def test_the_layers_of_an_adapter_are_not_packed():
+    """They are read and written from outside; packing them would lose a merge, or unpack them at every forward."""
+    model = adapted()
+    wanted = model.generate(torch.tensor([PROMPT]), max_new_tokens=12)[0, len(PROMPT) :].tolist()
+    before = [module for module in model.modules() if isinstance(module, Lora)]
+    inside = [set(layer.modules()) for layer in before]
+    g = foredraft.load(PeftModel(model), "prompt_lookup")
+    assert 0 < g.engine.target.packed_layers
+    assert [set(layer.modules()) for layer in before] == inside
+    assert g.generate(PROMPT, max_new_tokens=12).tokens == wanted
+    with torch.no_grad():  # as merging does
+        before[0].base_layer.weight += 0.5
+    changed = g.generate(PROMPT, max_new_tokens=12).tokens
+    g.close()
+    assert changed == model.generate(torch.tensor([PROMPT]), max_new_tokens=12)[0, len(PROMPT) :].tolist() != wanted
+
+
+SMALL = [name for name, method in METHODS.items() if "small model" in method.needs]
+
+
+@pytest.mark.parametrize("name", ["", *SMALL])
+def test_a_loaded_model_drafts_and_is_left_as_it_was(name: str, plain: foredraft.Generator, wanted: list[int]):
+    draft = tiny.build(seed=5)
+    attention, head = draft.config._attn_implementation, draft.lm_head
+    if name == "universal":
+        with pytest.raises(DrafterError, match="universal reads the text, and the target has no tokenizer"):
+            foredraft.load(plain, (name, draft))
+    else:
+        g = foredraft.load(plain, (name, draft) if name else draft)
+        result = g.generate(PROMPT, max_new_tokens=12)
+        g.close()
+        assert result.tokens == wanted and result.stats.drafted > 0
+        assert result.stats.method == (name or "draft_model")
+    assert draft.config._attn_implementation == attention and draft.lm_head is head
+
+
+def test_options_stand_beside_a_model_or_a_path(folder: Path, plain: foredraft.Generator, wanted: list[int]):
+    options = "draft_model,num_assistant_tokens=2,num_assistant_tokens_schedule=constant"
+    for given in (tiny.build(seed=5), compiled(tiny.build(seed=5)), folder, str(folder)):
+        g = foredraft.load(plain, (options, given))
+        result = g.generate(PROMPT, max_new_tokens=12)
+        g.close()
+        assert result.tokens == wanted and len(result.stats.drafted_by_depth) == 2
+
+
+def test_a_path_says_what_is_there(folder: Path, tmp_path: Path):
+    assert as_spec(None, folder) == replace(Spec.parse("draft_model"), path=str(folder))
+    for bundled, name in (("sample-eagle3", "eagle3"), ("sample-eagle", "eagle2"), ("sample-medusa", "medusa")):
+        found = as_spec(None, Path(resolve(bundled)))
+        assert isinstance(found, Spec) and (found.name, found.path) == (name, resolve(bundled))
+    write_tuned(tmp_path / "tuned.json", Tuned("sample", "prompt_lookup", off_from=8))
+    found = as_spec(None, tmp_path / "tuned.json")
+    assert isinstance(found, Spec) and (found.name, found.off_from) == ("prompt_lookup", 8)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "said"),
+    [
+        (3, "A drafter is a spec such as .* not a int"),
+        (foredraft.Drafter, "A drafter is a spec such as .* not a "),
+        (("draft_model",), "A drafter is a spec such as .* not a tuple"),
+        (nn.Linear(2, 2), "No draft model: A model must be .* not a Linear"),
+        (("eagle3", tiny.build(seed=5)), "eagle3 needs an EAGLE-3 head; a model object cannot be that"),
+        (("online", tiny.build(seed=5)), "online needs a draft model or a trained head inside"),
+        (("draft_model:there", tiny.build(seed=5)), "draft_model has a path already, 'there'"),
+        (("nothing", tiny.build(seed=5)), "Unknown drafter 'nothing'"),
+        (tiny.build(seed=5).to("meta"), "The draft model is on meta and the target on cpu"),
+        (Path("no/such/folder"), "no/such/folder"),
+    ],
+)
+def test_no_drafter(drafter: Any, said: str, plain: foredraft.Generator):
+    with pytest.raises(UsageError, match=said) as caught:
+        foredraft.load(plain, drafter)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_model_cannot_draft_for_itself():
+    model = tiny.build()
+    head = model.lm_head
+    with pytest.raises(ModelError, match="is in use"):
+        foredraft.load(model, model)
+    assert model.lm_head is head
