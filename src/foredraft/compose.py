@@ -21,7 +21,7 @@ from foredraft.engine.schedule import Costs, scheduled
 from foredraft.formats import load_head
 from foredraft.formats.tuned import SUFFIX, read_tuned
 from foredraft.model.cache import SlotCache
-from foredraft.model.causal import CausalLM
+from foredraft.model.causal import CausalLM, hold
 from foredraft.model.linear import PackedWeights, draft_dtype
 from foredraft.model.load import Loaded, as_loaded, load_model, resolve
 from foredraft.model.tokenizer import Tokenizer, check_same_tokenizer
@@ -100,7 +100,7 @@ def load_many(
     ``load``.
 
     Returns:
-        a generator each, in order. The first of them owns the target: closing it ends all.
+        a generator each, in order. The target is held until the last of them is closed.
     """
     workshop = _Workshop(
         target, tokenizer, dtype, device, verifier, max_batch_size, exact=exact, fast=fast, options=model_options
@@ -131,24 +131,44 @@ class _Workshop:
         specs = [_spec(self.target, drafter) for drafter in drafters]
         kinds = [_kind(spec, _check_verifier(self.verifier, spec)) for spec in specs]
         loaded = _load(self.target, self.tokenizer, self.dtype, self.device, self.options)
-        shared = self.target if isinstance(self.target, CausalLM) else CausalLM(loaded.model, fast=self.fast)
-        costs = Costs(shared)
-        opened: list[list[CausalLM]] = []  # by drafter: the target, and the models that only it has
-        made: list[Generator] = []
+        opened = [shared := self._target(loaded)]
         try:
-            for spec, kind in zip(specs, kinds, strict=True):
-                opened.append(own := [shared])
-                cache = shared.new_cache()
-                drafter = self._drafter(spec, loaded, own, cache)
-                control = controller or _controller(spec, drafter, costs, kind.lossless)
-                engine = self._engine(own[0], cache, drafter, control)
-                mine = own[1:] if made or shared is self.target else own  # who made a model closes it
-                made.append(Generator(engine, loaded.tokenizer, loaded.eos_token_ids, kind, mine))
-        except BaseException:  # a model that is the caller's must not keep what was installed on it
-            for model in {shared, *(model for own in opened for model in own)} - {self.target}:
-                model.close()
-            raise
-        return made
+            costs = Costs(shared)
+            return [
+                self._generator(spec, kind, loaded, opened, costs, controller)
+                for spec, kind in zip(specs, kinds, strict=True)
+            ]
+        finally:  # the generators hold what they need; where one of them cannot be, nobody does
+            for model in opened:
+                model.let_go()
+
+    def _target(self, loaded: Loaded) -> CausalLM:
+        """The target, held once more."""
+        if isinstance(self.target, CausalLM):
+            self.target.check_ready()
+            self.target.retain()
+            return self.target
+        return hold(loaded.model, fast=self.fast, owned=isinstance(self.target, str))
+
+    def _generator(
+        self,
+        spec: Spec | Drafter,
+        kind: Kind,
+        loaded: Loaded,
+        opened: list[CausalLM],
+        costs: Costs,
+        controller: Controller | None,
+    ) -> Generator:
+        """One of them. Models that are opened on the way are listed."""
+        shared = opened[0]
+        own, cache = [shared], shared.new_cache()
+        try:
+            drafter = self._drafter(spec, loaded, own, cache)
+        finally:
+            opened += own[1:]
+        control = controller or _controller(spec, drafter, costs, kind.lossless)
+        engine = self._engine(shared, cache, drafter, control)
+        return Generator(engine, loaded.tokenizer, loaded.eos_token_ids, kind, own)
 
     def _drafter(self, spec: Spec | Drafter, loaded: Loaded, models: list[CausalLM], cache: SlotCache) -> Drafter:
         """What a spec stands for. Models that are opened on the way are listed."""
@@ -232,7 +252,7 @@ class _Stock:
         target = self.models[0]
         dtype = str(target.dtype).removeprefix("torch.")
         draft = load_model(path, dtype=dtype, device=str(target.device), options=self.options)
-        model = CausalLM(draft.model, fast=self.fast)
+        model = CausalLM(draft.model, fast=self.fast, owned=True)
         self.models.append(model)
         return Foreign(model, draft.tokenizer)
 
@@ -276,7 +296,7 @@ def _head(name: str, path: str, options: Any, target: CausalLM, fast: bool) -> A
     fuse(head.net)
     if fast and target.device.type == "cpu":
         picked = options.law is Law.FIXED  # else q must not depend on how many rows share a product
-        PackedWeights(head.net, draft_dtype() if picked else torch.float32)
+        PackedWeights(head.net, draft_dtype() if picked else torch.float32)  # nobody else holds the head
     return head.net
 
 

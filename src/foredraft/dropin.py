@@ -12,6 +12,7 @@ from foredraft.core.errors import OptionError
 from foredraft.core.params import SamplingParams
 from foredraft.engine.generate import Generator
 from foredraft.engine.sequence import Sequence
+from foredraft.model.causal import evaluating
 from foredraft.model.output import as_generate_output
 from foredraft.model.processors import translate
 
@@ -30,8 +31,8 @@ class speculative:
         stop_strings: transformers throws its own away where the loop is replaced, so they are given here.
         streamer: for the same reason; transformers' streamers take one text at a time.
         verifier, max_batch_size, model_options: as in ``foredraft.load``.
-        fast: on a CPU, pack the weights of the model's linear layers. They stay packed between calls, until
-            ``close``; a packed model computes the same but cannot be saved or trained.
+        fast: on a CPU, pack the weights of the model's linear layers. The packed copies stay beside the weights
+            between calls, until ``close``; the model can be saved and trained as ever.
 
     Raises:
         UsageError: what cannot be done, in one sentence (beams, for instance).
@@ -83,15 +84,15 @@ class speculative:
         seeds = torch.randint(2**62, (len(prompts),)).tolist()  # torch.manual_seed makes it repeatable
         paddings = [row[: len(row) - len(prompt)] for row, prompt in zip(input_ids, prompts, strict=True)]
         params = [self._params(config, logits_processor, width, *each) for each in zip(paddings, seeds, strict=True)]
-        generator = self._attached(model)
         sequences: list[Sequence] = []
-        try:
-            for prompt, own in zip(prompts, params, strict=True):
-                sequences += generator.submit([prompt], own)
-            _run(generator, sequences, input_ids, stopping_criteria, self._streamer)
-        finally:
-            generator.engine.cancel(sequences)  # whoever raised in between must not leave rows behind
-            self._detach()
+        with evaluating(model):
+            generator = self._attached(model)
+            try:
+                for prompt, own in zip(prompts, params, strict=True):
+                    sequences += generator.submit([prompt], own)
+                _run(generator, sequences, input_ids, stopping_criteria, self._streamer)
+            finally:
+                generator.engine.cancel(sequences)  # whoever raised in between must not leave rows behind
         pad = config.pad_token_id if config.pad_token_id is not None else 0
         texts = [sequence.tokens for sequence in sequences]
         return as_generate_output(input_ids, texts, pad, bool(config.return_dict_in_generate))
@@ -104,8 +105,7 @@ class speculative:
 
     def _attached(self, model: Any) -> Generator:
         """The generator for this model; a new model takes the place of the one before."""
-        if self._generator is not None and self._model is model:
-            self._generator.engine.target.attach()
+        if self._generator is not None and self._model is model and not self._generator.engine.target.closed:
             return self._generator
         self.close()
         self._generator = load(
@@ -119,10 +119,6 @@ class speculative:
         )
         self._model = model
         return self._generator
-
-    def _detach(self) -> None:
-        if self._generator is not None:
-            self._generator.engine.target.detach()
 
     def _params(self, config: Any, processors: Any, width: int, padding: Tensor, seed: int) -> SamplingParams:
         """What transformers has prepared for a row that begins with this padding, as our parameters."""

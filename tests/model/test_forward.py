@@ -169,10 +169,8 @@ def test_taps_are_the_hidden_states_of_transformers(name: str):
     before = hooks(raw)
     model = CausalLM(raw)
     text = tiny.prompts((13,))[0]
-    model.detach()
     with torch.inference_mode():
         expected = raw(torch.tensor([text]), output_hidden_states=True).hidden_states
-    model.attach()
     resident = hooks(raw)
     model.tap([2, 0, 1])
     cache = model.new_cache()

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from foredraft.core.drafter import Drafter
-from foredraft.core.errors import ForedraftError, NumericsError, PromptError
+from foredraft.core.errors import ForedraftError, ModelError, NumericsError, PromptError
 from foredraft.core.noise import derive_seeds
 from foredraft.core.params import SamplingParams
 from foredraft.core.stats import StepStats
@@ -58,6 +58,7 @@ class Engine:
         self._max_rows = max_rows
         self._drafted: set[int] = set()  # rows that the drafter knows of
         self._lock = threading.RLock()
+        self.closed = False
 
     def request(self, prompt: Seq[int], params: SamplingParams, eos: Seq[int]) -> Request:
         """Check what was asked for, once.
@@ -65,7 +66,11 @@ class Engine:
         Raises:
             PromptError: an empty prompt, one with ids that the model does not have, or one longer than its context.
             OptionError: a parameter names a token that the model does not have.
+            ModelError: the engine or its target was closed, or the target is not as it was.
         """
+        if self.closed:
+            raise ModelError("This generator is closed: make a new one with foredraft.load.")
+        self.target.check_ready()
         if not prompt:
             raise PromptError("The prompt is empty: there is nothing to continue.")
         if not all(0 <= token < self.target.vocab_size for token in prompt):
@@ -92,7 +97,8 @@ class Engine:
         return self._lock
 
     def close(self) -> None:
-        """Cancel everything."""
+        """Cancel everything, and take no more requests."""
+        self.closed = True
         with self._lock:
             self.cancel([*self._waiting, *self._batch.sequences])
 

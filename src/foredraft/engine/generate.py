@@ -1,6 +1,7 @@
 """What users hold: prompts in, texts out, by the batch or as they come."""
 
 import asyncio
+import weakref
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence as Seq
 from dataclasses import dataclass, fields, replace
 from numbers import Integral
@@ -45,14 +46,21 @@ class Kind:
 class Generator:
     """A target with its drafter. Made by ``foredraft.load``.
 
-    Calls may overlap: streams that are open at the same time share one batch.
+    Calls may overlap: streams that are open at the same time share one batch. ``close``, the end of a ``with`` block
+    and losing the last reference to the generator all leave the models as they were found.
+
+    Args:
+        models: those that it holds, until then.
     """
 
     def __init__(
         self, engine: Engine, tokenizer: Tokenizer | None, eos: Seq[int], kind: Kind, models: Seq[CausalLM] = ()
     ) -> None:
         self.engine = engine
-        self._models = tuple(models)
+        for model in models:
+            model.retain()
+        self._let_go = weakref.finalize(self, _let_go, tuple(models))
+        self._let_go.atexit = False
         self.tokenizer = tokenizer
         self.eos_token_ids = tuple(eos)
         self.kind = kind
@@ -166,10 +174,15 @@ class Generator:
             raise PromptError("A prompt must be a text, a list of token ids, or a list of chat messages.") from None
 
     def close(self) -> None:
-        """Cancel what runs, and leave the models as they were found."""
+        """Cancel what runs, and leave the models as they were found, unless other generators hold them too."""
         self.engine.close()
-        for model in self._models:
-            model.close()
+        self._let_go()
+
+    def __enter__(self) -> "Generator":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def _need_tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:
@@ -226,6 +239,11 @@ class Stream(Iterator[Piece]):
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def _let_go(models: tuple[CausalLM, ...]) -> None:
+    for model in models:
+        model.let_go()
 
 
 def _params(params: SamplingParams | None, options: Mapping[str, Any]) -> SamplingParams:
