@@ -8,7 +8,7 @@ import torch
 
 from foredraft.core.draft import Law
 from foredraft.core.drafter import Drafter
-from foredraft.core.errors import DrafterError, OptionError
+from foredraft.core.errors import DrafterError, ModelError, OptionError
 from foredraft.core.params import check_known
 from foredraft.core.verify import RULES, check_legal
 from foredraft.drafters import METHODS, builder, find
@@ -20,12 +20,19 @@ from foredraft.engine.generate import Generator, Kind
 from foredraft.engine.schedule import Costs, scheduled
 from foredraft.formats import load_head
 from foredraft.formats.tuned import SUFFIX, read_tuned
-from foredraft.model.cache import SlotCache
+from foredraft.model.cache import BUCKET, SlotCache
 from foredraft.model.causal import CausalLM, hold
 from foredraft.model.linear import PackedWeights, draft_dtype
 from foredraft.model.load import Loaded, as_loaded, load_model, resolve
+from foredraft.model.memory import available_bytes, readable
 from foredraft.model.tokenizer import Tokenizer, check_same_tokenizer
 from foredraft.nets.blocks import fuse
+
+_KV_SHARE = 0.8
+"""Of the memory that is free once all is loaded; activations, masks and heads take some, too."""
+
+_SHARED_OPTIONS = ("token", "cache_dir", "local_files_only")
+"""What of a target's ``from_pretrained`` options holds for drafts: who asks, and where files are, not which ones."""
 
 BUNDLED_DRAFTS = {
     "sample": {
@@ -54,7 +61,9 @@ def load(
     max_batch_size: int = 32,
     exact: bool = False,
     fast: bool = True,
+    kv_cache_memory_bytes: int | None = None,
     model_options: Mapping[str, Any] | None = None,
+    draft_options: Mapping[str, Any] | None = None,
 ) -> Generator:
     """Put a target and a drafter together.
 
@@ -72,13 +81,28 @@ def load(
         max_batch_size: so many texts are generated at once; others wait.
         exact: run every forward with the same number of nodes, so that speculation cannot flip near-ties.
         fast: on a CPU, pack the weights of linear layers.
-        model_options: passed on to ``from_pretrained`` for target and draft (quantization_config, revision, ...).
+        kv_cache_memory_bytes: the most that the keys and values of target and draft models may take together; by
+            default four fifths of what is free on the device once all is loaded. Requests that do not fit beside
+            others wait; one that does not fit alone is refused.
+        model_options: passed on to ``from_pretrained`` for the target (quantization_config, revision, ...).
+        draft_options: the same for draft models. They have the target's dtype and device unless these say otherwise,
+            and its ``token``, ``cache_dir`` and ``local_files_only``, but nothing else of ``model_options``.
 
     Raises:
         UsageError: something that cannot be; the sentence says why and what can.
     """
     workshop = _Workshop(
-        target, tokenizer, dtype, device, verifier, max_batch_size, exact=exact, fast=fast, options=model_options
+        target,
+        tokenizer,
+        dtype,
+        device,
+        verifier,
+        max_batch_size,
+        exact=exact,
+        fast=fast,
+        kv_bytes=kv_cache_memory_bytes,
+        options=model_options,
+        draft_options=draft_options,
     )
     return workshop.make([drafter], controller)[0]
 
@@ -94,7 +118,9 @@ def load_many(
     max_batch_size: int = 32,
     exact: bool = False,
     fast: bool = True,
+    kv_cache_memory_bytes: int | None = None,
     model_options: Mapping[str, Any] | None = None,
+    draft_options: Mapping[str, Any] | None = None,
 ) -> list[Generator]:
     """``load`` for several drafters on one target, which is in memory once; arguments and errors are those of
     ``load``.
@@ -103,7 +129,17 @@ def load_many(
         a generator each, in order. The target is held until the last of them is closed.
     """
     workshop = _Workshop(
-        target, tokenizer, dtype, device, verifier, max_batch_size, exact=exact, fast=fast, options=model_options
+        target,
+        tokenizer,
+        dtype,
+        device,
+        verifier,
+        max_batch_size,
+        exact=exact,
+        fast=fast,
+        kv_bytes=kv_cache_memory_bytes,
+        options=model_options,
+        draft_options=draft_options,
     )
     return workshop.make(drafters, None)
 
@@ -120,12 +156,16 @@ class _Workshop:
     max_batch_size: int
     exact: bool
     fast: bool
+    kv_bytes: int | None
     options: Mapping[str, Any] | None
+    draft_options: Mapping[str, Any] | None
 
     def make(self, drafters: Sequence[str | Drafter | None], controller: Controller | None) -> list[Generator]:
         """A generator for each drafter; where one of them cannot be, there is none."""
         if self.max_batch_size < 1:
             raise OptionError("max_batch_size must be 1 or more.")
+        if self.kv_bytes is not None and self.kv_bytes < 1:
+            raise OptionError("kv_cache_memory_bytes must be 1 or more.")
         if not drafters:
             raise OptionError("Name at least one drafter; none is plain decoding.")
         specs = [_spec(self.target, drafter) for drafter in drafters]
@@ -167,29 +207,45 @@ class _Workshop:
         finally:
             opened += own[1:]
         control = controller or _controller(spec, drafter, costs, kind.lossless)
-        engine = self._engine(shared, cache, drafter, control)
+        if drafter.needs.hidden_layers:
+            shared.tap(drafter.needs.hidden_layers)
+        engine = Engine(
+            shared,
+            drafter,
+            control,
+            rule=self.verifier,
+            max_rows=self.max_batch_size,
+            exact_nodes=1 + drafter.needs.max_nodes if self.exact else 0,
+            cache=cache,
+            max_slots=self._max_slots(own),
+        )
         return Generator(engine, loaded.tokenizer, loaded.eos_token_ids, kind, own)
 
     def _drafter(self, spec: Spec | Drafter, loaded: Loaded, models: list[CausalLM], cache: SlotCache) -> Drafter:
         """What a spec stands for. Models that are opened on the way are listed."""
-        stock = _Stock(self.target, loaded.tokenizer, models, self.fast, self.options)
+        shared = {key: value for key, value in (self.options or {}).items() if key in _SHARED_OPTIONS}
+        options = {**shared, **(self.draft_options or {})}
+        stock = _Stock(self.target, loaded.tokenizer, models, self.fast, options)
         drafter = stock.drafter_of(spec, models[0], cache) if isinstance(spec, Spec) else spec
         if self.verifier is not None and drafter.needs.law is not None:  # its options did not know it
             check_legal(self.verifier, drafter.needs.law)
         return drafter
 
-    def _engine(self, target: CausalLM, cache: SlotCache, drafter: Drafter, controller: Controller) -> Engine:
-        if drafter.needs.hidden_layers:
-            target.tap(drafter.needs.hidden_layers)
-        return Engine(
-            target,
-            drafter,
-            controller,
-            rule=self.verifier,
-            max_rows=self.max_batch_size,
-            exact_nodes=1 + drafter.needs.max_nodes if self.exact else 0,
-            cache=cache,
-        )
+    def _max_slots(self, models: Sequence[CausalLM]) -> int | None:
+        """How many tokens there is room for in the caches of these models; None where nobody knows."""
+        size = self.kv_bytes
+        if size is None:
+            free = available_bytes(models[0].device)
+            if free is None:
+                return None
+            size = int(_KV_SHARE * free)
+        each = sum(model.token_bytes for model in models)
+        if size // each < BUCKET:
+            raise ModelError(
+                f"There are {readable(size)} for keys and values, and a token takes {readable(each)}: not enough for "
+                f"{BUCKET} tokens. Raise kv_cache_memory_bytes, or take smaller models or another device."
+            )
+        return size // each
 
 
 def _check_verifier(verifier: str | None, spec: Spec | Drafter) -> bool:
@@ -239,7 +295,7 @@ class _Stock:
     tokenizer: Tokenizer | None
     models: list[CausalLM]
     fast: bool
-    options: Mapping[str, Any] | None
+    options: Mapping[str, Any]
 
     def drafter_of(self, spec: Spec, target: CausalLM, cache: SlotCache) -> Drafter:
         """What a spec stands for, drafting for ``target``."""

@@ -30,7 +30,7 @@ class speculative:
         tokenizer: needed for ``stop_strings`` and to compare with a draft model's.
         stop_strings: transformers throws its own away where the loop is replaced, so they are given here.
         streamer: for the same reason; transformers' streamers take one text at a time.
-        verifier, max_batch_size, model_options: as in ``foredraft.load``.
+        verifier, max_batch_size, kv_cache_memory_bytes, draft_options: as in ``foredraft.load``.
         fast: on a CPU, pack the weights of the model's linear layers. The packed copies stay beside the weights
             between calls, until ``close``; the model can be saved and trained as ever.
 
@@ -48,7 +48,8 @@ class speculative:
         verifier: str | None = None,
         max_batch_size: int = 32,
         fast: bool = False,
-        model_options: dict[str, Any] | None = None,
+        kv_cache_memory_bytes: int | None = None,
+        draft_options: dict[str, Any] | None = None,
     ) -> None:
         self._drafter = drafter
         self._tokenizer = tokenizer
@@ -57,7 +58,8 @@ class speculative:
         self._verifier = verifier
         self._max_batch_size = max_batch_size
         self._fast = fast
-        self._model_options = model_options
+        self._kv_cache_memory_bytes = kv_cache_memory_bytes
+        self._draft_options = draft_options
         self._generator: Generator | None = None
         self._model: Any = None
         if self._stop_strings and tokenizer is None:
@@ -115,7 +117,8 @@ class speculative:
             verifier=self._verifier,
             max_batch_size=self._max_batch_size,
             fast=self._fast,
-            model_options=self._model_options,
+            kv_cache_memory_bytes=self._kv_cache_memory_bytes,
+            draft_options=self._draft_options,
         )
         self._model = model
         return self._generator

@@ -212,5 +212,11 @@ def test_what_cannot_be_a_relay_is_refused():
     with pytest.raises(DrafterError, match="without bigrams"):
         relay(model_part(2), learning)
     assert relay(lookup(2), learning).learns
+    shared = LookaheadOptions(window_size=1, ngram_size=2, guess_set_size=1, pool="shared")
+    for options, learns in ((shared, True), (replace(shared, pool="request"), False)):
+        part = Part(Lookahead(options, torch.device("cpu")), draws=False)
+        assert relay(lookup(2), part).learns == learns
+        with pytest.raises(DrafterError, match="pool=request") if learns else nullcontext():
+            relay(model_part(2), part)
     with pytest.raises(OptionError, match="1 or more"):
         Options(num_assistant_tokens=0)

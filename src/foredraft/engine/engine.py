@@ -22,7 +22,7 @@ from foredraft.engine.batch import Batch
 from foredraft.engine.control import Controller
 from foredraft.engine.sequence import Decode, Request, Sequence, TokenLogprobs
 from foredraft.engine.step import StepDone, Stepper
-from foredraft.model.cache import SlotCache
+from foredraft.model.cache import SlotCache, bucket
 from foredraft.model.causal import CausalLM
 from foredraft.model.prefill import prefill
 
@@ -36,6 +36,8 @@ class Engine:
         max_rows: so many sequences run at once; the others wait in order.
         exact_nodes: see ``Stepper``.
         cache: of the target, where the drafter shares it; by default a new one.
+        max_slots: the most slots, rows times length, that the cache may have; None for any number. Requests that
+            would need more together wait for each other.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class Engine:
         max_rows: int = 32,
         exact_nodes: int = 0,
         cache: SlotCache | None = None,
+        max_slots: int | None = None,
     ) -> None:
         self.target = target
         self.drafter = drafter
@@ -56,6 +59,8 @@ class Engine:
         self._batch = Batch(target.vocab_size, target.device)
         self._waiting: deque[Sequence] = deque()
         self._max_rows = max_rows
+        self._max_slots = max_slots
+        self._widest = max(drafter.needs.max_nodes, exact_nodes - 1)
         self._drafted: set[int] = set()  # rows that the drafter knows of
         self._lock = threading.RLock()
         self.closed = False
@@ -64,7 +69,8 @@ class Engine:
         """Check what was asked for, once.
 
         Raises:
-            PromptError: an empty prompt, one with ids that the model does not have, or one longer than its context.
+            PromptError: an empty prompt, one with ids that the model does not have, one longer than its context, or a
+                request that does not fit ``max_slots`` even alone.
             OptionError: a parameter names a token that the model does not have.
             ModelError: the engine or its target was closed, or the target is not as it was.
         """
@@ -83,7 +89,14 @@ class Engine:
             )
         check_token_ids(params, self.target.vocab_size)
         ends = params.eos_token_id if params.eos_token_id is not None else tuple(eos)
-        return Request(tuple(prompt), params, StopRules(min(params.max_new_tokens, room), frozenset(ends)))
+        request = Request(tuple(prompt), params, StopRules(min(params.max_new_tokens, room), frozenset(ends)))
+        if self._max_slots is not None and self._slots(request) > self._max_slots:
+            raise PromptError(
+                f"{len(prompt)} prompt tokens and up to {request.rules.max_new_tokens} new ones do not fit the memory "
+                f"for keys and values, which holds {self._max_slots} tokens: shorten the prompt, lower max_new_tokens, "
+                "or raise kv_cache_memory_bytes."
+            )
+        return request
 
     def submit(self, request: Request, decode: Decode, count: int = 1) -> list[Sequence]:
         """Queue a request for ``count`` texts, each with a random stream of its own; the first has the seed given."""
@@ -145,11 +158,29 @@ class Engine:
         if not len(self._batch):
             self._stepper.cache.clear()
 
+    def _slots(self, request: Request) -> int:
+        """How long a row this request may come to need."""
+        return bucket(len(request.prompt) + request.rules.max_new_tokens + self._widest)
+
+    def _free_rows(self) -> list[int]:
+        """Rows for the first of those that wait, as many as there are rows and memory for."""
+        taken = set(self._batch.rows)
+        free = (row for row in range(self._max_rows) if row not in taken)
+        rows = list(islice(free, min(self._max_rows - len(taken), len(self._waiting))))
+        if self._max_slots is None:
+            return rows
+        cache = self._stepper.cache  # its rows are all as long as the longest
+        slots = max([cache.slots, *(self._slots(sequence.request) for sequence in self._batch.sequences)])
+        height = max([cache.rows, *(row + 1 for row in taken)])
+        for count, (row, sequence) in enumerate(zip(rows, self._waiting, strict=False)):
+            slots, height = max(slots, self._slots(sequence.request)), max(height, row + 1)
+            if height * slots > self._max_slots:
+                return rows[:count]
+        return rows
+
     def _admit(self) -> None:
-        count = min(self._max_rows - len(self._batch), len(self._waiting))
-        if count:
-            taken = set(self._batch.rows)
-            rows = list(islice((row for row in range(self._max_rows) if row not in taken), count))
+        rows = self._free_rows()
+        if rows:
             sequences = [self._waiting.popleft() for _ in rows]
             try:
                 self._batch.admit(rows, sequences)

@@ -36,6 +36,8 @@ class CausalLM(SlotLM):
     Attention and taps are on the model during a forward only, so between two the model is itself: it can run, be
     copied, saved and trained. Packed layers and the evaluation mode stay until ``close``.
 
+    ``weight_bytes`` is what a forward reads of the weights, ``token_bytes`` what a token takes in the cache.
+
     Args:
         model: a decoder-only causal LM; it is put into evaluation mode.
         fast: on a CPU, pack the weights of float32 linear layers (see ``linear``).
@@ -120,8 +122,8 @@ class CausalLM(SlotLM):
         now = any_weight(self.model)
         if (now.device, now.dtype) != self._place:
             raise ModelError(
-                f"This {self.name} was on {self.device} in {self.dtype} and is on {now.device} in {now.dtype}: call close() "
-                "on its generator and load it again."
+                f"This {self.name} was on {self.device} in {self.dtype} and is on {now.device} in {now.dtype}: call "
+                "close() on its generator and load it again."
             )
         if self.model.training:
             raise ModelError(f"This {self.name} is in training mode: call its eval() before generating.")
@@ -229,6 +231,7 @@ class CausalLM(SlotLM):
             logits = self.forward(self.address(tree, base + 1, (0,), 13), cache).logits[0]
         except ODD as error:
             raise ModelError(f"{self.name} cannot run over foredraft's slot cache: {brief(error)}.") from error
+        self.token_bytes: int = cache.nbytes // (cache.rows * cache.slots)
         if expected is not None:
             found, wanted = logits[[10, 11]].float(), expected.float()
             error = (found - wanted).square().mean().sqrt() / wanted.std().clamp(min=1e-6)
@@ -297,7 +300,7 @@ def hold(model: PreTrainedModel, *, fast: bool, owned: bool = False) -> CausalLM
     return CausalLM(model, fast=fast, owned=owned)
 
 
-def release(model: PreTrainedModel) -> None:
+def release(model: object) -> None:
     """Take foredraft off a model, whoever holds it: generators and ``speculative`` objects, which are of no use
     afterwards. A model that nobody holds is left as it is.
 
