@@ -1,5 +1,6 @@
 """Relays: what each drafter adds, the law of mixed drafts by enumeration, and what cannot be handed on."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -16,6 +17,7 @@ from foredraft.core.verify import RULES
 from foredraft.core.warp import Warp
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
 from foredraft.drafters.early_exit import EarlyExit, Options as ExitOptions
+from foredraft.drafters.lookahead import Lookahead, Options as LookaheadOptions
 from foredraft.drafters.max_gram import MaxGram, Options as MaxGramOptions
 from foredraft.drafters.none import NoDrafter
 from foredraft.drafters.prompt_lookup import Options as LookupOptions, PromptLookup
