@@ -170,5 +170,7 @@ def test_inside_transformers_generate_a_model_in_training_stays_so():
     assert model.training and isinstance(model.lm_head, PackedLinear) == packing_works()
     foredraft.release(model)
     assert torch.equal(model.generate(ids, max_new_tokens=4, do_sample=False, custom_generate=custom), first)
+    model.double()
+    assert torch.equal(model.generate(ids, max_new_tokens=4, do_sample=False, custom_generate=custom), first)
     custom.close()
     assert model.training and packed(model) == 0

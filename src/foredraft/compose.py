@@ -310,6 +310,10 @@ class _Stock:
         draft = load_model(path, dtype=dtype, device=str(target.device), options=self.options)
         model = CausalLM(draft.model, fast=self.fast, owned=True)
         self.models.append(model)
+        if model.device != target.device:
+            raise ModelError(
+                f"The draft {path!r} is on {model.device} and the target on {target.device}: put both on one."
+            )
         return Foreign(model, draft.tokenizer)
 
 

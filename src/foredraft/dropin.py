@@ -107,7 +107,7 @@ class speculative:
 
     def _attached(self, model: Any) -> Generator:
         """The generator for this model; a new model takes the place of the one before."""
-        if self._generator is not None and self._model is model and not self._generator.engine.target.closed:
+        if self._generator is not None and self._model is model and self._generator.engine.target.ready:
             return self._generator
         self.close()
         self._generator = load(

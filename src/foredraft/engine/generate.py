@@ -59,8 +59,8 @@ class Generator:
         self.engine = engine
         for model in models:
             model.retain()
-        self._let_go = weakref.finalize(self, _let_go, tuple(models))
-        self._let_go.atexit = False
+        self._hold = weakref.finalize(self, _let_go, tuple(models))
+        self._hold.atexit = False
         self.tokenizer = tokenizer
         self.eos_token_ids = tuple(eos)
         self.kind = kind
@@ -176,7 +176,7 @@ class Generator:
     def close(self) -> None:
         """Cancel what runs, and leave the models as they were found, unless other generators hold them too."""
         self.engine.close()
-        self._let_go()
+        self._hold()
 
     def __enter__(self) -> "Generator":
         return self

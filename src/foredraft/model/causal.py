@@ -128,6 +128,15 @@ class CausalLM(SlotLM):
         if self.model.training:
             raise ModelError(f"This {self.name} is in training mode: call its eval() before generating.")
 
+    @property
+    def ready(self) -> bool:
+        """Whether ``check_ready`` finds nothing."""
+        try:
+            self.check_ready()
+        except ModelError:
+            return False
+        return True
+
     def retain(self) -> None:
         """One more holds this; see ``let_go``."""
         self._holders += 1
@@ -287,16 +296,13 @@ def held_by(model: PreTrainedModel) -> CausalLM | None:
 def hold(model: PreTrainedModel, *, fast: bool, owned: bool = False) -> CausalLM:
     """Whoever runs this model already, or a new ``CausalLM``; the caller lets it go in the end."""
     found = held_by(model)
-    if found is not None:
-        try:
-            found.check_ready()
-        except ModelError:  # the generators before can do no more, so this one takes over
-            found.close()
-        else:
-            found.retain()
-            if fast:
-                found.pack()
-            return found
+    if found is not None and found.ready:
+        found.retain()
+        if fast:
+            found.pack()
+        return found
+    if found is not None:  # the generators before can do no more, so this one takes over
+        found.close()
     return CausalLM(model, fast=fast, owned=owned)
 
 

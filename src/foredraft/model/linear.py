@@ -216,8 +216,9 @@ def _packed(layer: Any, dtype: torch.dtype, keep: bool, weight: Tensor | None = 
 
 def any_weight(net: nn.Module) -> Tensor:
     """One of a net's weights, for its device and type: not one that a packed layer has given up."""
-    weights = list(net.parameters())
-    return next((each for each in weights if each.is_floating_point() and not each.is_meta), weights[0])
+    there = (each for each in net.parameters() if each.is_floating_point() and not each.is_meta)
+    found = next(there, None)
+    return next(net.parameters()) if found is None else found
 
 
 def plain_copy(model: nn.Module, shared: Iterable[object] = ()) -> nn.Module:
