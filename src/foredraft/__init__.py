@@ -20,6 +20,7 @@ if typing.TYPE_CHECKING:
     from foredraft.dropin import speculative
     from foredraft.engine.generate import Generator, Result, Stream
     from foredraft.engine.sequence import Piece
+    from foredraft.model.causal import release
 
 __all__ = [
     "DecodeStats",
@@ -42,6 +43,7 @@ __all__ = [
     "View",
     "load",
     "load_many",
+    "release",
     "speculative",
 ]
 
@@ -56,6 +58,7 @@ _ROOMS = {
     "dropin": ("speculative",),
     "engine.generate": ("Generator", "Result", "Stream"),
     "engine.sequence": ("Piece",),
+    "model.causal": ("release",),
 }
 
 

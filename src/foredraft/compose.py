@@ -9,7 +9,7 @@ import torch
 from foredraft.arguments import BUNDLED_DRAFTS as BUNDLED_DRAFTS, AnyDrafter, as_spec, as_target, check_device
 from foredraft.core.draft import Law
 from foredraft.core.drafter import Drafter
-from foredraft.core.errors import DrafterError, OptionError
+from foredraft.core.errors import DrafterError, ModelError, OptionError
 from foredraft.core.params import check_known
 from foredraft.core.verify import RULES, check_legal
 from foredraft.drafters import METHODS, builder, find
@@ -20,12 +20,19 @@ from foredraft.engine.engine import Engine
 from foredraft.engine.generate import Generator, Kind
 from foredraft.engine.schedule import Costs, scheduled
 from foredraft.formats import load_head
-from foredraft.model.cache import SlotCache
-from foredraft.model.causal import CausalLM
+from foredraft.model.cache import BUCKET, SlotCache
+from foredraft.model.causal import CausalLM, hold
 from foredraft.model.linear import PackedWeights, draft_dtype
 from foredraft.model.load import Loaded, as_loaded, load_model, resolve
+from foredraft.model.memory import available_bytes, readable
 from foredraft.model.tokenizer import Tokenizer, check_same_tokenizer
 from foredraft.nets.blocks import fuse
+
+_KV_SHARE = 0.8
+"""Of the memory that is free once all is loaded; activations, masks and heads take some, too."""
+
+_SHARED_OPTIONS = ("token", "cache_dir", "local_files_only")
+"""What of a target's ``from_pretrained`` options holds for drafts: who asks, and where files are, not which ones."""
 
 
 def load(
@@ -40,7 +47,9 @@ def load(
     max_batch_size: int = 32,
     exact: bool = False,
     fast: bool = True,
+    kv_cache_memory_bytes: int | None = None,
     model_options: Mapping[str, Any] | None = None,
+    draft_options: Mapping[str, Any] | None = None,
 ) -> Generator:
     """Put a target and a drafter together.
 
@@ -60,14 +69,29 @@ def load(
         max_batch_size: so many texts are generated at once; others wait.
         exact: run every forward with the same number of nodes, so that speculation cannot flip near-ties.
         fast: on a CPU, pack the weights of linear layers.
-        model_options: passed on to ``from_pretrained`` for target and draft (quantization_config, revision, ...).
+        kv_cache_memory_bytes: the most that the keys and values of target and draft models may take together; by
+            default four fifths of what is free on the device once all is loaded. Requests that do not fit beside
+            others wait; one that does not fit alone is refused.
+        model_options: passed on to ``from_pretrained`` for the target (quantization_config, revision, ...).
+        draft_options: the same for draft models. They have the target's dtype and device unless these say otherwise,
+            and its ``token``, ``cache_dir`` and ``local_files_only``, but nothing else of ``model_options``.
 
     Raises:
         UsageError: something that cannot be; the sentence says why and what can.
     """
     target, tokenizer = as_target(target, tokenizer, dtype)
     workshop = _Workshop(
-        target, tokenizer, dtype, device, verifier, max_batch_size, exact=exact, fast=fast, options=model_options
+        target,
+        tokenizer,
+        dtype,
+        device,
+        verifier,
+        max_batch_size,
+        exact=exact,
+        fast=fast,
+        kv_bytes=kv_cache_memory_bytes,
+        options=model_options,
+        draft_options=draft_options,
     )
     return workshop.make([drafter], controller)[0]
 
@@ -83,17 +107,29 @@ def load_many(
     max_batch_size: int = 32,
     exact: bool = False,
     fast: bool = True,
+    kv_cache_memory_bytes: int | None = None,
     model_options: Mapping[str, Any] | None = None,
+    draft_options: Mapping[str, Any] | None = None,
 ) -> list[Generator]:
     """``load`` for several drafters on one target, which is in memory once; arguments and errors are those of
     ``load``.
 
     Returns:
-        a generator each, in order. The first of them owns the target: closing it ends all.
+        a generator each, in order. The target is held until the last of them is closed.
     """
     target, tokenizer = as_target(target, tokenizer, dtype)
     workshop = _Workshop(
-        target, tokenizer, dtype, device, verifier, max_batch_size, exact=exact, fast=fast, options=model_options
+        target,
+        tokenizer,
+        dtype,
+        device,
+        verifier,
+        max_batch_size,
+        exact=exact,
+        fast=fast,
+        kv_bytes=kv_cache_memory_bytes,
+        options=model_options,
+        draft_options=draft_options,
     )
     return workshop.make(drafters, None)
 
@@ -110,62 +146,99 @@ class _Workshop:
     max_batch_size: int
     exact: bool
     fast: bool
+    kv_bytes: int | None
     options: Mapping[str, Any] | None
+    draft_options: Mapping[str, Any] | None
 
     def make(self, drafters: Sequence[AnyDrafter], controller: Controller | None) -> list[Generator]:
         """A generator for each drafter; where one of them cannot be, there is none."""
         if self.max_batch_size < 1:
             raise OptionError("max_batch_size must be 1 or more.")
+        if self.kv_bytes is not None and self.kv_bytes < 1:
+            raise OptionError("kv_cache_memory_bytes must be 1 or more.")
         if not drafters:
             raise OptionError("Name at least one drafter; none is plain decoding.")
         specs = [as_spec(self.target, drafter) for drafter in drafters]
         kinds = [_kind(spec, _check_verifier(self.verifier, spec)) for spec in specs]
         loaded = _load(self.target, self.tokenizer, self.dtype, self.device, self.options)
-        shared = self.target if isinstance(self.target, CausalLM) else CausalLM(loaded.model, fast=self.fast)
-        costs = Costs(shared)
-        opened: list[list[CausalLM]] = []  # by drafter: the target, and the models that only it has
-        made: list[Generator] = []
+        opened = [shared := self._target(loaded)]
         try:
-            for spec, kind in zip(specs, kinds, strict=True):
-                opened.append(own := [shared])
-                cache = shared.new_cache()
-                drafter = self._drafter(spec, loaded, own, cache)
-                control = controller or _controller(spec, drafter, costs, kind.lossless)
-                law = drafter.needs.law or (spec.drafting.law if isinstance(spec, Spec) else None)
-                picked = law is Law.FIXED and kind.lossless
-                engine = self._engine(own[0], cache, drafter, control, picked)
-                mine = own[1:] if made or shared is self.target else own  # who made a model closes it
-                made.append(Generator(engine, loaded.tokenizer, loaded.eos_token_ids, kind, mine))
-        except BaseException:  # a model that is the caller's must not keep what was installed on it
-            for model in {shared, *(model for own in opened for model in own)} - {self.target}:
-                model.close()
-            raise
-        return made
+            costs = Costs(shared)
+            return [
+                self._generator(spec, kind, loaded, opened, costs, controller)
+                for spec, kind in zip(specs, kinds, strict=True)
+            ]
+        finally:  # the generators hold what they need; where one of them cannot be, nobody does
+            for model in opened:
+                model.let_go()
+
+    def _target(self, loaded: Loaded) -> CausalLM:
+        """The target, held once more."""
+        if isinstance(self.target, CausalLM):
+            self.target.check_ready()
+            self.target.retain()
+            return self.target
+        return hold(loaded.model, fast=self.fast, owned=isinstance(self.target, str))
+
+    def _generator(
+        self,
+        spec: Spec | Drafter,
+        kind: Kind,
+        loaded: Loaded,
+        opened: list[CausalLM],
+        costs: Costs,
+        controller: Controller | None,
+    ) -> Generator:
+        """One of them. Models that are opened on the way are listed."""
+        shared = opened[0]
+        own, cache = [shared], shared.new_cache()
+        try:
+            drafter = self._drafter(spec, loaded, own, cache)
+        finally:
+            opened += own[1:]
+        control = controller or _controller(spec, drafter, costs, kind.lossless)
+        law = drafter.needs.law or (spec.drafting.law if isinstance(spec, Spec) else None)
+        if drafter.needs.hidden_layers:
+            shared.tap(drafter.needs.hidden_layers)
+        engine = Engine(
+            shared,
+            drafter,
+            control,
+            rule=self.verifier,
+            max_rows=self.max_batch_size,
+            exact_nodes=1 + drafter.needs.max_nodes if self.exact else 0,
+            cache=cache,
+            picked=law is Law.FIXED and kind.lossless,
+            max_slots=self._max_slots(own),
+        )
+        return Generator(engine, loaded.tokenizer, loaded.eos_token_ids, kind, own)
 
     def _drafter(self, spec: Spec | Drafter, loaded: Loaded, models: list[CausalLM], cache: SlotCache) -> Drafter:
         """What a spec stands for. Models that are opened on the way are listed."""
+        shared = {key: value for key, value in (self.options or {}).items() if key in _SHARED_OPTIONS}
+        options = {**shared, **(self.draft_options or {})}
         given = spec.model if isinstance(spec, Spec) else None
-        stock = _Stock(self.target, loaded.tokenizer, models, self.fast, self.options, given)
+        stock = _Stock(self.target, loaded.tokenizer, models, self.fast, options, given)
         drafter = stock.drafter_of(spec, models[0], cache) if isinstance(spec, Spec) else spec
         if self.verifier is not None and drafter.needs.law is not None:  # its options did not know it
             check_legal(self.verifier, drafter.needs.law)
         return drafter
 
-    def _engine(
-        self, target: CausalLM, cache: SlotCache, drafter: Drafter, controller: Controller, picked: bool
-    ) -> Engine:
-        if drafter.needs.hidden_layers:
-            target.tap(drafter.needs.hidden_layers)
-        return Engine(
-            target,
-            drafter,
-            controller,
-            rule=self.verifier,
-            max_rows=self.max_batch_size,
-            exact_nodes=1 + drafter.needs.max_nodes if self.exact else 0,
-            cache=cache,
-            picked=picked,
-        )
+    def _max_slots(self, models: Sequence[CausalLM]) -> int | None:
+        """How many tokens there is room for in the caches of these models; None where nobody knows."""
+        size = self.kv_bytes
+        if size is None:
+            free = available_bytes(models[0].device)
+            if free is None:
+                return None
+            size = int(_KV_SHARE * free)
+        each = sum(model.token_bytes for model in models)
+        if size // each < BUCKET:
+            raise ModelError(
+                f"There are {readable(size)} for keys and values, and a token takes {readable(each)}: not enough for "
+                f"{BUCKET} tokens. Raise kv_cache_memory_bytes, or take smaller models or another device."
+            )
+        return size // each
 
 
 def _check_verifier(verifier: str | None, spec: Spec | Drafter) -> bool:
@@ -203,7 +276,7 @@ class _Stock:
     tokenizer: Tokenizer | None
     models: list[CausalLM]
     fast: bool
-    options: Mapping[str, Any] | None
+    options: Mapping[str, Any]
     given: Any = None  # a draft model that stands in the place of a path
 
     def drafter_of(self, spec: Spec, target: CausalLM, cache: SlotCache) -> Drafter:
@@ -218,10 +291,15 @@ class _Stock:
         if self.given is not None:
             draft = as_loaded(self.given)
             check_device(draft.model, target)
+            model = hold(draft.model, fast=self.fast)
         else:
             draft = load_model(path, dtype=target.dtype, device=target.device, options=self.options)
-        model = CausalLM(draft.model, fast=self.fast)
+            model = CausalLM(draft.model, fast=self.fast, owned=True)
         self.models.append(model)
+        if model.device != target.device:
+            raise ModelError(
+                f"The draft {path!r} is on {model.device} and the target on {target.device}: put both on one."
+            )
         return Foreign(model, draft.tokenizer)
 
 
@@ -264,7 +342,7 @@ def _head(name: str, path: str, options: Any, target: CausalLM, fast: bool) -> A
     fuse(head.net)
     if fast and target.device.type == "cpu":
         picked = options.law is Law.FIXED  # else q must not depend on how many rows share a product
-        PackedWeights(head.net, draft_dtype() if picked else torch.float32)
+        PackedWeights(head.net, draft_dtype() if picked else torch.float32)  # nobody else holds the head
     return head.net
 
 

@@ -18,6 +18,7 @@ from foredraft.core.stats import DecodeStats
 from foredraft.engine.generate import Generator
 from foredraft.engine.inputs import listed
 from foredraft.engine.sequence import Sequence
+from foredraft.model.causal import evaluating
 from foredraft.model.generation import (
     check_arguments,
     check_config,
@@ -60,9 +61,9 @@ class speculative:
         tokenizer: needed for ``stop_strings`` and to compare with a draft model's.
         stop_strings: of every call that gives none itself.
         streamer: of every call; see ``generate``.
-        verifier, max_batch_size, model_options: as in ``foredraft.load``.
-        fast: on a CPU, pack the weights of the model's linear layers. They stay packed between calls, until
-            ``close``; a packed model computes the same but cannot be saved or trained.
+        verifier, max_batch_size, kv_cache_memory_bytes, draft_options: as in ``foredraft.load``.
+        fast: on a CPU, pack the weights of the model's linear layers. The packed copies stay beside the weights
+            between calls, until ``close``; the model can be saved and trained as ever.
 
     Attributes:
         stats: what was drafted and accepted in the last call, summed over its rows.
@@ -82,7 +83,8 @@ class speculative:
         verifier: str | None = None,
         max_batch_size: int = 32,
         fast: bool = False,
-        model_options: dict[str, Any] | None = None,
+        kv_cache_memory_bytes: int | None = None,
+        draft_options: dict[str, Any] | None = None,
     ) -> None:
         self._drafter = drafter
         self._tokenizer = as_tokenizer(tokenizer)
@@ -91,7 +93,8 @@ class speculative:
         self._verifier = verifier
         self._max_batch_size = max_batch_size
         self._fast = fast
-        self._model_options = model_options
+        self._kv_cache_memory_bytes = kv_cache_memory_bytes
+        self._draft_options = draft_options
         self._generator: Generator | None = None
         self._model: Any = None
         self.stats = DecodeStats()
@@ -194,18 +197,18 @@ class speculative:
         width = input_ids.shape[1]
         seeds = torch.randint(2**62, (len(prompts),)).tolist()  # torch.manual_seed makes it repeatable
         paddings = [row[: len(row) - len(prompt)] for row, prompt in zip(input_ids, prompts, strict=True)]
-        generator = self._attached(model, call.tokenizer)
         sequences: list[Sequence] = []
-        try:
-            for row, (prompt, padding, seed) in enumerate(zip(prompts, paddings, seeds, strict=True)):
-                own = _sampling(config, for_row(logits_processor, row), width, padding)
-                own = replace(own, stop_strings=call.stop_strings, seed=seed)
-                request = generator.engine.request(prompt, own, generator.eos_token_ids)
-                sequences += generator.engine.submit(request, call.decode)
-            _run(generator, sequences, input_ids, stopping_criteria, call.streamer)
-        finally:
-            generator.engine.cancel(sequences)  # whoever raised in between must not leave rows behind
-            generator.engine.target.detach()
+        with evaluating(model):
+            generator = self._attached(model, call.tokenizer)
+            try:
+                for row, (prompt, padding, seed) in enumerate(zip(prompts, paddings, seeds, strict=True)):
+                    own = _sampling(config, for_row(logits_processor, row), width, padding)
+                    own = replace(own, stop_strings=call.stop_strings)
+                    request = generator.engine.request(prompt, own, generator.eos_token_ids)
+                    sequences += generator.engine.submit([request], call.decode, [seed])
+                _run(generator, sequences, input_ids, stopping_criteria, call.streamer)
+            finally:
+                generator.engine.cancel(sequences)  # whoever raised in between must not leave rows behind
         self._count(generator, sequences)
         pad = config.pad_token_id if config.pad_token_id is not None else 0
         texts = [sequence.tokens for sequence in sequences]
@@ -220,8 +223,7 @@ class speculative:
 
     def _attached(self, model: Any, tokenizer: Tokenizer | None) -> Generator:
         """The generator for this model; a new model takes the place of the one before."""
-        if self._generator is not None and self._model is model:
-            self._generator.engine.target.attach()
+        if self._generator is not None and self._model is model and self._generator.engine.target.ready:
             return self._generator
         self.close()
         self._generator = load(
@@ -231,7 +233,8 @@ class speculative:
             verifier=self._verifier,
             max_batch_size=self._max_batch_size,
             fast=self._fast,
-            model_options=self._model_options,
+            kv_cache_memory_bytes=self._kv_cache_memory_bytes,
+            draft_options=self._draft_options,
         )
         self._model = model
         return self._generator

@@ -50,7 +50,7 @@ def test_generators_on_one_target_say_what_each_says_alone(temperature: float):
     together[0].close()
 
 
-def test_the_first_generator_owns_the_target_and_each_its_draft(folder: str, closed: list[CausalLM]):
+def test_the_last_generator_closes_the_target_and_each_its_draft(folder: str, closed: list[CausalLM]):
     model = tiny.build("llama")
     attention, head = model.config._attn_implementation, model.lm_head
     draft = f"draft_model:{folder}"
@@ -59,10 +59,10 @@ def test_the_first_generator_owns_the_target_and_each_its_draft(folder: str, clo
     assert second.engine.target is third.engine.target is target
     second.close()
     assert closed == []
-    third.close()
-    assert len(closed) == 1 and target not in closed
-    assert len(first.generate([1, 2, 3], max_new_tokens=4).tokens) == 4
     first.close()
+    assert len(closed) == 1 and target not in closed
+    assert len(third.generate([1, 2, 3], max_new_tokens=4).tokens) == 4
+    third.close()
     assert len(closed) == 3 and target in closed
     assert model.config._attn_implementation == attention and model.lm_head is head
 

@@ -1,5 +1,6 @@
 """Relays: what each drafter adds, the law of mixed drafts by enumeration, and what cannot be handed on."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -16,6 +17,7 @@ from foredraft.core.verify import RULES
 from foredraft.core.warp import Warp
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
 from foredraft.drafters.early_exit import EarlyExit, Options as ExitOptions
+from foredraft.drafters.lookahead import Lookahead, Options as LookaheadOptions
 from foredraft.drafters.max_gram import MaxGram, Options as MaxGramOptions
 from foredraft.drafters.none import NoDrafter
 from foredraft.drafters.prompt_lookup import Options as LookupOptions, PromptLookup
@@ -212,5 +214,11 @@ def test_what_cannot_be_a_relay_is_refused():
     with pytest.raises(DrafterError, match="without bigrams"):
         relay(model_part(2), learning)
     assert relay(lookup(2), learning).learns
+    shared = LookaheadOptions(window_size=1, ngram_size=2, guess_set_size=1, pool="shared")
+    for options, learns in ((shared, True), (replace(shared, pool="request"), False)):
+        part = Part(Lookahead(options, torch.device("cpu")), draws=False)
+        assert relay(lookup(2), part).learns == learns
+        with pytest.raises(DrafterError, match="pool=request") if learns else nullcontext():
+            relay(model_part(2), part)
     with pytest.raises(OptionError, match="1 or more"):
         Options(num_assistant_tokens=0)

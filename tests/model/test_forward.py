@@ -4,11 +4,14 @@ import random
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import tiny
 from foredraft.core.errors import ModelError
 from foredraft.core.tree import PAD, TokenTree
 from foredraft.model import prefill as prefill_module
+from foredraft.model.attention import NoCudnn, mix
+from foredraft.model.cache import SlotCache
 from foredraft.model.causal import CausalLM
 from foredraft.model.prefill import prefill
 
@@ -169,10 +172,8 @@ def test_taps_are_the_hidden_states_of_transformers(name: str):
     before = hooks(raw)
     model = CausalLM(raw)
     text = tiny.prompts((13,))[0]
-    model.detach()
     with torch.inference_mode():
         expected = raw(torch.tensor([text]), output_hidden_states=True).hidden_states
-    model.attach()
     resident = hooks(raw)
     model.tap([2, 0, 1])
     cache = model.new_cache()
@@ -237,3 +238,32 @@ def test_rows_in_order_are_not_copied_from_the_host(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(torch, "tensor", None)
     step = model.address(tree, bases, (0, 1, 2), 7)
     assert step.rows.tolist() == [0, 1, 2] and step.prefix == 3 and step.rows.dtype == torch.long
+
+
+def test_on_cuda_the_model_and_heads_attend_without_cudnn_and_nowhere_else(monkeypatch: pytest.MonkeyPatch):
+    enabled, seen = torch.backends.cuda.cudnn_sdp_enabled, []
+    before, attend = enabled(), F.scaled_dot_product_attention
+
+    def watched(*args: torch.Tensor, **given: object) -> torch.Tensor:
+        seen.append(enabled())
+        return attend(*args, **given)
+
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    try:
+        monkeypatch.setattr("torch.nn.functional.scaled_dot_product_attention", watched)
+        x, mask = torch.randn(1, 2, 80, 8), torch.zeros(1, 1, 80, 80)
+        with NoCudnn(torch.device("cpu")):
+            mix(x, x, x, mask)
+        monkeypatch.setattr(NoCudnn, "__init__", lambda self, device: vars(self).update(_applies=True))
+        mix(x, x, x, mask)  # as heads do
+        assert seen == [True, False] and enabled()
+        raw = tiny.build("falcon")
+        raw.transformer.ln_f.register_forward_hook(lambda *args: seen.append(enabled()))
+        model = CausalLM(raw, verify=False)
+        assert seen[2:] and not any(seen[2:]) and enabled()
+        with pytest.raises(IndexError):
+            step = model.address(TokenTree.chain(torch.tensor([[1, 2]])), torch.tensor([0]), (0,), 2)
+            model.forward(step, SlotCache(0))
+        assert enabled(), "also after a forward that failed"
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)

@@ -202,6 +202,39 @@ def test_the_cost_is_the_share_of_the_weights_that_are_read(fast: bool):
     assert layers.without((), ()).cost == 1.0
 
 
+class Quantised(nn.Module):
+    """A linear layer whose weight is a buffer of eight-bit numbers, with a scale for each output, as GPTQ has it."""
+
+    def __init__(self, plain: nn.Linear) -> None:
+        super().__init__()
+        scale = plain.weight.detach().abs().amax(1, keepdim=True) / 127
+        self.register_buffer("qweight", (plain.weight.detach() / scale).round().to(torch.int8))
+        self.register_buffer("scales", scale)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ (self.qweight * self.scales).T
+
+
+def test_the_cost_of_a_quantised_model_counts_its_buffers():
+    raw = four("llama")
+    for layer in decoder_layers(raw):
+        for part in (layer.self_attn, layer.mlp):
+            for name, child in list(part.named_children()):
+                if isinstance(child, nn.Linear):
+                    setattr(part, name, Quantised(child))
+    raw.model.register_buffer("mask", torch.ones(512, 512, dtype=torch.bool))  # is no weight
+    model = CausalLM(raw)
+    layer = decoder_layers(raw)[0]
+    one = sum(each.nbytes for each in (*layer.parameters(), *layer.buffers()))
+    head = raw.lm_head.weight.nbytes + raw.model.norm.weight.nbytes
+    assert one > 3 * sum(each.nbytes for each in layer.parameters())
+    assert model.weight_bytes == head + 4 * one
+    layers = Layers(model)
+    assert layers.first(1).cost == pytest.approx((head + one) / (head + 4 * one))
+    mlp = sum(each.nbytes for each in layer.mlp.buffers())
+    assert layers.without((), (2,)).cost == pytest.approx(1 - mlp / (head + 4 * one)), "the MLP is seen as one"
+
+
 def test_impossible_wishes_are_refused():
     layers = Layers(CausalLM(four("llama")))
     for count in (0, 5, -1):

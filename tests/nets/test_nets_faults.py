@@ -94,13 +94,9 @@ def test_what_a_tree_leaves_behind_would_be_seen():
 def test_a_tap_is_the_state_after_so_many_layers():
     text = torch.tensor([[3, 1, 4, 1, 5, 9]])
     found = target().read(text, (*range(LAYERS + 1), FINAL))
-    target().detach()
-    try:
-        with torch.no_grad():
-            output = target().model(input_ids=text, output_hidden_states=True)
-            last = target().model.model(input_ids=text).last_hidden_state
-    finally:
-        target().attach()
+    with torch.no_grad():
+        output = target().model(input_ids=text, output_hidden_states=True)
+        last = target().model.model(input_ids=text).last_hidden_state
     for tap in range(LAYERS):  # what stands behind the last one depends on the version of transformers
         assert torch.equal(found[tap], output.hidden_states[tap])
     assert torch.equal(found[FINAL], last)

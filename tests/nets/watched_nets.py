@@ -51,12 +51,10 @@ def truth(text: Path) -> dict[int, list[Tensor]]:
         )
         for i, module in enumerate([*inner.layers, inner.norm])
     ]
-    target().detach()
     try:
         with torch.no_grad():
             states[-1] = inner(input_ids=torch.tensor([text]), use_cache=False).last_hidden_state
     finally:
-        target().attach()
         for hook in hooks:
             hook.remove()
     return {tap: list(state[0].unbind(0)) for tap, state in states.items()}

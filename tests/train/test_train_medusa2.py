@@ -50,9 +50,7 @@ def recipe_of(own_heads: bool = True, **options: Any) -> tuple[Medusa2Recipe, Ca
 def slow_loss(recipe: Medusa2Recipe, of: CausalLM, texts: Lesson, weight: float, before: Any = None) -> Tensor:
     """The target's loss, row by row, and that of each head against what the target says, taken as given."""
     head, rows = recipe.net.head, range(texts.tokens.shape[1] - 1)
-    of.detach()
     output = of.model(input_ids=texts.tokens, output_hidden_states=True, use_cache=False)
-    of.attach()
     hidden, log_p = output.hidden_states[-1], output.logits.log_softmax(-1)
     losses: dict[int, list[Tensor]] = {place: [] for place in range(-1, head.count)}
     for text, counts in enumerate(texts.weights):

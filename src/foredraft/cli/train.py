@@ -13,22 +13,10 @@ from foredraft.cli.flags import Group, flags
 from foredraft.core.errors import OptionError
 from foredraft.core.options import read_options, read_pairs
 from foredraft.core.params import check_known
-<<<<<<< HEAD
-from foredraft.train.checkpoint import alone
-from foredraft.train.devices import accelerator
-from foredraft.train.drafts import DRAFTS, check_parts, run_drafts
-from foredraft.train.loop import LoopOptions
-from foredraft.train.prune import Shape
-from foredraft.train.recipes import RECIPES, HeadShape
-from foredraft.train.regenerate import Answers
-from foredraft.train.run import run
-from foredraft.train.site import Data
-=======
 from foredraft.train.options import HeadShape, LoopOptions
 
 if TYPE_CHECKING:
     from foredraft.train.prune import Shape
->>>>>>> cli
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +190,7 @@ def _use(method: str, made: list[Path]) -> str:
 def _own_words(source: Source, model: str, path: Path, device: str | None) -> None:
     """Let the target continue the data, for a run to learn from that."""
     from foredraft.compose import load
+    from foredraft.train.checkpoint import alone
     from foredraft.train.regenerate import Answers, regenerate
 
     options = replace(

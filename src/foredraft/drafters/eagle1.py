@@ -15,6 +15,7 @@ from foredraft.drafters.supplies import Supplies
 from foredraft.drafters.teachable import Teachable
 from foredraft.drafters.templates import Template
 from foredraft.drafters.trainees import EagleTrainee
+from foredraft.model.linear import any_weight
 from foredraft.nets.eagle import EagleNet
 
 
@@ -51,7 +52,7 @@ class Eagle1(HeadDrafter[Memory], Teachable):
     def __init__(self, options: Options, net: EagleNet) -> None:
         self._net = net
         self._template = template = Template.of(options.tree)
-        self._levels = Level.all_of(template, next(net.parameters()).device)
+        self._levels = Level.all_of(template, any_weight(net).device)
         super().__init__(eagle_memory(net), Needs(net.taps, template.nodes, template.depth))
 
     def trainee(self) -> EagleTrainee:

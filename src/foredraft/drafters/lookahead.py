@@ -98,6 +98,7 @@ class Lookahead(Rewindable):
         self._options = options
         width, levels = options.window_size, options.ngram_size - 1
         self.needs = Needs(max_nodes=options.nodes, max_depth=options.depth)
+        self.learns = self._shared and options.guess_set_size > 0
         self._pool: NgramPool | None = None
         if options.guess_set_size:
             self._pool = NgramPool(options.ngram_size, options.guess_set_size, options.pool_size, device)

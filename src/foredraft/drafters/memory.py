@@ -19,6 +19,7 @@ from foredraft.drafters.grow import ranked
 from foredraft.drafters.growing import Growing
 from foredraft.model.attention import mix
 from foredraft.model.cache import SlotCache, SlotView, bucket
+from foredraft.model.linear import any_weight
 from foredraft.model.masks import Layout, StepIn, address, extent_of
 from foredraft.nets.eagle import EagleNet
 
@@ -71,7 +72,7 @@ class Memory:
         window: int | None = None,
         prepare: Callable[[int], None] = lambda length: None,
     ) -> None:
-        weight = next(net.parameters())
+        weight = any_weight(net)
         self._read = read
         self._prepare = prepare
         self._to_features = features

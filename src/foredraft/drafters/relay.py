@@ -91,7 +91,7 @@ class Relay(Rewindable):
         if self._draws and self.learns:
             raise DrafterError(
                 "What is drawn in a relay decides what is said, so no drafter in it may learn from other texts: "
-                "write max_gram without bigrams."
+                "write max_gram without bigrams, and lookahead with pool=request."
             )
 
     def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from foredraft.core.drafter import Drafter
-from foredraft.core.errors import ForedraftError, NumericsError, PromptError
+from foredraft.core.errors import ForedraftError, ModelError, NumericsError, PromptError
 from foredraft.core.noise import request_seed
 from foredraft.core.params import SamplingParams
 from foredraft.core.stats import StepStats
@@ -22,7 +22,7 @@ from foredraft.engine.batch import Batch
 from foredraft.engine.control import Controller
 from foredraft.engine.sequence import Decode, Request, Sequence, TokenLogprobs
 from foredraft.engine.step import StepDone, Stepper
-from foredraft.model.cache import SlotCache
+from foredraft.model.cache import SlotCache, bucket
 from foredraft.model.causal import CausalLM
 from foredraft.model.prefill import prefill
 
@@ -39,6 +39,8 @@ class Engine:
         picked: all drafts are picked and the rule is lossless, so an output is a function of its seed, whatever was
             drafted. Otherwise, where plans or drafts depend on other requests (``learns``), each request draws from
             a stream of its own: with a stream that another request shares, they would depend on its next numbers.
+        max_slots: the most slots, rows times length, that the cache may have; None for any number. Requests that
+            would need more together wait for each other.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class Engine:
         exact_nodes: int = 0,
         cache: SlotCache | None = None,
         picked: bool = False,
+        max_slots: int | None = None,
     ) -> None:
         self.target = target
         self.drafter = drafter
@@ -62,16 +65,24 @@ class Engine:
         self._max_rows = max_rows
         self.reproducible = picked or not (controller.learns or drafter.learns)
         self._submitted = 0
+        self._max_slots = max_slots
+        self._widest = max(drafter.needs.max_nodes, exact_nodes - 1)
         self._drafted: set[int] = set()  # rows that the drafter knows of
         self._lock = threading.RLock()
+        self.closed = False
 
     def request(self, prompt: Seq[int], params: SamplingParams, eos: Seq[int]) -> Request:
         """Check what was asked for, once.
 
         Raises:
-            PromptError: an empty prompt, one with ids that the model does not have, or one longer than its context.
+            PromptError: an empty prompt, one with ids that the model does not have, one longer than its context, or a
+                request that does not fit ``max_slots`` even alone.
             OptionError: a parameter names a token that the model does not have.
+            ModelError: the engine or its target was closed, or the target is not as it was.
         """
+        if self.closed:
+            raise ModelError("This generator is closed: make a new one with foredraft.load.")
+        self.target.check_ready()
         if not prompt:
             raise PromptError("The prompt is empty: there is nothing to continue.")
         if not all(0 <= token < self.target.vocab_size for token in prompt):
@@ -84,7 +95,14 @@ class Engine:
             )
         check_token_ids(params, self.target.vocab_size)
         ends = params.eos_token_id if params.eos_token_id is not None else tuple(eos)
-        return Request(tuple(prompt), params, StopRules(min(params.max_new_tokens, room), frozenset(ends)))
+        request = Request(tuple(prompt), params, StopRules(min(params.max_new_tokens, room), frozenset(ends)))
+        if self._max_slots is not None and self._slots(request) > self._max_slots:
+            raise PromptError(
+                f"{len(prompt)} prompt tokens and up to {request.rules.max_new_tokens} new ones do not fit the memory "
+                f"for keys and values, which holds {self._max_slots} tokens: shorten the prompt, lower max_new_tokens, "
+                "or raise kv_cache_memory_bytes."
+            )
+        return request
 
     def submit(self, requests: Seq[Request], decode: Decode, seeds: Seq[int]) -> list[Sequence]:
         """Queue requests, each with a seed of its own, for one output each."""
@@ -102,7 +120,8 @@ class Engine:
         return self._lock
 
     def close(self) -> None:
-        """Cancel everything."""
+        """Cancel everything, and take no more requests."""
+        self.closed = True
         with self._lock:
             self.cancel([*self._waiting, *self._batch.sequences])
 
@@ -149,11 +168,29 @@ class Engine:
         if not len(self._batch):
             self._stepper.cache.clear()
 
+    def _slots(self, request: Request) -> int:
+        """How long a row this request may come to need."""
+        return bucket(len(request.prompt) + request.rules.max_new_tokens + self._widest)
+
+    def _free_rows(self) -> list[int]:
+        """Rows for the first of those that wait, as many as there are rows and memory for."""
+        taken = set(self._batch.rows)
+        free = (row for row in range(self._max_rows) if row not in taken)
+        rows = list(islice(free, min(self._max_rows - len(taken), len(self._waiting))))
+        if self._max_slots is None:
+            return rows
+        cache = self._stepper.cache  # its rows are all as long as the longest
+        slots = max([cache.slots, *(self._slots(sequence.request) for sequence in self._batch.sequences)])
+        height = max([cache.rows, *(row + 1 for row in taken)])
+        for count, (row, sequence) in enumerate(zip(rows, self._waiting, strict=False)):
+            slots, height = max(slots, self._slots(sequence.request)), max(height, row + 1)
+            if height * slots > self._max_slots:
+                return rows[:count]
+        return rows
+
     def _admit(self) -> None:
-        count = min(self._max_rows - len(self._batch), len(self._waiting))
-        if count:
-            taken = set(self._batch.rows)
-            rows = list(islice((row for row in range(self._max_rows) if row not in taken), count))
+        rows = self._free_rows()
+        if rows:
             sequences = [self._waiting.popleft() for _ in rows]
             try:
                 self._batch.admit(rows, sequences)

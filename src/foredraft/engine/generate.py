@@ -1,6 +1,7 @@
 """What users hold: prompts in, texts out, by the batch or as they come."""
 
 import asyncio
+import weakref
 from collections.abc import AsyncIterator, Iterator, Sequence as Seq
 from dataclasses import dataclass
 from typing import Any, overload
@@ -45,14 +46,21 @@ class Kind:
 class Generator:
     """A target with its drafter. Made by ``foredraft.load``.
 
-    Calls may overlap: streams that are open at the same time share one batch.
+    Calls may overlap: streams that are open at the same time share one batch. ``close``, the end of a ``with`` block
+    and losing the last reference to the generator all leave the models as they were found.
+
+    Args:
+        models: those that it holds, until then.
     """
 
     def __init__(
         self, engine: Engine, tokenizer: Tokenizer | None, eos: Seq[int], kind: Kind, models: Seq[CausalLM] = ()
     ) -> None:
         self.engine = engine
-        self._models = tuple(models)
+        for model in models:
+            model.retain()
+        self._hold = weakref.finalize(self, _let_go, tuple(models))
+        self._hold.atexit = False
         self.tokenizer = tokenizer
         self.eos_token_ids = tuple(eos)
         self.kind = kind
@@ -158,10 +166,15 @@ class Generator:
         return encode(prompt, self.tokenizer)
 
     def close(self) -> None:
-        """Cancel what runs, and leave the models as they were found."""
+        """Cancel what runs, and leave the models as they were found, unless other generators hold them too."""
         self.engine.close()
-        for model in self._models:
-            model.close()
+        self._hold()
+
+    def __enter__(self) -> "Generator":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def _decode(self, tokens: list[int]) -> str:
         return self.tokenizer.decode(tokens) if self.tokenizer is not None else ""
@@ -213,3 +226,8 @@ class Stream(Iterator[Piece]):
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def _let_go(models: tuple[CausalLM, ...]) -> None:
+    for model in models:
+        model.let_go()

@@ -5,16 +5,18 @@ and values are read as they lie in the cache. Stock SDPA repeats them first as s
 """
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
 
 from foredraft.core.errors import ModelError
 
 NAME = "foredraft_slots"
+_FIELD = "_attn_implementation_internal"
 _FEW = 64
 """Up to so many queries a head, two products and a softmax cost less on a CPU than its fused kernel."""
 
@@ -70,7 +72,7 @@ def slot_attention(
         [B, N, heads, F], and None for the weights.
     """
     if attention_mask is None:
-        raise ModelError("This model is in use by foredraft; to run it alone, close the generator that holds it.")
+        raise ModelError("This model is running in a generator of foredraft: run it when that has returned.")
     if watch is not None:
         layer, scale = module.layer_idx, query.shape[-1] ** -0.5 if scaling is None else scaling
         assert isinstance(layer, int)
@@ -100,7 +102,8 @@ def mix(
     plain = softcap is None and s_aux is None
     if plain and (query.is_cuda or share * nodes > _FEW):
         mask = attention_mask.repeat(1, 1, share, 1) if share > 1 else attention_mask
-        mixed = F.scaled_dot_product_attention(packed, key, value, attn_mask=mask, scale=scale)
+        with NoCudnn(query.device):
+            mixed = F.scaled_dot_product_attention(packed, key, value, attn_mask=mask, scale=scale)
     else:
         weights = attention_weights(query, key, attention_mask, scale, softcap, s_aux).to(value.dtype)
         mixed = weights.view(rows, groups, share * nodes, -1) @ value
@@ -147,30 +150,60 @@ AttentionMaskInterface.register(NAME, _no_mask)
 
 
 class AttentionSwap:
-    """Our attention, installed on a model; ``undo`` puts back what was there.
+    """Our attention on a model, while the context lasts; before and after, the model has its own.
 
     A model that does not take its attention from transformers' interface keeps its own: an additive mask in four
-    dimensions works with that too.
+    dimensions works with that too. Not for two threads at once.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
-        if model.config._attn_implementation == NAME:
-            raise ModelError(
-                f"This {model.__class__.__name__} is in use by another generator: close that one first, or share its "
-                "target with load(generator.engine.target, ...)."
-            )
-        self._model = model
-        self._before = model.config._attn_implementation or "eager"
-        self.do()
+        self._configs: list[dict[str, Any]] = []  # their attributes: a config's own way of setting one is slow
+        if not model._supports_attention_backend:
+            return
+        configs = _configs_of(model)
+        before = [config._attn_implementation for config in configs]
+        model.set_attn_implementation(NAME)
+        for config, own in zip(configs, before, strict=True):
+            if config._attn_implementation == NAME:
+                config._attn_implementation_internal = own
+                self._configs.append(vars(config))
 
-    def do(self) -> None:
-        if self._model._supports_attention_backend:
-            self._model.set_attn_implementation(NAME)
+    def __enter__(self) -> None:
+        self._before = [config[_FIELD] for config in self._configs]
+        for config in self._configs:
+            config[_FIELD] = NAME
 
-    def off(self, copied: PreTrainedModel) -> None:
-        """Give a copy of the model the attention that the model was found with."""
-        copied.set_attn_implementation(self._before)
+    def __exit__(self, *error: object) -> None:
+        for config, before in zip(self._configs, self._before, strict=True):
+            config[_FIELD] = before
 
-    def undo(self) -> None:
-        if self._model.config._attn_implementation != self._before:
-            self._model.set_attn_implementation(self._before)
+
+def _configs_of(model: PreTrainedModel) -> list[PreTrainedConfig]:
+    """The configs of a model and of the models in it, and those that are inside of these."""
+    waiting = [each.config for each in model.modules() if isinstance(each, PreTrainedModel)]
+    found: dict[int, PreTrainedConfig] = {}
+    while waiting:
+        config = waiting.pop()
+        if config is not None and id(config) not in found:
+            found[id(config)] = config
+            waiting += [getattr(config, name) for name in config.sub_configs]
+    return list(found.values())
+
+
+class NoCudnn:
+    """On a CUDA device scaled dot products leave cuDNN alone while the context lasts.
+
+    It makes a plan for every new shape, which takes tens of milliseconds, and here shapes change as rows grow.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._applies = device.type == "cuda"
+
+    def __enter__(self) -> None:
+        if self._applies:
+            self._before = torch.backends.cuda.cudnn_sdp_enabled()
+            torch.backends.cuda.enable_cudnn_sdp(False)
+
+    def __exit__(self, *error: object) -> None:
+        if self._applies:
+            torch.backends.cuda.enable_cudnn_sdp(self._before)

@@ -1,23 +1,26 @@
 """A stock causal LM behind one forward: any rows, any tree, any lengths."""
 
 import inspect
+import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, final
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from foredraft.core.drafter import StepOut
 from foredraft.core.errors import ModelError
 from foredraft.core.tree import TokenTree
-from foredraft.model.attention import AttentionSwap, Watch
+from foredraft.model.attention import AttentionSwap, NoCudnn, Watch
 from foredraft.model.cache import SlotCache, SlotView
-from foredraft.model.linear import PackedWeights, plain_copy
+from foredraft.model.linear import PackedWeights, any_weight, plain_copy
 from foredraft.model.masks import Layout, StepIn, address
+from foredraft.model.memory import weight_bytes
 from foredraft.model.slot_lm import SlotLM
 from foredraft.model.support import check_supported, context_of, layout_of
 from foredraft.model.taps import Taps, body
@@ -28,46 +31,60 @@ ODD = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError
 
 @final
 class CausalLM(SlotLM):
-    """Runs a transformers model over slots. What it installs on the model, ``close`` takes off again.
+    """Runs a transformers model over slots.
+
+    Attention and taps are on the model during a forward only, so between two the model is itself: it can run, be
+    copied, saved and trained. Packed layers and the evaluation mode stay until ``close``.
+
+    ``weight_bytes`` is what a forward reads of the weights, ``token_bytes`` what a token takes in the cache.
 
     Args:
         model: a decoder-only causal LM; it is put into evaluation mode.
         fast: on a CPU, pack the weights of float32 linear layers (see ``linear``).
         verify: run the model once in both ways and refuse it if they differ (see ``probe``).
+        owned: nobody else holds the model, so packed layers may give up their plain weights.
 
     Raises:
         ModelError: a model whose drafts could not be verified or rolled back, with the reason.
     """
 
-    def __init__(self, model: PreTrainedModel, *, fast: bool = True, verify: bool = True) -> None:
+    def __init__(self, model: PreTrainedModel, *, fast: bool = True, verify: bool = True, owned: bool = False) -> None:
         check_supported(model)
         config = model.config.get_text_config()
         self._trained = [module for module in model.modules() if module.training]
         self.model = model.eval()
+        self.closed = False
         self.name = model.__class__.__name__
         self.layers: int = config.num_hidden_layers
         self.max_length: int = context_of(model)
         self.layout: Layout = layout_of(model)
-        self.weight_bytes: int = _weight_bytes(model)
+        self.weight_bytes: int = weight_bytes(model)
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._taps = Taps(model, ())
+        weight = any_weight(model)
+        self._place = (weight.device, weight.dtype)
         self._attention = AttentionSwap(model)
+        self._kernels = NoCudnn(weight.device)
+        self._running = threading.RLock()
+        self._holders = 1
+        self._owned = owned
         self._packed: PackedWeights | None = None
         try:
             self.vocab_size: int = self._probe(self._expected() if verify else None)
         except BaseException:
             self.close()
             raise
-        if fast and self.device.type == "cpu":
-            self._packed = PackedWeights(model)
+        if fast:
+            self.pack()
+        vars(model)[_HELD] = _Held(self)
 
     @property
     def device(self) -> torch.device:
-        return self.model.device
+        return self._place[0]
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.model.dtype
+        return self._place[1]
 
     @property
     def packed_layers(self) -> int:
@@ -79,9 +96,7 @@ class CausalLM(SlotLM):
 
         Whoever shares the target keeps what it asked for.
         """
-        wanted = {*self._taps.layers, *layers}
-        self._taps.undo()
-        self._taps = Taps(self.model, wanted)
+        self._taps = Taps(self.model, {*self._taps.layers, *layers})
 
     def untapped(self, rows: int) -> dict[int, Float[Tensor, "B T H"]]:
         size = self.model.config.get_text_config().hidden_size
@@ -91,36 +106,60 @@ class CausalLM(SlotLM):
     def new_cache(self) -> SlotCache:
         return SlotCache(self.layers)
 
-    def attach(self) -> None:
-        """Take up the model again after ``detach``."""
-        self._attention.do()
+    def pack(self) -> None:
+        """Run linear layers on packed weights from now on, if the model is on a CPU."""
+        if self._packed is None and self.device.type == "cpu":
+            self._packed = PackedWeights(self.model, keep=not self._owned)
 
-    def detach(self) -> None:
-        """Let the model run by itself for a while, with its own attention. Packed layers stay; they do not matter."""
-        self._attention.undo()
+    def check_ready(self) -> None:
+        """See whether somebody has changed the model since, in a way that generating cannot go along with.
 
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """As between ``detach`` and ``attach``."""
-        self.detach()
+        Raises:
+            ModelError: it was closed, moved, converted or put into training mode.
+        """
+        if self.closed:
+            raise ModelError(f"This {self.name} was released or closed: make a new generator with foredraft.load.")
+        now = any_weight(self.model)
+        if (now.device, now.dtype) != self._place:
+            raise ModelError(
+                f"This {self.name} was on {self.device} in {self.dtype} and is on {now.device} in {now.dtype}: call "
+                "close() on its generator and load it again."
+            )
+        if self.model.training:
+            raise ModelError(f"This {self.name} is in training mode: call its eval() before generating.")
+
+    @property
+    def ready(self) -> bool:
+        """Whether ``check_ready`` finds nothing."""
         try:
-            yield
-        finally:
-            self.attach()
+            self.check_ready()
+        except ModelError:
+            return False
+        return True
+
+    def retain(self) -> None:
+        """One more holds this; see ``let_go``."""
+        self._holders += 1
+
+    def let_go(self) -> None:
+        """One less holds this, whoever made it being the first; the last one closes it."""
+        self._holders -= 1
+        if self._holders <= 0 and not self.closed:
+            self.close()
 
     def plain_copy(self) -> PreTrainedModel:
         """A copy of the model alone, with its own attention and nothing packed, in float32: what can be trained."""
         copied = plain_copy(self.model)
         assert isinstance(copied, PreTrainedModel)
-        self._attention.off(copied)
         return copied
 
     def close(self) -> None:
         """Leave the model as it was found."""
-        self._taps.undo()
+        self.closed = True
         if self._packed is not None:
             self._packed.undo()
-        self._attention.undo()
+        if held_by(self.model) is self:
+            del vars(self.model)[_HELD]
         for module in self._trained:
             module.training = True
 
@@ -144,39 +183,33 @@ class CausalLM(SlotLM):
         wanted: dict[str, Any] = {"logits_to_keep": keep} if keep is not None and self._keeps_logits else {}
         if watch is not None:
             wanted["watch"] = watch
-        output = self.model(
-            input_ids=step.tokens,
-            position_ids=step.positions,
-            attention_mask=masks,
-            past_key_values=view,
-            use_cache=True,
-            **wanted,
-        )
+        with self._running, self._attention, self._kernels, self._taps as taps:
+            output = self.model(
+                input_ids=step.tokens,
+                position_ids=step.positions,
+                attention_mask=masks,
+                past_key_values=view,
+                use_cache=True,
+                **wanted,
+            )
+            hidden = taps.take()
         logits = output.logits
         if keep is not None and not self._keeps_logits:
             logits = logits[:, keep]
-        return StepOut(logits, self._taps.take())
+        return StepOut(logits, hidden)
 
     @torch.no_grad()
     def read(self, tokens: Int[Tensor, "B T"], layers: Sequence[int]) -> dict[int, Float[Tensor, "B T H"]]:
         """Hidden states of whole texts, without a cache: what heads are trained on. Logits are not computed."""
-        taps = Taps(self.model, layers)
-        self._attention.undo()
-        try:
+        with self._running, Taps(self.model, layers) as taps:
             body(self.model)(input_ids=tokens, use_cache=False)
             return taps.take()
-        finally:
-            self._attention.do()
-            taps.undo()
 
     @torch.inference_mode()
     def stock_logits(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T V"]:
         """What the model computes by itself: its own attention and masks, no cache of ours. Slow; for comparison."""
-        self._attention.undo()
-        try:
+        with self._running:
             return self.model(input_ids=tokens, use_cache=False).logits
-        finally:
-            self._attention.do()
 
     def _expected(self) -> Float[Tensor, "2 V"]:
         """Logits after the path 1, 2, 3, 4 and after its sibling 1, 2, 5, as the model alone computes them."""
@@ -207,6 +240,7 @@ class CausalLM(SlotLM):
             logits = self.forward(self.address(tree, base + 1, (0,), 13), cache).logits[0]
         except ODD as error:
             raise ModelError(f"{self.name} cannot run over foredraft's slot cache: {brief(error)}.") from error
+        self.token_bytes: int = cache.nbytes // (cache.rows * cache.slots)
         if expected is not None:
             found, wanted = logits[[10, 11]].float(), expected.float()
             error = (found - wanted).square().mean().sqrt() / wanted.std().clamp(min=1e-6)
@@ -227,11 +261,60 @@ def brief(error: BaseException) -> str:
     return (str(error).strip() or error.__class__.__name__).splitlines()[0].rstrip(".")
 
 
-def _weight_bytes(model: PreTrainedModel) -> int:
-    """What a forward reads of the weights: all but an input embedding that is not the output layer too.
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """A model in evaluation mode for a while."""
+    trained = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in trained:
+            module.training = True
 
-    An upper bound for mixtures of experts, of which a forward reads some.
+
+_HELD = "_foredraft"
+
+
+class _Held:
+    """On a model: which ``CausalLM`` runs it. That may end at any time, and copies and pickles of the model have None
+    here."""
+
+    def __init__(self, by: CausalLM) -> None:
+        self.by = weakref.ref(by)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()
+
+
+def held_by(model: PreTrainedModel) -> CausalLM | None:
+    """Who runs this model over slots already."""
+    held = vars(model).get(_HELD)
+    return held.by() if isinstance(held, _Held) else None
+
+
+def hold(model: PreTrainedModel, *, fast: bool, owned: bool = False) -> CausalLM:
+    """Whoever runs this model already, or a new ``CausalLM``; the caller lets it go in the end."""
+    found = held_by(model)
+    if found is not None and found.ready:
+        found.retain()
+        if fast:
+            found.pack()
+        return found
+    if found is not None:  # the generators before can do no more, so this one takes over
+        found.close()
+    return CausalLM(model, fast=fast, owned=owned)
+
+
+def release(model: object) -> None:
+    """Take foredraft off a model, whoever holds it: generators and ``speculative`` objects, which are of no use
+    afterwards. A model that nobody holds is left as it is.
+
+    Raises:
+        ModelError: this is no transformers model.
     """
-    embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
-    apart = output is None or embedding.weight is not output.weight
-    return sum(each.nbytes for each in model.parameters() if not (apart and each is embedding.weight))
+    if not isinstance(model, PreTrainedModel):
+        raise ModelError("release takes the transformers model that a generator was made with.")
+    found = held_by(model)
+    if found is not None:
+        found.close()

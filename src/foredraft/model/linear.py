@@ -2,112 +2,227 @@
 
 ``F.linear`` on a few rows does not use the memory bandwidth that it has, least of all between 3 and 64 rows,
 exactly where verification lives. oneDNN with weights packed once does; these are the operators that
-torch.compile with freezing emits. A packed weight takes the place of the plain one, so it costs no memory.
+torch.compile with freezing emits.
+
+A packed layer is the same module with another class: its name, its hooks and its parameters stay. A user's model keeps
+its weights and the packed ones lie beside them; a model of our own gives them up, so that packing costs no memory.
 
 A draft head may as well run in bfloat16 where the processor has instructions for it: a half to a quarter of the time.
 A target may not: it would say something else.
 """
 
 import copy
-from collections.abc import Iterable
+import copyreg
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from foredraft.model.memory import available_bytes
+
 _LEAST_ROWS = 2
 """One row alone takes oneDNN's matrix-vector kernel, which is slower than two rows; a row of zeros is added."""
 
+_log = logging.getLogger(__name__)
 
-class PackedLinear(nn.Module):
-    """``x @ weight.T + bias`` with the weight in oneDNN's blocked layout.
 
-    With ``dtype`` the product is made in that type; what goes in and comes out keeps its own. Gradients pass through
-    to ``x`` (by the plain product), for whoever learns below a layer that is not trained.
+@dataclass(slots=True)
+class _Pack:
+    """A weight [out, in] in oneDNN's blocked layout, in ``dtype``.
+
+    ``source`` is the plain weight that it was made from, where the layer keeps it, and ``version`` its version then:
+    whoever changes the weight in place, as an optimizer or ``load_state_dict`` does, raises that.
     """
 
-    def __init__(self, dense: nn.Linear | Conv1D, keep_dense: bool, dtype: torch.dtype = torch.float32) -> None:
-        super().__init__()
-        self.out_features, self.in_features = _outputs_first(dense).shape
-        self.dtype = dtype
-        self._pack(dense)
-        self.kept = keep_dense
-        self._dense = [dense]  # in a list, so that it is no submodule
-        if not keep_dense:
-            dense.weight.data = dense.weight.data.new_empty(0)
+    weight: Tensor
+    bias: Tensor | None
+    source: Tensor | None
+    version: int
+    dtype: torch.dtype
 
-    def _pack(self, dense: nn.Linear | Conv1D) -> None:
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(_outputs_first(dense).to(self.dtype), None)
-        self.bias = None if dense.bias is None else dense.bias.detach().to(self.dtype)
+    def stale(self, weight: Tensor) -> bool:
+        if self.source is None:
+            return False
+        return weight._version != self.version or weight.data_ptr() != self.source.data_ptr()
+
+
+class _Packed(nn.Module):
+    """What a packed layer does in another way than its plain class."""
+
+    plain_class: type[nn.Module]
+    _pack: _Pack
 
     @property
     def weight(self) -> Tensor:
-        """The plain weight [out, in], unpacked anew for whoever looks at it; the forward never does."""
-        return self.packed.to_dense().float()
+        """The parameter; where it was given up, the same numbers, unpacked anew for whoever looks at them."""
+        parameter = self._parameters["weight"]
+        assert parameter is not None
+        return parameter if self._pack.source is not None else self._unpacked_weight()
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.requires_grad:
-            bias = None if self.bias is None else self.bias.to(x.dtype)
-            return F.linear(x, self.weight.to(x.dtype), bias)
-        flat = x.reshape(-1, self.in_features)
+        pack = self._pack
+        weight = self._parameters["weight"]
+        assert weight is not None
+        learns = x.requires_grad or (weight.requires_grad and pack.source is not None)
+        if learns and torch.is_grad_enabled():  # by the plain product, for whoever learns this layer or below it
+            return F.linear(x, self._outputs_first(self.weight).to(x.dtype), self.bias)
+        if pack.stale(weight):
+            pack = self._pack = _packed(self, pack.dtype, keep=True)
+        outputs, inputs = pack.weight.shape
+        flat = x.reshape(-1, inputs)
         rows = flat.shape[0]
         if rows < _LEAST_ROWS:
             flat = F.pad(flat, (0, 0, 0, _LEAST_ROWS - rows))
-        y = torch.ops.mkldnn._linear_pointwise(flat.to(self.dtype), self.packed, self.bias, "none", [], "").to(x.dtype)
-        return y[:rows].view(*x.shape[:-1], self.out_features)
+        y = torch.ops.mkldnn._linear_pointwise(flat.to(pack.dtype), pack.weight, pack.bias, "none", [], "").to(x.dtype)
+        return y[:rows].view(*x.shape[:-1], outputs)
 
-    def unpacked(self) -> nn.Linear | Conv1D:
-        """The layer that this one was made of, with its weight given back."""
-        dense = self._dense[0]
-        if not self.kept:
-            dense.weight.data = self._plain_weight()
-        return dense
+    def plain_state(self) -> dict[str, Any]:
+        """The attributes of the plain layer."""
+        state = {name: value for name, value in vars(self).items() if name != "_pack"}
+        if self._pack.source is None:
+            old = self._parameters["weight"]
+            assert old is not None
+            weight = nn.Parameter(self._unpacked_weight(), old.requires_grad)
+            state["_parameters"] = {**self._parameters, "weight": weight}
+        return state
 
-    def plain_copy(self, memo: dict) -> nn.Linear | Conv1D:
-        """A copy of the layer that this one was made of; ``memo`` is ``deepcopy``'s."""
-        dense = copy.deepcopy(self._dense[0], memo)
-        if not self.kept:
-            dense.weight.data = self._plain_weight()
-        return dense
+    def unpack(self) -> None:
+        """Be the plain layer again."""
+        state = self.plain_state()
+        self.__class__ = self.plain_class
+        vars(self).clear()
+        vars(self).update(state)
 
-    def repack(self, plain: nn.Linear | Conv1D) -> None:
+    def repack(self, plain: nn.Module) -> None:
         """Compute from now on what a layer of the same shape computes."""
-        self._pack(plain)
-        dense = self._dense[0]
-        if self.kept:
-            dense.weight.copy_(plain.weight)
-        if dense.bias is not None:
-            dense.bias.copy_(plain.bias)
+        if self.bias is not None:
+            self.bias.copy_(plain.bias)
+        if self._pack.source is not None:
+            self.weight.copy_(plain.weight)
+        self._pack = _packed(self, self._pack.dtype, self._pack.source is not None, plain.weight)
 
-    def _plain_weight(self) -> Tensor:
-        return self.weight if isinstance(self._dense[0], nn.Linear) else self.weight.t().contiguous()
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """Copies and pickles are plain layers."""
+        return copyreg._reconstructor, (self.plain_class, object, None), self.plain_state()
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self._pack.source is None:
+            destination[f"{prefix}weight"] = self._unpacked_weight()
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        if self._pack.source is None:
+            self.unpack()
+            self._load_from_state_dict(*args)
+        else:
+            super()._load_from_state_dict(*args)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        """For ``to``, ``half``, ``share_memory`` and so on: they get the plain layer."""
+        self.unpack()
+        return self._apply(fn, recurse)
+
+    def _unpacked_weight(self) -> Tensor:
+        return self._outputs_first(self._pack.weight.to_dense().float())
+
+    @staticmethod
+    def _outputs_first(weight: Tensor) -> Tensor:
+        """From the layer's own layout to [out, in], or back."""
+        raise NotImplementedError
+
+
+class PackedLinear(_Packed, nn.Linear):
+    """``x @ weight.T + bias``."""
+
+    plain_class = nn.Linear
+
+    @staticmethod
+    def _outputs_first(weight: Tensor) -> Tensor:
+        return weight
+
+
+class PackedConv1D(_Packed, Conv1D):
+    """``x @ weight + bias``, GPT-2's kind."""
+
+    plain_class = Conv1D
+
+    @staticmethod
+    def _outputs_first(weight: Tensor) -> Tensor:
+        return weight.t().contiguous()
+
+
+_CLASSES: dict[type, type[_Packed]] = {nn.Linear: PackedLinear, Conv1D: PackedConv1D}
 
 
 class PackedWeights:
-    """The packed layers of one model; ``undo`` puts the plain ones back, rounded if ``dtype`` has rounded them."""
+    """The packed layers of one model; ``undo`` makes plain ones of them, rounded if ``dtype`` has rounded them.
 
-    def __init__(self, model: nn.Module, dtype: torch.dtype = torch.float32) -> None:
-        self._places: list[tuple[nn.Module, str]] = []
-        if not packing_works():
-            return
+    Args:
+        keep: the layers keep their weights, for a model that others hold too; nothing is packed where that would take
+            more than half of the memory that is free. Weights that several modules share are always kept.
+    """
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype = torch.float32, *, keep: bool = False) -> None:
+        self._layers: list[_Packed] = []
         shared, adapted = _shared_weights(model), _adapted(model)
-        made: dict[int, PackedLinear] = {}  # a layer may stand in several places
-        for parent in [module for module in model.modules() if module not in adapted]:
-            for name, child in list(parent._modules.items()):
-                if id(child) not in made and isinstance(child, (nn.Linear, Conv1D)) and _packable(child):
-                    made[id(child)] = PackedLinear(child, id(child.weight) in shared, dtype)
-                if id(child) in made:
-                    setattr(parent, name, made[id(child)])
-                    self._places.append((parent, name))
+        kept = {
+            id(layer): keep or id(layer.weight) in shared
+            for layer in model.modules()
+            if _packable(layer) and layer not in adapted
+        }
+        layers: list[Any] = [layer for layer in model.modules() if id(layer) in kept] if packing_works() else []
+        # a weight made in inference mode would not say when it is changed
+        layers = [layer for layer in layers if not (kept[id(layer)] and layer.weight.is_inference())]
+        free, size = available_bytes(torch.device("cpu")), sum(layer.weight.nbytes for layer in layers)
+        if keep and free is not None and size > free // 2:
+            _log.info(
+                "Linear layers are not packed: packed copies would take %d bytes of %d that are free.", size, free
+            )
+            return
+        for layer in layers:
+            pack(layer, dtype, keep=kept[id(layer)])
+            self._layers.append(layer)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._layers)
 
     def undo(self) -> None:
-        for parent, name in self._places:
-            setattr(parent, name, getattr(parent, name).unpacked())
-        self._places.clear()
+        for layer in self._layers:
+            if isinstance(layer, _Packed):
+                layer.unpack()
+        self._layers.clear()
+
+
+def pack(layer: nn.Module, dtype: torch.dtype = torch.float32, *, keep: bool) -> None:
+    """Pack one layer; without ``keep`` its parameter has a shape and no memory from now on."""
+    packed = _packed(layer, dtype, keep)
+    if not keep:
+        old: Any = layer.weight
+        layer._parameters["weight"] = nn.Parameter(old.detach().to("meta"), old.requires_grad)
+    layer.__class__ = _CLASSES[type(layer)]
+    layer._pack = packed  # type: ignore[assignment]
+
+
+def _packed(layer: Any, dtype: torch.dtype, keep: bool, weight: Tensor | None = None) -> _Pack:
+    """What ``layer`` computes, packed; with the numbers of ``weight`` instead of its own if there is one."""
+    own = layer._parameters["weight"]
+    plain = (own if weight is None else weight).detach()
+    kind = _CLASSES.get(type(layer), type(layer))
+    packed = torch.ops.mkldnn._reorder_linear_weight(kind._outputs_first(plain).to(dtype), None)
+    bias = None if layer.bias is None else layer.bias.detach().to(dtype)
+    return _Pack(packed, bias, own.detach() if keep else None, own._version if keep else 0, dtype)
+
+
+def any_weight(net: nn.Module) -> Tensor:
+    """One of a net's weights, for its device and type: not one that a packed layer has given up."""
+    there = (each for each in net.parameters() if each.is_floating_point() and not each.is_meta)
+    found = next(there, None)
+    return next(net.parameters()) if found is None else found
 
 
 def plain_copy(model: nn.Module, shared: Iterable[object] = ()) -> nn.Module:
@@ -116,11 +231,7 @@ def plain_copy(model: nn.Module, shared: Iterable[object] = ()) -> nn.Module:
     Args:
         shared: what is not copied, such as the parts that a head borrows from its target.
     """
-    memo = {id(each): each for each in shared}
-    for module in model.modules():
-        if isinstance(module, PackedLinear):
-            memo[id(module)] = module.plain_copy(memo)
-    return copy.deepcopy(model, memo).float()
+    return copy.deepcopy(model, {id(each): each for each in shared}).float()
 
 
 def take_weights(model: nn.Module, plain: nn.Module) -> None:
@@ -128,8 +239,7 @@ def take_weights(model: nn.Module, plain: nn.Module) -> None:
     with torch.inference_mode(False), torch.no_grad():
         for name, module in plain.named_modules():
             mine = model.get_submodule(name)
-            if isinstance(mine, PackedLinear):
-                assert isinstance(module, (nn.Linear, Conv1D))
+            if isinstance(mine, _Packed):
                 mine.repack(module)
                 continue
             for own, weight in module.named_parameters(recurse=False):
@@ -153,18 +263,12 @@ def draft_dtype() -> torch.dtype:
     return torch.bfloat16 if fast else torch.float32
 
 
-def _outputs_first(dense: nn.Linear | Conv1D) -> Tensor:
-    """The weight [out, in]; GPT-2's layers have it the other way round."""
-    weight = dense.weight.detach()
-    return weight if isinstance(dense, nn.Linear) else weight.t().contiguous()
-
-
-def _packable(layer: nn.Linear | Conv1D) -> bool:
+def _packable(layer: nn.Module) -> bool:
     """A layer that computes just what its class does (no quantised kind), in float32, on the CPU, without hooks."""
-    usual = layer.__class__.forward in (nn.Linear.forward, Conv1D.forward)
-    hooked = bool(layer._forward_hooks or layer._forward_pre_hooks)
-    weight: Tensor = layer.weight
-    return usual and not hooked and weight.device.type == "cpu" and weight.dtype == torch.float32
+    if type(layer) not in _CLASSES or "forward" in vars(layer) or layer._forward_hooks or layer._forward_pre_hooks:
+        return False
+    weight: Any = layer.weight
+    return weight.device.type == "cpu" and weight.dtype == torch.float32
 
 
 def _adapted(model: nn.Module) -> set[nn.Module]:

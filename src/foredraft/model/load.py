@@ -1,5 +1,6 @@
 """Models from folders, the hub or the package itself, with one clear sentence when that fails."""
 
+import copy
 import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -13,12 +14,14 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 from transformers.utils import logging as hf_logging
 
 from foredraft.core.errors import ModelError, OptionError
+from foredraft.model.memory import available_bytes, readable
 from foredraft.model.tokenizer import Tokenizer
 
 BUNDLED = {
@@ -80,6 +83,7 @@ def load_model(
             config = AutoConfig.from_pretrained(path, **hub)
             if config.is_encoder_decoder:
                 raise ModelError(f"{name} is an encoder-decoder; foredraft verifies drafts of decoder-only causal LMs.")
+            _check_fits(name, config, given, device)
             loaded: Any = AutoModelForCausalLM.from_pretrained(path, output_loading_info=True, **given)
             model, info = loaded
             _check_complete(name, model, info["missing_keys"])
@@ -164,6 +168,27 @@ def _check_folder(path: str) -> None:
         raise ModelError(f"The folder {path!r} has no config.json, so it is not a transformers model.")
     if not any(next(folder.glob(pattern), None) for pattern in _WEIGHTS):
         raise ModelError(f"The folder {path!r} has no weights (neither .safetensors nor .bin).")
+
+
+def _check_fits(name: str, config: PreTrainedConfig, given: Mapping[str, Any], device: str) -> None:
+    """Refuse weights that the device has no room for before they are read. Nobody knows what quantisation leaves of
+    them, or where a ``device_map`` puts them."""
+    free = available_bytes(torch.device(device))
+    quantised = getattr(config, "quantization_config", None) is not None or "quantization_config" in given
+    if free is None or quantised or not isinstance(given.get("device_map", torch.device(device)), torch.device):
+        return
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(
+            copy.deepcopy(config), trust_remote_code=bool(given.get("trust_remote_code", False))
+        )
+    dtype = given["dtype"] if isinstance(given["dtype"], torch.dtype) else config.dtype or torch.float32
+    size = sum(weight.numel() for weight in model.parameters()) * dtype.itemsize
+    if size > free:
+        kind = str(dtype).removeprefix("torch.")
+        raise ModelError(
+            f"The weights of {name!r} take {readable(size)} in {kind}, and {readable(free)} are free on {device}: free "
+            "some, load them in a smaller dtype or quantised, or take another device."
+        )
 
 
 def _check_complete(name: str, model: PreTrainedModel, missing: Collection[str]) -> None:

@@ -20,8 +20,8 @@ from foredraft.core.errors import ModelError
 from foredraft.core.tree import TokenTree
 from foredraft.model.cache import SlotCache
 from foredraft.model.causal import ODD, CausalLM, brief
-from foredraft.model.linear import PackedLinear
 from foredraft.model.masks import StepIn
+from foredraft.model.memory import has_matrices, stored_bytes
 from foredraft.model.taps import decoder_layers
 
 Forward = Callable[..., Any]
@@ -107,7 +107,7 @@ class Layers:
         layers = [self._blocks[number] for number in sorted(whole)]
         gone = [(layer, _handing_on(self._seen.returns[layer])) for layer in layers]
         gone += [(part, _adding_nothing(self._seen.returns[part])) for part in parts]
-        left = sum(_nbytes(module) for module, _ in gone)
+        left = sum(stored_bytes(module) for module, _ in gone)
         return ThinnedLM(self.model, gone, 1.0 - left / self.model.weight_bytes)
 
     def _separate(self) -> bool:
@@ -157,7 +157,7 @@ def _look(model: CausalLM, blocks: list[nn.Module]) -> _Seen:
             seen.mlp.append([])
             handles.append(block.register_forward_hook(watch(number, child=False)))
             for child in block.children():
-                if _has_matrices(child):
+                if has_matrices(child):
                     handles.append(child.register_forward_hook(watch(number, child=True)))
         _probe(model, cache)
     finally:
@@ -182,17 +182,6 @@ def _width(model: CausalLM, output: Any) -> int:
     if isinstance(output, tuple) and isinstance(output[0], Tensor):
         return len(output)
     raise ModelError(f"{model.name} cannot run without its layers: they return {output.__class__.__name__}.")
-
-
-def _has_matrices(module: nn.Module) -> bool:
-    packed = any(isinstance(each, PackedLinear) for each in module.modules())
-    return packed or any(parameter.ndim > 1 for parameter in module.parameters())
-
-
-def _nbytes(module: nn.Module) -> int:
-    packed = [each for each in module.modules() if isinstance(each, PackedLinear)]
-    sizes = sum(each.in_features * each.out_features * each.dtype.itemsize for each in packed)
-    return sizes + sum(parameter.nbytes for parameter in module.parameters())
 
 
 def _handing_on(returns: int) -> Forward:

@@ -21,6 +21,13 @@ def check_supported(model: PreTrainedModel) -> None:
     if not model.can_generate():
         raise ModelError(f"{name} has no language-model head; load a ...ForCausalLM.")
     odd = sorted(set(_layer_types(config)) - _REACH.keys())
+    places = {str(weight.device) for weight in model.parameters()}
+    if len(places) > 1 or "meta" in places:
+        where = ", ".join(sorted(places - {"meta"}) + ["offloaded"] * ("meta" in places))
+        raise ModelError(
+            f"The weights of this {name} lie on several devices or are offloaded ({where}); foredraft runs a model on "
+            'one device: load it with device_map={"": 0}, in a smaller dtype or quantised if need be.'
+        )
     if model._is_stateful or odd:
         what = f"layers of type {', '.join(odd)}" if odd else "a recurrent state"
         raise ModelError(

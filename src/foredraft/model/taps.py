@@ -16,34 +16,36 @@ from foredraft.nets.parts import FINAL
 
 
 class Taps:
-    """Hooks on some layers of a model; ``take`` hands out what the last forward left there."""
+    """Hooks on some layers of a model, while the context lasts; ``take`` hands out what the forward left there."""
 
     def __init__(self, model: PreTrainedModel, layers: Iterable[int]) -> None:
         self.layers = tuple(sorted(set(layers)))
         self._states: dict[int, Tensor] = {}
-        self._handles = []
+        self._places: list[tuple[dict[Any, Any], Any]] = []  # torch's tables of hooks, and what stands there
         blocks = list(decoder_layers(model)) if self.layers else []
         for layer in self.layers:
-            if layer == FINAL:
-                self._handles.append(body(model).register_forward_hook(self._after(layer)))
-                continue
-            if not 0 <= layer <= len(blocks):
+            if layer != FINAL and not 0 <= layer <= len(blocks):
                 raise ModelError(f"There is no hidden layer {layer}: the model has layers 0 to {len(blocks)}.")
             if layer == 0:
-                hook = blocks[0].register_forward_pre_hook(self._before, with_kwargs=True)
+                first = blocks[0]
+                self._places += [(first._forward_pre_hooks, self._before), (first._forward_pre_hooks_with_kwargs, True)]
             else:
-                hook = blocks[layer - 1].register_forward_hook(self._after(layer))
-            self._handles.append(hook)
+                module = body(model) if layer == FINAL else blocks[layer - 1]
+                self._places.append((module._forward_hooks, self._after(layer)))
+
+    def __enter__(self) -> "Taps":
+        for hooks, own in self._places:  # by hand: in a loop, register_forward_hook and its handles take their time
+            hooks[self] = own
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for hooks, _ in self._places:
+            hooks.pop(self, None)
 
     def take(self) -> dict[int, Tensor]:
         """States [B, N, H] of the last forward, by layer; they are handed out once."""
         states, self._states = self._states, {}
         return states
-
-    def undo(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
 
     def _before(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
         self._states[0] = args[0] if args else kwargs["hidden_states"]

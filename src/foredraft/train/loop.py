@@ -27,67 +27,6 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 
-<<<<<<< HEAD
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoopOptions:
-    """How to train, whatever is trained.
-
-    tokens: so many tokens of text are read in all; texts are read again when they are used up.
-    length, batch, accumulate: tokens a text, texts at once, and such batches before each step of the optimizer.
-    lr, floor, warmup: peak learning rate, what it falls to as a share of that, and the share of steps it rises for.
-    weight_decay, beta1, beta2, clip: AdamW's weight decay and momenta, and the largest norm of a gradient.
-    precision: bf16, fp32, or auto, which is bf16 where the processor is fast at it.
-    seed: decides the order of texts and all noise.
-    validate, checkpoint, report: steps between two validations, two checkpoints, and two lines of the log; these three
-        may change when a run goes on.
-    """
-
-    tokens: int = 4_000_000
-    length: int = 512
-    batch: int = 8
-    accumulate: int = 1
-    lr: float = 1e-3
-    floor: float = 0.05
-    warmup: float = 0.03
-    weight_decay: float = 0.0
-    beta1: float = 0.9
-    beta2: float = 0.95
-    clip: float = 0.5
-    precision: str = "auto"
-    seed: int = 0
-    validate: int = 250
-    checkpoint: int = 100
-    report: int = 10
-
-    def __post_init__(self) -> None:
-        for name in ("tokens", "length", "batch", "accumulate", "validate", "checkpoint", "report"):
-            if getattr(self, name) < 1:
-                raise OptionError(f"{name} must be 1 or more.")
-        if self.precision not in ("auto", "bf16", "fp32"):
-            raise OptionError(f"Unknown precision {self.precision!r}. Known: auto, bf16, fp32.")
-        if not (self.lr > 0 and self.clip > 0):
-            raise OptionError("lr and clip must be above 0.")
-        if not (0 <= self.floor <= 1 and 0 <= self.warmup <= 1 and self.weight_decay >= 0):
-            raise OptionError("floor and warmup must be from 0 to 1, and weight_decay 0 or more.")
-        if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
-            raise OptionError("beta1 and beta2 must be 0 or more and below 1.")
-
-    @property
-    def rhythm(self) -> tuple[int, int, int]:
-        """Steps between two lines of the log, two validations, two checkpoints."""
-        return self.report, self.validate, self.checkpoint
-
-    def rate(self, step: int, steps: int) -> float:
-        """The learning rate of a step, as a share of the peak: up in a line, down in a cosine."""
-        rise = max(1, round(self.warmup * steps))
-        if step < rise:
-            return (step + 1) / rise
-        done = (step - rise) / max(1, steps - rise)
-        return self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
-
-
-=======
->>>>>>> cli
 Validate = Callable[[], dict[str, float]]
 
 

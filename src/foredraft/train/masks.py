@@ -5,7 +5,6 @@ from typing import Any, final
 
 from torch import Tensor, nn
 
-from foredraft.model.causal import CausalLM
 from foredraft.model.parts import parts_of
 from foredraft.model.surgery import Masking, sizes_of
 from foredraft.model.taps import body
@@ -22,35 +21,33 @@ class Masked(nn.Module):
     """Gates around a model, which learns with them or stays as it is.
 
     Args:
-        model: it may be the target's own: while it runs with masks, the target does not.
+        model: it may be the target's own.
         tuned: the weights learn too, those of a copy.
     """
 
-    def __init__(self, model: Any, wanted: Sizes, target: CausalLM, tuned: bool) -> None:
+    def __init__(self, model: Any, wanted: Sizes, tuned: bool) -> None:
         super().__init__()
         self.gates = Gates(sizes_of(model))
         self.lagrange = Lagrange(sizes_of(model), wanted)
         self.wanted = wanted
         if tuned:
-            with target.alone():
-                self.model = copy.deepcopy(model).requires_grad_(True)
-        self._held = (self.model if tuned else model.requires_grad_(False), target)
+            self.model = copy.deepcopy(model).requires_grad_(True)
+        self._whole = (self.model if tuned else model.requires_grad_(False),)  # in a tuple, so that it is no submodule
 
     @property
     def whole(self) -> Any:
         """The model before anything is cut."""
-        return self._held[0]
+        return self._whole[0]
 
     def states(self, tokens: Tensor, masks: Masks) -> Tensor:
         """What the output layer reads [B, T, H] under these masks."""
-        model, target = self._held
+        model = self.whole
         model.eval()
-        with target.alone():
-            masking = Masking(model, masks)
-            try:
-                return body(model)(input_ids=tokens, use_cache=False)[0]
-            finally:
-                masking.undo()
+        masking = Masking(model, masks)
+        try:
+            return body(model)(input_ids=tokens, use_cache=False)[0]
+        finally:
+            masking.undo()
 
 
 @final

@@ -73,13 +73,11 @@ class Joint(nn.Module):
     def states(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T H"]:
         """What the target's output layer reads, with gradients."""
         self.model.eval()  # dropout would draw numbers that a resumed run does not draw again
-        with self._target.alone():
-            return body(self._target.model)(input_ids=tokens, use_cache=False)[0]
+        return body(self._target.model)(input_ids=tokens, use_cache=False)[0]
 
     def frozen(self) -> Callable[[Tensor], Tensor]:
         """The law [B, T, V] of texts [B, T] as the target has it now, whatever becomes of it."""
-        with self._target.alone():
-            return functools.partial(_law, copy.deepcopy(self.model).requires_grad_(False))
+        return functools.partial(_law, copy.deepcopy(self.model).requires_grad_(False))
 
 
 @torch.no_grad()

@@ -43,7 +43,8 @@ class LoopOptions:
     weight_decay, beta1, beta2, clip: AdamW's weight decay and momenta, and the largest norm of a gradient.
     precision: bf16, fp32, or auto, which is bf16 where the processor is fast at it.
     seed: decides the order of texts and all noise.
-    validate, checkpoint, report: steps between two validations, two checkpoints, and two lines of the log.
+    validate, checkpoint, report: steps between two validations, two checkpoints, and two lines of the log; these three
+        may change when a run goes on.
     """
 
     tokens: int = 4_000_000

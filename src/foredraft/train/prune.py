@@ -118,8 +118,7 @@ def pruned(
     else:
         with site.accelerator.main_process_first():
             kept = _weighed(site, source, wanted, options, loop, tell)
-    with site.target.alone():  # so that the new config names the model's own attention
-        return cut(source, kept)
+    return cut(source, kept)
 
 
 def _weighed(
@@ -134,8 +133,7 @@ def _weighed(
     lessons, single = site.lessons((), loop), replace(loop, batch=1)
     texts = [lessons.lesson(number, single, (0, 1)) for number in range(options.texts)]
     source.requires_grad_(False)
-    with site.target.alone():
-        kept = important(source, texts, wanted, lambda sentence: tell({"note": sentence}))
+    kept = important(source, texts, wanted, lambda sentence: tell({"note": sentence}))
     _write(path, kept, terms)
     return kept
 
@@ -144,7 +142,7 @@ def _learned(
     site: Site, source: Any, wanted: Sizes, options: Options, loop: LoopOptions, tell: Callable[[dict[str, Any]], None]
 ) -> Masked:
     """By gates, in a run of their own: in its own folder, resumable as every run."""
-    net = Masked(source, wanted, site.target, tuned=options.tune > 0)
+    net = Masked(source, wanted, tuned=options.tune > 0)
     recipe = MaskRecipe(net, Teacher(site.target, options), options.rise, options.tune)
     mine = replace(loop, tokens=options.mask_tokens, lr=options.mask_lr)
     lessons = site.lessons(recipe.taps, mine)

@@ -1,0 +1,116 @@
+"""What does not fit into memory is refused when a model is loaded or a request is made, never in the middle of one."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import foredraft
+import tiny
+from foredraft.compose import load
+from foredraft.core.errors import ModelError, PromptError
+from foredraft.model.cache import BUCKET
+from foredraft.model.causal import CausalLM
+from foredraft.model.memory import available_bytes, readable
+
+TOKEN = 2 * 2 * 2 * 8 * 4
+"""Of a tiny Llama: keys and values of two layers with two heads of width 8, in float32."""
+
+
+def test_a_token_takes_what_its_keys_and_values_take():
+    assert CausalLM(tiny.build("llama")).token_bytes == TOKEN
+    assert CausalLM(tiny.build("gpt2").bfloat16()).token_bytes == 2 * 2 * 32 * 2
+
+
+def test_requests_wait_until_there_is_room_and_say_what_they_say_alone():
+    model, prompts = tiny.build("llama"), tiny.prompts((5, 17, 9, 30, 3), seed=2)
+    with load(model, "prompt_lookup") as free:
+        wanted = [each.tokens for each in free.batch(prompts, max_new_tokens=12)]
+    with load(model, "prompt_lookup", kv_cache_memory_bytes=2 * BUCKET * TOKEN) as g:
+        engine = g.engine
+        sequences = g.submit(prompts, foredraft.SamplingParams(max_new_tokens=12))
+        together = []
+        while not all(each.finished for each in sequences):
+            engine.step()
+            together.append(sum(bool(each.tokens) and not each.finished for each in sequences))
+            assert engine._stepper.cache.nbytes <= 2 * BUCKET * TOKEN
+        assert max(together) == 2
+        assert [each.tokens for each in sequences] == wanted
+
+
+def test_a_request_that_does_not_fit_alone_is_refused_when_it_is_made():
+    model = tiny.build("llama", max_position_embeddings=1024)
+    with load(model, "none", kv_cache_memory_bytes=BUCKET * TOKEN) as g:
+        with pytest.raises(PromptError, match="256 tokens: shorten the prompt, lower max_new_tokens, or raise kv_"):
+            g.generate([1] * 100, max_new_tokens=200)
+        assert len(g.generate([1] * 100, max_new_tokens=100).tokens) == 100
+
+
+def test_a_budget_counts_the_draft_model_and_must_hold_something(tmp_path: Path):
+    tiny.build("llama", seed=5).save_pretrained(tmp_path / "draft")
+    model, draft = tiny.build("llama"), f"draft_model:{tmp_path / 'draft'}"
+    with pytest.raises(ModelError, match="not enough for 256 tokens. Raise kv_cache_memory_bytes"):
+        load(model, draft, kv_cache_memory_bytes=BUCKET * TOKEN)
+    load(model, draft, kv_cache_memory_bytes=2 * BUCKET * TOKEN).close()
+
+
+def test_weights_that_do_not_fit_are_refused_before_they_are_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    model = tiny.build("llama")
+    model.save_pretrained(tmp_path)
+    size = sum(weight.nbytes for weight in model.parameters())
+    monkeypatch.setattr("foredraft.model.load.available_bytes", lambda device: size)
+    load(str(tmp_path), "none", device="cpu").close()
+    load(str(tmp_path), "none", device="cpu", dtype="bfloat16").close()
+    monkeypatch.setattr("foredraft.model.load.available_bytes", lambda device: size - 1)
+    load(str(tmp_path), "none", device="cpu", dtype="bfloat16").close()
+    with pytest.raises(ModelError, match=r"take \S+ kB in float32, and \S+ kB are free on cpu"):
+        load(str(tmp_path), "none", device="cpu")
+    with pytest.raises(ModelError, match="are free on cpu"):  # a draft's, too
+        load(model, f"draft_model:{tmp_path}")
+
+
+def test_packed_copies_must_leave_half_of_the_free_memory(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("foredraft.model.linear.available_bytes", lambda device: 1000)
+    with load(tiny.build("llama"), "none") as g:
+        assert g.engine.target.packed_layers == 0 and len(g.generate([1, 2], max_new_tokens=3).tokens) == 3
+
+
+def test_available_memory_and_readable_sizes():
+    free = available_bytes(torch.device("cpu"))
+    assert free is None or 1 << 20 < free < 1 << 50
+    assert available_bytes(torch.device("meta")) is None
+    assert [readable(size) for size in (7, 65_536, 16_100_000_000)] == ["7 B", "65.5 kB", "16.1 GB"]
+
+
+def test_a_model_in_several_places_is_refused():
+    model = tiny.build("llama")
+    layer: Any = model.model.layers[1].mlp.up_proj
+    layer.weight = nn.Parameter(layer.weight.to("meta"))
+    with pytest.raises(ModelError, match=r"several devices or are offloaded \(cpu, offloaded\).*device_map"):
+        load(model, "none")
+
+
+def test_drafts_have_options_of_their_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    for name, seed in (("target", 3), ("draft", 5)):
+        tiny.build("llama", seed=seed).save_pretrained(tmp_path / name)
+    given = {}
+    before = foredraft.compose.load_model  # type: ignore[attr-defined]
+
+    def watched(name: str, **options: Any) -> Any:
+        given[Path(name).name] = options
+        return before(name, **{**options, "options": {}})
+
+    monkeypatch.setattr("foredraft.compose.load_model", watched)
+    own = {"revision": "abc", "trust_remote_code": True, "device_map": {"": 0}, "token": "t", "cache_dir": "c"}
+    with load(
+        str(tmp_path / "target"),
+        f"draft_model:{tmp_path / 'draft'}",
+        model_options=own,
+        draft_options={"revision": "def", "cache_dir": "d"},
+        device="cpu",
+    ):
+        assert given["target"]["options"] == own
+        assert given["draft"]["options"] == {"revision": "def", "token": "t", "cache_dir": "d"}
+        assert given["draft"]["dtype"] == "float32" and given["draft"]["device"] == "cpu"
