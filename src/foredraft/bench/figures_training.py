@@ -9,7 +9,7 @@ from foredraft.bench.plots import INK, canvas, color, styled
 from foredraft.bench.summary import Summary
 
 _SMOOTH = 30
-"""The running mean is over a so-manieth of the points."""
+"""The running mean is over one in so many of the points."""
 
 
 def losses(summary: Summary) -> Iterator[Panel]:
@@ -49,7 +49,7 @@ def _losses(steps: Points, held: Points, resumed: Sequence[float]) -> Any:
 def validated(lines: Iterable[Mapping[str, Any]], name: str) -> list[tuple[float, float]]:
     """A number of the validations by tokens trained on."""
     found = ((line["tokens"], line["validation"].get(name)) for line in lines if "validation" in line)
-    return [(float(tokens), float(value)) for tokens, value in found if value is not None]
+    return [(float(tokens), float(value)) for tokens, value in found if value is not None and tokens > 0]
 
 
 def smoothed(points: Points) -> list[tuple[float, float]]:

@@ -263,12 +263,13 @@ def _made(where: str, kind: type[T], record: dict[str, Any], model: str) -> T:
 
 def _logged(where: str, record: dict[str, Any]) -> dict[str, Any]:
     """A line of a training log whose numbers are numbers."""
-    numbers = {**record, **(record["validation"] if isinstance(record.get("validation"), dict) else {})}
-    for name in ("tokens", "step", "loss", "acceptance_length"):
-        if name in numbers and not isinstance(numbers[name], int | float):
-            raise DataError(f"{where}: {name} is not a number.")
-    if "tokens" not in record or not isinstance(record.get("validation", {}), dict):
+    validation = record.get("validation", {})
+    if "tokens" not in record or not isinstance(validation, dict):
         raise DataError(f"{where}: this is no line of a training run.")
+    for numbers in (record, validation):
+        for name in ("tokens", "step", "loss", "acceptance_length"):
+            if name in numbers and not isinstance(numbers[name], int | float):
+                raise DataError(f"{where}: {name} is not a number.")
     return record
 
 
