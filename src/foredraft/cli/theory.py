@@ -28,42 +28,24 @@ class Row(NamedTuple):
     operations_factor: float
 
 
+_ALPHA = "Acceptance rate of drafted tokens; required without --run."
+_COST = "Time of a draft step over a target step; required without --run."
+_OPERATIONS = "The same ratio in operations; default: the cost."
+_BESIDE = "Show this draft length beside the best one."
+_RUN = "Benchmark file to compare with the theory."
+_PLOT = "Draw tokens, speed-up and best length (.svg, .png, .pdf)."
 EXAMPLES = ("foredraft theory --alpha .8 --cost .05", "foredraft theory --run bench.jsonl --plot theory.svg")
 
 
 def command(
     ctx: typer.Context,
     *,
-    alpha: Annotated[
-        float | None,
-        typer.Option(
-            help="Acceptance rate of drafted tokens; required without --run.", metavar="FLOAT", show_default=False
-        ),
-    ] = None,
-    cost: Annotated[
-        float | None,
-        typer.Option(
-            help="Time of a draft step over a target step; required without --run.", metavar="FLOAT", show_default=False
-        ),
-    ] = None,
-    operations: Annotated[
-        float | None,
-        typer.Option(help="The same ratio in operations; default: the cost.", metavar="FLOAT", show_default=False),
-    ] = None,
-    length: Annotated[
-        int | None,
-        typer.Option(help="Show this draft length beside the best one.", metavar="INT", show_default=False),
-    ] = None,
-    run: Annotated[
-        Path | None,
-        typer.Option(help="Benchmark file to compare with the theory.", metavar="FILE", show_default=False),
-    ] = None,
-    plot: Annotated[
-        Path | None,
-        typer.Option(
-            help="Draw tokens, speed-up and best length (.svg, .png, .pdf).", metavar="FILE", show_default=False
-        ),
-    ] = None,
+    alpha: Annotated[float | None, typer.Option(metavar="FLOAT", help=_ALPHA)] = None,
+    cost: Annotated[float | None, typer.Option(metavar="FLOAT", help=_COST)] = None,
+    operations: Annotated[float | None, typer.Option(metavar="FLOAT", help=_OPERATIONS)] = None,
+    length: Annotated[int | None, typer.Option(metavar="INT", help=_BESIDE)] = None,
+    run: Annotated[Path | None, typer.Option(metavar="FILE", help=_RUN)] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help=_PLOT)] = None,
     as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print one JSON object.")] = False,
 ) -> None:
     """Estimate the gain from an acceptance rate and a cost.
