@@ -145,7 +145,10 @@ CONFIGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "ends": ({"eos_token_id": [3, 4], "stop_strings": "x"}, {"eos_token_id": (3, 4), "stop_strings": ("x",)}),
     "bans": ({"suppress_tokens": [3]}, {"logit_bias": {3: float("-inf")}}),
     "no beams": ({"num_beams": 1, "pad_token_id": 3, "bos_token_id": 1, "use_cache": True}, {}),
-    "both lengths": ({"max_length": 20, "max_new_tokens": 5}, {"max_new_tokens": 5}),
+    "both lengths": (
+        {"max_length": 20, "max_new_tokens": 5, "min_length": 4, "min_new_tokens": 2},
+        {"max_new_tokens": 5, "min_new_tokens": 2},
+    ),
 }
 
 
@@ -160,6 +163,7 @@ def test_a_generation_config_is_read(kind: str):
     [
         ({"num_beams": 4}, "num_beams=4: load\\(model\\).beam_search"),
         ({"max_length": 20}, "max_length=20: it counts the prompt"),
+        ({"min_length": 20}, "min_length=20: it counts the prompt"),
         ({"do_sample": True, "num_return_sequences": 2}, "num_return_sequences=2: give it to generate"),
         ({"cache_implementation": "static"}, "cache_implementation='static': foredraft keeps"),
         ({"guidance_scale": 1.5}, "guidance_scale=1.5: classifier-free"),

@@ -97,8 +97,9 @@ def sampling_params(config: GenerationConfig, overridden: Container[str] = ()) -
     """
     refused = {**_CHANGES_OUTPUT, **_CHANGES_COST, **_ONLY_PARAMS}
     given = {name: value for name, value in config.to_dict().items() if value is not None and name not in overridden}
-    if "max_new_tokens" in given or "max_new_tokens" in overridden:
-        given.pop("max_length", None)  # as in transformers
+    for newer, older in (("max_new_tokens", "max_length"), ("min_new_tokens", "min_length")):
+        if newer in given or newer in overridden:
+            given.pop(older, None)  # as in transformers
     for name, value in given.items():
         neutral, reason = refused.get(name, (False, "foredraft has no such option"))
         if name not in _SAME and name not in _NO_MATTER and value is not False and value != neutral:
