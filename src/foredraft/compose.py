@@ -1,5 +1,6 @@
 """The only place where names become objects: a target, a drafter, a controller, put together."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any
@@ -26,6 +27,8 @@ from foredraft.model.linear import PackedWeights, draft_dtype
 from foredraft.model.load import Loaded, as_loaded, load_model, resolve
 from foredraft.model.tokenizer import Tokenizer, check_same_tokenizer
 from foredraft.nets.blocks import fuse
+
+_log = logging.getLogger(__name__)
 
 BUNDLED_DRAFTS = {
     "sample": {
@@ -144,6 +147,8 @@ class _Workshop:
                 engine = self._engine(own[0], cache, drafter, control)
                 mine = own[1:] if made or shared is self.target else own  # who made a model closes it
                 made.append(Generator(engine, loaded.tokenizer, loaded.eos_token_ids, kind, mine))
+                packed = sum(model.packed_layers for model in own)
+                _log.info("Loaded %r: %d rows at most, %d packed layers.", made[-1], self.max_batch_size, packed)
         except BaseException:  # a model that is the caller's must not keep what was installed on it
             for model in {shared, *(model for own in opened for model in own)} - {self.target}:
                 model.close()
@@ -191,6 +196,7 @@ def _spec(target: Any, drafter: str | Drafter | None) -> Spec | Drafter:
         return drafter
     if drafter == "auto":
         drafter = "eagle3" if isinstance(target, str) and target in BUNDLED_DRAFTS else "prompt_lookup"
+        _log.info("The drafter is %s: none was named.", drafter)
     is_file = drafter is not None and drafter.endswith(SUFFIX) and drafter.partition(":")[0] not in METHODS
     tuned = read_tuned(drafter) if drafter is not None and is_file else None
     spec = Spec.parse(tuned.drafter if tuned is not None else drafter or "none")

@@ -1,9 +1,10 @@
 """Continuous batching: requests wait, are admitted, run step by step beside others, and retire."""
 
+import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable, Sequence as Seq
 from contextlib import AbstractContextManager
 from itertools import islice
 
@@ -25,6 +26,8 @@ from foredraft.engine.step import StepDone, Stepper
 from foredraft.model.cache import SlotCache
 from foredraft.model.causal import CausalLM
 from foredraft.model.prefill import prefill
+
+_log = logging.getLogger(__name__)
 
 
 class Engine:
@@ -54,8 +57,10 @@ class Engine:
         self.controller = controller
         self._stepper = Stepper(target, cache or target.new_cache(), drafter, rule, exact_nodes)
         self._batch = Batch(target.vocab_size, target.device)
+        self._arriving: deque[Sequence] = deque()  # submitted, not yet seen by a step; appended without the lock
+        self._abandoned: deque[Sequence] = deque()  # to be cancelled by the next step; appended without the lock
         self._waiting: deque[Sequence] = deque()
-        self._max_rows = max_rows
+        self.max_rows = max_rows
         self._drafted: set[int] = set()  # rows that the drafter knows of
         self._lock = threading.RLock()
 
@@ -81,11 +86,18 @@ class Engine:
         return Request(tuple(prompt), params, StopRules(min(params.max_new_tokens, room), frozenset(ends)))
 
     def submit(self, request: Request, decode: Decode, count: int = 1) -> list[Sequence]:
-        """Queue a request for ``count`` texts, each with a random stream of its own; the first has the seed given."""
+        """Queue a request for ``count`` texts, each with a random stream of its own; the first has the seed given.
+
+        It does not wait for a step that is in progress, so an event loop may call it.
+        """
         sequences = [Sequence(request, decode, seed) for seed in derive_seeds(request.params.seed, count)]
-        with self._lock:
-            self._waiting.extend(sequences)
+        self._arriving.extend(sequences)
         return sequences
+
+    @property
+    def pending(self) -> int:
+        """How many requests run or wait."""
+        return len(self._arriving) + len(self._waiting) + len(self._batch)
 
     def exclusive(self) -> AbstractContextManager[object]:
         """While this is held nobody steps: for whoever runs the target outside the loop."""
@@ -94,6 +106,7 @@ class Engine:
     def close(self) -> None:
         """Cancel everything."""
         with self._lock:
+            self.process_queue()
             self.cancel([*self._waiting, *self._batch.sequences])
 
     def run(self, sequences: Seq[Sequence]) -> None:
@@ -101,6 +114,8 @@ class Engine:
         try:
             while not all(sequence.finished for sequence in sequences):
                 self.step()
+            with self._lock:  # another thread may still be in the step that ended them
+                pass
         except BaseException:
             self.cancel(sequences)
             raise
@@ -111,13 +126,46 @@ class Engine:
             for sequence in sequences:
                 if not sequence.finished:
                     sequence.finish("cancelled")
+            self._waiting.extend(self._arriving.popleft() for _ in range(len(self._arriving)))
             self._waiting = deque(sequence for sequence in self._waiting if not sequence.finished)
             self._sweep()
+
+    def abandon(self, sequences: Iterable[Sequence]) -> None:
+        """Have these cancelled at the start of the next step.
+
+        It takes no lock: finalizers call it, which run in any thread and in the middle of a step as well, and event
+        loops, which must not wait for a step.
+        """
+        self._abandoned.extend(sequences)
+
+    def process_queue(self) -> None:
+        """Between two steps: let in what was submitted, and cancel what was abandoned."""
+        with self._lock:
+            while self._arriving:
+                self._waiting.append(self._arriving.popleft())
+            if count := len(self._abandoned):
+                self.cancel([self._abandoned[index] for index in range(count)])
+                for _ in range(count):  # only now: an interruption above must not forget them
+                    self._abandoned.popleft()
+
+    def contained_step(self) -> None:
+        """``step``, for whoever runs many requests: a fault is raised only if no request ended with it.
+
+        Otherwise the requests that it ended carry it in their ``error``, and the others go on.
+        """
+        before = self.pending
+        try:
+            self.step()
+        except Exception:
+            if self.pending >= before:
+                raise
+            _log.warning("A step failed; the requests of its batch ended with an error.", exc_info=True)
 
     def step(self) -> None:
         """Admit whoever is waiting, then advance every row by at least one token."""
         with self._lock:
             try:
+                self.process_queue()
                 self._admit()
                 if len(self._batch):
                     self._advance()
@@ -140,10 +188,10 @@ class Engine:
             self._stepper.cache.clear()
 
     def _admit(self) -> None:
-        count = min(self._max_rows - len(self._batch), len(self._waiting))
+        count = min(self.max_rows - len(self._batch), len(self._waiting))
         if count:
             taken = set(self._batch.rows)
-            rows = list(islice((row for row in range(self._max_rows) if row not in taken), count))
+            rows = list(islice((row for row in range(self.max_rows) if row not in taken), count))
             sequences = [self._waiting.popleft() for _ in rows]
             try:
                 self._batch.admit(rows, sequences)

@@ -9,12 +9,15 @@ A target may not: it would say something else.
 """
 
 import copy
+import logging
 from collections.abc import Iterable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
+
+_log = logging.getLogger(__name__)
 
 _LEAST_ROWS = 2
 """One row alone takes oneDNN's matrix-vector kernel, which is slower than two rows; a row of zeros is added."""
@@ -90,6 +93,7 @@ class PackedWeights:
     def __init__(self, model: nn.Module, dtype: torch.dtype = torch.float32) -> None:
         self._places: list[tuple[nn.Module, str]] = []
         if not packing_works():
+            _log.info("This build of torch cannot pack weights: linear layers run as they are, which is slower.")
             return
         shared = _shared_weights(model)
         made: dict[int, PackedLinear] = {}  # a layer may stand in several places
