@@ -147,8 +147,7 @@ class _Workshop:
                 engine = self._engine(own[0], cache, drafter, control)
                 mine = own[1:] if made or shared is self.target else own  # who made a model closes it
                 made.append(Generator(engine, loaded.tokenizer, loaded.eos_token_ids, kind, mine))
-                packed = sum(model.packed_layers for model in own)
-                _log.info("Loaded %r: %d rows at most, %d packed layers.", made[-1], self.max_batch_size, packed)
+                _log.info("Loaded %r, %d rows at most.", made[-1], self.max_batch_size)
         except BaseException:  # a model that is the caller's must not keep what was installed on it
             for model in {shared, *(model for own in opened for model in own)} - {self.target}:
                 model.close()
@@ -196,7 +195,7 @@ def _spec(target: Any, drafter: str | Drafter | None) -> Spec | Drafter:
         return drafter
     if drafter == "auto":
         drafter = "eagle3" if isinstance(target, str) and target in BUNDLED_DRAFTS else "prompt_lookup"
-        _log.info("The drafter is %s: none was named.", drafter)
+        _log.info("The automatic choice of a drafter is %s.", drafter)
     is_file = drafter is not None and drafter.endswith(SUFFIX) and drafter.partition(":")[0] not in METHODS
     tuned = read_tuned(drafter) if drafter is not None and is_file else None
     spec = Spec.parse(tuned.drafter if tuned is not None else drafter or "none")

@@ -94,11 +94,6 @@ class Engine:
         self._arriving.extend(sequences)
         return sequences
 
-    @property
-    def pending(self) -> int:
-        """How many requests run or wait."""
-        return len(self._arriving) + len(self._waiting) + len(self._batch)
-
     def exclusive(self) -> AbstractContextManager[object]:
         """While this is held nobody steps: for whoever runs the target outside the loop."""
         return self._lock
@@ -126,7 +121,6 @@ class Engine:
             for sequence in sequences:
                 if not sequence.finished:
                     sequence.finish("cancelled")
-            self._waiting.extend(self._arriving.popleft() for _ in range(len(self._arriving)))
             self._waiting = deque(sequence for sequence in self._waiting if not sequence.finished)
             self._sweep()
 
@@ -142,7 +136,9 @@ class Engine:
         """Between two steps: let in what was submitted, and cancel what was abandoned."""
         with self._lock:
             while self._arriving:
-                self._waiting.append(self._arriving.popleft())
+                if not self._arriving[0].finished:
+                    self._waiting.append(self._arriving[0])
+                self._arriving.popleft()
             if count := len(self._abandoned):
                 self.cancel([self._abandoned[index] for index in range(count)])
                 for _ in range(count):  # only now: an interruption above must not forget them
@@ -153,29 +149,34 @@ class Engine:
 
         Otherwise the requests that it ended carry it in their ``error``, and the others go on.
         """
-        before = self.pending
-        try:
-            self.step()
-        except Exception:
-            if self.pending >= before:
-                raise
-            _log.warning("A step failed; the requests of its batch ended with an error.", exc_info=True)
+        with self._lock:
+            self.process_queue()
+            before = len(self._waiting) + len(self._batch)  # others submit to ``_arriving`` meanwhile
+            try:
+                self._step()
+            except Exception:
+                if len(self._waiting) + len(self._batch) >= before:
+                    raise
+                _log.warning("A step failed; the requests of its batch ended with an error.", exc_info=True)
 
     def step(self) -> None:
         """Admit whoever is waiting, then advance every row by at least one token."""
         with self._lock:
-            try:
-                self.process_queue()
-                self._admit()
-                if len(self._batch):
-                    self._advance()
-            except BaseException as error:  # in the middle of a step: no row in flight can be trusted
-                if isinstance(error, Exception):
-                    for sequence in self._batch.sequences:
-                        sequence.fail(ForedraftError(f"A step of this text's batch failed: {error}"))
-                self.cancel(self._batch.sequences)
-                raise
-            self._sweep()
+            self.process_queue()
+            self._step()
+
+    def _step(self) -> None:
+        try:
+            self._admit()
+            if len(self._batch):
+                self._advance()
+        except BaseException as error:  # in the middle of a step: no row in flight can be trusted
+            if isinstance(error, Exception):
+                for sequence in self._batch.sequences:
+                    sequence.fail(ForedraftError(f"A step of this text's batch failed: {error}"))
+            self.cancel(self._batch.sequences)
+            raise
+        self._sweep()
 
     def _sweep(self) -> None:
         """Retire what has ended, and give memory back when nothing runs."""

@@ -1,6 +1,7 @@
 """What users hold: prompts in, texts out, by the batch or as they come."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence as Seq
+from dataclasses import replace
 from numbers import Integral
 from typing import Any, overload
 
@@ -8,6 +9,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from foredraft.core.errors import OptionError, PromptError
+from foredraft.core.noise import derive_seeds
 from foredraft.core.params import SamplingOptions, SamplingParams
 from foredraft.engine.beam import BeamKeywords, BeamOptions, Hypothesis, beam_search
 from foredraft.engine.beam_trie import SearchesAhead, speculative_beam_search
@@ -151,7 +153,8 @@ class Generator(Source):
 
         Prompts are asked for only as rows become free, so that they may come from a file of any length, and no more
         than a batch of them is held. A bad prompt, or one that fails, is handed out with its error; the others go on.
-        Leaving the loop cancels what runs.
+        Leaving the loop cancels what runs. Each prompt has a random stream of its own, derived from the seed and the
+        prompt's number.
 
         Args:
             progress: called after each prompt with the number of prompts done and of new tokens in all of them.
@@ -159,7 +162,12 @@ class Generator(Source):
         if isinstance(prompts, (str, Mapping)):
             raise PromptError("as_completed runs many prompts: give a list or another iterable of them.")
         chosen = SamplingParams.from_options(options, params)
-        return completions(self, lambda number, prompt: self.submit([prompt], chosen)[0], prompts, progress)
+
+        def submit(number: int, prompt: Prompt) -> Sequence:
+            own = replace(chosen, seed=derive_seeds(chosen.seed, number + 1)[-1])
+            return self.submit([prompt], own)[0]
+
+        return completions(self, submit, prompts, progress)
 
     @overload
     def beam_search(  # type: ignore[overload-overlap]  # a str is a sequence of str

@@ -104,6 +104,7 @@ class PackedWeights:
                 if id(child) in made:
                     setattr(parent, name, made[id(child)])
                     self._places.append((parent, name))
+        _log.debug("Packed %d linear layers of %s.", len(self), model.__class__.__name__)
 
     def __len__(self) -> int:
         return len(self._places)
