@@ -2,7 +2,8 @@
 
 import foredraft
 
-g = foredraft.load("sample", drfter="none")  # error
+g = foredraft.load("sample", "none")
+foredraft.load("sample", drfter="none")  # error
 g.generate("one", temprature=1.0)  # error
 g.generate("one", temperature="hot")  # error
 g.generate("one").text.temperature  # error
