@@ -64,3 +64,15 @@ def test_the_first_example_of_the_readme_runs(capsys: pytest.CaptureFixture[str]
     answers = names["answers"]
     assert isinstance(answers, list) and len(answers) == 2
     assert len(capsys.readouterr().out) > 100
+
+
+def test_the_examples_of_the_python_page_run(capsys: pytest.CaptureFixture[str]):
+    page = (ROOT / "docs" / "python.md").read_text("utf-8")
+    examples = [each for each in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "basicConfig" not in each]
+    assert len(examples) == 5
+    names: dict[str, object] = {}
+    for example in examples:
+        exec(compile(example, "python.md", "exec"), names)
+    answers, drafts = names["answers"], names["drafts"]
+    assert isinstance(answers, list) and isinstance(drafts, list) and (len(answers), len(drafts)) == (2, 3)
+    assert capsys.readouterr().out == ""

@@ -187,6 +187,13 @@ def generator(
     return Generator(Engine(target, drafter, controller, **options), tokenizer, eos, Kind("tiny", True))
 
 
+def pending(generator: Generator) -> int:
+    """How many requests run or wait."""
+    engine = generator.engine
+    engine.process_queue()
+    return len(engine._waiting) + len(engine._batch)
+
+
 def draft_model(
     draft: CausalLM, target: CausalLM, tokens: int = 4, branching: tuple[int, ...] | None = None
 ) -> tuple[DraftModel, Constant]:

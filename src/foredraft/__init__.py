@@ -5,6 +5,7 @@ not wait for it.
 """
 
 import importlib
+import logging
 import typing
 
 from foredraft.core.version import __version__ as __version__
@@ -18,11 +19,15 @@ if typing.TYPE_CHECKING:
     from foredraft.core.stats import DecodeStats
     from foredraft.core.tree import TokenTree
     from foredraft.dropin import speculative
-    from foredraft.engine.generate import Generator, Result, Stream
+    from foredraft.engine.generate import Generator
+    from foredraft.engine.results import Completed, Result
     from foredraft.engine.sequence import Piece
+    from foredraft.engine.stream import AsyncStream, Stream
     from foredraft.model.causal import release
 
 __all__ = [
+    "AsyncStream",
+    "Completed",
     "DecodeStats",
     "Draft",
     "Drafter",
@@ -56,19 +61,26 @@ _ROOMS = {
     "core.stats": ("DecodeStats",),
     "core.tree": ("TokenTree",),
     "dropin": ("speculative",),
-    "engine.generate": ("Generator", "Result", "Stream"),
+    "engine.generate": ("Generator",),
+    "engine.results": ("Completed", "Result"),
     "engine.sequence": ("Piece",),
+    "engine.stream": ("AsyncStream", "Stream"),
     "model.causal": ("release",),
 }
 
 
-def __getattr__(name: str) -> object:
-    for room, names in _ROOMS.items():
-        if name in names:
-            value = getattr(importlib.import_module(f"foredraft.{room}"), name)
-            globals()[name] = value  # the next time without this function
-            return value
-    raise AttributeError(f"module 'foredraft' has no attribute {name!r}")
+logging.getLogger(__name__).addHandler(logging.NullHandler())  # silent unless the user sets up logging
+
+
+if not typing.TYPE_CHECKING:  # a type checker sees the imports above, and a misspelt name
+
+    def __getattr__(name: str) -> object:
+        for room, names in _ROOMS.items():
+            if name in names:
+                value = getattr(importlib.import_module(f"foredraft.{room}"), name)
+                globals()[name] = value  # the next time without this function
+                return value
+        raise AttributeError(f"module 'foredraft' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

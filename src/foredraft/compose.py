@@ -1,5 +1,6 @@
 """The only place where names become objects: a target, a drafter, a controller, put together."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
@@ -27,6 +28,8 @@ from foredraft.model.load import Loaded, as_loaded, load_model, resolve
 from foredraft.model.memory import available_bytes, readable
 from foredraft.model.tokenizer import Tokenizer, check_same_tokenizer
 from foredraft.nets.blocks import fuse
+
+_log = logging.getLogger(__name__)
 
 _KV_SHARE = 0.8
 """Of the memory that is free once all is loaded; activations, masks and heads take some, too."""
@@ -211,7 +214,9 @@ class _Workshop:
             picked=law is Law.FIXED and kind.lossless,
             max_slots=self._max_slots(own),
         )
-        return Generator(engine, loaded.tokenizer, loaded.eos_token_ids, kind, own)
+        made = Generator(engine, loaded.tokenizer, loaded.eos_token_ids, kind, own)
+        _log.info("Loaded %r, %d rows at most.", made, self.max_batch_size)
+        return made
 
     def _drafter(self, spec: Spec | Drafter, loaded: Loaded, models: list[CausalLM], cache: SlotCache) -> Drafter:
         """What a spec stands for. Models that are opened on the way are listed."""

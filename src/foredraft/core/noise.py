@@ -50,8 +50,16 @@ def resolve_seed(seed: int | None) -> int:
 
 def derive_seeds(seed: int, count: int) -> list[int]:
     """Seeds of the ``count`` outputs of one call; the first one is ``seed`` itself."""
-    others = _mix(_mix(torch.tensor(seed) + _GOLDEN) ^ (torch.arange(1, count) * _MIX_2))
-    return [seed, *others.tolist()]
+    return [seed, *_derived(seed, torch.arange(1, count)).tolist()]
+
+
+def derived_seed(seed: int, number: int) -> int:
+    """The seed of output ``number`` of a call, as ``derive_seeds`` lists them."""
+    return int(_derived(seed, torch.tensor(number))) if number else seed
+
+
+def _derived(seed: int, numbers: Int[Tensor, "*n"]) -> Int[Tensor, "*n"]:
+    return _mix(_mix(torch.tensor(seed) + _GOLDEN) ^ (numbers * _MIX_2))
 
 
 def request_seed(seed: int, number: int) -> int:

@@ -3,8 +3,8 @@
 import difflib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, no_type_check
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, TypedDict, no_type_check
 
 from foredraft.core.errors import OptionError
 
@@ -16,6 +16,32 @@ if TYPE_CHECKING:  # the command line reads this module's dataclass for completi
 else:
     Processor = Callable
 """A logits processor in transformers' sense: (input_ids, scores) to scores."""
+
+
+class SamplingOptions(TypedDict, total=False):
+    """The fields of ``SamplingParams`` as keywords, in every form that it takes; for type checkers."""
+
+    max_new_tokens: int
+    min_new_tokens: int
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    typical_p: float | None
+    epsilon_cutoff: float | None
+    eta_cutoff: float | None
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    no_repeat_ngram_size: int
+    bad_words_ids: Sequence[Sequence[int]] | None
+    logit_bias: Mapping[int, float] | None
+    logits_processor: Processor | Sequence[Processor]
+    seed: int | None
+    stop_strings: str | Sequence[str]
+    eos_token_id: int | Sequence[int] | None
+    logprobs: int | None
+    speculate: bool
 
 
 @no_type_check  # it checks its own fields, with sentences for people; shape checkers in tests would come first
@@ -76,10 +102,10 @@ class SamplingParams:
             raise OptionError("bad_words_ids must be non-empty lists of token ids.")
 
     @classmethod
-    def from_options(cls, options: Mapping[str, Any]) -> "SamplingParams":
-        """Build from keywords; an unknown one is an error that lists the known ones."""
+    def from_options(cls, options: Mapping[str, Any], base: "SamplingParams | None" = None) -> "SamplingParams":
+        """Build from keywords, or change ``base`` by them; an unknown one is an error that lists the known ones."""
         check_known("generation option", options, [f.name for f in fields(cls)])
-        return cls(**options)
+        return cls(**options) if base is None else replace(base, **options)
 
     @property
     def greedy(self) -> bool:

@@ -10,7 +10,7 @@ The arithmetic of scores, ties and stops follows ``_beam_search`` of transformer
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypedDict
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from foredraft.core.errors import NumericsError, OptionError
-from foredraft.core.params import SamplingParams, check_known
+from foredraft.core.params import Processor, SamplingParams, check_known
 from foredraft.core.tree import TokenTree
 from foredraft.core.warp import Paths, Warp, healthy
 from foredraft.engine.forks import Forks
@@ -79,6 +79,26 @@ class BeamOptions:
         check_known("beam search option", options, [*own, *_RULES])
         params = SamplingParams.from_options({k: v for k, v in options.items() if k in _RULES})
         return cls(params=params, **{k: v for k, v in options.items() if k in own})
+
+
+class BeamKeywords(TypedDict, total=False):
+    """The keywords of ``BeamOptions.from_options``; for type checkers."""
+
+    num_beams: int
+    length_penalty: float
+    early_stopping: bool | Literal["never"]
+    num_return_sequences: int
+    num_assistant_tokens: int
+    max_new_tokens: int
+    min_new_tokens: int
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    no_repeat_ngram_size: int
+    bad_words_ids: Sequence[Sequence[int]] | None
+    logit_bias: Mapping[int, float] | None
+    logits_processor: Processor | Sequence[Processor]
+    eos_token_id: int | Sequence[int] | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,11 @@
 """Continuous batching: requests wait, are admitted, run step by step beside others, and retire."""
 
+import itertools
+import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable, Sequence as Seq
 from contextlib import AbstractContextManager
 from itertools import islice
 
@@ -25,6 +27,8 @@ from foredraft.engine.step import StepDone, Stepper
 from foredraft.model.cache import SlotCache, bucket
 from foredraft.model.causal import CausalLM
 from foredraft.model.prefill import prefill
+
+_log = logging.getLogger(__name__)
 
 
 class Engine:
@@ -61,10 +65,12 @@ class Engine:
         self.controller = controller
         self._stepper = Stepper(target, cache or target.new_cache(), drafter, rule, exact_nodes)
         self._batch = Batch(target.vocab_size, target.device)
+        self._arriving: deque[Sequence] = deque()  # submitted, not yet seen by a step; appended without the lock
+        self._abandoned: deque[Sequence] = deque()  # to be cancelled by the next step; appended without the lock
         self._waiting: deque[Sequence] = deque()
-        self._max_rows = max_rows
+        self.max_rows = max_rows
         self.reproducible = picked or not (controller.learns or drafter.learns)
-        self._submitted = 0
+        self._numbers = itertools.count()
         self._max_slots = max_slots
         self._widest = max(drafter.needs.max_nodes, exact_nodes - 1)
         self._drafted: set[int] = set()  # rows that the drafter knows of
@@ -105,14 +111,15 @@ class Engine:
         return request
 
     def submit(self, requests: Seq[Request], decode: Decode, seeds: Seq[int]) -> list[Sequence]:
-        """Queue requests, each with a seed of its own, for one output each."""
-        with self._lock:
-            sequences = [
-                Sequence(request, decode, seed, seed if self.reproducible else request_seed(seed, self._submitted + i))
-                for i, (request, seed) in enumerate(zip(requests, seeds, strict=True))
-            ]
-            self._submitted += len(sequences)
-            self._waiting.extend(sequences)
+        """Queue requests, each with a seed of its own, for one output each.
+
+        It does not wait for a step that is in progress, so an event loop may call it.
+        """
+        sequences = []
+        for request, seed in zip(requests, seeds, strict=True):
+            stream = seed if self.reproducible else request_seed(seed, next(self._numbers))
+            sequences.append(Sequence(request, decode, seed, stream))
+        self._arriving.extend(sequences)
         return sequences
 
     def exclusive(self) -> AbstractContextManager[object]:
@@ -123,6 +130,7 @@ class Engine:
         """Cancel everything, and take no more requests."""
         self.closed = True
         with self._lock:
+            self.process_queue()
             self.cancel([*self._waiting, *self._batch.sequences])
 
     def run(self, sequences: Seq[Sequence]) -> None:
@@ -130,6 +138,8 @@ class Engine:
         try:
             while not all(sequence.finished for sequence in sequences):
                 self.step()
+            with self._lock:  # another thread may still be in the step that ended them
+                pass
         except BaseException:
             self.cancel(sequences)
             raise
@@ -143,20 +153,59 @@ class Engine:
             self._waiting = deque(sequence for sequence in self._waiting if not sequence.finished)
             self._sweep()
 
+    def abandon(self, sequences: Iterable[Sequence]) -> None:
+        """Have these cancelled at the start of the next step.
+
+        It takes no lock: finalizers call it, which run in any thread and in the middle of a step as well, and event
+        loops, which must not wait for a step.
+        """
+        self._abandoned.extend(sequences)
+
+    def process_queue(self) -> None:
+        """Between two steps: let in what was submitted, and cancel what was abandoned."""
+        with self._lock:
+            while self._arriving:
+                if not self._arriving[0].finished:
+                    self._waiting.append(self._arriving[0])
+                self._arriving.popleft()
+            if count := len(self._abandoned):
+                self.cancel([self._abandoned[index] for index in range(count)])
+                for _ in range(count):  # only now: an interruption above must not forget them
+                    self._abandoned.popleft()
+
+    def contained_step(self) -> None:
+        """``step``, for whoever runs many requests: a fault is raised only if no request ended with it.
+
+        Otherwise the requests that it ended carry it in their ``error``, and the others go on.
+        """
+        with self._lock:
+            self.process_queue()
+            before = len(self._waiting) + len(self._batch)  # others submit to ``_arriving`` meanwhile
+            try:
+                self._step()
+            except Exception:
+                if len(self._waiting) + len(self._batch) >= before:
+                    raise
+                _log.warning("A step failed; the requests of its batch ended with an error.", exc_info=True)
+
     def step(self) -> None:
         """Admit whoever is waiting, then advance every row by at least one token."""
         with self._lock:
-            try:
-                self._admit()
-                if len(self._batch):
-                    self._advance()
-            except BaseException as error:  # in the middle of a step: no row in flight can be trusted
-                if isinstance(error, Exception):
-                    for sequence in self._batch.sequences:
-                        sequence.fail(ForedraftError(f"A step of this text's batch failed: {error}"))
-                self.cancel(self._batch.sequences)
-                raise
-            self._sweep()
+            self.process_queue()
+            self._step()
+
+    def _step(self) -> None:
+        try:
+            self._admit()
+            if len(self._batch):
+                self._advance()
+        except BaseException as error:  # in the middle of a step: no row in flight can be trusted
+            if isinstance(error, Exception):
+                for sequence in self._batch.sequences:
+                    sequence.fail(ForedraftError(f"A step of this text's batch failed: {error}"))
+            self.cancel(self._batch.sequences)
+            raise
+        self._sweep()
 
     def _sweep(self) -> None:
         """Retire what has ended, and give memory back when nothing runs."""
@@ -175,8 +224,8 @@ class Engine:
     def _free_rows(self) -> list[int]:
         """Rows for the first of those that wait, as many as there are rows and memory for."""
         taken = set(self._batch.rows)
-        free = (row for row in range(self._max_rows) if row not in taken)
-        rows = list(islice(free, min(self._max_rows - len(taken), len(self._waiting))))
+        free = (row for row in range(self.max_rows) if row not in taken)
+        rows = list(islice(free, min(self.max_rows - len(taken), len(self._waiting))))
         if self._max_slots is None:
             return rows
         cache = self._stepper.cache  # its rows are all as long as the longest

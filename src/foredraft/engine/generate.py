@@ -1,62 +1,43 @@
 """What users hold: prompts in, texts out, by the batch or as they come."""
 
-import asyncio
 import weakref
-from collections.abc import AsyncIterator, Iterator, Sequence as Seq
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence as Seq
+from dataclasses import replace
 from typing import Any, overload
 
+from torch import Tensor
+from typing_extensions import Unpack
+
 from foredraft.core.errors import OptionError, PromptError
-from foredraft.core.noise import derive_seeds, resolve_seed
-from foredraft.core.params import SamplingParams
-from foredraft.core.stats import DecodeStats
-from foredraft.core.stop import FinishReason
-from foredraft.engine.beam import BeamOptions, Hypothesis, beam_search
+from foredraft.core.noise import derive_seeds, derived_seed, resolve_seed
+from foredraft.core.params import SamplingOptions, SamplingParams
+from foredraft.engine.beam import BeamKeywords, BeamOptions, Hypothesis, beam_search
 from foredraft.engine.beam_trie import SearchesAhead, speculative_beam_search
+from foredraft.engine.bulk import Progress, completions
+from foredraft.engine.driver import Driver
 from foredraft.engine.engine import Engine
 from foredraft.engine.inputs import Params, Prompt, as_params, encode, listed
-from foredraft.engine.sequence import Piece, Sequence, TokenLogprobs
+from foredraft.engine.results import Call, Completed, Kind, Result, named, table_html
+from foredraft.engine.sequence import Piece, Request, Sequence
+from foredraft.engine.stream import AsyncStream, Source, Stream
 from foredraft.model.causal import CausalLM
-from foredraft.model.tokenizer import Tokenizer
+from foredraft.model.tokenizer import Message, Tokenizer
+
+OnePrompt = str | Seq[int] | Seq[Message] | Mapping[str, Any]
+"""A prompt that is seen to be one by its type; a tensor may hold one or several."""
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    """One finished text. ``text`` and ``tokens`` are the new ones only; an end-of-sequence id counts as a token.
-
-    ``seed`` gives this output again, also where the call had several outputs or was given no seed.
-    """
-
-    text: str
-    tokens: list[int]
-    finish_reason: FinishReason
-    stats: DecodeStats
-    logprobs: list[TokenLogprobs]
-    seed: int
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """What the results are marked with: the drafter's name, and whether its rule keeps the target's law."""
-
-    method: str
-    lossless: bool
-
-
-class Generator:
+class Generator(Source):
     """A target with its drafter. Made by ``foredraft.load``.
 
-    Calls may overlap: streams that are open at the same time share one batch. ``close``, the end of a ``with`` block
-    and losing the last reference to the generator all leave the models as they were found.
-
-    Args:
-        models: those that it holds, until then.
+    Calls may overlap: streams that are open at the same time share one batch.
     """
 
     def __init__(
         self, engine: Engine, tokenizer: Tokenizer | None, eos: Seq[int], kind: Kind, models: Seq[CausalLM] = ()
     ) -> None:
         self.engine = engine
+        self.driver = Driver(engine)
         for model in models:
             model.retain()
         self._hold = weakref.finalize(self, _let_go, tuple(models))
@@ -66,16 +47,33 @@ class Generator:
         self.kind = kind
 
     @overload
-    def generate(self, prompt: str, params: Params | None = None, **options: Any) -> Result: ...
+    def generate(  # type: ignore[overload-overlap]  # a str is a sequence of str
+        self, prompt: OnePrompt, params: Params | None = None, **options: Unpack[SamplingOptions]
+    ) -> Result: ...
     @overload
-    def generate(self, prompt: Seq[Any], params: Params | None = None, **options: Any) -> Any: ...
+    def generate(
+        self, prompt: Tensor, params: Params | None = None, **options: Unpack[SamplingOptions]
+    ) -> Result | list[Result]: ...
+    @overload
+    def generate(
+        self, prompt: Seq[Prompt], params: Params | None = None, **options: Unpack[SamplingOptions]
+    ) -> list[Result]: ...
+    @overload
+    def generate(
+        self,
+        prompt: Prompt | Seq[Prompt],
+        params: Params | None = None,
+        *,
+        num_return_sequences: int,
+        **options: Unpack[SamplingOptions],
+    ) -> list[Result]: ...
 
     def generate(
         self,
         prompt: Prompt | Seq[Prompt],
         params: Params | None = None,
         *,
-        num_return_sequences: int = 1,
+        num_return_sequences: int | None = None,
         **options: Any,
     ) -> Result | list[Result]:
         """Continue a prompt, or several as one ragged batch.
@@ -84,26 +82,106 @@ class Generator:
             prompt: a string, token ids, chat messages, a tokenizer's output, or a list of any of these.
             params: or its fields as keywords; what is not given is as in ``SamplingParams``. A transformers
                 ``GenerationConfig`` is read as these.
-            num_return_sequences: so many texts for each prompt, Output i of the call has the stream (seed, i).
+            num_return_sequences: so many outputs for each prompt. Output i of the call has the stream (seed, i).
 
         Returns:
-            one ``Result`` for one prompt; a list, in order, for several or for several texts.
+            one ``Result`` for one prompt; a list, in order, for several, and wherever ``num_return_sequences`` is
+            given.
 
         Raises:
-            UsageError: an option or a prompt that cannot be; the sentence says why.
+            UsageError: an option or a prompt that cannot be; the sentence says why, and which of several prompts.
             NumericsError: the model returned NaN.
         """
-        prompts, single = listed(prompt)
-        sequences = self.submit(prompts, as_params(params, options), num_return_sequences)
-        self.engine.run(sequences)
-        results = [self._result(sequence) for sequence in sequences]
-        return results[0] if single and num_return_sequences == 1 else results
+        call = self._call(prompt, as_params(params, options), num_return_sequences)
+        self.engine.run(call.sequences)
+        return call.answer(self.kind)
 
-    def batch(self, prompts: Prompt | Seq[Prompt], params: Params | None = None, **options: Any) -> list[Result]:
+    @overload
+    async def agenerate(
+        self, prompt: OnePrompt, params: Params | None = None, **options: Unpack[SamplingOptions]
+    ) -> Result: ...
+    @overload
+    async def agenerate(
+        self, prompt: Tensor, params: Params | None = None, **options: Unpack[SamplingOptions]
+    ) -> Result | list[Result]: ...
+    @overload
+    async def agenerate(
+        self, prompt: Seq[Prompt], params: Params | None = None, **options: Unpack[SamplingOptions]
+    ) -> list[Result]: ...
+    @overload
+    async def agenerate(
+        self,
+        prompt: Prompt | Seq[Prompt],
+        params: Params | None = None,
+        *,
+        num_return_sequences: int,
+        **options: Unpack[SamplingOptions],
+    ) -> list[Result]: ...
+
+    async def agenerate(
+        self,
+        prompt: Prompt | Seq[Prompt],
+        params: Params | None = None,
+        *,
+        num_return_sequences: int | None = None,
+        **options: Any,
+    ) -> Result | list[Result]:
+        """``generate`` for asyncio; any number of calls that are awaited at the same time share one batch.
+
+        Steps run in a thread. A call whose task is cancelled is cancelled at the next step.
+        """
+        call = self._call(prompt, as_params(params, options), num_return_sequences)
+        await self.driver.ended(call.sequences)
+        return call.answer(self.kind)
+
+    def batch(
+        self, prompts: Seq[Prompt], params: Params | None = None, **options: Unpack[SamplingOptions]
+    ) -> list[Result]:
         """``generate`` for a list of prompts, whatever they are: always a list of results, in order."""
-        sequences = self.submit(listed(prompts).prompts, as_params(params, options))
+        several = listed(prompts).prompts
+        sequences = self.submit(several, as_params(params, options))
         self.engine.run(sequences)
-        return [self._result(sequence) for sequence in sequences]
+        return Call(sequences, len(several), single=False).results(self.kind)
+
+    def as_completed(
+        self,
+        prompts: Iterable[Prompt],
+        params: Params | None = None,
+        *,
+        progress: Progress | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> Iterator[Completed]:
+        """Run any number of prompts and hand out each as soon as it is done, by its number.
+
+        Prompts are asked for only as rows become free, so that they may come from a file of any length, and no more
+        than a batch of them is held. A bad prompt, or one that fails, is handed out with its error; the others go on.
+        Leaving the loop cancels what runs. Each prompt has a random stream of its own, derived from the seed and the
+        prompt's number.
+
+        Args:
+            progress: called after each prompt with the number of prompts done and of new tokens in all of them.
+        """
+        if isinstance(prompts, (str, Mapping)):
+            raise PromptError("as_completed runs many prompts: give a list or another iterable of them.")
+        chosen = as_params(params, options)
+        seed = resolve_seed(chosen.seed)
+
+        def submit(number: int, prompt: Prompt) -> Sequence:
+            own = replace(chosen, seed=derived_seed(seed, number))
+            return self.submit([prompt], own)[0]
+
+        return completions(self, submit, prompts, progress)
+
+    @overload
+    def beam_search(  # type: ignore[overload-overlap]  # a str is a sequence of str
+        self, prompt: OnePrompt, **options: Unpack[BeamKeywords]
+    ) -> list[Hypothesis]: ...
+    @overload
+    def beam_search(
+        self, prompt: Tensor, **options: Unpack[BeamKeywords]
+    ) -> list[Hypothesis] | list[list[Hypothesis]]: ...
+    @overload
+    def beam_search(self, prompt: Seq[Prompt], **options: Unpack[BeamKeywords]) -> list[list[Hypothesis]]: ...
 
     def beam_search(
         self, prompt: Prompt | Seq[Prompt], *, num_beams: int = 4, **options: Any
@@ -125,9 +203,7 @@ class Generator:
         """
         prompts, single = listed(prompt)
         chosen = BeamOptions.from_options({"num_beams": num_beams, **options})
-        encoded = [self.encode(item) for item in prompts]
-        for tokens in encoded:
-            self.engine.request(tokens, chosen.params, self.eos_token_ids)
+        encoded = [list(request.prompt) for request in self._requests(prompts, chosen.params)]
         with self.engine.exclusive():
             target, drafter = self.engine.target, self.engine.drafter
             if isinstance(drafter, SearchesAhead) and chosen.num_assistant_tokens:
@@ -137,29 +213,33 @@ class Generator:
                 found = beam_search(target, encoded, chosen, self.eos_token_ids, self._decode)
         return found[0] if single else found
 
-    def stream(self, prompt: Prompt, params: Params | None = None, **options: Any) -> "Stream":
+    def stream(self, prompt: Prompt, params: Params | None = None, **options: Unpack[SamplingOptions]) -> Stream:
         """Continue one prompt and hand out each piece as soon as it is certain."""
         return Stream(self, self.submit([prompt], as_params(params, options))[0])
 
-    async def astream(self, prompt: Prompt, params: Params | None = None, **options: Any) -> AsyncIterator[Piece]:
-        """``stream`` for asyncio: steps run in a thread, and closing the iterator cancels the request."""
-        stream = self.stream(prompt, params, **options)
-        try:
-            while (piece := await asyncio.to_thread(next, stream, None)) is not None:
-                yield piece
-        finally:
-            stream.close()
+    def astream(self, prompt: Prompt, params: Params | None = None, **options: Unpack[SamplingOptions]) -> AsyncStream:
+        """``stream`` for asyncio."""
+        return AsyncStream(self, self.submit([prompt], as_params(params, options))[0])
 
     def submit(self, prompts: Seq[Prompt], params: SamplingParams, count: int = 1) -> list[Sequence]:
         """Queue prompts without running them; a bad one is refused before any is queued."""
         if count < 1:
             raise OptionError("num_return_sequences must be 1 or more.")
-        encoded = [self.encode(prompt) for prompt in prompts]
-        if not encoded:
+        if not prompts:
             raise PromptError("There are no prompts.")
-        requests = [self.engine.request(tokens, params, self.eos_token_ids) for tokens in encoded]
+        requests = self._requests(prompts, params)
         outputs = [request for request in requests for _ in range(count)]
         return self.engine.submit(outputs, self._decode, derive_seeds(resolve_seed(params.seed), len(outputs)))
+
+    def _requests(self, prompts: Seq[Prompt], params: SamplingParams) -> list[Request]:
+        """Prompts as requests, checked; the sentence about a bad one says which of several it is."""
+        requests: list[Request] = []
+        for number, prompt in enumerate(prompts):
+            try:
+                requests.append(self.engine.request(self.encode(prompt), params, self.eos_token_ids))
+            except PromptError as error:
+                raise named(error, number) if len(prompts) > 1 else error  # noqa: B904 - it has its cause
+        return requests
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt of any kind."""
@@ -179,53 +259,25 @@ class Generator:
     def _decode(self, tokens: list[int]) -> str:
         return self.tokenizer.decode(tokens) if self.tokenizer is not None else ""
 
-    def _result(self, sequence: Sequence) -> Result:
-        if sequence.error is not None:
-            raise sequence.error
-        stats = sequence.tally.stats(len(sequence.prompt), self.kind.method, self.kind.lossless)
-        assert sequence.finish_reason is not None
-        return Result(sequence.text, sequence.tokens, sequence.finish_reason, stats, sequence.logprobs, sequence.seed)
+    def result_of(self, sequence: Sequence, taken: Seq[Piece] = ()) -> Result:
+        return Result.of(sequence, self.kind, taken)
 
+    def _call(self, prompt: Prompt | Seq[Prompt], params: SamplingParams, count: int | None) -> Call:
+        prompts, single = listed(prompt)
+        sequences = self.submit(prompts, params, 1 if count is None else count)
+        return Call(sequences, len(prompts), single=single and count is None)
 
-class Stream(Iterator[Piece]):
-    """Pieces of one text as they become certain; ``result`` afterwards, or whenever it was closed."""
+    def _facts(self) -> dict[str, str]:
+        target = self.engine.target
+        dtype = str(target.dtype).removeprefix("torch.")
+        known = {"target": target.name, "drafter": self.kind.method, "device": str(target.device), "dtype": dtype}
+        return {**known, "lossless": str(self.kind.lossless)}
 
-    def __init__(self, generator: Generator, sequence: Sequence) -> None:
-        self._generator = generator
-        self._sequence = sequence
+    def __repr__(self) -> str:
+        return f"Generator({', '.join(f'{name}={value}' for name, value in self._facts().items())})"
 
-    def __iter__(self) -> "Stream":
-        return self
-
-    def __next__(self) -> Piece:
-        sequence = self._sequence
-        while not sequence.pieces:
-            if sequence.error is not None:
-                raise sequence.error
-            if sequence.finished:
-                raise StopIteration
-            try:
-                self._generator.engine.step()
-            except BaseException:
-                self.close()
-                raise
-        return sequence.pieces.popleft()
-
-    def close(self) -> None:
-        """Cancel what is still running; what was generated stays in ``result``."""
-        self._generator.engine.cancel([self._sequence])
-
-    @property
-    def result(self) -> Result:
-        """All of it so far; ends the stream if it is still running."""
-        self.close()
-        return self._generator._result(self._sequence)
-
-    def __enter__(self) -> "Stream":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
+    def _repr_html_(self) -> str:
+        return table_html("foredraft.Generator", self._facts())
 
 
 def _let_go(models: tuple[CausalLM, ...]) -> None:

@@ -5,6 +5,7 @@ forgetting (what lies behind a row's length is never attended to), and keeping a
 batches, trees, rollback and continuous batching are therefore one mechanism.
 """
 
+import logging
 from collections.abc import Sequence
 
 import torch
@@ -14,6 +15,8 @@ from transformers.cache_utils import Cache
 
 from foredraft.core.errors import ModelError
 from foredraft.model.masks import StepIn
+
+_log = logging.getLogger(__name__)
 
 BUCKET = 256
 """Slots are added in multiples of this, so that the shapes of a forward change rarely."""
@@ -41,6 +44,7 @@ class SlotCache:
         if (rows, slots) == (self.rows, self.slots):
             return
         self.rows, self.slots = rows, slots
+        _log.debug("The cache has %d rows of %d slots.", rows, slots)
         for buffers in (self._keys, self._values):
             for layer, old in enumerate(buffers):
                 if old is not None:

@@ -169,13 +169,16 @@ class PackedWeights:
 
     def __init__(self, model: nn.Module, dtype: torch.dtype = torch.float32, *, keep: bool = False) -> None:
         self._layers: list[_Packed] = []
+        if not packing_works():
+            _log.info("This build of torch cannot pack weights: linear layers run as they are, which is slower.")
+            return
         shared, adapted = _shared_weights(model), _adapted(model)
         kept = {
             id(layer): keep or id(layer.weight) in shared
             for layer in model.modules()
             if _packable(layer) and layer not in adapted
         }
-        layers: list[Any] = [layer for layer in model.modules() if id(layer) in kept] if packing_works() else []
+        layers: list[Any] = [layer for layer in model.modules() if id(layer) in kept]
         # a weight made in inference mode would not say when it is changed
         layers = [layer for layer in layers if not (kept[id(layer)] and layer.weight.is_inference())]
         free, size = available_bytes(torch.device("cpu")), sum(layer.weight.nbytes for layer in layers)
@@ -187,6 +190,7 @@ class PackedWeights:
         for layer in layers:
             pack(layer, dtype, keep=kept[id(layer)])
             self._layers.append(layer)
+        _log.debug("Packed %d linear layers of %s.", len(self), model.__class__.__name__)
 
     def __len__(self) -> int:
         return len(self._layers)

@@ -33,6 +33,8 @@ BUNDLED = {
 }
 """Models that ship with the package, by the names that they go by."""
 
+_log = logging.getLogger(__name__)
+
 _WEIGHTS = ("*.safetensors", "*.bin", "*.safetensors.index.json", "*.bin.index.json")
 
 
@@ -77,6 +79,7 @@ def load_model(
     if "device_map" not in given and device != "cpu":
         given["device_map"] = _device(device)
     _check_folder(path)
+    _log.debug("Loading %s from %s for %s.", name, path, device)
     with quiet():
         try:
             hub = {key: given[key] for key in ("revision", "trust_remote_code", "token", "cache_dir") if key in given}
@@ -92,6 +95,8 @@ def load_model(
         except Exception as error:  # transformers raises many kinds; each becomes one sentence
             raise ModelError(f"Cannot load a causal LM from {name!r}: {_first_sentence(error)}") from error
         tokenizer = _tokenizer(path, hub)
+    if tokenizer is None:
+        _log.info("%s has no tokenizer that can be loaded: prompts must be token ids.", name)
     return Loaded(model, tokenizer, eos_token_ids(model, tokenizer))
 
 

@@ -1,0 +1,101 @@
+"""One thread that steps an engine for all who await its requests."""
+
+import asyncio
+import threading
+from collections.abc import Sequence as Seq
+from concurrent.futures import ThreadPoolExecutor
+
+from foredraft.engine.engine import Engine
+from foredraft.engine.sequence import Sequence
+
+
+class Driver:
+    """Steps an engine while anybody awaits, in one thread: requests of any number of tasks share its batch.
+
+    An event loop never waits for a step, and the thread sleeps while nobody waits. Tasks are woken between two steps
+    only, so that what they find is whole.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._lock = threading.Lock()  # of the two below; taken after the engine's, and never for long
+        self._waiters: set[_Waiter] = set()
+        self._stepping = False
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="foredraft")
+
+    async def ended(self, sequences: Seq[Sequence]) -> None:
+        """Wait until all of these have ended. If the waiting task is cancelled, so are they, at the next step."""
+        await self._wait(_Waiter(sequences, first_piece=False))
+
+    async def more(self, sequence: Sequence) -> None:
+        """Wait until there is a piece to take, or none will come; as for a cancelled task, see ``ended``."""
+        await self._wait(_Waiter([sequence], first_piece=True))
+
+    async def _wait(self, waiter: "_Waiter") -> None:
+        with self._lock:
+            self._waiters.add(waiter)
+            if not self._stepping:
+                self._stepping = True
+                self._pool.submit(self._run)
+        try:
+            await waiter.future
+        except BaseException:
+            self._engine.abandon(waiter.sequences)
+            raise
+        finally:
+            waiter.left = True  # no lock: this may run when a coroutine is collected, at any moment
+
+    def _run(self) -> None:
+        fault: Exception | None = None
+        while True:
+            try:
+                self._engine.process_queue()  # who only waits for a cancellation needs no step
+            except Exception as error:
+                fault = error
+            if not self._wake(fault):
+                return
+            fault = None
+            try:
+                self._engine.contained_step()
+            except Exception as error:
+                fault = error
+
+    def _wake(self, fault: Exception | None) -> bool:
+        """Wake whose waiting is over, all of them with a fault that no request carries; does anybody still wait?"""
+        with self._engine.exclusive(), self._lock:
+            woken = [waiter for waiter in self._waiters if waiter.over() or fault is not None]
+            self._waiters.difference_update(woken)
+            self._stepping = others = bool(self._waiters)
+        for waiter in woken:
+            waiter.wake(fault)
+        return others
+
+
+class _Waiter:
+    """A task that waits for requests to end, or for the next piece of one."""
+
+    def __init__(self, sequences: Seq[Sequence], *, first_piece: bool) -> None:
+        self.sequences = sequences
+        self.left = False
+        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._open = list(sequences)
+        self._first_piece = first_piece
+
+    def over(self) -> bool:
+        while self._open and (self._open[-1].finished or (self._first_piece and self._open[-1].pieces)):
+            self._open.pop()  # what has ended is not looked at again
+        return self.left or not self._open
+
+    def wake(self, fault: Exception | None) -> None:
+        try:
+            self.future.get_loop().call_soon_threadsafe(self._set, fault)
+        except RuntimeError:  # its event loop is closed: nobody waits any more
+            pass
+
+    def _set(self, fault: Exception | None) -> None:
+        if self.future.done():
+            return
+        if fault is None:
+            self.future.set_result(None)
+        else:
+            self.future.set_exception(fault)
