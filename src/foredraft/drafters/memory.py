@@ -107,7 +107,7 @@ class Memory:
         """Make features of what waits, and put them into their slots."""
         if not self._waiting:
             return
-        steps, self._waiting = self._waiting, []
+        steps = self._waiting
         features = self._to_features({tap: torch.cat([step.hidden[tap] for step in steps]) for tap in steps[0].hidden})
         width = features.shape[1]
         rows = [row for step in steps for row in step.rows]
@@ -115,10 +115,11 @@ class Memory:
         starts = torch.cat([step.starts for step in steps])[:, None]
         slots = starts + torch.arange(width, device=features.device)
         self._features[torch.tensor(rows, device=features.device)[:, None], slots] = features
+        self._waiting = []  # last: who was interrupted does it again
 
     def release(self, row: int) -> None:
         """Forget a text; the last one takes the memory with it."""
-        del self._known[row]
+        self._known.pop(row, None)
         if self._known:
             self._settle()
         else:

@@ -4,7 +4,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence as Seq
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from itertools import islice
 
 import torch
@@ -56,7 +56,8 @@ class Engine:
         self._batch = Batch(target.vocab_size, target.device)
         self._waiting: deque[Sequence] = deque()
         self._max_rows = max_rows
-        self._drafted: set[int] = set()  # rows that the drafter knows of
+        self._drafted: set[int] = set()  # rows that the drafter may know of
+        self._torn = False  # whether a step has begun and neither ended nor been cleaned up after
         self._lock = threading.RLock()
 
     def request(self, prompt: Seq[int], params: SamplingParams, eos: Seq[int]) -> Request:
@@ -112,47 +113,78 @@ class Engine:
                 if not sequence.finished:
                     sequence.finish("cancelled")
             self._waiting = deque(sequence for sequence in self._waiting if not sequence.finished)
-            self._sweep()
+            self._clean() if self._torn else self._sweep()
 
     def step(self) -> None:
-        """Admit whoever is waiting, then advance every row by at least one token."""
+        """Admit whoever is waiting, then advance every row by at least one token.
+
+        Whatever stops it in the middle, be it a KeyboardInterrupt, ends all rows in flight and is raised itself; the
+        engine is as good as new then, or is made so by the next call, should the cleaning up have been stopped as well.
+        """
         with self._lock:
+            self._clean() if self._torn else self._sweep()  # what another interruption may have left
             try:
+                self._torn = True
                 self._admit()
                 if len(self._batch):
                     self._advance()
-            except BaseException as error:  # in the middle of a step: no row in flight can be trusted
+                self._torn = False
+            except BaseException as error:  # no row in flight can be trusted
                 if isinstance(error, Exception):
-                    for sequence in self._batch.sequences:
-                        sequence.fail(ForedraftError(f"A step of this text's batch failed: {error}"))
-                self.cancel(self._batch.sequences)
+                    self._fail(self._batch.sequences, f"A step of this text's batch failed: {error}")
+                self._clean()
                 raise
             self._sweep()
 
     def _sweep(self) -> None:
-        """Retire what has ended, and give memory back when nothing runs."""
-        for row in self._batch.retire():
-            self.controller.release(row)
-            if row in self._drafted:
-                self._drafted.remove(row)
+        """Retire what has ended, and give memory back when nothing runs. An interrupted sweep is made good by another."""
+        self._batch.retire()
+        for row in sorted(self._drafted.difference(self._batch.rows)):
+            try:
+                self.controller.release(row)
                 self.drafter.release(row)
+            except Exception:  # unlike an interruption, a fault would come again
+                self._drafted.discard(row)
+                raise
+            self._drafted.discard(row)
         if not len(self._batch):
             self._stepper.cache.clear()
+
+    def _clean(self) -> None:
+        """After a step that was stopped in the middle: end all rows in flight, and have everybody forget them."""
+        for sequence in self._batch.sequences:
+            if not sequence.finished:
+                with suppress(Exception):  # its text stream may have been stopped in the middle as well
+                    sequence.finish("cancelled")
+        self._waiting = deque(sequence for sequence in self._waiting if not sequence.finished)
+        self._batch.retire()
+        for row in sorted(self._drafted):
+            for keeper in (self.controller, self.drafter):
+                with suppress(Exception):  # what stopped the step is the error to raise
+                    keeper.release(row)
+            self._drafted.discard(row)
+        self._stepper.cache.clear()
+        self._torn = False
+
+    @staticmethod
+    def _fail(sequences: Seq[Sequence], reason: str) -> None:
+        for sequence in sequences:
+            if not sequence.finished:
+                with suppress(Exception):  # see ``_clean``
+                    sequence.fail(ForedraftError(reason))
 
     def _admit(self) -> None:
         count = min(self._max_rows - len(self._batch), len(self._waiting))
         if count:
             taken = set(self._batch.rows)
             rows = list(islice((row for row in range(self._max_rows) if row not in taken), count))
-            sequences = [self._waiting.popleft() for _ in rows]
+            sequences = list(islice(self._waiting, count))
             try:
                 self._batch.admit(rows, sequences)
+                self._waiting = deque(islice(self._waiting, count, None))
                 self._prefill(rows, sequences)
-            except BaseException as error:  # they wait no longer, and perhaps they do not run either
-                if isinstance(error, Exception):
-                    for sequence in sequences:
-                        sequence.fail(ForedraftError(f"Reading this text's prompt failed: {error}"))
-                self.cancel(sequences)
+            except Exception as error:  # they wait no longer, and perhaps they do not run either
+                self._fail(sequences, f"Reading this text's prompt failed: {error}")
                 raise
 
     @torch.inference_mode()
@@ -178,8 +210,8 @@ class Engine:
         for row, owner, sequence in zip(rows, owners, sequences, strict=True):
             line = lines[owner]
             own = {layer: states[line : line + 1, : counts[line]] for layer, states in hidden.items()}
-            self.drafter.admit(row, tokens[line, : counts[line]], own)
             self._drafted.add(row)
+            self.drafter.admit(row, tokens[line, : counts[line]], own)
             sequence.tally.prefill_seconds = seconds
 
     def _advance(self) -> None:
