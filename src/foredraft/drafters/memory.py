@@ -18,7 +18,7 @@ from foredraft.core.tree import TokenTree
 from foredraft.drafters.grow import ranked
 from foredraft.drafters.growing import Growing
 from foredraft.model.attention import mix
-from foredraft.model.cache import SlotCache, SlotView, bucket
+from foredraft.model.cache import SlotCache, SlotView, bucket, lasting_zeros
 from foredraft.model.masks import Layout, StepIn, address, extent_of
 from foredraft.nets.eagle import EagleNet
 
@@ -125,7 +125,7 @@ class Memory:
         else:
             self._waiting.clear()
             self._cache.clear()
-            self._features = self._features.new_zeros(0, 0, 0)
+            self._features = lasting_zeros(self._features, 0, 0, 0)
 
     def extend(self, view: View, room: int) -> Extended:
         """Read what is new in each text, up to the row whose token is the root.
@@ -202,7 +202,8 @@ class Memory:
             return
         if rows > have[0]:  # texts come one by one: doubled, so that what is stored is not copied for each
             rows = max(rows, 2 * have[0])
-        wider = self._features.new_zeros(max(rows, have[0]), max(bucket(slots), have[1]), max(width, have[2]))
+        shape = max(rows, have[0]), max(bucket(slots), have[1]), max(width, have[2])
+        wider = lasting_zeros(self._features, *shape)
         wider[: have[0], : have[1], : have[2]] = self._features
         self._features = wider
 

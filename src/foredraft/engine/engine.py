@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence as Seq
 from contextlib import AbstractContextManager, suppress
 from itertools import islice
 
@@ -24,7 +24,7 @@ from foredraft.engine.sequence import Decode, Request, Sequence, TokenLogprobs
 from foredraft.engine.step import StepDone, Stepper
 from foredraft.model.cache import SlotCache
 from foredraft.model.causal import CausalLM
-from foredraft.model.prefill import prefill
+from foredraft.model.prefill import like_lengths, prefill
 
 
 class Engine:
@@ -137,7 +137,7 @@ class Engine:
             self._sweep()
 
     def _sweep(self) -> None:
-        """Retire what has ended, and give memory back when nothing runs. An interrupted sweep is made good by another."""
+        """Retire what has ended, and give memory back when nothing runs. A sweep that was interrupted is repeated."""
         self._batch.retire()
         for row in sorted(self._drafted.difference(self._batch.rows)):
             try:
@@ -195,23 +195,26 @@ class Engine:
         owners = [first.setdefault(sequence.prompt, index) for index, sequence in enumerate(sequences)]
         unique = sorted(set(owners))
         lines = {owner: line for line, owner in enumerate(unique)}
-        counts = [len(sequences[i].prompt) - 1 for i in unique]
-        tokens = torch.zeros(len(unique), max(counts), dtype=torch.long)
-        for line, i in enumerate(unique):
-            tokens[line, : counts[line]] = torch.tensor(sequences[i].prompt[:-1])
-        tokens = tokens.to(self.target.device)
+        prompts = [torch.tensor(sequences[i].prompt[:-1], dtype=torch.long) for i in unique]
+        counts = [len(prompt) for prompt in prompts]
+        tokens = torch.nn.utils.rnn.pad_sequence(prompts, batch_first=True).to(self.target.device)
         cache = self._stepper.cache
         cache.reserve(max(rows) + 1, max(counts) + 1)
-        hidden = prefill(self.target, cache, [rows[i] for i in unique], tokens, [0] * len(unique))
+        hidden: dict[int, Mapping[int, Tensor]] = {}  # by line, those of its own tokens
+        for group in like_lengths(counts):
+            longest = max(counts[line] for line in group)
+            own = tokens[group, :longest]
+            states = prefill(self.target, cache, [rows[unique[line]] for line in group], own, [0] * len(group))
+            for place, line in enumerate(group):
+                hidden[line] = {tap: each[place : place + 1, : counts[line]] for tap, each in states.items()}
         copies = [index for index, owner in enumerate(owners) if owner != index]
         if copies:
             cache.fork([rows[owners[i]] for i in copies], [rows[i] for i in copies], max(counts))
         seconds = time.perf_counter() - started
         for row, owner, sequence in zip(rows, owners, sequences, strict=True):
             line = lines[owner]
-            own = {layer: states[line : line + 1, : counts[line]] for layer, states in hidden.items()}
             self._drafted.add(row)
-            self.drafter.admit(row, tokens[line, : counts[line]], own)
+            self.drafter.admit(row, tokens[line, : counts[line]], hidden[line])
             sequence.tally.prefill_seconds = seconds
 
     def _advance(self) -> None:
