@@ -7,6 +7,7 @@ import torch
 
 import heads
 import tiny
+from foredraft.drafters import memory
 from foredraft.drafters.eagle3 import Eagle3Drafter, Options as Eagle3Options
 from foredraft.engine.control import Constant
 from foredraft.model.causal import CausalLM
@@ -62,8 +63,8 @@ def test_what_outlives_a_step_is_no_inference_tensor():
     g = tiny.generator(target, drafter, Constant(2))
     with g.stream(tiny.prompts((120,))[0], max_new_tokens=80) as stream:
         next(stream)
-        memory = drafter._memory
-        kept = [*g.engine._stepper.cache.stored(0), *memory._cache.stored(0), memory._features]
+        own = drafter._memory
+        kept = [*g.engine._stepper.cache.stored(0), *own._cache.stored(0), own._features]
         assert all(each.numel() and not each.is_inference() for each in kept)
     grown = target.new_cache()
     with torch.inference_mode():
@@ -71,3 +72,23 @@ def test_what_outlives_a_step_is_no_inference_tensor():
         grown.buffers(0, torch.ones(1, 2, 1, 8), torch.ones(1, 2, 1, 8))
         grown.reserve(2, 300)
     assert not any(each.is_inference() for each in grown.stored(0))
+
+
+def test_features_are_fused_a_chunk_at_a_time(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(memory, "_CHUNK", 8)
+    target = CausalLM(tiny.build("llama"))
+    target.tap((0, 1, 2))
+    drafter = Eagle3Drafter(Eagle3Options(nodes=4, depth=2, top_k=2), heads.eagle3(target))
+    prompt = tiny.prompts((30,))[0]
+    hidden = {tap: torch.randn(1, 29, 32) for tap in (0, 1, 2)}
+    sizes: list[int] = []
+    fuse = drafter._memory._to_features
+
+    def counted(piece: dict[int, torch.Tensor]) -> torch.Tensor:
+        sizes.append(piece[0].shape[1])
+        return fuse(piece)
+
+    monkeypatch.setattr(drafter._memory, "_to_features", counted)
+    drafter.admit(0, torch.tensor(prompt[:-1]), hidden)
+    assert sizes == [8, 8, 8, 5]
+    assert torch.allclose(drafter._memory._features[0, :29], fuse(hidden)[0], atol=1e-5)

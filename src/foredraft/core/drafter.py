@@ -113,7 +113,7 @@ class Drafter(ABC):
     """Proposes trees of tokens; one file a method. Subclasses are final.
 
     Whatever it gets wrong (weights, vocabulary, cache) costs speed and never correctness, as long as each draft
-    carries the law that it was really drawn from.
+    carries the law that it was really drawn from. Drafts that cannot be verified are refused with a ``DrafterError``.
     """
 
     needs: Needs = Needs()

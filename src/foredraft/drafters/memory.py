@@ -83,13 +83,13 @@ class Memory:
         self._waiting: list[_Waiting] = []
 
     def admit(self, row: int, hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
-        """A text begins with these states of the target."""
+        """A text begins with these states of the target; a chunk of them at a time is fused."""
         self._settle()
-        features = self._to_features(hidden)
-        length = features.shape[1]
-        self._reserve(row + 1, length, features.shape[2])
-        if length:
-            self._features[row, :length] = features[0]
+        length = next(iter(hidden.values())).shape[1]
+        for begin in range(0, max(length, 1), _CHUNK):
+            features = self._to_features({tap: states[:, begin : begin + _CHUNK] for tap, states in hidden.items()})
+            self._reserve(row + 1, length, features.shape[2])
+            self._features[row, begin : begin + features.shape[1]] = features[0]
         self._known[row] = 0
 
     def commit(self, view: View, verdict: Verdict, out: StepOut) -> None:

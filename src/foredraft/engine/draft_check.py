@@ -4,7 +4,6 @@ What the host knows (shapes, types, the law) is checked before the target's forw
 and the answer is read back with the step's results: no synchronisation of its own.
 """
 
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -14,30 +13,36 @@ from torch import Tensor
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import View
 from foredraft.core.errors import DrafterError
-from foredraft.core.tree import PAD, ROOT
+from foredraft.core.tree import PAD, ROOT, TokenTree
 
 
-class Suspects(NamedTuple):
-    """Rows whose draft has wrong values, as far as a quick look can tell, and what it takes to look closely."""
+class Proposed(NamedTuple):
+    """A draft as it was proposed, which rows passed a quick look at its values, and what it takes to look closely."""
 
-    rows: Bool[Tensor, "B"]
+    sound: Bool[Tensor, "B"]
     draft: Draft
     view: View
     vocab_size: int
     name: str
 
-    def judge(self, rows: list[bool], depths: list[int]) -> None:
-        """Raise for the first of these rows that is at fault.
+    @property
+    def columns(self) -> Int[Tensor, "B 4"]:
+        """What the host wants to know of each row, to be read back with the rest of the step."""
+        tree = self.draft.tree
+        return torch.cat([self.sound[:, None], tree.parents[:, :1], tree.tokens[:, :1], self.view.roots[:, None]], 1)
+
+    def judge(self, table: list[list[int]], depths: list[int]) -> None:
+        """Raise for the first row that is at fault.
 
         Args:
-            rows: what ``rows`` holds.
+            table: what ``columns`` holds.
             depths: of the longest path in each row.
 
         Raises:
             DrafterError: what is wrong with the draft, and whose it is.
         """
-        for row, (suspect, depth) in enumerate(zip(rows, depths, strict=True)):
-            fault = self._fault(row) if suspect else None
+        for row, ((sound, parent, token, root), depth) in enumerate(zip(table, depths, strict=True)):
+            fault = None if sound and parent == ROOT and token == root else self._fault(row)
             if depth > self.draft.tree.depth:
                 fault = fault or f"a path of {depth} tokens is deeper than the {self.draft.tree.depth} of tree.depth"
             if fault is not None:
@@ -67,8 +72,8 @@ class Suspects(NamedTuple):
         return None
 
 
-def checked(draft: Draft, view: View, vocab_size: int, name: str) -> tuple[Draft, Suspects]:
-    """The draft, safe to index with: nodes with a wrong parent or token become padding, and their rows are suspect.
+def checked(draft: Draft, view: View, vocab_size: int, name: str) -> tuple[Draft, Proposed]:
+    """The draft, safe to index with: nodes with a wrong parent or token become padding, and their rows are not sound.
 
     Raises:
         DrafterError: its shapes, types or law are wrong, which the host sees at once.
@@ -76,15 +81,15 @@ def checked(draft: Draft, view: View, vocab_size: int, name: str) -> tuple[Draft
     fault = _form_fault(draft, view, vocab_size)
     if fault is not None:
         raise DrafterError(f"{name} proposed a draft that cannot be verified: {fault}.")
-    tokens, parents = draft.tree.tokens, draft.tree.parents
+    tree = draft.tree
+    tokens, parents = tree.tokens, tree.parents
     above = torch.arange(-1, tokens.shape[1] - 1, device=tokens.device)
     absent = parents == PAD
     inside = tokens.clamp(0, vocab_size - 1)
-    right = parents == above if draft.tree.linear else (parents >= 0) & (parents <= above)
+    right = parents == above if tree.linear else (parents >= above.clamp(max=0)) & (parents <= above)
     right = (right & (inside == tokens)) | absent
-    right[:, 0] = (parents[:, 0] == ROOT) & (inside[:, 0] == view.roots)
     sound = right
-    if draft.law is Law.CHAIN and not draft.tree.linear:
+    if draft.law is Law.CHAIN and not tree.linear:
         sound = sound & ~_younger(parents)
     if draft.q is not None and not view.warp.greedy:
         drawn = (draft.q.gather(2, inside[..., None])[..., 0] > 0) | absent
@@ -92,8 +97,8 @@ def checked(draft: Draft, view: View, vocab_size: int, name: str) -> tuple[Draft
             drawn = drawn | view.warp.greedy_rows[..., 0]
         drawn[:, 0] = True
         sound = sound & drawn
-    safe = replace(draft.tree, tokens=inside, parents=torch.where(right, parents, PAD))
-    return replace(draft, tree=safe), Suspects(~sound.all(1), draft, view, vocab_size, name)
+    safe = TokenTree(inside, torch.where(right, parents, PAD), tree.depth, tree.linear)
+    return Draft(safe, draft.law, draft.q, draft.scores), Proposed(sound.all(1), draft, view, vocab_size, name)
 
 
 def _younger(parents: Int[Tensor, "B N"]) -> Bool[Tensor, "B N"]:

@@ -13,7 +13,7 @@ from foredraft.core.noise import NoiseCoins
 from foredraft.core.tree import PAD, TokenTree, depths
 from foredraft.core.verify import verify
 from foredraft.core.warp import Paths
-from foredraft.engine.draft_check import Suspects, checked
+from foredraft.engine.draft_check import Proposed, checked
 from foredraft.model.cache import SlotCache
 from foredraft.model.slot_lm import SlotLM
 
@@ -23,10 +23,6 @@ SIZES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 _FINE, _LEAST = 1e6, 1e4
 """Scores are read back as whole numbers of millionths, and none below -1e4."""
-
-
-_SUSPECT = 2
-"""Stands for whether a row's law is fine where its draft looks wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +82,7 @@ class Stepper:
     def __call__(self, view: View, plan: Plan, logprobs: bool = False, laws: bool = False) -> StepDone:
         """Run one step for every row of ``view``. Reads back from the device once, at its end."""
         started = time.perf_counter()
-        draft, suspects = self._propose(view, plan)
+        draft, proposal = self._propose(view, plan)
         proposed = time.perf_counter()
         tree = draft.tree
         bases = view.lengths - 1
@@ -101,7 +97,7 @@ class Stepper:
             self.cache.keep(step.rows, step.slots[:, 0], verdict.path)
         self.drafter.commit(view, draft, verdict, out)
         emitted, counts = verdict.emitted(tree), verdict.accepted() + 1
-        rows = _read_back(draft, suspects, emitted, counts, law, verdict)
+        rows = _read_back(draft, proposal, emitted, counts, law, verdict)
         ended = time.perf_counter()
         return StepDone(
             rows=rows,
@@ -114,22 +110,22 @@ class Stepper:
             laws=_on_path(law.p, verdict) if laws and law.p is not None else None,
         )
 
-    def _propose(self, view: View, plan: Plan) -> tuple[Draft, Suspects | None]:
-        suspects = None
+    def _propose(self, view: View, plan: Plan) -> tuple[Draft, Proposed | None]:
+        proposal = None
         if plan.length:
             name = self.drafter.__class__.__name__
-            draft, suspects = checked(self.drafter.propose(view, plan), view, self.target.vocab_size, name)
+            draft, proposal = checked(self.drafter.propose(view, plan), view, self.target.vocab_size, name)
             if not all(plan.lengths):
                 asked = torch.tensor([length > 0 for length in plan.lengths], device=view.lengths.device)
                 draft = replace(draft, tree=draft.tree.only(asked))
         else:
             draft = Draft(TokenTree.root(view.roots), Law.FIXED)
         if self.exact_nodes:
-            return _resized(draft, self.exact_nodes), suspects
+            return _resized(draft, self.exact_nodes), proposal
         if view.lengths.device.type == "cpu":  # here a look at the values is no synchronisation
             used = draft.tree.valid.any(0).nonzero().flatten().tolist()
             draft = _resized(draft, round_up(used[-1] + 1 if used else 1))
-        return draft, suspects
+        return draft, proposal
 
 
 def round_up(nodes: int) -> int:
@@ -156,7 +152,7 @@ def _resized(draft: Draft, nodes: int) -> Draft:
 
 def _read_back(
     draft: Draft,
-    suspects: Suspects | None,
+    proposal: Proposed | None,
     emitted: Int[Tensor, "B D"],
     counts: Int[Tensor, "B"],
     law: Target,
@@ -174,14 +170,15 @@ def _read_back(
     fine = (sound.gather(1, verdict.path.clamp(min=0)) | (verdict.path < 0)).all(1)  # where nothing was said, no harm
     last = verdict.path.gather(1, counts[:, None] - 1)
     refused = ((tree.parents == last) & tree.valid).any(1)
-    state = fine.long() if suspects is None else torch.where(suspects.rows, _SUSPECT, fine)
-    packed = torch.stack([counts, drafted, depth, state, refused.long()], dim=1)
+    packed = torch.stack([counts, drafted, depth, fine.long(), refused.long()], dim=1)
     columns = [packed, emitted]
     if draft.scores is not None:
         columns += [_ranks(draft.scores, tree, verdict), (draft.scores.clamp(min=-_LEAST) * _FINE).round().long()]
+    if proposal is not None:
+        columns.append(proposal.columns)
     table = torch.cat(columns, dim=1).tolist()
-    if suspects is not None:
-        suspects.judge([line[3] == _SUSPECT for line in table], [line[2] for line in table])
+    if proposal is not None:
+        proposal.judge([line[-4:] for line in table], [line[2] for line in table])
     after = 5 + emitted.shape[1]
     scored = after + emitted.shape[1] if tree.linear else len(table[0])  # of trees nobody wants to know
     return [
@@ -190,7 +187,7 @@ def _read_back(
             drafted=line[1],
             depth=line[2],
             accepted=line[0] - 1,
-            healthy=line[3] != 0,
+            healthy=line[3] == 1,
             ranks=tuple(line[after + 1 : after + line[0]]),
             refused=line[4] == 1,
             scores=tuple(score / _FINE for score in line[scored + 1 : scored + 1 + line[1]]),
