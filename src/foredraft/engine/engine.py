@@ -107,13 +107,14 @@ class Engine:
             raise
 
     def cancel(self, sequences: Seq[Sequence]) -> None:
-        """End these between two steps; what they have said so far stays."""
+        """End these between two steps; what they have said so far stays. From inside a step, they leave at its end."""
         with self._lock:
             for sequence in sequences:
                 if not sequence.finished:
                     sequence.finish("cancelled")
             self._waiting = deque(sequence for sequence in self._waiting if not sequence.finished)
-            self._clean() if self._torn else self._sweep()
+            if not self._torn:  # else a step is running in this thread, or the next one begins with cleaning up
+                self._sweep()
 
     def step(self) -> None:
         """Admit whoever is waiting, then advance every row by at least one token.
@@ -181,7 +182,8 @@ class Engine:
             sequences = list(islice(self._waiting, count))
             try:
                 self._batch.admit(rows, sequences)
-                self._waiting = deque(islice(self._waiting, count, None))
+                admitted = set(sequences)
+                self._waiting = deque(sequence for sequence in self._waiting if sequence not in admitted)
                 self._prefill(rows, sequences)
             except Exception as error:  # they wait no longer, and perhaps they do not run either
                 self._fail(sequences, f"Reading this text's prompt failed: {error}")
