@@ -736,3 +736,16 @@ def test_a_failure_while_prompts_are_read_reaches_their_owners():
     for sequence in sequences:
         assert sequence.finish_reason == "cancelled"
         assert "Reading this text's prompt failed: no room" in str(sequence.error)
+
+
+def test_a_stream_that_is_closed_from_inside_a_step_leaves_at_its_end():
+    """As a finaliser may do it, which runs wherever memory is collected."""
+    prompts = tiny.prompts((6, 11))
+    drafter = tiny.ScriptedDrafter(lambda view, plan: Draft(TokenTree.root(view.roots), Law.FIXED))
+    g = tiny.generator(model(), drafter)
+    first, second = (g.stream(prompt, max_new_tokens=NEW) for prompt in prompts)
+    next(first)
+    drafter._propose = lambda view, plan: (first.close(), Draft(TokenTree.root(view.roots), Law.FIXED))[1]
+    list(second)
+    assert first.result.finish_reason == "cancelled" and len(first.result.tokens) == 1
+    assert second.result.tokens == plain(prompts[1]) and drafter.rows == set()

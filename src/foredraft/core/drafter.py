@@ -113,7 +113,7 @@ class Drafter(ABC):
     """Proposes trees of tokens; one file a method. Subclasses are final.
 
     Whatever it gets wrong (weights, vocabulary, cache) costs speed and never correctness, as long as each draft
-    carries the law that it was really drawn from.
+    carries the law that it was really drawn from. Drafts that cannot be verified are refused with a ``DrafterError``.
     """
 
     needs: Needs = Needs()
@@ -142,7 +142,11 @@ class Drafter(ABC):
 
     @abstractmethod
     def release(self, row: int) -> None:
-        """A row has ended: forget it. Its number will be given to another."""
+        """A row has ended: forget it. Its number will be given to another.
+
+        After an interruption (Ctrl-C) it may be called for a row whose ``admit`` or ``release`` was stopped half-way,
+        or had not begun: forgetting what is not there is no error.
+        """
 
     def finish(self) -> None:  # noqa: B027 - most have nothing to wait for
         """Wait for whatever is still done beside the loop; between two calls, for who measures the next drafter."""

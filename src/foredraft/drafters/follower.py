@@ -92,7 +92,7 @@ class Follower:
 
     def release(self, row: int) -> None:
         """Forget a text; the last one takes the cache with it."""
-        del self._records[row]
+        self._records.pop(row, None)
         self.model.forget(row)
         if not self._records:
             self._asked = self._judged = None

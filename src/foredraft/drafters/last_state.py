@@ -31,7 +31,7 @@ class LastState:
         self._states.update(zip(view.rows, states.unbind(0), strict=True))
 
     def release(self, row: int) -> None:
-        del self._states[row]
+        self._states.pop(row, None)
 
     def extend(self, view: View, room: int) -> Extended:
         """The states of these rows. Nothing is read for it, so no room is needed."""

@@ -124,7 +124,7 @@ class Lookahead(Rewindable):
 
     @torch.inference_mode()
     def release(self, row: int) -> None:
-        self._rows.remove(row)
+        self._rows.discard(row)
         self._unfilled.discard(row)
         if self._pool is not None and not self._shared:
             self._pool.empty(row)

@@ -105,7 +105,7 @@ class MaxGram(Rewindable):
     def rewind(self, row: int, length: int) -> None: ...
 
     def release(self, row: int) -> None:
-        self._rows.remove(row)
+        self._rows.discard(row)
         if not self._rows:
             self._followers = self._followers.new_zeros(0)
 

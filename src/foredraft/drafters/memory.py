@@ -18,7 +18,7 @@ from foredraft.core.tree import TokenTree
 from foredraft.drafters.grow import ranked
 from foredraft.drafters.growing import Growing
 from foredraft.model.attention import mix
-from foredraft.model.cache import SlotCache, SlotView, bucket
+from foredraft.model.cache import SlotCache, SlotView, bucket, lasting_zeros
 from foredraft.model.linear import any_weight
 from foredraft.model.masks import Layout, StepIn, address, extent_of
 from foredraft.nets.eagle import EagleNet
@@ -84,13 +84,13 @@ class Memory:
         self._waiting: list[_Waiting] = []
 
     def admit(self, row: int, hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
-        """A text begins with these states of the target."""
+        """A text begins with these states of the target; a chunk of them at a time is fused."""
         self._settle()
-        features = self._to_features(hidden)
-        length = features.shape[1]
-        self._reserve(row + 1, length, features.shape[2])
-        if length:
-            self._features[row, :length] = features[0]
+        length = next(iter(hidden.values())).shape[1]
+        for begin in range(0, max(length, 1), _CHUNK):
+            features = self._to_features({tap: states[:, begin : begin + _CHUNK] for tap, states in hidden.items()})
+            self._reserve(row + 1, length, features.shape[2])
+            self._features[row, begin : begin + features.shape[1]] = features[0]
         self._known[row] = 0
 
     def commit(self, view: View, verdict: Verdict, out: StepOut) -> None:
@@ -108,7 +108,7 @@ class Memory:
         """Make features of what waits, and put them into their slots."""
         if not self._waiting:
             return
-        steps, self._waiting = self._waiting, []
+        steps = self._waiting
         features = self._to_features({tap: torch.cat([step.hidden[tap] for step in steps]) for tap in steps[0].hidden})
         width = features.shape[1]
         rows = [row for step in steps for row in step.rows]
@@ -116,16 +116,17 @@ class Memory:
         starts = torch.cat([step.starts for step in steps])[:, None]
         slots = starts + torch.arange(width, device=features.device)
         self._features[torch.tensor(rows, device=features.device)[:, None], slots] = features
+        self._waiting = []  # last: who was interrupted does it again
 
     def release(self, row: int) -> None:
         """Forget a text; the last one takes the memory with it."""
-        del self._known[row]
+        self._known.pop(row, None)
         if self._known:
             self._settle()
         else:
             self._waiting.clear()
             self._cache.clear()
-            self._features = self._features.new_zeros(0, 0, 0)
+            self._features = lasting_zeros(self._features, 0, 0, 0)
 
     def extend(self, view: View, room: int) -> Extended:
         """Read what is new in each text, up to the row whose token is the root.
@@ -202,7 +203,8 @@ class Memory:
             return
         if rows > have[0]:  # texts come one by one: doubled, so that what is stored is not copied for each
             rows = max(rows, 2 * have[0])
-        wider = self._features.new_zeros(max(rows, have[0]), max(bucket(slots), have[1]), max(width, have[2]))
+        shape = max(rows, have[0]), max(bucket(slots), have[1]), max(width, have[2])
+        wider = lasting_zeros(self._features, *shape)
         wider[: have[0], : have[1], : have[2]] = self._features
         self._features = wider
 

@@ -42,8 +42,8 @@ class NgramPool:
         self._tokens = with_rows(self._tokens, owners, _FREE)
 
     def empty(self, owner: int) -> None:
-        """Forget all that this owner has."""
-        self._tokens[owner] = _FREE
+        """Forget all that this owner has, if there is a pool for it."""
+        self._tokens[owner : owner + 1] = _FREE
 
     def clear(self) -> None:
         """Let go of all owners and of their tables."""

@@ -146,9 +146,10 @@ class Online(Drafter):
     def release(self, row: int) -> None:
         self._inner.release(row)
         self._write_down()
-        notes = self._notes.pop(row)
-        self._put_away(notes)
-        self._requests += notes.rooted
+        notes = self._notes.pop(row, None)
+        if notes is not None:
+            self._put_away(notes)
+            self._requests += notes.rooted
         self._turn()
 
     def finish(self) -> None:

@@ -54,7 +54,7 @@ class Reader:
 
     def release(self, row: int) -> None:
         """Forget a text; the last one takes the cache with it."""
-        del self._known[row]
+        self._known.pop(row, None)
         if not self._known:
             self.cache.clear()
 

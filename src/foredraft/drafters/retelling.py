@@ -54,7 +54,7 @@ class Retelling:
 
     def release(self, row: int) -> None:
         """Forget a text."""
-        del self._texts[row]
+        self._texts.pop(row, None)
 
     def view(self, view: View) -> tuple[View, list[int]]:
         """The same texts in the draft's tokens, and how many of each text's tokens are those of the last time."""

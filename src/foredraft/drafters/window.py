@@ -73,7 +73,7 @@ class WindowReader:
     def release(self, row: int) -> None:
         """Forget a text."""
         self._begins.pop(row, None)
-        del self._left[row]
+        self._left.pop(row, None)
         self._reader.release(row)
 
     def within_context(self, view: View, plan: Plan) -> Plan:

@@ -1,6 +1,7 @@
 """The rows in flight, as tensors. Rows come and go between steps; the others do not notice."""
 
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Int
@@ -14,53 +15,74 @@ from foredraft.engine.sequence import Sequence
 _BUCKET = 256
 
 
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """All that changes in a batch: row numbers, their sequences, history [B, L], lengths and seeds [B]."""
+
+    numbers: tuple[int, ...]
+    sequences: tuple[Sequence, ...]
+    history: Int[Tensor, "B L"]
+    lengths: Int[Tensor, "B"]
+    seeds: Int[Tensor, "B"]
+    warp: Warp | None = None  # made by the first view
+
+
 class Batch:
     """Sequences with their row numbers, and the tensors that a step reads: history [B, L], lengths and seeds [B].
 
-    A row number is the sequence's place in the caches, and stays the same for its whole life.
+    A row number is the sequence's place in the caches, and stays the same for its whole life. A change is built first
+    and then takes effect by one assignment, so that an interruption leaves the batch as it was before or after it.
     """
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
-        self.rows: list[int] = []
-        self.sequences: list[Sequence] = []
         self._vocab_size = vocab_size
         self._device = device
-        self._history = torch.zeros(0, 0, dtype=torch.long, device=device)
-        self._lengths = torch.zeros(0, dtype=torch.long, device=device)
-        self._seeds = torch.zeros(0, dtype=torch.long, device=device)
-        self._warp: Warp | None = None
+        none = torch.zeros(0, dtype=torch.long, device=device)
+        self._rows = _Rows((), (), torch.zeros(0, 0, dtype=torch.long, device=device), none, none)
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self._rows.numbers)
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """Row numbers in the order of the batch."""
+        return self._rows.numbers
+
+    @property
+    def sequences(self) -> tuple[Sequence, ...]:
+        """The sequence of each row."""
+        return self._rows.sequences
 
     def admit(self, rows: Seq[int], sequences: Seq[Sequence]) -> None:
         """Take in rows; their history is all they have committed so far."""
+        old = self._rows
         lengths = [sequence.length for sequence in sequences]
-        longest = max(lengths)
-        self._reserve(longest)
+        before = _widened(old.history, max(lengths))
+        width = before.shape[1]
         texts = [[*sequence.prompt, *sequence.tokens] for sequence in sequences]
-        known = torch.tensor([text + [0] * (longest - len(text)) for text in texts], dtype=torch.long)
-        fresh = torch.nn.functional.pad(known, (0, self._history.shape[1] - longest))
-        history = torch.cat([self._history, fresh.to(self._device)])
-        seeds = torch.cat([self._seeds, self._tensor([sequence.stream for sequence in sequences])])
-        self._lengths = torch.cat([self._lengths, self._tensor(lengths)])
-        self._history, self._seeds = history, seeds
-        self.rows.extend(rows)
-        self.sequences.extend(sequences)
-        self._warp = None
+        fresh = torch.tensor([text + [0] * (width - len(text)) for text in texts], dtype=torch.long)
+        self._rows = _Rows(
+            numbers=(*old.numbers, *rows),
+            sequences=(*old.sequences, *sequences),
+            history=torch.cat([before, fresh.to(self._device)]),
+            lengths=torch.cat([old.lengths, self._tensor(lengths)]),
+            seeds=torch.cat([old.seeds, self._tensor([sequence.stream for sequence in sequences])]),
+        )
 
-    def retire(self) -> list[int]:
-        """Let go of the rows whose sequences have ended, and return their numbers."""
-        retired = [row for row, sequence in zip(self.rows, self.sequences, strict=True) if sequence.finished]
-        if not retired:
-            return []
-        stay = [i for i, sequence in enumerate(self.sequences) if not sequence.finished]
+    def retire(self) -> None:
+        """Let go of the rows whose sequences have ended."""
+        old = self._rows
+        stay = [i for i, sequence in enumerate(old.sequences) if not sequence.finished]
+        if len(stay) == len(old.sequences):
+            return
         keep = self._tensor(stay)
-        self._history, self._lengths, self._seeds = self._history[keep], self._lengths[keep], self._seeds[keep]
-        self.rows = [self.rows[i] for i in stay]
-        self.sequences = [self.sequences[i] for i in stay]
-        self._warp = None
-        return retired
+        self._rows = _Rows(
+            numbers=tuple(old.numbers[i] for i in stay),
+            sequences=tuple(old.sequences[i] for i in stay),
+            history=old.history[keep],
+            lengths=old.lengths[keep],
+            seeds=old.seeds[keep],
+        )
 
     @property
     def extents(self) -> tuple[int, ...]:
@@ -69,21 +91,23 @@ class Batch:
 
     def view(self) -> View:
         """What the step and the drafter see."""
-        if self._warp is None:
-            self._warp = Warp.of(
-                [sequence.params for sequence in self.sequences],
+        now, warp = self._rows, self._rows.warp
+        if warp is None:
+            warp = Warp.of(
+                [sequence.params for sequence in now.sequences],
                 vocab_size=self._vocab_size,
-                eos_token_ids=[tuple(sorted(sequence.rules.eos_token_ids)) for sequence in self.sequences],
-                prompt_lengths=[len(sequence.prompt) for sequence in self.sequences],
+                eos_token_ids=[tuple(sorted(sequence.rules.eos_token_ids)) for sequence in now.sequences],
+                prompt_lengths=[len(sequence.prompt) for sequence in now.sequences],
                 device=self._device,
             )
+            self._rows = replace(now, warp=warp)
         return View(
-            rows=tuple(self.rows),
-            history=self._history,
-            lengths=self._lengths,
+            rows=now.numbers,
+            history=now.history,
+            lengths=now.lengths,
             extents=self.extents,
-            warp=self._warp,
-            noise=Noise(self._seeds, self._lengths),
+            warp=warp,
+            noise=Noise(now.seeds, now.lengths),
         )
 
     def append(self, emitted: Int[Tensor, "B D"], counts: Int[Tensor, "B"]) -> None:
@@ -91,17 +115,17 @@ class Batch:
 
         Views handed out before keep their lengths; history changes only beyond these.
         """
-        self._reserve(max(self.extents) + emitted.shape[1])
-        index = self._lengths[:, None] + torch.arange(emitted.shape[1], device=self._device)
-        self._history.scatter_(1, index, emitted.clamp(min=0))
-        self._lengths = self._lengths + counts
-
-    def _reserve(self, length: int) -> None:
-        if length > self._history.shape[1]:
-            width = -(-length // _BUCKET) * _BUCKET
-            wider = torch.zeros(self._history.shape[0], width, dtype=torch.long, device=self._device)
-            wider[:, : self._history.shape[1]] = self._history
-            self._history = wider
+        now = self._rows
+        history = _widened(now.history, max(self.extents) + emitted.shape[1])
+        index = now.lengths[:, None] + torch.arange(emitted.shape[1], device=self._device)
+        history.scatter_(1, index, emitted.clamp(min=0))
+        self._rows = replace(now, history=history, lengths=now.lengths + counts)
 
     def _tensor(self, values: list[int]) -> Int[Tensor, "B"]:
         return torch.tensor(values, dtype=torch.long, device=self._device)
+
+
+def _widened(history: Int[Tensor, "B L"], length: int) -> Int[Tensor, "B M"]:
+    """The same tensor if it has room for so many tokens, else a wider copy."""
+    missing = length - history.shape[1]
+    return history if missing <= 0 else torch.nn.functional.pad(history, (0, -(-missing // _BUCKET) * _BUCKET))

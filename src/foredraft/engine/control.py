@@ -260,8 +260,9 @@ class Apart(Controller):
         own.observe(view, plan, done)
 
     def release(self, row: int) -> None:
-        for controller in self._seen.pop(row, ()):
+        for controller in self._seen.get(row, ()):
             controller.release(row)
+        self._seen.pop(row, None)
 
     def _for(self, view: View) -> Controller:
         return self._greedy if view.warp.greedy else self._sampled

@@ -5,8 +5,8 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence as Seq
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Mapping, Sequence as Seq
+from contextlib import AbstractContextManager, suppress
 from itertools import islice
 
 import torch
@@ -26,7 +26,7 @@ from foredraft.engine.sequence import Decode, Request, Sequence, TokenLogprobs
 from foredraft.engine.step import StepDone, Stepper
 from foredraft.model.cache import SlotCache, bucket
 from foredraft.model.causal import CausalLM
-from foredraft.model.prefill import prefill
+from foredraft.model.prefill import like_lengths, prefill
 
 _log = logging.getLogger(__name__)
 
@@ -73,7 +73,8 @@ class Engine:
         self._numbers = itertools.count()
         self._max_slots = max_slots
         self._widest = max(drafter.needs.max_nodes, exact_nodes - 1)
-        self._drafted: set[int] = set()  # rows that the drafter knows of
+        self._drafted: set[int] = set()  # rows that the drafter may know of
+        self._torn = False  # whether a step has begun and neither ended nor been cleaned up after
         self._lock = threading.RLock()
         self.closed = False
 
@@ -145,13 +146,14 @@ class Engine:
             raise
 
     def cancel(self, sequences: Seq[Sequence]) -> None:
-        """End these between two steps; what they have said so far stays."""
+        """End these between two steps; what they have said so far stays. From inside a step, they leave at its end."""
         with self._lock:
             for sequence in sequences:
                 if not sequence.finished:
                     sequence.finish("cancelled")
             self._waiting = deque(sequence for sequence in self._waiting if not sequence.finished)
-            self._sweep()
+            if not self._torn:  # else a step is running in this thread, or the next one begins with cleaning up
+                self._sweep()
 
     def abandon(self, sequences: Iterable[Sequence]) -> None:
         """Have these cancelled at the start of the next step.
@@ -165,8 +167,9 @@ class Engine:
         """Between two steps: let in what was submitted, and cancel what was abandoned."""
         with self._lock:
             while self._arriving:
-                if not self._arriving[0].finished:
-                    self._waiting.append(self._arriving[0])
+                first = self._arriving[0]  # an interruption between the two lines below must not queue it twice
+                if not first.finished and (not self._waiting or self._waiting[-1] is not first):
+                    self._waiting.append(first)
                 self._arriving.popleft()
             if count := len(self._abandoned):
                 self.cancel([self._abandoned[index] for index in range(count)])
@@ -189,33 +192,66 @@ class Engine:
                 _log.warning("A step failed; the requests of its batch ended with an error.", exc_info=True)
 
     def step(self) -> None:
-        """Admit whoever is waiting, then advance every row by at least one token."""
+        """Admit whoever is waiting, then advance every row by at least one token.
+
+        Whatever stops it in the middle, be it a KeyboardInterrupt, ends all rows in flight and is raised itself; the
+        engine is as good as new then, or is made so by the next call, should the cleaning up have been stopped as well.
+        """
         with self._lock:
             self.process_queue()
             self._step()
 
     def _step(self) -> None:
+        self._clean() if self._torn else self._sweep()  # what another interruption may have left
         try:
+            self._torn = True
             self._admit()
             if len(self._batch):
                 self._advance()
-        except BaseException as error:  # in the middle of a step: no row in flight can be trusted
+            self._torn = False
+        except BaseException as error:  # no row in flight can be trusted
             if isinstance(error, Exception):
-                for sequence in self._batch.sequences:
-                    sequence.fail(ForedraftError(f"A step of this text's batch failed: {error}"))
-            self.cancel(self._batch.sequences)
+                self._fail(self._batch.sequences, f"A step of this text's batch failed: {error}")
+            self._clean()
             raise
         self._sweep()
 
     def _sweep(self) -> None:
-        """Retire what has ended, and give memory back when nothing runs."""
-        for row in self._batch.retire():
-            self.controller.release(row)
-            if row in self._drafted:
-                self._drafted.remove(row)
+        """Retire what has ended, and give memory back when nothing runs. A sweep that was interrupted is repeated."""
+        self._batch.retire()
+        for row in sorted(self._drafted.difference(self._batch.rows)):
+            try:
+                self.controller.release(row)
                 self.drafter.release(row)
+            except Exception:  # unlike an interruption, a fault would come again
+                self._drafted.discard(row)
+                raise
+            self._drafted.discard(row)
         if not len(self._batch):
             self._stepper.cache.clear()
+
+    def _clean(self) -> None:
+        """After a step that was stopped in the middle: end all rows in flight, and have everybody forget them."""
+        for sequence in self._batch.sequences:
+            if not sequence.finished:
+                with suppress(Exception):  # its text stream may have been stopped in the middle as well
+                    sequence.finish("cancelled")
+        self._waiting = deque(sequence for sequence in self._waiting if not sequence.finished)
+        self._batch.retire()
+        for row in sorted(self._drafted):
+            for keeper in (self.controller, self.drafter):
+                with suppress(Exception):  # what stopped the step is the error to raise
+                    keeper.release(row)
+            self._drafted.discard(row)
+        self._stepper.cache.clear()
+        self._torn = False
+
+    @staticmethod
+    def _fail(sequences: Seq[Sequence], reason: str) -> None:
+        for sequence in sequences:
+            if not sequence.finished:
+                with suppress(Exception):  # see ``_clean``
+                    sequence.fail(ForedraftError(reason))
 
     def _slots(self, request: Request) -> int:
         """How long a row this request may come to need."""
@@ -240,15 +276,14 @@ class Engine:
     def _admit(self) -> None:
         rows = self._free_rows()
         if rows:
-            sequences = [self._waiting.popleft() for _ in rows]
+            sequences = list(islice(self._waiting, len(rows)))
             try:
                 self._batch.admit(rows, sequences)
+                admitted = set(sequences)
+                self._waiting = deque(sequence for sequence in self._waiting if sequence not in admitted)
                 self._prefill(rows, sequences)
-            except BaseException as error:  # they wait no longer, and perhaps they do not run either
-                if isinstance(error, Exception):
-                    for sequence in sequences:
-                        sequence.fail(ForedraftError(f"Reading this text's prompt failed: {error}"))
-                self.cancel(sequences)
+            except Exception as error:  # they wait no longer, and perhaps they do not run either
+                self._fail(sequences, f"Reading this text's prompt failed: {error}")
                 raise
 
     @torch.inference_mode()
@@ -259,23 +294,26 @@ class Engine:
         owners = [first.setdefault(sequence.prompt, index) for index, sequence in enumerate(sequences)]
         unique = sorted(set(owners))
         lines = {owner: line for line, owner in enumerate(unique)}
-        counts = [len(sequences[i].prompt) - 1 for i in unique]
-        tokens = torch.zeros(len(unique), max(counts), dtype=torch.long)
-        for line, i in enumerate(unique):
-            tokens[line, : counts[line]] = torch.tensor(sequences[i].prompt[:-1])
-        tokens = tokens.to(self.target.device)
+        prompts = [torch.tensor(sequences[i].prompt[:-1], dtype=torch.long) for i in unique]
+        counts = [len(prompt) for prompt in prompts]
+        tokens = torch.nn.utils.rnn.pad_sequence(prompts, batch_first=True).to(self.target.device)
         cache = self._stepper.cache
         cache.reserve(max(rows) + 1, max(counts) + 1)
-        hidden = prefill(self.target, cache, [rows[i] for i in unique], tokens, [0] * len(unique))
+        hidden: dict[int, Mapping[int, Tensor]] = {}  # by line, those of its own tokens
+        for group in like_lengths(counts):
+            longest = max(counts[line] for line in group)
+            own = tokens[group, :longest]
+            states = prefill(self.target, cache, [rows[unique[line]] for line in group], own, [0] * len(group))
+            for place, line in enumerate(group):
+                hidden[line] = {tap: each[place : place + 1, : counts[line]] for tap, each in states.items()}
         copies = [index for index, owner in enumerate(owners) if owner != index]
         if copies:
             cache.fork([rows[owners[i]] for i in copies], [rows[i] for i in copies], max(counts))
         seconds = time.perf_counter() - started
         for row, owner, sequence in zip(rows, owners, sequences, strict=True):
             line = lines[owner]
-            own = {layer: states[line : line + 1, : counts[line]] for layer, states in hidden.items()}
-            self.drafter.admit(row, tokens[line, : counts[line]], own)
             self._drafted.add(row)
+            self.drafter.admit(row, tokens[line, : counts[line]], hidden[line])
             sequence.tally.prefill_seconds = seconds
 
     def _advance(self) -> None:

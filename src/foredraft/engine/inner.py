@@ -98,7 +98,8 @@ class InnerLoop:
 
     def release(self, row: int) -> None:
         """Forget a text; the last one takes the cache with it."""
-        del self._held[row], self._known[row]
+        self._held.pop(row, None)
+        self._known.pop(row, None)
         self._drafter.release(row)
         if not self._held:
             self._cache.clear()

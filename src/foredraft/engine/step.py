@@ -13,6 +13,7 @@ from foredraft.core.noise import NoiseCoins
 from foredraft.core.tree import PAD, TokenTree, depths
 from foredraft.core.verify import verify
 from foredraft.core.warp import Paths
+from foredraft.engine.draft_check import Proposed, checked
 from foredraft.model.cache import SlotCache
 from foredraft.model.slot_lm import SlotLM
 
@@ -81,7 +82,7 @@ class Stepper:
     def __call__(self, view: View, plan: Plan, logprobs: bool = False, laws: bool = False) -> StepDone:
         """Run one step for every row of ``view``. Reads back from the device once, at its end."""
         started = time.perf_counter()
-        draft = self._propose(view, plan)
+        draft, proposal = self._propose(view, plan)
         proposed = time.perf_counter()
         tree = draft.tree
         bases = view.lengths - 1
@@ -96,7 +97,7 @@ class Stepper:
             self.cache.keep(step.rows, step.slots[:, 0], verdict.path)
         self.drafter.commit(view, draft, verdict, out)
         emitted, counts = verdict.emitted(tree), verdict.accepted() + 1
-        rows = _read_back(draft, emitted, counts, law, verdict)
+        rows = _read_back(draft, proposal, emitted, counts, law, verdict)
         ended = time.perf_counter()
         return StepDone(
             rows=rows,
@@ -109,20 +110,22 @@ class Stepper:
             laws=_on_path(law.p, verdict) if laws and law.p is not None else None,
         )
 
-    def _propose(self, view: View, plan: Plan) -> Draft:
+    def _propose(self, view: View, plan: Plan) -> tuple[Draft, Proposed | None]:
+        proposal = None
         if plan.length:
-            draft = self.drafter.propose(view, plan)
+            name = self.drafter.__class__.__name__
+            draft, proposal = checked(self.drafter.propose(view, plan), view, self.target.vocab_size, name)
             if not all(plan.lengths):
                 asked = torch.tensor([length > 0 for length in plan.lengths], device=view.lengths.device)
                 draft = replace(draft, tree=draft.tree.only(asked))
         else:
             draft = Draft(TokenTree.root(view.roots), Law.FIXED)
         if self.exact_nodes:
-            return _resized(draft, self.exact_nodes)
+            return _resized(draft, self.exact_nodes), proposal
         if view.lengths.device.type == "cpu":  # here a look at the values is no synchronisation
-            used = int(draft.tree.valid.any(0).nonzero().max()) + 1
-            return _resized(draft, round_up(used))
-        return draft
+            used = draft.tree.valid.any(0).nonzero().flatten().tolist()
+            draft = _resized(draft, round_up(used[-1] + 1 if used else 1))
+        return draft, proposal
 
 
 def round_up(nodes: int) -> int:
@@ -148,9 +151,18 @@ def _resized(draft: Draft, nodes: int) -> Draft:
 
 
 def _read_back(
-    draft: Draft, emitted: Int[Tensor, "B D"], counts: Int[Tensor, "B"], law: Target, verdict: Verdict
+    draft: Draft,
+    proposal: Proposed | None,
+    emitted: Int[Tensor, "B D"],
+    counts: Int[Tensor, "B"],
+    law: Target,
+    verdict: Verdict,
 ) -> list[RowStep]:
-    """The one synchronisation of a step: everything that the host wants to know, in one small tensor."""
+    """The one synchronisation of a step: everything that the host wants to know, in one small tensor.
+
+    Raises:
+        DrafterError: the draft was none that could be verified.
+    """
     tree = draft.tree
     drafted = tree.valid.sum(1) - 1
     depth = drafted if tree.linear else depths(tree.parents).amax(1)
@@ -162,7 +174,11 @@ def _read_back(
     columns = [packed, emitted]
     if draft.scores is not None:
         columns += [_ranks(draft.scores, tree, verdict), (draft.scores.clamp(min=-_LEAST) * _FINE).round().long()]
+    if proposal is not None:
+        columns.append(proposal.columns)
     table = torch.cat(columns, dim=1).tolist()
+    if proposal is not None:
+        proposal.judge([line[-4:] for line in table], [line[2] for line in table])
     after = 5 + emitted.shape[1]
     scored = after + emitted.shape[1] if tree.linear else len(table[0])  # of trees nobody wants to know
     return [

@@ -94,8 +94,9 @@ class SlotCache:
         """The same; what is not there yet is allocated for keys and values of this shape."""
         keys, values = self._keys[layer], self._values[layer]
         if keys is None or values is None:
-            keys = self._keys[layer] = key.new_zeros(self.rows, key.shape[1], self.slots, key.shape[3])
-            values = self._values[layer] = value.new_zeros(self.rows, value.shape[1], self.slots, value.shape[3])
+            keys = self._keys[layer] = lasting_zeros(key, self.rows, key.shape[1], self.slots, key.shape[3])
+            values = lasting_zeros(value, self.rows, value.shape[1], self.slots, value.shape[3])
+            self._values[layer] = values
         return keys, values
 
     def keep(self, rows: Int[Tensor, "B"], bases: Int[Tensor, "B"], path: Int[Tensor, "B D"]) -> None:
@@ -125,7 +126,7 @@ class SlotCache:
                 buffer[list(rows)] = 0
 
     def _grown(self, old: Tensor) -> Tensor:
-        new = old.new_zeros(self.rows, old.shape[1], self.slots, old.shape[3])
+        new = lasting_zeros(old, self.rows, old.shape[1], self.slots, old.shape[3])
         new[: old.shape[0], :, : old.shape[2]] = old
         return new
 
@@ -177,6 +178,15 @@ class Unwritten(Cache):
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
         return self._extent, 0
+
+
+def lasting_zeros(like: Tensor, *shape: int) -> Tensor:
+    """Zeros of this type and device that outlive a step.
+
+    What is allocated under ``inference_mode`` may not be written to outside of it, and compilers refuse it.
+    """
+    with torch.inference_mode(False):
+        return torch.zeros(shape, dtype=like.dtype, device=like.device)
 
 
 def bucket(slots: int) -> int:

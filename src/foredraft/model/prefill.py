@@ -14,6 +14,34 @@ CHUNK = 512
 """Tokens a forward: bounds the masks and activations of a long prompt."""
 
 
+_FORWARD = 32
+"""What a forward costs beside its tokens, in tokens: reading so much padding is no worse than another forward."""
+_MOST = 4 * CHUNK
+"""Tokens of a forward over several rows, padding included."""
+
+
+def like_lengths(lengths: Sequence[int]) -> list[list[int]]:
+    """Which rows to read together: so that padding and further forwards together cost the least.
+
+    Rows sorted by length are parted where that is cheapest, a forward counting as ``_FORWARD`` tokens; none has more
+    than ``_MOST``.
+    """
+    order = sorted(range(len(lengths)), key=lengths.__getitem__)
+    best: list[tuple[int, int]] = [(0, 0)]  # of the first so many rows: what they cost, and where the last group begins
+    for end in range(1, len(order) + 1):
+        longest = lengths[order[end - 1]]
+        forwards = -(-longest // CHUNK) * _FORWARD
+        starts = [end - 1, *(i for i in range(end - 1) if (end - i) * min(longest, CHUNK) <= _MOST)]
+        best.append(min((best[start][0] + forwards + (end - start) * longest, start) for start in starts))
+    groups: list[list[int]] = []
+    end = len(order)
+    while end:
+        start = best[end][1]
+        groups.append(sorted(order[start:end]))
+        end = start
+    return groups
+
+
 def prefill(
     model: SlotLM,
     cache: SlotCache,

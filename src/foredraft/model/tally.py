@@ -26,7 +26,8 @@ class AttentionTally:
         old = self._sums[layer]
         if old is not None and old.shape == shape:
             return
-        new = torch.zeros(shape, device=device)
+        with torch.inference_mode(False):  # it outlives the step
+            new = torch.zeros(shape, device=device)
         if old is not None:
             new[: old.shape[0], :, : old.shape[2]] = old
         self._sums[layer] = new

@@ -1,0 +1,130 @@
+"""What a draft must be, whoever made it, so that a drafter's fault ends in a sentence and never in another output.
+
+What the host knows (shapes, types, the law) is checked before the target's forward. Values are checked on the device,
+and the answer is read back with the step's results: no synchronisation of its own.
+"""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from foredraft.core.draft import Draft, Law
+from foredraft.core.drafter import View
+from foredraft.core.errors import DrafterError
+from foredraft.core.tree import PAD, ROOT, TokenTree
+
+
+class Proposed(NamedTuple):
+    """A draft as it was proposed, which rows passed a quick look at its values, and what it takes to look closely."""
+
+    sound: Bool[Tensor, "B"]
+    draft: Draft
+    view: View
+    vocab_size: int
+    name: str
+
+    @property
+    def columns(self) -> Int[Tensor, "B 4"]:
+        """What the host wants to know of each row, to be read back with the rest of the step."""
+        tree = self.draft.tree
+        return torch.cat([self.sound[:, None], tree.parents[:, :1], tree.tokens[:, :1], self.view.roots[:, None]], 1)
+
+    def judge(self, table: list[list[int]], depths: list[int]) -> None:
+        """Raise for the first row that is at fault.
+
+        Args:
+            table: what ``columns`` holds.
+            depths: of the longest path in each row.
+
+        Raises:
+            DrafterError: what is wrong with the draft, and whose it is.
+        """
+        for row, ((sound, parent, token, root), depth) in enumerate(zip(table, depths, strict=True)):
+            fault = None if sound and parent == ROOT and token == root else self._fault(row)
+            if depth > self.draft.tree.depth:
+                fault = fault or f"a path of {depth} tokens is deeper than the {self.draft.tree.depth} of tree.depth"
+            if fault is not None:
+                raise DrafterError(f"{self.name} proposed a draft that cannot be verified: {fault} (row {row}).")
+
+    def _fault(self, row: int) -> str | None:
+        """What is wrong with a row, read on the host; None if some q is no law: those nodes are left out anyway."""
+        draft, greedy = self.draft, self.view.warp.greedy_rows
+        drawn = None if self.view.warp.greedy or (greedy is not None and bool(greedy[row])) else draft.q
+        tokens, parents = draft.tree.tokens[row].tolist(), draft.tree.parents[row].tolist()
+        root = int(self.view.roots[row])
+        if tokens[0] != root or parents[0] != ROOT:
+            return f"node 0 is token {tokens[0]} below {parents[0]}, and must be the root, token {root} below {ROOT}"
+        seen: set[int] = set()
+        for node in (node for node in range(1, len(tokens)) if parents[node] != PAD):
+            token, parent = tokens[node], parents[node]
+            if not 0 <= parent < node or (draft.tree.linear and parent != node - 1):
+                wanted = node - 1 if draft.tree.linear else f"one of 0 to {node - 1}"
+                return f"the parent of node {node} is {parent}, and must be {wanted}, or {PAD} for padding"
+            if draft.law is Law.CHAIN and parent in seen:
+                return f"its law is {draft.law.value!r}, but node {parent} has several children"
+            seen.add(parent)
+            if not 0 <= token < self.vocab_size:
+                return f"node {node} is token {token}, and the target's tokens are 0 to {self.vocab_size - 1}"
+            if drawn is not None and drawn[row, node].sum() > 0 and drawn[row, node, token] <= 0:
+                return f"node {node} is token {token}, to which its q gives no probability: it was not drawn from q"
+        return None
+
+
+def checked(draft: Draft, view: View, vocab_size: int, name: str) -> tuple[Draft, Proposed]:
+    """The draft, safe to index with: nodes with a wrong parent or token become padding, and their rows are not sound.
+
+    Raises:
+        DrafterError: its shapes, types or law are wrong, which the host sees at once.
+    """
+    fault = _form_fault(draft, view, vocab_size)
+    if fault is not None:
+        raise DrafterError(f"{name} proposed a draft that cannot be verified: {fault}.")
+    tree = draft.tree
+    tokens, parents = tree.tokens, tree.parents
+    above = torch.arange(-1, tokens.shape[1] - 1, device=tokens.device)
+    absent = parents == PAD
+    inside = tokens.clamp(0, vocab_size - 1)
+    right = parents == above if tree.linear else (parents >= above.clamp(max=0)) & (parents <= above)
+    right = (right & (inside == tokens)) | absent
+    sound = right
+    if draft.law is Law.CHAIN and not tree.linear:
+        sound = sound & ~_younger(parents)
+    if draft.q is not None and not view.warp.greedy:
+        drawn = (draft.q.gather(2, inside[..., None])[..., 0] > 0) | absent
+        if view.warp.greedy_rows is not None:
+            drawn = drawn | view.warp.greedy_rows[..., 0]
+        drawn[:, 0] = True
+        sound = sound & drawn
+    safe = TokenTree(inside, torch.where(right, parents, PAD), tree.depth, tree.linear)
+    return Draft(safe, draft.law, draft.q, draft.scores), Proposed(sound.all(1), draft, view, vocab_size, name)
+
+
+def _younger(parents: Int[Tensor, "B N"]) -> Bool[Tensor, "B N"]:
+    """Nodes with a sibling before them."""
+    same = (parents[:, :, None] == parents[:, None]) & (parents != PAD)[:, None]
+    return same.tril(-1).any(2)
+
+
+def _form_fault(draft: Draft, view: View, vocab_size: int) -> str | None:
+    tokens, parents, q = draft.tree.tokens, draft.tree.parents, draft.q
+    rows = len(view.rows)
+    if tokens.ndim != 2 or tokens.shape[0] != rows or not tokens.shape[1]:
+        return f"its tokens have shape {tuple(tokens.shape)}; {rows} rows of one node or more are wanted"
+    if parents.shape != tokens.shape:
+        return f"its parents have shape {tuple(parents.shape)}, its tokens {tuple(tokens.shape)}"
+    if tokens.dtype != torch.long or parents.dtype != torch.long:
+        return f"its tokens and parents must be torch.int64, not {tokens.dtype} and {parents.dtype}"
+    if tokens.device != view.history.device:
+        return f"it lies on {tokens.device}, the rows on {view.history.device}"
+    if draft.tree.depth < 0:
+        return f"its depth is {draft.tree.depth}"
+    if (q is None) != (draft.law is Law.FIXED):
+        return f"its law is {draft.law.value!r}, so it must {'come with' if q is None else 'have no'} q"
+    shape = (*tokens.shape, vocab_size)
+    if q is not None and (tuple(q.shape) != shape or not q.is_floating_point()):
+        return f"its q has shape {tuple(q.shape)} and type {q.dtype}; numbers of shape {shape} are wanted"
+    if draft.scores is not None and draft.scores.shape != tokens.shape:
+        return f"its scores have shape {tuple(draft.scores.shape)}, its tokens {tuple(tokens.shape)}"
+    return None

@@ -1,0 +1,181 @@
+"""A drafter of the user's own that gets its drafts wrong: a sentence that names it, and never another output."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+import tiny
+from foredraft.core.draft import Draft, Law
+from foredraft.core.drafter import Plan, View
+from foredraft.core.errors import DrafterError
+from foredraft.core.params import SamplingParams
+from foredraft.core.tree import PAD, TokenTree
+from foredraft.model.causal import CausalLM
+
+PROMPTS = tiny.prompts((5, 9))
+NEW = 6
+GREEDY = SamplingParams(max_new_tokens=NEW)
+SAMPLED = SamplingParams(max_new_tokens=NEW, temperature=1.0, seed=3)
+
+
+@functools.cache
+def target() -> CausalLM:
+    return CausalLM(tiny.build("llama"))
+
+
+def chain(view: View) -> Draft:
+    """Two tokens, drawn from a law that is uniform over the tokens 0 to 9."""
+    tokens = torch.cat([view.roots[:, None], torch.tensor([[4, 5]] * len(view.rows))], 1)
+    q = torch.zeros(len(view.rows), 3, tiny.VOCAB)
+    q[..., :10] = 0.1
+    return Draft(TokenTree.chain(tokens), Law.CHAIN, q)
+
+
+def tree(view: View) -> Draft:
+    """Two children of the root, one of which has a child; picked."""
+    tokens = torch.cat([view.roots[:, None], torch.tensor([[4, 5, 6]] * len(view.rows))], 1)
+    parents = torch.tensor([[-1, 0, 0, 1]] * len(view.rows))
+    return Draft(TokenTree(tokens, parents, depth=2), Law.FIXED)
+
+
+def with_tree(draft: Draft, **changes: object) -> Draft:
+    return replace(draft, tree=replace(draft.tree, **changes))
+
+
+def put(values: torch.Tensor, node: int, value: float) -> torch.Tensor:
+    """The same, with another value at a node of the last row."""
+    values = values.clone()
+    values[-1, node] = value
+    return values
+
+
+def without_a_parent(draft: Draft) -> Draft:
+    """What a ``TokenTree`` refuses to be where shapes are checked, as they are in tests."""
+    object.__setattr__(draft.tree, "parents", draft.tree.parents[:, :3])
+    return draft
+
+
+Fault = Callable[[Draft], Draft]
+FORM: dict[str, tuple[Callable[[View], Draft], Fault, str]] = {
+    "one row for two": (
+        tree,
+        lambda d: with_tree(d, tokens=d.tree.tokens[:1], parents=d.tree.parents[:1]),
+        r"shape \(1, 4\); 2 rows",
+    ),
+    "parents of another shape": (tree, without_a_parent, r"parents have shape \(2, 3\)"),
+    "numbers of another type": (tree, lambda d: with_tree(d, tokens=d.tree.tokens.int()), "must be torch.int64"),
+    "drawn without q": (chain, lambda d: replace(d, q=None), "its law is 'chain', so it must come with q"),
+    "picked with q": (chain, lambda d: replace(d, law=Law.FIXED), "its law is 'fixed', so it must have no q"),
+    "a narrow q": (chain, lambda d: replace(d, q=torch.rand(2, 3, 50)), r"its q has shape \(2, 3, 50\)"),
+    "scores of another shape": (tree, lambda d: replace(d, scores=torch.zeros(2, 3)), "its scores have shape"),
+}
+VALUES: dict[str, tuple[Callable[[View], Draft], Fault, str]] = {
+    "no root": (tree, lambda d: with_tree(d, tokens=put(d.tree.tokens, 0, 95)), "node 0 is token 95 below -1"),
+    "a root that is padding": (
+        chain,
+        lambda d: with_tree(d, parents=put(d.tree.parents, 0, PAD)),
+        "node 0 is token .* below -2",
+    ),
+    "two roots": (tree, lambda d: with_tree(d, parents=put(d.tree.parents, 2, -1)), "the parent of node 2 is -1"),
+    "a child before its parent": (
+        tree,
+        lambda d: with_tree(d, parents=put(d.tree.parents, 1, 3)),
+        "the parent of node 1 is 3, and must be one of 0 to 0",
+    ),
+    "a parent that is nowhere": (
+        tree,
+        lambda d: with_tree(d, parents=put(d.tree.parents, 1, 99)),
+        "the parent of node 1 is 99",
+    ),
+    "a chain that is none": (
+        chain,
+        lambda d: with_tree(d, parents=put(d.tree.parents, 2, 0)),
+        "the parent of node 2 is 0, and must be 1",
+    ),
+    "siblings in a chain": (
+        chain,
+        lambda d: with_tree(d, parents=put(d.tree.parents, 2, 0), linear=False),
+        "'chain', but node 0 has several children",
+    ),
+    "deeper than it says": (tree, lambda d: with_tree(d, depth=1), "a path of 2 tokens is deeper than the 1"),
+    "a token that there is not": (
+        tree,
+        lambda d: with_tree(d, tokens=put(d.tree.tokens, 3, tiny.VOCAB)),
+        f"node 3 is token {tiny.VOCAB}, and the target's tokens are 0 to {tiny.VOCAB - 1}",
+    ),
+}
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("name", [*FORM, *VALUES])
+def test_a_wrong_draft_is_refused_and_says_nothing(name: str, params: SamplingParams):
+    """The fault is in the last row alone, and comes after two good drafts; then the generator goes on as before."""
+    make, spoil, sentence = {**FORM, **VALUES}[name]
+    steps = 0
+
+    def propose(view: View, plan: Plan) -> Draft:
+        nonlocal steps
+        steps += 1
+        return spoil(make(view)) if steps == 3 else make(view)
+
+    g = tiny.generator(target(), tiny.ScriptedDrafter(propose, max_nodes=3))
+    sequences = g.submit(PROMPTS, params)
+    g.engine.step()
+    g.engine.step()
+    before = [list(sequence.tokens) for sequence in sequences]
+    with pytest.raises(DrafterError, match=f"^ScriptedDrafter proposed a draft that cannot be verified: .*{sentence}"):
+        g.engine.step()
+    assert [sequence.tokens for sequence in sequences] == before and all(before)
+    assert all("ScriptedDrafter" in str(sequence.error) for sequence in sequences)
+    if params is GREEDY:
+        plain = tiny.generator(target()).generate(PROMPTS, params)
+        assert [result.tokens for result in g.generate(PROMPTS, params)] == [result.tokens for result in plain]
+
+
+def spoiled_q(token: float) -> tiny.ScriptedDrafter:
+    """The drawn token at node 2 of the last row has this probability; 0 all over if it is negative."""
+
+    def propose(view: View, plan: Plan) -> Draft:
+        draft = chain(view)
+        assert draft.q is not None
+        draft.q[-1, 2, 5] = max(token, 0.0)
+        if token < 0:
+            draft.q[-1, 2] = 0.0
+        return draft
+
+    return tiny.ScriptedDrafter(propose, max_nodes=2)
+
+
+def test_a_drawn_token_must_have_been_possible():
+    g = tiny.generator(target(), spoiled_q(0.0))
+    with pytest.raises(DrafterError, match=r"node 2 is token 5, to which its q gives no probability.*\(row 1\)"):
+        g.generate(PROMPTS, SAMPLED)
+
+
+@pytest.mark.parametrize("token", [0.1, -1.0, float("nan")], ids=["drawn from it", "no law", "not a number"])
+def test_a_node_whose_q_is_no_law_is_left_out_as_ever(token: float):
+    results = tiny.generator(target(), spoiled_q(token)).generate(PROMPTS, SAMPLED)
+    assert [len(result.tokens) for result in results] == [NEW, NEW]
+
+
+def test_greedy_rows_need_no_q():
+    """Beside a sampled row, and alone: of a picked token q may say anything."""
+    g = tiny.generator(target(), spoiled_q(0.0))
+    sequences = [*g.submit(PROMPTS[:1], SAMPLED), *g.submit(PROMPTS[1:], GREEDY)]
+    g.engine.run(sequences)
+    assert [sequence.error for sequence in sequences] == [None, None]
+    alone = g.generate(PROMPTS[1], GREEDY)
+    assert sequences[1].tokens == alone.tokens == tiny.generator(target()).generate(PROMPTS[1], GREEDY).tokens
+
+
+def test_padding_may_hold_anything():
+    def propose(view: View, plan: Plan) -> Draft:
+        draft = tree(view)
+        return with_tree(draft, tokens=put(draft.tree.tokens, 3, -7), parents=put(draft.tree.parents, 3, PAD))
+
+    g = tiny.generator(target(), tiny.ScriptedDrafter(propose, max_nodes=3))
+    plain = tiny.generator(target()).generate(PROMPTS, GREEDY)
+    assert [result.tokens for result in g.generate(PROMPTS, GREEDY)] == [result.tokens for result in plain]

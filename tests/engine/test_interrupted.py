@@ -1,0 +1,170 @@
+"""Ctrl-C anywhere: what ran is cancelled, the interrupt itself is raised, and the generator is as good as new."""
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import foredraft
+import heads
+import tiny
+from foredraft.core.params import SamplingParams
+from foredraft.drafters.eagle3 import Eagle3Drafter, Options as Eagle3Options
+from foredraft.engine.control import Constant
+from foredraft.engine.generate import Generator
+from foredraft.model.causal import CausalLM
+
+SOURCE = Path(foredraft.__file__).parent
+WATCHED = tuple(str(SOURCE / part) for part in ("engine/", "drafters/", "model/cache.py"))
+ALWAYS = tuple(str(SOURCE / part) for part in ("engine/batch.py", "engine/engine.py"))
+Place = tuple[str, int]
+
+
+class Tracer:
+    """Notes each line of the watched files as it begins, and raises at the ``stop``-th (0: never)."""
+
+    def __init__(self, stop: int = 0) -> None:
+        self.places: list[Place] = []
+        self._stop = stop
+
+    def __call__(self, frame: FrameType, event: str, arg: Any) -> Any:
+        return self._line if frame.f_code.co_filename.startswith(WATCHED) else None
+
+    def _line(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if event == "line":
+            self.places.append((frame.f_code.co_filename, frame.f_lineno))
+            if len(self.places) == self._stop:
+                raise KeyboardInterrupt(f"sent at {frame.f_code.co_filename}:{frame.f_lineno}")
+        return self._line
+
+
+@contextmanager
+def traced(stop: int = 0) -> Iterator[Tracer]:
+    before, tracer = sys.gettrace(), Tracer(stop)
+    sys.settrace(tracer)
+    try:
+        yield tracer
+    finally:
+        sys.settrace(before)
+
+
+@functools.cache
+def target() -> CausalLM:
+    model = CausalLM(tiny.build("llama", num_hidden_layers=1, vocab_size=32))
+    model.tap((0, 1))
+    return model
+
+
+def build(kind: str) -> Generator:
+    if kind == "none":
+        return tiny.generator(target(), max_rows=2)
+    if kind == "draft_model":
+        return tiny.generator(target(), *tiny.draft_model(target(), target(), 2), max_rows=2)
+    net = heads.eagle3(target(), taps=(0, 1))
+    drafter = Eagle3Drafter(Eagle3Options(nodes=4, depth=2, top_k=2), net)
+    return tiny.generator(target(), drafter, Constant(2), max_rows=2)
+
+
+PROMPTS = tiny.prompts((3, 1, 6), vocab=32)
+LENGTHS = (1, 3, 2)
+
+
+def said(g: Generator) -> list[list[int]]:
+    """Two rows at once; the third prompt is admitted beside the second, when the first has ended."""
+    submitted = [
+        g.submit([prompt], SamplingParams(max_new_tokens=length))[0]
+        for prompt, length in zip(PROMPTS, LENGTHS, strict=True)
+    ]
+    g.engine.run(submitted)
+    return [sequence.tokens for sequence in submitted]
+
+
+def chosen(places: list[Place]) -> list[int]:
+    """Which events to stop at, counted from 1: where each line of engine and batch first begins, and each third of the
+    other lines."""
+    first = {place: count for count, place in reversed(list(enumerate(places, start=1)))}
+    always = {place for place in first if place[0].startswith(ALWAYS)}
+    others = sorted(first[place] for place in first.keys() - always)
+    return sorted([*(first[place] for place in always), *others[::3]])
+
+
+def interrupted(call: Callable[[], object], stop: int) -> None:
+    """Run it until the so manieth line begins; the interrupt that comes out is the one that was sent."""
+    with pytest.raises(KeyboardInterrupt, match="^sent at "), traced(stop):
+        call()
+
+
+@pytest.mark.parametrize("kind", ["none", "draft_model", "eagle3"])
+def test_an_interruption_at_any_line_leaves_the_generator_as_it_was(kind: str):
+    g = build(kind)
+    wanted = said(g)
+    with traced() as tracer:
+        said(g)
+    for stop in chosen(tracer.places):
+        interrupted(lambda: said(g), stop)
+        assert said(g) == wanted, f"after an interruption at {tracer.places[stop - 1]}"
+        assert g.engine._stepper.cache.nbytes == 0 and not len(g.engine._batch) and not g.engine._waiting
+
+
+def test_a_second_interruption_while_the_first_is_cleaned_up_after():
+    """The first one comes from inside the target's forward."""
+    g = build("eagle3")
+    wanted = said(g)
+
+    def forward_fails(stop: int) -> list[Place]:
+        calls = 0
+
+        def second_forward(*_: object) -> None:
+            nonlocal calls
+            calls += 1
+            if calls == 3:  # prompts are read, then a step is made
+                sys.settrace(tracer)
+                raise KeyboardInterrupt("the first")
+
+        before, tracer = sys.gettrace(), Tracer(stop)
+        hook = target().model.register_forward_pre_hook(second_forward)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                said(g)
+        finally:
+            sys.settrace(before)
+            hook.remove()
+        return tracer.places
+
+    places = forward_fails(0)
+    assert {Path(name).name for name, _ in places} >= {"engine.py", "batch.py", "sequence.py"}
+    for stop in range(1, len(places) + 1):
+        forward_fails(stop)
+        assert said(g) == wanted, f"after a second interruption at {places[stop - 1]}"
+
+
+def test_an_interruption_while_one_stream_is_closed_leaves_the_other_alone():
+    g = build("draft_model")
+    wanted = g.generate(PROMPTS[2], max_new_tokens=12).tokens
+
+    def closed(stop: int) -> list[Place]:
+        first = g.stream(PROMPTS[0], max_new_tokens=12)
+        second = g.stream(PROMPTS[2], max_new_tokens=12)
+        next(first)
+        next(second)
+        if stop:
+            interrupted(first.close, stop)
+            places = []
+        else:
+            with traced() as tracer:
+                first.close()
+            places = tracer.places
+        list(second)
+        assert second.result.tokens == wanted, f"after an interruption at the {stop}. line"
+        first.close()
+        return places
+
+    places = closed(0)
+    for stop in range(1, len(places) + 1):
+        closed(stop)
+    assert not len(g.engine._batch) and g.engine._stepper.cache.nbytes == 0

@@ -1,0 +1,94 @@
+"""How prompts are read: in groups of like length, in bounded pieces, into memory that outlives the step."""
+
+import random
+
+import pytest
+import torch
+
+import heads
+import tiny
+from foredraft.drafters import memory
+from foredraft.drafters.eagle3 import Eagle3Drafter, Options as Eagle3Options
+from foredraft.engine.control import Constant
+from foredraft.model.causal import CausalLM
+from foredraft.model.prefill import CHUNK, like_lengths
+
+
+def padded(lengths: list[int]) -> int:
+    """Tokens that are read, padding included, group by group."""
+    return sum(len(group) * max(lengths[i] for i in group) for group in like_lengths(lengths))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_prompt_is_in_one_group_and_little_is_padding(seed: int):
+    source = random.Random(seed)
+    lengths = [source.choice((0, 9, 40, 150, 700, 3000)) + source.randrange(20) for _ in range(32)]
+    groups = like_lengths(lengths)
+    assert sorted(i for group in groups for i in group) == list(range(32))
+    assert padded(lengths) <= 1.2 * sum(lengths) < 0.5 * len(lengths) * max(lengths)
+    assert max(len(group) * min(max(lengths[i] for i in group), CHUNK) for group in groups) <= 4 * CHUNK
+    assert len(groups) < 16
+
+
+def test_prompts_of_like_length_are_read_together_and_long_ones_in_pieces():
+    assert like_lengths([12, 9, 10, 11]) == [[0, 1, 2, 3]]
+    assert like_lengths([500, 3, 490, 1]) == [[0, 2], [1, 3]]
+    assert sorted(map(len, like_lengths([CHUNK] * 10))) == [2, 4, 4]
+    assert like_lengths([5 * CHUNK]) == [[0]] and like_lengths([0]) == [[0]]
+
+
+def test_a_ragged_batch_reads_hardly_more_than_its_tokens():
+    """18,680 rows were read for 3,232 tokens once; and what is said is what each prompt says alone."""
+    target = CausalLM(tiny.build("llama"))
+    prompts = tiny.prompts([1, 2, 6, 7, 9, 30, 31, 33, 60, 62, 65, 66, 120, 125, 128, 150, 228, 230, 233, 235])
+    read: list[tuple[int, int]] = []
+    hook = target.model.register_forward_pre_hook(
+        lambda module, args, kwargs: read.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+    )
+    g = tiny.generator(target)
+    results = g.generate(prompts, max_new_tokens=1)
+    hook.remove()
+    assert read.pop() == (20, 1)  # the step
+    tokens = sum(len(prompt) - 1 for prompt in prompts)
+    assert sum(rows * nodes for rows, nodes in read) < 1.15 * tokens
+    assert len(read) < 10
+    assert [result.tokens for result in results] == [g.generate(p, max_new_tokens=1).tokens for p in prompts]
+
+
+def test_what_outlives_a_step_is_no_inference_tensor():
+    """Inductor and AOTAutograd refuse to write to tensors that were allocated under ``inference_mode``."""
+    target = CausalLM(tiny.build("llama"))
+    target.tap((0, 1, 2))
+    drafter = Eagle3Drafter(Eagle3Options(nodes=4, depth=2, top_k=2), heads.eagle3(target))
+    g = tiny.generator(target, drafter, Constant(2))
+    with g.stream(tiny.prompts((120,))[0], max_new_tokens=80) as stream:
+        next(stream)
+        own = drafter._memory
+        kept = [*g.engine._stepper.cache.stored(0), *own._cache.stored(0), own._features]
+        assert all(each.numel() and not each.is_inference() for each in kept)
+    grown = target.new_cache()
+    with torch.inference_mode():
+        grown.reserve(1, 1)
+        grown.buffers(0, torch.ones(1, 2, 1, 8), torch.ones(1, 2, 1, 8))
+        grown.reserve(2, 300)
+    assert not any(each.is_inference() for each in grown.stored(0))
+
+
+def test_features_are_fused_a_chunk_at_a_time(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(memory, "_CHUNK", 8)
+    target = CausalLM(tiny.build("llama"))
+    target.tap((0, 1, 2))
+    drafter = Eagle3Drafter(Eagle3Options(nodes=4, depth=2, top_k=2), heads.eagle3(target))
+    prompt = tiny.prompts((30,))[0]
+    hidden = {tap: torch.randn(1, 29, 32) for tap in (0, 1, 2)}
+    sizes: list[int] = []
+    fuse = drafter._memory._to_features
+
+    def counted(piece: dict[int, torch.Tensor]) -> torch.Tensor:
+        sizes.append(piece[0].shape[1])
+        return fuse(piece)
+
+    monkeypatch.setattr(drafter._memory, "_to_features", counted)
+    drafter.admit(0, torch.tensor(prompt[:-1]), hidden)
+    assert sizes == [8, 8, 8, 5]
+    assert torch.allclose(drafter._memory._features[0, :29], fuse(hidden)[0], atol=1e-5)
