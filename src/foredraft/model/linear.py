@@ -70,7 +70,7 @@ class _Packed(nn.Module):
         assert weight is not None
         learns = x.requires_grad or (weight.requires_grad and pack.source is not None)
         if learns and torch.is_grad_enabled():  # by the plain product, for whoever learns this layer or below it
-            return F.linear(x, self._outputs_first(self.weight).to(x.dtype), self.bias)
+            return F.linear(x, self._outputs_first(self.weight).to(x.dtype), self._parameters["bias"])
         if pack.stale(weight):
             pack = self._pack = _packed(self, pack.dtype, keep=True)
         outputs, inputs = pack.weight.shape
@@ -94,33 +94,34 @@ class _Packed(nn.Module):
     def unpack(self) -> None:
         """Be the plain layer again."""
         state = self.plain_state()
-        self.__class__ = self.plain_class
+        self.__class__ = self.plain_class  # type: ignore[assignment]
         vars(self).clear()
         vars(self).update(state)
 
-    def repack(self, plain: nn.Module) -> None:
+    def repack(self, plain: Any) -> None:
         """Compute from now on what a layer of the same shape computes."""
-        if self.bias is not None:
-            self.bias.copy_(plain.bias)
+        bias = self._parameters["bias"]
+        if bias is not None:
+            bias.copy_(plain.bias)
         if self._pack.source is not None:
             self.weight.copy_(plain.weight)
         self._pack = _packed(self, self._pack.dtype, self._pack.source is not None, plain.weight)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """Copies and pickles are plain layers."""
-        return copyreg._reconstructor, (self.plain_class, object, None), self.plain_state()
+        return copyreg.__newobj__, (self.plain_class,), self.plain_state()  # type: ignore[attr-defined]
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if self._pack.source is None:
             destination[f"{prefix}weight"] = self._unpacked_weight()
 
-    def _load_from_state_dict(self, *args: Any) -> None:
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         if self._pack.source is None:
             self.unpack()
-            self._load_from_state_dict(*args)
+            self._load_from_state_dict(*args, **kwargs)
         else:
-            super()._load_from_state_dict(*args)
+            super()._load_from_state_dict(*args, **kwargs)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         """For ``to``, ``half``, ``share_memory`` and so on: they get the plain layer."""
@@ -136,7 +137,7 @@ class _Packed(nn.Module):
         raise NotImplementedError
 
 
-class PackedLinear(_Packed, nn.Linear):
+class PackedLinear(_Packed, nn.Linear):  # type: ignore[misc]
     """``x @ weight.T + bias``."""
 
     plain_class = nn.Linear

@@ -186,7 +186,8 @@ def _check_fits(name: str, config: PreTrainedConfig, given: Mapping[str, Any], d
         model = AutoModelForCausalLM.from_config(
             copy.deepcopy(config), trust_remote_code=bool(given.get("trust_remote_code", False))
         )
-    dtype = given["dtype"] if isinstance(given["dtype"], torch.dtype) else config.dtype or torch.float32
+    own: Any = config.dtype
+    dtype = given["dtype"] if isinstance(given["dtype"], torch.dtype) else own or torch.float32
     size = sum(weight.numel() for weight in model.parameters()) * dtype.itemsize
     if size > free:
         kind = str(dtype).removeprefix("torch.")

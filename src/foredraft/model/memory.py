@@ -47,7 +47,7 @@ def weight_bytes(model: PreTrainedModel) -> int:
 
 
 def _weights(module: nn.Module) -> list[Tensor]:
-    found = list(module.parameters())
+    found: list[Tensor] = list(module.parameters())
     for each in module.modules():
         buffers = list(each.buffers(recurse=False))
         if any(_codes(buffer) for buffer in buffers):
