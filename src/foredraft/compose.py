@@ -1,4 +1,4 @@
-"""The only place where names become objects: a target, a drafter, a controller, put together."""
+"""The only place where names become objects: a target, a drafter, a policy, put together."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
@@ -14,16 +14,16 @@ from foredraft.core.verify import RULES, check_legal
 from foredraft.drafters import METHODS, builder, find
 from foredraft.drafters.spec import Spec
 from foredraft.drafters.supplies import Foreign, Place, Supplies
-from foredraft.engine.control import Constant, Controller
 from foredraft.engine.engine import Engine
 from foredraft.engine.generate import Generator, Kind
-from foredraft.engine.schedule import Costs, scheduled
+from foredraft.engine.policy import NEUTRAL, Constant, Policy, policy_for
 from foredraft.formats import load_head
 from foredraft.formats.tuned import SUFFIX, read_tuned
 from foredraft.model.cache import SlotCache
 from foredraft.model.causal import CausalLM
 from foredraft.model.linear import PackedWeights, draft_dtype
 from foredraft.model.load import Loaded, as_loaded, load_model, resolve
+from foredraft.model.provenance import stored_acceptance_length
 from foredraft.model.tokenizer import Tokenizer, check_same_tokenizer
 from foredraft.nets.blocks import fuse
 
@@ -50,7 +50,7 @@ def load(
     dtype: str | None = None,
     device: str | None = None,
     verifier: str | None = None,
-    controller: Controller | None = None,
+    policy: Policy | None = None,
     max_batch_size: int = 32,
     exact: bool = False,
     fast: bool = True,
@@ -68,7 +68,7 @@ def load(
         dtype: such as "bfloat16"; by default float32 on a CPU, elsewhere what the weights have.
         device: such as "cuda"; by default a GPU if there is one.
         verifier: the verification rule; by default the best one for each draft's law.
-        controller: decides how much to draft; by default what the drafter's options say.
+        policy: decides how much to draft; by default what the drafter's options say.
         max_batch_size: so many texts are generated at once; others wait.
         exact: run every forward with the same number of nodes, so that speculation cannot flip near-ties.
         fast: on a CPU, pack the weights of linear layers.
@@ -80,7 +80,7 @@ def load(
     workshop = _Workshop(
         target, tokenizer, dtype, device, verifier, max_batch_size, exact=exact, fast=fast, options=model_options
     )
-    return workshop.make([drafter], controller)[0]
+    return workshop.make([drafter], policy)[0]
 
 
 def load_many(
@@ -122,7 +122,7 @@ class _Workshop:
     fast: bool
     options: Mapping[str, Any] | None
 
-    def make(self, drafters: Sequence[str | Drafter | None], controller: Controller | None) -> list[Generator]:
+    def make(self, drafters: Sequence[str | Drafter | None], policy: Policy | None) -> list[Generator]:
         """A generator for each drafter; where one of them cannot be, there is none."""
         if self.max_batch_size < 1:
             raise OptionError("max_batch_size must be 1 or more.")
@@ -132,7 +132,6 @@ class _Workshop:
         kinds = [_kind(spec, _check_verifier(self.verifier, spec)) for spec in specs]
         loaded = _load(self.target, self.tokenizer, self.dtype, self.device, self.options)
         shared = self.target if isinstance(self.target, CausalLM) else CausalLM(loaded.model, fast=self.fast)
-        costs = Costs(shared)
         opened: list[list[CausalLM]] = []  # by drafter: the target, and the models that only it has
         made: list[Generator] = []
         try:
@@ -140,8 +139,7 @@ class _Workshop:
                 opened.append(own := [shared])
                 cache = shared.new_cache()
                 drafter = self._drafter(spec, loaded, own, cache)
-                control = controller or _controller(spec, drafter, costs, kind.lossless)
-                engine = self._engine(own[0], cache, drafter, control)
+                engine = self._engine(own[0], cache, drafter, policy or _policy(spec, drafter, kind.lossless))
                 mine = own[1:] if made or shared is self.target else own  # who made a model closes it
                 made.append(Generator(engine, loaded.tokenizer, loaded.eos_token_ids, kind, mine))
         except BaseException:  # a model that is the caller's must not keep what was installed on it
@@ -158,13 +156,13 @@ class _Workshop:
             check_legal(self.verifier, drafter.needs.law)
         return drafter
 
-    def _engine(self, target: CausalLM, cache: SlotCache, drafter: Drafter, controller: Controller) -> Engine:
+    def _engine(self, target: CausalLM, cache: SlotCache, drafter: Drafter, policy: Policy) -> Engine:
         if drafter.needs.hidden_layers:
             target.tap(drafter.needs.hidden_layers)
         return Engine(
             target,
             drafter,
-            controller,
+            policy,
             rule=self.verifier,
             max_rows=self.max_batch_size,
             exact_nodes=1 + drafter.needs.max_nodes if self.exact else 0,
@@ -280,10 +278,12 @@ def _head(name: str, path: str, options: Any, target: CausalLM, fast: bool) -> A
     return head.net
 
 
-def _controller(spec: Spec | Drafter, drafter: Drafter, costs: Costs, lossless: bool) -> Controller:
+def _policy(spec: Spec | Drafter, drafter: Drafter, lossless: bool) -> Policy:
     """As the method's options say; for a ``Drafter`` object, all that it can."""
     if isinstance(spec, Spec):
-        return scheduled(spec.drafting, drafter.needs, costs, lossless, spec.off_from)
+        length = None if spec.path is None else stored_acceptance_length(resolve(spec.path))
+        prior = NEUTRAL if length is None else 1 - 1 / length  # where each token is accepted as often as the first
+        return policy_for(spec.drafting, drafter.needs, lossless=lossless, off_from=spec.off_from, prior=prior)
     if spec.needs.max_nodes < 1:
         raise DrafterError(f"{spec.__class__.__name__}.needs.max_nodes is 0, so it would never be asked for a draft.")
     return Constant(drafter.needs.longest)

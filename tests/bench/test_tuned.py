@@ -18,7 +18,7 @@ from foredraft.core.warp import Warp
 from foredraft.drafters import METHODS
 from foredraft.drafters.draft_model import Options as DraftOptions
 from foredraft.drafters.prompt_lookup import Options as LookupOptions
-from foredraft.engine.control import Controller
+from foredraft.engine.policy import Policy
 from foredraft.engine.generate import Generator, Result
 from foredraft.engine.schedule import Below, Costs, scheduled
 from foredraft.engine.step import RowStep, StepDone
@@ -140,7 +140,7 @@ def test_a_bundled_head_needs_no_path_in_the_file(tmp_path: Path):
 
 
 @final
-class Watched(Controller):
+class Watched(Policy):
     """Plans three tokens for each row, and remembers what it is told."""
 
     def __init__(self) -> None:
@@ -201,8 +201,8 @@ def test_every_schedule_can_be_switched_off(schedule: str):
     costs = Costs(CausalLM(tiny.build("llama")))
     options = LookupOptions(num_assistant_tokens_schedule=schedule)
     for off_from, kind in ((0, False), (2, True)):
-        controller = scheduled(options, Needs(max_nodes=10), costs, True, off_from)
-        assert isinstance(controller, Below) == kind
+        policy = scheduled(options, Needs(max_nodes=10), costs, True, off_from)
+        assert isinstance(policy, Below) == kind
     assert scheduled(options, Needs(max_nodes=10), costs, True, 2).plan(view(0.9, 0.9), [9, 9]).length == 0
     lossy, seen = scheduled(options, Needs(max_nodes=10), costs, False, 2), view(0.9, 0.9)
     empty = torch.zeros(2, 1, dtype=torch.long)

@@ -35,7 +35,7 @@ from foredraft.drafters.retelling import Retelling
 from foredraft.drafters.supplies import Part
 from foredraft.drafters.triforce import TriForce
 from foredraft.drafters.window import WindowReader
-from foredraft.engine.control import Constant
+from foredraft.engine.policy import Constant
 from foredraft.engine.generate import Generator
 from foredraft.engine.inner import InnerLoop
 from foredraft.engine.reference import reference

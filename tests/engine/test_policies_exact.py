@@ -1,6 +1,6 @@
-"""Every controller in the loop, step after step, all drafts and all coins summed: the text's law is the target's.
+"""Every policy in the loop, step after step, all drafts and all coins summed: the text's law is the target's.
 
-What a controller sees of one step decides what is drafted in the next, so each branch carries a controller of its own.
+What a policy sees of one step decides what is drafted in the next, so each branch carries a policy of its own.
 """
 
 import copy
@@ -21,7 +21,7 @@ from foredraft.core.tree import PAD, TokenTree
 from foredraft.core.verify import DEFAULT, RULES
 from foredraft.core.warp import Warp
 from foredraft.engine.allowance import Allowance
-from foredraft.engine.control import Apart, Constant, Controller, CostAware, Heuristic
+from foredraft.engine.policy import Apart, Constant, CostAware, Heuristic, Policy
 from foredraft.engine.control_dynamic import Calibrated, Goodput
 from foredraft.engine.control_tree import CostAwareTree
 from foredraft.engine.costs import CostTable
@@ -36,11 +36,11 @@ DEAR = CostTable((1, 8), (1.0, 3.0))
 
 @dataclass(frozen=True)
 class Branch:
-    """One way in which things may go: what was said, and what the controller makes of it."""
+    """One way in which things may go: what was said, and what the policy makes of it."""
 
     text: tuple[int, ...]
     weight: float
-    controller: Controller
+    policy: Policy
 
 
 Drafted = Callable[[Table, Table, Plan], Draws]
@@ -85,7 +85,7 @@ def picked(p: Table, q: Table, plan: Plan) -> Draws:
     return Draws(draft, torch.ones(1, dtype=torch.float64), torch.stack(at)[None])
 
 
-CASES: dict[str, tuple[Callable[[], Controller], Drafted]] = {
+CASES: dict[str, tuple[Callable[[], Policy], Drafted]] = {
     "constant": (lambda: Constant(2), chain),
     "unsure": (lambda: Constant(2, confidence=0.45), chain),
     "heuristic": (lambda: Heuristic(1, confidence=0.3, longest=2), chain),
@@ -101,22 +101,22 @@ CASES: dict[str, tuple[Callable[[], Controller], Drafted]] = {
 }
 
 
-def poor(controller: Allowance) -> Allowance:
+def poor(policy: Allowance) -> Allowance:
     """One that may lose little, so that what was drawn and accepted soon decides whether it drafts."""
-    controller.PLAIN, controller.STEPS, controller.FIRST = 0, 1, 0.5
-    return controller
+    policy.PLAIN, policy.STEPS, policy.FIRST = 0, 1, 0.5
+    return policy
 
 
-def quick(controller: Calibrated) -> Calibrated:
+def quick(policy: Calibrated) -> Calibrated:
     """One that judges after one chain."""
-    controller.FEW = 1
-    return controller
+    policy.FEW = 1
+    return policy
 
 
-def ready(controller: CostAwareTree) -> CostAwareTree:
+def ready(policy: CostAwareTree) -> CostAwareTree:
     """One that has timed plain steps, and judges early."""
-    controller.PLAIN, controller.SURE, controller.FEW = 0, 1, 1.0
-    return controller
+    policy.PLAIN, policy.SURE, policy.FEW = 0, 1, 1.0
+    return policy
 
 
 def view(text: tuple[int, ...]) -> View:
@@ -168,7 +168,7 @@ def results(draws: Draws) -> dict[tuple, float]:
     return found
 
 
-def law(make: Callable[[], Controller], drafted: Drafted, p: Table, q: Table) -> tuple[Tensor, set[tuple[int, int]]]:
+def law(make: Callable[[], Policy], drafted: Drafted, p: Table, q: Table) -> tuple[Tensor, set[tuple[int, int]]]:
     """The law of texts of ``LENGTH`` tokens, and the plans (length, nodes) that came up on the way."""
     total = torch.zeros(V**LENGTH, dtype=torch.float64)
     plans: set[tuple[int, int]] = set()
@@ -180,12 +180,12 @@ def law(make: Callable[[], Controller], drafted: Drafted, p: Table, q: Table) ->
             total[place] += branch.weight
             continue
         seen = view(branch.text)
-        plan = branch.controller.plan(seen, [min(DEEPEST, LENGTH - len(branch.text) - 1)])
+        plan = branch.policy.plan(seen, [min(DEEPEST, LENGTH - len(branch.text) - 1)])
         plans.add((plan.length, plan.nodes))
         laws = after(p, branch.text), after(q, branch.text)
         draws = drafted(*laws, plan) if plan.length else grow([-1], Law.CHAIN, *laws)
         for (emitted, nodes, depth, ranks, refused, scores), weight in results(draws).items():
-            own = copy.deepcopy(branch.controller)
+            own = copy.deepcopy(branch.policy)
             row = RowStep(list(emitted), nodes, depth, len(emitted) - 1, True, ranks, refused, scores)
             empty = torch.zeros(1, 1, dtype=torch.long)
             own.observe(seen, plan, StepDone([row], empty, empty[:, 0], None, 0.05 * depth, 1.0, depth))

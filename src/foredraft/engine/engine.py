@@ -5,6 +5,7 @@ import time
 from collections import deque
 from collections.abc import Sequence as Seq
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from itertools import islice
 
 import torch
@@ -19,7 +20,7 @@ from foredraft.core.stats import StepStats
 from foredraft.core.stop import StopRules
 from foredraft.core.warp import check_token_ids
 from foredraft.engine.batch import Batch
-from foredraft.engine.control import Controller
+from foredraft.engine.policy import Policy
 from foredraft.engine.sequence import Decode, Request, Sequence, TokenLogprobs
 from foredraft.engine.step import StepDone, Stepper
 from foredraft.model.cache import SlotCache
@@ -31,7 +32,7 @@ class Engine:
     """Runs sequences together. One thread at a time steps it; any thread may submit and cancel.
 
     Args:
-        drafter, controller: what proposes, and what decides how much.
+        drafter, policy: what proposes, and what decides how much.
         rule: the verification rule; None takes the best one for each draft's law.
         max_rows: so many sequences run at once; the others wait in order.
         exact_nodes: see ``Stepper``.
@@ -42,7 +43,7 @@ class Engine:
         self,
         target: CausalLM,
         drafter: Drafter,
-        controller: Controller,
+        policy: Policy,
         *,
         rule: str | None = None,
         max_rows: int = 32,
@@ -51,7 +52,7 @@ class Engine:
     ) -> None:
         self.target = target
         self.drafter = drafter
-        self.controller = controller
+        self.policy = policy
         self._stepper = Stepper(target, cache or target.new_cache(), drafter, rule, exact_nodes)
         self._batch = Batch(target.vocab_size, target.device)
         self._waiting: deque[Sequence] = deque()
@@ -132,7 +133,7 @@ class Engine:
     def _sweep(self) -> None:
         """Retire what has ended, and give memory back when nothing runs."""
         for row in self._batch.retire():
-            self.controller.release(row)
+            self.policy.release(row)
             if row in self._drafted:
                 self._drafted.remove(row)
                 self.drafter.release(row)
@@ -188,11 +189,10 @@ class Engine:
         batch = self._batch
         sequences = batch.sequences
         view = batch.view()
-        plan = self.controller.plan(view, [self._limit(sequence) for sequence in sequences])
+        plan = self.policy.plan(view, [self._limit(sequence) for sequence in sequences])
         wants = any(sequence.params.logprobs is not None for sequence in sequences)
         done = self._stepper(view, plan, logprobs=wants)
         batch.append(done.emitted, done.counts)
-        self.controller.observe(view, plan, done)
         kept = []
         for index, (sequence, result) in enumerate(zip(sequences, done.rows, strict=True)):
             if not result.healthy:
@@ -210,6 +210,8 @@ class Engine:
                 sequence.logprobs += _logprobs(
                     done.logprobs[index], result.emitted[: kept[-1]], sequence.params.logprobs
                 )
+        host_seconds = time.perf_counter() - started - done.draft_seconds - done.verify_seconds
+        self.policy.observe(view, plan, replace(done, host_seconds=host_seconds))
         self._count(view.rows, done, kept, time.perf_counter() - started)
 
     def _limit(self, sequence: Sequence) -> int:
