@@ -99,7 +99,7 @@ class Throughput(Policy):
         self._read.discard(row)
         self._drafted -= {row}
         if row in self._tokens:
-            self._life.add(self._tokens.pop(row))
+            self._life.add(float(self._tokens.pop(row)))
 
     def state(self) -> dict[str, Any]:
         """What was learned, as numbers, lists and dictionaries for JSON."""
@@ -145,7 +145,7 @@ class Throughput(Policy):
     def _choose(self, timed: "_Timed", rates: Sequence[float]) -> "_Choice":
         timed.now += 1
         best = max((i for i, each in enumerate(timed.seconds) if each.known), key=rates.__getitem__, default=0)
-        if not timed.left or self._credit <= 0:
+        if not timed.left or (timed.trial and self._credit <= 0):
             timed.trial, timed.left = self._trial(timed, rates, best)
         index = best
         if timed.left:
@@ -155,7 +155,7 @@ class Throughput(Policy):
     def _trial(self, timed: "_Timed", rates: Sequence[float], best: int) -> tuple[int, int]:
         """Which size is to be tried now, and for how many steps; 0 steps for none."""
         estimates = timed.estimates()
-        if self._credit <= 0 or not timed.seconds[0].known:
+        if not timed.seconds[0].known:
             return 0, 0
         others = [i for i in range(len(rates)) if i != best]
         if not best:  # of sizes that do not pay, only the best is worth a look
@@ -172,8 +172,8 @@ class Throughput(Policy):
         count = 1 if index and best else self.TRIAL
         count = count if timed.seconds[index].known else 1 + _Window.ENOUGH
         loss = count * gaps[index] * estimates[index] / estimates[0]
-        if urgency(index)[0] < 1 or self._credit < min(loss, self.CREDIT):
-            return 0, 0
+        if urgency(index)[0] < 1 or (index and self._credit < max(min(loss, self.CREDIT), 0.0)):
+            return 0, 0  # plain steps cost little, and whatever else was believed, they tell
         return index, count
 
     def _book(self, timed: "_Timed", choice: "_Choice", seconds: float) -> None:
@@ -211,9 +211,10 @@ class _Choice:
 
 
 class _Window:
-    """The mean of the latest numbers, where the few that are far above the median hardly count: machines stall."""
+    """The mean of the latest numbers, where the few that are far above the median hardly count: machines stall. Of less
+    than ``MANY`` it is the median."""
 
-    KEPT, ENOUGH, STALL = 32, 4, 2.0
+    KEPT, ENOUGH, MANY, STALL = 32, 4, 8, 2.0
 
     def __init__(self, values: Sequence[float] = ()) -> None:
         self._latest = deque(values, maxlen=self.KEPT)
@@ -236,11 +237,12 @@ class _Window:
 
     def _settle(self) -> None:
         ordered = sorted(self._latest)
-        middle = ordered[(len(ordered) - 1) // 2]
-        for _ in range(1 + len(ordered) // 8):
-            if len(ordered) > 1 and ordered[-1] > self.STALL * middle:
-                ordered.pop()
-        self.value = sum(min(value, self.STALL * middle) for value in ordered) / len(ordered)
+        self.value = ordered[(len(ordered) - 1) // 2]
+        if len(ordered) >= self.MANY:
+            most = self.STALL * self.value
+            rare = len(ordered) - len(ordered) // self.MANY
+            kept = ordered[:rare] + [value for value in ordered[rare:] if value <= most]
+            self.value = sum(min(value, most) for value in kept) / len(kept)
 
 
 def _rising(windows: Sequence[_Window]) -> list[float]:
@@ -311,7 +313,7 @@ class _Accepted:
     drafts that were at least so large. So what larger sizes brought once is worth less where smaller ones bring less.
     """
 
-    FADE = 0.985  # a step
+    FADE = 0.99  # a step
     WEIGHT = 2.0  # the prior counts for so many tokens
 
     def __init__(
