@@ -117,14 +117,9 @@ def run(policy: Policy, world: World, steps: int, rows: int = 1) -> Ran:
     return ran
 
 
-def fixed(world: World, size: int, rows: int = 1, steps: int = 20_000) -> float:
+def fixed(world: World, size: int, rows: int = 1, steps: int = 4000) -> float:
     """Tokens a second of a fixed size, without noise."""
     chance = random.Random(1)
     accepted = sum(sum(rank <= size for rank in world.ranks(chance)) for _ in range(steps)) / steps
     start = world.start * rows / world.life if size else 0.0
     return rows * (1 + accepted) / (world.cost(size, rows) + start)
-
-
-def best(world: World, sizes: Sequence[int], rows: int = 1) -> float:
-    """Tokens a second of the best of these sizes."""
-    return max(fixed(world, size, rows) for size in sizes)

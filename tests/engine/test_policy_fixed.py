@@ -69,13 +69,12 @@ def test_calibrated_moves_the_threshold_to_where_results_part():
     for _ in range(10):  # tokens of 0.6 are accepted, the one of 0.2 after them is not, and what follows is unknown
         scores = tuple(torch.tensor([0.6, 0.6, 0.2, 0.99]).log().cumsum(0).tolist())
         policy.observe(view(0), policy.plan(view(0), [99]), done((4, 2), scores=scores))
-    assert policy.plan(view(0), [2]) == Plan((2,), pytest.approx(0.6, abs=1e-6))
+    plan = policy.plan(view(0), [2])
+    assert plan.lengths == (2,) and plan.confidence == pytest.approx(0.6, abs=1e-6)
 
 
 def option(schedule: str, law: Law = Law.CHAIN, confidence: float = 0.0) -> SimpleNamespace:
-    return SimpleNamespace(
-        num_assistant_tokens_schedule=schedule, law=law, assistant_confidence_threshold=confidence
-    )
+    return SimpleNamespace(num_assistant_tokens_schedule=schedule, law=law, assistant_confidence_threshold=confidence)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +89,9 @@ def test_schedules_have_their_policies(schedule: str, kind: type[Policy]):
 
 @pytest.mark.parametrize("schedule", ["never", "cost", "goodput"])
 def test_unknown_schedules_are_a_sentence(schedule: str):
-    with pytest.raises(OptionError, match=rf"Unknown num_assistant_tokens_schedule '{schedule}'.*auto, constant"):
+    with pytest.raises(
+        OptionError, match=rf"Unknown num_assistant_tokens_schedule '{schedule}'.*auto, calibrated, constant"
+    ):
         policy_for(option(schedule), Needs(max_nodes=4))
 
 

@@ -34,20 +34,17 @@ def expected(world: World, sizes: list[int], rows: int = 1) -> float:
     return sum(rates[size] * each for size, each in zip(sizes, seconds, strict=True)) / sum(seconds)
 
 
-def plays(world: World, rows: int = 1, seeds: int = 4) -> list[list[int]]:
-    """The sizes of a new policy's steps, some times over."""
-    made = []
-    for seed in range(seeds):
-        mine = replace(world, chance=random.Random(seed))
-        made.append(run(Throughput(mine.needs), mine, STEPS, rows).sizes)
-    return made
+def share_of_best(world: World, seeds: int = 2) -> float:
+    """The mean of some new policies' tokens a second, as a share of those of the best fixed size."""
+    found = [sizes_of(world, seed) for seed in range(seeds)]
+    top = max(fixed(world, size) for size in Throughput(world.needs).state()["sizes"])
+    return sum(expected(world, each) for each in found) / len(found) / top
 
 
-def share_of_best(world: World, rows: int = 1) -> float:
-    sizes = Throughput(world.needs).state()["sizes"]
-    top = max(fixed(world, size, rows) for size in sizes)
-    found = [expected(world, each, rows) for each in plays(world, rows)]
-    return sum(found) / len(found) / top
+def sizes_of(world: World, seed: int) -> list[int]:
+    """The sizes of a new policy's steps."""
+    mine = replace(world, chance=random.Random(seed))
+    return run(Throughput(mine.needs), mine, STEPS).sizes
 
 
 @pytest.mark.parametrize("name", PAYS)
@@ -59,14 +56,14 @@ def test_it_is_near_the_best_fixed_size(name: str):
 def test_drafts_that_do_not_pay_lose_little(name: str):
     """Where the trials are: at first, and ever after a small share of the time."""
     world = LOSES[name]
-    assert min(expected(world, each) / fixed(world, 0) for each in plays(world)) > 0.97
-    drafting = [sum(size > 0 for size in each[STEPS // 2 :]) for each in plays(world, seeds=2)]
-    assert min(drafting) > 0, "it should go on trying"
+    sizes = sizes_of(world, 0)
+    assert expected(world, sizes) / fixed(world, 0) > 0.97
+    assert any(sizes[STEPS // 2 :]), "it should go on trying"
 
 
 @pytest.mark.parametrize("name", [*PAYS, *LOSES])
 def test_noisy_times_are_tolerated(name: str):
-    assert share_of_best(replace((PAYS | LOSES)[name], noise=0.1, spikes=0.05)) > 0.95
+    assert share_of_best(replace((PAYS | LOSES)[name], noise=0.1, spikes=0.05)) > 0.96
 
 
 def test_rows_count():

@@ -17,8 +17,8 @@ from foredraft.nets.parts import FINAL
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """num_assistant_tokens_schedule: constant; heuristic, transformers' up and down of the length; cost, what the
-    measured costs make best; auto is cost.
+    """num_assistant_tokens_schedule: auto, the length with the most tokens a second; constant; or heuristic,
+    transformers' up and down.
     """
 
     num_assistant_tokens_schedule: str = "auto"

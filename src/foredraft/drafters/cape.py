@@ -30,7 +30,8 @@ class Options:
     num_assistant_tokens: the longest path.
     widths: candidates at a place, by how sure the draft is of the first, in bands of equal width: 7x5x3x1 are 7 below a
         quarter, 5 below a half, 3 below three quarters and none beside the first above.
-    num_assistant_tokens_schedule: constant, heuristic, cost, or auto, which is cost here.
+    num_assistant_tokens_schedule: auto, the depth with the most tokens a second; constant; or heuristic, transformers'
+        up and down.
     """
 
     num_assistant_tokens: int = 5

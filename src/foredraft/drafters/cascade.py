@@ -26,9 +26,8 @@ class Options:
     """How far each level goes.
 
     num_assistant_tokens: tokens that the middle writes for the target; settled before any is drawn.
-    num_assistant_tokens_schedule: constant; heuristic, transformers' up and down; cost, what the measured costs and
-        the acceptance so far make best; auto, cost where texts cannot depend on it and constant elsewhere; or goodput,
-        one length for a batch. See docs/schedules.md.
+    num_assistant_tokens_schedule: auto, the length with the most tokens a second; constant; or heuristic,
+        transformers' up and down. See docs/schedules.md.
     inner_tokens: at most so many tokens are drafted for the middle in one step inside; None: as many as the options of
         its drafter say. Inside, a drafter's schedule does not count.
     """

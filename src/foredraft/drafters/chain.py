@@ -25,9 +25,8 @@ class ChainOptions:
     """How long chains are; names and meanings are those of transformers.
 
     num_assistant_tokens: the longest path.
-    num_assistant_tokens_schedule: constant; heuristic, transformers' up and down; cost, what the measured costs and
-        the acceptance so far make best; auto, cost where texts cannot depend on it and constant elsewhere; goodput,
-        one length for a batch; or calibrated, which chooses the threshold. See docs/schedules.md.
+    num_assistant_tokens_schedule: auto, the length with the most tokens a second; constant; heuristic,
+        transformers' up and down; or calibrated, which chooses the threshold. See docs/schedules.md.
     assistant_confidence_threshold: a chain ends after its first token that the draft gives less probability; that
         token is kept. 0 never ends one.
     """

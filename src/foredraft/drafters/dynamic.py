@@ -45,8 +45,8 @@ class Options:
     nodes: drafted nodes at most (the published code's total_token less the root).
     depth: levels of drafted nodes (the published code's depth plus one).
     top_k: nodes of a level that are expanded, and children that are scored of each.
-    num_assistant_tokens_schedule: constant, always the whole tree; cost, what the measured costs make best; heuristic,
-        transformers' up and down of the depth; auto is cost.
+    num_assistant_tokens_schedule: auto, as many nodes as bring the most tokens a second; constant, always the whole
+        tree; or heuristic, transformers' up and down of the depth.
     rope_theta: the base of the head's rotary positions, where its config is wrong about it.
     taps: the target's hidden layers that the head reads, such as 2x16x29, where its files are wrong or silent.
     """

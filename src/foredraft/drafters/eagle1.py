@@ -23,8 +23,8 @@ class Options:
     """The shape of the tree.
 
     tree: its name (eagle: the published one of 25 nodes; medusa: of 63), or children by level, such as 4x2x1.
-    num_assistant_tokens_schedule: constant; heuristic, transformers' up and down of the depth; cost, what the measured
-        costs make best; or auto, cost where texts cannot depend on it and constant elsewhere.
+    num_assistant_tokens_schedule: auto, the depth with the most tokens a second; constant; or heuristic, transformers'
+        up and down.
     rope_theta: the base of the head's rotary positions, where its config is wrong about it.
     taps: the target's hidden layers that the head reads, such as 2x16x29, where its files are wrong or silent.
     """

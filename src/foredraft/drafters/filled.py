@@ -29,8 +29,8 @@ class Options:
     tree: its name (medusa: the published one of 63 nodes; eagle: of 25), children by level, such as 4x2x1, or
         measured: the best one for how often the heads were right when they were trained, as written beside them.
     nodes: how many nodes a measured tree has.
-    num_assistant_tokens_schedule: constant; heuristic, transformers' up and down of the depth; cost, what the measured
-        costs make best; auto is cost.
+    num_assistant_tokens_schedule: auto, as many nodes as bring the most tokens a second; constant, always the whole
+        tree; or heuristic, transformers' up and down of the depth.
     """
 
     tree: str = "measured"

@@ -37,7 +37,7 @@ class Options:
     pool: request, where each text has n-grams of its own, or shared, where all texts add to one pool, which outlives
         them. Neither can change a text.
     pool_size: the most n-grams in a pool.
-    num_assistant_tokens_schedule: constant, heuristic, cost, or auto, which is cost here. A column that is deeper than
+    num_assistant_tokens_schedule: auto, constant or heuristic. A column that is deeper than
         the plan waits, so that heuristic, which shortens paths after each refusal, soon leaves little of the window.
     """
 

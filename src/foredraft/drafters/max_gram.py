@@ -28,7 +28,8 @@ class Options:
     """How much is copied, and what stands in where there is nothing to copy.
 
     num_assistant_tokens: at most so many tokens are copied.
-    num_assistant_tokens_schedule: constant, heuristic, cost, or auto, which is cost here.
+    num_assistant_tokens_schedule: auto, the depth with the most tokens a second; constant; or heuristic, transformers'
+        up and down.
     min_matching_ngram_size: a shorter run than this is no match.
     bigrams: where nothing matches, draft what last followed each token in any of the texts in flight; without it, one
         token, the last once more. With it a draft depends on other texts. What is said does not, unless some tokens of

@@ -26,8 +26,8 @@ class Options:
     nodes: drafted nodes at most.
     depth: levels of drafted nodes; each costs a forward of the draft.
     top_k: nodes of a level that are expanded, and children that are scored of each.
-    num_assistant_tokens_schedule: constant, always the whole tree; cost, what the measured costs make best; heuristic,
-        transformers' up and down of the depth; auto is cost.
+    num_assistant_tokens_schedule: auto, as many nodes as bring the most tokens a second; constant, always the whole
+        tree; or heuristic, transformers' up and down of the depth.
     """
 
     nodes: int = 23

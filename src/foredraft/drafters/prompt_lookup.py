@@ -24,7 +24,8 @@ class Options:
     """Names as in transformers where it has them.
 
     prompt_lookup_num_tokens: at most so many tokens are copied from one place.
-    num_assistant_tokens_schedule: constant, heuristic, cost, or auto, which is cost here.
+    num_assistant_tokens_schedule: auto, the depth with the most tokens a second; constant; or heuristic, transformers'
+        up and down.
     max_matching_ngram_size, min_matching_ngram_size: the longest and shortest run of last tokens that is looked for.
     continuations: so many places, those of the longest match and of these the latest, become branches of a tree.
     """

@@ -24,9 +24,8 @@ class Options:
     """How far the relay goes; each drafter goes as far as its own options say.
 
     num_assistant_tokens: at most so many tokens together; None: all that the drafters draft.
-    num_assistant_tokens_schedule: constant; heuristic, transformers' up and down; cost, what the measured costs and
-        the acceptance so far make best; auto, cost where texts cannot depend on it and constant elsewhere; or goodput,
-        one length for a batch. See docs/schedules.md.
+    num_assistant_tokens_schedule: auto, the length with the most tokens a second; constant; or heuristic,
+        transformers' up and down. See docs/schedules.md.
     """
 
     num_assistant_tokens: int | None = None

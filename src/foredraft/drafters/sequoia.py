@@ -40,10 +40,9 @@ class Options:
         when it is first wanted, on what the target says after beginnings of its own, apart for greedy rows and for
         sampled ones, these at temperature 1.
     sampled_acceptance: the same for sampled rows, where it is not ``acceptance``.
-    num_assistant_tokens_schedule: how many levels of the tree are drafted: constant, all; heuristic, transformers' up
-        and down; cost, what the measured costs make best; or auto, cost where texts cannot depend on it and constant
-        elsewhere. With auto and constant the tree for sampled rows is sized by what forwards have to read instead of
-        by the clock, so that a seed gives the same text every time.
+    num_assistant_tokens_schedule: how many levels of the tree are drafted: auto, what brings the most tokens a second;
+        constant, all; or heuristic, transformers' up and down. With constant and heuristic the tree for sampled rows
+        is sized by what forwards have to read instead of by the clock, so that a seed reproduces the output.
     """
 
     nodes: int | None = None
@@ -60,7 +59,7 @@ class Options:
     @property
     def timed(self) -> bool:
         """Whether the size of trees for sampled rows may depend on measured times."""
-        return self.num_assistant_tokens_schedule == "cost"
+        return self.num_assistant_tokens_schedule == "auto"
 
     def __post_init__(self) -> None:
         if any(number is not None and number < 1 for number in (self.nodes, self.depth)):

@@ -32,7 +32,8 @@ class Options:
 
     expansion: children of a node by level, of each model. The paper's, for large targets, is 1x1x3x1x1x1x1x1.
     merge: equal prefixes become one node, with the children of all; else each model's tree stands for itself.
-    num_assistant_tokens_schedule: constant, heuristic, cost, or auto, which is cost where texts cannot depend on it.
+    num_assistant_tokens_schedule: auto, the depth with the most tokens a second; constant; or heuristic, transformers'
+        up and down.
     """
 
     expansion: tuple[int, ...] = (1, 1, 3, 1)

@@ -32,9 +32,8 @@ class Options:
 
     gamma: tokens that the middle level says before the target verifies them (gamma_2 in the paper).
     inner_gamma: at most so many tokens are drafted for the middle level at once (gamma_1).
-    num_assistant_tokens_schedule: of gamma: constant; heuristic, transformers' up and down; cost, what the measured
-        costs and the acceptance so far make best; auto, cost where texts cannot depend on it and constant elsewhere; or
-        goodput, one length for a batch. See docs/schedules.md.
+    num_assistant_tokens_schedule: of gamma: auto, the length with the most tokens a second; constant; or
+        heuristic, transformers' up and down. See docs/schedules.md.
     budget, chunk: the middle level sees so many tokens of a long text, in chunks of so many.
     room: tokens that may come before chunks are chosen anew.
     refresh: they are also chosen anew when of the last four drafts less than this part of the text's usual share was

@@ -45,7 +45,7 @@ class Options:
 
     num_assistant_tokens: the longest path, in the target's tokens and in the draft's. By text the draft is asked for no
         more than its tokens for the text so far say will fill it.
-    num_assistant_tokens_schedule: constant, heuristic, cost, or auto.
+    num_assistant_tokens_schedule: auto, constant or heuristic; see docs/schedules.md.
     assistant_confidence_threshold: a chain ends after its first token that the draft gives less probability; that
         token is kept. 0 never ends one.
     method: slem, by text; tli, by shared tokens; auto, by shared tokens where a row is sampled and these tokens have

@@ -1,5 +1,6 @@
 """The policy that chooses how much to draft by tokens a second, from whole steps that were timed."""
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -39,12 +40,13 @@ class Throughput(Policy):
     FIRST, CREDIT, DEBT = 10.0, 12.0, 32.0  # plain steps' time for trials: at first, saved at most, owed at most
     EVERY, GAP = 48, 0.05  # steps between trials of a size as good as the best; one so much worse waits twice as long
     NEAR = 0.15  # a size that was not timed yet is, where it seems to be no more than so much worse
+    HOLD = 4  # steps of the best size until it is thought about again
     TRIAL, PAUSE = 3, 8  # steps of a trial that begins or interrupts drafting; steps between two that begin it
 
     def __init__(self, needs: Needs, confidence: float = 0.0, prior: float = NEUTRAL) -> None:
         most = needs.max_nodes if needs.scored else needs.longest
         self._needs = needs
-        self._confidence = confidence
+        self.confidence = confidence
         self._sizes = (0, *(size for size in (NODES if needs.scored else LENGTHS) if size < most), most)
         self._prior = _expected(self._sizes, prior, needs.scored)
         self._timed: dict[tuple[int, int], _Timed] = {}  # by rows and temperature; see ``_key``
@@ -62,14 +64,13 @@ class Throughput(Policy):
         if not active:
             return Plan((0,) * len(limits))
         timed, accepted = self._of(view)
-        rates = self._rates(timed, accepted, len(limits), active)
-        self._chosen = choice = self._choose(timed, rates)
+        self._chosen = choice = self._choose(timed, accepted, len(limits), active)
         size = self._sizes[choice.index]
         if not self._needs.scored or not size:
-            return Plan(tuple(min(size, limit) for limit in limits), self._confidence)
+            return Plan(tuple(min(size, limit) for limit in limits), self.confidence)
         lengths = tuple(min(self._needs.longest, limit) for limit in limits)
-        worth = timed.level.value * max(rates) / max(accepted.goes_on, 0.1)  # parents promise so much of their own
-        return Plan(lengths, self._confidence, nodes=size, level_worth=min(worth, 0.9 * active))
+        worth = timed.level.value * choice.rate / max(accepted.goes_on, 0.1)  # parents promise so much of their own
+        return Plan(lengths, self.confidence, nodes=size, level_worth=min(worth, 0.9 * active))
 
     def observe(self, view: View, plan: Plan, done: StepDone) -> None:
         seconds = done.draft_seconds + done.verify_seconds + done.host_seconds
@@ -86,7 +87,7 @@ class Throughput(Policy):
             clean = drafting <= self._drafted if drafting else not self._drafted
             whole = plan.length == (self._depth(index) if index else 0)
             if clean and whole and timed.last[index]:
-                timed.add(index, seconds)
+                timed.seconds[index].add(seconds)
                 if done.levels:
                     timed.level.add(done.draft_seconds / done.levels)
             timed.last[index] = timed.now
@@ -137,26 +138,32 @@ class Throughput(Policy):
         """Tokens a second of all rows by size."""
         start = self._start.value / max(self._life.value, 1.0)
         found = []
-        for gain, seconds in zip(accepted.gains(), timed.estimates(), strict=True):
+        for gain, seconds in zip(accepted.gains(), timed.estimates, strict=True):
             tokens = rows + active * gain
             found.append(tokens / (seconds + start * tokens if gain else seconds))
         return found
 
-    def _choose(self, timed: "_Timed", rates: Sequence[float]) -> "_Choice":
+    def _choose(self, timed: "_Timed", accepted: "_Accepted", rows: int, active: int) -> "_Choice":
+        """The size of this step; it is thought about every few steps."""
         timed.now += 1
+        old = timed.choice
+        broke = old.index not in (0, old.best) and self._credit <= 0
+        if timed.left and not broke:
+            timed.left -= 1
+            return old
+        timed.estimate()
+        rates = self._rates(timed, accepted, rows, active)
         best = max((i for i, each in enumerate(timed.seconds) if each.known), key=rates.__getitem__, default=0)
-        if not timed.left or (timed.trial and self._credit <= 0):
-            timed.trial, timed.left = self._trial(timed, rates, best)
-        index = best
-        if timed.left:
-            index, timed.left = timed.trial, timed.left - 1
-        return _Choice(index, best, 1 - rates[index] / rates[best])
+        index, count = self._trial(timed, rates, best)
+        timed.choice = _Choice(index, best, 1 - rates[index] / rates[best], rates[best])
+        timed.left = count - 1
+        return timed.choice
 
     def _trial(self, timed: "_Timed", rates: Sequence[float], best: int) -> tuple[int, int]:
-        """Which size is to be tried now, and for how many steps; 0 steps for none."""
-        estimates = timed.estimates()
+        """Which size comes next and for how many steps: the best, or one that is due to be tried."""
+        estimates = timed.estimates
         if not timed.seconds[0].known:
-            return 0, 0
+            return 0, 1
         others = [i for i in range(len(rates)) if i != best]
         if not best:  # of sizes that do not pay, only the best is worth a look
             others = [max(others, key=rates.__getitem__)]
@@ -173,13 +180,13 @@ class Throughput(Policy):
         count = count if timed.seconds[index].known else 1 + _Window.ENOUGH
         loss = count * gaps[index] * estimates[index] / estimates[0]
         if urgency(index)[0] < 1 or (index and self._credit < max(min(loss, self.CREDIT), 0.0)):
-            return 0, 0  # plain steps cost little, and whatever else was believed, they tell
+            return best, self.HOLD  # what is owed does not keep plain steps from being timed
         return index, count
 
     def _book(self, timed: "_Timed", choice: "_Choice", seconds: float) -> None:
         """What trials lose, in plain steps' time; the very first step of a size, in which kernels are made, is not a
         measure of anything."""
-        estimates = timed.estimates()
+        estimates = timed.estimates
         self._credit = min(self._credit + self.SHARE * seconds / estimates[0], self.CREDIT)
         if choice.index != choice.best and timed.last[choice.index]:
             lost = seconds - estimates[choice.index] * (1 - choice.gap)
@@ -189,10 +196,11 @@ class Throughput(Policy):
         """How many tokens were accepted within each size, of the rows that drafted."""
         rows = []
         for length, result in zip(plan.lengths, done.rows, strict=True):
+            ranks = sorted(result.ranks)
             if length and not self._needs.scored:
                 most = [min(result.accepted, size) for size in self._sizes if size <= length]
             elif length == self._needs.longest:
-                most = [sum(rank <= size for rank in result.ranks) for size in self._sizes[: index + 1]]
+                most = [bisect_right(ranks, size) for size in self._sizes[: index + 1]]
             else:
                 continue
             rows.append([after - before for before, after in pairwise(most)])
@@ -203,11 +211,15 @@ class Throughput(Policy):
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """The size of a step and the best size, both by index, and how much less the one brings a second, as a share."""
+    """The size of a step and the best size, both by index.
+
+    ``gap`` is how much less the one brings, as a share of the ``rate`` of the best, in tokens a second.
+    """
 
     index: int
     best: int
     gap: float
+    rate: float
 
 
 class _Window:
@@ -218,13 +230,11 @@ class _Window:
 
     def __init__(self, values: Sequence[float] = ()) -> None:
         self._latest = deque(values, maxlen=self.KEPT)
-        self.value = 0.0
-        if values:
-            self._settle()
+        self._value: float | None = None
 
     def add(self, value: float) -> None:
         self._latest.append(value)
-        self._settle()
+        self._value = None
 
     @property
     def count(self) -> int:
@@ -235,14 +245,21 @@ class _Window:
         """Whether there are enough numbers that one of them cannot mislead."""
         return len(self._latest) >= self.ENOUGH
 
-    def _settle(self) -> None:
+    @property
+    def value(self) -> float:
+        """0 where there is no number."""
+        if self._value is None:
+            self._value = self._typical() if self._latest else 0.0
+        return self._value
+
+    def _typical(self) -> float:
         ordered = sorted(self._latest)
-        self.value = ordered[(len(ordered) - 1) // 2]
-        if len(ordered) >= self.MANY:
-            most = self.STALL * self.value
-            rare = len(ordered) - len(ordered) // self.MANY
-            kept = ordered[:rare] + [value for value in ordered[rare:] if value <= most]
-            self.value = sum(min(value, most) for value in kept) / len(kept)
+        middle = ordered[(len(ordered) - 1) // 2]
+        if len(ordered) < self.MANY:
+            return middle
+        rare, most = len(ordered) - len(ordered) // self.MANY, self.STALL * middle
+        kept = ordered[:rare] + [value for value in ordered[rare:] if value <= most]
+        return sum(min(value, most) for value in kept) / len(kept)
 
 
 def _rising(windows: Sequence[_Window]) -> list[float]:
@@ -266,24 +283,19 @@ class _Timed:
         self.level = _Window()
         self.now = 0  # steps
         self.last = [0] * len(sizes)  # the step in which each size was run; 0 is never
-        self.trial = self.left = 0  # the size that is tried, and for how many more steps
-        self._estimates: tuple[float, ...] = ()
+        self.choice = _Choice(0, 0, 0.0, 0.0)
+        self.left = 0  # steps for which it holds
+        self.estimates: list[float] = []  # seconds of a step of each size
+        self.estimate()
 
-    def add(self, index: int, seconds: float) -> None:
-        """A step of this size took so long."""
-        self.seconds[index].add(seconds)
-        self._estimates = ()
-
-    def estimates(self) -> tuple[float, ...]:
-        """Seconds of a step of each size: as measured, or on the line between the two nearest that were.
+    def estimate(self) -> None:
+        """Settle the estimates: as measured, or on the line between the two nearest sizes that were.
 
         They rise with the size: where they do not, it is noise, and the mean is taken.
         """
-        if not self._estimates:
-            known = [i for i, each in enumerate(self.seconds) if each.known]
-            rising = dict(zip(known, _rising([self.seconds[i] for i in known]), strict=True))
-            self._estimates = tuple(self._between(i, rising) for i in range(len(self._sizes)))
-        return self._estimates
+        known = [i for i, each in enumerate(self.seconds) if each.known]
+        rising = dict(zip(known, _rising([self.seconds[i] for i in known]), strict=True))
+        self.estimates = [self._between(i, rising) for i in range(len(self._sizes))]
 
     def _between(self, i: int, known: Mapping[int, float]) -> float:
         below = max((j for j in known if j <= i), default=None)
