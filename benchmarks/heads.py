@@ -22,8 +22,8 @@ from prompts import read_prompts
 from recorder import Recorder
 
 import foredraft
-from foredraft.engine.policy import Constant
 from foredraft.engine.generate import Generator
+from foredraft.engine.policy import Constant
 
 TASKS = ("humaneval", "gsm8k")
 TIMED = {

@@ -1,12 +1,12 @@
 """The throughput policy beside every fixed size: tokens a second on the same prompts, prompt by prompt.
 
-A cell is a target, a method, a temperature and a file of prompts. Its arms are plain decoding, every size that the policy
-can choose, and the policy. Each prompt is put to every arm before the next prompt, in an order that rotates, until every
-arm has said so many tokens. A line of JSON an arm and prompt; cells that are in the file already are not run again, and
-a cell that was cut off is run anew.
+A cell is a target, a method, a temperature and a file of prompts. Its arms are plain decoding, every size that the
+policy can choose, and the policy. Each prompt is put to every arm before the next prompt, in an order that rotates,
+until every arm has generated so many tokens. A finished cell is a line of JSON and is not run again.
 
     python benchmarks/policy.py --target sample --prompts ../shared/data/prompts/eagle/humaneval/question.jsonl
-    python benchmarks/policy.py --target ../shared/models/target-65m --draft ../shared/models/draft-6m --methods draft_model
+    python benchmarks/policy.py --target ../shared/models/target-65m --draft ../shared/models/draft-6m \\
+        --methods draft_model prompt_lookup --prompts ../shared/data/prompts/eagle/gsm8k/question.jsonl
 """
 
 import argparse
@@ -83,8 +83,8 @@ def summary(lines: list[dict[str, Any]]) -> str:
     best = max(fixed, key=fixed.__getitem__)
     sizes = " ".join(f"{arm}:{rate / rates['0']:.2f}" for arm, rate in fixed.items())
     return (
-        f"policy/best {rates['policy'] / rates[best]:.3f} (size {best}), policy/plain {rates['policy'] / rates['0']:.3f},"
-        f" {tokens['policy'] / forwards['policy']:.2f} tokens a forward; {sizes}"
+        f"policy/best {rates['policy'] / rates[best]:.3f} (size {best}), "
+        f"policy/plain {rates['policy'] / rates['0']:.3f}, {tokens['policy'] / forwards['policy']:.2f} tokens a forward; {sizes}"
     )
 
 

@@ -18,9 +18,9 @@ from foredraft.core.drafter import Drafter, Needs, Plan, View
 from foredraft.core.tree import PAD, TokenTree
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
 from foredraft.drafters.none import NoDrafter
-from foredraft.engine.policy import Constant, Policy
 from foredraft.engine.engine import Engine
 from foredraft.engine.generate import Generator, Kind
+from foredraft.engine.policy import Constant, Policy
 from foredraft.model.causal import CausalLM
 
 VOCAB = 96

@@ -14,9 +14,9 @@ from foredraft.core.drafter import Drafter, Plan, View
 from foredraft.core.params import SamplingParams
 from foredraft.core.tree import PAD, ROOT, TokenTree
 from foredraft.drafters.none import NoDrafter
-from foredraft.engine.policy import Constant, Policy
 from foredraft.engine.engine import Engine
 from foredraft.engine.generate import Generator
+from foredraft.engine.policy import Constant, Policy
 from foredraft.engine.step import StepDone
 from foredraft.model.causal import CausalLM
 

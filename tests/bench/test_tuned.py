@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import foredraft
-import tiny
 from foredraft.bench.engines import served
 from foredraft.core.drafter import Needs, Plan, View
 from foredraft.core.errors import DrafterError, OptionError
@@ -18,11 +17,10 @@ from foredraft.core.warp import Warp
 from foredraft.drafters import METHODS
 from foredraft.drafters.draft_model import Options as DraftOptions
 from foredraft.drafters.prompt_lookup import Options as LookupOptions
-from foredraft.engine.policy import OffFrom, Policy, policy_for
 from foredraft.engine.generate import Generator, Result
-from foredraft.engine.step import RowStep, StepDone
+from foredraft.engine.policy import OffFrom, Policy, policy_for
+from foredraft.engine.step import StepDone
 from foredraft.formats.tuned import Tuned, read_tuned, write_tuned
-from foredraft.model.causal import CausalLM
 
 CONSTANT = "num_assistant_tokens_schedule=constant"
 HEAD = f"eagle3:sample-eagle3,nodes=5,depth=3,{CONSTANT}"

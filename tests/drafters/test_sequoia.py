@@ -20,8 +20,8 @@ from foredraft.core.warp import Warp
 from foredraft.drafters import sequoia
 from foredraft.drafters.acceptance import as_text, measure_acceptance, read_acceptance
 from foredraft.drafters.sequoia import Options, Sequoia
-from foredraft.engine.policy import Constant
 from foredraft.engine.costs import CostTable
+from foredraft.engine.policy import Constant
 from foredraft.engine.reference import reference
 from foredraft.model.causal import CausalLM
 from oracle import grow, loss, random_table

@@ -15,8 +15,8 @@ from foredraft.core.errors import NumericsError, OptionError, PromptError
 from foredraft.core.params import SamplingParams
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.prompt_lookup import Options as LookupOptions, PromptLookup
-from foredraft.engine.policy import Constant, Heuristic
 from foredraft.engine.generate import Generator
+from foredraft.engine.policy import Constant, Heuristic
 from foredraft.engine.reference import reference
 from foredraft.model.causal import CausalLM
 from foredraft.model.tokenizer import Tokenizer

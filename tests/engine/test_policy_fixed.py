@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from policy_sim import EMPTY, view
 
 import tiny
 from foredraft.compose import load
@@ -16,7 +17,6 @@ from foredraft.engine.policy import Calibrated, Constant, Heuristic, OffFrom, Po
 from foredraft.engine.policy.fixed import best_threshold
 from foredraft.engine.step import RowStep, StepDone
 from foredraft.model.causal import CausalLM
-from policy_sim import EMPTY, view
 
 
 def done(*rows: tuple[int, int], scores: tuple[float, ...] = ()) -> StepDone:

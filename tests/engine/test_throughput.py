@@ -5,11 +5,11 @@ import random
 from dataclasses import replace
 
 import pytest
+from policy_sim import EMPTY, World, chain, fixed, run, tree, view
 
 from foredraft.core.drafter import Needs, Plan
 from foredraft.engine.policy import Throughput
 from foredraft.engine.step import RowStep, StepDone
-from policy_sim import EMPTY, World, chain, fixed, run, tree, view
 
 CHAIN, TREE = Needs(max_nodes=8), Needs(max_nodes=23, max_depth=6, scored=True)
 STEPS = 2000

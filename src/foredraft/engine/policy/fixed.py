@@ -66,8 +66,8 @@ class Calibrated(Policy):
     """A constant length whose confidence threshold is chosen by what was accepted, as transformers does it.
 
     A drafted token with at least the threshold's probability counts as predicted to be accepted. The threshold is the
-    one with the least ``false positive rate + 3 * false negative rate`` over the latest tokens that were verified, up to
-    the first rejected one of each chain. A token below the threshold is still drafted, so its result is known too.
+    one with the least ``false positive rate + 3 * false negative rate`` over the latest verified tokens, up to the
+    first rejected one of each chain. A token below the threshold is still drafted, so its result is known too.
 
     Args:
         length: of the longest chain.

@@ -14,8 +14,8 @@ from foredraft.engine.step import StepDone
 
 LENGTHS = (1, 2, 3, 4, 5, 7, 11, 15, 23, 31, 47, 63)
 NODES = (1, 3, 5, 7, 11, 15, 23, 31, 47, 63)
-"""Sizes that are tried, up to what a drafter can: lengths, and nodes of scored trees. With the root these are numbers of
-nodes that forwards on a CPU are run with."""
+"""Sizes that are tried, up to what a drafter can: lengths, and nodes of scored trees. Most are, with the root, numbers of
+nodes that a forward on a CPU is run with."""
 NEUTRAL = 0.65
 """How often the first drafted token is accepted, where nothing is known."""
 
