@@ -82,9 +82,10 @@ def summary(lines: list[dict[str, Any]]) -> str:
     fixed = {arm: rate for arm, rate in rates.items() if arm != "policy"}
     best = max(fixed, key=fixed.__getitem__)
     sizes = " ".join(f"{arm}:{rate / rates['0']:.2f}" for arm, rate in fixed.items())
+    length = tokens["policy"] / forwards["policy"]
     return (
         f"policy/best {rates['policy'] / rates[best]:.3f} (size {best}), "
-        f"policy/plain {rates['policy'] / rates['0']:.3f}, {tokens['policy'] / forwards['policy']:.2f} tokens a forward; {sizes}"
+        f"policy/plain {rates['policy'] / rates['0']:.3f}, {length:.2f} tokens a forward; {sizes}"
     )
 
 

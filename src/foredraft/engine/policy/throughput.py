@@ -14,8 +14,8 @@ from foredraft.engine.step import StepDone
 
 LENGTHS = (1, 2, 3, 4, 5, 7, 11, 15, 23, 31, 47, 63)
 NODES = (1, 3, 5, 7, 11, 15, 23, 31, 47, 63)
-"""Sizes that are tried, up to what a drafter can: lengths, and nodes of scored trees. Most are, with the root, numbers of
-nodes that a forward on a CPU is run with."""
+"""Sizes that are tried, up to what a drafter can: lengths, and nodes of scored trees. With the root, most are numbers
+of nodes that a forward on a CPU is run with."""
 NEUTRAL = 0.65
 """How often the first drafted token is accepted, where nothing is known."""
 
@@ -40,6 +40,7 @@ class Throughput(Policy):
     FIRST, CREDIT, DEBT = 10.0, 12.0, 32.0  # plain steps' time for trials: at first, saved at most, owed at most
     EVERY, GAP = 48, 0.05  # steps between trials of a size as good as the best; one so much worse waits twice as long
     NEAR = 0.15  # a size that was not timed yet is, where it seems to be no more than so much worse
+    LIFE = 64.0  # tokens of a request, as long as none has ended
     HOLD = 4  # steps of the best size until it is thought about again
     TRIAL, PAUSE = 3, 8  # steps of a trial that begins or interrupts drafting; steps between two that begin it
 
@@ -48,8 +49,8 @@ class Throughput(Policy):
         self._needs = needs
         self.confidence = confidence
         self._sizes = (0, *(size for size in (NODES if needs.scored else LENGTHS) if size < most), most)
-        self._prior = _expected(self._sizes, prior, needs.scored)
-        self._timed: dict[tuple[int, int], _Timed] = {}  # by rows and temperature; see ``_key``
+        self._prior = _expected(self._sizes, min(max(prior, 0.05), 0.95), needs.scored)
+        self._timed: dict[tuple[int, int], _Timed] = {}  # by rows and temperature; see ``_of``
         self._accepted: dict[int, _Accepted] = {}  # by temperature
         self._credit = self.FIRST
         self._chosen: _Choice | None = None
@@ -81,9 +82,9 @@ class Throughput(Policy):
             timed, accepted = self._of(view)
             index = self._chosen.index
             self._book(timed, self._chosen, seconds)
-            if fresh := drafting - self._read:
-                if timed.seconds[index].known:
-                    self._start.add(max(seconds - timed.seconds[index].value, 0.0) / len(fresh))
+            fresh = drafting - self._read
+            if fresh and timed.seconds[index].known:
+                self._start.add(max(seconds - timed.seconds[index].value, 0.0) / len(fresh))
             clean = drafting <= self._drafted if drafting else not self._drafted
             whole = plan.length == (self._depth(index) if index else 0)
             if clean and whole and timed.last[index]:
@@ -136,7 +137,7 @@ class Throughput(Policy):
 
     def _rates(self, timed: "_Timed", accepted: "_Accepted", rows: int, active: int) -> list[float]:
         """Tokens a second of all rows by size."""
-        start = self._start.value / max(self._life.value, 1.0)
+        start = self._start.value / (self._life.value or self.LIFE)
         found = []
         for gain, seconds in zip(accepted.gains(), timed.estimates, strict=True):
             tokens = rows + active * gain
