@@ -8,6 +8,7 @@ import torch
 from policy_sim import EMPTY, view
 
 import tiny
+from foredraft.bench.check import draft_always
 from foredraft.compose import load
 from foredraft.core.draft import Law
 from foredraft.core.drafter import Needs, Plan
@@ -129,6 +130,16 @@ def test_what_a_generator_has_learned_stays():
     assert isinstance(policy, Throughput)
     state = policy.state()
     assert state["seconds"]["1/0"][0] > 0 and any(state["accepted"]["0"][1])
+    generator.close()
+
+
+def test_a_check_drafts_always_and_leaves_what_was_asked_for():
+    generator = load("sample", "draft_model,num_assistant_tokens=3", device="cpu")
+    draft_always(generator)
+    assert generator.engine.policy.plan(view(0), [9]) == Plan((3,), 0.4)
+    generator.engine.policy = asked = Heuristic(2)
+    draft_always(generator)
+    assert generator.engine.policy is asked
     generator.close()
 
 

@@ -61,7 +61,7 @@ def command(*, choice: ModelChoice, what: What, law: Law) -> None:
     --exact). Sampled tokens are held against the law of the model's own forward. The exit status is 0 if it is
     lossless as far as this can be seen, 1 if not.
     """
-    from foredraft.bench.check import check_greedy, check_sampled
+    from foredraft.bench.check import check_greedy, check_sampled, draft_always
     from foredraft.bench.prompts import STANDARD, read_prompts
 
     if what.count < 1 or what.tokens < 0:
@@ -72,6 +72,7 @@ def command(*, choice: ModelChoice, what: What, law: Law) -> None:
     if what.prompts is not None:
         prompts = [ask.prompt for ask in read_prompts(what.prompts, what.chat)[: what.count]]
     generator = choice.load()
+    draft_always(generator)
     with busy("Greedy texts"):
         cold = replace(law.params(), temperature=0.0, max_new_tokens=what.greedy_tokens)
         greedy = check_greedy(generator, prompts, cold, exact=choice.exact)
