@@ -12,7 +12,7 @@ until every arm has generated so many tokens. A finished cell is a line of JSON 
 import argparse
 import json
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from origin import provenance
 import foredraft
 from foredraft.bench.prompts import read_prompts
 from foredraft.core.params import SamplingParams
-from foredraft.engine.generate import Generator
+from foredraft.engine.generate import Generator, Prompt
 from foredraft.engine.policy import Constant, Policy, Throughput
 
 METHODS = ("eagle3", "eagle1", "draft_model", "medusa", "prompt_lookup")
@@ -42,7 +42,7 @@ def arms_of(generator: Generator) -> dict[str, Policy]:
 
 
 def run_cell(
-    plain: Generator, drafting: Generator, prompts: list[str], temperature: float, args: argparse.Namespace
+    plain: Generator, drafting: Generator, prompts: Sequence[Prompt], temperature: float, args: argparse.Namespace
 ) -> Iterator[dict[str, Any]]:
     """The results of a cell, in the order in which they were measured."""
     policies = arms_of(drafting)
