@@ -1,6 +1,6 @@
 """Trained heads against plain decoding, a draft model and prompt lookup, on the bundled model, in one process.
 
-Two kinds of arms. The arms of the first kind are as a user gets them, each with its default controller, and are timed:
+Two kinds of arms. The arms of the first kind are as a user gets them, each with its default policy, and are timed:
 every prompt is run by every arm before the next prompt, in an order that rotates, greedy and at temperature 1. Those
 of the second kind draft trees of fixed sizes, so that methods can be compared at equal nodes; what counts there is
 acceptance. One JSON line a run; ``--write`` in heads_summary.py makes tables and plots of them.
@@ -22,8 +22,8 @@ from prompts import read_prompts
 from recorder import Recorder
 
 import foredraft
-from foredraft.engine.control import Constant
 from foredraft.engine.generate import Generator
+from foredraft.engine.policy import Constant
 
 TASKS = ("humaneval", "gsm8k")
 TIMED = {
@@ -74,7 +74,7 @@ def generators(args: argparse.Namespace) -> tuple[dict[str, Generator], dict[str
             recorder = Recorder(plain.engine.drafter)
             depth = plain.engine.drafter.needs.longest
             shared = foredraft.load(
-                plain.engine.target, recorder, tokenizer=plain.tokenizer.inner, controller=Constant(depth)
+                plain.engine.target, recorder, tokenizer=plain.tokenizer.inner, policy=Constant(depth)
             )
             fixed[name] = (shared, recorder)
     return timed, fixed

@@ -24,7 +24,7 @@ from reading import read
 import foredraft
 from foredraft.bench import plots
 from foredraft.drafters.online import Online
-from foredraft.engine.control import Constant
+from foredraft.engine.policy import Constant
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "online.jsonl"
@@ -70,7 +70,7 @@ def serve(arm: str, args: argparse.Namespace) -> Iterator[dict]:
     inner = f"draft_model:{args.draft}"
     spec = inner if arm == "frozen" else f"online:[{inner}],background=no,{args.options}"
     control = Constant(args.length)
-    g = foredraft.load(args.target, spec, dtype="float32", device="cpu", controller=control)
+    g = foredraft.load(args.target, spec, dtype="float32", device="cpu", policy=control)
     requests = list(stream(args.corpus, args.requests, g.encode))
     for begin in range(0, len(requests), args.together):
         part = requests[begin : begin + args.together]

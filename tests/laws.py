@@ -45,8 +45,8 @@ from foredraft.drafters.supplies import Part
 from foredraft.drafters.triforce import Options as TriForceOptions, TriForce
 from foredraft.drafters.universal import Options as UniversalOptions, Universal
 from foredraft.engine import batch
-from foredraft.engine.control import Constant
 from foredraft.engine.generate import Generator
+from foredraft.engine.policy import Constant
 from foredraft.model import cache, masks
 from foredraft.model.bridge import Bridge
 from foredraft.model.causal import CausalLM

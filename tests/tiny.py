@@ -18,9 +18,9 @@ from foredraft.core.drafter import Drafter, Needs, Plan, View
 from foredraft.core.tree import PAD, TokenTree
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
 from foredraft.drafters.none import NoDrafter
-from foredraft.engine.control import Constant, Controller
 from foredraft.engine.engine import Engine
 from foredraft.engine.generate import Generator, Kind
+from foredraft.engine.policy import Constant, Policy
 from foredraft.model.causal import CausalLM
 
 VOCAB = 96
@@ -175,7 +175,7 @@ def prompts(lengths: Sequence[int] = (1, 5, 17, 40), vocab: int = VOCAB, seed: i
 def generator(
     target: CausalLM,
     drafter: Drafter | None = None,
-    controller: Controller | None = None,
+    policy: Policy | None = None,
     *,
     eos: Sequence[int] = (),
     tokenizer: Any = None,
@@ -183,8 +183,8 @@ def generator(
 ) -> Generator:
     """A ``Generator`` around models that are there already; drafts as much as it may unless told otherwise."""
     drafter = drafter or NoDrafter()
-    controller = controller or Constant(drafter.needs.longest)
-    return Generator(Engine(target, drafter, controller, **options), tokenizer, eos, Kind("tiny", True))
+    policy = policy or Constant(drafter.needs.longest)
+    return Generator(Engine(target, drafter, policy, **options), tokenizer, eos, Kind("tiny", True))
 
 
 def pending(generator: Generator) -> int:
@@ -197,7 +197,7 @@ def pending(generator: Generator) -> int:
 def draft_model(
     draft: CausalLM, target: CausalLM, tokens: int = 4, branching: tuple[int, ...] | None = None
 ) -> tuple[DraftModel, Constant]:
-    """A draft model with the controller that always takes its full length."""
+    """A draft model with the policy that always takes its full length."""
     options = DraftOptions(num_assistant_tokens=tokens, branching=branching)
     drafter = DraftModel(options, draft, target.vocab_size)
     return drafter, Constant(drafter.needs.longest)

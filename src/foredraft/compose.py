@@ -1,4 +1,4 @@
-"""The only place where names become objects: a target, a drafter, a controller, put together."""
+"""The only place where names become objects: a target, a drafter, a policy, put together."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -16,16 +16,16 @@ from foredraft.core.verify import RULES, check_legal
 from foredraft.drafters import METHODS, builder, find
 from foredraft.drafters.spec import Spec
 from foredraft.drafters.supplies import Foreign, Place, Supplies
-from foredraft.engine.control import Constant, Controller
 from foredraft.engine.engine import Engine
 from foredraft.engine.generate import Generator, Kind
-from foredraft.engine.schedule import Costs, scheduled
+from foredraft.engine.policy import NEUTRAL, Constant, Policy, policy_for
 from foredraft.formats import load_head
 from foredraft.model.cache import BUCKET, SlotCache
 from foredraft.model.causal import CausalLM, hold
 from foredraft.model.linear import PackedWeights, draft_dtype
 from foredraft.model.load import Loaded, as_loaded, load_model, resolve
 from foredraft.model.memory import available_bytes, readable
+from foredraft.model.provenance import stored_acceptance_length
 from foredraft.model.tokenizer import Tokenizer, check_same_tokenizer
 from foredraft.nets.blocks import fuse
 
@@ -46,7 +46,7 @@ def load(
     dtype: str | torch.dtype | None = None,
     device: str | torch.device | None = None,
     verifier: str | None = None,
-    controller: Controller | None = None,
+    policy: Policy | None = None,
     max_batch_size: int = 32,
     exact: bool = False,
     fast: bool = True,
@@ -68,7 +68,7 @@ def load(
         dtype: such as "bfloat16" or ``torch.bfloat16``; by default float32 on a CPU, elsewhere what the weights have.
         device: such as "cuda"; by default a GPU if there is one.
         verifier: the verification rule; by default the best one for each draft's law.
-        controller: decides how much to draft; by default what the drafter's options say.
+        policy: decides how much to draft; by default what the drafter's options say.
         max_batch_size: so many texts are generated at once; others wait.
         exact: run every forward with the same number of nodes, so that speculation cannot flip near-ties.
         fast: on a CPU, pack the weights of linear layers.
@@ -96,7 +96,7 @@ def load(
         options=model_options,
         draft_options=draft_options,
     )
-    return workshop.make([drafter], controller)[0]
+    return workshop.make([drafter], policy)[0]
 
 
 def load_many(
@@ -153,7 +153,7 @@ class _Workshop:
     options: Mapping[str, Any] | None
     draft_options: Mapping[str, Any] | None
 
-    def make(self, drafters: Sequence[AnyDrafter], controller: Controller | None) -> list[Generator]:
+    def make(self, drafters: Sequence[AnyDrafter], policy: Policy | None) -> list[Generator]:
         """A generator for each drafter; where one of them cannot be, there is none."""
         if self.max_batch_size < 1:
             raise OptionError("max_batch_size must be 1 or more.")
@@ -164,12 +164,10 @@ class _Workshop:
         specs = [as_spec(self.target, drafter) for drafter in drafters]
         kinds = [_kind(spec, _check_verifier(self.verifier, spec)) for spec in specs]
         loaded = _load(self.target, self.tokenizer, self.dtype, self.device, self.options)
-        opened = [shared := self._target(loaded)]
+        opened = [self._target(loaded)]
         try:
-            costs = Costs(shared)
             return [
-                self._generator(spec, kind, loaded, opened, costs, controller)
-                for spec, kind in zip(specs, kinds, strict=True)
+                self._generator(spec, kind, loaded, opened, policy) for spec, kind in zip(specs, kinds, strict=True)
             ]
         finally:  # the generators hold what they need; where one of them cannot be, nobody does
             for model in opened:
@@ -189,8 +187,7 @@ class _Workshop:
         kind: Kind,
         loaded: Loaded,
         opened: list[CausalLM],
-        costs: Costs,
-        controller: Controller | None,
+        policy: Policy | None,
     ) -> Generator:
         """One of them. Models that are opened on the way are listed."""
         shared = opened[0]
@@ -199,14 +196,13 @@ class _Workshop:
             drafter = self._drafter(spec, loaded, own, cache)
         finally:
             opened += own[1:]
-        control = controller or _controller(spec, drafter, costs, kind.lossless)
         law = drafter.needs.law or (spec.drafting.law if isinstance(spec, Spec) else None)
         if drafter.needs.hidden_layers:
             shared.tap(drafter.needs.hidden_layers)
         engine = Engine(
             shared,
             drafter,
-            control,
+            policy or _policy(spec, drafter, kind.lossless),
             rule=self.verifier,
             max_rows=self.max_batch_size,
             exact_nodes=1 + drafter.needs.max_nodes if self.exact else 0,
@@ -351,10 +347,12 @@ def _head(name: str, path: str, options: Any, target: CausalLM, fast: bool) -> A
     return head.net
 
 
-def _controller(spec: Spec | Drafter, drafter: Drafter, costs: Costs, lossless: bool) -> Controller:
+def _policy(spec: Spec | Drafter, drafter: Drafter, lossless: bool) -> Policy:
     """As the method's options say; for a ``Drafter`` object, all that it can."""
     if isinstance(spec, Spec):
-        return scheduled(spec.drafting, drafter.needs, costs, lossless, spec.off_from)
+        length = None if spec.path is None else stored_acceptance_length(resolve(spec.path))
+        prior = NEUTRAL if length is None else 1 - 1 / length  # where each token is accepted as often as the first
+        return policy_for(spec.drafting, drafter.needs, lossless=lossless, off_from=spec.off_from, prior=prior)
     if spec.needs.max_nodes < 1:
         raise DrafterError(f"{spec.__class__.__name__}.needs.max_nodes is 0, so it would never be asked for a draft.")
     return Constant(drafter.needs.longest)

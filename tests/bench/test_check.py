@@ -22,8 +22,8 @@ from foredraft.core.tree import TokenTree
 from foredraft.core.warp import Paths, Warp
 from foredraft.drafters.draft_model import DraftModel, Options
 from foredraft.engine import step
-from foredraft.engine.control import Constant
 from foredraft.engine.generate import Generator
+from foredraft.engine.policy import Constant
 from foredraft.model.cache import SlotCache
 from foredraft.model.causal import CausalLM
 

@@ -14,9 +14,9 @@ from foredraft.core.drafter import Drafter, Plan, View
 from foredraft.core.params import SamplingParams
 from foredraft.core.tree import PAD, ROOT, TokenTree
 from foredraft.drafters.none import NoDrafter
-from foredraft.engine.control import Constant, Controller
 from foredraft.engine.engine import Engine
 from foredraft.engine.generate import Generator
+from foredraft.engine.policy import Constant, Policy
 from foredraft.engine.step import StepDone
 from foredraft.model.causal import CausalLM
 
@@ -186,7 +186,7 @@ class Seen(NamedTuple):
 
 
 @final
-class First(Controller):
+class First(Policy):
     """Always the same plan, and what the loop itself says of the first step."""
 
     def __init__(self, length: int, confidence: float) -> None:

@@ -16,7 +16,7 @@ from foredraft.bench.skip_trials import Journal, Judge, Part, Said, Trial
 from foredraft.core.errors import DataError, OptionError
 from foredraft.core.params import SamplingParams
 from foredraft.drafters.layer_skip import LayerSkip, Options
-from foredraft.engine.control import Constant
+from foredraft.engine.policy import Constant
 from foredraft.model.causal import CausalLM
 from foredraft.model.taps import decoder_layers
 

@@ -13,8 +13,8 @@ from foredraft.drafters.eagle3 import Eagle3Drafter, Options as Eagle3Options
 from foredraft.drafters.hydra import HydraDrafter, Options as HydraOptions
 from foredraft.drafters.medusa import MedusaDrafter, Options as MedusaOptions
 from foredraft.drafters.online import Online, Options
-from foredraft.engine.control import Constant
 from foredraft.engine.generate import Generator
+from foredraft.engine.policy import Constant
 from foredraft.model.causal import CausalLM
 
 SMALL = {"vocab_size": 32, "spread": 1.2}

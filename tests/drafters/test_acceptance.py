@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import foredraft
-from foredraft.engine.control import Constant
 from foredraft.engine.generate import Result
+from foredraft.engine.policy import Constant
 
 SHIPPED = json.loads((Path(__file__).parent / "acceptance.json").read_text("utf-8"))
 PROMPTS = [
@@ -33,7 +33,7 @@ def results(spec: str) -> list[Result]:
     if spec == "none":
         return g.batch(PROMPTS, max_new_tokens=64, min_new_tokens=64)
     depth = g.engine.drafter.needs.longest
-    fixed = foredraft.load(g.engine.target, g.engine.drafter, tokenizer=g.tokenizer.inner, controller=Constant(depth))
+    fixed = foredraft.load(g.engine.target, g.engine.drafter, tokenizer=g.tokenizer.inner, policy=Constant(depth))
     return fixed.batch(PROMPTS, max_new_tokens=64, min_new_tokens=64)
 
 

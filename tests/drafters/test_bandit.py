@@ -14,7 +14,7 @@ from foredraft.core.errors import DrafterError, OptionError
 from foredraft.drafters.bandit import Arm, Bandit, Options, Ucb
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
 from foredraft.drafters.prompt_lookup import Options as LookupOptions, PromptLookup
-from foredraft.engine.control import Constant
+from foredraft.engine.policy import Constant
 from foredraft.model.causal import CausalLM
 
 

@@ -12,7 +12,7 @@ from foredraft.core.params import SamplingParams
 from foredraft.core.warp import Warp
 from foredraft.drafters.cape import Cape, Options
 from foredraft.drafters.grow import SHARPEST
-from foredraft.engine.control import Constant
+from foredraft.engine.policy import Constant
 from foredraft.model.causal import CausalLM
 
 TEXTS = tiny.prompts((4, 11))

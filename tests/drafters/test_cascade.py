@@ -12,8 +12,8 @@ from foredraft.drafters.cascade import Cascade, Options
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
 from foredraft.drafters.max_gram import MaxGram, Options as MaxGramOptions
 from foredraft.drafters.supplies import Part
-from foredraft.engine.control import Constant
 from foredraft.engine.generate import Generator
+from foredraft.engine.policy import Constant
 from foredraft.engine.reference import reference
 from foredraft.model.causal import CausalLM
 

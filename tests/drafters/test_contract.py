@@ -35,9 +35,9 @@ from foredraft.drafters.retelling import Retelling
 from foredraft.drafters.supplies import Part
 from foredraft.drafters.triforce import TriForce
 from foredraft.drafters.window import WindowReader
-from foredraft.engine.control import Constant
 from foredraft.engine.generate import Generator
 from foredraft.engine.inner import InnerLoop
+from foredraft.engine.policy import Constant
 from foredraft.engine.reference import reference
 from foredraft.model.bridge import Bridge
 from foredraft.model.cache import SlotCache

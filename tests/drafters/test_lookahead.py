@@ -19,7 +19,7 @@ from foredraft.core.warp import Warp
 from foredraft.drafters.lookahead import Lookahead, Options
 from foredraft.drafters.ngram_pool import NgramPool
 from foredraft.drafters.spec import Spec
-from foredraft.engine.control import Constant
+from foredraft.engine.policy import Constant
 from foredraft.model.causal import CausalLM
 
 CPU = torch.device("cpu")

@@ -10,13 +10,13 @@ from foredraft.core.draft import Draft
 from foredraft.core.drafter import Plan, View
 from foredraft.drafters import memory
 from foredraft.drafters.eagle3 import Eagle3Drafter, Options
-from foredraft.engine.control import Controller
+from foredraft.engine.policy import Policy
 from foredraft.engine.step import StepDone
 from foredraft.model.causal import CausalLM
 
 
 @final
-class Seldom(Controller):
+class Seldom(Policy):
     """A draft in every fifth step."""
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ def drafted(monkeypatch: pytest.MonkeyPatch, waiting: int, exact: int) -> tuple[
         return draft
 
     monkeypatch.setattr(drafter, "propose", watched)
-    g = tiny.generator(target, drafter, controller=Seldom(), max_rows=2, exact_nodes=exact)
+    g = tiny.generator(target, drafter, policy=Seldom(), max_rows=2, exact_nodes=exact)
     texts = [
         result.tokens
         for news in (12, 31, 23)

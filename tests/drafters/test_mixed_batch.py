@@ -16,7 +16,7 @@ from foredraft.core.verify import RULES, walk
 from foredraft.core.warp import Warp
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
 from foredraft.drafters.specinfer import Options as SpecOptions, SpecInfer
-from foredraft.engine.control import Constant
+from foredraft.engine.policy import Constant
 from foredraft.engine.reference import reference
 from foredraft.model.causal import CausalLM
 

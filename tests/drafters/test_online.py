@@ -25,7 +25,7 @@ from foredraft.drafters.online import Online, Options
 from foredraft.drafters.passages import Shelf
 from foredraft.drafters.prompt_lookup import Options as LookupOptions, PromptLookup
 from foredraft.drafters.teachable import Lesson, Passage, Teachable, Trainee
-from foredraft.engine.control import Constant
+from foredraft.engine.policy import Constant
 from foredraft.engine.reference import reference
 from foredraft.model.causal import CausalLM
 
@@ -52,7 +52,7 @@ def test_acceptance_rises_and_stays_up(name: str):
     for begin in range(0, 48, 8):
         results = g.generate(prompts[begin : begin + 8], max_new_tokens=24, temperature=float(sampled), seed=begin)
         lengths.append(acceptance(results))
-    frozen = tiny.generator(g.engine.target, inner(name, g.engine.target), g.engine.controller)
+    frozen = tiny.generator(g.engine.target, inner(name, g.engine.target), g.engine.policy)
     rest = [
         frozen.generate(prompts[b : b + 8], max_new_tokens=24, temperature=float(sampled), seed=0) for b in (32, 40)
     ]

@@ -15,7 +15,7 @@ from foredraft.core.params import SamplingParams
 from foredraft.core.warp import Warp
 from foredraft.drafters.grow import SHARPEST
 from foredraft.drafters.opt_tree import Options, OptTree
-from foredraft.engine.control import Constant
+from foredraft.engine.policy import Constant
 from foredraft.model.causal import CausalLM
 
 VOCAB = 12

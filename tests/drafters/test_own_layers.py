@@ -15,8 +15,8 @@ from foredraft.drafters.early_exit import EarlyExit, Options as ExitOptions
 from foredraft.drafters.layer_skip import LayerSkip, Options as SkipOptions
 from foredraft.drafters.own_layers import OwnLayers
 from foredraft.drafters.skips import Skips, read_skips, write_skips
-from foredraft.engine.control import Constant
 from foredraft.engine.generate import Generator
+from foredraft.engine.policy import Constant
 from foredraft.engine.reference import reference
 from foredraft.model.cache import SlotCache
 from foredraft.model.causal import CausalLM

@@ -20,8 +20,8 @@ from foredraft.core.warp import Warp
 from foredraft.drafters import sequoia
 from foredraft.drafters.acceptance import as_text, measure_acceptance, read_acceptance
 from foredraft.drafters.sequoia import Options, Sequoia
-from foredraft.engine.control import Constant
 from foredraft.engine.costs import CostTable
+from foredraft.engine.policy import Constant
 from foredraft.engine.reference import reference
 from foredraft.model.causal import CausalLM
 from oracle import grow, loss, random_table
@@ -239,9 +239,10 @@ def test_what_sampled_rows_get_does_not_depend_on_the_clock(monkeypatch: pytest.
         raise AssertionError("somebody looked at the clock")
 
     monkeypatch.setattr(sequoia, "measure_costs", refuse)
-    shape = Sequoia(Options(acceptance=RATES), model(2), model(1), VOCAB).planner.shape(greedy=False)
+    constant = Options(acceptance=RATES, num_assistant_tokens_schedule="constant")
+    shape = Sequoia(constant, model(2), model(1), VOCAB).planner.shape(greedy=False)
     assert 1 <= shape.template.nodes <= sequoia.NODES
-    timed = Options(acceptance=RATES, num_assistant_tokens_schedule="cost")
+    timed = Options(acceptance=RATES)
     with pytest.raises(AssertionError, match="clock"):
         Sequoia(timed, model(2), model(1), VOCAB).planner.shape(greedy=False)
 

@@ -16,7 +16,7 @@ from foredraft.core.tree import PAD, TokenTree, adopted
 from foredraft.core.verify import RULES
 from foredraft.core.warp import Warp
 from foredraft.drafters.specinfer import Options, SpecInfer
-from foredraft.engine.control import Constant
+from foredraft.engine.policy import Constant
 from foredraft.model.causal import CausalLM
 from oracle import Draws, grow, loss, outcomes, random_table
 

@@ -24,7 +24,7 @@ from foredraft.core.warp import Warp
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
 from foredraft.drafters.retelling import Retelling
 from foredraft.drafters.universal import Options, Universal, coverage
-from foredraft.engine.control import Constant
+from foredraft.engine.policy import Constant
 from foredraft.engine.reference import reference
 from foredraft.model.bridge import Bridge
 from foredraft.model.causal import CausalLM

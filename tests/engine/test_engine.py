@@ -18,8 +18,8 @@ from foredraft.core.noise import derive_seeds
 from foredraft.core.params import SamplingParams
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.prompt_lookup import Options as LookupOptions, PromptLookup
-from foredraft.engine.control import Constant, Heuristic
 from foredraft.engine.generate import Generator, Result
+from foredraft.engine.policy import Constant, Heuristic
 from foredraft.engine.reference import reference
 from foredraft.model.causal import CausalLM
 from foredraft.model.tokenizer import Tokenizer
@@ -84,8 +84,8 @@ def again(g: Generator, prompt: list[int], result: Result, **options: Any) -> li
 @pytest.mark.parametrize("length", [1, 2, 5])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_draft_that_is_the_target_is_accepted_whole(length: int, temperature: float):
-    drafter, controller = tiny.draft_model(model(), model(), length)
-    g = tiny.generator(model(), drafter, controller)
+    drafter, policy = tiny.draft_model(model(), model(), length)
+    g = tiny.generator(model(), drafter, policy)
     for result in g.generate(tiny.prompts(), max_new_tokens=4 * (length + 1), temperature=temperature, seed=0):
         assert result.stats.acceptance_length == length + 1
         assert result.stats.acceptance_rate == 1.0
@@ -96,9 +96,9 @@ def test_a_draft_that_is_the_target_is_accepted_whole(length: int, temperature: 
 @pytest.mark.parametrize("branching", [(2, 2, 1), (1, 3), (4,)])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_tree_of_the_target_itself_is_accepted_to_its_full_depth(branching: tuple[int, ...], temperature: float):
-    drafter, controller = tiny.draft_model(model(), model(), branching=branching)
+    drafter, policy = tiny.draft_model(model(), model(), branching=branching)
     depth = len(branching)
-    g = tiny.generator(model(), drafter, controller)
+    g = tiny.generator(model(), drafter, policy)
     for result in g.generate(tiny.prompts(), max_new_tokens=4 * (depth + 1), temperature=temperature, seed=0):
         assert result.stats.acceptance_length == depth + 1
         assert result.stats.accepted == 4 * depth
@@ -106,8 +106,8 @@ def test_a_tree_of_the_target_itself_is_accepted_to_its_full_depth(branching: tu
 
 
 def test_the_last_draft_is_no_longer_than_what_may_still_come():
-    drafter, controller = tiny.draft_model(model(), model(), 5)
-    result = tiny.generator(model(), drafter, controller).generate(tiny.prompts((9,))[0], max_new_tokens=10)
+    drafter, policy = tiny.draft_model(model(), model(), 5)
+    result = tiny.generator(model(), drafter, policy).generate(tiny.prompts((9,))[0], max_new_tokens=10)
     assert result.stats.target_forwards == 2
     assert result.stats.drafted == 5 + 3
 

@@ -15,8 +15,8 @@ import heads
 import tiny
 from foredraft.core.params import SamplingParams
 from foredraft.drafters.eagle3 import Eagle3Drafter, Options as Eagle3Options
-from foredraft.engine.control import Constant
 from foredraft.engine.generate import Generator
+from foredraft.engine.policy import Constant
 from foredraft.model.causal import CausalLM
 
 SOURCE = Path(foredraft.__file__).parent

@@ -1,6 +1,6 @@
-"""Every controller in the loop, step after step, all drafts and all coins summed: the text's law is the target's.
+"""Every policy in the loop, step after step, all drafts and all coins summed: the text's law is the target's.
 
-What a controller sees of one step decides what is drafted in the next, so each branch carries a controller of its own.
+What a policy sees of one step decides what is drafted in the next, so each branch carries a policy of its own.
 """
 
 import copy
@@ -14,33 +14,28 @@ import torch
 from torch import Tensor
 
 from foredraft.core.draft import Draft, Law
-from foredraft.core.drafter import Plan, View
+from foredraft.core.drafter import Needs, Plan, View
 from foredraft.core.noise import Noise
 from foredraft.core.params import SamplingParams
 from foredraft.core.tree import PAD, TokenTree
 from foredraft.core.verify import DEFAULT, RULES
 from foredraft.core.warp import Warp
-from foredraft.engine.allowance import Allowance
-from foredraft.engine.control import Apart, Constant, Controller, CostAware, Heuristic
-from foredraft.engine.control_dynamic import Calibrated, Goodput
-from foredraft.engine.control_tree import CostAwareTree
-from foredraft.engine.costs import CostTable
-from foredraft.engine.schedule import Below
+from foredraft.engine.policy import Calibrated, Constant, Heuristic, OffFrom, Policy, Throughput
 from foredraft.engine.step import RowStep, StepDone
 from oracle import Draws, EnumeratingCoins, Table, grow, random_table, total_variation, true_law
 
 V, LENGTH, DEEPEST = 2, 4, 2
-CHEAP = CostTable((1, 8), (1.0, 1.3))
-DEAR = CostTable((1, 8), (1.0, 3.0))
+EMPTY = torch.zeros(1, 1, dtype=torch.long)
+CHEAP, DEAR = 0.05, 1.5  # seconds of a drafted level; a forward takes one
 
 
 @dataclass(frozen=True)
 class Branch:
-    """One way in which things may go: what was said, and what the controller makes of it."""
+    """One way in which things may go: what was said, and what the policy makes of it."""
 
     text: tuple[int, ...]
     weight: float
-    controller: Controller
+    policy: Policy
 
 
 Drafted = Callable[[Table, Table, Plan], Draws]
@@ -85,38 +80,31 @@ def picked(p: Table, q: Table, plan: Plan) -> Draws:
     return Draws(draft, torch.ones(1, dtype=torch.float64), torch.stack(at)[None])
 
 
-CASES: dict[str, tuple[Callable[[], Controller], Drafted]] = {
-    "constant": (lambda: Constant(2), chain),
-    "unsure": (lambda: Constant(2, confidence=0.45), chain),
-    "heuristic": (lambda: Heuristic(1, confidence=0.3, longest=2), chain),
-    "cost": (lambda: CostAware(2, CHEAP, confidence=0.4), chain),
-    "cost, dear": (lambda: CostAware(2, DEAR), chain),
-    "auto": (lambda: Apart(CostAware(2, CHEAP), Constant(1)), chain),
-    "below": (lambda: Below(CostAware(2, DEAR), 2, picked=True), chain),
-    "allowance": (lambda: poor(Allowance(Constant(2), DEAR)), chain),
-    "calibrated": (lambda: quick(Calibrated(2, CHEAP)), chain),
-    "goodput": (lambda: Goodput(2, DEAR), chain),
-    "cost tree": (lambda: ready(CostAwareTree(2, 6, CHEAP)), picked),
-    "cost tree, dear": (lambda: ready(CostAwareTree(2, 6, DEAR)), picked),
+CHAIN, TREE = Needs(max_nodes=2), Needs(max_nodes=6, max_depth=2, scored=True)
+CASES: dict[str, tuple[Callable[[], Policy], Drafted, float]] = {
+    "constant": (lambda: Constant(2), chain, CHEAP),
+    "unsure": (lambda: Constant(2, confidence=0.45), chain, CHEAP),
+    "heuristic": (lambda: Heuristic(1, confidence=0.3, longest=2), chain, CHEAP),
+    "calibrated": (lambda: Calibrated(2, 0.3), chain, CHEAP),
+    "off from": (lambda: OffFrom(ready(CHAIN, 0.4, 0.4), 2, always=True), chain, CHEAP),
+    "throughput": (lambda: ready(CHAIN, 0.1, 0.4), chain, CHEAP),
+    "throughput, dear": (lambda: ready(CHAIN, 0.5), chain, DEAR),
+    "throughput of trees": (lambda: ready(TREE, 0.1), picked, CHEAP),
+    "throughput of trees, dear": (lambda: ready(TREE, 0.5), picked, DEAR),
 }
 
 
-def poor(controller: Allowance) -> Allowance:
-    """One that may lose little, so that what was drawn and accepted soon decides whether it drafts."""
-    controller.PLAIN, controller.STEPS, controller.FIRST = 0, 1, 0.5
-    return controller
+def ready(needs: Needs, more: float, confidence: float = 0.0) -> Throughput:
+    """One that has timed all sizes, so that what was drawn and accepted decides from the first step on.
 
-
-def quick(controller: Calibrated) -> Calibrated:
-    """One that judges after one chain."""
-    controller.FEW = 1
-    return controller
-
-
-def ready(controller: CostAwareTree) -> CostAwareTree:
-    """One that has timed plain steps, and judges early."""
-    controller.PLAIN, controller.SURE, controller.FEW = 0, 1, 1.0
-    return controller
+    Args:
+        more: what the smallest draft takes beyond a plain step, as a share of it; larger ones take a little more.
+    """
+    policy = Throughput(needs, confidence)
+    sizes = policy.state()["sizes"]
+    seconds = [1.0 + (more + 0.1 * size if size else 0.0) for size in sizes]
+    policy.restore({"sizes": sizes, "seconds": {"1/2": seconds}, "accepted": {}})
+    return policy
 
 
 def view(text: tuple[int, ...]) -> View:
@@ -168,7 +156,9 @@ def results(draws: Draws) -> dict[tuple, float]:
     return found
 
 
-def law(make: Callable[[], Controller], drafted: Drafted, p: Table, q: Table) -> tuple[Tensor, set[tuple[int, int]]]:
+def law(
+    make: Callable[[], Policy], drafted: Drafted, level: float, p: Table, q: Table
+) -> tuple[Tensor, set[tuple[int, int]]]:
     """The law of texts of ``LENGTH`` tokens, and the plans (length, nodes) that came up on the way."""
     total = torch.zeros(V**LENGTH, dtype=torch.float64)
     plans: set[tuple[int, int]] = set()
@@ -180,15 +170,14 @@ def law(make: Callable[[], Controller], drafted: Drafted, p: Table, q: Table) ->
             total[place] += branch.weight
             continue
         seen = view(branch.text)
-        plan = branch.controller.plan(seen, [min(DEEPEST, LENGTH - len(branch.text) - 1)])
+        plan = branch.policy.plan(seen, [min(DEEPEST, LENGTH - len(branch.text) - 1)])
         plans.add((plan.length, plan.nodes))
         laws = after(p, branch.text), after(q, branch.text)
         draws = drafted(*laws, plan) if plan.length else grow([-1], Law.CHAIN, *laws)
         for (emitted, nodes, depth, ranks, refused, scores), weight in results(draws).items():
-            own = copy.deepcopy(branch.controller)
+            own = copy.deepcopy(branch.policy)
             row = RowStep(list(emitted), nodes, depth, len(emitted) - 1, True, ranks, refused, scores)
-            empty = torch.zeros(1, 1, dtype=torch.long)
-            own.observe(seen, plan, StepDone([row], empty, empty[:, 0], None, 0.05 * depth, 1.0, depth))
+            own.observe(seen, plan, StepDone([row], EMPTY, EMPTY[:, 0], None, level * depth, 1.0, depth))
             open_branches.append(Branch((*branch.text, *emitted), branch.weight * weight, own))
     return total, plans
 
@@ -198,7 +187,7 @@ def tables() -> tuple[Table, Table]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_text_has_the_targets_law_whatever_the_controller_makes_of_the_past(name: str):
+def test_a_text_has_the_targets_law_whatever_the_policy_makes_of_the_past(name: str):
     p, q = tables()
     found, plans = law(*CASES[name], p, q)
     assert total_variation(found, true_law(p[:LENGTH])) < 1e-12
@@ -207,5 +196,5 @@ def test_a_text_has_the_targets_law_whatever_the_controller_makes_of_the_past(na
 
 def test_the_sum_sees_a_policy_that_looks_at_what_was_drawn():
     p, q = tables()
-    found, _ = law(lambda: Constant(2, confidence=0.45), anticipating, p, q)
+    found, _ = law(lambda: Constant(2, confidence=0.45), anticipating, CHEAP, p, q)
     assert total_variation(found, true_law(p[:LENGTH])) > 1e-3

@@ -9,7 +9,7 @@ import heads
 import tiny
 from foredraft.drafters import memory
 from foredraft.drafters.eagle3 import Eagle3Drafter, Options as Eagle3Options
-from foredraft.engine.control import Constant
+from foredraft.engine.policy import Constant
 from foredraft.model.causal import CausalLM
 from foredraft.model.prefill import CHUNK, like_lengths
 

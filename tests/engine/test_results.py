@@ -47,8 +47,8 @@ def test_html_of_a_text_that_its_pieces_are_not():
 
 
 def test_results_of_a_run_carry_their_drafts():
-    drafter, controller = tiny.draft_model(model := CausalLM(tiny.build("llama")), model)
-    g = tiny.generator(model, drafter, controller)
+    drafter, policy = tiny.draft_model(model := CausalLM(tiny.build("llama")), model)
+    g = tiny.generator(model, drafter, policy)
     found = g.generate([1, 2, 3], max_new_tokens=20)
     drafted = [token for piece in found.pieces if piece.drafted for token in piece.tokens]
     assert len(drafted) == found.stats.accepted > 0

@@ -1,6 +1,6 @@
-"""Two requests with one seed, one ahead of the other, under every controller: each output has the target's law.
+"""Two requests with one seed, one ahead of the other, under every policy: each output has the target's law.
 
-A controller that learns plans for a row by what came of another. If both rows drew the same numbers at the same place,
+A policy that learns plans for a row by the results of another. If both rows drew the same numbers at the same place,
 the plan would depend on the row's own future. All numbers of both rows are enumerated: a number that two draws share is
 one number, whose interval each draw narrows. With two tokens an exponential race is a threshold on one number.
 """
@@ -18,7 +18,7 @@ from foredraft.core.drafter import Plan, View
 from foredraft.core.noise import Stream
 from foredraft.core.params import SamplingParams
 from foredraft.drafters.none import NoDrafter
-from foredraft.engine.control import Constant, Controller
+from foredraft.engine.policy import Constant, Policy
 from foredraft.engine.step import RowStep, StepDone
 from foredraft.model.causal import CausalLM
 from oracle import Table, random_table, total_variation, true_law
@@ -27,7 +27,7 @@ AHEAD, LENGTH, DEEPEST = 2, 3, 1
 SEED = 7
 
 
-class OnAcceptance(Controller):
+class OnAcceptance(Policy):
     """Drafts for everyone just after everything was accepted: the quickest reaction to another row."""
 
     def __init__(self) -> None:
@@ -105,28 +105,28 @@ def at(table: Table, text: tuple[int, ...]) -> list[float]:
     return table[len(text)][sum(token * 2**i for i, token in enumerate(reversed(text)))].tolist()
 
 
-def run(rows: tuple[Row, Row], controller: Controller, p: Table, q: Table, numbers: Numbers) -> None:
+def run(rows: tuple[Row, Row], policy: Policy, p: Table, q: Table, numbers: Numbers) -> None:
     """The first row begins; the second joins after a step."""
     batch = rows[:1]
     while batch:
         seen = together(batch)
-        plan = controller.plan(seen, [row.limit for row in batch])
+        plan = policy.plan(seen, [row.limit for row in batch])
         steps = [row.step(planned, p, q, numbers) for row, planned in zip(batch, plan.lengths, strict=True)]
         empty = torch.zeros(len(batch), 1, dtype=torch.long)
-        controller.observe(seen, plan, StepDone(steps, empty, empty[:, 0], None, 0.05 * plan.length, 1.0, plan.length))
+        policy.observe(seen, plan, StepDone(steps, empty, empty[:, 0], None, 0.05 * plan.length, 1.0, plan.length))
         for row in batch:
             if len(row.output) >= row.length:
-                controller.release(row.number)
+                policy.release(row.number)
         batch = tuple(row for row in rows if len(row.output) < row.length)
 
 
 def together(batch: Sequence[Row]) -> View:
-    """What the controller sees: the rows, how long they are, and that they are sampled."""
+    """What the policy sees: the rows, how long they are, and that they are sampled."""
     each = [view(row.output) for row in batch]
     return replace(each[0], rows=tuple(row.number for row in batch), extents=tuple(own.extents[0] for own in each))
 
 
-def law(make: Callable[[], Controller], streams: tuple[int, int], p: Table, q: Table) -> list[torch.Tensor]:
+def law(make: Callable[[], Policy], streams: tuple[int, int], p: Table, q: Table) -> list[torch.Tensor]:
     """The law of the first tokens of each row's output, over all numbers."""
     totals = [torch.zeros(2**AHEAD, dtype=torch.float64), torch.zeros(2**LENGTH, dtype=torch.float64)]
     script: list[int] = []
@@ -144,9 +144,9 @@ def law(make: Callable[[], Controller], streams: tuple[int, int], p: Table, q: T
         script = [*(choice for choice, _ in taken[:-1]), taken[-1][0] + 1]
 
 
-def streams_of(controller: Controller, **options: Any) -> tuple[int, int]:
+def streams_of(policy: Policy, **options: Any) -> tuple[int, int]:
     """The streams that an engine gives two requests with one seed."""
-    g = tiny.generator(CausalLM(tiny.build("llama")), NoDrafter(), controller, **options)
+    g = tiny.generator(CausalLM(tiny.build("llama")), NoDrafter(), policy, **options)
     first, second = (g.submit([[1, 2]], SamplingParams(temperature=1.0, seed=SEED))[0] for _ in range(2))
     assert first.seed == second.seed == SEED
     return first.stream, second.stream
@@ -156,7 +156,7 @@ def tables() -> tuple[Table, Table]:
     return random_table(2, LENGTH + DEEPEST + 1, 3), random_table(2, LENGTH + DEEPEST + 1, 4)
 
 
-CHAINS = {name: make for name, (make, drafted) in CASES.items() if drafted is chain} | {"accepted": OnAcceptance}
+CHAINS = {name: make for name, (make, drafted, _) in CASES.items() if drafted is chain} | {"accepted": OnAcceptance}
 
 
 @pytest.mark.parametrize("name", CHAINS)
@@ -175,8 +175,8 @@ def test_the_sum_sees_rows_that_share_a_stream():
 
 
 def test_who_learns_from_others_has_streams_of_its_own_and_who_does_not_keeps_the_seed():
-    for controller in (OnAcceptance(), CASES["cost"][0](), CASES["goodput"][0]()):
-        first, second = streams_of(controller)
+    for policy in (OnAcceptance(), CASES["calibrated"][0](), CASES["throughput"][0]()):
+        first, second = streams_of(policy)
         assert first != second and SEED not in (first, second)
-        assert streams_of(controller, picked=True) == (SEED, SEED), "what is picked cannot change an output"
+        assert streams_of(policy, picked=True) == (SEED, SEED), "what is picked cannot change an output"
     assert streams_of(Constant(3)) == (SEED, SEED)

@@ -28,8 +28,8 @@ def step(right: int, scores: list[float]) -> RowStep:
 
     generator = tiny.generator(target, tiny.ScriptedDrafter(propose))
     seen: list[RowStep] = []
-    observe = generator.engine.controller.observe
-    generator.engine.controller.observe = lambda view, plan, done: (
+    observe = generator.engine.policy.observe
+    generator.engine.policy.observe = lambda view, plan, done: (
         seen.append(done.rows[0]),
         observe(view, plan, done),
     )

@@ -16,7 +16,7 @@ from foredraft.core.drafter import Drafter, Plan, View
 from foredraft.core.noise import Noise
 from foredraft.core.params import SamplingParams
 from foredraft.core.warp import Warp
-from foredraft.engine.control import Constant
+from foredraft.engine.policy import Constant
 from foredraft.model.causal import CausalLM
 from foredraft.nets.blocks import BlockConfig, Rotary
 

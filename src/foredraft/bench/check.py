@@ -18,6 +18,7 @@ from foredraft.core.params import SamplingParams
 from foredraft.core.tree import TokenTree
 from foredraft.core.warp import Paths, Warp
 from foredraft.engine.generate import Generator
+from foredraft.engine.policy import Constant, Throughput
 
 ENOUGH, RARE = 50, 5.0
 """Draws after one text, and expected draws of a token, below which a law is not tested."""
@@ -71,6 +72,13 @@ class SampledCheck:
     @property
     def passed(self) -> bool:
         return self.p_value > LEAST
+
+
+def draft_always(generator: Generator) -> None:
+    """Draft the full length in every step, whether that pays or not: a check is of the drafts, and is reproducible."""
+    policy = generator.engine.policy
+    if isinstance(policy, Throughput):
+        generator.engine.policy = Constant(generator.engine.drafter.needs.longest, policy.confidence)
 
 
 def check_greedy(

@@ -13,7 +13,7 @@ from typing import NamedTuple, final
 from foredraft.bench.onlooker import Onlooker
 from foredraft.core.draft import Draft, Verdict
 from foredraft.core.drafter import Plan, View
-from foredraft.engine.control import Controller
+from foredraft.engine.policy import Policy
 from foredraft.engine.step import StepDone
 
 
@@ -75,7 +75,7 @@ class Tap(Onlooker):
 
 
 @final
-class Probe(Controller):
+class Probe(Policy):
     """Always the largest draft (around plain decoding none), or while ``short`` is set one of so many levels; and a
     record of each step.
 

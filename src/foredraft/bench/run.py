@@ -177,7 +177,7 @@ class Bench:
         return {"kind": "provenance", **provenance(), "settings": asdict(self._settings), "arms": list(names)}
 
     def _warm_up(self, groups: Sequence[Group]) -> None:
-        """Kernels, packed weights, controllers: one call an arm, batch size and temperature that nobody counts."""
+        """Kernels, packed weights, policies: one call an arm, batch size and temperature that nobody counts."""
         first = {(group.batch, group.temperature): group for group in reversed(groups)}
         for group in reversed(first.values()):
             params = self._settings.params(group.temperature, 0)

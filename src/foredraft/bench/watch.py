@@ -17,10 +17,10 @@ from foredraft.core.draft import Draft, Verdict
 from foredraft.core.drafter import Drafter
 from foredraft.core.errors import ForedraftError
 from foredraft.core.params import SamplingParams
-from foredraft.engine.control import Constant
 from foredraft.engine.costs import measure_bandwidth, measure_costs
 from foredraft.engine.engine import Engine
 from foredraft.engine.generate import Generator
+from foredraft.engine.policy import Constant
 from foredraft.model.causal import CausalLM
 
 _LONGEST = 64

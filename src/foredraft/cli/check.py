@@ -67,7 +67,7 @@ def command(*, choice: ModelChoice, what: What, law: Law) -> None:
     Sampled tokens are tested against the model's own distribution. Exit status: 0 if no difference was found, 1 if
     one was.
     """
-    from foredraft.bench.check import check_greedy, check_sampled
+    from foredraft.bench.check import check_greedy, check_sampled, draft_always
     from foredraft.bench.prompts import STANDARD, read_prompts
 
     if what.count < 1 or what.tokens < 0:
@@ -78,6 +78,7 @@ def command(*, choice: ModelChoice, what: What, law: Law) -> None:
     if what.prompts is not None:
         prompts = [ask.prompt for ask in read_prompts(what.prompts, what.chat)[: what.count]]
     generator = choice.load()
+    draft_always(generator)
     with busy("Greedy outputs"):
         cold = replace(law.params(), temperature=0.0, max_new_tokens=what.greedy_tokens)
         greedy = check_greedy(generator, prompts, cold, exact=choice.exact)

@@ -46,6 +46,7 @@ class Warp:
     history: HistoryRules | None
     processors: tuple[tuple[Processor, ...], ...]  # one a row; () when no row has any
     truncation: Truncation
+    hottest: float = 0.0  # the highest temperature of all rows, as the host knows it
 
     @classmethod
     def of(
@@ -85,6 +86,7 @@ class Warp:
             history=history,
             processors=processors if any(processors) else (),
             truncation=Truncation.of(params, device),
+            hottest=max(0.0 if row.greedy else row.temperature for row in params),
         )
 
     def __call__(self, logits: Float[Tensor, "B M V"], paths: Paths) -> Target:

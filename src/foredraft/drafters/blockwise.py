@@ -19,8 +19,7 @@ from foredraft.nets.parts import FINAL
 class Options:
     """The heads give the length.
 
-    num_assistant_tokens_schedule: constant; heuristic: length up or down as in transformers; cost: the best length by
-        measured costs; auto: cost.
+    num_assistant_tokens_schedule: auto, the length with the most tokens a second; constant; or heuristic,
     """
 
     num_assistant_tokens_schedule: str = "auto"

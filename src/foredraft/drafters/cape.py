@@ -30,7 +30,8 @@ class Options:
     num_assistant_tokens: longest path of the tree.
     widths: candidates per position by the draft's confidence in the first, in bands of equal width: 7x5x3x1 means 7
         below 0.25, 5 below 0.5, 3 below 0.75 and 1 above.
-    num_assistant_tokens_schedule: constant, heuristic, cost, or auto, which is cost here.
+    num_assistant_tokens_schedule: auto, the depth with the most tokens a second; constant; or heuristic, transformers'
+        up and down.
     """
 
     num_assistant_tokens: int = 5

@@ -26,9 +26,8 @@ class Options:
     """How far each level goes.
 
     num_assistant_tokens: tokens that the middle model drafts for the target.
-    num_assistant_tokens_schedule: constant; heuristic: length up or down as in transformers; cost: the best length by
-        measured costs and acceptance; auto: cost where the output cannot depend on it, else constant; goodput: one
-        length for the batch. See docs/schedules.md.
+    num_assistant_tokens_schedule: auto, the length with the most tokens a second; constant; or heuristic,
+        transformers' up and down. See docs/schedules.md.
     inner_tokens: most tokens drafted for the middle model per inner step; by default as its drafter's options say. The
         schedule of the inner drafter is ignored.
     """

@@ -25,9 +25,8 @@ class ChainOptions:
     """How long chains are; names and meanings are those of transformers.
 
     num_assistant_tokens: longest draft, in tokens.
-    num_assistant_tokens_schedule: constant; heuristic: length up or down as in transformers; cost: the best length by
-        measured costs and acceptance; auto: cost where the output cannot depend on it, else constant; goodput: one
-        length for the batch; calibrated: chooses the threshold. See docs/schedules.md.
+    num_assistant_tokens_schedule: auto, the length with the most tokens a second; constant; heuristic,
+        transformers' up and down; or calibrated, which chooses the threshold. See docs/schedules.md.
     assistant_confidence_threshold: a draft ends after its first token below this probability; that token is kept. 0:
         never.
     """

@@ -45,8 +45,8 @@ class Options:
     nodes: most nodes of the tree (total_token minus one in the published code).
     depth: levels of the tree (depth plus one in the published code).
     top_k: nodes expanded per level, and children scored for each.
-    num_assistant_tokens_schedule: constant: always the whole tree; cost: the size with the most tokens per second by
-        measured costs; heuristic: depth up or down as in transformers; auto: cost.
+    num_assistant_tokens_schedule: auto, as many nodes as bring the most tokens a second; constant, always the whole
+        tree; or heuristic, transformers' up and down of the depth.
     rope_theta: base of the head's rotary positions, if its config is wrong.
     taps: hidden layers of the target that the head reads, such as 2x16x29, if its files are wrong or do not say.
     """

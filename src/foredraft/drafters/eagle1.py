@@ -24,8 +24,8 @@ class Options:
     """The shape of the tree.
 
     tree: eagle (the published tree of 25 nodes), medusa (63 nodes), or children by level, such as 4x2x1.
-    num_assistant_tokens_schedule: constant; heuristic: depth up or down as in transformers; cost: the best depth by
-        measured costs; auto: cost where the output cannot depend on it, else constant.
+    num_assistant_tokens_schedule: auto, the depth with the most tokens a second; constant; or heuristic, transformers'
+        up and down.
     rope_theta: base of the head's rotary positions, if its config is wrong.
     taps: hidden layers of the target that the head reads, such as 2x16x29, if its files are wrong or do not say.
     """

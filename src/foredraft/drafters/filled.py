@@ -29,8 +29,8 @@ class Options:
     tree: medusa (the published tree of 63 nodes), eagle (25 nodes), children by level, such as 4x2x1, or measured: the
         best tree for the accuracy of the heads, which training writes beside them.
     nodes: nodes of a measured tree.
-    num_assistant_tokens_schedule: constant; heuristic: depth up or down as in transformers; cost: the best depth by
-        measured costs; auto: cost.
+    num_assistant_tokens_schedule: auto, as many nodes as bring the most tokens a second; constant, always the whole
+        tree; or heuristic, transformers' up and down of the depth.
     """
 
     tree: str = "measured"

@@ -37,8 +37,8 @@ class Options:
     pool: request: each request has its own n-grams; shared: all requests share one pool, which stays. Neither changes
         the output.
     pool_size: most n-grams in a pool.
-    num_assistant_tokens_schedule: constant, heuristic, cost, or auto, which is cost here. Columns deeper than the
-        planned length wait, so heuristic, which shortens drafts after each rejection, soon uses little of the window.
+    num_assistant_tokens_schedule: auto, constant or heuristic. A column that is deeper than
+        the plan waits, so that heuristic, which shortens paths after each refusal, soon leaves little of the window.
     """
 
     window_size: int = 5

@@ -28,7 +28,8 @@ class Options:
     """How much is copied, and what stands in where there is nothing to copy.
 
     num_assistant_tokens: most tokens copied.
-    num_assistant_tokens_schedule: constant, heuristic, cost, or auto, which is cost here.
+    num_assistant_tokens_schedule: auto, the depth with the most tokens a second; constant; or heuristic, transformers'
+        up and down.
     min_matching_ngram_size: shortest run of last tokens that counts as a match.
     bigrams: without a match, draft the token that last followed each token in any running request; otherwise repeat
         the last token once. Drafts then depend on other requests, so a relay with sampled drafts refuses it.

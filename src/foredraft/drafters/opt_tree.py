@@ -26,8 +26,8 @@ class Options:
     nodes: most nodes of the tree.
     depth: levels of the tree; each costs a forward of the draft model.
     top_k: nodes expanded per level, and children scored for each.
-    num_assistant_tokens_schedule: constant: always the whole tree; cost: the size with the most tokens per second by
-        measured costs; heuristic: depth up or down as in transformers; auto: cost.
+    num_assistant_tokens_schedule: auto, as many nodes as bring the most tokens a second; constant, always the whole
+        tree; or heuristic, transformers' up and down of the depth.
     """
 
     nodes: int = 23

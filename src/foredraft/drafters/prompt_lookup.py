@@ -24,7 +24,8 @@ class Options:
     """Names as in transformers where it has them.
 
     prompt_lookup_num_tokens: most tokens copied from one match.
-    num_assistant_tokens_schedule: constant, heuristic, cost, or auto, which is cost here.
+    num_assistant_tokens_schedule: auto, the depth with the most tokens a second; constant; or heuristic, transformers'
+        up and down.
     max_matching_ngram_size: longest run of the last tokens to look for.
     min_matching_ngram_size: shortest run of the last tokens to look for.
     continuations: matches that become branches of a tree: the longest ones, of these the latest.

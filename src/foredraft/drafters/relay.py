@@ -24,9 +24,8 @@ class Options:
     """How far the relay goes; each drafter goes as far as its own options say.
 
     num_assistant_tokens: most tokens together; by default all that the drafters draft.
-    num_assistant_tokens_schedule: constant; heuristic: length up or down as in transformers; cost: the best length by
-        measured costs and acceptance; auto: cost where the output cannot depend on it, else constant; goodput: one
-        length for the batch. See docs/schedules.md.
+    num_assistant_tokens_schedule: auto, the length with the most tokens a second; constant; or heuristic,
+        transformers' up and down. See docs/schedules.md.
     """
 
     num_assistant_tokens: int | None = field(default=None, metadata={"unset": "no limit"})

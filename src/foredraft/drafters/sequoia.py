@@ -39,10 +39,9 @@ class Options:
     acceptance: how often the first, second, ... child is the accepted one, such as 0.62/0.14/0.06. By default it is
         measured when first needed, on outputs of the target, for greedy and for sampled rows (temperature 1) apart.
     sampled_acceptance: the same for sampled rows, if it differs from acceptance.
-    num_assistant_tokens_schedule: how many levels of the tree are drafted. constant: all; heuristic: up or down as in
-        transformers; cost: the best number by measured costs; auto: cost where the output cannot depend on it, else
-        constant. With auto and constant the tree for sampled rows is sized by the weights that forwards read instead
-        of measured times, so that a seed gives the same output every time.
+    num_assistant_tokens_schedule: how many levels of the tree are drafted: auto, what brings the most tokens a second;
+        constant, all; or heuristic, transformers' up and down. With constant and heuristic the tree for sampled rows
+        is sized by what forwards have to read instead of by the clock, so that a seed reproduces the output.
     """
 
     nodes: int | None = field(default=None, metadata={"unset": "by cost"})
@@ -59,7 +58,7 @@ class Options:
     @property
     def timed(self) -> bool:
         """Whether the size of trees for sampled rows may depend on measured times."""
-        return self.num_assistant_tokens_schedule == "cost"
+        return self.num_assistant_tokens_schedule == "auto"
 
     def __post_init__(self) -> None:
         if any(number is not None and number < 1 for number in (self.nodes, self.depth)):

@@ -32,7 +32,8 @@ class Options:
 
     expansion: children of a node by level, for each model. The paper uses 1x1x3x1x1x1x1x1 for large targets.
     merge: merge equal prefixes of the models' trees into one node.
-    num_assistant_tokens_schedule: constant, heuristic, cost, or auto: cost where the output cannot depend on it.
+    num_assistant_tokens_schedule: auto, the depth with the most tokens a second; constant; or heuristic, transformers'
+        up and down.
     """
 
     expansion: tuple[int, ...] = (1, 1, 3, 1)

@@ -32,9 +32,8 @@ class Options:
 
     gamma: tokens that the middle level drafts for the target (gamma_2 in the paper).
     inner_gamma: most tokens drafted for the middle level at once (gamma_1).
-    num_assistant_tokens_schedule: of gamma. constant; heuristic: length up or down as in transformers; cost: the best
-        length by measured costs and acceptance; auto: cost where the output cannot depend on it, else constant;
-        goodput: one length for the batch. See docs/schedules.md.
+    num_assistant_tokens_schedule: of gamma: auto, the length with the most tokens a second; constant; or
+        heuristic, transformers' up and down. See docs/schedules.md.
     budget: tokens of a long context that the middle level sees.
     chunk: tokens of a chunk, in which they are selected.
     room: new tokens before chunks are selected again.

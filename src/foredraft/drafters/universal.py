@@ -44,7 +44,7 @@ class Options:
     """Names as in transformers where it has them.
 
     num_assistant_tokens: longest draft, in tokens of the target and of the draft model.
-    num_assistant_tokens_schedule: constant, heuristic, cost, or auto.
+    num_assistant_tokens_schedule: auto, constant or heuristic; see docs/schedules.md.
     assistant_confidence_threshold: a draft ends after its first token below this probability; that token is kept. 0:
         never.
     method: slem: convert by text; tli: draft only tokens that both vocabularies have; auto: tli for sampled rows if

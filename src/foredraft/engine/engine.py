@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence as Seq
 from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
 from itertools import islice
 
 import torch
@@ -21,7 +22,7 @@ from foredraft.core.stats import StepStats
 from foredraft.core.stop import StopRules
 from foredraft.core.warp import check_token_ids
 from foredraft.engine.batch import Batch
-from foredraft.engine.control import Controller
+from foredraft.engine.policy import Policy
 from foredraft.engine.sequence import Decode, Request, Sequence, TokenLogprobs
 from foredraft.engine.step import StepDone, Stepper
 from foredraft.model.cache import SlotCache, bucket
@@ -35,7 +36,7 @@ class Engine:
     """Runs sequences together. One thread at a time steps it; any thread may submit and cancel.
 
     Args:
-        drafter, controller: what proposes, and what decides how much.
+        drafter, policy: what proposes, and what decides how much.
         rule: the verification rule; None takes the best one for each draft's law.
         max_rows: so many sequences run at once; the others wait in order.
         exact_nodes: see ``Stepper``.
@@ -51,7 +52,7 @@ class Engine:
         self,
         target: CausalLM,
         drafter: Drafter,
-        controller: Controller,
+        policy: Policy,
         *,
         rule: str | None = None,
         max_rows: int = 32,
@@ -62,14 +63,14 @@ class Engine:
     ) -> None:
         self.target = target
         self.drafter = drafter
-        self.controller = controller
+        self.policy = policy
         self._stepper = Stepper(target, cache or target.new_cache(), drafter, rule, exact_nodes)
         self._batch = Batch(target.vocab_size, target.device)
         self._arriving: deque[Sequence] = deque()  # submitted, not yet seen by a step; appended without the lock
         self._abandoned: deque[Sequence] = deque()  # to be cancelled by the next step; appended without the lock
         self._waiting: deque[Sequence] = deque()
         self.max_rows = max_rows
-        self.reproducible = picked or not (controller.learns or drafter.learns)
+        self.reproducible = picked or not (policy.learns or drafter.learns)
         self._numbers = itertools.count()
         self._max_slots = max_slots
         self._widest = max(drafter.needs.max_nodes, exact_nodes - 1)
@@ -221,7 +222,7 @@ class Engine:
         self._batch.retire()
         for row in sorted(self._drafted.difference(self._batch.rows)):
             try:
-                self.controller.release(row)
+                self.policy.release(row)
                 self.drafter.release(row)
             except Exception:  # unlike an interruption, a fault would come again
                 self._drafted.discard(row)
@@ -239,7 +240,7 @@ class Engine:
         self._waiting = deque(sequence for sequence in self._waiting if not sequence.finished)
         self._batch.retire()
         for row in sorted(self._drafted):
-            for keeper in (self.controller, self.drafter):
+            for keeper in (self.policy, self.drafter):
                 with suppress(Exception):  # what stopped the step is the error to raise
                     keeper.release(row)
             self._drafted.discard(row)
@@ -322,11 +323,10 @@ class Engine:
         batch = self._batch
         sequences = batch.sequences
         view = batch.view()
-        plan = self.controller.plan(view, [self._limit(sequence) for sequence in sequences])
+        plan = self.policy.plan(view, [self._limit(sequence) for sequence in sequences])
         wants = any(sequence.params.logprobs is not None for sequence in sequences)
         done = self._stepper(view, plan, logprobs=wants)
         batch.append(done.emitted, done.counts)
-        self.controller.observe(view, plan, done)
         kept = []
         for index, (sequence, result) in enumerate(zip(sequences, done.rows, strict=True)):
             if not result.healthy:
@@ -344,6 +344,8 @@ class Engine:
                 sequence.logprobs += _logprobs(
                     done.logprobs[index], result.emitted[: kept[-1]], sequence.params.logprobs
                 )
+        host_seconds = time.perf_counter() - started - done.draft_seconds - done.verify_seconds
+        self.policy.observe(view, plan, replace(done, host_seconds=host_seconds))
         self._count(view.rows, done, kept, time.perf_counter() - started)
 
     def _limit(self, sequence: Sequence) -> int:

@@ -51,6 +51,7 @@ class StepDone:
 
     ``logprobs[b, i]`` is the model's own law, before any warp, that new token i of row b came from. ``levels`` is how
     deep drafts were that were looked at, which is more than the longest path where its end was not good enough.
+    ``host_seconds`` is the engine's own time around the step; the engine fills it in.
     ``laws[b, i]`` is the processed law that it was drawn from; None where it was not asked for, or all rows are greedy.
     """
 
@@ -62,6 +63,7 @@ class StepDone:
     verify_seconds: float
     levels: int = 0
     laws: Float[Tensor, "B D V"] | None = None
+    host_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

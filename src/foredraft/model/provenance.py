@@ -2,6 +2,7 @@
 
 import datetime
 import importlib.metadata
+import json
 import platform
 import re
 import subprocess
@@ -28,6 +29,15 @@ def provenance(command: str | None = None) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else processor(),
     }
+
+
+def stored_acceptance_length(folder: str) -> float | None:
+    """Tokens a target forward that a head or draft had when it was trained, greedy; None where no file says so."""
+    try:
+        validation = json.loads((Path(folder) / "provenance.json").read_text(encoding="utf-8"))["validation"]
+        return max(float(validation["acceptance_length"]), 1.0)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def short(word: str) -> str:

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from foredraft.core.drafter import Drafter
 from foredraft.core.noise import derive_seeds
 from foredraft.core.params import SamplingParams
-from foredraft.engine.control import Constant
 from foredraft.engine.engine import Engine
+from foredraft.engine.policy import Constant
 from foredraft.model.causal import CausalLM
 from foredraft.nets.hydra import Hydra
 from foredraft.nets.medusa import Blockwise, Medusa

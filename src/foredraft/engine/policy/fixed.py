@@ -1,0 +1,159 @@
+"""Policies that do not look at a clock."""
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from typing import final
+
+from foredraft.core.drafter import Plan, View
+from foredraft.engine.policy.base import Policy
+from foredraft.engine.step import StepDone
+
+
+@final
+class Constant(Policy):
+    """Always the same length (Leviathan et al., arXiv:2211.17192).
+
+    Args:
+        length: of the longest path.
+        confidence: a path ends after its first token with less probability under the draft; that token is kept.
+        nodes: for drafters that score their trees, the number of drafted nodes; 0 is as many as they can.
+    """
+
+    def __init__(self, length: int, confidence: float = 0.0, nodes: int = 0) -> None:
+        self._length = length
+        self._confidence = confidence
+        self._nodes = nodes
+
+    @property
+    def learns(self) -> bool:
+        return False
+
+    def plan(self, view: View, limits: Sequence[int]) -> Plan:
+        return Plan(tuple(min(self._length, limit) for limit in limits), self._confidence, self._nodes)
+
+    def observe(self, view: View, plan: Plan, done: StepDone) -> None: ...
+
+    def release(self, row: int) -> None: ...
+
+
+@final
+class Heuristic(Policy):
+    """transformers' schedule: two tokens more after a path that was accepted whole, one less after any other.
+
+    Each row has a length of its own, so that a request's draws do not depend on its neighbours.
+    """
+
+    def __init__(self, length: int, confidence: float = 0.0, longest: int = 24) -> None:
+        self._first = length
+        self._longest = longest
+        self._confidence = confidence
+        self._lengths: dict[int, int] = {}
+
+    @property
+    def learns(self) -> bool:
+        return False
+
+    def plan(self, view: View, limits: Sequence[int]) -> Plan:
+        wanted = (self._lengths.get(row, self._first) for row in view.rows)
+        return Plan(tuple(map(min, wanted, limits)), self._confidence)
+
+    def observe(self, view: View, plan: Plan, done: StepDone) -> None:
+        for row, planned, result in zip(view.rows, plan.lengths, done.rows, strict=True):
+            if planned and result.depth:
+                length = self._lengths.get(row, self._first)
+                grown = length + 2 if result.accepted == result.depth else length - 1
+                self._lengths[row] = min(max(grown, 1), self._longest)
+
+    def release(self, row: int) -> None:
+        self._lengths.pop(row, None)
+
+
+@final
+class Calibrated(Policy):
+    """A constant length whose confidence threshold is chosen by what was accepted, as transformers does it.
+
+    A drafted token with at least the threshold's probability counts as predicted to be accepted. The threshold is the
+    one with the least ``false positive rate + 3 * false negative rate`` over the latest verified tokens, up to the
+    first rejected one of each chain. A token below the threshold is still drafted, so its result is known too.
+
+    Args:
+        length: of the longest chain.
+        confidence: the threshold until both kinds of results were seen.
+    """
+
+    KEPT = 128  # so many verified tokens count
+    MISSES = 3.0  # weight of an accepted token that was predicted to be rejected
+
+    def __init__(self, length: int, confidence: float) -> None:
+        self._length = length
+        self._confidence = confidence
+        self._seen: deque[tuple[float, bool]] = deque(maxlen=self.KEPT)  # a token's probability; was it accepted
+
+    def plan(self, view: View, limits: Sequence[int]) -> Plan:
+        return Plan(tuple(min(self._length, limit) for limit in limits), self._confidence)
+
+    def observe(self, view: View, plan: Plan, done: StepDone) -> None:
+        for result in done.rows:
+            above = 0.0  # scores are of paths
+            for index, score in enumerate(result.scores[: result.accepted + 1]):
+                self._seen.append((math.exp(min(score - above, 0.0)), index < result.accepted))
+                above = score
+        self._confidence = best_threshold(self._seen, self.MISSES) or self._confidence
+
+    def release(self, row: int) -> None: ...
+
+
+def best_threshold(seen: Sequence[tuple[float, bool]], misses: float) -> float:
+    """The probability with the least ``false positive rate + misses * false negative rate``; of equals the highest.
+
+    Args:
+        seen: tokens by their probability under the draft and whether they were accepted; at or above the threshold a
+            token counts as predicted to be accepted.
+
+    Returns:
+        one of the probabilities; 0 where all tokens had the same result.
+    """
+    accepted = sum(right for _, right in seen)
+    rejected = len(seen) - accepted
+    if not accepted or not rejected:
+        return 0.0
+    best, least = 0.0, math.inf
+    missed, wrong = accepted, 0
+    ordered = sorted(seen, reverse=True)
+    for index, (chance, right) in enumerate(ordered):
+        missed, wrong = missed - right, wrong + (not right)
+        cost = wrong / rejected + misses * missed / accepted
+        if cost < least and (index + 1 == len(ordered) or ordered[index + 1][0] < chance):
+            best, least = chance, cost
+    return best
+
+
+@final
+class OffFrom(Policy):
+    """Another policy's plans while fewer than ``rows`` rows are in flight, and no drafts from there on.
+
+    Args:
+        always: also where drafts are drawn; otherwise these keep the other policy's plan, so that a request's output
+            does not depend on how many others share its batch.
+    """
+
+    def __init__(self, inner: Policy, rows: int, always: bool) -> None:
+        self._inner = inner
+        self._rows = rows
+        self._always = always
+
+    @property
+    def learns(self) -> bool:
+        return self._always or self._inner.learns
+
+    def plan(self, view: View, limits: Sequence[int]) -> Plan:
+        if len(view.rows) >= self._rows and (self._always or view.warp.greedy):
+            return Plan((0,) * len(view.rows))
+        return self._inner.plan(view, limits)
+
+    def observe(self, view: View, plan: Plan, done: StepDone) -> None:
+        self._inner.observe(view, plan, done)
+
+    def release(self, row: int) -> None:
+        self._inner.release(row)
