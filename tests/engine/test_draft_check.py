@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -52,25 +53,37 @@ def put(values: torch.Tensor, node: int, value: float) -> torch.Tensor:
     return values
 
 
-def without_a_parent(draft: Draft) -> Draft:
-    """What a ``TokenTree`` refuses to be where shapes are checked, as they are in tests."""
-    object.__setattr__(draft.tree, "parents", draft.tree.parents[:, :3])
-    return draft
+def forced(made: Any, **changes: object) -> Any:
+    """The same with other fields, also such as are refused where types are checked, as they are in tests."""
+    for name, value in changes.items():
+        object.__setattr__(made, name, value)
+    return made
 
 
-Fault = Callable[[Draft], Draft]
+Fault = Callable[[Draft], Any]
 FORM: dict[str, tuple[Callable[[View], Draft], Fault, str]] = {
     "one row for two": (
         tree,
         lambda d: with_tree(d, tokens=d.tree.tokens[:1], parents=d.tree.parents[:1]),
         r"shape \(1, 4\); 2 rows",
     ),
-    "parents of another shape": (tree, without_a_parent, r"parents have shape \(2, 3\)"),
+    "parents of another shape": (
+        tree,
+        lambda d: replace(d, tree=forced(d.tree, parents=d.tree.parents[:, :3])),
+        r"parents have shape \(2, 3\)",
+    ),
     "numbers of another type": (tree, lambda d: with_tree(d, tokens=d.tree.tokens.int()), "must be torch.int64"),
     "drawn without q": (chain, lambda d: replace(d, q=None), "its law is 'chain', so it must come with q"),
     "picked with q": (chain, lambda d: replace(d, law=Law.FIXED), "its law is 'fixed', so it must have no q"),
     "a narrow q": (chain, lambda d: replace(d, q=torch.rand(2, 3, 50)), r"its q has shape \(2, 3, 50\)"),
     "scores of another shape": (tree, lambda d: replace(d, scores=torch.zeros(2, 3)), "its scores have shape"),
+    "whole scores": (tree, lambda d: forced(d, scores=torch.zeros(2, 4, dtype=torch.long)), "its scores have shape"),
+    "nothing": (tree, lambda d: None, "must return a Draft"),
+    "a tuple": (tree, lambda d: (d.tree, d.law), "must return a Draft"),
+    "a law by its name": (chain, lambda d: forced(d, law="chain"), "must return a Draft"),
+    "q elsewhere": (chain, lambda d: replace(d, q=d.q.to("meta")), "its q lie on meta"),
+    "parents elsewhere": (tree, lambda d: with_tree(d, parents=d.tree.parents.to("meta")), "its parents lie on meta"),
+    "half a depth": (tree, lambda d: replace(d, tree=forced(d.tree, depth=1.5)), "its depth must be a whole number"),
 }
 VALUES: dict[str, tuple[Callable[[View], Draft], Fault, str]] = {
     "no root": (tree, lambda d: with_tree(d, tokens=put(d.tree.tokens, 0, 95)), "node 0 is token 95 below -1"),
@@ -141,12 +154,28 @@ def spoiled_q(token: float) -> tiny.ScriptedDrafter:
     def propose(view: View, plan: Plan) -> Draft:
         draft = chain(view)
         assert draft.q is not None
+        draft.q[-1, 2, :10] = (1 - max(token, 0.0)) / 9
         draft.q[-1, 2, 5] = max(token, 0.0)
         if token < 0:
             draft.q[-1, 2] = 0.0
         return draft
 
     return tiny.ScriptedDrafter(propose, max_nodes=2)
+
+
+@pytest.mark.parametrize("share", [0.2, 3.0])
+def test_a_q_must_sum_to_one(share: float):
+    """Handed in as it is, a law that was cut off and not normalised would be accepted too often, or too seldom."""
+
+    def propose(view: View, plan: Plan) -> Draft:
+        draft = chain(view)
+        assert draft.q is not None
+        return replace(draft, q=draft.q * share)
+
+    g = tiny.generator(target(), tiny.ScriptedDrafter(propose, max_nodes=2))
+    with pytest.raises(DrafterError, match=rf"the q of node 1 sums to {share:g}, and must sum to 1 \(row 0\)"):
+        g.generate(PROMPTS, SAMPLED)
+    assert g.generate(PROMPTS[0], GREEDY).tokens == tiny.generator(target()).generate(PROMPTS[0], GREEDY).tokens
 
 
 def test_a_drawn_token_must_have_been_possible():

@@ -59,7 +59,7 @@ def derived_seed(seed: int, number: int) -> int:
 
 
 def _derived(seed: int, numbers: Int[Tensor, "*n"]) -> Int[Tensor, "*n"]:
-    return _mix(_mix(torch.tensor(seed) + _GOLDEN) ^ (numbers * _MIX_2))
+    return _shift(_mix(_mix(torch.tensor(seed) + _GOLDEN) ^ (numbers * _MIX_2)), 11)  # 53 bits: JSON readers keep them
 
 
 def request_seed(seed: int, number: int) -> int:

@@ -15,6 +15,9 @@ from foredraft.core.drafter import View
 from foredraft.core.errors import DrafterError
 from foredraft.core.tree import PAD, ROOT, TokenTree
 
+_ROUNDING = 1e-2
+"""How far a q may be from summing to 1; half precision rounds no further."""
+
 
 class Proposed(NamedTuple):
     """A draft as it was proposed, which rows passed a quick look at its values, and what it takes to look closely."""
@@ -67,19 +70,24 @@ class Proposed(NamedTuple):
             seen.add(parent)
             if not 0 <= token < self.vocab_size:
                 return f"node {node} is token {token}, and the target's tokens are 0 to {self.vocab_size - 1}"
-            if drawn is not None and drawn[row, node].sum() > 0 and drawn[row, node, token] <= 0:
+            total = 0.0 if drawn is None else float(drawn[row, node].sum())
+            if drawn is None or not total > 0:
+                continue
+            if abs(total - 1) > _ROUNDING:
+                return f"the q of node {node} sums to {total:.4g}, and must sum to 1"
+            if drawn[row, node, token] <= 0:
                 return f"node {node} is token {token}, to which its q gives no probability: it was not drawn from q"
         return None
 
 
-def checked(draft: Draft, view: View, vocab_size: int, name: str) -> tuple[Draft, Proposed]:
+def checked(draft: object, view: View, vocab_size: int, name: str) -> tuple[Draft, Proposed]:
     """The draft, safe to index with: nodes with a wrong parent or token become padding, and their rows are not sound.
 
     Raises:
         DrafterError: its shapes, types or law are wrong, which the host sees at once.
     """
     fault = _form_fault(draft, view, vocab_size)
-    if fault is not None:
+    if fault is not None or not isinstance(draft, Draft):
         raise DrafterError(f"{name} proposed a draft that cannot be verified: {fault}.")
     tree = draft.tree
     tokens, parents = tree.tokens, tree.parents
@@ -92,12 +100,17 @@ def checked(draft: Draft, view: View, vocab_size: int, name: str) -> tuple[Draft
     if draft.law is Law.CHAIN and not tree.linear:
         sound = sound & ~_younger(parents)
     if draft.q is not None and not view.warp.greedy:
-        drawn = (draft.q.gather(2, inside[..., None])[..., 0] > 0) | absent
+        totals = draft.q.sum(-1)
+        # a q that is no law at all (nothing, or NaN) is left out by ``verify``
+        drawn = (draft.q.gather(2, inside[..., None])[..., 0] > 0) & ((totals - 1).abs() <= _ROUNDING) | absent
+        drawn = drawn | ~(totals > 0)
         if view.warp.greedy_rows is not None:
             drawn = drawn | view.warp.greedy_rows[..., 0]
         drawn[:, 0] = True
         sound = sound & drawn
-    safe = TokenTree(inside, torch.where(right, parents, PAD), tree.depth, tree.linear)
+    placed = torch.where(right, parents, PAD)
+    placed[:, 0] = ROOT
+    safe = TokenTree(inside, placed, tree.depth, tree.linear)
     return Draft(safe, draft.law, draft.q, draft.scores), Proposed(sound.all(1), draft, view, vocab_size, name)
 
 
@@ -107,7 +120,17 @@ def _younger(parents: Int[Tensor, "B N"]) -> Bool[Tensor, "B N"]:
     return same.tril(-1).any(2)
 
 
-def _form_fault(draft: Draft, view: View, vocab_size: int) -> str | None:
+def _form_fault(draft: object, view: View, vocab_size: int) -> str | None:
+    if not isinstance(draft, Draft) or not isinstance(draft.tree, TokenTree) or not isinstance(draft.law, Law):
+        return "propose must return a Draft with a TokenTree and a Law"
+    tensors = {"tokens": draft.tree.tokens, "parents": draft.tree.parents, "q": draft.q, "scores": draft.scores}
+    for name, values in tensors.items():
+        if values is None and name in ("q", "scores"):
+            continue
+        if not isinstance(values, torch.Tensor):
+            return f"its {name} must be a tensor, not a {values.__class__.__name__}"
+        if values.device != view.history.device:
+            return f"its {name} lie on {values.device}, the rows on {view.history.device}"
     tokens, parents, q = draft.tree.tokens, draft.tree.parents, draft.q
     rows = len(view.rows)
     if tokens.ndim != 2 or tokens.shape[0] != rows or not tokens.shape[1]:
@@ -116,15 +139,14 @@ def _form_fault(draft: Draft, view: View, vocab_size: int) -> str | None:
         return f"its parents have shape {tuple(parents.shape)}, its tokens {tuple(tokens.shape)}"
     if tokens.dtype != torch.long or parents.dtype != torch.long:
         return f"its tokens and parents must be torch.int64, not {tokens.dtype} and {parents.dtype}"
-    if tokens.device != view.history.device:
-        return f"it lies on {tokens.device}, the rows on {view.history.device}"
-    if draft.tree.depth < 0:
-        return f"its depth is {draft.tree.depth}"
+    if not isinstance(draft.tree.depth, int) or draft.tree.depth < 0:
+        return f"its depth must be a whole number, 0 or more, not {draft.tree.depth!r}"
     if (q is None) != (draft.law is Law.FIXED):
         return f"its law is {draft.law.value!r}, so it must {'come with' if q is None else 'have no'} q"
     shape = (*tokens.shape, vocab_size)
     if q is not None and (tuple(q.shape) != shape or not q.is_floating_point()):
         return f"its q has shape {tuple(q.shape)} and type {q.dtype}; numbers of shape {shape} are wanted"
-    if draft.scores is not None and draft.scores.shape != tokens.shape:
-        return f"its scores have shape {tuple(draft.scores.shape)}, its tokens {tuple(tokens.shape)}"
+    if draft.scores is not None and (draft.scores.shape != tokens.shape or not draft.scores.is_floating_point()):
+        kind = f"shape {tuple(draft.scores.shape)} and type {draft.scores.dtype}"
+        return f"its scores have {kind}; floating-point numbers of shape {tuple(tokens.shape)} are wanted"
     return None

@@ -26,7 +26,8 @@ class Kind:
 class Result:
     """One finished text. ``text`` and ``tokens`` are the new ones only; an end-of-sequence id counts as a token.
 
-    ``seed`` gives this output again, also where the call had several outputs or was given no seed. ``pieces`` are the
+    ``seed`` gives this output again wherever the engine is ``reproducible``, also if the call had several outputs or no
+    seed. ``pieces`` are the
     same, step by step, as a stream hands them out.
     """
 
