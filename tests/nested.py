@@ -4,7 +4,7 @@
 returns every draft with its exact probability. Letters: R rows (one script of coins each), V vocabulary.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from foredraft.core.draft import Draft, Law, Verdict
+from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Needs, Plan, Rewindable, StepOut, View
 from foredraft.core.noise import Coins, Noise
 from foredraft.core.params import SamplingParams
@@ -135,8 +135,6 @@ class TableDrafter(Rewindable):
         self._picks = picks
         self.needs = Needs(max_nodes=length)
 
-    def admit(self, row: int, prompt: Tensor, hidden: Mapping[int, Tensor]) -> None: ...
-
     def propose(self, view: View, plan: Plan) -> Draft:
         depth = min(plan.length, self.needs.max_nodes)
         rows = len(view.rows)
@@ -154,11 +152,7 @@ class TableDrafter(Rewindable):
         tree = TokenTree.chain(tokens, allowed + 1)
         return Draft(tree, Law.FIXED) if self._picks else Draft(tree, Law.CHAIN, torch.stack(laws, 1))
 
-    def commit(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None: ...
-
     def rewind(self, row: int, length: int) -> None: ...
-
-    def release(self, row: int) -> None: ...
 
 
 def view_of(rows: int, vocabulary: int) -> View:

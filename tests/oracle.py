@@ -114,12 +114,11 @@ def grow(shape: Sequence[int], law: Law, p: Table, *q: Table, claim: Law | None 
 def _child_law(law: Law, base: list[Tensor], shape: Sequence[int], node: int, tokens: Tensor) -> Tensor:
     """[R, V]: what ``node`` is drawn from, given its elder siblings in ``tokens``."""
     elders = [i for i in range(1, node) if shape[i] == shape[node]]
-    last = shape[node] not in shape[node + 1 :]
     if law is Law.IID_MANY:
         return base[len(elders) % len(base)]
     if law in (Law.CHAIN, Law.IID):
         return base[0]
-    if law is Law.FIXED or (law is Law.FIXED_PLUS_ONE and not last):
+    if law is Law.FIXED:
         best = base[0].argsort(dim=-1, descending=True, stable=True)[:, len(elders)]
         return torch.nn.functional.one_hot(best, base[0].shape[1]).double()
     free = torch.ones_like(base[0]).scatter(1, tokens[:, elders], 0.0)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from foredraft.bench.prompts import STANDARD, Ask, Program, read_prompts, standard_prompts
+from foredraft.bench.prompts import STANDARD, Ask, read_prompts, standard_prompts
 from foredraft.core.errors import DataError
 
 Write = Callable[..., Path]
@@ -38,7 +38,7 @@ def answered(text: str) -> dict[str, str]:
 def test_a_spec_bench_question_keeps_its_number_category_and_turns(write: Write):
     row = {"question_id": 81, "category": "writing", "turns": ["one", "two"], "reference": ["first", "second"]}
     (ask,) = read_prompts(write(row))
-    assert ask == Ask("one", ("one", "two"), "writing", "81", "p", ("first", "second"))
+    assert ask == Ask("one", ("one", "two"), "writing", "81", "p")
 
 
 def test_turns_are_played_only_as_a_chat(write: Write):
@@ -51,7 +51,7 @@ def test_turns_are_played_only_as_a_chat(write: Write):
     assert ask.after(["A", "B"]) == [user("one"), answered("A"), user("two"), answered("B"), user("three")]
 
 
-def test_humaneval_keeps_its_program_and_its_name(write: Write):
+def test_humaneval_keeps_its_name(write: Write):
     row = {
         "task_id": "HumanEval/7",
         "prompt": "def f():\n    '''Doc.'''\n",
@@ -60,7 +60,6 @@ def test_humaneval_keeps_its_program_and_its_name(write: Write):
         "canonical_solution": "    return 1\n",
     }
     (ask,) = read_prompts(write(row, name="humaneval.jsonl"))
-    assert ask.program == Program("f", "def check(f): ...")
     assert (ask.name, ask.category, ask.task) == ("HumanEval/7", "HumanEval", "humaneval")
     assert ask.prompt == "def f():\n    '''Doc.'''" and ask.rounds == 1
 
@@ -120,15 +119,6 @@ def test_prompts_without_a_name_get_their_number_and_no_two_are_alike(write: Wri
     assert asks[3].category == "text"
 
 
-@pytest.mark.parametrize(
-    ("reference", "found"),
-    [(None, ()), ("18", ("18",)), (18, ("18",)), (["a", 2.5], ("a", "2.5")), ([], ())],
-    ids=str,
-)
-def test_references_are_texts(write: Write, reference: object, found: tuple[str, ...]):
-    assert read_prompts(write({"turns": ["a"], "reference": reference}))[0].references == found
-
-
 def test_the_standard_prompts_are_eight_and_may_be_a_chat():
     plain, chats = standard_prompts(), standard_prompts(chat=True)
     assert [ask.prompt for ask in plain] == list(STANDARD) and len(STANDARD) == 8
@@ -154,9 +144,6 @@ GOOD = '{"turns": ["fine"]}'
         (['{"messages": {"role": "user", "content": "a"}}'], 1, "messages must be"),
         (['{"prompt": "\\n"}'], 1, "prompt must be a text that is not empty"),
         ([GOOD, '{"text": 3}'], 2, "text must be a text that is not empty"),
-        (['{"turns": ["a"], "reference": {"a": 1}}'], 1, "reference must be a text or a list of texts"),
-        (['{"prompt": "def f():", "entry_point": "f"}'], 1, "a program needs entry_point and test"),
-        (['{"prompt": "def f():", "test": 1, "entry_point": "f"}'], 1, "a program needs entry_point and test"),
     ],
 )
 def test_a_broken_line_is_named_with_its_file_and_field(write: Write, lines: list[str], line: int, sentence: str):

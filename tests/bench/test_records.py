@@ -38,8 +38,8 @@ FULL = Run(
     verify_seconds=1.0,
     decoded=8,
     said=(
-        Said("1", 3, 5, "abc", (4, 5, 6, 7, 8), "a b", correct=True),
-        Said("2", 7, 4, "def", (1, 2, 3, 4), "c", correct=False),
+        Said("1", 3, 5, "abc", (4, 5, 6, 7, 8), "a b"),
+        Said("2", 7, 4, "def", (1, 2, 3, 4), "c"),
     ),
     model="tiny",
 )
@@ -82,7 +82,12 @@ def test_what_is_as_usual_is_left_out():
     assert run().line() == {"kind": "run", "arm": "none", "task": "qa", "prompts": ("1",)}
     said = run(said=(Said("1", 3, 0, "abc"),)).line()["said"]
     assert said == [{"prompt": "1", "prompt_tokens": 3, "tokens": 0, "digest": "abc"}]
-    assert run(said=(Said("1", 3, 0, "abc", correct=False),)).line()["said"][0]["correct"] is False
+
+
+def test_a_file_with_scored_answers_is_still_read(write: Write):
+    line = FULL.line()
+    line["said"][0]["correct"] = True
+    assert read_runs(write(PROVENANCE, line)).runs == [FULL]
 
 
 def test_the_model_stands_in_the_provenance_alone(write: Write):

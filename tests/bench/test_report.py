@@ -29,8 +29,8 @@ from foredraft.core.errors import DataError, OptionError
 PLACE = Setting("", 0.0, 1)
 
 
-def said(text: str, correct: bool | None = None) -> tuple[Said, ...]:
-    return (Said("1", 5, 10, text, correct=correct),)
+def said(text: str) -> tuple[Said, ...]:
+    return (Said("1", 5, 10, text),)
 
 
 def small() -> RunFile:
@@ -42,7 +42,7 @@ def small() -> RunFile:
             if (task, prompt) != ("qa", 2):
                 runs.append(run("none", slow + 1, prefill_seconds=1.0, said=said("a"), **unit))
             fast = slow / (2 + prompt)
-            runs.append(run("eagle", fast + 1, prefill_seconds=1.0, forwards=4, said=said("a", prompt == 0), **unit))
+            runs.append(run("eagle", fast + 1, prefill_seconds=1.0, forwards=4, said=said("a"), **unit))
             failed = {"error": "out of memory"} if prompt == 2 else {"said": said("b" if prompt else "a")}
             runs.append(run("medusa", slow, **failed, **unit))
     return RunFile(runs=runs)
@@ -56,7 +56,7 @@ def test_speed_up_is_the_median_of_pairs():
     assert eagle.whole_speed_up == pytest.approx((1.8, 1.65, 1.9, 3))
     assert eagle.total_speed_up == pytest.approx(6 / (1 + 2 / 3 + 1 / 2))
     assert eagle.acceptance_length == 2.5 and eagle.tokens_per_second == pytest.approx(15.0)
-    assert eagle.same == Share(3, 3) and eagle.correct == Share(1, 3) and eagle.lossless
+    assert eagle.same == Share(3, 3) and eagle.lossless
     qa = found.cell(PLACE, "qa", "eagle")
     assert qa is not None and qa.speed_up == pytest.approx((2.5, 2.25, 2.75, 2)) and qa.runs == 3
     assert found.mean(PLACE, "eagle") == pytest.approx((2.75, 2.5)) and found.best(PLACE) == "eagle"
@@ -147,7 +147,6 @@ def test_markdown():
     ]
     text = tables.markdown(summarise([small()]), complete=True)
     assert "| code | eagle | 3.00x (2.50-3.50) | 3 | 1.80x | 2.77x | 2.50 | 15.0 |  | 3/3 | 0 |" in text
-    assert "| eagle | 33% (1 of 3) | 33% (1 of 3) |" in text
     odd = tables.markdown(summarise([RunFile(runs=[run("a|b<script>", task="x\ny")])]))
     assert "| a\\|b&lt;script> |" in odd and "| x y |" in odd
 
@@ -367,7 +366,7 @@ def test_everything_from_a_file_is_escaped():
     model = {"settings": {"model": bad, bad: [bad]}, "command": bad, "commit": bad}
     units = [{"prompts": (str(n),), "task": bad, "model": bad, "batch": batch} for n in range(3) for batch in (1, 2)]
     parts = {"draft_seconds": 0.1, "verify_seconds": 0.3, "drafted_by_depth": (10,), "accepted_by_depth": (5,)}
-    both: list[Run] = [run(arm, said=said(bad, True), **unit, **parts) for unit in units for arm in ("none", bad)]
+    both: list[Run] = [run(arm, said=said(bad), **unit, **parts) for unit in units for arm in ("none", bad)]
     watched = [Watched(bad, bad, bad, 0.0, {"1": (9, 5)}, {"50": (9, 5)}, model=bad) for _ in range(3)]
     lines = [{"run": bad, "tokens": 2**n, "validation": {"acceptance_length": 1.5}} for n in range(9)]
     file = RunFile(provenance=[model], runs=both, watched=watched, training=lines)
@@ -383,17 +382,3 @@ def test_the_page_needs_nothing_else():
     links = set(re.findall(r'(?:src|href)="([^"#][^"]*)"', text))
     assert links == {"data:,"}
     assert "#010203" not in text and "currentColor" in text
-
-
-def test_quality_is_compared_prompt_by_prompt():
-    def judged(arm: str, right: list[bool | None]) -> list[Run]:
-        said = (Said(str(i), 4, 2, "d", correct=each) for i, each in enumerate(right))
-        return [run(arm, prompts=(each.prompt,), said=(each,)) for each in said]
-
-    runs = judged("none", [True, True, False, False, None]) + judged("eagle", [True, False, False, False, True])
-    table = tables.accuracy(summarise([RunFile(runs=runs)]), PLACE)
-    assert table is not None and table.head[-1] == "against none"
-    own = {row[0]: row[1:] for row in table.rows}
-    assert own["none"] == ("50% (2 of 4)", "")
-    share, apart = own["eagle"]
-    assert share == "40% (2 of 5)" and apart.startswith("-25.0% (") and apart.endswith("p = 1")

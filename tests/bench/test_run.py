@@ -6,7 +6,6 @@ import pytest
 from bench_cases import SETTINGS, Fake, asks, fakes, talk
 
 from foredraft.bench.arms import LoopArm
-from foredraft.bench.prompts import Ask
 from foredraft.bench.records import digest, read_runs
 from foredraft.bench.run import Bench, Settings, grouped
 from foredraft.core.params import SamplingParams
@@ -137,20 +136,6 @@ def test_without_texts_there_are_still_digests(plain: LoopArm, path: Path):
     assert [each.digest for each in bare] == [each.digest for each in full] == [digest(each.output) for each in full]
     assert [(each.output, each.text, each.tokens) for each in bare] == [((), "", 4)] * 2
     assert all(len(each.output) == 4 and each.text for each in full)
-
-
-def test_the_score_is_asked_about_every_text(plain: LoopArm, path: Path):
-    seen: list[tuple[str, str]] = []
-
-    def score(ask: Ask, text: str) -> bool | None:
-        seen.append((ask.name, text))
-        return {"0": True, "1": False}.get(ask.name)
-
-    Bench([plain, Fake("a")], SETTINGS, path, score=score).run(grouped(asks("p", "q", "rr"), [0.0], [3]))
-    runs = read_runs(path).runs
-    assert [[each.correct for each in run.said] for run in runs] == [[True, False, None]] * 2
-    assert seen == [(each.prompt, each.text) for run in runs for each in run.said]
-    assert [each.text for each in runs[1].said] == ["H", "H", "HH"]
 
 
 def test_whoever_waits_is_told(plain: LoopArm, path: Path):

@@ -13,7 +13,7 @@ from foredraft.core.verify import RULES, verify, walk
 from oracle import Table, grow, outcomes, random_table
 
 SHAPE = torch.tensor([-1, 0, 0, 1, 1, 2, 4])
-LAW_OF = {"token": Law.CHAIN, "block": Law.CHAIN, "kseq": Law.IID, "fixed_plus_one": Law.FIXED_PLUS_ONE}
+LAW_OF = {"token": Law.CHAIN, "block": Law.CHAIN, "kseq": Law.IID}
 
 
 def some_batch(rule: str, rows: int, vocabulary: int = 6) -> tuple[torch.Tensor, Draft]:

@@ -43,7 +43,7 @@ def test_argmax_draft_with_softmax_q(rule: str) -> None:
     assert total_variation(law, p[0][0]) == pytest.approx(1 / 3, abs=1e-12)
 
 
-@pytest.mark.parametrize("claim", [*SEVERAL, Law.FIXED_PLUS_ONE], ids=lambda law: law.value)
+@pytest.mark.parametrize("claim", SEVERAL, ids=lambda law: law.value)
 def test_top_k_with_a_claimed_q(claim: Law) -> None:
     lie = grow(TREE, Law.FIXED, P, Q, claim=claim)
     for rule in (name for name, rule in RULES.items() if rule.lossless and claim in rule.laws):
@@ -104,8 +104,6 @@ def _without(draws: Draws, nodes: torch.Tensor) -> Draws:
         (Law.WITHOUT_REPLACEMENT, Law.IID, "kseq"),
         (Law.IID, Law.WITHOUT_REPLACEMENT, "traversal"),
         (Law.IID_MANY, Law.IID, "recursive"),
-        (Law.FIXED_PLUS_ONE, Law.WITHOUT_REPLACEMENT, "traversal"),
-        (Law.WITHOUT_REPLACEMENT, Law.FIXED_PLUS_ONE, "fixed_plus_one"),
     ],
     ids=lambda value: getattr(value, "value", value),
 )
@@ -117,9 +115,8 @@ def test_every_tag_counts(drawn: Law, claim: Law, rule: str) -> None:
 def test_what_is_illegal_is_lossy() -> None:
     """Rules on honest drafts of laws that they were not made for."""
     q = [Q, random_table(3, 4, 33)]
-    for law in (Law.WITHOUT_REPLACEMENT, Law.IID_MANY, Law.FIXED_PLUS_ONE):
+    for law in (Law.WITHOUT_REPLACEMENT, Law.IID_MANY):
         assert lost("kseq", grow(TREE, law, P, *q)) > 1e-3, law
-    assert lost("fixed_plus_one", grow(TREE, Law.WITHOUT_REPLACEMENT, P, *q)) > 1e-3
     assert lost("token", grow(TREE, Law.IID, P, *q)) > 1e-3
 
 
@@ -164,7 +161,7 @@ def test_typical_threshold_and_ties() -> None:
         assert RULES["typical"].function(p, Draft(tree, Law.FIXED), coins).path.tolist() == [path]
 
 
-@pytest.mark.parametrize("rule", ["token", "block", "recursive", "traversal", "kseq", "fixed_plus_one"])
+@pytest.mark.parametrize("rule", ["token", "block", "recursive", "traversal", "kseq"])
 def test_impossible_claim_does_no_harm_to_a_greedy_row(rule: str) -> None:
     """q swears by another token than the one it hands in: nothing is left of p - q, and p is still followed."""
     best = torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64).expand(1, 3, 3)
@@ -188,7 +185,6 @@ LEGAL = {
     Law.WITHOUT_REPLACEMENT: ["recursive", "target_sampling", "traversal"],
     Law.IID: ["kseq", "recursive", "target_sampling", "traversal"],
     Law.IID_MANY: ["recursive", "target_sampling", "traversal"],
-    Law.FIXED_PLUS_ONE: ["fixed_plus_one", "recursive", "target_sampling", "traversal"],
 }
 
 
@@ -219,7 +215,7 @@ def test_unknown_rule_lists_the_known_ones() -> None:
 def test_rule_without_its_q() -> None:
     draft = Draft(TokenTree.chain(torch.tensor([[0, 1]])), Law.CHAIN, None)
     p = torch.full((1, 2, 4), 0.25)
-    for rule in ("token", "block", "recursive", "traversal", "kseq", "fixed_plus_one"):
+    for rule in ("token", "block", "recursive", "traversal", "kseq"):
         with pytest.raises(LawError, match="needs the q"):
             RULES[rule].function(p, draft, NoCoins())
 

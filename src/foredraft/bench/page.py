@@ -93,9 +93,6 @@ def _tables(summary: Summary) -> list[str]:
         parts.append(f"<h3>{escape(heading)}</h3>")
         parts.append(f"<p>{escape(' '.join(tables.sentences(summary, setting)))}</p>")
         parts.append(_short(summary, setting))
-        right = tables.accuracy(summary, setting)
-        if right is not None:
-            parts.append(f"<details><summary>Answers that are right</summary>{_table(right, heading)}</details>")
         parts.append(
             f"<details><summary>All numbers</summary>{_table(tables.full(summary, setting), heading)}</details>"
         )

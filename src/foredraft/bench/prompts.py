@@ -22,19 +22,11 @@ STANDARD = (
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
-    """What HumanEval knows of a prompt: the function asked for, and code whose ``check`` tests it."""
-
-    entry_point: str
-    test: str
-
-
-@dataclass(frozen=True, slots=True)
 class Ask:
     """One prompt, as ``Generator.generate`` takes it: the first turn, where there are several.
 
     ``turns`` holds all of them; ``category`` is the file's own word for the kind of question, ``name`` its number or
-    its name there, ``task`` that of the file. ``references`` are answers that are right.
+    its name there, ``task`` that of the file.
     """
 
     prompt: str | list[dict[str, str]]
@@ -42,8 +34,6 @@ class Ask:
     category: str
     name: str = ""
     task: str = ""
-    references: tuple[str, ...] = ()
-    program: Program | None = None
 
     @property
     def rounds(self) -> int:
@@ -130,8 +120,6 @@ def _ask(where: str, row: dict[str, Any]) -> Ask:
     about: dict[str, Any] = {
         "category": _first_of(row, ("category", "task_id"), "text").partition("/")[0],
         "name": _first_of(row, ("question_id", "task_id"), ""),
-        "references": _references(where, row.get("reference")),
-        "program": _program(where, row),
     }
     if "messages" in row:
         messages = row["messages"]
@@ -155,22 +143,6 @@ def _ask(where: str, row: dict[str, Any]) -> Ask:
 def _first_of(row: dict[str, Any], fields: Sequence[str], otherwise: str) -> str:
     """What the first of these fields that is there says."""
     return next((str(row[field]) for field in fields if row.get(field) is not None), otherwise)
-
-
-def _references(where: str, found: Any) -> tuple[str, ...]:
-    """One answer or several; numbers are answers too."""
-    listed = found if isinstance(found, list) else [] if found is None else [found]
-    if not all(isinstance(each, (str, int, float)) for each in listed):
-        raise DataError(f"{where}: reference must be a text or a list of texts.")
-    return tuple(map(str, listed))
-
-
-def _program(where: str, row: dict[str, Any]) -> Program | None:
-    if "entry_point" not in row and "test" not in row:
-        return None
-    if not all(isinstance(row.get(name), str) for name in ("entry_point", "test")):
-        raise DataError(f"{where}: a program needs entry_point and test, both text.")
-    return Program(row["entry_point"], row["test"])
 
 
 def _is_message(message: Any) -> bool:

@@ -19,8 +19,7 @@ from foredraft.model.whole import write_whole
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """One text of a call. ``digest`` tells texts apart where ``output`` and ``text`` are not kept; ``correct`` is None
-    where nobody has looked."""
+    """One text of a call. ``digest`` tells texts apart where ``output`` and ``text`` are not kept."""
 
     prompt: str
     prompt_tokens: int
@@ -28,7 +27,6 @@ class Said:
     digest: str
     output: tuple[int, ...] = ()
     text: str = ""
-    correct: bool | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "output", tuple(self.output))
@@ -102,7 +100,7 @@ class Run:
     def line(self) -> dict[str, Any]:
         """As a JSON line; what is as usual is left out, and so is the model, which stands in the provenance."""
         found = {name: value for name, value in asdict(self).items() if name != "model" and value != _USUAL.get(name)}
-        said = [{k: v for k, v in each.items() if v not in ((), "", None)} for each in found.pop("said", ())]
+        said = [{k: v for k, v in each.items() if v not in ((), "")} for each in found.pop("said", ())]
         return {"kind": "run", **found, **({"said": said} if said else {})}
 
 
@@ -255,10 +253,15 @@ def _made(where: str, kind: type[T], record: dict[str, Any], model: str) -> T:
     try:
         values = _tuples(record)
         if "said" in values:
-            values["said"] = tuple(Said(**_tuples(each)) for each in values["said"])
+            values["said"] = tuple(_said(each) for each in values["said"])
         return kind(**{**values, "model": model})
     except TypeError as error:
         raise DataError(f"{where}: {error}.") from None
+
+
+def _said(record: dict[str, Any]) -> Said:
+    """``correct``, which earlier versions wrote, is left out."""
+    return Said(**_tuples({name: value for name, value in record.items() if name != "correct"}))
 
 
 def _logged(where: str, record: dict[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,6 @@ from foredraft.model.provenance import provenance
 
 Tell = Callable[[int, int, str], None]
 """Told how many groups of prompts are done, of how many, and what comes next."""
-Score = Callable[[Ask, str], bool | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +117,6 @@ class Bench:
             the same.
         path: where lines are appended; it may exist, made with the same settings.
         keep_texts: write out what was said, and not only what tells two texts apart.
-        score: whether an answer is right, where that can be said.
 
     Raises:
         OptionError: no arm is ours, or the file was made with other settings.
@@ -132,13 +130,11 @@ class Bench:
         path: Path,
         *,
         keep_texts: bool = True,
-        score: Score | None = None,
     ) -> None:
         self._arms = list(arms)
         self._settings = settings
         self._path = path
         self._keep_texts = keep_texts
-        self._score = score or (lambda ask, text: None)
         self._host = _host(arms)
         if settings.chat:
             self._host.encode([{"role": "user", "content": "Hello"}])
@@ -241,8 +237,7 @@ class Bench:
 
     def _said(self, ask: Ask, prompt: Sequence[int], tokens: list[int]) -> Said:
         text = self._host.tokenizer.decode(tokens) if self._host.tokenizer is not None else ""
-        right = self._score(ask, text)
-        return Said(ask.name, len(prompt), len(tokens), digest(tokens), tuple(tokens), text, right)
+        return Said(ask.name, len(prompt), len(tokens), digest(tokens), tuple(tokens), text)
 
     def _guarded(
         self, arm: Arm, prompts: Sequence[Prompt], params: SamplingParams

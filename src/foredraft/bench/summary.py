@@ -5,7 +5,7 @@ ratio. Runs of different files are never pairs.
 """
 
 import statistics
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -86,7 +86,6 @@ class Cell:
     tokens_per_second: float | None
     draft_share: float | None
     same: Share | None
-    correct: Share | None
 
 
 class Mean(NamedTuple):
@@ -185,16 +184,6 @@ def acceptance_length(runs: Iterable[Run]) -> float | None:
     return tokens / forwards if forwards else None
 
 
-def scores(file: RunFile, setting: Setting, arm: str) -> dict[Hashable, bool | None]:
-    """Which answers of an arm were right, by what was asked; the first one where it was asked several times."""
-    found: dict[Hashable, bool | None] = {}
-    for run in file.runs:
-        if run.arm == arm and key(run).setting == setting and not run.error:
-            for said in run.said:
-                found.setdefault((run.task, said.prompt, run.turn), said.correct)
-    return found
-
-
 def summarise(files: Sequence[RunFile], baseline: str | None = None) -> Summary:
     """Everything that the tables and most figures show.
 
@@ -235,7 +224,6 @@ def _all_pairs(files: Sequence[RunFile], baseline: str) -> dict[Key, list[Pair]]
 def _cell(name: Key, runs: list[Run], paired: list[Pair]) -> Cell:
     good = [run for run in runs if not run.error]
     speeds = [run.speed for run in good if run.speed > 0]
-    judged = [said.correct for run in good for said in run.said if said.correct is not None]
     compared = [pair for pair in paired if pair.run.said and pair.baseline.said]
     same = sum(_texts(pair.run) == _texts(pair.baseline) for pair in compared)
     return Cell(
@@ -250,7 +238,6 @@ def _cell(name: Key, runs: list[Run], paired: list[Pair]) -> Cell:
         tokens_per_second=statistics.median(speeds) if speeds else None,
         draft_share=_draft_share(good),
         same=Share(same, len(compared)) if compared and name.temperature == 0 else None,
-        correct=Share(sum(judged), len(judged)) if judged else None,
     )
 
 

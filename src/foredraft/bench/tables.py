@@ -3,8 +3,7 @@
 import json
 from typing import Any, NamedTuple
 
-from foredraft.bench.quality import compare_scores
-from foredraft.bench.summary import Setting, Share, Spread, Summary, scores
+from foredraft.bench.summary import Setting, Share, Spread, Summary
 
 MEAN = "mean"
 """The last column: the mean of the tasks, each counting the same."""
@@ -73,25 +72,6 @@ def full(summary: Summary, setting: Setting) -> Table:
     return Table(head + tail, tuple(rows), words=2)
 
 
-def accuracy(summary: Summary, setting: Setting) -> Table | None:
-    """Answers that were right, where somebody has looked, and how far each arm is from the baseline, prompt by prompt:
-    the difference with its 95% interval, and McNemar's p."""
-    tasks = summary.tasks(setting)
-    found = {
-        arm: [cell.correct if cell else None for cell in (summary.cell(setting, task, arm) for task in tasks)]
-        for arm in summary.arms(setting)
-    }
-    judged = [i for i in range(len(tasks)) if any(shares[i] for shares in found.values())]
-    if not judged:
-        return None
-    against = {arm: _apart(summary, setting, arm) for arm in found}
-    rows = [
-        (named(summary, setting, arm), *(_percent(shares[i]) for i in judged), against[arm])
-        for arm, shares in found.items()
-    ]
-    return Table(("method", *(tasks[i] for i in judged), f"against {summary.baseline}"), tuple(rows))
-
-
 def training(summary: Summary) -> Table | None:
     """How far each training run has come, by the last lines of its log."""
     rows = []
@@ -107,18 +87,6 @@ def training(summary: Summary) -> Table | None:
         rows.append((run, f"{last.get('step', '')}{of}", f"{last['tokens']:,}", *numbers, again))
     head = ("run", "steps", "tokens", "loss", "held-out loss", "tokens a forward", "resumed")
     return Table(head, tuple(rows)) if rows else None
-
-
-def _apart(summary: Summary, setting: Setting, arm: str) -> str:
-    """An arm's quality against the baseline's, over all tasks."""
-    baseline = summary.baseline
-    if baseline is None or arm == baseline:
-        return ""
-    found = compare_scores(scores(summary.file, setting, baseline), scores(summary.file, setting, arm))
-    if not found.pairs:
-        return ""
-    low, high = (100 * bound for bound in found.difference_interval)
-    return f"{100 * found.difference:+.1f}% ({low:+.1f} to {high:+.1f}), p = {found.p_value:.2g}"
 
 
 def named(summary: Summary, setting: Setting, arm: str) -> str:
@@ -193,9 +161,6 @@ def markdown(summary: Summary, complete: bool = False) -> str:
         lines += [f"### {_escaped(heading(setting))}", ""]
         lines += _grid(_short_table(summary, setting))
         lines += ["", _escaped(" ".join([reading(summary), *sentences(summary, setting)])), ""]
-        right = accuracy(summary, setting)
-        if right is not None:
-            lines += ["Answers that are right:", "", *_grid(right), ""]
         if complete:
             lines += [*_grid(full(summary, setting)), ""]
     trained = training(summary)
@@ -258,7 +223,3 @@ def _share(found: Share | None) -> str:
 
 def _rounded(share: float | None) -> str:
     return "" if share is None else f"{100 * share:.0f}%"
-
-
-def _percent(found: Share | None) -> str:
-    return f"{100 * found.part / found.of:.0f}% ({found.part} of {found.of})" if found else ""

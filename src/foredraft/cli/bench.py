@@ -1,7 +1,6 @@
 """``foredraft bench``."""
 
 import contextlib
-import functools
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -83,8 +82,6 @@ class Kept:
     watch: int = field(
         default=0, metadata={"help": "Also record acceptance by draft position, on N prompts of each file."}
     )
-    score: bool = field(default=False, metadata={"help": "Score answers, where prompts have references."})
-    execute_code: bool = field(default=False, metadata={"help": "With --score: run HumanEval answers, in a sandbox."})
     spec_bench: str | None = field(default=None, metadata={"help": "Folder for answers in Spec-Bench's format."})
     json: bool = field(default=False, metadata={"help": "Print one JSON object instead of tables."})
 
@@ -142,12 +139,11 @@ def command(
         settings.params(temperature, 0)
     groups = grouped(asks, sampling.temperature, what.batch_size, what.repeats)
     path = Path(kept.out)
-    score = _score(kept)
     earlier(path, settings)  # before anything is loaded: does it go on with this?
     with busy(f"Loading {arms.model}"):
         specs = [ArmSpec.parse(text) for text in arms.drafter]
         made = make_arms(specs, Ground(arms.model, arms.dtype, arms.device, max(what.batch_size)))
-    bench = Bench(made, settings, path, keep_texts=kept.texts, score=score)
+    bench = Bench(made, settings, path, keep_texts=kept.texts)
     besides = Besides(
         made, settings, sampling.temperature, what.batch_size if kept.costs else (), _first(asks, kept.watch)
     )
@@ -166,8 +162,6 @@ def _check(what: Prompts, kept: Kept) -> None:
         raise OptionError("count and watch must be 0 or more, and repeats 1 or more.")
     if min(what.batch_size) < 1:
         raise OptionError("batch_size must be 1 or more.")
-    if kept.execute_code and not kept.score:
-        raise OptionError("--execute-code needs --score.")
     if kept.spec_bench is not None and not kept.texts:
         raise OptionError("--spec-bench needs the outputs: leave out --no-texts.")
 
@@ -189,17 +183,6 @@ def _first(asks: "list[Ask]", count: int) -> "list[Ask]":
         if seen[ask.task] <= count:
             chosen.append(ask)
     return chosen
-
-
-def _score(kept: Kept) -> "Callable[[Ask, str], bool | None] | None":
-    if not kept.score:
-        return None
-    from foredraft.bench.sandbox import check_platform
-    from foredraft.bench.score import score
-
-    if kept.execute_code:
-        check_platform()  # before the first model is loaded
-    return functools.partial(score, execute=kept.execute_code)
 
 
 @contextlib.contextmanager

@@ -129,7 +129,7 @@ def record(summary: "Summary") -> dict[str, Any]:
 
 
 def _tuples(cell: Any) -> dict[str, Any]:
-    names = ("speed_up", "whole_speed_up", "same", "correct")
+    names = ("speed_up", "whole_speed_up", "same")
     return {name: getattr(cell, name) for name in names if getattr(cell, name) is not None}
 
 
@@ -145,10 +145,6 @@ def show(summary: "Summary", console: Console, full: bool) -> None:
         console.print(_short(summary, setting, console.width))
         for said in tables.sentences(summary, setting):
             console.print(Text(said))
-        right = tables.accuracy(summary, setting)
-        if right is not None:
-            console.print(Text("\nAnswers that are right", style="bold"))
-            console.print(_grid(right))
         for task in summary.tasks(setting) if full else ():
             console.print(Text(f"\n{task}", style="bold"))
             console.print(_grid(_of_task(tables.full(summary, setting), task)))

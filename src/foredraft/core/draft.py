@@ -15,9 +15,9 @@ class Draft:
     """A proposed tree with the law that it was really drawn from.
 
     ``q[b, i]`` is the law that node i was drawn from *given its earlier siblings*: for ``WITHOUT_REPLACEMENT``
-    renormalised without them, for ``FIXED_PLUS_ONE`` a one-hot for each picked node and q' for the drawn one.
-    Rows of q at the root and at padding are never read. ``q`` is None exactly when the law is ``FIXED``. Greedy rows
-    beside sampled ones may have picked tokens, each with a one-hot of its own, under any law.
+    renormalised without them. Rows of q at the root and at padding are never read. ``q`` is None exactly when the
+    law is ``FIXED``. Greedy rows beside sampled ones may have picked tokens, each with a one-hot of its own, under any
+    law.
 
     ``scores[b, i]`` is the logarithm of how likely the drafter holds the path to node i, where it says so: for
     statistics, and for what the next drafts should be like. No verifier reads it.

@@ -110,7 +110,7 @@ class View:
 
 
 class Drafter(ABC):
-    """Proposes trees of tokens; one file a method. Subclasses are final.
+    """Proposes trees of tokens; one file a method. Subclasses are final; those without state define ``propose`` alone.
 
     Whatever it gets wrong (weights, vocabulary, cache) costs speed and never correctness, as long as each draft
     carries the law that it was really drawn from. Drafts that cannot be verified are refused with a ``DrafterError``.
@@ -122,8 +122,7 @@ class Drafter(ABC):
     reads_target: bool = False
     """Whether it drafts in the target's cache, which holds what is committed, and nothing that is only drafted."""
 
-    @abstractmethod
-    def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
+    def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:  # noqa: B027
         """A row begins: ``prompt`` is what the target has read, all but the last token, which is the first root.
 
         ``hidden`` are the target's states for it, of the layers that ``needs`` names. T is 0 for a prompt of one.
@@ -133,15 +132,13 @@ class Drafter(ABC):
     def propose(self, view: View, plan: Plan) -> Draft:
         """Draft for every row of ``view``; node 0 of each tree is ``view.roots``."""
 
-    @abstractmethod
-    def commit(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None:
+    def commit(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None:  # noqa: B027
         """The target has judged: ``view`` and ``draft`` are those of the step, ``out`` the target's forward.
 
         It is called after every step, also after one in which nothing was drafted and ``draft`` is the root alone.
         """
 
-    @abstractmethod
-    def release(self, row: int) -> None:
+    def release(self, row: int) -> None:  # noqa: B027
         """A row has ended: forget it. Its number will be given to another.
 
         After an interruption (Ctrl-C) it may be called for a row whose ``admit`` or ``release`` was stopped half-way,

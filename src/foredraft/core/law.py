@@ -16,5 +16,3 @@ class Law(Enum):
     """Siblings drawn independently from one and the same q."""
     IID_MANY = "iid_many"
     """Siblings drawn independently, each from a q of its own (several draft models)."""
-    FIXED_PLUS_ONE = "fixed_plus_one"
-    """The top k-1 tokens of q are picked; the last sibling is drawn from q without them."""

@@ -12,8 +12,8 @@ from typing import final
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from foredraft.core.draft import Draft, Law, Verdict
-from foredraft.core.drafter import Needs, Plan, Rewindable, StepOut, View
+from foredraft.core.draft import Draft, Law
+from foredraft.core.drafter import Needs, Plan, Rewindable, View
 from foredraft.core.errors import DrafterError, OptionError
 from foredraft.drafters.supplies import Part, Supplies
 from foredraft.engine.inner import Inner, InnerLoop
@@ -68,8 +68,6 @@ class Cascade(Rewindable):
     def propose(self, view: View, plan: Plan) -> Draft:
         most = self._options.num_assistant_tokens
         return self._loop.extend(view, [min(length, most) for length in plan.lengths])
-
-    def commit(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None: ...
 
     def rewind(self, row: int, length: int) -> None:
         self._loop.rewind(row, length)

@@ -1,13 +1,11 @@
 """What the drafters that are the target with fewer layers have in common (self-speculation)."""
 
-from collections.abc import Mapping
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from foredraft.core.draft import Draft, Law, Verdict
-from foredraft.core.drafter import Needs, Plan, Rewindable, StepOut, View
+from foredraft.core.draft import Draft, Law
+from foredraft.core.drafter import Needs, Plan, Rewindable, View
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.chain import ChainOptions, draw_chain
 from foredraft.model.cache import SlotCache
@@ -35,13 +33,7 @@ class OwnLayers(Rewindable):
         self._vocab_size = vocab_size
         self.cache = cache
 
-    def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None: ...
-
-    def commit(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None: ...
-
     def rewind(self, row: int, length: int) -> None: ...
-
-    def release(self, row: int) -> None: ...
 
     @torch.inference_mode()
     def propose(self, view: View, plan: Plan) -> Draft:

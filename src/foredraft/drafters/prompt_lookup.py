@@ -4,16 +4,15 @@ Deterministic, hence picked tokens (``Law.FIXED``) and lossless at every tempera
 longest match at every earlier place is a few comparisons over the whole history at once, on its device.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
-from foredraft.core.draft import Draft, Law, Verdict
-from foredraft.core.drafter import Needs, Plan, Rewindable, StepOut, View
+from foredraft.core.draft import Draft, Law
+from foredraft.core.drafter import Needs, Plan, Rewindable, View
 from foredraft.core.errors import OptionError
 from foredraft.core.tree import from_paths
 from foredraft.drafters.supplies import Supplies
@@ -59,8 +58,6 @@ class PromptLookup(Rewindable):
             max_depth=options.prompt_lookup_num_tokens,
         )
 
-    def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None: ...
-
     def propose(self, view: View, plan: Plan) -> Draft:
         depth = min(plan.length, self._options.prompt_lookup_num_tokens)
         longest = max(view.extents)
@@ -79,11 +76,7 @@ class PromptLookup(Rewindable):
         lengths = torch.where(best >= 0, allowed.clamp(max=depth), 0)
         return Draft(from_paths(view.roots, paths, lengths), Law.FIXED)
 
-    def commit(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None: ...
-
     def rewind(self, row: int, length: int) -> None: ...
-
-    def release(self, row: int) -> None: ...
 
     def _match_lengths(self, history: Int[Tensor, "B L"], lengths: Int[Tensor, "B"]) -> Int[Tensor, "B L"]:
         """How many of the last tokens also stand just before and at each place, up to the longest n-gram.

@@ -8,8 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from foredraft.core.draft import Draft, Verdict
-from foredraft.core.drafter import Needs, Plan, Rewindable, StepOut, View
+from foredraft.core.drafter import Needs, Plan, Rewindable, View
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.grow import ranked
 from foredraft.drafters.growing import Growing
@@ -153,8 +152,6 @@ class ReadingDrafter(Rewindable, Generic[R]):
 
     def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
         self._reader.admit(row)
-
-    def commit(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None: ...
 
     def rewind(self, row: int, length: int) -> None:
         self._reader.rewind(row, length)

@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from foredraft.core.draft import Draft, Law, Verdict
-from foredraft.core.drafter import Needs, Plan, Rewindable, StepOut, View
+from foredraft.core.draft import Draft, Law
+from foredraft.core.drafter import Needs, Plan, Rewindable, View
 from foredraft.core.errors import DrafterError, OptionError
 from foredraft.core.params import SamplingParams, check_known
 from foredraft.core.tree import TokenTree
@@ -101,8 +101,6 @@ class Universal(Rewindable):
     def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
         self._reader.admit(row)
         self._texts.admit(row, prompt.device)
-
-    def commit(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None: ...
 
     def rewind(self, row: int, length: int) -> None:
         self._texts.rewind(row, length)

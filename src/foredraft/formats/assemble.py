@@ -1,7 +1,7 @@
 """From a reading to a net: every tensor in its place, none missing, none left over."""
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -189,8 +189,3 @@ def _tied(checkpoint: Checkpoint, names: tuple[str, ...]) -> Tensor:
                 f"The tensors {names[0]} and {name} of the head {checkpoint.name!r} differ; they should be one module."
             )
     return first
-
-
-def renamed(names: Mapping[str, tuple[str, ...]], state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a net under the names that a file has for them."""
-    return {name: state[parameter] for parameter, aliases in names.items() for name in aliases}

@@ -16,7 +16,6 @@ from foredraft.core.noise import Coins
 from foredraft.core.params import check_known
 from foredraft.core.tree import PAD, ROOT, ancestors
 from foredraft.core.verify.block import block
-from foredraft.core.verify.fixed_plus_one import fixed_plus_one
 from foredraft.core.verify.kseq import kseq
 from foredraft.core.verify.lossy import typical
 from foredraft.core.verify.recursive import recursive
@@ -50,9 +49,6 @@ RULES: dict[str, Rule] = {
     "block": Rule(block, frozenset({Law.CHAIN}), "it needs one child a node, drawn from q"),
     "recursive": Rule(recursive, _DRAWN, "it divides by the q that each sibling was drawn from, given its elders"),
     "kseq": Rule(kseq, frozenset({Law.IID}), "it needs siblings drawn independently from one and the same q"),
-    "fixed_plus_one": Rule(
-        fixed_plus_one, frozenset({Law.FIXED_PLUS_ONE}), "it needs siblings of which only the last was drawn"
-    ),
     "traversal": Rule(traversal, _DRAWN, "it divides by the q that each sibling was drawn from, given its elders"),
     "typical": Rule(typical, frozenset(Law), "it takes every likely token, drawn by whomever", lossless=False),
 }
@@ -63,7 +59,6 @@ DEFAULT: dict[Law, str] = {
     Law.WITHOUT_REPLACEMENT: "traversal",
     Law.IID: "traversal",
     Law.IID_MANY: "traversal",
-    Law.FIXED_PLUS_ONE: "fixed_plus_one",
 }
 
 _LAWS: dict[Law, str] = {
@@ -72,7 +67,6 @@ _LAWS: dict[Law, str] = {
     Law.WITHOUT_REPLACEMENT: "are siblings drawn without replacement",
     Law.IID: "are siblings drawn independently from one q",
     Law.IID_MANY: "are siblings drawn independently, each from a q of its own",
-    Law.FIXED_PLUS_ONE: "are siblings that were picked, but for the last, which was drawn from the rest",
 }
 
 

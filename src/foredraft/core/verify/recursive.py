@@ -1,12 +1,12 @@
 """Recursive rejection: test siblings in draw order, each against what its elders left of the target."""
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from foredraft.core.draft import Draft, Verdict
 from foredraft.core.noise import Coins
-from foredraft.core.verify.parts import at, drawn_from, of_token, path_from, ratio, residual
+from foredraft.core.verify.parts import drawn_from, of_token, path_from, ratio, residual
 
 
 def recursive(p: Float[Tensor, "B N V"], draft: Draft, coins: Coins) -> Verdict:
@@ -14,17 +14,8 @@ def recursive(p: Float[Tensor, "B N V"], draft: Draft, coins: Coins) -> Verdict:
 
     SpecInfer's multi-step speculative sampling for independent siblings (2305.09781, algorithm 2), recursive
     rejection sampling for siblings without replacement (2402.14160, 2402.12374); on a chain, token
-    verification.
-    """
-    index = torch.arange(p.shape[1], device=p.device).expand(draft.tree.parents.shape)
-    return descend(p, draft, coins, index)
-
-
-def descend(p: Float[Tensor, "B N V"], draft: Draft, coins: Coins, order: Int[Tensor, "B N"]) -> Verdict:
-    """Recursive rejection that visits the nodes in ``order``: parents first, siblings as they are tested.
-
-    A node is tested when its turn comes if its parent is the node that the row has reached; so one pass over
-    the nodes suffices, and the state is one law [B, V].
+    verification. Parents stand before their children: a node is tested when its turn comes if its parent is the node
+    that the row has reached, so one pass over the nodes suffices, and the state is one law [B, V].
     """
     tree, q = draft.tree, drawn_from(draft)
     current = torch.zeros_like(tree.parents[:, 0])
@@ -32,12 +23,11 @@ def descend(p: Float[Tensor, "B N V"], draft: Draft, coins: Coins, order: Int[Te
     on = torch.zeros_like(tree.parents, dtype=torch.bool)
     on[:, 0] = True
     for turn in range(1, p.shape[1]):
-        node = order[:, turn]
-        mine = at(tree.parents, node) == current
-        q_node, x = at(q, node), at(tree.tokens, node)
+        mine = tree.parents[:, turn] == current
+        q_node, x = q[:, turn], tree.tokens[:, turn]
         chance = ratio(of_token(law, x), of_token(q_node, x)).clamp(max=1.0)
         accepted = coins.accept(torch.where(mine, chance, 0.0), turn)
-        law = torch.where(accepted[:, None], at(p, node), residual(law, q_node, mine & ~accepted))
-        current = torch.where(accepted, node, current)
+        law = torch.where(accepted[:, None], p[:, turn], residual(law, q_node, mine & ~accepted))
+        current = torch.where(accepted, turn, current)
         on = on.scatter(1, current[:, None], True)
     return Verdict(path_from(on, tree.depth), coins.residual(law))
