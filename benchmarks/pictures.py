@@ -29,7 +29,7 @@ from foredraft.bench.summary import PLAIN, THEIRS, Setting, Summary, summarise
 
 FIGURES = Path(__file__).resolve().parent.parent / "docs" / "figures"
 PROMPT = "class Vector:\n    def __add__(self, other):"
-COMMAND = ["generate", PROMPT, "--show-drafts", "--max-new-tokens", "40"]
+COMMAND = ["generate", PROMPT, "--show-drafts", "--max-new-tokens", "42"]
 COLUMNS = 90
 GROUND, INK = "#161b22", "#d5dbe1"
 LEAST = 1.05
@@ -117,7 +117,7 @@ def speed(both: Summary) -> str:
         axes.barh(0, 0, color=plots.color(number), label=name)
     axes.legend(loc="lower right")
     axes.axvline(1.0, color=plots.INK, linewidth=0.8, linestyle=(0, (3, 3)))
-    axes.set_title("Speed-up over plain decoding")
+    axes.set_title("Speed-up over plain decoding, greedy")
     axes.set_xlim(0, 1.1 * found[0].speed)
     axes.set_yticks(range(len(found)), [bar.arm for bar in found])
     axes.set_ylim(len(found) - 0.4, -0.6)
@@ -126,6 +126,7 @@ def speed(both: Summary) -> str:
     axes.grid(visible=False)
     axes.spines[["left", "bottom"]].set_visible(False)
     figure.supxlabel(caption(both), x=0.01, ha="left", fontsize=7)
+    figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1)
     text = plots.themed_svg(figure, "Speed-up by method")
     ground = f'<rect width="100%" height="100%" rx="8" fill="{GROUND}"/>'
     text = re.sub(r"(<svg [^>]*)>", rf'\1 style="color:{INK}">{ground}', text, count=1)
