@@ -7,6 +7,7 @@ python benchmarks/summary.py --write    # put all tables, and that of the method
 import argparse
 import re
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 
 import heads_summary
@@ -22,6 +23,8 @@ from foredraft.formats.tuned import read_tuned
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "speed.jsonl"
 RUNS = [ROOT / "benchmarks" / "results" / name for name in ("sample-16m.jsonl", "sequoia.jsonl", "target-65m.jsonl")]
+SHOWN = ("prompt_lookup", "eagle3", "draft_model", "transformers_assisted", "transformers")
+"""The rows of README.md; docs/results.md has all."""
 TASKS = ("humaneval", "gsm8k", "mt_bench")
 TITLES = {"humaneval": "HumanEval", "gsm8k": "GSM8K", "mt_bench": "MT-bench"}
 TUNED = ROOT / "benchmarks" / "results" / "tuned.json"
@@ -110,13 +113,13 @@ def _memory(kinds: dict[str, list[dict]]) -> list[str]:
 
 
 def methods() -> str:
-    """The table of methods, as ``foredraft methods`` knows it."""
+    """The table of methods, as ``foredraft methods`` knows it, for the page beside theirs."""
     from foredraft.drafters import METHODS
 
     lines = ["| drafter | what it does | children | lossless | needs |", "| --- | --- | --- | --- | --- |"]
     for name, method in METHODS.items():
         laws = ", ".join(law.value for law in method.laws) or "-"
-        page, sound = f"[`{name}`](docs/methods/{name}.md)", "yes" if method.lossless else "no"
+        page, sound = f"[`{name}`]({name}.md)", "yes" if method.lossless else "no"
         lines.append(f"| {page} | {method.what} | {laws} | {sound} | {method.needs} |")
     return "\n".join(lines)
 
@@ -132,11 +135,11 @@ def filled(text: str, blocks: dict[str, str]) -> str:
     return text
 
 
-def short_table(summary: Summary) -> str:
-    """All methods on the mean of all tasks: a column for each model and temperature."""
+def short_table(summary: Summary, only: Sequence[str] = ()) -> str:
+    """Methods on the mean of all tasks, all of them or ``only`` these: a column for each model and temperature."""
     settings = summary.settings
     names = [f"{setting.model}, {law(setting.temperature)}" for setting in settings]
-    arms = list(dict.fromkeys(arm for setting in settings for arm in summary.arms(setting)))
+    arms = only or list(dict.fromkeys(arm for setting in settings for arm in summary.arms(setting)))
     best = [summary.best(setting) for setting in settings]
     lines = [f"| method | {' | '.join(names)} |", "| --- |" + " ---: |" * len(names)]
     for arm in arms:
@@ -185,8 +188,17 @@ def provenance_line(summary: Summary) -> str:
     of = sum(share.of for share in summary.agreement.values())
     return (
         f"{runs:,} calls on six tasks; all lossless arms said the same tokens on {agreed} of {of} greedy turns. "
-        f"{origin['threads']} threads on {origin['device']}, float32, torch {origin['torch']}, transformers "
-        f"{origin['transformers']}, commit `{origin['commit'][:9]}`, {origin['time'][:10]}. Made by `scripts/results`."
+        f"{origin_line(origin)}. Made by `scripts/results`."
+    )
+
+
+def origin_line(origin: dict) -> str:
+    """Machine, versions and commit, as a part of a sentence."""
+    date = origin.get("time", origin.get("date", ""))[:10]
+    threads = f"{origin['threads']} thread{'s' if origin['threads'] > 1 else ''}"
+    return (
+        f"{threads} on {origin['device']}, float32, torch {origin['torch']}, transformers "
+        f"{origin['transformers']}, commit {origin['commit'][:9]}, {date}"
     )
 
 
@@ -250,8 +262,10 @@ def pages() -> dict[Path, str]:
     """The pages with tables, as they should be."""
     both = summarise([read_runs(path) for path in RUNS])
     blocks = {
-        "README.md": {"results": f"{short_table(both)}\n\n{provenance_line(both)}", "methods": methods()},
+        "README.md": {"results": f"{short_table(both, SHOWN)}\n\n{provenance_line(both)}"},
+        "docs/methods/README.md": {"methods": methods()},
         "docs/results.md": {
+            "means": f"{short_table(both)}\n\n{provenance_line(both)}",
             "floor": floor(both),
             "runs": tables.markdown(both, complete=True),
             "tune": predictions(),

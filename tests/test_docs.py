@@ -1,20 +1,24 @@
 """The pages agree with the code: figures come from files, links lead somewhere, examples run."""
 
+import html
 import importlib.util
 import re
+import shlex
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from foredraft.bench.records import read_runs
+from foredraft.bench.summary import summarise
 from foredraft.drafters import METHODS
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "src").rglob("*.md")])
 
 
-def summary() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("summary", ROOT / "benchmarks" / "summary.py")
+def benchmark(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     with pytest.MonkeyPatch.context() as patch:
@@ -24,8 +28,30 @@ def summary() -> ModuleType:
 
 
 def test_figures_and_tables_are_made_from_files_not_by_hand():
-    for path, text in summary().pages().items():
+    for path, text in benchmark("summary").pages().items():
         assert path.read_text("utf-8") == text, f"{path.name} is stale: python benchmarks/summary.py --write"
+
+
+def test_the_chart_shows_the_results_and_where_they_are_from():
+    pictures = benchmark("pictures")
+    both = summarise([read_runs(path) for path in pictures.RUNS])
+    svg = html.unescape((ROOT / "docs" / "figures" / "speed.svg").read_text("utf-8"))
+    bars = pictures.bars(both)
+    texts = re.findall(r"<text[^>]*>([^<]*)</text>", svg)
+    assert [text for text in texts if text in {bar.arm for bar in bars}] == [bar.arm for bar in bars]
+    assert [text for text in texts if re.fullmatch(r"\d\.\d\dx", text)] == [f"{bar.speed:.2f}x" for bar in bars]
+    assert pictures.caption(both) in svg, "stale: python benchmarks/pictures.py speed"
+
+
+def test_the_terminal_shows_the_command_that_made_it():
+    command = shlex.join(["foredraft", *benchmark("pictures").COMMAND])
+    svg = html.unescape((ROOT / "docs" / "figures" / "terminal.svg").read_text("utf-8"))
+    assert f"<desc>A real run of: {command}\n" in svg, "stale: python benchmarks/pictures.py terminal"
+    assert all(line in svg.replace("\xa0", " ") for line in command.splitlines())
+
+
+def test_the_readme_is_short():
+    assert (ROOT / "README.md").read_text("utf-8").count("\n") < 150
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -69,7 +95,7 @@ def test_the_first_example_of_the_readme_runs(capsys: pytest.CaptureFixture[str]
 def test_the_examples_of_the_python_page_run(capsys: pytest.CaptureFixture[str]):
     page = (ROOT / "docs" / "python.md").read_text("utf-8")
     examples = [each for each in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "basicConfig" not in each]
-    assert len(examples) == 5
+    assert len(examples) == 6
     names: dict[str, object] = {}
     for example in examples:
         exec(compile(example, "python.md", "exec"), names)
