@@ -94,7 +94,7 @@ EXAMPLES = (
     source=Group(Source, "Data"),
     head=Group(HeadShape, "Head", help=_SHAPE),
     small=Group(Small, "Draft model"),
-    loop=Group(LoopOptions, "Training", help=_LOOP),
+    loop=Group(LoopOptions, "Training", help=_LOOP, complete={"precision": names.precisions}),
 )
 def command(
     method: Annotated[
@@ -109,7 +109,9 @@ def command(
     ] = "head",
     recipe: Annotated[
         list[str] | None,
-        typer.Option("--recipe", metavar="NAME=VALUE", help=_RECIPE, show_default=False),
+        typer.Option(
+            "--recipe", metavar="NAME=VALUE", help=_RECIPE, autocompletion=names.recipe_options, show_default=False
+        ),
     ] = None,
     device: Annotated[
         str | None, typer.Option(metavar="TEXT", help="cpu: do not use a GPU.", show_default=False)
