@@ -1,5 +1,6 @@
 """What cannot be is refused as docs/errors.md says, in one sentence."""
 
+import ast
 import functools
 import re
 from pathlib import Path
@@ -11,8 +12,14 @@ from foredraft.core.errors import UsageError
 from foredraft.drafters import METHODS
 from foredraft.engine.generate import Generator
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "errors.md"
-ROWS = re.findall(r"^\| `(.+?)` \| (?:`(\w+)`)? ?\| (\w+): (.+) \|$", PAGE.read_text("utf-8"), re.MULTILINE)
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = (ROOT / "docs" / "errors.md").read_text("utf-8")
+ROWS = re.findall(r"^\| `(.+?)` \| (?:`(\w+)`)? ?\| (\w+): (.+) \|$", PAGE, re.MULTILINE)
+SYMPTOMS = [
+    symptom
+    for cell in re.findall(r"^\| (.+?) \|", PAGE.partition("## Every refused spec")[0], re.MULTILINE)
+    for symptom in re.findall(r'"(.+?)"', cell)
+]
 
 
 @functools.cache
@@ -35,3 +42,22 @@ def test_the_page_has_something_on_every_method_that_can_be_asked_for_wrongly():
     named = {row[0].partition(":")[0].partition(",")[0] for row in ROWS}
     assert len(ROWS) > 30
     assert set(METHODS) - named <= {"eagle1", "eagle2", "medusa", "hydra", "blockwise", "max_gram"}
+
+
+@functools.cache
+def sentences() -> str:
+    """The strings of the package without its docstrings, and the sentences that the last section of the page tests."""
+    found = [said for *_, said in ROWS]
+    for path in (ROOT / "src" / "foredraft").rglob("*.py"):
+        tree = ast.parse(path.read_text("utf-8"))
+        docs = {id(each.value) for each in ast.walk(tree) if isinstance(each, ast.Expr)}
+        constants = [each for each in ast.walk(tree) if isinstance(each, ast.Constant) and id(each) not in docs]
+        found += [each.value for each in constants if isinstance(each.value, str)]
+    return "\n".join(found)
+
+
+@pytest.mark.parametrize("symptom", SYMPTOMS)
+def test_a_symptom_on_the_page_is_what_the_package_says(symptom: str):
+    assert len(SYMPTOMS) > 25
+    parts = [part.strip() for part in symptom.split("...") if part.strip()]
+    assert [part for part in parts if part not in sentences()] == []

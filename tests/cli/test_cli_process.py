@@ -42,10 +42,19 @@ COMPLETED = {
     "export --to s": ["sglang", "speculators"],
     "methods opt": ["opt_tree"],
     "demo --verif": ["--verifier"],
+    "check --verifier t": ["target_sampling", "token", "traversal", "typical"],
+    "report run.jsonl --figures out --format p": ["png", "pdf"],
+    "train eagle3 --precision b": ["bf16"],
+    "train eagle3 --recipe s": ["steps=", "share="],
+    "train prune --recipe ma": ["mask_tokens=", "mask_lr="],
+    "train --recipe s": [],
+    "tune -d bandit:pr": ["bandit:prompt_lookup"],
+    "bench -d relay:[draft_model:PATH]+[max": ["relay:[draft_model:PATH]+[max_gram"],
+    "generate -d draft_model:ea": [],
 }
 
 
-def test_completion_imports_neither_torch_nor_transformers(environment):
+def test_completion_imports_neither_torch_nor_transformers_nor_pydantic(environment):
     code = (
         "import os, sys; from foredraft.cli import main\n"
         f"for line in {list(COMPLETED)!r}:\n"
@@ -55,7 +64,7 @@ def test_completion_imports_neither_torch_nor_transformers(environment):
         "        main([])\n"
         "    except SystemExit:\n"
         "        print('--')\n"
-        "assert not {'torch', 'transformers'} & set(sys.modules)"
+        "assert not {'torch', 'transformers', 'pydantic'} & set(sys.modules)"
     )
     asking = {**environment, "_FOREDRAFT_COMPLETE": "complete_bash"}
     done = subprocess.run([sys.executable, "-c", code], env=asking, capture_output=True, text=True)

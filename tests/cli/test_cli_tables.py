@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 from cli_cases import PROMPT, Run
 
+from foredraft.bench.plots import SUFFIXES
 from foredraft.cli import COMMANDS, build, names
 from foredraft.cli.demo import Contest
 from foredraft.core.options import described, read_options
 from foredraft.core.theory import best_length
+from foredraft.core.verify import RULES
 from foredraft.drafters import METHODS, find
 from foredraft.formats import FORMATS
 from foredraft.train.drafts import DRAFTS
@@ -40,6 +42,10 @@ def test_names_to_complete_are_those_of_the_tables():
     assert names.FORMATS == FORMATS
     assert names.HEADS == tuple(RECIPES) and names.MODELS == tuple(DRAFTS)
     assert names.methods("") == list(METHODS)
+    kinds = {name: kind.options for name, kind in [*RECIPES.items(), *DRAFTS.items()]}
+    assert names.RECIPE_OPTIONS == {name: tuple(each.name for each in fields(kind)) for name, kind in kinds.items()}
+    assert names.VERIFIERS == tuple(RULES)
+    assert tuple(f".{name}" for name in names.FIGURES) == SUFFIXES
 
 
 @pytest.mark.parametrize("name", ["", *COMMANDS])

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -42,22 +43,46 @@ def answers(speaker: Generator, source: Path, out: Path, options: Answers = GREE
     return [json.loads(line) for line in out.read_text().splitlines()]
 
 
-def test_answers_are_what_the_target_says(
-    place: Path, speaker: Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    told: list[Any] = []
-    ticks = iter([100.0, 106.0, 112.0, 118.0])
-    monkeypatch.setattr("foredraft.train.regenerate.time", SimpleNamespace(perf_counter=lambda: next(ticks)))
-    rows = answers(speaker, place / "texts.jsonl", tmp_path / "answers.jsonl", tell=told.append)
+@pytest.fixture
+def steps(speaker: Generator, monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """Grows by one with each step of the engine; a step takes a second."""
+    done: list[None] = []
+    step = speaker.engine.step
+    monkeypatch.setattr(speaker.engine, "step", lambda: (done.append(None), step()))
+    monkeypatch.setattr("foredraft.train.regenerate.time", SimpleNamespace(perf_counter=lambda: float(len(done))))
+    return done
+
+
+def test_answers_are_what_the_target_says(place: Path, speaker: Generator, tmp_path: Path):
+    rows = answers(speaker, place / "texts.jsonl", tmp_path / "answers.jsonl")
     texts = [json.loads(line)["text"] for line in (place / "texts.jsonl").read_text().splitlines()]
     assert speaker.tokenizer is not None and len(rows) == 7
     prompts = speaker.tokenizer.encode_many([texts[i * 20 // 7] for i in range(7)])
     for row, prompt in zip(rows, prompts, strict=True):
         said = reference(target(), prompt[:6], SamplingParams(max_new_tokens=9))
         assert row == {"ids": prompt[:6] + said, "prompt_length": 6}
-    first, *after = told
-    assert first == {"answers": 0, "of": 7}
-    assert after == [{"answers": done, "of": 7, "left": left} for done, left in ((3, 8.0), (6, 2.0), (7, 0.0))]
+
+
+@pytest.mark.parametrize("batch", [3, 7])
+def test_progress_is_told_while_answers_are_made(
+    place: Path, speaker: Generator, tmp_path: Path, steps: list[None], batch: int
+):
+    out, told = tmp_path / "answers.jsonl", []
+
+    def tell(line: dict[str, Any]) -> None:
+        written = out.read_text().count("\n") if out.exists() else 0
+        assert line["answers"] == written, "an interruption says how many are kept"
+        told.append((len(steps), line))
+
+    options = replace(GREEDY, new_tokens=40, batch=batch)
+    answers(speaker, place / "texts.jsonl", out, options, tell)
+    assert told[0] == (0, {"answers": 0, "of": 7})
+    assert told[-1] == (len(steps), {"answers": 7, "of": 7, "left": 0.0})
+    times = [at for at, _ in told]
+    assert len(told) > 2 + 7 // batch and all(later - at <= 5 for at, later in pairwise(times))
+    for at, line in told[1:]:
+        done = 7 * at / (at + line["left"])  # answers, in the middle of a batch those that are not written too
+        assert line["answers"] - 0.1 <= done <= min(line["answers"] + batch, 7) + 0.1
 
 
 def test_sampled_answers_differ_and_come_again(place: Path, speaker: Generator, tmp_path: Path):

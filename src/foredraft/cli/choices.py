@@ -40,7 +40,8 @@ class ModelChoice:
     )
     device: str | None = field(default=None, metadata={"help": "Such as cuda:1 or cpu; default: a GPU if any."})
     verifier: str | None = field(
-        default=None, metadata={"help": "Verification rule; default: the best that is lossless."}
+        default=None,
+        metadata={"help": "Verification rule; default: the best that is lossless.", "complete": names.verifiers},
     )
     exact: bool = field(
         default=False,

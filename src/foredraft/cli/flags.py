@@ -20,8 +20,8 @@ class Group:
 
     A switch that is on by default becomes ``--no-...``. Fields whose type cannot be written on a command line
     (mappings, functions) are left out, as are those in ``without``. ``names`` gives the option where it is not the
-    field's name with dashes; ``help`` and ``names`` may also be in the metadata of a field, and ``complete`` there is
-    a function that completes its values.
+    field's name with dashes, ``complete`` a function that completes its values. All three may also be in the metadata
+    of a field.
     """
 
     kind: type
@@ -29,6 +29,7 @@ class Group:
     help: Mapping[str, str] = field(default_factory=dict)
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     without: tuple[str, ...] = ()
+    complete: Mapping[str, Callable[[str], list[str]]] = field(default_factory=dict)
 
     def parameters(self) -> list[inspect.Parameter]:
         """One keyword a field, as typer reads them from a signature."""
@@ -43,7 +44,7 @@ class Group:
                 help=self.help.get(each.name, each.metadata.get("help")),
                 metavar=shape.metavar,
                 show_default=default not in (None, "", 0) and not isinstance(default, bool),
-                autocompletion=each.metadata.get("complete"),
+                autocompletion=self.complete.get(each.name, each.metadata.get("complete")),
                 rich_help_panel=self.panel,
             )
             kind = Annotated[shape.annotation, info]

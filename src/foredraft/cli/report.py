@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from foredraft.cli import names
 from foredraft.cli.console import busy, errors, output
 from foredraft.core.errors import DataError, OptionError
 
@@ -36,7 +37,10 @@ def command(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help=_RUNS, show_default=False)],
     html: Annotated[Path | None, typer.Option(metavar="FILE", help=_HTML, show_default=False)] = None,
     figures: Annotated[Path | None, typer.Option(metavar="FOLDER", help=_FIGURES, show_default=False)] = None,
-    suffix: Annotated[str | None, typer.Option("--format", metavar="NAME", help=_FORMAT, show_default=False)] = None,
+    suffix: Annotated[
+        str | None,
+        typer.Option("--format", metavar="NAME", help=_FORMAT, autocompletion=names.figures, show_default=False),
+    ] = None,
     baseline: Annotated[str | None, typer.Option(metavar="ARM", help=_BASELINE, show_default=False)] = None,
     full: Annotated[bool, typer.Option("--full", metavar="", help=_FULL)] = False,
     markdown: Annotated[bool, typer.Option("--markdown", metavar="", help="Print the tables as Markdown.")] = False,
@@ -129,8 +133,8 @@ def record(summary: "Summary") -> dict[str, Any]:
 
 
 def _tuples(cell: Any) -> dict[str, Any]:
-    names = ("speed_up", "whole_speed_up", "same")
-    return {name: getattr(cell, name) for name in names if getattr(cell, name) is not None}
+    shares = ("speed_up", "whole_speed_up", "same")
+    return {name: getattr(cell, name) for name in shares if getattr(cell, name) is not None}
 
 
 def show(summary: "Summary", console: Console, full: bool) -> None:

@@ -94,7 +94,7 @@ EXAMPLES = (
     source=Group(Source, "Data"),
     head=Group(HeadShape, "Head", help=_SHAPE),
     small=Group(Small, "Draft model"),
-    loop=Group(LoopOptions, "Training", help=_LOOP),
+    loop=Group(LoopOptions, "Training", help=_LOOP, complete={"precision": names.precisions}),
 )
 def command(
     method: Annotated[
@@ -109,7 +109,9 @@ def command(
     ] = "head",
     recipe: Annotated[
         list[str] | None,
-        typer.Option("--recipe", metavar="NAME=VALUE", help=_RECIPE, show_default=False),
+        typer.Option(
+            "--recipe", metavar="NAME=VALUE", help=_RECIPE, autocompletion=names.recipe_options, show_default=False
+        ),
     ] = None,
     device: Annotated[
         str | None, typer.Option(metavar="TEXT", help="cpu: do not use a GPU.", show_default=False)
@@ -126,7 +128,6 @@ def command(
     (cut out of a larger model, then distilled), boost (several, each trained where the earlier ones are wrong). The
     same command continues an interrupted run and ends with the same weights.
     """
-    from foredraft.train.devices import accelerator
     from foredraft.train.drafts import DRAFTS, run_drafts
     from foredraft.train.recipes import RECIPES
     from foredraft.train.run import run
@@ -138,14 +139,9 @@ def command(
     kind = RECIPES[method].options if method in RECIPES else DRAFTS[method].options
     options = read_options(kind, f"the recipe {method}", read_pairs(recipe or ()))
     _check_parts(method, head, small)
-    sources = source.data
     if source.regenerate or method == "boost":
-        sources = (str(answers := Path(out) / "answers.jsonl"),)
-        processes = accelerator(cpu=device == "cpu")
-        with processes.main_process_first():
-            if processes.is_main_process:
-                _own_words(source, model, answers, device)
-    data = Data(sources=tuple(sources), cache=source.cache, store=source.store)
+        source = _regenerated(source, model, Path(out) / "answers.jsonl", device)
+    data = Data(sources=tuple(source.data), cache=source.cache, store=source.store)
     with Progress() as progress:
         common: dict[str, Any] = {"recipe_options": options, "loop": loop, "device": device, "tell": progress.tell}
         try:
@@ -158,6 +154,17 @@ def command(
                 f"Interrupted at step {progress.step}; the same command continues from the last checkpoint."
             ) from None
     errors().print(_use(method, made), style="dim", soft_wrap=True)
+
+
+def _regenerated(source: Source, model: str, answers: Path, device: str | None) -> Source:
+    """The same with the target's own answers as the text; one process writes them."""
+    from foredraft.train.devices import accelerator
+
+    processes = accelerator(cpu=device == "cpu")
+    with processes.main_process_first():
+        if processes.is_main_process:
+            _own_words(source, model, answers, device)
+    return replace(source, data=(str(answers),))
 
 
 def _check_parts(method: str, head: HeadShape, small: Small) -> None:

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from foredraft.core.errors import OptionError
 
+PRECISIONS = ("auto", "bf16", "fp32")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadShape:
@@ -68,8 +70,8 @@ class LoopOptions:
         for name in ("tokens", "length", "batch", "accumulate", "validate", "checkpoint", "report"):
             if getattr(self, name) < 1:
                 raise OptionError(f"{name} must be 1 or more.")
-        if self.precision not in ("auto", "bf16", "fp32"):
-            raise OptionError(f"Unknown precision {self.precision!r}. Known: auto, bf16, fp32.")
+        if self.precision not in PRECISIONS:
+            raise OptionError(f"Unknown precision {self.precision!r}. Known: {', '.join(PRECISIONS)}.")
         if not (self.lr > 0 and self.clip > 0):
             raise OptionError("lr and clip must be above 0.")
         if not (0 <= self.floor <= 1 and 0 <= self.warmup <= 1 and self.weight_decay >= 0):

@@ -3,9 +3,11 @@
 A head that is trained on what its target says drafts better than one trained on what others wrote.
 """
 
+import contextlib
 import json
 import os
 import time
+from collections import abc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +16,13 @@ from typing import Any
 from foredraft.core.errors import DataError
 from foredraft.core.params import SamplingParams
 from foredraft.engine.generate import Generator
+from foredraft.engine.sequence import Sequence
 from foredraft.model.tokenizer import Tokenizer
 from foredraft.train.checkpoint import alone
 from foredraft.train.sources import Sample, parsed, read_sources, refused, sample_of
+
+_SECONDS = 5.0
+"""Between two lines on the progress."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +52,8 @@ def regenerate(
     """Write the target's answers as JSON Lines of ids; go on where an earlier call was cut off.
 
     Args:
-        tell: called at the start and after each batch with ``answers`` that there are, ``of`` how many, and after the
-            first batch the seconds ``left`` at this call's pace.
+        tell: called at the start, every few seconds and after each batch, with the ``answers`` that are in the file,
+            ``of`` how many, and after the start the seconds ``left`` at this call's pace.
 
     Raises:
         DataError: a source that cannot be read, or no prompts in it.
@@ -60,30 +66,68 @@ def regenerate(
     with alone(out.parent, f".{out.name}.lock"):
         before = _answered(out, prompts)
         tell({"answers": before, "of": len(prompts)})
-        clock = time.perf_counter()
+        progress = _Progress(tell, before, len(prompts))
         with out.open("a", encoding="utf-8") as file:
             for begin in range(before, len(prompts), options.batch):
                 batch = prompts[begin : begin + options.batch]
-                for prompt, answer in zip(batch, _said(generator, batch, begin + 1, options), strict=True):
-                    file.write(json.dumps({"ids": prompt + answer, "prompt_length": len(prompt)}) + "\n")
-                file.flush()
-                done = begin + len(batch)
-                pace = (time.perf_counter() - clock) / (done - before)
-                tell({"answers": done, "of": len(prompts), "left": round(pace * (len(prompts) - done), 1)})
+                with contextlib.closing(_said(generator, batch, begin + 1, options, progress.running)) as answers:
+                    for prompt, answer in zip(batch, answers, strict=True):
+                        file.write(json.dumps({"ids": prompt + answer, "prompt_length": len(prompt)}) + "\n")
+                        file.flush()
+                        progress.written += 1
+                progress.tell()
     return out
 
 
-def _said(generator: Generator, prompts: list[list[int]], seed: int, options: Answers) -> list[list[int]]:
-    """Answers to these prompts, made together; each has a seed of its own, so neighbours draw different numbers."""
+class _Progress:
+    """Tells how many answers are written, and how long the rest will take."""
+
+    def __init__(self, tell: Callable[[dict[str, Any]], None], before: int, total: int) -> None:
+        self._tell, self._before, self._total = tell, before, total
+        self._begin = self._told = time.perf_counter()
+        self.written = before
+
+    def running(self, unwritten: float) -> None:
+        """Tell now and then; ``unwritten`` counts answers that are not in the file yet, unfinished ones by a share."""
+        if time.perf_counter() - self._told >= _SECONDS and unwritten > 0:
+            self.tell(unwritten)
+
+    def tell(self, unwritten: float = 0.0) -> None:
+        self._told, done = time.perf_counter(), self.written + unwritten
+        left = (self._told - self._begin) / (done - self._before) * (self._total - done)
+        self._tell({"answers": self.written, "of": self._total, "left": round(left, 1)})
+
+
+def _said(
+    generator: Generator,
+    prompts: list[list[int]],
+    seed: int,
+    options: Answers,
+    running: Callable[[float], None],
+) -> abc.Generator[list[int], None, None]:
+    """Answers to these prompts, made together; each has a seed of its own, so neighbours draw different numbers.
+
+    ``running`` is called after each step with the number of answers that are not handed out yet, where an unfinished
+    one counts as a share.
+    """
     sequences = []
     for number, prompt in enumerate(prompts, start=seed):
         params = SamplingParams(max_new_tokens=options.new_tokens, temperature=options.temperature, seed=number)
         sequences += generator.submit([prompt], params)
-    generator.engine.run(sequences)
-    for sequence in sequences:
-        if sequence.error is not None:
-            raise sequence.error
-    return [sequence.tokens for sequence in sequences]
+    try:
+        for place, sequence in enumerate(sequences):
+            while not sequence.finished:
+                generator.engine.step()
+                running(sum(_share(each, options) for each in sequences[place:]))
+            if sequence.error is not None:
+                raise sequence.error
+            yield sequence.tokens
+    finally:  # after an interruption, or a file that cannot be written
+        generator.engine.cancel(sequences)
+
+
+def _share(sequence: Sequence, options: Answers) -> float:
+    return 1.0 if sequence.finished else len(sequence.tokens) / options.new_tokens
 
 
 def _prompts(samples: Iterator[Sample], tokenizer: Tokenizer, length: int) -> Iterator[list[int]]:
