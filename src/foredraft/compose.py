@@ -7,11 +7,18 @@ from typing import Any
 
 import torch
 
-from foredraft.arguments import BUNDLED_DRAFTS as BUNDLED_DRAFTS, AnyDrafter, as_spec, as_target, check_device
+from foredraft.arguments import (
+    BUNDLED_DRAFTS as BUNDLED_DRAFTS,
+    AnyDrafter,
+    as_spec,
+    as_target,
+    check_device,
+    names_draft,
+)
 from foredraft.core.draft import Law
 from foredraft.core.drafter import Drafter
 from foredraft.core.errors import DrafterError, ModelError, OptionError
-from foredraft.core.params import check_known
+from foredraft.core.params import check_count, check_known
 from foredraft.core.verify import RULES, check_legal
 from foredraft.drafters import METHODS, builder, find
 from foredraft.drafters.spec import Spec
@@ -82,10 +89,11 @@ def load(
     Raises:
         UsageError: something that cannot be; the sentence says why and what can.
     """
-    target, tokenizer = as_target(target, tokenizer, dtype)
+    # ``target`` stays bound: a generator that nobody else has holds the models until ``make`` does.
+    shared = as_target(target, tokenizer, dtype, device, model_options)
     workshop = _Workshop(
-        target,
-        tokenizer,
+        shared.source,
+        shared.tokenizer,
         dtype,
         device,
         verifier,
@@ -120,10 +128,11 @@ def load_many(
     Returns:
         a generator each, in order. The target is held until the last of them is closed.
     """
-    target, tokenizer = as_target(target, tokenizer, dtype)
+    # ``target`` stays bound: a generator that nobody else has holds the models until ``make`` does.
+    shared = as_target(target, tokenizer, dtype, device, model_options)
     workshop = _Workshop(
-        target,
-        tokenizer,
+        shared.source,
+        shared.tokenizer,
         dtype,
         device,
         verifier,
@@ -155,13 +164,14 @@ class _Workshop:
 
     def make(self, drafters: Sequence[AnyDrafter], policy: Policy | None) -> list[Generator]:
         """A generator for each drafter; where one of them cannot be, there is none."""
-        if self.max_batch_size < 1:
-            raise OptionError("max_batch_size must be 1 or more.")
-        if self.kv_bytes is not None and self.kv_bytes < 1:
-            raise OptionError("kv_cache_memory_bytes must be 1 or more.")
+        check_count("max_batch_size", self.max_batch_size)
+        if self.kv_bytes is not None:
+            check_count("kv_cache_memory_bytes", self.kv_bytes)
         if not drafters:
             raise OptionError("Name at least one drafter; none is plain decoding.")
         specs = [as_spec(self.target, drafter) for drafter in drafters]
+        if self.draft_options and not any(names_draft(spec) for spec in specs):
+            raise OptionError("draft_options are for a draft model that is loaded by its name: leave them out.")
         kinds = [_kind(spec, _check_verifier(self.verifier, spec)) for spec in specs]
         loaded = _load(self.target, self.tokenizer, self.dtype, self.device, self.options)
         opened = [self._target(loaded)]

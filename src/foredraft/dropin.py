@@ -12,7 +12,7 @@ from torch import Tensor
 
 from foredraft.arguments import AnyDrafter
 from foredraft.compose import load
-from foredraft.core.errors import OptionError
+from foredraft.core.errors import OptionError, PromptError, kind_of
 from foredraft.core.params import SamplingParams
 from foredraft.core.stats import DecodeStats
 from foredraft.engine.generate import Generator
@@ -31,7 +31,10 @@ from foredraft.model.output import as_generate_output
 from foredraft.model.processors import check_processors, for_row, translate
 from foredraft.model.tokenizer import Tokenizer
 
-_NO_TOKENIZER = "stop_strings need the model's tokenizer: speculative(tokenizer=...) or spec.generate(tokenizer=...)."
+_NO_TOKENIZER = (
+    "stop_strings need the model's tokenizer, which transformers does not hand to a custom_generate: give it to "
+    "speculative(tokenizer=...) or to spec.generate(tokenizer=...)."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +140,12 @@ class speculative:
         with _ended(streamer):
             plain: Any = unwrapped(model)
             check_arguments(options)
+            given = options.get("input_ids") if inputs is None else inputs
+            if not isinstance(given, (Tensor, type(None))):
+                raise PromptError(
+                    f"inputs are a tensor of token ids [B, T], not {kind_of(given)}; "
+                    "foredraft.load(model, tokenizer=...).generate takes text."
+                )
             if stop_strings is None and (found := configured_stop_strings(options, plain)):
                 stop_strings, options["stop_strings"] = found, None
             call = self._call(streamer, stop_strings, as_tokenizer(tokenizer))

@@ -97,6 +97,7 @@ def sampling_params(config: GenerationConfig, overridden: Container[str] = ()) -
     """
     refused = {**_CHANGES_OUTPUT, **_CHANGES_COST, **_ONLY_PARAMS}
     given = {name: value for name, value in config.to_dict().items() if value is not None and name not in overridden}
+    given = {name: value for name, value in given.items() if not name.startswith("_")}  # transformers' own notes
     for newer, older in (("max_new_tokens", "max_length"), ("min_new_tokens", "min_length")):
         if newer in given or newer in overridden:
             given.pop(older, None)  # as in transformers
