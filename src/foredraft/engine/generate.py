@@ -1,7 +1,7 @@
 """What users hold: prompts in, texts out, by the batch or as they come."""
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence as Seq
+from collections.abc import Iterator, Mapping, Sequence as Seq
 from dataclasses import replace
 from typing import Any, TypeVar, overload
 
@@ -17,7 +17,7 @@ from foredraft.engine.beam_trie import SearchesAhead, speculative_beam_search
 from foredraft.engine.bulk import Progress, completions
 from foredraft.engine.driver import Driver
 from foredraft.engine.engine import Engine
-from foredraft.engine.inputs import Params, Prompt, as_params, encode, listed
+from foredraft.engine.inputs import Params, Prompt, Prompts, Several, as_params, encode, listed
 from foredraft.engine.results import Call, Completed, Kind, Result, named, table_html
 from foredraft.engine.sequence import Piece, Request, Sequence
 from foredraft.engine.stream import AsyncStream, Source, Stream
@@ -184,9 +184,7 @@ class Generator(Source):
         await self.driver.ended(call.sequences)
         return call.answer(self.kind)
 
-    def batch(
-        self, prompts: Seq[Prompt], params: Params | None = None, **options: Unpack[SamplingOptions]
-    ) -> list[Result]:
+    def batch(self, prompts: Several, params: Params | None = None, **options: Unpack[SamplingOptions]) -> list[Result]:
         """``generate`` for a list of prompts, whatever they are: always a list of results, in order."""
         several = listed(prompts).prompts
         sequences = self.submit(several, as_params(params, options))
@@ -195,7 +193,7 @@ class Generator(Source):
 
     def as_completed(
         self,
-        prompts: Iterable[Prompt],
+        prompts: Prompts,
         params: Params | None = None,
         *,
         progress: Progress | None = None,

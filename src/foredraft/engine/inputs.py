@@ -17,9 +17,12 @@ if TYPE_CHECKING:
     Prompt = str | Tensor | np.ndarray | Seq[int] | Seq[Message] | Mapping[str, Any]
     """A string, token ids (a list, an array or a tensor), chat messages ``{"role": ..., "content": ...}`` or one such
     message, or what a tokenizer returns (``input_ids`` and perhaps ``attention_mask``, for one prompt)."""
+    Several = Seq[Prompt] | Tensor | np.ndarray | Mapping[str, Any]
+    """A list of prompts, ids [B, T], or what a tokenizer returns for a batch."""
+    Prompts = Iterable[Prompt]
     Params = SamplingParams | GenerationConfig
 else:  # users get a sentence for what is neither, not the complaint of a type checker
-    Prompt = Params = Any
+    Prompt = Several = Prompts = Params = Any
 
 _ENCODED = {"input_ids", "attention_mask", "token_type_ids"}
 
