@@ -73,7 +73,7 @@ def load(
             lookup for any other.
         tokenizer: for a loaded model: a tokenizer or where it is; otherwise its own is used.
         dtype: such as "bfloat16" or ``torch.bfloat16``; by default float32 on a CPU, elsewhere what the weights have.
-        device: such as "cuda"; by default a GPU if there is one.
+        device: such as "cuda"; by default a GPU if there is one. A loaded model stays on its own.
         verifier: the verification rule; by default the best one for each draft's law.
         policy: decides how much to draft; by default what the drafter's options say.
         max_batch_size: so many texts are generated at once; others wait.
@@ -82,7 +82,8 @@ def load(
         kv_cache_memory_bytes: the most that the keys and values of target and draft models may take together; by
             default four fifths of what is free on the device once all is loaded. Requests that do not fit beside
             others wait; one that does not fit alone is refused.
-        model_options: passed on to ``from_pretrained`` for the target (quantization_config, revision, ...).
+        model_options: passed on to ``from_pretrained`` for the target (quantization_config, revision, ...), if it is
+            loaded here.
         draft_options: the same for draft models. They have the target's dtype and device unless these say otherwise,
             and its ``token``, ``cache_dir`` and ``local_files_only``, but nothing else of ``model_options``.
 
