@@ -12,7 +12,7 @@ from torch import Tensor
 
 from foredraft.arguments import AnyDrafter
 from foredraft.compose import load
-from foredraft.core.errors import OptionError, PromptError, kind_of
+from foredraft.core.errors import OptionError
 from foredraft.core.params import SamplingParams
 from foredraft.core.stats import DecodeStats
 from foredraft.engine.generate import Generator
@@ -20,6 +20,7 @@ from foredraft.engine.inputs import listed
 from foredraft.engine.sequence import Sequence
 from foredraft.model.causal import evaluating
 from foredraft.model.generation import (
+    NO_TOKENIZER,
     check_arguments,
     check_config,
     check_inputs,
@@ -30,11 +31,6 @@ from foredraft.model.load import as_tokenizer, unwrapped
 from foredraft.model.output import as_generate_output
 from foredraft.model.processors import check_processors, for_row, translate
 from foredraft.model.tokenizer import Tokenizer
-
-_NO_TOKENIZER = (
-    "stop_strings need the model's tokenizer, which transformers does not hand to a custom_generate: give it to "
-    "speculative(tokenizer=...) or to spec.generate(tokenizer=...)."
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +99,7 @@ class speculative:
         self.stats = DecodeStats()
         self.total_stats = DecodeStats()
         if self._stop_strings and self._tokenizer is None:
-            raise OptionError(_NO_TOKENIZER)
+            raise OptionError(NO_TOKENIZER)
 
     def __repr__(self) -> str:
         named = self._drafter is None or isinstance(self._drafter, str)
@@ -139,13 +135,7 @@ class speculative:
         streamer = self._streamer if streamer is None else streamer
         with _ended(streamer):
             plain: Any = unwrapped(model)
-            check_arguments(options)
-            given = options.get("input_ids") if inputs is None else inputs
-            if not isinstance(given, (Tensor, type(None))):
-                raise PromptError(
-                    f"inputs are a tensor of token ids [B, T], not {kind_of(given)}; "
-                    "foredraft.load(model, tokenizer=...).generate takes text."
-                )
+            check_arguments({"inputs": inputs, **options})
             if stop_strings is None and (found := configured_stop_strings(options, plain)):
                 stop_strings, options["stop_strings"] = found, None
             call = self._call(streamer, stop_strings, as_tokenizer(tokenizer))
@@ -182,7 +172,7 @@ class speculative:
         strings = self._stop_strings if stop_strings is None else _as_strings(stop_strings)
         call = _Call(streamer, strings, tokenizer or self._tokenizer)
         if call.stop_strings and call.tokenizer is None:
-            raise OptionError(_NO_TOKENIZER)
+            raise OptionError(NO_TOKENIZER)
         return call
 
     def _decode(
