@@ -125,6 +125,50 @@ def test_what_a_loaded_model_cannot_become(plain: foredraft.Generator):
         unwrapped(PeftModel(tiny.build(), prompts=True))
     with pytest.raises(ModelError, match="A tokenizer must be a folder, a hub name or a transformers tokenizer"):
         foredraft.load(tiny.build(), tokenizer=3)
+    with pytest.raises(ModelError, match="LlamaModel has no language-model head"):
+        foredraft.load(tiny.build().model)
+
+
+PLACED: dict[str, tuple[dict[str, Any], str]] = {
+    "no device": ({"device": "nonsense"}, "Cannot use the device 'nonsense'"),
+    "another device": ({"device": "meta"}, "loaded already, on cpu: leave device out, or move it to meta"),
+    "options": ({"model_options": {"revision": "v2"}}, "loaded already: leave model_options out"),
+    "no draft": (
+        {"draft_options": {"revision": "v2"}},
+        "draft_options are for a draft model that is loaded by its name",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", PLACED)
+def test_options_that_a_loaded_model_would_ignore_are_refused(kind: str, plain: foredraft.Generator):
+    options, said = PLACED[kind]
+    for target in (plain, plain.engine.target.model):
+        with pytest.raises(OptionError, match=said):
+            foredraft.load(target, "none", **options)
+        with pytest.raises(OptionError, match=said):
+            foredraft.load_many(target, ["none", tiny.build(seed=5)], **options)
+    foredraft.load(plain, "none", device="cpu", model_options={}, draft_options={}).close()
+
+
+def test_a_dtype_may_have_its_full_name(plain: foredraft.Generator):
+    foredraft.load(plain, "none", dtype="torch.float32").close()
+
+
+def test_a_generator_that_nobody_else_has_is_shared_until_it_is_loaded(wanted: list[int]):
+    g = foredraft.load(foredraft.load(tiny.build(), "none"), "prompt_lookup")
+    several = foredraft.load_many(foredraft.load(g, "none"), ["none", "prompt_lookup"])
+    del g
+    for each in several:
+        assert each.generate(PROMPT, max_new_tokens=12).tokens == wanted
+        each.close()
+
+
+@pytest.mark.parametrize("name", ["max_batch_size", "kv_cache_memory_bytes"])
+@pytest.mark.parametrize("value", ["3", 0, 2.0, True])
+def test_sizes_are_whole_numbers(name: str, value: Any, plain: foredraft.Generator):
+    with pytest.raises(OptionError, match=f"{name} must be a whole number, 1 or more, not "):
+        foredraft.load(plain, "none", **{name: value})
 
 
 def test_the_layers_of_an_adapter_are_not_packed():
@@ -185,8 +229,8 @@ def test_a_path_says_what_is_there(folder: Path, tmp_path: Path):
 @pytest.mark.parametrize(
     ("drafter", "said"),
     [
-        (3, "A drafter is a spec such as .* not a int"),
-        (foredraft.Drafter, "A drafter is a spec such as .* not a "),
+        (3, "A drafter is a spec such as .* not an int"),
+        (foredraft.Drafter, "A drafter is a spec such as .* not the class Drafter"),
         (("draft_model",), "A drafter is a spec such as .* not a tuple"),
         (nn.Linear(2, 2), "No draft model: A model must be .* not a Linear"),
         (("eagle3", tiny.build(seed=5)), "eagle3 needs an EAGLE-3 head; a model object cannot be that"),
@@ -203,9 +247,10 @@ def test_no_drafter(drafter: Any, said: str, plain: foredraft.Generator):
     assert "\n" not in str(caught.value)
 
 
-def test_a_model_cannot_draft_for_itself():
+def test_a_model_may_draft_for_itself(wanted: list[int]):
     model = tiny.build()
     head = model.lm_head
-    with pytest.raises(ModelError, match="is in use"):
-        foredraft.load(model, model)
+    with foredraft.load(model, model) as g:
+        result = g.generate(PROMPT, max_new_tokens=12)
+    assert result.tokens == wanted and result.stats.accepted == result.stats.drafted > 0
     assert model.lm_head is head

@@ -19,7 +19,7 @@ from transformers.generation.streamers import BaseStreamer
 
 import foredraft
 import tiny
-from foredraft.core.errors import DrafterError, ModelError, OptionError
+from foredraft.core.errors import DrafterError, ModelError, OptionError, PromptError
 
 OPTIONS: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
 
@@ -140,8 +140,16 @@ def test_stop_strings_need_a_tokenizer(spec: Any, model: Any, one: Any):
         lambda: model.generate(**one, **OPTIONS, stop_strings="x", custom_generate=spec),
         lambda: foredraft.speculative(stop_strings="x"),
     ):
-        with pytest.raises(OptionError, match="stop_strings need the model's tokenizer"):
+        with pytest.raises(
+            OptionError, match="stop_strings need the model's tokenizer, which transformers does not hand to"
+        ):
             call()
+
+
+@pytest.mark.parametrize("inputs", [{"inputs": "hello"}, {"input_ids": [1, 2]}])
+def test_inputs_are_a_tensor(inputs: dict[str, Any], spec: Any, model: Any):
+    with pytest.raises(PromptError, match=r"inputs are a tensor of token ids \[B, T\], not a"):
+        spec.generate(model, **inputs, **OPTIONS)
 
 
 SYNTHID = SynthIDTextWatermarkingConfig(keys=[1, 2], ngram_len=2)
@@ -255,8 +263,9 @@ def test_wrapped_models_and_drafters_of_every_kind(model: Any, one: Any):
         foredraft.speculative(3).generate(model, **one, **OPTIONS)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ModelError, match="not a str"):
         foredraft.speculative().generate("sample", **one)
-    with pytest.raises(ModelError, match="is in use"):  # the target is no drafter
-        model.generate(**one, **OPTIONS, custom_generate=foredraft.speculative(model))
+    spec = foredraft.speculative(model)  # the target itself
+    assert torch.equal(model.generate(**one, **OPTIONS, custom_generate=spec), wanted)
+    spec.close()
     assert torch.equal(model.generate(**one, **OPTIONS), wanted)
 
 

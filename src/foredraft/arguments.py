@@ -1,5 +1,6 @@
 """What ``load`` is given, in one form each: targets and drafters, by whatever name or object users have for them."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from os import PathLike, fspath
 from typing import Any, NamedTuple
@@ -8,14 +9,14 @@ import torch
 from torch import nn
 
 from foredraft.core.drafter import Drafter
-from foredraft.core.errors import DrafterError, ModelError, OptionError
+from foredraft.core.errors import DrafterError, ModelError, OptionError, kind_of
 from foredraft.drafters import METHODS
 from foredraft.drafters.spec import Spec
 from foredraft.engine.generate import Generator
 from foredraft.formats import inspect_head
 from foredraft.formats.tuned import SUFFIX, read_tuned
 from foredraft.model.causal import CausalLM
-from foredraft.model.load import as_dtype, unwrapped
+from foredraft.model.load import as_device, as_dtype, unwrapped
 
 AnyDrafter = str | PathLike[str] | Drafter | nn.Module | tuple[str, Any] | None
 """A spec, a path, a ``Drafter``, a transformers model that drafts as ``draft_model``, or a spec without its path and
@@ -43,12 +44,18 @@ class Target(NamedTuple):
     tokenizer: Any
 
 
-def as_target(target: Any, tokenizer: Any, dtype: str | torch.dtype | None) -> Target:
+def as_target(
+    target: Any,
+    tokenizer: Any,
+    dtype: str | torch.dtype | None,
+    device: str | torch.device | None,
+    model_options: Mapping[str, Any] | None,
+) -> Target:
     """A target of any kind; a generator shares the one that it has.
 
     Raises:
         ModelError: it is no model.
-        OptionError: it is loaded, in another dtype.
+        OptionError: it is loaded, and in another dtype, on another device, or with options given for loading it.
     """
     if isinstance(target, (str, PathLike)):
         return Target(fspath(target), tokenizer)
@@ -57,6 +64,12 @@ def as_target(target: Any, tokenizer: Any, dtype: str | torch.dtype | None) -> T
     source = target if isinstance(target, CausalLM) else unwrapped(target)
     if dtype not in (None, "auto") and as_dtype(dtype) != source.dtype:
         raise OptionError(f"The model is loaded already, in {source.dtype}: leave dtype out, or load it in {dtype}.")
+    if device is not None:
+        wanted, found = as_device(device), source.device
+        if wanted.type != found.type or wanted.index not in (None, found.index):
+            raise OptionError(f"The model is loaded already, on {found}: leave device out, or move it to {wanted}.")
+    if model_options:
+        raise OptionError("The model is loaded already: leave model_options out, or give them to its from_pretrained.")
     return Target(source, tokenizer)
 
 
@@ -79,10 +92,16 @@ def as_spec(source: Any, drafter: AnyDrafter) -> Spec | Drafter:
         return _found(fspath(drafter))
     if isinstance(drafter, nn.Module):
         return _with_object(Spec.parse("draft_model"), drafter)
+    given = f"the class {drafter.__name__}" if isinstance(drafter, type) else kind_of(drafter)
     raise DrafterError(
         "A drafter is a spec such as prompt_lookup or draft_model:PATH, a path, a transformers model, or an object of "
-        f"a class derived from foredraft.Drafter, not a {drafter.__class__.__name__}."
+        f"a class derived from foredraft.Drafter, not {given}."
     )
+
+
+def names_draft(spec: Spec | Drafter) -> bool:
+    """Whether a draft model may be loaded by a name that the spec has; a trained head is no model."""
+    return isinstance(spec, Spec) and spec.path is not None and spec.model is None and not METHODS[spec.name].heads
 
 
 def check_device(draft: nn.Module, target: CausalLM) -> None:

@@ -7,11 +7,18 @@ from typing import Any
 
 import torch
 
-from foredraft.arguments import BUNDLED_DRAFTS as BUNDLED_DRAFTS, AnyDrafter, as_spec, as_target, check_device
+from foredraft.arguments import (
+    BUNDLED_DRAFTS as BUNDLED_DRAFTS,
+    AnyDrafter,
+    as_spec,
+    as_target,
+    check_device,
+    names_draft,
+)
 from foredraft.core.draft import Law
 from foredraft.core.drafter import Drafter
 from foredraft.core.errors import DrafterError, ModelError, OptionError
-from foredraft.core.params import check_known
+from foredraft.core.params import check_count, check_known
 from foredraft.core.verify import RULES, check_legal
 from foredraft.drafters import METHODS, builder, find
 from foredraft.drafters.spec import Spec
@@ -66,7 +73,7 @@ def load(
             lookup for any other.
         tokenizer: for a loaded model: a tokenizer or where it is; otherwise its own is used.
         dtype: such as "bfloat16" or ``torch.bfloat16``; by default float32 on a CPU, elsewhere what the weights have.
-        device: such as "cuda"; by default a GPU if there is one.
+        device: such as "cuda"; by default a GPU if there is one. A loaded model stays on its own.
         verifier: the verification rule; by default the best one for each draft's law.
         policy: decides how much to draft; by default what the drafter's options say.
         max_batch_size: so many texts are generated at once; others wait.
@@ -75,17 +82,19 @@ def load(
         kv_cache_memory_bytes: the most that the keys and values of target and draft models may take together; by
             default four fifths of what is free on the device once all is loaded. Requests that do not fit beside
             others wait; one that does not fit alone is refused.
-        model_options: passed on to ``from_pretrained`` for the target (quantization_config, revision, ...).
+        model_options: passed on to ``from_pretrained`` for the target (quantization_config, revision, ...), if it is
+            loaded here.
         draft_options: the same for draft models. They have the target's dtype and device unless these say otherwise,
             and its ``token``, ``cache_dir`` and ``local_files_only``, but nothing else of ``model_options``.
 
     Raises:
         UsageError: something that cannot be; the sentence says why and what can.
     """
-    target, tokenizer = as_target(target, tokenizer, dtype)
+    # ``target`` stays bound: a generator that nobody else has holds the models until ``make`` does.
+    shared = as_target(target, tokenizer, dtype, device, model_options)
     workshop = _Workshop(
-        target,
-        tokenizer,
+        shared.source,
+        shared.tokenizer,
         dtype,
         device,
         verifier,
@@ -120,10 +129,11 @@ def load_many(
     Returns:
         a generator each, in order. The target is held until the last of them is closed.
     """
-    target, tokenizer = as_target(target, tokenizer, dtype)
+    # ``target`` stays bound: a generator that nobody else has holds the models until ``make`` does.
+    shared = as_target(target, tokenizer, dtype, device, model_options)
     workshop = _Workshop(
-        target,
-        tokenizer,
+        shared.source,
+        shared.tokenizer,
         dtype,
         device,
         verifier,
@@ -155,13 +165,14 @@ class _Workshop:
 
     def make(self, drafters: Sequence[AnyDrafter], policy: Policy | None) -> list[Generator]:
         """A generator for each drafter; where one of them cannot be, there is none."""
-        if self.max_batch_size < 1:
-            raise OptionError("max_batch_size must be 1 or more.")
-        if self.kv_bytes is not None and self.kv_bytes < 1:
-            raise OptionError("kv_cache_memory_bytes must be 1 or more.")
+        check_count("max_batch_size", self.max_batch_size)
+        if self.kv_bytes is not None:
+            check_count("kv_cache_memory_bytes", self.kv_bytes)
         if not drafters:
             raise OptionError("Name at least one drafter; none is plain decoding.")
         specs = [as_spec(self.target, drafter) for drafter in drafters]
+        if self.draft_options and not any(names_draft(spec) for spec in specs):
+            raise OptionError("draft_options are for a draft model that is loaded by its name: leave them out.")
         kinds = [_kind(spec, _check_verifier(self.verifier, spec)) for spec in specs]
         loaded = _load(self.target, self.tokenizer, self.dtype, self.device, self.options)
         opened = [self._target(loaded)]

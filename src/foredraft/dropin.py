@@ -20,6 +20,7 @@ from foredraft.engine.inputs import listed
 from foredraft.engine.sequence import Sequence
 from foredraft.model.causal import evaluating
 from foredraft.model.generation import (
+    NO_TOKENIZER,
     check_arguments,
     check_config,
     check_inputs,
@@ -30,8 +31,6 @@ from foredraft.model.load import as_tokenizer, unwrapped
 from foredraft.model.output import as_generate_output
 from foredraft.model.processors import check_processors, for_row, translate
 from foredraft.model.tokenizer import Tokenizer
-
-_NO_TOKENIZER = "stop_strings need the model's tokenizer: speculative(tokenizer=...) or spec.generate(tokenizer=...)."
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +99,7 @@ class speculative:
         self.stats = DecodeStats()
         self.total_stats = DecodeStats()
         if self._stop_strings and self._tokenizer is None:
-            raise OptionError(_NO_TOKENIZER)
+            raise OptionError(NO_TOKENIZER)
 
     def __repr__(self) -> str:
         named = self._drafter is None or isinstance(self._drafter, str)
@@ -136,7 +135,7 @@ class speculative:
         streamer = self._streamer if streamer is None else streamer
         with _ended(streamer):
             plain: Any = unwrapped(model)
-            check_arguments(options)
+            check_arguments({"inputs": inputs, **options})
             if stop_strings is None and (found := configured_stop_strings(options, plain)):
                 stop_strings, options["stop_strings"] = found, None
             call = self._call(streamer, stop_strings, as_tokenizer(tokenizer))
@@ -173,7 +172,7 @@ class speculative:
         strings = self._stop_strings if stop_strings is None else _as_strings(stop_strings)
         call = _Call(streamer, strings, tokenizer or self._tokenizer)
         if call.stop_strings and call.tokenizer is None:
-            raise OptionError(_NO_TOKENIZER)
+            raise OptionError(NO_TOKENIZER)
         return call
 
     def _decode(

@@ -5,7 +5,7 @@ from dataclasses import FrozenInstanceError, fields
 import pytest
 
 from foredraft.core.errors import OptionError, UsageError
-from foredraft.core.params import SamplingParams, check_known
+from foredraft.core.params import SamplingParams, check_count, check_known
 
 NUMBERS = {  # name: (allowed, refused)
     "max_new_tokens": ([1, 10_000], [0, -1, 1.5, True]),
@@ -48,6 +48,18 @@ def test_a_value_out_of_its_range_is_an_error_that_names_both(name, value):
         ({"stop_strings": ["a", ""]}, "stop_strings must be non-empty"),
         ({"stop_strings": [3]}, "stop_strings must be non-empty strings"),
         ({"bad_words_ids": [[1], []]}, "bad_words_ids must be non-empty"),
+        ({"bad_words_ids": 5}, "bad_words_ids must be lists of token ids, not 5"),
+        ({"bad_words_ids": [5]}, "bad_words_ids must be token ids, not "),
+        ({"bad_words_ids": ["a"]}, "bad_words_ids must be token ids, not 'a'"),
+        ({"logit_bias": {"a": 1}}, "logit_bias must be numbers by token id.*, not {'a': 1}"),
+        ({"logit_bias": {1: None}}, "logit_bias must be numbers by token id"),
+        ({"logit_bias": [1]}, r"logit_bias must be numbers by token id.*, not \[1\]"),
+        ({"logits_processor": [3]}, r"logits_processor must be functions of \(input_ids, scores\), not 3"),
+        ({"logits_processor": 0.5}, "logits_processor must be functions"),
+        ({"eos_token_id": "a"}, "eos_token_id must be token ids"),
+        ({"eos_token_id": [1, 2.5]}, "eos_token_id must be token ids"),
+        ({"stop_strings": 2.5}, "stop_strings must be non-empty strings"),
+        ({"speculate": "no"}, "speculate must be True or False, not 'no'"),
     ],
 )
 def test_values_that_contradict_are_errors(options, words):
@@ -61,10 +73,20 @@ def test_an_unknown_option_lists_the_known_and_guesses():
     words = str(error.value)
     assert words.startswith("Unknown generation option 'repetition_penality'. Did you mean repetition_penalty? Known: ")
     assert all(field.name in words for field in fields(SamplingParams))
+    for name, hint in (("stop", "Did you mean stop_strings?"), ("do_sample", "A temperature above 0 samples")):
+        with pytest.raises(OptionError) as error:
+            SamplingParams.from_options({name: 1})
+        assert str(error.value).startswith(f"Unknown generation option {name!r}. {hint}")
     with pytest.raises(OptionError) as error:
         check_known("drafter option", {"xyzzy": 1}, ["nodes", "depth"])
     assert str(error.value) == "Unknown drafter option 'xyzzy'. Known: depth, nodes."
     assert isinstance(error.value, UsageError) and isinstance(error.value, ValueError)
+
+
+@pytest.mark.parametrize("value", ["2", 2.0, 0, -1, True, None])
+def test_a_count_is_a_whole_number(value):
+    with pytest.raises(OptionError, match="^rows must be a whole number, 1 or more, not "):
+        check_count("rows", value)
 
 
 def test_from_options_is_the_constructor():
@@ -98,7 +120,7 @@ def test_single_values_and_lists_become_tuples():
     assert SamplingParams(eos_token_id=[3, 4]).eos_token_id == (3, 4)
     assert SamplingParams(eos_token_id=None).eos_token_id is None
     assert SamplingParams(eos_token_id=()).eos_token_id == ()
-    assert SamplingParams(bad_words_ids=None, logit_bias=None) == SamplingParams()
+    assert SamplingParams(bad_words_ids=None, logit_bias=None, stop_strings=None) == SamplingParams()
 
 
 def test_params_cannot_be_changed():

@@ -163,6 +163,11 @@ def test_what_cannot_be_is_refused_at_the_call():
         g.as_completed([[1]], max_new_token=3)  # type: ignore[call-arg]
     with pytest.raises(PromptError, match="as_completed runs many prompts"):
         g.as_completed("one")
+    for nothing in (None, 3):
+        with pytest.raises(PromptError, match="Prompts are a list or another iterable, not a"):
+            g.as_completed(nothing)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(OptionError, match="progress must be a function of \\(done, tokens\\), not an int"):
+        g.as_completed([[1]], progress=3)  # pyright: ignore[reportArgumentType]
     assert list(g.as_completed([])) == []
 
 

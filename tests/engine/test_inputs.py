@@ -63,7 +63,7 @@ SEVERAL: dict[str, Any] = {
 }
 REFUSED: dict[str, Any] = {
     "None": (None, "must be a string, .*not a NoneType"),
-    "number": (3, "must be a string, .*not a int"),
+    "number": (3, "must be a string, .*not an int"),
     "bytes": (b"AB", "must be a string, .*not a bytes"),
     "set": ({1, 2}, "must be a string, .*not a set"),
     "list of None": ([None], "must be a string, .*not a NoneType"),
@@ -81,6 +81,7 @@ REFUSED: dict[str, Any] = {
     "words for ids": ({"input_ids": "AB"}, "one or two dimensions"),
     "image": ({"role": "user", "content": [{"type": "image_url"}]}, "a part of type 'image_url'.* text parts only"),
     "odd content": ({"role": "user", "content": 3}, "content of chat message 1 must be a string or a list"),
+    "no content": ([{"role": "user", "content": None}], "content of chat message 1 must be a string or a list"),
     "no role": ([{"content": "A"}], "Chat message 1 must be a mapping with 'role' and 'content'"),
 }
 
@@ -119,7 +120,7 @@ def test_what_a_tokenizer_returns_is_as_many_prompts_as_it_was_given(generator: 
     assert generator.generate(stock("AB"), **options).tokens == wanted[0]
     with generator.stream(stock("AB", return_tensors="pt"), **options) as stream:
         assert [token for piece in stream for token in piece.tokens] == wanted[0]
-    with pytest.raises(PromptError, match="Expected one prompt, not 2"):
+    with pytest.raises(PromptError, match="Expected one prompt, not 2: generate and batch take several, as one"):
         generator.stream(stock(texts), **options)
 
 
@@ -158,6 +159,18 @@ def test_a_generation_config_is_read(kind: str):
     assert as_params(GenerationConfig(**given), {}) == SamplingParams(**wanted)
 
 
+def test_the_generation_config_that_a_model_has_is_read(generator: foredraft.Generator):
+    model = generator.engine.target.model
+    for config in (model.generation_config, GenerationConfig.from_model_config(model.config)):
+        assert len(generator.generate([1, 2], config, max_new_tokens=3, eos_token_id=()).tokens) == 3
+
+
+@pytest.mark.parametrize("count", [0, True])
+def test_a_number_of_outputs_is_a_whole_number(count: Any, generator: foredraft.Generator):
+    with pytest.raises(OptionError, match="num_return_sequences must be a whole number, 1 or more, not "):
+        generator.generate([1, 2], num_return_sequences=count)
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -185,3 +198,5 @@ def test_options_by_name_come_before_params(generator: foredraft.Generator):
     for odd in ({"temperature": 1.0}, 3, "greedy"):
         with pytest.raises(OptionError, match="params must be a foredraft.SamplingParams or a transformers"):
             generator.generate([1, 2], odd)  # pyright: ignore[reportArgumentType, reportCallIssue]
+    with pytest.raises(OptionError, match="Unknown generation option 'generation_config'. Give it as params"):
+        generator.generate([1, 2], generation_config=GenerationConfig())  # pyright: ignore[reportCallIssue]

@@ -113,4 +113,4 @@ def test_drafts_have_options_of_their_own(monkeypatch: pytest.MonkeyPatch, tmp_p
     ):
         assert given["target"]["options"] == own
         assert given["draft"]["options"] == {"revision": "def", "token": "t", "cache_dir": "d"}
-        assert given["draft"]["dtype"] == "float32" and given["draft"]["device"] == "cpu"
+        assert given["draft"]["dtype"] == torch.float32 and given["draft"]["device"] == torch.device("cpu")

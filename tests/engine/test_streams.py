@@ -133,3 +133,13 @@ def test_threads_that_share_a_generator_get_whole_results():
     assert [len(each) for each in found.values()] == [3] * len(prompts)
     for number, prompt in enumerate(prompts):
         assert found[number][0] == plain(prompt)[: 4 + number]
+
+
+def test_a_stream_and_an_engine_say_what_they_are():
+    g = tiny.generator(model())
+    assert repr(g.engine) == f"Engine({g.engine.target.name}, running=0, waiting=0, max_rows=32)"
+    stream = g.stream([1, 2], max_new_tokens=3, eos_token_id=())
+    assert repr(stream) == "Stream(tokens=0, running)" and "waiting=1" in repr(g.engine)
+    list(stream)
+    assert repr(stream) == "Stream(tokens=3, finish_reason=length)"
+    assert repr(g.astream([1, 2])) == "AsyncStream(tokens=0, running)"

@@ -1,7 +1,8 @@
 """A user's script that type checkers accept, with the types that they must see."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 from typing_extensions import assert_type
 
@@ -18,6 +19,8 @@ assert_type(g.generate([[1, 2], [3]], bad_words_ids=[[4, 5]]), list[Result])
 assert_type(g.generate([[{"role": "user", "content": "Hello!"}], "2 + 2 ="]), list[Result])
 assert_type(g.generate("one", num_return_sequences=3, temperature=1.0), list[Result])
 assert_type(g.generate(torch.tensor([1, 2])), Result | list[Result])
+assert_type(g.generate(np.array([1, 2]), max_new_tokens=4), Result | list[Result])
+assert_type(g.generate(("one", "two")), list[Result])
 assert_type(g.batch(["one"], top_p=0.9), list[Result])
 
 for piece in g.stream("one", max_new_tokens=4):
@@ -31,14 +34,24 @@ assert_type(finished, Iterator[Completed])
 for completed in finished:
     print(completed.index, completed.error or completed.result.text)
 
+
+def one_or_several(prompt: str | list[str], prompts: Sequence[str], count: int | None) -> None:
+    assert_type(g.generate(prompt), Result | list[Result])
+    assert_type(g.generate(prompts), list[Result])
+    assert_type(g.generate("one", num_return_sequences=count), Result | list[Result])
+    assert_type(g.generate(["one"], num_return_sequences=count), list[Result])
+
+
 best = g.beam_search("one", num_beams=2, max_new_tokens=4, early_stopping="never")
 assert_type(best[0].score, float)
 assert_type(g.beam_search(["one", "two"])[0][0].tokens, list[int])
+found = g.beam_search(np.array([[1, 2]]), num_beams=2)
 
 
 async def run() -> None:
     assert_type(await g.agenerate("one", top_k=4), Result)
     assert_type(await g.agenerate(["one", "two"]), list[Result])
+    assert_type(await g.agenerate(np.array([1, 2])), Result | list[Result])
     assert_type(await g.agenerate("one", num_return_sequences=2), list[Result])
     async with g.astream("one", min_p=0.1) as stream:
         assert_type(stream, AsyncStream)

@@ -44,5 +44,11 @@ class LawError(UsageError):
     """A verification rule was asked to verify drafts of a law for which it is not lossless."""
 
 
+def kind_of(value: object) -> str:
+    """The class of a value with its article, for sentences: an int, a str."""
+    name = value.__class__.__name__
+    return f"an {name}" if name[0] in "aeiouAEIOU" else f"a {name}"
+
+
 class NumericsError(ForedraftError):
     """The model returned NaN or +inf logits, so there is no law to sample from."""

@@ -2,6 +2,7 @@
 
 import difflib
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, TypedDict, no_type_check
@@ -79,11 +80,12 @@ class SamplingParams:
     speculate: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("stop_strings", "eos_token_id", "logits_processor"):
-            object.__setattr__(self, name, _as_tuple(getattr(self, name)))
-        words = tuple(tuple(int(token) for token in word) for word in self.bad_words_ids or ())
-        object.__setattr__(self, "bad_words_ids", words)
-        object.__setattr__(self, "logit_bias", {int(k): float(v) for k, v in (self.logit_bias or {}).items()})
+        for name in ("stop_strings", "logits_processor"):
+            object.__setattr__(self, name, _as_tuple(getattr(self, name)) or ())
+        ends = self.eos_token_id
+        object.__setattr__(self, "eos_token_id", None if ends is None else _token_ids("eos_token_id", _as_tuple(ends)))
+        object.__setattr__(self, "bad_words_ids", _words(self.bad_words_ids))
+        object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
         for name, (test, range_) in _RANGES.items():
             value = getattr(self, name)
             if value is None and name in _OPTIONAL:
@@ -98,13 +100,17 @@ class SamplingParams:
             raise OptionError("logit_bias must be numbers; -inf bans a token.")
         if any(not isinstance(stop, str) or not stop for stop in self.stop_strings):
             raise OptionError("stop_strings must be non-empty strings.")
+        if odd := [each for each in self.logits_processor if not callable(each)]:
+            raise OptionError(f"logits_processor must be functions of (input_ids, scores), not {odd[0]!r}.")
+        if not isinstance(self.speculate, bool):
+            raise OptionError(f"speculate must be True or False, not {self.speculate!r}.")
         if any(not word for word in self.bad_words_ids):
             raise OptionError("bad_words_ids must be non-empty lists of token ids.")
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any], base: "SamplingParams | None" = None) -> "SamplingParams":
         """Build from keywords, or change ``base`` by them; an unknown one is an error that lists the known ones."""
-        check_known("generation option", options, [f.name for f in fields(cls)])
+        check_options(options)
         return cls(**options) if base is None else replace(base, **options)
 
     @property
@@ -112,19 +118,62 @@ class SamplingParams:
         return self.temperature == 0.0
 
 
-def check_known(what: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
-    """Raise an ``OptionError`` for the first name in ``given`` that is not ``known``, listing those that are."""
+def check_options(options: Mapping[str, Any]) -> None:
+    """Raise an ``OptionError`` for the first name that is no field of ``SamplingParams``."""
+    check_known("generation option", options, [each.name for each in fields(SamplingParams)], _ELSEWHERE)
+
+
+def check_count(name: str, value: object) -> None:
+    """Raise an ``OptionError`` unless the value is a whole number, 1 or more."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise OptionError(f"{name} must be a whole number, 1 or more, not {value!r}.")
+
+
+def check_known(
+    what: str, given: Mapping[str, Any], known: Sequence[str], elsewhere: Mapping[str, str] | None = None
+) -> None:
+    """Raise an ``OptionError`` for the first name in ``given`` that is not ``known``, listing those that are.
+
+    Args:
+        elsewhere: by a name that other libraries have: a sentence on what takes its place.
+    """
     for name in given:
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
             hint = f" Did you mean {close[0]}?" if close else ""
+            hint = f" {elsewhere[name]}" if elsewhere and name in elsewhere else hint
             raise OptionError(f"Unknown {what} {name!r}.{hint} Known: {', '.join(sorted(known))}.")
 
 
 def _as_tuple(value: Any) -> Any:
     if value is None or isinstance(value, tuple):
         return value
-    return (value,) if isinstance(value, (str, int)) or callable(value) else tuple(value)
+    if isinstance(value, str) or callable(value):
+        return (value,)
+    try:
+        return tuple(value)
+    except TypeError:  # a single one
+        return (value,)
+
+
+def _token_ids(name: str, values: Any) -> tuple[int, ...]:
+    try:
+        return tuple(operator.index(value) for value in values)
+    except TypeError:
+        raise OptionError(f"{name} must be token ids, not {values!r}.") from None
+
+
+def _words(words: Any) -> tuple[tuple[int, ...], ...]:
+    if not isinstance(words, (Sequence, type(None))):
+        raise OptionError(f"bad_words_ids must be lists of token ids, not {words!r}.")
+    return tuple(_token_ids("bad_words_ids", word) for word in words or ())
+
+
+def _biases(biases: Any) -> dict[int, float]:
+    try:
+        return {int(token): float(bias) for token, bias in dict(biases or {}).items()}
+    except (TypeError, ValueError):
+        raise OptionError(f"logit_bias must be numbers by token id, as in {{7: -1.5}}, not {biases!r}.") from None
 
 
 def _is_number(value: Any) -> bool:
@@ -135,6 +184,13 @@ def _whole(value: int | float) -> bool:
     return isinstance(value, int)
 
 
+_ELSEWHERE = {
+    "stop": "Did you mean stop_strings?",
+    "do_sample": "A temperature above 0 samples; 0 is greedy.",
+    "generation_config": "Give it as params: generate(prompt, generation_config).",
+    "max_length": "It counts the prompt: give max_new_tokens.",
+    "n": "Did you mean num_return_sequences?",
+}
 _OPTIONAL = ("seed", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "logprobs")
 _PROBABILITY = (lambda x: 0.0 < x <= 1.0, "greater than 0 and at most 1")
 _OPEN = (lambda x: 0.0 < x < 1.0, "between 0 and 1, both excluded")

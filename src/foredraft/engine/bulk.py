@@ -1,7 +1,7 @@
 """Any number of prompts through one generator, a batch full at a time."""
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from foredraft.core.errors import ForedraftError, PromptError
 from foredraft.engine.results import Completed, Result, named
@@ -10,7 +10,10 @@ from foredraft.engine.stream import Source
 
 Submit = Callable[[int, Any], Sequence]
 """Queues the prompt with this number; raises a ``PromptError`` if it is a bad one."""
-Progress = Callable[[int, int], object]
+if TYPE_CHECKING:
+    Progress = Callable[[int, int], object]
+else:  # users get a sentence for what is none
+    Progress = Any
 """Told after each prompt how many are done, and how many new tokens these have in all."""
 
 

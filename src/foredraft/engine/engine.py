@@ -79,6 +79,10 @@ class Engine:
         self._lock = threading.RLock()
         self.closed = False
 
+    def __repr__(self) -> str:
+        running, waiting = len(self._batch.sequences), len(self._waiting) + len(self._arriving)
+        return f"Engine({self.target.name}, running={running}, waiting={waiting}, max_rows={self.max_rows})"
+
     def request(self, prompt: Seq[int], params: SamplingParams, eos: Seq[int]) -> Request:
         """Check what was asked for, once.
 

@@ -1,22 +1,23 @@
 """What users hold: prompts in, texts out, by the batch or as they come."""
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence as Seq
+from collections.abc import Iterator, Mapping, Sequence as Seq
 from dataclasses import replace
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
+import numpy as np
 from torch import Tensor
 from typing_extensions import Unpack
 
-from foredraft.core.errors import OptionError, PromptError
+from foredraft.core.errors import OptionError, PromptError, kind_of
 from foredraft.core.noise import derive_seeds, derived_seed, resolve_seed
-from foredraft.core.params import SamplingOptions, SamplingParams
+from foredraft.core.params import SamplingOptions, SamplingParams, check_count
 from foredraft.engine.beam import BeamKeywords, BeamOptions, Hypothesis, beam_search
 from foredraft.engine.beam_trie import SearchesAhead, speculative_beam_search
 from foredraft.engine.bulk import Progress, completions
 from foredraft.engine.driver import Driver
 from foredraft.engine.engine import Engine
-from foredraft.engine.inputs import Params, Prompt, as_params, encode, listed
+from foredraft.engine.inputs import Params, Prompt, Prompts, Several, as_params, encode, listed
 from foredraft.engine.results import Call, Completed, Kind, Result, named, table_html
 from foredraft.engine.sequence import Piece, Request, Sequence
 from foredraft.engine.stream import AsyncStream, Source, Stream
@@ -25,6 +26,7 @@ from foredraft.model.tokenizer import Message, Tokenizer
 
 OnePrompt = str | Seq[int] | Seq[Message] | Mapping[str, Any]
 """A prompt that is seen to be one by its type; a tensor may hold one or several."""
+P = TypeVar("P", bound=Prompt)
 
 
 class Generator(Source):
@@ -48,16 +50,13 @@ class Generator(Source):
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # a str is a sequence of str
-        self, prompt: OnePrompt, params: Params | None = None, **options: Unpack[SamplingOptions]
+        self,
+        prompt: OnePrompt,
+        params: Params | None = None,
+        *,
+        num_return_sequences: None = None,
+        **options: Unpack[SamplingOptions],
     ) -> Result: ...
-    @overload
-    def generate(
-        self, prompt: Tensor, params: Params | None = None, **options: Unpack[SamplingOptions]
-    ) -> Result | list[Result]: ...
-    @overload
-    def generate(
-        self, prompt: Seq[Prompt], params: Params | None = None, **options: Unpack[SamplingOptions]
-    ) -> list[Result]: ...
     @overload
     def generate(
         self,
@@ -65,6 +64,33 @@ class Generator(Source):
         params: Params | None = None,
         *,
         num_return_sequences: int,
+        **options: Unpack[SamplingOptions],
+    ) -> list[Result]: ...
+    @overload
+    def generate(
+        self,
+        prompt: list[P],
+        params: Params | None = None,
+        *,
+        num_return_sequences: int | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> list[Result]: ...
+    @overload
+    def generate(
+        self,
+        prompt: OnePrompt | list[P] | Tensor | np.ndarray,
+        params: Params | None = None,
+        *,
+        num_return_sequences: int | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> Result | list[Result]: ...
+    @overload
+    def generate(
+        self,
+        prompt: Seq[Prompt],
+        params: Params | None = None,
+        *,
+        num_return_sequences: int | None = None,
         **options: Unpack[SamplingOptions],
     ) -> list[Result]: ...
 
@@ -98,16 +124,13 @@ class Generator(Source):
 
     @overload
     async def agenerate(
-        self, prompt: OnePrompt, params: Params | None = None, **options: Unpack[SamplingOptions]
+        self,
+        prompt: OnePrompt,
+        params: Params | None = None,
+        *,
+        num_return_sequences: None = None,
+        **options: Unpack[SamplingOptions],
     ) -> Result: ...
-    @overload
-    async def agenerate(
-        self, prompt: Tensor, params: Params | None = None, **options: Unpack[SamplingOptions]
-    ) -> Result | list[Result]: ...
-    @overload
-    async def agenerate(
-        self, prompt: Seq[Prompt], params: Params | None = None, **options: Unpack[SamplingOptions]
-    ) -> list[Result]: ...
     @overload
     async def agenerate(
         self,
@@ -115,6 +138,33 @@ class Generator(Source):
         params: Params | None = None,
         *,
         num_return_sequences: int,
+        **options: Unpack[SamplingOptions],
+    ) -> list[Result]: ...
+    @overload
+    async def agenerate(
+        self,
+        prompt: list[P],
+        params: Params | None = None,
+        *,
+        num_return_sequences: int | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> list[Result]: ...
+    @overload
+    async def agenerate(
+        self,
+        prompt: OnePrompt | list[P] | Tensor | np.ndarray,
+        params: Params | None = None,
+        *,
+        num_return_sequences: int | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> Result | list[Result]: ...
+    @overload
+    async def agenerate(
+        self,
+        prompt: Seq[Prompt],
+        params: Params | None = None,
+        *,
+        num_return_sequences: int | None = None,
         **options: Unpack[SamplingOptions],
     ) -> list[Result]: ...
 
@@ -134,9 +184,7 @@ class Generator(Source):
         await self.driver.ended(call.sequences)
         return call.answer(self.kind)
 
-    def batch(
-        self, prompts: Seq[Prompt], params: Params | None = None, **options: Unpack[SamplingOptions]
-    ) -> list[Result]:
+    def batch(self, prompts: Several, params: Params | None = None, **options: Unpack[SamplingOptions]) -> list[Result]:
         """``generate`` for a list of prompts, whatever they are: always a list of results, in order."""
         several = listed(prompts).prompts
         sequences = self.submit(several, as_params(params, options))
@@ -145,7 +193,7 @@ class Generator(Source):
 
     def as_completed(
         self,
-        prompts: Iterable[Prompt],
+        prompts: Prompts,
         params: Params | None = None,
         *,
         progress: Progress | None = None,
@@ -163,6 +211,12 @@ class Generator(Source):
         """
         if isinstance(prompts, (str, Mapping)):
             raise PromptError("as_completed runs many prompts: give a list or another iterable of them.")
+        try:
+            several = iter(prompts)
+        except TypeError:
+            raise PromptError(f"Prompts are a list or another iterable, not {kind_of(prompts)}.") from None
+        if progress is not None and not callable(progress):
+            raise OptionError(f"progress must be a function of (done, tokens), not {kind_of(progress)}.")
         chosen = as_params(params, options)
         seed = resolve_seed(chosen.seed)
 
@@ -170,7 +224,7 @@ class Generator(Source):
             own = replace(chosen, seed=derived_seed(seed, number))
             return self.submit([prompt], own)[0]
 
-        return completions(self, submit, prompts, progress)
+        return completions(self, submit, several, progress)
 
     @overload
     def beam_search(  # type: ignore[overload-overlap]  # a str is a sequence of str
@@ -178,7 +232,7 @@ class Generator(Source):
     ) -> list[Hypothesis]: ...
     @overload
     def beam_search(
-        self, prompt: Tensor, **options: Unpack[BeamKeywords]
+        self, prompt: Tensor | np.ndarray, **options: Unpack[BeamKeywords]
     ) -> list[Hypothesis] | list[list[Hypothesis]]: ...
     @overload
     def beam_search(self, prompt: Seq[Prompt], **options: Unpack[BeamKeywords]) -> list[list[Hypothesis]]: ...
@@ -223,8 +277,7 @@ class Generator(Source):
 
     def submit(self, prompts: Seq[Prompt], params: SamplingParams, count: int = 1) -> list[Sequence]:
         """Queue prompts without running them; a bad one is refused before any is queued."""
-        if count < 1:
-            raise OptionError("num_return_sequences must be 1 or more.")
+        check_count("num_return_sequences", count)
         if not prompts:
             raise PromptError("There are no prompts.")
         requests = self._requests(prompts, params)

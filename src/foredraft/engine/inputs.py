@@ -1,15 +1,15 @@
 """What users hand in, in one form each: prompts as token ids, parameters as ``SamplingParams``."""
 
 from collections.abc import Iterable, Mapping, Sequence as Seq
-from dataclasses import fields, replace
+from dataclasses import replace
 from numbers import Integral, Number
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
 
-from foredraft.core.errors import OptionError, PromptError
-from foredraft.core.params import SamplingParams, check_known
+from foredraft.core.errors import OptionError, PromptError, kind_of
+from foredraft.core.params import SamplingParams, check_options
 from foredraft.model.generation import GenerationConfig, sampling_params
 from foredraft.model.tokenizer import Message, Tokenizer
 
@@ -17,9 +17,12 @@ if TYPE_CHECKING:
     Prompt = str | Tensor | np.ndarray | Seq[int] | Seq[Message] | Mapping[str, Any]
     """A string, token ids (a list, an array or a tensor), chat messages ``{"role": ..., "content": ...}`` or one such
     message, or what a tokenizer returns (``input_ids`` and perhaps ``attention_mask``, for one prompt)."""
+    Several = Seq[Prompt] | Tensor | np.ndarray | Mapping[str, Any]
+    """A list of prompts, ids [B, T], or what a tokenizer returns for a batch."""
+    Prompts = Iterable[Prompt]
     Params = SamplingParams | GenerationConfig
 else:  # users get a sentence for what is neither, not the complaint of a type checker
-    Prompt = Params = Any
+    Prompt = Several = Prompts = Params = Any
 
 _ENCODED = {"input_ids", "attention_mask", "token_type_ids"}
 
@@ -60,7 +63,10 @@ def encode(prompt: object, tokenizer: Tokenizer | None) -> list[int]:
     """
     prompts, single = listed(prompt)
     if len(prompts) != 1:
-        raise PromptError(f"Expected one prompt, not {len(prompts)}; several are given as a list to generate.")
+        raise PromptError(
+            f"Expected one prompt, not {len(prompts)}: generate and batch take several, as one list of prompts, one "
+            "array or tensor [B, T], or one output of a tokenizer."
+        )
     if not single:
         return encode(prompts[0], tokenizer)
     one = prompts[0]
@@ -82,12 +88,12 @@ def as_params(params: object, options: Mapping[str, Any]) -> SamplingParams:
     """
     if params is None:
         return SamplingParams.from_options(options)
-    check_known("generation option", options, [field.name for field in fields(SamplingParams)])
+    check_options(options)
     if isinstance(params, GenerationConfig):
         params = sampling_params(params, options)
     if not isinstance(params, SamplingParams):
         raise OptionError(
-            f"params must be a foredraft.SamplingParams or a transformers GenerationConfig, not a {_kind(params)}; "
+            f"params must be a foredraft.SamplingParams or a transformers GenerationConfig, not {kind_of(params)}; "
             "single options are given by name, as in temperature=0.7."
         )
     return replace(params, **options) if options else params
@@ -163,9 +169,5 @@ def _needed(tokenizer: Tokenizer | None) -> Tokenizer:
 def _unreadable(prompt: object) -> PromptError:
     return PromptError(
         "A prompt must be a string, a list of token ids, a list of chat messages, what a tokenizer returns, or a list "
-        f"of these, not a {_kind(prompt)}."
+        f"of these, not {kind_of(prompt)}."
     )
-
-
-def _kind(value: object) -> str:
-    return value.__class__.__name__

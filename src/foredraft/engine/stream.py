@@ -33,6 +33,9 @@ class Stream(Iterator[Piece]):
         self._sequence = sequence
         self._taken: list[Piece] = []
 
+    def __repr__(self) -> str:
+        return f"Stream({_state(self._sequence, self.finish_reason)})"
+
     def __iter__(self) -> "Stream":
         return self
 
@@ -92,6 +95,9 @@ class AsyncStream(AsyncIterator[Piece]):
         self._taken: list[Piece] = []
         self._ended = False  # seen between two steps, so that nothing is added any more
 
+    def __repr__(self) -> str:
+        return f"AsyncStream({_state(self._sequence, self.finish_reason)})"
+
     def __aiter__(self) -> "AsyncStream":
         return self
 
@@ -139,3 +145,8 @@ class AsyncStream(AsyncIterator[Piece]):
     def __del__(self) -> None:
         if not self._sequence.finished:
             self._source.engine.abandon([self._sequence])
+
+
+def _state(sequence: Sequence, reason: FinishReason | None) -> str:
+    state = "running" if reason is None else f"finish_reason={reason}"
+    return f"tokens={len(sequence.tokens)}, {state}"

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
-from foredraft.core.errors import OptionError
+from foredraft.core.errors import OptionError, PromptError, kind_of
 from foredraft.core.params import SamplingParams
 
 _BEAMS = "load(model).beam_search searches with beams"
@@ -85,6 +85,11 @@ _DROPPED = {
 }
 """What ``generate`` takes and keeps from a ``custom_generate``: what to do instead, or why it cannot be."""
 
+NO_TOKENIZER = (
+    "stop_strings need the model's tokenizer, which transformers does not hand to a custom_generate: give it to "
+    "speculative(tokenizer=...) or to spec.generate(tokenizer=...)."
+)
+
 
 def sampling_params(config: GenerationConfig, overridden: Container[str] = ()) -> SamplingParams:
     """A ``GenerationConfig`` as parameters. What it leaves open is as in ``SamplingParams``, ``top_k`` included.
@@ -97,6 +102,7 @@ def sampling_params(config: GenerationConfig, overridden: Container[str] = ()) -
     """
     refused = {**_CHANGES_OUTPUT, **_CHANGES_COST, **_ONLY_PARAMS}
     given = {name: value for name, value in config.to_dict().items() if value is not None and name not in overridden}
+    given = {name: value for name, value in given.items() if not name.startswith("_")}  # transformers' own notes
     for newer, older in (("max_new_tokens", "max_length"), ("min_new_tokens", "min_length")):
         if newer in given or newer in overridden:
             given.pop(older, None)  # as in transformers
@@ -152,7 +158,13 @@ def check_inputs(model: PreTrainedModel, input_ids: Tensor, inputs: Mapping[str,
 
 
 def check_arguments(arguments: Mapping[str, Any]) -> None:
-    """Refuse arguments of ``generate`` that it keeps from a ``custom_generate``."""
+    """Refuse arguments of ``generate`` that it keeps from a ``custom_generate``, and inputs that are no tensor."""
+    for name in ("inputs", "input_ids"):
+        if not isinstance(given := arguments.get(name), (Tensor, type(None))):
+            raise PromptError(
+                f"inputs are a tensor of token ids [B, T], not {kind_of(given)}; "
+                "foredraft.load(model, tokenizer=...).generate takes text."
+            )
     for name, reason in _DROPPED.items():
         if arguments.get(name) not in (None, False):
             raise OptionError(f"transformers' generate does not hand {name} to a custom_generate: {reason}.")

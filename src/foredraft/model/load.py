@@ -20,8 +20,9 @@ from transformers import (
 )
 from transformers.utils import logging as hf_logging
 
-from foredraft.core.errors import ModelError, OptionError
+from foredraft.core.errors import ModelError, OptionError, kind_of
 from foredraft.model.memory import available_bytes, readable
+from foredraft.model.support import check_generates
 from foredraft.model.tokenizer import Tokenizer
 
 BUNDLED = {
@@ -77,7 +78,7 @@ def load_model(
     given = dict(options or {})
     given.setdefault("dtype", _dtype(dtype, device))
     if "device_map" not in given and device != "cpu":
-        given["device_map"] = _device(device)
+        given["device_map"] = as_device(device)
     _check_folder(path)
     _log.debug("Loading %s from %s for %s.", name, path, device)
     with quiet():
@@ -103,6 +104,7 @@ def load_model(
 def as_loaded(model: Any, tokenizer: Any = None) -> Loaded:
     """A model that the caller has loaded, with the tokenizer that goes with it; see ``unwrapped``, ``as_tokenizer``."""
     plain, own = unwrapped(model), as_tokenizer(tokenizer)
+    check_generates(plain)
     return Loaded(plain, own, eos_token_ids(plain, own))
 
 
@@ -125,7 +127,7 @@ def unwrapped(model: Any) -> PreTrainedModel:
                 "A prompt that PEFT has learned is outside of the model, so its drafts cannot be verified."
             )
         return unwrapped(wrapped.get_base_model())
-    raise ModelError(f"A model must be a folder, a hub name or a transformers model, not a {model.__class__.__name__}.")
+    raise ModelError(f"A model must be a folder, a hub name or a transformers model, not {kind_of(model)}.")
 
 
 def as_tokenizer(tokenizer: Any) -> Tokenizer | None:
@@ -146,9 +148,7 @@ def as_tokenizer(tokenizer: Any) -> Tokenizer | None:
                 ) from error
     if isinstance(tokenizer, PreTrainedTokenizerBase):
         return Tokenizer(tokenizer)
-    raise ModelError(
-        f"A tokenizer must be a folder, a hub name or a transformers tokenizer, not a {tokenizer.__class__.__name__}."
-    )
+    raise ModelError(f"A tokenizer must be a folder, a hub name or a transformers tokenizer, not {kind_of(tokenizer)}.")
 
 
 def eos_token_ids(model: PreTrainedModel, tokenizer: Tokenizer | None) -> tuple[int, ...]:
@@ -224,18 +224,23 @@ def as_dtype(name: str | torch.dtype) -> torch.dtype:
     Raises:
         OptionError: there is none; the sentence lists those that there are.
     """
-    dtype = getattr(torch, name, None) if isinstance(name, str) else name
+    dtype = getattr(torch, name.removeprefix("torch."), None) if isinstance(name, str) else name
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise OptionError(f"Unknown dtype {name!r}. Known: auto, bfloat16, float16, float32, float64.")
     return dtype
 
 
-def _device(name: str) -> torch.device:
+def as_device(name: str | torch.device) -> torch.device:
+    """A device by its name, or itself.
+
+    Raises:
+        OptionError: there is none of this name here.
+    """
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise OptionError(f"Cannot use the device {name!r}: {_first_sentence(error)}") from error
+    except (RuntimeError, AssertionError, TypeError) as error:
+        raise OptionError(f"Cannot use the device {str(name)!r}: {_first_sentence(error)}") from error
     return device
 
 

@@ -18,8 +18,7 @@ def check_supported(model: PreTrainedModel) -> None:
     name = model.__class__.__name__
     if model.config.is_encoder_decoder:
         raise ModelError(f"{name} is an encoder-decoder; foredraft verifies drafts of decoder-only causal LMs.")
-    if not model.can_generate():
-        raise ModelError(f"{name} has no language-model head; load a ...ForCausalLM.")
+    check_generates(model)
     odd = sorted(set(_layer_types(config)) - _REACH.keys())
     places = {str(weight.device) for weight in model.parameters()}
     if len(places) > 1 or "meta" in places:
@@ -34,6 +33,12 @@ def check_supported(model: PreTrainedModel) -> None:
             f"{name} has {what}: a state that was advanced over rejected drafts cannot be rolled back, so they could "
             "not be undone; foredraft needs a model whose whole memory is keys and values."
         )
+
+
+def check_generates(model: PreTrainedModel) -> None:
+    """Raise a ``ModelError`` for a model without a language-model head, such as one of ``AutoModel``."""
+    if not model.can_generate():
+        raise ModelError(f"{model.__class__.__name__} has no language-model head; load a ...ForCausalLM.")
 
 
 def context_of(model: PreTrainedModel) -> int:

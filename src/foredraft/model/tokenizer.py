@@ -104,7 +104,7 @@ def _plain(message: Message, number: int) -> dict[str, Any]:
     if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
         raise PromptError(f"Chat message {number} must be a mapping with 'role' and 'content'.")
     content = message["content"]
-    if content is None or isinstance(content, str):  # None stands beside tool calls
+    if isinstance(content, str) or (content is None and message.get("tool_calls")):
         return dict(message)
     if not isinstance(content, Sequence):
         raise PromptError(f"The content of chat message {number} must be a string or a list of text parts.")
