@@ -8,7 +8,7 @@ from typing import Any, overload
 from torch import Tensor
 from typing_extensions import Unpack
 
-from foredraft.core.errors import OptionError, PromptError
+from foredraft.core.errors import ModelError, OptionError, PromptError
 from foredraft.core.noise import derive_seeds, derived_seed, resolve_seed
 from foredraft.core.params import SamplingOptions, SamplingParams
 from foredraft.engine.beam import BeamKeywords, BeamOptions, Hypothesis, beam_search
@@ -251,6 +251,8 @@ class Generator(Source):
         self._hold()
 
     def __enter__(self) -> "Generator":
+        if self.engine.closed:
+            raise ModelError("This generator is closed: make a new one with foredraft.load.")
         return self
 
     def __exit__(self, *error: object) -> None:
