@@ -117,7 +117,7 @@ class _Packed(nn.Module):
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """Copies and pickles are plain layers."""
-        return copyreg.__newobj__, (self.plain_class,), self.plain_state()  # type: ignore[attr-defined]
+        return copyreg._reconstructor, (self.plain_class, object, None), self.plain_state()  # type: ignore[attr-defined]
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
