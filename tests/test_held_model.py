@@ -109,8 +109,6 @@ def test_what_generating_cannot_go_along_with_is_said_in_a_sentence():
         assert len(said(other)) == 6
     with pytest.raises(UsageError, match="closed"):
         said(g)
-    with pytest.raises(ModelError, match="This generator is closed"), g:
-        pass
 
 
 def test_a_model_that_is_converted_while_a_text_streams_says_so_in_a_sentence():
@@ -206,6 +204,8 @@ def test_after_close_every_call_says_so(call: str):
         pass
     with pytest.raises(ModelError, match="closed"):
         getattr(g, call)([PROMPT] if call == "batch" else PROMPT)
+    with pytest.raises(ModelError, match="This generator is closed"), g:
+        pass
 
 
 def test_inside_transformers_generate_a_model_in_training_stays_so():

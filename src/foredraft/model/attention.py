@@ -82,7 +82,7 @@ def slot_attention(
         if watch.wants_weights:
             first = attention_weights(query[:, :, :1], key, attention_mask[:, :, :1], scale, softcap, s_aux)
             watch.attended(layer, first[:, :, :, 0].sum(2))
-    return _mixed(query, key, value, attention_mask, scaling, softcap, s_aux), None
+    return _mixed(query, key, value, attention_mask, scaling=scaling, softcap=softcap, s_aux=s_aux), None
 
 
 def mix(
@@ -97,7 +97,7 @@ def mix(
 ) -> Tensor:
     """The same for callers that are no transformers model: [B, N, heads, F]."""
     with NoCudnn(query.device):  # a model's forward has that as a whole
-        return _mixed(query, key, value, attention_mask, scaling, softcap, s_aux)
+        return _mixed(query, key, value, attention_mask, scaling=scaling, softcap=softcap, s_aux=s_aux)
 
 
 def _mixed(
@@ -105,6 +105,7 @@ def _mixed(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor,
+    *,
     scaling: float | None,
     softcap: float | None,
     s_aux: Tensor | None,
@@ -174,6 +175,7 @@ class AttentionSwap:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._configs: list[dict[str, Any]] = []  # their attributes: a config's own way of setting one is slow
+        self._before: list[str | None] = []
         if not model._supports_attention_backend:
             return
         self._configs = [vars(config) for config in _configs_of(model)]
