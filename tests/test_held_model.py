@@ -1,8 +1,10 @@
 """A user's model while generators hold it: it stays whole and usable, and it is let go when nobody uses it any more."""
 
+import contextlib
 import copy
 import gc
 import io
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +111,48 @@ def test_what_generating_cannot_go_along_with_is_said_in_a_sentence():
         said(g)
 
 
+def test_a_model_that_is_converted_while_a_text_streams_says_so_in_a_sentence():
+    model = tiny.build("llama")
+    with load(model, "none") as g:
+        stream = g.stream(PROMPT, max_new_tokens=6)
+        next(stream)
+        model.double()
+        with pytest.raises(ModelError, match=r"is on cpu in torch.float64: call close\(\)"):
+            list(stream)
+
+
+@pytest.mark.skipif(not packing_works(), reason="this build of torch has no packed weights")
+def test_a_model_that_is_converted_back_is_packed_again():
+    model = tiny.build("llama")
+    with load(model, "none") as g:
+        wanted, count = said(g), packed(model)
+        model.double().float()
+        assert packed(model) == 0 and said(g) == wanted and packed(model) == count > 0
+    assert packed(model) == 0
+
+
+def test_release_waits_for_a_forward_that_another_thread_is_in():
+    model = tiny.build("llama")
+    g = load(model, "none")
+    entered, seen = threading.Event(), []
+    releasing = threading.Thread(target=lambda: (entered.wait(), foredraft.release(model)))
+
+    def inside(*_: object) -> None:
+        entered.set()
+        releasing.join(0.2)  # longer than it takes to release a model of this size
+        seen.append(packed(model))
+
+    releasing.start()
+    count = packed(model)
+    hook = model.model.register_forward_hook(inside)
+    with contextlib.suppress(ModelError):
+        said(g)
+    hook.remove()
+    releasing.join()
+    assert seen[0] == count and packed(model) == 0
+    g.close()
+
+
 def test_a_dropped_generator_lets_the_model_go():
     model = tiny.build("llama")
     wanted = said(g := load(model, "prompt_lookup"))
@@ -160,6 +204,8 @@ def test_after_close_every_call_says_so(call: str):
         pass
     with pytest.raises(ModelError, match="closed"):
         getattr(g, call)([PROMPT] if call == "batch" else PROMPT)
+    with pytest.raises(ModelError, match="This generator is closed"), g:
+        pass
 
 
 def test_inside_transformers_generate_a_model_in_training_stays_so():

@@ -9,6 +9,8 @@ from types import FrameType
 from typing import Any
 
 import pytest
+import torch
+from transformers import PreTrainedModel
 
 import foredraft
 import heads
@@ -20,8 +22,9 @@ from foredraft.engine.policy import Constant
 from foredraft.model.causal import CausalLM
 
 SOURCE = Path(foredraft.__file__).parent
-WATCHED = tuple(str(SOURCE / part) for part in ("engine/", "drafters/", "model/cache.py"))
-ALWAYS = tuple(str(SOURCE / part) for part in ("engine/batch.py", "engine/engine.py"))
+MODEL = ("attention", "cache", "causal", "linear", "taps")
+WATCHED = tuple(str(SOURCE / part) for part in ("engine/", "drafters/", *(f"model/{name}.py" for name in MODEL)))
+ALWAYS = tuple(str(SOURCE / part) for part in ("model/attention.py", "model/causal.py", "model/taps.py"))
 Place = tuple[str, int]
 
 
@@ -84,13 +87,13 @@ def said(g: Generator) -> list[list[int]]:
     return [sequence.tokens for sequence in submitted]
 
 
-def chosen(places: list[Place]) -> list[int]:
-    """Which events to stop at, counted from 1: where each line of engine and batch first begins, and each third of the
-    other lines."""
+def chosen(places: list[Place], kind: str) -> list[int]:
+    """Which events to stop at, counted from 1: where each line that puts something on the user's model first begins,
+    if nothing is drafted, and each sixth of the other lines, or third of those of the engine."""
     first = {place: count for count, place in reversed(list(enumerate(places, start=1)))}
-    always = {place for place in first if place[0].startswith(ALWAYS)}
+    always = {place for place in first if kind == "none" and place[0].startswith(ALWAYS)}
     others = sorted(first[place] for place in first.keys() - always)
-    return sorted([*(first[place] for place in always), *others[::3]])
+    return sorted([*(first[place] for place in always), *others[:: 3 if kind == "none" else 6]])
 
 
 def interrupted(call: Callable[[], object], stop: int) -> None:
@@ -101,12 +104,13 @@ def interrupted(call: Callable[[], object], stop: int) -> None:
 
 @pytest.mark.parametrize("kind", ["none", "draft_model", "eagle3"])
 def test_an_interruption_at_any_line_leaves_the_generator_as_it_was(kind: str):
-    g = build(kind)
-    wanted = said(g)
+    g, model, ids = build(kind), target().model, torch.tensor([PROMPTS[2]])
+    wanted, logits = said(g), model(ids).logits
     with traced() as tracer:
         said(g)
-    for stop in chosen(tracer.places):
+    for stop in chosen(tracer.places, kind):
         interrupted(lambda: said(g), stop)
+        assert torch.equal(model(ids).logits, logits), f"the model after an interruption at {tracer.places[stop - 1]}"
         assert said(g) == wanted, f"after an interruption at {tracer.places[stop - 1]}"
         assert g.engine._stepper.cache.nbytes == 0 and not len(g.engine._batch) and not g.engine._waiting
 
@@ -138,7 +142,7 @@ def test_a_second_interruption_while_the_first_is_cleaned_up_after():
 
     places = forward_fails(0)
     assert {Path(name).name for name, _ in places} >= {"engine.py", "batch.py", "sequence.py"}
-    for stop in range(1, len(places) + 1):
+    for stop in range(1, len(places) + 1, 3):
         forward_fails(stop)
         assert said(g) == wanted, f"after a second interruption at {places[stop - 1]}"
 
@@ -165,6 +169,39 @@ def test_an_interruption_while_one_stream_is_closed_leaves_the_other_alone():
         return places
 
     places = closed(0)
-    for stop in range(1, len(places) + 1):
+    for stop in range(1, len(places) + 1, 2):
         closed(stop)
     assert not len(g.engine._batch) and g.engine._stepper.cache.nbytes == 0
+
+
+def whole(model: PreTrainedModel, state: dict[str, torch.Tensor]) -> bool:
+    found = model.state_dict()
+    plain = not any("Packed" in type(module).__name__ or "_pack" in vars(module) for module in model.modules())
+    same = found.keys() == state.keys() and all(torch.equal(found[key], state[key]) for key in state)
+    return plain and same and model.training and "_foredraft" not in vars(model)
+
+
+def test_an_interrupted_load_or_close_leaves_the_model_as_it_was():
+    model = tiny.build("gpt2", num_hidden_layers=1, vocab_size=32).train()
+    state = {key: value.clone() for key, value in model.state_dict().items()}
+    ids = torch.tensor([PROMPTS[2]])
+    wanted = model.eval()(ids).logits
+    model.train()
+
+    def loaded() -> None:
+        held.append(CausalLM(model))
+
+    held: list[CausalLM] = []
+    with traced() as tracer:
+        loaded()
+    with traced() as closing:
+        held.pop().close()
+    first = {place: count for count, place in reversed(list(enumerate(tracer.places, start=1)))}
+    for stop in sorted(first.values())[::2]:
+        interrupted(loaded, stop)
+        assert whole(model, state), f"after an interruption at {tracer.places[stop - 1]}"
+        assert torch.equal(model.eval()(ids).logits, wanted)
+        model.train()
+    for stop in range(4, len(closing.places) + 1):  # from the first line on that takes something off
+        interrupted(CausalLM(model, verify=False).close, stop)
+        assert whole(model, state), f"after an interruption at {closing.places[stop - 1]}"

@@ -240,6 +240,29 @@ def test_rows_in_order_are_not_copied_from_the_host(monkeypatch: pytest.MonkeyPa
     assert step.rows.tolist() == [0, 1, 2] and step.prefix == 3 and step.rows.dtype == torch.long
 
 
+def test_cudnn_comes_back_when_the_last_of_several_has_left(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(NoCudnn, "__init__", lambda self, device: vars(self).update(_applies=True))
+    enabled = torch.backends.cuda.cudnn_sdp_enabled
+    before = enabled()
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    try:
+        a, b = NoCudnn(torch.device("cuda")), NoCudnn(torch.device("cuda"))
+        a.__enter__()
+        b.__enter__()
+        a.__exit__()
+        a.off()
+        assert not enabled(), "b still runs"
+        b.__exit__()
+        assert enabled()
+        a.__enter__()
+        del a  # it was interrupted, and nobody holds it
+        with b:
+            pass
+        assert enabled()
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
+
+
 def test_on_cuda_the_model_and_heads_attend_without_cudnn_and_nowhere_else(monkeypatch: pytest.MonkeyPatch):
     enabled, seen = torch.backends.cuda.cudnn_sdp_enabled, []
     before, attend = enabled(), F.scaled_dot_product_attention

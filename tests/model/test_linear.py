@@ -77,6 +77,24 @@ def test_a_weight_that_is_kept_may_change_and_the_layer_goes_along():
     assert torch.allclose(layer.weight.grad, x.sum(0).expand(8, -1), atol=1e-5)
 
 
+def test_a_bias_may_be_replaced_or_learn_alone():
+    for layer in (nn.Linear(16, 8), dense("Conv1D", 16, 8)):
+        x = torch.randn(5, 16)
+        pack(layer, keep=True)
+        with torch.no_grad():
+            before = layer(x)
+            layer.bias = nn.Parameter(layer.bias + 1.0)
+            assert torch.allclose(layer(x), before + 1.0, atol=1e-5)
+            layer.load_state_dict({**layer.state_dict(), "bias": layer.bias + 1.0}, assign=True)
+            assert torch.allclose(layer(x), before + 2.0, atol=1e-5)
+            layer.bias.data = layer.bias.data + 1.0
+            assert torch.allclose(layer(x), before + 3.0, atol=1e-5)
+        assert "Packed" in type(layer).__name__, "none of this needs the plain layer"
+        layer.weight.requires_grad_(False)
+        layer(x).sum().backward()
+        assert torch.equal(layer.bias.grad, torch.full((8,), 5.0)) and layer.weight.grad is None
+
+
 def test_copies_and_pickles_are_plain_layers_and_share_what_was_shared():
     for keep in (True, False):
         model = Twins()

@@ -109,6 +109,14 @@ def test_the_bundled_model_runs_in_half_precision():
         assert CausalLM(load_model("sample", dtype=dtype).model).dtype == getattr(torch, dtype)
 
 
+def test_a_model_with_a_layer_on_disk_is_refused_as_offloaded():
+    model = tiny.build("llama")
+    model.hf_device_map = {"model": "cpu", "lm_head": "disk"}
+    with pytest.raises(ModelError, match=r"offloaded \(cpu, offloaded\)") as caught:
+        CausalLM(model)
+    one_sentence(caught.value)
+
+
 def test_a_model_that_is_broken_is_left_as_it_was():
     model = tiny.build("llama")
     attention = model.config._attn_implementation

@@ -243,6 +243,7 @@ class Engine:
                     sequence.finish("cancelled")
         self._waiting = deque(sequence for sequence in self._waiting if not sequence.finished)
         self._batch.retire()
+        self.target.settle()
         for row in sorted(self._drafted):
             for keeper in (self.policy, self.drafter):
                 with suppress(Exception):  # what stopped the step is the error to raise

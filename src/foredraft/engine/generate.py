@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 from typing_extensions import Unpack
 
-from foredraft.core.errors import OptionError, PromptError, kind_of
+from foredraft.core.errors import ModelError, OptionError, PromptError, kind_of
 from foredraft.core.noise import derive_seeds, derived_seed, resolve_seed
 from foredraft.core.params import SamplingOptions, SamplingParams, check_count
 from foredraft.engine.beam import BeamKeywords, BeamOptions, Hypothesis, beam_search
@@ -304,6 +304,8 @@ class Generator(Source):
         self._hold()
 
     def __enter__(self) -> "Generator":
+        if self.engine.closed:
+            raise ModelError("This generator is closed: make a new one with foredraft.load.")
         return self
 
     def __exit__(self, *error: object) -> None:

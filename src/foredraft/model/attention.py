@@ -4,6 +4,8 @@ With grouped queries (GQA) the heads of a group are laid side by side as more qu
 and values are read as they lie in the cache. Stock SDPA repeats them first as soon as a mask is given.
 """
 
+import threading
+import weakref
 from abc import ABC, abstractmethod
 from typing import Any
 
@@ -80,7 +82,7 @@ def slot_attention(
         if watch.wants_weights:
             first = attention_weights(query[:, :, :1], key, attention_mask[:, :, :1], scale, softcap, s_aux)
             watch.attended(layer, first[:, :, :, 0].sum(2))
-    return mix(query, key, value, attention_mask, scaling=scaling, softcap=softcap, s_aux=s_aux), None
+    return _mixed(query, key, value, attention_mask, scaling=scaling, softcap=softcap, s_aux=s_aux), None
 
 
 def mix(
@@ -94,6 +96,20 @@ def mix(
     s_aux: Tensor | None = None,
 ) -> Tensor:
     """The same for callers that are no transformers model: [B, N, heads, F]."""
+    with NoCudnn(query.device):  # a model's forward has that as a whole
+        return _mixed(query, key, value, attention_mask, scaling=scaling, softcap=softcap, s_aux=s_aux)
+
+
+def _mixed(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor,
+    *,
+    scaling: float | None,
+    softcap: float | None,
+    s_aux: Tensor | None,
+) -> Tensor:
     rows, heads, nodes, _ = query.shape
     groups = key.shape[1]
     share = heads // groups
@@ -102,8 +118,7 @@ def mix(
     plain = softcap is None and s_aux is None
     if plain and (query.is_cuda or share * nodes > _FEW):
         mask = attention_mask.repeat(1, 1, share, 1) if share > 1 else attention_mask
-        with NoCudnn(query.device):
-            mixed = F.scaled_dot_product_attention(packed, key, value, attn_mask=mask, scale=scale)
+        mixed = F.scaled_dot_product_attention(packed, key, value, attn_mask=mask, scale=scale)
     else:
         weights = attention_weights(query, key, attention_mask, scale, softcap, s_aux).to(value.dtype)
         mixed = weights.view(rows, groups, share * nodes, -1) @ value
@@ -154,28 +169,41 @@ class AttentionSwap:
 
     A model that does not take its attention from transformers' interface keeps its own: an additive mask in four
     dimensions works with that too. Not for two threads at once.
+
+    An interruption may come just before the context is left: ``off`` does that again, as often as one likes.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._configs: list[dict[str, Any]] = []  # their attributes: a config's own way of setting one is slow
+        self._before: list[str | None] = []
         if not model._supports_attention_backend:
             return
-        configs = _configs_of(model)
-        before = [config._attn_implementation for config in configs]
-        model.set_attn_implementation(NAME)
-        for config, own in zip(configs, before, strict=True):
-            if config._attn_implementation == NAME:
-                config._attn_implementation_internal = own
-                self._configs.append(vars(config))
+        self._configs = [vars(config) for config in _configs_of(model)]
+        self._before = [config[_FIELD] for config in self._configs]
+        try:
+            model.set_attn_implementation(NAME)
+            takes = [config[_FIELD] == NAME for config in self._configs]
+            self.off()
+        except BaseException:
+            self.off()
+            raise
+        self._configs = [config for config, our in zip(self._configs, takes, strict=True) if our]
+        self._before = [own for own, our in zip(self._before, takes, strict=True) if our]
 
     def __enter__(self) -> None:
-        self._before = [config[_FIELD] for config in self._configs]
-        for config in self._configs:
-            config[_FIELD] = NAME
+        for index, config in enumerate(self._configs):
+            if config[_FIELD] != NAME:  # else it was left there, and is not the model's own
+                self._before[index] = config[_FIELD]
+                config[_FIELD] = NAME
 
     def __exit__(self, *error: object) -> None:
-        for config, before in zip(self._configs, self._before, strict=True):
-            config[_FIELD] = before
+        self.off()
+
+    def off(self) -> None:
+        """Give the model its own attention back if it has ours."""
+        for config, own in zip(self._configs, self._before, strict=True):
+            if config[_FIELD] == NAME:
+                config[_FIELD] = own
 
 
 def _configs_of(model: PreTrainedModel) -> list[PreTrainedConfig]:
@@ -190,6 +218,36 @@ def _configs_of(model: PreTrainedModel) -> list[PreTrainedConfig]:
     return list(found.values())
 
 
+class _CudnnSwitch:
+    """Torch's flag for cuDNN's scaled dot products: off while anybody wants that, then as it was.
+
+    The flag belongs to the process, so what it was and who wants it off is kept once for the process too. Who is
+    interrupted and dropped before it has let go wants it no longer.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # a finalizer may close a model in the middle of this
+        self._wanted_by: weakref.WeakSet[NoCudnn] = weakref.WeakSet()
+        self._before: bool | None = None
+
+    def off(self, who: "NoCudnn") -> None:
+        with self._lock:
+            if self._before is None:
+                self._before = torch.backends.cuda.cudnn_sdp_enabled()
+            self._wanted_by.add(who)
+            torch.backends.cuda.enable_cudnn_sdp(False)
+
+    def let_go(self, who: "NoCudnn") -> None:
+        with self._lock:
+            self._wanted_by.discard(who)
+            if self._before is not None and not self._wanted_by:
+                torch.backends.cuda.enable_cudnn_sdp(self._before)
+                self._before = None
+
+
+_CUDNN = _CudnnSwitch()
+
+
 class NoCudnn:
     """On a CUDA device scaled dot products leave cuDNN alone while the context lasts.
 
@@ -201,9 +259,12 @@ class NoCudnn:
 
     def __enter__(self) -> None:
         if self._applies:
-            self._before = torch.backends.cuda.cudnn_sdp_enabled()
-            torch.backends.cuda.enable_cudnn_sdp(False)
+            _CUDNN.off(self)
 
     def __exit__(self, *error: object) -> None:
+        self.off()
+
+    def off(self) -> None:
+        """Leave the context, if that has not been done."""
         if self._applies:
-            torch.backends.cuda.enable_cudnn_sdp(self._before)
+            _CUDNN.let_go(self)

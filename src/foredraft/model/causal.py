@@ -52,7 +52,7 @@ class CausalLM(SlotLM):
         check_supported(model)
         config = model.config.get_text_config()
         self._trained = [module for module in model.modules() if module.training]
-        self.model = model.eval()
+        self.model = model
         self.closed = False
         self.name = model.__class__.__name__
         self.layers: int = config.num_hidden_layers
@@ -70,13 +70,14 @@ class CausalLM(SlotLM):
         self._owned = owned
         self._packed: PackedWeights | None = None
         try:
+            model.eval()
             self.vocab_size: int = self._probe(self._expected() if verify else None)
+            if fast:
+                self.pack()
+            vars(model)[_HELD] = _Held(self)
         except BaseException:
             self.close()
             raise
-        if fast:
-            self.pack()
-        vars(model)[_HELD] = _Held(self)
 
     @property
     def device(self) -> torch.device:
@@ -108,11 +109,16 @@ class CausalLM(SlotLM):
 
     def pack(self) -> None:
         """Run linear layers on packed weights from now on, if the model is on a CPU."""
-        if self._packed is None and self.device.type == "cpu":
-            self._packed = PackedWeights(self.model, keep=not self._owned)
+        if self.device.type == "cpu" and (self._packed is None or not self._packed.whole):
+            with self._running:
+                if self._packed is not None:
+                    self._packed.undo()
+                self._packed = PackedWeights(self.model, keep=not self._owned)
 
     def check_ready(self) -> None:
         """See whether somebody has changed the model since, in a way that generating cannot go along with.
+
+        A model that was converted and converted back is packed again, if it was.
 
         Raises:
             ModelError: it was closed, moved, converted or put into training mode.
@@ -127,6 +133,8 @@ class CausalLM(SlotLM):
             )
         if self.model.training:
             raise ModelError(f"This {self.name} is in training mode: call its eval() before generating.")
+        if self._packed is not None:
+            self.pack()
 
     @property
     def ready(self) -> bool:
@@ -154,8 +162,24 @@ class CausalLM(SlotLM):
         return copied
 
     def close(self) -> None:
-        """Leave the model as it was found."""
+        """Leave the model as it was found, when nobody runs it. An interruption is raised when that is done."""
         self.closed = True
+        with self._running:
+            try:
+                self._take_off()
+            except BaseException:
+                self._take_off()
+                raise
+
+    def settle(self) -> None:
+        """Between two forwards: take off the attention and the taps that an interruption may have left."""
+        with self._running:
+            self._taps.off()
+            self._kernels.off()
+            self._attention.off()
+
+    def _take_off(self) -> None:
+        self.settle()
         if self._packed is not None:
             self._packed.undo()
         if held_by(self.model) is self:
@@ -183,16 +207,23 @@ class CausalLM(SlotLM):
         wanted: dict[str, Any] = {"logits_to_keep": keep} if keep is not None and self._keeps_logits else {}
         if watch is not None:
             wanted["watch"] = watch
-        with self._running, self._attention, self._kernels, self._taps as taps:
-            output = self.model(
-                input_ids=step.tokens,
-                position_ids=step.positions,
-                attention_mask=masks,
-                past_key_values=view,
-                use_cache=True,
-                **wanted,
-            )
-            hidden = taps.take()
+        with self._running:
+            try:
+                with self._attention, self._kernels, self._taps as taps:
+                    output = self.model(
+                        input_ids=step.tokens,
+                        position_ids=step.positions,
+                        attention_mask=masks,
+                        past_key_values=view,
+                        use_cache=True,
+                        **wanted,
+                    )
+                    hidden = taps.take()
+            except BaseException as error:
+                self.settle()
+                if isinstance(error, ODD):
+                    self.check_ready()  # a model that was moved or converted in the meantime says so in torch's words
+                raise
         logits = output.logits
         if keep is not None and not self._keeps_logits:
             logits = logits[:, keep]
@@ -201,9 +232,15 @@ class CausalLM(SlotLM):
     @torch.no_grad()
     def read(self, tokens: Int[Tensor, "B T"], layers: Sequence[int]) -> dict[int, Float[Tensor, "B T H"]]:
         """Hidden states of whole texts, without a cache: what heads are trained on. Logits are not computed."""
-        with self._running, Taps(self.model, layers) as taps:
-            body(self.model)(input_ids=tokens, use_cache=False)
-            return taps.take()
+        taps = Taps(self.model, layers)
+        with self._running:
+            try:
+                with taps:
+                    body(self.model)(input_ids=tokens, use_cache=False)
+                    return taps.take()
+            except BaseException:
+                taps.off()
+                raise
 
     @torch.inference_mode()
     def stock_logits(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T V"]:

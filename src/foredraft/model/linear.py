@@ -36,19 +36,25 @@ class _Pack:
     """A weight [out, in] in oneDNN's blocked layout, in ``dtype``.
 
     ``source`` is the plain weight that it was made from, where the layer keeps it, and ``version`` its version then:
-    whoever changes the weight in place, as an optimizer or ``load_state_dict`` does, raises that.
+    whoever changes the weight in place, as an optimizer or ``load_state_dict`` does, raises that. ``own_bias`` is the
+    bias likewise.
     """
 
     weight: Tensor
     bias: Tensor | None
     source: Tensor | None
     version: int
+    own_bias: Tensor | None
     dtype: torch.dtype
 
-    def stale(self, weight: Tensor) -> bool:
+    def stale(self, weight: Tensor, bias: Tensor | None) -> bool:
         if self.source is None:
             return False
-        return weight._version != self.version or weight.data_ptr() != self.source.data_ptr()
+        if weight._version != self.version or weight.data_ptr() != self.source.data_ptr():
+            return True
+        if bias is None or self.own_bias is None:
+            return bias is not self.own_bias
+        return bias.data_ptr() != self.own_bias.data_ptr()
 
 
 class _Packed(nn.Module):
@@ -67,11 +73,14 @@ class _Packed(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         pack = self._pack
         weight = self._parameters["weight"]
+        bias = self._parameters["bias"]
         assert weight is not None
-        learns = x.requires_grad or (weight.requires_grad and pack.source is not None)
+        learns = x.requires_grad or (
+            pack.source is not None and (weight.requires_grad or (bias is not None and bias.requires_grad))
+        )
         if learns and torch.is_grad_enabled():  # by the plain product, for whoever learns this layer or below it
-            return F.linear(x, self._outputs_first(self.weight).to(x.dtype), self._parameters["bias"])
-        if pack.stale(weight):
+            return F.linear(x, self._outputs_first(self.weight).to(x.dtype), bias)
+        if pack.stale(weight, bias):
             pack = self._pack = _packed(self, pack.dtype, keep=True)
         outputs, inputs = pack.weight.shape
         flat = x.reshape(-1, inputs)
@@ -92,11 +101,10 @@ class _Packed(nn.Module):
         return state
 
     def unpack(self) -> None:
-        """Be the plain layer again."""
-        state = self.plain_state()
+        """Be the plain layer again. Between any two lines it computes what it should, packed or not."""
+        vars(self).update(self.plain_state())
         self.__class__ = self.plain_class  # type: ignore[assignment]
-        vars(self).clear()
-        vars(self).update(state)
+        vars(self).pop("_pack")
 
     def repack(self, plain: Any) -> None:
         """Compute from now on what a layer of the same shape computes."""
@@ -109,7 +117,7 @@ class _Packed(nn.Module):
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """Copies and pickles are plain layers."""
-        return copyreg.__newobj__, (self.plain_class,), self.plain_state()  # type: ignore[attr-defined]
+        return copyreg._reconstructor, (self.plain_class, object, None), self.plain_state()  # type: ignore[attr-defined]
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -188,29 +196,39 @@ class PackedWeights:
                 "Linear layers are not packed: packed copies would take %d bytes of %d that are free.", size, free
             )
             return
-        for layer in layers:
-            pack(layer, dtype, keep=kept[id(layer)])
-            self._layers.append(layer)
-        _log.debug("Packed %d linear layers of %s.", len(self), model.__class__.__name__)
+        try:
+            for layer in layers:
+                self._layers.append(layer)
+                pack(layer, dtype, keep=kept[id(layer)])
+            _log.debug("Packed %d linear layers of %s.", len(self), model.__class__.__name__)
+        except BaseException:
+            self.undo()
+            raise
 
     def __len__(self) -> int:
         return len(self._layers)
 
+    @property
+    def whole(self) -> bool:
+        """Whether all of them are packed still: who converts or moves a layer gets the plain one."""
+        return all(isinstance(layer, _Packed) for layer in self._layers)
+
     def undo(self) -> None:
+        """Unpack them all; an undo that was interrupted is repeated."""
         for layer in self._layers:
             if isinstance(layer, _Packed):
                 layer.unpack()
+            vars(layer).pop("_pack", None)  # what an interruption may have left
         self._layers.clear()
 
 
 def pack(layer: nn.Module, dtype: torch.dtype = torch.float32, *, keep: bool) -> None:
     """Pack one layer; without ``keep`` its parameter has a shape and no memory from now on."""
-    packed = _packed(layer, dtype, keep)
+    old: Any = layer.weight
+    layer._pack = _packed(layer, dtype, keep)  # type: ignore[assignment]
+    layer.__class__ = _CLASSES[type(layer)]  # whole before and after each of these lines, should one be the last
     if not keep:
-        old: Any = layer.weight
         layer._parameters["weight"] = nn.Parameter(old.detach().to("meta"), old.requires_grad)
-    layer.__class__ = _CLASSES[type(layer)]
-    layer._pack = packed  # type: ignore[assignment]
 
 
 def _packed(layer: Any, dtype: torch.dtype, keep: bool, weight: Tensor | None = None) -> _Pack:
@@ -219,8 +237,9 @@ def _packed(layer: Any, dtype: torch.dtype, keep: bool, weight: Tensor | None = 
     plain = (own if weight is None else weight).detach()
     kind = _CLASSES.get(type(layer), type(layer))
     packed = torch.ops.mkldnn._reorder_linear_weight(kind._outputs_first(plain).to(dtype), None)
-    bias = None if layer.bias is None else layer.bias.detach().to(dtype)
-    return _Pack(packed, bias, own.detach() if keep else None, own._version if keep else 0, dtype)
+    bias = None if layer.bias is None else layer.bias.detach()
+    source, version = (own.detach(), own._version) if keep else (None, 0)
+    return _Pack(packed, None if bias is None else bias.to(dtype), source, version, bias, dtype)
 
 
 def any_weight(net: nn.Module) -> Tensor:

@@ -21,8 +21,9 @@ def check_supported(model: PreTrainedModel) -> None:
     check_generates(model)
     odd = sorted(set(_layer_types(config)) - _REACH.keys())
     places = {str(weight.device) for weight in model.parameters()}
-    if len(places) > 1 or "meta" in places:
-        where = ", ".join(sorted(places - {"meta"}) + ["offloaded"] * ("meta" in places))
+    away = "meta" in places or "disk" in vars(model).get("hf_device_map", {}).values()
+    if len(places) > 1 or away:
+        where = ", ".join(sorted(places - {"meta"}) + ["offloaded"] * away)
         raise ModelError(
             f"The weights of this {name} lie on several devices or are offloaded ({where}); foredraft runs a model on "
             'one device: load it with device_map={"": 0}, in a smaller dtype or quantised if need be.'

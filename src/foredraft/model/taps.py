@@ -39,6 +39,10 @@ class Taps:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.off()
+
+    def off(self) -> None:
+        """Take the hooks off, if they are there."""
         for hooks, _ in self._places:
             hooks.pop(self, None)
 
