@@ -87,13 +87,13 @@ def said(g: Generator) -> list[list[int]]:
     return [sequence.tokens for sequence in submitted]
 
 
-def chosen(places: list[Place], kind: str) -> list[int]:
+def chosen(places: list[Place], kind: str, stride: int) -> list[int]:
     """Which events to stop at, counted from 1: where each line that puts something on the user's model first begins,
-    if nothing is drafted, and a tenth of the other lines or less, which differ by drafter."""
+    if nothing is drafted, and one in ``stride`` of the other lines, which differ by drafter."""
     first = {place: count for count, place in reversed(list(enumerate(places, start=1)))}
     always = {place for place in first if kind == "none" and place[0].startswith(ALWAYS)}
     others = sorted(first[place] for place in first.keys() - always)
-    return sorted([*(first[place] for place in always), *others[:: 10 if kind == "none" else 12]])
+    return sorted([*(first[place] for place in always), *others[::stride]])
 
 
 def interrupted(call: Callable[[], object], stop: int) -> None:
@@ -102,13 +102,14 @@ def interrupted(call: Callable[[], object], stop: int) -> None:
         call()
 
 
+@pytest.mark.parametrize("stride", [pytest.param(1, marks=pytest.mark.slow), 12])
 @pytest.mark.parametrize("kind", ["none", "draft_model", "eagle3"])
-def test_an_interruption_at_any_line_leaves_the_generator_as_it_was(kind: str):
+def test_an_interruption_at_any_line_leaves_the_generator_as_it_was(kind: str, stride: int):
     g, model, ids = build(kind), target().model, torch.tensor([PROMPTS[2]])
     wanted, logits = said(g), model(ids).logits
     with traced() as tracer:
         said(g)
-    for stop in chosen(tracer.places, kind):
+    for stop in chosen(tracer.places, kind, stride):
         interrupted(lambda: said(g), stop)
         assert torch.equal(model(ids).logits, logits), f"the model after an interruption at {tracer.places[stop - 1]}"
         assert said(g) == wanted, f"after an interruption at {tracer.places[stop - 1]}"
