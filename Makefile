@@ -5,17 +5,20 @@ INPUTS := pyproject.toml constraints.txt
 unexport VIRTUAL_ENV
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint check bench clean
+.PHONY: help venv demo test test-all lint check bench clean
 
 help: ## this list
-	@grep -E '^[a-z]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z]+):.*## */  make \1\t/'
+	@grep -E '^[a-z-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## */  make \1\t/'
 
 venv: $(VENV)/.stamp-core ## .venv with the package in it
 
 demo: $(VENV)/.stamp-core ## run the bundled models: nothing else to download
 	scripts/demo
 
-test: $(VENV)/.stamp-test ## the tests
+test: $(VENV)/.stamp-test ## the tests, without the long ones
+	scripts/test -m "not slow"
+
+test-all: $(VENV)/.stamp-test ## all tests: long laws, training and browser tests too
 	scripts/test
 
 lint: $(VENV)/.stamp-dev ## format, style, architecture, types
