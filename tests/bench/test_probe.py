@@ -193,6 +193,10 @@ class First(Policy):
         self._inner = Constant(length, confidence)
         self.seen: Seen | None = None
 
+    @property
+    def learns(self) -> bool:
+        return False
+
     def plan(self, view: View, limits: Sequence[int]) -> Plan:
         return self._inner.plan(view, limits)
 

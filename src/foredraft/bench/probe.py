@@ -94,6 +94,10 @@ class Probe(Policy):
         self.short = 0
         self.steps: list[Step] = []
 
+    @property
+    def learns(self) -> bool:
+        return False
+
     def plan(self, view: View, limits: Sequence[int]) -> Plan:
         longest = min(self.short or self._tap.needs.longest, self._tap.needs.longest)
         return Plan(tuple(min(longest, limit) for limit in limits), self._confidence)
