@@ -102,7 +102,7 @@ def test_the_rules_see_what_breaks_them():
     assert len(broken_rules("def f(a, b, c, d, e, f, /, g, *, h): ...\n", may_print=False)) == 1
     assert len(broken_rules("def f():\n" + 60 * "    x = 1\n", may_print=False)) == 1
     assert broken_rules("def f():\n" + 59 * "    x = 1\n", may_print=False) == []
-    assert len(broken_rules("\n" * 301, may_print=False)) == 1
+    assert len(broken_rules("\n" * 401, may_print=False)) == 1
 
 
 def test_no_package_carries_a_trace_of_one_machine():

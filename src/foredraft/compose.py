@@ -80,8 +80,7 @@ def load(
         exact: run every forward with the same number of nodes, so that speculation cannot flip near-ties.
         fast: on a CPU, pack the weights of linear layers.
         kv_cache_memory_bytes: the most that the keys and values of target and draft models may take together; by
-            default four fifths of what is free on the device once all is loaded. Requests that do not fit beside
-            others wait; one that does not fit alone is refused.
+            default 0.8 of what is free once all is loaded. A request that does not fit alone is refused.
         model_options: passed on to ``from_pretrained`` for the target (quantization_config, revision, ...), if it is
             loaded here.
         draft_options: the same for draft models. They have the target's dtype and device unless these say otherwise,

@@ -186,7 +186,8 @@ class Generator(Source):
 
     def batch(self, prompts: Several, params: Params | None = None, **options: Unpack[SamplingOptions]) -> list[Result]:
         """``generate`` for a list of prompts, whatever they are: always a list of results, in order."""
-        several = listed(prompts).prompts
+        none = isinstance(prompts, Seq) and not len(prompts)
+        several = [] if none else listed(prompts).prompts
         sequences = self.submit(several, as_params(params, options))
         self.engine.run(sequences)
         return Call(sequences, len(several), single=False).results(self.kind)
