@@ -15,7 +15,7 @@ from foredraft.model.causal import CausalLM
 
 def result(text: str, pieces: list[Piece], **stats) -> Result:
     tokens = [token for piece in pieces for token in piece.tokens]
-    return Result(text, tokens, "stop", DecodeStats(tokens=len(tokens), **stats), [], pieces)
+    return Result(text, tokens, "stop", DecodeStats(tokens=len(tokens), **stats), [], 7, pieces)
 
 
 def test_the_repr_of_a_result_is_short():
