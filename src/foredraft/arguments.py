@@ -1,5 +1,6 @@
 """What ``load`` is given, in one form each: targets and drafters, by whatever name or object users have for them."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from os import PathLike, fspath
@@ -17,6 +18,8 @@ from foredraft.formats import inspect_head
 from foredraft.formats.tuned import SUFFIX, read_tuned
 from foredraft.model.causal import CausalLM
 from foredraft.model.load import as_device, as_dtype, unwrapped
+
+_log = logging.getLogger(__name__)
 
 AnyDrafter = str | PathLike[str] | Drafter | nn.Module | tuple[str, Any] | None
 """A spec, a path, a ``Drafter``, a transformers model that drafts as ``draft_model``, or a spec without its path and
@@ -84,6 +87,7 @@ def as_spec(source: Any, drafter: AnyDrafter) -> Spec | Drafter:
         return drafter
     if drafter == "auto":
         drafter = "eagle3" if isinstance(source, str) and source in BUNDLED_DRAFTS else "prompt_lookup"
+        _log.info("The automatic choice of a drafter is %s.", drafter)
     if drafter is None or isinstance(drafter, str):
         return _spelled(source, drafter or "none")
     if isinstance(drafter, tuple) and len(drafter) == 2 and isinstance(drafter[0], str):
