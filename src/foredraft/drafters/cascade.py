@@ -58,6 +58,8 @@ class Cascade(Rewindable):
 
     def __init__(self, options: Options, middle: SlotLM, part: Part, cache: SlotCache, vocab_size: int) -> None:
         self._options = options
+        # a partial cache inside is filled by how far all rows are, so its drafts depend on the others of the batch
+        self.learns = part.drafter.learns or part.drafter.reads_target
         length = options.inner_tokens or part.drafter.needs.longest
         self._loop = InnerLoop(Inner(middle, part.drafter, cache, length, part.confidence), vocab_size)
         self.needs = Needs(max_nodes=options.num_assistant_tokens)
