@@ -35,7 +35,7 @@ def test_json_has_the_fields_of_a_result(run: Run, model: Path, expected):
     assert (ended.status, ended.err) == (0, "")
     assert list(found) == [
         *("model", "drafter", "method", "lossless", "prompt_tokens"),
-        *("text", "tokens", "finish_reason", "stats"),
+        *("text", "tokens", "finish_reason", "seed", "stats"),
     ]
     assert (found["text"], found["tokens"]) == (result.text, result.tokens)
     assert (found["model"], found["drafter"]) == (str(model), f"draft_model:{model}")

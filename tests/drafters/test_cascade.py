@@ -84,7 +84,7 @@ def sample() -> tuple[Generator, list[list[int]]]:
 )
 def test_specs(spec: str):
     plain, expected = sample()
-    nested = foredraft.load(plain.engine.target, spec, tokenizer=plain.tokenizer.inner)
+    nested = foredraft.load(plain.engine.target, spec, tokenizer=plain.tokenizer.inner, policy=Constant(4))
     assert [result.tokens for result in nested.batch(SAID_TO, **LENGTHS)] == expected
     sampled = nested.batch(SAID_TO, temperature=1.0, seed=0, **LENGTHS)
     seeds = (result.seed for result in sampled)
@@ -117,7 +117,7 @@ def test_inside_a_narrower_middle_laws_are_as_wide_as_the_targets(inner: str, sl
     tokenizer = tiny.tokenizer()
     target = tiny.build("llama", vocab_size=len(tokenizer) + 7)
     spec = f"cascade:{slim}+[{inner.replace('SLIM', slim)}],num_assistant_tokens=5"
-    g = foredraft.load(target, spec, tokenizer=tokenizer)
+    g = foredraft.load(target, spec, tokenizer=tokenizer, policy=Constant(5))
     prompts = [*PROMPTS, [len(tokenizer) + 3, 5, len(tokenizer) + 6]]  # also of padding, which the middle cannot read
     for temperature in (0.0, 1.0):
         results = g.generate(prompts, max_new_tokens=12, temperature=temperature, seed=1)
