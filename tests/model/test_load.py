@@ -137,12 +137,13 @@ def test_a_load_that_fails_leaves_the_callers_model_as_it_was(folder: Path):
 
 def test_closing_a_generator_takes_everything_off_again(folder: Path):
     model = tiny.build("llama")
-    attention, head = model.config._attn_implementation, model.lm_head
+    attention, head, kind = model.config._attn_implementation, model.lm_head, type(model.lm_head)
     g = foredraft.load(model, f"draft_model:{folder}", tokenizer=tiny.tokenizer())
     assert type(model.lm_head) is not kind, "packed layers have a class of their own"
     g.generate([1, 2, 3], max_new_tokens=4)
     g.close()
     assert model.config._attn_implementation == attention and model.lm_head is head
+    assert type(head) is kind
 
 
 def test_tokenizers_that_agree_and_do_not(folder: Path):
