@@ -183,7 +183,8 @@ def generator(name: str, rule: str | None = None) -> Generator:
     proposer = drafter(name, full)
     pair()[0].tap(proposer.needs.hidden_layers)
     control = Constant(proposer.needs.longest, confidence=0.4 if name == "unsure chain" else 0.0)
-    return tiny.generator(pair()[0], proposer, control, rule=rule, max_rows=ROWS, cache=full)
+    picked = name in LOOKAHEADS or name == "max_gram"  # these learn from other requests, and pick their tokens
+    return tiny.generator(pair()[0], proposer, control, rule=rule, max_rows=ROWS, cache=full, picked=picked)
 
 
 def params(setting: str, seed: int = 0) -> SamplingParams:
