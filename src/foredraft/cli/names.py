@@ -26,7 +26,7 @@ RECIPE_OPTIONS = {
     "boost": (*_DISTIL, "easy"),
 }
 """The options of each recipe; the tests compare them."""
-VERIFIERS = ("target_sampling", "token", "block", "recursive", "kseq", "fixed_plus_one", "traversal", "typical")
+VERIFIERS = ("target_sampling", "token", "block", "recursive", "kseq", "traversal", "typical")
 """Those of ``core.verify.RULES``; the tests compare them."""
 FIGURES = ("svg", "png", "pdf")
 """Those of ``bench.plots.SUFFIXES``; the tests compare them."""
