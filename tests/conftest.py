@@ -3,11 +3,14 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from hypothesis import settings
 
 with warnings.catch_warnings():  # what packages say while they are imported is not ours to fix
     warnings.simplefilter("ignore")
     import transformers
 
+settings.register_profile("untimed", deadline=None)  # a busy machine is no fault
+settings.load_profile("untimed")
 transformers.logging.set_verbosity_error()
 torch.set_num_threads(1)  # tensors are small here: a second thread costs more than it does
 

@@ -288,7 +288,7 @@ def test_of_two_tries_the_faster_one_counts_without_the_prompt(target: CausalLM,
 
         def batch(prompts: Any, params: SamplingParams) -> list[Result]:
             stats = DecodeStats(seconds=next(tries) + 5.0, prefill_seconds=5.0, target_forwards=forwards)
-            return [Result("", [1] * 6, "length", stats, [])]
+            return [Result("", [1] * 6, "length", stats, [], 0)]
 
         return SimpleNamespace(batch=batch, tokenizer=None, close=lambda: None)
 

@@ -43,7 +43,7 @@ def static(truth: Sequence[int], scored: bool = True) -> tiny.ScriptedDrafter:
         if not plan.lengths[0]:
             return Draft(TokenTree.root(view.roots), Law.FIXED)
         tokens = [(truth[min(at, len(truth) - 1)] + 1 + node) % tiny.VOCAB for node in range(len(PARENTS))]
-        tokens[0] = truth[at - 1]
+        tokens[0] = int(view.roots[0])
         scores = [0.0] * len(PARENTS)
         for node, depth in RIGHT.items():
             tokens[node] = truth[at + depth - 1]

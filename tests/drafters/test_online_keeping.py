@@ -26,7 +26,7 @@ from online_cases import generator, stream
 g, online = generator("draft_model", passes=1, folder=sys.argv[1])
 prompts = stream(64)
 for begin in range(0, 64, 4):
-    g.generate(prompts[begin : begin + 4], max_new_tokens=12, temperature=1.0, seed=begin)
+    g.generate(prompts[begin : begin + 4], max_new_tokens=12)
     print(begin + 4, flush=True)
     if begin + 4 == 20:
         sys.stdin.read()  # until it is killed
@@ -39,7 +39,7 @@ def begun(folder: Path, name: str = "draft_model", **options: Any) -> tuple[Gene
 
 def serve(g: Generator, begin: int, end: int) -> None:
     for first in range(begin, end, 4):
-        g.generate(stream(64)[first : first + 4], max_new_tokens=NEW, temperature=1.0, seed=first)
+        g.generate(stream(64)[first : first + 4], max_new_tokens=NEW)
 
 
 def test_a_killed_service_goes_on_from_its_last_interval(tmp_path: Path):

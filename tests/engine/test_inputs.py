@@ -71,7 +71,7 @@ REFUSED: dict[str, Any] = {
     "fractions": ([1, 2.5], "Token ids are whole numbers, not 2.5"),
     "float tensor": (torch.tensor([1.0, 2.0]), "Token ids are whole numbers, not 1.0"),
     "scalar": (torch.tensor(3), "one or two dimensions"),
-    "empty": ([], "prompt is empty"),
+    "empty": ([], "prompt is empty|There are no prompts"),
     "nothing visible": ({"input_ids": [1], "attention_mask": [0]}, "prompt is empty"),
     "other mapping": ({"text": "AB"}, "has input_ids, or is a chat message with role and content; this has text"),
     "embeddings": ({"inputs_embeds": torch.ones(1, 2, 3)}, "this has inputs_embeds"),

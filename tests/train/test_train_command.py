@@ -179,7 +179,7 @@ def test_a_run_that_goes_on_says_so(train: Train, tmp_path: Path, monkeypatch: p
         patch.setattr(Progress, "tell", interrupt)
         ended = train("medusa", *out, "--checkpoint", "1")
     assert (ended.status, ended.err.count("\n")) == (130, 1)
-    assert "Interrupted at step 2; the same command goes on from the last checkpoint." in ended.err
+    assert "Interrupted at step 2; the same command continues from the last checkpoint." in ended.err
     ended = train("medusa", *out, "--validate", "1", "--checkpoint", "7")
     assert ended.status == 0 and ended.err.startswith("resumed after step 1 of 2 and 0:00:0"), ended.err
     assert train("medusa", *out).err.startswith("all 2 steps were done before\n")
