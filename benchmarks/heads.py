@@ -22,7 +22,7 @@ from prompts import read_prompts
 from recorder import Recorder
 
 import foredraft
-from foredraft.engine.generate import Generator
+from foredraft.engine.generator import Generator
 from foredraft.engine.policy import Constant
 
 TASKS = ("humaneval", "gsm8k")

@@ -141,7 +141,7 @@ def _save(figure: Any, name: str) -> None:
 
 
 def _plot_places(runs: list[Run]) -> None:
-    from foredraft.drafters.templates import Template
+    from foredraft.drafters.common.templates import Template
 
     paths = Template.of("eagle").paths
     shares = by_place(runs, "eagle1, 25 nodes")

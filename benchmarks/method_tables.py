@@ -7,7 +7,7 @@ from pathlib import Path
 
 from reading import quartiles, read
 
-from foredraft.bench.records import read_runs
+from foredraft.bench.measure.records import read_runs
 
 RESULTS = Path(__file__).resolve().parent / "results"
 MIB = 2**20

@@ -22,8 +22,8 @@ from origin import provenance
 from reading import read
 
 import foredraft
-from foredraft.bench import plots
-from foredraft.drafters.online import Online
+from foredraft.bench.report import plots
+from foredraft.drafters.online.method import Online
 from foredraft.engine.policy import Constant
 
 ROOT = Path(__file__).resolve().parent.parent

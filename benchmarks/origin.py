@@ -8,7 +8,7 @@ import torch
 import transformers
 
 import foredraft
-from foredraft.model.provenance import processor
+from foredraft.core.io import processor
 
 
 def provenance(command: str, **facts: object) -> dict:

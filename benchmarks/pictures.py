@@ -23,9 +23,9 @@ from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 from summary import RUNS, origin_line
 
-from foredraft.bench import plots
-from foredraft.bench.records import read_runs
-from foredraft.bench.summary import PLAIN, THEIRS, Setting, Summary, summarise
+from foredraft.bench.measure.records import read_runs
+from foredraft.bench.measure.summary import PLAIN, THEIRS, Setting, Summary, summarise
+from foredraft.bench.report import plots
 
 FIGURES = Path(__file__).resolve().parent.parent / "docs" / "figures"
 PROMPT = "class Vector:\n    def __add__(self, other):"

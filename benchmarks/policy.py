@@ -21,8 +21,8 @@ from origin import provenance
 
 import foredraft
 from foredraft.bench.prompts import read_prompts
-from foredraft.core.params import SamplingParams
-from foredraft.engine.generate import Generator, Prompt
+from foredraft.core.sampling.params import SamplingParams
+from foredraft.engine.generator import Generator, Prompt
 from foredraft.engine.policy import Constant, Policy, Throughput
 
 METHODS = ("eagle3", "eagle1", "draft_model", "medusa", "prompt_lookup")

@@ -2,7 +2,7 @@
 
 from typing import Any, final
 
-from foredraft.bench.onlooker import Onlooker
+from foredraft.bench.measure.recording_drafter import Onlooker
 from foredraft.core.draft import Draft, Verdict
 from foredraft.core.drafter import Drafter
 

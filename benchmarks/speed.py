@@ -27,7 +27,7 @@ from reading import read
 from summary import TASKS, markdown
 
 import foredraft
-from foredraft.engine.costs import measure_costs
+from foredraft.engine.cost_model import measure_costs
 
 
 def read_prompts(folder: Path, task: str, count: int) -> list[str]:

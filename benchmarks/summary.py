@@ -14,11 +14,11 @@ import heads_summary
 from method_tables import TABLES
 from reading import quartiles, read
 
-from foredraft.bench import tables
-from foredraft.bench.candidates import told
-from foredraft.bench.records import read_runs
-from foredraft.bench.summary import PLAIN, THEIRS, Key, Summary, law, summarise
-from foredraft.formats.tuned import read_tuned
+from foredraft.bench.measure.records import read_runs
+from foredraft.bench.measure.summary import PLAIN, THEIRS, Key, Summary, law, summarise
+from foredraft.bench.report import tables
+from foredraft.bench.tune.candidates import told
+from foredraft.heads.formats.tuned import read_tuned
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "speed.jsonl"

@@ -33,17 +33,17 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import foredraft
 from foredraft.core.draft import Draft, Verdict
 from foredraft.core.drafter import Drafter, Plan, Rewindable, StepOut, View
-from foredraft.core.noise import Noise, Stream
-from foredraft.core.params import SamplingParams
-from foredraft.core.warp import Warp
+from foredraft.core.rng import Noise, Stream
+from foredraft.core.sampling.params import SamplingParams
+from foredraft.core.sampling.warp import Warp
+from foredraft.drafters.common.build_context import NestedDrafter
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
 from foredraft.drafters.none import NoDrafter
 from foredraft.drafters.partial import Options as PartialOptions, Partial
-from foredraft.drafters.supplies import Part
 from foredraft.drafters.triforce import Options as TriForceOptions, TriForce
 from foredraft.engine.step import Stepper
 from foredraft.model.cache import SlotCache
-from foredraft.model.causal import CausalLM
+from foredraft.model.hf import CausalLM
 
 RATES = {"inner": 0.75, "outer": 0.9}
 """How likely each drafted token is to be right: the small model's for the middle level, a draft's for the target."""
@@ -201,7 +201,9 @@ def forced(args: argparse.Namespace, out: TextIO) -> None:
         if name == "triforce":
             inner = DraftModel(DraftOptions(num_assistant_tokens=3, window=256, sinks=16), small, vocab)
             options = TriForceOptions(gamma=args.gamma, budget=args.far_budget)
-            bare = TriForce(options, target, cache, Part(Spoiled(inner, RATES["inner"], vocab), draws=True), vocab)
+            bare = TriForce(
+                options, target, cache, NestedDrafter(Spoiled(inner, RATES["inner"], vocab), draws=True), vocab
+            )
         elif name in ("retrieval", "window", "h2o"):
             bare = Partial(PartialOptions(cache=name, budget=args.far_budget, **chain), target, cache, vocab)
         else:

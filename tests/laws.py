@@ -14,17 +14,18 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-import heads
+import random_heads as heads
 import tiny
 from dialects import strangers
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Drafter, Plan, View
-from foredraft.core.noise import NoiseCoins, Stream, _exponentials, derive_seeds, draw
-from foredraft.core.params import SamplingParams
+from foredraft.core.rng import HashedRng, Stream, _exponentials, derive_seeds, draw
+from foredraft.core.sampling.params import SamplingParams
+from foredraft.core.sampling.warp import Paths, Warp
 from foredraft.core.tree import TokenTree
-from foredraft.core.warp import Paths, Warp
 from foredraft.drafters.blockwise import BlockwiseDrafter, Options as BlockwiseOptions
 from foredraft.drafters.cascade import Cascade, Options as CascadeOptions
+from foredraft.drafters.common.build_context import NestedDrafter
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
 from foredraft.drafters.eagle1 import Eagle1, Options as Eagle1Options
 from foredraft.drafters.eagle2 import Eagle2, Options as Eagle2Options
@@ -41,15 +42,14 @@ from foredraft.drafters.prompt_lookup import Options as LookupOptions, PromptLoo
 from foredraft.drafters.relay import Options as RelayOptions, Relay
 from foredraft.drafters.sequoia import Options as SequoiaOptions, Sequoia
 from foredraft.drafters.specinfer import Options as SpecInferOptions, SpecInfer
-from foredraft.drafters.supplies import Part
 from foredraft.drafters.triforce import Options as TriForceOptions, TriForce
 from foredraft.drafters.universal import Options as UniversalOptions, Universal
-from foredraft.engine import batch
-from foredraft.engine.generate import Generator
+from foredraft.engine import state as batch
+from foredraft.engine.generator import Generator
 from foredraft.engine.policy import Constant
 from foredraft.model import cache, masks
-from foredraft.model.bridge import Bridge
-from foredraft.model.causal import CausalLM
+from foredraft.model.hf import CausalLM
+from foredraft.model.vocab_mapping import VocabMapping
 
 VOCAB = 5
 LENGTH = 3
@@ -100,30 +100,30 @@ PARTIAL: dict[str, Callable[[CausalLM, CausalLM, cache.SlotCache], Drafter]] = {
         TriForceOptions(gamma=2, inner_gamma=2, budget=2, chunk=1, room=1),
         target,
         full,
-        Part(DraftModel(DraftOptions(num_assistant_tokens=2, window=8, sinks=1), draft, VOCAB), draws=True),
+        NestedDrafter(DraftModel(DraftOptions(num_assistant_tokens=2, window=8, sinks=1), draft, VOCAB), draws=True),
         VOCAB,
     ),
 }
 """Drafters with two or three of the prompt's tokens in their caches, beside the target's own."""
 
 
-def model_part(model: CausalLM, tokens: int) -> Part:
-    return Part(DraftModel(DraftOptions(num_assistant_tokens=tokens), model, VOCAB), draws=True)
+def model_part(model: CausalLM, tokens: int) -> NestedDrafter:
+    return NestedDrafter(DraftModel(DraftOptions(num_assistant_tokens=tokens), model, VOCAB), draws=True)
 
 
-def over(middle: CausalLM, part: Part) -> Cascade:
+def over(middle: CausalLM, part: NestedDrafter) -> Cascade:
     """A cascade over this middle."""
     return Cascade(CascadeOptions(num_assistant_tokens=2), middle, part, middle.new_cache(), VOCAB)
 
 
-def lookup_part() -> Part:
-    return Part(MaxGram(MaxGramOptions(num_assistant_tokens=1), VOCAB), draws=False)
+def lookup_part() -> NestedDrafter:
+    return NestedDrafter(MaxGram(MaxGramOptions(num_assistant_tokens=1), VOCAB), draws=False)
 
 
 NESTED: dict[str, Callable[[CausalLM, CausalLM], Drafter]] = {
     "cascade": lambda target, draft: over(draft, model_part(target, 1)),
     "cascade lookup": lambda target, draft: over(draft, lookup_part()),
-    "cascade cascade": lambda target, draft: over(draft, Part(over(target, model_part(draft, 1)), draws=True)),
+    "cascade cascade": lambda target, draft: over(draft, NestedDrafter(over(target, model_part(draft, 1)), draws=True)),
     "relay": lambda target, draft: Relay(RelayOptions(), [model_part(draft, 1), lookup_part()], VOCAB),
     "max_gram": lambda target, draft: MaxGram(MaxGramOptions(num_assistant_tokens=2, bigrams=True), VOCAB),
 }
@@ -172,7 +172,7 @@ def drafter(name: str, full: cache.SlotCache) -> Drafter:
     if name in NESTED:
         return NESTED[name](target, draft)
     if name in ("slem", "tli"):
-        bridge = Bridge(*strangers(VOCAB), target.vocab_size, draft.vocab_size)
+        bridge = VocabMapping(*strangers(VOCAB), target.vocab_size, draft.vocab_size)
         return Universal(UniversalOptions(num_assistant_tokens=2, method=name), draft, bridge)
     options = DraftOptions(num_assistant_tokens=2, branching=(2, 2) if name == "tree" else None)
     return DraftModel(options, draft, target.vocab_size)
@@ -327,7 +327,7 @@ def _chain(view: View, q: Tensor, token: Tensor, lengths: Tensor | None = None) 
     return Draft(tree, Law.CHAIN, torch.stack([torch.zeros_like(q), q], 1))
 
 
-def same_numbers_for_drafting_and_accepting(self: NoiseCoins, probability: Tensor, index: int) -> Tensor:
+def same_numbers_for_drafting_and_accepting(self: HashedRng, probability: Tensor, index: int) -> Tensor:
     """Accept by the exponential number that the first block of tokens had in the race that drew the draft."""
     bits = self.noise.bits(Stream.DRAFT, torch.full_like(self.noise.positions, index))
     return (-_exponentials(bits, 1)[:, 0]).exp() < probability
@@ -342,10 +342,10 @@ def run_faulty(fault: str, count: int, seed: int = 1) -> Counted:
     prepare()
     propose = FAULTS.get(fault, sound)
     g = tiny.generator(pair()[0], tiny.ScriptedDrafter(propose, max_nodes=1), max_rows=ROWS)
-    before = NoiseCoins.accept
+    before = HashedRng.accept
     if fault == SHARED:
-        NoiseCoins.accept = same_numbers_for_drafting_and_accepting
+        HashedRng.accept = same_numbers_for_drafting_and_accepting
     try:
         return sample(g, "temperature", count, seed)
     finally:
-        NoiseCoins.accept = before
+        HashedRng.accept = before

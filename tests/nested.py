@@ -1,6 +1,6 @@
 """Loops inside drafters on tables: models that are tables over a real slot cache, and every coin enumerated.
 
-``enumerated`` runs an ``InnerLoop`` once for each sequence of outcomes that chance can have in it, on all levels, and
+``enumerated`` runs an ``NestedLoop`` once for each sequence of outcomes that chance can have in it, on all levels, and
 returns every draft with its exact probability. Letters: R rows (one script of coins each), V vocabulary.
 """
 
@@ -14,16 +14,16 @@ from torch import Tensor
 
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Needs, Plan, Rewindable, StepOut, View
-from foredraft.core.noise import Coins, Noise
-from foredraft.core.params import SamplingParams
+from foredraft.core.rng import Noise, VerifierRng
+from foredraft.core.sampling.params import SamplingParams
+from foredraft.core.sampling.warp import Warp
 from foredraft.core.tree import TokenTree
 from foredraft.core.verify import verify
-from foredraft.core.warp import Warp
 from foredraft.engine import step
+from foredraft.model.base import TargetModel
 from foredraft.model.cache import SlotCache
 from foredraft.model.masks import Layout, StepIn, address
-from foredraft.model.slot_lm import SlotLM
-from oracle import EnumeratingCoins, Table
+from oracle import EnumeratingRng, Table
 
 PROMPT = (1, 0, 1)
 
@@ -45,7 +45,7 @@ def at(table: Table, tokens: Tensor, level: int) -> Tensor:
 
 
 @final
-class TableLM(SlotLM):
+class TableLM(TargetModel):
     """A model that is a table. It finds what it has read in the slots that its masks show, so both must be right."""
 
     def __init__(self, table: Table) -> None:
@@ -66,7 +66,7 @@ class TableLM(SlotLM):
     def new_cache(self) -> SlotCache:
         return SlotCache(0)
 
-    def untapped(self, rows: int) -> dict[int, Tensor]:
+    def empty_hidden(self, rows: int) -> dict[int, Tensor]:
         return {}
 
     def address(self, tree: TokenTree, bases: Tensor, rows: Sequence[int], reach: int, *, start: int = 0) -> StepIn:
@@ -98,7 +98,7 @@ class Chances:
     """The coins of all levels in the order in which they are tossed, by one script a row."""
 
     def __init__(self, scripts: Tensor, vocabulary: int, end: int) -> None:
-        self.coins = EnumeratingCoins(scripts, vocabulary)
+        self.coins = EnumeratingRng(scripts, vocabulary)
         self._end = end  # what rows do that have said so much does not matter
 
     def decide(self, weights: Tensor, positions: Tensor) -> Tensor:
@@ -107,7 +107,7 @@ class Chances:
 
 
 @final
-class StepCoins(Coins):
+class StepCoins(VerifierRng):
     """One inner step's."""
 
     def __init__(self, chances: Chances, noise: Noise) -> None:
@@ -200,7 +200,7 @@ def enumerated(
             return verdict
 
         with monkeypatch.context() as patch:
-            patch.setattr(step, "NoiseCoins", coins)
+            patch.setattr(step, "HashedRng", coins)
             patch.setattr(step, "verify", judge)
             drafter = make(chances)
             for row in range(rows):

@@ -1,7 +1,7 @@
 """The exact law of what a verification rule emits: every draft, every coin, every outcome, summed in float64.
 
 A *table* of a model gives its law after every prefix; ``grow`` draws all trees of a shape, with their
-weights; ``outcomes`` runs a rule on all of them under ``EnumeratingCoins`` and sums what comes out. Letters:
+weights; ``outcomes`` runs a rule on all of them under ``EnumeratingRng`` and sums what comes out. Letters:
 R rows (one draft and one script of coins each), N nodes, V vocabulary, L levels (tree depth + 1).
 """
 
@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from foredraft.core.draft import Draft, Law, Verdict
-from foredraft.core.noise import Coins
+from foredraft.core.rng import VerifierRng
 from foredraft.core.tree import PAD, TokenTree
 
-RuleFunction = Callable[[Tensor, Draft, Coins], Verdict]
+RuleFunction = Callable[[Tensor, Draft, VerifierRng], Verdict]
 Table = list[Tensor]
 """Entry l is [V**l, V]: the law of the next token after each prefix of l tokens (a number in base V)."""
 
@@ -144,7 +144,7 @@ def prune(draws: Draws, q: Table, keep: int) -> Draws:
     return replace(draws, draft=replace(draws.draft, tree=replace(tree, parents=parents, linear=False)))
 
 
-class EnumeratingCoins(Coins):
+class EnumeratingRng(VerifierRng):
     """Each row follows its script of outcomes, and notes the first decision that the script does not cover.
 
     Decisions with one possible outcome take it and use up nothing of the script.
@@ -206,7 +206,7 @@ def outcomes(rule: RuleFunction, draws: Draws) -> Outcomes:
     emitted = [torch.zeros(vocabulary**t, dtype=torch.float64) for t in range(1, depth + 2)]
     scripts = torch.zeros(len(draws.weights), 0, dtype=torch.long)
     while len(scripts):
-        coins = EnumeratingCoins(scripts, vocabulary)
+        coins = EnumeratingRng(scripts, vocabulary)
         verdict = rule(draws.p, draws.draft, coins)
         closed = draws.select((~coins.open).nonzero()[:, 0])
         _add(emitted, closed, Verdict(verdict.path[~coins.open], verdict.bonus[~coins.open]))

@@ -12,11 +12,11 @@ from transformers import PreTrainedModel
 
 import foredraft
 import tiny
-from foredraft.arguments import as_spec
+from foredraft.compose.arguments import as_spec
+from foredraft.compose.spec import Spec
 from foredraft.core.errors import DrafterError, ModelError, OptionError, UsageError
 from foredraft.drafters import METHODS
-from foredraft.drafters.spec import Spec
-from foredraft.formats.tuned import Tuned, write_tuned
+from foredraft.heads.formats.tuned import Tuned, write_tuned
 from foredraft.model.load import as_tokenizer, resolve, unwrapped
 
 PROMPT = tiny.prompts((9,))[0]

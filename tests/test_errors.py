@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from foredraft.compose import load
+from foredraft.compose.load import load
 from foredraft.core.errors import UsageError
 from foredraft.drafters import METHODS
-from foredraft.engine.generate import Generator
+from foredraft.engine.generator import Generator
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "docs" / "errors.md").read_text("utf-8")

@@ -16,9 +16,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import foredraft
 import tiny
-from foredraft.compose import load
+from foredraft.compose.load import load
 from foredraft.core.errors import ModelError, UsageError
-from foredraft.model.linear import PackedLinear, packing_works
+from foredraft.model.cpu_linear import PackedLinear, packing_works
 
 PROMPT = [5, 6, 7, 5, 6, 7]
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from foredraft.core.params import SamplingOptions, SamplingParams
-from foredraft.engine.beam import BeamKeywords, BeamOptions
+from foredraft.core.sampling.params import SamplingOptions, SamplingParams
+from foredraft.engine.beam.search import BeamKeywords, BeamOptions
 
 HERE = Path(__file__).resolve().parent
 SOURCE = HERE.parent / "src"

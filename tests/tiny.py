@@ -19,9 +19,9 @@ from foredraft.core.tree import PAD, TokenTree
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
 from foredraft.drafters.none import NoDrafter
 from foredraft.engine.engine import Engine
-from foredraft.engine.generate import Generator, Kind
+from foredraft.engine.generator import Generator, Kind
 from foredraft.engine.policy import Constant, Policy
-from foredraft.model.causal import CausalLM
+from foredraft.model.hf import CausalLM
 
 VOCAB = 96
 WINDOW = 8

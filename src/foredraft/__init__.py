@@ -11,34 +11,41 @@ import typing
 from foredraft.core.version import __version__ as __version__
 
 if typing.TYPE_CHECKING:
-    from foredraft.compose import load, load_many
+    from foredraft.compose.load import load, load_many
     from foredraft.core.draft import Draft, Law, Target, Verdict
     from foredraft.core.drafter import Drafter, Needs, Plan, StepOut, View
     from foredraft.core.errors import ForedraftError, UsageError
-    from foredraft.core.params import SamplingParams
+    from foredraft.core.options import DrafterOptions, SizedOptions
+    from foredraft.core.sampling.params import SamplingParams
     from foredraft.core.stats import DecodeStats
     from foredraft.core.tree import TokenTree
-    from foredraft.dropin import speculative
-    from foredraft.engine.generate import Generator
+    from foredraft.drafters import Method
+    from foredraft.drafters.common.build_context import BuildContext
+    from foredraft.engine.generator import Generator
+    from foredraft.engine.request import Piece
     from foredraft.engine.results import Completed, Result
-    from foredraft.engine.sequence import Piece
     from foredraft.engine.stream import AsyncStream, Stream
-    from foredraft.model.causal import release
+    from foredraft.hf_generate import speculative
+    from foredraft.model.hf import release
 
 __all__ = [
     "AsyncStream",
+    "BuildContext",
     "Completed",
     "DecodeStats",
     "Draft",
     "Drafter",
+    "DrafterOptions",
     "ForedraftError",
     "Generator",
     "Law",
+    "Method",
     "Needs",
     "Piece",
     "Plan",
     "Result",
     "SamplingParams",
+    "SizedOptions",
     "StepOut",
     "Stream",
     "Target",
@@ -53,19 +60,22 @@ __all__ = [
 ]
 
 _ROOMS = {
-    "compose": ("load", "load_many"),
+    "compose.load": ("load", "load_many"),
     "core.draft": ("Draft", "Law", "Target", "Verdict"),
     "core.drafter": ("Drafter", "Needs", "Plan", "StepOut", "View"),
     "core.errors": ("ForedraftError", "UsageError"),
-    "core.params": ("SamplingParams",),
+    "core.options": ("DrafterOptions", "SizedOptions"),
+    "core.sampling.params": ("SamplingParams",),
     "core.stats": ("DecodeStats",),
     "core.tree": ("TokenTree",),
-    "dropin": ("speculative",),
-    "engine.generate": ("Generator",),
+    "drafters": ("Method",),
+    "drafters.common.build_context": ("BuildContext",),
+    "hf_generate": ("speculative",),
+    "engine.generator": ("Generator",),
     "engine.results": ("Completed", "Result"),
-    "engine.sequence": ("Piece",),
+    "engine.request": ("Piece",),
     "engine.stream": ("AsyncStream", "Stream"),
-    "model.causal": ("release",),
+    "model.hf": ("release",),
 }
 
 

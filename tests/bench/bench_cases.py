@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from foredraft.bench.arms import Arm, Call
+from foredraft.bench.measure.arms import Arm, Call
+from foredraft.bench.measure.records import read_runs
+from foredraft.bench.measure.run import Settings
 from foredraft.bench.prompts import Ask
-from foredraft.bench.records import read_runs
-from foredraft.bench.run import Settings
-from foredraft.core.params import SamplingParams
+from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.stats import DecodeStats
 
 TEMPLATE = "{% for m in messages %}<{{ m.role }}:{{ m.content }}>{% endfor %}{% if add_generation_prompt %}>{% endif %}"

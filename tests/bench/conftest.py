@@ -6,8 +6,8 @@ import pytest
 from bench_cases import TEMPLATE
 
 import tiny
-from foredraft.bench.arms import LoopArm
-from foredraft.model.causal import CausalLM
+from foredraft.bench.measure.arms import LoopArm
+from foredraft.model.hf import CausalLM
 from foredraft.model.tokenizer import Tokenizer
 
 

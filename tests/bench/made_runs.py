@@ -4,7 +4,7 @@ import math
 import random
 from dataclasses import replace
 
-from foredraft.bench.records import Cost, Run, RunFile, Said, Watched
+from foredraft.bench.measure.records import Cost, Run, RunFile, Said, Watched
 
 ARMS = {  # chance that a level is accepted, levels drafted, time of drafting in plain steps
     "none": (0.0, 0, 0.0),

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 import tiny
-from foredraft.bench.arms import Arm, ArmSpec, Ground, LoopArm, StockArm, make_arms
-from foredraft.bench.records import Run
+from foredraft.bench.measure.arms import Arm, ArmSpec, Ground, LoopArm, StockArm, make_arms
+from foredraft.bench.measure.records import Run
 from foredraft.core.errors import ForedraftError, OptionError, PromptError
-from foredraft.core.params import SamplingParams
-from foredraft.model.causal import CausalLM
-from foredraft.model.stock import StockModel
+from foredraft.core.sampling.params import SamplingParams
+from foredraft.model.hf import CausalLM
+from foredraft.model.hf_baseline import HFBaseline
 
 ALL = ("none", "prompt_lookup", "eagle3", "transformers", "transformers_assisted", "transformers_lookup")
 ASSISTED = ArmSpec("transformers_assisted", "transformers_assisted:sample-draft")
@@ -32,13 +32,13 @@ def sample() -> Iterator[dict[str, Arm]]:
 
 def stock(eos: tuple[int, ...] = (), **changes: Any) -> dict[str, StockArm]:
     """transformers' three arms on a tiny model; its assistant is the same but for small changes of its weights."""
-    model = StockModel(tiny.build(**changes), eos)
+    model = HFBaseline(tiny.build(**changes), eos)
     draft = tiny.build(**changes)
     for weight in draft.parameters():
         weight.data += 0.03 * weight.data.roll(1)
     return {
         "transformers": StockArm("transformers", model, 4, None, 0),
-        "assisted": StockArm("assisted", model, 4, StockModel(draft, eos), 0),
+        "assisted": StockArm("assisted", model, 4, HFBaseline(draft, eos), 0),
         "lookup": StockArm("lookup", model, 4, None, 10),
     }
 

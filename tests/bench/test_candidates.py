@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from foredraft.bench.candidates import Candidate, Family, default_drafters, families
-from foredraft.bench.probe import Shape
-from foredraft.compose import BUNDLED_DRAFTS, Spec
+from foredraft.bench.tune.candidates import Candidate, Family, default_drafters, families
+from foredraft.bench.tune.probe import Shape
+from foredraft.compose.load import BUNDLED_DRAFTS, Spec
 from foredraft.core.errors import OptionError
 from foredraft.drafters import METHODS
 

@@ -16,16 +16,16 @@ from foredraft.cli import main
 from foredraft.core.draft import Draft, Law, Target, Verdict
 from foredraft.core.drafter import Plan, View
 from foredraft.core.errors import DataError
-from foredraft.core.noise import NoiseCoins, Stream
-from foredraft.core.params import SamplingParams
+from foredraft.core.rng import HashedRng, Stream
+from foredraft.core.sampling.params import SamplingParams
+from foredraft.core.sampling.warp import Paths, Warp
 from foredraft.core.tree import TokenTree
-from foredraft.core.warp import Paths, Warp
 from foredraft.drafters.draft_model import DraftModel, Options
 from foredraft.engine import step
-from foredraft.engine.generate import Generator
+from foredraft.engine.generator import Generator
 from foredraft.engine.policy import Constant
 from foredraft.model.cache import SlotCache
-from foredraft.model.causal import CausalLM
+from foredraft.model.hf import CausalLM
 
 VOCAB, TOKENS = 24, 9000
 SAMPLED = SamplingParams(temperature=0.8, max_new_tokens=3, eos_token_id=(), seed=0)
@@ -135,17 +135,17 @@ def test_the_same_drafts_without_a_fault_pass():
 
 
 def test_a_shared_random_stream_is_caught(monkeypatch: pytest.MonkeyPatch):
-    def same(self: NoiseCoins, probability: torch.Tensor, index: int) -> torch.Tensor:
+    def same(self: HashedRng, probability: torch.Tensor, index: int) -> torch.Tensor:
         return self.noise.uniform(Stream.DRAFT, torch.full_like(self.noise.positions, index)) < probability
 
-    monkeypatch.setattr(NoiseCoins, "accept", same)
+    monkeypatch.setattr(HashedRng, "accept", same)
     assert check_sampled(scripted(one_of_another), PROMPTS, SAMPLED, TOKENS).p_value < 1e-9
 
 
 def test_a_temperature_that_the_bonus_ignores_is_caught(monkeypatch: pytest.MonkeyPatch):
     before, cold = step.verify, SamplingParams(temperature=0.5, max_new_tokens=3, eos_token_id=(), seed=0)
 
-    def warmer(law: Target, draft: Draft, coins: NoiseCoins, rule: str | None) -> Verdict:
+    def warmer(law: Target, draft: Draft, coins: HashedRng, rule: str | None) -> Verdict:
         assert law.p is not None
         hot = law.p**cold.temperature
         nodes = torch.arange(law.p.shape[1])

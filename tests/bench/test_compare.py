@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from scipy import stats
 
-from foredraft.bench.compare import Change, compare, interval
-from foredraft.bench.records import Run, RunFile
+from foredraft.bench.measure.compare import Change, compare, interval
+from foredraft.bench.measure.records import Run, RunFile
 from foredraft.core.errors import OptionError
 
 

@@ -6,9 +6,9 @@ import pytest
 
 import foredraft
 import tiny
-from foredraft.compose import load_many
+from foredraft.compose.load import load_many
 from foredraft.core.errors import DrafterError, ModelError, OptionError, UsageError
-from foredraft.model.causal import CausalLM
+from foredraft.model.hf import CausalLM
 
 SPECS = ["none", "prompt_lookup", "eagle3", "draft_model,num_assistant_tokens_schedule=constant"]
 PROMPT = "def fibonacci(n):\n    return fibonacci("
@@ -92,7 +92,7 @@ def test_where_the_third_cannot_be_the_callers_model_is_left_as_it_was(
 
 
 def test_a_spec_that_is_wrong_in_itself_is_refused_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("foredraft.compose.load_model", lambda *args, **given: pytest.fail("loaded"))
+    monkeypatch.setattr("foredraft.compose.load.load_model", lambda *args, **given: pytest.fail("loaded"))
     for specs in (["none", "eagle7"], ["none", "prompt_lookup,colour=red"], []):
         with pytest.raises(OptionError):
             load_many("sample", specs)

@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from foredraft.bench.predict import StepModel, predict
-from foredraft.bench.probe import Fit, Shape, Step, typical
-from foredraft.engine.costs import CostTable
+from foredraft.bench.tune.predict import StepModel, predict
+from foredraft.bench.tune.probe import Fit, Shape, Step, typical
+from foredraft.engine.cost_model import CostTable
 from foredraft.engine.step import SIZES, round_up
 
 GENTLE = CostTable((1, 64), (1.0, 7.3))

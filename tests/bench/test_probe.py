@@ -8,17 +8,17 @@ import torch
 
 import foredraft
 import tiny
-from foredraft.bench.probe import Outcome, Probe, Shape, Step, Tap
+from foredraft.bench.tune.probe import Outcome, Probe, Shape, Step, Tap
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Drafter, Plan, View
-from foredraft.core.params import SamplingParams
+from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.tree import PAD, ROOT, TokenTree
 from foredraft.drafters.none import NoDrafter
 from foredraft.engine.engine import Engine
-from foredraft.engine.generate import Generator
+from foredraft.engine.generator import Generator
 from foredraft.engine.policy import Constant, Policy
 from foredraft.engine.step import StepDone
-from foredraft.model.causal import CausalLM
+from foredraft.model.hf import CausalLM
 
 TEXTS = (
     'def fibonacci(n):\n    """Return the n-th Fibonacci number."""',

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 import tiny
-from foredraft.bench.arms import LoopArm
-from foredraft.bench.records import Cost, Run, RunFile, Said, Watched, digest, mend, merged, read_runs
+from foredraft.bench.measure.arms import LoopArm
+from foredraft.bench.measure.records import Cost, Run, RunFile, Said, Watched, digest, mend, merged, read_runs
 from foredraft.core.errors import DataError
-from foredraft.core.params import SamplingParams
-from foredraft.model.causal import CausalLM
+from foredraft.core.sampling.params import SamplingParams
+from foredraft.model.hf import CausalLM
 
 Write = Callable[..., Path]
 PROVENANCE = {"kind": "provenance", "device": "CPU", "settings": {"model": "tiny"}, "arms": ["none"]}

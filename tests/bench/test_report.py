@@ -9,10 +9,9 @@ from xml.etree import ElementTree
 import pytest
 from made_runs import ARMS, PROVENANCE, TASKS, made, run
 
-from foredraft.bench import tables
-from foredraft.bench.records import Run, RunFile, Said, Watched, read_runs
-from foredraft.bench.steps import Depth, alpha, by_depth, predicted, step_times
-from foredraft.bench.summary import (
+from foredraft.bench.measure.records import Run, RunFile, Said, Watched, read_runs
+from foredraft.bench.measure.steps import Depth, alpha, by_depth, predicted, step_times
+from foredraft.bench.measure.summary import (
     Key,
     Mean,
     Setting,
@@ -23,6 +22,7 @@ from foredraft.bench.summary import (
     spread,
     summarise,
 )
+from foredraft.bench.report import tables
 from foredraft.cli import main
 from foredraft.core.errors import DataError, OptionError
 
@@ -243,7 +243,7 @@ def test_a_file_without_a_measurement(tmp_path: Path, capsys: pytest.CaptureFixt
 
 def test_figures_for_papers(tmp_path: Path):
     pytest.importorskip("matplotlib")
-    from foredraft.bench.figures import drawn, write_figures
+    from foredraft.bench.report.figures import drawn, write_figures
 
     found = drawn(summarise([made(prompts=2)]))
     counts = {each.kind.name: len(each.panels) for each in found}
@@ -259,8 +259,8 @@ def test_figures_for_papers(tmp_path: Path):
 
 def page_of(*files: RunFile) -> tuple[Summary, str]:
     pytest.importorskip("matplotlib")
-    from foredraft.bench.figures import drawn
-    from foredraft.bench.page import page
+    from foredraft.bench.report.figures import drawn
+    from foredraft.bench.report.page import page
 
     summary = summarise(files)
     return summary, page(summary, drawn(summary))
@@ -278,7 +278,7 @@ def test_missing_data_are_named_with_the_option_that_makes_them():
 
 def why(kind: str, *files: RunFile) -> str:
     pytest.importorskip("matplotlib")
-    from foredraft.bench.figures import KINDS, Drawn, not_drawn
+    from foredraft.bench.report.figures import KINDS, Drawn, not_drawn
 
     summary = summarise(files)
     (found,) = (each for each in KINDS if each.name == kind)
@@ -326,8 +326,8 @@ def test_a_report_says_truthfully_why_a_figure_is_not_there(kind: str, files: li
 
 def test_the_log_of_a_training_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     pytest.importorskip("matplotlib")
-    from foredraft.bench.figures import drawn
-    from foredraft.bench.figures_training import smoothed
+    from foredraft.bench.report.figures import drawn
+    from foredraft.bench.report.figures_training import smoothed
 
     assert smoothed([(float(n), float(n)) for n in range(1, 91)])[-1] == (90.0, 89.0), "of the last three"
     assert smoothed([(1.0, 2.0), (2.0, 4.0)]) == [(1.0, 2.0), (2.0, 4.0)]

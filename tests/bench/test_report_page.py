@@ -42,9 +42,9 @@ def browser() -> str:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("matplotlib")
-    from foredraft.bench.figures import drawn
-    from foredraft.bench.page import page
-    from foredraft.bench.summary import summarise
+    from foredraft.bench.measure.summary import summarise
+    from foredraft.bench.report.figures import drawn
+    from foredraft.bench.report.page import page
 
     folder = tmp_path_factory.mktemp("page")
     summary = summarise([made(prompts=2, temperatures=(0.0, 1.0))])
@@ -73,7 +73,7 @@ def seen(browser: str, page: Path, *options: str) -> dict[str, object]:
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_page_opens(browser: str, folder: Path, scheme: str):
-    from foredraft.bench.figures import KINDS
+    from foredraft.bench.report.figures import KINDS
 
     dark = ("--blink-settings=preferredColorScheme=0",) if scheme == "dark" else ()
     found = seen(browser, folder / "probed.html", "--window-size=1100,900", *dark)

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from bench_cases import SETTINGS, Fake, asks, fakes, talk
 
-from foredraft.bench.arms import LoopArm
-from foredraft.bench.records import digest, read_runs
-from foredraft.bench.run import Bench, Settings, grouped
-from foredraft.core.params import SamplingParams
+from foredraft.bench.measure.arms import LoopArm
+from foredraft.bench.measure.records import digest, read_runs
+from foredraft.bench.measure.run import Bench, Settings, grouped
+from foredraft.core.sampling.params import SamplingParams
 
 
 def test_every_prompt_is_put_to_every_arm_before_the_next_in_an_order_that_rotates(plain: LoopArm, path: Path):

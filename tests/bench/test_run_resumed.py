@@ -7,12 +7,12 @@ import pytest
 from bench_cases import SETTINGS, TEMPLATE, Fake, asks, fakes, talk, units
 
 import tiny
-from foredraft.bench.arms import LoopArm
+from foredraft.bench.measure.arms import LoopArm
+from foredraft.bench.measure.records import read_runs
+from foredraft.bench.measure.run import Bench, Settings, grouped
 from foredraft.bench.prompts import Ask
-from foredraft.bench.records import read_runs
-from foredraft.bench.run import Bench, Settings, grouped
 from foredraft.core.errors import DataError, OptionError, PromptError
-from foredraft.model.causal import CausalLM
+from foredraft.model.hf import CausalLM
 from foredraft.model.tokenizer import Tokenizer
 
 

@@ -11,18 +11,18 @@ import pytest
 import torch
 
 import tiny
-from foredraft.bench.skip_search import Effort, search
-from foredraft.bench.skip_trials import Journal, Judge, Part, Said, Trial
+from foredraft.bench.tune.skip_search import SearchBudget, search
+from foredraft.bench.tune.skip_trials import Journal, Judge, Said, Sublayer, Trial
 from foredraft.core.errors import DataError, OptionError
-from foredraft.core.params import SamplingParams
+from foredraft.core.sampling.params import SamplingParams
 from foredraft.drafters.layer_skip import LayerSkip, Options
 from foredraft.engine.policy import Constant
-from foredraft.model.causal import CausalLM
+from foredraft.model.hf import CausalLM
 from foredraft.model.taps import decoder_layers
 
 LAYERS = 4
-USELESS = {Part(1, "attention"), Part(2, "mlp"), Part(3, "attention"), Part(3, "mlp")}
-PARTS = [Part(layer, kind) for layer in range(LAYERS) for kind in ("attention", "mlp")]
+USELESS = {Sublayer(1, "attention"), Sublayer(2, "mlp"), Sublayer(3, "attention"), Sublayer(3, "mlp")}
+PARTS = [Sublayer(layer, kind) for layer in range(LAYERS) for kind in ("attention", "mlp")]
 
 
 @functools.cache
@@ -55,15 +55,15 @@ def judge(temperature: float = 0.0, longest: int = 3) -> Judge:
 def test_parts_that_add_nothing_are_found(temperature: float):
     own = judge(temperature)
     assert own.parts == PARTS and own.tokens == 5 * 12 + 5 * 24
-    found = search(own.parts, own, Effort(trials=60))
+    found = search(own.parts, own, SearchBudget(trials=60))
     assert found.without >= USELESS
     exact = own(frozenset(USELESS))
     assert exact.tokens == pytest.approx((2.0, 3.0, 4.0), abs=1e-5) and exact.cost < 1
-    assert own(frozenset({Part(0, "attention")})).tokens[0] < 1.9, "this test cannot fail"
+    assert own(frozenset({Sublayer(0, "attention")})).tokens[0] < 1.9, "this test cannot fail"
 
 
-@pytest.mark.parametrize("without", [{Part(0, "attention")}, {Part(2, "attention"), Part(0, "mlp")}])
-def test_a_trial_is_what_the_loop_does(without: set[Part]):
+@pytest.mark.parametrize("without", [{Sublayer(0, "attention")}, {Sublayer(2, "attention"), Sublayer(0, "mlp")}])
+def test_a_trial_is_what_the_loop_does(without: set[Sublayer]):
     """Greedy, to the last step: the drafter of these parts, in the loop, with drafts of each length."""
     trial = judge()(frozenset(without))
     layers = {kind: tuple(part.layer for part in without if part.kind == kind) for kind in ("attention", "mlp")}
@@ -84,7 +84,7 @@ def test_a_trial_is_what_the_loop_does(without: set[Part]):
 def test_a_trial_of_sampled_texts_is_what_the_loop_is_expected_to_do():
     """One text, every way that its two drafted tokens can go, weighted."""
     text = said(1.0)[0]
-    without = frozenset({Part(0, "attention")})
+    without = frozenset({Sublayer(0, "attention")})
     own = Judge(planted(), [text], temperature=1.0, longest=2)
     rates = own(without).tokens
     count = len(text.tokens) - text.prompt
@@ -109,7 +109,7 @@ def _walked(accepted: list[list[float]], place: int, length: int) -> float:
     return total + chance * _walked(accepted, place + length + 1, length)
 
 
-def _overlap(text: Said, root: int, place: int, without: frozenset[Part]) -> float:
+def _overlap(text: Said, root: int, place: int, without: frozenset[Sublayer]) -> float:
     """The overlap of the laws after ``place``, the parts being silent from ``root`` on; 0 behind the text."""
     if place >= len(text.tokens) - 1:
         return 0.0
@@ -136,10 +136,10 @@ def test_what_a_trial_is_worth():
     assert trial.best == 1 and trial.score == pytest.approx(1.2), "of two that are worth the same, the shorter"
 
 
-def made_up(weights: dict[Part, float]) -> Callable[[frozenset[Part]], Trial]:
+def made_up(weights: dict[Sublayer, float]) -> Callable[[frozenset[Sublayer]], Trial]:
     """Each part costs a sixteenth, and takes so much of the acceptance away; two of them need each other."""
 
-    def judged(without: frozenset[Part]) -> Trial:
+    def judged(without: frozenset[Sublayer]) -> Trial:
         odd = len(without & set(PARTS[4:6])) == 1
         share = max(1.0 - sum(weights[part] for part in without) - 0.3 * odd, 0.0)
         return Trial(without, 1 - len(without) / 10, (1 + share, 1 + share + share**2))
@@ -154,48 +154,48 @@ def test_the_search_finds_the_best_of_all_sets():
     best = max((own(each) for each in sets), key=lambda trial: trial.score)
     assert set(PARTS[4:6]) <= best.without and len(best.without) == 5
     told: list[tuple[int, float]] = []
-    found = search(PARTS, own, Effort(trials=120), lambda number, best: told.append((number, best.score)))
+    found = search(PARTS, own, SearchBudget(trials=120), lambda number, best: told.append((number, best.score)))
     assert found == best
     assert [number for number, _ in told] == list(range(1, len(told) + 1)) and len(told) <= 120
     assert [score for _, score in told] == sorted(score for _, score in told)
-    assert search(PARTS, own, Effort(trials=120)) == found
-    few = search(PARTS, own, Effort(trials=8))
+    assert search(PARTS, own, SearchBudget(trials=120)) == found
+    few = search(PARTS, own, SearchBudget(trials=8))
     assert len(few.without) == 1, "no more than eight sets"
 
 
 def test_a_search_that_was_cut_off_goes_on_where_it_was(tmp_path: Path):
     path, about = tmp_path / "trials.jsonl", {"seed": 1, "tuple": (1, 2)}
     own = judge()
-    whole: list[frozenset[Part]] = []
+    whole: list[frozenset[Sublayer]] = []
 
-    def counting(without: frozenset[Part]) -> Trial:
+    def counting(without: frozenset[Sublayer]) -> Trial:
         whole.append(without)
         return own(without)
 
-    expected = search(PARTS, counting, Effort(30, seed=1))
+    expected = search(PARTS, counting, SearchBudget(30, seed=1))
 
-    tried: list[frozenset[Part]] = []
+    tried: list[frozenset[Sublayer]] = []
 
-    def cut_off(without: frozenset[Part]) -> Trial:
+    def cut_off(without: frozenset[Sublayer]) -> Trial:
         if len(tried) == 17:
             raise KeyboardInterrupt
         tried.append(without)
         return own(without)
 
     with pytest.raises(KeyboardInterrupt):
-        search(PARTS, Journal(path, about).through(cut_off), Effort(30, seed=1))
+        search(PARTS, Journal(path, about).through(cut_off), SearchBudget(30, seed=1))
     with path.open("a") as file:
         file.write('{"attention": [0], "ml')  # the machine went down in the middle of a line
-    rest: list[frozenset[Part]] = []
+    rest: list[frozenset[Sublayer]] = []
 
-    def going_on(without: frozenset[Part]) -> Trial:
+    def going_on(without: frozenset[Sublayer]) -> Trial:
         rest.append(without)
         return own(without)
 
-    found = search(PARTS, Journal(path, about).through(going_on), Effort(30, seed=1))
+    found = search(PARTS, Journal(path, about).through(going_on), SearchBudget(30, seed=1))
     assert found == expected and [*tried, *rest] == whole
     assert len(path.read_text().splitlines()) == 1 + len(whole)
-    again = search(PARTS, Journal(path, about).through(lambda _: pytest.fail("all is known")), Effort(30, seed=1))
+    again = search(PARTS, Journal(path, about).through(lambda _: pytest.fail("all is known")), SearchBudget(30, seed=1))
     assert again == expected
 
 
@@ -215,4 +215,4 @@ def test_nothing_can_be_said_from_too_little():
     with pytest.raises(DataError, match="No answer has 25 tokens"):
         judge(longest=25)
     with pytest.raises(OptionError, match="1 or more"):
-        Effort(trials=0)
+        SearchBudget(trials=0)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from foredraft.bench.records import Run, Said
-from foredraft.bench.spec_bench import write_answers
+from foredraft.bench.measure.records import Run, Said
+from foredraft.bench.measure.spec_bench import write_answers
 from foredraft.core.errors import DataError, OptionError
 
 

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 import tiny
-from foredraft.bench import tune
-from foredraft.bench.predict import Prediction
-from foredraft.bench.tune import PAYS, BatchPoint, Question, Trial, Tuner, Tuning
+from foredraft.bench.tune import tune
+from foredraft.bench.tune.predict import Prediction
+from foredraft.bench.tune.tune import PAYS, BatchPoint, Question, Trial, Tuner, Tuning
 from foredraft.core.errors import OptionError
-from foredraft.core.params import SamplingParams
+from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.stats import DecodeStats
-from foredraft.engine import costs, engine, step
-from foredraft.engine.generate import Generator, Result
-from foredraft.model.causal import CausalLM
+from foredraft.engine import cost_model as costs, engine, step
+from foredraft.engine.generator import Generator, Result
+from foredraft.model.hf import CausalLM
 
 PROMPTS = tiny.prompts((5, 17))
 LENGTH = 28

@@ -8,19 +8,19 @@ import pytest
 import torch
 
 import foredraft
-from foredraft.bench.engines import served
+from foredraft.bench.tune.engines import served
 from foredraft.core.drafter import Needs, Plan, View
 from foredraft.core.errors import DrafterError, OptionError
-from foredraft.core.noise import Noise
-from foredraft.core.params import SamplingParams
-from foredraft.core.warp import Warp
+from foredraft.core.rng import Noise
+from foredraft.core.sampling.params import SamplingParams
+from foredraft.core.sampling.warp import Warp
 from foredraft.drafters import METHODS
 from foredraft.drafters.draft_model import Options as DraftOptions
 from foredraft.drafters.prompt_lookup import Options as LookupOptions
-from foredraft.engine.generate import Generator, Result
+from foredraft.engine.generator import Generator, Result
 from foredraft.engine.policy import OffFrom, Policy, policy_for
 from foredraft.engine.step import StepDone
-from foredraft.formats.tuned import Tuned, read_tuned, write_tuned
+from foredraft.heads.formats.tuned import Tuned, read_tuned, write_tuned
 
 CONSTANT = "num_assistant_tokens_schedule=constant"
 HEAD = f"eagle3:sample-eagle3,nodes=5,depth=3,{CONSTANT}"

@@ -11,17 +11,17 @@ import torch
 from bench_cases import Fake, asks
 
 import tiny
-from foredraft.bench import watch as watching
-from foredraft.bench.arms import Arm, LoopArm
-from foredraft.bench.records import RunFile, read_runs
-from foredraft.bench.run import Settings
-from foredraft.bench.watch import Besides, Recorder, watch
+from foredraft.bench.measure import watch as watching
+from foredraft.bench.measure.arms import Arm, LoopArm
+from foredraft.bench.measure.records import RunFile, read_runs
+from foredraft.bench.measure.run import Settings
+from foredraft.bench.measure.watch import Besides, Recorder, watch
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Plan, View
-from foredraft.core.params import SamplingParams
+from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.tree import PAD, TokenTree
-from foredraft.engine.costs import measure_bandwidth, measure_costs
-from foredraft.model.causal import CausalLM
+from foredraft.engine.cost_model import measure_bandwidth, measure_costs
+from foredraft.model.hf import CausalLM
 from foredraft.model.tokenizer import Tokenizer
 
 STEPS, PROMPT = 4, "some words"

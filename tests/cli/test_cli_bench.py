@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from cli_cases import Run
 
-from foredraft.bench.arms import StockArm
-from foredraft.bench.compare import FEWEST
-from foredraft.bench.records import Run as Call, read_runs
-from foredraft.cli.ending import UNJUDGED
+from foredraft.bench.measure.arms import StockArm
+from foredraft.bench.measure.compare import FEWEST
+from foredraft.bench.measure.records import Run as Call, read_runs
+from foredraft.cli.exit_status import UNJUDGED
 
 ARMS = ("none", "prompt_lookup", "transformers")
 

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 from cli_cases import Run
 
-from foredraft.engine.generate import Generator
+from foredraft.engine.generator import Generator
 
 SHORT = ("--max-new-tokens", "8", "--eos-token-id", "8191")
 

@@ -6,7 +6,7 @@ import typer
 from foredraft.cli.choices import CHAT_SAMPLING, SAMPLING
 from foredraft.cli.flags import Group, flags
 from foredraft.core.errors import OptionError
-from foredraft.core.params import SamplingParams
+from foredraft.core.sampling.params import SamplingParams
 
 NOT_ON_A_COMMAND_LINE = {"logit_bias", "logits_processor"}
 

@@ -8,10 +8,10 @@ import torch
 from cli_cases import Run
 from safetensors.torch import load_file, save_file
 
-import heads
+import random_heads as heads
 import tiny
-from foredraft.formats import save_head
-from foredraft.model.causal import CausalLM
+from foredraft.heads.formats import save_head
+from foredraft.model.hf import CausalLM
 
 
 @pytest.fixture(scope="module")

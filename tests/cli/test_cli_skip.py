@@ -8,7 +8,7 @@ import pytest
 from cli_cases import PROMPT, Run
 
 import foredraft
-from foredraft.drafters.skips import read_skips
+from foredraft.drafters.common.skip_config import read_skips
 
 SMALL = ("--count", "2", "--max-new-tokens", "12", "--min-new-tokens", "12", "--longest", "3", "--trials", "8")
 

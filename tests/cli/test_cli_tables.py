@@ -9,16 +9,17 @@ from pathlib import Path
 import pytest
 from cli_cases import PROMPT, Run
 
-from foredraft.bench.plots import SUFFIXES
-from foredraft.cli import COMMANDS, build, names
+from foredraft.bench.report.plots import SUFFIXES
+from foredraft.cli import COMMANDS, build, completion_names as names
 from foredraft.cli.demo import Contest
+from foredraft.compose.spec import find
 from foredraft.core.options import described, read_options
 from foredraft.core.theory import best_length
 from foredraft.core.verify import RULES
-from foredraft.drafters import METHODS, find
-from foredraft.formats import FORMATS
-from foredraft.train.drafts import DRAFTS
-from foredraft.train.recipes import RECIPES
+from foredraft.drafters import METHODS
+from foredraft.heads.formats import FORMATS
+from foredraft.train.drafts.run import DRAFTS
+from foredraft.train.heads.recipes import RECIPES
 
 
 @pytest.mark.parametrize("name", COMMANDS)

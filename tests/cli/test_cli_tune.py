@@ -8,10 +8,10 @@ import pytest
 from cli_cases import PROMPT, Run
 
 import foredraft
-from foredraft.bench.predict import Prediction
-from foredraft.bench.tune import BatchPoint, Question, Trial, Tuner, Tuning
-from foredraft.engine.costs import CostTable
-from foredraft.formats.tuned import Tuned, read_tuned, write_tuned
+from foredraft.bench.tune.predict import Prediction
+from foredraft.bench.tune.tune import BatchPoint, Question, Trial, Tuner, Tuning
+from foredraft.engine.cost_model import CostTable
+from foredraft.heads.formats.tuned import Tuned, read_tuned, write_tuned
 
 CONSTANT = "num_assistant_tokens_schedule=constant"
 SMALL = ("--count", "1", "--max-new-tokens", "12", "--verify", "1", "--batch-size", "1")

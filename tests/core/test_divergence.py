@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from foredraft.core.divergence import jensen_shannon, kl, overlap, reverse_kl, tv
-from foredraft.core.top_law import coarse, top_law
+from foredraft.core.topk_distribution import coarse, top_law
 
 
 def laws(rows: int = 40, size: int = 7, seed: int = 0) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,7 @@ from dataclasses import FrozenInstanceError, fields
 import pytest
 
 from foredraft.core.errors import OptionError, UsageError
-from foredraft.core.params import SamplingParams, check_count, check_known
+from foredraft.core.sampling.params import SamplingParams, check_count, check_known
 
 NUMBERS = {  # name: (allowed, refused)
     "max_new_tokens": ([1, 10_000], [0, -1, 1.5, True]),

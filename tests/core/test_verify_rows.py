@@ -7,9 +7,9 @@ from scipy import stats
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from foredraft.core.draft import Draft, Law, Target, Verdict
-from foredraft.core.noise import Noise, NoiseCoins, Stream, draw
+from foredraft.core.rng import HashedRng, Noise, Stream, draw
 from foredraft.core.tree import PAD, TokenTree
-from foredraft.core.verify import RULES, verify, walk
+from foredraft.core.verify import RULES, greedy as walk, verify
 from oracle import Table, grow, outcomes, random_table
 
 SHAPE = torch.tensor([-1, 0, 0, 1, 1, 2, 4])
@@ -28,8 +28,8 @@ def some_batch(rule: str, rows: int, vocabulary: int = 6) -> tuple[torch.Tensor,
     return p, Draft(tree, law, q)
 
 
-def coins(rows: int, offset: int = 0) -> NoiseCoins:
-    return NoiseCoins(Noise(torch.arange(rows) + offset, torch.full((rows,), 7)))
+def coins(rows: int, offset: int = 0) -> HashedRng:
+    return HashedRng(Noise(torch.arange(rows) + offset, torch.full((rows,), 7)))
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -64,7 +64,7 @@ def test_nothing_is_read_back_and_shapes_are_fixed(rule: str) -> None:
         tokens = torch.zeros(rows, nodes, dtype=torch.long)
         draft = Draft(TokenTree(tokens, tokens - 1, depth=3), Law.FIXED, torch.rand(rows, nodes, vocabulary))
         noise = Noise(torch.zeros(rows, dtype=torch.long), torch.zeros(rows, dtype=torch.long))
-        verdict = RULES[rule].function(torch.rand(rows, nodes, vocabulary), draft, NoiseCoins(noise))
+        verdict = RULES[rule].function(torch.rand(rows, nodes, vocabulary), draft, HashedRng(noise))
         assert walk(tokens, draft.tree).path.shape == verdict.path.shape == (rows, 4)
         assert verdict.emitted(draft.tree).shape == (rows, 4)
 
@@ -81,7 +81,7 @@ def test_running_coins_keep_the_law(rule: str) -> None:
     tokens[:, 2] = draw(law[2], noise.bits(Stream.DRAFT, torch.full((rows,), 2)))
     at_nodes = torch.stack([p[0].expand(rows, -1), p[1][tokens[:, 1]], p[2][tokens[:, 1] * 3 + tokens[:, 2]]], 1)
     draft = Draft(TokenTree.chain(tokens), Law.CHAIN, torch.stack(law, 1))
-    verdict = verify(Target(at_nodes.argmax(-1), at_nodes), draft, NoiseCoins(noise), rule)
+    verdict = verify(Target(at_nodes.argmax(-1), at_nodes), draft, HashedRng(noise), rule)
     said = verdict.emitted(draft.tree)
     first, longer = said[:, 0], said[:, 1] >= 0
     assert stats.chisquare(first.bincount(minlength=3), rows * p[0][0]).pvalue > 1e-4
@@ -117,7 +117,7 @@ def _say(p: Table, seed: int, drafts: list[list[int]]) -> list[int]:
         laws = torch.stack([p[len(prefix)][_number(prefix)] for prefix in prefixes])
         tree = TokenTree(torch.tensor([tokens]), torch.tensor([parents]), depth=3 if drafts else 0)
         noise = Noise(torch.tensor([seed]), torch.tensor([len(said)]))
-        verdict = verify(Target(laws.argmax(-1)[None], laws[None]), Draft(tree, Law.FIXED), NoiseCoins(noise))
+        verdict = verify(Target(laws.argmax(-1)[None], laws[None]), Draft(tree, Law.FIXED), HashedRng(noise))
         said += [token for token in verdict.emitted(tree)[0].tolist() if token >= 0]
     return said[:6]
 

@@ -7,12 +7,12 @@ import torch
 
 from foredraft.core.draft import Draft, Law, Target, Verdict
 from foredraft.core.errors import LawError, OptionError
-from foredraft.core.noise import Coins, Noise, NoiseCoins
+from foredraft.core.rng import HashedRng, Noise, VerifierRng
 from foredraft.core.tree import PAD, TokenTree
 from foredraft.core.verify import DEFAULT, RULES, check_legal, verify
 from oracle import (
     Draws,
-    EnumeratingCoins,
+    EnumeratingRng,
     continued,
     grow,
     loss,
@@ -126,7 +126,7 @@ def test_typical_acceptance_is_marked_and_is_lossy() -> None:
     for law in (Law.FIXED, Law.WITHOUT_REPLACEMENT):
         assert lost("typical", grow(TREE, law, P, Q)) > 0.1
     picked = grow(TREE, Law.FIXED, P, Q)
-    path = RULES["typical"].function(picked.p, picked.draft, EnumeratingCoins(torch.zeros(1, 0), 3)).path
+    path = RULES["typical"].function(picked.p, picked.draft, EnumeratingRng(torch.zeros(1, 0), 3)).path
     assert path.tolist() == [_typical_path(picked)]
 
 
@@ -157,7 +157,7 @@ def test_typical_threshold_and_ties() -> None:
     ):
         tree = TokenTree(torch.tensor([tokens]), torch.tensor([parents]), depth=1)
         p = sure.expand(1, len(tokens), 3)
-        coins = EnumeratingCoins(torch.zeros(1, 0), 3)
+        coins = EnumeratingRng(torch.zeros(1, 0), 3)
         assert RULES["typical"].function(p, Draft(tree, Law.FIXED), coins).path.tolist() == [path]
 
 
@@ -166,11 +166,11 @@ def test_impossible_claim_does_no_harm_to_a_greedy_row(rule: str) -> None:
     """q swears by another token than the one it hands in: nothing is left of p - q, and p is still followed."""
     best = torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64).expand(1, 3, 3)
     draft = Draft(TokenTree.chain(torch.tensor([[0, 2, 2]])), Law.CHAIN, best)
-    verdict = RULES[rule].function(best, draft, EnumeratingCoins(torch.zeros(1, 0), 3))
+    verdict = RULES[rule].function(best, draft, EnumeratingRng(torch.zeros(1, 0), 3))
     assert verdict.path.tolist() == [[0, -1, -1]] and verdict.bonus.tolist() == [1]
 
 
-class NoCoins(Coins):
+class NoCoins(VerifierRng):
     """Greedy drafts are judged without chance."""
 
     def accept(self, probability, index):
@@ -235,7 +235,7 @@ def test_a_q_that_is_no_law_costs_speed_and_nothing_else(rule: str) -> None:
             TokenTree.chain(draft.tree.tokens.expand(count, -1)), Law.CHAIN, q.expand(count, -1, -1).contiguous()
         )
         noise = Noise(seeds, torch.ones(count, dtype=torch.long))
-        verdict = verify(Target(many.tree.tokens, p.expand(count, -1, -1)), many, NoiseCoins(noise), rule)
+        verdict = verify(Target(many.tree.tokens, p.expand(count, -1, -1)), many, HashedRng(noise), rule)
         first = verdict.emitted(many.tree)[:, 0]
         found += chance * first.bincount(minlength=4).double() / count
     assert (found - p[0, 0]).abs().max() < 0.02

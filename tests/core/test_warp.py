@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 from warp_cases import HISTORY, SAMPLING, check, doubled, random_case, shifted
 
-from foredraft.core.params import SamplingParams
+from foredraft.core.sampling.params import SamplingParams
 
 
 @pytest.mark.parametrize("options", [o for group in SAMPLING.values() for o in group], ids=str)

@@ -7,11 +7,11 @@ import pytest
 import torch
 from warp_cases import EOS, HISTORY, SAMPLING, V, doubled, random_case
 
-from foredraft.core import truncation
 from foredraft.core.errors import OptionError
-from foredraft.core.params import SamplingParams
+from foredraft.core.sampling import truncation
+from foredraft.core.sampling.params import SamplingParams
+from foredraft.core.sampling.warp import Paths, Warp, healthy
 from foredraft.core.tree import TokenTree
-from foredraft.core.warp import Paths, Warp, healthy
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ import torch
 import transformers
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, LogitsProcessorList
 
-from foredraft.core.params import SamplingParams
+from foredraft.core.sampling.params import SamplingParams
+from foredraft.core.sampling.warp import Paths, Warp
 from foredraft.core.tree import PAD, TokenTree
-from foredraft.core.warp import Paths, Warp
 
 V = 23
 EOS = (1, 4)

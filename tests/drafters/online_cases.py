@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-import heads
+import random_heads as heads
 import tiny
 from foredraft.core.drafter import Drafter
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
@@ -12,10 +12,10 @@ from foredraft.drafters.eagle1 import Eagle1, Options as Eagle1Options
 from foredraft.drafters.eagle3 import Eagle3Drafter, Options as Eagle3Options
 from foredraft.drafters.hydra import HydraDrafter, Options as HydraOptions
 from foredraft.drafters.medusa import MedusaDrafter, Options as MedusaOptions
-from foredraft.drafters.online import Online, Options
-from foredraft.engine.generate import Generator
+from foredraft.drafters.online.method import Online, Options
+from foredraft.engine.generator import Generator
 from foredraft.engine.policy import Constant
-from foredraft.model.causal import CausalLM
+from foredraft.model.hf import CausalLM
 
 SMALL = {"vocab_size": 32, "spread": 1.2}
 

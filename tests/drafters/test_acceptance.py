@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import foredraft
-from foredraft.engine.generate import Result
+from foredraft.engine.generator import Result
 from foredraft.engine.policy import Constant
 
 SHIPPED = json.loads((Path(__file__).parent / "acceptance.json").read_text("utf-8"))

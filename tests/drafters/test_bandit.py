@@ -8,14 +8,14 @@ import pytest
 
 import laws
 import tiny
-from foredraft.compose import load
+from foredraft.compose.load import load
 from foredraft.core.drafter import Plan, View
 from foredraft.core.errors import DrafterError, OptionError
 from foredraft.drafters.bandit import Arm, Bandit, Options, Ucb
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
 from foredraft.drafters.prompt_lookup import Options as LookupOptions, PromptLookup
 from foredraft.engine.policy import Constant
-from foredraft.model.causal import CausalLM
+from foredraft.model.hf import CausalLM
 
 
 def plays(ucb: Ucb, rates: list[float], count: int, chance: random.Random) -> list[int]:

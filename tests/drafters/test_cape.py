@@ -4,16 +4,16 @@ import pytest
 import torch
 
 import tiny
-from foredraft.compose import load
+from foredraft.compose.load import load
 from foredraft.core.drafter import Plan, View
 from foredraft.core.errors import DrafterError, OptionError
-from foredraft.core.noise import Noise
-from foredraft.core.params import SamplingParams
-from foredraft.core.warp import Warp
+from foredraft.core.rng import Noise
+from foredraft.core.sampling.params import SamplingParams
+from foredraft.core.sampling.warp import Warp
 from foredraft.drafters.cape import Cape, Options
-from foredraft.drafters.grow import SHARPEST
+from foredraft.drafters.common.tree_ops import SHARPEST
 from foredraft.engine.policy import Constant
-from foredraft.model.causal import CausalLM
+from foredraft.model.hf import CausalLM
 
 TEXTS = tiny.prompts((4, 11))
 

@@ -7,27 +7,27 @@ import pytest
 import foredraft
 import tiny
 from foredraft.core.errors import OptionError, UsageError
-from foredraft.core.params import SamplingParams
+from foredraft.core.sampling.params import SamplingParams
 from foredraft.drafters.cascade import Cascade, Options
+from foredraft.drafters.common.build_context import NestedDrafter
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
 from foredraft.drafters.max_gram import MaxGram, Options as MaxGramOptions
-from foredraft.drafters.supplies import Part
-from foredraft.engine.generate import Generator
+from foredraft.engine.generator import Generator
 from foredraft.engine.policy import Constant
 from foredraft.engine.reference import reference
-from foredraft.model.causal import CausalLM
+from foredraft.model.hf import CausalLM
 
 PROMPTS = tiny.prompts((1, 5, 17))
 
 
-def cascade(middle: CausalLM, part: Part, **options: int) -> Cascade:
+def cascade(middle: CausalLM, part: NestedDrafter, **options: int) -> Cascade:
     return Cascade(Options(**options), middle, part, middle.new_cache(), middle.vocab_size)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_middle_that_is_the_target_is_accepted_whole(temperature: float):
     target, small = CausalLM(tiny.build("llama")), CausalLM(tiny.build("llama", seed=5))
-    part = Part(DraftModel(DraftOptions(num_assistant_tokens=3), small, target.vocab_size), draws=True)
+    part = NestedDrafter(DraftModel(DraftOptions(num_assistant_tokens=3), small, target.vocab_size), draws=True)
     results = tiny.generator(target, cascade(target, part, num_assistant_tokens=5), Constant(5)).generate(
         PROMPTS, max_new_tokens=31, temperature=temperature, seed=0
     )
@@ -39,10 +39,12 @@ def test_a_middle_that_is_the_target_is_accepted_whole(temperature: float):
 def test_greedy_texts_are_the_references_at_every_depth():
     target, near, far = (CausalLM(tiny.build("llama", seed=seed)) for seed in (3, 5, 6))
     expected = [reference(target, prompt, SamplingParams(max_new_tokens=24)) for prompt in PROMPTS]
-    lowest = Part(MaxGram(MaxGramOptions(num_assistant_tokens=3, bigrams=True), target.vocab_size), draws=False)
+    lowest = NestedDrafter(
+        MaxGram(MaxGramOptions(num_assistant_tokens=3, bigrams=True), target.vocab_size), draws=False
+    )
     low = cascade(far, lowest, num_assistant_tokens=3)
-    high = cascade(near, Part(low, draws=True), num_assistant_tokens=4, inner_tokens=2)
-    for drafter in (low, high, cascade(target, Part(high, draws=True), num_assistant_tokens=6)):
+    high = cascade(near, NestedDrafter(low, draws=True), num_assistant_tokens=4, inner_tokens=2)
+    for drafter in (low, high, cascade(target, NestedDrafter(high, draws=True), num_assistant_tokens=6)):
         results = tiny.generator(target, drafter, Constant(6)).generate(PROMPTS, max_new_tokens=24)
         assert [result.tokens for result in results] == expected
         assert sum(result.stats.drafted for result in results) > 0
@@ -52,7 +54,7 @@ def test_a_cascade_drafts_what_its_middle_drafts_alone():
     """Greedy: the same tokens drafted and accepted as by a draft model, whatever drafts inside."""
     target, middle, small = (CausalLM(tiny.build("llama", seed=seed, vocab_size=6)) for seed in (3, 5, 6))
     plain = DraftModel(DraftOptions(num_assistant_tokens=4), middle, 6)
-    part = Part(DraftModel(DraftOptions(num_assistant_tokens=2), small, 6), draws=True)
+    part = NestedDrafter(DraftModel(DraftOptions(num_assistant_tokens=2), small, 6), draws=True)
     prompts = tiny.prompts((1, 5, 17), vocab=6)
     found = []
     for drafter in (plain, cascade(middle, part, num_assistant_tokens=4)):

@@ -9,42 +9,43 @@ import pytest
 import torch
 from scipy import stats
 
-import heads
+import random_heads as heads
 import tiny
 from dialects import strangers
+from foredraft.compose.spec import find
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Drafter, Plan, View
-from foredraft.core.noise import Noise, derive_seeds
-from foredraft.core.params import SamplingParams
-from foredraft.core.warp import Warp
-from foredraft.drafters import METHODS, find
+from foredraft.core.rng import Noise, derive_seeds
+from foredraft.core.sampling.params import SamplingParams
+from foredraft.core.sampling.warp import Warp
+from foredraft.drafters import METHODS
 from foredraft.drafters.bandit import Arm
 from foredraft.drafters.cascade import Cascade
+from foredraft.drafters.common.build_context import NestedDrafter
+from foredraft.drafters.common.draft_runner import DraftRunner
+from foredraft.drafters.common.feature_cache import FeatureCache
+from foredraft.drafters.common.last_hidden import LastHidden
+from foredraft.drafters.common.ngram_pool import NgramPool
+from foredraft.drafters.common.partial_cache_sync import PartialCacheSync
+from foredraft.drafters.common.retokenizer import Retokenizer
+from foredraft.drafters.common.self_speculative import OwnLayers
+from foredraft.drafters.common.windowed_runner import WindowedRunner
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
 from foredraft.drafters.eagle3 import Eagle3Drafter, Options as Eagle3Options
-from foredraft.drafters.follower import Follower
-from foredraft.drafters.last_state import LastState
 from foredraft.drafters.max_gram import MaxGram
-from foredraft.drafters.memory import Memory
-from foredraft.drafters.ngram_pool import NgramPool
-from foredraft.drafters.own_layers import OwnLayers
 from foredraft.drafters.partial import Partial
-from foredraft.drafters.reader import Reader
 from foredraft.drafters.relay import Relay
-from foredraft.drafters.retelling import Retelling
-from foredraft.drafters.supplies import Part
 from foredraft.drafters.triforce import TriForce
-from foredraft.drafters.window import WindowReader
-from foredraft.engine.generate import Generator
-from foredraft.engine.inner import InnerLoop
+from foredraft.engine.generator import Generator
+from foredraft.engine.nested_loop import NestedLoop
 from foredraft.engine.policy import Constant
 from foredraft.engine.reference import reference
-from foredraft.model.bridge import Bridge
+from foredraft.heads.nets.eagle import Eagle3
 from foredraft.model.cache import SlotCache
-from foredraft.model.causal import CausalLM
-from foredraft.model.partial import PartialLM
+from foredraft.model.hf import CausalLM
+from foredraft.model.partial.model import PartialLM
 from foredraft.model.prefill import prefill
-from foredraft.nets.eagle import Eagle3
+from foredraft.model.vocab_mapping import VocabMapping
 
 NEW = 16
 SAMPLED = {"temperature": 0.9, "top_k": 12, "repetition_penalty": 1.2, "seed": 21}
@@ -102,7 +103,7 @@ def over_the_targets_cache(drafter: Any, options: Any, target: CausalLM, draft: 
 
 def three_levels(drafter: Any, options: Any, target: CausalLM, draft: CausalLM) -> Drafter:
     small = DraftModel(DraftOptions(num_assistant_tokens=2, window=20, ahead=4), draft, target.vocab_size)
-    return drafter(options, target, target.new_cache(), Part(small, draws=True), target.vocab_size)
+    return drafter(options, target, target.new_cache(), NestedDrafter(small, draws=True), target.vocab_size)
 
 
 def shared_cache(drafter: Drafter) -> SlotCache | None:
@@ -116,22 +117,24 @@ def with_vocabulary(drafter: Any, options: Any, target: CausalLM, draft: CausalL
     return drafter(options, target.vocab_size)
 
 
-def copying(target: CausalLM, tokens: int = 2) -> Part:
-    return Part(MaxGram(find("max_gram")[1](num_assistant_tokens=tokens), target.vocab_size), draws=False)
+def copying(target: CausalLM, tokens: int = 2) -> NestedDrafter:
+    return NestedDrafter(MaxGram(find("max_gram")[1](num_assistant_tokens=tokens), target.vocab_size), draws=False)
 
 
-def model_part(model: CausalLM, target: CausalLM, tokens: int) -> Part:
-    return Part(DraftModel(find("draft_model")[1](num_assistant_tokens=tokens), model, target.vocab_size), draws=True)
+def model_part(model: CausalLM, target: CausalLM, tokens: int) -> NestedDrafter:
+    return NestedDrafter(
+        DraftModel(find("draft_model")[1](num_assistant_tokens=tokens), model, target.vocab_size), draws=True
+    )
 
 
-def over(drafter: Any, options: Any, middle: CausalLM, part: Part) -> Cascade:
+def over(drafter: Any, options: Any, middle: CausalLM, part: NestedDrafter) -> Cascade:
     """A cascade over this middle."""
     return drafter(options, middle, part, middle.new_cache(), middle.vocab_size)
 
 
-def small_cascade(middle: CausalLM, target: CausalLM) -> Part:
+def small_cascade(middle: CausalLM, target: CausalLM) -> NestedDrafter:
     options = find("cascade")[1](num_assistant_tokens=2)
-    return Part(over(Cascade, options, middle, model_part(target, target, 2)), draws=True)
+    return NestedDrafter(over(Cascade, options, middle, model_part(target, target, 2)), draws=True)
 
 
 @functools.cache
@@ -146,7 +149,7 @@ def slim_cascade(make: Callable[[CausalLM, SlotCache, CausalLM, int], Drafter]) 
     def build(drafter: Any, options: Any, target: CausalLM, draft: CausalLM) -> Drafter:
         middle, size = slim(target.vocab_size), target.vocab_size
         cache = middle.new_cache()
-        return drafter(options, middle, Part(make(middle, cache, draft, size), draws=True), cache, size)
+        return drafter(options, middle, NestedDrafter(make(middle, cache, draft, size), draws=True), cache, size)
 
     return build
 
@@ -170,13 +173,13 @@ def best_tree(middle: CausalLM, cache: SlotCache, draft: CausalLM, size: int) ->
     return drafter(options(nodes=4, depth=2, acceptance="0.5/0.2/0.1"), draft, middle, size)
 
 
-def small_relay(draft: CausalLM, target: CausalLM) -> Part:
+def small_relay(draft: CausalLM, target: CausalLM) -> NestedDrafter:
     parts = [model_part(draft, target, 2), copying(target)]
-    return Part(Relay(find("relay")[1](), parts, target.vocab_size), draws=True)
+    return NestedDrafter(Relay(find("relay")[1](), parts, target.vocab_size), draws=True)
 
 
 def with_other_tokens(drafter: Any, options: Any, target: CausalLM, draft: CausalLM) -> Drafter:
-    return drafter(options, draft, Bridge(*strangers(target.vocab_size), target.vocab_size, draft.vocab_size))
+    return drafter(options, draft, VocabMapping(*strangers(target.vocab_size), target.vocab_size, draft.vocab_size))
 
 
 SMALL = {"nodes": 9, "depth": 3, "top_k": 3}
@@ -334,11 +337,22 @@ def holdings(drafter: Any) -> dict[str, int]:
         if isinstance(value, (SlotCache, NgramPool, torch.Tensor)):
             held[key] = value.nbytes
         elif isinstance(
-            value, (Drafter, Follower, InnerLoop, LastState, Memory, PartialLM, Reader, Retelling, WindowReader)
+            value,
+            (
+                Drafter,
+                PartialCacheSync,
+                NestedLoop,
+                LastHidden,
+                FeatureCache,
+                PartialLM,
+                DraftRunner,
+                Retokenizer,
+                WindowedRunner,
+            ),
         ):
             held |= {f"{key}.{inner}": size for inner, size in holdings(value).items()}
         elif isinstance(value, tuple):
-            drafters = [part.drafter for part in value if isinstance(part, Part)]
+            drafters = [part.drafter for part in value if isinstance(part, NestedDrafter)]
             for number, part in enumerate(drafters):
                 held |= {f"{key}.{number}.{inner}": size for inner, size in holdings(part).items()}
         elif isinstance(value, (dict, list, set)):
@@ -360,7 +374,7 @@ def test_admit_and_release_leave_no_trace(name: str, options: dict[str, Any]):
         g.engine.run(sequences)
         assert holdings(drafter) == before
         runs.append([(s.tokens, s.stats.drafted, s.stats.accepted) for s in sequences][::order])
-    if not drafter.learns:
+    if not drafter.needs.learns:
         assert runs[0] == runs[2]
     if g.engine.reproducible or not options:
         assert [tokens for tokens, _, _ in runs[0]] == [tokens for tokens, _, _ in runs[1]]

@@ -8,19 +8,19 @@ import torch
 from torch import Tensor
 
 import tiny
+from foredraft.compose.spec import Spec
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Plan, StepOut, View
 from foredraft.core.errors import OptionError
-from foredraft.core.noise import Noise, Stream
-from foredraft.core.params import SamplingParams
+from foredraft.core.rng import Noise, Stream
+from foredraft.core.sampling.params import SamplingParams
+from foredraft.core.sampling.warp import Warp
 from foredraft.core.tree import PAD, TokenTree, merge_paths
-from foredraft.core.verify import walk
-from foredraft.core.warp import Warp
+from foredraft.core.verify import greedy as walk
+from foredraft.drafters.common.ngram_pool import NgramPool
 from foredraft.drafters.lookahead import Lookahead, Options
-from foredraft.drafters.ngram_pool import NgramPool
-from foredraft.drafters.spec import Spec
 from foredraft.engine.policy import Constant
-from foredraft.model.causal import CausalLM
+from foredraft.model.hf import CausalLM
 
 CPU = torch.device("cpu")
 Model = Callable[[Sequence[int]], int]

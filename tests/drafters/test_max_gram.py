@@ -8,10 +8,10 @@ import torch
 from foredraft.core.draft import Draft, Law, Verdict
 from foredraft.core.drafter import Plan, StepOut, View
 from foredraft.core.errors import OptionError
-from foredraft.core.noise import Noise
-from foredraft.core.params import SamplingParams
+from foredraft.core.rng import Noise
+from foredraft.core.sampling.params import SamplingParams
+from foredraft.core.sampling.warp import Warp
 from foredraft.core.tree import TokenTree
-from foredraft.core.warp import Warp
 from foredraft.drafters.max_gram import MaxGram, Options, longest_match
 
 

@@ -9,16 +9,16 @@ import torch
 import tiny
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Drafter, Plan, View
-from foredraft.core.noise import Noise, NoiseCoins
-from foredraft.core.params import SamplingParams
+from foredraft.core.rng import HashedRng, Noise
+from foredraft.core.sampling.params import SamplingParams
+from foredraft.core.sampling.warp import Warp
 from foredraft.core.tree import TokenTree
-from foredraft.core.verify import RULES, walk
-from foredraft.core.warp import Warp
+from foredraft.core.verify import RULES, greedy as walk
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
 from foredraft.drafters.specinfer import Options as SpecOptions, SpecInfer
 from foredraft.engine.policy import Constant
 from foredraft.engine.reference import reference
-from foredraft.model.causal import CausalLM
+from foredraft.model.hf import CausalLM
 
 GREEDY = SamplingParams()
 SAMPLED = SamplingParams(temperature=1.0, top_k=9, seed=0)
@@ -106,7 +106,7 @@ def test_under_every_rule_picked_siblings_are_followed_to_the_end(rule: str, law
     best = torch.randint(vocab, (rows, 10), generator=generator)
     p = torch.nn.functional.one_hot(best, vocab).float()
     draft = Draft(TokenTree(tokens, parents, depth=3), law, q)
-    coins = NoiseCoins(Noise(torch.arange(rows), torch.ones(rows, dtype=torch.long)))
+    coins = HashedRng(Noise(torch.arange(rows), torch.ones(rows, dtype=torch.long)))
     found, wanted = RULES[rule].function(p, draft, coins), walk(best, draft.tree)
     assert torch.equal(found.path, wanted.path) and torch.equal(found.bonus, wanted.bonus)
     assert set(wanted.accepted().tolist()) == {0, 1, 2, 3}

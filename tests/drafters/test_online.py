@@ -13,21 +13,21 @@ import foredraft
 import laws
 import tiny
 from foredraft.core.draft import Draft, Verdict
-from foredraft.core.drafter import Drafter, Plan, StepOut, View
+from foredraft.core.drafter import Plan, StepOut, Trainable, View
 from foredraft.core.errors import DrafterError, LawError, OptionError
-from foredraft.core.noise import Noise
-from foredraft.core.params import SamplingParams
-from foredraft.core.warp import Warp
-from foredraft.drafters.background import Work
+from foredraft.core.rng import Noise
+from foredraft.core.sampling.params import SamplingParams
+from foredraft.core.sampling.warp import Warp
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
-from foredraft.drafters.learner import LEAST_PASSAGES, judged
-from foredraft.drafters.online import Online, Options
-from foredraft.drafters.passages import Shelf
+from foredraft.drafters.online.method import Online, Options
+from foredraft.drafters.online.replay_buffer import ReplayBuffer
+from foredraft.drafters.online.trainable import Lesson, Sample
+from foredraft.drafters.online.trainer import LEAST_PASSAGES, judged
+from foredraft.drafters.online.worker import BackgroundTask
 from foredraft.drafters.prompt_lookup import Options as LookupOptions, PromptLookup
-from foredraft.drafters.teachable import Lesson, Passage, Teachable, Trainee
 from foredraft.engine.policy import Constant
 from foredraft.engine.reference import reference
-from foredraft.model.causal import CausalLM
+from foredraft.model.hf import CausalLM
 
 NEW = 12
 
@@ -83,7 +83,7 @@ def test_the_same_stream_teaches_the_same():
 # What it learns from.
 
 
-def passages(name: str, **options: Any) -> tuple[list[Passage], Online, list[list[int]]]:
+def passages(name: str, **options: Any) -> tuple[list[Sample], Online, list[list[int]]]:
     """Those of a ragged batch of which rows come and go, the drafter, and the whole texts."""
     served = target()
     online = Online(Options(**{"interval": 1000, "top_laws": 16, **options}), inner(name, served))
@@ -181,12 +181,12 @@ def test_further_levels_are_about_the_tokens_further_ahead():
 
 
 def test_what_waits_is_bounded():
-    def passage(laws: int) -> Passage:
+    def passage(laws: int) -> Sample:
         zeros = torch.zeros(laws, 4)
         tokens = torch.zeros(laws + 2, dtype=torch.long)
-        return Passage(tokens, {}, tokens[:laws], zeros.int(), zeros.half(), torch.zeros(laws, dtype=torch.bool))
+        return Sample(tokens, {}, tokens[:laws], zeros.int(), zeros.half(), torch.zeros(laws, dtype=torch.bool))
 
-    shelf = Shelf(100, 10**9)
+    shelf = ReplayBuffer(100, 10**9)
     for count in (30, 40, 20):
         shelf.add(passage(count))
     assert (len(shelf), shelf.laws) == (3, 90)
@@ -195,7 +195,7 @@ def test_what_waits_is_bounded():
     assert (len(shelf), shelf.laws, shelf.nbytes) == (0, 0, 0)
     shelf.add(passage(101))
     assert len(shelf) == shelf.laws == shelf.nbytes == 0
-    shelf = Shelf(10**9, 3 * passage(10).nbytes)
+    shelf = ReplayBuffer(10**9, 3 * passage(10).nbytes)
     for _ in range(10):
         shelf.add(passage(10))
     assert len(shelf) == 3 and shelf.nbytes == 3 * passage(10).nbytes
@@ -213,23 +213,26 @@ def test_a_service_that_never_gets_to_learn_keeps_no_more_than_it_may():
 
 
 @final
-class Spy(Drafter, Teachable):
+class Spy(Trainable):
     """Passes everything on, and writes down in which order things happen."""
 
     def __init__(self, drafter: DraftModel) -> None:
         self._inner, self.needs = drafter, drafter.needs
         self.events: list[str] = []
 
-    def trainee(self) -> Trainee:
-        made, events = self._inner.trainee(), self.events
-        publish = made.publish
+    @property
+    def network(self) -> Any:
+        return self._inner.network
+
+    def watch(self, online: Online) -> None:
+        trainee, events = online._trainee, self.events
+        publish = trainee.publish
 
         def noted() -> None:
             events.append(f"publish in {threading.current_thread().name}")
             publish()
 
-        made.publish = noted  # type: ignore[method-assign]
-        return made
+        trainee.publish = noted  # type: ignore[method-assign]
 
     def admit(self, row: int, prompt: Tensor, hidden: Mapping[int, Tensor]) -> None:
         self._inner.admit(row, prompt, hidden)
@@ -251,13 +254,14 @@ def test_weights_change_between_two_steps_and_on_the_loops_thread(background: bo
     served = target()
     spy = Spy(DraftModel(DraftOptions(num_assistant_tokens=4), draft(), served.vocab_size))
     g, online = generator(spy, served, interval=2, background=background, passes=1)
+    spy.watch(online)
     prompts = stream(60)
     expected = [reference(served, prompt, SamplingParams(max_new_tokens=NEW)) for prompt in prompts[:12]]
     for begin in range(0, 60, 12):
         results = g.generate(prompts[begin : begin + 12], max_new_tokens=NEW)
         if not begin:
             assert [r.tokens for r in results] == expected
-    online.finish()
+    online.wait()
     swaps = [event for event in spy.events if event.startswith("publish")]
     assert len(swaps) >= 2 and set(swaps) == {"publish in MainThread"}
     for event, following in zip(spy.events, spy.events[1:], strict=False):
@@ -275,7 +279,7 @@ def test_texts_of_picked_drafts_do_not_depend_on_what_was_learned(name: str):
             for g in (learning, still)
         ]
         assert texts[0] == texts[1]
-    assert online.learns and online.version > 3
+    assert online.needs.learns and online.version > 3
 
 
 @pytest.mark.slow
@@ -299,7 +303,7 @@ def test_texts_follow_the_law_while_the_draft_learns():
 
 def test_a_thread_of_its_own_leaves_the_number_of_threads_alone():
     before = torch.get_num_threads()
-    work: Work[int] = Work(3)
+    work: BackgroundTask[int] = BackgroundTask(3)
     work.begin(torch.get_num_threads)
     work.wait()
     assert work.take() == 3 and work.idle and work.take() is None

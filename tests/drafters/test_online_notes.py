@@ -7,9 +7,9 @@ import torch
 from online_cases import generator, stream
 
 from foredraft.core.drafter import StepOut
-from foredraft.core.params import SamplingParams
-from foredraft.drafters.online import Online
-from foredraft.drafters.passages import Seen
+from foredraft.core.sampling.params import SamplingParams
+from foredraft.drafters.online.method import Online
+from foredraft.drafters.online.replay_buffer import Seen
 
 
 @pytest.mark.parametrize("goes_on", [False, True])

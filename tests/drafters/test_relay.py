@@ -11,10 +11,11 @@ import tiny
 from foredraft.core.draft import Law
 from foredraft.core.drafter import Plan, Rewindable, View
 from foredraft.core.errors import DrafterError, LawError, OptionError
-from foredraft.core.noise import Noise
-from foredraft.core.params import SamplingParams
+from foredraft.core.rng import Noise
+from foredraft.core.sampling.params import SamplingParams
+from foredraft.core.sampling.warp import Warp
 from foredraft.core.verify import RULES
-from foredraft.core.warp import Warp
+from foredraft.drafters.common.build_context import NestedDrafter
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
 from foredraft.drafters.early_exit import EarlyExit, Options as ExitOptions
 from foredraft.drafters.lookahead import Lookahead, Options as LookaheadOptions
@@ -22,10 +23,9 @@ from foredraft.drafters.max_gram import MaxGram, Options as MaxGramOptions
 from foredraft.drafters.none import NoDrafter
 from foredraft.drafters.prompt_lookup import Options as LookupOptions, PromptLookup
 from foredraft.drafters.relay import Options, Relay
-from foredraft.drafters.supplies import Part
 from foredraft.drafters.triforce import Options as TriForceOptions, TriForce
 from foredraft.engine.policy import Constant
-from foredraft.model.causal import CausalLM
+from foredraft.model.hf import CausalLM
 from nested import PROMPT, Chances, TableDrafter, at, enumerated
 from oracle import Draws, loss, random_table
 
@@ -48,20 +48,20 @@ def view_of(texts: list[list[int]], temperature: float = 0.0) -> View:
     )
 
 
-def model_part(tokens: int, confidence: float = 0.0) -> Part:
+def model_part(tokens: int, confidence: float = 0.0) -> NestedDrafter:
     model = CausalLM(tiny.build("llama", vocab_size=VOCAB))
-    return Part(DraftModel(DraftOptions(num_assistant_tokens=tokens), model, VOCAB), True, confidence)
+    return NestedDrafter(DraftModel(DraftOptions(num_assistant_tokens=tokens), model, VOCAB), True, confidence)
 
 
-def max_gram(tokens: int) -> Part:
-    return Part(MaxGram(MaxGramOptions(num_assistant_tokens=tokens), VOCAB), draws=False)
+def max_gram(tokens: int) -> NestedDrafter:
+    return NestedDrafter(MaxGram(MaxGramOptions(num_assistant_tokens=tokens), VOCAB), draws=False)
 
 
-def lookup(tokens: int, **options: int) -> Part:
-    return Part(PromptLookup(LookupOptions(prompt_lookup_num_tokens=tokens, **options)), draws=False)
+def lookup(tokens: int, **options: int) -> NestedDrafter:
+    return NestedDrafter(PromptLookup(LookupOptions(prompt_lookup_num_tokens=tokens, **options)), draws=False)
 
 
-def relay(*parts: Part, vocab: int = VOCAB) -> Relay:
+def relay(*parts: NestedDrafter, vocab: int = VOCAB) -> Relay:
     return Relay(Options(), parts, vocab)
 
 
@@ -81,7 +81,7 @@ def test_drafts_of_mixed_sources_are_exact(picks: tuple[bool, bool], rule: str, 
 
     def make(chances: Chances) -> Rewindable:
         first, second = TableDrafter(SMALL, 2, chances, picks[0]), TableDrafter(SMALLER, 1, chances, picks[1])
-        return Relay(Options(), [Part(first, not picks[0]), Part(second, not picks[1])], 3)
+        return Relay(Options(), [NestedDrafter(first, not picks[0]), NestedDrafter(second, not picks[1])], 3)
 
     nested = enumerated(make, 3, 3, monkeypatch)
     tokens = nested.draft.tree.tokens
@@ -135,7 +135,7 @@ def test_no_number_is_used_twice_by_two_drafters_or_two_steps():
     torch.nn.init.zeros_(flat.lm_head.weight)
     model = CausalLM(flat, verify=False)
     texts = [[1, 2]] * 600
-    both = relay(*(Part(DraftModel(DraftOptions(2), model, VOCAB), draws=True) for _ in range(2)))
+    both = relay(*(NestedDrafter(DraftModel(DraftOptions(2), model, VOCAB), draws=True) for _ in range(2)))
     first = admitted(both, texts).propose(view_of(texts, 1.0), Plan((4,) * 600)).tree.tokens
     second = both.propose(view_of([[1, 2, 3, 4]] * 600, 1.0), Plan((4,) * 600)).tree.tokens
     for a in range(1, 5):
@@ -155,7 +155,7 @@ def test_an_unsure_token_ends_the_first_leg_and_the_next_goes_on():
 
 def test_where_one_drafts_nothing_the_next_goes_on_from_the_text():
     model = CausalLM(tiny.build("llama", vocab_size=VOCAB, max_position_embeddings=16))
-    short = Part(DraftModel(DraftOptions(num_assistant_tokens=2), model, VOCAB), draws=True)
+    short = NestedDrafter(DraftModel(DraftOptions(num_assistant_tokens=2), model, VOCAB), draws=True)
     texts = [[1, 2, 3, 4] * 4, [5, 6] * 8]  # as long as the model's context
     draft = admitted(relay(short, max_gram(3)), texts).propose(view_of(texts, 1.0), Plan((5, 2)))
     # picked, all of them, but in another batch there might be drawn ones beside them, and the rule must be the same
@@ -168,7 +168,7 @@ def test_the_target_as_first_drafter_is_accepted_whole():
     target = CausalLM(tiny.build("llama"))
     first = DraftModel(DraftOptions(num_assistant_tokens=3), target, target.vocab_size)
     copying = MaxGram(MaxGramOptions(num_assistant_tokens=2), target.vocab_size)
-    both = relay(Part(first, draws=True), Part(copying, draws=False), vocab=target.vocab_size)
+    both = relay(NestedDrafter(first, draws=True), NestedDrafter(copying, draws=False), vocab=target.vocab_size)
     assert both.needs.max_nodes == 5
     result = tiny.generator(target, both, Constant(5)).generate(tiny.prompts((9,))[0], max_new_tokens=24)
     assert result.stats.accepted >= 3 * (result.stats.target_forwards - 2)
@@ -179,13 +179,13 @@ def test_who_drafts_in_the_targets_cache_comes_first():
     target = CausalLM(tiny.build("llama"))
     cache, size = target.new_cache(), target.vocab_size
     options = ExitOptions(num_assistant_tokens=3, assistant_early_exit=target.layers)
-    own = Part(EarlyExit(options, target, cache, size), draws=True)
-    copying = Part(MaxGram(MaxGramOptions(num_assistant_tokens=2), size), draws=False)
+    own = NestedDrafter(EarlyExit(options, target, cache, size), draws=True)
+    copying = NestedDrafter(MaxGram(MaxGramOptions(num_assistant_tokens=2), size), draws=False)
     both = relay(own, copying, vocab=size)
-    assert both.reads_target and not relay(lookup(2), max_gram(2)).reads_target
+    assert both.needs.target_cache and not relay(lookup(2), max_gram(2)).needs.target_cache
     result = tiny.generator(target, both, Constant(5), cache=cache).generate(tiny.prompts((9,))[0], max_new_tokens=24)
     assert result.stats.accepted >= 3 * (result.stats.target_forwards - 2)
-    for wrong in (own, Part(both, draws=True)):
+    for wrong in (own, NestedDrafter(both, draws=True)):
         with pytest.raises(DrafterError, match="put it first"):
             relay(copying, wrong, vocab=size)
     with pytest.raises(DrafterError, match="middle level of triforce"):
@@ -204,20 +204,20 @@ def test_where_all_pick_it_is_a_picker_also_inside_another(spec: str):
 
 
 def test_what_cannot_be_a_relay_is_refused():
-    learning = Part(MaxGram(MaxGramOptions(bigrams=True), VOCAB), draws=False)
+    learning = NestedDrafter(MaxGram(MaxGramOptions(bigrams=True), VOCAB), draws=False)
     with pytest.raises(DrafterError, match="two drafters or more"):
         relay(lookup(2))
     with pytest.raises(DrafterError, match="trees"):
         relay(lookup(2), lookup(2, continuations=2))
     with pytest.raises(DrafterError, match="nothing"):
-        relay(lookup(2), Part(NoDrafter(), draws=False))
+        relay(lookup(2), NestedDrafter(NoDrafter(), draws=False))
     with pytest.raises(DrafterError, match="without bigrams"):
         relay(model_part(2), learning)
-    assert relay(lookup(2), learning).learns
+    assert relay(lookup(2), learning).needs.learns
     shared = LookaheadOptions(window_size=1, ngram_size=2, guess_set_size=1, pool="shared")
     for options, learns in ((shared, True), (replace(shared, pool="request"), False)):
-        part = Part(Lookahead(options, torch.device("cpu")), draws=False)
-        assert relay(lookup(2), part).learns == learns
+        part = NestedDrafter(Lookahead(options, torch.device("cpu")), draws=False)
+        assert relay(lookup(2), part).needs.learns == learns
         with pytest.raises(DrafterError, match="pool=request") if learns else nullcontext():
             relay(model_part(2), part)
     with pytest.raises(OptionError, match="1 or more"):

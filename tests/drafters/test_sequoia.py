@@ -12,18 +12,18 @@ import tiny
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Plan, View
 from foredraft.core.errors import OptionError
-from foredraft.core.noise import Noise, NoiseCoins, Stream, derive_seeds, draw
-from foredraft.core.params import SamplingParams
-from foredraft.core.shapes import Shapes
+from foredraft.core.rng import HashedRng, Noise, Stream, derive_seeds, draw
+from foredraft.core.sampling.params import SamplingParams
+from foredraft.core.sampling.warp import Warp
+from foredraft.core.tree_optimizer import Shapes
 from foredraft.core.verify import RULES
-from foredraft.core.warp import Warp
 from foredraft.drafters import sequoia
-from foredraft.drafters.acceptance import as_text, measure_acceptance, read_acceptance
+from foredraft.drafters.common.acceptance import as_text, measure_acceptance, read_acceptance
 from foredraft.drafters.sequoia import Options, Sequoia
-from foredraft.engine.costs import CostTable
+from foredraft.engine.cost_model import CostTable
 from foredraft.engine.policy import Constant
 from foredraft.engine.reference import reference
-from foredraft.model.causal import CausalLM
+from foredraft.model.hf import CausalLM
 from oracle import grow, loss, random_table
 
 VOCAB = 6
@@ -111,7 +111,7 @@ def test_trees_of_one_level_are_accepted_as_was_measured():
     p = torch.stack(
         [after[0].expand(rows, -1), *(torch.stack(after[1:])[draft.tree.tokens[:, i]] for i in (1, 2, 3))], 1
     )
-    verdict = RULES["traversal"].function(p.float(), draft, NoiseCoins(view.noise))
+    verdict = RULES["traversal"].function(p.float(), draft, HashedRng(view.noise))
     counts = [float((verdict.path[:, 1] == child).double().mean()) for child in range(1, 1 + WIDTH)]
     measured = measure_acceptance(model(1), model(2), 1.0, [prompt] * rows, width=WIDTH, tokens=1)
     assert counts == pytest.approx(measured, abs=0.02)

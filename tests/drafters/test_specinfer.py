@@ -6,18 +6,18 @@ import pytest
 import torch
 
 import tiny
-from foredraft.compose import load
+from foredraft.compose.load import load
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Plan, View
 from foredraft.core.errors import DrafterError, LawError, OptionError
-from foredraft.core.noise import Noise
-from foredraft.core.params import SamplingParams
-from foredraft.core.tree import PAD, TokenTree, adopted
+from foredraft.core.rng import Noise
+from foredraft.core.sampling.params import SamplingParams
+from foredraft.core.sampling.warp import Warp
+from foredraft.core.tree import PAD, TokenTree, merge_duplicates
 from foredraft.core.verify import RULES
-from foredraft.core.warp import Warp
 from foredraft.drafters.specinfer import Options, SpecInfer
 from foredraft.engine.policy import Constant
-from foredraft.model.causal import CausalLM
+from foredraft.model.hf import CausalLM
 from oracle import Draws, grow, loss, outcomes, random_table
 
 PAIR = [-1, 0, 1, 0, 3]
@@ -26,7 +26,7 @@ BUSHES = [-1, 0, 1, 1, 0, 4, 4]
 
 
 def merged(draws: Draws, twins: bool = True) -> Draws:
-    return replace(draws, draft=replace(draws.draft, tree=adopted(draws.draft.tree, twins=twins)))
+    return replace(draws, draft=replace(draws.draft, tree=merge_duplicates(draws.draft.tree, twins=twins)))
 
 
 @pytest.mark.parametrize("shape", [PAIR, BUSHES, [-1, 0, 0, 1, 2, 2]], ids=["chains", "bushes", "siblings"])
@@ -71,13 +71,13 @@ def test_merging_accepts_more_and_traversal_most(seed: int):
 def test_children_of_twins_go_to_the_first():
     tokens = torch.tensor([[9, 5, 6, 5, 7, 5, 8, 7, 1]])
     parents = torch.tensor([[-1, 0, 1, 0, 3, 0, 5, PAD, 4]])
-    tree = adopted(TokenTree(tokens, parents, depth=3), twins=True)
+    tree = merge_duplicates(TokenTree(tokens, parents, depth=3), twins=True)
     assert tree.parents.tolist() == [[-1, 0, 1, 0, 1, 0, 1, PAD, 4]]
-    assert adopted(TokenTree(tokens, parents, depth=3), twins=False).parents.tolist() == [
+    assert merge_duplicates(TokenTree(tokens, parents, depth=3), twins=False).parents.tolist() == [
         [-1, 0, 1, PAD, 1, PAD, 1, PAD, 4]
     ]
     deep = TokenTree(torch.tensor([[9, 1, 2, 3, 1, 2, 4]]), torch.tensor([[-1, 0, 1, 2, 0, 4, 5]]), depth=3)
-    assert adopted(deep, twins=False).parents.tolist() == [[-1, 0, 1, 2, PAD, PAD, 2]]
+    assert merge_duplicates(deep, twins=False).parents.tolist() == [[-1, 0, 1, 2, PAD, PAD, 2]]
 
 
 def view(texts: list[list[int]], params: SamplingParams, vocab: int) -> View:

@@ -10,26 +10,26 @@ import tiny
 from foredraft.core.draft import Draft, Law, Verdict
 from foredraft.core.drafter import Plan, StepOut, View
 from foredraft.core.errors import DrafterError, OptionError
-from foredraft.core.noise import Noise
-from foredraft.core.params import SamplingParams
+from foredraft.core.rng import Noise
+from foredraft.core.sampling.params import SamplingParams
+from foredraft.core.sampling.warp import Paths, Warp
 from foredraft.core.tree import TokenTree
-from foredraft.core.warp import Paths, Warp
 from foredraft.drafters import partial as partial_module, triforce as triforce_module
+from foredraft.drafters.common.build_context import NestedDrafter
+from foredraft.drafters.common.draft_runner import DraftRunner
+from foredraft.drafters.common.partial_cache_sync import LATELY, PartialCacheSync
+from foredraft.drafters.common.windowed_runner import WindowedRunner
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
-from foredraft.drafters.follower import LATELY, Follower
 from foredraft.drafters.partial import Options as PartialOptions, Partial
 from foredraft.drafters.prompt_lookup import Options as LookupOptions, PromptLookup
-from foredraft.drafters.reader import Reader
-from foredraft.drafters.supplies import Part
 from foredraft.drafters.triforce import Options, TriForce
-from foredraft.drafters.window import WindowReader
-from foredraft.engine.generate import Generator
+from foredraft.engine.generator import Generator
 from foredraft.engine.reference import reference
 from foredraft.model.cache import SlotCache
-from foredraft.model.causal import CausalLM
-from foredraft.model.partial import PartialLM
+from foredraft.model.hf import CausalLM
+from foredraft.model.partial.kv_selection import Retrieval
+from foredraft.model.partial.model import PartialLM
 from foredraft.model.prefill import prefill
-from foredraft.model.selection import Retrieval
 
 SMALL = {"budget": 16, "chunk": 4, "room": 8}
 
@@ -50,7 +50,7 @@ def small(draft: CausalLM, **options) -> DraftModel:
 
 def looped(target: CausalLM, options: Options, drafter) -> tuple[Generator, TriForce]:
     full = target.new_cache()
-    three = TriForce(options, target, full, Part(drafter, draws=True), target.vocab_size)
+    three = TriForce(options, target, full, NestedDrafter(drafter, draws=True), target.vocab_size)
     return tiny.generator(target, three, cache=full), three
 
 
@@ -73,7 +73,7 @@ def test_the_law_of_a_draft_is_that_of_the_middle_level_on_its_path(
     and a greedy draft is the middle's own greedy text."""
     texts, options = tiny.prompts((70, 25, 9, 40)), Options(gamma=5, **SMALL)
     full = target.new_cache()
-    three = TriForce(options, target, full, Part(small(other), draws=True), target.vocab_size)
+    three = TriForce(options, target, full, NestedDrafter(small(other), draws=True), target.vocab_size)
     view = view_of(texts, temperature, [3, 4, 5, 6], full, target)
     for row, text in enumerate(texts):
         three.admit(row, torch.tensor(text[:-1]), {})
@@ -81,7 +81,7 @@ def test_the_law_of_a_draft_is_that_of_the_middle_level_on_its_path(
     assert draft.law is (Law.FIXED if temperature == 0 else Law.CHAIN)
     assert draft.tree.valid.all() and draft.tree.tokens.shape == (4, 6)
     middle = PartialLM(target, full, options.selection(), 26)  # room, a chunk's rest, the root, and what may be ahead
-    assert middle.follow(view.rows, view.extents, 14) == [0, 3]
+    assert middle.sync(view.rows, view.extents, 14) == [0, 3]
     for node in range(5):
         step = middle.address(TokenTree.root(draft.tree.tokens[:, node]), view.lengths - 1 + node, view.rows, 70 + node)
         path = replace(draft.tree, tokens=draft.tree.tokens[:, : node + 1], parents=draft.tree.parents[:, : node + 1])
@@ -134,7 +134,7 @@ def test_chunks_are_chosen_anew_when_acceptance_has_fallen(target: CausalLM):
     text = tiny.prompts((200,))[0]
     full = target.new_cache()
     view = view_of([text], 0.0, [0], full, target)
-    follower = Follower(PartialLM(target, full, Retrieval(16, 4), 100), ahead=6, refresh=0.75)
+    follower = PartialCacheSync(PartialLM(target, full, Retrieval(16, 4), 100), ahead=6, refresh=0.75)
     follower.admit(0)
     chosen = []
 
@@ -143,7 +143,7 @@ def test_chunks_are_chosen_anew_when_acceptance_has_fallen(target: CausalLM):
             extent = 130 + len(chosen)
             now = replace(view, lengths=torch.tensor([extent]), extents=(extent,))
             before = follower.model.left_out(0)
-            follower.follow(now)
+            follower.sync(now)
             chosen.append(follower.model.left_out(0) != before)
             tree = TokenTree.root(now.roots)
             step = follower.model.address(tree, now.lengths - 1, (0,), extent)
@@ -163,7 +163,9 @@ def test_no_choice_depends_on_what_is_drawn_afterwards(target: CausalLM, other: 
     choice of a step is made before anything is drawn in it."""
     text = tiny.prompts((60,))[0]
     full = target.new_cache()
-    three = TriForce(Options(gamma=4, **SMALL), target, full, Part(small(other), draws=True), target.vocab_size)
+    three = TriForce(
+        Options(gamma=4, **SMALL), target, full, NestedDrafter(small(other), draws=True), target.vocab_size
+    )
     view = view_of([text] * 6, 1.0, [1, 2, 3, 4, 5, 6], full, target)
     for row in range(6):
         three.admit(row, torch.tensor(text[:-1]), {})
@@ -177,7 +179,7 @@ def test_a_window_reads_as_if_the_rest_had_never_been(other: CausalLM):
     """Equal to a fresh forward over sinks and window, positions from 0 on, at every length, also far beyond the draft's
     context and after a text has been taken back."""
     draft = CausalLM(tiny.build("llama", seed=8, max_position_embeddings=48))
-    reader = WindowReader(Reader(draft, draft.vocab_size), 40, 4, 3)
+    reader = WindowedRunner(DraftRunner(draft, draft.vocab_size), 40, 4, 3)
     texts = tiny.prompts((230, 190), seed=5)
     for row in (0, 1):
         reader.admit(row)
@@ -199,7 +201,7 @@ def test_a_window_reads_as_if_the_rest_had_never_been(other: CausalLM):
 
 
 def test_a_window_is_read_again_a_few_times_only(other: CausalLM):
-    reader = WindowReader(Reader(other, other.vocab_size), 64, 4, 4)
+    reader = WindowedRunner(DraftRunner(other, other.vocab_size), 64, 4, 4)
     lefts = [reader.left_out(extent) for extent in range(1, 256)]
     assert lefts == sorted(lefts) and len(set(lefts)) == 1 + -(-(255 - 60) // 14)
     assert min(extent - left for extent, left in enumerate(lefts, 1) if left) >= 64 - 4 - 14
@@ -207,7 +209,7 @@ def test_a_window_is_read_again_a_few_times_only(other: CausalLM):
 
 def read_in_a_loop(target: CausalLM, ahead: int) -> list[list[int]]:
     """What a window leaves out, reading by reading, of a text of which 8 tokens are drafted at once and 1 is kept."""
-    reader, text = WindowReader(Reader(target, target.vocab_size), 64, 4, 4, ahead), tiny.prompts((130,))[0]
+    reader, text = WindowedRunner(DraftRunner(target, target.vocab_size), 64, 4, 4, ahead), tiny.prompts((130,))[0]
     reader.admit(0)
     view, lefts = view_of([text], 0.0, [0], target.new_cache(), target), []
     for committed in range(40, 120):
@@ -238,7 +240,7 @@ def test_what_a_window_in_a_loop_leaves_out_does_not_depend_on_how_far_a_neighbo
     """Beyond what a window has room for it moves, and comes back."""
     text, found = tiny.prompts((130,))[0], []
     for run_on in (False, True):
-        reader = WindowReader(Reader(target, target.vocab_size), 64, 4, 4, 6)
+        reader = WindowedRunner(DraftRunner(target, target.vocab_size), 64, 4, 4, 6)
         reader.admit(0)
         view = view_of([text], 0.0, [0], target.new_cache(), target)
         found.append([])

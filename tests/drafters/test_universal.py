@@ -17,18 +17,18 @@ from dialects import EXACT, NAMES, TEXTS, dialect, size, strangers, toy
 from foredraft.core.draft import Law
 from foredraft.core.drafter import Drafter, Plan, View
 from foredraft.core.errors import DrafterError, LawError, OptionError
-from foredraft.core.noise import Noise, derive_seeds
-from foredraft.core.params import SamplingParams
+from foredraft.core.rng import Noise, derive_seeds
+from foredraft.core.sampling.params import SamplingParams
+from foredraft.core.sampling.warp import Warp
 from foredraft.core.verify import RULES
-from foredraft.core.warp import Warp
+from foredraft.drafters.common.retokenizer import Retokenizer
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
-from foredraft.drafters.retelling import Retelling
 from foredraft.drafters.universal import Options, Universal, coverage
 from foredraft.engine.policy import Constant
 from foredraft.engine.reference import reference
-from foredraft.model.bridge import Bridge
-from foredraft.model.causal import CausalLM
+from foredraft.model.hf import CausalLM
 from foredraft.model.tokenizer import Tokenizer
+from foredraft.model.vocab_mapping import VocabMapping
 from oracle import Table, grow, loss, random_table
 
 NEW = 8
@@ -41,8 +41,8 @@ def model(vocab: int, seed: int = 3) -> CausalLM:
 
 
 @functools.cache
-def bridge(target: str, draft: str) -> Bridge:
-    return Bridge(dialect(target), dialect(draft), size(target), size(draft))
+def bridge(target: str, draft: str) -> VocabMapping:
+    return VocabMapping(dialect(target), dialect(draft), size(target), size(draft))
 
 
 def universal(target: str, draft: str, **options: Any) -> Universal:
@@ -123,7 +123,7 @@ def test_a_target_that_drafts_for_itself_in_other_tokens_is_accepted_whole(way: 
     own, order = model(tiny.VOCAB), random.Random(1).sample(range(tiny.VOCAB), tiny.VOCAB)
     inner = tiny.tokenizer()
     shuffled = toy([inner.convert_ids_to_tokens(index) for index in order])
-    pair = Bridge(Tokenizer(inner), shuffled, tiny.VOCAB, tiny.VOCAB)
+    pair = VocabMapping(Tokenizer(inner), shuffled, tiny.VOCAB, tiny.VOCAB)
     assert [order[other] for other in pair.shared.tolist()] == list(range(tiny.VOCAB))
     drafter = Universal(Options(num_assistant_tokens=5, method=way), renamed(own, order), pair)
     results = tiny.generator(own, drafter).generate(
@@ -142,7 +142,7 @@ def test_with_the_targets_own_tokenizer_it_is_draft_model(way: str, params: Samp
     if way == "slem" and params.temperature:
         pytest.skip("by text nothing is drawn")
     own, draft, one = model(tiny.VOCAB), model(tiny.VOCAB, seed=4), Tokenizer(tiny.tokenizer())
-    ours = Universal(Options(method=way), draft, Bridge(one, one, tiny.VOCAB, tiny.VOCAB))
+    ours = Universal(Options(method=way), draft, VocabMapping(one, one, tiny.VOCAB, tiny.VOCAB))
     theirs = DraftModel(DraftOptions(), draft, tiny.VOCAB)
     view = view_of(tiny.prompts(), params, tiny.VOCAB)
     drafts = []
@@ -161,7 +161,7 @@ def test_with_the_targets_own_tokenizer_it_is_draft_model(way: str, params: Samp
             for r in tiny.generator(own, drafter, Constant(4, 0.1)).generate(tiny.prompts(), replace(params, seed=1))
         ]
         for drafter in (
-            Universal(Options(method=way), draft, Bridge(one, one, tiny.VOCAB, tiny.VOCAB)),
+            Universal(Options(method=way), draft, VocabMapping(one, one, tiny.VOCAB, tiny.VOCAB)),
             DraftModel(DraftOptions(), draft, tiny.VOCAB),
         )
     ]
@@ -197,7 +197,7 @@ def test_a_text_told_again_bit_by_bit_is_the_text_told_at_once(target: str, draf
     pair = bridge(target, draft)
     for number, text in enumerate(TEXTS):
         source, tokens = random.Random(number), written(target, text * 3)
-        texts = Retelling(pair, lookbehind=10)
+        texts = Retokenizer(pair, lookbehind=10)
         texts.admit(0, torch.device("cpu"))
         before: list[int] = []
         length = 1
@@ -216,7 +216,7 @@ def test_a_text_told_again_bit_by_bit_is_the_text_told_at_once(target: str, draf
 @pytest.mark.parametrize("run", ["-", "天", "ab"])
 def test_a_run_without_an_end_does_not_make_steps_longer_and_longer(run: str):
     pair, tokens = bridge("digits", "bytes"), written("digits", run * 900)
-    texts = Retelling(pair, lookbehind=3)
+    texts = Retokenizer(pair, lookbehind=3)
     texts.admit(0, torch.device("cpu"))
     widths: list[int] = []
     told = pair.to_draft
@@ -255,7 +255,7 @@ def test_a_rewound_cache_drafts_what_a_fresh_one_drafts(way: str):
 # The law of what is drawn.
 
 
-def table_of(pair: Bridge, draft: Table) -> Table:
+def table_of(pair: VocabMapping, draft: Table) -> Table:
     """The restricted law q' by its definition, one token at a time; a prefix with an unshared token never comes up."""
     shared, width = pair.shared.tolist(), len(pair.shared)
     table = []
@@ -273,7 +273,7 @@ def table_of(pair: Bridge, draft: Table) -> Table:
 
 @pytest.mark.parametrize("rule", ["token", "block"])
 def test_by_tokens_the_law_is_kept_exactly(rule: str):
-    pair = Bridge(*strangers(5), 5, 5)
+    pair = VocabMapping(*strangers(5), 5, 5)
     assert 0 < int((pair.shared >= 0).sum()) < 5
     p, q = random_table(5, 3, seed=1), table_of(pair, random_table(5, 3, seed=2))
     assert loss(RULES[rule].function, grow([-1, 0, 1], Law.CHAIN, p, *[q]), p) < 1e-12

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 import torch
 
 from foredraft.core.drafter import Needs, View
-from foredraft.core.noise import Noise
-from foredraft.core.params import SamplingParams
-from foredraft.core.warp import Warp
+from foredraft.core.rng import Noise
+from foredraft.core.sampling.params import SamplingParams
+from foredraft.core.sampling.warp import Warp
 from foredraft.engine.policy import Policy
 from foredraft.engine.step import RowStep, StepDone
 

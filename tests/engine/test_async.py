@@ -12,10 +12,10 @@ import tiny
 from foredraft.core.draft import Draft
 from foredraft.core.drafter import Plan, View
 from foredraft.core.errors import ForedraftError, OptionError, PromptError, UsageError
-from foredraft.engine.generate import Generator
-from foredraft.engine.sequence import Sequence
+from foredraft.engine.generator import Generator
+from foredraft.engine.request import Sequence
 from foredraft.engine.stream import AsyncStream
-from foredraft.model.causal import CausalLM
+from foredraft.model.hf import CausalLM
 from foredraft.model.tokenizer import Tokenizer
 
 NEW = 16

@@ -10,11 +10,11 @@ from transformers import PreTrainedModel
 
 import tiny
 from foredraft.core.errors import NumericsError, OptionError, PromptError
-from foredraft.core.params import SamplingParams
-from foredraft.engine.beam import BeamOptions, Hypothesis, beam_search
-from foredraft.engine.forks import place
+from foredraft.core.sampling.params import SamplingParams
+from foredraft.engine.beam.cache import place
+from foredraft.engine.beam.search import BeamOptions, Hypothesis, beam_search
 from foredraft.engine.reference import reference
-from foredraft.model.causal import CausalLM
+from foredraft.model.hf import CausalLM
 
 NEW = 12
 ENDS = (5, 17, 29, 33, 41, 58, 77, 90)

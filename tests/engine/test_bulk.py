@@ -9,7 +9,7 @@ import tiny
 from foredraft.core.draft import Draft
 from foredraft.core.drafter import Plan, View
 from foredraft.core.errors import ForedraftError, NumericsError, OptionError, PromptError
-from foredraft.model.causal import CausalLM
+from foredraft.model.hf import CausalLM
 
 NEW = 6
 ROWS = 4

@@ -12,9 +12,9 @@ import tiny
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Plan, View
 from foredraft.core.errors import DrafterError
-from foredraft.core.params import SamplingParams
+from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.tree import PAD, TokenTree
-from foredraft.model.causal import CausalLM
+from foredraft.model.hf import CausalLM
 
 PROMPTS = tiny.prompts((5, 9))
 NEW = 6

@@ -14,14 +14,14 @@ import torch
 import tiny
 from foredraft.core.draft import Draft, Law
 from foredraft.core.errors import NumericsError, OptionError, PromptError
-from foredraft.core.noise import derive_seeds
-from foredraft.core.params import SamplingParams
+from foredraft.core.rng import derive_seeds
+from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.prompt_lookup import Options as LookupOptions, PromptLookup
-from foredraft.engine.generate import Generator, Result
+from foredraft.engine.generator import Generator, Result
 from foredraft.engine.policy import Constant, Heuristic
 from foredraft.engine.reference import reference
-from foredraft.model.causal import CausalLM
+from foredraft.model.hf import CausalLM
 from foredraft.model.tokenizer import Tokenizer
 
 NEW = 16

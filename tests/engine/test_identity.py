@@ -7,12 +7,12 @@ import pytest
 import torch
 
 import tiny
-from foredraft.core.params import SamplingParams
+from foredraft.core.sampling.params import SamplingParams
 from foredraft.drafters.prompt_lookup import Options as LookupOptions, PromptLookup
-from foredraft.engine.generate import Generator
+from foredraft.engine.generator import Generator
 from foredraft.engine.policy import Constant
 from foredraft.engine.reference import reference
-from foredraft.model.causal import CausalLM
+from foredraft.model.hf import CausalLM
 
 NEW = 64
 GAP = 1e-3

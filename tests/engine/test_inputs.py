@@ -11,7 +11,7 @@ from transformers import GenerationConfig
 import foredraft
 import tiny
 from foredraft.core.errors import OptionError, PromptError
-from foredraft.core.params import SamplingParams
+from foredraft.core.sampling.params import SamplingParams
 from foredraft.engine.inputs import as_params, encode, listed
 from foredraft.model.tokenizer import Tokenizer
 

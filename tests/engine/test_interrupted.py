@@ -13,18 +13,18 @@ import torch
 from transformers import PreTrainedModel
 
 import foredraft
-import heads
+import random_heads as heads
 import tiny
-from foredraft.core.params import SamplingParams
+from foredraft.core.sampling.params import SamplingParams
 from foredraft.drafters.eagle3 import Eagle3Drafter, Options as Eagle3Options
-from foredraft.engine.generate import Generator
+from foredraft.engine.generator import Generator
 from foredraft.engine.policy import Constant
-from foredraft.model.causal import CausalLM
+from foredraft.model.hf import CausalLM
 
 SOURCE = Path(foredraft.__file__).parent
 MODEL = ("attention", "cache", "causal", "linear", "taps")
 WATCHED = tuple(str(SOURCE / part) for part in ("engine/", "drafters/", *(f"model/{name}.py" for name in MODEL)))
-ALWAYS = tuple(str(SOURCE / part) for part in ("model/attention.py", "model/causal.py", "model/taps.py"))
+ALWAYS = tuple(str(SOURCE / part) for part in ("model/attention.py", "model/hf.py", "model/taps.py"))
 Place = tuple[str, int]
 
 
@@ -142,7 +142,7 @@ def test_a_second_interruption_while_the_first_is_cleaned_up_after():
         return tracer.places
 
     places = forward_fails(0)
-    assert {Path(name).name for name, _ in places} >= {"engine.py", "batch.py", "sequence.py"}
+    assert {Path(name).name for name, _ in places} >= {"engine.py", "state.py", "request.py"}
     for stop in range(1, len(places) + 1, 6):
         forward_fails(stop)
         assert said(g) == wanted, f"after a second interruption at {places[stop - 1]}"

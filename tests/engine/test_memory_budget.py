@@ -9,10 +9,10 @@ from torch import nn
 
 import foredraft
 import tiny
-from foredraft.compose import load
+from foredraft.compose.load import load
 from foredraft.core.errors import ModelError, PromptError
 from foredraft.model.cache import BUCKET
-from foredraft.model.causal import CausalLM
+from foredraft.model.hf import CausalLM
 from foredraft.model.memory import available_bytes, readable
 
 TOKEN = 2 * 2 * 2 * 8 * 4
@@ -72,7 +72,7 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_read(monkeypatch: p
 
 
 def test_packed_copies_must_leave_half_of_the_free_memory(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("foredraft.model.linear.available_bytes", lambda device: 1000)
+    monkeypatch.setattr("foredraft.model.cpu_linear.available_bytes", lambda device: 1000)
     with load(tiny.build("llama"), "none") as g:
         assert g.engine.target.packed_layers == 0 and len(g.generate([1, 2], max_new_tokens=3).tokens) == 3
 
@@ -96,13 +96,13 @@ def test_drafts_have_options_of_their_own(monkeypatch: pytest.MonkeyPatch, tmp_p
     for name, seed in (("target", 3), ("draft", 5)):
         tiny.build("llama", seed=seed).save_pretrained(tmp_path / name)
     given = {}
-    before = foredraft.compose.load_model  # type: ignore[attr-defined]
+    before = foredraft.compose.load.load_model  # type: ignore[attr-defined]
 
     def watched(name: str, **options: Any) -> Any:
         given[Path(name).name] = options
         return before(name, **{**options, "options": {}})
 
-    monkeypatch.setattr("foredraft.compose.load_model", watched)
+    monkeypatch.setattr("foredraft.compose.load.load_model", watched)
     own = {"revision": "abc", "trust_remote_code": True, "device_map": {"": 0}, "token": "t", "cache_dir": "c"}
     with load(
         str(tmp_path / "target"),

@@ -15,14 +15,14 @@ from torch import Tensor
 
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Needs, Plan, View
-from foredraft.core.noise import Noise
-from foredraft.core.params import SamplingParams
+from foredraft.core.rng import Noise
+from foredraft.core.sampling.params import SamplingParams
+from foredraft.core.sampling.warp import Warp
 from foredraft.core.tree import PAD, TokenTree
 from foredraft.core.verify import DEFAULT, RULES
-from foredraft.core.warp import Warp
 from foredraft.engine.policy import Calibrated, Constant, Heuristic, OffFrom, Policy, Throughput
 from foredraft.engine.step import RowStep, StepDone
-from oracle import Draws, EnumeratingCoins, Table, grow, random_table, total_variation, true_law
+from oracle import Draws, EnumeratingRng, Table, grow, random_table, total_variation, true_law
 
 V, LENGTH, DEEPEST = 2, 4, 2
 EMPTY = torch.zeros(1, 1, dtype=torch.long)
@@ -126,7 +126,7 @@ def results(draws: Draws) -> dict[tuple, float]:
     scripts = torch.zeros(len(draws.weights), 0, dtype=torch.long)
     rule = RULES[DEFAULT[draws.draft.law]].function
     while len(scripts):
-        coins = EnumeratingCoins(scripts, V)
+        coins = EnumeratingRng(scripts, V)
         verdict = rule(draws.p, draws.draft, coins)
         tree, scores = draws.draft.tree, draws.draft.scores
         emitted, counts = verdict.emitted(tree).tolist(), (verdict.accepted() + 1).tolist()

@@ -9,15 +9,15 @@ from policy_sim import EMPTY, view
 
 import tiny
 from foredraft.bench.check import draft_always
-from foredraft.compose import load
+from foredraft.compose.load import load
 from foredraft.core.draft import Law
 from foredraft.core.drafter import Needs, Plan
 from foredraft.core.errors import OptionError
-from foredraft.engine.costs import CostTable, measure_costs
+from foredraft.engine.cost_model import CostTable, measure_costs
 from foredraft.engine.policy import Calibrated, Constant, Heuristic, OffFrom, Policy, Throughput, policy_for
 from foredraft.engine.policy.fixed import best_threshold
 from foredraft.engine.step import RowStep, StepDone
-from foredraft.model.causal import CausalLM
+from foredraft.model.hf import CausalLM
 
 
 def done(*rows: tuple[int, int], scores: tuple[float, ...] = ()) -> StepDone:

@@ -5,12 +5,12 @@ import random
 import pytest
 import torch
 
-import heads
+import random_heads as heads
 import tiny
-from foredraft.drafters import memory
+from foredraft.drafters.common import feature_cache as memory
 from foredraft.drafters.eagle3 import Eagle3Drafter, Options as Eagle3Options
 from foredraft.engine.policy import Constant
-from foredraft.model.causal import CausalLM
+from foredraft.model.hf import CausalLM
 from foredraft.model.prefill import CHUNK, like_lengths
 
 

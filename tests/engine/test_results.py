@@ -8,9 +8,9 @@ import pytest
 import foredraft
 import tiny
 from foredraft.core.stats import DecodeStats
+from foredraft.engine.request import Piece
 from foredraft.engine.results import Result
-from foredraft.engine.sequence import Piece
-from foredraft.model.causal import CausalLM
+from foredraft.model.hf import CausalLM
 
 
 def result(text: str, pieces: list[Piece], **stats) -> Result:

@@ -15,12 +15,12 @@ from test_policies_exact import CASES, chain, view
 
 import tiny
 from foredraft.core.drafter import Plan, View
-from foredraft.core.noise import Stream
-from foredraft.core.params import SamplingParams
+from foredraft.core.rng import Stream
+from foredraft.core.sampling.params import SamplingParams
 from foredraft.drafters.none import NoDrafter
 from foredraft.engine.policy import Constant, Policy
 from foredraft.engine.step import RowStep, StepDone
-from foredraft.model.causal import CausalLM
+from foredraft.model.hf import CausalLM
 from oracle import Table, random_table, total_variation, true_law
 
 AHEAD, LENGTH, DEEPEST = 2, 3, 1
@@ -78,7 +78,7 @@ class Row:
         return min(DEEPEST, self.length - len(self.output) - 1)
 
     def step(self, planned: int, p: Table, q: Table, numbers: Numbers) -> RowStep:
-        """Token verification of a chain of ``planned`` tokens, by the numbers that ``NoiseCoins`` takes."""
+        """Token verification of a chain of ``planned`` tokens, by the numbers that ``HashedRng`` takes."""
 
         def name(stream: Stream, index: int) -> tuple:
             return self.stream, len(self.output), stream, index

@@ -5,10 +5,10 @@ import torch
 import tiny
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Plan, View
-from foredraft.core.params import SamplingParams
+from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.tree import TokenTree
 from foredraft.engine.step import RowStep
-from foredraft.model.causal import CausalLM
+from foredraft.model.hf import CausalLM
 
 PROMPT = [3, 1, 4, 1, 5]
 

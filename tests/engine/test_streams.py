@@ -9,9 +9,9 @@ import pytest
 import tiny
 from foredraft.core.draft import Draft
 from foredraft.core.drafter import Plan, View
-from foredraft.engine.generate import Generator
-from foredraft.engine.sequence import Sequence
-from foredraft.model.causal import CausalLM
+from foredraft.engine.generator import Generator
+from foredraft.engine.request import Sequence
+from foredraft.model.hf import CausalLM
 
 NEW = 24
 FIRST, SECOND = tiny.prompts((6, 11))

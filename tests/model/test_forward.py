@@ -10,9 +10,9 @@ import tiny
 from foredraft.core.errors import ModelError
 from foredraft.core.tree import PAD, TokenTree
 from foredraft.model import prefill as prefill_module
-from foredraft.model.attention import NoCudnn, mix
+from foredraft.model.attention import NoCudnn
 from foredraft.model.cache import SlotCache
-from foredraft.model.causal import CausalLM
+from foredraft.model.hf import CausalLM
 from foredraft.model.prefill import prefill
 
 TOLERANCE = 1e-4
@@ -84,7 +84,7 @@ def test_after_keep_the_accepted_branch_is_the_text(name: str):
     step = model.address(tree, bases, rows, 16)
     model.forward(step, cache)
     with torch.inference_mode():
-        cache.keep(step.rows, bases, torch.tensor([[0, 2, 4, 6], [0, 1, -1, -1]]))
+        cache.compact(step.rows, bases, torch.tensor([[0, 2, 4, 6], [0, 1, -1, -1]]))
     accepted = [texts[0] + [12, 14, 16], texts[1] + [11]]
     roots = torch.tensor([[50], [51]])
     ends = torch.tensor([len(text) for text in accepted])
@@ -276,7 +276,7 @@ def test_on_cuda_the_model_and_heads_attend_without_cudnn_and_nowhere_else(monke
         monkeypatch.setattr("torch.nn.functional.scaled_dot_product_attention", watched)
         x, mask = torch.randn(1, 2, 80, 8), torch.zeros(1, 1, 80, 80)
         with NoCudnn(torch.device("cpu")):
-            mix(x, x, x, mask)
+            masked_attention(x, x, x, mask)
         monkeypatch.setattr(NoCudnn, "__init__", lambda self, device: vars(self).update(_applies=True))
         mix(x, x, x, mask)  # as heads do
         assert seen == [True, False] and enabled()

@@ -11,10 +11,10 @@ import tiny
 from foredraft.core.errors import ModelError, OptionError
 from foredraft.core.tree import TokenTree
 from foredraft.model.cache import SlotCache
-from foredraft.model.causal import CausalLM
-from foredraft.model.partial import PartialLM
+from foredraft.model.hf import CausalLM
+from foredraft.model.partial.kv_selection import HeavyHitters, Retrieval, Selection, Window
+from foredraft.model.partial.model import PartialLM
 from foredraft.model.prefill import prefill
-from foredraft.model.selection import HeavyHitters, Retrieval, Selection, Window
 
 TOLERANCE = 1e-4
 TEXTS = tiny.prompts((70, 31, 9), seed=2)
@@ -66,7 +66,7 @@ def test_a_full_budget_gives_the_full_logits(name: str, kind: Selection):
     model, rows = CausalLM(tiny.build(name)), [2, 0, 1]
     full = read(model, TEXTS, rows)
     partial = PartialLM(model, full, kind, 24)
-    assert partial.follow(rows, [len(text) for text in TEXTS], 8) == []
+    assert partial.sync(rows, [len(text) for text in TEXTS], 8) == []
     tree = branching(TEXTS)
     found = say(partial, partial.cache, tree, TEXTS, rows)
     assert (found - say(model, full, tree, TEXTS, rows)).abs().max() < TOLERANCE
@@ -78,7 +78,7 @@ def test_a_window_says_what_the_model_says_that_cannot_see_the_rest(name: str):
     model, rows = CausalLM(tiny.build(name)), [1, 0, 2]
     full, tree = read(model, TEXTS, rows), branching(TEXTS)
     partial = PartialLM(model, full, KINDS["window"], 12)
-    assert partial.follow(rows, [len(text) for text in TEXTS], 8) == [1, 0]
+    assert partial.sync(rows, [len(text) for text in TEXTS], 8) == [1, 0]
     found = say(partial, partial.cache, tree, TEXTS, rows)
     bases = torch.tensor([len(text) - 1 for text in TEXTS])
     step = model.address(tree, bases, rows, 80)
@@ -105,7 +105,7 @@ def test_chunks_are_those_of_a_brute_force_search_in_every_layer():
     model, rows = CausalLM(tiny.build("llama")), [1, 0, 2]
     full, kind = read(model, TEXTS, rows), Recorder(KINDS["retrieval"])
     partial = PartialLM(model, full, kind, 12)
-    assert partial.follow(rows, [len(text) for text in TEXTS], 6) == [1, 0]
+    assert partial.sync(rows, [len(text) for text in TEXTS], 6) == [1, 0]
     say(partial, partial.cache, branching(TEXTS), TEXTS, rows)
     assert len(kind.asked) == 2 * model.layers
     for call, (query, keys, _, chosen) in enumerate(kind.asked):
@@ -128,7 +128,7 @@ def test_the_query_is_that_of_the_newest_token():
     texts = [[*TEXTS[0][:-1], token] for token in (3, 50)]
     full, kind = read(model, texts, [0, 1]), Recorder(KINDS["retrieval"])
     partial = PartialLM(model, full, kind, 12)
-    partial.follow([0, 1], [70, 70], 6)
+    partial.sync([0, 1], [70, 70], 6)
     say(partial, partial.cache, TokenTree.chain(torch.tensor([[3, 9], [50, 9]])), texts, [0, 1])
     (first, keys, _, a), (second, same, _, b) = kind.asked[:2]
     assert torch.allclose(keys, same) and not torch.allclose(first, second) and not torch.equal(a, b)
@@ -141,7 +141,7 @@ def test_a_partial_cache_is_as_large_as_its_budget(kind: str):
         texts = tiny.prompts((length, length), seed=4)
         full = read(model, texts, [0, 1])
         partial = PartialLM(model, full, KINDS[kind], 14)
-        partial.follow([0, 1], [length] * 2, 8)
+        partial.sync([0, 1], [length] * 2, 8)
         say(partial, partial.cache, branching(texts), texts, [0, 1])
         slots = model.layers * 2 * 2 * (16 + 14)  # layers, rows, groups, budget and room
         assert partial.cache.nbytes == slots * (8 + 8) * 4
@@ -160,13 +160,13 @@ def test_what_comes_later_is_taken_in_as_the_target_wrote_it(kind: str):
     chosen, last = 0, 0
     recent = {"retrieval": lambda extent: (extent - 1) % 4 or 4, "window": lambda _: 13, "h2o": lambda _: 6}
     for extent in (5, 9, 27, 31, 39, 40, 62, 63, 90, 92, 120):
-        chosen += len(partial.follow([0], [extent], 6))
+        chosen += len(partial.sync([0], [extent], 6))
         tree = TokenTree.chain(torch.tensor([[text[extent - 1], 1, 2, 3]]))
         step = partial.address(tree, torch.tensor([extent - 1]), [0], extent + 3)
         assert int(step.slots.max()) < partial.capacity
         assert step.positions.tolist() == [list(range(extent - 1, extent + 3))]
         partial.forward(step, partial.cache)
-        partial.settle(torch.tensor([1]))
+        partial.finalize(torch.tensor([1]))
         left = partial.left_out(0)
         assert left >= last and (left == 0) == (chosen == 0)
         last = left
@@ -186,7 +186,7 @@ def test_attention_counts_for_the_root_and_what_was_accepted():
     full = read(model, TEXTS, [0, 1, 2])
     partial = PartialLM(model, full, KINDS["h2o"], 16)
     lengths = [len(text) for text in TEXTS]
-    partial.follow([0, 1, 2], lengths, 4)
+    partial.sync([0, 1, 2], lengths, 4)
     for index in range(3):  # a chain of a root and two drafted tokens, read one by one
         step = partial.address(
             TokenTree.root(torch.tensor([7, 8, 9])), torch.tensor(lengths) - 1 + index, [0, 1, 2], 70 + index
@@ -194,7 +194,7 @@ def test_attention_counts_for_the_root_and_what_was_accepted():
         partial.forward(step, partial.cache)
     assert partial._tally is not None
     assert float(partial._tally.of(0, 0).sum()) == 0, "nothing counts before the verdict"
-    partial.settle(torch.tensor([0, 2, 1]))
+    partial.finalize(torch.tensor([0, 2, 1]))
     for layer in range(model.layers):
         for row, heads in enumerate((2.0, 6.0, 4.0)):  # two query heads a group, each of them spends 1 a token
             assert torch.allclose(partial._tally.of(layer, row).sum(1), torch.full((2,), heads), atol=1e-4)
@@ -214,10 +214,10 @@ def test_after_many_steps_without_a_draft_the_newest_tokens_are_kept():
     prefill(model, full, [0], torch.tensor([text[:-1]]), [0])
     partial = PartialLM(model, full, HeavyHitters(200, 30), 190)
     for extent, evicted in ((9, []), (386, [0])):
-        assert partial.follow([0], [extent], 6) == evicted
+        assert partial.sync([0], [extent], 6) == evicted
         root = TokenTree.root(torch.tensor([text[extent - 1]]))
         partial.forward(partial.address(root, torch.tensor([extent - 1]), [0], extent), partial.cache)
-        partial.settle(torch.tensor([0]))
+        partial.finalize(torch.tensor([0]))
     assert partial.left_out(0) == 385 - 200
     for layer in range(model.layers):
         whole, own = full.stored(layer)[0][0], partial.cache.stored(layer)[0][0]
@@ -234,7 +234,7 @@ def test_evicted_tokens_are_those_with_least_attention_so_far():
     sums = [dict.fromkeys(range(60), 0.0) for _ in range(2)]
     evictions, upto = 0, 0
     for extent in range(4, 56):
-        evicted = partial.follow([0], [extent], 3)
+        evicted = partial.sync([0], [extent], 3)
         for group in range(2):
             kept[group] += range(upto, extent - 1)
             if evicted:
@@ -248,7 +248,7 @@ def test_evicted_tokens_are_those_with_least_attention_so_far():
         partial.forward(step, partial.cache)
         assert partial._tally is not None
         noted = partial._tally._pending[0][0][1][0]
-        partial.settle(torch.tensor([0]))
+        partial.finalize(torch.tensor([0]))
         keys = partial.cache.stored(0)[0][0]
         for group in range(2):
             held = keys[group, : len(kept[group])]
@@ -278,8 +278,8 @@ def test_ragged_rows_are_taken_in_together_as_one_by_one():
         one, all_at_once = (PartialLM(model, full, KINDS["window"], 60) for _ in range(2))
         for extents in ([12, 31, 5, 9, 45], sets):
             for row, extent in zip(rows, extents, strict=True):
-                one.follow([row], [extent], 6)
-            all_at_once.follow(rows, extents, 6)
+                one.sync([row], [extent], 6)
+            all_at_once.sync(rows, extents, 6)
         for layer in range(model.layers):
             for slow, fast in zip(one.cache.stored(layer), all_at_once.cache.stored(layer), strict=True):
                 for row, extent in zip(rows, sets, strict=True):
@@ -293,9 +293,9 @@ def test_any_number_of_rows_is_taken_in_by_one_write_a_layer():
     model, rows = CausalLM(tiny.build("llama")), [3, 1, 0, 2]
     texts = tiny.prompts((50, 40, 45, 42), seed=4)
     partial = PartialLM(model, read(model, texts, rows), KINDS["window"], 60)
-    partial.follow(rows, [30, 31, 29, 33], 6)
+    partial.sync(rows, [30, 31, 29, 33], 6)
     with Counting() as seen:
-        partial.follow(rows, [32, 34, 36, 34], 6)
+        partial.sync(rows, [32, 34, 36, 34], 6)
     assert seen.count == 2 * model.layers
 
 
@@ -309,9 +309,9 @@ def test_a_text_that_is_taken_back_is_taken_in_again(kind: str):
         full = read(model, [text], [0])
         partial = PartialLM(model, full, KINDS[kind], 24)
         for extent in (41, 46):
-            partial.follow([0], [extent], 6)
+            partial.sync([0], [extent], 6)
             say(partial, partial.cache, branching([text[:extent]]), [text[:extent]], [0])
-            partial.settle(torch.tensor([0]))
+            partial.finalize(torch.tensor([0]))
         left = partial.left_out(0)
         assert left in (24, 25)
         other_full = read(model, [other], [0])
@@ -319,7 +319,7 @@ def test_a_text_that_is_taken_back_is_taken_in_again(kind: str):
             assert whole is not None and new is not None
             whole.copy_(new)  # as the target does, when it goes on with another text
         partial.rewind(0, stands)
-        assert bool(partial.follow([0], [46], 6)) == (stands == 30)
+        assert bool(partial.sync([0], [46], 6)) == (stands == 30)
         say(partial, partial.cache, branching([other[:46]]), [other[:46]], [0])
         if stands == 42:
             for layer in range(2):
@@ -327,7 +327,7 @@ def test_a_text_that_is_taken_back_is_taken_in_again(kind: str):
                 assert torch.equal(own[:, 40 - left : 45 - left], whole[:, 40:45])
         else:
             fresh = PartialLM(model, full, KINDS[kind], 24)
-            fresh.follow([0], [46], 6)
+            fresh.sync([0], [46], 6)
             say(fresh, fresh.cache, branching([other[:46]]), [other[:46]], [0])
             for layer in range(2):
                 own, new = partial.cache.stored(layer)[0][0], fresh.cache.stored(layer)[0][0]
@@ -353,7 +353,7 @@ def test_more_nodes_than_there_is_room_for_are_refused():
     partial = PartialLM(model, read(model, TEXTS, [0, 1, 2]), KINDS["retrieval"], 16)
     assert partial.most_ahead == 12
     with pytest.raises(ModelError, match="room for 12 nodes ahead cannot take 13"):
-        partial.follow([0], [70], 13)
+        partial.sync([0], [70], 13)
 
 
 def test_budgets_that_cannot_be():

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-import heads
+import random_heads as heads
 import tiny
-from foredraft.model.causal import CausalLM
-from foredraft.model.linear import PackedWeights, plain_copy, take_weights
+from foredraft.model.cpu_linear import PackedWeights, plain_copy, take_weights
+from foredraft.model.hf import CausalLM
 
 
 def shaken(model: torch.nn.Module) -> None:

@@ -10,7 +10,7 @@ import tiny
 from foredraft.core.errors import ModelError
 from foredraft.core.tree import TokenTree
 from foredraft.model.cache import SlotCache
-from foredraft.model.causal import CausalLM
+from foredraft.model.hf import CausalLM
 from foredraft.model.masks import beside
 from foredraft.model.prefill import prefill
 from foredraft.model.skipping import Layers, ThinnedLM

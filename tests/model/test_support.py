@@ -6,7 +6,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 import tiny
 from foredraft.core.errors import ModelError
-from foredraft.model.causal import CausalLM
+from foredraft.model.hf import CausalLM
 from foredraft.model.load import load_model
 from foredraft.model.masks import Layout
 from foredraft.model.support import layout_of

@@ -12,8 +12,8 @@ from trainees import log_of
 import foredraft
 from foredraft.cli import main
 from foredraft.cli.train import Progress
-from foredraft.train import validate
 from foredraft.train.checkpoint import alone
+from foredraft.train.heads import validate
 
 SHORT = ("--tokens", "128", "--length", "32", "--batch", "2", "--precision", "fp32", "--report", "1", "--device", "cpu")
 

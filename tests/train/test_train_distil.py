@@ -14,12 +14,12 @@ from trainees import SHORT, assert_same_gradients, assert_same_run, lesson, stop
 
 import tiny
 from foredraft.core.errors import DataError, OptionError
-from foredraft.model.causal import CausalLM
+from foredraft.heads.nets.target_parts import FINAL
+from foredraft.model.hf import CausalLM
 from foredraft.model.load import load_model
-from foredraft.nets.parts import FINAL
-from foredraft.train import boost
-from foredraft.train.distil import DistilRecipe, Options, Student, Teacher
-from foredraft.train.prune import Shape
+from foredraft.train.drafts import boost
+from foredraft.train.drafts.distil import DistilRecipe, Options, Student, Teacher
+from foredraft.train.drafts.prune import Shape
 
 
 def small(**changes: Any) -> Any:

@@ -14,10 +14,10 @@ from torch import Tensor
 from trainees import target
 
 import tiny
-from foredraft.nets.parts import FINAL
-from foredraft.train import features
-from foredraft.train.features import Stored, fingerprint
-from foredraft.train.lessons import Live
+from foredraft.heads.nets.target_parts import FINAL
+from foredraft.train.data import features
+from foredraft.train.data.batches import Live
+from foredraft.train.data.features import Stored, fingerprint
 
 WINDOWS, LENGTH, WIDTH = 6, 8, 32
 SHAPE = (WINDOWS, LENGTH, WIDTH)

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from trainees import assert_same_gradients, lesson, target
 
-import heads
+import random_heads as heads
 from foredraft.core.errors import OptionError
-from foredraft.nets.hydra import Hydra
-from foredraft.nets.parts import FINAL
-from foredraft.train import eagle, heads as recipes
+from foredraft.heads.nets.hydra import Hydra
+from foredraft.heads.nets.target_parts import FINAL
+from foredraft.train.heads import eagle, medusa_hydra as recipes
 from foredraft.train.recipe import Lesson, Recipe
 
 NETS = {
@@ -146,7 +146,7 @@ def test_eagles_noise_is_uniform_around_nothing_and_only_on_what_is_read():
 
 @pytest.mark.parametrize("name", ["eagle", "eagle3", "medusa", "hydra++"])
 def test_computing_again_gives_the_same_gradients(name: str):
-    from foredraft.train import eagle3
+    from foredraft.train.heads import eagle3
 
     if name == "eagle3":
         net = heads.eagle3(target(double=True)).double().requires_grad_(True)

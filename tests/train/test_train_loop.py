@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 from trainees import SHORT, save_target, save_texts, target, train_head
 
-import heads
+import random_heads as heads
 import tiny
 from foredraft.core.errors import ForedraftError, OptionError
-from foredraft.nets.parts import FINAL
-from foredraft.train.heads import MedusaRecipe, Options
-from foredraft.train.lessons import Lessons, Live
+from foredraft.heads.nets.target_parts import FINAL
+from foredraft.train.data.batches import Lessons, Live
+from foredraft.train.data.tokens import TokenStore
+from foredraft.train.heads.medusa_hydra import MedusaRecipe, Options
 from foredraft.train.loop import LoopOptions, train
 from foredraft.train.precision import even_norms
-from foredraft.train.tokens import TokenStore
 
 LENGTH = 10
 

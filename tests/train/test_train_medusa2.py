@@ -19,15 +19,15 @@ from trainees import (
 )
 
 import foredraft
-import heads
+import random_heads as heads
 import tiny
 from foredraft.core.errors import OptionError
-from foredraft.formats import inspect_head, load_head
-from foredraft.model.causal import CausalLM
+from foredraft.heads.formats import inspect_head, load_head
+from foredraft.model.hf import CausalLM
 from foredraft.model.load import load_model
-from foredraft.train.medusa2 import Joint, Medusa2Recipe, Options
+from foredraft.train.heads.medusa2 import Joint, Medusa2Recipe, Options
+from foredraft.train.heads.recipes import HeadShape
 from foredraft.train.recipe import Lesson
-from foredraft.train.recipes import HeadShape
 
 LONG = replace(SHORT, tokens=40 * 64, lr=1e-2, validate=20, checkpoint=12, report=1)
 """Forty steps: twelve of the heads alone, eight in which they come to count, twenty."""

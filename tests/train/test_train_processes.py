@@ -11,13 +11,13 @@ import torch
 from trainees import SHORT, log_of, save_target, save_texts, train_head, weights_of
 
 import foredraft
-from foredraft.train.heads import Options
+from foredraft.train.heads.medusa_hydra import Options
 
 HALF = """
 import sys
 from dataclasses import replace
 from pathlib import Path
-from foredraft.train.heads import Options
+from foredraft.train.heads.medusa_hydra import Options
 from trainees import SHORT, train_head
 train_head("medusa", Path(sys.argv[1]), Path(sys.argv[2]), replace(SHORT, batch=1), recipe_options=Options(share=1.0))
 """

@@ -15,12 +15,12 @@ from trainees import assert_same_run, log_of, stop_at, train_draft
 import foredraft
 import tiny
 from foredraft.core.errors import ModelError, OptionError
-from foredraft.model.causal import CausalLM
+from foredraft.heads.nets.pruning_masks import Kept, Lagrange, Masks, PruningMasks, Sizes, best, whole
+from foredraft.model.hf import CausalLM
 from foredraft.model.load import load_model
-from foredraft.model.surgery import Masking, cut, sizes_of
-from foredraft.nets.gates import Gates, Kept, Lagrange, Masks, Sizes, best, whole
-from foredraft.train.importance import important
-from foredraft.train.prune import Options, Shape
+from foredraft.model.pruning import Masking, cut, sizes_of
+from foredraft.train.drafts.importance import important
+from foredraft.train.drafts.prune import Options, Shape
 from foredraft.train.recipe import Lesson
 
 SIZES = Sizes(layers=4, hidden=32, intermediate=48, heads=4, groups=2)
@@ -179,7 +179,7 @@ def test_scores_are_mean_absolute_gradients_of_the_factors():
 def test_gates_reach_the_wanted_sizes_and_come_to_a_decision():
     """Where only the planted parts help, they are what stays open, to the size that is asked for."""
     wanted = Sizes(layers=2, hidden=16, intermediate=24, heads=2, groups=1)
-    gates, lagrange, useful = Gates(SIZES), Lagrange(SIZES, wanted), KEPT.masks(SIZES)
+    gates, lagrange, useful = PruningMasks(SIZES), Lagrange(SIZES, wanted), KEPT.masks(SIZES)
     groups = [{"params": gates.parameters()}, {"params": lagrange.parameters(), "lr": 1.0}]
     optimizer = torch.optim.Adam(groups, lr=0.1)
     for step in range(600):
@@ -195,7 +195,7 @@ def test_gates_reach_the_wanted_sizes_and_come_to_a_decision():
 
 
 def test_the_price_goes_down_for_gates_and_up_for_multipliers():
-    gates, lagrange = Gates(SIZES), Lagrange(SIZES, replace(SIZES, layers=2))
+    gates, lagrange = PruningMasks(SIZES), Lagrange(SIZES, replace(SIZES, layers=2))
     with torch.no_grad():
         for name, place in gates.places.items():
             place.fill_(20.0 if name != "layers" else 1.0)  # all is open, but for some of the layers
@@ -213,7 +213,7 @@ def test_the_price_goes_down_for_gates_and_up_for_multipliers():
 def test_gates_are_drawn_by_their_law():
     """The share of gates that are not shut is what ``shares`` expects."""
     sizes = Sizes(layers=1, hidden=200_000, intermediate=1, heads=1, groups=1)
-    gates = Gates(sizes)
+    gates = PruningMasks(sizes)
     with torch.no_grad():
         gates.places["hidden"].fill_(-0.7)
     drawn = gates.drawn(torch.Generator().manual_seed(0)).hidden.detach()

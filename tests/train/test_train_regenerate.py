@@ -13,12 +13,12 @@ from trainees import save_target, save_texts, target
 
 import foredraft
 from foredraft.core.errors import DataError, OptionError
-from foredraft.core.params import SamplingParams
-from foredraft.engine.generate import Generator
+from foredraft.core.sampling.params import SamplingParams
+from foredraft.engine.generator import Generator
 from foredraft.engine.reference import reference
-from foredraft.train.regenerate import Answers, regenerate
-from foredraft.train.sources import read_sources
-from foredraft.train.tokens import encoded
+from foredraft.train.data.regenerate import Answers, regenerate
+from foredraft.train.data.sources import read_sources
+from foredraft.train.data.tokens import encoded
 
 GREEDY = Answers(count=7, prompt_tokens=6, new_tokens=9, temperature=0.0, batch=3)
 
@@ -49,7 +49,7 @@ def steps(speaker: Generator, monkeypatch: pytest.MonkeyPatch) -> list[None]:
     done: list[None] = []
     step = speaker.engine.step
     monkeypatch.setattr(speaker.engine, "step", lambda: (done.append(None), step()))
-    monkeypatch.setattr("foredraft.train.regenerate.time", SimpleNamespace(perf_counter=lambda: float(len(done))))
+    monkeypatch.setattr("foredraft.train.data.regenerate.time", SimpleNamespace(perf_counter=lambda: float(len(done))))
     return done
 
 

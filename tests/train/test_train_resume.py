@@ -19,9 +19,9 @@ from trainees import SHORT, assert_same_run, log_of, stop_at, train_draft, train
 
 import foredraft
 from foredraft.core.errors import DataError, OptionError
-from foredraft.train.checkpoint import Checkpoints, Log, RunState, alone, hold_to
-from foredraft.train.eagle3 import Options
-from foredraft.train.recipes import HeadShape
+from foredraft.train.checkpoint import Checkpoints, Log, RunState, alone, check_resume
+from foredraft.train.heads.eagle3 import Options
+from foredraft.train.heads.recipes import HeadShape
 
 KILLED = """
 import sys
@@ -161,15 +161,15 @@ def test_other_options_are_refused(place: Path, whole: Path):
 @pytest.mark.parametrize("damaged", [b"", b'{"recipe": "eag', b"[]", b'"eagle3"', b"\xff\xfe"])
 def test_terms_that_cannot_be_read(tmp_path: Path, damaged: bytes):
     path = tmp_path / "run.json"
-    hold_to(tmp_path, {"recipe": "eagle3"}, write=True)
+    check_resume(tmp_path, {"recipe": "eagle3"}, write=True)
     (tmp_path / "checkpoint.pt").touch()
-    hold_to(tmp_path, {"recipe": "eagle3"}, write=True)
+    check_resume(tmp_path, {"recipe": "eagle3"}, write=True)
     path.write_bytes(damaged)
     with pytest.raises(DataError, match="delete it to go on with the options given now") as info:
-        hold_to(tmp_path, {"recipe": "eagle3"}, write=True)
+        check_resume(tmp_path, {"recipe": "eagle3"}, write=True)
     assert str(path) in str(info.value) and "\n" not in str(info.value)
     path.unlink()
-    hold_to(tmp_path, {"recipe": "eagle3"}, write=True)
+    check_resume(tmp_path, {"recipe": "eagle3"}, write=True)
 
 
 def test_a_second_run_in_a_folder_is_refused(place: Path, whole: Path, tmp_path: Path):
@@ -252,7 +252,7 @@ def test_an_interrupt_leaves_the_checkpoint_that_was_there(tmp_path: Path, monke
     with pytest.raises(KeyboardInterrupt):
         small(tmp_path, options)[0].save(4, 2.0)
     monkeypatch.setattr(os, "fsync", lambda number: Interrupting().__reduce__())
-    for write in (lambda: checkpoints.save(4, 2.0), lambda: hold_to(tmp_path / "new", {"a": 1}, write=True)):
+    for write in (lambda: checkpoints.save(4, 2.0), lambda: check_resume(tmp_path / "new", {"a": 1}, write=True)):
         (tmp_path / "new").mkdir(exist_ok=True)
         with pytest.raises(KeyboardInterrupt):
             write()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from foredraft.core.errors import DataError
-from foredraft.train.sources import Sample, read_sources
+from foredraft.train.data.sources import Sample, read_sources
 
 CHAT = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 

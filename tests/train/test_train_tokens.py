@@ -13,11 +13,11 @@ from trainees import tokenizer
 
 from foredraft.core.errors import DataError
 from foredraft.model.tokenizer import Tokenizer
-from foredraft.train import tokens as module
-from foredraft.train.lessons import HELD_OUT, Lessons
+from foredraft.train.data import tokens as module
+from foredraft.train.data.batches import HELD_OUT, Lessons
+from foredraft.train.data.sources import Sample
+from foredraft.train.data.tokens import TokenStore, encoded
 from foredraft.train.loop import LoopOptions
-from foredraft.train.sources import Sample
-from foredraft.train.tokens import TokenStore, encoded
 
 END = 95
 TURNS = [

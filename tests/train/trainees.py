@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 import tiny
-from foredraft.model.causal import CausalLM
-from foredraft.train.drafts import run_drafts
+from foredraft.model.hf import CausalLM
+from foredraft.train.drafts.run import run_drafts
+from foredraft.train.heads.run import run
 from foredraft.train.loop import LoopOptions
 from foredraft.train.recipe import Lesson
-from foredraft.train.run import run
-from foredraft.train.site import Data
+from foredraft.train.run_context import Data
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}~{% endfor %}"
@@ -83,14 +83,14 @@ def save_texts(path: Path, count: int = 60, seed: int = 0) -> str:
 def train_head(method: str, place: Path, out: Path, loop: LoopOptions = SHORT, **options: Any) -> Path:
     """Train on ``place/texts.jsonl`` for ``place/target``, with short validations."""
     data = Data(sources=(str(place / "texts.jsonl"),), store=options.pop("store", 0.0))
-    with patch.multiple("foredraft.train.validate", _PROMPT=8, _NEW=6, _PROMPTS=3):
+    with patch.multiple("foredraft.train.heads.validate", _PROMPT=8, _NEW=6, _PROMPTS=3):
         return run(method, str(place / "target"), out, data, loop=loop, device="cpu", **options)
 
 
 def train_draft(method: str, place: Path, out: Path, loop: LoopOptions = SHORT, **options: Any) -> list[Path]:
     """The same for whole models."""
     data = Data(sources=(str(place / "texts.jsonl"),), store=options.pop("store", 0.0))
-    with patch.multiple("foredraft.train.validate", _PROMPT=8, _NEW=6, _PROMPTS=3):
+    with patch.multiple("foredraft.train.heads.validate", _PROMPT=8, _NEW=6, _PROMPTS=3):
         return run_drafts(method, str(place / "target"), out, data, loop=loop, device="cpu", **options)
 
 

@@ -13,11 +13,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from foredraft.core.errors import OptionError
-from foredraft.core.noise import derive_seeds, resolve_seed
-from foredraft.core.params import SamplingParams
+from foredraft.core.rng import derive_seeds, resolve_seed
+from foredraft.core.sampling.params import SamplingParams
+from foredraft.core.sampling.warp import Paths, Warp
 from foredraft.core.tree import TokenTree
-from foredraft.core.warp import Paths, Warp
-from foredraft.engine.generate import Generator
+from foredraft.engine.generator import Generator
 from foredraft.engine.policy import Constant, Throughput
 
 ENOUGH, RARE = 50, 5.0

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from foredraft.bench.lines import objects
+from foredraft.bench.jsonl import objects
 from foredraft.core.errors import DataError
 
 STANDARD = (

@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup, TyperOption
 
 from foredraft import __version__
-from foredraft.cli.ending import ClosedPipe, Interrupted, ended, quiet_libraries
+from foredraft.cli.exit_status import ClosedPipe, Interrupted, ended, quiet_libraries
 
 GROUPS = {
     "Generate": {

@@ -10,17 +10,17 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from foredraft.cli import names
+from foredraft.cli import completion_names as names
 from foredraft.cli.choices import SAMPLING
 from foredraft.cli.console import busy, errors, output
-from foredraft.cli.ending import FAILED, UNJUDGED, Interrupted
+from foredraft.cli.exit_status import FAILED, UNJUDGED, Interrupted
 from foredraft.cli.flags import Group, flags
 from foredraft.core.errors import OptionError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from foredraft.bench.compare import Change
+    from foredraft.bench.measure.compare import Change
     from foredraft.bench.prompts import Ask
 
 
@@ -128,9 +128,9 @@ def command(
         raise typer.Exit(_compared(Path(compare[0]), Path(compare[1]), tolerance, kept.json))
     _check(what, kept)
     asks = _asks(what)
-    from foredraft.bench.arms import ArmSpec, Ground, make_arms, short_name
-    from foredraft.bench.run import Bench, Settings, earlier, grouped
-    from foredraft.bench.watch import Besides
+    from foredraft.bench.measure.arms import ArmSpec, Ground, make_arms, short_name
+    from foredraft.bench.measure.run import Bench, Settings, earlier, grouped
+    from foredraft.bench.measure.watch import Besides
 
     names = ("max_new_tokens", "min_new_tokens", "top_k", "top_p", "repetition_penalty", "seed")
     options = {name: getattr(sampling, name) for name in names}
@@ -201,14 +201,14 @@ def _progress() -> "Iterator[Callable[[int, int, str], None]]":
 
 def _show(path: Path, kept: Kept) -> None:
     """Print all results in the file, earlier ones included."""
-    from foredraft.bench.records import read_runs
-    from foredraft.bench.summary import summarise
+    from foredraft.bench.measure.records import read_runs
+    from foredraft.bench.measure.summary import summarise
     from foredraft.cli.report import record, show
 
     file = read_runs(path)
     summary = summarise([file])
     if kept.spec_bench is not None:
-        from foredraft.bench.spec_bench import write_answers
+        from foredraft.bench.measure.spec_bench import write_answers
 
         write_answers(file.runs, Path(kept.spec_bench))
     if kept.json:
@@ -222,8 +222,8 @@ def _show(path: Path, kept: Kept) -> None:
 
 def _compared(before: Path, after: Path, tolerance: float, as_json: bool) -> int:
     """Print the changes; the exit status says whether an arm got slower, or that none could be judged."""
-    from foredraft.bench.compare import FEWEST, compare
-    from foredraft.bench.records import read_runs
+    from foredraft.bench.measure.compare import FEWEST, compare
+    from foredraft.bench.measure.records import read_runs
 
     changes = compare(read_runs(before), read_runs(after), tolerance)
     slower = [change for change in changes if change.verdict == "slower"]

@@ -9,14 +9,14 @@ import typer
 
 from foredraft.cli.choices import CHAT_SAMPLING, MODEL, ModelChoice
 from foredraft.cli.console import TextOut, errors, legend, output
-from foredraft.cli.ending import say_error
+from foredraft.cli.exit_status import say_error
 from foredraft.cli.flags import flags
 from foredraft.core.errors import PromptError, UsageError
-from foredraft.core.params import SamplingParams
+from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.stats import DecodeStats
 
 if TYPE_CHECKING:
-    from foredraft.engine.generate import Generator
+    from foredraft.engine.generator import Generator
 
 _HELP = {
     "/help": "list these commands",

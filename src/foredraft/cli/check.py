@@ -10,7 +10,7 @@ from foredraft.cli.choices import MODEL, SAMPLING, ModelChoice
 from foredraft.cli.console import busy, output
 from foredraft.cli.flags import Group, flags
 from foredraft.core.errors import OptionError
-from foredraft.core.params import SamplingParams
+from foredraft.core.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from foredraft.bench.check import GreedyCheck, SampledCheck

@@ -5,14 +5,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from foredraft.cli import names
+from foredraft.cli import completion_names as names
 from foredraft.cli.console import busy
 from foredraft.cli.flags import Group
 from foredraft.core.errors import PromptError
-from foredraft.core.params import SamplingParams
+from foredraft.core.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
-    from foredraft.engine.generate import Generator
+    from foredraft.engine.generator import Generator
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class ModelChoice:
     def load(self) -> "Generator":
         """Load the generator; a terminal shows that it is loading."""
         with busy(f"Loading {self.model}"):
-            from foredraft.compose import load
+            from foredraft.compose.load import load
 
             return load(
                 self.model,

@@ -11,15 +11,15 @@ from rich.table import Table
 
 from foredraft.cli.choices import MODEL, ModelChoice
 from foredraft.cli.console import busy, errors, output
-from foredraft.cli.ending import CtrlC, Interrupted
+from foredraft.cli.exit_status import CtrlC, Interrupted
 from foredraft.cli.flags import flags
 from foredraft.core.errors import OptionError
-from foredraft.core.params import SamplingParams
+from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.stats import DecodeStats
 
 if TYPE_CHECKING:
-    from foredraft.engine.generate import Generator, Prompt, Stream
-    from foredraft.engine.sequence import Piece, Sequence
+    from foredraft.engine.generator import Generator, Prompt, Stream
+    from foredraft.engine.request import Piece, Sequence
 
 QUESTION = (
     "Sam has 3 dogs. Each dog eats 2 cups of food in the morning and 3 cups in the evening. "
@@ -100,7 +100,7 @@ class Arm:
 
     def start(self, prompt: "Prompt", params: SamplingParams) -> None:
         """Start a new request."""
-        from foredraft.engine.generate import Stream
+        from foredraft.engine.generator import Stream
 
         self.sequence = self.generator.submit([prompt], params)[0]
         self._stream = Stream(self.generator, self.sequence)

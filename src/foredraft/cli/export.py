@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from foredraft.cli import names
+from foredraft.cli import completion_names as names
 from foredraft.cli.console import busy, errors
 from foredraft.core.errors import OptionError
 
@@ -38,7 +38,7 @@ def command(
     """Convert a draft head for vLLM, SGLang or its original code."""
     import torch
 
-    from foredraft.formats import FORMATS, load_head, save_head
+    from foredraft.heads.formats import FORMATS, load_head, save_head
 
     kind = getattr(torch, dtype, None)
     if kind not in (torch.bfloat16, torch.float16, torch.float32):
@@ -48,7 +48,7 @@ def command(
     if Path(out).expanduser().resolve() == Path(path).expanduser().resolve():
         raise OptionError("--out is the folder of the head itself; choose another one.")
     with busy(f"Loading {model}"):
-        from foredraft.model.causal import CausalLM
+        from foredraft.model.hf import CausalLM
         from foredraft.model.load import load_model
 
         # in the type of the file, so that weights are rounded once at most

@@ -8,15 +8,15 @@ import typer
 
 from foredraft.cli.choices import MODEL, SAMPLING, ModelChoice, read_prompt
 from foredraft.cli.console import TextOut, errors, legend, output
-from foredraft.cli.ending import Interrupted
+from foredraft.cli.exit_status import Interrupted
 from foredraft.cli.flags import Group, flags
 from foredraft.core.errors import OptionError
-from foredraft.core.params import SamplingParams
+from foredraft.core.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from foredraft.cli.running import Outcome
-    from foredraft.engine.generate import Generator
-    from foredraft.engine.sequence import Piece, Sequence
+    from foredraft.engine.generator import Generator
+    from foredraft.engine.request import Piece, Sequence
 
 
 @dataclass(frozen=True, slots=True)

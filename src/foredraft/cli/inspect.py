@@ -12,7 +12,7 @@ from rich.text import Text
 from foredraft.cli.console import output
 
 if TYPE_CHECKING:
-    from foredraft.formats import HeadInfo
+    from foredraft.heads.formats import HeadInfo
 
 
 EXAMPLES = ("foredraft inspect run/head", "foredraft inspect yuhuili/EAGLE3-LLaMA3.1-Instruct-8B --json")
@@ -23,7 +23,7 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print one JSON object.")] = False,
 ) -> None:
     """Describe a trained draft head and the target that it needs."""
-    from foredraft.formats import inspect_head
+    from foredraft.heads.formats import inspect_head
 
     found = record(inspect_head(path))
     if as_json:

@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from foredraft.cli import names
+from foredraft.cli import completion_names as names
 from foredraft.cli.console import output
 
 _WIDE = 90
@@ -43,7 +43,7 @@ def command(
 
 def described(only: str | None = None) -> list[dict[str, Any]]:
     """The table of methods, or one entry of it, in types that JSON knows."""
-    from foredraft.compose import describe_options
+    from foredraft.compose.spec import option_defaults
     from foredraft.core.verify import DEFAULT
     from foredraft.drafters import METHODS
 
@@ -55,9 +55,9 @@ def described(only: str | None = None) -> list[dict[str, Any]]:
             "lossless": method.lossless,
             "needs": method.needs,
             "paper": method.paper,
-            "options": describe_options(name),
+            "options": option_defaults(name),
         }
-        for name, method in METHODS.items()
+        for name, method in METHODS.usable().items()
         if only in (None, name)
     ]
 
@@ -68,9 +68,10 @@ def _explain(name: str, as_json: bool) -> None:
     Raises:
         OptionError: there is no such method.
     """
+    from foredraft.compose.spec import find
     from foredraft.core.options import described as described_options
-    from foredraft.core.params import check_known
-    from foredraft.drafters import METHODS, find
+    from foredraft.core.sampling.params import check_known
+    from foredraft.drafters import METHODS
 
     check_known("method", {name: None}, list(METHODS))
     found = described(name)[0]

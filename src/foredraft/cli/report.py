@@ -10,13 +10,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from foredraft.cli import names
+from foredraft.cli import completion_names as names
 from foredraft.cli.console import busy, errors, output
 from foredraft.core.errors import DataError, OptionError
 
 if TYPE_CHECKING:
-    from foredraft.bench import tables
-    from foredraft.bench.summary import Setting, Summary
+    from foredraft.bench.measure.summary import Setting, Summary
+    from foredraft.bench.report import tables
 
 _RUNS = "Files of foredraft bench, or log.jsonl of training runs."
 _HTML = "Write all tables and figures to one self-contained page."
@@ -53,9 +53,9 @@ def command(
     Prints speed-up and acceptance length by method and task. Runs are compared only within a file. --html and --figures
     need matplotlib (pip install 'foredraft[bench]'), and say which figures are missing and why.
     """
-    from foredraft.bench import tables
-    from foredraft.bench.records import read_runs
-    from foredraft.bench.summary import summarise
+    from foredraft.bench.measure.records import read_runs
+    from foredraft.bench.measure.summary import summarise
+    from foredraft.bench.report import tables
 
     _check(suffix, figures, markdown and as_json)
     files = [read_runs(path) for path in runs]
@@ -63,7 +63,7 @@ def command(
     if not any((summary.file.runs, summary.file.costs, summary.file.watched, summary.file.training)):
         raise DataError(f"{', '.join(map(str, runs))}: there are no measurements yet.")
     if html is not None or figures is not None:
-        with busy("Drawing"):
+        with busy("SiblingSampling"):
             written = _write(summary, html, figures, suffix or "svg")
     else:
         written = []
@@ -78,7 +78,7 @@ def command(
 
 
 def _check(suffix: str | None, figures: Path | None, both: bool) -> None:
-    from foredraft.bench.plots import SUFFIXES
+    from foredraft.bench.report.plots import SUFFIXES
 
     known = [each.removeprefix(".") for each in SUFFIXES]
     if suffix is not None and suffix not in known:
@@ -91,8 +91,8 @@ def _check(suffix: str | None, figures: Path | None, both: bool) -> None:
 
 def _write(summary: "Summary", html: Path | None, folder: Path | None, suffix: str) -> list[str]:
     """What was written, in sentences."""
-    from foredraft.bench.figures import drawn, not_drawn, write_figures
-    from foredraft.bench.page import page
+    from foredraft.bench.report.figures import drawn, not_drawn, write_figures
+    from foredraft.bench.report.page import page
 
     found = drawn(summary)
     said = []
@@ -139,7 +139,7 @@ def _tuples(cell: Any) -> dict[str, Any]:
 
 def show(summary: "Summary", console: Console, full: bool) -> None:
     """Print the tables of every setting, and where the numbers come from."""
-    from foredraft.bench import tables
+    from foredraft.bench.report import tables
 
     trained = tables.training(summary)
     if not summary.settings and trained is None:
@@ -162,7 +162,7 @@ def show(summary: "Summary", console: Console, full: bool) -> None:
 
 def _short(summary: "Summary", setting: "Setting", width: int) -> Table:
     """Speed-up and length side by side where there is room, else one above the other."""
-    from foredraft.bench import tables
+    from foredraft.bench.report import tables
 
     head, rows = tables.columns(summary, setting), tables.short(summary, setting)
     wide = 16 + sum(max(len(name), 12) + 2 for name in head) <= width

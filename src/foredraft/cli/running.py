@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from foredraft.cli.ending import CtrlC
+from foredraft.cli.exit_status import CtrlC
 from foredraft.core.errors import ForedraftError
 from foredraft.core.stats import DecodeStats
-from foredraft.engine.generate import Generator, Stream
-from foredraft.engine.sequence import Piece, Sequence, TokenLogprobs
+from foredraft.engine.generator import Generator, Stream
+from foredraft.engine.request import Piece, Sequence, TokenLogprobs
 
 
 class Outcome(NamedTuple):

@@ -14,8 +14,8 @@ from foredraft.cli.flags import Group, flags
 from foredraft.core.errors import OptionError
 
 if TYPE_CHECKING:
-    from foredraft.bench.skip_trials import Said, Trial
-    from foredraft.engine.generate import Generator
+    from foredraft.bench.tune.skip_trials import Said, Trial
+    from foredraft.engine.generator import Generator
 
 _LENGTH = "num_assistant_tokens"
 
@@ -55,7 +55,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """How long to search; see ``bench.skip_search.Effort``, which is not imported here because it needs torch."""
+    """``bench.tune.skip_search.SearchBudget`` for the command line, which does not import torch."""
 
     trials: int = field(default=250, metadata={"help": "Sets of layers to try."})
     seed: int = field(default=0, metadata={"help": "Seed of the random part."})
@@ -84,11 +84,11 @@ def command(*, target: Target, texts: Texts, effort: Search, shown: Output) -> N
         raise OptionError("count and longest must be 1 or more.")
     if not Path(shown.out).parent.is_dir():  # before minutes of searching
         raise OptionError(f"Cannot write {shown.out}: there is no such folder.")
-    from foredraft.bench.skip_search import Effort, search
-    from foredraft.bench.skip_trials import Journal, Judge
-    from foredraft.compose import load
+    from foredraft.bench.tune.skip_search import SearchBudget, search
+    from foredraft.bench.tune.skip_trials import Journal, Judge
+    from foredraft.compose.load import load
 
-    budget = Effort(effort.trials, effort.seed)
+    budget = SearchBudget(effort.trials, effort.seed)
     with busy(f"Loading {target.model}"):
         plain = load(target.model, "none", dtype=target.dtype, device=target.device)
     with busy("Answering the prompts"):
@@ -104,8 +104,8 @@ def command(*, target: Target, texts: Texts, effort: Search, shown: Output) -> N
 
 def _answers(plain: "Generator", texts: Texts, seed: int) -> "list[Said]":
     from foredraft.bench.prompts import read_prompts, standard_prompts
-    from foredraft.bench.skip_trials import Said
-    from foredraft.core.params import SamplingParams
+    from foredraft.bench.tune.skip_trials import Said
+    from foredraft.core.sampling.params import SamplingParams
 
     asks = [ask for path in texts.prompts for ask in read_prompts(path, texts.chat)[: texts.count]]
     prompts = [plain.encode(a.prompt) for a in asks or standard_prompts(texts.chat)[: texts.count]]
@@ -130,7 +130,7 @@ def _facts(texts: Texts) -> dict[str, Any]:
 
 
 def _short(model: str) -> str:
-    from foredraft.model.provenance import short
+    from foredraft.core.io import short
 
     return short(model)
 
@@ -179,8 +179,8 @@ def _record(best: "Trial") -> dict[str, Any]:
 
 
 def _write(path: str, model: str, layers: int, best: "Trial", about: dict[str, Any]) -> None:
-    from foredraft.drafters.skips import Skips, write_skips
-    from foredraft.model.provenance import provenance
+    from foredraft.core.io import provenance
+    from foredraft.drafters.common.skip_config import Skips, write_skips
 
     facts = {**about, **_record(best), "provenance": provenance()}
     write_skips(path, Skips(_short(model), layers, facts=facts, **_layers(best)))

@@ -12,7 +12,7 @@ from foredraft.cli.console import output
 from foredraft.core.errors import OptionError
 
 if TYPE_CHECKING:
-    from foredraft.bench.overlay import Point
+    from foredraft.bench.report.theory_points import Point
     from foredraft.core.theory import BestLength
 
 _LONGEST = 64
@@ -53,8 +53,8 @@ def command(
     The formulas hold for a chain of k drafted tokens, each accepted with the same probability (Leviathan et al.,
     arXiv:2211.17192). With --run both are measured for each arm, and measured speed-ups are shown beside predictions.
     """
-    from foredraft.bench.overlay import overlay
-    from foredraft.bench.records import read_runs
+    from foredraft.bench.measure.records import read_runs
+    from foredraft.bench.report.theory_points import overlay
 
     for name, value in (("alpha", alpha), ("cost", cost)):
         if run is None and value is None:
@@ -65,8 +65,8 @@ def command(
     table = None if given is None else _promise(given, length)
     points = [] if run is None else overlay(read_runs(run))
     if plot is not None:
-        from foredraft.bench.curves import theory_figure
-        from foredraft.bench.plots import save
+        from foredraft.bench.report.plots import save
+        from foredraft.bench.report.theory_curves import theory_figure
 
         save(theory_figure(alpha, cost, points), plot)
     if as_json:
@@ -168,7 +168,7 @@ _READING = (
 
 
 def _arms(points: "list[Point]") -> Table:
-    from foredraft.bench.overlay import settings
+    from foredraft.bench.report.theory_points import settings
 
     table = Table(box=None, pad_edge=False)
     table.add_column("arm", overflow="fold")

@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foredraft.cli import names
+from foredraft.cli import completion_names as names
 from foredraft.cli.console import errors
-from foredraft.cli.ending import Interrupted
+from foredraft.cli.exit_status import Interrupted
 from foredraft.cli.flags import Group, flags
 from foredraft.core.errors import OptionError
 from foredraft.core.options import read_options, read_pairs
-from foredraft.core.params import check_known
+from foredraft.core.sampling.params import check_known
 from foredraft.train.options import HeadShape, LoopOptions
 
 if TYPE_CHECKING:
-    from foredraft.train.prune import Shape
+    from foredraft.train.drafts.prune import Shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Small:
 
     @property
     def cut(self) -> "Shape | None":
-        from foredraft.train.prune import Shape
+        from foredraft.train.drafts.prune import Shape
 
         return Shape.parse(self.shape) if self.shape is not None else None
 
@@ -128,10 +128,10 @@ def command(
     (cut out of a larger model, then distilled), boost (several, each trained where the earlier ones are wrong). The
     same command continues an interrupted run and ends with the same weights.
     """
-    from foredraft.train.drafts import DRAFTS, run_drafts
-    from foredraft.train.recipes import RECIPES
-    from foredraft.train.run import run
-    from foredraft.train.site import Data
+    from foredraft.train.drafts.run import DRAFTS, run_drafts
+    from foredraft.train.heads.recipes import RECIPES
+    from foredraft.train.heads.run import run
+    from foredraft.train.run_context import Data
 
     check_known("recipe", {method: None}, names.RECIPES)
     if not source.data:
@@ -169,7 +169,7 @@ def _regenerated(source: Source, model: str, answers: Path, device: str | None) 
 
 def _check_parts(method: str, head: HeadShape, small: Small) -> None:
     """Refuse options that this recipe does not have."""
-    from foredraft.train.drafts import check_parts
+    from foredraft.train.drafts.run import check_parts
 
     if method in names.MODELS:
         check_parts(method, small.draft, small.cut)
@@ -182,7 +182,7 @@ def _check_parts(method: str, head: HeadShape, small: Small) -> None:
 
 def _use(method: str, made: list[Path]) -> str:
     """Where the result is, and how to run it."""
-    from foredraft.train.recipes import RECIPES
+    from foredraft.train.heads.recipes import RECIPES
 
     if method in names.MODELS:
         where = " and ".join(map(str, made))
@@ -196,9 +196,9 @@ def _use(method: str, made: list[Path]) -> str:
 
 def _own_words(source: Source, model: str, path: Path, device: str | None) -> None:
     """Let the target continue the data, for a run to learn from that."""
-    from foredraft.compose import load
+    from foredraft.compose.load import load
     from foredraft.train.checkpoint import alone
-    from foredraft.train.regenerate import Answers, regenerate
+    from foredraft.train.data.regenerate import Answers, regenerate
 
     options = replace(
         Answers(), count=source.answers, new_tokens=source.answer_tokens, temperature=source.answer_temperature
@@ -219,7 +219,9 @@ def _drafts_as(kind: str) -> list[str]:
     from foredraft.drafters import METHODS
 
     made = {"hydra++": "hydra", "medusa2": "medusa"}.get(kind, kind)
-    return sorted((name for name, method in METHODS.items() if made in method.heads), key=lambda name: name != made)
+    return sorted(
+        (name for name, method in METHODS.usable().items() if made in method.heads), key=lambda name: name != made
+    )
 
 
 class Progress:

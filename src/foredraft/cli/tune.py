@@ -12,14 +12,14 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from foredraft.cli import names
+from foredraft.cli import completion_names as names
 from foredraft.cli.console import busy, errors, output
 from foredraft.cli.flags import Group, flags
 from foredraft.core.errors import OptionError
 
 if TYPE_CHECKING:
-    from foredraft.bench.engines import Served
-    from foredraft.bench.tune import Question, Trial, Tuning
+    from foredraft.bench.tune.engines import Served
+    from foredraft.bench.tune.tune import Question, Trial, Tuning
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +87,10 @@ def command(*, choice: Choice, what: What, shown: Output) -> None:
     if not Path(shown.out).parent.is_dir():  # before minutes of measuring
         raise OptionError(f"Cannot write {shown.out}: there is no such folder.")
     question = _question(what, shown)
-    from foredraft.bench.candidates import default_drafters
-    from foredraft.bench.engines import served
-    from foredraft.bench.tune import Tuner
-    from foredraft.compose import load
+    from foredraft.bench.tune.candidates import default_drafters
+    from foredraft.bench.tune.engines import served
+    from foredraft.bench.tune.tune import Tuner
+    from foredraft.compose.load import load
 
     with busy(f"Loading {choice.model}"):
         plain = load(
@@ -108,8 +108,8 @@ def command(*, choice: Choice, what: What, shown: Output) -> None:
 
 def _question(what: What, shown: Output) -> "Question":
     from foredraft.bench.prompts import read_prompts, standard_prompts
-    from foredraft.bench.tune import Question
-    from foredraft.core.params import SamplingParams
+    from foredraft.bench.tune.tune import Question
+    from foredraft.core.sampling.params import SamplingParams
 
     asks = [ask for path in what.prompts for ask in read_prompts(path, what.chat)[: what.count]]
     asks = asks if what.prompts else standard_prompts(what.chat)[: what.count]
@@ -162,8 +162,8 @@ def _chain(found: "Tuning") -> str | None:
 
 
 def _write(path: str, model: str, found: "Tuning", what: What) -> None:
-    from foredraft.formats.tuned import Tuned, write_tuned
-    from foredraft.model.provenance import provenance, short
+    from foredraft.core.io import provenance, short
+    from foredraft.heads.formats.tuned import Tuned, write_tuned
 
     facts: dict[str, Any] = {"provenance": provenance(), "temperature": what.temperature}
     facts["tried"] = [
@@ -237,7 +237,7 @@ def _table(found: "Tuning") -> Table:
 
 
 def _cells(trial: "Trial") -> list[str]:
-    from foredraft.bench.candidates import told
+    from foredraft.bench.tune.candidates import told
 
     off = "" if trial.error is None else f"{100 * trial.error:+.0f}%"
     return [

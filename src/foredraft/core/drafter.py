@@ -9,8 +9,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from foredraft.core.draft import Draft, Law, Verdict
-from foredraft.core.noise import Noise
-from foredraft.core.warp import Warp
+from foredraft.core.rng import Noise
+from foredraft.core.sampling.warp import Warp
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,8 @@ class Needs:
     ``max_depth``: the longest path that it drafts; 0 stands for ``max_nodes``, as for a chain. ``scored``: it knows
     the probability of each path that it picks, and heeds ``Plan.nodes``, and ``Plan.level_worth`` if its levels cost
     a forward each. ``law``: that of its drafts for sampled rows, where its options cannot know it; None: theirs.
+    ``learns``: drafts depend on other requests, so requests never share random numbers. ``target_cache``: it drafts in
+    the target's cache, which holds committed tokens only.
     """
 
     hidden_layers: tuple[int, ...] = ()
@@ -39,6 +41,8 @@ class Needs:
     max_depth: int = 0
     scored: bool = False
     law: Law | None = None
+    learns: bool = False
+    target_cache: bool = False
 
     @property
     def longest(self) -> int:
@@ -117,10 +121,6 @@ class Drafter(ABC):
     """
 
     needs: Needs = Needs()
-    learns: bool = False
-    """Whether drafts depend on other requests than the row's own; if so, requests never share random numbers."""
-    reads_target: bool = False
-    """Whether it drafts in the target's cache, which holds what is committed, and nothing that is only drafted."""
 
     def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:  # noqa: B027
         """A row begins: ``prompt`` is what the target has read, all but the last token, which is the first root.
@@ -145,9 +145,6 @@ class Drafter(ABC):
         or had not begun: forgetting what is not there is no error.
         """
 
-    def finish(self) -> None:  # noqa: B027 - most have nothing to wait for
-        """Wait for whatever is still done beside the loop; between two calls, for who measures the next drafter."""
-
 
 class Rewindable(Drafter):
     """A drafter that may draft for a text which is itself only drafted, so that some of it may be taken back.
@@ -158,3 +155,20 @@ class Rewindable(Drafter):
     @abstractmethod
     def rewind(self, row: int, length: int) -> None:
         """Of this row's text only the first ``length`` tokens stand; others may follow them the next time."""
+
+
+class Trainable(Drafter):
+    """A drafter whose network can learn from the target while it drafts; see ``drafters.online``."""
+
+    @property
+    @abstractmethod
+    def network(self) -> object:
+        """What drafts: a ``torch.nn.Module``, or a model of the loop."""
+
+
+class Background(Drafter):
+    """A drafter that also works beside the loop, in a thread of its own."""
+
+    @abstractmethod
+    def wait(self) -> None:
+        """Wait for background work; called between benchmark runs."""

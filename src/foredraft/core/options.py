@@ -1,4 +1,4 @@
-"""Options that are given as text, ``option=value``, read into a frozen dataclass."""
+"""Options of drafters: their base classes, and reading them from text, ``option=value``."""
 
 import inspect
 import re
@@ -7,9 +7,46 @@ from dataclasses import dataclass, fields
 from typing import Any, TypeVar, get_args, get_type_hints
 
 from foredraft.core.errors import OptionError
-from foredraft.core.params import check_known
+from foredraft.core.law import Law
+from foredraft.core.sampling.params import check_known
 
 T = TypeVar("T")
+
+
+class DrafterOptions:
+    """Base of the ``Options`` of every method, which are frozen dataclasses: what the loop has to know of them."""
+
+    __slots__ = ()
+
+    @property
+    def law(self) -> Law:
+        """The law of drafts for sampled rows."""
+        return Law.FIXED
+
+    @property
+    def schedule(self) -> str:
+        """How the size of drafts is chosen: one of ``engine.policy.SCHEDULES``."""
+        return "constant"
+
+    @property
+    def confidence(self) -> float:
+        """A path ends after its first token below this probability (see ``Plan``); 0: never."""
+        return 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizedOptions(DrafterOptions):
+    """Options of methods whose drafts have a size.
+
+    num_assistant_tokens_schedule: auto, the size with the most tokens a second; constant, always the largest; or
+        heuristic, transformers' rule of two more and one less. See docs/schedules.md.
+    """
+
+    num_assistant_tokens_schedule: str = "auto"
+
+    @property
+    def schedule(self) -> str:
+        return self.num_assistant_tokens_schedule
 
 
 def read_pairs(pairs: Iterable[str]) -> dict[str, str]:

@@ -119,7 +119,7 @@ def merge_paths(
     return Merged(tree, node)
 
 
-def adopted(tree: TokenTree, *, twins: bool) -> TokenTree:
+def merge_duplicates(tree: TokenTree, *, twins: bool) -> TokenTree:
     """Let what hangs below a node hang below the first node with the same path of tokens, level by level.
 
     No verification minds: whether a sibling is rejected, with all that hangs below it, does not depend on what that is,

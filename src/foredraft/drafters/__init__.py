@@ -1,37 +1,95 @@
-"""One file a method; this table is the only place that lists them. A class is imported when it is asked for.
+"""The table of drafters: one file a method. The table imports neither torch nor the methods; shell completion reads it.
 
-The table itself does not import torch: shell completion and ``foredraft --help`` read it.
+Another package adds a drafter by an entry point of the group ``foredraft.drafters``; docs/extending.md builds one.
 """
 
-import importlib
-from collections.abc import Callable
+import logging
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from importlib.metadata import EntryPoint, entry_points
 
+from foredraft.core.errors import DrafterError
 from foredraft.core.law import Law
 
-if TYPE_CHECKING:
-    import foredraft.core.drafter
+GROUP = "foredraft.drafters"
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """An entry of the table: where the drafter is, and what a reader of ``foredraft methods`` should know."""
+    """An entry of the table: where the drafter is, and what a reader of ``foredraft methods`` should know.
 
-    place: str  # module:Class under foredraft.drafters; its module also has a frozen dataclass Options, and build
+    ``drafter``: "module:Class" of the ``Drafter``. The module also has ``Options``, a frozen dataclass that derives
+    from ``DrafterOptions``, and ``build(options, context)``, see ``BuildContext``.
+    ``heads``: the kinds of trained heads that it drafts with. ``around``: its path is the spec of another drafter,
+    which does the drafting.
+    """
+
+    drafter: str
     laws: tuple[Law, ...]
     lossless: bool
     needs: str
     what: str
     paper: str
-    heads: tuple[str, ...] = ()  # kinds of trained heads that it drafts with, as formats names them
-    around: bool = False  # its path is the spec of another drafter, which does the drafting
+    heads: tuple[str, ...] = ()
+    around: bool = False
 
 
-METHODS: dict[str, Method] = {
-    "none": Method("none:NoDrafter", (), True, "nothing", "Plain decoding through the same loop: the baseline.", "-"),
+class Methods(Mapping[str, Method]):
+    """The methods by name: foredraft's own, then those of other packages.
+
+    An entry point ``NAME = "module:METHOD"`` names a ``Method``; it is imported when its entry is asked for. The names
+    of foredraft's own methods cannot be taken.
+    """
+
+    @cached_property
+    def _others(self) -> dict[str, EntryPoint]:
+        return {point.name: point for point in entry_points(group=GROUP) if point.name not in _BUILT_IN}
+
+    def __getitem__(self, name: str) -> Method:
+        if name in _BUILT_IN:
+            return _BUILT_IN[name]
+        point = self._others[name]
+        try:
+            method = point.load()
+        except Exception as error:
+            raise DrafterError(f"The drafter {name} ({point.value}) cannot be imported: {error!r}.") from error
+        if not isinstance(method, Method):
+            raise DrafterError(f"The drafter {name} ({point.value}) must be a foredraft.drafters.Method.")
+        return method
+
+    def usable(self) -> dict[str, Method]:
+        """All methods, without those that cannot be imported; a warning is logged for these."""
+        found = {}
+        for name in self:
+            try:
+                found[name] = self[name]
+            except DrafterError as error:
+                _log.warning("%s", error)
+        return found
+
+    def __contains__(self, name: object) -> bool:
+        return name in _BUILT_IN or name in self._others
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([*_BUILT_IN, *sorted(self._others)])
+
+    def __len__(self) -> int:
+        return len(_BUILT_IN) + len(self._others)
+
+
+_BUILT_IN: dict[str, Method] = {
+    "none": Method(
+        "foredraft.drafters.none:NoDrafter",
+        (),
+        True,
+        "nothing",
+        "Plain decoding through the same loop: the baseline.",
+        "-",
+    ),
     "draft_model": Method(
-        "draft_model:DraftModel",
+        "foredraft.drafters.draft_model:DraftModel",
         (Law.CHAIN, Law.WITHOUT_REPLACEMENT, Law.FIXED),
         True,
         "a small model with the target's tokenizer",
@@ -39,7 +97,7 @@ METHODS: dict[str, Method] = {
         "arXiv:2211.17192, arXiv:2302.01318",
     ),
     "cape": Method(
-        "cape:Cape",
+        "foredraft.drafters.cape:Cape",
         (Law.FIXED,),
         True,
         "a small model with the target's tokenizer",
@@ -47,7 +105,7 @@ METHODS: dict[str, Method] = {
         "arXiv:2402.02082",
     ),
     "bandit": Method(
-        "bandit:Bandit",
+        "foredraft.drafters.bandit:Bandit",
         (Law.FIXED, Law.CHAIN, Law.WITHOUT_REPLACEMENT, Law.IID, Law.IID_MANY),
         True,
         "other drafters, by their specs",
@@ -55,7 +113,7 @@ METHODS: dict[str, Method] = {
         "arXiv:2505.15141",
     ),
     "specinfer": Method(
-        "specinfer:SpecInfer",
+        "foredraft.drafters.specinfer:SpecInfer",
         (Law.IID, Law.IID_MANY, Law.FIXED),
         True,
         "one or several small models with the target's tokenizer",
@@ -63,7 +121,7 @@ METHODS: dict[str, Method] = {
         "arXiv:2305.09781",
     ),
     "sequoia": Method(
-        "sequoia:Sequoia",
+        "foredraft.drafters.sequoia:Sequoia",
         (Law.WITHOUT_REPLACEMENT, Law.FIXED),
         True,
         "a small model with the target's tokenizer",
@@ -71,7 +129,7 @@ METHODS: dict[str, Method] = {
         "arXiv:2402.12374",
     ),
     "opt_tree": Method(
-        "opt_tree:OptTree",
+        "foredraft.drafters.opt_tree:OptTree",
         (Law.FIXED,),
         True,
         "a small model with the target's tokenizer",
@@ -79,7 +137,7 @@ METHODS: dict[str, Method] = {
         "arXiv:2406.17276",
     ),
     "universal": Method(
-        "universal:Universal",
+        "foredraft.drafters.universal:Universal",
         (Law.FIXED, Law.CHAIN),
         True,
         "a small model with any tokenizer",
@@ -87,7 +145,7 @@ METHODS: dict[str, Method] = {
         "arXiv:2502.05202",
     ),
     "eagle1": Method(
-        "eagle1:Eagle1",
+        "foredraft.drafters.eagle1:Eagle1",
         (Law.WITHOUT_REPLACEMENT, Law.FIXED),
         True,
         "an EAGLE head",
@@ -96,7 +154,7 @@ METHODS: dict[str, Method] = {
         ("eagle", "eagle3"),
     ),
     "eagle2": Method(
-        "eagle2:Eagle2",
+        "foredraft.drafters.eagle2:Eagle2",
         (Law.FIXED,),
         True,
         "an EAGLE head",
@@ -105,7 +163,7 @@ METHODS: dict[str, Method] = {
         ("eagle", "eagle3"),
     ),
     "eagle3": Method(
-        "eagle3:Eagle3Drafter",
+        "foredraft.drafters.eagle3:Eagle3Drafter",
         (Law.FIXED,),
         True,
         "an EAGLE-3 head",
@@ -114,7 +172,7 @@ METHODS: dict[str, Method] = {
         ("eagle3",),
     ),
     "medusa": Method(
-        "medusa:MedusaDrafter",
+        "foredraft.drafters.medusa:MedusaDrafter",
         (Law.FIXED,),
         True,
         "Medusa heads",
@@ -123,7 +181,7 @@ METHODS: dict[str, Method] = {
         ("medusa",),
     ),
     "hydra": Method(
-        "hydra:HydraDrafter",
+        "foredraft.drafters.hydra:HydraDrafter",
         (Law.FIXED,),
         True,
         "Hydra heads",
@@ -132,7 +190,7 @@ METHODS: dict[str, Method] = {
         ("hydra",),
     ),
     "blockwise": Method(
-        "blockwise:BlockwiseDrafter",
+        "foredraft.drafters.blockwise:BlockwiseDrafter",
         (Law.FIXED,),
         True,
         "blockwise heads",
@@ -141,7 +199,7 @@ METHODS: dict[str, Method] = {
         ("blockwise", "medusa"),
     ),
     "early_exit": Method(
-        "early_exit:EarlyExit",
+        "foredraft.drafters.early_exit:EarlyExit",
         (Law.CHAIN, Law.FIXED),
         True,
         "nothing, but a target that was trained for it drafts better",
@@ -149,7 +207,7 @@ METHODS: dict[str, Method] = {
         "arXiv:2404.16710",
     ),
     "layer_skip": Method(
-        "layer_skip:LayerSkip",
+        "foredraft.drafters.layer_skip:LayerSkip",
         (Law.CHAIN, Law.FIXED),
         True,
         "layers to leave out, which foredraft skip finds",
@@ -157,7 +215,7 @@ METHODS: dict[str, Method] = {
         "arXiv:2309.08168",
     ),
     "online": Method(
-        "online:Online",
+        "foredraft.drafters.online.method:Online",
         (Law.CHAIN, Law.WITHOUT_REPLACEMENT, Law.FIXED),
         True,
         "a draft model or a trained head inside, as online:[draft_model:PATH]",
@@ -166,7 +224,7 @@ METHODS: dict[str, Method] = {
         around=True,
     ),
     "prompt_lookup": Method(
-        "prompt_lookup:PromptLookup",
+        "foredraft.drafters.prompt_lookup:PromptLookup",
         (Law.FIXED,),
         True,
         "nothing",
@@ -174,7 +232,7 @@ METHODS: dict[str, Method] = {
         "github.com/apoorvumang/prompt-lookup-decoding",
     ),
     "lookahead": Method(
-        "lookahead:Lookahead",
+        "foredraft.drafters.lookahead:Lookahead",
         (Law.FIXED,),
         True,
         "nothing",
@@ -182,7 +240,7 @@ METHODS: dict[str, Method] = {
         "arXiv:2402.02057",
     ),
     "max_gram": Method(
-        "max_gram:MaxGram",
+        "foredraft.drafters.max_gram:MaxGram",
         (Law.FIXED,),
         True,
         "nothing",
@@ -190,7 +248,7 @@ METHODS: dict[str, Method] = {
         "arXiv:2312.11462",
     ),
     "relay": Method(
-        "relay:Relay",
+        "foredraft.drafters.relay:Relay",
         (Law.CHAIN, Law.FIXED),
         True,
         "two drafters or more",
@@ -198,7 +256,7 @@ METHODS: dict[str, Method] = {
         "arXiv:2312.11462",
     ),
     "cascade": Method(
-        "cascade:Cascade",
+        "foredraft.drafters.cascade:Cascade",
         (Law.CHAIN, Law.FIXED),
         True,
         "a middle model, and what drafts for it",
@@ -206,7 +264,7 @@ METHODS: dict[str, Method] = {
         "arXiv:2312.11462",
     ),
     "partial": Method(
-        "partial:Partial",
+        "foredraft.drafters.partial:Partial",
         (Law.CHAIN, Law.FIXED),
         True,
         "nothing",
@@ -214,7 +272,7 @@ METHODS: dict[str, Method] = {
         "arXiv:2408.11049, arXiv:2404.11912, arXiv:2309.17453, arXiv:2306.14048",
     ),
     "triforce": Method(
-        "triforce:TriForce",
+        "foredraft.drafters.triforce:TriForce",
         (Law.CHAIN, Law.FIXED),
         True,
         "a small model with the target's tokenizer",
@@ -223,15 +281,4 @@ METHODS: dict[str, Method] = {
     ),
 }
 
-
-def find(name: str) -> "tuple[type[foredraft.core.drafter.Drafter], type]":
-    """The drafter's class and its Options, by a name that is in the table."""
-    module_name, class_name = METHODS[name].place.split(":")
-    module = importlib.import_module(f"foredraft.drafters.{module_name}")
-    return getattr(module, class_name), module.Options
-
-
-def builder(name: str) -> "Callable[[Any, Any], foredraft.core.drafter.Drafter]":
-    """``build(options, supplies)`` of a method in the table."""
-    module_name, _ = METHODS[name].place.split(":")
-    return importlib.import_module(f"foredraft.drafters.{module_name}").build
+METHODS = Methods()

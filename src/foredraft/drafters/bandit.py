@@ -18,13 +18,13 @@ from torch import Tensor
 from foredraft.core.draft import Draft, Law, Verdict
 from foredraft.core.drafter import Drafter, Needs, Plan, StepOut, View
 from foredraft.core.errors import OptionError
+from foredraft.core.options import SizedOptions
 from foredraft.core.tree import TokenTree
-from foredraft.drafters.spec import Spec
-from foredraft.drafters.supplies import Supplies
+from foredraft.drafters.common.build_context import BuildContext
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(SizedOptions):
     """Of the choice; what each arm drafts is said in its own spec.
 
     hold: steps for which a chosen drafter runs; the first, in which it catches up, is not measured.
@@ -119,7 +119,6 @@ class Bandit(Drafter):
         if not arms:
             raise OptionError("bandit needs at least one drafter.")
         self._options = options
-        self.learns = True
         self._arms = [Arm(None), *arms]
         self._drafters = [arm.drafter for arm in self._arms if arm.drafter is not None]
         self._ucb = Ucb(len(self._arms), options.exploration)
@@ -130,6 +129,7 @@ class Bandit(Drafter):
         self._step: _Step | None = None  # the one before, if it counts
         needs = [drafter.needs for drafter in self._drafters]
         self.needs = Needs(
+            learns=True,
             hidden_layers=tuple(sorted({layer for each in needs for layer in each.hidden_layers})),
             max_nodes=max(each.max_nodes for each in needs),
             max_depth=max(each.longest for each in needs),
@@ -202,12 +202,11 @@ class Bandit(Drafter):
         self._step = None
 
 
-def build(options: Options, supplies: Supplies) -> Bandit:
+def build(options: Options, context: BuildContext) -> Bandit:
     """bandit:SPEC+[SPEC,option=value]"""
     arms = []
-    for text in supplies.parts_like("bandit:prompt_lookup+[draft_model:PATH,num_assistant_tokens=4]"):
-        own = Spec.parse(text)
+    for text in context.paths_like("bandit:prompt_lookup+[draft_model:PATH,num_assistant_tokens=4]"):
         if text != "none":
-            drafter, confidence = supplies.drafter(text), getattr(own.options, "assistant_confidence_threshold", 0.0)
-            arms.append(Arm(drafter, confidence, drafter.needs.law or own.drafting.law))
+            built = context.drafter(text)
+            arms.append(Arm(built.drafter, built.confidence, built.law))
     return Bandit(options, arms)

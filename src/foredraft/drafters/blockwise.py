@@ -7,34 +7,26 @@ import torch
 
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Needs, Plan, View
+from foredraft.core.options import SizedOptions
 from foredraft.core.tree import TokenTree
-from foredraft.drafters.head import HeadDrafter
-from foredraft.drafters.last_state import LastState
-from foredraft.drafters.supplies import Supplies
-from foredraft.nets.medusa import Blockwise, Medusa
-from foredraft.nets.parts import FINAL
+from foredraft.drafters.common.build_context import BuildContext
+from foredraft.drafters.common.head import HeadDrafter
+from foredraft.drafters.common.last_hidden import LastHidden
+from foredraft.heads.nets.medusa import Blockwise, Medusa
+from foredraft.heads.nets.target_parts import FINAL
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """The heads give the length.
-
-    num_assistant_tokens_schedule: auto, the length with the most tokens a second; constant; or heuristic,
-    """
-
-    num_assistant_tokens_schedule: str = "auto"
-
-    @property
-    def law(self) -> Law:
-        return Law.FIXED
+class Options(SizedOptions):
+    """The heads give the length."""
 
 
 @final
-class BlockwiseDrafter(HeadDrafter[LastState]):
+class BlockwiseDrafter(HeadDrafter[LastHidden]):
     """A chain, one token a head. Greedy rows accept as the paper does; sampled ones losslessly too."""
 
     def __init__(self, options: Options, net: Blockwise | Medusa) -> None:
-        super().__init__(LastState(), Needs(hidden_layers=(FINAL,), max_nodes=net.count, max_depth=net.count))
+        super().__init__(LastHidden(), Needs(hidden_layers=(FINAL,), max_nodes=net.count, max_depth=net.count))
         self._net = net
 
     @torch.inference_mode()
@@ -46,6 +38,6 @@ class BlockwiseDrafter(HeadDrafter[LastState]):
         return Draft(TokenTree.chain(torch.stack([view.roots, *said], 1), allowed + 1), Law.FIXED)
 
 
-def build(options: Options, supplies: Supplies) -> BlockwiseDrafter:
+def build(options: Options, context: BuildContext) -> BlockwiseDrafter:
     """blockwise:HEAD"""
-    return BlockwiseDrafter(options, supplies.head(options))
+    return BlockwiseDrafter(options, context.head(options.law))

@@ -15,32 +15,26 @@ from torch import Tensor
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Needs, Plan, View
 from foredraft.core.errors import OptionError
+from foredraft.core.options import SizedOptions
+from foredraft.core.sampling.warp import Paths
 from foredraft.core.tree import TokenTree
-from foredraft.core.warp import Paths
-from foredraft.drafters.grow import Candidates, keep_best, ranked
-from foredraft.drafters.reader import Reader, ReadingDrafter
-from foredraft.drafters.supplies import Supplies
-from foredraft.model.causal import CausalLM
+from foredraft.drafters.common.build_context import BuildContext
+from foredraft.drafters.common.draft_runner import DraftRunner, ReadingDrafter
+from foredraft.drafters.common.tree_ops import Candidates, keep_best, ranked
+from foredraft.model.hf import CausalLM
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(SizedOptions):
     """Names as in transformers where it has them.
 
     num_assistant_tokens: longest path of the tree.
     widths: candidates per position by the draft's confidence in the first, in bands of equal width: 7x5x3x1 means 7
         below 0.25, 5 below 0.5, 3 below 0.75 and 1 above.
-    num_assistant_tokens_schedule: auto, the depth with the most tokens a second; constant; or heuristic, transformers'
-        up and down.
     """
 
     num_assistant_tokens: int = 5
     widths: tuple[int, ...] = (7, 5, 3, 1)
-    num_assistant_tokens_schedule: str = "auto"
-
-    @property
-    def law(self) -> Law:
-        return Law.FIXED
 
     def __post_init__(self) -> None:
         if self.num_assistant_tokens < 1:
@@ -50,7 +44,7 @@ class Options:
 
 
 @final
-class Cape(ReadingDrafter[Reader]):
+class Cape(ReadingDrafter[DraftRunner]):
     """A draft model's likeliest chain, with siblings.
 
     Args:
@@ -63,7 +57,7 @@ class Cape(ReadingDrafter[Reader]):
         self._widths = torch.tensor(options.widths, device=model.device)
         depth = options.num_assistant_tokens
         needs = Needs(max_nodes=depth * max(options.widths), max_depth=depth, scored=True)
-        super().__init__(Reader(model, vocab_size), needs)
+        super().__init__(DraftRunner(model, vocab_size), needs)
 
     @torch.inference_mode()
     def propose(self, view: View, plan: Plan) -> Draft:
@@ -114,6 +108,6 @@ class Cape(ReadingDrafter[Reader]):
         return bool(plan.level_worth) and paths.device.type == "cpu" and float(paths.exp().sum()) < plan.level_worth
 
 
-def build(options: Options, supplies: Supplies) -> Cape:
+def build(options: Options, context: BuildContext) -> Cape:
     """cape:PATH"""
-    return Cape(options, supplies.model(supplies.path), supplies.place.vocab_size)
+    return Cape(options, context.model(context.path), context.vocab_size)

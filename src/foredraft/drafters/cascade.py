@@ -15,25 +15,23 @@ from torch import Tensor
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Needs, Plan, Rewindable, View
 from foredraft.core.errors import DrafterError, OptionError
-from foredraft.drafters.supplies import Part, Supplies
-from foredraft.engine.inner import Inner, InnerLoop
+from foredraft.core.options import SizedOptions
+from foredraft.drafters.common.build_context import BuildContext, NestedDrafter
+from foredraft.engine.nested_loop import NestedLoop, NestedLoopParts
+from foredraft.model.base import TargetModel
 from foredraft.model.cache import SlotCache
-from foredraft.model.slot_lm import SlotLM
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(SizedOptions):
     """How far each level goes.
 
     num_assistant_tokens: tokens that the middle model drafts for the target.
-    num_assistant_tokens_schedule: auto, the length with the most tokens a second; constant; or heuristic,
-        transformers' up and down. See docs/schedules.md.
     inner_tokens: most tokens drafted for the middle model per inner step; by default as its drafter's options say. The
         schedule of the inner drafter is ignored.
     """
 
     num_assistant_tokens: int = 8
-    num_assistant_tokens_schedule: str = "auto"
     inner_tokens: int | None = field(default=None, metadata={"unset": "by its drafter"})
 
     @property
@@ -56,13 +54,15 @@ class Cascade(Rewindable):
         vocab_size: of the target. The middle's may be narrower or wider, as padded vocabularies are.
     """
 
-    def __init__(self, options: Options, middle: SlotLM, part: Part, cache: SlotCache, vocab_size: int) -> None:
+    def __init__(
+        self, options: Options, middle: TargetModel, part: NestedDrafter, cache: SlotCache, vocab_size: int
+    ) -> None:
         self._options = options
         # a partial cache inside is filled by how far all rows are, so its drafts depend on the others of the batch
-        self.learns = part.drafter.learns or part.drafter.reads_target
         length = options.inner_tokens or part.drafter.needs.longest
-        self._loop = InnerLoop(Inner(middle, part.drafter, cache, length, part.confidence), vocab_size)
-        self.needs = Needs(max_nodes=options.num_assistant_tokens)
+        self._loop = NestedLoop(NestedLoopParts(middle, part.drafter, cache, length, part.confidence), vocab_size)
+        inner = part.drafter.needs
+        self.needs = Needs(max_nodes=options.num_assistant_tokens, learns=inner.learns or inner.target_cache)
 
     def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
         self._loop.admit(row, prompt)
@@ -78,15 +78,15 @@ class Cascade(Rewindable):
         self._loop.release(row)
 
 
-def build(options: Options, supplies: Supplies) -> Cascade:
+def build(options: Options, context: BuildContext) -> Cascade:
     """cascade:MIDDLE+[INNER]"""
-    if supplies.place.path is None or len(supplies.paths) != 2:
+    if context.argument is None or len(context.paths) != 2:
         raise DrafterError(
             "cascade is made of a middle model and what drafts for it: write cascade:MIDDLE+prompt_lookup, or "
             "cascade:MIDDLE+[draft_model:PATH,num_assistant_tokens=3]."
         )
-    path, spec = supplies.paths
-    middle = supplies.model(path)
+    path, spec = context.paths
+    middle = context.model(path)
     cache = middle.new_cache()
-    part = supplies.part(spec, target=middle, cache=cache)
-    return Cascade(options, middle, part, cache, supplies.place.vocab_size)
+    part = context.nested(spec, target=middle, cache=cache)
+    return Cascade(options, middle, part, cache, context.vocab_size)

@@ -10,19 +10,17 @@ from typing import final
 import torch
 
 from foredraft.core.draft import Draft, Law
-from foredraft.core.drafter import Needs, Plan, View
+from foredraft.core.drafter import Needs, Plan, Trainable, View
 from foredraft.core.errors import OptionError
 from foredraft.core.tree import TokenTree
-from foredraft.drafters.chain import ChainOptions, draw_chain
-from foredraft.drafters.growing import Level, fill
-from foredraft.drafters.reader import Reader, ReaderGrowing, ReadingDrafter
-from foredraft.drafters.supplies import Supplies
-from foredraft.drafters.teachable import Teachable
-from foredraft.drafters.templates import Template
-from foredraft.drafters.trainees import ModelTrainee
-from foredraft.drafters.window import WindowReader
-from foredraft.engine.beam_trie import SearchesAhead
-from foredraft.model.causal import CausalLM
+from foredraft.drafters.common.build_context import BuildContext
+from foredraft.drafters.common.chain import ChainOptions, draw_chain
+from foredraft.drafters.common.draft_runner import DraftRunner, ReaderGrowing, ReadingDrafter
+from foredraft.drafters.common.templates import Template
+from foredraft.drafters.common.tree_builder import Level, fill
+from foredraft.drafters.common.windowed_runner import WindowedRunner
+from foredraft.engine.beam.speculative import SearchesAhead
+from foredraft.model.hf import CausalLM
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +53,8 @@ class Options(ChainOptions):
 
 
 @final
-class DraftModel(ReadingDrafter[Reader | WindowReader], SearchesAhead, Teachable):
-    """Drafts with a model that reads each text beside the target; see ``Reader``.
+class DraftModel(ReadingDrafter[DraftRunner | WindowedRunner], SearchesAhead, Trainable):
+    """Drafts with a model that reads each text beside the target; see ``DraftRunner``.
 
     Args:
         model: the draft.
@@ -71,18 +69,19 @@ class DraftModel(ReadingDrafter[Reader | WindowReader], SearchesAhead, Teachable
         if options.branching is not None:
             template = Template.regular(options.branching)
             self._levels, nodes = Level.all_of(template, model.device), template.nodes
-        whole = Reader(model, vocab_size)
+        whole = DraftRunner(model, vocab_size)
         needs = Needs(max_nodes=nodes, max_depth=_longest(options))
         if options.window is None:
             super().__init__(whole, needs)
         else:
-            super().__init__(WindowReader(whole, options.window, options.sinks, nodes, options.ahead), needs)
+            super().__init__(WindowedRunner(whole, options.window, options.sinks, nodes, options.ahead), needs)
 
     def beam_model(self) -> CausalLM:
         return self._model
 
-    def trainee(self) -> ModelTrainee:
-        return ModelTrainee(self._model)
+    @property
+    def network(self) -> CausalLM:
+        return self._model
 
     @torch.inference_mode()
     def propose(self, view: View, plan: Plan) -> Draft:
@@ -101,6 +100,6 @@ def _longest(options: Options) -> int:
     return options.num_assistant_tokens if options.branching is None else len(options.branching)
 
 
-def build(options: Options, supplies: Supplies) -> DraftModel:
+def build(options: Options, context: BuildContext) -> DraftModel:
     """draft_model:PATH"""
-    return DraftModel(options, supplies.model(supplies.path), supplies.place.vocab_size)
+    return DraftModel(options, context.model(context.path), context.vocab_size)

@@ -1,39 +1,30 @@
 """EAGLE-1 (Li et al., arXiv:2401.15077): a head that goes on from the target's features, and a static tree."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import final
 
 import torch
 
 from foredraft.core.draft import Draft, Law
-from foredraft.core.drafter import Needs, Plan, View
+from foredraft.core.drafter import Needs, Plan, Trainable, View
 from foredraft.core.tree import TokenTree
-from foredraft.drafters.growing import Level, fill
-from foredraft.drafters.head import HeadDrafter
-from foredraft.drafters.memory import HeadGrowing, Memory, eagle_memory
-from foredraft.drafters.supplies import Supplies
-from foredraft.drafters.teachable import Teachable
-from foredraft.drafters.templates import Template
-from foredraft.drafters.trainees import EagleTrainee
-from foredraft.model.linear import any_weight
-from foredraft.nets.eagle import EagleNet
+from foredraft.drafters.common.build_context import BuildContext
+from foredraft.drafters.common.feature_cache import FeatureCache, HeadTreeBuilder, eagle_memory
+from foredraft.drafters.common.head import EagleOptions, HeadDrafter
+from foredraft.drafters.common.templates import Template
+from foredraft.drafters.common.tree_builder import Level, fill
+from foredraft.heads.nets.eagle import EagleNet
+from foredraft.model.cpu_linear import any_weight
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(EagleOptions):
     """The shape of the tree.
 
     tree: eagle (the published tree of 25 nodes), medusa (63 nodes), or children by level, such as 4x2x1.
-    num_assistant_tokens_schedule: auto, the depth with the most tokens a second; constant; or heuristic, transformers'
-        up and down.
-    rope_theta: base of the head's rotary positions, if its config is wrong.
-    taps: hidden layers of the target that the head reads, such as 2x16x29, if its files are wrong or do not say.
     """
 
     tree: str = "eagle"
-    num_assistant_tokens_schedule: str = "auto"
-    rope_theta: float | None = field(default=None, metadata={"unset": "from its config"})
-    taps: tuple[int, ...] | None = field(default=None, metadata={"unset": "from its files"})
 
     @property
     def law(self) -> Law:
@@ -45,7 +36,7 @@ class Options:
 
 
 @final
-class Eagle1(HeadDrafter[Memory], Teachable):
+class Eagle1(HeadDrafter[FeatureCache], Trainable):
     """Fills a fixed tree level by level: with the likeliest tokens where rows are greedy, else with siblings drawn
     without replacement from the head's law, warped as the target's is."""
 
@@ -55,8 +46,9 @@ class Eagle1(HeadDrafter[Memory], Teachable):
         self._levels = Level.all_of(template, any_weight(net).device)
         super().__init__(eagle_memory(net), Needs(net.taps, template.nodes, template.depth))
 
-    def trainee(self) -> EagleTrainee:
-        return EagleTrainee(self._net)
+    @property
+    def network(self) -> EagleNet:
+        return self._net
 
     @torch.inference_mode()
     def propose(self, view: View, plan: Plan) -> Draft:
@@ -66,9 +58,9 @@ class Eagle1(HeadDrafter[Memory], Teachable):
         room = 1 + self._template.nodes
         extended = self._memory.extend(view, room)
         allowed = torch.tensor(plan.lengths, device=view.lengths.device) * extended.known
-        return fill(HeadGrowing(self._net, self._memory, view, extended.states, room), levels, allowed)
+        return fill(HeadTreeBuilder(self._net, self._memory, view, extended.states, room), levels, allowed)
 
 
-def build(options: Options, supplies: Supplies) -> Eagle1:
+def build(options: Options, context: BuildContext) -> Eagle1:
     """eagle1:HEAD"""
-    return Eagle1(options, supplies.head(options))
+    return Eagle1(options, context.head(options.law, options.rope_theta, options.taps))

@@ -2,8 +2,8 @@
 
 from typing import final
 
-from foredraft.drafters.dynamic import DynamicTree, Options
-from foredraft.drafters.supplies import Supplies
+from foredraft.drafters.common.build_context import BuildContext
+from foredraft.drafters.common.dynamic_tree import DynamicTree, Options
 
 __all__ = ["Eagle2", "Options"]
 
@@ -13,6 +13,6 @@ class Eagle2(DynamicTree):
     """EAGLE-1's head, with a tree that is wide where it is unsure and deep where it is sure."""
 
 
-def build(options: Options, supplies: Supplies) -> Eagle2:
+def build(options: Options, context: BuildContext) -> Eagle2:
     """eagle2:HEAD"""
-    return Eagle2(options, supplies.head(options))
+    return Eagle2(options, context.head(options.law, options.rope_theta, options.taps))

@@ -2,8 +2,8 @@
 
 from typing import final
 
-from foredraft.drafters.dynamic import DynamicTree, Options
-from foredraft.drafters.supplies import Supplies
+from foredraft.drafters.common.build_context import BuildContext
+from foredraft.drafters.common.dynamic_tree import DynamicTree, Options
 
 __all__ = ["Eagle3Drafter", "Options"]
 
@@ -13,6 +13,6 @@ class Eagle3Drafter(DynamicTree):
     """EAGLE-2's tree on an EAGLE-3 head, whose features are fused and whose vocabulary may be smaller."""
 
 
-def build(options: Options, supplies: Supplies) -> Eagle3Drafter:
+def build(options: Options, context: BuildContext) -> Eagle3Drafter:
     """eagle3:HEAD"""
-    return Eagle3Drafter(options, supplies.head(options))
+    return Eagle3Drafter(options, context.head(options.law, options.rope_theta, options.taps))

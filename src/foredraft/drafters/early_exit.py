@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import final
 
 from foredraft.core.errors import DrafterError, OptionError
-from foredraft.drafters.chain import ChainOptions
-from foredraft.drafters.own_layers import OwnLayers
-from foredraft.drafters.supplies import Supplies
+from foredraft.drafters.common.build_context import BuildContext
+from foredraft.drafters.common.chain import ChainOptions
+from foredraft.drafters.common.self_speculative import OwnLayers
 from foredraft.model.cache import SlotCache
-from foredraft.model.causal import CausalLM
+from foredraft.model.hf import CausalLM
 from foredraft.model.skipping import Layers
 
 
@@ -49,7 +49,6 @@ class EarlyExit(OwnLayers):
         super().__init__(options, Layers(target).first(options.assistant_early_exit), cache, vocab_size)
 
 
-def build(options: Options, supplies: Supplies) -> EarlyExit:
+def build(options: Options, context: BuildContext) -> EarlyExit:
     """early_exit,assistant_early_exit=E"""
-    place = supplies.place
-    return EarlyExit(options, place.target, place.cache, place.vocab_size)
+    return EarlyExit(options, context.target, context.cache, context.vocab_size)

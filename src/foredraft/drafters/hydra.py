@@ -5,13 +5,12 @@ from typing import final
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from foredraft.drafters.filled import FilledTree, Options
-from foredraft.drafters.last_state import LastState
-from foredraft.drafters.memory import Memory
-from foredraft.drafters.supplies import Supplies
-from foredraft.drafters.trainees import AheadTrainee
-from foredraft.nets.hydra import Hydra, Prefix
-from foredraft.nets.parts import FINAL
+from foredraft.drafters.common.build_context import BuildContext
+from foredraft.drafters.common.feature_cache import FeatureCache
+from foredraft.drafters.common.last_hidden import LastHidden
+from foredraft.drafters.common.static_tree import FilledTree, Options
+from foredraft.heads.nets.hydra import Hydra, Prefix
+from foredraft.heads.nets.target_parts import FINAL
 
 __all__ = ["HydraDrafter", "Options"]
 
@@ -22,21 +21,22 @@ class HydraDrafter(FilledTree):
     first."""
 
     def __init__(self, options: Options, net: Hydra) -> None:
-        memory = LastState() if net.prefix is None else _prefix_memory(net.prefix)
+        memory = LastHidden() if net.prefix is None else _prefix_memory(net.prefix)
         template = options.template(net.config.accuracies, net.count)
         super().__init__(template, memory)
         self._net = net
 
-    def trainee(self) -> AheadTrainee:
-        return AheadTrainee(self._net)
+    @property
+    def network(self) -> Hydra:
+        return self._net
 
     def _logits(self, hidden: Float[Tensor, "B 1 H"], paths: Int[Tensor, "B F K"], head: int) -> Float[Tensor, "B F v"]:
         return self._net.logits(hidden.expand(-1, paths.shape[1], -1), paths, head)
 
 
-def _prefix_memory(prefix: Prefix) -> Memory:
+def _prefix_memory(prefix: Prefix) -> FeatureCache:
     """The prefix layer reads the target's states alone; the tokens that a memory offers are not looked at."""
-    return Memory(
+    return FeatureCache(
         prefix,
         lambda tokens, features, positions, attend: prefix(features, positions, attend),
         lambda hidden: hidden[FINAL],
@@ -44,6 +44,6 @@ def _prefix_memory(prefix: Prefix) -> Memory:
     )
 
 
-def build(options: Options, supplies: Supplies) -> HydraDrafter:
+def build(options: Options, context: BuildContext) -> HydraDrafter:
     """hydra:HEAD"""
-    return HydraDrafter(options, supplies.head(options))
+    return HydraDrafter(options, context.head(options.law))

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from typing import final
 
 from foredraft.core.errors import DrafterError, OptionError
-from foredraft.drafters.chain import ChainOptions
-from foredraft.drafters.own_layers import OwnLayers
-from foredraft.drafters.skips import read_skips
-from foredraft.drafters.supplies import Supplies
+from foredraft.drafters.common.build_context import BuildContext
+from foredraft.drafters.common.chain import ChainOptions
+from foredraft.drafters.common.self_speculative import OwnLayers
+from foredraft.drafters.common.skip_config import read_skips
 from foredraft.model.cache import SlotCache
-from foredraft.model.causal import CausalLM
+from foredraft.model.hf import CausalLM
 from foredraft.model.skipping import Layers
 
 
@@ -43,23 +43,22 @@ class LayerSkip(OwnLayers):
         super().__init__(options, partial, cache, vocab_size)
 
 
-def build(options: Options, supplies: Supplies) -> LayerSkip:
+def build(options: Options, context: BuildContext) -> LayerSkip:
     """layer_skip:FILE, or layer_skip,skip_attention=...,skip_mlp=..."""
-    place = supplies.place
     named = bool(options.skip_attention or options.skip_mlp)
-    if place.path is None and not named:
+    if context.argument is None and not named:
         raise DrafterError(
             "layer_skip needs layers to leave out: write layer_skip:FILE with what foredraft skip found for this "
             "model, or layer_skip,skip_attention=3x5,skip_mlp=4x5."
         )
-    if place.path is not None:
+    if context.argument is not None:
         if named:
-            raise OptionError(f"The layers to leave out are named twice: in {place.path} and as options.")
-        skips = read_skips(place.path)
-        if skips.layers != place.target.layers:
+            raise OptionError(f"The layers to leave out are named twice: in {context.argument} and as options.")
+        skips = read_skips(context.argument)
+        if skips.layers != context.target.layers:
             raise DrafterError(
-                f"{place.path} is for a model of {skips.layers} layers ({skips.model}); this one has "
-                f"{place.target.layers}."
+                f"{context.argument} is for a model of {skips.layers} layers ({skips.model}); this one has "
+                f"{context.target.layers}."
             )
         options = replace(options, skip_attention=skips.attention, skip_mlp=skips.mlp)
-    return LayerSkip(options, place.target, place.cache, place.vocab_size)
+    return LayerSkip(options, context.target, context.cache, context.vocab_size)

@@ -21,14 +21,15 @@ from torch import Tensor
 from foredraft.core.draft import Draft, Law, Verdict
 from foredraft.core.drafter import Needs, Plan, Rewindable, StepOut, View
 from foredraft.core.errors import OptionError
-from foredraft.core.noise import Noise, Stream
+from foredraft.core.options import SizedOptions
+from foredraft.core.rng import Noise, Stream
 from foredraft.core.tree import merge_paths
-from foredraft.drafters.ngram_pool import NgramPool, with_rows
-from foredraft.drafters.supplies import Supplies
+from foredraft.drafters.common.build_context import BuildContext
+from foredraft.drafters.common.ngram_pool import NgramPool, with_rows
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(SizedOptions):
     """W, N and G of the paper, by the names of its code (there N is LEVEL).
 
     window_size: W, columns of the window; each step makes this many n-grams.
@@ -46,11 +47,6 @@ class Options:
     guess_set_size: int = 5
     pool: str = "request"
     pool_size: int = 1024
-    num_assistant_tokens_schedule: str = "auto"
-
-    @property
-    def law(self) -> Law:
-        return Law.FIXED
 
     def __post_init__(self) -> None:
         if self.window_size < 1 or self.guess_set_size < 0:
@@ -97,8 +93,8 @@ class Lookahead(Rewindable):
     def __init__(self, options: Options, device: torch.device) -> None:
         self._options = options
         width, levels = options.window_size, options.ngram_size - 1
-        self.needs = Needs(max_nodes=options.nodes, max_depth=options.depth)
-        self.learns = self._shared and options.guess_set_size > 0
+        learns = self._shared and options.guess_set_size > 0
+        self.needs = Needs(max_nodes=options.nodes, max_depth=options.depth, learns=learns)
         self._pool: NgramPool | None = None
         if options.guess_set_size:
             self._pool = NgramPool(options.ngram_size, options.guess_set_size, options.pool_size, device)
@@ -232,6 +228,6 @@ def _ways(options: Options, device: torch.device) -> tuple[Int[Tensor, "W D"], I
     return torch.where(step < column, along, down), column[:, 0] + levels - 1
 
 
-def build(options: Options, supplies: Supplies) -> Lookahead:
+def build(options: Options, context: BuildContext) -> Lookahead:
     """lookahead"""
-    return Lookahead(options, supplies.place.target.device)
+    return Lookahead(options, context.target.device)

@@ -15,8 +15,9 @@ from torch import Tensor
 from foredraft.core.draft import Draft, Law, Verdict
 from foredraft.core.drafter import Needs, Plan, Rewindable, StepOut, View
 from foredraft.core.errors import OptionError
+from foredraft.core.options import SizedOptions
 from foredraft.core.tree import TokenTree
-from foredraft.drafters.supplies import Supplies
+from foredraft.drafters.common.build_context import BuildContext
 
 _BASE = -7046029254386353131  # 0x9E3779B97F4A7C15: odd, so that it has an inverse modulo 2^64
 _INVERSE = pow(_BASE, -1, 1 << 64) - (1 << 64) * (pow(_BASE, -1, 1 << 64) >> 63)
@@ -24,25 +25,18 @@ _NOTHING = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(SizedOptions):
     """How much is copied, and what stands in where there is nothing to copy.
 
     num_assistant_tokens: most tokens copied.
-    num_assistant_tokens_schedule: auto, the depth with the most tokens a second; constant; or heuristic, transformers'
-        up and down.
     min_matching_ngram_size: shortest run of last tokens that counts as a match.
     bigrams: without a match, draft the token that last followed each token in any running request; otherwise repeat
         the last token once. Drafts then depend on other requests, so a relay with sampled drafts refuses it.
     """
 
     num_assistant_tokens: int = 10
-    num_assistant_tokens_schedule: str = "auto"
     min_matching_ngram_size: int = 1
     bigrams: bool = False
-
-    @property
-    def law(self) -> Law:
-        return Law.FIXED
 
     def __post_init__(self) -> None:
         if self.num_assistant_tokens < 1 or self.min_matching_ngram_size < 1:
@@ -66,8 +60,7 @@ class MaxGram(Rewindable):
         self._vocab_size = vocab_size
         self._followers = torch.zeros(0, dtype=torch.long)  # what came last after each token, ``_NOTHING`` if nothing
         self._rows: set[int] = set()
-        self.needs = Needs(max_nodes=options.num_assistant_tokens)
-        self.learns = options.bigrams
+        self.needs = Needs(max_nodes=options.num_assistant_tokens, learns=options.bigrams)
 
     def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
         self._rows.add(row)
@@ -147,6 +140,6 @@ def longest_match(history: Int[Tensor, "B L"], lengths: Int[Tensor, "B"]) -> Mat
     return Match(size, torch.where(ends(size), end, 0).amax(1))
 
 
-def build(options: Options, supplies: Supplies) -> MaxGram:
+def build(options: Options, context: BuildContext) -> MaxGram:
     """max_gram"""
-    return MaxGram(options, supplies.place.vocab_size)
+    return MaxGram(options, context.vocab_size)

@@ -8,11 +8,10 @@ from typing import final
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from foredraft.drafters.filled import FilledTree, Options
-from foredraft.drafters.last_state import LastState
-from foredraft.drafters.supplies import Supplies
-from foredraft.drafters.trainees import AheadTrainee
-from foredraft.nets.medusa import Medusa
+from foredraft.drafters.common.build_context import BuildContext
+from foredraft.drafters.common.last_hidden import LastHidden
+from foredraft.drafters.common.static_tree import FilledTree, Options
+from foredraft.heads.nets.medusa import Medusa
 
 __all__ = ["MedusaDrafter", "Options"]
 
@@ -23,16 +22,17 @@ class MedusaDrafter(FilledTree):
 
     def __init__(self, options: Options, net: Medusa) -> None:
         template = options.template(net.config.accuracies, net.count)
-        super().__init__(template, LastState())
+        super().__init__(template, LastHidden())
         self._net = net
 
-    def trainee(self) -> AheadTrainee:
-        return AheadTrainee(self._net)
+    @property
+    def network(self) -> Medusa:
+        return self._net
 
     def _logits(self, hidden: Float[Tensor, "B 1 H"], paths: Int[Tensor, "B F K"], head: int) -> Float[Tensor, "B 1 v"]:
         return self._net.logits(self._net.states(hidden, head), head)
 
 
-def build(options: Options, supplies: Supplies) -> MedusaDrafter:
+def build(options: Options, context: BuildContext) -> MedusaDrafter:
     """medusa:HEAD"""
-    return MedusaDrafter(options, supplies.head(options))
+    return MedusaDrafter(options, context.head(options.law))

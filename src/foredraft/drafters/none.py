@@ -5,17 +5,14 @@ from typing import final
 
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Plan, Rewindable, View
+from foredraft.core.options import DrafterOptions
 from foredraft.core.tree import TokenTree
-from foredraft.drafters.supplies import Supplies
+from foredraft.drafters.common.build_context import BuildContext
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(DrafterOptions):
     """There is nothing to choose."""
-
-    @property
-    def law(self) -> Law:
-        return Law.FIXED
 
 
 @final
@@ -28,6 +25,6 @@ class NoDrafter(Rewindable):
     def rewind(self, row: int, length: int) -> None: ...
 
 
-def build(options: Options, supplies: Supplies) -> NoDrafter:
+def build(options: Options, context: BuildContext) -> NoDrafter:
     """none"""
     return NoDrafter()

@@ -12,15 +12,16 @@ import torch
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Needs, Plan, View
 from foredraft.core.errors import OptionError
+from foredraft.core.options import SizedOptions
 from foredraft.core.tree import TokenTree
-from foredraft.drafters.dynamic import Shape, grow_tree
-from foredraft.drafters.reader import Reader, ReaderGrowing, ReadingDrafter
-from foredraft.drafters.supplies import Supplies
-from foredraft.model.causal import CausalLM
+from foredraft.drafters.common.build_context import BuildContext
+from foredraft.drafters.common.draft_runner import DraftRunner, ReaderGrowing, ReadingDrafter
+from foredraft.drafters.common.dynamic_tree import Shape, grow_tree
+from foredraft.model.hf import CausalLM
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(SizedOptions):
     """The size of the tree.
 
     nodes: most nodes of the tree.
@@ -33,11 +34,6 @@ class Options:
     nodes: int = 23
     depth: int = 6
     top_k: int = 8
-    num_assistant_tokens_schedule: str = "auto"
-
-    @property
-    def law(self) -> Law:
-        return Law.FIXED
 
     def __post_init__(self) -> None:
         if min(self.nodes, self.depth, self.top_k) < 1:
@@ -45,8 +41,8 @@ class Options:
 
 
 @final
-class OptTree(ReadingDrafter[Reader]):
-    """Drafts with a model that reads each text beside the target; see ``Reader``.
+class OptTree(ReadingDrafter[DraftRunner]):
+    """Drafts with a model that reads each text beside the target; see ``DraftRunner``.
 
     Args:
         model: the draft.
@@ -56,7 +52,7 @@ class OptTree(ReadingDrafter[Reader]):
     def __init__(self, options: Options, model: CausalLM, vocab_size: int) -> None:
         self._shape = Shape(options.nodes, options.depth, options.top_k)
         needs = Needs(max_nodes=options.nodes, max_depth=min(options.depth, options.nodes), scored=True)
-        super().__init__(Reader(model, vocab_size), needs)
+        super().__init__(DraftRunner(model, vocab_size), needs)
 
     @torch.inference_mode()
     def propose(self, view: View, plan: Plan) -> Draft:
@@ -68,6 +64,6 @@ class OptTree(ReadingDrafter[Reader]):
         return grow_tree(ReaderGrowing(self._reader, view, logits), plan, allowed, self._shape)
 
 
-def build(options: Options, supplies: Supplies) -> OptTree:
+def build(options: Options, context: BuildContext) -> OptTree:
     """opt_tree:PATH"""
-    return OptTree(options, supplies.model(supplies.path), supplies.place.vocab_size)
+    return OptTree(options, context.model(context.path), context.vocab_size)

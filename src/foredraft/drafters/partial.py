@@ -17,16 +17,16 @@ from torch import Tensor
 from foredraft.core.draft import Draft, Law, Verdict
 from foredraft.core.drafter import Needs, Plan, Rewindable, StepOut, View
 from foredraft.core.errors import OptionError
-from foredraft.core.params import check_known
+from foredraft.core.sampling.params import check_known
 from foredraft.core.tree import TokenTree
-from foredraft.drafters.chain import ChainOptions, draw_chain
-from foredraft.drafters.follower import Follower
-from foredraft.drafters.supplies import Supplies
+from foredraft.drafters.common.build_context import BuildContext
+from foredraft.drafters.common.chain import ChainOptions, draw_chain
+from foredraft.drafters.common.partial_cache_sync import PartialCacheSync
+from foredraft.model.base import widened
 from foredraft.model.cache import SlotCache
-from foredraft.model.causal import CausalLM
-from foredraft.model.partial import PartialLM
-from foredraft.model.selection import HeavyHitters, Retrieval, Selection, Window
-from foredraft.model.slot_lm import widened
+from foredraft.model.hf import CausalLM
+from foredraft.model.partial.kv_selection import HeavyHitters, Retrieval, Selection, Window
+from foredraft.model.partial.model import PartialLM
 
 CACHES = ("retrieval", "window", "h2o")
 
@@ -82,17 +82,15 @@ class Partial(Rewindable):
         vocab_size: how wide laws are.
     """
 
-    reads_target = True
-
     def __init__(self, options: Options, target: CausalLM, full: SlotCache, vocab_size: int) -> None:
         self._options = options
         self.full = full
         self._vocab_size = vocab_size
-        self.needs = Needs(max_nodes=options.num_assistant_tokens)
+        self.needs = Needs(max_nodes=options.num_assistant_tokens, target_cache=True)
         ahead = options.num_assistant_tokens
         selection = options.selection()
         model = PartialLM(target, full, selection, options.room + selection.slack + 1 + ahead)
-        self._follower = Follower(model, ahead, options.refresh)
+        self._follower = PartialCacheSync(model, ahead, options.refresh)
 
     @property
     def partial_bytes(self) -> int:
@@ -107,7 +105,7 @@ class Partial(Rewindable):
         depth = min(plan.length, self._options.num_assistant_tokens)
         if depth == 0:
             return Draft(TokenTree.root(view.roots), Law.FIXED)
-        self._follower.follow(view)
+        self._follower.sync(view)
         return draw_chain(view, plan, depth, self._read(view, view.roots, 0), self._read)
 
     def commit(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None:
@@ -127,7 +125,6 @@ class Partial(Rewindable):
         return widened(model.forward(step, model.cache).logits, self._vocab_size)
 
 
-def build(options: Options, supplies: Supplies) -> Partial:
+def build(options: Options, context: BuildContext) -> Partial:
     """partial"""
-    place = supplies.place
-    return Partial(options, place.target, place.cache, place.vocab_size)
+    return Partial(options, context.target, context.cache, context.vocab_size)

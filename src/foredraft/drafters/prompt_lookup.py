@@ -14,31 +14,25 @@ from torch import Tensor
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Needs, Plan, Rewindable, View
 from foredraft.core.errors import OptionError
+from foredraft.core.options import SizedOptions
 from foredraft.core.tree import from_paths
-from foredraft.drafters.supplies import Supplies
+from foredraft.drafters.common.build_context import BuildContext
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(SizedOptions):
     """Names as in transformers where it has them.
 
     prompt_lookup_num_tokens: most tokens copied from one match.
-    num_assistant_tokens_schedule: auto, the depth with the most tokens a second; constant; or heuristic, transformers'
-        up and down.
     max_matching_ngram_size: longest run of the last tokens to look for.
     min_matching_ngram_size: shortest run of the last tokens to look for.
     continuations: matches that become branches of a tree: the longest ones, of these the latest.
     """
 
     prompt_lookup_num_tokens: int = 10
-    num_assistant_tokens_schedule: str = "auto"
     max_matching_ngram_size: int = 3
     min_matching_ngram_size: int = 1
     continuations: int = 1
-
-    @property
-    def law(self) -> Law:
-        return Law.FIXED
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_matching_ngram_size <= self.max_matching_ngram_size:
@@ -96,6 +90,6 @@ class PromptLookup(Rewindable):
         return match
 
 
-def build(options: Options, supplies: Supplies) -> PromptLookup:
+def build(options: Options, context: BuildContext) -> PromptLookup:
     """prompt_lookup"""
     return PromptLookup(options)

@@ -15,21 +15,19 @@ from torch import Tensor
 from foredraft.core.draft import Draft, Law, Verdict
 from foredraft.core.drafter import Needs, Plan, Rewindable, StepOut, View
 from foredraft.core.errors import DrafterError, OptionError
+from foredraft.core.options import SizedOptions
 from foredraft.core.tree import TokenTree
-from foredraft.drafters.supplies import Part, Supplies
+from foredraft.drafters.common.build_context import BuildContext, NestedDrafter
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(SizedOptions):
     """How far the relay goes; each drafter goes as far as its own options say.
 
     num_assistant_tokens: most tokens together; by default all that the drafters draft.
-    num_assistant_tokens_schedule: auto, the length with the most tokens a second; constant; or heuristic,
-        transformers' up and down. See docs/schedules.md.
     """
 
     num_assistant_tokens: int | None = field(default=None, metadata={"unset": "no limit"})
-    num_assistant_tokens_schedule: str = "auto"
 
     @property
     def law(self) -> Law:
@@ -41,7 +39,7 @@ class Options:
             raise OptionError("num_assistant_tokens must be 1 or more.")
 
 
-class Leg(NamedTuple):
+class DraftSegment(NamedTuple):
     """What one drafter adds: row b's tokens stand at nodes ``starts[b]`` to ``starts[b] + counts[b] - 1``."""
 
     draft: Draft
@@ -74,20 +72,23 @@ class Relay(Rewindable):
             cache; or one draws, and another learns from other texts.
     """
 
-    def __init__(self, options: Options, parts: Sequence[Part], vocab_size: int) -> None:
+    def __init__(self, options: Options, parts: Sequence[NestedDrafter], vocab_size: int) -> None:
         if len(parts) < 2:
             raise DrafterError("relay is made of two drafters or more: write relay:[draft_model:PATH]+[max_gram].")
         for number, part in enumerate(parts):
             _check(part, first=number == 0)
         together = sum(part.drafter.needs.longest for part in parts)
         self._parts = tuple(parts)
-        self.learns = any(part.drafter.learns for part in parts)
-        self.reads_target = parts[0].drafter.reads_target
         self._draws = any(part.draws for part in parts)
         most = min(together, options.num_assistant_tokens or together)
-        self.needs = Needs(max_nodes=most, law=Law.CHAIN if self._draws else Law.FIXED)
+        self.needs = Needs(
+            max_nodes=most,
+            law=Law.CHAIN if self._draws else Law.FIXED,
+            learns=any(part.drafter.needs.learns for part in parts),
+            target_cache=parts[0].drafter.needs.target_cache,
+        )
         self._vocab_size = vocab_size
-        if self._draws and self.learns:
+        if self._draws and self.needs.learns:
             raise DrafterError(
                 "What is drawn in a relay decides what is said, so no drafter in it may learn from other texts: "
                 "write max_gram without bigrams, and lookahead with pool=request."
@@ -101,7 +102,7 @@ class Relay(Rewindable):
     def propose(self, view: View, plan: Plan) -> Draft:
         left = [min(length, self.needs.max_nodes) for length in plan.lengths]
         starts = [1] * len(left)
-        legs: list[Leg] = []
+        legs: list[DraftSegment] = []
         ahead = view
         for number, part in enumerate(self._parts):
             if not any(left):
@@ -135,7 +136,7 @@ class Relay(Rewindable):
         for part in self._parts:
             part.drafter.release(row)
 
-    def _laws(self, tree: TokenTree, legs: Sequence[Leg]) -> Float[Tensor, "B N V"]:
+    def _laws(self, tree: TokenTree, legs: Sequence[DraftSegment]) -> Float[Tensor, "B N V"]:
         """What each token was drawn from; of a picked one, the law that says just it."""
         drawn = [(leg, leg.draft.q) for leg in legs if leg.draft.q is not None]
         dtype = drawn[0][1].dtype if drawn else torch.float32
@@ -146,27 +147,27 @@ class Relay(Rewindable):
         return q
 
 
-def _check(part: Part, first: bool) -> None:
+def _check(part: NestedDrafter, first: bool) -> None:
     needs = part.drafter.needs
     name = part.drafter.__class__.__name__
     if needs.longest != needs.max_nodes or needs.longest < 1:
         raise DrafterError(f"{name} drafts trees, or nothing; relay is made of drafters that draft chains.")
     if needs.hidden_layers:
         raise DrafterError(f"{name} cannot stand inside relay: it reads the target's hidden states.")
-    if part.drafter.reads_target and not first:
+    if part.drafter.needs.target_cache and not first:
         raise DrafterError(
             f"{name} drafts in the target's cache, which does not hold what the drafters before it have drafted: put "
             "it first."
         )
 
 
-def _leg(part: Part, view: View, plan: Plan, starts: list[int]) -> Leg:
+def _leg(part: NestedDrafter, view: View, plan: Plan, starts: list[int]) -> DraftSegment:
     draft = part.drafter.propose(view, plan)
     counts = (draft.tree.valid.sum(1) - 1).tolist()  # the next drafter's text has to be known on the host
-    return Leg(draft, starts, [min(count, most) for count, most in zip(counts, plan.lengths, strict=True)])
+    return DraftSegment(draft, starts, [min(count, most) for count, most in zip(counts, plan.lengths, strict=True)])
 
 
-def _joined(view: View, legs: Sequence[Leg], ends: Sequence[int]) -> TokenTree:
+def _joined(view: View, legs: Sequence[DraftSegment], ends: Sequence[int]) -> TokenTree:
     """One chain of all legs."""
     tokens = torch.nn.functional.pad(view.roots[:, None], (0, max(ends) - 1))
     for leg in legs:
@@ -175,7 +176,7 @@ def _joined(view: View, legs: Sequence[Leg], ends: Sequence[int]) -> TokenTree:
     return TokenTree.chain(tokens, torch.tensor(list(ends), device=tokens.device))
 
 
-def build(options: Options, supplies: Supplies) -> Relay:
+def build(options: Options, context: BuildContext) -> Relay:
     """relay:[DRAFTER]+[DRAFTER]"""
-    specs = supplies.paths if supplies.place.path is not None else []
-    return Relay(options, [supplies.part(spec) for spec in specs], supplies.place.vocab_size)
+    specs = context.paths if context.argument is not None else []
+    return Relay(options, [context.nested(spec) for spec in specs], context.vocab_size)

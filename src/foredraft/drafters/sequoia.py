@@ -13,16 +13,17 @@ import torch
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Needs, Plan, View
 from foredraft.core.errors import OptionError
-from foredraft.core.shapes import Shapes, best_size
+from foredraft.core.options import SizedOptions
 from foredraft.core.tree import TokenTree
-from foredraft.drafters.acceptance import measure_acceptance, read_acceptance
-from foredraft.drafters.growing import Level, fill
-from foredraft.drafters.reader import Reader, ReaderGrowing, ReadingDrafter
-from foredraft.drafters.supplies import Supplies
-from foredraft.drafters.templates import Template
-from foredraft.engine.costs import CostTable, measure_costs
+from foredraft.core.tree_optimizer import Shapes, best_size
+from foredraft.drafters.common.acceptance import measure_acceptance, read_acceptance
+from foredraft.drafters.common.build_context import BuildContext
+from foredraft.drafters.common.draft_runner import DraftRunner, ReaderGrowing, ReadingDrafter
+from foredraft.drafters.common.templates import Template
+from foredraft.drafters.common.tree_builder import Level, fill
+from foredraft.engine.cost_model import CostTable, measure_costs
 from foredraft.engine.step import SIZES
-from foredraft.model.causal import CausalLM
+from foredraft.model.hf import CausalLM
 
 NODES, DEPTH = 63, 10
 """Of trees whose size is chosen: at most so many drafted nodes, which with the root make a size of forwards."""
@@ -31,7 +32,7 @@ ROW = 1 / 40
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(SizedOptions):
     """The tree, or what it is made from.
 
     nodes: drafted nodes; by default the measured costs decide.
@@ -48,7 +49,6 @@ class Options:
     depth: int | None = field(default=None, metadata={"unset": "by cost"})
     acceptance: str | None = field(default=None, metadata={"unset": "measured"})
     sampled_acceptance: str | None = field(default=None, metadata={"unset": "as acceptance"})
-    num_assistant_tokens_schedule: str = "auto"
 
     @property
     def law(self) -> Law:
@@ -121,8 +121,8 @@ class Planner:
 
 
 @final
-class Sequoia(ReadingDrafter[Reader]):
-    """Drafts with a model that reads each text beside the target; see ``Reader``.
+class Sequoia(ReadingDrafter[DraftRunner]):
+    """Drafts with a model that reads each text beside the target; see ``DraftRunner``.
 
     Args:
         model, target: acceptance and costs are theirs.
@@ -133,7 +133,7 @@ class Sequoia(ReadingDrafter[Reader]):
         self.planner = Planner(options, target, model)
         nodes = options.nodes or NODES
         needs = Needs(max_nodes=nodes, max_depth=options.depth or min(DEPTH, nodes))
-        super().__init__(Reader(model, vocab_size), needs)
+        super().__init__(DraftRunner(model, vocab_size), needs)
 
     @torch.inference_mode()
     def propose(self, view: View, plan: Plan) -> Draft:
@@ -146,7 +146,6 @@ class Sequoia(ReadingDrafter[Reader]):
         return fill(ReaderGrowing(self._reader, view, logits), shape.levels[: plan.length], allowed)
 
 
-def build(options: Options, supplies: Supplies) -> Sequoia:
+def build(options: Options, context: BuildContext) -> Sequoia:
     """sequoia:PATH"""
-    place = supplies.place
-    return Sequoia(options, supplies.model(supplies.path), place.target, place.vocab_size)
+    return Sequoia(options, context.model(context.path), context.target, context.vocab_size)

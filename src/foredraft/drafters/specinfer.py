@@ -17,28 +17,26 @@ from torch import Tensor
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Needs, Plan, Rewindable, View
 from foredraft.core.errors import OptionError
-from foredraft.core.tree import TokenTree, adopted
-from foredraft.drafters.grow import draw_independent
-from foredraft.drafters.growing import Drawing, Level, fill
-from foredraft.drafters.reader import Reader, ReaderGrowing
-from foredraft.drafters.supplies import Supplies
-from foredraft.drafters.templates import Template
-from foredraft.model.causal import CausalLM
+from foredraft.core.options import SizedOptions
+from foredraft.core.tree import TokenTree, merge_duplicates
+from foredraft.drafters.common.build_context import BuildContext
+from foredraft.drafters.common.draft_runner import DraftRunner, ReaderGrowing
+from foredraft.drafters.common.templates import Template
+from foredraft.drafters.common.tree_builder import Level, SiblingSampling, fill
+from foredraft.drafters.common.tree_ops import draw_independent
+from foredraft.model.hf import CausalLM
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(SizedOptions):
     """Of SpecInfer.
 
     expansion: children of a node by level, for each model. The paper uses 1x1x3x1x1x1x1x1 for large targets.
     merge: merge equal prefixes of the models' trees into one node.
-    num_assistant_tokens_schedule: auto, the depth with the most tokens a second; constant; or heuristic, transformers'
-        up and down.
     """
 
     expansion: tuple[int, ...] = (1, 1, 3, 1)
     merge: bool = True
-    num_assistant_tokens_schedule: str = "auto"
 
     @property
     def law(self) -> Law:
@@ -63,7 +61,7 @@ class SpecInfer(Rewindable):
         if not models:
             raise OptionError("specinfer needs at least one draft model.")
         self._options = options
-        self._readers = [Reader(model, vocab_size) for model in models]
+        self._readers = [DraftRunner(model, vocab_size) for model in models]
         template = Template.regular(options.expansion)
         self._levels = Level.all_of(template, models[0].device)
         self._nodes = template.nodes
@@ -93,12 +91,12 @@ class SpecInfer(Rewindable):
         grown = []
         for number, reader in enumerate(self._readers):
             growing = ReaderGrowing(reader, view, reader.read(view, self._nodes))
-            drawing = Drawing(draw_independent, self._law, number * (self._nodes + 1))
+            drawing = SiblingSampling(draw_independent, self._law, number * (self._nodes + 1))
             grown.append(fill(growing, levels, allowed, drawing))
         draft = _side_by_side(grown)
         if draft.q is None:
-            return replace(draft, tree=adopted(draft.tree, twins=False))
-        return replace(draft, tree=adopted(draft.tree, twins=True)) if self._options.merge else draft
+            return replace(draft, tree=merge_duplicates(draft.tree, twins=False))
+        return replace(draft, tree=merge_duplicates(draft.tree, twins=True)) if self._options.merge else draft
 
 
 def _side_by_side(grown: Sequence[Draft]) -> Draft:
@@ -114,6 +112,6 @@ def _side_by_side(grown: Sequence[Draft]) -> Draft:
     return replace(grown[0], tree=whole, q=torch.cat(laws, 1) if laws else None)
 
 
-def build(options: Options, supplies: Supplies) -> SpecInfer:
+def build(options: Options, context: BuildContext) -> SpecInfer:
     """specinfer:PATH, specinfer:PATH+PATH"""
-    return SpecInfer(options, [supplies.model(path) for path in supplies.paths], supplies.place.vocab_size)
+    return SpecInfer(options, [context.model(path) for path in context.paths], context.vocab_size)

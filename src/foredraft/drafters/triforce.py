@@ -16,18 +16,19 @@ from torch import Tensor
 from foredraft.core.draft import Draft, Law, Verdict
 from foredraft.core.drafter import Needs, Plan, Rewindable, StepOut, View
 from foredraft.core.errors import DrafterError, OptionError
-from foredraft.drafters.follower import Follower
-from foredraft.drafters.supplies import Part, Supplies
-from foredraft.engine.inner import Inner, InnerLoop
+from foredraft.core.options import SizedOptions
+from foredraft.drafters.common.build_context import BuildContext, NestedDrafter
+from foredraft.drafters.common.partial_cache_sync import PartialCacheSync
+from foredraft.engine.nested_loop import NestedLoop, NestedLoopParts
 from foredraft.engine.step import round_up
 from foredraft.model.cache import SlotCache
-from foredraft.model.causal import CausalLM
-from foredraft.model.partial import PartialLM
-from foredraft.model.selection import Retrieval
+from foredraft.model.hf import CausalLM
+from foredraft.model.partial.kv_selection import Retrieval
+from foredraft.model.partial.model import PartialLM
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(SizedOptions):
     """Lengths of the two inner levels, and what they see.
 
     gamma: tokens that the middle level drafts for the target (gamma_2 in the paper).
@@ -44,7 +45,6 @@ class Options:
 
     gamma: int = 8
     inner_gamma: int = 3
-    num_assistant_tokens_schedule: str = "auto"
     budget: int = 512
     chunk: int = 8
     room: int = 64
@@ -85,26 +85,26 @@ class TriForce(Rewindable):
         DrafterError: ``part`` drafts in the target's cache too.
     """
 
-    reads_target = True
-
-    def __init__(self, options: Options, target: CausalLM, full: SlotCache, part: Part, vocab_size: int) -> None:
-        if part.drafter.reads_target:
+    def __init__(
+        self, options: Options, target: CausalLM, full: SlotCache, part: NestedDrafter, vocab_size: int
+    ) -> None:
+        if part.drafter.needs.target_cache:
             raise DrafterError(
                 f"{part.drafter.__class__.__name__} drafts in the target's cache, which does not hold what the middle "
                 "level of triforce has said: give it a drafter with a cache of its own, such as draft_model:PATH."
             )
         self._options = options
         self.full = full
-        self.needs = Needs(max_nodes=options.gamma)
+        self.needs = Needs(max_nodes=options.gamma, target_cache=True)
         selection = options.selection()
         # a row that has said its part goes on, by a token a step, beside one whose drafts all fail
         ahead = 2 * options.gamma + round_up(1 + part.drafter.needs.max_nodes)
         middle = PartialLM(target, full, selection, options.room + selection.slack + 1 + ahead)
-        self._follower = Follower(middle, ahead, options.refresh)
-        inner = Inner(
-            middle, part.drafter, middle.cache, options.inner_gamma, part.confidence, follow=self._follower.follow
+        self._follower = PartialCacheSync(middle, ahead, options.refresh)
+        inner = NestedLoopParts(
+            middle, part.drafter, middle.cache, options.inner_gamma, part.confidence, sync=self._follower.sync
         )
-        self._loop = InnerLoop(inner, vocab_size)
+        self._loop = NestedLoop(inner, vocab_size)
 
     @property
     def partial_bytes(self) -> int:
@@ -130,15 +130,15 @@ class TriForce(Rewindable):
         self._follower.release(row)
 
 
-def build(options: Options, supplies: Supplies) -> TriForce:
+def build(options: Options, context: BuildContext) -> TriForce:
     """triforce:PATH, or triforce:[SPEC] for another drafter of the middle level"""
-    place, path = supplies.place, supplies.path
-    if len(supplies.paths) != 1:
+    path = context.path
+    if len(context.paths) != 1:
         raise DrafterError("triforce has one drafter for its middle level: write triforce:PATH or triforce:[SPEC].")
     if path.startswith("["):
-        spec = supplies.paths[0]
+        spec = context.paths[0]
     else:
         spec = f"draft_model:{path},num_assistant_tokens={options.inner_gamma},window={options.window},"
         ahead = 2 * options.gamma + options.inner_gamma  # rows that have theirs go on beside the others
         spec += f"sinks={options.sinks},ahead={ahead}"
-    return TriForce(options, place.target, place.cache, supplies.part(spec), place.vocab_size)
+    return TriForce(options, context.target, context.cache, context.nested(spec), context.vocab_size)

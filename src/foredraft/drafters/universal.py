@@ -17,15 +17,16 @@ from torch import Tensor
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Needs, Plan, Rewindable, View
 from foredraft.core.errors import DrafterError, OptionError
-from foredraft.core.params import SamplingParams, check_known
+from foredraft.core.options import SizedOptions
+from foredraft.core.sampling.params import SamplingParams, check_known
+from foredraft.core.sampling.warp import Warp
 from foredraft.core.tree import TokenTree
-from foredraft.core.warp import Warp
-from foredraft.drafters.chain import draw_chain
-from foredraft.drafters.reader import Reader
-from foredraft.drafters.retelling import Retelling
-from foredraft.drafters.supplies import Supplies
-from foredraft.model.bridge import Bridge
-from foredraft.model.causal import CausalLM
+from foredraft.drafters.common.build_context import BuildContext
+from foredraft.drafters.common.chain import draw_chain
+from foredraft.drafters.common.draft_runner import DraftRunner
+from foredraft.drafters.common.retokenizer import Retokenizer
+from foredraft.model.hf import CausalLM
+from foredraft.model.vocab_mapping import VocabMapping
 
 WAYS = ("auto", "slem", "tli")
 ENOUGH = 0.5
@@ -40,11 +41,10 @@ def area(width, height):
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(SizedOptions):
     """Names as in transformers where it has them.
 
     num_assistant_tokens: longest draft, in tokens of the target and of the draft model.
-    num_assistant_tokens_schedule: auto, constant or heuristic; see docs/schedules.md.
     assistant_confidence_threshold: a draft ends after its first token below this probability; that token is kept. 0:
         never.
     method: slem: convert by text; tli: draft only tokens that both vocabularies have; auto: tli for sampled rows if
@@ -54,7 +54,6 @@ class Options:
     """
 
     num_assistant_tokens: int = 8
-    num_assistant_tokens_schedule: str = "auto"
     assistant_confidence_threshold: float = 0.4
     method: str = "auto"
     target_lookbehind: int = 10
@@ -64,6 +63,10 @@ class Options:
     def law(self) -> Law:
         """The law of drafts for sampled rows."""
         return Law.FIXED if self.method == "slem" else Law.CHAIN
+
+    @property
+    def confidence(self) -> float:
+        return self.assistant_confidence_threshold
 
     def __post_init__(self) -> None:
         check_known("method", {self.method: None}, WAYS)
@@ -82,7 +85,7 @@ class Universal(Rewindable):
         bridge: between the target's tokenizer and its own.
     """
 
-    def __init__(self, options: Options, model: CausalLM, bridge: Bridge) -> None:
+    def __init__(self, options: Options, model: CausalLM, bridge: VocabMapping) -> None:
         self._options = options
         self._bridge = bridge
         self._shared, self._silent = bridge.shared.to(model.device), bridge.silent.to(model.device)
@@ -90,8 +93,8 @@ class Universal(Rewindable):
         self._sampled_by_tokens = options.method != "slem" and (
             self._always_by_tokens or coverage(model, bridge) >= ENOUGH
         )
-        self._reader = Reader(model, model.vocab_size)
-        self._texts = Retelling(bridge, options.target_lookbehind)
+        self._reader = DraftRunner(model, model.vocab_size)
+        self._texts = Retokenizer(bridge, options.target_lookbehind)
         self._likeliest = Warp.of(
             [SamplingParams()], vocab_size=model.vocab_size, eos_token_ids=[()], prompt_lengths=[0], device=model.device
         )  # for any number of rows
@@ -159,7 +162,7 @@ class Universal(Rewindable):
         return Draft(TokenTree.chain(torch.cat([view.roots[:, None], table.long()], 1), lengths), Law.FIXED)
 
 
-def coverage(model: CausalLM, bridge: Bridge) -> float:
+def coverage(model: CausalLM, bridge: VocabMapping) -> float:
     """The share of the draft's mass that lies on shared tokens, on average over a passage of English and of code."""
     tokens = [*bridge.draft.opening, *bridge.draft.spell(_PASSAGE, first=True)]
     if not tokens:
@@ -170,16 +173,16 @@ def coverage(model: CausalLM, bridge: Bridge) -> float:
     return float(law[:, mine].sum(-1).mean())
 
 
-def build(options: Options, supplies: Supplies) -> Universal:
+def build(options: Options, context: BuildContext) -> Universal:
     """universal:PATH"""
-    model, tokenizer = supplies.foreign(supplies.path)
-    own = supplies.place.tokenizer
+    model, tokenizer = context.model_of_any_tokenizer(context.path)
+    own = context.tokenizer
     if own is None:
         raise DrafterError(
             "universal reads the text, and the target has no tokenizer here: give load one with tokenizer=..., or take "
             "a drafter that needs none, such as prompt_lookup."
         )
     if tokenizer is None:
-        raise DrafterError(f"universal reads the text, and the draft {supplies.path!r} has no tokenizer in its folder.")
-    bridge = Bridge(own, tokenizer, supplies.place.vocab_size, model.vocab_size)
+        raise DrafterError(f"universal reads the text, and the draft {context.path!r} has no tokenizer in its folder.")
+    bridge = VocabMapping(own, tokenizer, context.vocab_size, model.vocab_size)
     return Universal(options, model, bridge)

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from foredraft.core.errors import ForedraftError, PromptError
+from foredraft.engine.request import Sequence
 from foredraft.engine.results import Completed, Result, named
-from foredraft.engine.sequence import Sequence
 from foredraft.engine.stream import Source
 
 Submit = Callable[[int, Any], Sequence]

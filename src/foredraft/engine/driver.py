@@ -6,7 +6,7 @@ from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 
 from foredraft.engine.engine import Engine
-from foredraft.engine.sequence import Sequence
+from foredraft.engine.request import Sequence
 
 
 class Driver:

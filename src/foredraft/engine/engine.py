@@ -16,17 +16,17 @@ from torch import Tensor
 
 from foredraft.core.drafter import Drafter
 from foredraft.core.errors import ForedraftError, ModelError, NumericsError, PromptError
-from foredraft.core.noise import request_seed
-from foredraft.core.params import SamplingParams
+from foredraft.core.rng import request_seed
+from foredraft.core.sampling.params import SamplingParams
+from foredraft.core.sampling.stop import StopRules
+from foredraft.core.sampling.warp import check_token_ids
 from foredraft.core.stats import StepStats
-from foredraft.core.stop import StopRules
-from foredraft.core.warp import check_token_ids
-from foredraft.engine.batch import Batch
 from foredraft.engine.policy import Policy
-from foredraft.engine.sequence import Decode, Request, Sequence, TokenLogprobs
+from foredraft.engine.request import Decode, Request, Sequence, TokenLogprobs
+from foredraft.engine.state import Batch
 from foredraft.engine.step import StepDone, Stepper
 from foredraft.model.cache import SlotCache, bucket
-from foredraft.model.causal import CausalLM
+from foredraft.model.hf import CausalLM
 from foredraft.model.prefill import like_lengths, prefill
 
 _log = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ class Engine:
         self._abandoned: deque[Sequence] = deque()  # to be cancelled by the next step; appended without the lock
         self._waiting: deque[Sequence] = deque()
         self.max_rows = max_rows
-        self.reproducible = picked or not (policy.learns or drafter.learns)
+        self.reproducible = picked or not (policy.learns or drafter.needs.learns)
         self._numbers = itertools.count()
         self._max_slots = max_slots
         self._widest = max(drafter.needs.max_nodes, exact_nodes - 1)
@@ -243,7 +243,7 @@ class Engine:
                     sequence.finish("cancelled")
         self._waiting = deque(sequence for sequence in self._waiting if not sequence.finished)
         self._batch.retire()
-        self.target.settle()
+        self.target.reset_hooks()
         for row in sorted(self._drafted):
             for keeper in (self.policy, self.drafter):
                 with suppress(Exception):  # what stopped the step is the error to raise
@@ -341,7 +341,7 @@ class Engine:
                         f"processors left no token ({len(sequence.tokens)} tokens were generated before)."
                     )
                 )
-                self._stepper.cache.wipe([view.rows[index]])  # NaN would outlive the row
+                self._stepper.cache.zero([view.rows[index]])  # NaN would outlive the row
                 kept.append(0)
                 continue
             kept.append(sequence.extend(result.emitted, result.accepted))

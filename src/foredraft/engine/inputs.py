@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from foredraft.core.errors import OptionError, PromptError, kind_of
-from foredraft.core.params import SamplingParams, check_options
+from foredraft.core.sampling.params import SamplingParams, check_options
 from foredraft.model.generation import GenerationConfig, sampling_params
 from foredraft.model.tokenizer import Message, Tokenizer
 

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 import torch
 
-from foredraft.core.noise import Noise, NoiseCoins, resolve_seed
-from foredraft.core.params import SamplingParams
-from foredraft.core.stop import StopRules
+from foredraft.core.rng import HashedRng, Noise, resolve_seed
+from foredraft.core.sampling.params import SamplingParams
+from foredraft.core.sampling.stop import StopRules
+from foredraft.core.sampling.warp import Paths, Warp
 from foredraft.core.tree import TokenTree
-from foredraft.core.warp import Paths, Warp
-from foredraft.model.causal import CausalLM
+from foredraft.model.hf import CausalLM
 
 
 @torch.inference_mode()
@@ -34,7 +34,7 @@ def reference(target: CausalLM, prompt: Sequence[int], params: SamplingParams, e
         if law.p is None:
             token = law.best[0, 0]
         else:
-            coins = NoiseCoins(Noise(torch.tensor([seed], device=device), lengths))
+            coins = HashedRng(Noise(torch.tensor([seed], device=device), lengths))
             token = coins.target(law.p[:, 0], 0)[0]
         cut = rules.cut(len(tokens), [int(token)])
         tokens.append(int(token))

@@ -6,9 +6,9 @@ from html import escape
 from itertools import groupby
 
 from foredraft.core.errors import ForedraftError
+from foredraft.core.sampling.stop import FinishReason
 from foredraft.core.stats import DecodeStats
-from foredraft.core.stop import FinishReason
-from foredraft.engine.sequence import Piece, Sequence, TokenLogprobs
+from foredraft.engine.request import Piece, Sequence, TokenLogprobs
 
 _SHOWN = 60
 """Characters of an output in a ``repr``."""

@@ -9,13 +9,13 @@ from torch import Tensor
 
 from foredraft.core.draft import Draft, Law, Target, Verdict
 from foredraft.core.drafter import Drafter, Plan, View
-from foredraft.core.noise import NoiseCoins
+from foredraft.core.rng import HashedRng
+from foredraft.core.sampling.warp import Paths
 from foredraft.core.tree import PAD, TokenTree, depths
 from foredraft.core.verify import verify
-from foredraft.core.warp import Paths
 from foredraft.engine.draft_check import Proposed, checked
+from foredraft.model.base import TargetModel
 from foredraft.model.cache import SlotCache
-from foredraft.model.slot_lm import SlotLM
 
 SIZES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Numbers of nodes that a forward on a CPU may have; beyond, multiples of 32."""
@@ -74,7 +74,7 @@ class Stepper:
     speculative decoding run the same kernels and near-ties cannot flip between them.
     """
 
-    target: SlotLM
+    target: TargetModel
     cache: SlotCache
     drafter: Drafter
     rule: str | None = None
@@ -93,10 +93,10 @@ class Stepper:
         step = self.target.address(tree, bases, view.rows, reach)
         out = self.target.forward(step, self.cache)
         law = view.warp(out.logits, Paths(view.history, view.lengths, tree))
-        coins = NoiseCoins(view.noise, plain=~tree.valid[:, 1:].any(1))
+        coins = HashedRng(view.noise, plain=~tree.valid[:, 1:].any(1))
         verdict = verify(law, draft, coins, self.rule if tree.depth else None)  # a root alone is legal for any rule
         if not tree.linear:
-            self.cache.keep(step.rows, step.slots[:, 0], verdict.path)
+            self.cache.compact(step.rows, step.slots[:, 0], verdict.path)
         self.drafter.commit(view, draft, verdict, out)
         emitted, counts = verdict.emitted(tree), verdict.accepted() + 1
         rows = _read_back(draft, proposal, emitted, counts, law, verdict)

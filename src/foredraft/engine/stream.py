@@ -4,11 +4,11 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator, Sequence as Seq
 
 from foredraft.core.errors import UsageError
-from foredraft.core.stop import FinishReason
+from foredraft.core.sampling.stop import FinishReason
 from foredraft.engine.driver import Driver
 from foredraft.engine.engine import Engine
+from foredraft.engine.request import Piece, Sequence
 from foredraft.engine.results import Result
-from foredraft.engine.sequence import Piece, Sequence
 
 
 class Source(ABC):

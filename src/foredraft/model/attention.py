@@ -23,7 +23,7 @@ _FEW = 64
 """Up to so many queries a head, two products and a softmax cost less on a CPU than its fused kernel."""
 
 
-class Watch(ABC):
+class AttentionObserver(ABC):
     """Sees the queries of one forward, layer by layer, and says over which keys and values they attend.
 
     It is handed to the model as the argument ``watch``, which models pass on to their attention function.
@@ -58,7 +58,7 @@ def slot_attention(
     scaling: float | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
-    watch: Watch | None = None,
+    watch: AttentionObserver | None = None,
     **kwargs: object,
 ) -> tuple[Tensor, None]:
     """Attention with an additive mask, in the call shape that transformers gives to an attention function.
@@ -85,7 +85,7 @@ def slot_attention(
     return _mixed(query, key, value, attention_mask, scaling=scaling, softcap=softcap, s_aux=s_aux), None
 
 
-def mix(
+def masked_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,

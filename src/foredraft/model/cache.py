@@ -99,7 +99,7 @@ class SlotCache:
             self._values[layer] = values
         return keys, values
 
-    def keep(self, rows: Int[Tensor, "B"], bases: Int[Tensor, "B"], path: Int[Tensor, "B D"]) -> None:
+    def compact(self, rows: Int[Tensor, "B"], bases: Int[Tensor, "B"], path: Int[Tensor, "B D"]) -> None:
         """Move the nodes of an accepted path together: node ``path[b, i]`` goes to slot ``bases[b] + i``.
 
         ``bases`` are the slots of the roots; entries of -1 move nothing.
@@ -119,7 +119,7 @@ class SlotCache:
                 buffer[list(targets), :, :slots] = buffer[list(sources), :, :slots]
 
     @torch.inference_mode()
-    def wipe(self, rows: Sequence[int]) -> None:
+    def zero(self, rows: Sequence[int]) -> None:
         """Set these rows to zero: what lies behind a row's end has no weight, but 0 times NaN would be NaN."""
         for buffer in (*self._keys, *self._values):
             if buffer is not None:

@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
 from foredraft.core.errors import OptionError, PromptError, kind_of
-from foredraft.core.params import SamplingParams
+from foredraft.core.sampling.params import SamplingParams
 
 _BEAMS = "load(model).beam_search searches with beams"
 _ASSISTED = "how tokens are drafted is part of the drafter, as in prompt_lookup,prompt_lookup_num_tokens=8"

@@ -7,8 +7,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from foredraft.core.tree import TokenTree
+from foredraft.model.base import TargetModel
 from foredraft.model.cache import SlotCache
-from foredraft.model.slot_lm import SlotLM
 
 CHUNK = 512
 """Tokens a forward: bounds the masks and activations of a long prompt."""
@@ -43,7 +43,7 @@ def like_lengths(lengths: Sequence[int]) -> list[list[int]]:
 
 
 def prefill(
-    model: SlotLM,
+    model: TargetModel,
     cache: SlotCache,
     rows: Sequence[int],
     tokens: Int[Tensor, "B T"],
@@ -69,5 +69,5 @@ def prefill(
         out = model.forward(step, cache, keep=first)  # nobody reads these logits, so one node's are enough
         chunks.append(dict(out.hidden))
     if not chunks:
-        return model.untapped(len(rows))
+        return model.empty_hidden(len(rows))
     return {layer: torch.cat([chunk[layer] for chunk in chunks], dim=1) for layer in chunks[0]}

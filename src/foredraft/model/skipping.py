@@ -19,7 +19,7 @@ from foredraft.core.drafter import StepOut
 from foredraft.core.errors import ModelError
 from foredraft.core.tree import TokenTree
 from foredraft.model.cache import SlotCache
-from foredraft.model.causal import ODD, CausalLM, brief
+from foredraft.model.hf import ODD, CausalLM, brief
 from foredraft.model.masks import StepIn
 from foredraft.model.memory import has_matrices, stored_bytes
 from foredraft.model.taps import decoder_layers

@@ -13,8 +13,7 @@ import torch
 from torch import nn
 
 from foredraft.core.errors import DataError, OptionError
-from foredraft.model.record import read_record, write_record
-from foredraft.model.whole import save_whole, write_text_whole
+from foredraft.core.io import atomic_save, atomic_write_text, read_json, write_json
 
 if sys.platform == "win32":
     import msvcrt
@@ -78,7 +77,7 @@ def _begun_otherwise(folder: Path, changed: set[str]) -> OptionError:
     )
 
 
-def hold_to(folder: Path, terms: dict[str, Any], write: bool) -> None:
+def check_resume(folder: Path, terms: dict[str, Any], write: bool) -> None:
     """Refuse to go on where a run in this folder was begun on other terms; what is not written down is not compared.
 
     Args:
@@ -93,11 +92,11 @@ def hold_to(folder: Path, terms: dict[str, Any], write: bool) -> None:
     terms = json.loads(json.dumps(terms))
     if (folder / "checkpoint.pt").exists():
         remedy = "delete it to go on with the options given now, or take another folder"
-        begun = read_record(path, "what the run was begun with,", remedy, DataError) if path.exists() else {}
+        begun = read_json(path, "what the run was begun with,", remedy, DataError) if path.exists() else {}
         if changed := {key for key, value in terms.items() if begun.get(key, value) != value}:
             raise _begun_otherwise(folder, changed)
     elif write:
-        write_record(path, terms, DataError)
+        write_json(path, terms, DataError)
 
 
 class Checkpoints:
@@ -147,7 +146,7 @@ class Checkpoints:
             "seconds": seconds,
         }
         try:
-            save_whole(self._path, saved)
+            atomic_save(self._path, saved)
         except (OSError, RuntimeError) as error:
             raise DataError(f"The checkpoint cannot be written to {self._path.parent}: {error}.") from error
 
@@ -160,7 +159,7 @@ class Log:
         if path.exists():
             text = path.read_text(encoding="utf-8", errors="replace")
             lines = [line for line in text.splitlines() if _step_of(line) <= step]
-            write_text_whole(path, "".join(line + "\n" for line in lines))
+            atomic_write_text(path, "".join(line + "\n" for line in lines))
 
     def write(self, line: dict[str, Any]) -> None:
         with self._path.open("a", encoding="utf-8") as file:

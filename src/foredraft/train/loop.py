@@ -18,7 +18,7 @@ from torch import Tensor
 from foredraft.core.errors import ForedraftError
 from foredraft.train import devices
 from foredraft.train.checkpoint import Checkpoints, Log
-from foredraft.train.lessons import Lessons
+from foredraft.train.data.batches import Lessons
 from foredraft.train.options import LoopOptions as LoopOptions
 from foredraft.train.precision import autocast
 from foredraft.train.recipe import Recipe

@@ -4,7 +4,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from foredraft.core.divergence import Distance, ce, jensen_shannon, kl, lk, lk_hybrid, reverse_kl, tv
-from foredraft.core.params import check_known
+from foredraft.core.sampling.params import check_known
 
 LOSSES: dict[str, Distance] = {
     "ce": ce,

@@ -12,17 +12,17 @@ import torch
 
 from foredraft.core.draft import Draft, Law, Target, Verdict
 from foredraft.core.errors import LawError
-from foredraft.core.noise import Coins
-from foredraft.core.params import check_known
+from foredraft.core.rng import VerifierRng
+from foredraft.core.sampling.params import check_known
 from foredraft.core.tree import PAD, ROOT, ancestors
 from foredraft.core.verify.block import block
+from foredraft.core.verify.greedy import walk
 from foredraft.core.verify.kseq import kseq
 from foredraft.core.verify.lossy import typical
 from foredraft.core.verify.recursive import recursive
 from foredraft.core.verify.target_sampling import target_sampling
 from foredraft.core.verify.token import token
 from foredraft.core.verify.traversal import traversal
-from foredraft.core.verify.walk import walk
 
 __all__ = ["DEFAULT", "RULES", "Rule", "check_legal", "verify", "walk"]
 
@@ -85,7 +85,7 @@ def check_legal(rule: str, law: Law) -> None:
         )
 
 
-def verify(target: Target, draft: Draft, coins: Coins, rule: str | None = None) -> Verdict:
+def verify(target: Target, draft: Draft, coins: VerifierRng, rule: str | None = None) -> Verdict:
     """Judge a draft by a rule that is legal for its law; None takes the best known one.
 
     Where all rows are greedy (``target.p`` is None) every rule, for any law, comes to following the best tokens.

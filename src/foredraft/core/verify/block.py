@@ -5,11 +5,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from foredraft.core.draft import Draft, Verdict
-from foredraft.core.noise import Coins
+from foredraft.core.rng import VerifierRng
 from foredraft.core.verify.parts import at, drawn_from, first_child, of_tokens, path_from, ratio, residual
 
 
-def block(p: Float[Tensor, "B N V"], draft: Draft, coins: Coins) -> Verdict:
+def block(p: Float[Tensor, "B N V"], draft: Draft, coins: VerifierRng) -> Verdict:
     """Test every prefix of the chain, keep the longest that passes; then y ~ norm((P p - q)+) (algorithm 2).
 
     P_i = min(1, P_{i-1} p(x_i) / q(x_i)) is the prefix's joint ratio, clipped; with S_i = sum (P_i p - q)+ at

@@ -7,14 +7,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from foredraft.core.draft import Draft, Verdict
-from foredraft.core.noise import Coins
+from foredraft.core.rng import VerifierRng
 from foredraft.core.tree import TokenTree
 from foredraft.core.verify.parts import at, drawn_from, of_tokens, path_from, ratio
 
 _HALVINGS = 24  # the bits of a float32; a larger r than need be costs acceptance, not exactness
 
 
-def kseq(p: Float[Tensor, "B N V"], draft: Draft, coins: Coins) -> Verdict:
+def kseq(p: Float[Tensor, "B N V"], draft: Draft, coins: VerifierRng) -> Verdict:
     """Accept each of k children with min(1, p(x) / (r q(x))); if all fail, y ~ p less what that covered.
 
     With beta(r) = sum min(q, p / r), any r with 1 - (1 - beta)^k <= r beta is lossless; the smallest accepts

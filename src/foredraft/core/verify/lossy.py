@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from foredraft.core.draft import Draft, Verdict
-from foredraft.core.noise import Coins
+from foredraft.core.rng import VerifierRng
 from foredraft.core.tree import ancestors
 from foredraft.core.verify.parts import at, of_tokens, path_from
 
@@ -24,7 +24,7 @@ class Typical:
     epsilon: float = 0.09
     delta: float = 0.3
 
-    def __call__(self, p: Float[Tensor, "B N V"], draft: Draft, coins: Coins) -> Verdict:
+    def __call__(self, p: Float[Tensor, "B N V"], draft: Draft, coins: VerifierRng) -> Verdict:
         """The longest path of typical tokens, the likeliest of several; then y ~ p."""
         tree = draft.tree
         chance, _ = of_tokens(p, p, tree)

@@ -5,11 +5,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from foredraft.core.draft import Draft, Verdict
-from foredraft.core.noise import Coins
+from foredraft.core.rng import VerifierRng
 from foredraft.core.verify.parts import drawn_from, of_token, path_from, ratio, residual
 
 
-def recursive(p: Float[Tensor, "B N V"], draft: Draft, coins: Coins) -> Verdict:
+def recursive(p: Float[Tensor, "B N V"], draft: Draft, coins: VerifierRng) -> Verdict:
     """Accept child x with min(1, P(x) / q(x)), else P <- norm((P - q)+) and on to the next; at last y ~ P.
 
     SpecInfer's multi-step speculative sampling for independent siblings (2305.09781, algorithm 2), recursive

@@ -5,11 +5,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from foredraft.core.draft import Draft, Verdict
-from foredraft.core.noise import Coins
+from foredraft.core.rng import VerifierRng
 from foredraft.core.verify.parts import at, path_from
 
 
-def target_sampling(p: Float[Tensor, "B N V"], draft: Draft, coins: Coins) -> Verdict:
+def target_sampling(p: Float[Tensor, "B N V"], draft: Draft, coins: VerifierRng) -> Verdict:
     """y ~ p(. | node); go to the first child that holds y, or emit y where there is none.
 
     The only rule that needs no q, and for picked children the best one: each node is reached with the

@@ -5,11 +5,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from foredraft.core.draft import Draft, Verdict
-from foredraft.core.noise import Coins
+from foredraft.core.rng import VerifierRng
 from foredraft.core.verify.parts import at, drawn_from, first_child, of_tokens, path_from, ratio, residual
 
 
-def token(p: Float[Tensor, "B N V"], draft: Draft, coins: Coins) -> Verdict:
+def token(p: Float[Tensor, "B N V"], draft: Draft, coins: VerifierRng) -> Verdict:
     """Accept x_i with min(1, p(x_i) / q(x_i)); at the first rejection emit y ~ norm((p - q)+) (algorithm 1).
 
     For chains. Block verification accepts at least as much at the same cost; this one is the yardstick.

@@ -5,12 +5,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from foredraft.core.draft import Draft, Verdict
-from foredraft.core.noise import Coins
+from foredraft.core.rng import VerifierRng
 from foredraft.core.tree import TokenTree, ancestors
 from foredraft.core.verify.parts import at, drawn_from, of_token, path_from, ratio
 
 
-def traversal(p: Float[Tensor, "B N V"], draft: Draft, coins: Coins) -> Verdict:
+def traversal(p: Float[Tensor, "B N V"], draft: Draft, coins: VerifierRng) -> Verdict:
     """Test nodes depth first, each after all its children; the first that passes ends the path; y ~ its law.
 
     A node's state, a pass chance and a law, changes only when a child is rejected, and what it changes to

@@ -1,11 +1,10 @@
 """Policies: how much is drafted in each step. ``policy_for`` makes the one that a method's options ask for."""
 
-from typing import Any
-
 from foredraft.core.draft import Law
 from foredraft.core.drafter import Needs
 from foredraft.core.errors import OptionError
-from foredraft.core.params import check_known
+from foredraft.core.options import DrafterOptions
+from foredraft.core.sampling.params import check_known
 from foredraft.engine.policy.base import Policy
 from foredraft.engine.policy.fixed import Calibrated, Constant, Heuristic, OffFrom
 from foredraft.engine.policy.throughput import NEUTRAL, Throughput
@@ -26,12 +25,12 @@ SCHEDULES = ("auto", "constant", "heuristic", "calibrated")
 
 
 def policy_for(
-    options: Any, needs: Needs, *, lossless: bool = True, off_from: int = 0, prior: float = NEUTRAL
+    options: DrafterOptions, needs: Needs, *, lossless: bool = True, off_from: int = 0, prior: float = NEUTRAL
 ) -> Policy:
     """The policy that ``options`` ask for.
 
     Args:
-        options: of a method: ``num_assistant_tokens_schedule``, ``law``, and perhaps a confidence threshold.
+        options: of a method.
         needs: of its drafter.
         lossless: the rule of verification keeps the law, so that no output depends on which picked drafts it was
             offered.
@@ -45,9 +44,9 @@ def policy_for(
     longest = needs.longest
     if not longest:
         return Constant(0)
-    schedule = options.num_assistant_tokens_schedule
+    schedule = options.schedule
     check_known("num_assistant_tokens_schedule", {schedule: None}, SCHEDULES)
-    confidence = getattr(options, "assistant_confidence_threshold", 0.0)
+    confidence = options.confidence
     if schedule == "calibrated" and (options.law is not Law.CHAIN or not confidence):
         raise OptionError(
             "num_assistant_tokens_schedule=calibrated chooses an assistant_confidence_threshold, so it is for drafters "

@@ -1,0 +1,1 @@
+"""Run arms against each other and record what they did."""

@@ -1,0 +1,107 @@
+"""Is B slower than A beyond noise? Ratios against ratios: neither a machine nor a minute is compared with another."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from foredraft.bench.measure.records import Run, RunFile
+from foredraft.bench.measure.summary import PLAIN, THEIRS, Pair, Setting, acceptance_length, pairs
+from foredraft.core.errors import OptionError
+
+CONFIDENCE = 0.95
+FEWEST = 6
+"""Units that an interval needs: with fewer, even the whole range is no 95 % interval of the median."""
+Verdict = Literal["slower", "faster", "the same", "too few"]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """How an arm's speed-up over its baseline has changed from A to B.
+
+    ``ratio``: the median, over what both files have, of B's speed-up over A's; ``low`` and ``high``: with a confidence
+    of 95 %, it lies between these. None where nothing can be said.
+    """
+
+    setting: Setting
+    arm: str
+    baseline: str
+    units: int
+    ratio: float
+    low: float | None
+    high: float | None
+    lengths: tuple[float, float]
+    verdict: Verdict
+
+
+def compare(before: RunFile, after: RunFile, tolerance: float = 0.05) -> list[Change]:
+    """Every arm that both files have, against plain decoding; plain decoding itself against transformers'.
+
+    Args:
+        tolerance: a change is one if with a confidence of 95 % it is larger than this share.
+
+    Raises:
+        OptionError: the files have no unit with a baseline in common.
+    """
+    if not 0 <= tolerance < 1:
+        raise OptionError("tolerance is a share, from 0 to below 1.")
+    found: list[Change] = []
+    for baseline in (PLAIN, THEIRS):
+        first, second = _by_arm(before, baseline), _by_arm(after, baseline)
+        for (setting, arm), old in first.items():
+            wanted = arm == PLAIN if baseline == THEIRS else arm != PLAIN and not arm.startswith(THEIRS)
+            new = second.get((setting, arm), {})
+            units = [unit for unit in old if unit in new]
+            if wanted and units:
+                chosen = [(old[unit], new[unit]) for unit in units]
+                found.append(_change(setting, arm, baseline, chosen, tolerance))
+    if not found:
+        raise OptionError("The two files have nothing in common that can be compared: arms, prompts and a baseline.")
+    return found
+
+
+def interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """Bounds of the median by order statistics, without a law of the values; None for fewer than six of them.
+
+    The number of values below the median is binomial, so the interval from the r-th smallest to the r-th largest holds
+    it with probability 1 - 2 P(fewer than r).
+    """
+    ordered, count = sorted(values), len(values)
+    tail, rank = 0.0, 0
+    while rank < count // 2 and tail + math.comb(count, rank) / 2**count <= (1 - CONFIDENCE) / 2:
+        tail += math.comb(count, rank) / 2**count
+        rank += 1
+    return (ordered[rank - 1], ordered[count - rank]) if rank else None
+
+
+def _by_arm(file: RunFile, baseline: str) -> dict[tuple[Setting, str], dict[tuple[object, ...], Pair]]:
+    """Pairs by setting and arm, then by unit."""
+    found: dict[tuple[Setting, str], dict[tuple[object, ...], Pair]] = {}
+    for key, some in pairs(file, baseline).items():
+        own = found.setdefault((key.setting, key.arm), {})
+        own |= {pair.run.unit: pair for pair in some if pair.run.speed > 0 and pair.baseline.speed > 0}
+    return found
+
+
+def _change(setting: Setting, arm: str, baseline: str, units: Sequence[tuple[Pair, Pair]], tolerance: float) -> Change:
+    ratios = [_speed_up(new) / _speed_up(old) for old, new in units]
+    bounds = interval(ratios)
+    verdict: Verdict = "the same"
+    if bounds is None:
+        verdict = "too few"
+    elif bounds[1] < 1 - tolerance:
+        verdict = "slower"
+    elif bounds[0] > 1 / (1 - tolerance):
+        verdict = "faster"
+    lengths = (_length([old.run for old, _ in units]), _length([new.run for _, new in units]))
+    low, high = bounds or (None, None)
+    return Change(setting, arm, baseline, len(units), statistics.median(ratios), low, high, lengths, verdict)
+
+
+def _speed_up(pair: Pair) -> float:
+    return pair.run.speed / pair.baseline.speed
+
+
+def _length(runs: Sequence[Run]) -> float:
+    return acceptance_length(runs) or 0.0

@@ -1,0 +1,289 @@
+"""The file that a benchmark writes: one JSON object a line, each with its kind, so that nothing is lost on the way.
+
+``provenance`` lines say where the lines after them come from; ``run`` lines are one call of one arm each; ``cost``
+lines what forwards take; ``watch`` lines which drafted nodes were accepted. A file may be cut off at any byte and gone
+on with.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from foredraft.bench.jsonl import objects
+from foredraft.core.errors import DataError
+from foredraft.core.io import atomic_write
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """One text of a call. ``digest`` tells texts apart where ``output`` and ``text`` are not kept."""
+
+    prompt: str
+    prompt_tokens: int
+    tokens: int
+    digest: str
+    output: tuple[int, ...] = ()
+    text: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "output", tuple(self.output))
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One call of one arm: all of ``prompts`` in one batch, one turn of each.
+
+    Counts are sums over the texts, and each counts its target's forwards after prefill as its own. ``seconds`` is wall
+    time of the call, ``prefill_seconds`` that until the prompts were read. Where an ``error`` stands there is nothing
+    else.
+    """
+
+    arm: str
+    task: str
+    prompts: tuple[str, ...]
+    turn: int = 0
+    repeat: int = 0
+    temperature: float = 0.0
+    batch: int = 1
+    category: str = ""
+    lossless: bool = True
+    tokens: int = 0
+    forwards: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    drafted_by_depth: tuple[int, ...] = ()
+    accepted_by_depth: tuple[int, ...] = ()
+    seconds: float = 0.0
+    prefill_seconds: float = 0.0
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    decoded: int = 0
+    said: tuple[Said, ...] = ()
+    error: str = ""
+    model: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("prompts", "drafted_by_depth", "accepted_by_depth"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        said = (each if isinstance(each, Said) else Said(**each) for each in self.said)
+        object.__setattr__(self, "said", tuple(said))
+
+    @property
+    def unit(self) -> tuple[Any, ...]:
+        """What all arms are asked one after another, in the same minute: runs of one unit are pairs."""
+        return (self.model, self.task, self.prompts, self.turn, self.repeat, self.temperature, self.batch)
+
+    @property
+    def speed(self) -> float:
+        """Tokens a second after prefill."""
+        spent = self.seconds - self.prefill_seconds
+        return self.decoded / spent if spent > 0 else 0.0
+
+    @property
+    def whole_speed(self) -> float:
+        """Tokens a second, prefill included."""
+        return self.tokens / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens that each forward brought, the longest first; their order in time is not kept.
+
+        They add up to ``tokens``, or to a few more: what a forward accepts behind the end of a text counts here, too.
+        """
+        reached = (*self.accepted_by_depth, 0)
+        exact = [before - after for before, after in zip((self.forwards, *reached), reached, strict=False)]
+        return [1 + depth for depth in reversed(range(len(exact))) for _ in range(exact[depth])]
+
+    def line(self) -> dict[str, Any]:
+        """As a JSON line; what is as usual is left out, and so is the model, which stands in the provenance."""
+        found = {name: value for name, value in asdict(self).items() if name != "model" and value != _USUAL.get(name)}
+        said = [{k: v for k, v in each.items() if v not in ((), "")} for each in found.pop("said", ())]
+        return {"kind": "run", **found, **({"said": said} if said else {})}
+
+
+_USUAL = {each.name: each.default for each in fields(Run)}
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Seconds of a forward by the nodes of each row, with so many rows and so many tokens of each in the cache.
+
+    ``weight_bytes`` is what a forward has to read of the weights, ``bandwidth`` what the memory can give (bytes a
+    second), so that their ratio is the line that no forward gets below.
+    """
+
+    batch: int
+    cached: int
+    nodes: tuple[int, ...]
+    seconds: tuple[float, ...]
+    weight_bytes: int = 0
+    bandwidth: float = 0.0
+    model: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("nodes", "seconds"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+
+    def line(self) -> dict[str, Any]:
+        found = asdict(self)
+        found.pop("model")
+        return {"kind": "cost", **found}
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """Drafted nodes whose parent was accepted, and how many of them were: (judged, accepted).
+
+    ``places``: by the ranks among siblings from the root to the node, such as "1-1-2". ``confidence``: by the draft's
+    probability given the parent, in hundredths.
+    """
+
+    arm: str
+    task: str
+    prompt: str
+    temperature: float
+    places: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    confidence: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    model: str = ""
+
+    def line(self) -> dict[str, Any]:
+        found = asdict(self)
+        found.pop("model")
+        return {"kind": "watch", **found}
+
+
+@dataclass(slots=True)
+class RunFile:
+    """What a file holds. Of runs that were made twice the later one counts, and of units only the last whole try."""
+
+    provenance: list[dict[str, Any]] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
+    costs: list[Cost] = field(default_factory=list)
+    watched: list[Watched] = field(default_factory=list)
+    training: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def errors(self) -> list[Run]:
+        return [run for run in self.runs if run.error]
+
+    @property
+    def training_runs(self) -> dict[str, list[dict[str, Any]]]:
+        """The lines of each log, by the name of its folder."""
+        found: dict[str, list[dict[str, Any]]] = {}
+        for line in self.training:
+            found.setdefault(line["run"], []).append(line)
+        return found
+
+
+_LOGGED = ("loss", "validation", "resumed")
+"""What a line of a training log holds, one of them."""
+_KINDS = {"run": Run, "cost": Cost, "watch": Watched}
+T = TypeVar("T", Run, Cost, Watched)
+
+
+def read_runs(path: str | Path) -> RunFile:
+    """Read a file that ``bench`` wrote, or the log of a training run.
+
+    Raises:
+        DataError: it cannot be read, or a line of it is something else; the sentence names file and line.
+    """
+    path = Path(path)
+    found = RunFile()
+    model = ""
+    runs: dict[tuple[Any, ...], Run] = {}
+    for where, record in _records(path):
+        kind = record.pop("kind", None)
+        if kind == "provenance":
+            found.provenance.append(record)
+            model = record.get("settings", {}).get("model", "")
+        elif kind == "run":
+            run = _made(where, Run, record, model)
+            runs[(run.arm, run.unit)] = run
+        elif kind == "cost":
+            found.costs.append(_made(where, Cost, record, model))
+        elif kind == "watch":
+            found.watched.append(_made(where, Watched, record, model))
+        elif not record.keys().isdisjoint(_LOGGED):
+            found.training.append({**_logged(where, record), "run": path.resolve().parent.name})
+        else:
+            raise DataError(f"{where}: this is no line of a benchmark or of a training run.")
+    found.runs = list(runs.values())
+    return found
+
+
+def mend(path: Path) -> None:
+    """Make a file ready to be gone on with: of a last line without an end, a whole one gets it, another one goes."""
+    whole = path.read_bytes()
+    start = whole.rfind(b"\n") + 1
+    if start < len(whole):
+        try:
+            json.loads(whole[start:])
+        except ValueError:
+            whole = whole[:start]
+        atomic_write(path, lambda file: file.write(whole + b"\n" if len(whole) > start else whole))
+
+
+def merged(files: Iterable[RunFile]) -> RunFile:
+    """Several files as one. Of training runs in folders of the same name the second gets a number, and so on."""
+    whole = RunFile()
+    named: dict[str, int] = {}
+    for each in files:
+        for name in ("provenance", "runs", "costs", "watched"):
+            getattr(whole, name).extend(getattr(each, name))
+        for run, lines in each.training_runs.items():
+            named[run] = named.get(run, 0) + 1
+            label = run if named[run] == 1 else f"{run} ({named[run]})"
+            whole.training.extend({**line, "run": label} for line in lines)
+    return whole
+
+
+def digest(tokens: Sequence[int]) -> str:
+    """Short, and different for different texts."""
+    return hashlib.sha256(json.dumps(list(tokens)).encode()).hexdigest()[:16]
+
+
+def _made(where: str, kind: type[T], record: dict[str, Any], model: str) -> T:
+    known = {each.name for each in fields(kind)}
+    unknown = sorted(set(record) - known)
+    if unknown:
+        raise DataError(f"{where}: unknown field {unknown[0]}; the file is of another version, or was changed.")
+    try:
+        values = _tuples(record)
+        if "said" in values:
+            values["said"] = tuple(_said(each) for each in values["said"])
+        return kind(**{**values, "model": model})
+    except TypeError as error:
+        raise DataError(f"{where}: {error}.") from None
+
+
+def _said(record: dict[str, Any]) -> Said:
+    """``correct``, which earlier versions wrote, is left out."""
+    return Said(**_tuples({name: value for name, value in record.items() if name != "correct"}))
+
+
+def _logged(where: str, record: dict[str, Any]) -> dict[str, Any]:
+    """A line of a training log whose numbers are numbers."""
+    validation = record.get("validation", {})
+    if "tokens" not in record or not isinstance(validation, dict):
+        raise DataError(f"{where}: this is no line of a training run.")
+    for numbers in (record, validation):
+        for name in ("tokens", "step", "loss", "acceptance_length"):
+            if name in numbers and not isinstance(numbers[name], int | float):
+                raise DataError(f"{where}: {name} is not a number.")
+    return record
+
+
+def _tuples(record: dict[str, Any]) -> dict[str, Any]:
+    """JSON knows lists alone."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in record.items()}
+
+
+def _records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"Cannot read the run file {path}: {getattr(error, 'strerror', None) or error}.") from None
+    yield from objects(path, text, torn=True)

@@ -1,0 +1,67 @@
+"""A run in Spec-Bench's own answer format, so that its scripts (``evaluation/speed.py``, ``equal.py``) read it."""
+
+import json
+from collections.abc import Sequence
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+from foredraft.bench.measure.records import Run
+from foredraft.core.errors import DataError, OptionError
+
+
+def write_answers(runs: Sequence[Run], folder: Path) -> list[Path]:
+    """One file for each model, arm and temperature; only what was asked one prompt at a time, without errors.
+
+    ``accept_lengths`` are the right numbers, but not in the order in which they came.
+
+    Raises:
+        OptionError: the runs kept no texts, which that format needs.
+        DataError: they cannot be written there.
+    """
+    found: dict[tuple[str, str, float], dict[tuple[str, str], list[Run]]] = {}
+    for run in runs:
+        if run.batch == 1 and not run.error and run.repeat == 0:
+            if run.tokens and not run.said[0].output:
+                raise OptionError("The runs kept no texts, and Spec-Bench's format is made of them.")
+            questions = found.setdefault((run.model, run.arm, run.temperature), {})
+            questions.setdefault((run.task, run.prompts[0]), []).append(run)
+    paths = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for (model, arm, temperature), questions in found.items():
+            name = "".join(c if c.isalnum() or c in "-_.+" else "-" for c in f"{model}-{arm}-temperature-{temperature}")
+            path = folder / f"{name}.jsonl"
+            answers = [_answer(name, turns) for turns in map(_from_first, questions.values()) if turns]
+            path.write_text("".join(json.dumps(answer) + "\n" for answer in answers), encoding="utf-8")
+            paths.append(path)
+    except OSError as error:
+        raise DataError(f"Cannot write answers to {folder}: {error.strerror}.") from None
+    return paths
+
+
+def _from_first(runs: Sequence[Run]) -> list[Run]:
+    """The turns of a question, up to one that failed."""
+    turns = {run.turn: run for run in runs}
+    return [turns[turn] for turn in takewhile(turns.__contains__, range(len(turns)))]
+
+
+def _answer(name: str, turns: Sequence[Run]) -> dict[str, Any]:
+    first = turns[0]
+    number = first.prompts[0]
+    choice = {
+        "index": 0,
+        "turns": [run.said[0].text for run in turns],
+        "decoding_steps": [run.forwards for run in turns],
+        "new_tokens": [run.tokens for run in turns],
+        "wall_time": [run.seconds for run in turns],
+        "accept_lengths": [length for run in turns for length in run.lengths],
+    }
+    return {
+        "question_id": int(number) if number.isdigit() else number,
+        "category": first.category or first.task,
+        "answer_id": f"{name}-{number}",
+        "model_id": name,
+        "choices": [choice],
+        "tstamp": 0.0,
+    }

@@ -1,0 +1,124 @@
+"""Beside the clock: which drafted nodes were accepted, and what a forward costs. None of it is timed against others."""
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+
+from foredraft.bench.measure.arms import Arm, LoopArm
+from foredraft.bench.measure.recording_drafter import Onlooker
+from foredraft.bench.measure.records import Cost, RunFile, Watched
+from foredraft.bench.measure.run import Settings
+from foredraft.bench.prompts import Ask
+from foredraft.core.draft import Draft, Verdict
+from foredraft.core.drafter import Drafter
+from foredraft.core.errors import ForedraftError
+from foredraft.core.sampling.params import SamplingParams
+from foredraft.engine.cost_model import measure_bandwidth, measure_costs
+from foredraft.engine.engine import Engine
+from foredraft.engine.generator import Generator
+from foredraft.engine.policy import Constant
+from foredraft.model.hf import CausalLM
+
+_LONGEST = 64
+"""Nodes of the largest forward that is timed."""
+
+
+@final
+class Recorder(Onlooker):
+    """Looks at each node whose parent was accepted, or the root: was it accepted, too?
+
+    ``places`` by the ranks among siblings on the way to the node, in the order in which the drafter listed them,
+    ``confidence`` by the draft's probability of the node given its parent, in hundredths; each [judged, accepted].
+    """
+
+    def __init__(self, inner: Drafter) -> None:
+        super().__init__(inner)
+        self.places: dict[str, list[int]] = {}
+        self.confidence: dict[str, list[int]] = {}
+
+    def _see(self, draft: Draft, verdict: Verdict) -> None:
+        scores = None if draft.scores is None else draft.scores.tolist()
+        for row, (parents, path) in enumerate(zip(draft.tree.parents.tolist(), verdict.path.tolist(), strict=True)):
+            accepted = set(path)
+            ways, children = {0: ""}, [0] * len(parents)
+            for node, parent in enumerate(parents):
+                if node == 0 or parent < 0:
+                    continue
+                children[parent] += 1
+                ways[node] = f"{ways[parent]}-{children[parent]}" if parent else str(children[parent])
+                if parent in accepted:
+                    hit = int(node in accepted)
+                    _count(self.places, ways[node], hit)
+                    if scores is not None:
+                        _count(self.confidence, _hundredth(scores[row][node] - scores[row][parent]), hit)
+
+
+@dataclass(frozen=True, slots=True)
+class Besides:
+    """What is to be measured besides.
+
+    ``batches``: sizes for which forwards are timed, ``asks``: prompts on which drafts are watched; none of either is
+    none at all.
+    """
+
+    arms: Sequence[Arm]
+    settings: Settings
+    temperatures: Sequence[float]
+    batches: Sequence[int]
+    asks: Sequence[Ask]
+    cached: Sequence[int] = (128, 1024)
+    seconds: float = 3.0
+
+    def lines(self, known: RunFile) -> Iterator[dict[str, Any]]:
+        """What the file does not have yet."""
+        timed = {(cost.batch, cost.cached) for cost in known.costs}
+        target = next(arm for arm in self.arms if isinstance(arm, LoopArm)).generator.engine.target
+        sizes = [(batch, cached) for batch in self.batches for cached in self.cached]
+        for cost in costs(target, [size for size in sizes if size not in timed], self.seconds):
+            yield cost.line()
+        seen = {(each.arm, each.task, each.prompt, each.temperature) for each in known.watched}
+        for arm in self.arms:
+            if isinstance(arm, LoopArm) and arm.generator.engine.drafter.needs.max_nodes:
+                for number, ask in enumerate(self.asks):
+                    for temperature in self.temperatures:
+                        if (arm.name, ask.task, ask.name, temperature) not in seen:
+                            params = self.settings.params(temperature, number)
+                            with contextlib.suppress(ForedraftError):  # its run has said what is wrong with it
+                                yield watch(arm, ask, params).line()
+
+
+def watch(arm: LoopArm, ask: Ask, params: SamplingParams) -> Watched:
+    """Continue a prompt, always with all that the arm can draft."""
+    engine = arm.generator.engine
+    recorder = Recorder(engine.drafter)
+    apart = Engine(engine.target, recorder, Constant(recorder.needs.longest), max_rows=1)
+    Generator(apart, arm.generator.tokenizer, arm.generator.eos_token_ids, arm.generator.kind).batch(
+        [ask.prompt], params
+    )
+    return Watched(arm.name, ask.task, ask.name, params.temperature, recorder.places, recorder.confidence)
+
+
+def costs(target: CausalLM, sizes: Sequence[tuple[int, int]], budget: float) -> Iterator[Cost]:
+    """Tables of what a forward takes by nodes, one for each (texts at once, tokens in the cache of each) that the
+    context has room for; ``budget`` seconds for each."""
+    possible = [(batch, cached) for batch, cached in sizes if cached + _LONGEST < target.max_length]
+    bandwidth = measure_bandwidth(target.device) if possible else 0.0
+    for batch, cached in possible:
+        with torch.inference_mode():
+            table = measure_costs(target, cached, budget, _LONGEST, batch)
+        nodes = tuple(rows // batch for rows in table.rows)
+        yield Cost(batch, cached, nodes, table.seconds, target.weight_bytes, bandwidth)
+
+
+def _count(table: dict[str, list[int]], key: str, hit: int) -> None:
+    entry = table.setdefault(key, [0, 0])
+    entry[0] += 1
+    entry[1] += hit
+
+
+def _hundredth(log_probability: float) -> str:
+    return str(min(99, int(100 * math.exp(log_probability))))

@@ -1,0 +1,174 @@
+"""A report as one HTML file that needs nothing else: no network, no scripts, light or dark as the reader has it."""
+
+import re
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from foredraft.bench.measure.summary import Setting, Summary
+from foredraft.bench.report import tables
+from foredraft.bench.report.figures import Drawn, not_drawn
+from foredraft.bench.report.panels import Panel
+from foredraft.bench.report.plots import themed_svg
+from foredraft.bench.report.tables import Entry, Table
+
+_STYLE = """
+:root { color-scheme: light dark; --ink: #1b1f24; --soft: #5c6670; --line: #d9dee3; --page: #fff; --box: #f6f8fa;
+  --best: #12703f; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e4e8ec; --soft: #9aa4ae; --line: #343b43; --page: #14171b;
+  --box: #1c2127; --best: #5fce8f; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; max-width: 66rem; padding: 1.5rem 1rem 4rem; color: var(--ink); background: var(--page);
+  font: 1rem/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "Liberation Sans", sans-serif;
+  -webkit-text-size-adjust: 100%; overflow-wrap: anywhere; }
+h1 { font-size: 1.6rem; line-height: 1.25; margin: 0 0 .25rem; }
+h2 { font-size: 1.25rem; margin: 2.75rem 0 .5rem; }
+h3 { font-size: 1rem; margin: 1.75rem 0 .5rem; }
+p { margin: .5rem 0; max-width: 44rem; }
+a { color: inherit; text-underline-offset: .2em; text-decoration-color: var(--soft); }
+nav { margin: 1rem 0; display: flex; flex-wrap: wrap; gap: .25rem 1.1rem; font-size: .9rem; }
+nav a { padding: .2rem 0; }
+.soft, figcaption, footer, summary { color: var(--soft); font-size: .9rem; }
+figure { margin: 0; }
+figcaption { margin: 0 0 1rem; max-width: 44rem; }
+.panels { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 24rem), 1fr)); gap: 1.5rem 2.5rem;
+  align-items: start; }
+.panel { max-width: 31rem; min-width: 0; }
+.panel h3 { margin: 0 0 .5rem; font-size: .9rem; font-weight: 600; }
+.panel svg { display: block; width: 100%; height: auto; overflow: visible; }
+.panel svg text { font-family: inherit !important; }
+.table { overflow-x: auto; border: 1px solid var(--line); border-radius: .4rem; margin: .5rem 0;
+  max-width: max-content; background: linear-gradient(to left, var(--page) 1.5rem, transparent) right / 3rem 100%
+  no-repeat local, linear-gradient(to left, var(--line), transparent) right / 1.25rem 100% no-repeat; }
+.table:focus-visible { outline: 2px solid var(--soft); }
+table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
+th, td { padding: .4rem .75rem; text-align: right; white-space: nowrap; vertical-align: top; }
+th { font-weight: 600; }
+.word { text-align: left; }
+thead th { background: var(--box); border-bottom: 1px solid var(--line); }
+tbody tr + tr > * { border-top: 1px solid var(--line); }
+th:first-child { position: sticky; left: 0; background: var(--box); white-space: normal; min-width: 8rem;
+  max-width: 13rem; border-right: 1px solid var(--line); overflow-wrap: break-word; }
+tbody th { font-weight: 500; }
+td small { display: block; color: var(--soft); font-size: .85em; line-height: 1.3; }
+td b { color: var(--best); }
+summary { cursor: pointer; padding: .35rem 0; }
+footer { border-top: 1px solid var(--line); margin-top: 3rem; padding-top: .5rem; }
+footer p { max-width: none; }
+@media (max-width: 34rem) { th, td { padding: .35rem .5rem; } th:first-child { min-width: 7.25rem; } }
+@media print { details > * { display: block; } figure, .table { break-inside: avoid; } }
+"""
+
+
+def page(summary: Summary, found: Sequence[Drawn]) -> str:
+    """The whole page. Whatever comes from the files is escaped."""
+    models = ", ".join(dict.fromkeys(setting.model for setting in summary.settings if setting.model))
+    title = f"foredraft report: {models}" if models else "foredraft report"
+    shown = [each for each in found if each.panels]
+    parts = [
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        '<link rel="icon" href="data:,">',
+        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>",
+        f"<header>\n<h1>{escape(title)}</h1>\n{_contents(summary, shown)}\n</header>\n<main>",
+        *(_tables(summary) if summary.settings else ["<p>There are no runs in these files.</p>"]),
+        _training(summary),
+        *(_figure(each) for each in shown),
+        _absent(not_drawn(found, summary)),
+        f"</main>\n{_origins(summary)}\n</body>\n</html>\n",
+    ]
+    return "\n".join(part for part in parts if part)
+
+
+def _contents(summary: Summary, shown: Sequence[Drawn]) -> str:
+    links = ['<a href="#tables">Tables</a>'] if summary.settings else []
+    links += [f'<a href="#{each.kind.name}">{escape(each.kind.title)}</a>' for each in shown]
+    return f'<nav aria-label="Contents">{"".join(links)}<a href="#provenance">Where this comes from</a></nav>'
+
+
+def _tables(summary: Summary) -> list[str]:
+    parts = ['<section id="tables">', "<h2>Speed-up and acceptance length</h2>"]
+    parts.append(f'<p class="soft">{escape(tables.reading(summary))} The best of a column is bold.</p>')
+    for setting in summary.settings:
+        heading = tables.heading(setting)
+        parts.append(f"<h3>{escape(heading)}</h3>")
+        parts.append(f"<p>{escape(' '.join(tables.sentences(summary, setting)))}</p>")
+        parts.append(_short(summary, setting))
+        parts.append(
+            f"<details><summary>All numbers</summary>{_table(tables.full(summary, setting), heading)}</details>"
+        )
+    return [*parts, "</section>"]
+
+
+def _training(summary: Summary) -> str:
+    found = tables.training(summary)
+    if found is None:
+        return ""
+    return f'<section id="training-runs">\n<h2>Training</h2>\n{_table(found, "Training")}\n</section>'
+
+
+def _short(summary: Summary, setting: Setting) -> str:
+    head = ("method", *tables.columns(summary, setting))
+    rows = [[_word(row.arm), *map(_entry, row.entries)] for row in tables.short(summary, setting)]
+    return _grid(head, rows, 1, tables.heading(setting))
+
+
+def _entry(entry: Entry) -> str:
+    speed = f"<b>{escape(entry.speed_up)}</b>" if entry.best else escape(entry.speed_up)
+    return f"<td>{speed}{f'<small>{escape(entry.length)}</small>' if entry.length else ''}</td>"
+
+
+def _table(table: Table, heading: str) -> str:
+    rows = []
+    for row in table.rows:
+        words = [_word(row[0]), *(f'<td class="word">{escape(cell)}</td>' for cell in row[1 : table.words])]
+        rows.append([*words, *(f"<td>{escape(cell)}</td>" for cell in row[table.words :])])
+    return _grid(table.head, rows, table.words, heading)
+
+
+def _grid(head: Sequence[str], rows: Iterable[Sequence[str]], words: int, heading: str) -> str:
+    """In a box of its own that scrolls, by keys, too, where the screen is narrower."""
+    names = "".join(
+        f'<th scope="col"{" class=word" if place < words else ""}>{escape(name)}</th>'
+        for place, name in enumerate(head)
+    )
+    body = "\n".join(f"<tr>{''.join(row)}</tr>" for row in rows)
+    return (
+        f'<div class="table" tabindex="0" role="region" aria-label="{escape(heading)}">\n'
+        f"<table>\n<thead><tr>{names}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>\n</div>"
+    )
+
+
+def _word(text: str) -> str:
+    """A row's name, which may be parted behind its signs."""
+    parted = re.sub(r"([:,_/]+)", r"\1<wbr>", escape(text, quote=False))
+    return f'<th scope="row" class="word">{parted}</th>'
+
+
+def _figure(each: Drawn) -> str:
+    panels = "\n".join(_panel(each, panel) for panel in each.panels)
+    return (
+        f"<section>\n<h2>{escape(each.kind.title)}</h2>\n"
+        f'<figure id="{each.kind.name}">\n<figcaption>{escape(each.kind.caption)}</figcaption>\n'
+        f'<div class="panels">\n{panels}\n</div>\n</figure>\n</section>'
+    )
+
+
+def _panel(each: Drawn, panel: Panel) -> str:
+    name = f"{each.kind.title}: {panel.label}" if panel.label else each.kind.title
+    heading = f"<h3>{escape(panel.label)}</h3>\n" if panel.label else ""
+    return f'<div class="panel">\n{heading}{themed_svg(panel.figure, name)}\n</div>'
+
+
+def _absent(sentences: Sequence[str]) -> str:
+    """What is not there, and why."""
+    if not sentences:
+        return ""
+    said = "".join(f"<li>{escape(each)}</li>\n" for each in sentences)
+    return f'<section id="absent">\n<h2>Figures that are not here, and why</h2>\n<ul>\n{said}</ul>\n</section>'
+
+
+def _origins(summary: Summary) -> str:
+    said = "\n".join(f"<p>{escape(each)}</p>" for each in tables.origins(summary))
+    return (
+        f'<footer id="provenance">\n<h2>Where this comes from</h2>\n{said or "<p>The files do not say.</p>"}\n</footer>'
+    )

@@ -1,0 +1,1 @@
+"""Find the best drafter and size for a machine."""

@@ -1,0 +1,1 @@
+"""From names to objects: specs, targets, drafters, generators."""

@@ -1,0 +1,1 @@
+"""Sampling parameters and the law that they make of logits."""

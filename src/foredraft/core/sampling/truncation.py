@@ -1,0 +1,160 @@
+"""Temperature and the truncations that follow it, each row with values of its own.
+
+Rules and order are those of transformers 5.23 (``generation/logits_process.py``, ``min_tokens_to_keep`` 1):
+top-k, top-p, min-p, typical, epsilon, eta, each on what the one before has left. The same operations run in
+the same order, so that supports agree to the bit, ties included: which of several equal scores top-p keeps is
+up to torch's sort of the already truncated row. A row that did not ask for a stage passes it unchanged.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from foredraft.core.sampling.params import SamplingParams
+
+_COLDEST = 1e-30
+"""A lower temperature gives the same law, but would overflow on the way."""
+_HEAD = 1024
+"""How many of the best scores top-p looks at on a CPU before it sorts a row."""
+_DOUBT = 4e-6
+"""How far two float32 sums of the same probabilities may differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """What the sampling rows ask for; a stage that no row asks for is None and does not run.
+
+    Rows that are greedy or did not ask hold the idle value, which removes nothing. Values are kept in float64
+    and rounded to the type of the scores at use, as torch does with the numbers of transformers.
+    """
+
+    temperature: Float[Tensor, "B 1 1"] | None
+    top_k: Int[Tensor, "B 1 1"] | None
+    most_k: int  # the largest top_k of all rows
+    tail: Float[Tensor, "B 1 1"] | None  # 1 - top_p: the mass that may go
+    min_p: Float[Tensor, "B 1 1"] | None
+    typical_p: Float[Tensor, "B 1 1"] | None
+    epsilon: Float[Tensor, "B 1 1"] | None
+    eta: Float[Tensor, "B 1 1"] | None
+
+    @classmethod
+    def of(cls, params: Sequence[SamplingParams], device: torch.device | str) -> "Truncation":
+        def column(
+            read: Callable[[SamplingParams], float | None],
+            idle: float | int,
+            dtype: torch.dtype = torch.float64,
+        ) -> Tensor | None:
+            values = [None if row.greedy else read(row) for row in params]
+            if all(value is None or value == idle for value in values):
+                return None
+            filled = [idle if value is None else value for value in values]
+            return torch.tensor(filled, dtype=dtype, device=device).view(-1, 1, 1)
+
+        return cls(
+            temperature=column(lambda row: max(row.temperature, _COLDEST), 1.0),
+            top_k=column(lambda row: row.top_k, 0, torch.int64),
+            most_k=max((row.top_k or 0 for row in params if not row.greedy), default=0),
+            tail=column(lambda row: None if row.top_p in (None, 1.0) else 1.0 - row.top_p, -1.0),
+            min_p=column(lambda row: row.min_p, 0.0),
+            typical_p=column(lambda row: None if row.typical_p == 1.0 else row.typical_p, 2.0),
+            epsilon=column(lambda row: row.epsilon_cutoff, 0.0),
+            eta=column(lambda row: row.eta_cutoff, 0.0),
+        )
+
+    def __call__(self, scores: Float[Tensor, "B M V"]) -> Float[Tensor, "B M V"]:
+        """Scores divided by the temperature, with -inf at every token that was cut off."""
+        dtype = scores.dtype
+        if self.temperature is not None:
+            scores = scores / self.temperature.to(dtype)
+        if self.top_k is not None:
+            scores = _keep_top_k(scores, self.top_k, self.most_k)
+        if self.tail is not None:
+            scores = scores.masked_fill(_tail(scores, self.tail.to(dtype)), -math.inf)
+        if self.min_p is not None:
+            probabilities = scores.softmax(-1)
+            least = self.min_p.to(dtype) * probabilities.amax(-1, keepdim=True)
+            scores = scores.masked_fill(probabilities < least, -math.inf)
+        if self.typical_p is not None:
+            scores = _keep_typical(scores, self.typical_p.to(dtype))
+        if self.epsilon is not None:
+            scores = _keep_likely(scores, self.epsilon.to(dtype))
+        if self.eta is not None:
+            eta = self.eta.to(dtype)
+            scores = _keep_likely(scores, torch.minimum(eta, eta.sqrt() * torch.exp(-_entropy(scores))))
+        return scores
+
+
+def _keep_top_k(scores: Float[Tensor, "B M V"], top_k: Int[Tensor, "B 1 1"], most_k: int) -> Float[Tensor, "B M V"]:
+    """Keep the k best scores and all that equal the k-th; ``top_k`` 0 keeps everything."""
+    most_k = min(most_k, scores.shape[-1])
+    best = scores.topk(most_k, dim=-1).values
+    last = (top_k - 1).clamp(0, most_k - 1).expand(-1, scores.shape[1], 1)
+    least = best.gather(-1, last).masked_fill(top_k == 0, -math.inf)
+    return scores.masked_fill(scores < least, -math.inf)
+
+
+def _tail(scores: Float[Tensor, "B M V"], mass: Float[Tensor, "B 1 1"]) -> Bool[Tensor, "B M V"]:
+    """What top-p (Holtzman et al. 2020) cuts off; ``mass`` is 1 - top_p, negative where nothing is to go."""
+    host = scores.device.type == "cpu" and not torch.compiler.is_compiling()
+    if host and scores.shape[-1] > 4 * _HEAD:
+        return _tail_by_head(scores, mass)
+    return _tail_by_sort(scores, mass)
+
+
+def _tail_by_sort(scores: Float[Tensor, "B M V"], mass: Float[Tensor, "B 1 1"]) -> Bool[Tensor, "B M V"]:
+    """In ascending order, all up to a running sum of ``mass``; the last, one of the best, always stays."""
+    ordered, index = scores.sort(dim=-1)
+    cut = ordered.softmax(-1).cumsum(-1) <= mass
+    cut[..., -1] = False
+    return cut.scatter(-1, index, cut)
+
+
+def _tail_by_head(scores: Float[Tensor, "B M V"], mass: Float[Tensor, "B 1 1"]) -> Bool[Tensor, "B M V"]:
+    """The same for long rows on a CPU, in a tenth of the time: it sums downwards from the best score.
+
+    A node is sorted nevertheless where its head does not reach the tail, where the cut would part equal
+    scores or where another order of summation might move it. To read that costs nothing on a CPU.
+    """
+    probabilities = scores.softmax(-1)
+    best, index = scores.topk(_HEAD, dim=-1)
+    likely = probabilities.gather(-1, index).double()
+    # running[..., i]: the sum, in ascending order, up to and including the i-th best
+    running = probabilities.sum(-1, keepdim=True, dtype=torch.float64) - likely.cumsum(-1) + likely
+    kept = (running > mass).sum(-1, keepdim=True).clamp(min=1)
+    least, next_ = best.gather(-1, kept - 1), best.gather(-1, kept.clamp(max=_HEAD - 1))
+    # where all of the head is kept, least and next_ are the same one
+    doubt = (least == next_) | ((running - mass).abs() < _DOUBT).any(-1, keepdim=True)
+    cut = (scores < least) & (mass >= 0)
+    unsure = (doubt & (mass >= 0)).squeeze(-1)
+    if unsure.any():
+        some = mass.expand(-1, scores.shape[1], -1)[unsure]
+        cut[unsure] = _tail_by_sort(scores[unsure][:, None], some[:, None]).squeeze(1)
+    return cut
+
+
+def _keep_typical(scores: Float[Tensor, "B M V"], mass: Float[Tensor, "B 1 1"]) -> Float[Tensor, "B M V"]:
+    """Locally typical sampling (Meister et al. 2022): keep the tokens of nearly average surprise."""
+    logs = scores.log_softmax(-1)
+    entropy = -(logs * logs.exp()).nansum(-1, keepdim=True)
+    distance = (-logs - entropy).abs()
+    ordered, index = distance.sort(dim=-1)
+    running = scores.gather(-1, index).softmax(-1).cumsum(-1)
+    last = (running < mass).sum(-1, keepdim=True).clamp(max=scores.shape[-1] - 1)
+    return scores.masked_fill(distance > ordered.gather(-1, last), -math.inf)
+
+
+def _keep_likely(scores: Float[Tensor, "B M V"], least: Float[Tensor, "B #M 1"]) -> Float[Tensor, "B M V"]:
+    """Cut what is less likely than ``least`` (Hewitt et al. 2022), but never the best."""
+    cut = (scores.softmax(-1) < least) & (scores < scores.amax(-1, keepdim=True))
+    return scores.masked_fill(cut, -math.inf)
+
+
+def _entropy(scores: Float[Tensor, "B M V"]) -> Float[Tensor, "B M 1"]:
+    """Entropy in nats, computed as ``torch.distributions.Categorical`` does."""
+    logs = scores - scores.logsumexp(-1, keepdim=True)
+    logs_finite = logs.clamp(min=torch.finfo(scores.dtype).min)
+    return -(logs_finite * logs.softmax(-1)).sum(-1, keepdim=True)

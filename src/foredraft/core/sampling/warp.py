@@ -1,0 +1,186 @@
+"""The one function that makes probabilities of logits, for target and draft alike.
+
+The stages and their order are those of transformers 5.23 (``_get_logits_processor``):
+
+    logit bias (its sequence_bias comes first), banned single tokens (-inf stays -inf, so they may be early)
+    repetition penalty
+    presence and frequency penalty (transformers has none; OpenAI's meaning: they count generated tokens)
+    no-repeat n-grams, bad words of several tokens, minimum length
+    the user's processors
+    temperature, top-k, top-p, min-p, typical, epsilon, eta: not for greedy rows
+    softmax, or the one-hot of the best score for greedy rows
+
+Which stages run is settled on the host when the ``Warp`` is built; a run reads nothing from the device.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from foredraft.core.draft import Target
+from foredraft.core.errors import OptionError
+from foredraft.core.sampling.history import HistoryRules, Paths, add_at, run_processors
+from foredraft.core.sampling.params import Processor, SamplingParams
+from foredraft.core.sampling.truncation import Truncation
+
+__all__ = ["Paths", "Warp", "check_token_ids", "healthy"]
+
+
+@dataclass(frozen=True, slots=True)
+class Warp:
+    """How the logits of B rows become laws, each row by parameters of its own.
+
+    Build one with ``of`` whenever the rows in flight change. Scores are float32, or float64 if logits are.
+    A row whose tokens are all banned, or whose logits are NaN, has no law: see ``Target.sound``.
+    """
+
+    greedy: bool
+    needs_paths: bool
+    greedy_rows: Bool[Tensor, "B 1 1"] | None  # None when all rows are greedy, or none is
+    bias_ids: Int[Tensor, "B 1 K"] | None
+    bias: Float[Tensor, "B 1 K"] | None
+    history: HistoryRules | None
+    processors: tuple[tuple[Processor, ...], ...]  # one a row; () when no row has any
+    truncation: Truncation
+    hottest: float = 0.0  # the highest temperature of all rows, as the host knows it
+
+    @classmethod
+    def of(
+        cls,
+        params: Sequence[SamplingParams],
+        *,
+        vocab_size: int,
+        eos_token_ids: Sequence[tuple[int, ...]],
+        prompt_lengths: Sequence[int],
+        device: torch.device | str,
+    ) -> "Warp":
+        """Settle which stages run for these rows, in this order.
+
+        Args:
+            params: of each row.
+            vocab_size: V, the width of the target's logits. A draft's may be narrower.
+            eos_token_ids: of each row, as they hold for it: all that end its text.
+            prompt_lengths: of each row, in tokens; what follows is generated.
+            device: where the logits will be.
+
+        Raises:
+            OptionError: a token id is not in the vocabulary.
+        """
+        for row in params:
+            check_token_ids(row, vocab_size)
+        greedy = [row.greedy for row in params]
+        bias_ids, bias = _bias(params, eos_token_ids, device)
+        history = HistoryRules.of(params, eos_token_ids, prompt_lengths, device)
+        processors = tuple(row.logits_processor for row in params)
+        mixed = any(greedy) and not all(greedy)
+        return cls(
+            greedy=all(greedy),
+            needs_paths=history is not None or any(processors),
+            greedy_rows=torch.tensor(greedy, device=device).view(-1, 1, 1) if mixed else None,
+            bias_ids=bias_ids,
+            bias=bias,
+            history=history,
+            processors=processors if any(processors) else (),
+            truncation=Truncation.of(params, device),
+            hottest=max(0.0 if row.greedy else row.temperature for row in params),
+        )
+
+    def __call__(self, logits: Float[Tensor, "B M V"], paths: Paths) -> Target:
+        """The law at every node; all that is computed for greedy rows is what they would say next."""
+        if self.greedy:
+            scores = self.processed(logits, paths)
+            best = scores.argmax(-1)
+            return Target(best, None, _finite(scores, best))
+        scores = self.scores(logits, paths)
+        best = scores.argmax(-1)
+        return Target(best, self._law(scores, best), _finite(scores, best))
+
+    def law(self, logits: Float[Tensor, "B M V"], paths: Paths) -> Float[Tensor, "B M V"]:
+        """The law at every node as a dense tensor, one-hot for greedy rows: what a drafter draws from."""
+        if not self.greedy and self.greedy_rows is None:
+            return self.scores(logits, paths).softmax(-1)
+        scores = self.scores(logits, paths)
+        return self._law(scores, scores.argmax(-1))
+
+    def temperature(self, least: float) -> float | Float[Tensor, "B 1 1"]:
+        """Of each row, but not below ``least``, which is also that of greedy rows: for guesses about the law."""
+        if self.greedy:
+            return least
+        own = self.truncation.temperature
+        heat = max(1.0, least) if own is None else own.float().clamp(min=least)
+        return heat if self.greedy_rows is None else torch.where(self.greedy_rows, least, heat)
+
+    def scores(self, logits: Float[Tensor, "B M V"], paths: Paths) -> Float[Tensor, "B M V"]:
+        """What the softmax is taken of: -inf at all that is banned or cut off."""
+        return self.truncation(_wide(self.processed(logits, paths)))
+
+    def processed(self, logits: Float[Tensor, "B M V"], paths: Paths) -> Float[Tensor, "B M V"]:
+        """Logits after all penalties, bans and processors, before temperature; untouched when no row has any."""
+        scores = logits
+        if self.bias_ids is not None and self.bias is not None:
+            scores = _wide(scores)
+            shape = (-1, scores.shape[1], -1)
+            scores = add_at(scores, self.bias_ids.expand(shape), self.bias.to(scores.dtype).expand(shape))
+        if self.history is not None:
+            scores = self.history(_wide(scores), paths)
+        if self.processors:
+            scores = run_processors(_wide(scores), paths, self.processors)
+        return scores
+
+    def _law(self, scores: Float[Tensor, "B M V"], best: Int[Tensor, "B M"]) -> Float[Tensor, "B M V"]:
+        if not self.greedy and self.greedy_rows is None:
+            return scores.softmax(-1)
+        one_hot = torch.zeros_like(scores).scatter_(-1, best[..., None], 1.0)
+        return one_hot if self.greedy_rows is None else torch.where(self.greedy_rows, one_hot, scores.softmax(-1))
+
+
+def _finite(scores: Float[Tensor, "B M V"], best: Int[Tensor, "B M"]) -> Bool[Tensor, "B M"]:
+    """Whether the best score is a number: NaN is always the best, and -inf only where there is nothing else."""
+    return scores.gather(-1, best[..., None])[..., 0].isfinite()
+
+
+def healthy(logits: Float[Tensor, "B M V"], valid: Bool[Tensor, "B M"]) -> Bool[Tensor, "B"]:
+    """Whether every valid node of a row has a law: no NaN, no +inf, at least one finite number. No sync."""
+    return (logits.amax(-1).isfinite() | ~valid).all(-1)
+
+
+def check_token_ids(params: SamplingParams, vocab_size: int) -> None:
+    """Raise an ``OptionError`` for the first token id in the parameters that the vocabulary does not have."""
+    named = {
+        "logit_bias": params.logit_bias,
+        "bad_words_ids": [i for word in params.bad_words_ids for i in word],
+    }
+    for name, ids in named.items():
+        for token in ids:
+            if not 0 <= token < vocab_size:
+                raise OptionError(f"{name}: there is no token {token} in a vocabulary of {vocab_size}.")
+
+
+def _wide(scores: Float[Tensor, "B M V"]) -> Float[Tensor, "B M V"]:
+    return scores if scores.dtype == torch.float64 else scores.float()
+
+
+def _bias(
+    params: Sequence[SamplingParams], eos_token_ids: Sequence[tuple[int, ...]], device: torch.device | str
+) -> tuple[Int[Tensor, "B 1 K"] | None, Float[Tensor, "B 1 K"] | None]:
+    """What is added to single tokens: ``logit_bias``, and -inf for bad words of one token.
+
+    As in transformers, an end-of-sequence id is never a bad word.
+    """
+    rows = []
+    for row, eos in zip(params, eos_token_ids, strict=True):
+        banned = {word[0]: -math.inf for word in row.bad_words_ids if len(word) == 1 and word[0] not in eos}
+        rows.append({**row.logit_bias, **banned})
+    most = max(map(len, rows))
+    if most == 0:
+        return None, None
+    ids = [[*row, *[-1] * (most - len(row))] for row in rows]
+    values = [[*row.values(), *[0.0] * (most - len(row))] for row in rows]
+    return (
+        torch.tensor(ids, device=device)[:, None],
+        torch.tensor(values, dtype=torch.float64, device=device)[:, None],
+    )

@@ -1,0 +1,1 @@
+"""What several drafters share: draft runners, head features, tree building, templates."""

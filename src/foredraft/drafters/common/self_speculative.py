@@ -1,0 +1,49 @@
+"""What the drafters that are the target with fewer layers have in common (self-speculation)."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from foredraft.core.draft import Draft, Law
+from foredraft.core.drafter import Needs, Plan, Rewindable, View
+from foredraft.core.tree import TokenTree
+from foredraft.drafters.common.chain import ChainOptions, draw_chain
+from foredraft.model.base import widened
+from foredraft.model.cache import SlotCache
+from foredraft.model.skipping import ThinnedLM
+
+
+class OwnLayers(Rewindable):
+    """A chain drawn by the target itself, with something left out.
+
+    It shares the target's cache. Keys and values of what is committed are there, those of the whole model at that, so
+    there is nothing to read first and nothing to remember of a text. Those of the draft go where verification will
+    write the whole model's: from the root's slot on.
+
+    Args:
+        cache: the target's; it holds everything before each row's root.
+        vocab_size: how wide laws are. The target's may be narrower or wider, where it is the middle of a cascade.
+    """
+
+    def __init__(self, options: ChainOptions, partial: ThinnedLM, cache: SlotCache, vocab_size: int) -> None:
+        self.needs = Needs(max_nodes=options.num_assistant_tokens, target_cache=True)
+        self._partial = partial
+        self._vocab_size = vocab_size
+        self.cache = cache
+
+    def rewind(self, row: int, length: int) -> None: ...
+
+    @torch.inference_mode()
+    def propose(self, view: View, plan: Plan) -> Draft:
+        depth = min(plan.length, self.needs.max_nodes)
+        if depth == 0:
+            return Draft(TokenTree.root(view.roots), Law.FIXED)
+        self.cache.reserve(max(view.rows) + 1, max(view.extents) + depth)
+        return draw_chain(view, plan, depth, self._read_on(view, view.roots, 0), self._read_on)
+
+    def _read_on(self, view: View, tokens: Int[Tensor, "B"], index: int) -> Float[Tensor, "B 1 V"]:
+        """Logits after token ``index`` of each row's chain, the root being 0."""
+        model = self._partial.model
+        chain = TokenTree.chain(tokens[:, None].clamp(max=model.vocab_size - 1))
+        step = model.address(chain, view.lengths - 1 + index, view.rows, max(view.extents) + index)
+        return widened(self._partial.forward(step, self.cache).logits, self._vocab_size)

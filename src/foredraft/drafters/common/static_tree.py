@@ -1,0 +1,117 @@
+"""Trees of a fixed shape that is filled level by level, one head for each: what Medusa and Hydra have in common.
+
+A node's children are the likeliest tokens of its level's head: picked tokens, hence lossless at every temperature.
+"""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from foredraft.core.draft import Draft, Law
+from foredraft.core.drafter import Needs, Plan, Trainable, View
+from foredraft.core.errors import OptionError
+from foredraft.core.options import SizedOptions
+from foredraft.core.tree import TokenTree
+from foredraft.drafters.common.head import HeadDrafter, HeadState
+from foredraft.drafters.common.templates import NAMED, Rates, Template, best_template
+from foredraft.drafters.common.tree_ops import Candidates, keep_best, ranked
+from foredraft.heads.nets.target_parts import FINAL
+
+
+@dataclass(frozen=True, slots=True)
+class Options(SizedOptions):
+    """The shape of the tree.
+
+    tree: medusa (the published tree of 63 nodes), eagle (25 nodes), children by level, such as 4x2x1, or measured: the
+        best tree for the accuracy of the heads, which training writes beside them.
+    nodes: nodes of a measured tree.
+    num_assistant_tokens_schedule: auto, as many nodes as bring the most tokens a second; constant, always the whole
+        tree; or heuristic, transformers' up and down of the depth.
+    """
+
+    tree: str = "measured"
+    nodes: int = 24
+
+    def __post_init__(self) -> None:
+        if self.nodes < 1:
+            raise OptionError("nodes must be 1 or more.")
+        if self.tree != "measured":
+            Template.of(self.tree)
+
+    def template(self, accuracies: Rates | None, heads: int) -> Template:
+        """The tree that is asked for, no deeper than there are heads.
+
+        Without measured accuracies the published tree stands in for the measured one; its nodes are listed best first.
+        """
+        if self.tree != "measured":
+            paths = Template.of(self.tree).paths
+        elif accuracies:
+            paths = best_template(accuracies[:heads], self.nodes).paths
+        else:
+            paths = NAMED["medusa"][: self.nodes]
+        return Template(tuple(path for path in paths if len(path) <= heads))
+
+
+class _Level(NamedTuple):
+    """Of the nodes of one level: rank among siblings, parent, the parent's place among the inner nodes above; then the
+    places of those that have children."""
+
+    ranks: Int[Tensor, "K"]
+    parents: Int[Tensor, "K"]
+    places: Int[Tensor, "K"]
+    inner: Int[Tensor, "F"]
+    width: int
+
+    @classmethod
+    def of(cls, template: Template, level: int, device: torch.device) -> "_Level":
+        ranks = template.ranks(template.level(level))
+        columns = (ranks, template.above(level), template.places(level), template.inner_places(level))
+        tensors = (torch.tensor(column, dtype=torch.long, device=device) for column in columns)
+        return cls(*tensors, width=max(ranks) + 1)
+
+
+class FilledTree(HeadDrafter[HeadState], Trainable):
+    """Subclasses say what their heads say."""
+
+    def __init__(self, template: Template, memory: HeadState) -> None:
+        super().__init__(memory, Needs((FINAL,), template.nodes, template.depth, scored=True))
+        self._template = template
+        self._levels: tuple[_Level, ...] = ()  # made once, where the first rows are
+
+    @abstractmethod
+    def _logits(
+        self, hidden: Float[Tensor, "B 1 H"], paths: Int[Tensor, "B F K"], head: int
+    ) -> Float[Tensor, "B F v"] | Float[Tensor, "B 1 v"]:
+        """Scores of one head after each of F paths of K = head + 1 tokens that begin with the root."""
+
+    @torch.inference_mode()
+    def propose(self, view: View, plan: Plan) -> Draft:
+        if not self._levels:
+            depths = range(1, self._template.depth + 1)
+            self._levels = tuple(_Level.of(self._template, depth, view.lengths.device) for depth in depths)
+        nodes = plan.at_most(self._template.nodes)
+        levels = self._levels[: min(plan.length, nodes)]
+        if not levels:
+            return Draft(TokenTree.root(view.roots), Law.FIXED)
+        hidden, known = self._memory.extend(view, 1)
+        paths = view.roots[:, None, None]  # the tokens from the root to each inner node of a level
+        above = torch.zeros_like(paths[:, :, 0], dtype=torch.float32)  # log-probability of each of these paths
+        parts: list[tuple[Tensor, Tensor, Tensor]] = []
+        for head, level in enumerate(levels):
+            ids, scores = ranked(self._logits(hidden, paths, head), level.width, view.warp)
+            rank = level.ranks.clamp(max=ids.shape[2] - 1)
+            own = level.places.clamp(max=ids.shape[1] - 1)
+            tokens, scores = ids[:, own, rank], above[:, level.places] + scores[:, own, rank]
+            parts.append((tokens, level.parents.expand(tokens.shape), scores))
+            paths = torch.cat([paths[:, level.places[level.inner]], tokens[:, level.inner, None]], dim=2)
+            above = scores[:, level.inner]
+        tokens, parents, scores = (torch.cat(each, 1) for each in zip(*parts, strict=True))
+        depths = torch.cat([torch.full_like(level.ranks, number) for number, level in enumerate(levels, start=1)])
+        allowed = torch.tensor(plan.lengths, device=hidden.device) * known
+        candidates = Candidates(tokens, parents, scores, depths, len(levels))
+        linear = self._template.nodes == self._template.depth
+        return keep_best(candidates, view.roots, nodes, allowed, linear)

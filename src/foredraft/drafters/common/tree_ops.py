@@ -1,0 +1,120 @@
+"""How trees grow: children drawn without replacement, the likeliest, and the best of all that was scored."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from foredraft.core.draft import Draft, Law
+from foredraft.core.rng import draw
+from foredraft.core.sampling.warp import Warp
+from foredraft.core.tree import PAD, ROOT, TokenTree
+
+SHARPEST = 0.8
+"""The temperature at which a draft's law says best how often the target's likeliest token will be the draft's.
+
+At temperature 1 a token is accepted about as often as the draft's probability for it says; a greedy target accepts
+likely ones more often and unlikely ones less (docs/log.md, "How large a tree should be").
+"""
+
+
+class Candidates(NamedTuple):
+    """All tokens that were scored, level by level: ids, number of the parent (0 is the root), score of the path.
+
+    ``levels`` counts from 1, up to ``depth``. The numbers of candidates start at 1, after the root.
+    """
+
+    tokens: Int[Tensor, "B C"]
+    parents: Int[Tensor, "B C"]
+    scores: Float[Tensor, "B C"]
+    levels: Int[Tensor, "C"]
+    depth: int
+
+
+@dataclass(frozen=True, slots=True)
+class Siblings:
+    """K children of each of F nodes: tokens, the law that each was drawn from, and whether it exists."""
+
+    tokens: Int[Tensor, "B F K"]
+    laws: Float[Tensor, "B F K V"]
+    exist: Bool[Tensor, "B F K"]
+
+
+def draw_siblings(law: Float[Tensor, "B F V"], bits: Int[Tensor, "B F K"]) -> Siblings:
+    """Draw K children a node one after another, each without the tokens drawn before it.
+
+    Where the law has fewer tokens than K, the children that are left over do not exist. That is settled by the
+    law alone, before they would be drawn, so it gives nothing away.
+    """
+    tokens, laws, exist = [], [], []
+    rest = law
+    for k in range(bits.shape[-1]):
+        total = rest.sum(-1, keepdim=True)
+        exist.append(total[..., 0] > 0)
+        own = torch.where(total > 0, rest / total.clamp(min=torch.finfo(rest.dtype).tiny), rest)
+        token = draw(own, bits[..., k])
+        tokens.append(token)
+        laws.append(own)
+        rest = rest.scatter(-1, token[..., None], 0.0)
+    return Siblings(torch.stack(tokens, -1), torch.stack(laws, -2), torch.stack(exist, -1))
+
+
+def draw_independent(law: Float[Tensor, "B F V"], bits: Int[Tensor, "B F K"]) -> Siblings:
+    """Draw K children a node, each from the whole law: some may be the same token."""
+    count = bits.shape[-1]
+    tokens = torch.stack([draw(law, bits[..., k]) for k in range(count)], -1)
+    exist = (law.sum(-1) > 0)[..., None].expand_as(tokens)
+    return Siblings(tokens, law[:, :, None].expand(-1, -1, count, -1), exist)
+
+
+def likeliest(scores: Float[Tensor, "B F V"], count: int) -> tuple[Int[Tensor, "B F K"], Bool[Tensor, "B F K"]]:
+    """The so many best tokens of each node, and which of them exist: none is banned, and V may be less than K."""
+    best = scores.topk(min(count, scores.shape[-1]), dim=-1)
+    missing = (0, count - best.indices.shape[-1])
+    exist = torch.nn.functional.pad(best.values > -torch.inf, missing, value=False)
+    return torch.nn.functional.pad(best.indices, missing), exist
+
+
+def ranked(
+    logits: Float[Tensor, "B F v"], count: int, warp: Warp
+) -> tuple[Int[Tensor, "B F K"], Float[Tensor, "B F K"]]:
+    """The so many likeliest tokens after each of F nodes, best first, in the draft's own ids, and the logarithm of how
+    likely each is to be accepted; numbers whatever the draft computed, and none so low that a path's sum overflows."""
+    least = torch.finfo(torch.float32).min / 64
+    logits = logits.float().nan_to_num(nan=least, posinf=0.0, neginf=least)
+    best = (logits / warp.temperature(SHARPEST)).log_softmax(-1).topk(min(count, logits.shape[-1]), dim=-1)
+    return best.indices, best.values.clamp(min=least)
+
+
+def normalize_or_uniform(law: Float[Tensor, "B N V"]) -> Float[Tensor, "B N V"]:
+    """The law itself, or the uniform one where the draft has none (all that it knows is banned, or it says NaN)."""
+    return torch.where(law.sum(-1, keepdim=True) > 0, law, 1.0 / law.shape[-1])
+
+
+def keep_best(
+    candidates: Candidates, root: Int[Tensor, "B"], nodes: int, allowed: Int[Tensor, "B"], linear: bool = False
+) -> Draft:
+    """The tree of the ``nodes`` best candidates: by score, then the shallower, then the earlier (heads.md 6.9).
+
+    A parent never scores less than its child and stands before it, so it is always taken first, and the tree is
+    connected. The draft carries the scores. ``allowed``: how many levels each row may have. ``linear``: the candidates
+    are one chain.
+    """
+    rows, count = candidates.scores.shape
+    scores = candidates.scores.masked_fill(candidates.levels > allowed[:, None], -torch.inf)
+    best = scores.sort(dim=-1, descending=True, stable=True)
+    nodes = min(nodes, count)
+    chosen = best.indices[:, :nodes].sort(dim=-1).values
+    # the number of each candidate in the tree; the root is candidate 0 and stays 0
+    number = torch.zeros(rows, count + 1, dtype=torch.long, device=root.device)
+    number.scatter_(1, chosen + 1, torch.arange(1, nodes + 1, device=root.device).expand(rows, -1))
+    tokens = candidates.tokens.gather(1, chosen)
+    parents = number.gather(1, candidates.parents.gather(1, chosen))
+    parents = torch.where(scores.gather(1, chosen) > -torch.inf, parents, PAD)
+    first = torch.full_like(root, ROOT)[:, None]
+    filled = torch.cat([root[:, None], tokens], 1)
+    tree = TokenTree(filled, torch.cat([first, parents], 1), depth=min(candidates.depth, nodes), linear=linear)
+    own = candidates.scores.gather(1, chosen)
+    return Draft(tree, Law.FIXED, scores=torch.cat([torch.zeros_like(own[:, :1]), own], 1))

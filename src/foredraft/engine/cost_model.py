@@ -1,0 +1,83 @@
+"""What a forward costs by its number of rows, measured on the machine that will run it."""
+
+import bisect
+import statistics
+import time
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+
+from foredraft.core.tree import TokenTree
+from foredraft.engine.step import SIZES
+from foredraft.model.cache import SlotCache
+from foredraft.model.hf import CausalLM
+
+_REPEATS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class CostTable:
+    """Seconds of one forward by rows (nodes times batch rows); straight lines between what was measured."""
+
+    rows: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+    def __call__(self, rows: int | float) -> float:
+        """Seconds of a forward with so many rows; beyond the table, in proportion to its last slope."""
+        if len(self.rows) == 1:
+            return self.seconds[0] * rows / self.rows[0]
+        right = min(max(bisect.bisect_left(self.rows, rows), 1), len(self.rows) - 1)
+        x0, x1 = self.rows[right - 1], self.rows[right]
+        y0, y1 = self.seconds[right - 1], self.seconds[right]
+        return max(y0 + (y1 - y0) * (rows - x0) / (x1 - x0), self.seconds[0] if rows >= self.rows[0] else 0.0)
+
+
+def measure_costs(
+    target: CausalLM, cached: int = 128, budget: float = 1.0, longest: int = 16, batch: int = 1
+) -> CostTable:
+    """Time forwards of 1, 2, 4, ... ``longest`` nodes over ``cached`` tokens, interleaved, and keep each median.
+
+    Stops after about ``budget`` seconds; a model whose single forward takes longer is timed once. Medians are made
+    to rise with the rows: a forward of more rows that looks cheaper is noise.
+
+    Args:
+        batch: so many texts at once; the table's rows are nodes times texts.
+    """
+    sizes = [nodes for nodes in SIZES if nodes <= longest]
+    cached = max(0, min(cached, target.max_length - sizes[-1] - 1))
+    cache = target.new_cache()
+    cache.reserve(batch, cached + sizes[-1])
+    times: dict[int, list[float]] = {nodes: [] for nodes in sizes}
+    begun = time.perf_counter()
+    for repeat in range(_REPEATS + 1):
+        for nodes in sizes:
+            if repeat and time.perf_counter() - begun > budget:
+                continue
+            if repeat == 1:
+                times[nodes].clear()  # the first round warms up, and counts only if there is no second
+            times[nodes].append(_seconds(target, cache, nodes, cached, batch))
+    medians = [statistics.median(times[nodes]) for nodes in sizes]
+    return CostTable(tuple(batch * nodes for nodes in sizes), tuple(accumulate(medians, max)))
+
+
+def _seconds(target: CausalLM, cache: SlotCache, nodes: int, cached: int, batch: int) -> float:
+    """One forward of so many texts, each of so many nodes, until its result is on the host."""
+    device = target.device
+    tree = TokenTree.chain(torch.ones(batch, nodes, dtype=torch.long, device=device))
+    bases = torch.full((batch,), cached, device=device)
+    step = target.address(tree, bases, tuple(range(batch)), cached + nodes)
+    started = time.perf_counter()
+    target.forward(step, cache).logits.argmax(-1).tolist()
+    return time.perf_counter() - started
+
+
+def measure_bandwidth(device: torch.device, mebibytes: int = 256) -> float:
+    """Bytes a second that this device can read from its memory: the best of a few sums over more than caches hold."""
+    numbers = torch.ones(mebibytes * 2**18, dtype=torch.float32, device=device)
+    best = 0.0
+    for _ in range(_REPEATS + 1):
+        started = time.perf_counter()
+        numbers.sum().item()
+        best = max(best, numbers.nbytes / (time.perf_counter() - started))
+    return best

@@ -1,0 +1,341 @@
+"""What users hold: prompts in, texts out, by the batch or as they come."""
+
+import weakref
+from collections.abc import Iterator, Mapping, Sequence as Seq
+from dataclasses import replace
+from typing import Any, TypeVar, overload
+
+import numpy as np
+from torch import Tensor
+from typing_extensions import Unpack
+
+from foredraft.core.errors import ModelError, OptionError, PromptError, kind_of
+from foredraft.core.rng import derive_seeds, derived_seed, resolve_seed
+from foredraft.core.sampling.params import SamplingOptions, SamplingParams, check_count
+from foredraft.engine.beam.search import BeamKeywords, BeamOptions, Hypothesis, beam_search
+from foredraft.engine.beam.speculative import SearchesAhead, speculative_beam_search
+from foredraft.engine.bulk import Progress, completions
+from foredraft.engine.driver import Driver
+from foredraft.engine.engine import Engine
+from foredraft.engine.inputs import Params, Prompt, Prompts, Several, as_params, encode, listed
+from foredraft.engine.request import Piece, Request, Sequence
+from foredraft.engine.results import Call, Completed, Kind, Result, named, table_html
+from foredraft.engine.stream import AsyncStream, Source, Stream
+from foredraft.model.hf import CausalLM
+from foredraft.model.tokenizer import Message, Tokenizer
+
+OnePrompt = str | Seq[int] | Seq[Message] | Mapping[str, Any]
+"""A prompt that is seen to be one by its type; a tensor may hold one or several."""
+P = TypeVar("P", bound=Prompt)
+
+
+class Generator(Source):
+    """A target with its drafter. Made by ``foredraft.load``.
+
+    Calls may overlap: streams that are open at the same time share one batch.
+    """
+
+    def __init__(
+        self, engine: Engine, tokenizer: Tokenizer | None, eos: Seq[int], kind: Kind, models: Seq[CausalLM] = ()
+    ) -> None:
+        self.engine = engine
+        self.driver = Driver(engine)
+        for model in models:
+            model.retain()
+        self._hold = weakref.finalize(self, _let_go, tuple(models))
+        self._hold.atexit = False
+        self.tokenizer = tokenizer
+        self.eos_token_ids = tuple(eos)
+        self.kind = kind
+
+    @overload
+    def generate(  # type: ignore[overload-overlap]  # a str is a sequence of str
+        self,
+        prompt: OnePrompt,
+        params: Params | None = None,
+        *,
+        num_return_sequences: None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> Result: ...
+    @overload
+    def generate(
+        self,
+        prompt: Prompt | Seq[Prompt],
+        params: Params | None = None,
+        *,
+        num_return_sequences: int,
+        **options: Unpack[SamplingOptions],
+    ) -> list[Result]: ...
+    @overload
+    def generate(
+        self,
+        prompt: list[P],
+        params: Params | None = None,
+        *,
+        num_return_sequences: int | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> list[Result]: ...
+    @overload
+    def generate(
+        self,
+        prompt: OnePrompt | list[P] | Tensor | np.ndarray,
+        params: Params | None = None,
+        *,
+        num_return_sequences: int | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> Result | list[Result]: ...
+    @overload
+    def generate(
+        self,
+        prompt: Seq[Prompt],
+        params: Params | None = None,
+        *,
+        num_return_sequences: int | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> list[Result]: ...
+
+    def generate(
+        self,
+        prompt: Prompt | Seq[Prompt],
+        params: Params | None = None,
+        *,
+        num_return_sequences: int | None = None,
+        **options: Any,
+    ) -> Result | list[Result]:
+        """Continue a prompt, or several as one ragged batch.
+
+        Args:
+            prompt: a string, token ids, chat messages, a tokenizer's output, or a list of any of these.
+            params: or its fields as keywords; what is not given is as in ``SamplingParams``. A transformers
+                ``GenerationConfig`` is read as these.
+            num_return_sequences: so many outputs for each prompt. Output i of the call has the stream (seed, i).
+
+        Returns:
+            one ``Result`` for one prompt; a list, in order, for several, and wherever ``num_return_sequences`` is
+            given.
+
+        Raises:
+            UsageError: an option or a prompt that cannot be; the sentence says why, and which of several prompts.
+            NumericsError: the model returned NaN.
+        """
+        call = self._call(prompt, as_params(params, options), num_return_sequences)
+        self.engine.run(call.sequences)
+        return call.answer(self.kind)
+
+    @overload
+    async def agenerate(
+        self,
+        prompt: OnePrompt,
+        params: Params | None = None,
+        *,
+        num_return_sequences: None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> Result: ...
+    @overload
+    async def agenerate(
+        self,
+        prompt: Prompt | Seq[Prompt],
+        params: Params | None = None,
+        *,
+        num_return_sequences: int,
+        **options: Unpack[SamplingOptions],
+    ) -> list[Result]: ...
+    @overload
+    async def agenerate(
+        self,
+        prompt: list[P],
+        params: Params | None = None,
+        *,
+        num_return_sequences: int | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> list[Result]: ...
+    @overload
+    async def agenerate(
+        self,
+        prompt: OnePrompt | list[P] | Tensor | np.ndarray,
+        params: Params | None = None,
+        *,
+        num_return_sequences: int | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> Result | list[Result]: ...
+    @overload
+    async def agenerate(
+        self,
+        prompt: Seq[Prompt],
+        params: Params | None = None,
+        *,
+        num_return_sequences: int | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> list[Result]: ...
+
+    async def agenerate(
+        self,
+        prompt: Prompt | Seq[Prompt],
+        params: Params | None = None,
+        *,
+        num_return_sequences: int | None = None,
+        **options: Any,
+    ) -> Result | list[Result]:
+        """``generate`` for asyncio; any number of calls that are awaited at the same time share one batch.
+
+        Steps run in a thread. A call whose task is cancelled is cancelled at the next step.
+        """
+        call = self._call(prompt, as_params(params, options), num_return_sequences)
+        await self.driver.ended(call.sequences)
+        return call.answer(self.kind)
+
+    def batch(self, prompts: Several, params: Params | None = None, **options: Unpack[SamplingOptions]) -> list[Result]:
+        """``generate`` for a list of prompts, whatever they are: always a list of results, in order."""
+        none = isinstance(prompts, Seq) and not len(prompts)
+        several = [] if none else listed(prompts).prompts
+        sequences = self.submit(several, as_params(params, options))
+        self.engine.run(sequences)
+        return Call(sequences, len(several), single=False).results(self.kind)
+
+    def as_completed(
+        self,
+        prompts: Prompts,
+        params: Params | None = None,
+        *,
+        progress: Progress | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> Iterator[Completed]:
+        """Run any number of prompts and hand out each as soon as it is done, by its number.
+
+        Prompts are asked for only as rows become free, so that they may come from a file of any length, and no more
+        than a batch of them is held. A bad prompt, or one that fails, is handed out with its error; the others go on.
+        Leaving the loop cancels what runs. Each prompt has a random stream of its own, derived from the seed and the
+        prompt's number.
+
+        Args:
+            progress: called after each prompt with the number of prompts done and of new tokens in all of them.
+        """
+        if isinstance(prompts, (str, Mapping)):
+            raise PromptError("as_completed runs many prompts: give a list or another iterable of them.")
+        try:
+            several = iter(prompts)
+        except TypeError:
+            raise PromptError(f"Prompts are a list or another iterable, not {kind_of(prompts)}.") from None
+        if progress is not None and not callable(progress):
+            raise OptionError(f"progress must be a function of (done, tokens), not {kind_of(progress)}.")
+        chosen = as_params(params, options)
+        seed = resolve_seed(chosen.seed)
+
+        def submit(number: int, prompt: Prompt) -> Sequence:
+            own = replace(chosen, seed=derived_seed(seed, number))
+            return self.submit([prompt], own)[0]
+
+        return completions(self, submit, several, progress)
+
+    @overload
+    def beam_search(  # type: ignore[overload-overlap]  # a str is a sequence of str
+        self, prompt: OnePrompt, **options: Unpack[BeamKeywords]
+    ) -> list[Hypothesis]: ...
+    @overload
+    def beam_search(
+        self, prompt: Tensor | np.ndarray, **options: Unpack[BeamKeywords]
+    ) -> list[Hypothesis] | list[list[Hypothesis]]: ...
+    @overload
+    def beam_search(self, prompt: Seq[Prompt], **options: Unpack[BeamKeywords]) -> list[list[Hypothesis]]: ...
+
+    def beam_search(
+        self, prompt: Prompt | Seq[Prompt], *, num_beams: int = 4, **options: Any
+    ) -> list[Hypothesis] | list[list[Hypothesis]]:
+        """The likeliest texts that a search with ``num_beams`` beams finds; nothing is drawn.
+
+        With a draft model the draft searches ahead; what is found is the same. Other drafters are left out.
+
+        Args:
+            prompt: as in ``generate``; several are searched as one ragged batch.
+            options: those of ``BeamOptions``, and of ``SamplingParams`` lengths, ends, penalties and bans.
+
+        Returns:
+            the ``num_return_sequences`` best texts, best first; for several prompts a list of such lists, in order.
+
+        Raises:
+            UsageError: an option or a prompt that cannot be; the sentence says why.
+            NumericsError: the model returned NaN.
+        """
+        prompts, single = listed(prompt)
+        chosen = BeamOptions.from_options({"num_beams": num_beams, **options})
+        encoded = [list(request.prompt) for request in self._requests(prompts, chosen.params)]
+        with self.engine.exclusive():
+            target, drafter = self.engine.target, self.engine.drafter
+            if isinstance(drafter, SearchesAhead) and chosen.num_assistant_tokens:
+                draft = drafter.beam_model()
+                found = speculative_beam_search(target, draft, encoded, chosen, self.eos_token_ids, self._decode)
+            else:
+                found = beam_search(target, encoded, chosen, self.eos_token_ids, self._decode)
+        return found[0] if single else found
+
+    def stream(self, prompt: Prompt, params: Params | None = None, **options: Unpack[SamplingOptions]) -> Stream:
+        """Continue one prompt and hand out each piece as soon as it is certain."""
+        return Stream(self, self.submit([prompt], as_params(params, options))[0])
+
+    def astream(self, prompt: Prompt, params: Params | None = None, **options: Unpack[SamplingOptions]) -> AsyncStream:
+        """``stream`` for asyncio."""
+        return AsyncStream(self, self.submit([prompt], as_params(params, options))[0])
+
+    def submit(self, prompts: Seq[Prompt], params: SamplingParams, count: int = 1) -> list[Sequence]:
+        """Queue prompts without running them; a bad one is refused before any is queued."""
+        check_count("num_return_sequences", count)
+        if not prompts:
+            raise PromptError("There are no prompts.")
+        requests = self._requests(prompts, params)
+        outputs = [request for request in requests for _ in range(count)]
+        return self.engine.submit(outputs, self._decode, derive_seeds(resolve_seed(params.seed), len(outputs)))
+
+    def _requests(self, prompts: Seq[Prompt], params: SamplingParams) -> list[Request]:
+        """Prompts as requests, checked; the sentence about a bad one says which of several it is."""
+        requests: list[Request] = []
+        for number, prompt in enumerate(prompts):
+            try:
+                requests.append(self.engine.request(self.encode(prompt), params, self.eos_token_ids))
+            except PromptError as error:
+                raise named(error, number) if len(prompts) > 1 else error  # noqa: B904 - it has its cause
+        return requests
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt of any kind."""
+        return encode(prompt, self.tokenizer)
+
+    def close(self) -> None:
+        """Cancel what runs, and leave the models as they were found, unless other generators hold them too."""
+        self.engine.close()
+        self._hold()
+
+    def __enter__(self) -> "Generator":
+        if self.engine.closed:
+            raise ModelError("This generator is closed: make a new one with foredraft.load.")
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _decode(self, tokens: list[int]) -> str:
+        return self.tokenizer.decode(tokens) if self.tokenizer is not None else ""
+
+    def result_of(self, sequence: Sequence, taken: Seq[Piece] = ()) -> Result:
+        return Result.of(sequence, self.kind, taken)
+
+    def _call(self, prompt: Prompt | Seq[Prompt], params: SamplingParams, count: int | None) -> Call:
+        prompts, single = listed(prompt)
+        sequences = self.submit(prompts, params, 1 if count is None else count)
+        return Call(sequences, len(prompts), single=single and count is None)
+
+    def _facts(self) -> dict[str, str]:
+        target = self.engine.target
+        dtype = str(target.dtype).removeprefix("torch.")
+        known = {"target": target.name, "drafter": self.kind.method, "device": str(target.device), "dtype": dtype}
+        return {**known, "lossless": str(self.kind.lossless)}
+
+    def __repr__(self) -> str:
+        return f"Generator({', '.join(f'{name}={value}' for name, value in self._facts().items())})"
+
+    def _repr_html_(self) -> str:
+        return table_html("foredraft.Generator", self._facts())
+
+
+def _let_go(models: tuple[CausalLM, ...]) -> None:
+    for model in models:
+        model.let_go()

@@ -1,0 +1,201 @@
+"""One request in flight: its tokens, its text, its numbers. Lives on the host."""
+
+from collections import deque
+from collections.abc import Sequence as Tokens
+from dataclasses import dataclass, field
+
+from foredraft.core.errors import ForedraftError
+from foredraft.core.sampling.params import SamplingParams
+from foredraft.core.sampling.stop import FinishReason, StopRules
+from foredraft.core.stats import DecodeStats, StepStats
+from foredraft.engine.detokenizer import Decode, IncrementalDetokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What a step has added: text that is safe to show, its tokens, and whether a drafter had proposed them.
+
+    Text may lag behind its tokens, by half a character or by what could still become a stop string.
+    """
+
+    text: str
+    tokens: list[int]
+    drafted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probability of an emitted token under the model's own law, and of the likeliest alternatives."""
+
+    token: int
+    logprob: float
+    top: dict[int, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What was asked for, already checked."""
+
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    rules: StopRules
+
+
+@dataclass(slots=True)
+class RequestStats:
+    """What the steps of one request came to so far.
+
+    A few sums in place: with many rows, adding a frozen record to another for each of them would cost more than
+    the step itself.
+    """
+
+    prefill_seconds: float = 0.0
+    tokens: int = 0
+    forwards: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    seconds: float = 0.0
+    depths: dict[int, int] = field(default_factory=dict)  # how many drafts were so deep
+    reached: dict[int, int] = field(default_factory=dict)  # how many accepted paths were so long
+
+    def add(self, step: StepStats, index: int) -> None:
+        """Count the row at this index of a step."""
+        depth, accepted = step.depths[index], step.accepted[index]
+        self.tokens += step.emitted[index]
+        self.forwards += 1
+        self.drafted += step.drafted[index]
+        self.accepted += accepted
+        self.draft_seconds += step.draft_seconds
+        self.verify_seconds += step.verify_seconds
+        self.seconds += step.draft_seconds + step.verify_seconds + step.other_seconds
+        self.depths[depth] = self.depths.get(depth, 0) + 1
+        self.reached[accepted] = self.reached.get(accepted, 0) + 1
+
+    def stats(self, prompt_tokens: int, method: str = "", lossless: bool = True) -> DecodeStats:
+        return DecodeStats(
+            method=method,
+            lossless=lossless,
+            prompt_tokens=prompt_tokens,
+            tokens=self.tokens,
+            target_forwards=self.forwards,
+            drafted=self.drafted,
+            accepted=self.accepted,
+            drafted_by_depth=_at_least(self.depths),
+            accepted_by_depth=_at_least(self.reached),
+            seconds=self.prefill_seconds + self.seconds,
+            prefill_seconds=self.prefill_seconds,
+            draft_seconds=self.draft_seconds,
+            verify_seconds=self.verify_seconds,
+        )
+
+
+def _at_least(counts: dict[int, int]) -> tuple[int, ...]:
+    """From how many were 0, 1, 2, ... to how many were at least 1, 2, ..."""
+    return tuple(
+        sum(n for size, n in counts.items() if size >= least) for least in range(1, max(counts, default=0) + 1)
+    )
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A request and what has become of it so far. The engine fills everything below ``stream``.
+
+    ``seed`` reproduces the output. ``stream`` is the seed of the row's random numbers: the same, or one that no other
+    request has; see ``Engine``.
+    """
+
+    request: Request
+    decode: Decode
+    seed: int
+    stream: int
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    finish_reason: FinishReason | None = None
+    error: ForedraftError | None = None
+    tally: RequestStats = field(default_factory=RequestStats)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    pieces: deque[Piece] = field(default_factory=deque)
+    _stream: IncrementalDetokenizer = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._stream = IncrementalDetokenizer(self.decode, self.params.stop_strings)
+
+    @property
+    def prompt(self) -> tuple[int, ...]:
+        return self.request.prompt
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.request.params
+
+    @property
+    def rules(self) -> StopRules:
+        return self.request.rules
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None or self.error is not None
+
+    @property
+    def stats(self) -> DecodeStats:
+        """What it took so far."""
+        return self.tally.stats(len(self.prompt))
+
+    @property
+    def length(self) -> int:
+        """Committed tokens, the prompt included."""
+        return len(self.request.prompt) + len(self.tokens)
+
+    @property
+    def remaining(self) -> int:
+        """New tokens that may still come."""
+        return self.request.rules.max_new_tokens - len(self.tokens)
+
+    def extend(self, block: Tokens[int], drafted: int) -> int:
+        """Take a block of new tokens, of which the first ``drafted`` were proposed by a drafter.
+
+        Returns:
+            how many of them were kept; fewer than all when the request ended inside the block.
+        """
+        cut = self.rules.cut(len(self.tokens), block)
+        kept = 0
+        for part, was_drafted in ((block[: min(drafted, cut.kept)], True), (block[drafted : cut.kept], False)):
+            if not part or self.finished:
+                continue
+            pushed = self._stream.push(list(part))
+            taken = list(part[: pushed.tokens_kept])
+            kept += len(taken)
+            self._emit(pushed.text, taken, was_drafted)
+            if pushed.stopped:
+                self.finish_reason = "stop"
+        if cut.reason is not None and not self.finished:
+            self.finish(cut.reason)
+        return kept
+
+    def finish(self, reason: FinishReason) -> None:
+        """End the request and hand out the text that was held back."""
+        self.finish_reason = reason
+        rest = self._stream.finish()
+        if rest.text:
+            self._emit(rest.text, [], False)
+
+    def cut(self, count: int) -> None:
+        """End the request after its first ``count`` tokens; the text is that of these."""
+        if count < len(self.tokens):
+            del self.tokens[count:]
+            del self.logprobs[count:]
+            self.text = self.decode(self.tokens)
+        if not self.finished:
+            self.finish_reason = "stop"
+
+    def fail(self, error: ForedraftError) -> None:
+        """End the request with an error; what was generated stays."""
+        self.error = error  # first: whoever sees the end must see why
+        self.finish("cancelled")
+
+    def _emit(self, text: str, tokens: list[int], drafted: bool) -> None:
+        self.text += text
+        self.tokens.extend(tokens)
+        self.pieces.append(Piece(text, tokens, drafted))

@@ -1,0 +1,1 @@
+"""Trained heads: their networks and their file formats."""

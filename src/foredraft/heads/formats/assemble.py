@@ -1,0 +1,191 @@
+"""From a reading to a net: every tensor in its place, none missing, none left over."""
+
+import re
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from foredraft.core.errors import DrafterError, ModelError
+from foredraft.heads.formats.files import Checkpoint
+from foredraft.heads.formats.info import HeadInfo, NetConfig, Reading
+from foredraft.heads.nets.blocks import BlockConfig, Rotary
+from foredraft.heads.nets.eagle import Eagle, Eagle3, Eagle3Config, EagleConfig
+from foredraft.heads.nets.hydra import Hydra, HydraConfig
+from foredraft.heads.nets.medusa import Blockwise, Medusa, MedusaConfig
+from foredraft.heads.nets.target_parts import TargetParts
+from foredraft.model.head_parts import parts_of, rotary_of
+from foredraft.model.hf import CausalLM
+
+_HARMLESS = re.compile(r"(^|\.)(rotary_emb\.)?inv_freq$")
+"""Rotary frequencies that old code kept among its weights; they follow from the config."""
+_ROWS = 8192
+"""So many rows of an embedding are compared at a time."""
+
+
+def describe(checkpoint: Checkpoint, reading: Reading) -> HeadInfo:
+    """What a reading says, after a check of its tensors' names and shapes.
+
+    Raises:
+        DrafterError: tensors that are missing, unexpected or of another shape.
+    """
+    net = _bare(reading.config, _rotary(checkpoint, reading.config), _nobody(reading))
+    _check_names(checkpoint, reading, net)
+    parameters = [(name, value) for name, value in net.named_parameters() if name not in reading.given]
+    dtypes = [checkpoint.weights.dtypes[reading.names[name][0]] for name, _ in parameters]
+    whole = [dtype for dtype in dtypes if not dtype.is_floating_point]
+    if whole:
+        raise DrafterError(f"The weights of the head {checkpoint.name!r} are {whole[0]}: quantised heads are not read.")
+    config = reading.config
+    if isinstance(config, Eagle3Config) and reading.open_taps:
+        config = replace(config, taps=())
+    return HeadInfo(
+        method=reading.method,
+        format=reading.format,
+        config=config,
+        parameters=sum(value.numel() for _, value in parameters),
+        dtype=max(set(dtypes), key=dtypes.count),
+        target=reading.target,
+        notes=reading.notes,
+    )
+
+
+def assemble(checkpoint: Checkpoint, reading: Reading, target: CausalLM) -> nn.Module:
+    """The net with its weights, on the target's device and in its dtype, not to be trained."""
+    net = _bare(reading.config, _rotary(checkpoint, reading.config), parts_of(target.model))
+    place: dict[str, Any] = {"device": target.device, "dtype": target.dtype, "copy": True}
+    state: dict[str, Tensor] = {}
+    for name in dict(net.named_parameters()):
+        tensor = reading.given[name] if name in reading.given else _tied(checkpoint, reading.names[name])
+        state[name] = tensor.to(**place)
+        if not torch.isfinite(state[name]).all():
+            raise DrafterError(f"The tensor {name} of {checkpoint.name!r} does not fit into {target.dtype}.")
+    net.load_state_dict(state, strict=True, assign=True)
+    if isinstance(net, Eagle3):
+        net.vocabulary = reading.vocabulary
+    # not to another dtype: rotary frequencies stay in float32
+    return net.to(device=target.device).eval().requires_grad_(False)
+
+
+def check_target(checkpoint: Checkpoint, reading: Reading, target: CausalLM) -> None:
+    """Refuse a head that was made for another target, as far as its files tell."""
+    needs, config = reading.target, target.model.config.get_text_config()
+    if needs.hidden_size != config.hidden_size:
+        raise DrafterError(
+            f"The head {checkpoint.name!r} is for a target with hidden states of width {needs.hidden_size}; "
+            f"this target's have {config.hidden_size}."
+        )
+    if needs.vocab_size is not None and needs.vocab_size not in (config.vocab_size, target.vocab_size):
+        raise DrafterError(
+            f"The head {checkpoint.name!r} is for a target with a vocabulary of {needs.vocab_size}; "
+            f"this target has {config.vocab_size}."
+        )
+    if needs.layers is not None and needs.layers > target.layers:
+        raise DrafterError(
+            f"The head {checkpoint.name!r} reads hidden layer {needs.layers} of a target with {target.layers} layers."
+        )
+
+
+def same_table(ours: Tensor, target: CausalLM) -> bool:
+    """Whether an embedding is the target's, up to the rounding of half precision and rows of padding."""
+    theirs = target.model.get_input_embeddings().weight
+    if not isinstance(theirs, Tensor) or not theirs.is_floating_point() or theirs.is_meta:
+        return True  # quantised or elsewhere: nothing to compare with
+    if ours.shape[1:] != theirs.shape[1:]:
+        return False
+    rows, apart, size = min(len(ours), len(theirs)), 0.0, 0.0
+    for start in range(0, rows, _ROWS):
+        a, b = (x[start : min(start + _ROWS, rows)].detach().float().cpu() for x in (ours, theirs))
+        apart += float((a - b).square().sum())
+        size += float(b.square().sum())
+    return apart <= (0.02**2) * size
+
+
+def embedding_of(target: CausalLM) -> Tensor:
+    """The target's input embedding [V, H]."""
+    weight = target.model.get_input_embeddings().weight
+    assert isinstance(weight, Tensor)
+    return weight
+
+
+def few(names: Collection[str]) -> str:
+    """The first names of many."""
+    first = sorted(names)[:4]
+    return ", ".join(first) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+def straight(names: Collection[str]) -> dict[str, tuple[str, ...]]:
+    """Names that are the same in file and net."""
+    return {name: (name,) for name in names}
+
+
+def parameter_names(config: NetConfig) -> list[str]:
+    """The parameters of the net of a config."""
+    net = _bare(config, Rotary(torch.ones(1)), _nobody(None))
+    return [name for name, _ in net.named_parameters()]
+
+
+def block_of(config: NetConfig) -> BlockConfig | None:
+    """The decoder block in a config, if there is one."""
+    if isinstance(config, (EagleConfig, Eagle3Config)):
+        return config.block
+    return config.prefix if isinstance(config, HydraConfig) else None
+
+
+def _bare(config: NetConfig, rotary: Rotary | None, parts: TargetParts) -> nn.Module:
+    """The net of a config without storage for its weights."""
+    with torch.device("meta"):
+        if isinstance(config, (EagleConfig, Eagle3Config)):
+            assert rotary is not None
+            return (Eagle(config, rotary, parts)) if isinstance(config, EagleConfig) else Eagle3(config, rotary, parts)
+        if isinstance(config, HydraConfig):
+            return Hydra(config, rotary, parts)
+        return Medusa(config, parts) if isinstance(config, MedusaConfig) else Blockwise(config, parts)
+
+
+def _rotary(checkpoint: Checkpoint, config: NetConfig) -> Rotary | None:
+    block = block_of(config)
+    try:
+        return None if block is None else rotary_of(block)
+    except ModelError as error:
+        raise DrafterError(f"The head {checkpoint.name!r} cannot be used: {error}") from error
+
+
+def _nobody(reading: Reading | None) -> TargetParts:
+    """In place of a target where only names and shapes matter."""
+    size = reading.target.hidden_size if reading is not None else 1
+    return TargetParts(embed=lambda tokens: tokens, head=lambda states: states, vocab_size=1, hidden_size=size)
+
+
+def _check_names(checkpoint: Checkpoint, reading: Reading, net: nn.Module) -> None:
+    shapes, wanted = checkpoint.weights.shapes, reading.names
+    expected = {name for parameter in wanted if parameter not in reading.given for name in wanted[parameter]}
+    missing = expected - shapes.keys()
+    extra = {name for name in shapes.keys() - expected - reading.ignored if not _HARMLESS.search(name)}
+    if missing or extra:
+        parts = [f"{few(missing)} {'is' if len(missing) == 1 else 'are'} missing"] if missing else []
+        parts += [f"{few(extra)} {'is' if len(extra) == 1 else 'are'} not expected"] if extra else []
+        raise DrafterError(
+            f"The tensors of the head {checkpoint.name!r} are not those of {reading.format} as its config.json "
+            f"describes it: {'; '.join(parts)}."
+        )
+    for parameter, value in net.named_parameters():
+        for name in wanted.get(parameter, ()) if parameter not in reading.given else ():
+            if shapes[name] != tuple(value.shape):
+                raise DrafterError(
+                    f"The tensor {name} of the head {checkpoint.name!r} has the shape {list(shapes[name])}, and its "
+                    f"config.json makes it {list(value.shape)}."
+                )
+
+
+def _tied(checkpoint: Checkpoint, names: tuple[str, ...]) -> Tensor:
+    """One tensor that may be stored several times."""
+    first = checkpoint.weights.read(names[0])
+    for name in names[1:]:
+        if not torch.equal(first, checkpoint.weights.read(name)):
+            raise DrafterError(
+                f"The tensors {names[0]} and {name} of the head {checkpoint.name!r} differ; they should be one module."
+            )
+    return first

@@ -1,0 +1,151 @@
+"""A decoder block's shape in the words of transformers' configs, read and written.
+
+Sources: heads.md of this project's notes, 1.1 to 1.4; the words are those of ``LlamaConfig``.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from foredraft.core.errors import DrafterError
+from foredraft.heads.formats.files import Fields
+from foredraft.heads.nets.blocks import ACTIVATIONS, BlockConfig
+
+BASE = 10000.0
+"""The base of rotary positions where a config names none."""
+
+
+def read_block(fields: Fields, *, layers: int, notes: list[str], **known: Any) -> BlockConfig:
+    """The block of a config; ``known`` are fields of it that the caller has found elsewhere (in the tensors).
+
+    Raises:
+        DrafterError: numbers that make no block, or something that the nets do not have.
+    """
+    width, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
+    if "head_dim" not in fields and width % heads:
+        raise DrafterError(f"The head {fields.name!r} has {heads} attention heads over a width of {width}.")
+    groups, size = fields.integer("num_key_value_heads", heads), fields.integer("head_dim", width // heads or None)
+    if heads % groups or size % 2 or size > 1 << 16:
+        raise DrafterError(
+            f"The head {fields.name!r} has {heads} attention heads of width {size} over {groups} key-value heads, "
+            "which make no attention."
+        )
+    action = fields.text("hidden_act", "silu")
+    if action not in ACTIVATIONS:
+        raise DrafterError(
+            f"The head {fields.name!r} uses the activation {action!r}; known are {', '.join(ACTIVATIONS)}."
+        )
+    window = _window(fields, layers)
+    theta, scaling = _rope(fields, window is not None)
+    if theta is None:
+        notes.append("rope_theta is absent: base 10000.")
+    shape: dict[str, Any] = {
+        "hidden_size": width,
+        "intermediate_size": fields.integer("intermediate_size"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": groups,
+        "head_dim": size,
+        "rms_norm_eps": fields.number("rms_norm_eps", 1e-6),
+        "hidden_act": action,
+        "mlp_bias": fields.flag("mlp_bias", False),
+        "sliding_window": window,
+        "max_position_embeddings": fields.integer("max_position_embeddings", 2048),
+        "rope_theta": BASE if theta is None else theta,
+        "rope_scaling": scaling,
+    }
+    return BlockConfig(**{**shape, **known})
+
+
+def _window(fields: Fields, layers: int) -> int | None:
+    """The sliding window that all layers of the head have, or None.
+
+    Qwen's configs name a window that is off unless ``use_sliding_window``; ``layer_types`` has the last word.
+    """
+    kinds = fields.values.get("layer_types")
+    if isinstance(kinds, list) and len(kinds) >= layers:
+        own = set(map(str, kinds[:layers]))
+        if own == {"full_attention"}:
+            return None
+        if own != {"sliding_attention"}:
+            raise DrafterError(
+                f"The layers of the head {fields.name!r} are of the kinds {', '.join(sorted(own))}; "
+                "only all full or all sliding ones are read."
+            )
+        return fields.integer("sliding_window")
+    off = fields.text("model_type", "llama").startswith("qwen")
+    used = "sliding_window" in fields and fields.flag("use_sliding_window", not off)
+    return fields.integer("sliding_window") if used else None
+
+
+def _rope(fields: Fields, sliding: bool) -> tuple[float | None, dict[str, Any] | None]:
+    """Base (None where absent) and scheme (None for plain), from any of the three places where configs have them."""
+    found = fields.part("rope_parameters")
+    if any(isinstance(value, dict) for value in found.values.values()):  # one for each kind of layer
+        found = found.part("sliding_attention" if sliding else "full_attention")
+    if not found.values:
+        found = fields.part("rope_scaling")
+    for place in (found, fields):
+        if place.number("partial_rotary_factor", 1.0) != 1.0:
+            raise DrafterError(f"The head {fields.name!r} turns a part of each attention head only; that is not read.")
+    place = found if "rope_theta" in found else fields
+    theta = place.number("rope_theta") if "rope_theta" in place else None
+    scheme = {k: v for k, v in found.values.items() if k not in ("rope_theta", "type", "partial_rotary_factor")}
+    kind = found.values.get("rope_type") or found.values.get("type") or "default"
+    if kind in ("default", "mrope") or "mrope_section" in scheme:  # mrope on text alone is plain
+        return theta, None
+    if not isinstance(kind, str):
+        raise DrafterError(f"The rope_scaling of the head {fields.name!r} names no scheme.")
+    return theta, {**scheme, "rope_type": kind}
+
+
+def write_block(block: BlockConfig, target: Mapping[str, Any], *, vocab_size: int, layers: int) -> dict[str, Any]:
+    """The words that all formats share. Ids of special tokens are the target's."""
+    return {
+        "model_type": "llama",
+        "hidden_size": block.hidden_size,
+        "intermediate_size": block.intermediate_size,
+        "num_hidden_layers": layers,
+        "num_attention_heads": block.num_attention_heads,
+        "num_key_value_heads": block.num_key_value_heads,
+        "vocab_size": vocab_size,
+        "max_position_embeddings": block.max_position_embeddings,
+        "rms_norm_eps": block.rms_norm_eps,
+        "rope_theta": block.rope_theta,
+        "rope_scaling": block.rope_scaling,
+        "hidden_act": block.hidden_act,
+        "initializer_range": 0.02,
+        "pretraining_tp": 1,
+        "use_cache": True,
+        "tie_word_embeddings": False,
+        "bos_token_id": target.get("bos_token_id"),
+        "eos_token_id": target.get("eos_token_id"),
+        "pad_token_id": target.get("pad_token_id"),
+    }
+
+
+def block_objections(block: BlockConfig, allowed: Collection[str] = ()) -> list[str]:
+    """What of this block goes beyond a plain Llama layer, but for what is ``allowed``."""
+    beyond = {
+        "head_dim": block.head_dim * block.num_attention_heads != block.hidden_size,
+        "attention_bias": block.attention_bias,
+        "output_bias": block.output_bias,
+        "mlp_bias": block.mlp_bias,
+        "qk_norm": block.qk_norm,
+        "sliding_window": block.sliding_window is not None,
+    }
+    return [name for name, here in beyond.items() if here and name not in allowed]
+
+
+def old_scaling(block: BlockConfig) -> dict[str, Any] | None:
+    """``rope_scaling`` for SafeAILab's code, which reads exactly the keys type and factor.
+
+    Raises:
+        DrafterError: a scheme that it does not know.
+    """
+    scaling = block.rope_scaling
+    if scaling is None:
+        return None
+    if scaling.get("rope_type") not in ("linear", "dynamic") or set(scaling) != {"rope_type", "factor"}:
+        raise DrafterError(
+            f"SafeAILab's code knows linear and dynamic rope_scaling only, not {scaling.get('rope_type')!r}."
+        )
+    return {"type": scaling["rope_type"], "factor": scaling["factor"]}

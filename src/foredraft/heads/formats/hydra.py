@@ -1,0 +1,197 @@
+"""Hydra and Hydra++ heads (heads.md 1.6): grounded mlp and prefix-mlp."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from torch import Tensor
+
+from foredraft.core.errors import DrafterError
+from foredraft.heads.formats.assemble import same_table
+from foredraft.heads.formats.files import Checkpoint, Fields
+from foredraft.heads.formats.info import Overrides, Reading, TargetNeeds
+from foredraft.heads.formats.native import accuracies_of, block_from
+from foredraft.heads.nets.blocks import BlockConfig
+from foredraft.heads.nets.hydra import Hydra, HydraConfig
+from foredraft.model.head_parts import block_like
+from foredraft.model.hf import CausalLM
+
+PLAIN, PLUS = "Hydra", "Hydra++"
+_PREFIX = "prefix_embeding_layer."  # sic
+_TABLE = "input_embed_fn.weight"
+_OWN = "prefix_block"
+"""A key of ours in config.json: the shape of the prefix layer, which published files leave to the target's config."""
+
+
+def matches(checkpoint: Checkpoint) -> bool:
+    """Hydra's modules, or its config."""
+    named = any(name.startswith(("hydra_mlp.", "hydra_lm_head.")) for name in checkpoint.weights.shapes)
+    return named or "hydra_head_arch" in checkpoint.config
+
+
+def read(checkpoint: Checkpoint, target: CausalLM | None, wish: Overrides) -> Reading:
+    """``target`` is needed for the shape of Hydra++'s prefix layer, which is that of the target's layers.
+
+    Raises:
+        DrafterError: an architecture of heads that is not read, or an embedding of another target.
+    """
+    fields, shapes = checkpoint.fields(), checkpoint.weights.shapes
+    if wish.taps is not None:
+        raise DrafterError(f"Hydra heads such as {checkpoint.name!r} take no taps.")
+    _check_kind(checkpoint, fields)
+    plus = f"{_PREFIX}norm.weight" in shapes
+    heads, first = _count(checkpoint, r"^hydra_mlp\.(\d+)\."), "1" if plus else "0"
+    linear = f"hydra_mlp.0.{first}.linear.weight"
+    if not heads or linear not in shapes:
+        raise DrafterError(f"The Hydra head {checkpoint.name!r} lacks {linear}.")
+    width, inputs = shapes[linear]
+    if inputs != 2 * width:
+        raise DrafterError(f"The Hydra head {checkpoint.name!r} does not read drafted tokens (it is not grounded).")
+    notes = ["It reads the target's embedding."]
+    if "hydra_num_heads" in fields and fields.integer("hydra_num_heads") != heads:
+        notes.append(
+            f"It has {heads} heads, by its tensors, although its config says {fields.integer('hydra_num_heads')}."
+        )
+    layers = _count(checkpoint, r"^hydra_mlp\.0\.(\d+)\.linear\.weight$")
+    output = "hydra_lm_head.0.1.weight" if plus else "hydra_lm_head.0.weight"
+    if output not in shapes:
+        raise DrafterError(f"The Hydra head {checkpoint.name!r} lacks {output}.")
+    if _TABLE in shapes and target is not None and not same_table(checkpoint.weights.read(_TABLE), target):
+        raise DrafterError(
+            f"The embedding in the head {checkpoint.name!r} is not this target's, so the head is for another model."
+        )
+    config = HydraConfig(
+        hidden_size=width,
+        vocab_size=shapes[output][0],
+        num_heads=heads,
+        num_layers=layers,
+        prefix=_prefix(checkpoint, fields, target, wish, notes) if plus else None,
+        dropout=_dropout(fields),
+        accuracies=accuracies_of(fields),
+    )
+    if wish.rope_theta is not None and not plus:
+        raise DrafterError(f"The Hydra head {checkpoint.name!r} has no rotary positions.")
+    return Reading(
+        method="hydra",
+        format=PLUS if plus else PLAIN,
+        config=config,
+        names=names(config),
+        ignored=frozenset({_TABLE, f"{_PREFIX}embed_tokens.weight"}),
+        target=TargetNeeds(
+            hidden_size=width, vocab_size=config.vocab_size, name=fields.words("base_model_name_or_path")
+        ),
+        notes=tuple(notes),
+    )
+
+
+def names(config: HydraConfig) -> dict[str, tuple[str, ...]]:
+    """Parameters of the net by their names in the file; Hydra++ has a Dropout before each linear layer."""
+    found: dict[str, tuple[str, ...]] = {}
+    plus = config.prefix is not None
+    step, first = (2, 1) if plus else (1, 0)
+    for i in range(config.num_heads):
+        for kind in ("weight", "bias"):
+            for part in ("linear", "res_connection"):
+                found[f"mlps.{i}.{part}.{kind}"] = (f"hydra_mlp.{i}.{first}.{part}.{kind}",)
+            if config.num_layers > 1:
+                places = range(first + step, first + step * config.num_layers, step)
+                found[f"mlps.{i}.block.{kind}"] = tuple(f"hydra_mlp.{i}.{place}.linear.{kind}" for place in places)
+            found[f"heads.{i}.{kind}"] = (f"hydra_lm_head.{i}.{'1.' if plus else ''}{kind}",)
+    if config.prefix is not None:
+        for name in _layer(config.prefix):
+            found[f"prefix.layer.{name}"] = (f"{_PREFIX}layers.0.{name}",)
+        found["prefix.norm.weight"] = (f"{_PREFIX}norm.weight",)
+    return found
+
+
+def _layer(block: BlockConfig) -> list[str]:
+    """The tensors of a Llama layer."""
+    found = [f"self_attn.{name}_proj.weight" for name in "qkvo"] + [
+        f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")
+    ]
+    found += ["input_layernorm.weight", "post_attention_layernorm.weight"]
+    found += [f"self_attn.{name}_proj.bias" for name in "qkv"] if block.attention_bias else []
+    found += ["self_attn.o_proj.bias"] if block.output_bias else []
+    found += [f"mlp.{name}_proj.bias" for name in ("gate", "up", "down")] if block.mlp_bias else []
+    return found + (["self_attn.q_norm.weight", "self_attn.k_norm.weight"] if block.qk_norm else [])
+
+
+def _check_kind(checkpoint: Checkpoint, fields: Fields) -> None:
+    name, kind = checkpoint.name, fields.text("hydra_head_arch", "mlp")
+    if kind not in ("mlp", "prefix-mlp"):
+        raise DrafterError(f"The Hydra head {name!r} is of the architecture {kind!r}; mlp and prefix-mlp are read.")
+    if not fields.flag("grounded_heads", True):
+        raise DrafterError(f"The Hydra head {name!r} does not read drafted tokens (it is not grounded).")
+    if fields.values.get("hidden_state_offset"):
+        raise DrafterError(f"The Hydra head {name!r} reads another hidden layer than the last (hidden_state_offset).")
+
+
+def _count(checkpoint: Checkpoint, pattern: str) -> int:
+    """How many different numbers stand in the tensors' names."""
+    found = (re.match(pattern, name) for name in checkpoint.weights.shapes)
+    return len({match[1] for match in found if match})
+
+
+def _prefix(
+    checkpoint: Checkpoint, fields: Fields, target: CausalLM | None, wish: Overrides, notes: list[str]
+) -> BlockConfig:
+    """The prefix layer: as our own key has it, else as the target's layers are, else a guess."""
+    shapes, layer = checkpoint.weights.shapes, f"{_PREFIX}layers.0."
+    try:
+        inner, width = shapes[f"{layer}mlp.gate_proj.weight"]
+        queries, keys = (shapes[f"{layer}self_attn.{name}_proj.weight"][0] for name in "qk")
+    except (KeyError, ValueError) as error:
+        raise DrafterError(f"The prefix layer of the Hydra head {checkpoint.name!r} is not complete.") from error
+    found = {
+        "intermediate_size": inner,
+        "attention_bias": f"{layer}self_attn.q_proj.bias" in shapes,
+        "output_bias": f"{layer}self_attn.o_proj.bias" in shapes,
+        "mlp_bias": f"{layer}mlp.gate_proj.bias" in shapes,
+        "qk_norm": f"{layer}self_attn.q_norm.weight" in shapes,
+    }
+    if _OWN in fields:
+        block = block_from(fields.part(_OWN).values, checkpoint.name)
+    elif target is not None:
+        block = block_like(target.model, **found)
+    else:
+        size = next((size for size in (128, 64) if queries % size == 0 and keys % size == 0), keys)
+        notes.append(f"Its prefix layer's attention is the target's; heads of width {size} are a guess.")
+        block = BlockConfig(
+            hidden_size=width,
+            num_attention_heads=queries // size,
+            num_key_value_heads=keys // size,
+            head_dim=size,
+            **found,
+        )
+    if wish.rope_theta is None:
+        return block
+    notes.append(f"rope_theta is {wish.rope_theta:g} as asked, not {block.rope_theta:g}.")
+    return BlockConfig(**{**asdict(block), "rope_theta": wish.rope_theta})
+
+
+def _dropout(fields: Fields) -> float:
+    return min(fields.number("dropout_rate"), 1.0) if fields.values.get("dropout_rate") else 0.0
+
+
+def write(
+    net: Hydra, target: Mapping[str, Any], *, name: str, version: str, table: Tensor | None
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """config.json and tensors; ``table`` is the target's embedding, where it is wanted in the file."""
+    config, state = net.config, net.state_dict()
+    words: dict[str, Any] = {
+        "hydra_num_heads": config.num_heads,
+        "hydra_num_layers": config.num_layers,
+        "hydra_head_arch": "prefix-mlp" if config.prefix else "mlp",
+        "base_model_name_or_path": name,
+        "grounded_heads": True,
+        "hidden_state_offset": 0,
+        "dropout_rate": config.dropout,
+        "transformers_version": version,
+    }
+    if config.accuracies is not None:
+        words["accuracies"] = config.accuracies
+    if config.prefix is not None:
+        words[_OWN] = asdict(config.prefix)
+    tensors = {alias: state[parameter] for parameter, aliases in names(config).items() for alias in aliases}
+    return words, tensors if table is None else {**tensors, _TABLE: table}

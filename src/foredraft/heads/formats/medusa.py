@@ -1,0 +1,141 @@
+"""Medusa heads: Medusa-1 in both versions and Medusa-2 (heads.md 1.5).
+
+A head is a Sequential of L residual blocks, which are one module repeated, and an output layer.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from foredraft.core.errors import DrafterError
+from foredraft.heads.formats.files import Checkpoint
+from foredraft.heads.formats.info import Overrides, Reading, TargetNeeds
+from foredraft.heads.formats.native import accuracies_of
+from foredraft.heads.nets.medusa import Medusa, MedusaConfig
+from foredraft.model.hf import CausalLM
+
+FIRST, SECOND_VERSION, SECOND = "Medusa-1", "Medusa-1 version 2", "Medusa-2"
+_PREFIX = "medusa_head."
+_BLOCK = re.compile(r"^(medusa_head\.)?(\d+)\.(\d+)\.linear\.weight$")
+_TENSOR = re.compile(r"^(medusa_head\.)?\d+\.\d+\.(linear\.)?(weight|bias)$")
+
+
+def matches(checkpoint: Checkpoint) -> bool:
+    """Residual blocks under numbers."""
+    return any(_BLOCK.match(name) for name in checkpoint.weights.shapes)
+
+
+def read(checkpoint: Checkpoint, target: CausalLM | None, wish: Overrides) -> Reading:
+    """Heads and layers are counted by the names of the tensors; configs in the wild are wrong.
+
+    Raises:
+        DrafterError: heads that are not numbered 0, 1, ... or are not alike.
+    """
+    if wish.rope_theta is not None or wish.taps is not None:
+        raise DrafterError(f"Medusa heads such as {checkpoint.name!r} have no rotary positions and take no taps.")
+    fields, shapes = checkpoint.fields(), checkpoint.weights.shapes
+    prefix = _PREFIX if any(name.startswith(_PREFIX) for name in shapes) else ""
+    blocks = _blocks(checkpoint)
+    heads, layers = len(blocks), len(blocks[0])
+    own = f"{prefix}0.{layers}.weight" in shapes
+    whole = any(not _TENSOR.match(name) for name in shapes) and prefix != ""
+    width = shapes[f"{prefix}0.0.linear.weight"][0]
+    notes = []
+    if "medusa_num_heads" in fields and fields.integer("medusa_num_heads") != heads:
+        notes.append(
+            f"It has {heads} heads, by its tensors, although its config says {fields.integer('medusa_num_heads')}."
+        )
+    if whole:
+        notes.append(
+            "Its target is the model in the same folder, tuned with the heads (Medusa-2): lossless "
+            "relative to the tuned model, not to the one before."
+        )
+    if not own:
+        notes.append("Its heads share the target's output layer.")
+    vocab = (
+        shapes[f"{prefix}0.{layers}.weight"][0]
+        if own
+        else fields.integer("vocab_size")
+        if "vocab_size" in fields
+        else None
+    )
+    known = 0 if vocab is None else vocab
+    if target is not None and vocab is None:
+        known = target.model.config.get_text_config().vocab_size
+    return Reading(
+        method="medusa",
+        format=SECOND if whole else FIRST if own else SECOND_VERSION,
+        config=MedusaConfig(
+            hidden_size=width,
+            vocab_size=known,
+            num_heads=heads,
+            num_layers=layers,
+            own_heads=own,
+            accuracies=accuracies_of(fields),
+        ),
+        names=names(heads, layers, own, prefix),
+        ignored=frozenset(name for name in shapes if not _TENSOR.match(name)) if whole else frozenset(),
+        target=TargetNeeds(hidden_size=width, vocab_size=vocab, name=fields.words("base_model_name_or_path")),
+        notes=tuple(notes),
+    )
+
+
+def names(heads: int, layers: int, own: bool, prefix: str = "") -> dict[str, tuple[str, ...]]:
+    """Parameters of the net by their names in the file."""
+    found: dict[str, tuple[str, ...]] = {}
+    for i in range(heads):
+        for kind in ("weight", "bias"):
+            aliases = tuple(f"{prefix}{i}.{layer}.linear.{kind}" for layer in range(layers))
+            found[f"blocks.{i}.linear.{kind}"] = aliases
+        if own:
+            found[f"heads.{i}.weight"] = (f"{prefix}{i}.{layers}.weight",)
+    return found
+
+
+def _blocks(checkpoint: Checkpoint) -> dict[int, set[int]]:
+    """Layers by head."""
+    found: defaultdict[int, set[int]] = defaultdict(set)
+    for name in checkpoint.weights.shapes:
+        if match := _BLOCK.match(name):
+            found[int(match[2])].add(int(match[3]))
+    alike = all(layers == set(range(len(found[min(found)]))) for layers in found.values())
+    if sorted(found) != list(range(len(found))) or not alike:
+        raise DrafterError(
+            f"The Medusa heads of {checkpoint.name!r} are not numbered through: "
+            f"{', '.join(f'{head} with {len(found[head])} blocks' for head in sorted(found))}."
+        )
+    return dict(found)
+
+
+def write(
+    net: Medusa, target: Mapping[str, Any], *, name: str, version: str
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """config.json and tensors; heads without an output layer of their own make version 2."""
+    config = net.config
+    words, tensors = _written(net, "")
+    words |= {
+        "base_model_name_or_path": name,
+        "hidden_size": config.hidden_size,
+        "vocab_size": config.vocab_size,
+        "transformers_version": version,
+    }
+    if not config.own_heads:
+        words["version"] = "2"
+    return words, tensors
+
+
+def write_second(net: Medusa) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """What Medusa-2 adds to the config.json and the tensors of its target."""
+    return _written(net, _PREFIX)
+
+
+def _written(net: Medusa, prefix: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    config, state = net.config, net.state_dict()
+    words: dict[str, Any] = {"medusa_num_heads": config.num_heads, "medusa_num_layers": config.num_layers}
+    if config.accuracies is not None:
+        words["accuracies"] = config.accuracies
+    stored = names(config.num_heads, config.num_layers, config.own_heads, prefix)
+    return words, {alias: state[parameter] for parameter, aliases in stored.items() for alias in aliases}

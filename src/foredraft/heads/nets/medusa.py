@@ -1,0 +1,108 @@
+"""Medusa heads (Cai et al., arXiv:2401.10774) and blockwise parallel decoding (Stern et al., arXiv:1811.03115).
+
+Both read the target's last state once and say several tokens ahead, each without knowing the others.
+"""
+
+from dataclasses import dataclass
+from typing import final
+
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from foredraft.heads.nets.target_parts import TargetParts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MedusaConfig:
+    """``own_heads``: each head has an output layer of its own; otherwise they share the target's.
+
+    ``accuracies[i][r]``: how often head i's token of rank r was right when it was measured, if it was.
+    ``num_layers``: so many times is a head's one residual block applied (the published code repeats one module).
+    """
+
+    hidden_size: int
+    vocab_size: int
+    num_heads: int
+    num_layers: int = 1
+    own_heads: bool = True
+    accuracies: tuple[tuple[float, ...], ...] | None = None
+
+
+class ResBlock(nn.Module):
+    """x + SiLU(W x + b). With W and b zero, as at the start of training, it changes nothing."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, x: Float[Tensor, "B N H"]) -> Float[Tensor, "B N H"]:
+        return x + F.silu(self.linear(x))
+
+
+@final
+class Medusa(nn.Module):
+    """Head i (from 0) reads the target's state h_t, after its final norm, and says token t + 2 + i."""
+
+    def __init__(self, config: MedusaConfig, target: TargetParts) -> None:
+        super().__init__()
+        self.config = config
+        width = config.hidden_size
+        self.blocks = nn.ModuleList(ResBlock(width) for _ in range(config.num_heads))
+        own = config.num_heads if config.own_heads else 0
+        self.heads = nn.ModuleList(nn.Linear(width, config.vocab_size, bias=False) for _ in range(own))
+        self.target = target
+
+    @property
+    def count(self) -> int:
+        return self.config.num_heads
+
+    def states(self, hidden: Float[Tensor, "B N H"], head: int) -> Float[Tensor, "B N H"]:
+        for _ in range(self.config.num_layers):
+            hidden = self.blocks[head](hidden)
+        return hidden
+
+    def logits(self, states: Float[Tensor, "B N H"], head: int) -> Float[Tensor, "B N V"]:
+        return self.heads[head](states) if self.config.own_heads else self.target.head(states)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockwiseConfig:
+    """``inner_size``: width of the hidden layer, for each head."""
+
+    hidden_size: int
+    vocab_size: int
+    num_heads: int
+    inner_size: int
+
+
+@final
+class Blockwise(nn.Module):
+    """One feed-forward layer with a residual for all heads at once, then the target's own output layer (section 4).
+
+    The paper's one hidden layer of ``num_heads`` times ``inner_size`` units is held in a part for each head.
+
+    Head i (from 0) says token t + 2 + i; the paper's p_1 is the target itself.
+    """
+
+    def __init__(self, config: BlockwiseConfig, target: TargetParts) -> None:
+        super().__init__()
+        self.config = config
+        self.inner = nn.ModuleList(nn.Linear(config.hidden_size, config.inner_size) for _ in range(config.num_heads))
+        self.outer = nn.ModuleList(nn.Linear(config.inner_size, config.hidden_size) for _ in range(config.num_heads))
+        for layer in self.outer:
+            nn.init.zeros_(layer.weight)  # type: ignore[arg-type]
+            nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
+        self.target = target
+
+    @property
+    def count(self) -> int:
+        return self.config.num_heads
+
+    def states(self, hidden: Float[Tensor, "B N H"], head: int) -> Float[Tensor, "B N H"]:
+        return hidden + self.outer[head](F.relu(self.inner[head](hidden)))
+
+    def logits(self, states: Float[Tensor, "B N H"], head: int) -> Float[Tensor, "B N V"]:
+        return self.target.head(states)

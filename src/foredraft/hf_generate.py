@@ -1,0 +1,298 @@
+"""Speculation inside transformers' own ``generate``, on a model that stays the user's."""
+
+import inspect
+from collections.abc import Iterator, Sequence as Seq
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foredraft.compose.arguments import AnyDrafter
+from foredraft.compose.load import load
+from foredraft.core.errors import OptionError
+from foredraft.core.sampling.params import SamplingParams
+from foredraft.core.stats import DecodeStats
+from foredraft.engine.generator import Generator
+from foredraft.engine.inputs import listed
+from foredraft.engine.request import Sequence
+from foredraft.model.generation import (
+    NO_TOKENIZER,
+    check_arguments,
+    check_config,
+    check_inputs,
+    configured_stop_strings,
+    dropped_arguments,
+)
+from foredraft.model.hf import evaluating
+from foredraft.model.hf_output import as_generate_output
+from foredraft.model.load import as_tokenizer, unwrapped
+from foredraft.model.processors import check_processors, for_row, translate
+from foredraft.model.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """What one call of ``generate`` has of its own, beside what transformers prepares."""
+
+    streamer: Any
+    stop_strings: tuple[str, ...]
+    tokenizer: Tokenizer | None
+
+    def decode(self, tokens: list[int]) -> str:
+        """Text to look for stop strings in; nobody else reads it."""
+        return self.tokenizer.decode(tokens) if self.tokenizer is not None and self.stop_strings else ""
+
+
+class speculative:
+    """Make ``model.generate`` draft: ``model.generate(**inputs, custom_generate=foredraft.speculative(...))``.
+
+    Batches, sampling options, logits processors, stopping criteria and ``num_return_sequences`` work as they do
+    without it, and so does transformers' text-generation pipeline. The model is as it was after each call.
+
+    transformers drops ``streamer``, ``tokenizer`` and a few others when it is given a ``custom_generate``. ``generate``
+    below takes them; or give them here, for all calls.
+
+    Args:
+        drafter: as in ``foredraft.load``; a draft model is loaded once, at the first call.
+        tokenizer: needed for ``stop_strings`` and to compare with a draft model's.
+        stop_strings: of every call that gives none itself.
+        streamer: of every call; see ``generate``.
+        verifier, max_batch_size, kv_cache_memory_bytes, draft_options: as in ``foredraft.load``.
+        fast: on a CPU, pack the weights of the model's linear layers. The packed copies stay beside the weights
+            between calls, until ``close``; the model can be saved and trained as ever.
+
+    Attributes:
+        stats: what was drafted and accepted in the last call, summed over its rows.
+        total_stats: the same for all calls.
+
+    Raises:
+        UsageError: what cannot be done, in one sentence (beams, for instance).
+    """
+
+    def __init__(
+        self,
+        drafter: AnyDrafter = "auto",
+        *,
+        tokenizer: Any = None,
+        stop_strings: Seq[str] | str = (),
+        streamer: Any = None,
+        verifier: str | None = None,
+        max_batch_size: int = 32,
+        fast: bool = False,
+        kv_cache_memory_bytes: int | None = None,
+        draft_options: dict[str, Any] | None = None,
+    ) -> None:
+        self._drafter = drafter
+        self._tokenizer = as_tokenizer(tokenizer)
+        self._stop_strings = _as_strings(stop_strings)
+        self._streamer = streamer
+        self._verifier = verifier
+        self._max_batch_size = max_batch_size
+        self._fast = fast
+        self._kv_cache_memory_bytes = kv_cache_memory_bytes
+        self._draft_options = draft_options
+        self._generator: Generator | None = None
+        self._model: Any = None
+        self.stats = DecodeStats()
+        self.total_stats = DecodeStats()
+        if self._stop_strings and self._tokenizer is None:
+            raise OptionError(NO_TOKENIZER)
+
+    def __repr__(self) -> str:
+        named = self._drafter is None or isinstance(self._drafter, str)
+        drafter = repr(self._drafter) if named else self._drafter.__class__.__name__
+        rule = f", verifier={self._verifier!r}" if self._verifier is not None else ""
+        return f"foredraft.speculative({drafter}{rule})"
+
+    def generate(
+        self,
+        model: Any,
+        inputs: Tensor | None = None,
+        *,
+        streamer: Any = None,
+        tokenizer: Any = None,
+        stop_strings: Seq[str] | str | None = None,
+        **options: Any,
+    ) -> Any:
+        """``model.generate(inputs, **options, custom_generate=self)`` with what transformers would drop.
+
+        Args:
+            model: a transformers model, also one compiled by ``torch.compile`` or wrapped by PEFT.
+            inputs, options: as in transformers' ``generate``.
+            streamer: gets the prompt and then token by token; transformers' streamers take a batch of one.
+            tokenizer: needed for ``stop_strings``; by default the one given at first.
+            stop_strings: end a sequence behind the token that completes one of them.
+
+        Returns:
+            what ``model.generate`` returns.
+
+        Raises:
+            UsageError: something that would be ignored or cannot be.
+        """
+        streamer = self._streamer if streamer is None else streamer
+        with _ended(streamer):
+            plain: Any = unwrapped(model)
+            check_arguments({"inputs": inputs, **options})
+            if stop_strings is None and (found := configured_stop_strings(options, plain)):
+                stop_strings, options["stop_strings"] = found, None
+            call = self._call(streamer, stop_strings, as_tokenizer(tokenizer))
+            return plain.generate(inputs, **options, custom_generate=partial(self._decode, call))
+
+    def __call__(
+        self,
+        model: Any,
+        input_ids: Tensor,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: Any,
+        *,
+        stop_strings: Seq[str] | str | None = None,
+        **model_kwargs: Any,
+    ) -> Any:
+        """What transformers calls in place of its own loop; it hands over what the signature names."""
+        frame = inspect.currentframe()
+        dropped = dropped_arguments(frame.f_back if frame is not None else None)
+        with _ended(dropped.get("streamer") or self._streamer):
+            check_arguments(dropped)
+            call = self._call(self._streamer, stop_strings, None)
+            return self._decode(
+                call, model, input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs
+            )
+
+    def close(self) -> None:
+        """Leave the model as it was found, packed layers included."""
+        if self._generator is not None:
+            self._generator.close()
+        self._generator = self._model = None
+
+    def _call(self, streamer: Any, stop_strings: Seq[str] | str | None, tokenizer: Tokenizer | None) -> _Call:
+        strings = self._stop_strings if stop_strings is None else _as_strings(stop_strings)
+        call = _Call(streamer, strings, tokenizer or self._tokenizer)
+        if call.stop_strings and call.tokenizer is None:
+            raise OptionError(NO_TOKENIZER)
+        return call
+
+    def _decode(
+        self,
+        call: _Call,
+        model: Any,
+        input_ids: Tensor,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: Any,
+        **model_kwargs: Any,
+    ) -> Any:
+        """One call, from the inputs that transformers has prepared to the output that it returns."""
+        config = generation_config
+        check_config(config, model.generation_config)
+        check_inputs(model, input_ids, model_kwargs)
+        check_processors(logits_processor)
+        prompts = listed({"input_ids": input_ids, "attention_mask": model_kwargs.get("attention_mask")}).prompts
+        if call.streamer is not None and len(prompts) > 1:
+            raise OptionError("A streamer takes one sequence; give one prompt, or stream with foredraft.load(model).")
+        width = input_ids.shape[1]
+        seeds = torch.randint(2**62, (len(prompts),)).tolist()  # torch.manual_seed makes it repeatable
+        paddings = [row[: len(row) - len(prompt)] for row, prompt in zip(input_ids, prompts, strict=True)]
+        sequences: list[Sequence] = []
+        with evaluating(model):
+            generator = self._attached(model, call.tokenizer)
+            try:
+                for row, (prompt, padding, seed) in enumerate(zip(prompts, paddings, seeds, strict=True)):
+                    own = _sampling(config, for_row(logits_processor, row), width, padding)
+                    own = replace(own, stop_strings=call.stop_strings)
+                    request = generator.engine.request(prompt, own, generator.eos_token_ids)
+                    sequences += generator.engine.submit([request], call.decode, [seed])
+                _run(generator, sequences, input_ids, stopping_criteria, call.streamer)
+            finally:
+                generator.engine.cancel(sequences)  # whoever raised in between must not leave rows behind
+        self._count(generator, sequences)
+        pad = config.pad_token_id if config.pad_token_id is not None else 0
+        texts = [sequence.tokens for sequence in sequences]
+        return as_generate_output(input_ids, texts, pad, bool(config.return_dict_in_generate))
+
+    def _count(self, generator: Generator, sequences: list[Sequence]) -> None:
+        kind = generator.kind
+        rows = [each.tally.stats(len(each.prompt), kind.method, kind.lossless) for each in sequences]
+        kept = [replace(row, tokens=len(each.tokens)) for row, each in zip(rows, sequences, strict=True)]
+        self.stats = DecodeStats.together(kept)
+        self.total_stats += self.stats
+
+    def _attached(self, model: Any, tokenizer: Tokenizer | None) -> Generator:
+        """The generator for this model; a new model takes the place of the one before."""
+        if self._generator is not None and self._model is model and self._generator.engine.target.ready:
+            return self._generator
+        self.close()
+        self._generator = load(
+            model,
+            self._drafter,
+            tokenizer=tokenizer,
+            verifier=self._verifier,
+            max_batch_size=self._max_batch_size,
+            fast=self._fast,
+            kv_cache_memory_bytes=self._kv_cache_memory_bytes,
+            draft_options=self._draft_options,
+        )
+        self._model = model
+        return self._generator
+
+
+def _as_strings(strings: Seq[str] | str) -> tuple[str, ...]:
+    return (strings,) if isinstance(strings, str) else tuple(strings)
+
+
+@contextmanager
+def _ended(streamer: Any) -> Iterator[None]:
+    """Tell a streamer about the end whatever happens: who reads it in another thread would wait for ever."""
+    try:
+        yield
+    finally:
+        if streamer is not None:
+            streamer.end()
+
+
+def _sampling(config: Any, processors: Any, width: int, padding: Tensor) -> SamplingParams:
+    """What transformers has prepared for a row that begins with this padding, as our parameters."""
+    eos = config.eos_token_id
+    fields: dict[str, Any] = {"temperature": 1.0}
+    translated = translate(processors, width)
+    if translated is None:  # transformers' list as a whole, temperature and all, on the row as it was given
+
+        def whole(input_ids: Tensor, scores: Tensor) -> Tensor:
+            return processors(torch.cat([padding.expand(len(input_ids), -1), input_ids], 1), scores)
+
+        fields["logits_processor"] = (whole,)
+    else:
+        fields |= translated.fields | {"logits_processor": translated.others}
+    if not config.do_sample:
+        fields["temperature"] = 0.0
+    return SamplingParams(**fields, max_new_tokens=config.max_length - width, eos_token_id=() if eos is None else eos)
+
+
+def _run(generator: Generator, sequences: list[Sequence], input_ids: Tensor, criteria: Any, streamer: Any) -> None:
+    """Step until all have ended, asking the caller's stopping criteria about every token of every block."""
+    seen = [0] * len(sequences)
+    if streamer is not None:
+        streamer.put(input_ids.cpu())
+    while not all(sequence.finished for sequence in sequences):
+        generator.engine.step()
+        for row, sequence in enumerate(sequences):
+            _ask(sequence, seen[row], input_ids[row], criteria)
+            if streamer is not None:
+                for token in sequence.tokens[seen[row] :]:  # one at a time, as transformers does
+                    streamer.put(torch.tensor([token]))
+            seen[row] = len(sequence.tokens)
+    for sequence in sequences:
+        if sequence.error is not None:
+            raise sequence.error
+
+
+def _ask(sequence: Sequence, seen: int, prompt: Tensor, criteria: Any) -> None:
+    """Cut a sequence after the first new token at which one of transformers' stopping criteria holds."""
+    for count in range(seen + 1, len(sequence.tokens) + 1):
+        text = torch.cat([prompt, torch.tensor(sequence.tokens[:count], dtype=prompt.dtype, device=prompt.device)])
+        if bool(criteria(text[None], None).all()):
+            sequence.cut(count)
+            return

@@ -1,0 +1,100 @@
+"""What heads borrow from a model, and rotary frequencies by the schemes that transformers knows."""
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from foredraft.core.errors import ModelError
+from foredraft.heads.nets.blocks import BlockConfig, Rotary
+from foredraft.heads.nets.target_parts import TargetParts
+
+
+def parts_of(model: PreTrainedModel) -> TargetParts:
+    """Embedding and output layer of a model, looked up at each call: they may be packed in between."""
+    config = model.config.get_text_config()
+    if model.get_input_embeddings() is None or model.get_output_embeddings() is None:
+        raise ModelError(f"{model.__class__.__name__} does not name its embedding and its output layer.")
+    return TargetParts(
+        embed=functools.partial(_embed, model),
+        head=functools.partial(_head, model, _finishing(config)),
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+    )
+
+
+def _embed(model: PreTrainedModel, tokens: Tensor) -> Tensor:
+    return model.get_input_embeddings()(tokens)
+
+
+def _head(model: PreTrainedModel, finishing: tuple[float, float], states: Tensor) -> Tensor:
+    layer: nn.Module | None = model.get_output_embeddings()
+    assert layer is not None
+    logits = layer(states)
+    scale, cap = finishing
+    if scale != 1.0:
+        logits = logits * scale
+    return torch.tanh(logits / cap) * cap if cap else logits
+
+
+def _finishing(config: PreTrainedConfig) -> tuple[float, float]:
+    """What some models do to their logits: a factor (Cohere, Granite) and a soft cap (Gemma 2)."""
+    scale = getattr(config, "logit_scale", None) or 1.0 / (getattr(config, "logits_scaling", None) or 1.0)
+    return float(scale), float(getattr(config, "final_logit_softcapping", None) or 0.0)
+
+
+def block_like(model: PreTrainedModel, **changes: Any) -> BlockConfig:
+    """The shape of a decoder block for a head of this target: its width, its heads, its positions."""
+    config = model.config.get_text_config()
+    heads = config.num_attention_heads
+    rope = getattr(config, "rope_parameters", None) or {}
+    rope = rope.get("full_attention", rope)  # models with several kinds of layers have a dict for each
+    shape: dict[str, Any] = {
+        "hidden_size": config.hidden_size,
+        "intermediate_size": getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
+        "num_attention_heads": heads,
+        "num_key_value_heads": getattr(config, "num_key_value_heads", None) or heads,
+        "head_dim": getattr(config, "head_dim", None) or config.hidden_size // heads,
+        "rms_norm_eps": getattr(config, "rms_norm_eps", None) or 1e-6,
+        "max_position_embeddings": getattr(config, "max_position_embeddings", None) or 2048,
+        "rope_theta": float(rope.get("rope_theta") or 10000.0),
+        "rope_scaling": _scaling(rope),
+    }
+    return BlockConfig(**{**shape, **changes})
+
+
+def _scaling(rope: dict[str, Any]) -> dict[str, Any] | None:
+    if rope.get("rope_type", "default") == "default":
+        return None
+    return {key: value for key, value in rope.items() if key != "rope_theta"}
+
+
+def rotary_of(block: BlockConfig) -> Rotary:
+    """Rotary positions as the block's config has them: plain, linear, dynamic, yarn, llama3 and longrope.
+
+    Raises:
+        ModelError: a scheme that is not known, or one whose numbers are missing.
+    """
+    scaling = dict(block.rope_scaling or {})
+    kind = scaling.pop("type", None) or scaling.get("rope_type", "default")
+    if kind in ("default", "mrope"):  # mrope on text alone is plain
+        steps = torch.arange(0, block.head_dim, 2, dtype=torch.float32) / block.head_dim
+        return Rotary(1.0 / block.rope_theta**steps)
+    if kind not in ROPE_INIT_FUNCTIONS:
+        raise ModelError(f"Rotary positions of the kind {kind!r} are not known: {', '.join(ROPE_INIT_FUNCTIONS)}.")
+    shape: dict[str, Any] = {
+        "hidden_size": block.hidden_size,
+        "num_attention_heads": block.num_attention_heads,
+        "head_dim": block.head_dim,
+        "max_position_embeddings": block.max_position_embeddings,
+    }
+    config = PreTrainedConfig(**shape)
+    config.rope_parameters = {**scaling, "rope_type": kind, "rope_theta": block.rope_theta}
+    try:
+        frequencies, scale = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ModelError(f"rope_scaling {block.rope_scaling} cannot be used: {error}.") from error
+    return Rotary(frequencies, scale)

@@ -1,0 +1,1 @@
+"""A target that drafts over a part of its own KV cache."""

@@ -1,0 +1,161 @@
+"""Taking parts out of a Llama-like model: masked, for trying out, or cut, as a smaller model of the same kind.
+
+A model cut to what masks keep says exactly what the masked model says. For that a masked norm takes its mean over the
+hidden dimensions that are kept; all else is factors on what the parts hand on.
+"""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from foredraft.core.errors import ModelError
+from foredraft.heads.nets.pruning_masks import Kept, Masks, Sizes
+
+LAYOUTS = ("llama", "mistral", "qwen2", "qwen3")
+"""Values of ``model_type`` whose layers are known to be laid out as Llama's are."""
+
+_AXES: dict[str, tuple[str | None, str | None]] = {
+    "embed_tokens": (None, "hidden"),
+    "lm_head": (None, "hidden"),
+    "norm": ("hidden", None),
+    "input_layernorm": ("hidden", None),
+    "post_attention_layernorm": ("hidden", None),
+    "q_proj": ("queries", "hidden"),
+    "k_proj": ("keys", "hidden"),
+    "v_proj": ("keys", "hidden"),
+    "o_proj": ("hidden", "queries"),
+    "q_norm": (None, None),
+    "k_norm": (None, None),
+    "gate_proj": ("intermediate", "hidden"),
+    "up_proj": ("intermediate", "hidden"),
+    "down_proj": ("hidden", "intermediate"),
+}
+"""What the rows and the columns of a module's weight stand for; a bias has the rows."""
+
+
+def sizes_of(model: PreTrainedModel) -> Sizes:
+    """What a model is made of.
+
+    Raises:
+        ModelError: it cannot be pruned, for its layers are laid out otherwise or its weights are quantised.
+    """
+    config = model.config
+    if config.model_type not in LAYOUTS:
+        raise ModelError(
+            f"{model.__class__.__name__} cannot be pruned: its layers are not laid out as those of "
+            f"{', '.join(LAYOUTS[:-1])} or {LAYOUTS[-1]}."
+        )
+    if getattr(config, "quantization_config", None) is not None:
+        raise ModelError(f"{model.__class__.__name__} cannot be pruned: its weights are quantised; load plain ones.")
+    return Sizes(
+        layers=config.num_hidden_layers,
+        hidden=config.hidden_size,
+        intermediate=config.intermediate_size,
+        heads=config.num_attention_heads,
+        groups=config.num_key_value_heads,
+    )
+
+
+class Masking:
+    """Hooks that multiply a model's parts with ``masks``, which may be changed between forwards, until ``undo``."""
+
+    def __init__(self, model: PreTrainedModel, masks: Masks) -> None:
+        self.masks = masks
+        self._sizes = sizes_of(model)
+        self._head_dim = _head_dim(model)
+        decoder: Any = model.model
+        self._handles = [decoder.embed_tokens.register_forward_hook(self._after(lambda z: z.hidden))]
+        self._hook_norm(decoder.norm)
+        for number, layer in enumerate(decoder.layers):
+            self._hook_norm(layer.input_layernorm)
+            self._hook_norm(layer.post_attention_layernorm)
+            self._hook_part(layer.self_attn.o_proj, number, self._queries)
+            self._hook_part(layer.mlp.down_proj, number, lambda z, n: z.intermediate[n])
+
+    def undo(self) -> None:
+        """Take the hooks off."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _queries(self, masks: Masks, number: int) -> Tensor:
+        """A factor for each dimension of each query head: that of the group it belongs to."""
+        return masks.groups[number].repeat_interleave(self._sizes.heads // self._sizes.groups * self._head_dim)
+
+    def _hook_part(self, output: nn.Module, number: int, inner: Callable[[Masks, int], Tensor]) -> None:
+        """The last product of attention or feed-forward: what it reads, and what it adds to the hidden state."""
+        self._handles.append(output.register_forward_pre_hook(self._before(lambda z: inner(z, number))))
+        self._handles.append(output.register_forward_hook(self._after(lambda z: z.layers[number] * z.hidden)))
+
+    def _hook_norm(self, norm: nn.Module) -> None:
+        """Scaled so by its input, the norm's mean over all is the mean over what is kept; its epsilon stays."""
+        self._handles.append(norm.register_forward_pre_hook(self._before(self._widening)))
+        self._handles.append(norm.register_forward_hook(self._after(lambda z: 1 / self._widening(z))))
+
+    def _widening(self, masks: Masks) -> Tensor:
+        # how many are kept is given: which ones are is all that a gradient should say
+        return (self._sizes.hidden / masks.hidden.detach().sum().clamp(min=1)).sqrt()
+
+    def _before(self, factor: Callable[[Masks], Tensor]):
+        def hook(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            return (args[0] * factor(self.masks).to(args[0].dtype), *args[1:])
+
+        return hook
+
+    def _after(self, factor: Callable[[Masks], Tensor]):
+        def hook(module: nn.Module, args: tuple, output: Tensor) -> Tensor:
+            return output * factor(self.masks).to(output.dtype)
+
+        return hook
+
+
+@torch.no_grad()
+def cut(model: PreTrainedModel, kept: Kept) -> PreTrainedModel:
+    """A new model of the same class and type with the kept parts of another, which is left as it is."""
+    sizes, head_dim = sizes_of(model), _head_dim(model)
+    config = copy.deepcopy(model.config)
+    config.num_hidden_layers = len(kept.layers)
+    config.hidden_size = len(kept.hidden)
+    config.intermediate_size = len(kept.intermediate[0])
+    config.num_key_value_heads = len(kept.groups[0])
+    config.num_attention_heads = len(kept.groups[0]) * (sizes.heads // sizes.groups)
+    config.head_dim = head_dim
+    if getattr(config, "layer_types", None):
+        config.layer_types = [config.layer_types[layer] for layer in kept.layers]
+    with torch.random.fork_rng(devices=[]):  # new weights are drawn before they are replaced
+        small = model.__class__(config).to(model.dtype).to(model.device).eval()  # type: ignore[arg-type]
+    weights = dict(model.named_parameters())
+    share = sizes.heads // sizes.groups * head_dim
+    for name, weight in small.named_parameters():
+        words = name.split(".")
+        number = int(words[2]) if words[1] == "layers" else None
+        chosen = {"hidden": kept.hidden}
+        if number is not None:
+            words[2] = str(kept.layers[number])
+            chosen["queries"] = _spread(kept.groups[number], share)
+            chosen["keys"] = _spread(kept.groups[number], head_dim)
+            chosen["intermediate"] = kept.intermediate[number]
+        _take(weight, weights[".".join(words)], _AXES[words[-2]], chosen)
+    small.generation_config = copy.deepcopy(model.generation_config)
+    return small
+
+
+def _take(weight: Tensor, whole: Tensor, axes: tuple[str | None, ...], chosen: dict[str, tuple[int, ...]]) -> None:
+    for axis in range(whole.ndim):
+        kind = axes[axis]
+        if kind is not None:
+            whole = whole.index_select(axis, torch.tensor(chosen[kind], device=whole.device))
+    weight.copy_(whole)
+
+
+def _spread(places: tuple[int, ...], size: int) -> tuple[int, ...]:
+    return tuple(place * size + offset for place in places for offset in range(size))
+
+
+def _head_dim(model: PreTrainedModel) -> int:
+    config = model.config
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

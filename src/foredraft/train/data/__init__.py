@@ -1,0 +1,1 @@
+"""Training data: sources, tokens, batches, features, regeneration by the target."""

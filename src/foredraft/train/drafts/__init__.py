@@ -1,0 +1,1 @@
+"""Training recipes of draft models: distillation, pruning, boosting."""

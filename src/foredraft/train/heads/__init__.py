@@ -1,0 +1,1 @@
+"""Training recipes of heads on a frozen target."""

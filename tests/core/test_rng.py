@@ -1,0 +1,203 @@
+"""The random numbers: as splitmix64 defines them, uniform, independent along every axis that is used."""
+
+import pytest
+import torch
+from scipy import stats
+
+from foredraft.core.rng import HashedRng, Noise, Stream, derive_seeds, draw, request_seed, resolve_seed
+
+WORD = (1 << 64) - 1
+BINS = 16
+
+
+def _mix(x: int) -> int:
+    """The finaliser of splitmix64 in unsigned integers of Python."""
+    x &= WORD
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & WORD
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & WORD
+    return x ^ (x >> 31)
+
+
+def _slow(seed: int, position: int, stream: Stream, index: int) -> float:
+    golden = 0x9E3779B97F4A7C15
+    state = _mix(seed + golden)
+    state = _mix((state ^ position) + golden)
+    state = _mix((state ^ (index * 8 + int(stream))) + golden)
+    return (state >> 12) * 2.0**-52
+
+
+def test_hash_is_splitmix64() -> None:
+    seeds, positions = [0, 1, -1, 2**63 - 1, -(2**63), 123456789], [0, 1, 5, 100_000, 7, 2**40]
+    noise = Noise(torch.tensor(seeds), torch.tensor(positions))
+    for stream in Stream:
+        index = torch.tensor([[0, 1, 63, 64, 999]]).expand(len(seeds), -1)
+        fast = noise.uniform(stream, index)
+        slow = [[_slow(s, t, stream, i) for i in index[0].tolist()] for s, t in zip(seeds, positions, strict=True)]
+        assert fast.tolist() == slow
+    assert _mix(0x9E3779B97F4A7C15) == 0xE220A8397B1DCDAF  # the first number of splitmix64 with seed 0
+
+
+def grid(seeds: int, positions: int, indices: int, first_seed: int = 0) -> torch.Tensor:
+    """[seed, position, stream, index]"""
+    noise = Noise(torch.arange(seeds) + first_seed, torch.zeros(seeds, dtype=torch.long))
+    place = torch.arange(positions)[None, :, None].expand(seeds, -1, 1)
+    index = torch.arange(indices).expand(seeds, positions, -1)
+    return torch.stack([noise.uniform_at(place, stream, index) for stream in Stream], 2)
+
+
+def _uniform(counts: torch.Tensor) -> float:
+    return float(stats.chisquare(counts.flatten()).pvalue)
+
+
+@pytest.mark.parametrize("first_seed", [0, 2**62, -(2**63)])
+def test_uniform(first_seed: int) -> None:
+    u = grid(64, 64, 16, first_seed)
+    assert float(u.min()) >= 0.0 and float(u.max()) < 1.0
+    assert _uniform(torch.histc(u, bins=256, min=0.0, max=1.0)) > 1e-4
+    low_bits = (u * 2.0**52).long() % 64
+    assert _uniform(low_bits.flatten().bincount(minlength=64)) > 1e-4
+    assert u.flatten().unique().numel() == u.numel()
+
+
+@pytest.mark.parametrize("axis", range(4), ids=["seeds", "positions", "streams", "indices"])
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_neighbours_are_independent(axis: int, step: int) -> None:
+    """Pairs a few steps apart fill a square evenly: small seeds, positions, streams, indices."""
+    u = grid(64, 64, 16)
+    a = u.narrow(axis, 0, u.shape[axis] - step)
+    b = u.narrow(axis, step, u.shape[axis] - step)
+    cell = (a * BINS).long() * BINS + (b * BINS).long()
+    assert _uniform(cell.flatten().bincount(minlength=BINS**2)) > 1e-4
+
+
+def test_seed_and_position_do_not_trade_places() -> None:
+    """(seed, position) and (position, seed) share nothing, nor do (seed + 1, t) and (seed, t + 1)."""
+    u = grid(64, 64, 16)
+    off = ~torch.eye(64, dtype=torch.bool)
+    assert not bool((u == u.transpose(0, 1))[off].any())
+    assert not bool((u[1:, :-1] == u[:-1, 1:]).any())
+
+
+def test_rows_are_their_own() -> None:
+    noise = Noise(torch.tensor([3, 4, 3]), torch.tensor([10, 20, 10]))
+    u = noise.uniform(Stream.DRAFT, torch.arange(6).view(1, 2, 3).expand(3, -1, -1))
+    alone = Noise(torch.tensor([4]), torch.tensor([20])).uniform(Stream.DRAFT, torch.arange(6).view(1, 2, 3))
+    assert torch.equal(u[1:2], alone) and torch.equal(u[0], u[2]) and not bool((u[0] == u[1]).any())
+
+
+def test_coins_toss_the_numbers_of_their_streams() -> None:
+    seeds, positions = torch.arange(50), torch.full((50,), 4)
+    noise, half = Noise(seeds, positions), torch.full((50,), 0.5)
+    coins = HashedRng(noise)
+    for index in (1, 63, 64, 200, 1):
+        expected = noise.uniform(Stream.ACCEPT, torch.full((50,), index)) < 0.5
+        assert torch.equal(coins.accept(half, index), expected)
+    assert not bool(coins.accept(torch.zeros(50), 2).any()) and bool(coins.accept(torch.ones(50), 2).all())
+    law = torch.tensor([0.2, 0.5, 0.3]).expand(50, -1)
+    ahead = HashedRng(Noise(seeds, positions + 3))
+    assert torch.equal(coins.target(law, 3), ahead.target(law, 0))  # keyed by the place in the text
+    assert not torch.equal(coins.target(law, 3), coins.target(law, 0))
+    assert not torch.equal(coins.target(law, 0), coins.residual(law))
+
+
+def bits(count: int, rows: int = 1) -> torch.Tensor:
+    """Random bits, ``[rows, count]``."""
+    index = torch.arange(count).expand(rows, -1)
+    return Noise(torch.arange(rows), torch.zeros(rows, dtype=torch.long)).bits(Stream.TARGET, index)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 64, 127, 1000, 16_384, 50_257])
+def test_a_token_of_probability_zero_is_never_drawn(size: int) -> None:
+    """Blocks of tokens, and a last block that is not full, at every size of vocabulary."""
+    for only in {0, size // 2, size - 1}:
+        law = torch.zeros(size)
+        law[only] = 1e-30
+        assert draw(law.expand(50, -1), bits(50)[0]).unique().tolist() == [only]
+    assert 0 <= int(draw(torch.zeros(size), bits(1)[0, 0])) < size  # no law at all: still a token
+
+
+@pytest.mark.parametrize("size", [2, 5, 37, 300])
+def test_draw_follows_the_law(size: int) -> None:
+    count = 200_000
+    law = torch.rand(size, generator=torch.Generator().manual_seed(size), dtype=torch.float64) ** 3
+    law[2::4] = 0.0
+    counts = draw((7.0 * law).float().expand(count, -1), bits(count)[0]).bincount(minlength=size)
+    possible = law > 0
+    assert int(counts[~possible].sum()) == 0
+    expected = law[possible] / law.sum() * count
+    assert stats.chisquare(counts[possible], expected).pvalue > 1e-4
+
+
+def test_draws_of_a_position_and_of_the_next_are_independent() -> None:
+    law, count = torch.tensor([0.1, 0.2, 0.3, 0.4]), 40_000
+    noise = Noise(torch.arange(count), torch.full((count,), 3))
+    index = torch.zeros(count, dtype=torch.long)
+    a = draw(law.expand(count, -1), noise.bits_at(torch.full((count,), 3), Stream.TARGET, index))
+    for other in (noise.bits_at(torch.full((count,), 4), Stream.TARGET, index), noise.bits(Stream.RESIDUAL, index)):
+        pairs = (a * 4 + draw(law.expand(count, -1), other)).bincount(minlength=16)
+        expected = (law[:, None] * law).flatten().double()
+        assert stats.chisquare(pairs, expected / expected.sum() * count).pvalue > 1e-4
+
+
+def test_rounding_of_the_logits_hardly_ever_gives_another_token() -> None:
+    """Logits of wide and narrow forwards differ by about 1e-5; the inverse of a running sum flips 30 times as often."""
+    source = torch.Generator().manual_seed(0)
+    flips = edges = 0
+    for part in range(16):
+        logits = 4.0 * torch.randn(256, 16_384, generator=source)
+        other = logits + 1e-4 * torch.randn(logits.shape, generator=source)
+        noise = Noise(torch.arange(256) + 256 * part, torch.zeros(256, dtype=torch.long))
+        own = noise.bits(Stream.TARGET, torch.zeros(256, dtype=torch.long))
+        flips += int((draw(logits.softmax(-1), own) != draw(other.softmax(-1), own)).sum())
+        u = noise.uniform(Stream.TARGET, torch.zeros(256, dtype=torch.long))[:, None]
+        first, second = (torch.searchsorted(each.softmax(-1).double().cumsum(-1), u) for each in (logits, other))
+        edges += int((first != second).sum())
+    assert flips <= 2 and edges > 10 * max(flips, 1)
+
+
+def test_a_call_without_a_seed_is_given_a_new_one() -> None:
+    assert resolve_seed(5) == 5 and resolve_seed(0) == 0
+    assert len({resolve_seed(None) for _ in range(20)}) == 20
+    assert all(0 <= resolve_seed(None) < 2**53 for _ in range(20))
+
+
+def test_requests_with_one_seed_have_streams_of_their_own() -> None:
+    """Seeds of outputs, of requests and of loops inside them never meet."""
+    found = [seed for base in range(-3, 60) for seed in derive_seeds(base, 40)[1:]]
+    found += [request_seed(base, number) for base in range(-3, 60) for number in range(40)]
+    noise = Noise(torch.arange(-3, 60), torch.zeros(63, dtype=torch.long))
+    found += [int(seed) for level in range(4) for seed in noise.nested(level).seeds]
+    assert len(set(found)) == len(found) and not set(found) & set(range(-3, 60))
+
+
+def test_nested_noise_shares_nothing_with_what_is_around_or_beside_it() -> None:
+    """Seeds of a loop inside differ by row, position and level, and so do its numbers, at every later position."""
+    seeds, positions = torch.arange(16).repeat_interleave(16), torch.arange(16).repeat(16)
+    outer = Noise(seeds, positions)
+    loops = [outer, *(outer.nested(level) for level in range(3)), outer.nested(0).nested(0)]
+    kept = torch.cat([noise.seeds for noise in loops[1:]])
+    assert kept.unique().numel() == kept.numel()
+    place = torch.arange(24)[None, :, None].expand(256, -1, 1)
+    index = torch.arange(4).expand(256, 24, -1)
+    every = [torch.stack([noise.uniform_at(place, s, index) for s in Stream], -1) for noise in loops]
+    inner = torch.stack(every[1:]).flatten()
+    assert inner.unique().numel() == inner.numel()
+    assert _uniform(torch.histc(inner, bins=256, min=0.0, max=1.0)) > 1e-4
+    for a in range(len(every)):
+        assert torch.equal(loops[a].positions, positions)
+        for b in range(a):
+            cell = (every[a] * BINS).long() * BINS + (every[b] * BINS).long()
+            if b == 0:  # the same seed at 16 positions is one number, not 16
+                cell = cell[::17]
+            assert _uniform(cell.flatten().bincount(minlength=BINS**2)) > 1e-4
+
+
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_later_steps_of_a_nested_loop_are_independent_of_earlier_ones(step: int) -> None:
+    """The same inner position is visited again by loops that begin a few positions later."""
+    seeds, positions = torch.arange(256).repeat_interleave(16), torch.arange(16).repeat(256)
+    inner = Noise(seeds, positions).nested(0)
+    place = torch.full((4096, 1), 20)
+    u = inner.uniform_at(place, Stream.ACCEPT, torch.arange(16).expand(4096, -1)).view(256, 16, 16)
+    cell = (u[:, step:] * BINS).long() * BINS + (u[:, :-step] * BINS).long()
+    assert _uniform(cell.flatten().bincount(minlength=BINS**2)) > 1e-4

@@ -1,0 +1,138 @@
+"""What was learned outlives the process: killed, damaged, or out of disk."""
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from online_cases import draft, generator, stream, target
+from test_online import NEW, same, weights
+
+import foredraft
+from foredraft.core.errors import DataError, OptionError
+from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
+from foredraft.drafters.online.checkpoints import fingerprint
+from foredraft.drafters.online.method import Online
+from foredraft.engine.generator import Generator
+
+KILLED = """
+import sys
+from online_cases import generator, stream
+g, online = generator("draft_model", passes=1, folder=sys.argv[1])
+prompts = stream(64)
+for begin in range(0, 64, 4):
+    g.generate(prompts[begin : begin + 4], max_new_tokens=12)
+    print(begin + 4, flush=True)
+    if begin + 4 == 20:
+        sys.stdin.read()  # until it is killed
+"""
+
+
+def begun(folder: Path, name: str = "draft_model", **options: Any) -> tuple[Generator, Online]:
+    return generator(name, passes=1, folder=str(folder), **options)
+
+
+def serve(g: Generator, begin: int, end: int) -> None:
+    for first in range(begin, end, 4):
+        g.generate(stream(64)[first : first + 4], max_new_tokens=NEW)
+
+
+def test_a_killed_service_goes_on_from_its_last_interval(tmp_path: Path):
+    """Killed after 20 requests, of which the last 4 had not been learned from; then it is as one that was not."""
+    here = Path(__file__).parent
+    paths = os.pathsep.join(map(str, (Path(foredraft.__path__[0]).parent, here, here.parent)))
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    command, pipe = [sys.executable, "-c", KILLED, str(tmp_path / "killed")], subprocess.PIPE
+    with subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdout is not None
+        assert [next(process.stdout, "").strip() for _ in range(5)] == ["4", "8", "12", "16", "20"]
+        process.send_signal(signal.SIGKILL)
+        assert process.wait(60) == -signal.SIGKILL
+    whole, undisturbed = begun(tmp_path / "whole")
+    serve(whole, 0, 16)
+    again, online = begun(tmp_path / "killed")
+    assert online.version == undisturbed.version == 2 and online.reports == undisturbed.reports
+    assert same(weights(online), weights(undisturbed))
+    served = online._trainee.served.get_parameter("model.embed_tokens.weight")
+    assert torch.equal(served, weights(undisturbed)["model.embed_tokens.weight"]), "and it drafts with them"
+    for g in (whole, again):  # the requests since then are served again, here; moments and all go on as they were
+        serve(g, 16, 32)
+    assert online.version == 4 and online.reports == undisturbed.reports
+    assert same(weights(online), weights(undisturbed))
+
+
+def test_two_versions_are_kept_and_the_older_stands_in_for_a_damaged_one(tmp_path: Path):
+    g, online = begun(tmp_path)
+    serve(g, 0, 16)
+    before = weights(online)
+    serve(g, 16, 24)
+    files = sorted(path.name for path in tmp_path.iterdir())
+    assert files == ["version-00000002.pt", "version-00000003.pt"]
+    last = tmp_path / files[1]
+    whole = last.read_bytes()
+    for damaged in (whole[: len(whole) // 2], b"", b"no version"):
+        last.write_bytes(damaged)
+        _, other = begun(tmp_path)
+        assert other.version == 2 and same(weights(other), before)
+    (tmp_path / "version-00000004.partial").write_bytes(b"half of one")
+    g, other = begun(tmp_path)
+    serve(g, 16, 24)
+    assert other.version == 3 and same(weights(other), weights(online)), "it is written anew"
+    for path in tmp_path.glob("*.pt"):
+        path.write_bytes(b"no version")
+    with pytest.raises(DataError, match="No version in .* can be read; delete them to begin with the draft as it was"):
+        begun(tmp_path)
+
+
+def test_other_drafts_and_model_folders_are_refused(tmp_path: Path):
+    g, _ = begun(tmp_path)
+    serve(g, 0, 8)
+    for other in ("eagle3", "medusa"):
+        with pytest.raises(OptionError, match="holds versions of another draft than this one"):
+            begun(tmp_path, other)
+    served = target()
+    with pytest.raises(OptionError, match="holds versions of another draft than this one"):
+        generator(DraftModel(DraftOptions(), draft(0.3), served.vocab_size), served, folder=str(tmp_path))
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(OptionError, match="is a model's folder, which is never changed; give online another one"):
+        begun(tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OptionError, match="online cannot write to the folder"):
+        begun(tmp_path / "file" / "folder")
+
+
+def test_a_fingerprint_does_not_depend_on_how_a_net_is_served():
+    plain, packed = draft(fast=False), draft(fast=True)
+    assert packed.packed_layers > 0
+    assert fingerprint(plain.plain_copy()) == fingerprint(packed.plain_copy())
+    assert fingerprint(plain.plain_copy()) == fingerprint(plain.plain_copy().bfloat16().float())
+    assert fingerprint(plain.plain_copy()) != fingerprint(draft(0.26).plain_copy())
+
+
+def test_with_other_options_the_weights_go_on_and_the_moments_do_not(tmp_path: Path):
+    g, online = begun(tmp_path)
+    serve(g, 0, 8)
+    _, other = begun(tmp_path, lr=1e-3)
+    assert same(weights(other), weights(online)) and not other._learner._optimizer.state
+    _, like = begun(tmp_path)
+    assert like._learner._optimizer.state
+
+
+def test_a_full_disk_ends_learning_with_a_warning_and_leaves_what_was_there(tmp_path: Path):
+    g, _ = begun(tmp_path)
+    serve(g, 0, 8)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, hard))
+    try:
+        with pytest.warns(RuntimeWarning, match="has stopped learning: A version cannot be written to"):
+            serve(g, 8, 16)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    serve(g, 16, 32)
+    assert [path.name for path in tmp_path.iterdir()] == ["version-00000001.pt"]
+    assert begun(tmp_path)[1].version == 1

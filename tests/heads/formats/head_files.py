@@ -1,0 +1,217 @@
+"""Files of every format by hand: names and shapes as heads.md lists them, written out here and nowhere taken from."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import tiny
+from foredraft.model.hf import CausalLM
+
+H, V, VD, INNER, HEADS, KV, LAYERS = 32, 96, 40, 48, 4, 16, 8
+"""Hidden size, vocabulary, draft vocabulary, inner size, attention heads, width of keys, layers of the target."""
+
+
+def target(**changes: Any) -> CausalLM:
+    """A tiny target of 8 layers; 32 wide, 96 tokens."""
+    return CausalLM(tiny.build("llama", **{"num_hidden_layers": LAYERS, **changes}), verify=False)
+
+
+def table(lm: CausalLM) -> Tensor:
+    """The target's embedding."""
+    return lm.model.get_input_embeddings().weight.detach().clone()
+
+
+def filled(shapes: Mapping[str, tuple[int, ...]], seed: int = 1) -> dict[str, Tensor]:
+    """Random float32 tensors of these shapes."""
+    source = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(shape, generator=source) * 0.2 for name, shape in shapes.items()}
+
+
+def maps(size: int = VD, full: int = V, seed: int = 5) -> dict[str, Tensor]:
+    """d2t (offsets) and t2d (members) of a random draft vocabulary."""
+    ids = torch.randperm(full, generator=torch.Generator().manual_seed(seed))[:size].sort().values
+    members = torch.zeros(full, dtype=torch.bool)
+    members[ids] = True
+    return {"d2t": ids - torch.arange(size), "t2d": members}
+
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": H,
+    "intermediate_size": INNER,
+    "num_hidden_layers": 1,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": 2,
+    "vocab_size": V,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "initializer_range": 0.02,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "pretraining_tp": 1,
+    "tie_word_embeddings": False,
+    "torch_dtype": "float16",
+}
+
+EAGLE1: dict[str, tuple[int, ...]] = {
+    "fc.weight": (H, 2 * H),
+    "fc.bias": (H,),
+    "layers.0.self_attn.q_proj.weight": (H, H),
+    "layers.0.self_attn.k_proj.weight": (KV, H),
+    "layers.0.self_attn.v_proj.weight": (KV, H),
+    "layers.0.self_attn.o_proj.weight": (H, H),
+    "layers.0.mlp.gate_proj.weight": (INNER, H),
+    "layers.0.mlp.up_proj.weight": (INNER, H),
+    "layers.0.mlp.down_proj.weight": (H, INNER),
+    "layers.0.post_attention_layernorm.weight": (H,),
+}
+
+
+def eagle3_shapes(
+    prefix: str = "midlayer.", *, taps: int = 3, width: int = H, draft: int = VD
+) -> dict[str, tuple[int, ...]]:
+    """The tensors of section 1.2; ``width`` is the target's, ``taps`` the number of its layers."""
+    return {
+        "fc.weight": (H, taps * width),
+        f"{prefix}input_layernorm.weight": (H,),
+        f"{prefix}hidden_norm.weight": (H,),
+        f"{prefix}self_attn.q_proj.weight": (H, 2 * H),
+        f"{prefix}self_attn.k_proj.weight": (KV, 2 * H),
+        f"{prefix}self_attn.v_proj.weight": (KV, 2 * H),
+        f"{prefix}self_attn.o_proj.weight": (H, H),
+        f"{prefix}mlp.gate_proj.weight": (INNER, H),
+        f"{prefix}mlp.up_proj.weight": (INNER, H),
+        f"{prefix}mlp.down_proj.weight": (H, INNER),
+        f"{prefix}post_attention_layernorm.weight": (H,),
+        "norm.weight": (H,),
+        "lm_head.weight": (draft, H),
+    }
+
+
+SPECFORGE: dict[str, Any] = {
+    **LLAMA,
+    "architectures": ["LlamaForCausalLMEagle3"],
+    "head_dim": 8,
+    "rope_theta": 1000000,
+    "rope_scaling": None,
+    "attention_bias": False,
+    "draft_vocab_size": VD,
+    "eagle_config": {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": [1, 3, 4]},
+}
+
+
+def speculators(layer: Mapping[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
+    """A config of section 1.4; ``layer`` are changes to its transformer_layer_config."""
+    return {
+        "architectures": ["Eagle3Speculator"],
+        "speculators_model_type": "eagle3",
+        "speculators_version": "0.1.0",
+        "draft_vocab_size": VD,
+        "norm_before_residual": False,
+        "target_hidden_size": None,
+        "eagle_aux_hidden_state_layer_ids": None,
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "proposal_methods": [
+                {
+                    "proposal_type": "greedy",
+                    "speculative_tokens": 3,
+                    "verifier_accept_k": 1,
+                    "accept_tolerance": 0.0,
+                }
+            ],
+            "default_proposal_method": "greedy",
+            "verifier": {"name_or_path": "someone/target", "architectures": ["LlamaForCausalLM"]},
+        },
+        "transformer_layer_config": {**LLAMA, "head_dim": 8, "rope_theta": 500000.0, **(layer or {})},
+        **changes,
+    }
+
+
+def medusa_shapes(heads: int = 3, layers: int = 1, prefix: str = "", own: bool = True) -> dict[str, tuple[int, ...]]:
+    """The tensors of section 1.5."""
+    found: dict[str, tuple[int, ...]] = {}
+    for i in range(heads):
+        for layer in range(layers):
+            found |= {f"{prefix}{i}.{layer}.linear.weight": (H, H), f"{prefix}{i}.{layer}.linear.bias": (H,)}
+        if own:
+            found[f"{prefix}{i}.{layers}.weight"] = (V, H)
+    return found
+
+
+def hydra_shapes(heads: int = 2) -> dict[str, tuple[int, ...]]:
+    """Section 1.6, mlp, one layer."""
+    found: dict[str, tuple[int, ...]] = {}
+    for i in range(heads):
+        for part in ("linear", "res_connection"):
+            found |= {f"hydra_mlp.{i}.0.{part}.weight": (H, (i + 2) * H), f"hydra_mlp.{i}.0.{part}.bias": (H,)}
+        found |= {f"hydra_lm_head.{i}.weight": (V, H), f"hydra_lm_head.{i}.bias": (V,)}
+    return found
+
+
+def hydra_plus_shapes(heads: int = 2) -> dict[str, tuple[int, ...]]:
+    """Section 1.6, prefix-mlp, four layers: index 0 is a Dropout, the further blocks stand at 3, 5 and 7."""
+    found: dict[str, tuple[int, ...]] = {
+        "prefix_embeding_layer.embed_tokens.weight": (V, H),
+        "prefix_embeding_layer.layers.0.self_attn.q_proj.weight": (H, H),
+        "prefix_embeding_layer.layers.0.self_attn.k_proj.weight": (KV, H),
+        "prefix_embeding_layer.layers.0.self_attn.v_proj.weight": (KV, H),
+        "prefix_embeding_layer.layers.0.self_attn.o_proj.weight": (H, H),
+        "prefix_embeding_layer.layers.0.mlp.gate_proj.weight": (INNER, H),
+        "prefix_embeding_layer.layers.0.mlp.up_proj.weight": (INNER, H),
+        "prefix_embeding_layer.layers.0.mlp.down_proj.weight": (H, INNER),
+        "prefix_embeding_layer.layers.0.input_layernorm.weight": (H,),
+        "prefix_embeding_layer.layers.0.post_attention_layernorm.weight": (H,),
+        "prefix_embeding_layer.norm.weight": (H,),
+    }
+    for i in range(heads):
+        for part in ("linear", "res_connection"):
+            found |= {f"hydra_mlp.{i}.1.{part}.weight": (H, (i + 2) * H), f"hydra_mlp.{i}.1.{part}.bias": (H,)}
+        for place in (3, 5, 7):
+            found |= {f"hydra_mlp.{i}.{place}.linear.weight": (H, H), f"hydra_mlp.{i}.{place}.linear.bias": (H,)}
+        found |= {f"hydra_lm_head.{i}.1.weight": (V, H), f"hydra_lm_head.{i}.1.bias": (V,)}
+    return found
+
+
+def tied(tensors: dict[str, Tensor], pairs: Mapping[str, str]) -> dict[str, Tensor]:
+    """Each key's tensor is the value's, as where one module stands in several places."""
+    return tensors | {name: tensors[source] for name, source in pairs.items()}
+
+
+def put(
+    folder: Path, config: Mapping[str, Any] | str | None, tensors: Mapping[str, Tensor], file: str = "model.safetensors"
+) -> str:
+    """Write a folder and return its name."""
+    folder.mkdir(exist_ok=True, parents=True)
+    if config is not None:
+        text = config if isinstance(config, str) else json.dumps(config)
+        (folder / "config.json").write_text(text, encoding="utf-8")
+    if file.endswith(".safetensors"):
+        save_file({name: tensor.clone() for name, tensor in tensors.items()}, folder / file)
+    elif file:
+        torch.save(dict(tensors), folder / file)
+    return str(folder)
+
+
+def stored(folder: Path, file: str = "model.safetensors") -> dict[str, Tensor]:
+    """What stands in a file."""
+    return load_file(folder / file)
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "config.json").read_text("utf-8"))
+
+
+def same(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> None:
+    """The same names, types and bits."""
+    assert sorted(left) == sorted(right)
+    for name, tensor in left.items():
+        assert tensor.dtype == right[name].dtype and torch.equal(tensor, right[name]), name

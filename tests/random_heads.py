@@ -1,0 +1,97 @@
+"""Heads with random weights for tiny targets: what a drafter says then is nonsense, and must still be lossless."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+import tiny
+from foredraft.heads.nets.eagle import Eagle, Eagle3, Eagle3Config, EagleConfig
+from foredraft.heads.nets.hydra import Hydra, HydraConfig
+from foredraft.heads.nets.medusa import Blockwise, BlockwiseConfig, Medusa, MedusaConfig
+from foredraft.model.head_parts import block_like, parts_of, rotary_of
+from foredraft.model.hf import CausalLM
+
+
+def seeded(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Weights that are drawn from ``seed`` alone, however many nets were made before."""
+
+    @functools.wraps(make)
+    def shaken(*args: Any, seed: int = 0, **kwargs: Any) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            net = make(*args, **kwargs)
+            tiny.shake(net, 1.5)
+        return net.eval().requires_grad_(False)
+
+    return shaken
+
+
+@seeded
+def eagle(target: CausalLM, *, num_layers: int = 1, fc_bias: bool = True, **block: Any) -> Eagle:
+    shape = block_like(target.model, **block)
+    config = EagleConfig(block=shape, num_layers=num_layers, fc_bias=fc_bias)
+    return Eagle(config, rotary_of(shape), parts_of(target.model))
+
+
+@seeded
+def eagle3(
+    target: CausalLM,
+    *,
+    taps: tuple[int, ...] = (0, 1, 2),
+    vocabulary: torch.Tensor | None = None,
+    block: dict[str, Any] | None = None,
+    **flags: Any,
+) -> Eagle3:
+    shape = block_like(target.model, **(block or {}))
+    parts = parts_of(target.model)
+    config = Eagle3Config(
+        block=shape,
+        vocab_size=parts.vocab_size,
+        draft_vocab_size=parts.vocab_size if vocabulary is None else len(vocabulary),
+        target_hidden_size=parts.hidden_size,
+        taps=taps,
+        **flags,
+    )
+    net = Eagle3(config, rotary_of(shape), parts)
+    if vocabulary is not None:
+        net.vocabulary = vocabulary
+    return net
+
+
+@seeded
+def medusa(target: CausalLM, *, heads: int = 3, layers: int = 1, own_heads: bool = True, **more: Any) -> Medusa:
+    parts = parts_of(target.model)
+    config = MedusaConfig(
+        hidden_size=parts.hidden_size,
+        vocab_size=parts.vocab_size,
+        num_heads=heads,
+        num_layers=layers,
+        own_heads=own_heads,
+        **more,
+    )
+    return Medusa(config, parts)
+
+
+@seeded
+def blockwise(target: CausalLM, *, heads: int = 3) -> Blockwise:
+    parts = parts_of(target.model)
+    config = BlockwiseConfig(hidden_size=parts.hidden_size, vocab_size=parts.vocab_size, num_heads=heads, inner_size=24)
+    return Blockwise(config, parts)
+
+
+@seeded
+def hydra(target: CausalLM, *, heads: int = 3, layers: int = 1, prefix: bool = False, own_heads: bool = True) -> Hydra:
+    parts = parts_of(target.model)
+    shape = block_like(target.model)
+    config = HydraConfig(
+        hidden_size=parts.hidden_size,
+        vocab_size=parts.vocab_size,
+        num_heads=heads,
+        num_layers=layers,
+        prefix=shape if prefix else None,
+        own_heads=own_heads,
+    )
+    return Hydra(config, rotary_of(shape) if prefix else None, parts)
