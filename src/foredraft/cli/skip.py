@@ -87,18 +87,21 @@ def command(*, target: Target, texts: Texts, effort: Search, shown: Output) -> N
     from foredraft.bench.tune.skip_search import SearchBudget, search
     from foredraft.bench.tune.skip_trials import Journal, Judge
     from foredraft.compose.load import load
+    from foredraft.model.hf import CausalLM
 
     budget = SearchBudget(effort.trials, effort.seed)
     with busy(f"Loading {target.model}"):
         plain = load(target.model, "none", dtype=target.dtype, device=target.device)
     with busy("Answering the prompts"):
         said = _answers(plain, texts, effort.seed)
-        judge = Judge(plain.engine.target, said, temperature=texts.temperature, longest=texts.longest)
+        model = plain.engine.target
+        assert isinstance(model, CausalLM)
+        judge = Judge(model, said, temperature=texts.temperature, longest=texts.longest)
     about = {"model": _short(target.model), "texts": _digest(said), **_facts(texts), "seed": effort.seed}
     journal = Journal(Path(f"{shown.out}.trials.jsonl"), about)
     with _telling(effort.trials) as tell:
         best = search(judge.parts, journal.through(judge), budget, tell)
-    _write(shown.out, target.model, plain.engine.target.layers, best, {**about, "tokens": judge.tokens})
+    _write(shown.out, target.model, model.layers, best, {**about, "tokens": judge.tokens})
     _tell(best, judge.tokens, target.model, shown)
 
 

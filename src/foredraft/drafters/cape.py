@@ -21,7 +21,7 @@ from foredraft.core.tree import TokenTree
 from foredraft.drafters.common.build_context import BuildContext
 from foredraft.drafters.common.draft_runner import DraftRunner, ReadingDrafter
 from foredraft.drafters.common.tree_ops import Candidates, keep_best, ranked
-from foredraft.model.hf import CausalLM
+from foredraft.model.base import TargetModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Cape(ReadingDrafter[DraftRunner]):
         vocab_size: of the target.
     """
 
-    def __init__(self, options: Options, model: CausalLM, vocab_size: int) -> None:
+    def __init__(self, options: Options, model: TargetModel, vocab_size: int) -> None:
         self._options = options
         self._widths = torch.tensor(options.widths, device=model.device)
         depth = options.num_assistant_tokens

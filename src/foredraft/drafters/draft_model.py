@@ -20,7 +20,7 @@ from foredraft.drafters.common.templates import Template
 from foredraft.drafters.common.tree_builder import Level, fill
 from foredraft.drafters.common.windowed_runner import WindowedRunner
 from foredraft.engine.beam.speculative import SearchesAhead
-from foredraft.model.hf import CausalLM
+from foredraft.model.base import TargetModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class DraftModel(ReadingDrafter[DraftRunner | WindowedRunner], SearchesAhead, Tr
         vocab_size: of the target. The draft's may be narrower or wider, as padded vocabularies are.
     """
 
-    def __init__(self, options: Options, model: CausalLM, vocab_size: int) -> None:
+    def __init__(self, options: Options, model: TargetModel, vocab_size: int) -> None:
         self._options = options
         self._model = model
         self._levels: tuple[Level, ...] = ()
@@ -76,11 +76,11 @@ class DraftModel(ReadingDrafter[DraftRunner | WindowedRunner], SearchesAhead, Tr
         else:
             super().__init__(WindowedRunner(whole, options.window, options.sinks, nodes, options.ahead), needs)
 
-    def beam_model(self) -> CausalLM:
+    def beam_model(self) -> TargetModel:
         return self._model
 
     @property
-    def network(self) -> CausalLM:
+    def network(self) -> TargetModel:
         return self._model
 
     @torch.inference_mode()

@@ -17,7 +17,7 @@ from foredraft.core.tree import TokenTree
 from foredraft.drafters.common.build_context import BuildContext
 from foredraft.drafters.common.draft_runner import DraftRunner, ReaderGrowing, ReadingDrafter
 from foredraft.drafters.common.dynamic_tree import Shape, grow_tree
-from foredraft.model.hf import CausalLM
+from foredraft.model.base import TargetModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class OptTree(ReadingDrafter[DraftRunner]):
         vocab_size: of the target. The draft's may be narrower or wider, as padded vocabularies are.
     """
 
-    def __init__(self, options: Options, model: CausalLM, vocab_size: int) -> None:
+    def __init__(self, options: Options, model: TargetModel, vocab_size: int) -> None:
         self._shape = Shape(options.nodes, options.depth, options.top_k)
         needs = Needs(max_nodes=options.nodes, max_depth=min(options.depth, options.nodes), scored=True)
         super().__init__(DraftRunner(model, vocab_size), needs)

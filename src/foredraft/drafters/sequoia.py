@@ -23,7 +23,7 @@ from foredraft.drafters.common.templates import Template
 from foredraft.drafters.common.tree_builder import Level, fill
 from foredraft.engine.cost_model import CostTable, measure_costs
 from foredraft.engine.step import SIZES
-from foredraft.model.hf import CausalLM
+from foredraft.model.base import TargetModel
 
 NODES, DEPTH = 63, 10
 """Of trees whose size is chosen: at most so many drafted nodes, which with the root make a size of forwards."""
@@ -79,7 +79,7 @@ class Shape:
 class Planner:
     """The shapes for greedy and for sampled rows. Each is settled when it is first wanted, and stays."""
 
-    def __init__(self, options: Options, target: CausalLM, draft: CausalLM) -> None:
+    def __init__(self, options: Options, target: TargetModel, draft: TargetModel) -> None:
         self._options = options
         self._target = target
         self._draft = draft
@@ -129,7 +129,7 @@ class Sequoia(ReadingDrafter[DraftRunner]):
         vocab_size: how wide laws are.
     """
 
-    def __init__(self, options: Options, model: CausalLM, target: CausalLM, vocab_size: int) -> None:
+    def __init__(self, options: Options, model: TargetModel, target: TargetModel, vocab_size: int) -> None:
         self.planner = Planner(options, target, model)
         nodes = options.nodes or NODES
         needs = Needs(max_nodes=nodes, max_depth=options.depth or min(DEPTH, nodes))

@@ -24,7 +24,7 @@ from foredraft.drafters.common.draft_runner import DraftRunner, ReaderGrowing
 from foredraft.drafters.common.templates import Template
 from foredraft.drafters.common.tree_builder import Level, SiblingSampling, fill
 from foredraft.drafters.common.tree_ops import draw_independent
-from foredraft.model.hf import CausalLM
+from foredraft.model.base import TargetModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class SpecInfer(Rewindable):
         vocab_size: of the target.
     """
 
-    def __init__(self, options: Options, models: Sequence[CausalLM], vocab_size: int) -> None:
+    def __init__(self, options: Options, models: Sequence[TargetModel], vocab_size: int) -> None:
         if not models:
             raise OptionError("specinfer needs at least one draft model.")
         self._options = options

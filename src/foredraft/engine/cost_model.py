@@ -10,8 +10,8 @@ import torch
 
 from foredraft.core.tree import TokenTree
 from foredraft.engine.step import SIZES
+from foredraft.model.base import TargetModel
 from foredraft.model.cache import SlotCache
-from foredraft.model.hf import CausalLM
 
 _REPEATS = 4
 
@@ -34,7 +34,7 @@ class CostTable:
 
 
 def measure_costs(
-    target: CausalLM, cached: int = 128, budget: float = 1.0, longest: int = 16, batch: int = 1
+    target: TargetModel, cached: int = 128, budget: float = 1.0, longest: int = 16, batch: int = 1
 ) -> CostTable:
     """Time forwards of 1, 2, 4, ... ``longest`` nodes over ``cached`` tokens, interleaved, and keep each median.
 
@@ -61,7 +61,7 @@ def measure_costs(
     return CostTable(tuple(batch * nodes for nodes in sizes), tuple(accumulate(medians, max)))
 
 
-def _seconds(target: CausalLM, cache: SlotCache, nodes: int, cached: int, batch: int) -> float:
+def _seconds(target: TargetModel, cache: SlotCache, nodes: int, cached: int, batch: int) -> float:
     """One forward of so many texts, each of so many nodes, until its result is on the host."""
     device = target.device
     tree = TokenTree.chain(torch.ones(batch, nodes, dtype=torch.long, device=device))

@@ -25,8 +25,8 @@ from foredraft.engine.policy import Policy
 from foredraft.engine.request import Decode, Request, Sequence, TokenLogprobs
 from foredraft.engine.state import Batch
 from foredraft.engine.step import StepDone, Stepper
+from foredraft.model.base import TargetModel
 from foredraft.model.cache import SlotCache, bucket
-from foredraft.model.hf import CausalLM
 from foredraft.model.prefill import like_lengths, prefill
 
 _log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class Engine:
 
     def __init__(
         self,
-        target: CausalLM,
+        target: TargetModel,
         drafter: Drafter,
         policy: Policy,
         *,

@@ -21,7 +21,7 @@ from foredraft.engine.inputs import Params, Prompt, Prompts, Several, as_params,
 from foredraft.engine.request import Piece, Request, Sequence
 from foredraft.engine.results import Call, Completed, Kind, Result, named, table_html
 from foredraft.engine.stream import AsyncStream, Source, Stream
-from foredraft.model.hf import CausalLM
+from foredraft.model.base import TargetModel
 from foredraft.model.tokenizer import Message, Tokenizer
 
 OnePrompt = str | Seq[int] | Seq[Message] | Mapping[str, Any]
@@ -36,7 +36,7 @@ class Generator(Source):
     """
 
     def __init__(
-        self, engine: Engine, tokenizer: Tokenizer | None, eos: Seq[int], kind: Kind, models: Seq[CausalLM] = ()
+        self, engine: Engine, tokenizer: Tokenizer | None, eos: Seq[int], kind: Kind, models: Seq[TargetModel] = ()
     ) -> None:
         self.engine = engine
         self.driver = Driver(engine)
@@ -336,6 +336,6 @@ class Generator(Source):
         return table_html("foredraft.Generator", self._facts())
 
 
-def _let_go(models: tuple[CausalLM, ...]) -> None:
+def _let_go(models: tuple[TargetModel, ...]) -> None:
     for model in models:
         model.let_go()

@@ -10,16 +10,26 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from foredraft.core.drafter import StepOut
+from foredraft.core.errors import ModelError
 from foredraft.core.tree import TokenTree
 from foredraft.model.cache import SlotCache
 from foredraft.model.masks import StepIn
 
 
 class TargetModel(ABC):
-    """A causal LM over a slot cache. ``vocab_size`` is the width of its logits, ``max_length`` its context."""
+    """A causal LM over a slot cache: what engine, policies and drafters need of a target or a draft model.
 
+    ``vocab_size`` is the width of its logits, ``max_length`` its context. ``weight_bytes`` is what a forward reads of
+    the weights, ``token_bytes`` what a token takes in the cache; 0 if unknown. ``first_token`` begins an output
+    without a prompt.
+    """
+
+    name: str = "model"
     vocab_size: int
     max_length: int
+    weight_bytes: int = 0
+    token_bytes: int = 0
+    first_token: int = 0
 
     @property
     @abstractmethod
@@ -54,6 +64,47 @@ class TargetModel(ABC):
     @abstractmethod
     def empty_hidden(self, rows: int) -> dict[int, Float[Tensor, "B T H"]]:
         """The hidden states of no tokens at all: T is 0."""
+
+    def tap(self, layers: Sequence[int]) -> None:
+        """Return the hidden states after these layers from now on (0: the embedding), or ``FINAL``.
+
+        Raises:
+            ModelError: the model does not return hidden states.
+        """
+        raise ModelError(f"{self.name} does not return hidden states.")
+
+    def check_ready(self) -> None:  # noqa: B027 - most models are always ready
+        """Check that the model can run.
+
+        Raises:
+            ModelError: it cannot; the sentence says why.
+        """
+
+    @property
+    def ready(self) -> bool:
+        """Whether ``check_ready`` passes."""
+        try:
+            self.check_ready()
+        except ModelError:
+            return False
+        return True
+
+    def stock_logits(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T V"]:
+        """Logits of the model itself, with its own attention and without a cache: the reference for tests.
+
+        Raises:
+            ModelError: the model has no such forward.
+        """
+        raise ModelError(f"{self.name} has no forward of its own to compare with.")
+
+    def retain(self) -> None:  # noqa: B027
+        """Count another holder; see ``let_go``."""
+
+    def let_go(self) -> None:  # noqa: B027
+        """Count a holder less; without holders the model closes."""
+
+    def reset_hooks(self) -> None:  # noqa: B027 - most models have none
+        """Remove what an interrupted forward may have left on the model."""
 
 
 @final

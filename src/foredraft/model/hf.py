@@ -56,6 +56,7 @@ class CausalLM(TargetModel):
         self.closed = False
         self.name = model.__class__.__name__
         self.layers: int = config.num_hidden_layers
+        self.first_token: int = _first_token(config)
         self.max_length: int = context_of(model)
         self.layout: Layout = layout_of(model)
         self.weight_bytes: int = weight_bytes(model)
@@ -135,15 +136,6 @@ class CausalLM(TargetModel):
             raise ModelError(f"This {self.name} is in training mode: call its eval() before generating.")
         if self._packed is not None:
             self.pack()
-
-    @property
-    def ready(self) -> bool:
-        """Whether ``check_ready`` finds nothing."""
-        try:
-            self.check_ready()
-        except ModelError:
-            return False
-        return True
 
     def retain(self) -> None:
         """One more holds this; see ``let_go``."""
@@ -296,6 +288,13 @@ class CausalLM(TargetModel):
 def brief(error: BaseException) -> str:
     """The first line of what a model has to say about itself."""
     return (str(error).strip() or error.__class__.__name__).splitlines()[0].rstrip(".")
+
+
+def _first_token(config: Any) -> int:
+    """The model's BOS token, else its first EOS token, else token 0."""
+    ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+    named = (token for token in (config.bos_token_id, *ends) if token is not None)
+    return next((token for token in named if 0 <= token < config.vocab_size), 0)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from foredraft.engine.cost_model import measure_bandwidth, measure_costs
 from foredraft.engine.engine import Engine
 from foredraft.engine.generator import Generator
 from foredraft.engine.policy import Constant
-from foredraft.model.hf import CausalLM
+from foredraft.model.base import TargetModel
 
 _LONGEST = 64
 """Nodes of the largest forward that is timed."""
@@ -102,7 +102,7 @@ def watch(arm: LoopArm, ask: Ask, params: SamplingParams) -> Watched:
     return Watched(arm.name, ask.task, ask.name, params.temperature, recorder.places, recorder.confidence)
 
 
-def costs(target: CausalLM, sizes: Sequence[tuple[int, int]], budget: float) -> Iterator[Cost]:
+def costs(target: TargetModel, sizes: Sequence[tuple[int, int]], budget: float) -> Iterator[Cost]:
     """Tables of what a forward takes by nodes, one for each (texts at once, tokens in the cache of each) that the
     context has room for; ``budget`` seconds for each."""
     possible = [(batch, cached) for batch, cached in sizes if cached + _LONGEST < target.max_length]

@@ -20,7 +20,7 @@ from foredraft.core.tree_optimizer import check_acceptance
 from foredraft.core.verify.parts import of_token, ratio, residual
 from foredraft.drafters.common.draft_runner import DraftRunner
 from foredraft.drafters.common.tree_ops import draw_siblings, likeliest, normalize_or_uniform
-from foredraft.model.hf import CausalLM
+from foredraft.model.base import TargetModel
 
 TEXTS, BEGINNING, TOKENS = 16, 8, 40
 """Without prompts: so many texts, that many tokens at temperature 1 to tell them apart, and those that are counted."""
@@ -30,8 +30,8 @@ _SEED = 2402_12374
 
 @torch.inference_mode()
 def measure_acceptance(
-    target: CausalLM,
-    draft: CausalLM,
+    target: TargetModel,
+    draft: TargetModel,
     temperature: float = 0.0,
     prompts: Sequence[Sequence[int]] | None = None,
     width: int = WIDTH,
@@ -55,7 +55,7 @@ def measure_acceptance(
         OptionError: no prompts, an empty one, or one that leaves no room in the context of either model.
     """
     beginning = BEGINNING if prompts is None else 0
-    begun = [[_first_token(target)]] * TEXTS if prompts is None else [list(prompt) for prompt in prompts]
+    begun = [[target.first_token]] * TEXTS if prompts is None else [list(prompt) for prompt in prompts]
     longest = min(target.max_length, draft.max_length) - 1
     tokens = min(tokens, longest - max(map(len, begun), default=longest) - beginning)
     if tokens < 1 or not all(begun):
@@ -121,7 +121,7 @@ def read_acceptance(text: str) -> tuple[float, ...]:
 class _Texts:
     """Texts that are being said, as the drafters see them."""
 
-    def __init__(self, target: CausalLM, begun: Sequence[Sequence[int]], tokens: int) -> None:
+    def __init__(self, target: TargetModel, begun: Sequence[Sequence[int]], tokens: int) -> None:
         self.rows = tuple(range(len(begun)))
         self._extents = [len(text) for text in begun]
         self._vocab_size = target.vocab_size
@@ -156,11 +156,3 @@ class _Texts:
 
 def _at_roots(view: View) -> Paths:
     return Paths(view.history, view.lengths, TokenTree.root(view.roots))
-
-
-def _first_token(target: CausalLM) -> int:
-    """What texts begin with: the model's token for that, else the one that they end with, else token 0."""
-    config = target.model.config.get_text_config()
-    ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
-    named = (token for token in (config.bos_token_id, *ends) if token is not None)
-    return next((token for token in named if 0 <= token < target.vocab_size), 0)

@@ -12,9 +12,8 @@ from foredraft.core.drafter import Needs, Plan, Rewindable, View
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.common.tree_builder import TreeBuilder
 from foredraft.drafters.common.tree_ops import ranked
-from foredraft.model.base import widened
+from foredraft.model.base import TargetModel, widened
 from foredraft.model.cache import SlotCache
-from foredraft.model.hf import CausalLM
 from foredraft.model.prefill import prefill
 
 _CATCH_UP = 16
@@ -32,7 +31,7 @@ class DraftRunner:
         vocab_size: of the target. The draft's may be narrower or wider, as padded vocabularies are.
     """
 
-    def __init__(self, model: CausalLM, vocab_size: int) -> None:
+    def __init__(self, model: TargetModel, vocab_size: int) -> None:
         self.model = model
         self.cache: SlotCache = model.new_cache()
         self._vocab_size = vocab_size

@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from foredraft.core.tree import TokenTree
-from foredraft.model.hf import CausalLM
+from foredraft.model.base import TargetModel
 from foredraft.model.prefill import prefill
 
 
@@ -20,7 +20,7 @@ class Forks:
         width: continuations of each prompt; those of one prompt stand side by side, and on one row until they part.
     """
 
-    def __init__(self, target: CausalLM, tokens: Int[Tensor, "B L"], sizes: Sequence[int], width: int) -> None:
+    def __init__(self, target: TargetModel, tokens: Int[Tensor, "B L"], sizes: Sequence[int], width: int) -> None:
         self._target = target
         self._cache = target.new_cache()
         self._rows = [row for row in range(len(sizes)) for _ in range(width)]

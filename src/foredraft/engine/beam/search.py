@@ -24,7 +24,7 @@ from foredraft.core.sampling.warp import Paths, Warp, healthy
 from foredraft.core.tree import TokenTree
 from foredraft.engine.beam.cache import Forks
 from foredraft.engine.detokenizer import Decode
-from foredraft.model.hf import CausalLM
+from foredraft.model.base import TargetModel
 
 _NEVER = -1.0e9
 """transformers' score of what must not be chosen. It is added, so that bans (-inf) stay below it."""
@@ -152,7 +152,7 @@ class Rules:
 
     @classmethod
     def of(
-        cls, target: CausalLM, prompts: Sequence[Sequence[int]], options: BeamOptions, eos: Sequence[int]
+        cls, target: TargetModel, prompts: Sequence[Sequence[int]], options: BeamOptions, eos: Sequence[int]
     ) -> "Rules":
         """Raises an ``OptionError`` if ``options.params`` name a token that the model does not have."""
         device, count = target.device, len(prompts) * options.num_beams
@@ -181,7 +181,7 @@ class Grown(NamedTuple):
 
 @torch.inference_mode()
 def beam_search(
-    target: CausalLM, prompts: Sequence[Sequence[int]], options: BeamOptions, eos: Sequence[int], decode: Decode
+    target: TargetModel, prompts: Sequence[Sequence[int]], options: BeamOptions, eos: Sequence[int], decode: Decode
 ) -> list[list[Hypothesis]]:
     """The ``num_return_sequences`` best finished texts of each prompt, best first.
 

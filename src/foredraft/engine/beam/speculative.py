@@ -24,7 +24,7 @@ from foredraft.core.tree import PAD, ROOT, TokenTree
 from foredraft.engine.beam.cache import Forks
 from foredraft.engine.beam.search import BeamOptions, Beams, Hypothesis, Rules, grow, hypotheses, texts_of
 from foredraft.engine.detokenizer import Decode
-from foredraft.model.hf import CausalLM
+from foredraft.model.base import TargetModel
 
 _WIDER = 2
 """The draft keeps so many times as many beams as the target: what the target likes best may be the draft's fifth."""
@@ -38,7 +38,7 @@ class SearchesAhead(Drafter):
     """A drafter on a whole model, which can search with beams of its own."""
 
     @abstractmethod
-    def beam_model(self) -> CausalLM:
+    def beam_model(self) -> TargetModel:
         """The model; its cache is the drafter's own business, and the search has another."""
 
 
@@ -118,7 +118,7 @@ class DraftBeam:
     """The draft's side: it stands where the target's beams stand, and looks ahead."""
 
     def __init__(
-        self, draft: CausalLM, prompts: Int[Tensor, "B L"], sizes: Sequence[int], width: int, vocab_size: int
+        self, draft: TargetModel, prompts: Int[Tensor, "B L"], sizes: Sequence[int], width: int, vocab_size: int
     ) -> None:
         self._draft = draft
         self._forks = Forks(draft, self._mine(prompts), sizes, width)
@@ -240,8 +240,8 @@ def _best(scores: Float[Tensor, "F V"], leading: Bool[Tensor, "F"], width: int) 
 
 @torch.inference_mode()
 def speculative_beam_search(
-    target: CausalLM,
-    draft: CausalLM,
+    target: TargetModel,
+    draft: TargetModel,
     prompts: Sequence[Sequence[int]],
     options: BeamOptions,
     eos: Sequence[int],
