@@ -23,7 +23,7 @@ class Method:
     ``drafter``: "module:Class" of the ``Drafter``. The module also has ``Options``, a frozen dataclass that derives
     from ``DrafterOptions``, and ``build(options, context)``, see ``BuildContext``.
     ``heads``: the kinds of trained heads that it drafts with. ``around``: its path is the spec of another drafter,
-    which does the drafting.
+    which does the drafting. ``size``: the option that limits the length of its chains, which ``tune`` searches.
     """
 
     drafter: str
@@ -34,6 +34,7 @@ class Method:
     paper: str
     heads: tuple[str, ...] = ()
     around: bool = False
+    size: str = ""
 
 
 class Methods(Mapping[str, Method]):
@@ -56,7 +57,7 @@ class Methods(Mapping[str, Method]):
         except Exception as error:
             raise DrafterError(f"The drafter {name} ({point.value}) cannot be imported: {error!r}.") from error
         if not isinstance(method, Method):
-            raise DrafterError(f"The drafter {name} ({point.value}) must be a foredraft.drafters.Method.")
+            raise DrafterError(f"The drafter {name} ({point.value}) must be a foredraft.Method.")
         return method
 
     def usable(self) -> dict[str, Method]:
@@ -205,6 +206,7 @@ _BUILT_IN: dict[str, Method] = {
         "nothing, but a target that was trained for it drafts better",
         "The target's first layers draft, in its own cache.",
         "arXiv:2404.16710",
+        size="num_assistant_tokens",
     ),
     "layer_skip": Method(
         "foredraft.drafters.layer_skip:LayerSkip",
@@ -213,6 +215,7 @@ _BUILT_IN: dict[str, Method] = {
         "layers to leave out, which foredraft skip finds",
         "The target without some of its attention and MLP parts drafts, in its own cache.",
         "arXiv:2309.08168",
+        size="num_assistant_tokens",
     ),
     "online": Method(
         "foredraft.drafters.online.method:Online",
@@ -230,6 +233,7 @@ _BUILT_IN: dict[str, Method] = {
         "nothing",
         "Copies what followed the last tokens where they stood before; several places become a tree.",
         "github.com/apoorvumang/prompt-lookup-decoding",
+        size="prompt_lookup_num_tokens",
     ),
     "lookahead": Method(
         "foredraft.drafters.lookahead:Lookahead",

@@ -8,6 +8,7 @@ from foredraft.bench.tune.probe import Shape
 from foredraft.compose.load import BUNDLED_DRAFTS, Spec
 from foredraft.core.errors import OptionError
 from foredraft.core.options import parts
+from foredraft.drafters import METHODS
 
 CONSTANT = "num_assistant_tokens_schedule=constant"
 _LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10)
@@ -53,7 +54,8 @@ def families(drafter: str, model: str) -> list[Family]:
         path = str(Path(path).resolve())  # the choice is written to a file that may be read from elsewhere
     base = f"{method}:{path}" if path else method
     fixed = {pair.partition("=")[0] for pair in given}
-    maker = _MAKERS.get(method, _as_it_is)
+    size = METHODS[method].size
+    maker = _MAKERS.get(method) or (_chain(size, max(_LENGTHS)) if size else _as_it_is)
     return [
         Family(_joined(base, given), _joined(base, [*given, *probe, CONSTANT]), tuple(candidates))
         for probe, candidates in maker(base, given, fixed)
@@ -114,9 +116,6 @@ def _as_it_is(base: str, given: Sequence[str], fixed: set[str]) -> _Made:
 
 _MAKERS = {
     "draft_model": _chain("num_assistant_tokens", 10, "branching"),
-    "early_exit": _chain("num_assistant_tokens", 10),
-    "layer_skip": _chain("num_assistant_tokens", 10),
-    "prompt_lookup": _chain("prompt_lookup_num_tokens", 10),
     "eagle1": _static("tree", ("eagle", "4x2x1", "2x1x1x1")),
     "eagle2": _grown,
     "eagle3": _grown,
@@ -124,7 +123,7 @@ _MAKERS = {
     "medusa": _static("nodes", (7, 15, 23, 47)),
     "hydra": _static("nodes", (7, 15, 23, 47)),
 }
-"""Anything else is tried with its options as they are."""
+"""Methods that draft trees. Others are tried at each length of the option ``Method.size``, or as they are."""
 
 
 _NOT_TRIED = {

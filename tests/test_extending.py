@@ -1,0 +1,96 @@
+"""docs/extending.md, run as it is written: the drafter, its registration, each command."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import foredraft
+from foredraft.core.errors import DrafterError
+from foredraft.drafters import METHODS, Methods
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "extending.md").read_text("utf-8")
+CODE, TOML, SHELL = (re.findall(rf"```{kind}\n(.*?)```", PAGE, re.DOTALL) for kind in ("python", "toml", "sh"))
+COMMANDS = SHELL[0].strip().splitlines()
+
+
+def install(folder: Path, name: str, point: str, **files: str) -> None:
+    """What pip leaves of a package with one entry point: its files, and its metadata."""
+    facts = folder / f"{name}-1.0.dist-info"
+    facts.mkdir(parents=True)
+    (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (facts / "entry_points.txt").write_text(f"[foredraft.drafters]\n{point}\n")
+    for module, text in files.items():
+        (folder / f"{module}.py").write_text(text)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    (point,) = re.findall(r'^(bigram) = "(bigram:METHOD)"$', TOML[0], re.MULTILINE)
+    install(folder, "foredraft_bigram", " = ".join(point), bigram=CODE[0])
+    return folder
+
+
+def run(site: Path, command: str, folder: Path) -> str:
+    program, *words = shlex.split(command)
+    assert program == "foredraft"
+    paths = os.pathsep.join([str(site), str(Path(foredraft.__path__[0]).parent)])
+    done = subprocess.run(
+        [sys.executable, "-m", "foredraft", *words],
+        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=570,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_it_is_short():
+    assert len([line for line in CODE[0].splitlines() if line.strip()]) <= 32
+
+
+def test_the_drafter_drafts_and_is_lossless(site: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(site))
+    import bigram  # type: ignore[import-not-found]
+
+    prompt = "one two three four one two three four one two"
+    with foredraft.load("sample", bigram.Bigram(bigram.Options())) as g, foredraft.load("sample", "none") as plain:
+        ours, theirs = (each.generate(prompt, max_new_tokens=24) for each in (g, plain))
+    assert ours.tokens == theirs.tokens
+    assert len(ours.stats.accepted_by_depth) >= 3, "an off-by-one would accept less"
+
+
+def test_its_options_are_explained(site: Path, tmp_path: Path):
+    shown = run(site, COMMANDS[0], tmp_path)
+    assert "Copies bigrams of the row." in shown
+    assert re.search(r"length\s+default: 4\s+most tokens of a draft\.", shown)
+    assert "num_assistant_tokens_schedule" in shown
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", COMMANDS[1:], ids=lambda command: command.split()[1])
+def test_each_command_of_the_page(site: Path, tmp_path: Path, command: str):
+    shown = run(site, command, tmp_path)
+    assert {"generate": "", "check": "Verdict: lossless."}.get(command.split()[1], "bigram") in shown and shown.strip()
+
+
+def test_a_broken_package_is_one_sentence_and_hides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    install(tmp_path, "broken", "broken = broken:METHOD\nodd = odd:METHOD\nnone = odd:METHOD", odd="METHOD = 3\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    methods = Methods()
+    with pytest.raises(DrafterError, match=r"The drafter broken \(broken:METHOD\) cannot be imported: .*No module"):
+        methods["broken"]
+    with pytest.raises(DrafterError, match=r"The drafter odd \(odd:METHOD\) must be a foredraft.Method"):
+        methods["odd"]
+    assert {"broken", "odd"} <= set(methods) and set(methods.usable()) == set(METHODS.usable())
+    assert methods["none"] is METHODS["none"], "a package cannot replace one of foredraft's own"
+    assert len(methods) == len(list(methods)) and "broken" in methods
