@@ -30,7 +30,8 @@ TEXTS = ["def add(a, b):", "- red\n- green\n- blue\n-", "Once upon a time"]
 
 def test_a_choice_comes_back_as_it_was_written(tmp_path: Path):
     path = tmp_path / "tuned.json"
-    for tuned in (Tuned("sample", HEAD, 8, {"temperature": 0.0}), Tuned("m", "none", 0, {})):
+    learned = {"sizes": [0, 1]}
+    for tuned in (Tuned("sample", HEAD, 8, {"temperature": 0.0}), Tuned("m", "none", 0, {}, learned)):
         write_tuned(path, tuned)
         assert read_tuned(path) == read_tuned(str(path)) == tuned
     assert path.read_text().endswith("}\n")
@@ -48,6 +49,7 @@ def test_a_choice_comes_back_as_it_was_written(tmp_path: Path):
         (b'"eagle3"', "is not a JSON object; run foredraft tune again"),
         (b'{"model": "m", "drafter": null, "off_from": 0}', "drafter must be there"),
         (b'{"model": "m", "drafter": "none"}', "off_from must be there"),
+        (b'{"model": "m", "drafter": "none", "off_from": 0, "learned": 3}', "learned must be there"),
         (b'{"model": "m", "drafter": "none", "off_from": "8"}', "off_from must be there"),
         (b'{"model": "m", "drafter": "none", "off_from": true}', "off_from must be there"),
         (b'{"model": "m", "drafter": "none", "off_from": -1}', "off_from must be there"),
@@ -59,6 +61,24 @@ def test_something_else_is_one_sentence_that_names_the_file(content: bytes, sent
     with pytest.raises(DrafterError) as error:
         foredraft.load("sample", str(path), device="cpu")
     assert str(path) in str(error.value) and sentence in str(error.value) and "\n" not in str(error.value)
+
+
+def test_what_a_policy_learned_is_its_beginning(tmp_path: Path):
+    path = tmp_path / "tuned.json"
+    with foredraft.load("sample", "prompt_lookup", device="cpu") as g:
+        g.batch(TEXTS, max_new_tokens=24)
+        learned = g.engine.policy.state()
+    assert any(any(each) for each in learned["seconds"].values())
+    write_tuned(path, Tuned("sample", "prompt_lookup", 8, {}, learned))
+    with foredraft.load("sample", str(path), device="cpu") as g:
+        assert g.engine.policy.state() == learned
+    for broken in ({**learned, "seconds": 3}, {"sizes": learned["sizes"]}):
+        write_tuned(path, Tuned("sample", "prompt_lookup", 0, {}, broken))
+        with pytest.raises(DrafterError, match="no valid state of a policy; run foredraft tune again"):
+            foredraft.load("sample", str(path), device="cpu")
+    write_tuned(path, Tuned("sample", "prompt_lookup", 0, {}, {**learned, "sizes": [0, 1]}))
+    with foredraft.load("sample", str(path), device="cpu") as g:
+        assert g.engine.policy.state()["seconds"] == {}, "other sizes: it begins anew"
 
 
 def test_files_that_are_not_there_or_cannot_be(tmp_path: Path):

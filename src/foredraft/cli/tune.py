@@ -173,7 +173,7 @@ def _write(path: str, model: str, found: "Tuning", what: What) -> None:
     ]
     facts["batches"] = [point._asdict() for point in found.batches]
     drafter = found.chosen.spec if found.chosen is not None else "none"
-    write_tuned(path, Tuned(short(model), drafter, found.off_from or 0, facts))
+    write_tuned(path, Tuned(short(model), drafter, found.off_from or 0, facts, found.learned))
 
 
 def _record(found: "Tuning", servers: "Served | None") -> dict[str, Any]:

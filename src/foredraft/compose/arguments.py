@@ -118,7 +118,7 @@ def _spelled(source: Any, text: str) -> Spec:
     """A spec, or the name of a file that ``foredraft tune`` wrote."""
     if text.endswith(SUFFIX) and text.partition(":")[0] not in METHODS:
         tuned = read_tuned(text)
-        spec = replace(Spec.parse(tuned.drafter), off_from=tuned.off_from)
+        spec = replace(Spec.parse(tuned.drafter), off_from=tuned.off_from, learned=tuned.learned)
     else:
         spec = Spec.parse(text)
     bundled = BUNDLED_DRAFTS.get(source, {}) if isinstance(source, str) else {}

@@ -371,7 +371,12 @@ def _policy(spec: Spec | Drafter, drafter: Drafter, lossless: bool) -> Policy:
     if isinstance(spec, Spec):
         length = None if spec.path is None else stored_acceptance_length(resolve(spec.path))
         prior = NEUTRAL if length is None else 1 - 1 / length  # where each token is accepted as often as the first
-        return policy_for(spec.drafting, drafter.needs, lossless=lossless, off_from=spec.off_from, prior=prior)
+        made = policy_for(spec.drafting, drafter.needs, lossless=lossless, off_from=spec.off_from, prior=prior)
+        try:
+            made.restore(spec.learned or {})
+        except (AttributeError, KeyError, TypeError, ValueError):
+            raise DrafterError("The tuned file holds no valid state of a policy; run foredraft tune again.") from None
+        return made
     if spec.needs.max_nodes < 1:
         raise DrafterError(f"{spec.__class__.__name__}.needs.max_nodes is 0, so it would never be asked for a draft.")
     return Constant(drafter.needs.longest)

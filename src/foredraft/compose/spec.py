@@ -1,7 +1,7 @@
 """A drafter as it is written: on a command line, in a file, inside another drafter."""
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
@@ -21,6 +21,8 @@ class Spec:
     options: DrafterOptions
     off_from: int = 0
     """With so many texts at once, or more, nothing is drafted; 0 is never."""
+    learned: Mapping[str, Any] | None = None
+    """What a policy has learned; see ``Policy.state``."""
     model: Any = None
     """A draft model that is loaded already; ``path`` is then what messages call it."""
 

@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -52,8 +52,8 @@ class BatchPoint(NamedTuple):
 class Tuning:
     """What was found. ``trials``: the best prediction first. ``chosen``: None where plain decoding is the best.
 
-    ``skipped``: drafters that cannot be had, and why. ``off_from``: the batch size from which plain decoding is as
-    good; None if drafting pays at all that were tried.
+    ``skipped``: drafters that could not be loaded, and why. ``off_from``: the batch size from which plain decoding is as
+    good; None if drafting pays at all that were tried. ``learned``: the state of the chosen drafter's policy.
     """
 
     trials: tuple[Trial, ...]
@@ -62,6 +62,7 @@ class Tuning:
     off_from: int | None
     costs: tuple[CostTable, ...]
     skipped: tuple[str, ...]
+    learned: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +123,10 @@ class Tuner:
         trials = self._verified(trials, prompts, question)
         best = max((trial for trial in trials if trial.measured), key=lambda trial: trial.measured or 0.0)
         chosen = best if (best.measured or 0.0) >= PAYS else None
-        batches = self._batches(chosen, prompts, question) if chosen else ()
+        batches, learned = self._batches(chosen, prompts, question) if chosen else ((), {})
         # that it pays for a text alone is known better than from its batches
         off_from = next((point.batch for point in batches if point.batch > 1 and point.speed_up < PAYS), None)
-        return Tuning(tuple(trials), chosen, tuple(batches), off_from, tables, tuple(dict.fromkeys(skipped)))
+        return Tuning(tuple(trials), chosen, tuple(batches), off_from, tables, tuple(dict.fromkeys(skipped)), learned)
 
     def _costs(self, batches: Sequence[int], context: int) -> tuple[CostTable, ...]:
         with torch.inference_mode():
@@ -210,8 +211,10 @@ class Tuner:
             for generator in generators[1:]:
                 generator.close()
 
-    def _batches(self, chosen: Trial, prompts: Sequence[list[int]], question: Question) -> list[BatchPoint]:
-        """The chosen drafter against plain decoding, by the number of texts at once."""
+    def _batches(
+        self, chosen: Trial, prompts: Sequence[list[int]], question: Question
+    ) -> tuple[list[BatchPoint], dict[str, Any]]:
+        """Speed-up of the chosen drafter by batch size, and what its policy has learned."""
         generator = load(
             self._target, chosen.spec, tokenizer=self._plain.tokenizer, max_batch_size=max(question.batches)
         )
@@ -230,7 +233,7 @@ class Tuner:
                 found.append(BatchPoint(batch, rates[generator] / rates[self._plain]))
         finally:
             generator.close()
-        return found
+        return found, generator.engine.policy.state()
 
 
 @dataclass(slots=True)

@@ -1,7 +1,8 @@
 """What a policy is: it decides how much is drafted in each step, from the past alone."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from foredraft.core.drafter import Plan, View
 from foredraft.engine.step import StepDone
@@ -26,3 +27,14 @@ class Policy(ABC):
     @abstractmethod
     def release(self, row: int) -> None:
         """A request has ended and its row is free."""
+
+    def state(self) -> dict[str, Any]:
+        """What was learned, as values that JSON can hold; empty if nothing is."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - most learn nothing
+        """Start from the ``state`` of another policy. A state that does not fit, as with other sizes, is ignored.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is not a state.
+        """

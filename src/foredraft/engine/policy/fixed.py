@@ -2,8 +2,8 @@
 
 import math
 from collections import deque
-from collections.abc import Sequence
-from typing import final
+from collections.abc import Mapping, Sequence
+from typing import Any, final
 
 from foredraft.core.drafter import Plan, View
 from foredraft.engine.policy.base import Policy
@@ -157,3 +157,9 @@ class OffFrom(Policy):
 
     def release(self, row: int) -> None:
         self._inner.release(row)
+
+    def state(self) -> dict[str, Any]:
+        return self._inner.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._inner.restore(state)
