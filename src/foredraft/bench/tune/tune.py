@@ -52,8 +52,8 @@ class BatchPoint(NamedTuple):
 class Tuning:
     """What was found. ``trials``: the best prediction first. ``chosen``: None where plain decoding is the best.
 
-    ``skipped``: drafters that could not be loaded, and why. ``off_from``: the batch size from which plain decoding is as
-    good; None if drafting pays at all that were tried. ``learned``: the state of the chosen drafter's policy.
+    ``skipped``: drafters that could not be loaded, and why. ``off_from``: the batch size from which plain decoding is
+    as good; None if drafting pays at all that were tried. ``learned``: the state of the chosen drafter's policy.
     """
 
     trials: tuple[Trial, ...]
