@@ -16,7 +16,7 @@ from foredraft.core.rng import Noise, Stream
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.sampling.warp import Warp
 from foredraft.core.tree import PAD, TokenTree, merge_paths
-from foredraft.core.verify import greedy as walk
+from foredraft.core.verify import walk
 from foredraft.drafters.common.ngram_pool import NgramPool
 from foredraft.drafters.lookahead import Lookahead, Options
 from foredraft.engine.policy import Constant
