@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from foredraft.core.draft import Draft, Law, Target, Verdict
 from foredraft.core.rng import HashedRng, Noise, Stream, draw
 from foredraft.core.tree import PAD, TokenTree
-from foredraft.core.verify import RULES, greedy as walk, verify
+from foredraft.core.verify import RULES, verify, walk
 from oracle import Table, grow, outcomes, random_table
 
 SHAPE = torch.tensor([-1, 0, 0, 1, 1, 2, 4])
