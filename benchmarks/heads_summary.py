@@ -24,9 +24,9 @@ def markdown(kinds: dict[str, list[Run]]) -> str:
     runs, origin = kinds["run"], kinds["provenance"][0]
     timed = [run for run in runs if "fixed" not in run]
     fixed = [run for run in runs if "fixed" in run]
-    lines = _table("times as fast as plain decoding, median (quartiles)", timed, _speed_up(timed), skip=("plain",))
+    lines = _table("speed-up over plain decoding, median (quartiles)", timed, _speed_up(timed), skip=("plain",))
     lines += ["", *_table("acceptance length", timed, _acceptance(timed), skip=("plain",))]
-    lines += ["", *_table("acceptance length of trees of a fixed size", fixed, _acceptance(fixed))]
+    lines += ["", *_table("acceptance length with a fixed tree size", fixed, _acceptance(fixed))]
     lines += ["", _closing(runs, origin)]
     return "\n".join(lines)
 
@@ -80,11 +80,11 @@ def _closing(runs: list[Run], origin: Run) -> str:
         texts.setdefault((run["task"], run["prompt"]), set()).add(tuple(run["output"]))
     same = sum(len(each) == 1 for each in texts.values())
     return (
-        f"Greedy, all arms said the same tokens on {same} of {len(texts)} prompts. {origin['target']}, "
+        f"Greedy: all arms produced the same tokens on {same} of {len(texts)} prompts. {origin['target']}, "
         f"{origin['dtype']}, at most {origin['new_tokens']} new tokens, prefill included, {origin['threads']} threads "
         f"on {origin['device']}, torch {origin['torch']}, transformers {origin['transformers']}, commit "
-        f"`{origin['commit'][:9]}`, {origin['date']}. HumanEval prompts are bare, GSM8K's in the chat template. "
-        f"Made by `{origin['command']}`; every run is in `benchmarks/results/heads.jsonl`."
+        f"`{origin['commit'][:9]}`, {origin['date']}. HumanEval prompts are plain text; GSM8K prompts use the "
+        f"chat template. Made by `{origin['command']}`; every run is in `benchmarks/results/heads.jsonl`."
     )
 
 

@@ -1,4 +1,4 @@
-"""Tables of the pages of methods that have a benchmark of their own, from JSON lines alone."""
+"""Tables of method pages with their own benchmark, from JSON Lines files."""
 
 import itertools
 import statistics
@@ -14,13 +14,13 @@ MIB = 2**20
 
 
 def table(head: list[str], lines: Iterable[list[str]]) -> list[str]:
-    """A table in Markdown; the first column is text, the others are numbers."""
+    """A Markdown table; the first column is text, the others are numbers."""
     rows = [head, ["---", *["---:"] * (len(head) - 1)], *lines]
     return [f"| {' | '.join(row)} |" for row in rows]
 
 
 def made(origin: dict) -> str:
-    """Where it was measured, in a sentence."""
+    """Provenance in one sentence."""
     threads = f"{origin['threads']} thread{'s' if origin['threads'] > 1 else ''}"
     return (
         f"Made by `{origin['command']}`: float32, {threads} on {origin['device']}, torch "
@@ -29,10 +29,10 @@ def made(origin: dict) -> str:
 
 
 def triforce() -> str:
-    """Time a token and memory at both lengths, each arm a line."""
+    """Time per token and memory at both context lengths, one line per arm."""
     kinds = read(RESULTS / "triforce.jsonl")
     origin, parts = kinds["provenance"][0], []
-    for part, title in (("4k", "really trained, greedy"), ("32k", "random weights, acceptance forced by a table")):
+    for part, title in (("4k", "trained models, greedy"), ("32k", "random weights, acceptance forced by a table")):
         runs = [run for run in kinds["run"] if run["part"] == part]
         names = list(dict.fromkeys(run["arm"] for run in sorted(runs, key=lambda run: run["arm"] != "none")))
         plain = [_seconds(run) for run in _of(runs, "none")]
@@ -48,9 +48,9 @@ def triforce() -> str:
                 [name, f"{1e3 * statistics.median(seconds):.1f}", speed, f"{length:.2f}"]
                 + [f"{mebibytes:.0f}" for mebibytes in memory]
             )
-        texts = f"{len(plain)} texts" if len(plain) > 1 else "one text"
-        parts += [f"{runs[0]['prompt_tokens']:,} tokens of context, {title} ({texts}):", ""]
-        head = ["", "ms a token", "over plain decoding", "acceptance length", "cache, MiB", "of it again, MiB"]
+        samples = f"{len(plain)} prompts" if len(plain) > 1 else "one prompt"
+        parts += [f"{runs[0]['prompt_tokens']:,} tokens of context, {title} ({samples}):", ""]
+        head = ["arm", "ms per token", "speed-up", "acceptance length", "KV cache, MiB", "partial copy, MiB"]
         parts += [*table(head, lines), ""]
     rates = origin["rates"]
     return "\n".join(
@@ -58,14 +58,14 @@ def triforce() -> str:
             f"{origin['target']} with {origin['draft']}.",
             "",
             *parts,
-            f"The forced rates: {rates['inner']} a token of the small model, {rates['outer']} a token of a draft. "
-            f"{made(origin)}",
+            f"Forced acceptance rates: {rates['inner']} per token of the small model, {rates['outer']} per token "
+            f"of a draft. {made(origin)}",
         ]
     )
 
 
 def depth() -> str:
-    """Time of a drafted token by the draft's depth."""
+    """Time per drafted token by the draft model's depth."""
     kinds = read(RESULTS / "depth.jsonl")
     origin, runs = kinds["provenance"][0], kinds["run"]
     first = runs[0]["milliseconds"]
@@ -78,12 +78,12 @@ def depth() -> str:
         ]
         for run in runs
     ]
-    head = ["layers x width", "parameters of layers, millions", "ms a token", "times the shallowest"]
+    head = ["layers x width", "parameters in layers, millions", "ms per token", "relative to the shallowest"]
     return "\n".join([*table(head, lines), "", made(origin)])
 
 
 def online() -> str:
-    """Acceptance length by stage of the stream, frozen and learning."""
+    """Acceptance length by stage of the stream, frozen and online."""
     kinds = read(RESULTS / "online.jsonl")
     origin, runs = kinds["provenance"][0], kinds["run"]
     arms = list(dict.fromkeys(run["arm"] for run in runs))
@@ -103,7 +103,7 @@ def online() -> str:
 
 
 def universal() -> str:
-    """Times as fast as transformers' own, task by task, paired prompt by prompt."""
+    """Speed-up over transformers' own method by task, paired by prompt."""
     found = read_runs(RESULTS / "target-65m.jsonl")
     speeds = {name: {run.unit: run.speed for run in found.runs if run.arm == name} for name in ("none", *UNIVERSAL)}
     tasks = list(dict.fromkeys(run.task for run in found.runs))
@@ -119,13 +119,14 @@ def universal() -> str:
                 units = [unit for unit in speeds["none"] if unit[1] == task and unit[5] == temperature]
                 pairs = [(speeds[top].get(unit), speeds[bottom].get(unit)) for unit in units]
                 ratios = [fast / slow for fast, slow in pairs if fast and slow]
-                cells.append(f"{statistics.median(ratios):.2f}" if ratios else "it fails")
+                cells.append(f"{statistics.median(ratios):.2f}" if ratios else "error")
             lines.append([f"{title}: {name}", *cells])
-    return "\n".join(["target-65m with draft-4m, whose tokenizer is another:", "", *table(["", *tasks], lines)])
+    title = "target-65m with draft-4m, which has another tokenizer:"
+    return "\n".join([title, "", *table(["speed-up", *tasks], lines)])
 
 
 UNIVERSAL = ("universal", "transformers_universal")
-"""Ours and theirs, as they are called in the runs of target-65m."""
+"""Names of our arm and theirs in the runs of target-65m."""
 
 TABLES: dict[str, Callable[[], str]] = {
     "triforce": triforce,
@@ -133,7 +134,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "online": online,
     "universal": universal,
 }
-"""By the page's name."""
+"""By name of the page."""
 
 
 def _of(runs: list[dict], arm: str) -> list[dict]:

@@ -1,7 +1,7 @@
-"""Tables of the pages, from JSON lines alone: README.md, docs/results.md, docs/heads.md and docs/methods.
+"""Generated tables from JSON Lines files: README.md, docs/results.md, docs/heads.md and docs/methods.
 
 python benchmarks/summary.py            # print the summary of benchmarks/results/speed.jsonl
-python benchmarks/summary.py --write    # put all tables, and that of the methods, between the markers of the pages
+python benchmarks/summary.py --write    # write all tables between the markers of the pages
 """
 
 import argparse
@@ -24,11 +24,11 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "speed.jsonl"
 RUNS = [ROOT / "benchmarks" / "results" / name for name in ("sample-16m.jsonl", "sequoia.jsonl", "target-65m.jsonl")]
 SHOWN = ("prompt_lookup", "eagle3", "draft_model", "transformers_assisted", "transformers")
-"""The rows of README.md; docs/results.md has all."""
+"""The rows in README.md; docs/results.md has all of them."""
 TASKS = ("humaneval", "gsm8k", "mt_bench")
 TITLES = {"humaneval": "HumanEval", "gsm8k": "GSM8K", "mt_bench": "MT-bench"}
 TUNED = ROOT / "benchmarks" / "results" / "tuned.json"
-PAIRS = (  # how many times faster the first arm is than the second
+PAIRS = (  # title, faster arm, slower arm
     ("plain decoding / transformers' `generate`", "plain", "hf_plain"),
     ("draft model / transformers' assisted generation", "draft_model", "hf_assisted"),
     ("draft model / transformers' `generate`", "draft_model", "hf_plain"),
@@ -40,14 +40,14 @@ PAIRS = (  # how many times faster the first arm is than the second
 
 
 def markdown(kinds: dict[str, list[dict]]) -> str:
-    """Everything that a run has shown, as Markdown."""
+    """All results of a run, as Markdown."""
     runs, origin = kinds["run"], kinds["provenance"][0]
     prompts = {(run["task"], run["prompt"]) for run in runs}
     head = "".join(f" {TITLES[task]} |" for task in TASKS)
     rule = "| --- |" + " ---: |" * len(TASKS)
-    lines = [f"| times as fast, median (quartiles) |{head}", rule]
+    lines = [f"| speed-up, median (quartiles) |{head}", rule]
     lines += [f"| {title} | {' | '.join(_ratios(runs, top, bottom))} |" for title, top, bottom in PAIRS]
-    lines += ["", f"| tokens a second, median (quartiles) |{head}", rule]
+    lines += ["", f"| tokens per second, median (quartiles) |{head}", rule]
     for arm in dict.fromkeys(run["arm"] for run in runs):
         cells = [quartiles([r["tokens"] / r["seconds"] for r in _of(runs, arm, task)]) for task in TASKS]
         lines.append(f"| {arm} | {' | '.join(cells)} |")
@@ -57,7 +57,7 @@ def markdown(kinds: dict[str, list[dict]]) -> str:
         lines.append(f"| {arm} | {' | '.join(f'{cell:.2f}' for cell in cells)} |")
     lines += ["", *_costs(kinds), *_memory(kinds), ""]
     lines.append(
-        f"All arms said the same tokens on {_agreeing(runs)} of {len(prompts)} prompts. {origin['target']} with "
+        f"All arms produced the same tokens on {_agreeing(runs)} of {len(prompts)} prompts. {origin['target']} with "
         f"{origin['draft']}, {origin['dtype']}, greedy, {origin['new_tokens']} new tokens, prefill included, "
         f"{origin['threads']} threads on {origin['device']}, torch {origin['torch']}, transformers "
         f"{origin['transformers']}, commit `{origin['commit'][:9]}`, {origin['date']}. Made by "
@@ -71,7 +71,7 @@ def _of(runs: list[dict], arm: str, task: str) -> list[dict]:
 
 
 def _ratios(runs: list[dict], top: str, bottom: str) -> list[str]:
-    """Paired prompt by prompt, so that a slow minute of the machine cancels out."""
+    """Ratios of paired prompts, so that a slow minute of the machine cancels out."""
     cells = []
     for task in TASKS:
         slow = {run["prompt"]: run["seconds"] for run in _of(runs, bottom, task)}
@@ -94,7 +94,7 @@ def _costs(kinds: dict[str, list[dict]]) -> list[str]:
             f"| rows in a forward |{''.join(f' {rows} |' for rows in cost['rows'])}",
             "| --- |" + " ---: |" * len(ratios),
             f"| milliseconds |{''.join(f' {1e3 * seconds:.1f} |' for seconds in cost['seconds'])}",
-            f"| times one row |{''.join(f' {ratio:.2f} |' for ratio in ratios)}",
+            f"| relative to one row |{''.join(f' {ratio:.2f} |' for ratio in ratios)}",
             "",
         ]
     return lines
@@ -113,7 +113,7 @@ def _memory(kinds: dict[str, list[dict]]) -> list[str]:
 
 
 def methods() -> str:
-    """The table of methods, as ``foredraft methods`` knows it, for the page beside theirs."""
+    """The table of methods of docs/methods/README.md."""
     from foredraft.drafters import METHODS
 
     lines = ["| drafter | what it does | children | lossless | needs |", "| --- | --- | --- | --- | --- |"]
@@ -125,7 +125,7 @@ def methods() -> str:
 
 
 def filled(text: str, blocks: dict[str, str]) -> str:
-    """A page with each block put between its markers, ``<!-- name -->`` and ``<!-- /name -->``."""
+    """Insert each block between its markers, ``<!-- name -->`` and ``<!-- /name -->``."""
     for name, block in blocks.items():
         before, begin, rest = text.partition(f"<!-- {name} -->\n")
         _, end, after = rest.partition(f"<!-- /{name} -->")
@@ -136,7 +136,7 @@ def filled(text: str, blocks: dict[str, str]) -> str:
 
 
 def short_table(summary: Summary, only: Sequence[str] = ()) -> str:
-    """Methods on the mean of all tasks, all of them or ``only`` these: a column for each model and temperature."""
+    """Means over tasks of all methods, or of ``only`` these; one column per model and temperature."""
     settings = summary.settings
     names = [f"{setting.model}, {law(setting.temperature)}" for setting in settings]
     arms = only or list(dict.fromkeys(arm for setting in settings for arm in summary.arms(setting)))
@@ -154,7 +154,7 @@ def short_table(summary: Summary, only: Sequence[str] = ()) -> str:
 
 
 def floor(summary: Summary, least: float = 0.95) -> str:
-    """Of our own drafters' cells, how many are below that part of plain decoding, and which, by setting."""
+    """Our drafters' cells with a speed-up below ``least``, by setting."""
     lines = []
     for setting in summary.settings:
         cells = [
@@ -170,30 +170,30 @@ def floor(summary: Summary, least: float = 0.95) -> str:
         lines.append(
             f"- {title}: {_below(totals, least)} by all tokens over all seconds, {_below(medians, least)} by medians"
         )
-    return "\n".join([f"Below {least:g} of plain decoding:", "", *lines])
+    return "\n".join([f"Cells with a speed-up below {least:g}:", "", *lines])
 
 
 def _below(cells: list[tuple[float, Key]], least: float) -> str:
-    """How many are below, and which."""
+    """The number of cells below ``least``, and their names."""
     low = sorted(cell for cell in cells if cell[0] < least)
     names = ", ".join(f"{key.arm} on {key.task} {speed:.2f}" for speed, key in low)
     return f"{len(low)}{f' ({names})' if names else ''}"
 
 
 def provenance_line(summary: Summary) -> str:
-    """Where it was measured, in a line."""
+    """Provenance in one line."""
     origin = summary.file.provenance[0]
     runs = len(summary.file.runs)
     agreed = sum(share.part for share in summary.agreement.values())
     of = sum(share.of for share in summary.agreement.values())
     return (
-        f"{runs:,} calls on six tasks; all lossless arms said the same tokens on {agreed} of {of} greedy turns. "
+        f"{runs:,} calls on six tasks; all lossless arms produced the same tokens on {agreed} of {of} greedy turns. "
         f"{origin_line(origin)}. Made by `scripts/results`."
     )
 
 
 def origin_line(origin: dict) -> str:
-    """Machine, versions and commit, as a part of a sentence."""
+    """Machine, versions and commit, as part of a sentence."""
     date = origin.get("time", origin.get("date", ""))[:10]
     threads = f"{origin['threads']} thread{'s' if origin['threads'] > 1 else ''}"
     return (
@@ -203,7 +203,7 @@ def origin_line(origin: dict) -> str:
 
 
 def measured(both: Summary, name: str) -> str:
-    """What a method did on the mean of all tasks, each of its arms a line; nothing where it was not run."""
+    """Mean results of a method's arms; empty if it was not run."""
     lines = []
     for setting in both.settings:
         for arm in both.arms(setting):
@@ -211,13 +211,14 @@ def measured(both: Summary, name: str) -> str:
             if speed is not None and length is not None and _method(both, arm) == name:
                 title = "" if arm == name else f"`{arm}`, "
                 place = f"{setting.model}, {law(setting.temperature)}"
-                lines.append(f"{title}{place}: {speed:.2f}x, {length:.2f} tokens a forward")
-    return f"Measured on the mean of six tasks ([all numbers](../results.md)): {'; '.join(lines)}." if lines else ""
+                lines.append(f"{title}{place}: {speed:.2f}x, {length:.2f} tokens per forward")
+    title = "Mean of six tasks, speed-up and acceptance length ([all results](../results.md))"
+    return f"{title}: {'; '.join(lines)}." if lines else ""
 
 
 def _method(both: Summary, arm: str) -> str:
-    """The page of an arm's method, which may have been given another name."""
-    if arm == "pruned":  # a draft model as any other: what is particular is how it was made
+    """The page of an arm's method; the arm may be renamed."""
+    if arm == "pruned":  # an ordinary draft model with a page of its own
         return "pruned_drafts"
     for origin in both.file.provenance:
         renamed = re.search(rf"-d {re.escape(arm)}=(\w+)", origin["command"])
@@ -227,7 +228,7 @@ def _method(both: Summary, arm: str) -> str:
 
 
 def method_pages(both: Summary) -> dict[Path, str]:
-    """The page of each method, with what was measured."""
+    """The pages of all methods, with their measurements."""
     found = {}
     for path in sorted((ROOT / "docs" / "methods").glob("*.md")):
         text = path.read_text(encoding="utf-8")
@@ -241,7 +242,7 @@ def method_pages(both: Summary) -> dict[Path, str]:
 
 
 def predictions() -> str:
-    """What tune predicted for the bundled model beside what it then measured."""
+    """Speed-ups that tune predicted and measured for the bundled model."""
     tuned = read_tuned(TUNED)
     facts = tuned.facts or {}
     lines = ["| drafter | predicted | measured | off by |", "| --- | ---: | ---: | ---: |"]
@@ -253,13 +254,13 @@ def predictions() -> str:
     origin = facts["provenance"]
     lines += [
         "",
-        f"By texts at once: {points}. Commit `{origin['commit']}`, {origin['device']}, {origin['time'][:10]}.",
+        f"Speed-up by batch size: {points}. Commit `{origin['commit']}`, {origin['device']}, {origin['time'][:10]}.",
     ]
     return "\n".join(lines)
 
 
 def pages() -> dict[Path, str]:
-    """The pages with tables, as they should be."""
+    """The up-to-date text of every page with generated tables."""
     both = summarise([read_runs(path) for path in RUNS])
     blocks = {
         "README.md": {"results": f"{short_table(both, SHOWN)}\n\n{provenance_line(both)}"},
