@@ -18,8 +18,8 @@ demo: $(VENV)/.stamp-core ## run the bundled models: nothing else to download
 test: $(VENV)/.stamp-test ## the tests, without the long ones
 	scripts/test -m "not slow"
 
-test-all: $(VENV)/.stamp-test ## all tests: long laws, training and browser tests too
-	scripts/test
+test-all: $(VENV)/.stamp-test ## all tests: long laws, training and browser tests too, with types checked at run time
+	CHECK_TYPES=1 scripts/test
 
 lint: $(VENV)/.stamp-dev ## format, style, architecture, types
 	scripts/lint
