@@ -42,7 +42,7 @@ def test_a_choice_comes_back_as_it_was_written(tmp_path: Path):
     [
         (b"{", "is not JSON"),
         (b"[" * 100_000, "is not JSON"),
-        (b"", "so it may have been cut short; run foredraft tune again"),
+        (b"", "may be truncated; run foredraft tune again"),
         (b"{}", "model, drafter, off_from must be there"),
         (b"\xff\xfe", "is not JSON"),
         (b"[]", "is not a JSON object; run foredraft tune again"),

@@ -198,5 +198,5 @@ def test_options_by_name_come_before_params(generator: foredraft.Generator):
     for odd in ({"temperature": 1.0}, 3, "greedy"):
         with pytest.raises(OptionError, match="params must be a foredraft.SamplingParams or a transformers"):
             generator.generate([1, 2], odd)  # pyright: ignore[reportArgumentType, reportCallIssue]
-    with pytest.raises(OptionError, match="Unknown generation option 'generation_config'. Give it as params"):
+    with pytest.raises(OptionError, match="Unknown generation option 'generation_config'. Pass it as params"):
         generator.generate([1, 2], generation_config=GenerationConfig())  # pyright: ignore[reportCallIssue]

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from foredraft.core.errors import DrafterError
-from foredraft.core.topk_distribution import coarse
+from foredraft.core.topk_distribution import coarsen
 from foredraft.model.cpu_linear import take_weights
 
 
@@ -115,7 +115,7 @@ class Trainee(ABC):
         further ahead, where the net is made for it."""
         for logits, laws in self._judge(lesson):
             ids, known = self._own(lesson.ids[laws])
-            yield Said(*coarse(logits.float(), ids, known, lesson.p[laws]), laws)
+            yield Said(*coarsen(logits.float(), ids, known, lesson.p[laws]), laws)
 
     @abstractmethod
     def _judge(self, lesson: Lesson) -> Iterator[tuple[Tensor, Tensor]]:
