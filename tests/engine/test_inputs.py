@@ -127,7 +127,7 @@ def test_what_a_tokenizer_returns_is_as_many_prompts_as_it_was_given(generator: 
 def test_a_template_that_refuses_a_chat_says_so(stock: Any):
     odd = tiny.tokenizer()
     odd.chat_template = "{{ raise_exception('Roles must alternate.') }}"
-    with pytest.raises(PromptError, match="chat template refuses these messages: Roles must alternate."):
+    with pytest.raises(PromptError, match="chat template rejects these messages: Roles must alternate."):
         encode({"role": "user", "content": "A"}, Tokenizer(odd))
 
 
@@ -177,10 +177,10 @@ def test_a_number_of_outputs_is_a_whole_number(count: Any, generator: foredraft.
         ({"num_beams": 4}, "num_beams=4: load\\(model\\).beam_search"),
         ({"max_length": 20}, "max_length=20: it counts the prompt"),
         ({"min_length": 20}, "min_length=20: it counts the prompt"),
-        ({"do_sample": True, "num_return_sequences": 2}, "num_return_sequences=2: give it to generate"),
+        ({"do_sample": True, "num_return_sequences": 2}, "num_return_sequences=2: pass it to generate"),
         ({"cache_implementation": "static"}, "cache_implementation='static': foredraft keeps"),
         ({"guidance_scale": 1.5}, "guidance_scale=1.5: classifier-free"),
-        ({"prompt_lookup_num_tokens": 4}, "prompt_lookup_num_tokens=4: how tokens are drafted is part of the drafter"),
+        ({"prompt_lookup_num_tokens": 4}, "prompt_lookup_num_tokens=4: drafting options belong to the drafter"),
         ({"output_scores": True}, "output_scores=True: only the sequences"),
         ({"top_h": 0.4}, "top_h=0.4: foredraft has no such option"),
         ({"sequence_bias": [[[3], 1.0]]}, "sequence_bias=.*: foredraft has no such option"),

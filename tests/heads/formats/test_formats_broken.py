@@ -305,7 +305,7 @@ def test_the_hub():
         env={"HF_HUB_OFFLINE": "1", "PYTHONPATH": ":".join(sys.path), "PATH": "", "HOME": "/nowhere"},
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("There is no folder 'nobody/nothing', and the hub does not give it: ")
+    assert done.stdout.startswith("There is no folder 'nobody/nothing', and downloading it from the hub failed: ")
     assert done.stdout.count("\n") == 1
     for name in ("", "./nothing", "/nowhere/at/all", "a/b/c"):
         with pytest.raises(ModelError, match="There is no folder"):

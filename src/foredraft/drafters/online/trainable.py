@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from foredraft.core.errors import DrafterError
 from foredraft.core.topk_distribution import coarsen
-from foredraft.model.cpu_linear import take_weights
+from foredraft.model.cpu_linear import copy_weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class Trainee(ABC):
 
     def publish(self) -> None:
         """Draft with the copy's weights from now on."""
-        take_weights(self.served, self.shadow)
+        copy_weights(self.served, self.shadow)
 
     def say(self, lesson: Lesson) -> Iterator[Said]:
         """What the copy says of the laws of a lesson, for each level of a draft: first as a draft's first token, then
