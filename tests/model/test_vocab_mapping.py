@@ -116,7 +116,7 @@ def test_shared_tokens_say_the_same_and_no_two_are_one(target: str, draft: str):
 
 @pytest.mark.parametrize(("target", "draft"), PAIRS)
 def test_there_and_back(target: str, draft: str):
-    """A text is_boundary anywhere, the rest handed over as the draft writes it: the target's tokens of the rest."""
+    """A text parted anywhere, the rest handed over as the draft writes it: the target's tokens of the rest."""
     pair = bridge(target, draft)
     exact = {target, draft} <= {*EXACT}
     agreed = places = 0

@@ -64,7 +64,7 @@ def read_prompts(path: str | Path, chat: bool = False) -> list[Ask]:
     """The prompts of a file.
 
     ``.jsonl``: objects with ``turns`` (Spec-Bench, EAGLE), ``messages`` (chat), ``prompt`` (HumanEval) or ``text``.
-    Anything else: plain text, one prompt; prompts are is_boundary by lines of ``---``.
+    Anything else: plain text, one prompt; prompts are parted by lines of ``---``.
 
     Args:
         chat: ask ``turns``, ``prompt`` and texts as a user's turn in the model's chat template.

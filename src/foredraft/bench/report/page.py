@@ -139,9 +139,9 @@ def _grid(head: Sequence[str], rows: Iterable[Sequence[str]], words: int, headin
 
 
 def _word(text: str) -> str:
-    """A row's name, which may be is_boundary behind its signs."""
-    is_boundary = re.sub(r"([:,_/]+)", r"\1<wbr>", escape(text, quote=False))
-    return f'<th scope="row" class="word">{is_boundary}</th>'
+    """A row's name, which may be parted behind its signs."""
+    parted = re.sub(r"([:,_/]+)", r"\1<wbr>", escape(text, quote=False))
+    return f'<th scope="row" class="word">{parted}</th>'
 
 
 def _figure(each: Drawn) -> str:

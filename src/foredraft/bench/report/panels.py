@@ -19,7 +19,7 @@ class Panel(NamedTuple):
 
 
 def wrapped(name: str, width: int = 16, lines: int = 3) -> str:
-    """A long name in a few lines, is_boundary behind its signs where that can be; the rest is cut off."""
+    """A long name in a few lines, parted behind its signs where that can be; the rest is cut off."""
     found = [""]
     for part in re.findall(r"[^\s:,_/]*[\s:,_/]*", name):
         if len(found[-1]) + len(part.rstrip()) > width and found[-1]:

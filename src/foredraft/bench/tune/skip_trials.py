@@ -70,8 +70,8 @@ class Judge:
     """Tries sets of parts on texts, and says what the loop would make of their drafts.
 
     The texts lie in the cache as the whole model has read them; what is left of it drafts from every place of the
-    answers at once, beside them (``masks.address_segments``). A draft is accepted as far as it agrees with the text, so its
-    tokens may as well be the text's, and a try takes no more than a forward.
+    answers at once, beside them (``masks.address_segments``). A draft is accepted as far as it agrees with the text, so
+    its tokens may as well be the text's, and a try takes no more than a forward.
 
     Args:
         texts: as the target says them, so that drafts for them are what would be drafted.

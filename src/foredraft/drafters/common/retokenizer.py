@@ -11,9 +11,9 @@ from foredraft.core.drafter import View
 from foredraft.model.vocab_mapping import VocabMapping
 
 _TRIES = 8
-"""Places at which a text may be is_boundary that are looked at."""
+"""Places at which a text may be parted that are looked at."""
 _ENDLESS = 8
-"""A window of so many times the look-behind is is_boundary wherever it can be."""
+"""A window of so many times the look-behind is parted wherever it can be."""
 
 
 @dataclass(slots=True)
@@ -84,7 +84,7 @@ class Retokenizer:
     def _mark(self, text: _Text, window: list[int], tail: list[int]) -> None:
         """Set a mark as late as may be, where a word ends; in vain, the next try is a while later.
 
-        A run without an end, such as a line of dashes, is is_boundary anywhere in the end: what is told of it may then
+        A run without an end, such as a line of dashes, is parted anywhere in the end: what is told of it may then
         differ from what would be told at once, which costs a draft at most.
         """
         anywhere = range(len(window) - self._lookbehind, 0, -1)

@@ -43,7 +43,7 @@ class Forks:
         return self._target.forward(step, self._cache).logits[torch.tensor(self._rows, device=device)]
 
     @property
-    def is_boundary(self) -> bool:
+    def parted(self) -> bool:
         """Whether every continuation has a row of its own, as it has once all of them have moved."""
         return len(set(self._rows)) == len(self._rows)
 

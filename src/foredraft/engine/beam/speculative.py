@@ -273,7 +273,7 @@ def speculative_beam_search(
         if scout is not None and not scout.room(depth):
             scout = None
         children: list[Children] = [{} for _ in roots]
-        if scout is not None and depth > 0 and forks.is_boundary:
+        if scout is not None and depth > 0 and forks.parted:
             scores = torch.cat([search.beams.scores[0] for search in searches])
             tree, children = scout.look(scores, roots, depth, searches[0].rules.eos)
             logits = forks.read(tree)
