@@ -7,7 +7,7 @@ class Law(Enum):
     """How the children of a node were chosen. The tag decides which verification rules are lossless."""
 
     FIXED = "fixed"
-    """Picked deterministically (look-ups, top-k, argmax): point masses, whatever the draft's softmax is."""
+    """Picked deterministically (look-ups, top-k, argmax): point masses, regardless of the draft's softmax."""
     CHAIN = "chain"
     """One child per node, drawn from q."""
     WITHOUT_REPLACEMENT = "without_replacement"

@@ -113,7 +113,7 @@ def test_medusa1(tmp_path: Path, lm: CausalLM, layers: int):
     net = head.net
     assert isinstance(net, Medusa) and net.count == 3 and net.config.num_layers == layers and net.config.own_heads
     assert (head.info.method, head.info.format) == ("medusa", "Medusa-1")
-    assert "Its tensors are 3 heads, although its config says 2." in head.info.notes
+    assert "It has 3 heads according to its tensors, but its config says 2." in head.info.notes
     assert head.info.target.name == "lmsys/vicuna-7b-v1.3" and head.info.target.vocab_size == V
     for i in range(3):
         assert torch.equal(net.blocks[i].linear.weight, tensors[f"{i}.0.linear.weight"])

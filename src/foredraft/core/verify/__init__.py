@@ -61,7 +61,7 @@ DEFAULT: dict[Law, str] = {
 }
 
 _LAWS: dict[Law, str] = {
-    Law.FIXED: "were picked, so their law is a point mass, whatever the draft's softmax is",
+    Law.FIXED: "were picked, so their law is a point mass, regardless of the draft's softmax",
     Law.CHAIN: "were drawn from q as a chain",
     Law.WITHOUT_REPLACEMENT: "are siblings drawn without replacement",
     Law.IID: "are siblings drawn independently from one q",

@@ -51,7 +51,9 @@ def read(checkpoint: Checkpoint, target: CausalLM | None, overrides: Overrides) 
         raise DrafterError(f"The Hydra head {checkpoint.name!r} does not read drafted tokens (it is not grounded).")
     notes = ["It reads the target's embedding."]
     if "hydra_num_heads" in fields and fields.integer("hydra_num_heads") != heads:
-        notes.append(f"Its tensors are {heads} heads, although its config says {fields.integer('hydra_num_heads')}.")
+        notes.append(
+            f"It has {heads} heads according to its tensors, but its config says {fields.integer('hydra_num_heads')}."
+        )
     layers = _count(checkpoint, r"^hydra_mlp\.0\.(\d+)\.linear\.weight$")
     output = "hydra_lm_head.0.1.weight" if plus else "hydra_lm_head.0.weight"
     if output not in shapes:

@@ -45,7 +45,9 @@ def read(checkpoint: Checkpoint, target: CausalLM | None, overrides: Overrides) 
     width = shapes[f"{prefix}0.0.linear.weight"][0]
     notes = []
     if "medusa_num_heads" in fields and fields.integer("medusa_num_heads") != heads:
-        notes.append(f"Its tensors are {heads} heads, although its config says {fields.integer('medusa_num_heads')}.")
+        notes.append(
+            f"It has {heads} heads according to its tensors, but its config says {fields.integer('medusa_num_heads')}."
+        )
     if whole:
         notes.append(
             "Its target is the model in the same folder, fine-tuned with the heads (Medusa-2): lossless "
