@@ -86,7 +86,7 @@ def test_files_that_are_not_there_or_cannot_be(tmp_path: Path):
         foredraft.load("sample", str(tmp_path / "absent.json"), device="cpu")
     with pytest.raises(OptionError, match=r"Cannot write .*gone"):
         write_tuned(tmp_path / "gone" / "tuned.json", Tuned("m", "none"))
-    with pytest.raises(OptionError, match=r"ends in \.json"):
+    with pytest.raises(OptionError, match=r"must end in \.json"):
         write_tuned(tmp_path / "tuned.txt", Tuned("m", "none"))
 
 

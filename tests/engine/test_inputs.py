@@ -174,11 +174,11 @@ def test_a_number_of_outputs_is_a_whole_number(count: Any, generator: foredraft.
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"num_beams": 4}, "num_beams=4: load\\(model\\).beam_search"),
+        ({"num_beams": 4}, "num_beams=4: use load\\(model\\).beam_search"),
         ({"max_length": 20}, "max_length=20: it counts the prompt"),
         ({"min_length": 20}, "min_length=20: it counts the prompt"),
         ({"do_sample": True, "num_return_sequences": 2}, "num_return_sequences=2: pass it to generate"),
-        ({"cache_implementation": "static"}, "cache_implementation='static': foredraft keeps"),
+        ({"cache_implementation": "static"}, "cache_implementation='static': foredraft uses"),
         ({"guidance_scale": 1.5}, "guidance_scale=1.5: classifier-free"),
         ({"prompt_lookup_num_tokens": 4}, "prompt_lookup_num_tokens=4: drafting options belong to the drafter"),
         ({"output_scores": True}, "output_scores=True: only the sequences"),

@@ -76,7 +76,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "ids are no list": (
         {"eagle_aux_hidden_state_layer_ids": 3, "eagle_config": None},
-        "is 3, not a list of whole numbers",
+        "is 3, not a list of integers",
     ),
     "draft vocabulary too large": ({"draft_vocab_size": V + 1}, "draft vocabulary of 97, more than the target's 96"),
     "both norms": ({"fc_norm": True, "norm_before_fc": True}, "both norm_before_fc and fc_norm"),
@@ -149,7 +149,7 @@ def test_maps_that_are_missing_or_zero(tmp_path: Path, lm: CausalLM):
 def test_numbers_that_are_none(tmp_path: Path, lm: CausalLM, value: float):
     found = tensors()
     found["midlayer.mlp.up_proj.weight"][3, 4] = value
-    refused(hf.put(tmp_path, SPECFORGE, found), lm, "midlayer.mlp.up_proj.weight holds NaN or infinity")
+    refused(hf.put(tmp_path, SPECFORGE, found), lm, "midlayer.mlp.up_proj.weight contains NaN or infinity")
 
 
 def test_numbers_too_large_for_the_target(tmp_path: Path):
