@@ -103,7 +103,7 @@ def test_what_generating_cannot_go_along_with_is_said_in_a_sentence():
         said(g)
     model.eval().to(torch.bfloat16)
     assert packed(model) == 0
-    with pytest.raises(ModelError, match=r"is on cpu in torch.bfloat16: call close\(\)"):
+    with pytest.raises(ModelError, match=r"is now on cpu in torch.bfloat16: call close\(\)"):
         said(g)
     with load(model, "none") as other:
         assert len(said(other)) == 6
@@ -117,7 +117,7 @@ def test_a_model_that_is_converted_while_a_text_streams_says_so_in_a_sentence():
         stream = g.stream(PROMPT, max_new_tokens=6)
         next(stream)
         model.double()
-        with pytest.raises(ModelError, match=r"is on cpu in torch.float64: call close\(\)"):
+        with pytest.raises(ModelError, match=r"is now on cpu in torch.float64: call close\(\)"):
             list(stream)
 
 

@@ -111,7 +111,7 @@ def test_a_streamer_hears_of_the_end_even_when_there_was_no_beginning(spec: Any,
             spec.generate(model, **inputs, **OPTIONS, **options, streamer=streamer)
         assert streamer.told == ["end"]
     streamer = Log()
-    with pytest.raises(OptionError, match=r"does not hand streamer to a custom_generate: give it to spec.generate"):
+    with pytest.raises(OptionError, match=r"does not pass streamer to a custom_generate: pass it to spec.generate"):
         model.generate(**one, **OPTIONS, streamer=streamer, custom_generate=spec)
     assert streamer.told[-1] == "end"
 
@@ -141,14 +141,14 @@ def test_stop_strings_need_a_tokenizer(spec: Any, model: Any, one: Any):
         lambda: foredraft.speculative(stop_strings="x"),
     ):
         with pytest.raises(
-            OptionError, match="stop_strings need the model's tokenizer, which transformers does not hand to"
+            OptionError, match="stop_strings need the model's tokenizer, which transformers does not pass to"
         ):
             call()
 
 
 @pytest.mark.parametrize("inputs", [{"inputs": "hello"}, {"input_ids": [1, 2]}])
 def test_inputs_are_a_tensor(inputs: dict[str, Any], spec: Any, model: Any):
-    with pytest.raises(PromptError, match=r"inputs are a tensor of token ids \[B, T\], not a"):
+    with pytest.raises(PromptError, match=r"inputs must be a tensor of token ids \[B, T\], not a"):
         spec.generate(model, **inputs, **OPTIONS)
 
 
@@ -158,20 +158,20 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "forced words": ({"force_words_ids": [[3]]}, "force_words_ids"),
     "contrastive": ({"penalty_alpha": 0.5, "top_k": 4}, "penalty_alpha=0.5 .*greedily or by sampling"),
     "dola": ({"dola_layers": "low"}, "dola_layers='low' .*greedily or by sampling"),
-    "static cache": ({"cache_implementation": "static"}, "cache_implementation='static' .*cache of its own"),
-    "no cache": ({"use_cache": False}, "use_cache=False .*cache of its own"),
-    "chunks": ({"prefill_chunk_size": 2}, "prefill_chunk_size=2 .*chunks of its own"),
+    "static cache": ({"cache_implementation": "static"}, "cache_implementation='static' .*its own KV cache"),
+    "no cache": ({"use_cache": False}, "use_cache=False .*its own KV cache"),
+    "chunks": ({"prefill_chunk_size": 2}, "prefill_chunk_size=2 .*its own prefill chunks"),
     "guidance": ({"guidance_scale": 2.0}, "guidance_scale=2.0 .*classifier-free guidance"),
-    "lookup": ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens=3 .*part of the drafter"),
-    "length": ({"num_assistant_tokens": 3}, "num_assistant_tokens=3 .*part of the drafter"),
-    "early exit": ({"assistant_early_exit": 1}, "assistant_early_exit=1 .*part of the drafter"),
-    "mtp": ({"use_mtp": True}, "use_mtp=True .*part of the drafter"),
+    "lookup": ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens=3 .*belong to the drafter"),
+    "length": ({"num_assistant_tokens": 3}, "num_assistant_tokens=3 .*belong to the drafter"),
+    "early exit": ({"assistant_early_exit": 1}, "assistant_early_exit=1 .*belong to the drafter"),
+    "mtp": ({"use_mtp": True}, "use_mtp=True .*belong to the drafter"),
     "lossy": ({"assistant_ensemble_weight": 0.5}, "assistant_ensemble_weight=0.5"),
     "scores": ({"output_scores": True, "return_dict_in_generate": True}, "output_scores=True .*only the sequences"),
     "states": ({"output_hidden_states": True}, "output_hidden_states=True .*only the sequences"),
     "synthid": ({"watermarking_config": SYNTHID}, "SynthID.*earlier calls"),
     "positions": ({"position_ids": torch.tensor([[3, 4, 5]])}, "positions are counted from the first token"),
-    "assistant": ({"assistant_model": tiny.build(seed=5)}, "assistant_model .*give it to speculative as the drafter"),
+    "assistant": ({"assistant_model": tiny.build(seed=5)}, "assistant_model .*pass it to speculative as the drafter"),
     "processes": ({"synced_gpus": True}, "synced_gpus .*accept the same tokens"),
 }
 
@@ -196,8 +196,8 @@ def test_inputs_that_are_no_token_ids_are_refused(spec: Any, model: Any, one: An
     model(one["input_ids"][:, :2], past_key_values=filled)
     cases: list[tuple[dict[str, Any], str]] = [
         ({"inputs_embeds": embeddings}, "inputs_embeds is not available while drafting: foredraft runs the model on"),
-        ({**one, "past_key_values": filled}, "past_key_values.* cache of its own"),
-        ({**one, "past_key_values": DynamicCache()}, "past_key_values.* cache of its own"),
+        ({**one, "past_key_values": filled}, "past_key_values.* its own KV cache"),
+        ({**one, "past_key_values": DynamicCache()}, "past_key_values.* its own KV cache"),
     ]
     for inputs, said in cases:
         for call in (

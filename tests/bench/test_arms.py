@@ -173,7 +173,7 @@ def test_transformers_texts_come_back_with_their_seed(name: str):
 
 def test_what_is_not_handed_on_to_transformers_is_refused():
     for given in ({"min_p": 0.1}, {"stop_strings": ("a",)}, {"no_repeat_ngram_size": 2}, {"eos_token_id": (1,)}):
-        with pytest.raises(OptionError, match=f"{next(iter(given))} is not handed on to transformers' generate"):
+        with pytest.raises(OptionError, match=f"{next(iter(given))} is not supported for transformers' generate"):
             stock()["transformers"].run([[1, 2]], greedy(2, **given))
 
 

@@ -58,7 +58,7 @@ def test_a_template_that_raises_is_noted(path: Path):
     arm = LoopArm("none", tiny.generator(CausalLM(tiny.build()), tokenizer=Tokenizer(inner)), 1)
     system = Ask([{"role": "system", "content": "s"}], (), "text", "0", "talks")
     Bench([arm], SETTINGS, path).run(grouped([system, talk("1", "Hi")], [0.0], [1]))
-    assert [run.error for run in read_runs(path).runs] == ["The chat template refuses these messages: No system.", ""]
+    assert [run.error for run in read_runs(path).runs] == ["The chat template rejects these messages: No system.", ""]
 
 
 def test_an_interruption_in_the_middle_of_a_group_repeats_only_that_group(plain: LoopArm, path: Path):

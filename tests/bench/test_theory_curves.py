@@ -305,7 +305,7 @@ def test_the_command_lays_a_run_over_the_theory(tmp_path: Path, capsys: pytest.C
         (["--alpha", ".8"], "Missing option '--cost'. (See foredraft theory --help.)"),
         (["--cost", ".8", "--plot", "a.svg"], "Missing option '--alpha'. (See foredraft theory"),
         (["--alpha", ".8", "--cost", ".1", "--plot", "a.gif"], "a.gif: figures are written as .svg, .png, .pdf."),
-        (["--alpha", "1.8", "--cost", ".1", "--plot", "a.svg"], "alpha is a probability"),
+        (["--alpha", "1.8", "--cost", ".1", "--plot", "a.svg"], "alpha must be a probability"),
         (["--run", "RUN", "--alpha", ".8"], "Give --alpha and --cost together"),
         (["--run", "RUN", "--length", "3"], "Give --alpha and --cost together"),
         (["--run", "RUN"], "This run has no plain decoding"),

@@ -42,17 +42,17 @@ def test_a_choice_comes_back_as_it_was_written(tmp_path: Path):
     [
         (b"{", "is not JSON"),
         (b"[" * 100_000, "is not JSON"),
-        (b"", "so it may have been cut short; run foredraft tune again"),
-        (b"{}", "model, drafter, off_from must be there"),
+        (b"", "may be truncated; run foredraft tune again"),
+        (b"{}", "model, drafter, off_from missing or invalid"),
         (b"\xff\xfe", "is not JSON"),
         (b"[]", "is not a JSON object; run foredraft tune again"),
         (b'"eagle3"', "is not a JSON object; run foredraft tune again"),
-        (b'{"model": "m", "drafter": null, "off_from": 0}', "drafter must be there"),
-        (b'{"model": "m", "drafter": "none"}', "off_from must be there"),
-        (b'{"model": "m", "drafter": "none", "off_from": 0, "learned": 3}', "learned must be there"),
-        (b'{"model": "m", "drafter": "none", "off_from": "8"}', "off_from must be there"),
-        (b'{"model": "m", "drafter": "none", "off_from": true}', "off_from must be there"),
-        (b'{"model": "m", "drafter": "none", "off_from": -1}', "off_from must be there"),
+        (b'{"model": "m", "drafter": null, "off_from": 0}', "drafter missing or invalid"),
+        (b'{"model": "m", "drafter": "none"}', "off_from missing or invalid"),
+        (b'{"model": "m", "drafter": "none", "off_from": 0, "learned": 3}', "learned missing or invalid"),
+        (b'{"model": "m", "drafter": "none", "off_from": "8"}', "off_from missing or invalid"),
+        (b'{"model": "m", "drafter": "none", "off_from": true}', "off_from missing or invalid"),
+        (b'{"model": "m", "drafter": "none", "off_from": -1}', "off_from missing or invalid"),
     ],
 )
 def test_something_else_is_one_sentence_that_names_the_file(content: bytes, sentence: str, tmp_path: Path):
@@ -86,7 +86,7 @@ def test_files_that_are_not_there_or_cannot_be(tmp_path: Path):
         foredraft.load("sample", str(tmp_path / "absent.json"), device="cpu")
     with pytest.raises(OptionError, match=r"Cannot write .*gone"):
         write_tuned(tmp_path / "gone" / "tuned.json", Tuned("m", "none"))
-    with pytest.raises(OptionError, match=r"ends in \.json"):
+    with pytest.raises(OptionError, match=r"must end in \.json"):
         write_tuned(tmp_path / "tuned.txt", Tuned("m", "none"))
 
 

@@ -90,7 +90,7 @@ def test_what_export_refuses(run: Run, place: Path, tmp_path: Path):
     assert "Unknown format 'vllm'. Known: eagle, sglang" in sentence("eagle3", "vllm")
     assert "Unknown dtype 'int8'" in sentence("eagle3", "sglang", "--dtype", "int8")
     assert "Medusa cannot be written in the format 'sglang'" in sentence("medusa", "sglang")
-    assert "no rotary positions" in sentence("medusa", "medusa", "--rope-theta", "5")
+    assert "no rotary embedding" in sentence("medusa", "medusa", "--rope-theta", "5")
     assert "There is no folder" in sentence("nothing", "sglang")
     assert "the folder of the head itself" in sentence("eagle", "eagle", out=place / "eagle")
 

@@ -13,7 +13,7 @@ from foredraft.bench.report.plots import SUFFIXES
 from foredraft.cli import COMMANDS, build, completion_names as names
 from foredraft.cli.demo import Contest
 from foredraft.compose.spec import find
-from foredraft.core.options import described, read_options
+from foredraft.core.options import describe_options, read_options
 from foredraft.core.theory import best_length
 from foredraft.core.verify import RULES
 from foredraft.drafters import METHODS
@@ -66,7 +66,7 @@ def test_a_method_is_explained_in_the_words_that_are_typed(run: Run, name: str):
     ended = run("methods", name)
     assert ended.status == 0 and METHODS[name].needs in " ".join(ended.out.split())
     kind = find(name)[1]
-    for each in described(kind):
+    for each in describe_options(kind):
         assert len(each.meaning) > 10, f"{name} does not document {each.name}"
         assert each.default != "None", f"{name} does not say what happens without {each.name}: metadata unset"
         assert each.name in ended.out and each.default in ended.out

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from foredraft.core.divergence import jensen_shannon, kl, overlap, reverse_kl, tv
-from foredraft.core.topk_distribution import coarse, top_law
+from foredraft.core.topk_distribution import coarsen, topk_distribution
 
 
 def laws(rows: int = 40, size: int = 7, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -66,10 +66,10 @@ def known(ids: Tensor) -> Tensor:
 
 def test_a_law_but_for_one_token_is_the_law():
     logits, other = torch.randn(2, 30, 9, generator=torch.Generator().manual_seed(1))
-    kept = top_law(logits, 64)
+    kept = topk_distribution(logits, 64)
     assert kept.ids.shape == (30, 8) and kept.p.dtype == torch.float16
     ids = kept.ids.long()
-    p, log_q = coarse(other, ids, known(ids), kept.p)
+    p, log_q = coarsen(other, ids, known(ids), kept.p)
     whole = kl(logits.softmax(-1), other.log_softmax(-1))
     torch.testing.assert_close(kl(p, log_q), whole, atol=2e-3, rtol=1e-2)
     torch.testing.assert_close(p.sum(-1), torch.ones(30))
@@ -82,9 +82,9 @@ def test_coarse_laws_are_no_further_apart(distance):
     whole = distance(logits.softmax(-1), other.log_softmax(-1))
     before = torch.zeros(200)
     for count in (1, 4, 16, 48):
-        kept = top_law(logits, count)
+        kept = topk_distribution(logits, count)
         ids = kept.ids.long()
-        now = distance(*coarse(other, ids, known(ids), kept.p))
+        now = distance(*coarsen(other, ids, known(ids), kept.p))
         assert (now <= whole + 5e-3).all() and (now >= before - 5e-3).all()
         before = now
 
@@ -94,21 +94,21 @@ def test_of_a_smaller_vocabulary_only_what_it_has_counts():
     logits, source = torch.randn(20, 9, generator=torch.Generator().manual_seed(3)), torch.Generator().manual_seed(4)
     own = torch.tensor([0, 2, 3, 5, 8])
     said = torch.randn(20, 5, generator=source)
-    kept = top_law(logits, 8)
+    kept = topk_distribution(logits, 8)
     place = torch.searchsorted(own, kept.ids.long()).clamp(max=4)
     has = own[place] == kept.ids
     last = logits.argmin(-1)  # the one token without a name; where the draft has it too, the laws are the same
     rows = torch.isin(last, own)
     assert rows.any()
-    p, log_q = coarse(said, place, has, kept.p)
+    p, log_q = coarsen(said, place, has, kept.p)
     wanted = kl(logits[:, own].softmax(-1), said.log_softmax(-1))
     torch.testing.assert_close(kl(p, log_q)[rows], wanted[rows], atol=5e-3, rtol=1e-2)
 
 
 def test_gradients_are_numbers_where_nothing_is_left_over():
     logits = torch.tensor([[80.0, 0.0, 0.0, 0.0]], requires_grad=True)
-    kept = top_law(torch.tensor([[0.0, 1.0, 2.0, 3.0]]), 2)
+    kept = topk_distribution(torch.tensor([[0.0, 1.0, 2.0, 3.0]]), 2)
     ids = kept.ids.long()
     for distance in (kl, reverse_kl, jensen_shannon):
-        (gradient,) = torch.autograd.grad(distance(*coarse(logits, ids, known(ids), kept.p)).sum(), logits)
+        (gradient,) = torch.autograd.grad(distance(*coarsen(logits, ids, known(ids), kept.p)).sum(), logits)
         assert gradient.isfinite().all()

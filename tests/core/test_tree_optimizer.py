@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from foredraft.core.errors import OptionError
-from foredraft.core.tree_optimizer import Path, Shapes, best_size, expected_tokens
+from foredraft.core.tree_optimizer import OptimalTrees, Path, best_size, expected_tokens
 from foredraft.drafters.common.templates import Template
 
 KNOWN = (0.6, 0.15, 0.07, 0.04)
@@ -47,7 +47,7 @@ def trees(nodes: int) -> list[list[Path]]:
 
 @pytest.mark.parametrize("acceptance", VECTORS)
 def test_the_best_tree_is_the_best_of_all(acceptance: tuple[float, ...]):
-    shapes = Shapes.of(acceptance, nodes=7, depth=7)
+    shapes = OptimalTrees.of(acceptance, nodes=7, depth=7)
     for nodes in range(1, 8):
         assert len(trees(nodes)) == math.comb(2 * nodes, nodes) // (nodes + 1)
         for depth in range(1, 8):
@@ -66,26 +66,28 @@ def test_the_best_tree_is_the_best_of_all(acceptance: tuple[float, ...]):
 
 def test_the_published_search_finds_the_same_worth():
     """24 nodes with the root, 4 to 8 levels with the root's: what the public tree search gives."""
-    shapes = Shapes.of(KNOWN, 23, 7)
+    shapes = OptimalTrees.of(KNOWN, 23, 7)
     assert [round(shapes.expected(23, depth), 3) for depth in range(3, 8)] == [3.065, 3.245, 3.299, 3.321, 3.324]
 
 
 def test_more_nodes_and_levels_are_never_worse():
     for acceptance in VECTORS:
-        shapes = Shapes.of(acceptance, 40, 6)
+        shapes = OptimalTrees.of(acceptance, 40, 6)
         worth = torch.tensor([[shapes.expected(n, d) for n in range(1, 41)] for d in range(1, 7)])
         assert (worth.diff(dim=0) >= -1e-12).all() and (worth.diff(dim=1) >= -1e-12).all()
 
 
 def test_parents_and_elders_stand_in_the_tree():
-    Template(Shapes.of(KNOWN, 40, 6).paths(40, 6))  # it refuses anything else
-    assert Shapes.of((0.8,), 5, 9).paths(5, 9) == ((0,), (0, 0), (0, 0, 0), (0,) * 4, (0,) * 5)
-    assert Shapes.of((0.4, 0.3), 6, 1).paths(6, 1) == ((0,), (1,)), "there are no more children than were measured"
+    Template(OptimalTrees.of(KNOWN, 40, 6).paths(40, 6))  # it refuses anything else
+    assert OptimalTrees.of((0.8,), 5, 9).paths(5, 9) == ((0,), (0, 0), (0, 0, 0), (0,) * 4, (0,) * 5)
+    assert OptimalTrees.of((0.4, 0.3), 6, 1).paths(6, 1) == ((0,), (1,)), (
+        "there are no more children than were measured"
+    )
 
 
 def test_worth_is_what_chance_brings():
     """A walk that goes on to child j with probability a_j passes F nodes on the average."""
-    tree = Shapes.of(KNOWN, 15, 5).paths(15, 5)
+    tree = OptimalTrees.of(KNOWN, 15, 5).paths(15, 5)
     walks = 200_000
     draws = torch.rand(walks, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     ranks = torch.searchsorted(torch.tensor(KNOWN, dtype=torch.float64).cumsum(0), draws, right=True)
@@ -97,9 +99,9 @@ def test_worth_is_what_chance_brings():
 
 
 def test_a_tree_of_64_nodes_is_found_at_once():
-    Shapes.of(KNOWN, 8, 2)
+    OptimalTrees.of(KNOWN, 8, 2)
     started = time.perf_counter()
-    Shapes.of((0.5, *[0.03] * 15), 63, 10).paths(63, 10)
+    OptimalTrees.of((0.5, *[0.03] * 15), 63, 10).paths(63, 10)
     assert time.perf_counter() - started < 1.0
 
 
@@ -108,7 +110,7 @@ def flat(seconds: float, each: float = 0.0):
 
 
 def test_the_size_with_the_most_tokens_a_second_is_taken():
-    shapes = Shapes.of(KNOWN, 31, 8)
+    shapes = OptimalTrees.of(KNOWN, 31, 8)
     sizes, depths = range(1, 32), range(1, 9)
     found = best_size(shapes, sizes, depths, flat(0.05, 0.001), flat(1.0, 0.02))
 
@@ -123,7 +125,7 @@ def test_the_size_with_the_most_tokens_a_second_is_taken():
 
 
 def test_cheaper_forwards_make_larger_trees():
-    shapes = Shapes.of(KNOWN, 63, 10)
+    shapes = OptimalTrees.of(KNOWN, 63, 10)
     sizes, depths = range(1, 64), range(1, 11)
     by_row = [best_size(shapes, sizes, depths, flat(0.05), flat(1.0, each)) for each in (0.5, 0.1, 0.02, 0.0)]
     by_draft = [best_size(shapes, sizes, depths, flat(cost), flat(1.0, 0.02)) for cost in (1.0, 0.3, 0.05, 0.0)]
@@ -135,10 +137,10 @@ def test_cheaper_forwards_make_larger_trees():
 @pytest.mark.parametrize("acceptance", [(), (0.7, 0.4), (-0.1,), (1.2,), (float("nan"),)])
 def test_what_is_no_acceptance_is_refused(acceptance: tuple[float, ...]):
     with pytest.raises(OptionError, match="sum to 1 or less"):
-        Shapes.of(acceptance, 3, 3)
+        OptimalTrees.of(acceptance, 3, 3)
 
 
 @pytest.mark.parametrize(("nodes", "depth"), [(0, 3), (3, 0)])
 def test_no_tree_of_nothing(nodes: int, depth: int):
-    with pytest.raises(OptionError, match="one node and one level"):
-        Shapes.of(KNOWN, nodes, depth)
+    with pytest.raises(OptionError, match="at least one node and one level"):
+        OptimalTrees.of(KNOWN, nodes, depth)

@@ -1,4 +1,4 @@
-"""Rules under the running loop's coins: rows keep to themselves, nothing is read back, greedy walks."""
+"""Rules with the loop's random numbers: rows are independent, nothing is read back, greedy verification."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from foredraft.core.draft import Draft, Law, Target, Verdict
 from foredraft.core.rng import HashedRng, Noise, Stream, draw
 from foredraft.core.tree import PAD, TokenTree
-from foredraft.core.verify import RULES, verify, walk
+from foredraft.core.verify import RULES, greedy, verify
 from oracle import Table, grow, outcomes, random_table
 
 SHAPE = torch.tensor([-1, 0, 0, 1, 1, 2, 4])
@@ -65,7 +65,7 @@ def test_nothing_is_read_back_and_shapes_are_fixed(rule: str) -> None:
         draft = Draft(TokenTree(tokens, tokens - 1, depth=3), Law.FIXED, torch.rand(rows, nodes, vocabulary))
         noise = Noise(torch.zeros(rows, dtype=torch.long), torch.zeros(rows, dtype=torch.long))
         verdict = RULES[rule].function(torch.rand(rows, nodes, vocabulary), draft, HashedRng(noise))
-        assert walk(tokens, draft.tree).path.shape == verdict.path.shape == (rows, 4)
+        assert greedy(tokens, draft.tree).path.shape == verdict.path.shape == (rows, 4)
         assert verdict.emitted(draft.tree).shape == (rows, 4)
 
 
@@ -150,7 +150,7 @@ def test_walk_finds_the_longest_right_path(rows: list[tuple[list[int], list[int]
         torch.tensor([row[i] + [fill] * (width - len(row[i])) for row in rows])
         for i, fill in ((0, 0), (1, PAD), (2, 0))
     )
-    verdict = walk(best, TokenTree(tokens, parents, depth=width - 1))
+    verdict = greedy(best, TokenTree(tokens, parents, depth=width - 1))
     for b, row in enumerate(rows):
         path = _slow_walk(*row)
         assert verdict.path[b].tolist() == path + [-1] * (width - len(path))

@@ -159,7 +159,7 @@ def test_extreme_temperatures_do_not_overflow():
     "options", [{"logit_bias": {V: 1.0}}, {"logit_bias": {-1: 1.0}}, {"bad_words_ids": ((1, V),)}], ids=str
 )
 def test_a_token_outside_the_vocabulary_is_an_error(options):
-    with pytest.raises(OptionError, match=f"{next(iter(options))}: there is no token .* vocabulary of {V}"):
+    with pytest.raises(OptionError, match=f"{next(iter(options))}: token .* is outside the vocabulary of {V} tokens"):
         random_case(0).warp([SamplingParams(), SamplingParams(**options)])
 
 

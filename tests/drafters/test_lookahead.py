@@ -16,7 +16,7 @@ from foredraft.core.rng import Noise, Stream
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.sampling.warp import Warp
 from foredraft.core.tree import PAD, TokenTree, merge_paths
-from foredraft.core.verify import walk
+from foredraft.core.verify import greedy
 from foredraft.drafters.common.ngram_pool import NgramPool
 from foredraft.drafters.lookahead import Lookahead, Options
 from foredraft.engine.policy import Constant
@@ -159,7 +159,7 @@ def run_step(drafter: Lookahead, model: Model, view: View, lengths: Sequence[int
         for node in range(draft.tree.tokens.shape[1]):
             if draft.tree.valid[b, node]:
                 logits[b, node, model(text + path_to(draft, b, node))] = 1.0
-    verdict = walk(logits.argmax(-1), draft.tree)
+    verdict = greedy(logits.argmax(-1), draft.tree)
     drafter.commit(view, draft, verdict, StepOut(logits))
     emitted = verdict.emitted(draft.tree).tolist()
     return draft, [[token for token in line if token >= 0] for line in emitted]
@@ -346,7 +346,7 @@ def test_of_a_tree_that_was_cut_or_padded_the_columns_move_that_the_target_has_s
     parents = torch.nn.functional.pad(draft.tree.parents, pad, value=PAD)
     draft = replace(draft, tree=TokenTree(tokens, parents, depth=min(3, nodes - 1)))
     logits = torch.nn.functional.one_hot(torch.full((1, nodes), VOCAB - 1), VOCAB).float()
-    drafter.commit(view, draft, walk(logits.argmax(-1), draft.tree), StepOut(logits))
+    drafter.commit(view, draft, greedy(logits.argmax(-1), draft.tree), StepOut(logits))
     assert (drafter._window[0, :, -1] == VOCAB - 1).tolist() == [i < moved for i in range(3)]
 
 
@@ -358,7 +358,7 @@ def test_what_was_asked_of_another_draft_moves_nothing():
         before = drafter._window.clone()
         alone = Draft(TokenTree.root(others.roots), Law.FIXED)
         logits = torch.zeros(len(others.rows), 1, VOCAB)
-        drafter.commit(others, alone, walk(logits.argmax(-1), alone.tree), StepOut(logits))
+        drafter.commit(others, alone, greedy(logits.argmax(-1), alone.tree), StepOut(logits))
         assert torch.equal(drafter._window, before)
 
 

@@ -13,7 +13,7 @@ from foredraft.core.rng import HashedRng, Noise
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.sampling.warp import Warp
 from foredraft.core.tree import TokenTree
-from foredraft.core.verify import RULES, greedy as walk
+from foredraft.core.verify import RULES, greedy
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
 from foredraft.drafters.specinfer import Options as SpecOptions, SpecInfer
 from foredraft.engine.policy import Constant
@@ -107,7 +107,7 @@ def test_under_every_rule_picked_siblings_are_followed_to_the_end(rule: str, law
     p = torch.nn.functional.one_hot(best, vocab).float()
     draft = Draft(TokenTree(tokens, parents, depth=3), law, q)
     coins = HashedRng(Noise(torch.arange(rows), torch.ones(rows, dtype=torch.long)))
-    found, wanted = RULES[rule].function(p, draft, coins), walk(best, draft.tree)
+    found, wanted = RULES[rule].function(p, draft, coins), greedy(best, draft.tree)
     assert torch.equal(found.path, wanted.path) and torch.equal(found.bonus, wanted.bonus)
     assert set(wanted.accepted().tolist()) == {0, 1, 2, 3}
 

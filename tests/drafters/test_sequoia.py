@@ -15,7 +15,7 @@ from foredraft.core.errors import OptionError
 from foredraft.core.rng import HashedRng, Noise, Stream, derive_seeds, draw
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.sampling.warp import Warp
-from foredraft.core.tree_optimizer import Shapes
+from foredraft.core.tree_optimizer import OptimalTrees
 from foredraft.core.verify import RULES
 from foredraft.drafters import sequoia
 from foredraft.drafters.common.acceptance import as_text, measure_acceptance, read_acceptance
@@ -186,7 +186,7 @@ def test_each_step_has_random_numbers_of_its_own():
 @pytest.mark.parametrize("nodes", [3, 5])
 def test_the_shapes_are_exact_under_the_default_rule(nodes: int, zeros: float):
     """Every draft and every coin, summed, for the shape that the programme makes."""
-    template = sequoia.Template(Shapes.of((0.5, 0.3, 0.1), nodes, 2).paths(nodes, 2))
+    template = sequoia.Template(OptimalTrees.of((0.5, 0.3, 0.1), nodes, 2).paths(nodes, 2))
     p, q = random_table(3, 3, 11, zeros), random_table(3, 3, 12, zeros)
     draws = grow([-1, *template.parents], Law.WITHOUT_REPLACEMENT, p, q)
     assert loss(RULES["traversal"].function, draws, p) < 1e-12

@@ -26,7 +26,7 @@ BUSHES = [-1, 0, 1, 1, 0, 4, 4]
 
 
 def merged(draws: Draws, twins: bool = True) -> Draws:
-    return replace(draws, draft=replace(draws.draft, tree=merge_duplicates(draws.draft.tree, twins=twins)))
+    return replace(draws, draft=replace(draws.draft, tree=merge_duplicates(draws.draft.tree, keep_duplicates=twins)))
 
 
 @pytest.mark.parametrize("shape", [PAIR, BUSHES, [-1, 0, 0, 1, 2, 2]], ids=["chains", "bushes", "siblings"])
@@ -71,13 +71,13 @@ def test_merging_accepts_more_and_traversal_most(seed: int):
 def test_children_of_twins_go_to_the_first():
     tokens = torch.tensor([[9, 5, 6, 5, 7, 5, 8, 7, 1]])
     parents = torch.tensor([[-1, 0, 1, 0, 3, 0, 5, PAD, 4]])
-    tree = merge_duplicates(TokenTree(tokens, parents, depth=3), twins=True)
+    tree = merge_duplicates(TokenTree(tokens, parents, depth=3), keep_duplicates=True)
     assert tree.parents.tolist() == [[-1, 0, 1, 0, 1, 0, 1, PAD, 4]]
-    assert merge_duplicates(TokenTree(tokens, parents, depth=3), twins=False).parents.tolist() == [
+    assert merge_duplicates(TokenTree(tokens, parents, depth=3), keep_duplicates=False).parents.tolist() == [
         [-1, 0, 1, PAD, 1, PAD, 1, PAD, 4]
     ]
     deep = TokenTree(torch.tensor([[9, 1, 2, 3, 1, 2, 4]]), torch.tensor([[-1, 0, 1, 2, 0, 4, 5]]), depth=3)
-    assert merge_duplicates(deep, twins=False).parents.tolist() == [[-1, 0, 1, 2, PAD, PAD, 2]]
+    assert merge_duplicates(deep, keep_duplicates=False).parents.tolist() == [[-1, 0, 1, 2, PAD, PAD, 2]]
 
 
 def view(texts: list[list[int]], params: SamplingParams, vocab: int) -> View:

@@ -300,13 +300,13 @@ def test_specs():
 @pytest.mark.parametrize(
     ("spec", "sentence"),
     [
-        ("partial,budget=20", "A budget of 20 is not two chunks or more of 8 tokens each."),
+        ("partial,budget=20", "A budget of 20 must be a multiple of the chunk size 8, two chunks or more."),
         ("partial,cache=paged", "cache"),
         ("partial,cache=window,budget=4", "leaves no room for a window in a budget of 4 tokens"),
         ("partial,cache=h2o,budget=8,recent=9", "leaves no room for heavy hitters"),
         ("partial,room=0", "room must be 1 or more"),
         ("triforce:sample-draft,gamma=0", "gamma, inner_gamma and room must be 1 or more"),
-        ("triforce:sample-draft,budget=100", "A budget of 100 is not two chunks or more"),
+        ("triforce:sample-draft,budget=100", "A budget of 100 must be a multiple of the chunk size"),
         ("triforce:sample-draft,window=18", "A window of 18 tokens is too short for 16 sinks and 3 drafted nodes"),
         ("triforce:sample-draft,window=4096", "longer than the draft's 2048"),
         ("draft_model:sample-draft,window=9", "A window of 9 tokens is too short for 4 sinks"),

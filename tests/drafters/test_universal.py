@@ -224,8 +224,8 @@ def test_a_run_without_an_end_does_not_make_steps_longer_and_longer(run: str):
         patch.setattr(pair, "to_draft", lambda window, first=True: widths.append(len(window)) or told(window, first))
         for length in range(1, len(tokens), 3):
             view, _ = texts.view(view_of([tokens[:length]], SamplingParams(), size("digits")))
-            said = pair.draft.say(view.history[0].tolist())
-            assert said == pair.target.say(tokens[:length]), "however it is written, it is the same text"
+            said = pair.draft.decode(view.history[0].tolist())
+            assert said == pair.target.decode(tokens[:length]), "however it is written, it is the same text"
     assert len(tokens) > 200 and max(widths) < 60
 
 

@@ -297,7 +297,7 @@ def test_generator():
         ({"num_beam": 2}, "Unknown beam search option 'num_beam'. Did you mean num_beams?"),
         ({"temperature": 1.0}, "Unknown beam search option 'temperature'"),
         ({"params": SamplingParams(seed=1)}, "Unknown beam search option 'params'"),
-        ({"logit_bias": {999: 1.0}}, "there is no token 999"),
+        ({"logit_bias": {999: 1.0}}, "token 999 is outside the vocabulary"),
     ],
     ids=str,
 )

@@ -127,7 +127,7 @@ def test_what_a_tokenizer_returns_is_as_many_prompts_as_it_was_given(generator: 
 def test_a_template_that_refuses_a_chat_says_so(stock: Any):
     odd = tiny.tokenizer()
     odd.chat_template = "{{ raise_exception('Roles must alternate.') }}"
-    with pytest.raises(PromptError, match="chat template refuses these messages: Roles must alternate."):
+    with pytest.raises(PromptError, match="chat template rejects these messages: Roles must alternate."):
         encode({"role": "user", "content": "A"}, Tokenizer(odd))
 
 
@@ -174,13 +174,13 @@ def test_a_number_of_outputs_is_a_whole_number(count: Any, generator: foredraft.
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"num_beams": 4}, "num_beams=4: load\\(model\\).beam_search"),
+        ({"num_beams": 4}, "num_beams=4: use load\\(model\\).beam_search"),
         ({"max_length": 20}, "max_length=20: it counts the prompt"),
         ({"min_length": 20}, "min_length=20: it counts the prompt"),
-        ({"do_sample": True, "num_return_sequences": 2}, "num_return_sequences=2: give it to generate"),
-        ({"cache_implementation": "static"}, "cache_implementation='static': foredraft keeps"),
+        ({"do_sample": True, "num_return_sequences": 2}, "num_return_sequences=2: pass it to generate"),
+        ({"cache_implementation": "static"}, "cache_implementation='static': foredraft uses"),
         ({"guidance_scale": 1.5}, "guidance_scale=1.5: classifier-free"),
-        ({"prompt_lookup_num_tokens": 4}, "prompt_lookup_num_tokens=4: how tokens are drafted is part of the drafter"),
+        ({"prompt_lookup_num_tokens": 4}, "prompt_lookup_num_tokens=4: drafting options belong to the drafter"),
         ({"output_scores": True}, "output_scores=True: only the sequences"),
         ({"top_h": 0.4}, "top_h=0.4: foredraft has no such option"),
         ({"sequence_bias": [[[3], 1.0]]}, "sequence_bias=.*: foredraft has no such option"),
@@ -198,5 +198,5 @@ def test_options_by_name_come_before_params(generator: foredraft.Generator):
     for odd in ({"temperature": 1.0}, 3, "greedy"):
         with pytest.raises(OptionError, match="params must be a foredraft.SamplingParams or a transformers"):
             generator.generate([1, 2], odd)  # pyright: ignore[reportArgumentType, reportCallIssue]
-    with pytest.raises(OptionError, match="Unknown generation option 'generation_config'. Give it as params"):
+    with pytest.raises(OptionError, match="Unknown generation option 'generation_config'. Pass it as params"):
         generator.generate([1, 2], generation_config=GenerationConfig())  # pyright: ignore[reportCallIssue]

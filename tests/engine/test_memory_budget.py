@@ -13,7 +13,7 @@ from foredraft.compose.load import load
 from foredraft.core.errors import ModelError, PromptError
 from foredraft.model.cache import BUCKET
 from foredraft.model.hf import CausalLM
-from foredraft.model.memory import available_bytes, readable
+from foredraft.model.memory import available_bytes, format_bytes
 
 TOKEN = 2 * 2 * 2 * 8 * 4
 """Of a tiny Llama: keys and values of two layers with two heads of width 8, in float32."""
@@ -81,7 +81,7 @@ def test_available_memory_and_readable_sizes():
     free = available_bytes(torch.device("cpu"))
     assert free is None or 1 << 20 < free < 1 << 50
     assert available_bytes(torch.device("meta")) is None
-    assert [readable(size) for size in (7, 65_536, 16_100_000_000)] == ["7 B", "65.5 kB", "16.1 GB"]
+    assert [format_bytes(size) for size in (7, 65_536, 16_100_000_000)] == ["7 B", "65.5 kB", "16.1 GB"]
 
 
 def test_a_model_in_several_places_is_refused():

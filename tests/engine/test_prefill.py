@@ -11,19 +11,19 @@ from foredraft.drafters.common import feature_cache as memory
 from foredraft.drafters.eagle3 import Eagle3Drafter, Options as Eagle3Options
 from foredraft.engine.policy import Constant
 from foredraft.model.hf import CausalLM
-from foredraft.model.prefill import CHUNK, like_lengths
+from foredraft.model.prefill import CHUNK, group_by_length
 
 
 def padded(lengths: list[int]) -> int:
     """Tokens that are read, padding included, group by group."""
-    return sum(len(group) * max(lengths[i] for i in group) for group in like_lengths(lengths))
+    return sum(len(group) * max(lengths[i] for i in group) for group in group_by_length(lengths))
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_every_prompt_is_in_one_group_and_little_is_padding(seed: int):
     source = random.Random(seed)
     lengths = [source.choice((0, 9, 40, 150, 700, 3000)) + source.randrange(20) for _ in range(32)]
-    groups = like_lengths(lengths)
+    groups = group_by_length(lengths)
     assert sorted(i for group in groups for i in group) == list(range(32))
     assert padded(lengths) <= 1.2 * sum(lengths) < 0.5 * len(lengths) * max(lengths)
     assert max(len(group) * min(max(lengths[i] for i in group), CHUNK) for group in groups) <= 4 * CHUNK
@@ -31,10 +31,10 @@ def test_every_prompt_is_in_one_group_and_little_is_padding(seed: int):
 
 
 def test_prompts_of_like_length_are_read_together_and_long_ones_in_pieces():
-    assert like_lengths([12, 9, 10, 11]) == [[0, 1, 2, 3]]
-    assert like_lengths([500, 3, 490, 1]) == [[0, 2], [1, 3]]
-    assert sorted(map(len, like_lengths([CHUNK] * 10))) == [2, 4, 4]
-    assert like_lengths([5 * CHUNK]) == [[0]] and like_lengths([0]) == [[0]]
+    assert group_by_length([12, 9, 10, 11]) == [[0, 1, 2, 3]]
+    assert group_by_length([500, 3, 490, 1]) == [[0, 2], [1, 3]]
+    assert sorted(map(len, group_by_length([CHUNK] * 10))) == [2, 4, 4]
+    assert group_by_length([5 * CHUNK]) == [[0]] and group_by_length([0]) == [[0]]
 
 
 def test_a_ragged_batch_reads_hardly_more_than_its_tokens():

@@ -10,7 +10,7 @@ import tiny
 from foredraft.core.errors import ModelError
 from foredraft.core.tree import PAD, TokenTree
 from foredraft.model import prefill as prefill_module
-from foredraft.model.attention import NoCudnn
+from foredraft.model.attention import NoCudnn, masked_attention
 from foredraft.model.cache import SlotCache
 from foredraft.model.hf import CausalLM
 from foredraft.model.prefill import prefill
@@ -278,7 +278,7 @@ def test_on_cuda_the_model_and_heads_attend_without_cudnn_and_nowhere_else(monke
         with NoCudnn(torch.device("cpu")):
             masked_attention(x, x, x, mask)
         monkeypatch.setattr(NoCudnn, "__init__", lambda self, device: vars(self).update(_applies=True))
-        mix(x, x, x, mask)  # as heads do
+        masked_attention(x, x, x, mask)  # as heads do
         assert seen == [True, False] and enabled()
         raw = tiny.build("falcon")
         raw.transformer.ln_f.register_forward_hook(lambda *args: seen.append(enabled()))

@@ -192,12 +192,12 @@ def test_attention_counts_for_the_root_and_what_was_accepted():
             TokenTree.root(torch.tensor([7, 8, 9])), torch.tensor(lengths) - 1 + index, [0, 1, 2], 70 + index
         )
         partial.forward(step, partial.cache)
-    assert partial._tally is not None
-    assert float(partial._tally.of(0, 0).sum()) == 0, "nothing counts before the verdict"
+    assert partial._scores is not None
+    assert float(partial._scores.of(0, 0).sum()) == 0, "nothing counts before the verdict"
     partial.finalize(torch.tensor([0, 2, 1]))
     for layer in range(model.layers):
         for row, heads in enumerate((2.0, 6.0, 4.0)):  # two query heads a group, each of them spends 1 a token
-            assert torch.allclose(partial._tally.of(layer, row).sum(1), torch.full((2,), heads), atol=1e-4)
+            assert torch.allclose(partial._scores.of(layer, row).sum(1), torch.full((2,), heads), atol=1e-4)
 
 
 def test_eviction_keeps_the_latest_and_the_heaviest():
@@ -246,8 +246,8 @@ def test_evicted_tokens_are_those_with_least_attention_so_far():
             TokenTree.root(torch.tensor([text[extent - 1]])), torch.tensor([extent - 1]), [0], extent
         )
         partial.forward(step, partial.cache)
-        assert partial._tally is not None
-        noted = partial._tally._pending[0][0][1][0]
+        assert partial._scores is not None
+        noted = partial._scores._pending[0][0][1][0]
         partial.finalize(torch.tensor([0]))
         keys = partial.cache.stored(0)[0][0]
         for group in range(2):
@@ -337,14 +337,14 @@ def test_a_text_that_is_taken_back_is_taken_in_again(kind: str):
 @pytest.mark.parametrize("name", ["mistral", "gemma2", "llama4_text"])
 def test_windows_of_the_models_own_are_refused(name: str):
     model = CausalLM(tiny.build(name))
-    with pytest.raises(ModelError, match="layers that see a window of the text only"):
+    with pytest.raises(ModelError, match="layers with a sliding or chunked attention window"):
         PartialLM(model, model.new_cache(), KINDS["retrieval"], 16)
 
 
 @pytest.mark.parametrize("name", ["gptj", "falcon", "diffllama", "deepseek_v3"])
 def test_models_that_do_not_show_their_queries_are_refused(name: str):
     model = CausalLM(tiny.build(name))
-    with pytest.raises(ModelError, match="nobody sees which of them its queries ask for"):
+    with pytest.raises(ModelError, match="partial-cache drafting is unavailable"):
         PartialLM(model, model.new_cache(), KINDS["retrieval"], 16)
 
 
@@ -367,5 +367,5 @@ def test_budgets_that_cannot_be():
 
 
 def test_a_cache_in_which_nothing_stands_says_so():
-    with pytest.raises(ModelError, match="read the text first"):
+    with pytest.raises(ModelError, match="run a forward of the prompt first"):
         SlotCache(1).stored(0)

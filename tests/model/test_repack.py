@@ -5,7 +5,7 @@ import torch
 
 import random_heads as heads
 import tiny
-from foredraft.model.cpu_linear import PackedWeights, plain_copy, take_weights
+from foredraft.model.cpu_linear import PackedWeights, copy_weights, plain_copy
 from foredraft.model.hf import CausalLM
 
 
@@ -28,7 +28,7 @@ def test_a_model_says_what_its_trained_copy_says(name: str, changes: dict, fast:
     torch.testing.assert_close(copied(text).logits, before, atol=1e-4, rtol=1e-4)
     shaken(copied)
     torch.testing.assert_close(served.stock_logits(text), before)
-    take_weights(served.model, copied)
+    copy_weights(served.model, copied)
     wanted = copied(text).logits
     assert (wanted - before).abs().max() > 0.05
     torch.testing.assert_close(served.stock_logits(text), wanted, atol=1e-4, rtol=1e-4)
@@ -55,7 +55,7 @@ def test_a_head_packed_in_half_precision_takes_weights_and_leaves_its_target_alo
     assert len(PackedWeights(net, torch.bfloat16)) == 3
     copied = plain_copy(net, shared=(net.target,)).requires_grad_(True)
     shaken(copied)
-    take_weights(net, copied)
+    copy_weights(net, copied)
     wanted = copied.logits(copied.states(hidden, 1), 1)
     torch.testing.assert_close(net.logits(net.states(hidden, 1), 1), wanted, atol=5e-2, rtol=5e-2)
     wanted.sum().backward()  # through the target's packed output layer

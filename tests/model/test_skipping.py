@@ -11,9 +11,9 @@ from foredraft.core.errors import ModelError
 from foredraft.core.tree import TokenTree
 from foredraft.model.cache import SlotCache
 from foredraft.model.hf import CausalLM
-from foredraft.model.masks import beside
+from foredraft.model.masks import address_segments
 from foredraft.model.prefill import prefill
-from foredraft.model.skipping import Layers, ThinnedLM
+from foredraft.model.skipping import Layers, LayerSkipLM
 from foredraft.model.taps import decoder_layers
 
 TOLERANCE = 1e-4
@@ -43,7 +43,7 @@ def four(name: str, **changes: Any) -> Any:
     return tiny.build(name, **{"num_hidden_layers": 4, **KINDS.get(name, {}), **changes})
 
 
-def said(model: ThinnedLM, texts: list[list[int]]) -> list[Tensor]:
+def said(model: LayerSkipLM, texts: list[list[int]]) -> list[Tensor]:
     """Logits at every place of each text, read by this model alone."""
     whole, width = model.model, max(map(len, texts))
     cache = whole.new_cache()
@@ -138,7 +138,7 @@ def test_beside_a_text_pieces_of_it_see_what_the_whole_model_has_left(name: str)
     tokens = [[text[place] for place in own] for text, own in zip(texts, places, strict=True)]
     roots = [[start for start in own for _ in range(length)] for own in starts]
     padded = [torch.tensor([rows[0], rows[1] + [pad] * 3]) for rows, pad in ((tokens, 0), (places, 0), (roots, -1))]
-    step = beside(*padded, 20, (0, 1), model.layout, dtype=model.dtype)
+    step = address_segments(*padded, 20, (0, 1), model.layout, dtype=model.dtype)
     found = Layers(model).without((1,), (2,)).forward(step, cache).logits
     assert (torch.cat([found[0], found[1, :6]]) - torch.stack(expected)).abs().max() < TOLERANCE
 
@@ -265,5 +265,5 @@ def test_layers_that_hand_on_something_else_are_refused():
     layer = decoder_layers(raw)[3]
     own = layer.forward
     layer.forward = lambda *args, **kwargs: [own(*args, **kwargs)]
-    with pytest.raises(ModelError, match="cannot run without its layers"):
+    with pytest.raises(ModelError, match="cannot run with skipped layers"):
         Layers(model)

@@ -86,12 +86,12 @@ def test_bytes_are_those_of_all_buffers():
     assert filled(4, 16).nbytes == LAYERS * 4 * HEADS * BUCKET * (KEY + VALUE) * 4
 
 
-def test_keep_moves_a_path_together():
+def test_compact_moves_a_path_together():
     store = filled()
     before = peek(store, [0, 1, 2, 3])
     bases = torch.tensor([6, 2])
     path = torch.tensor([[0, 2, 5, 6], [0, 3, -1, -1]])
-    store.keep(torch.tensor([2, 0]), bases, path)
+    store.compact(torch.tensor([2, 0]), bases, path)
     after = peek(store, [0, 1, 2, 3])
     for layer in range(LAYERS):
         for kind in range(2):

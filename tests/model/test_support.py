@@ -84,7 +84,7 @@ def test_the_probe_refuses_what_does_not_follow_masks_and_positions(name: str, c
     attention = model.config._attn_implementation
     state = {key: value.clone() for key, value in model.state_dict().items()}
     with pytest.raises(
-        ModelError, match="cannot run over foredraft's slot cache|gives other logits for a tree"
+        ModelError, match="cannot run over foredraft's slot cache|gives other logits for a draft tree"
     ) as caught:
         CausalLM(model)
     assert model.__class__.__name__ in one_sentence(caught.value)
@@ -98,7 +98,7 @@ def test_the_probe_tells_a_wrong_bias_from_rounding(dtype: torch.dtype):
     changes = {"d_model": 64, "n_heads": 4, "n_layers": 6}
     alibi = AutoModelForCausalLM.from_config(AutoConfig.for_model("mpt", vocab_size=2000, **changes)).to(dtype)
     tiny.shake(alibi, 1.2)
-    with pytest.raises(ModelError, match="gives other logits for a tree"):
+    with pytest.raises(ModelError, match="gives other logits for a draft tree"):
         CausalLM(alibi)
     for name in ("llama", "gemma2", "gpt2"):
         CausalLM(tiny.build(name, vocab_size=2000, num_hidden_layers=6, layer_types=None).to(dtype))
@@ -122,7 +122,7 @@ def test_a_model_that_is_broken_is_left_as_it_was():
     attention = model.config._attn_implementation
     model.lm_head = torch.nn.Linear(3, 4)
     model.train()
-    with pytest.raises(ModelError, match="cannot run by itself") as caught:
+    with pytest.raises(ModelError, match="cannot run a plain forward") as caught:
         CausalLM(model)
     one_sentence(caught.value)
     assert model.training

@@ -69,13 +69,13 @@ def _explain(name: str, as_json: bool) -> None:
         OptionError: there is no such method.
     """
     from foredraft.compose.spec import find
-    from foredraft.core.options import described as described_options
+    from foredraft.core.options import describe_options
     from foredraft.core.sampling.params import check_known
     from foredraft.drafters import METHODS
 
     check_known("method", {name: None}, list(METHODS))
     found = described(name)[0]
-    options = described_options(find(name)[1])
+    options = describe_options(find(name)[1])
     if as_json:
         typer.echo(json.dumps(found | {"meanings": {each.name: each.meaning for each in options}}))
         return

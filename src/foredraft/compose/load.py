@@ -31,9 +31,9 @@ from foredraft.heads.formats import load_head
 from foredraft.heads.nets.blocks import fuse
 from foredraft.model.cache import BUCKET, SlotCache
 from foredraft.model.cpu_linear import PackedWeights, draft_dtype
-from foredraft.model.hf import CausalLM, hold
+from foredraft.model.hf import CausalLM, acquire
 from foredraft.model.load import Loaded, as_loaded, load_model, resolve
-from foredraft.model.memory import available_bytes, readable
+from foredraft.model.memory import available_bytes, format_bytes
 from foredraft.model.tokenizer import Tokenizer, check_same_tokenizer
 
 _log = logging.getLogger(__name__)
@@ -181,7 +181,7 @@ class _Workshop:
             ]
         finally:  # the generators hold what they need; where one of them cannot be, nobody does
             for model in opened:
-                model.let_go()
+                model.release()
 
     def _target(self, loaded: Loaded) -> CausalLM:
         """The target, held once more."""
@@ -189,7 +189,7 @@ class _Workshop:
             self.target.check_ready()
             self.target.retain()
             return self.target
-        return hold(loaded.model, fast=self.fast, owned=isinstance(self.target, str))
+        return acquire(loaded.model, fast=self.fast, owned=isinstance(self.target, str))
 
     def _generator(
         self,
@@ -246,8 +246,8 @@ class _Workshop:
         each = sum(model.token_bytes for model in models)
         if size // each < BUCKET:
             raise ModelError(
-                f"There are {readable(size)} for keys and values, and a token takes {readable(each)}: not enough for "
-                f"{BUCKET} tokens. Raise kv_cache_memory_bytes, or take smaller models or another device."
+                f"There are {format_bytes(size)} for keys and values, and a token takes {format_bytes(each)}: not "
+                f"enough for {BUCKET} tokens. Raise kv_cache_memory_bytes, or take smaller models or another device."
             )
         return size // each
 
@@ -303,7 +303,7 @@ class _Parts:
         if self.given is not None:
             draft = as_loaded(self.given)
             check_device(draft.model, target)
-            model = hold(draft.model, fast=self.fast)
+            model = acquire(draft.model, fast=self.fast)
         else:
             draft = load_model(path, dtype=target.dtype, device=target.device, options=self.options)
             model = CausalLM(draft.model, fast=self.fast, owned=True)

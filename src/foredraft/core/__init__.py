@@ -1,5 +1,5 @@
-"""Values and pure functions: trees, draft laws, warp, verifiers, noise, statistics, theory.
+"""Values and pure functions: trees, draft laws, warp, verifiers, random numbers, statistics, theory.
 
-Nothing here has state, chooses a device, reads a file or knows a model. Letters, everywhere in the house:
+Nothing here knows a model or chooses a device. Dimension letters used throughout the package:
 B rows, N nodes, V vocabulary, S slots, D depth, L history, H hidden; p is the target, q the draft.
 """

@@ -1,9 +1,9 @@
-"""Distances between the target's law p and the draft's law q, one number a row; q is given by its logarithm.
+"""Divergences between the target's law p and the draft's law q, one number per row; q is given as log q.
 
-``ce`` and ``kl`` differ by the entropy of p, a constant: same gradients. ``kl`` (forward) makes q cover p, and
-``reverse_kl`` makes it keep to where p is; ``jensen_shannon`` is between the two. ``tv`` is the share of drafts that
-would be rejected. ``lk`` is minus the log of the share that would be accepted, and ``lk_hybrid`` goes from KL to TV as
-acceptance grows (LK losses, arXiv:2602.23881).
+``ce`` and ``kl`` differ by the entropy of p, so their gradients are equal. ``kl`` (forward) is mode-covering,
+``reverse_kl`` mode-seeking, ``jensen_shannon`` between the two. ``tv`` is the rejection probability. ``lk`` is minus
+the log of the acceptance probability; ``lk_hybrid`` moves from KL to TV as acceptance grows (LK losses,
+arXiv:2602.23881).
 """
 
 import math
@@ -17,7 +17,7 @@ Rows = Float[Tensor, "*rows v"]
 Distance = Callable[[Rows, Rows], Float[Tensor, "*rows"]]
 
 _ETA = 3.0  # how fast lk_hybrid moves from KL to TV
-_LEAST = 1e-9  # what stands in for a probability of 0 where its logarithm is wanted
+_LEAST = 1e-9  # lower bound on probabilities before a logarithm
 
 
 def ce(p: Rows, log_q: Rows) -> Float[Tensor, "*rows"]:
@@ -25,20 +25,20 @@ def ce(p: Rows, log_q: Rows) -> Float[Tensor, "*rows"]:
 
 
 def kl(p: Rows, log_q: Rows) -> Float[Tensor, "*rows"]:
-    """KL(p || q), the forward one."""
+    """Forward KL(p || q)."""
     return torch.special.xlogy(p, p).sum(-1) - (p * log_q).sum(-1)
 
 
 def reverse_kl(p: Rows, log_q: Rows) -> Float[Tensor, "*rows"]:
-    """KL(q || p)."""
+    """Reverse KL(q || p)."""
     return (log_q.exp() * (log_q - p.clamp(min=_LEAST).log())).sum(-1)
 
 
 def jensen_shannon(p: Rows, log_q: Rows, weight: float = 0.5) -> Float[Tensor, "*rows"]:
     """The generalised Jensen-Shannon divergence (GKD, arXiv:2306.13649, equation 1).
 
-    w KL(p || m) + (1 - w) KL(q || m) with m = w p + (1 - w) q, for 0 < w < 1: symmetric and at most ln 2 for 1/2;
-    divided by w it is the forward KL as w goes to 0, divided by 1 - w the reverse one as w goes to 1.
+    w KL(p || m) + (1 - w) KL(q || m) with m = w p + (1 - w) q, for 0 < w < 1. For w = 1/2 it is symmetric and at most
+    ln 2. Divided by w it tends to the forward KL as w goes to 0; divided by 1 - w, to the reverse KL as w goes to 1.
     """
     log_p = p.clamp(min=_LEAST).log()
     log_m = torch.logaddexp(log_p + math.log(weight), log_q + math.log1p(-weight))
@@ -60,5 +60,5 @@ def lk_hybrid(p: Rows, log_q: Rows) -> Float[Tensor, "*rows"]:
 
 
 def overlap(p: Rows, log_q: Rows) -> Float[Tensor, "*rows"]:
-    """How often a token drawn from q is accepted: the sum of min(p, q) (Leviathan et al., arXiv:2211.17192, 3.5)."""
+    """Acceptance probability of a token drawn from q: sum min(p, q) (Leviathan et al., arXiv:2211.17192, 3.5)."""
     return torch.minimum(p, log_q.exp()).sum(-1)

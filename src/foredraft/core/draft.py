@@ -1,4 +1,4 @@
-"""What a drafter hands to the verifier, and what the verifier hands back."""
+"""Input and output of verification: draft, target distribution, verdict."""
 
 from dataclasses import dataclass
 
@@ -12,15 +12,15 @@ from foredraft.core.tree import TokenTree
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A proposed tree with the law that it was really drawn from.
+    """A proposed tree with the law that its tokens were actually drawn from.
 
-    ``q[b, i]`` is the law that node i was drawn from *given its earlier siblings*: for ``WITHOUT_REPLACEMENT``
-    renormalised without them. Rows of q at the root and at padding are never read. ``q`` is None exactly when the
-    law is ``FIXED``. Greedy rows beside sampled ones may have picked tokens, each with a one-hot of its own, under any
-    law.
+    ``q[b, i]`` is the distribution that node i was drawn from *given its earlier siblings*: for
+    ``WITHOUT_REPLACEMENT`` renormalised without them. q is never read at the root and at padding. ``q`` is None
+    exactly when the law is ``FIXED``. Under any law, greedy rows of a mixed batch may hold picked tokens, each with a
+    one-hot q.
 
-    ``scores[b, i]`` is the logarithm of how likely the drafter holds the path to node i, where it says so: for
-    statistics, and for what the next drafts should be like. No verifier reads it.
+    ``scores[b, i]`` is the drafter's log-probability of the path to node i, or None. It is used for statistics and
+    for choosing the size of later drafts; verifiers do not read it.
     """
 
     tree: TokenTree
@@ -31,9 +31,9 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The target's processed law at every node. When every row is greedy, ``p`` is None: the law is a one-hot.
+    """The target's processed distribution at every node. ``p`` is None when all rows are greedy (one-hots of ``best``).
 
-    ``sound`` is False where there is no law: logits that are not numbers, or nothing left after bans. None: all are.
+    ``sound`` is False where no distribution exists: logits are not finite, or every token is banned. None: all exist.
     """
 
     best: Int[Tensor, "B N"]
@@ -43,20 +43,20 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The accepted path and the token that the target says after it; every step yields at least this bonus.
+    """The accepted path and the bonus token that the target emits after it.
 
-    ``path`` has tree.depth + 1 columns: accepted nodes from the root (always node 0) on, -1 beyond its end.
+    ``path`` has tree.depth + 1 columns: the accepted nodes, starting with the root (node 0), padded with -1.
     """
 
     path: Int[Tensor, "B D"]
     bonus: Int[Tensor, "B"]
 
     def accepted(self) -> Int[Tensor, "B"]:
-        """How many drafted tokens of each row were accepted (the bonus and the root do not count)."""
+        """Accepted drafted tokens of each row (bonus and root not counted)."""
         return (self.path >= 0).sum(1) - 1
 
     def emitted(self, tree: TokenTree) -> Int[Tensor, "B D"]:
-        """New tokens of each row: accepted ones, then the bonus, then -1."""
+        """New tokens of each row: the accepted tokens, then the bonus, padded with -1."""
         drafted = tree.tokens.gather(1, self.path.clamp(min=0))
         drafted = torch.where(self.path >= 0, drafted, -1)
         last = torch.full_like(self.bonus, -1)[:, None]

@@ -1,4 +1,4 @@
-"""The one seam for all variety: what a drafter is asked, told and allowed to see."""
+"""The drafter interface: what a drafter receives, what it returns, and its optional protocols."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -15,10 +15,10 @@ from foredraft.core.sampling.warp import Warp
 
 @dataclass(frozen=True, slots=True)
 class StepOut:
-    """What a forward of the target hands out.
+    """Output of a target forward.
 
-    ``logits`` of the nodes that were asked for, and the hidden states of the layers that were asked for, by the
-    number of decoder layers that a token has passed: 0 is the embedding, 1 the output of the first layer.
+    ``logits``: of the requested nodes. ``hidden``: hidden states of the requested layers. Layer 0 is the embedding,
+    layer i the output of the i-th decoder layer.
     """
 
     logits: Float[Tensor, "B N V"]
@@ -27,13 +27,14 @@ class StepOut:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a drafter asks of the target: hidden layers to be handed out, and its largest tree (root excluded).
+    """What a drafter needs from the target and the decoding loop.
 
-    ``max_depth``: the longest path that it drafts; 0 stands for ``max_nodes``, as for a chain. ``scored``: it knows
-    the probability of each path that it picks, and heeds ``Plan.nodes``, and ``Plan.level_worth`` if its levels cost
-    a forward each. ``law``: that of its drafts for sampled rows, where its options cannot know it; None: theirs.
-    ``learns``: drafts depend on other requests, so requests never share random numbers. ``target_cache``: it drafts in
-    the target's cache, which holds committed tokens only.
+    ``hidden_layers``: target layers whose hidden states it reads. ``max_nodes``: size of its largest tree, root
+    excluded. ``max_depth``: its longest path; 0 means ``max_nodes``, as for a chain. ``scored``: it picks tokens and
+    knows each path's probability, so it follows ``Plan.nodes`` and, if each level costs a forward,
+    ``Plan.level_worth``. ``law``: the law of its drafts for sampled rows, if the options do not determine it; None:
+    the options' law. ``learns``: drafts depend on other requests, so requests never share random numbers.
+    ``target_cache``: it drafts in the target's KV cache, which then holds committed tokens only.
     """
 
     hidden_layers: tuple[int, ...] = ()
@@ -46,20 +47,20 @@ class Needs:
 
     @property
     def longest(self) -> int:
-        """The longest path."""
+        """Length of the longest path, in tokens."""
         return self.max_depth or self.max_nodes
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much to draft in this step; decided before anything is drawn, hence non-anticipating.
+    """How much to draft in this step. Decided before any token is drawn, so it is non-anticipating.
 
-    ``lengths``: the longest path that may be drafted for each row, in tokens; 0 leaves the row alone.
-    ``confidence``: a path ends after its first token whose probability under the draft is below this. The unsure
-    token itself is kept: throwing it away would be a choice by the drawn value, hence lossy.
-    ``nodes``, ``level_worth``: for drafters that pick tokens and score their paths. At most so many drafted nodes a
-    row, the likeliest (0: as many as it can); another level whose parents have less probability together, in all rows,
-    is not worth drafting. Picked tokens may be left out for any reason.
+    ``lengths``: the longest path to draft for each row, in tokens; 0 drafts nothing.
+    ``confidence``: a path ends after its first token with a lower draft probability than this. That token is kept:
+    dropping it would depend on the drawn value, which is lossy.
+    ``nodes``: for scored drafters, the most drafted nodes per row; the likeliest are kept (0: no limit).
+    ``level_worth``: for scored drafters, do not expand a level whose parents' probabilities sum to less than this
+    over all rows. Picked tokens may be dropped for any reason.
     """
 
     lengths: tuple[int, ...]
@@ -69,21 +70,21 @@ class Plan:
 
     @property
     def length(self) -> int:
-        """The longest of all rows: the depth of the tree."""
+        """Largest entry of ``lengths``: the depth of the tree."""
         return max(self.lengths, default=0)
 
     def at_most(self, nodes: int) -> int:
-        """How many of so many nodes may be drafted."""
+        """``nodes`` capped at the plan's limit."""
         return min(nodes, self.nodes) if self.nodes else nodes
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a drafter may see of the rows in flight. Tensors lie on the target's device.
+    """The rows in flight, as drafters see them. Tensors are on the target's device.
 
-    ``rows`` are the numbers under which the rows were admitted; B follows their order. ``history`` holds the
-    committed tokens of each row, prompt included, the root last at ``lengths[b] - 1``; beyond it is rubbish.
-    ``extents`` are the same lengths as the host knows them.
+    ``rows``: the row numbers used at admission; B follows their order. ``history``: the committed tokens of each
+    row, prompt included, with the root at ``lengths[b] - 1``; later columns are undefined. ``extents``: the same
+    lengths on the host.
     """
 
     rows: tuple[int, ...]
@@ -99,7 +100,7 @@ class View:
         return self.history.gather(1, self.lengths[:, None] - 1).squeeze(1)
 
     def followed_by(self, tokens: Int[Tensor, "B K"], counts: Sequence[int]) -> "View":
-        """The same rows, after the first ``counts[b]`` of these tokens in row b: a text that is only drafted."""
+        """The same rows with the first ``counts[b]`` of ``tokens[b]`` appended; these tokens are drafted only."""
         missing = max(self.extents) + tokens.shape[1] - self.history.shape[1]
         history = torch.nn.functional.pad(self.history, (0, max(missing, 0)))
         index = self.lengths[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
@@ -114,60 +115,61 @@ class View:
 
 
 class Drafter(ABC):
-    """Proposes trees of tokens; one file a method. Subclasses are final; those without state define ``propose`` alone.
+    """Proposes draft trees. Subclasses are final; a stateless drafter defines ``propose`` only.
 
-    Whatever it gets wrong (weights, vocabulary, cache) costs speed and never correctness, as long as each draft
-    carries the law that it was really drawn from. Drafts that cannot be verified are refused with a ``DrafterError``.
+    A drafter's mistakes (weights, vocabulary, cache) cost speed and never correctness, provided that each draft carries
+    the law that it was actually drawn from. A draft that cannot be verified raises a ``DrafterError``.
     """
 
     needs: Needs = Needs()
 
     def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:  # noqa: B027
-        """A row begins: ``prompt`` is what the target has read, all but the last token, which is the first root.
+        """Start a row. ``prompt`` excludes the prompt's last token, which is the first root.
 
-        ``hidden`` are the target's states for it, of the layers that ``needs`` names. T is 0 for a prompt of one.
+        ``hidden`` are the target's hidden states of ``prompt``, for the layers in ``needs``. T is 0 for a prompt of
+        one token.
         """
 
     @abstractmethod
     def propose(self, view: View, plan: Plan) -> Draft:
-        """Draft for every row of ``view``; node 0 of each tree is ``view.roots``."""
+        """Draft a tree for every row of ``view``; node 0 of each tree is ``view.roots``."""
 
     def commit(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None:  # noqa: B027
-        """The target has judged: ``view`` and ``draft`` are those of the step, ``out`` the target's forward.
+        """Update the drafter's state after verification of ``draft``; ``out`` is the target's forward.
 
-        It is called after every step, also after one in which nothing was drafted and ``draft`` is the root alone.
+        Called after every step, including steps that drafted nothing (``draft`` is then the root alone).
         """
 
     def release(self, row: int) -> None:  # noqa: B027
-        """A row has ended: forget it. Its number will be given to another.
+        """Drop the state of a finished row. Its number will be reused.
 
-        After an interruption (Ctrl-C) it may be called for a row whose ``admit`` or ``release`` was stopped half-way,
-        or had not begun: forgetting what is not there is no error.
+        After an interruption (Ctrl-C) the row's ``admit`` or ``release`` may have run partly or not at all, so
+        releasing an unknown row must not fail.
         """
 
 
 class Rewindable(Drafter):
-    """A drafter that may draft for a text which is itself only drafted, so that some of it may be taken back.
+    """A drafter for nested loops: its "committed" tokens may be drafts themselves and can be rolled back.
 
-    It learns from the next view what stands there instead; ``commit`` tells of that text too, before it is taken back.
+    The next view holds the tokens that replace them. ``commit`` also covers tokens that are rolled back later.
     """
 
     @abstractmethod
     def rewind(self, row: int, length: int) -> None:
-        """Of this row's text only the first ``length`` tokens stand; others may follow them the next time."""
+        """Keep only the first ``length`` tokens of the row; other tokens may follow them in the next view."""
 
 
 class Trainable(Drafter):
-    """A drafter whose network can learn from the target while it drafts; see ``drafters.online``."""
+    """A drafter whose network can be trained online, while it drafts; see ``drafters.online``."""
 
     @property
     @abstractmethod
     def network(self) -> object:
-        """What drafts: a ``torch.nn.Module``, or a model of the loop."""
+        """The draft network: a ``torch.nn.Module`` or a ``TargetModel``."""
 
 
 class Background(Drafter):
-    """A drafter that also works beside the loop, in a thread of its own."""
+    """A drafter with a background thread."""
 
     @abstractmethod
     def wait(self) -> None:

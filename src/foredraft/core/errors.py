@@ -1,27 +1,27 @@
-"""Everything that foredraft raises on purpose.
+"""All exceptions that foredraft raises deliberately.
 
 ForedraftError
-├── UsageError (also a ValueError): something was asked that cannot be done; the command line exits with 2
-│   ├── OptionError     an unknown option, or one with a value out of its range
+├── UsageError (also a ValueError): the request cannot be carried out; the command line exits with 2
+│   ├── OptionError     an unknown option, or a value out of range
 │   ├── PromptError     an empty prompt, or one that does not fit the model's context
-│   ├── ModelError      a model that is absent, incomplete, or of a kind that cannot be verified
+│   ├── ModelError      a model that is missing, incomplete, or of an unsupported kind
 │   ├── DrafterError    a drafter that does not fit its target
-│   ├── DataError       training text or a prompt file that cannot be read
-│   └── LawError        a verifier that would not be lossless for this draft's law
-└── NumericsError       the model returned logits that are not numbers
+│   ├── DataError       training data or a prompt file that cannot be read
+│   └── LawError        a verification rule that would not be lossless for this draft's law
+└── NumericsError       the model returned NaN or infinite logits
 """
 
 
 class ForedraftError(Exception):
-    """Base of all errors that foredraft raises on purpose; its text is one sentence for a person."""
+    """Base of all errors that foredraft raises deliberately; the message is one readable sentence."""
 
 
 class UsageError(ForedraftError, ValueError):
-    """What was asked cannot be done; the sentence says why and, where there is one, names the way out."""
+    """The request cannot be carried out; the message says why and, where possible, what to do instead."""
 
 
 class OptionError(UsageError):
-    """An option is unknown or out of its range; the sentence lists the known ones or the range."""
+    """An option is unknown or out of range; the message lists the known options or the range."""
 
 
 class PromptError(UsageError):
@@ -29,26 +29,26 @@ class PromptError(UsageError):
 
 
 class ModelError(UsageError):
-    """The model is absent, incomplete or of a kind whose drafts could not be verified or rolled back."""
+    """The model is missing, incomplete, or cannot verify or roll back drafts."""
 
 
 class DrafterError(UsageError):
-    """The drafter does not fit the target, for example for want of a common tokenizer."""
+    """The drafter does not fit the target, for example because their tokenizers differ."""
 
 
 class DataError(UsageError):
-    """Training text, or a file of prompts, cannot be read; the sentence names file, line and field."""
+    """Training data or a prompt file cannot be read; the message names file, line and field."""
 
 
 class LawError(UsageError):
-    """A verification rule was asked to verify drafts of a law for which it is not lossless."""
+    """The verification rule is not lossless for the draft's law."""
 
 
 def kind_of(value: object) -> str:
-    """The class of a value with its article, for sentences: an int, a str."""
+    """The value's class name with its article, for error messages: "an int", "a str"."""
     name = value.__class__.__name__
     return f"an {name}" if name[0] in "aeiouAEIOU" else f"a {name}"
 
 
 class NumericsError(ForedraftError):
-    """The model returned NaN or +inf logits, so there is no law to sample from."""
+    """The model returned NaN or +inf logits, so there is no distribution to sample from."""

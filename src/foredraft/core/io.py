@@ -1,4 +1,4 @@
-"""Files that jobs leave: atomic writes, small JSON files, provenance."""
+"""File output: atomic writes, small JSON files, provenance."""
 
 import datetime
 import importlib.metadata
@@ -19,17 +19,17 @@ from foredraft.core.version import __version__
 
 
 def atomic_write(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Fill a file beside, then move it into its place at once; what was there stays until then.
+    """Write to a temporary file in the same folder, then rename it to ``path``.
 
     Raises:
-        OSError, RuntimeError: it cannot be written. Then, and after an interrupt, the file that was there is left, and
-            nothing beside it.
+        OSError, RuntimeError: it cannot be written. After an error or interrupt the previous file is unchanged and the
+            temporary file is removed.
     """
-    if path.exists() and not path.is_file():  # a pipe or a device is written to, never replaced
+    if path.exists() and not path.is_file():  # write to a pipe or device; do not replace it
         with path.open("wb") as file:
             write(file)
         return
-    path = path.resolve()  # through a link to the file that it names
+    path = path.resolve()  # replace a link's target, not the link
     partial = path.with_name(f"{path.name}.partial")
     try:
         with partial.open("wb") as file:
@@ -43,17 +43,17 @@ def atomic_write(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
 
 def atomic_write_text(path: Path, text: str) -> None:
-    """The same for a text, in UTF-8."""
+    """Write a string atomically, in UTF-8."""
     atomic_write(path, lambda file: file.write(text.encode("utf-8")))
 
 
 def atomic_save(path: Path, saved: Any) -> None:
-    """The same for ``torch.save``."""
+    """``torch.save`` atomically."""
     atomic_write(path, lambda file: torch.save(saved, file))
 
 
 def write_json(path: str | Path, record: Mapping[str, Any], error: type[UsageError] = OptionError) -> None:
-    """Write an object, whole or not at all, or raise an error of this kind."""
+    """Write a JSON object atomically; raise ``error`` if the file cannot be written."""
     try:
         atomic_write_text(Path(path), json.dumps(record, indent=2) + "\n")
     except OSError as found:
@@ -61,29 +61,29 @@ def write_json(path: str | Path, record: Mapping[str, Any], error: type[UsageErr
 
 
 def read_json(path: str | Path, what: str, remedy: str, error: type[UsageError] = DrafterError) -> dict[str, Any]:
-    """The object in a file.
+    """Read a JSON object from a file.
 
     Args:
-        what: it should be, for the sentence.
-        remedy: what to do about a file that was cut short or holds something else, for the sentence.
-        error: the kind that is raised.
+        what: what the file should be, for the error message.
+        remedy: what to do about a truncated or wrong file, for the error message.
+        error: the exception class to raise.
 
     Raises:
-        UsageError: it cannot be read, or is no JSON object; of the kind ``error``.
+        UsageError: the file cannot be read or is not a JSON object (an ``error``).
     """
     try:
         record = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as found:
         raise error(f"Cannot read {what} {path}: {found.strerror}.") from None
     except (ValueError, RecursionError) as found:
-        raise error(f"{path} is not JSON ({found}), so it may have been cut short; {remedy}.") from None
+        raise error(f"{path} is not JSON ({found}) and may be truncated; {remedy}.") from None
     if not isinstance(record, dict):
         raise error(f"{path} is not a JSON object; {remedy}.")
     return record
 
 
 def provenance(command: str | None = None) -> dict[str, Any]:
-    """Facts about this very process. Paths in the command are cut to their last two parts: machines differ."""
+    """Versions, hardware, commit and command of this process. Absolute paths are cut to their last two parts."""
     words = sys.argv if command is None else command.split()
     return {
         "time": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -99,7 +99,7 @@ def provenance(command: str | None = None) -> dict[str, Any]:
 
 
 def stored_acceptance_length(folder: str) -> float | None:
-    """Tokens a target forward that a head or draft had when it was trained, greedy; None where no file says so."""
+    """The greedy acceptance length that training recorded for a head or draft model; None if not recorded."""
     try:
         validation = json.loads((Path(folder) / "provenance.json").read_text(encoding="utf-8"))["validation"]
         return max(float(validation["acceptance_length"]), 1.0)
@@ -108,18 +108,18 @@ def stored_acceptance_length(folder: str) -> float | None:
 
 
 def short(word: str) -> str:
-    """A path without what depends on the machine."""
+    """The file name of an absolute path; other strings unchanged."""
     return Path(word).name if word.startswith("/") else word
 
 
 def _without_folders(word: str) -> str:
-    """A word of a command, each absolute path in it (NAME=METHOD:PATH,...) cut to its last two parts."""
+    """A command word with each absolute path in it (NAME=METHOD:PATH,...) cut to its last two parts."""
     parts = re.split(r"([:=,])", word)
     return "".join("/".join(Path(each).parts[1:][-2:]) if each.startswith("/") else each for each in parts)
 
 
 def processor() -> str:
-    """The processor's own name where Linux tells it, such as AMD EPYC."""
+    """The processor's model name, from /proc/cpuinfo on Linux."""
     facts = Path("/proc/cpuinfo")
     lines = facts.read_text().splitlines() if facts.exists() else []
     named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
@@ -127,7 +127,7 @@ def processor() -> str:
 
 
 def _commit() -> str | None:
-    """The commit of the source tree, with a plus where there are changes; None for an installed package."""
+    """The commit of the source tree, with "+" if there are changes; None for an installed package."""
     here = Path(__file__).parents[1]
     try:
         head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=here, capture_output=True, text=True)

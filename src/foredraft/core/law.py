@@ -1,18 +1,18 @@
-"""Law tags. Apart from ``draft``, so that the table of methods and the command line can name them without torch."""
+"""Law tags. Separate from ``draft`` so that the method table and the command line need not import torch."""
 
 from enum import Enum
 
 
 class Law(Enum):
-    """How the children of a node came about. The tag decides which verification rules are lossless."""
+    """How the children of a node were chosen. The tag decides which verification rules are lossless."""
 
     FIXED = "fixed"
-    """Picked without chance (look-ups, top-k, argmax): point masses, whatever the draft's softmax says."""
+    """Picked deterministically (look-ups, top-k, argmax): point masses, regardless of the draft's softmax."""
     CHAIN = "chain"
-    """One child a node, drawn from q."""
+    """One child per node, drawn from q."""
     WITHOUT_REPLACEMENT = "without_replacement"
-    """Siblings drawn one after another from q, each time without those that were drawn before."""
+    """Siblings drawn one after another from q, without replacement."""
     IID = "iid"
-    """Siblings drawn independently from one and the same q."""
+    """Siblings drawn independently from the same q."""
     IID_MANY = "iid_many"
-    """Siblings drawn independently, each from a q of its own (several draft models)."""
+    """Siblings drawn independently, each from a different q (several draft models)."""

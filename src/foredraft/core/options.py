@@ -1,4 +1,4 @@
-"""Options of drafters: their base classes, and reading them from text, ``option=value``."""
+"""Base classes of drafter options, and parsing them from ``option=value`` strings."""
 
 import inspect
 import re
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class DrafterOptions:
-    """Base of the ``Options`` of every method, which are frozen dataclasses: what the loop has to know of them."""
+    """Base of the frozen ``Options`` dataclass of every method, with the properties that the loop reads."""
 
     __slots__ = ()
 
@@ -25,21 +25,21 @@ class DrafterOptions:
 
     @property
     def schedule(self) -> str:
-        """How the size of drafts is chosen: one of ``engine.policy.SCHEDULES``."""
+        """How the draft size is chosen: one of ``engine.policy.SCHEDULES``."""
         return "constant"
 
     @property
     def confidence(self) -> float:
-        """A path ends after its first token below this probability (see ``Plan``); 0: never."""
+        """A path ends after its first token below this probability (see ``Plan``); 0: no such limit."""
         return 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizedOptions(DrafterOptions):
-    """Options of methods whose drafts have a size.
+    """Options of methods with a variable draft size.
 
-    num_assistant_tokens_schedule: auto, the size with the most tokens a second; constant, always the largest; or
-        heuristic, transformers' rule of two more and one less. See docs/schedules.md.
+    num_assistant_tokens_schedule: auto, the size with the most tokens per second; constant, always the largest; or
+        heuristic, transformers' rule (plus 2 after full acceptance, else minus 1). See docs/schedules.md.
     """
 
     num_assistant_tokens_schedule: str = "auto"
@@ -50,10 +50,10 @@ class SizedOptions(DrafterOptions):
 
 
 def read_pairs(pairs: Iterable[str]) -> dict[str, str]:
-    """Texts of the form option=value, as a mapping.
+    """Parse ``option=value`` strings into a mapping.
 
     Raises:
-        OptionError: a text that is not of this form.
+        OptionError: a string is not of this form.
     """
     given = {}
     for pair in pairs:
@@ -65,10 +65,10 @@ def read_pairs(pairs: Iterable[str]) -> dict[str, str]:
 
 
 def parts(text: str, separator: str) -> list[str]:
-    """Split a text, but not inside [square brackets]: there may stand another spec, with commas of its own.
+    """Split at a separator, except inside [square brackets], which hold nested specs.
 
     Raises:
-        OptionError: brackets that do not match.
+        OptionError: the brackets do not match.
     """
     found, depth = [""], 0
     for character in text:
@@ -80,15 +80,15 @@ def parts(text: str, separator: str) -> list[str]:
         else:
             found[-1] += character
     if depth:
-        raise OptionError(f"The square brackets of {text!r} do not match.")
+        raise OptionError(f"The square brackets in {text!r} do not match.")
     return found
 
 
 def entries(text: str) -> list[str]:
-    """The entries of a list such as A+B+[C,option=value], without the brackets around an entry.
+    """The entries of a list such as A+B+[C,option=value], without an entry's enclosing brackets.
 
     Raises:
-        OptionError: an entry with nothing in it, or brackets that do not match.
+        OptionError: an entry is empty, or the brackets do not match.
     """
     found = [part.strip() for part in parts(text, "+")]
     found = [part[1:-1].strip() if part.startswith("[") and part.endswith("]") else part for part in found]
@@ -98,12 +98,12 @@ def entries(text: str) -> list[str]:
 
 
 def read_options(kind: type[T], name: str, given: Mapping[str, str]) -> T:
-    """An object of the dataclass ``kind`` from texts by field; what is not given keeps its default.
+    """Build the dataclass ``kind`` from strings by field name; missing fields keep their defaults.
 
-    Tuples of whole numbers are written with an x between them, such as 4x2x1; truth is yes or no.
+    Tuples of integers are written as 4x2x1, booleans as yes or no.
 
     Raises:
-        OptionError: an unknown option, with a list of the known ones, or a value of the wrong type.
+        OptionError: an unknown option (the message lists the known ones), or a value of the wrong type.
     """
     known = get_type_hints(kind)
     check_known(f"option of {name}", given, list(known))
@@ -123,31 +123,31 @@ def _value(key: str, text: str, hint: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
-    """An option for a person: its name, what it means, and its default as it would be typed."""
+class OptionInfo:
+    """An option's name, meaning, and default as typed on the command line."""
 
     name: str
     meaning: str
     default: str
 
 
-def described(kind: type[Any]) -> list[Described]:
+def describe_options(kind: type[Any]) -> list[OptionInfo]:
     """The options of the dataclass ``kind``, with their meanings from its docstring and those of its bases.
 
-    An option is documented by a line ``name: meaning``, or ``name, name: meaning``, whose further lines are indented.
-    What a default of None stands for is in the field's metadata, under ``unset``.
+    A docstring line ``name: meaning`` or ``name, name: meaning`` documents an option; its continuation lines are
+    indented. The field's metadata ``unset`` says what a default of None means.
     """
     meanings: dict[str, str] = {}
     for each in reversed(kind.__mro__):
         meanings |= _meanings(inspect.cleandoc(each.__dict__.get("__doc__") or ""))
     return [
-        Described(each.name, meanings.get(each.name, ""), each.metadata.get("unset") or written(each.default))
+        OptionInfo(each.name, meanings.get(each.name, ""), each.metadata.get("unset") or written(each.default))
         for each in fields(kind)
     ]
 
 
 def written(value: Any) -> str:
-    """A value of an option as ``read_options`` reads it."""
+    """Format an option value in the syntax of ``read_options``."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, tuple):
@@ -156,7 +156,7 @@ def written(value: Any) -> str:
 
 
 def _meanings(text: str) -> dict[str, str]:
-    """The entries of a docstring by name."""
+    """The option entries of a docstring, by name."""
     found: dict[str, list[str]] = {}
     names: list[str] = []
     for line in text.splitlines():

@@ -1,8 +1,8 @@
-"""Random numbers by counter, and the coins that verifiers toss.
+"""Counter-based random numbers, and the random number generator of the verifiers.
 
-A number is a hash of (seed of the row, position, stream, index): the text of a request depends neither on who
-shares its batch nor on how many numbers others used, drafting and accepting never share a stream, and a
-captured graph can replay it. All arithmetic is torch int64, which wraps around.
+Each number is a hash of (row seed, position, stream, index). So a request's output does not depend on its batch or on
+how many numbers other requests use, drafting and accepting never share a stream, and a captured graph can replay it.
+All arithmetic is torch int64, which wraps around.
 """
 
 import secrets
@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 class Stream(IntEnum):
-    """Independent sequences of random numbers within one request."""
+    """Independent random streams within one request."""
 
     DRAFT = 1
     ACCEPT = 2
@@ -32,24 +32,24 @@ _BLOCK = 64
 
 
 def _shift(x: Int[Tensor, "..."], bits: int) -> Int[Tensor, "..."]:
-    """Logical shift to the right; torch's own keeps the sign."""
+    """Logical right shift; torch's ``>>`` keeps the sign."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def _mix(x: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
-    """The finaliser of splitmix64 (Steele, Lea and Flood 2014): every bit of x reaches every bit of the result."""
+    """The finaliser of splitmix64 (Steele, Lea and Flood 2014): every bit of x affects every bit of the result."""
     x = (x ^ _shift(x, 30)) * _MIX_1
     x = (x ^ _shift(x, 27)) * _MIX_2
     return x ^ _shift(x, 31)
 
 
 def resolve_seed(seed: int | None) -> int:
-    """The seed of a call, or where it was given none, one from the system's entropy; 53 bits, as JSON readers keep."""
+    """``seed``, or a new seed from system entropy if it is None; 53 bits, which JSON readers preserve."""
     return secrets.randbits(53) if seed is None else seed
 
 
 def derive_seeds(seed: int, count: int) -> list[int]:
-    """Seeds of the ``count`` outputs of one call; the first one is ``seed`` itself."""
+    """Seeds of the ``count`` outputs of one call; the first is ``seed`` itself."""
     return [seed, *_derived(seed, torch.arange(1, count)).tolist()]
 
 
@@ -59,51 +59,50 @@ def derived_seed(seed: int, number: int) -> int:
 
 
 def _derived(seed: int, numbers: Int[Tensor, "*n"]) -> Int[Tensor, "*n"]:
-    return _shift(_mix(_mix(torch.tensor(seed) + _GOLDEN) ^ (numbers * _MIX_2)), 11)  # 53 bits: JSON readers keep them
+    return _shift(_mix(_mix(torch.tensor(seed) + _GOLDEN) ^ (numbers * _MIX_2)), 11)  # 53 bits, for JSON
 
 
 def request_seed(seed: int, number: int) -> int:
-    """The seed of one request's private stream: requests with the same ``seed`` but other numbers share nothing."""
+    """Seed of one request's private stream: requests with the same ``seed`` but different numbers are independent."""
     return int(_mix(_mix(torch.tensor(seed) + _MIX_1) ^ (torch.tensor(number + 1) * _GOLDEN)))
 
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """Random numbers of B rows at their present positions.
+    """Random numbers of B rows at their current positions.
 
-    ``positions[b]`` is the number of tokens that row b has committed. It grows with every step, so no
-    (position, stream, index) is ever used twice by one request.
+    ``positions[b]`` is the number of committed tokens of row b. It grows with every step, so a request never reuses
+    a (position, stream, index).
     """
 
     seeds: Int[Tensor, "B"]
     positions: Int[Tensor, "B"]
 
     def uniform(self, stream: Stream, index: Int[Tensor, "B *k"]) -> Float[Tensor, "B *k"]:
-        """Float64 numbers in [0, 1), one for each index, at the rows' positions."""
+        """Float64 numbers in [0, 1), one per index, at the rows' positions."""
         return self.uniform_at(self.positions.view(-1, *[1] * (index.ndim - 1)), stream, index)
 
     def uniform_at(
         self, positions: Int[Tensor, "B *#k"], stream: Stream, index: Int[Tensor, "B *k"]
     ) -> Float[Tensor, "B *k"]:
-        """The same at positions of the caller's: a token keyed by where it stands, not by when it was drawn."""
+        """Like ``uniform``, at given positions: keyed by a token's position, not by the step that draws it."""
         return _shift(self._state(positions, stream, index), 12).double() * 2.0**-52
 
     def bits(self, stream: Stream, index: Int[Tensor, "B *k"]) -> Int[Tensor, "B *k"]:
-        """64 random bits for each index, at the rows' positions: what ``draw`` takes."""
+        """64 random bits per index, at the rows' positions; the input of ``draw``."""
         return self.bits_at(self.positions.view(-1, *[1] * (index.ndim - 1)), stream, index)
 
     def bits_at(
         self, positions: Int[Tensor, "B *#k"], stream: Stream, index: Int[Tensor, "B *k"]
     ) -> Int[Tensor, "B *k"]:
-        """The same at positions of the caller's."""
+        """Like ``bits``, at given positions."""
         return self._state(positions, stream, index)
 
     def nested(self, level: int) -> "Noise":
-        """Numbers for a loop inside this step, at the same positions to begin with.
+        """Random numbers for a nested loop that starts in this step, at the same positions.
 
-        A loop inside a drafter comes by the same position again in later steps. So its seeds are hashed from the row's
-        seed, the position at which it begins, and ``level``: no two steps share a number, and no loop shares one with
-        the loop around it. Loops that begin at one and the same step need different levels.
+        Nested loops revisit positions in later steps, so child seeds hash (seed, start position, level). Steps and
+        nesting levels then never share a number. Loops that start in the same step need different levels.
         """
         state = self._state(self.positions, Stream.NESTED, torch.full_like(self.positions, level))
         return Noise(state, self.positions)
@@ -119,15 +118,15 @@ class Noise:
 
 
 def draw(law: Float[Tensor, "*k V"], bits: Int[Tensor, "*k"]) -> Int[Tensor, "*k"]:
-    """Draw a token from each law by an exponential race; a law need not sum to 1.
+    """Draw a token from each law by the Gumbel-max trick; a law need not sum to 1.
 
-    Token i wins with probability law[i] / sum(law) if it has the largest law[i] / e[i], the e[i] being independent
-    exponential numbers hashed from ``bits`` and i (the Gumbel-max trick). Two laws that differ by rounding then give
-    another token only where the two best are within rounding of each other. The inverse of a running sum has an edge
-    at every token, and each of thousands of edges is a chance to fall on the other side.
+    Returns argmax of law[i] / e[i] with independent exponentials e[i], hashed from ``bits`` and i; token i wins with
+    probability law[i] / sum(law). Two laws that differ by rounding give different tokens only if the two best values
+    are within rounding of each other. Inverting a cumulative sum would be less stable: each of the thousands of
+    boundaries could flip.
 
-    The race has two rounds, one between blocks of neighbouring tokens and one within the block that has won, so it
-    hashes about 2 * sqrt(V) numbers and not V. A token of probability 0 is never returned unless the whole law is 0.
+    There are two rounds, first between blocks of neighbouring tokens and then within the winning block, so it hashes
+    about 2 * sqrt(V) numbers instead of V. A token of probability 0 is never returned unless the whole law is 0.
     """
     vocab_size = law.shape[-1]
     size = 1 << (vocab_size.bit_length() // 2)
@@ -146,40 +145,40 @@ def draw(law: Float[Tensor, "*k V"], bits: Int[Tensor, "*k"]) -> Int[Tensor, "*k
 
 
 def _exponentials(bits: Int[Tensor, "*k"], count: int) -> Float[Tensor, "*k n"]:
-    """``count`` independent exponential numbers for each entry of ``bits``, in float64: the output of splitmix64."""
+    """``count`` independent float64 exponentials for each entry of ``bits``, from splitmix64."""
     steps = torch.arange(1, count + 1, device=bits.device) * _GOLDEN
     uniform = (_shift(_mix(bits[..., None] + steps), 11).double() + 0.5) * 2.0**-53
     return -uniform.log()
 
 
 class VerifierRng(ABC):
-    """What a verifier may ask of chance. Tests enumerate every answer; the loop answers from ``Noise``."""
+    """The random choices of a verification rule. Tests enumerate all outcomes; the loop uses ``HashedRng``."""
 
     @abstractmethod
     def accept(self, probability: Float[Tensor, "B"], index: int) -> Bool[Tensor, "B"]:
-        """True with the given probability, afresh for each ``index`` within a step (0 is never, 1 is always)."""
+        """True with the given probability, independently for each ``index`` of a step (0: never, 1: always)."""
 
     @abstractmethod
     def residual(self, law: Float[Tensor, "B V"]) -> Int[Tensor, "B"]:
-        """One token a row from a law that need not be normalised; asked at most once a step."""
+        """Draw one token per row from a law that need not be normalised; at most one call per step."""
 
     @abstractmethod
     def target(self, law: Float[Tensor, "B V"], depth: int) -> Int[Tensor, "B"]:
-        """One token a row from the target's law at a node of this depth; asked at most once a depth and step.
+        """Draw one token per row from the target's law at a node of this depth; at most one call per depth and step.
 
-        It is keyed by the token's place in the text, so a request says the same whatever was drafted for it.
+        The number is keyed by the token's position, so the output does not depend on the draft.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class HashedRng(VerifierRng):
-    """Coins of the running loop, for one step.
+    """The decoding loop's random numbers for one step.
 
-    A hash is some fifty small operations however many numbers it makes, and a rule tosses one coin a node: so
-    numbers for accepting are made, and kept for the step, a block of indices at a time.
+    One hash takes about fifty small operations regardless of its size, and rules need one number per node. So the
+    numbers for ``accept`` are computed a block of indices at a time and cached for the step.
 
-    ``plain`` marks rows for which nothing was drafted. Their residual is the target's law itself, and they draw from
-    it by the number of plain decoding: whether others of their batch have a draft must not show in their text.
+    ``plain`` marks rows without a draft. Their residual is the target's law, and they draw it with the random number of
+    plain decoding, so their output does not depend on whether other rows of the batch have drafts.
     """
 
     noise: Noise

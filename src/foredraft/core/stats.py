@@ -1,4 +1,4 @@
-"""What decoding did, in numbers of the host: one record a step, one sum a request, sums of sums."""
+"""Decoding statistics on the host: one record per step, summed per request and over requests."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
@@ -8,11 +8,11 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class StepStats:
-    """One step of a batch. The tuples have one entry for each of ``rows``, in their order.
+    """One step of a batch. The tuples have one entry per row, in the order of ``rows``.
 
-    ``depths`` is how deep each row's draft went and ``drafted`` how many tokens it had (equal for a chain; 0
-    where nothing was drafted). ``accepted`` is what the verifier granted, ``emitted`` what the text got: the
-    bonus added, whatever lies behind a stop taken off. Times are seconds of the whole step.
+    ``depths``: depth of each row's draft. ``drafted``: its number of tokens (equal to the depth for a chain; 0 if
+    nothing was drafted). ``accepted``: accepted draft tokens. ``emitted``: tokens added to the output, bonus
+    included, cut at a stop. Times are seconds of the whole step.
     """
 
     rows: tuple[int, ...]
@@ -26,11 +26,11 @@ class StepStats:
 
     @property
     def seconds(self) -> float:
-        """Time of the whole step."""
+        """Wall time of the step."""
         return self.draft_seconds + self.verify_seconds + self.other_seconds
 
     def of(self, index: int) -> "DecodeStats":
-        """The step as the request at ``rows[index]`` saw it; it waited for the whole of it."""
+        """The step's statistics for the request at ``rows[index]``, with the time of the whole step."""
         return DecodeStats(
             tokens=self.emitted[index],
             target_forwards=1,
@@ -46,29 +46,29 @@ class StepStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeStats:
-    """What the decoding of one request, or of several, took and gave; ``DecodeStats()`` is nothing at all.
+    """Statistics of one or several requests; ``DecodeStats()`` is the neutral element of addition.
 
-    Records add up: ``a + b`` is a followed by b, so the steps of a request, or requests one after another,
-    are summed. Requests that shared a batch go through ``together``, which counts no second twice.
+    ``a + b`` is a followed by b: use it for the steps of a request, or for requests run one after another. For
+    requests that shared a batch use ``together``, which counts no time twice.
     """
 
     method: str = ""
-    """Name of the drafter; "mixed" once records of several are added."""
+    """Name of the drafter; "mixed" for a sum over different drafters."""
     lossless: bool = True
-    """False as soon as one part was not."""
+    """False if any part was not lossless."""
     prompt_tokens: int = 0
     tokens: int = 0
     """Emitted tokens."""
     target_forwards: int = 0
-    """Forwards of the target after prefill, counted for each row: one of three rows is three."""
+    """Target forwards after prefill, counted per row: a forward of three rows counts three."""
     drafted: int = 0
-    """Drafted tokens that the target was shown (every node of a tree)."""
+    """Drafted tokens (all nodes of a tree)."""
     accepted: int = 0
-    """Drafted tokens that the verifier accepted."""
+    """Accepted draft tokens."""
     drafted_by_depth: tuple[int, ...] = ()
-    """In how many steps the draft reached depth 1, 2, ..."""
+    """Number of steps whose draft reached depth 1, 2, ..."""
     accepted_by_depth: tuple[int, ...] = ()
-    """In how many steps the accepted path reached depth 1, 2, ..."""
+    """Number of steps whose accepted path reached depth 1, 2, ..."""
     seconds: float = 0.0
     """Wall time, prefill included."""
     prefill_seconds: float = 0.0
@@ -87,43 +87,43 @@ class DecodeStats:
 
     @staticmethod
     def together(parts: Iterable["DecodeStats"]) -> "DecodeStats":
-        """Requests that ran side by side: counts add up, each time is the longest of its kind."""
+        """Combine requests that ran in one batch: counts are summed, each time is the maximum over the parts."""
         parts = list(parts)
         longest = {name: max((getattr(part, name) for part in parts), default=0.0) for name in _TIMES}
         return replace(sum(parts, DecodeStats()), **longest)
 
     @property
     def acceptance_length(self) -> float:
-        """Tokens emitted per forward of the target after prefill; the bonus counts.
+        """Emitted tokens per target forward after prefill, bonus included.
 
-        1 for plain decoding; 0 when there was no such forward.
+        1 for plain decoding; 0 if there was no such forward.
         """
         return _ratio(self.tokens, self.target_forwards)
 
     @property
     def acceptance_rate(self) -> float:
-        """The share of drafted tokens that was accepted; 0 when none was drafted."""
+        """Fraction of drafted tokens that were accepted; 0 if none was drafted."""
         return _ratio(self.accepted, self.drafted)
 
     @property
     def acceptance_by_depth(self) -> tuple[float, ...]:
-        """Of the steps whose draft reached depth 1, 2, ..., the share whose accepted path did, too."""
+        """For depth 1, 2, ...: of the steps whose draft reached it, the fraction whose accepted path also did."""
         pairs = zip_longest(self.accepted_by_depth, self.drafted_by_depth, fillvalue=0)
         return tuple(_ratio(accepted, drafted) for accepted, drafted in pairs)
 
     @property
     def tokens_per_second(self) -> float:
-        """Speed of decoding: tokens after prefill over seconds after prefill; 0 when there were none."""
+        """Decoding speed: tokens per second after prefill; 0 if there were none."""
         return _ratio(self.tokens, self.seconds - self.prefill_seconds)
 
     @property
     def other_seconds(self) -> float:
-        """Time that went neither into prefill nor into drafting nor into the target's forwards."""
+        """Time outside prefill, drafting and target forwards."""
         rest = self.seconds - self.prefill_seconds - self.draft_seconds - self.verify_seconds
         return max(0.0, rest)
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything, derived numbers too, in types that JSON knows."""
+        """All fields and derived numbers, in JSON types."""
         names = [field.name for field in fields(self)] + list(_DERIVED)
         values = {name: getattr(self, name) for name in names}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
@@ -151,5 +151,5 @@ def _add(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _common(a: str, b: str) -> str:
-    """The name that both records carry; an empty one gives way."""
+    """The common name of two records; an empty name matches any other."""
     return a if a == b or not b else b if not a else _MIXED

@@ -1,9 +1,8 @@
-"""What speculation can gain: acceptance, expected tokens, speed-up and the best draft length.
+"""The theory of speculative decoding: acceptance, expected tokens, speed-up and the best draft length.
 
-All from Leviathan, Kalman and Matias, "Fast Inference from Transformers via Speculative Decoding"
-(arXiv 2211.17192), with the paper's letters: alpha is the acceptance rate, k (gamma there) the number of
-drafted tokens, c the time of one draft step in units of one step of the target. The analysis is for a chain
-and takes acceptances to be independent, with the same alpha everywhere.
+From Leviathan, Kalman and Matias, "Fast Inference from Transformers via Speculative Decoding" (arXiv 2211.17192), with
+the paper's letters: alpha is the acceptance rate, k (gamma there) the number of drafted tokens, c the time of one draft
+step relative to one target step. The analysis is for chains and assumes independent acceptances with equal alpha.
 """
 
 import math
@@ -17,16 +16,15 @@ from foredraft.core.errors import OptionError
 
 
 def acceptance(p: Float[Tensor, "*k V"], q: Float[Tensor, "*k V"]) -> Float[Tensor, "*k"]:
-    """The chance that a token drawn from q is accepted under p: sum min(p, q) (Theorem 3.5, Corollary 3.6).
+    """Probability that a token drawn from q is accepted under p: sum min(p, q) (Theorem 3.5, Corollary 3.6).
 
-    It is 1 minus the total variation distance of the two laws, each of which must sum to 1. Summed in float64
-    and returned so; rounding never takes it above 1.
+    Equals 1 minus the total variation distance. Both laws must sum to 1. Computed in float64 and capped at 1.
     """
     return torch.minimum(p.double(), q.double()).sum(-1).clamp(max=1.0)
 
 
 def expected_tokens(alpha: float, length: int) -> float:
-    """Tokens a step, with the bonus: (1 - alpha^(k+1)) / (1 - alpha), equation (1); k + 1 at alpha = 1."""
+    """Tokens per step, bonus included: (1 - alpha^(k+1)) / (1 - alpha), equation (1); k + 1 at alpha = 1."""
     check_alpha(alpha)
     check_length("length", length)
     return geometric(alpha, length + 1)
@@ -35,16 +33,16 @@ def expected_tokens(alpha: float, length: int) -> float:
 def speed_up(alpha: float, length: int, cost: float) -> float:
     """Plain time over speculative time: (1 - alpha^(k+1)) / ((1 - alpha) (c k + 1)), Theorem 3.8.
 
-    It assumes that the target reads k + 1 rows in the time of one; below 1 speculation is a loss.
+    Assumes that a target forward of k + 1 tokens takes the time of one; below 1 speculation is slower.
     """
     check_cost(cost)
     return expected_tokens(alpha, length) / (cost * length + 1.0)
 
 
 def least_speed_up(alpha: float, cost: float) -> float:
-    """What the best length gains at least: (1 + alpha) / (1 + c) where alpha > c, else 1 (Corollary 3.9).
+    """Lower bound on the best speed-up: (1 + alpha) / (1 + c) if alpha > c, else 1 (Corollary 3.9).
 
-    It is reached by a single drafted token. Where alpha <= c no length pays.
+    One drafted token attains it. If alpha <= c, no length is faster than plain decoding.
     """
     check_alpha(alpha)
     check_cost(cost)
@@ -52,10 +50,9 @@ def least_speed_up(alpha: float, cost: float) -> float:
 
 
 def operations_factor(alpha: float, length: int, cost: float) -> float:
-    """Speculative over plain arithmetic: (1 - alpha) (k c + k + 1) / (1 - alpha^(k+1)), Theorem 3.11.
+    """Speculative over plain operations: (1 - alpha) (k c + k + 1) / (1 - alpha^(k+1)), Theorem 3.11.
 
-    Here ``cost`` is the ratio of arithmetic (c hat in the paper), not of time: operations of the draft for
-    one token over those of the target.
+    Here ``cost`` is a ratio of operations (c hat in the paper), not of time: the draft's per token over the target's.
     """
     check_cost(cost)
     return (length * cost + length + 1.0) / expected_tokens(alpha, length)
@@ -65,17 +62,17 @@ _ROUNDING = 1e-12
 
 
 class BestLength(NamedTuple):
-    """The number of tokens to draft, and the speed-up that it promises."""
+    """The number of tokens to draft, and its expected speed-up."""
 
     length: int
     speed_up: float
 
 
 def best_length(alpha: float, cost: float, longest: int = 64) -> BestLength:
-    """The whole number k of at most ``longest`` with the largest speed-up; 0 (and 1.0) when nothing pays.
+    """The k <= ``longest`` with the largest speed-up; (0, 1.0) if no draft is faster than plain decoding.
 
-    The gain rises to one peak and then falls, since each further token adds alpha^k at the same cost; so the
-    search ends at the first k that loses on the one before. Of two equals it is the longer.
+    The speed-up has a single peak, since each further token adds alpha^k at the same cost. The search stops at the
+    first k that is slower than the one before. On ties the longer k is taken.
     """
     check_length("longest", longest)
     best = BestLength(0, speed_up(alpha, 0, cost))
@@ -90,25 +87,25 @@ def best_length(alpha: float, cost: float, longest: int = 64) -> BestLength:
 
 
 def geometric(ratio: float, terms: int) -> float:
-    """1 + ratio + ... of so many terms, without loss of digits where ratio is near 1."""
+    """The sum 1 + ratio + ratio^2 + ... of ``terms`` terms, accurate for a ratio near 1."""
     if ratio in (0.0, 1.0):
         return 1.0 if ratio == 0.0 else float(terms)
     return -math.expm1(terms * math.log(ratio)) / (1.0 - ratio)
 
 
 def check_alpha(alpha: float) -> None:
-    """Raise unless it is a probability."""
+    """Raise an ``OptionError`` unless it is a probability."""
     if not 0.0 <= alpha <= 1.0:
-        raise OptionError(f"alpha is a probability, between 0 and 1, not {alpha!r}.")
+        raise OptionError(f"alpha must be a probability between 0 and 1, not {alpha!r}.")
 
 
 def check_cost(cost: float) -> None:
-    """Raise unless it is finite and not negative."""
+    """Raise an ``OptionError`` unless it is finite and not negative."""
     if not 0.0 <= cost < math.inf:
         raise OptionError(f"cost must be a finite number, 0 or more, not {cost!r}.")
 
 
 def check_length(name: str, length: int) -> None:
-    """Raise unless it is a number of tokens."""
+    """Raise an ``OptionError`` unless it is 0 or more."""
     if length < 0:
         raise OptionError(f"{name} must be a whole number, 0 or more, not {length!r}.")

@@ -1,7 +1,7 @@
-"""A law in little space: its likeliest tokens, and the probability of all the others together.
+"""Compact storage of a law: its k likeliest tokens, and the total probability of all others.
 
-A divergence of laws that are made coarse in the same way is never more than that of the laws themselves (data
-processing), so what is learned from a coarse law is learned about the whole one, but for who is who among the others.
+By the data processing inequality, the divergence of two laws coarsened in the same way is a lower bound on that of the
+full laws. Training on it loses only the distinction between tokens outside the top k.
 """
 
 from typing import NamedTuple
@@ -10,20 +10,20 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-_LEAST = 1e-6  # of what a law has left over
+_LEAST = 1e-6  # lower bound on the remaining probability
 
 
 class TopKDistribution(NamedTuple):
-    """``ids`` [..., k] of the likeliest tokens, and ``p`` [..., k + 1]: theirs, then that of all the others."""
+    """``ids`` [..., k] of the likeliest tokens; ``p`` [..., k + 1]: their probabilities, then that of all others."""
 
     ids: Int[Tensor, "*rows k"]
     p: Tensor
 
 
-def top_law(logits: Float[Tensor, "*rows V"], count: int) -> TopKDistribution:
-    """The law of some logits at temperature 1, by its so many likeliest tokens: in 32 bits the ids, in 16 the rest.
+def topk_distribution(logits: Float[Tensor, "*rows V"], count: int) -> TopKDistribution:
+    """The law of the logits at temperature 1, coarsened to its min(``count``, V - 1) likeliest tokens.
 
-    Of V tokens at most V - 1 are kept by name.
+    Ids are int32, probabilities float16.
     """
     best = logits.float().softmax(-1).topk(min(count, logits.shape[-1] - 1), dim=-1)
     rest = (1 - best.values.sum(-1, keepdim=True)).clamp(min=0)
@@ -37,19 +37,19 @@ class Pair(NamedTuple):
     log_q: Tensor
 
 
-def coarse(
+def coarsen(
     logits: Float[Tensor, "*rows v"], ids: Int[Tensor, "*rows k"], known: Bool[Tensor, "*rows k"], p: Tensor
 ) -> Pair:
-    """A draft's law made as coarse as a stored law p is.
+    """Coarsen a draft's law to the outcomes of a stored law p.
 
     Args:
         logits: of the draft, over its own vocabulary.
-        ids: the likeliest tokens of p by the draft's numbers; where ``known`` is False the draft cannot say the token
-            (any number then), and p is what it is among the tokens that the draft can say.
+        ids: the likeliest tokens of p, as draft token ids. Where ``known`` is False the token is not in the draft's
+            vocabulary; its id is then arbitrary, and p is renormalised without it.
     """
     own = logits.gather(-1, ids) - logits.logsumexp(-1, keepdim=True)
-    said = torch.where(known, own.exp(), 0)
-    rest = (1 - said.sum(-1, keepdim=True)).clamp(min=_LEAST).log()
+    q = torch.where(known, own.exp(), 0)
+    rest = (1 - q.sum(-1, keepdim=True)).clamp(min=_LEAST).log()
     log_q = torch.cat([torch.where(known, own, rest), rest], -1)
     p = torch.cat([p[..., :-1] * known, p[..., -1:]], -1).float()
     p = p / p.sum(-1, keepdim=True).clamp(min=_LEAST)

@@ -1,4 +1,4 @@
-"""The token tree: the one shape that every draft has. A chain is a tree of one branch."""
+"""The token tree, the data structure of every draft. A chain is a tree with one branch."""
 
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -13,12 +13,12 @@ PAD = -2
 
 @dataclass(frozen=True, slots=True)
 class TokenTree:
-    """Drafted tokens of B rows as N nodes each, parents before children, siblings in draw order.
+    """Drafted tokens of B rows with N nodes each, parents before children, siblings in draw order.
 
-    Node 0 is the row's last committed token, which is not yet in the target's cache. Padding nodes (parent
-    ``PAD``) may stand anywhere behind node 0. ``depth`` is a bound that the host knows, so that loops over a
-    tree have a fixed length: no node is deeper (the root has depth 0). ``linear`` says that node i's parent is
-    node i - 1 in every row, so that an accepted path is always a prefix of the nodes.
+    Node 0 (the root) is the row's last committed token, which is not yet in the target's cache. Padding nodes (parent
+    ``PAD``) may occur anywhere after node 0. ``depth`` bounds the depth of all nodes (the root has depth 0); it is
+    known on the host, so loops over a tree have a fixed length. ``linear``: node i's parent is node i - 1 in every
+    row, so an accepted path is always a prefix of the nodes.
     """
 
     tokens: Int[Tensor, "B N"]
@@ -28,7 +28,7 @@ class TokenTree:
 
     @classmethod
     def chain(cls, tokens: Int[Tensor, "B N"], lengths: Int[Tensor, "B"] | None = None) -> "TokenTree":
-        """One branch a row. ``lengths`` counts the valid nodes of each row, root included; None means all N."""
+        """One branch per row. ``lengths``: valid nodes of each row, root included; None means all N."""
         nodes = tokens.shape[1]
         index = torch.arange(nodes, device=tokens.device).expand_as(tokens)
         parents = index - 1
@@ -38,7 +38,7 @@ class TokenTree:
 
     @classmethod
     def root(cls, tokens: Int[Tensor, "B"]) -> "TokenTree":
-        """The tree of plain decoding: nothing but the last committed token."""
+        """The tree of plain decoding: only the last committed token."""
         return cls.chain(tokens[:, None])
 
     @property
@@ -46,15 +46,15 @@ class TokenTree:
         return self.parents != PAD
 
     def only(self, rows: Bool[Tensor, "B"]) -> "TokenTree":
-        """The same tree with every draft of the other rows turned into padding."""
+        """The same tree with the drafted nodes of all other rows turned into padding."""
         keep = rows[:, None] | (self.parents == ROOT)
         return replace(self, parents=torch.where(keep, self.parents, PAD))
 
 
 def ancestors(parents: Int[Tensor, "B N"]) -> Bool[Tensor, "B N N"]:
-    """``[b, i, j]``: node j lies on the path from the root to node i, i itself included.
+    """``[b, i, j]``: node j is on the path from the root to node i, including i.
 
-    By repeated squaring of the parent relation: log2(N) products, no loop over nodes. Padding sees itself only.
+    Repeatedly squares the parent relation: log2(N) products, no loop over nodes. Padding has only itself.
     """
     nodes = parents.shape[1]
     index = torch.arange(nodes, device=parents.device)
@@ -71,7 +71,7 @@ def depths(parents: Int[Tensor, "B N"]) -> Int[Tensor, "B N"]:
 
 
 class Merged(NamedTuple):
-    """K continuations as one tree. ``nodes[b, k, d]`` holds token d of continuation k; beyond its length it is 0."""
+    """K continuations as one tree. ``nodes[b, k, d]`` is the node of token d of continuation k; 0 past its length."""
 
     tree: TokenTree
     nodes: Int[Tensor, "B K D"]
@@ -87,21 +87,21 @@ def from_paths(
 def merge_paths(
     root: Int[Tensor, "B"], paths: Int[Tensor, "B K D"], lengths: Int[Tensor, "B K"], budget: int | None = None
 ) -> Merged:
-    """Merge K continuations of each row into one tree; equal prefixes become one node.
+    """Merge K continuations of each row into one tree; equal prefixes share nodes.
 
     Args:
         root: the last committed token of each row.
-        paths: tokens of each continuation, best continuation first; anything beyond its length is ignored.
+        paths: tokens of each continuation, best continuation first; tokens past its length are ignored.
         lengths: valid tokens of each continuation (0 drops it).
-        budget: at most so many drafted nodes a row; the deepest tokens of the worst continuations go first.
+        budget: most drafted nodes per row; the deepest tokens of the worst continuations are dropped first.
     """
     rows, count, depth = paths.shape
     device = paths.device
     valid = torch.arange(depth, device=device) < lengths[:, :, None]
-    # same[b, k, j, d]: continuations k and j agree up to and including token d, and both reach it
+    # same[b, k, j, d]: continuations k and j both have at least d + 1 tokens and agree on them
     same = (paths[:, :, None] == paths[:, None]) & valid[:, :, None] & valid[:, None]
     same = same.cummin(-1).values
-    # owner[b, k, d]: the first continuation with this very prefix
+    # owner[b, k, d]: the first continuation with this prefix
     owner = same.to(torch.int8).argmax(2)
     mine = torch.arange(count, device=device)[:, None]
     fresh = valid & (owner == mine)
@@ -119,24 +119,24 @@ def merge_paths(
     return Merged(tree, node)
 
 
-def merge_duplicates(tree: TokenTree, *, twins: bool) -> TokenTree:
-    """Let what hangs below a node hang below the first node with the same path of tokens, level by level.
+def merge_duplicates(tree: TokenTree, *, keep_duplicates: bool) -> TokenTree:
+    """Move the children of duplicate nodes (same token path) to the first of the duplicates, level by level.
 
-    No verification minds: whether a sibling is rejected, with all that hangs below it, does not depend on what that is,
-    so a tree's shape below an elder gives away nothing about its younger siblings that would count.
+    This stays lossless: a sibling's rejection does not depend on its subtree, so the shape below an earlier sibling
+    reveals nothing about later ones.
 
     Args:
-        twins: the nodes that were not the first stay, without children, as drawn ones must; picked ones may go, and
-            become padding.
+        keep_duplicates: keep the later duplicates as leaves, as drawn tokens require. False turns them into padding,
+            which is allowed for picked tokens.
     """
     parents, count = tree.parents, tree.parents.shape[1]
     index = torch.arange(count, device=parents.device)
     pair = (tree.tokens[:, :, None] == tree.tokens[:, None]) & tree.valid[:, :, None] & tree.valid[:, None]
     first = index.expand_as(parents)
-    for _ in range(tree.depth + 1):  # each round makes the parents right one level further down
+    for _ in range(tree.depth + 1):  # each round fixes the parents of one more level
         same = pair & (parents[:, :, None] == parents[:, None])
         first = torch.where(tree.valid, same.to(torch.int8).argmax(2), index)
         parents = torch.where(parents > 0, first.gather(1, parents.clamp(min=0)), parents)
-    if not twins:
+    if not keep_duplicates:
         parents = torch.where(first == index, parents, PAD)
     return replace(tree, parents=parents, linear=False)

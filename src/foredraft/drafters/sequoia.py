@@ -15,7 +15,7 @@ from foredraft.core.drafter import Needs, Plan, View
 from foredraft.core.errors import OptionError
 from foredraft.core.options import SizedOptions
 from foredraft.core.tree import TokenTree
-from foredraft.core.tree_optimizer import Shapes, best_size
+from foredraft.core.tree_optimizer import OptimalTrees, best_size
 from foredraft.drafters.common.acceptance import measure_acceptance, read_acceptance
 from foredraft.drafters.common.build_context import BuildContext
 from foredraft.drafters.common.draft_runner import DraftRunner, ReaderGrowing, ReadingDrafter
@@ -104,12 +104,12 @@ class Planner:
     def _template(self, greedy: bool) -> Template:
         nodes, depth = self._options.nodes, self._options.depth
         most, deepest = nodes or NODES, depth or min(DEPTH, nodes or DEPTH)
-        shapes = Shapes.of(self.acceptance(greedy), most, deepest)
+        trees = OptimalTrees.of(self.acceptance(greedy), most, deepest)
         if nodes is None or depth is None:
             sizes = [nodes] if nodes is not None else [size - 1 for size in SIZES if 1 < size <= 1 + NODES]
             depths = [depth] if depth is not None else list(range(1, deepest + 1))
-            most, deepest, _ = best_size(shapes, sizes, depths, *self._costs(timed=greedy or self._options.timed))
-        return Template(shapes.paths(most, deepest) or ((0,),))  # a draft that is never right is asked for one token
+            most, deepest, _ = best_size(trees, sizes, depths, *self._costs(timed=greedy or self._options.timed))
+        return Template(trees.paths(most, deepest) or ((0,),))  # a draft that is never right is asked for one token
 
     def _costs(self, timed: bool) -> tuple[CostTable, CostTable]:
         """What a forward of the draft and of the target costs by its number of nodes."""

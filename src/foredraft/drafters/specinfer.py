@@ -95,8 +95,8 @@ class SpecInfer(Rewindable):
             grown.append(fill(growing, levels, allowed, drawing))
         draft = _side_by_side(grown)
         if draft.q is None:
-            return replace(draft, tree=merge_duplicates(draft.tree, twins=False))
-        return replace(draft, tree=merge_duplicates(draft.tree, twins=True)) if self._options.merge else draft
+            return replace(draft, tree=merge_duplicates(draft.tree, keep_duplicates=False))
+        return replace(draft, tree=merge_duplicates(draft.tree, keep_duplicates=True)) if self._options.merge else draft
 
 
 def _side_by_side(grown: Sequence[Draft]) -> Draft:

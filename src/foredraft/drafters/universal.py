@@ -164,7 +164,7 @@ class Universal(Rewindable):
 
 def coverage(model: CausalLM, bridge: VocabMapping) -> float:
     """The share of the draft's mass that lies on shared tokens, on average over a passage of English and of code."""
-    tokens = [*bridge.draft.opening, *bridge.draft.spell(_PASSAGE, first=True)]
+    tokens = [*bridge.draft.opening, *bridge.draft.encode(_PASSAGE, first=True)]
     if not tokens:
         return 0.0
     passage = torch.tensor([tokens], device=model.device).clamp(max=model.vocab_size - 1)

@@ -27,7 +27,7 @@ from foredraft.engine.state import Batch
 from foredraft.engine.step import StepDone, Stepper
 from foredraft.model.base import TargetModel
 from foredraft.model.cache import SlotCache, bucket
-from foredraft.model.prefill import like_lengths, prefill
+from foredraft.model.prefill import group_by_length, prefill
 
 _log = logging.getLogger(__name__)
 
@@ -306,7 +306,7 @@ class Engine:
         cache = self._stepper.cache
         cache.reserve(max(rows) + 1, max(counts) + 1)
         hidden: dict[int, Mapping[int, Tensor]] = {}  # by line, those of its own tokens
-        for group in like_lengths(counts):
+        for group in group_by_length(counts):
             longest = max(counts[line] for line in group)
             own = tokens[group, :longest]
             states = prefill(self.target, cache, [rows[unique[line]] for line in group], own, [0] * len(group))

@@ -338,4 +338,4 @@ class Generator(Source):
 
 def _let_go(models: tuple[TargetModel, ...]) -> None:
     for model in models:
-        model.let_go()
+        model.release()

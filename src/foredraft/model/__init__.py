@@ -1,1 +1,1 @@
-"""The only door to transformers: stock models behind one forward over slots, trees and ragged rows."""
+"""The transformers interface: stock models behind one forward over slots, trees and ragged rows."""

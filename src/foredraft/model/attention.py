@@ -1,7 +1,7 @@
 """Attention over slots, registered with transformers under one name.
 
-With grouped queries (GQA) the heads of a group are laid side by side as more queries of one head, so that keys
-and values are read as they lie in the cache. Stock SDPA repeats them first as soon as a mask is given.
+With grouped-query attention (GQA) the heads of a group become additional queries of one head, so keys and values are
+read from the cache without a copy. Stock SDPA repeats them if a mask is given.
 """
 
 import threading
@@ -20,13 +20,13 @@ from foredraft.core.errors import ModelError
 NAME = "foredraft_slots"
 _FIELD = "_attn_implementation_internal"
 _FEW = 64
-"""Up to so many queries a head, two products and a softmax cost less on a CPU than its fused kernel."""
+"""On a CPU, up to this many queries per head, two matrix products and a softmax beat the fused kernel."""
 
 
 class AttentionObserver(ABC):
-    """Sees the queries of one forward, layer by layer, and says over which keys and values they attend.
+    """Receives the queries of one forward, layer by layer, and chooses the keys and values that they attend to.
 
-    It is handed to the model as the argument ``watch``, which models pass on to their attention function.
+    It is passed to the model as the keyword ``observer``, which models pass on to their attention function.
     """
 
     wants_weights: bool = False
@@ -40,11 +40,11 @@ class AttentionObserver(ABC):
         value: Float[Tensor, "B K N F"],
         scale: float,
     ) -> tuple[Float[Tensor, "B K S E"], Float[Tensor, "B K S F"]]:
-        """Keys and values for these queries, those of the N new nodes, ``key`` and ``value``, among them."""
+        """The keys and values for these queries, including those of the N new nodes (``key`` and ``value``)."""
 
     @abstractmethod
-    def attended(self, layer: int, weights: Float[Tensor, "B K S"]) -> None:
-        """If it wants them: the weights with which the first node attended, summed over the heads of a group."""
+    def record_weights(self, layer: int, weights: Float[Tensor, "B K S"]) -> None:
+        """Called if ``wants_weights``, with the first node's attention weights, summed over the heads of a group."""
 
 
 def slot_attention(
@@ -58,31 +58,34 @@ def slot_attention(
     scaling: float | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
-    watch: AttentionObserver | None = None,
+    observer: AttentionObserver | None = None,
     **kwargs: object,
 ) -> tuple[Tensor, None]:
-    """Attention with an additive mask, in the call shape that transformers gives to an attention function.
+    """Attention with an additive mask, with the signature of a transformers attention function.
 
     Args:
         query: [B, heads, N, E]; ``key`` [B, groups, S, E]; ``value`` [B, groups, S, F].
-        attention_mask: [B, 1, N, S], additive; never None here, since masks are always made by ``masks``.
+        attention_mask: [B, 1, N, S], additive; None only if something else runs the model during a forward.
         softcap: scores become softcap * tanh(scores / softcap), as in Gemma 2.
-        s_aux: one sink logit a head that takes a share of the softmax, as in GPT-OSS.
-        watch: with one, ``key`` and ``value`` are those of the new nodes alone.
+        s_aux: one sink logit per head that takes part in the softmax, as in GPT-OSS.
+        observer: if given, ``key`` and ``value`` are those of the new nodes only.
 
     Returns:
         [B, N, heads, F], and None for the weights.
+
+    Raises:
+        ModelError: the model was called while a generator is running it.
     """
     if attention_mask is None:
-        raise ModelError("This model is running in a generator of foredraft: run it when that has returned.")
-    if watch is not None:
+        raise ModelError("This model is in use by a foredraft generator: call it after the generator has returned.")
+    if observer is not None:
         layer, scale = module.layer_idx, query.shape[-1] ** -0.5 if scaling is None else scaling
         assert isinstance(layer, int)
-        key, value = watch.attend_to(layer, query, key, value, scale)
-        if watch.wants_weights:
+        key, value = observer.attend_to(layer, query, key, value, scale)
+        if observer.wants_weights:
             first = attention_weights(query[:, :, :1], key, attention_mask[:, :, :1], scale, softcap, s_aux)
-            watch.attended(layer, first[:, :, :, 0].sum(2))
-    return _mixed(query, key, value, attention_mask, scaling=scaling, softcap=softcap, s_aux=s_aux), None
+            observer.record_weights(layer, first[:, :, :, 0].sum(2))
+    return _attend(query, key, value, attention_mask, scaling=scaling, softcap=softcap, s_aux=s_aux), None
 
 
 def masked_attention(
@@ -95,12 +98,12 @@ def masked_attention(
     softcap: float | None = None,
     s_aux: Tensor | None = None,
 ) -> Tensor:
-    """The same for callers that are no transformers model: [B, N, heads, F]."""
-    with NoCudnn(query.device):  # a model's forward has that as a whole
-        return _mixed(query, key, value, attention_mask, scaling=scaling, softcap=softcap, s_aux=s_aux)
+    """Like ``slot_attention``, for callers other than transformers models: [B, N, heads, F]."""
+    with NoCudnn(query.device):  # a ``CausalLM`` forward is in this context already
+        return _attend(query, key, value, attention_mask, scaling=scaling, softcap=softcap, s_aux=s_aux)
 
 
-def _mixed(
+def _attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -118,11 +121,11 @@ def _mixed(
     plain = softcap is None and s_aux is None
     if plain and (query.is_cuda or share * nodes > _FEW):
         mask = attention_mask.repeat(1, 1, share, 1) if share > 1 else attention_mask
-        mixed = F.scaled_dot_product_attention(packed, key, value, attn_mask=mask, scale=scale)
+        output = F.scaled_dot_product_attention(packed, key, value, attn_mask=mask, scale=scale)
     else:
         weights = attention_weights(query, key, attention_mask, scale, softcap, s_aux).to(value.dtype)
-        mixed = weights.view(rows, groups, share * nodes, -1) @ value
-    return mixed.reshape(rows, heads, nodes, -1).transpose(1, 2).contiguous()  # as stock functions do
+        output = weights.view(rows, groups, share * nodes, -1) @ value
+    return output.reshape(rows, heads, nodes, -1).transpose(1, 2).contiguous()  # as stock functions do
 
 
 def attention_weights(
@@ -133,7 +136,7 @@ def attention_weights(
     softcap: float | None = None,
     s_aux: Tensor | None = None,
 ) -> Float[Tensor, "B K G N S"]:
-    """How much each query attends to each slot, the G heads of a group side by side; float32 at least."""
+    """Attention weights of each query on each slot, for the G heads of each group; float32 at least."""
     rows, heads, nodes, width = query.shape
     share = heads // key.shape[1]
     packed = query.reshape(rows, key.shape[1], share * nodes, width)
@@ -144,7 +147,7 @@ def attention_weights(
 
 
 def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
-    """Softmax over the last axis of [B, groups, share, N, S], in float32 at least; sinks are one logit a head."""
+    """Softmax over the last axis of [B, groups, share, N, S], in float32 at least; ``sinks``: one logit per head."""
     if sinks is None:
         return scores.softmax(-1, dtype=_wide(scores))
     rows, groups, share, nodes, _ = scores.shape
@@ -157,7 +160,7 @@ def _wide(scores: Tensor) -> torch.dtype:
 
 
 def _no_mask(*args: object, **kwargs: object) -> None:
-    """Masks are handed in ready-made, in four dimensions or by layer type; there is never one to build."""
+    """Builds no mask: callers always pass 4-D masks, or a dict of them by layer type."""
 
 
 AttentionInterface.register(NAME, slot_attention)
@@ -165,16 +168,16 @@ AttentionMaskInterface.register(NAME, _no_mask)
 
 
 class AttentionSwap:
-    """Our attention on a model, while the context lasts; before and after, the model has its own.
+    """A context in which a model uses our attention instead of its own.
 
-    A model that does not take its attention from transformers' interface keeps its own: an additive mask in four
-    dimensions works with that too. Not for two threads at once.
+    Models that do not use transformers' attention interface keep their own, which also accepts an additive 4-D mask.
+    Not thread-safe.
 
-    An interruption may come just before the context is left: ``off`` does that again, as often as one likes.
+    An interruption may prevent ``__exit__``; ``off`` restores the model and may be called any number of times.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
-        self._configs: list[dict[str, Any]] = []  # their attributes: a config's own way of setting one is slow
+        self._configs: list[dict[str, Any]] = []  # their attribute dicts, since a config's own setter is slow
         self._before: list[str | None] = []
         if not model._supports_attention_backend:
             return
@@ -182,17 +185,17 @@ class AttentionSwap:
         self._before = [config[_FIELD] for config in self._configs]
         try:
             model.set_attn_implementation(NAME)
-            takes = [config[_FIELD] == NAME for config in self._configs]
+            swapped = [config[_FIELD] == NAME for config in self._configs]
             self.off()
         except BaseException:
             self.off()
             raise
-        self._configs = [config for config, our in zip(self._configs, takes, strict=True) if our]
-        self._before = [own for own, our in zip(self._before, takes, strict=True) if our]
+        self._configs = [config for config, ours in zip(self._configs, swapped, strict=True) if ours]
+        self._before = [own for own, ours in zip(self._before, swapped, strict=True) if ours]
 
     def __enter__(self) -> None:
         for index, config in enumerate(self._configs):
-            if config[_FIELD] != NAME:  # else it was left there, and is not the model's own
+            if config[_FIELD] != NAME:  # else it is left over from an interrupted forward
                 self._before[index] = config[_FIELD]
                 config[_FIELD] = NAME
 
@@ -200,47 +203,46 @@ class AttentionSwap:
         self.off()
 
     def off(self) -> None:
-        """Give the model its own attention back if it has ours."""
+        """Restore the model's own attention."""
         for config, own in zip(self._configs, self._before, strict=True):
             if config[_FIELD] == NAME:
                 config[_FIELD] = own
 
 
 def _configs_of(model: PreTrainedModel) -> list[PreTrainedConfig]:
-    """The configs of a model and of the models in it, and those that are inside of these."""
-    waiting = [each.config for each in model.modules() if isinstance(each, PreTrainedModel)]
+    """The configs of a model and its submodels, with their sub-configs."""
+    pending = [each.config for each in model.modules() if isinstance(each, PreTrainedModel)]
     found: dict[int, PreTrainedConfig] = {}
-    while waiting:
-        config = waiting.pop()
+    while pending:
+        config = pending.pop()
         if config is not None and id(config) not in found:
             found[id(config)] = config
-            waiting += [getattr(config, name) for name in config.sub_configs]
+            pending += [getattr(config, name) for name in config.sub_configs]
     return list(found.values())
 
 
 class _CudnnSwitch:
-    """Torch's flag for cuDNN's scaled dot products: off while anybody wants that, then as it was.
+    """Torch's process-wide flag for cuDNN scaled-dot-product attention: off while any user needs that, then restored.
 
-    The flag belongs to the process, so what it was and who wants it off is kept once for the process too. Who is
-    interrupted and dropped before it has let go wants it no longer.
+    Users are held weakly, so one that is interrupted and collected before ``release`` does not keep the flag off.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # a finalizer may close a model in the middle of this
-        self._wanted_by: weakref.WeakSet[NoCudnn] = weakref.WeakSet()
+        self._lock = threading.RLock()  # reentrant, since a finalizer may close a model at any point
+        self._users: weakref.WeakSet[NoCudnn] = weakref.WeakSet()
         self._before: bool | None = None
 
-    def off(self, who: "NoCudnn") -> None:
+    def off(self, user: "NoCudnn") -> None:
         with self._lock:
             if self._before is None:
                 self._before = torch.backends.cuda.cudnn_sdp_enabled()
-            self._wanted_by.add(who)
+            self._users.add(user)
             torch.backends.cuda.enable_cudnn_sdp(False)
 
-    def let_go(self, who: "NoCudnn") -> None:
+    def release(self, user: "NoCudnn") -> None:
         with self._lock:
-            self._wanted_by.discard(who)
-            if self._before is not None and not self._wanted_by:
+            self._users.discard(user)
+            if self._before is not None and not self._users:
                 torch.backends.cuda.enable_cudnn_sdp(self._before)
                 self._before = None
 
@@ -249,9 +251,9 @@ _CUDNN = _CudnnSwitch()
 
 
 class NoCudnn:
-    """On a CUDA device scaled dot products leave cuDNN alone while the context lasts.
+    """A context without cuDNN scaled-dot-product attention, for CUDA devices.
 
-    It makes a plan for every new shape, which takes tens of milliseconds, and here shapes change as rows grow.
+    cuDNN builds a plan for every new shape, which takes tens of milliseconds, and shapes change as rows grow.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -265,6 +267,6 @@ class NoCudnn:
         self.off()
 
     def off(self) -> None:
-        """Leave the context, if that has not been done."""
+        """Leave the context, if not left already."""
         if self._applies:
-            _CUDNN.let_go(self)
+            _CUDNN.release(self)

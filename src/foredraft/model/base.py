@@ -1,4 +1,4 @@
-"""What a loop needs of a model: any rows, any tree, any lengths, over slots."""
+"""The model interface of the decoding loop: rows of any length and trees of any shape, over a slot cache."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -17,11 +17,10 @@ from foredraft.model.masks import StepIn
 
 
 class TargetModel(ABC):
-    """A causal LM over a slot cache: what engine, policies and drafters need of a target or a draft model.
+    """A causal LM over a slot cache: the interface of targets and draft models for engine, policies and drafters.
 
-    ``vocab_size`` is the width of its logits, ``max_length`` its context. ``weight_bytes`` is what a forward reads of
-    the weights, ``token_bytes`` what a token takes in the cache; 0 if unknown. ``first_token`` begins an output
-    without a prompt.
+    ``vocab_size``: width of its logits. ``max_length``: its context. ``weight_bytes``: weight bytes that a forward
+    reads. ``token_bytes``: cache bytes per token; 0 if unknown. ``first_token``: starts an output without a prompt.
     """
 
     name: str = "model"
@@ -47,15 +46,15 @@ class TargetModel(ABC):
     def address(
         self, tree: TokenTree, bases: Int[Tensor, "B"], rows: Sequence[int], reach: int, *, start: int = 0
     ) -> StepIn:
-        """Positions, slots and masks of a tree whose roots stand in slots ``bases``; see ``masks.address``."""
+        """Positions, slots and masks of a tree whose roots are in slots ``bases``; see ``masks.address``."""
 
     @abstractmethod
     def forward(self, step: StepIn, cache: SlotCache, keep: Int[Tensor, "M"] | None = None) -> StepOut:
-        """One forward of B rows with N nodes each; their keys and values are written to the cache.
+        """One forward of B rows with N nodes each; writes their keys and values to the cache.
 
         Args:
             step: from ``address``; the cache must have room for its rows and its extent.
-            keep: nodes whose logits are wanted, the same for every row; None means all.
+            keep: nodes whose logits to return, the same for every row; None means all.
 
         Returns:
             logits [B, N or M, V] and the hidden states [B, N, H] of the tapped layers.
@@ -63,10 +62,10 @@ class TargetModel(ABC):
 
     @abstractmethod
     def empty_hidden(self, rows: int) -> dict[int, Float[Tensor, "B T H"]]:
-        """The hidden states of no tokens at all: T is 0."""
+        """Hidden states of zero tokens (T = 0)."""
 
     def tap(self, layers: Sequence[int]) -> None:
-        """Return the hidden states after these layers from now on (0: the embedding), or ``FINAL``.
+        """Add hidden layers to the output of later forwards (0 is the embedding; see ``taps`` for ``FINAL``).
 
         Raises:
             ModelError: the model does not return hidden states.
@@ -77,7 +76,7 @@ class TargetModel(ABC):
         """Check that the model can run.
 
         Raises:
-            ModelError: it cannot; the sentence says why.
+            ModelError: it cannot; the message says why.
         """
 
     @property
@@ -90,26 +89,26 @@ class TargetModel(ABC):
         return True
 
     def stock_logits(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T V"]:
-        """Logits of the model itself, with its own attention and without a cache: the reference for tests.
+        """Logits of the stock forward, with the model's own attention and without a cache, for comparison.
 
         Raises:
             ModelError: the model has no such forward.
         """
-        raise ModelError(f"{self.name} has no forward of its own to compare with.")
+        raise ModelError(f"{self.name} has no stock forward to compare with.")
 
     def retain(self) -> None:  # noqa: B027
-        """Count another holder; see ``let_go``."""
+        """Add a reference; see ``release``."""
 
-    def let_go(self) -> None:  # noqa: B027
-        """Count a holder less; without holders the model closes."""
+    def release(self) -> None:  # noqa: B027
+        """Drop a reference; dropping the last one closes the model."""
 
     def reset_hooks(self) -> None:  # noqa: B027 - most models have none
-        """Remove what an interrupted forward may have left on the model."""
+        """Remove hooks that an interrupted forward may have left on the model."""
 
 
 @final
 class VocabPadded(TargetModel):
-    """A model over the vocabulary of another, which may be wider or narrower, as padded vocabularies are."""
+    """A model with its logits padded or cut to another model's vocabulary size."""
 
     def __init__(self, model: TargetModel, vocab_size: int) -> None:
         self._model = model
@@ -142,9 +141,9 @@ class VocabPadded(TargetModel):
 
 
 def widened(logits: Float[Tensor, "B N v"], vocab_size: int) -> Float[Tensor, "B N V"]:
-    """A draft's logits over the target's vocabulary, and numbers whatever the draft computed."""
+    """A draft's logits padded or cut to the target's vocabulary size, with NaN and infinities replaced."""
     least = torch.finfo(logits.dtype).min
     missing = vocab_size - logits.shape[-1]
     if missing:
-        logits = torch.nn.functional.pad(logits, (0, missing), value=least)  # a negative number cuts off
+        logits = torch.nn.functional.pad(logits, (0, missing), value=least)  # a negative width cuts
     return logits.nan_to_num(nan=least, posinf=0.0, neginf=least)

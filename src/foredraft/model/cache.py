@@ -1,8 +1,8 @@
 """The slot cache: keys and values of many rows of different lengths, addressed by slot.
 
-A committed token stands in the slot of its position; the nodes of a tree stand in the slots behind. Rollback is
-forgetting (what lies behind a row's length is never attended to), and keeping a branch is one move. Ragged
-batches, trees, rollback and continuous batching are therefore one mechanism.
+A committed token is in the slot of its position; tree nodes are in the slots after the committed ones. Rollback needs
+no work, since slots past a row's length are never attended to; keeping a branch is one move. So one mechanism serves
+ragged batches, trees, rollback and continuous batching.
 """
 
 import logging
@@ -19,14 +19,13 @@ from foredraft.model.masks import StepIn
 _log = logging.getLogger(__name__)
 
 BUCKET = 256
-"""Slots are added in multiples of this, so that the shapes of a forward change rarely."""
+"""Slots are allocated in multiples of this, so that shapes change rarely."""
 
 
 class SlotCache:
     """Keys and values of each layer, ``[R, heads, S, head_dim]``, allocated by the first forward that writes.
 
-    ``rows`` and ``slots`` only ever grow; ``clear`` gives the memory back. With ``limit`` there are never more slots
-    than that, whatever is asked for.
+    ``rows`` and ``slots`` only grow; ``clear`` frees the memory. ``limit`` caps the number of slots.
     """
 
     def __init__(self, layers: int, limit: int | None = None) -> None:
@@ -37,7 +36,7 @@ class SlotCache:
         self._values: list[Tensor | None] = [None] * layers
 
     def reserve(self, rows: int, slots: int) -> None:
-        """Make room for row numbers below ``rows`` and slots below ``slots``; what is stored stays."""
+        """Make room for row numbers below ``rows`` and slots below ``slots``, keeping the contents."""
         rows, slots = max(rows, self.rows), max(bucket(slots), self.slots)
         if self._limit is not None:
             slots = min(slots, self._limit)
@@ -48,10 +47,10 @@ class SlotCache:
         for buffers in (self._keys, self._values):
             for layer, old in enumerate(buffers):
                 if old is not None:
-                    buffers[layer] = self._grown(old)
+                    buffers[layer] = self._enlarged(old)
 
     def clear(self) -> None:
-        """Forget everything and give the memory back."""
+        """Drop the contents and free the memory."""
         self.rows = self.slots = 0
         self._keys = [None] * len(self._keys)
         self._values = [None] * len(self._values)
@@ -61,7 +60,7 @@ class SlotCache:
         return sum(buffer.nbytes for buffer in (*self._keys, *self._values) if buffer is not None)
 
     def holds(self, layer: int) -> bool:
-        """Whether anything was ever written to this layer."""
+        """Whether this layer has been written to."""
         return self._keys[layer] is not None
 
     def write(
@@ -78,31 +77,31 @@ class SlotCache:
         return keys.index_select(0, view.rows), values.index_select(0, view.rows)
 
     def stored(self, layer: int) -> tuple[Float[Tensor, "R K S E"], Float[Tensor, "R K S F"]]:
-        """All keys and values of a layer, as they lie.
+        """The key and value buffers of a layer.
 
         Raises:
             ModelError: nothing has been written yet.
         """
         keys, values = self._keys[layer], self._values[layer]
         if keys is None or values is None:
-            raise ModelError("There is nothing in this cache yet: read the text first.")
+            raise ModelError("This cache is empty: run a forward of the prompt first.")
         return keys, values
 
     def buffers(
         self, layer: int, key: Float[Tensor, "B K N E"], value: Float[Tensor, "B K N F"]
     ) -> tuple[Float[Tensor, "R K S E"], Float[Tensor, "R K S F"]]:
-        """The same; what is not there yet is allocated for keys and values of this shape."""
+        """The key and value buffers of a layer, allocated for ``key`` and ``value`` if missing."""
         keys, values = self._keys[layer], self._values[layer]
         if keys is None or values is None:
-            keys = self._keys[layer] = lasting_zeros(key, self.rows, key.shape[1], self.slots, key.shape[3])
-            values = lasting_zeros(value, self.rows, value.shape[1], self.slots, value.shape[3])
+            keys = self._keys[layer] = persistent_zeros(key, self.rows, key.shape[1], self.slots, key.shape[3])
+            values = persistent_zeros(value, self.rows, value.shape[1], self.slots, value.shape[3])
             self._values[layer] = values
         return keys, values
 
     def compact(self, rows: Int[Tensor, "B"], bases: Int[Tensor, "B"], path: Int[Tensor, "B D"]) -> None:
-        """Move the nodes of an accepted path together: node ``path[b, i]`` goes to slot ``bases[b] + i``.
+        """Compact an accepted path: node ``path[b, i]`` moves to slot ``bases[b] + i``.
 
-        ``bases`` are the slots of the roots; entries of -1 move nothing.
+        ``bases`` are the slots of the roots; path entries of -1 move nothing.
         """
         index = torch.arange(path.shape[1], device=path.device)
         target = bases[:, None] + index
@@ -113,26 +112,26 @@ class SlotCache:
                 buffer[where, :, target] = buffer[where, :, source]
 
     def fork(self, sources: Sequence[int], targets: Sequence[int], slots: int) -> None:
-        """Copy the first ``slots`` slots of each source row to its target row; all are read before any is written."""
+        """Copy the first ``slots`` slots of each source row to its target row; all reads precede the writes."""
         for buffer in (*self._keys, *self._values):
             if buffer is not None:
                 buffer[list(targets), :, :slots] = buffer[list(sources), :, :slots]
 
     @torch.inference_mode()
     def zero(self, rows: Sequence[int]) -> None:
-        """Set these rows to zero: what lies behind a row's end has no weight, but 0 times NaN would be NaN."""
+        """Set these rows to zero: slots past a row's end have weight 0, but 0 times NaN would be NaN."""
         for buffer in (*self._keys, *self._values):
             if buffer is not None:
                 buffer[list(rows)] = 0
 
-    def _grown(self, old: Tensor) -> Tensor:
-        new = lasting_zeros(old, self.rows, old.shape[1], self.slots, old.shape[3])
+    def _enlarged(self, old: Tensor) -> Tensor:
+        new = persistent_zeros(old, self.rows, old.shape[1], self.slots, old.shape[3])
         new[: old.shape[0], :, : old.shape[2]] = old
         return new
 
 
 class SlotView(Cache):
-    """One forward's window on a ``SlotCache``: what a stock model is handed as ``past_key_values``."""
+    """A ``SlotCache`` as the ``past_key_values`` of one forward of a stock model."""
 
     def __init__(
         self, store: SlotCache, rows: Int[Tensor, "B"], prefix: int | None, nodes: Int[Tensor, "B N"], extent: int
@@ -140,7 +139,7 @@ class SlotView(Cache):
         super().__init__(layers=[])
         self.store = store
         self.rows = rows
-        self.prefix = prefix  # rows are 0 .. prefix-1, so that no copy is needed; None: any rows
+        self.prefix = prefix  # rows are 0 .. prefix-1, so no copy is needed; None: arbitrary rows
         self.nodes = nodes
         self.extent = extent
 
@@ -154,15 +153,15 @@ class SlotView(Cache):
         return self.store.write(layer_idx, key_states, value_states, self)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """0: models derive default positions from it, and positions are always given."""
+        """Always 0: models derive default positions from it, but positions are always passed."""
         return 0
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
         return self.extent, 0
 
 
-class Unwritten(Cache):
-    """What a watched forward is handed as its cache: the watch writes, when it knows the query."""
+class PassthroughCache(Cache):
+    """The cache of a forward with an observer; it stores nothing, since the observer writes the keys and values."""
 
     def __init__(self, extent: int) -> None:
         super().__init__(layers=[])
@@ -180,15 +179,15 @@ class Unwritten(Cache):
         return self._extent, 0
 
 
-def lasting_zeros(like: Tensor, *shape: int) -> Tensor:
-    """Zeros of this type and device that outlive a step.
+def persistent_zeros(like: Tensor, *shape: int) -> Tensor:
+    """Zeros with the dtype and device of ``like`` that outlive a step.
 
-    What is allocated under ``inference_mode`` may not be written to outside of it, and compilers refuse it.
+    Tensors allocated under ``inference_mode`` cannot be written outside of it, and compilers reject them.
     """
     with torch.inference_mode(False):
         return torch.zeros(shape, dtype=like.dtype, device=like.device)
 
 
 def bucket(slots: int) -> int:
-    """So many slots, rounded up to what is allocated."""
+    """``slots`` rounded up to the allocation size."""
     return -(-slots // BUCKET) * BUCKET

@@ -1,14 +1,13 @@
-"""Linear layers for the CPU whose cost hardly grows from one row to sixteen.
+"""Packed linear layers for the CPU, whose cost hardly grows between one and sixteen rows.
 
-``F.linear`` on a few rows does not use the memory bandwidth that it has, least of all between 3 and 64 rows,
-exactly where verification lives. oneDNN with weights packed once does; these are the operators that
-torch.compile with freezing emits.
+``F.linear`` does not reach the memory bandwidth on few rows, least of all between 3 and 64 rows, which is the size of
+a verification step. oneDNN with packed weights does; these are the operators that torch.compile with freezing emits.
 
-A packed layer is the same module with another class: its name, its hooks and its parameters stay. A user's model keeps
-its weights and the packed ones lie beside them; a model of our own gives them up, so that packing costs no memory.
+Packing changes a module's class; its name, hooks and parameters stay. A user's model keeps its plain weights next to
+the packed ones. A model that foredraft owns drops them, so packing costs no memory.
 
-A draft head may as well run in bfloat16 where the processor has instructions for it: a half to a quarter of the time.
-A target may not: it would say something else.
+A draft head may run in bfloat16 if the processor has instructions for it, in a quarter to half of the time. A target
+may not, since its output would change.
 """
 
 import copy
@@ -26,7 +25,7 @@ from transformers.pytorch_utils import Conv1D
 from foredraft.model.memory import available_bytes
 
 _LEAST_ROWS = 2
-"""One row alone takes oneDNN's matrix-vector kernel, which is slower than two rows; a row of zeros is added."""
+"""A single row is padded with zeros to two: oneDNN's matrix-vector kernel is slower than two rows."""
 
 _log = logging.getLogger(__name__)
 
@@ -35,9 +34,8 @@ _log = logging.getLogger(__name__)
 class _Pack:
     """A weight [out, in] in oneDNN's blocked layout, in ``dtype``.
 
-    ``source`` is the plain weight that it was made from, where the layer keeps it, and ``version`` its version then:
-    whoever changes the weight in place, as an optimizer or ``load_state_dict`` does, raises that. ``own_bias`` is the
-    bias likewise.
+    ``source``: the plain weight, if the layer keeps it. ``version``: the plain weight's version when it was packed;
+    in-place changes (by an optimizer or ``load_state_dict``) raise it. ``own_bias``: the layer's bias when packed.
     """
 
     weight: Tensor
@@ -58,14 +56,14 @@ class _Pack:
 
 
 class _Packed(nn.Module):
-    """What a packed layer does in another way than its plain class."""
+    """Base of packed layers, mixed into the plain layer's class."""
 
     plain_class: type[nn.Module]
     _pack: _Pack
 
     @property
     def weight(self) -> Tensor:
-        """The parameter; where it was given up, the same numbers, unpacked anew for whoever looks at them."""
+        """The parameter; if it was dropped, a freshly unpacked copy."""
         parameter = self._parameters["weight"]
         assert parameter is not None
         return parameter if self._pack.source is not None else self._unpacked_weight()
@@ -75,10 +73,10 @@ class _Packed(nn.Module):
         weight = self._parameters["weight"]
         bias = self._parameters["bias"]
         assert weight is not None
-        learns = x.requires_grad or (
+        needs_grad = x.requires_grad or (
             pack.source is not None and (weight.requires_grad or (bias is not None and bias.requires_grad))
         )
-        if learns and torch.is_grad_enabled():  # by the plain product, for whoever learns this layer or below it
+        if needs_grad and torch.is_grad_enabled():  # the packed product has no backward
             return F.linear(x, self._outputs_first(self.weight).to(x.dtype), bias)
         if pack.stale(weight, bias):
             pack = self._pack = _packed(self, pack.dtype, keep=True)
@@ -101,13 +99,13 @@ class _Packed(nn.Module):
         return state
 
     def unpack(self) -> None:
-        """Be the plain layer again. Between any two lines it computes what it should, packed or not."""
+        """Become the plain layer again. The layer works between any two lines, so an interruption does not break it."""
         vars(self).update(self.plain_state())
         self.__class__ = self.plain_class  # type: ignore[assignment]
         vars(self).pop("_pack")
 
     def repack(self, plain: Any) -> None:
-        """Compute from now on what a layer of the same shape computes."""
+        """Take over the weights of a plain layer of the same shape."""
         bias = self._parameters["bias"]
         if bias is not None:
             bias.copy_(plain.bias)
@@ -132,7 +130,7 @@ class _Packed(nn.Module):
             super()._load_from_state_dict(*args, **kwargs)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        """For ``to``, ``half``, ``share_memory`` and so on: they get the plain layer."""
+        """``to``, ``half``, ``share_memory`` and the like unpack the layer first."""
         self.unpack()
         return self._apply(fn, recurse)
 
@@ -141,7 +139,7 @@ class _Packed(nn.Module):
 
     @staticmethod
     def _outputs_first(weight: Tensor) -> Tensor:
-        """From the layer's own layout to [out, in], or back."""
+        """Convert the layer's layout to [out, in], or back."""
         raise NotImplementedError
 
 
@@ -156,7 +154,7 @@ class PackedLinear(_Packed, nn.Linear):  # type: ignore[misc]
 
 
 class PackedConv1D(_Packed, Conv1D):
-    """``x @ weight + bias``, GPT-2's kind."""
+    """``x @ weight + bias``, as in GPT-2."""
 
     plain_class = Conv1D
 
@@ -169,17 +167,17 @@ _CLASSES: dict[type, type[_Packed]] = {nn.Linear: PackedLinear, Conv1D: PackedCo
 
 
 class PackedWeights:
-    """The packed layers of one model; ``undo`` makes plain ones of them, rounded if ``dtype`` has rounded them.
+    """Packs the linear layers of a model; ``undo`` unpacks them, with weights rounded to ``dtype``.
 
     Args:
-        keep: the layers keep their weights, for a model that others hold too; nothing is packed where that would take
-            more than half of the memory that is free. Weights that several modules share are always kept.
+        keep: keep the plain weights, for a model that others also hold. Then nothing is packed if the packed weights
+            would take more than half of the free memory. Weights shared by several modules are always kept.
     """
 
     def __init__(self, model: nn.Module, dtype: torch.dtype = torch.float32, *, keep: bool = False) -> None:
         self._layers: list[_Packed] = []
         if not packing_works():
-            _log.info("This build of torch cannot pack weights: linear layers run as they are, which is slower.")
+            _log.info("This build of torch cannot pack weights: linear layers stay plain, which is slower.")
             return
         shared, adapted = _shared_weights(model), _adapted(model)
         kept = {
@@ -188,13 +186,11 @@ class PackedWeights:
             if _packable(layer) and layer not in adapted
         }
         layers: list[Any] = [layer for layer in model.modules() if id(layer) in kept]
-        # a weight made in inference mode would not say when it is changed
+        # inference-mode weights have no version counter, so changes could not be detected
         layers = [layer for layer in layers if not (kept[id(layer)] and layer.weight.is_inference())]
         free, size = available_bytes(torch.device("cpu")), sum(layer.weight.nbytes for layer in layers)
         if keep and free is not None and size > free // 2:
-            _log.info(
-                "Linear layers are not packed: packed copies would take %d bytes of %d that are free.", size, free
-            )
+            _log.info("Linear layers are not packed: packed copies would take %d of %d free bytes.", size, free)
             return
         try:
             for layer in layers:
@@ -210,29 +206,29 @@ class PackedWeights:
 
     @property
     def whole(self) -> bool:
-        """Whether all of them are packed still: who converts or moves a layer gets the plain one."""
+        """Whether all layers are still packed; converting or moving a layer unpacks it."""
         return all(isinstance(layer, _Packed) for layer in self._layers)
 
     def undo(self) -> None:
-        """Unpack them all; an undo that was interrupted is repeated."""
+        """Unpack all layers; may be repeated after an interruption."""
         for layer in self._layers:
             if isinstance(layer, _Packed):
                 layer.unpack()
-            vars(layer).pop("_pack", None)  # what an interruption may have left
+            vars(layer).pop("_pack", None)  # left over from an interruption
         self._layers.clear()
 
 
 def pack(layer: nn.Module, dtype: torch.dtype = torch.float32, *, keep: bool) -> None:
-    """Pack one layer; without ``keep`` its parameter has a shape and no memory from now on."""
+    """Pack one layer; without ``keep`` its parameter moves to the meta device."""
     old: Any = layer.weight
     layer._pack = _packed(layer, dtype, keep)  # type: ignore[assignment]
-    layer.__class__ = _CLASSES[type(layer)]  # whole before and after each of these lines, should one be the last
+    layer.__class__ = _CLASSES[type(layer)]  # valid between any two lines, in case of an interruption
     if not keep:
         layer._parameters["weight"] = nn.Parameter(old.detach().to("meta"), old.requires_grad)
 
 
 def _packed(layer: Any, dtype: torch.dtype, keep: bool, weight: Tensor | None = None) -> _Pack:
-    """What ``layer`` computes, packed; with the numbers of ``weight`` instead of its own if there is one."""
+    """Pack the weights of ``layer``, or ``weight`` if given."""
     own = layer._parameters["weight"]
     plain = (own if weight is None else weight).detach()
     kind = _CLASSES.get(type(layer), type(layer))
@@ -243,23 +239,23 @@ def _packed(layer: Any, dtype: torch.dtype, keep: bool, weight: Tensor | None = 
 
 
 def any_weight(net: nn.Module) -> Tensor:
-    """One of a net's weights, for its device and type: not one that a packed layer has given up."""
-    there = (each for each in net.parameters() if each.is_floating_point() and not each.is_meta)
-    found = next(there, None)
+    """One of a net's weights, to read its device and dtype; not one that a packed layer has dropped."""
+    candidates = (each for each in net.parameters() if each.is_floating_point() and not each.is_meta)
+    found = next(candidates, None)
     return next(net.parameters()) if found is None else found
 
 
 def plain_copy(model: nn.Module, shared: Iterable[object] = ()) -> nn.Module:
-    """A copy of a model with plain layers in place of packed ones, in float32: what can be trained.
+    """A trainable float32 copy of a model, with plain layers in place of packed ones.
 
     Args:
-        shared: what is not copied, such as the parts that a head borrows from its target.
+        shared: objects that are not copied, such as the parts that a head borrows from its target.
     """
     return copy.deepcopy(model, {id(each): each for each in shared}).float()
 
 
-def take_weights(model: nn.Module, plain: nn.Module) -> None:
-    """Let a model, packed or not, have the weights of its ``plain_copy``, which stays as it is."""
+def copy_weights(model: nn.Module, plain: nn.Module) -> None:
+    """Copy the weights of a ``plain_copy`` into its model, packed or not."""
     with torch.inference_mode(False), torch.no_grad():
         for name, module in plain.named_modules():
             mine = model.get_submodule(name)
@@ -271,7 +267,7 @@ def take_weights(model: nn.Module, plain: nn.Module) -> None:
 
 
 def packing_works() -> bool:
-    """Whether this build of torch has the operators, and they compute what they should."""
+    """Whether this build of torch has the operators, and they compute correct results."""
     try:
         weight, x = torch.linspace(-1, 1, 24 * 16).view(24, 16).sin(), torch.linspace(-2, 2, 5 * 16).view(5, 16).cos()
         packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
@@ -282,13 +278,13 @@ def packing_works() -> bool:
 
 
 def draft_dtype() -> torch.dtype:
-    """What a draft head is packed in on this CPU: bfloat16 if it multiplies that fast."""
+    """Dtype of packed draft heads on this CPU: bfloat16 if it has fast instructions for it."""
     fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     return torch.bfloat16 if fast else torch.float32
 
 
 def _packable(layer: nn.Module) -> bool:
-    """A layer that computes just what its class does (no quantised kind), in float32, on the CPU, without hooks."""
+    """Whether this is a plain float32 linear layer on the CPU (not a subclass) without hooks."""
     if type(layer) not in _CLASSES or "forward" in vars(layer) or layer._forward_hooks or layer._forward_pre_hooks:
         return False
     weight: Any = layer.weight
@@ -296,13 +292,13 @@ def _packable(layer: nn.Module) -> bool:
 
 
 def _adapted(model: nn.Module) -> set[nn.Module]:
-    """PEFT's layers with all that is in them: they read the weights of their parts, and merge adapters into these."""
+    """PEFT's layers and their submodules, whose weights PEFT reads and merges adapters into."""
     layers = [module for module in model.modules() if module.__class__.__module__.partition(".")[0] == "peft"]
     return {module for layer in layers for module in layer.modules()}
 
 
 def _shared_weights(model: nn.Module) -> set[int]:
-    """Ids of parameters that more than one module holds, such as an embedding tied to the output layer."""
+    """Ids of parameters shared by several modules, such as an embedding tied to the output layer."""
     seen: set[int] = set()
     shared: set[int] = set()
     for module in model.modules():

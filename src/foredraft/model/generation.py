@@ -1,4 +1,4 @@
-"""transformers' generation options: read as our parameters, or refused with the reason."""
+"""Converts transformers' generation options to ``SamplingParams``, or refuses them with the reason."""
 
 from collections.abc import Container, Mapping
 from types import FrameType
@@ -10,9 +10,9 @@ from transformers import GenerationConfig, PreTrainedModel
 from foredraft.core.errors import OptionError, PromptError, kind_of
 from foredraft.core.sampling.params import SamplingParams
 
-_BEAMS = "load(model).beam_search searches with beams"
-_ASSISTED = "how tokens are drafted is part of the drafter, as in prompt_lookup,prompt_lookup_num_tokens=8"
-_CACHE = "foredraft keeps keys and values in a cache of its own"
+_BEAMS = "use load(model).beam_search for beam search"
+_ASSISTED = "drafting options belong to the drafter, as in prompt_lookup,prompt_lookup_num_tokens=8"
+_CACHE = "foredraft uses its own KV cache"
 _OUTPUTS = "only the sequences are returned"
 _METHOD = "foredraft decodes greedily or by sampling"
 
@@ -24,8 +24,8 @@ _CHANGES_OUTPUT: dict[str, tuple[object, str]] = {
     "force_words_ids": (None, _BEAMS),
     "penalty_alpha": (0, _METHOD),
     "dola_layers": (None, _METHOD),
-    "guidance_scale": (1, "classifier-free guidance runs the model itself between two steps"),
-    "token_healing": (False, "prompts are continued as they are"),
+    "guidance_scale": (1, "classifier-free guidance runs the model between two steps"),
+    "token_healing": (False, "foredraft does not change the prompt"),
     "use_cache": (True, _CACHE),
     "is_assistant": (False, _ASSISTED),
     "use_mtp": (False, _ASSISTED),
@@ -38,13 +38,13 @@ _CHANGES_OUTPUT: dict[str, tuple[object, str]] = {
     "output_attentions": (False, _OUTPUTS),
     "output_hidden_states": (False, _OUTPUTS),
 }
-"""By name: the value that asks for nothing, and why no other is taken."""
+"""By name: the neutral value, and why other values are refused."""
 
 _CHANGES_COST: dict[str, tuple[object, str]] = {
     "cache_implementation": ("dynamic", _CACHE),
     "cache_config": (None, _CACHE),
     "max_cache_len": (None, _CACHE),
-    "prefill_chunk_size": (None, "foredraft reads prompts in chunks of its own"),
+    "prefill_chunk_size": (None, "foredraft chooses its own prefill chunks"),
     "compile_config": (None, "foredraft does not compile the model"),
     "num_assistant_tokens": (20, _ASSISTED),
     "num_assistant_tokens_schedule": ("constant", _ASSISTED),
@@ -53,13 +53,13 @@ _CHANGES_COST: dict[str, tuple[object, str]] = {
     "assistant_lookbehind": (10, _ASSISTED),
     "target_lookbehind": (10, _ASSISTED),
 }
-"""The same for options that a model's own generation config may hold for others; they change no output."""
+"""Likewise, for options that do not change the output. The values in the model's own generation config are allowed."""
 
 _ONLY_PARAMS: dict[str, tuple[object, str]] = {
-    "max_length": (None, "it counts the prompt: give max_new_tokens"),
-    "min_length": (0, "it counts the prompt: give min_new_tokens"),
-    "max_time": (None, "close a stream when its time is up"),
-    "num_return_sequences": (1, "give it to generate, beside the params"),
+    "max_length": (None, "it counts the prompt; pass max_new_tokens instead"),
+    "min_length": (0, "it counts the prompt; pass min_new_tokens instead"),
+    "max_time": (None, "close the stream when the time is over"),
+    "num_return_sequences": (1, "pass it to generate as a separate argument"),
     "encoder_repetition_penalty": (1, "there is no encoder"),
     "encoder_no_repeat_ngram_size": (0, "there is no encoder"),
 }
@@ -68,47 +68,47 @@ _SAME = (
     *("top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff"),
     *("repetition_penalty", "no_repeat_ngram_size"),
 )
-_OFF = {"top_k": 0, "epsilon_cutoff": 0, "eta_cutoff": 0}  # how transformers writes None
-_NO_MATTER = {
-    *("do_sample", "temperature", "suppress_tokens"),  # read apart
+_OFF = {"top_k": 0, "epsilon_cutoff": 0, "eta_cutoff": 0}  # transformers' equivalents of None
+_IGNORED = {
+    *("do_sample", "temperature", "suppress_tokens"),  # read separately
     *("bos_token_id", "pad_token_id", "decoder_start_token_id", "transformers_version", "return_dict_in_generate"),
     *("early_stopping", "length_penalty", "low_memory", "disable_compile", "renormalize_logits"),
 }
 _INPUTS = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep", "cache_position"}
 _DROPPED = {
-    "streamer": "give it to spec.generate(model, streamer=...) or to speculative(streamer=...)",
-    "assistant_model": "give it to speculative as the drafter",
+    "streamer": "pass it to spec.generate(model, streamer=...) or to speculative(streamer=...)",
+    "assistant_model": "pass it to speculative as the drafter",
     "assistant_tokenizer": "name the assistant in the drafter, as in universal:PATH",
     "synced_gpus": "processes that share a model would have to accept the same tokens",
     "custom_generate": "spec.generate is one already",
     "past_key_values": _CACHE,
 }
-"""What ``generate`` takes and keeps from a ``custom_generate``: what to do instead, or why it cannot be."""
+"""Arguments that ``generate`` does not pass to a ``custom_generate``: what to do instead, or why they are refused."""
 
 NO_TOKENIZER = (
-    "stop_strings need the model's tokenizer, which transformers does not hand to a custom_generate: give it to "
+    "stop_strings need the model's tokenizer, which transformers does not pass to a custom_generate: pass it to "
     "speculative(tokenizer=...) or to spec.generate(tokenizer=...)."
 )
 
 
 def sampling_params(config: GenerationConfig, overridden: Container[str] = ()) -> SamplingParams:
-    """A ``GenerationConfig`` as parameters. What it leaves open is as in ``SamplingParams``, ``top_k`` included.
+    """Convert a ``GenerationConfig``. Unset options have the defaults of ``SamplingParams``, ``top_k`` included.
 
     Args:
-        overridden: names of options that the caller gives apart, which are not read.
+        overridden: names of options that the caller passes separately; they are not read.
 
     Raises:
-        OptionError: something is set that ``SamplingParams`` has no word for.
+        OptionError: an option is set that ``SamplingParams`` does not support.
     """
     refused = {**_CHANGES_OUTPUT, **_CHANGES_COST, **_ONLY_PARAMS}
     given = {name: value for name, value in config.to_dict().items() if value is not None and name not in overridden}
-    given = {name: value for name, value in given.items() if not name.startswith("_")}  # transformers' own notes
+    given = {name: value for name, value in given.items() if not name.startswith("_")}  # internal to transformers
     for newer, older in (("max_new_tokens", "max_length"), ("min_new_tokens", "min_length")):
         if newer in given or newer in overridden:
             given.pop(older, None)  # as in transformers
     for name, value in given.items():
         neutral, reason = refused.get(name, (False, "foredraft has no such option"))
-        if name not in _SAME and name not in _NO_MATTER and value is not False and value != neutral:
+        if name not in _SAME and name not in _IGNORED and value is not False and value != neutral:
             raise OptionError(f"The GenerationConfig has {name}={value!r}: {reason}.")
     options = {name: given[name] for name in _SAME if name in given and given[name] != _OFF.get(name)}
     if "suppress_tokens" in given:
@@ -118,11 +118,14 @@ def sampling_params(config: GenerationConfig, overridden: Container[str] = ()) -
 
 
 def check_config(config: GenerationConfig, own: GenerationConfig) -> None:
-    """Refuse what ``generate`` was asked for and a speculative loop would ignore.
+    """Check the config of a ``generate`` call.
 
     Args:
         config: as ``generate`` has prepared it.
-        own: the model's.
+        own: the model's generation config.
+
+    Raises:
+        OptionError: an option is set that speculative decoding would ignore.
     """
     for name, (neutral, reason) in _CHANGES_OUTPUT.items():
         _check(name, getattr(config, name, None), (None, neutral), reason)
@@ -131,21 +134,24 @@ def check_config(config: GenerationConfig, own: GenerationConfig) -> None:
 
 
 def check_inputs(model: PreTrainedModel, input_ids: Tensor, inputs: Mapping[str, Any]) -> None:
-    """Refuse inputs of the model that a speculative loop would not hand to it.
+    """Check the model inputs of a ``generate`` call.
 
     Args:
-        model: whose own ``prepare_inputs_for_generation`` is not asked.
+        model: its ``prepare_inputs_for_generation`` is not called.
         input_ids: [B, T].
         inputs: the other arguments that ``generate`` has prepared for the forward.
+
+    Raises:
+        OptionError: an input that the decoding loop would not pass to the model.
     """
     if "prepare_inputs_for_generation" in vars(model):
         raise OptionError(
-            "The prepare_inputs_for_generation of this model was replaced (as PEFT does for prompts that are learned), "
+            "The prepare_inputs_for_generation of this model was replaced (as PEFT does for learned prompts), "
             "which is not available while drafting."
         )
     for name, value in inputs.items():
         if name not in _INPUTS and value is not None and value is not False:
-            raise OptionError(f"{name} is not available while drafting: foredraft runs the model on token ids alone.")
+            raise OptionError(f"{name} is not available while drafting: foredraft runs the model on token ids only.")
     cache = inputs.get("past_key_values")
     if cache is not None and (cache.get_seq_length() > 0 or vars(cache).get("_is_user_defined", False)):
         raise OptionError(f"past_key_values is not available while drafting: {_CACHE}.")
@@ -158,27 +164,32 @@ def check_inputs(model: PreTrainedModel, input_ids: Tensor, inputs: Mapping[str,
 
 
 def check_arguments(arguments: Mapping[str, Any]) -> None:
-    """Refuse arguments of ``generate`` that it keeps from a ``custom_generate``, and inputs that are no tensor."""
+    """Check the arguments of a ``generate`` call.
+
+    Raises:
+        PromptError: the inputs are not a tensor.
+        OptionError: an argument that ``generate`` does not pass to a ``custom_generate``.
+    """
     for name in ("inputs", "input_ids"):
         if not isinstance(given := arguments.get(name), (Tensor, type(None))):
             raise PromptError(
-                f"inputs are a tensor of token ids [B, T], not {kind_of(given)}; "
+                f"inputs must be a tensor of token ids [B, T], not {kind_of(given)}; "
                 "foredraft.load(model, tokenizer=...).generate takes text."
             )
     for name, reason in _DROPPED.items():
         if arguments.get(name) not in (None, False):
-            raise OptionError(f"transformers' generate does not hand {name} to a custom_generate: {reason}.")
+            raise OptionError(f"transformers' generate does not pass {name} to a custom_generate: {reason}.")
 
 
 def dropped_arguments(caller: FrameType | None) -> Mapping[str, Any]:
-    """What the ``generate`` that runs in this frame was given and keeps to itself; its frame alone still has it."""
+    """Arguments of the ``generate`` call in this frame that it does not pass on, read from the frame's locals."""
     if caller is None or caller.f_globals.get("__name__") != "transformers.generation.utils":
         return {}
     return {name: caller.f_locals.get(name) for name in ("streamer", "assistant_model", "synced_gpus")}
 
 
 def configured_stop_strings(arguments: Mapping[str, Any], model: PreTrainedModel) -> list[str] | str | None:
-    """Stop strings that are part of a ``GenerationConfig``: the one among these arguments, or the model's."""
+    """Stop strings of the ``GenerationConfig`` in these arguments, else of the model's."""
     for config in (arguments.get("generation_config"), model.generation_config):
         if isinstance(config, GenerationConfig) and config.stop_strings:
             return config.stop_strings

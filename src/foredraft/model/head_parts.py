@@ -1,4 +1,4 @@
-"""What heads borrow from a model, and rotary frequencies by the schemes that transformers knows."""
+"""The target's parts that heads use, and rotary frequencies of all schemes that transformers supports."""
 
 import functools
 from typing import Any
@@ -14,13 +14,17 @@ from foredraft.heads.nets.target_parts import TargetParts
 
 
 def parts_of(model: PreTrainedModel) -> TargetParts:
-    """Embedding and output layer of a model, looked up at each call: they may be packed in between."""
+    """Embedding and output layer of a model, looked up at each call since they may be packed later.
+
+    Raises:
+        ModelError: the model does not name them.
+    """
     config = model.config.get_text_config()
     if model.get_input_embeddings() is None or model.get_output_embeddings() is None:
         raise ModelError(f"{model.__class__.__name__} does not name its embedding and its output layer.")
     return TargetParts(
         embed=functools.partial(_embed, model),
-        head=functools.partial(_head, model, _finishing(config)),
+        head=functools.partial(_head, model, _logit_scaling(config)),
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
     )
@@ -30,28 +34,28 @@ def _embed(model: PreTrainedModel, tokens: Tensor) -> Tensor:
     return model.get_input_embeddings()(tokens)
 
 
-def _head(model: PreTrainedModel, finishing: tuple[float, float], states: Tensor) -> Tensor:
+def _head(model: PreTrainedModel, scaling: tuple[float, float], states: Tensor) -> Tensor:
     layer: nn.Module | None = model.get_output_embeddings()
     assert layer is not None
     logits = layer(states)
-    scale, cap = finishing
+    scale, cap = scaling
     if scale != 1.0:
         logits = logits * scale
     return torch.tanh(logits / cap) * cap if cap else logits
 
 
-def _finishing(config: PreTrainedConfig) -> tuple[float, float]:
-    """What some models do to their logits: a factor (Cohere, Granite) and a soft cap (Gemma 2)."""
+def _logit_scaling(config: PreTrainedConfig) -> tuple[float, float]:
+    """The model's factor on logits (Cohere, Granite; else 1) and soft cap (Gemma 2; else 0)."""
     scale = getattr(config, "logit_scale", None) or 1.0 / (getattr(config, "logits_scaling", None) or 1.0)
     return float(scale), float(getattr(config, "final_logit_softcapping", None) or 0.0)
 
 
 def block_like(model: PreTrainedModel, **changes: Any) -> BlockConfig:
-    """The shape of a decoder block for a head of this target: its width, its heads, its positions."""
+    """The config of a decoder block with this target's width, heads and positions."""
     config = model.config.get_text_config()
     heads = config.num_attention_heads
     rope = getattr(config, "rope_parameters", None) or {}
-    rope = rope.get("full_attention", rope)  # models with several kinds of layers have a dict for each
+    rope = rope.get("full_attention", rope)  # models with several layer types have one dict each
     shape: dict[str, Any] = {
         "hidden_size": config.hidden_size,
         "intermediate_size": getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
@@ -73,10 +77,10 @@ def _scaling(rope: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def rotary_of(block: BlockConfig) -> Rotary:
-    """Rotary positions as the block's config has them: plain, linear, dynamic, yarn, llama3 and longrope.
+    """The block's rotary embedding: default, linear, dynamic, yarn, llama3 or longrope.
 
     Raises:
-        ModelError: a scheme that is not known, or one whose numbers are missing.
+        ModelError: the scheme is unknown, or its parameters are missing.
     """
     scaling = dict(block.rope_scaling or {})
     kind = scaling.pop("type", None) or scaling.get("rope_type", "default")
@@ -84,7 +88,7 @@ def rotary_of(block: BlockConfig) -> Rotary:
         steps = torch.arange(0, block.head_dim, 2, dtype=torch.float32) / block.head_dim
         return Rotary(1.0 / block.rope_theta**steps)
     if kind not in ROPE_INIT_FUNCTIONS:
-        raise ModelError(f"Rotary positions of the kind {kind!r} are not known: {', '.join(ROPE_INIT_FUNCTIONS)}.")
+        raise ModelError(f"Unknown rope type {kind!r}. Known: {', '.join(ROPE_INIT_FUNCTIONS)}.")
     shape: dict[str, Any] = {
         "hidden_size": block.hidden_size,
         "num_attention_heads": block.num_attention_heads,

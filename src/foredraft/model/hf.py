@@ -1,4 +1,4 @@
-"""A stock causal LM behind one forward: any rows, any tree, any lengths."""
+"""A stock causal LM behind the ``TargetModel`` forward."""
 
 import inspect
 import threading
@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from foredraft.core.drafter import StepOut
-from foredraft.core.errors import ModelError
+from foredraft.core.errors import ModelError, kind_of
 from foredraft.core.tree import TokenTree
 from foredraft.model.attention import AttentionObserver, AttentionSwap, NoCudnn
 from foredraft.model.base import TargetModel
@@ -25,27 +25,27 @@ from foredraft.model.memory import weight_bytes
 from foredraft.model.support import check_supported, context_of, layout_of
 from foredraft.model.taps import Taps, body
 
-ODD = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError, AssertionError)
-"""What a model raises that is not made for what it is asked to do."""
+MODEL_ERRORS = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError, AssertionError)
+"""Errors that an unsupported model may raise in a forward."""
 
 
 @final
 class CausalLM(TargetModel):
-    """Runs a transformers model over slots.
+    """Runs a transformers model over a slot cache.
 
-    Attention and taps are on the model during a forward only, so between two the model is itself: it can run, be
-    copied, saved and trained. Packed layers and the evaluation mode stay until ``close``.
+    Attention and taps are installed only during a forward, so the model can be run, copied, saved and trained between
+    forwards. Packed layers and evaluation mode stay until ``close``.
 
-    ``weight_bytes`` is what a forward reads of the weights, ``token_bytes`` what a token takes in the cache.
+    ``weight_bytes``: weight bytes that a forward reads. ``token_bytes``: cache bytes per token.
 
     Args:
         model: a decoder-only causal LM; it is put into evaluation mode.
-        fast: on a CPU, pack the weights of float32 linear layers (see ``linear``).
-        verify: run the model once in both ways and refuse it if they differ (see ``probe``).
-        owned: nobody else holds the model, so packed layers may give up their plain weights.
+        fast: on a CPU, pack the weights of float32 linear layers (see ``cpu_linear``).
+        verify: compare the slot forward with the stock forward once, and refuse the model if they differ.
+        owned: nothing else holds the model, so packed layers may drop their plain weights.
 
     Raises:
-        ModelError: a model whose drafts could not be verified or rolled back, with the reason.
+        ModelError: the model's drafts cannot be verified or rolled back; the message says why.
     """
 
     def __init__(self, model: PreTrainedModel, *, fast: bool = True, verify: bool = True, owned: bool = False) -> None:
@@ -63,7 +63,7 @@ class CausalLM(TargetModel):
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._taps = Taps(model, ())
         weight = any_weight(model)
-        self._place = (weight.device, weight.dtype)
+        self._device_and_dtype = (weight.device, weight.dtype)
         self._attention = AttentionSwap(model)
         self._kernels = NoCudnn(weight.device)
         self._running = threading.RLock()
@@ -75,28 +75,28 @@ class CausalLM(TargetModel):
             self.vocab_size: int = self._probe(self._expected() if verify else None)
             if fast:
                 self.pack()
-            vars(model)[_HELD] = _Held(self)
+            vars(model)[_OWNER] = _Owner(self)
         except BaseException:
             self.close()
             raise
 
     @property
     def device(self) -> torch.device:
-        return self._place[0]
+        return self._device_and_dtype[0]
 
     @property
     def dtype(self) -> torch.dtype:
-        return self._place[1]
+        return self._device_and_dtype[1]
 
     @property
     def packed_layers(self) -> int:
-        """How many linear layers run on packed weights."""
+        """Number of linear layers with packed weights."""
         return len(self._packed) if self._packed is not None else 0
 
     def tap(self, layers: Sequence[int]) -> None:
-        """From now on, hand out these hidden states too: after so many layers (0: the embedding), or ``FINAL``.
+        """Add hidden layers to the output of later forwards (0 is the embedding; see ``taps`` for ``FINAL``).
 
-        Whoever shares the target keeps what it asked for.
+        Layers that other users of the target tapped stay.
         """
         self._taps = Taps(self.model, {*self._taps.layers, *layers})
 
@@ -109,7 +109,7 @@ class CausalLM(TargetModel):
         return SlotCache(self.layers)
 
     def pack(self) -> None:
-        """Run linear layers on packed weights from now on, if the model is on a CPU."""
+        """Pack the linear layers' weights if the model is on a CPU."""
         if self.device.type == "cpu" and (self._packed is None or not self._packed.whole):
             with self._running:
                 if self._packed is not None:
@@ -117,20 +117,18 @@ class CausalLM(TargetModel):
                 self._packed = PackedWeights(self.model, keep=not self._owned)
 
     def check_ready(self) -> None:
-        """See whether somebody has changed the model since, in a way that generating cannot go along with.
-
-        A model that was converted and converted back is packed again, if it was.
+        """Check that the model is unchanged since it was loaded. Packs layers again that a conversion has unpacked.
 
         Raises:
-            ModelError: it was closed, moved, converted or put into training mode.
+            ModelError: the model was closed, moved, converted or put into training mode.
         """
         if self.closed:
             raise ModelError(f"This {self.name} was released or closed: make a new generator with foredraft.load.")
         now = any_weight(self.model)
-        if (now.device, now.dtype) != self._place:
+        if (now.device, now.dtype) != self._device_and_dtype:
             raise ModelError(
-                f"This {self.name} was on {self.device} in {self.dtype} and is on {now.device} in {now.dtype}: call "
-                "close() on its generator and load it again."
+                f"This {self.name} was on {self.device} in {self.dtype} and is now on {now.device} in {now.dtype}: "
+                "call close() on its generator and load it again."
             )
         if self.model.training:
             raise ModelError(f"This {self.name} is in training mode: call its eval() before generating.")
@@ -138,44 +136,44 @@ class CausalLM(TargetModel):
             self.pack()
 
     def retain(self) -> None:
-        """One more holds this; see ``let_go``."""
+        """Add a reference; see ``release``."""
         self._holders += 1
 
-    def let_go(self) -> None:
-        """One less holds this, whoever made it being the first; the last one closes it."""
+    def release(self) -> None:
+        """Drop a reference (the constructor's caller has the first); dropping the last one closes the model."""
         self._holders -= 1
         if self._holders <= 0 and not self.closed:
             self.close()
 
     def plain_copy(self) -> PreTrainedModel:
-        """A copy of the model alone, with its own attention and nothing packed, in float32: what can be trained."""
+        """A trainable float32 copy of the model, with stock attention and plain layers."""
         copied = plain_copy(self.model)
         assert isinstance(copied, PreTrainedModel)
         return copied
 
     def close(self) -> None:
-        """Leave the model as it was found, when nobody runs it. An interruption is raised when that is done."""
+        """Restore the model, once no forward is running. An interruption is raised after that."""
         self.closed = True
         with self._running:
             try:
-                self._take_off()
+                self._restore()
             except BaseException:
-                self._take_off()
+                self._restore()
                 raise
 
     def reset_hooks(self) -> None:
-        """Between two forwards: take off the attention and the taps that an interruption may have left."""
+        """Between two forwards: remove attention and taps that an interruption may have left."""
         with self._running:
             self._taps.off()
             self._kernels.off()
             self._attention.off()
 
-    def _take_off(self) -> None:
+    def _restore(self) -> None:
         self.reset_hooks()
         if self._packed is not None:
             self._packed.undo()
-        if held_by(self.model) is self:
-            del vars(self.model)[_HELD]
+        if owner_of(self.model) is self:
+            del vars(self.model)[_OWNER]
         for module in self._trained:
             module.training = True
 
@@ -192,13 +190,13 @@ class CausalLM(TargetModel):
 
     @torch.inference_mode()
     def run(
-        self, step: StepIn, view: Cache, keep: Int[Tensor, "M"] | None = None, watch: AttentionObserver | None = None
+        self, step: StepIn, view: Cache, keep: Int[Tensor, "M"] | None = None, observer: AttentionObserver | None = None
     ) -> StepOut:
-        """``forward`` over a view of the caller's making; with a watch, on what it says that queries attend to."""
+        """``forward`` over the given cache view; an observer chooses the keys and values to attend to."""
         masks = step.masks if self.layout.by_type else next(iter(step.masks.values()))
-        wanted: dict[str, Any] = {"logits_to_keep": keep} if keep is not None and self._keeps_logits else {}
-        if watch is not None:
-            wanted["watch"] = watch
+        options: dict[str, Any] = {"logits_to_keep": keep} if keep is not None and self._keeps_logits else {}
+        if observer is not None:
+            options["observer"] = observer
         with self._running:
             try:
                 with self._attention, self._kernels, self._taps as taps:
@@ -208,13 +206,13 @@ class CausalLM(TargetModel):
                         attention_mask=masks,
                         past_key_values=view,
                         use_cache=True,
-                        **wanted,
+                        **options,
                     )
                     hidden = taps.take()
             except BaseException as error:
                 self.reset_hooks()
-                if isinstance(error, ODD):
-                    self.check_ready()  # a model that was moved or converted in the meantime says so in torch's words
+                if isinstance(error, MODEL_ERRORS):
+                    self.check_ready()  # a clearer error for a model that was moved or converted meanwhile
                 raise
         logits = output.logits
         if keep is not None and not self._keeps_logits:
@@ -223,7 +221,7 @@ class CausalLM(TargetModel):
 
     @torch.no_grad()
     def read(self, tokens: Int[Tensor, "B T"], layers: Sequence[int]) -> dict[int, Float[Tensor, "B T H"]]:
-        """Hidden states of whole texts, without a cache: what heads are trained on. Logits are not computed."""
+        """Hidden states of whole sequences, without a cache and without logits, for training heads."""
         taps = Taps(self.model, layers)
         with self._running:
             try:
@@ -236,48 +234,48 @@ class CausalLM(TargetModel):
 
     @torch.inference_mode()
     def stock_logits(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T V"]:
-        """What the model computes by itself: its own attention and masks, no cache of ours. Slow; for comparison."""
+        """Logits of the stock forward: the model's own attention and masks, no slot cache. Slow; for comparison."""
         with self._running:
             return self.model(input_ids=tokens, use_cache=False).logits
 
     def _expected(self) -> Float[Tensor, "2 V"]:
-        """Logits after the path 1, 2, 3, 4 and after its sibling 1, 2, 5, as the model alone computes them."""
+        """Stock logits after the path 1, 2, 3, 4 and after its sibling 1, 2, 5."""
         ids = self._probe_tokens()
         long, short = ids[:4], torch.cat([ids[:2], ids[4:]])
         try:
             return torch.stack([self.stock_logits(path[None])[0, -1] for path in (long, short)])
-        except ODD as error:
-            raise ModelError(f"{self.name} cannot run by itself: {brief(error)}.") from error
+        except MODEL_ERRORS as error:
+            raise ModelError(f"{self.name} cannot run a plain forward: {first_line(error)}.") from error
 
     @torch.inference_mode()
     def _probe(self, expected: Tensor | None) -> int:
         """Run a tree over slots, compare with the stock forward, and return the width of the logits.
 
-        This refuses any architecture whose result depends on something else than tokens, positions and masks
-        (a state, a bias made from the length of the cache), without a list of names.
+        Refuses every architecture whose result depends on more than tokens, positions and masks (such as a state, or
+        a bias computed from the cache length), without a list of model names.
         """
         ids = self._probe_tokens()
         cache = self.new_cache()
         cache.reserve(1, 16)
         base = torch.zeros(1, dtype=torch.long, device=self.device)
-        # other children of the root stand first, so that slots and positions are far apart
+        # other children of the root come first, so that slots and positions differ
         parents = torch.tensor([[-1, *[0] * 9, 9, 0]], device=self.device)
         tokens = torch.cat([ids[1:2], ids[:1].expand(8), ids[2:]])
         tree = TokenTree(tokens[None], parents, depth=2)
         try:
             self.forward(self.address(TokenTree.chain(ids[None, :1]), base, (0,), 1), cache)
             logits = self.forward(self.address(tree, base + 1, (0,), 13), cache).logits[0]
-        except ODD as error:
-            raise ModelError(f"{self.name} cannot run over foredraft's slot cache: {brief(error)}.") from error
+        except MODEL_ERRORS as error:
+            raise ModelError(f"{self.name} cannot run over foredraft's slot cache: {first_line(error)}.") from error
         self.token_bytes: int = cache.nbytes // (cache.rows * cache.slots)
         if expected is not None:
-            found, wanted = logits[[10, 11]].float(), expected.float()
-            error = (found - wanted).square().mean().sqrt() / wanted.std().clamp(min=1e-6)
+            found, stock = logits[[10, 11]].float(), expected.float()
+            error = (found - stock).square().mean().sqrt() / stock.std().clamp(min=1e-6)
             if not error <= (0.1 if self.dtype.itemsize < 4 else 1e-2):  # NaN counts as different
                 raise ModelError(
-                    f"{self.name} gives other logits for a tree of drafts than for its paths alone (off by "
-                    f"{error:.0%} of their spread), so its drafts cannot be verified; its attention or state does "
-                    "not follow masks and positions."
+                    f"{self.name} gives other logits for a draft tree than for its paths alone (they differ by "
+                    f"{error:.0%} of their standard deviation), so its drafts cannot be verified; its attention or "
+                    "state does not follow masks and positions."
                 )
         return logits.shape[-1]
 
@@ -285,8 +283,8 @@ class CausalLM(TargetModel):
         return torch.arange(1, 6, device=self.device) % self.model.config.get_text_config().vocab_size
 
 
-def brief(error: BaseException) -> str:
-    """The first line of what a model has to say about itself."""
+def first_line(error: BaseException) -> str:
+    """The first line of an error message."""
     return (str(error).strip() or error.__class__.__name__).splitlines()[0].rstrip(".")
 
 
@@ -299,7 +297,7 @@ def _first_token(config: Any) -> int:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """A model in evaluation mode for a while."""
+    """Put a model into evaluation mode within the context."""
     trained = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -309,48 +307,47 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-_HELD = "_foredraft"
+_OWNER = "_foredraft"
 
 
-class _Held:
-    """On a model: which ``CausalLM`` runs it. That may end at any time, and copies and pickles of the model have None
-    here."""
+class _Owner:
+    """Weak reference on a model to the ``CausalLM`` that runs it; None in copies and pickles of the model."""
 
-    def __init__(self, by: CausalLM) -> None:
-        self.by = weakref.ref(by)
+    def __init__(self, owner: CausalLM) -> None:
+        self.owner = weakref.ref(owner)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(None), ()
 
 
-def held_by(model: PreTrainedModel) -> CausalLM | None:
-    """Who runs this model over slots already."""
-    held = vars(model).get(_HELD)
-    return held.by() if isinstance(held, _Held) else None
+def owner_of(model: PreTrainedModel) -> CausalLM | None:
+    """The ``CausalLM`` that runs this model, if any."""
+    found = vars(model).get(_OWNER)
+    return found.owner() if isinstance(found, _Owner) else None
 
 
-def hold(model: PreTrainedModel, *, fast: bool, owned: bool = False) -> CausalLM:
-    """Whoever runs this model already, or a new ``CausalLM``; the caller lets it go in the end."""
-    found = held_by(model)
+def acquire(model: PreTrainedModel, *, fast: bool, owned: bool = False) -> CausalLM:
+    """The ``CausalLM`` that runs this model, with one more reference, or a new one. The caller must ``release`` it."""
+    found = owner_of(model)
     if found is not None and found.ready:
         found.retain()
         if fast:
             found.pack()
         return found
-    if found is not None:  # the generators before can do no more, so this one takes over
+    if found is not None:  # its generators are unusable, so a new one replaces it
         found.close()
     return CausalLM(model, fast=fast, owned=owned)
 
 
 def release(model: object) -> None:
-    """Take foredraft off a model, whoever holds it: generators and ``speculative`` objects, which are of no use
-    afterwards. A model that nobody holds is left as it is.
+    """Remove foredraft from a model. Generators and ``speculative`` objects that use it cannot be used afterwards. A
+    model without foredraft is unchanged.
 
     Raises:
-        ModelError: this is no transformers model.
+        ModelError: the argument is not a transformers model.
     """
     if not isinstance(model, PreTrainedModel):
-        raise ModelError("release takes the transformers model that a generator was made with.")
-    found = held_by(model)
+        raise ModelError(f"release takes the transformers model of a generator, not {kind_of(model)}.")
+    found = owner_of(model)
     if found is not None:
         found.close()

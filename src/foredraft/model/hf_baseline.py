@@ -1,4 +1,4 @@
-"""transformers' own ``generate``, as it comes: what everything here is compared with."""
+"""transformers' own ``generate``, the baseline of benchmarks."""
 
 import time
 from collections.abc import Sequence
@@ -15,14 +15,14 @@ from foredraft.core.sampling.params import SamplingParams
 from foredraft.model.support import context_of
 from foredraft.model.tokenizer import Tokenizer
 
-_HANDED_ON = ("max_new_tokens", "min_new_tokens", "temperature", "top_k", "top_p", "repetition_penalty", "seed")
-"""What of the parameters is handed on; anything else must be as usual."""
+_SUPPORTED = ("max_new_tokens", "min_new_tokens", "temperature", "top_k", "top_p", "repetition_penalty", "seed")
+"""The parameters that are passed on; all others must have their defaults."""
 
 
 @dataclass(frozen=True, slots=True)
 class HFCall:
-    """What a call said and took. ``first_seconds``: until the first new token was there. ``blocks``: tokens that each
-    round of the loop brought, for the longest row."""
+    """Outputs and times of a call. ``first_seconds``: time to the first new token. ``blocks``: new tokens of each
+    iteration, for the longest row."""
 
     tokens: list[list[int]]
     seconds: float
@@ -31,12 +31,12 @@ class HFCall:
 
 
 class HFBaseline:
-    """A transformers model that nothing was installed on.
+    """A stock transformers model.
 
     Args:
         model: in evaluation mode.
-        eos_token_ids: all ids that end a text.
-        tokenizer: of the model, for an assistant that has another.
+        eos_token_ids: all end-of-sequence ids.
+        tokenizer: of the model, needed for an assistant with another tokenizer.
     """
 
     def __init__(
@@ -55,23 +55,23 @@ class HFBaseline:
         assistant: "HFBaseline | None" = None,
         lookup: int = 0,
     ) -> HFCall:
-        """Continue token ids, several at once with padding on the left.
+        """Generate for a batch of prompts, padded on the left.
 
         Args:
-            params: lengths, temperature, top-k, top-p, repetition penalty and seed; everything else as usual. Texts end
-                with the model's context, all of them where the longest does.
-            assistant: for assisted generation, with transformers' own schedule; one prompt at a time. Where its
-                tokenizer is another one, it is transformers' universal assisted generation.
-            lookup: for prompt lookup: ``prompt_lookup_num_tokens``.
+            params: lengths, temperature, top-k, top-p, repetition penalty and seed; all others must have their
+                defaults. All outputs end when the longest row reaches the model's context.
+            assistant: for assisted generation with transformers' schedule, one prompt at a time. If its tokenizer
+                differs, this is transformers' universal assisted generation.
+            lookup: ``prompt_lookup_num_tokens`` for prompt lookup; 0 means off.
 
         Raises:
-            OptionError: a parameter that is not handed on.
+            OptionError: a parameter that is not supported here.
             PromptError: a prompt that leaves no room for a new token.
         """
         longest = max(map(len, prompts))
         room = context_of(self.model) - longest
         if room < 1:
-            raise PromptError(f"The prompt has {longest} tokens, and leaves no room in the model's context.")
+            raise PromptError(f"The prompt has {longest} tokens, which leaves no room in the model's context.")
         device, eos = self.model.device, list(self._eos)
         pad = eos[0] if eos else 0
         rows = [[pad] * (longest - len(prompt)) + list(prompt) for prompt in prompts]
@@ -95,7 +95,7 @@ class HFBaseline:
         return HFCall(tokens, seconds, clock.first - started, tuple(clock.blocks))
 
     def _tokenizers(self, assistant: "HFBaseline") -> dict[str, Any]:
-        """Those of both, where they differ."""
+        """Both tokenizers as arguments, if they differ."""
         own, other = self._tokenizer, assistant._tokenizer
         if own is None or other is None or own.first_difference(other) is None:
             return {}
@@ -103,8 +103,8 @@ class HFBaseline:
 
 
 class _Clock(BaseStreamer):
-    """Sees when the first token comes, and how many come at once. (Stopping criteria would not do: some versions ask
-    them about candidates, too.)"""
+    """Streamer that records the time of the first token and the tokens per iteration. (Some transformers versions call
+    stopping criteria for candidate tokens too, so those would not do.)"""
 
     def __init__(self) -> None:
         self.first = 0.0
@@ -112,7 +112,7 @@ class _Clock(BaseStreamer):
         self._prompt = True
 
     def put(self, value: Any) -> None:
-        """First the prompt, then the tokens of each round: [B], or [1, n] where several come at once."""
+        """Called first with the prompt, then with the tokens of each iteration: [B], or [1, n] for several."""
         if self._prompt:
             self._prompt = False
             return
@@ -121,16 +121,18 @@ class _Clock(BaseStreamer):
         self.blocks.append(value.shape[-1] if value.ndim == 2 else 1)
 
     def end(self) -> None:
-        """Nothing is left to be shown."""
+        """Nothing to flush."""
 
 
 def _options(params: SamplingParams, room: int) -> dict[str, Any]:
-    """In transformers' words, for at most ``room`` tokens. What is off here is turned off there: its own defaults and
-    the model's are others."""
-    usual = SamplingParams()
+    """transformers' options for at most ``room`` tokens. Options that are off here are turned off explicitly, since
+    transformers and the model have other defaults."""
+    defaults = SamplingParams()
     for each in fields(params):
-        if each.name not in _HANDED_ON and getattr(params, each.name) != getattr(usual, each.name):
-            raise OptionError(f"{each.name} is not handed on to transformers' generate: leave it out of a comparison.")
+        if each.name not in _SUPPORTED and getattr(params, each.name) != getattr(defaults, each.name):
+            raise OptionError(
+                f"{each.name} is not supported for transformers' generate: remove it from the comparison."
+            )
     options: dict[str, Any] = {
         "max_new_tokens": min(params.max_new_tokens, room),
         "min_new_tokens": min(params.min_new_tokens, room) or None,
@@ -143,6 +145,6 @@ def _options(params: SamplingParams, room: int) -> dict[str, Any]:
 
 
 def _cut(tokens: list[int], ends: Sequence[int]) -> list[int]:
-    """Up to the first end, which counts; what lies behind it is padding."""
+    """The tokens up to and including the first end-of-sequence id; the rest is padding."""
     last = next((place for place, token in enumerate(tokens) if token in ends), len(tokens) - 1)
     return tokens[: last + 1]

@@ -1,4 +1,4 @@
-"""Models from folders, the hub or the package itself, with one clear sentence when that fails."""
+"""Loads models and tokenizers from folders, the hub or the package."""
 
 import copy
 import logging
@@ -21,7 +21,7 @@ from transformers import (
 from transformers.utils import logging as hf_logging
 
 from foredraft.core.errors import ModelError, OptionError, kind_of
-from foredraft.model.memory import available_bytes, readable
+from foredraft.model.memory import available_bytes, format_bytes
 from foredraft.model.support import check_generates
 from foredraft.model.tokenizer import Tokenizer
 
@@ -32,7 +32,7 @@ BUNDLED = {
     "sample-eagle3": "sample-eagle3",
     "sample-medusa": "sample-medusa",
 }
-"""Models that ship with the package, by the names that they go by."""
+"""Models that ship with the package, by name."""
 
 _log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ _WEIGHTS = ("*.safetensors", "*.bin", "*.safetensors.index.json", "*.bin.index.j
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A model with its tokenizer (None where there is none) and the ids that end its texts."""
+    """A model with its tokenizer (None if it has none) and its end-of-sequence ids."""
 
     model: PreTrainedModel
     tokenizer: Tokenizer | None
@@ -49,7 +49,7 @@ class Loaded:
 
 
 def resolve(name: str) -> str:
-    """A folder or hub name; the names of bundled models become their folders."""
+    """The folder of a bundled model's name; any other folder or hub name unchanged."""
     if name in BUNDLED:
         return str(Path(__file__).parent.parent / "models" / BUNDLED[name])
     return name
@@ -66,12 +66,12 @@ def load_model(
 
     Args:
         name: a folder, a hub name, or one of ``BUNDLED``.
-        dtype: such as "bfloat16" or ``torch.bfloat16``; by default float32 on a CPU, elsewhere what the weights have.
-        device: such as "cpu" or "cuda:0"; by default a GPU if there is one.
-        options: passed on to ``from_pretrained`` (quantization_config, revision, device_map, ...).
+        dtype: such as "bfloat16" or ``torch.bfloat16``; by default float32 on a CPU, else the weights' dtype.
+        device: such as "cpu" or "cuda:0"; by default a GPU if available.
+        options: passed to ``from_pretrained`` (quantization_config, revision, device_map, ...).
 
     Raises:
-        ModelError: nothing there, no weights there, or nothing that transformers can load as a causal LM.
+        ModelError: the model or its weights are missing, or transformers cannot load it as a causal LM.
     """
     path = resolve(name)
     device = str(device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -93,48 +93,48 @@ def load_model(
             _check_complete(name, model, info["missing_keys"])
         except ModelError:
             raise
-        except Exception as error:  # transformers raises many kinds; each becomes one sentence
+        except Exception as error:  # transformers raises many types
             raise ModelError(f"Cannot load a causal LM from {name!r}: {_first_sentence(error)}") from error
         tokenizer = _tokenizer(path, hub)
     if tokenizer is None:
-        _log.info("%s has no tokenizer that can be loaded: prompts must be token ids.", name)
+        _log.info("No tokenizer could be loaded for %s: prompts must be token ids.", name)
     return Loaded(model, tokenizer, eos_token_ids(model, tokenizer))
 
 
 def as_loaded(model: Any, tokenizer: Any = None) -> Loaded:
-    """A model that the caller has loaded, with the tokenizer that goes with it; see ``unwrapped``, ``as_tokenizer``."""
+    """A model that the caller has loaded, with its tokenizer; see ``unwrapped`` and ``as_tokenizer`` for errors."""
     plain, own = unwrapped(model), as_tokenizer(tokenizer)
     check_generates(plain)
     return Loaded(plain, own, eos_token_ids(plain, own))
 
 
 def unwrapped(model: Any) -> PreTrainedModel:
-    """The transformers model itself, which ``torch.compile`` or PEFT may have wrapped.
+    """The transformers model inside a ``torch.compile`` or PEFT wrapper.
 
-    A compiled model is taken before compilation. A PEFT model is the model with its active adapters.
+    A compiled model is unwrapped to the model before compilation, a PEFT model to the model with its active adapters.
 
     Raises:
-        ModelError: it is no transformers model, or one with a learned prompt, which lies outside of it.
+        ModelError: it is not a transformers model, or PEFT has learned a prompt for it.
     """
     if isinstance(model, PreTrainedModel):
         return model
-    wrapped: Any = model  # by what may not be installed
+    wrapped: Any = model  # PEFT may not be installed
     if isinstance(model, nn.Module) and "_orig_mod" in dict(model.named_children()):
         return unwrapped(wrapped._orig_mod)
     if any(each.__name__ == "PeftModel" for each in model.__class__.__mro__):
         if wrapped.active_peft_config.is_prompt_learning:
             raise ModelError(
-                "A prompt that PEFT has learned is outside of the model, so its drafts cannot be verified."
+                "PEFT's learned prompts are not part of the model, so drafts for this model cannot be verified."
             )
         return unwrapped(wrapped.get_base_model())
     raise ModelError(f"A model must be a folder, a hub name or a transformers model, not {kind_of(model)}.")
 
 
 def as_tokenizer(tokenizer: Any) -> Tokenizer | None:
-    """A tokenizer by its folder or hub name, or one that is loaded already.
+    """A tokenizer from a folder, a hub name or a loaded transformers tokenizer.
 
     Raises:
-        ModelError: there is none, or it is something else.
+        ModelError: it cannot be loaded, or is none of these.
     """
     if tokenizer is None or isinstance(tokenizer, Tokenizer):
         return tokenizer
@@ -142,7 +142,7 @@ def as_tokenizer(tokenizer: Any) -> Tokenizer | None:
         with quiet():
             try:
                 return Tokenizer(AutoTokenizer.from_pretrained(resolve(str(tokenizer))))
-            except Exception as error:  # transformers raises many kinds; each becomes one sentence
+            except Exception as error:  # transformers raises many types
                 raise ModelError(
                     f"Cannot load a tokenizer from {str(tokenizer)!r}: {_first_sentence(error)}"
                 ) from error
@@ -152,7 +152,7 @@ def as_tokenizer(tokenizer: Any) -> Tokenizer | None:
 
 
 def eos_token_ids(model: PreTrainedModel, tokenizer: Tokenizer | None) -> tuple[int, ...]:
-    """All ids that end a text: the generation config's, else the model config's, else the tokenizer's."""
+    """All end-of-sequence ids: the generation config's, else the model config's, else the tokenizer's."""
     for source in (model.generation_config, model.config.get_text_config(), tokenizer and tokenizer.inner):
         ids = getattr(source, "eos_token_id", None)
         if ids is not None:
@@ -161,7 +161,7 @@ def eos_token_ids(model: PreTrainedModel, tokenizer: Tokenizer | None) -> tuple[
 
 
 def _check_folder(path: str) -> None:
-    """Say what is missing in a local folder before transformers says it in ten lines."""
+    """Raise a short ``ModelError`` if a local folder is incomplete; transformers' own message has ten lines."""
     folder = Path(path)
     if not folder.exists():
         if path.startswith((".", "/", "~")) or path.count("/") > 1:
@@ -176,8 +176,8 @@ def _check_folder(path: str) -> None:
 
 
 def _check_fits(name: str, config: PreTrainedConfig, given: Mapping[str, Any], device: str) -> None:
-    """Refuse weights that the device has no room for before they are read. Nobody knows what quantisation leaves of
-    them, or where a ``device_map`` puts them."""
+    """Raise a ``ModelError`` if the weights do not fit on the device, before reading them. Quantised weights and
+    weights with a ``device_map`` are not checked, since their size on the device is unknown."""
     free = available_bytes(torch.device(device))
     quantised = getattr(config, "quantization_config", None) is not None or "quantization_config" in given
     if free is None or quantised or not isinstance(given.get("device_map", torch.device(device)), torch.device):
@@ -192,23 +192,24 @@ def _check_fits(name: str, config: PreTrainedConfig, given: Mapping[str, Any], d
     if size > free:
         kind = str(dtype).removeprefix("torch.")
         raise ModelError(
-            f"The weights of {name!r} take {readable(size)} in {kind}, and {readable(free)} are free on {device}: free "
-            "some, load them in a smaller dtype or quantised, or take another device."
+            f"The weights of {name!r} take {format_bytes(size)} in {kind}, and {format_bytes(free)} are free on "
+            f"{device}: free some, load them in a smaller dtype or quantised, or use another device."
         )
 
 
 def _check_complete(name: str, model: PreTrainedModel, missing: Collection[str]) -> None:
-    """transformers fills gaps with random numbers and a warning; quantised models may list what they need not have."""
+    """Raise a ``ModelError`` for missing weights, which transformers would initialise randomly. Quantised models are
+    not checked; they may list weights that they do not need."""
     if missing and getattr(model.config, "quantization_config", None) is None:
         raise ModelError(
-            f"The weights of {name!r} are incomplete: {min(missing)} and {len(missing) - 1} more are not there."
+            f"The weights of {name!r} are incomplete: {min(missing)} and {len(missing) - 1} more are missing."
         )
 
 
 def _tokenizer(path: str, hub: Mapping[str, Any]) -> Tokenizer | None:
     try:
         return Tokenizer(AutoTokenizer.from_pretrained(path, **hub))
-    except Exception:  # a model without one can still be run on token ids
+    except Exception:  # without a tokenizer, the model can still run on token ids
         return None
 
 
@@ -219,10 +220,10 @@ def _dtype(name: str | torch.dtype | None, device: str) -> torch.dtype | str:
 
 
 def as_dtype(name: str | torch.dtype) -> torch.dtype:
-    """A floating-point type by its name, or itself.
+    """A floating-point dtype, from its name if needed.
 
     Raises:
-        OptionError: there is none; the sentence lists those that there are.
+        OptionError: unknown dtype; the message lists the known ones.
     """
     dtype = getattr(torch, name.removeprefix("torch."), None) if isinstance(name, str) else name
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
@@ -231,10 +232,10 @@ def as_dtype(name: str | torch.dtype) -> torch.dtype:
 
 
 def as_device(name: str | torch.device) -> torch.device:
-    """A device by its name, or itself.
+    """A device, from its name if needed.
 
     Raises:
-        OptionError: there is none of this name here.
+        OptionError: the device does not exist on this machine.
     """
     try:
         device = torch.device(name)
@@ -250,7 +251,7 @@ def _first_sentence(error: BaseException) -> str:
 
 
 class quiet:
-    """transformers says nothing and draws no bars while a model is read or written: what matters is raised."""
+    """Silences transformers' log messages and progress bars within the context."""
 
     def __enter__(self) -> None:
         self._level = hf_logging.get_verbosity()

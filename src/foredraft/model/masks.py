@@ -1,4 +1,4 @@
-"""Tree and lengths to addresses: positions, slots, and who attends to whom, by layer type."""
+"""Addresses of tree nodes: positions, cache slots, and attention masks by layer type."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,27 +10,27 @@ from torch import Tensor
 from foredraft.core.tree import PAD, TokenTree, ancestors
 
 GRAIN = 64
-"""A forward reads the cache up to a multiple of this many slots, so that shapes repeat."""
+"""A forward reads a multiple of this many cache slots, so that shapes repeat."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How the layers of a model attend. ``kinds`` maps each layer type to its reach in tokens, None for no bound.
+    """How the layers of a model attend. ``kinds`` maps each layer type to its reach in tokens; None means unbounded.
 
-    ``by_type``: the model takes a dict of masks, one a layer type; otherwise one mask serves all its layers.
+    ``by_type``: the model takes a dict with one mask per layer type; otherwise one mask for all layers.
     """
 
     kinds: Mapping[str, int | None]
     by_type: bool
-    chunked: frozenset[str] = frozenset()  # layer types that see only their own chunk of so many positions
+    chunked: frozenset[str] = frozenset()  # layer types that attend within chunks of ``reach`` positions
 
 
 @dataclass(frozen=True, slots=True)
 class StepIn:
     """One forward: N nodes for each of B rows, over the first S slots of the cache.
 
-    ``masks`` are additive (0 where a node may look, the dtype's least number where not), one a layer type.
-    ``rows`` are cache rows; ``prefix`` is B if they are just 0 .. B-1, else None.
+    ``masks``: additive, one per layer type: 0 where a node attends, the dtype's minimum elsewhere. ``rows``: cache
+    rows. ``prefix``: B if the rows are 0 .. B-1, else None. ``extent``: S.
     """
 
     tokens: Int[Tensor, "B N"]
@@ -53,27 +53,27 @@ def address(
     max_position: int,
     start: int = 0,
 ) -> StepIn:
-    """Give every node of a tree its address.
+    """Compute the position, slot and mask of every node of a tree.
 
     Args:
-        bases: slot and position of each row's root; everything before it is committed and stays visible.
-        reach: on the host, the largest of ``bases`` plus N: how far the forward has to look.
-        max_position: positions are clamped below it; only padding ever gets so far.
-        start: the forward is for the nodes from this one on; those before it are in the cache already.
+        bases: slot and position of each row's root; everything before it is committed and visible.
+        reach: the largest of ``bases`` plus N, on the host: how many slots the forward must cover.
+        max_position: positions are clamped below it; only padding exceeds it.
+        start: the forward's first node; earlier nodes are already in the cache.
     """
     nodes = tree.tokens.shape[1]
     device = tree.tokens.device
     extent = extent_of(reach)
     index = torch.arange(nodes, device=device)
     slots = bases[:, None] + index
-    offsets = torch.arange(extent, device=device) - bases[:, None]  # slot, seen from the root's
+    offsets = torch.arange(extent, device=device) - bases[:, None]  # slots relative to the root
     if tree.linear:
         steps = index.expand_as(slots)
         visible = offsets[:, None] <= index[:, None]
     else:
-        family = ancestors(tree.parents)
-        steps = family.sum(-1) - 1
-        inside = family.gather(2, offsets.clamp(0, nodes - 1)[:, None].expand(-1, nodes, -1))
+        on_path = ancestors(tree.parents)
+        steps = on_path.sum(-1) - 1
+        inside = on_path.gather(2, offsets.clamp(0, nodes - 1)[:, None].expand(-1, nodes, -1))
         visible = (offsets < 0)[:, None] | (inside & ((offsets >= 0) & (offsets < nodes))[:, None])
     positions = bases[:, None] + torch.where(tree.parents == PAD, 0, steps)
     masks = {}
@@ -87,33 +87,33 @@ def address(
     return StepIn(tree.tokens[:, start:], positions, slots[:, start:], masks, *_rows(rows, device), extent)
 
 
-def beside(
+def address_segments(
     tokens: Int[Tensor, "B N"],
     positions: Int[Tensor, "B N"],
     roots: Int[Tensor, "B N"],
-    behind: int,
+    first_slot: int,
     rows: Sequence[int],
     layout: Layout,
     *,
     dtype: torch.dtype,
 ) -> StepIn:
-    """Give pieces of a text that is in the cache a second address, beside it. A node sees the text before its piece,
-    as the text's own forward has left it, and of its piece what stands before it, and itself.
+    """Addresses for segments of a cached sequence, written after it. A node attends to the cached tokens before its
+    segment, to the earlier nodes of its segment, and to itself.
 
-    So one forward says what many drafts would be, each begun at another place of the text, if the tokens drafted so far
-    were those of the text.
+    One forward then computes many drafts that start at different positions of the sequence, as if each draft's tokens
+    so far were those of the sequence.
 
     Args:
-        roots: where the piece of each node begins; -1 for padding.
-        behind: the texts end before this slot; the nodes stand from there on.
+        roots: start position of each node's segment; -1 for padding.
+        first_slot: slot of the first node; the sequences must end before it.
     """
     nodes, device = tokens.shape[1], tokens.device
-    extent = extent_of(behind + nodes)
-    slots = (behind + torch.arange(nodes, device=device)).expand_as(tokens)
+    extent = extent_of(first_slot + nodes)
+    slots = (first_slot + torch.arange(nodes, device=device)).expand_as(tokens)
     index = torch.arange(extent, device=device)
-    text = index < roots[..., None].clamp(max=behind)
-    piece = (roots[:, :, None] == roots[:, None]) & (positions[:, None] <= positions[:, :, None])
-    visible = text | torch.nn.functional.pad(piece, (behind, extent - behind - nodes))
+    prefix = index < roots[..., None].clamp(max=first_slot)
+    segment = (roots[:, :, None] == roots[:, None]) & (positions[:, None] <= positions[:, :, None])
+    visible = prefix | torch.nn.functional.pad(segment, (first_slot, extent - first_slot - nodes))
     masks = {}
     for kind, bound in layout.kinds.items():
         seen = visible
@@ -125,7 +125,7 @@ def beside(
 
 
 def extent_of(reach: int) -> int:
-    """How many slots a forward reads that has to look so far."""
+    """Number of slots that a forward reads to cover ``reach`` slots."""
     return -(-reach // GRAIN) * GRAIN
 
 
@@ -135,7 +135,7 @@ def _additive(seen: Bool[Tensor, "B N S"], dtype: torch.dtype) -> Float[Tensor, 
 
 
 def _rows(rows: Sequence[int], device: torch.device) -> tuple[Int[Tensor, "B"], int | None]:
-    """Cache rows as a tensor, and how many they are if they are just 0, 1, ..., which then need no copy that waits."""
+    """Cache rows as a tensor, and their number if they are 0, 1, ... (which avoids a blocking copy)."""
     count = len(rows)
     if list(rows) == list(range(count)):
         return torch.arange(count, device=device), count
@@ -143,7 +143,7 @@ def _rows(rows: Sequence[int], device: torch.device) -> tuple[Int[Tensor, "B"], 
 
 
 def _positions_of_slots(positions: Int[Tensor, "B N"], slots: Int[Tensor, "B N"], extent: int) -> Int[Tensor, "B S"]:
-    """Position of the token in each slot: the slot itself where committed, the node's own within the tree."""
+    """Position of the token in each slot: the slot number for committed tokens, the node's position in the tree."""
     committed = torch.arange(extent, device=positions.device).expand(positions.shape[0], -1)
     return committed.scatter(1, slots, positions)
 

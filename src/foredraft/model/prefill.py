@@ -1,4 +1,4 @@
-"""Reading tokens that are already known, many rows of different lengths at once, in bounded memory."""
+"""Prefill: read known tokens of many rows of different lengths, in bounded memory."""
 
 from collections.abc import Sequence
 
@@ -11,23 +11,22 @@ from foredraft.model.base import TargetModel
 from foredraft.model.cache import SlotCache
 
 CHUNK = 512
-"""Tokens a forward: bounds the masks and activations of a long prompt."""
-
+"""Most tokens per row and forward; bounds the masks and activations of a long prompt."""
 
 _FORWARD = 32
-"""What a forward costs beside its tokens, in tokens: reading so much padding is no worse than another forward."""
+"""Fixed cost of a forward, in tokens."""
 _MOST = 4 * CHUNK
-"""Tokens of a forward over several rows, padding included."""
+"""Most tokens of a forward over several rows, padding included."""
 
 
-def like_lengths(lengths: Sequence[int]) -> list[list[int]]:
-    """Which rows to read together: so that padding and further forwards together cost the least.
+def group_by_length(lengths: Sequence[int]) -> list[list[int]]:
+    """Group rows for prefill with the least total cost of padding and forwards.
 
-    Rows sorted by length are parted where that is cheapest, a forward counting as ``_FORWARD`` tokens; none has more
-    than ``_MOST``.
+    Splits the rows, sorted by length, by dynamic programming. A forward costs ``_FORWARD`` tokens on top of its own,
+    and has at most ``_MOST``.
     """
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
-    best: list[tuple[int, int]] = [(0, 0)]  # of the first so many rows: what they cost, and where the last group begins
+    best: list[tuple[int, int]] = [(0, 0)]  # best[n]: cost of the first n rows, and start of their last group
     for end in range(1, len(order) + 1):
         longest = lengths[order[end - 1]]
         forwards = -(-longest // CHUNK) * _FORWARD
@@ -49,13 +48,13 @@ def prefill(
     tokens: Int[Tensor, "B T"],
     starts: Sequence[int],
 ) -> dict[int, Float[Tensor, "B T H"]]:
-    """Write known tokens to the cache, row b's in the slots from ``starts[b]`` on.
+    """Write known tokens to the cache; row b starts at slot ``starts[b]``.
 
-    Rows are padded on the right: what stands beyond a row's own tokens is written behind them, where the next
-    forward overwrites it and nothing looks before.
+    Rows are padded on the right. Padding is written after a row's tokens, where it is never attended to and the next
+    forward overwrites it.
 
     Returns:
-        the hidden states of the tapped layers; an empty dict when there are none.
+        the hidden states of the tapped layers; an empty dict if there are none.
     """
     width = tokens.shape[1]
     cache.reserve(max(rows) + 1, max(starts) + width)
@@ -66,7 +65,7 @@ def prefill(
         piece = tokens[:, begin : begin + CHUNK]
         reach = max(starts) + begin + piece.shape[1]
         step = model.address(TokenTree.chain(piece), bases + begin, rows, reach)
-        out = model.forward(step, cache, keep=first)  # nobody reads these logits, so one node's are enough
+        out = model.forward(step, cache, keep=first)  # these logits are unused; one node is the minimum
         chunks.append(dict(out.hidden))
     if not chunks:
         return model.empty_hidden(len(rows))

@@ -1,7 +1,7 @@
-"""transformers' own logits processors, told in our parameters.
+"""Converts transformers' logits processors to ``SamplingParams``.
 
-``generate`` hands over a finished list of processors. Those whose meaning the warp knows are read back into
-numbers: they then run vectorised over all nodes, and on rows without padding. Anything else is called as it is.
+``generate`` passes a finished list of processors. Those that the warp implements are converted to parameters, so they
+run vectorised over all nodes and on rows without padding. Others are called unchanged.
 """
 
 import math
@@ -13,18 +13,18 @@ from transformers.generation import logits_process as stock
 from foredraft.core.errors import OptionError
 
 
-def _usual(processor: Any) -> bool:
-    """Not built with options that our parameters lack. (A tensor of prompts to ignore is how padding is left out.)"""
+def _is_convertible(processor: Any) -> bool:
+    """Whether its options can all be expressed as our parameters. (A tensor ``prompt_ignore_length`` is padding.)"""
     ignored = getattr(processor, "prompt_ignore_length", None)
     fill, least = getattr(processor, "filter_value", -math.inf), getattr(processor, "min_tokens_to_keep", 1)
     return not isinstance(ignored, int) and fill == -math.inf and least == 1
 
 
-_REMEMBERS = (stock.UnbatchedClassifierFreeGuidanceLogitsProcessor, stock.SynthIDTextWatermarkLogitsProcessor)
+_STATEFUL = (stock.UnbatchedClassifierFreeGuidanceLogitsProcessor, stock.SynthIDTextWatermarkLogitsProcessor)
 
 
 class Translated(NamedTuple):
-    """Fields of ``SamplingParams``, and the processors that are none of transformers'."""
+    """Fields of ``SamplingParams``, and the processors that are not part of transformers."""
 
     fields: dict[str, Any]
     others: tuple[Callable, ...]
@@ -47,17 +47,17 @@ _READERS: dict[type, Callable[[Any, int], dict[str, Any]]] = {
 
 
 def check_processors(processors: Iterable[Callable]) -> None:
-    """Refuse processors that remember earlier calls: several calls score the nodes of a draft, and some are undone."""
+    """Raise an ``OptionError`` for stateful processors: drafting calls them for nodes that may be rejected."""
     for processor in processors:
-        if isinstance(processor, _REMEMBERS):
+        if isinstance(processor, _STATEFUL):
             name = processor.__class__.__name__
-            raise OptionError(f"{name} is not available while drafting: what it does depends on its earlier calls.")
+            raise OptionError(f"{name} is not available while drafting: its result depends on its earlier calls.")
 
 
 def for_row(processors: Iterable[Callable], row: int) -> stock.LogitsProcessorList:
-    """The list for one row of a batch, where ``prefix_allowed_tokens_fn`` is to hear the number of the row.
+    """The processors of one row of a batch; ``prefix_allowed_tokens_fn`` is called with the row's number.
 
-    The rows of a call are nodes of one request; transformers would number these.
+    Without this, transformers would pass the index within a call, whose rows are nodes of one request.
     """
     own = stock.LogitsProcessorList()
     for processor in processors:
@@ -69,16 +69,16 @@ def for_row(processors: Iterable[Callable], row: int) -> stock.LogitsProcessorLi
 
 
 def translate(processors: Iterable[Callable], prompt_length: int) -> Translated | None:
-    """Read a list of processors; None if transformers has put one in that the warp does not know.
+    """Convert a list of processors; None if it has a transformers processor that the warp does not implement.
 
     Args:
-        prompt_length: tokens of a row of ``input_ids``, padding included: ``min_length`` counts from there.
+        prompt_length: tokens of a row of ``input_ids``, padding included; ``min_length`` includes them.
     """
     fields: dict[str, Any] = {}
     others: list[Callable] = []
     for processor in processors:
         reader = _READERS.get(processor.__class__)
-        if reader is not None and _usual(processor):
+        if reader is not None and _is_convertible(processor):
             for name, value in reader(processor, prompt_length).items():
                 fields[name] = max(value, fields[name]) if name == "min_new_tokens" and name in fields else value
         elif processor.__class__.__module__.startswith("transformers."):

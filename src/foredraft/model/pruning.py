@@ -1,7 +1,7 @@
-"""Taking parts out of a Llama-like model: masked, for trying out, or cut, as a smaller model of the same kind.
+"""Structured pruning of Llama-like models: by masks during training, or by cutting to a smaller model.
 
-A model cut to what masks keep says exactly what the masked model says. For that a masked norm takes its mean over the
-hidden dimensions that are kept; all else is factors on what the parts hand on.
+The cut model computes exactly the outputs of the masked one: masked norms take their mean over the kept hidden
+dimensions, and all other masks are factors on outputs.
 """
 
 import copy
@@ -16,7 +16,7 @@ from foredraft.core.errors import ModelError
 from foredraft.heads.nets.pruning_masks import Kept, Masks, Sizes
 
 LAYOUTS = ("llama", "mistral", "qwen2", "qwen3")
-"""Values of ``model_type`` whose layers are known to be laid out as Llama's are."""
+"""Values of ``model_type`` with Llama's layer structure."""
 
 _AXES: dict[str, tuple[str | None, str | None]] = {
     "embed_tokens": (None, "hidden"),
@@ -34,20 +34,20 @@ _AXES: dict[str, tuple[str | None, str | None]] = {
     "up_proj": ("intermediate", "hidden"),
     "down_proj": ("hidden", "intermediate"),
 }
-"""What the rows and the columns of a module's weight stand for; a bias has the rows."""
+"""The dimensions of the rows and columns of each module's weight; a bias has those of the rows."""
 
 
 def sizes_of(model: PreTrainedModel) -> Sizes:
-    """What a model is made of.
+    """The sizes of a model's parts.
 
     Raises:
-        ModelError: it cannot be pruned, for its layers are laid out otherwise or its weights are quantised.
+        ModelError: it cannot be pruned, since its layer structure is not Llama's or its weights are quantised.
     """
     config = model.config
     if config.model_type not in LAYOUTS:
         raise ModelError(
-            f"{model.__class__.__name__} cannot be pruned: its layers are not laid out as those of "
-            f"{', '.join(LAYOUTS[:-1])} or {LAYOUTS[-1]}."
+            f"{model.__class__.__name__} cannot be pruned: only {', '.join(LAYOUTS[:-1])} and {LAYOUTS[-1]} models "
+            "are supported."
         )
     if getattr(config, "quantization_config", None) is not None:
         raise ModelError(f"{model.__class__.__name__} cannot be pruned: its weights are quantised; load plain ones.")
@@ -61,7 +61,7 @@ def sizes_of(model: PreTrainedModel) -> Sizes:
 
 
 class Masking:
-    """Hooks that multiply a model's parts with ``masks``, which may be changed between forwards, until ``undo``."""
+    """Hooks that multiply a model's parts by ``masks`` until ``undo``; masks may change between forwards."""
 
     def __init__(self, model: PreTrainedModel, masks: Masks) -> None:
         self.masks = masks
@@ -77,27 +77,27 @@ class Masking:
             self._hook_part(layer.mlp.down_proj, number, lambda z, n: z.intermediate[n])
 
     def undo(self) -> None:
-        """Take the hooks off."""
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
 
     def _queries(self, masks: Masks, number: int) -> Tensor:
-        """A factor for each dimension of each query head: that of the group it belongs to."""
+        """A factor for each dimension of each query head: the mask of its group."""
         return masks.groups[number].repeat_interleave(self._sizes.heads // self._sizes.groups * self._head_dim)
 
     def _hook_part(self, output: nn.Module, number: int, inner: Callable[[Masks, int], Tensor]) -> None:
-        """The last product of attention or feed-forward: what it reads, and what it adds to the hidden state."""
+        """Mask the input and output of an attention's or MLP's last product."""
         self._handles.append(output.register_forward_pre_hook(self._before(lambda z: inner(z, number))))
         self._handles.append(output.register_forward_hook(self._after(lambda z: z.layers[number] * z.hidden)))
 
     def _hook_norm(self, norm: nn.Module) -> None:
-        """Scaled so by its input, the norm's mean over all is the mean over what is kept; its epsilon stays."""
-        self._handles.append(norm.register_forward_pre_hook(self._before(self._widening)))
-        self._handles.append(norm.register_forward_hook(self._after(lambda z: 1 / self._widening(z))))
+        """Scale a norm's input so that its mean over all dimensions equals that over the kept ones; same epsilon."""
+        self._handles.append(norm.register_forward_pre_hook(self._before(self._norm_scale)))
+        self._handles.append(norm.register_forward_hook(self._after(lambda z: 1 / self._norm_scale(z))))
 
-    def _widening(self, masks: Masks) -> Tensor:
-        # how many are kept is given: which ones are is all that a gradient should say
+    def _norm_scale(self, masks: Masks) -> Tensor:
+        # detached: the number of kept dimensions is fixed, so it needs no gradient
         return (self._sizes.hidden / masks.hidden.detach().sum().clamp(min=1)).sqrt()
 
     def _before(self, factor: Callable[[Masks], Tensor]):
@@ -115,7 +115,7 @@ class Masking:
 
 @torch.no_grad()
 def cut(model: PreTrainedModel, kept: Kept) -> PreTrainedModel:
-    """A new model of the same class and type with the kept parts of another, which is left as it is."""
+    """A new model of the same class with the kept parts of another, which is not modified."""
     sizes, head_dim = sizes_of(model), _head_dim(model)
     config = copy.deepcopy(model.config)
     config.num_hidden_layers = len(kept.layers)
@@ -126,7 +126,7 @@ def cut(model: PreTrainedModel, kept: Kept) -> PreTrainedModel:
     config.head_dim = head_dim
     if getattr(config, "layer_types", None):
         config.layer_types = [config.layer_types[layer] for layer in kept.layers]
-    with torch.random.fork_rng(devices=[]):  # new weights are drawn before they are replaced
+    with torch.random.fork_rng(devices=[]):  # initialisation draws random weights, which are replaced
         small = model.__class__(config).to(model.dtype).to(model.device).eval()  # type: ignore[arg-type]
     weights = dict(model.named_parameters())
     share = sizes.heads // sizes.groups * head_dim

@@ -1,9 +1,8 @@
-"""A stock model without some of its decoder layers, or without the attention or the MLP of some.
+"""A stock model that skips some of its decoder layers, or the attention or MLP of some layers.
 
-For the length of a forward, what is left out has a ``forward`` of another kind: a layer hands its states on as they
-come, an attention or an MLP adds nothing to them. Modules, hooks and whatever the model asks of its layers (their
-types, their masks) stay as they are, no weight is copied, and after the forward nothing is left. Layers are numbered
-from 0 on, as in the model's own list.
+During a forward, skipped modules have their ``forward`` replaced: a layer returns its input, an attention or MLP
+returns zeros. Modules, hooks and layer attributes (types, masks) are unchanged, no weight is copied, and the
+replacement is undone after the forward. Layers are numbered from 0, as in the model's list.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -19,7 +18,7 @@ from foredraft.core.drafter import StepOut
 from foredraft.core.errors import ModelError
 from foredraft.core.tree import TokenTree
 from foredraft.model.cache import SlotCache
-from foredraft.model.hf import ODD, CausalLM, brief
+from foredraft.model.hf import MODEL_ERRORS, CausalLM, first_line
 from foredraft.model.masks import StepIn
 from foredraft.model.memory import has_matrices, stored_bytes
 from foredraft.model.taps import decoder_layers
@@ -28,147 +27,146 @@ Forward = Callable[..., Any]
 
 
 @final
-class ThinnedLM:
-    """A model that leaves something out: the same weights, the same cache, fewer layers.
+class LayerSkipLM:
+    """A model that skips parts: the same weights and cache, fewer layers.
 
-    Only the thread that runs the model may run this. Where an attention is left out, no keys and values are written.
+    Only the thread that runs the model may run this. A skipped attention writes no keys and values.
 
     Args:
-        stand_ins: what each module that is left out does instead.
-        cost: the share of the model's weights that a forward still reads.
+        replacements: the skipped modules, each with its replacement ``forward``.
+        cost: fraction of the model's weights that a forward still reads.
     """
 
-    def __init__(self, model: CausalLM, stand_ins: list[tuple[nn.Module, Forward]], cost: float) -> None:
+    def __init__(self, model: CausalLM, replacements: list[tuple[nn.Module, Forward]], cost: float) -> None:
         self.model = model
         self.cost = cost
-        self._stand_ins = stand_ins
+        self._replacements = replacements
 
     def forward(self, step: StepIn, cache: SlotCache, keep: Int[Tensor, "M"] | None = None) -> StepOut:
-        """As ``CausalLM.forward``. Hidden states behind a layer that is left out are those before it."""
-        with _in_place(self._stand_ins):
+        """Like ``CausalLM.forward``. A skipped layer's hidden states are its input."""
+        with _patched(self._replacements):
             return self.model.forward(step, cache, keep)
 
 
 @final
 class Layers:
-    """The decoder layers of a model, and what they are made of, as two small forwards show it.
+    """The decoder layers of a model and their attention and MLP modules, found by two small forwards.
 
     Raises:
-        ModelError: the model cannot run without its layers.
+        ModelError: the model cannot run with skipped layers.
     """
 
     def __init__(self, model: CausalLM) -> None:
         self.model = model
         self._blocks = list(decoder_layers(model.model))
         try:
-            self._seen = _look(model, self._blocks)
-            self._bare = _probe(self._partial([*range(len(self))], []), model.new_cache())
-        except ODD as error:
-            raise ModelError(f"{model.name} cannot run without its layers: {brief(error)}.") from error
-        self._adds_up: bool | None = None  # found out when somebody wants to know
+            self._parts = _find_parts(model, self._blocks)
+            self._all_skipped = _probe(self._skip([*range(len(self))], []), model.new_cache())
+        except MODEL_ERRORS as error:
+            raise ModelError(f"{model.name} cannot run with skipped layers: {first_line(error)}.") from error
+        self._is_separable: bool | None = None  # computed on first use
 
     def __len__(self) -> int:
         return len(self._blocks)
 
-    def first(self, count: int) -> ThinnedLM:
-        """The first so many layers, then the final norm and the output layer.
+    def first(self, count: int) -> LayerSkipLM:
+        """The first ``count`` layers, then the final norm and the output layer.
 
         Raises:
-            ModelError: there are not so many.
+            ModelError: ``count`` is not between 1 and the number of layers.
         """
         if not 1 <= count <= len(self):
             raise ModelError(f"{self.model.name} has {len(self)} layers: a draft can have 1 to {len(self)} of them.")
-        return self._partial(range(count, len(self)), [])
+        return self._skip(range(count, len(self)), [])
 
-    def without(self, attention: Collection[int], mlp: Collection[int]) -> ThinnedLM:
-        """All layers but the attention of some and the MLP of some; a layer that has to do without both is not run.
+    def without(self, attention: Collection[int], mlp: Collection[int]) -> LayerSkipLM:
+        """The model without the attention and the MLP of the given layers; a layer in both lists is skipped as a whole.
 
         Raises:
-            ModelError: there is no such layer, or the two are no separate parts of it.
+            ModelError: there is no such layer, or its attention and MLP cannot be skipped separately.
         """
         for number in (*attention, *mlp):
             if not 0 <= number < len(self):
                 raise ModelError(f"{self.model.name} has layers 0 to {len(self) - 1}; there is no layer {number}.")
         whole = set(attention) & set(mlp)
         parts = [part for number in set(attention) - whole for part in self._attention(number)]
-        parts += [part for number in set(mlp) - whole for part in self._seen.mlp[number]]
-        if parts and not self._separate():
+        parts += [part for number in set(mlp) - whole for part in self._parts.mlp[number]]
+        if parts and not self._separable():
             raise ModelError(
-                f"{self.model.name} does not add attention and MLP to its states one by one, so only whole layers can "
-                "be left out: name the same ones in skip_attention and skip_mlp."
+                f"{self.model.name} does not add attention and MLP separately to its hidden states, so only whole "
+                "layers can be skipped: list the same layers in skip_attention and skip_mlp."
             )
-        return self._partial(whole, parts)
+        return self._skip(whole, parts)
 
     def _attention(self, number: int) -> list[nn.Module]:
-        found = self._seen.attention[number]
+        found = self._parts.attention[number]
         return [] if found is None else [found]
 
-    def _partial(self, whole: Collection[int], parts: Collection[nn.Module]) -> ThinnedLM:
+    def _skip(self, whole: Collection[int], parts: Collection[nn.Module]) -> LayerSkipLM:
         layers = [self._blocks[number] for number in sorted(whole)]
-        gone = [(layer, _handing_on(self._seen.returns[layer])) for layer in layers]
-        gone += [(part, _adding_nothing(self._seen.returns[part])) for part in parts]
-        left = sum(stored_bytes(module) for module, _ in gone)
-        return ThinnedLM(self.model, gone, 1.0 - left / self.model.weight_bytes)
+        replacements = [(layer, _identity(self._parts.returns[layer])) for layer in layers]
+        replacements += [(part, _zeros(self._parts.returns[part])) for part in parts]
+        skipped = sum(stored_bytes(module) for module, _ in replacements)
+        return LayerSkipLM(self.model, replacements, 1.0 - skipped / self.model.weight_bytes)
 
-    def _separate(self) -> bool:
-        """Whether a layer whose attention and MLP add nothing hands its states on as they come."""
-        if self._adds_up is None:
+    def _separable(self) -> bool:
+        """Whether a layer whose attention and MLP return zeros returns its input."""
+        if self._is_separable is None:
             numbers = range(len(self))
-            parts = [part for number in numbers for part in (*self._attention(number), *self._seen.mlp[number])]
-            found = all(self._attention(number) and self._seen.mlp[number] for number in numbers)
+            parts = [part for number in numbers for part in (*self._attention(number), *self._parts.mlp[number])]
+            found = all(self._attention(number) and self._parts.mlp[number] for number in numbers)
             try:
-                bare = _probe(self._partial([], parts), self.model.new_cache())
-                self._adds_up = found and torch.equal(bare, self._bare)
-            except ODD:
-                self._adds_up = False
-        return self._adds_up
+                logits = _probe(self._skip([], parts), self.model.new_cache())
+                self._is_separable = found and torch.equal(logits, self._all_skipped)
+            except MODEL_ERRORS:
+                self._is_separable = False
+        return self._is_separable
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
-    """``returns``: how many things a module returns in a tuple, the states first; 0 for the states alone.
-    ``attention`` and ``mlp``: which children of each layer these are; the former is the one that writes to the cache,
-    the latter are all others with matrices."""
+class _Parts:
+    """``returns``: length of a module's output tuple, which starts with the hidden states; 0 for a plain tensor.
+    ``attention``: each layer's child that writes to the cache. ``mlp``: its other children with matrices."""
 
     returns: dict[nn.Module, int] = field(default_factory=dict)
     attention: list[nn.Module | None] = field(default_factory=list)
     mlp: list[list[nn.Module]] = field(default_factory=list)
 
 
-def _look(model: CausalLM, blocks: list[nn.Module]) -> _Seen:
-    """Run the whole model once, and watch its layers and their children."""
-    seen, cache, handles = _Seen(), model.new_cache(), []
+def _find_parts(model: CausalLM, blocks: list[nn.Module]) -> _Parts:
+    """Run the whole model once with hooks on its layers and their children."""
+    parts, cache, handles = _Parts(), model.new_cache(), []
 
-    def watch(number: int, child: bool) -> Forward:
+    def hook_for(number: int, child: bool) -> Forward:
         def hook(module: nn.Module, args: tuple, output: Any) -> None:
-            seen.returns[module] = _width(model, output)
+            parts.returns[module] = _output_length(model, output)
             if not child:
                 return
-            if seen.attention[number] is None and cache.holds(number):
-                seen.attention[number] = module
-            elif module is not seen.attention[number] and module not in seen.mlp[number]:
-                seen.mlp[number].append(module)
+            if parts.attention[number] is None and cache.holds(number):
+                parts.attention[number] = module
+            elif module is not parts.attention[number] and module not in parts.mlp[number]:
+                parts.mlp[number].append(module)
 
         return hook
 
     try:
         for number, block in enumerate(blocks):
-            seen.attention.append(None)
-            seen.mlp.append([])
-            handles.append(block.register_forward_hook(watch(number, child=False)))
+            parts.attention.append(None)
+            parts.mlp.append([])
+            handles.append(block.register_forward_hook(hook_for(number, child=False)))
             for child in block.children():
                 if has_matrices(child):
-                    handles.append(child.register_forward_hook(watch(number, child=True)))
+                    handles.append(child.register_forward_hook(hook_for(number, child=True)))
         _probe(model, cache)
     finally:
         for handle in handles:
             handle.remove()
-    return seen
+    return parts
 
 
-def _probe(model: CausalLM | ThinnedLM, cache: SlotCache) -> Float[Tensor, "3 V"]:
+def _probe(model: CausalLM | LayerSkipLM, cache: SlotCache) -> Float[Tensor, "3 V"]:
     """Logits of three tokens."""
-    whole = model.model if isinstance(model, ThinnedLM) else model
+    whole = model.model if isinstance(model, LayerSkipLM) else model
     cache.reserve(1, 16)
     size = whole.model.config.get_text_config().vocab_size
     tokens = torch.arange(1, 4, device=whole.device)[None] % size
@@ -176,22 +174,22 @@ def _probe(model: CausalLM | ThinnedLM, cache: SlotCache) -> Float[Tensor, "3 V"
     return model.forward(whole.address(TokenTree.chain(tokens), base, (0,), 3), cache).logits[0]
 
 
-def _width(model: CausalLM, output: Any) -> int:
+def _output_length(model: CausalLM, output: Any) -> int:
     if isinstance(output, Tensor):
         return 0
     if isinstance(output, tuple) and isinstance(output[0], Tensor):
         return len(output)
-    raise ModelError(f"{model.name} cannot run without its layers: they return {output.__class__.__name__}.")
+    raise ModelError(f"{model.name} cannot run with skipped layers: they return {output.__class__.__name__}.")
 
 
-def _handing_on(returns: int) -> Forward:
+def _identity(returns: int) -> Forward:
     def forward(*args: Any, **kwargs: Any) -> Any:
         return _shaped(_states(args, kwargs), returns)
 
     return forward
 
 
-def _adding_nothing(returns: int) -> Forward:
+def _zeros(returns: int) -> Forward:
     def forward(*args: Any, **kwargs: Any) -> Any:
         return _shaped(torch.zeros_like(_states(args, kwargs)), returns)
 
@@ -207,15 +205,15 @@ def _shaped(states: Tensor, returns: int) -> Any:
 
 
 @contextmanager
-def _in_place(stand_ins: list[tuple[nn.Module, Forward]]) -> Iterator[None]:
-    """Let modules do something else for a while. Some have a ``forward`` of their own already (offloading)."""
-    before = [vars(module).get("forward") for module, _ in stand_ins]
+def _patched(replacements: list[tuple[nn.Module, Forward]]) -> Iterator[None]:
+    """Replace modules' ``forward`` within the context. Some instances already have one (offloading)."""
+    before = [vars(module).get("forward") for module, _ in replacements]
     try:
-        for module, forward in stand_ins:
+        for module, forward in replacements:
             module.forward = forward
         yield
     finally:
-        for (module, _), own in zip(stand_ins, before, strict=True):
+        for (module, _), own in zip(replacements, before, strict=True):
             if own is None:
                 vars(module).pop("forward", None)
             else:

@@ -1,4 +1,4 @@
-"""Which models can be verified, which cannot and why, and how their layers attend."""
+"""Checks whether a model is supported, and reads its context length and attention layout."""
 
 from collections.abc import Mapping
 
@@ -13,46 +13,53 @@ UNBOUNDED = 1 << 30
 
 
 def check_supported(model: PreTrainedModel) -> None:
-    """Raise a ``ModelError`` that says why for a model whose drafts could not be verified or rolled back."""
+    """Check that the model's drafts can be verified and rolled back.
+
+    Raises:
+        ModelError: they cannot; the message says why.
+    """
     config = model.config.get_text_config()
     name = model.__class__.__name__
     if model.config.is_encoder_decoder:
         raise ModelError(f"{name} is an encoder-decoder; foredraft verifies drafts of decoder-only causal LMs.")
     check_generates(model)
-    odd = sorted(set(_layer_types(config)) - _REACH.keys())
-    places = {str(weight.device) for weight in model.parameters()}
-    away = "meta" in places or "disk" in vars(model).get("hf_device_map", {}).values()
-    if len(places) > 1 or away:
-        where = ", ".join(sorted(places - {"meta"}) + ["offloaded"] * away)
+    unknown = sorted(set(_layer_types(config)) - _REACH.keys())
+    devices = {str(weight.device) for weight in model.parameters()}
+    offloaded = "meta" in devices or "disk" in vars(model).get("hf_device_map", {}).values()
+    if len(devices) > 1 or offloaded:
+        where = ", ".join(sorted(devices - {"meta"}) + ["offloaded"] * offloaded)
         raise ModelError(
-            f"The weights of this {name} lie on several devices or are offloaded ({where}); foredraft runs a model on "
-            'one device: load it with device_map={"": 0}, in a smaller dtype or quantised if need be.'
+            f"The weights of this {name} are on several devices or are offloaded ({where}); foredraft runs a model on "
+            'one device: load it with device_map={"": 0}, in a smaller dtype or quantised if needed.'
         )
-    if model._is_stateful or odd:
-        what = f"layers of type {', '.join(odd)}" if odd else "a recurrent state"
+    if model._is_stateful or unknown:
+        what = f"layers of type {', '.join(unknown)}" if unknown else "a recurrent state"
         raise ModelError(
-            f"{name} has {what}: a state that was advanced over rejected drafts cannot be rolled back, so they could "
-            "not be undone; foredraft needs a model whose whole memory is keys and values."
+            f"{name} has {what}: a state that has read rejected drafts cannot be rolled back; foredraft needs a model "
+            "whose only state is its KV cache."
         )
 
 
 def check_generates(model: PreTrainedModel) -> None:
-    """Raise a ``ModelError`` for a model without a language-model head, such as one of ``AutoModel``."""
+    """Raise a ``ModelError`` for a model without a language-model head, such as an ``AutoModel``."""
     if not model.can_generate():
         raise ModelError(f"{model.__class__.__name__} has no language-model head; load a ...ForCausalLM.")
 
 
 def context_of(model: PreTrainedModel) -> int:
-    """How many tokens a text may have.
+    """The model's context length in tokens.
 
-    Beyond its last position, and beyond lengths at which it changes what it made of earlier ones: "longrope" turns
-    all positions of a batch differently once its longest row has passed the original context, and Llama 4 scales
-    queries by positions that it counts itself. There a row would depend on its neighbours.
+    At most its last position, and less for models whose rows affect each other at greater lengths: "longrope" changes
+    all positions of a batch once its longest row exceeds the original context, and Llama 4 scales queries by positions
+    that it counts itself.
     """
     config = model.config.get_text_config()
     limit = getattr(config, "max_position_embeddings", None) or UNBOUNDED
     rope = getattr(config, "rope_parameters", None) or {}
-    for part in (rope, *(value for value in rope.values() if isinstance(value, Mapping))):  # one for all, or by layer
+    for part in (
+        rope,
+        *(value for value in rope.values() if isinstance(value, Mapping)),
+    ):  # one dict, or one per layer type
         if part.get("rope_type") == "longrope":
             limit = min(limit, part["original_max_position_embeddings"])
     if getattr(config, "attn_temperature_tuning", False) and "chunked_attention" in _layer_types(config):
@@ -61,7 +68,7 @@ def context_of(model: PreTrainedModel) -> int:
 
 
 def layout_of(model: PreTrainedModel) -> Layout:
-    """Layer types of a model with their reach in tokens, read from its config."""
+    """The model's layer types and their reach in tokens, from its config."""
     config = model.config.get_text_config()
     kinds = _layer_types(config)
     if not kinds:

@@ -1,8 +1,8 @@
-"""Hidden states by layer, taken with forward hooks.
+"""Hidden states by layer, captured with forward hooks.
 
-Not by ``output_hidden_states``: what its index means changed between transformers 5.17 and 5.23. Here index i is
-the state after i decoder layers, so 0 is the embedding and the number of layers is what the final norm reads;
-``FINAL`` is what that norm says, and the output layer reads.
+``output_hidden_states`` is not used, since the meaning of its index changed between transformers 5.17 and 5.23. Here
+index i is the state after i decoder layers: 0 is the embedding, the number of layers the input of the final norm, and
+``FINAL`` the norm's output, which the output layer reads.
 """
 
 from collections.abc import Iterable
@@ -16,38 +16,38 @@ from foredraft.heads.nets.target_parts import FINAL
 
 
 class Taps:
-    """Hooks on some layers of a model, while the context lasts; ``take`` hands out what the forward left there."""
+    """A context with hooks on some layers of a model; ``take`` returns the states of the last forward."""
 
     def __init__(self, model: PreTrainedModel, layers: Iterable[int]) -> None:
         self.layers = tuple(sorted(set(layers)))
         self._states: dict[int, Tensor] = {}
-        self._places: list[tuple[dict[Any, Any], Any]] = []  # torch's tables of hooks, and what stands there
+        self._hooks: list[tuple[dict[Any, Any], Any]] = []  # torch's hook tables, and our entry for each
         blocks = list(decoder_layers(model)) if self.layers else []
         for layer in self.layers:
             if layer != FINAL and not 0 <= layer <= len(blocks):
                 raise ModelError(f"There is no hidden layer {layer}: the model has layers 0 to {len(blocks)}.")
             if layer == 0:
                 first = blocks[0]
-                self._places += [(first._forward_pre_hooks, self._before), (first._forward_pre_hooks_with_kwargs, True)]
+                self._hooks += [(first._forward_pre_hooks, self._before), (first._forward_pre_hooks_with_kwargs, True)]
             else:
                 module = body(model) if layer == FINAL else blocks[layer - 1]
-                self._places.append((module._forward_hooks, self._after(layer)))
+                self._hooks.append((module._forward_hooks, self._after(layer)))
 
     def __enter__(self) -> "Taps":
-        for hooks, own in self._places:  # by hand: in a loop, register_forward_hook and its handles take their time
-            hooks[self] = own
+        for table, hook in self._hooks:  # directly, since register_forward_hook is slow in a decoding loop
+            table[self] = hook
         return self
 
     def __exit__(self, *error: object) -> None:
         self.off()
 
     def off(self) -> None:
-        """Take the hooks off, if they are there."""
-        for hooks, _ in self._places:
-            hooks.pop(self, None)
+        """Remove the hooks, if present."""
+        for table, _ in self._hooks:
+            table.pop(self, None)
 
     def take(self) -> dict[int, Tensor]:
-        """States [B, N, H] of the last forward, by layer; they are handed out once."""
+        """Return and drop the states [B, N, H] of the last forward, by layer."""
         states, self._states = self._states, {}
         return states
 
@@ -62,12 +62,12 @@ class Taps:
 
 
 def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
-    """The list of decoder layers, wherever the model keeps it: the one list as long as its config says."""
+    """The model's decoder layers: its first module list with as many entries as the config has layers."""
     return _owner_and_layers(model)[1]
 
 
 def body(model: PreTrainedModel) -> nn.Module:
-    """The model without its output layer: whoever owns the decoder layers, and returns states after the final norm."""
+    """The model without its output layer: the module that owns the decoder layers and ends with the final norm."""
     return _owner_and_layers(model)[0]
 
 
@@ -77,4 +77,4 @@ def _owner_and_layers(model: PreTrainedModel) -> tuple[nn.Module, nn.ModuleList]
         for child in module.children():
             if isinstance(child, nn.ModuleList) and len(child) == count:
                 return module, child
-    raise ModelError(f"{model.__class__.__name__} has no list of {count} decoder layers to take hidden states from.")
+    raise ModelError(f"{model.__class__.__name__} has no list of {count} decoder layers to read hidden states from.")

@@ -1,4 +1,4 @@
-"""Text to ids and back, chats to prompts, and whether two tokenizers are one."""
+"""Tokenizer wrapper: encoding, decoding, chat templates, and comparison of two tokenizers."""
 
 import hashlib
 import json
@@ -14,29 +14,37 @@ Message = Mapping[str, Any]
 
 
 class Tokenizer:
-    """What foredraft needs of a transformers tokenizer."""
+    """The parts of a transformers tokenizer that foredraft uses."""
 
     def __init__(self, inner: PreTrainedTokenizerBase) -> None:
         self.inner = inner
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text that begins a document: with whatever special tokens the tokenizer puts in front."""
+        """Ids of a prompt, with the special tokens that the tokenizer adds at the start.
+
+        Raises:
+            PromptError: it is empty or not valid Unicode.
+        """
         if not text:
             raise PromptError("The prompt is empty: there is nothing to continue.")
         return self._ids(text, special=True)
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """Ids of a conversation in the model's chat template, ready for the assistant's answer."""
+        """Ids of a conversation in the model's chat template, ready for the assistant's answer.
+
+        Raises:
+            PromptError: there are no messages, there is no chat template, or the template rejects the messages.
+        """
         if not messages:
             raise PromptError("The chat has no messages: there is nothing to answer.")
         plain = [_plain(message, number) for number, message in enumerate(messages, start=1)]
         if self.inner.chat_template is None:
-            raise PromptError("The model has no chat template; give it a plain text instead of chat messages.")
+            raise PromptError("The model has no chat template; pass plain text instead of chat messages.")
         try:
             text: Any = self.inner.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
-        except Exception as error:  # templates refuse what they do not like in ways of their own
-            said = str(error).strip() or error.__class__.__name__
-            raise PromptError(f"The chat template refuses these messages: {said.splitlines()[0]}") from error
+        except Exception as error:  # templates may raise anything
+            message = str(error).strip() or error.__class__.__name__
+            raise PromptError(f"The chat template rejects these messages: {message.splitlines()[0]}") from error
         return self._ids(text, special=False)
 
     def _ids(self, text: str, special: bool) -> list[int]:
@@ -47,52 +55,55 @@ class Tokenizer:
         return list(self.inner(text, add_special_tokens=special)["input_ids"])
 
     def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of many texts at once, without special tokens; what is no valid Unicode becomes a question mark."""
+        """Ids of many strings at once, without special tokens; invalid Unicode is replaced by question marks."""
         clean = [text.encode("utf-8", "replace").decode() for text in texts]
         return [list(ids) for ids in self.inner(clean, add_special_tokens=False)["input_ids"]] if clean else []
 
     def encode_turns(self, messages: Sequence[Message]) -> tuple[list[int], list[int]]:
-        """Ids of a whole conversation, and for each whether the assistant says it (1) or not (0).
+        """Ids of a whole conversation, and a mask of the assistant's tokens (1) for training.
 
-        What the assistant says begins where the template asks for it and ends where the template closes its turn.
+        An assistant turn starts after the template's generation prompt and ends where the template closes it.
+
+        Raises:
+            PromptError: there is no chat template.
         """
         if self.inner.chat_template is None:
-            raise PromptError("The model has no chat template; give it plain texts instead of chat messages.")
+            raise PromptError("The model has no chat template; pass plain text instead of chat messages.")
         turns = [dict(message) for message in messages]
         whole = self._rendered(turns)
-        said = [0] * len(whole)
+        by_assistant = [0] * len(whole)
         for number, turn in enumerate(turns):
             if turn["role"] == "assistant":
                 begin = len(self._rendered(turns[:number], add_generation_prompt=True))
                 end = len(self._rendered(turns[: number + 1]))
-                said[begin:end] = [1] * (end - begin)
+                by_assistant[begin:end] = [1] * (end - begin)
         encoding = self.inner(whole, add_special_tokens=False, return_offsets_mapping=True)
         spans = encoding["offset_mapping"]
-        return list(encoding["input_ids"]), [int(end > begin and said[begin] == 1) for begin, end in spans]
+        return list(encoding["input_ids"]), [int(end > begin and by_assistant[begin] == 1) for begin, end in spans]
 
     def _rendered(self, turns: list[dict[str, str]], **options: Any) -> str:
         return str(self.inner.apply_chat_template(turns, tokenize=False, **options)) if turns else ""
 
     def fingerprint(self) -> str:
-        """The same for tokenizers that give the same ids."""
+        """A hash of vocabulary and chat template; equal for tokenizers that produce the same ids."""
         facts = [sorted(self.inner.get_vocab().items()), self.inner.chat_template]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
     def decode(self, tokens: list[int]) -> str:
-        """Text of ids, special tokens left out, spaces as they are."""
+        """The string of ids, without special tokens and with spaces unchanged."""
         return str(self.inner.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     def first_difference(self, other: "Tokenizer") -> str | None:
-        """A sentence on where two tokenizers differ, or None if each id that both have is the same token.
+        """Where two tokenizers differ, as a clause, or None if every shared id is the same token.
 
-        Vocabularies may be padded to different sizes; that is no difference.
+        Vocabularies padded to different sizes are not different.
         """
         mine = {index: token for token, index in self.inner.get_vocab().items()}
         theirs = {index: token for token, index in other.inner.get_vocab().items()}
         shared = mine.keys() & theirs.keys()
-        odd = next((index for index in sorted(shared) if mine[index] != theirs[index]), None)
-        if odd is not None:
-            return f"token {odd} is {mine[odd]!r} in one and {theirs[odd]!r} in the other"
+        different = next((index for index in sorted(shared) if mine[index] != theirs[index]), None)
+        if different is not None:
+            return f"token {different} is {mine[different]!r} in one and {theirs[different]!r} in the other"
         fewer, more = sorted((len(mine), len(theirs)))
         if more - fewer > max(1024, more // 50):
             return f"one has {fewer} tokens and the other {more}"
@@ -100,7 +111,7 @@ class Tokenizer:
 
 
 def _plain(message: Message, number: int) -> dict[str, Any]:
-    """A message whose content is a string: text parts are joined as they are."""
+    """A message with its text parts joined to one string."""
     if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
         raise PromptError(f"Chat message {number} must be a mapping with 'role' and 'content'.")
     content = message["content"]
@@ -114,18 +125,18 @@ def _plain(message: Message, number: int) -> dict[str, Any]:
             part = part["text"]
         if not isinstance(part, str):
             kind = part.get("type") if isinstance(part, Mapping) else part.__class__.__name__
-            raise PromptError(f"Chat message {number} has a part of type {kind!r}; foredraft reads text parts only.")
+            raise PromptError(f"Chat message {number} has a part of type {kind!r}; foredraft accepts text parts only.")
         texts.append(part)
     return {**message, "content": "".join(texts)}
 
 
 def check_same_tokenizer(target: Tokenizer | None, draft: Tokenizer | None, name: str) -> None:
-    """Raise a ``DrafterError`` unless the two give the same ids the same meaning; padded sizes may differ."""
+    """Raise a ``DrafterError`` unless equal ids are equal tokens; padded sizes may differ."""
     if target is None or draft is None:
         return
     difference = target.first_difference(draft)
     if difference is not None:
         raise DrafterError(
-            f"The draft {name!r} has another tokenizer than the target ({difference}); let it draft as "
-            f"universal:{name}, take a draft of the target's own family, or one that needs no model: prompt_lookup."
+            f"The draft {name!r} has another tokenizer than the target ({difference}); use universal:{name}, a draft "
+            "of the target's model family, or a drafter without a model such as prompt_lookup."
         )

@@ -40,7 +40,7 @@ def tensors() -> dict[str, Tensor]:
 def test_what_is_not_there(tmp_path: Path, lm: CausalLM):
     refused(str(tmp_path / "nothing"), lm, "There is no folder", ModelError)
     (tmp_path / "file").write_text("")
-    refused(str(tmp_path / "file"), lm, "is a file, where a folder", ModelError)
+    refused(str(tmp_path / "file"), lm, "is a file; expected a folder", ModelError)
     (tmp_path / "empty").mkdir()
     refused(str(tmp_path / "empty"), lm, "has no config.json")
     refused(hf.put(tmp_path / "a", LLAMA, {}, ""), lm, "has no weights")
@@ -48,7 +48,7 @@ def test_what_is_not_there(tmp_path: Path, lm: CausalLM):
 
 @pytest.mark.parametrize(
     ("text", "part"),
-    [("{", "is no JSON: "), ("[]", "is no JSON object"), ("\udcff", "is no JSON"), ("{}", "does not say hidden_size")],
+    [("{", "is not JSON: "), ("[]", "is not a JSON object"), ("\udcff", "is not JSON"), ("{}", "has no hidden_size")],
 )
 def test_configs_that_are_none(tmp_path: Path, lm: CausalLM, text: str, part: str):
     path = hf.put(tmp_path, None, tensors())
@@ -57,18 +57,18 @@ def test_configs_that_are_none(tmp_path: Path, lm: CausalLM, text: str, part: st
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "text for a number": ({"hidden_size": "32"}, "hidden_size .* is '32', not a positive whole number"),
+    "text for a number": ({"hidden_size": "32"}, "hidden_size .* is '32', not a positive integer"),
     "zero": ({"num_attention_heads": 0}, "num_attention_heads .* is 0, not a positive"),
     "layers without end": ({"num_hidden_layers": 10**9}, "num_hidden_layers .* is 1000000000, not at most 1024"),
     "kinds of layers that are lists": ({"layer_types": [[1]]}, "only all full or all sliding"),
-    "truth for a number": ({"num_hidden_layers": True}, "is True, not a positive whole number"),
+    "truth for a number": ({"num_hidden_layers": True}, "is True, not a positive integer"),
     "number for a truth": ({"attention_bias": 1}, "attention_bias .* is 1, not true or false"),
     "negative base": ({"rope_theta": -1.0}, "rope_theta .* is -1.0, not a positive number"),
-    "heads that do not divide": ({"num_key_value_heads": 3}, "which make no attention"),
-    "activation": ({"hidden_act": "gelu_new"}, "activation 'gelu_new'; known are silu"),
-    "scheme": ({"rope_scaling": {"rope_type": "spiral"}}, "cannot be used: Rotary positions of the kind 'spiral'"),
+    "heads that do not divide": ({"num_key_value_heads": 3}, "which do not fit together"),
+    "activation": ({"hidden_act": "gelu_new"}, "unknown activation 'gelu_new'. Known: silu"),
+    "scheme": ({"rope_scaling": {"rope_type": "spiral"}}, "cannot be used: Unknown rope type 'spiral'"),
     "scheme without numbers": ({"rope_scaling": {"rope_type": "llama3"}}, "cannot be used: rope_scaling"),
-    "part of a head": ({"partial_rotary_factor": 0.5}, "turns a part of each attention head only"),
+    "part of a head": ({"partial_rotary_factor": 0.5}, "a part of each attention head"),
     "rope is no object": ({"rope_scaling": 2}, "rope_scaling .* is 2, not an object"),
     "mixed layers": (
         {"layer_types": ["sliding_attention", "full_attention"], "num_hidden_layers": 2},
@@ -76,13 +76,13 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "ids are no list": (
         {"eagle_aux_hidden_state_layer_ids": 3, "eagle_config": None},
-        "is 3, not a list of whole numbers",
+        "is 3, not a list of integers",
     ),
     "draft vocabulary too large": ({"draft_vocab_size": V + 1}, "draft vocabulary of 97, more than the target's 96"),
     "both norms": ({"fc_norm": True, "norm_before_fc": True}, "both norm_before_fc and fc_norm"),
     "tied to another size": ({"tie_word_embeddings": True}, "ties its output layer to an embedding of another size"),
     "another width": ({"hidden_size": 64, "head_dim": 8}, "no multiple of the target's width|has the shape"),
-    "another inner size": ({"intermediate_size": 47}, r"mlp.\w+.weight .* has the shape \[\d+, \d+\], and its"),
+    "another inner size": ({"intermediate_size": 47}, r"mlp.\w+.weight .* has the shape \[\d+, \d+\], but its"),
 }
 
 
@@ -108,22 +108,22 @@ def test_missing_and_unexpected_tensors_are_named(tmp_path: Path, lm: CausalLM):
 
 def test_other_things_than_heads(tmp_path: Path, lm: CausalLM):
     lm.model.save_pretrained(tmp_path / "model")
-    refused(str(tmp_path / "model"), lm, "is a whole model, not a draft head; it can draft as draft_model:PATH")
-    refused(hf.put(tmp_path / "b", {}, {"x.weight": torch.ones(2)}), lm, "are those of no known draft head: x.weight")
+    refused(str(tmp_path / "model"), lm, "is a whole model, not a draft head; use it as draft_model:PATH")
+    refused(hf.put(tmp_path / "b", {}, {"x.weight": torch.ones(2)}), lm, "match no known draft head: x.weight")
     other = hf.speculators(speculators_model_type="eagle")
-    refused(hf.put(tmp_path / "c", other, hf.filled(EAGLE1)), lm, "speculators type 'eagle'; of those, eagle3 is read")
+    refused(hf.put(tmp_path / "c", other, hf.filled(EAGLE1)), lm, "speculators type 'eagle'; only eagle3 is supported")
 
 
 @pytest.mark.parametrize(
     ("make", "part"),
     [
-        (lambda d2t: d2t + V, "leads out of the target's vocabulary of 96"),
-        (lambda d2t: d2t - 50, "leads out of the target's vocabulary"),
-        (lambda d2t: d2t.flip(0), "do not rise|leads out"),
-        (lambda d2t: -torch.arange(VD), "gives target ids that do not rise; it should hold the offsets"),
+        (lambda d2t: d2t + V, "ids outside the target's vocabulary of 96"),
+        (lambda d2t: d2t - 50, "ids outside the target's vocabulary"),
+        (lambda d2t: d2t.flip(0), "are not ascending|ids outside"),
+        (lambda d2t: -torch.arange(VD), "gives target ids that are not ascending; it must hold the offsets"),
         (lambda d2t: d2t[:-1], r"d2t .* has the shape \[39\], not \[40\]"),
-        (lambda d2t: d2t.float(), "holds torch.float32, not whole numbers"),
-        (lambda d2t: torch.zeros_like(d2t), "d2t and t2d .* do not agree"),
+        (lambda d2t: d2t.float(), "holds torch.float32, not integers"),
+        (lambda d2t: torch.zeros_like(d2t), "d2t and t2d .* are inconsistent"),
     ],
 )
 def test_maps_that_are_none(tmp_path: Path, lm: CausalLM, make: Callable[[Tensor], Tensor], part: str):
@@ -149,7 +149,7 @@ def test_maps_that_are_missing_or_zero(tmp_path: Path, lm: CausalLM):
 def test_numbers_that_are_none(tmp_path: Path, lm: CausalLM, value: float):
     found = tensors()
     found["midlayer.mlp.up_proj.weight"][3, 4] = value
-    refused(hf.put(tmp_path, SPECFORGE, found), lm, "midlayer.mlp.up_proj.weight holds NaN or infinity")
+    refused(hf.put(tmp_path, SPECFORGE, found), lm, "midlayer.mlp.up_proj.weight contains NaN or infinity")
 
 
 def test_numbers_too_large_for_the_target(tmp_path: Path):
@@ -162,9 +162,9 @@ def test_numbers_too_large_for_the_target(tmp_path: Path):
 def test_quantised_weights(tmp_path: Path, lm: CausalLM):
     found = tensors()
     found["fc.weight"] = found["fc.weight"].to(torch.int8)
-    refused(hf.put(tmp_path / "a", SPECFORGE, found), lm, "are torch.int8: quantised heads are not read")
+    refused(hf.put(tmp_path / "a", SPECFORGE, found), lm, "are torch.int8: quantised heads are not supported")
     found["fc.weight"] = tensors()["fc.weight"].to(torch.float8_e4m3fn)
-    refused(hf.put(tmp_path / "b", SPECFORGE, found), lm, "fc.weight of .* has the type F8_E4M3, which is not read")
+    refused(hf.put(tmp_path / "b", SPECFORGE, found), lm, "fc.weight of .* has the unsupported type F8_E4M3")
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
@@ -173,7 +173,7 @@ def test_files_that_are_cut_short(tmp_path: Path, lm: CausalLM, file: str, keep:
     path = hf.put(tmp_path, SPECFORGE, tensors(), file)
     data = (tmp_path / file).read_bytes()
     (tmp_path / file).write_bytes(data[:keep])
-    refused(path, lm, "is cut short or no ")
+    refused(path, lm, "is truncated or not a ")
 
 
 class Evil:
@@ -189,13 +189,13 @@ def test_pickles_that_would_run_code(tmp_path: Path, lm: CausalLM, zipped: bool)
     path = hf.put(tmp_path / "a", SPECFORGE, {}, "")
     evil: Any = {"fc.weight": Evil(tmp_path / "owned")}
     torch.save(evil, tmp_path / "a" / "pytorch_model.bin", _use_new_zipfile_serialization=zipped)
-    refused(path, lm, "a pickle with more in it than tensors, which could run code; it was not loaded")
+    refused(path, lm, "a pickle with other objects than tensors, which could run code; it was not loaded")
     assert not (tmp_path / "owned").exists()
 
 
 def test_pickles_that_are_no_state_dict(tmp_path: Path, lm: CausalLM):
     path = hf.put(tmp_path, SPECFORGE, {}, "")
-    for content, part in (([torch.ones(1)], "holds no state dict"), ({"epoch": 3}, "'epoch' is no tensor")):
+    for content, part in (([torch.ones(1)], "is not a state dict"), ({"epoch": 3}, "'epoch' is not a tensor")):
         torch.save(content, tmp_path / "pytorch_model.bin")
         refused(path, lm, part)
 
@@ -305,7 +305,7 @@ def test_the_hub():
         env={"HF_HUB_OFFLINE": "1", "PYTHONPATH": ":".join(sys.path), "PATH": "", "HOME": "/nowhere"},
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("There is no folder 'nobody/nothing', and the hub does not give it: ")
+    assert done.stdout.startswith("There is no folder 'nobody/nothing', and downloading it from the hub failed: ")
     assert done.stdout.count("\n") == 1
     for name in ("", "./nothing", "/nowhere/at/all", "a/b/c"):
         with pytest.raises(ModelError, match="There is no folder"):

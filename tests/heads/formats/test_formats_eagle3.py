@@ -59,7 +59,7 @@ def test_safeailab(tmp_path: Path, lm: CausalLM, file: str):
     assert head.info.parameters == sum(t.numel() for t in tensors.values()) and head.info.dtype == torch.float32
     d2t = hf.maps()["d2t"]
     assert net.vocabulary is not None and torch.equal(net.vocabulary, torch.arange(VD) + d2t)
-    assert "rope_theta is absent: base 10000." in head.info.notes
+    assert "rope_theta is missing; 10000 is used." in head.info.notes
 
 
 def test_inspect_needs_no_target(tmp_path: Path):
@@ -94,7 +94,9 @@ def test_the_default_layers_follow_the_depth(tmp_path: Path, lm: CausalLM):
     assert net_of(path, hf.target(num_hidden_layers=10)).taps == (2, 5, 7)
     assert net_of(path, hf.target(num_hidden_layers=3)).taps == (0, 1, 2)
     for depth in (2, 4, 5, 6):
-        with pytest.raises(DrafterError, match=f"no three different ones in a target of {depth} layers; say which"):
+        with pytest.raises(
+            DrafterError, match=f"no three different layers in a target of {depth} layers; pass them as taps"
+        ):
             load_head(path, hf.target(num_hidden_layers=depth))
     assert net_of(path, hf.target(num_hidden_layers=4), taps=(1, 2, 3)).taps == (1, 2, 3)
 
@@ -107,7 +109,7 @@ def test_five_layers(tmp_path: Path, lm: CausalLM):
     with pytest.raises(DrafterError, match="reads 5 hidden layers and does not list them"):
         load_head(path, lm)
     assert net_of(path, lm, taps=(1, 2, 3, 4, 5)).taps == (1, 2, 3, 4, 5)
-    with pytest.raises(DrafterError, match=r"reads 3 hidden layers .* and 5 are listed"):
+    with pytest.raises(DrafterError, match=r"reads 3 hidden layers .* but 5 are listed"):
         load_head(write(tmp_path / "c", {**SPECFORGE, **ids}), lm)
 
 
@@ -294,7 +296,7 @@ def test_further_layers(tmp_path: Path, lm: CausalLM):
     apart = {f"additional_layers.0.{k.replace('input_layernorm', 'hidden_norm')}": v for k, v in second.items()}
     other = net_of(write(tmp_path / "b", {**SPECFORGE, "num_hidden_layers": 2}, tensors=apart), lm)
     hf.same(other.layers[0].state_dict(), second)
-    assert any("SGLang leaves out the residual" in note for note in inspect_head(str(tmp_path / "b")).notes)
+    assert any("SGLang omits the residual" in note for note in inspect_head(str(tmp_path / "b")).notes)
     with pytest.raises(DrafterError, match="'sglang' cannot hold this head: num_layers"):
         save(net, tmp_path / "c", "sglang", lm)
 
@@ -467,7 +469,7 @@ def test_a_stored_embedding(tmp_path: Path, lm: CausalLM):
 def test_rope_theta_by_hand(tmp_path: Path, lm: CausalLM):
     head = load_head(write(tmp_path, SPECFORGE), lm, rope_theta=10000.0)
     assert head.info.config.block.rope_theta == 10000.0
-    assert "rope_theta is 10000 as asked, not 1e+06." in head.info.notes
+    assert "rope_theta is set to 10000; the config has 1e+06." in head.info.notes
     steps = torch.arange(0, 8, 2) / 8
     assert torch.allclose(head.net.rotary.frequencies, 10000.0**-steps)
 

@@ -113,7 +113,7 @@ def test_medusa1(tmp_path: Path, lm: CausalLM, layers: int):
     net = head.net
     assert isinstance(net, Medusa) and net.count == 3 and net.config.num_layers == layers and net.config.own_heads
     assert (head.info.method, head.info.format) == ("medusa", "Medusa-1")
-    assert "It has 3 heads, by its tensors, although its config says 2." in head.info.notes
+    assert "It has 3 heads according to its tensors, but its config says 2." in head.info.notes
     assert head.info.target.name == "lmsys/vicuna-7b-v1.3" and head.info.target.vocab_size == V
     for i in range(3):
         assert torch.equal(net.blocks[i].linear.weight, tensors[f"{i}.0.linear.weight"])
@@ -158,15 +158,17 @@ def test_medusa2_is_a_whole_model(tmp_path: Path, lm: CausalLM):
 def test_medusa_heads_that_are_no_row(tmp_path: Path, lm: CausalLM):
     tensors = medusa()
     gap = {name: tensor for name, tensor in tensors.items() if not name.startswith("1.")}
-    with pytest.raises(DrafterError, match="not numbered through: 0 with 1 blocks, 2 with 1 blocks"):
+    with pytest.raises(
+        DrafterError, match="not numbered consecutively or differ in depth: 0 with 1 blocks, 2 with 1 blocks"
+    ):
         load_head(hf.put(tmp_path / "a", MEDUSA, gap, "medusa_lm_head.pt"), lm)
     loose = hf.filled(hf.medusa_shapes(3, 2))
-    with pytest.raises(DrafterError, match="0.0.linear.weight and 0.1.linear.weight .* differ; they should be one"):
+    with pytest.raises(DrafterError, match="0.0.linear.weight and 0.1.linear.weight .* differ; they must be equal"):
         load_head(hf.put(tmp_path / "b", MEDUSA, loose, "medusa_lm_head.pt"), lm)
     less = {name: tensor for name, tensor in tensors.items() if name != "2.1.weight"}
     with pytest.raises(DrafterError, match="2.1.weight is missing"):
         load_head(hf.put(tmp_path / "c", MEDUSA, less, "medusa_lm_head.pt"), lm)
-    with pytest.raises(DrafterError, match="no rotary positions"):
+    with pytest.raises(DrafterError, match="no rotary embedding"):
         load_head(hf.put(tmp_path / "d", MEDUSA, tensors, "medusa_lm_head.pt"), lm, rope_theta=5.0)
 
 
@@ -250,7 +252,7 @@ def test_hydra_plus(tmp_path: Path, lm: CausalLM):
 @pytest.mark.parametrize(
     ("changes", "part"),
     [
-        ({"hydra_head_arch": "cross-attn"}, "architecture 'cross-attn'; mlp and prefix-mlp are read"),
+        ({"hydra_head_arch": "cross-attn"}, "architecture 'cross-attn'; mlp and prefix-mlp are supported"),
         ({"hydra_head_arch": "eagle-attn"}, "architecture 'eagle-attn'"),
         ({"grounded_heads": False}, "does not read drafted tokens"),
         ({"hidden_state_offset": 1}, "reads another hidden layer than the last"),
@@ -311,16 +313,16 @@ def test_blockwise_has_our_format_only(tmp_path: Path, lm: CausalLM):
         save(net, tmp_path / "a", "medusa", lm)
     with pytest.raises(DrafterError, match="Unknown format 'vllm'. Known: eagle, sglang, speculators"):
         save(net, tmp_path / "a", "vllm", lm)
-    with pytest.raises(DrafterError, match="Linear is no draft head"):
+    with pytest.raises(DrafterError, match="Linear is not a draft head"):
         default_format(torch.nn.Linear(1, 1))
 
 
 @pytest.mark.parametrize(
     ("path", "value", "part"),
     [
-        (("foredraft_head",), "magic", "of the kind 'magic'; known are eagle, eagle3, medusa, hydra, blockwise"),
-        (("foredraft_version",), 2, "written by a later foredraft"),
-        (("head", "more"), 1, "has not the keys of foredraft: more"),
+        (("foredraft_head",), "magic", "of the unknown kind 'magic'. Known: eagle, eagle3, medusa, hydra, blockwise"),
+        (("foredraft_version",), 2, "written by a later version of foredraft"),
+        (("head", "more"), 1, "has unknown or missing keys: more"),
         (("head", "inner_size"), "8", "inner_size .* cannot be '8'"),
         (("head", "inner_size"), -8, "inner_size .* cannot be -8"),
         (("head", "inner_size"), 9, "inner.0.weight .* has the shape"),

@@ -15,9 +15,9 @@ from foredraft.core.errors import DataError, OptionError
 from foredraft.core.io import atomic_write_text
 from foredraft.core.theory import acceptance
 from foredraft.model.hf import CausalLM
-from foredraft.model.masks import beside
+from foredraft.model.masks import address_segments
 from foredraft.model.prefill import prefill
-from foredraft.model.skipping import Layers, ThinnedLM
+from foredraft.model.skipping import Layers, LayerSkipLM
 
 _AT_ONCE = 8
 """Texts in a forward."""
@@ -70,8 +70,8 @@ class Judge:
     """Tries sets of parts on texts, and says what the loop would make of their drafts.
 
     The texts lie in the cache as the whole model has read them; what is left of it drafts from every place of the
-    answers at once, beside them (``masks.beside``). A draft is accepted as far as it agrees with the text, so its
-    tokens may as well be the text's, and a try takes no more than a forward.
+    answers at once, beside them (``masks.address_segments``). A draft is accepted as far as it agrees with the text, so
+    its tokens may as well be the text's, and a try takes no more than a forward.
 
     Args:
         texts: as the target says them, so that drafts for them are what would be drafted.
@@ -119,13 +119,13 @@ class Judge:
                 steps[k - 1] += _steps(reached, k)
         return Trial(without, left.cost, tuple(self.tokens / count for count in steps))
 
-    def _laws(self, model: CausalLM | ThinnedLM) -> list[Tensor]:
+    def _laws(self, model: CausalLM | LayerSkipLM) -> list[Tensor]:
         """What this model says after each token of the drafts: by text, the likeliest [N], or the law [N, V]."""
         whole = self._layers.model
         found: list[Tensor] = []
         for begin in range(0, len(self._drafts), _AT_ONCE):
             group = self._drafts[begin : begin + _AT_ONCE]
-            step = beside(
+            step = address_segments(
                 _padded([drafts.tokens for drafts in group], 0).to(whole.device),
                 _padded([drafts.places for drafts in group], 0).to(whole.device),
                 _padded([drafts.roots for drafts in group], -1).to(whole.device),

@@ -1,1 +1,1 @@
-"""Sampling parameters and the law that they make of logits."""
+"""Sampling parameters, and the conversion of logits to probabilities."""

@@ -1,7 +1,7 @@
-"""Penalties and bans that depend on the text so far, each node judged by its own path.
+"""Penalties and bans that depend on a node's path.
 
-A node's path is the committed history, root included, and then the drafted tokens from the root down to the
-node: the ``input_ids`` that transformers' processors would see, had the draft been committed.
+A node's path is the committed history, root included, followed by the drafted tokens from the root to the node: the
+``input_ids`` that transformers' processors would see if the draft were committed.
 """
 
 import math
@@ -20,26 +20,26 @@ from foredraft.core.tree import TokenTree, ancestors
 
 @dataclass(frozen=True, slots=True)
 class Paths:
-    """The path that leads to each node: committed history, then the tree down to the node."""
+    """The path to each node: committed history, then the tree down to the node."""
 
-    history: Int[Tensor, "B L"]  # committed tokens, prompt included; root at lengths-1; beyond: rubbish
+    history: Int[Tensor, "B L"]  # committed tokens, prompt included; root at lengths-1; undefined after it
     lengths: Int[Tensor, "B"]
     tree: TokenTree  # node 0 = root = history[b, lengths[b]-1]
-    start: int = 0  # logits given are those of nodes start .. start+M-1 of the tree
+    start: int = 0  # the logits are those of nodes start .. start+M-1 of the tree
 
 
 @dataclass(frozen=True, slots=True)
 class TreePaths:
-    """The paths of M nodes in a form to compute with. Padding nodes have the path of their root."""
+    """The paths of M nodes as tensors. Padding nodes have the root's path."""
 
     paths: Paths
-    drafted: Bool[Tensor, "B M N"]  # tree node j lies on the path to node i, the root left out: history has it
+    drafted: Bool[Tensor, "B M N"]  # tree node j is on the path to node i; without the root, which is in the history
     depths: Int[Tensor, "B N"]
     sizes: Int[Tensor, "B M"]  # tokens of each path
 
     @classmethod
     def of(cls, paths: Paths, count: int) -> "TreePaths":
-        """The lineage of ``count`` nodes from ``paths.start`` on."""
+        """The paths of ``count`` nodes, starting at ``paths.start``."""
         tree = paths.tree
         nodes = torch.arange(tree.tokens.shape[1], device=tree.tokens.device)
         valid = tree.valid
@@ -52,35 +52,35 @@ class TreePaths:
         return cls(paths, drafted, depths, paths.lengths[:, None] + drafted.sum(-1))
 
     def committed(self, start: Int[Tensor, "B 1"] | int = 0) -> Bool[Tensor, "B L"]:
-        """Which columns of the history hold committed tokens from position ``start`` on."""
+        """Mask of the history columns that hold committed tokens at position ``start`` or later."""
         column = torch.arange(self.paths.history.shape[1], device=self.paths.history.device)
         return (column >= start) & (column < self.paths.lengths[:, None])
 
     def tokens(self) -> Int[Tensor, "B M W"]:
-        """The whole path of each node, W = L + tree.depth wide; beyond its size rubbish."""
+        """The whole path of each node, W = L + tree.depth wide; undefined past its size."""
         history, tree = self.paths.history, self.paths.tree
         rows, count, _ = self.drafted.shape
-        # line[b, i, d]: the token at depth d of the path to node i; the last column takes what is on no path
+        # by_depth[b, i, d]: the token at depth d of the path to node i; the last column takes nodes off the path
         slot = torch.where(self.drafted, self.depths[:, None], tree.depth + 1)
-        line = history.new_zeros(rows, count, tree.depth + 2)
-        line = line.scatter(2, slot, tree.tokens[:, None].expand(-1, count, -1))
+        by_depth = history.new_zeros(rows, count, tree.depth + 2)
+        by_depth = by_depth.scatter(2, slot, tree.tokens[:, None].expand(-1, count, -1))
         column = torch.arange(history.shape[1] + tree.depth, device=history.device)
         depth = (column - self.paths.lengths[:, None] + 1).clamp(0, tree.depth)
-        below = line.gather(2, depth[:, None].expand(-1, count, -1))
-        above = F.pad(history, (0, tree.depth))[:, None]
-        return torch.where(column < self.paths.lengths[:, None, None], above, below)
+        drafted = by_depth.gather(2, depth[:, None].expand(-1, count, -1))
+        committed = F.pad(history, (0, tree.depth))[:, None]
+        return torch.where(column < self.paths.lengths[:, None, None], committed, drafted)
 
-    def back(self, tokens: Int[Tensor, "B M W"], steps: int) -> Int[Tensor, "B M 1"]:
-        """The token so many steps from the end of each path (1 is the last); -1 before its beginning."""
+    def from_end(self, tokens: Int[Tensor, "B M W"], steps: int) -> Int[Tensor, "B M 1"]:
+        """The token ``steps`` from the end of each path (1 is the last); -1 before its beginning."""
         place = self.sizes[:, :, None] - steps
         return torch.where(place >= 0, tokens.gather(2, place.clamp(min=0)), -1)
 
 
 @dataclass(frozen=True, slots=True)
 class BadWords:
-    """Words of several tokens: after all but the last, the last is banned. P: the longest beginning."""
+    """Bad words of several tokens: the last token is banned after the others. P: the longest prefix."""
 
-    beginnings: Int[Tensor, "B W P"]  # read backwards from the last but one token on; -1 where there is none
+    prefixes: Int[Tensor, "B W P"]  # all but the last token, in reverse order; -1 is padding
     last: Int[Tensor, "B W"]  # -1 is padding
 
     @classmethod
@@ -90,17 +90,17 @@ class BadWords:
         if most == 0:
             return None
         longest = max(len(word) for row in words for word in row) - 1
-        beginnings = [
+        prefixes = [
             [[*word[-2::-1], *[-1] * (longest - len(word) + 1)] for word in row] + [[-1] * longest] * (most - len(row))
             for row in words
         ]
         last = [[word[-1] for word in row] + [-1] * (most - len(row)) for row in words]
-        return cls(torch.tensor(beginnings, device=device), torch.tensor(last, device=device))
+        return cls(torch.tensor(prefixes, device=device), torch.tensor(last, device=device))
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryRules:
-    """What the rows ask for; a rule that none asks for is None and does not run; idle values do nothing."""
+    """Per-row values of the history rules. A rule that no row uses is None and does not run; idle values do nothing."""
 
     prompts: Int[Tensor, "B 1"]  # tokens of the prompt
     repetition: Float[Tensor, "B 1 1"] | None
@@ -119,7 +119,7 @@ class HistoryRules:
         prompt_lengths: Sequence[int],
         device: torch.device | str,
     ) -> "HistoryRules | None":
-        """None when no row has a rule that looks at its history."""
+        """The rules of the rows; None if no row has any."""
 
         def column(values: Sequence[float | int], idle: float | int) -> Tensor | None:
             dtype = torch.int64 if isinstance(idle, int) else torch.float64
@@ -150,22 +150,22 @@ class HistoryRules:
         )
 
     def __call__(self, scores: Float[Tensor, "B M V"], paths: Paths) -> Float[Tensor, "B M V"]:
-        """Scores with all rules applied, each node's on its own path."""
-        line = TreePaths.of(paths, scores.shape[1])
+        """Apply all rules to the scores, each node on its own path."""
+        nodes = TreePaths.of(paths, scores.shape[1])
         if self.repetition is not None:
-            scores = _penalise_repetition(scores, line, self.repetition.to(scores.dtype))
+            scores = _penalise_repetition(scores, nodes, self.repetition.to(scores.dtype))
         if self.counting is not None:
             presence, frequency = self.counting.to(scores.dtype)
-            counts = _counts(scores, line, self.prompts)
+            counts = _counts(scores, nodes, self.prompts)
             scores = scores - frequency * counts - presence * (counts > 0)
         if self.ngrams is not None or self.bad_words is not None:
-            tokens = line.tokens()
+            tokens = nodes.tokens()
             if self.ngrams is not None:
-                scores = _ban_ngrams(scores, line, tokens, self.ngrams, self.longest_ngram)
+                scores = _ban_ngrams(scores, nodes, tokens, self.ngrams, self.longest_ngram)
             if self.bad_words is not None:
-                scores = _ban_words(scores, line, tokens, self.bad_words)
+                scores = _ban_words(scores, nodes, tokens, self.bad_words)
         if self.least_new is not None and self.eos is not None:
-            short = (line.sizes - self.prompts)[:, :, None] < self.least_new
+            short = (nodes.sizes - self.prompts)[:, :, None] < self.least_new
             scores = ban(scores, self.eos.expand(-1, scores.shape[1], -1), short & (self.eos >= 0))
         return scores
 
@@ -173,14 +173,14 @@ class HistoryRules:
 def ban(
     scores: Float[Tensor, "B M V"], ids: Int[Tensor, "B M K"], banned: Bool[Tensor, "B M K"]
 ) -> Float[Tensor, "B M V"]:
-    """Scores with -inf at ``ids`` where ``banned``; ids outside the vocabulary are left alone."""
+    """Scores with -inf at ``ids`` where ``banned``; ids outside the vocabulary are ignored."""
     return add_at(scores, ids, torch.where(banned, -math.inf, 0.0).to(scores.dtype))
 
 
 def add_at(
     scores: Float[Tensor, "B M V"], ids: Int[Tensor, "B M K"], values: Float[Tensor, "B M K"]
 ) -> Float[Tensor, "B M V"]:
-    """Scores with ``values`` added at ``ids``; ids outside the vocabulary are left alone."""
+    """Scores with ``values`` added at ``ids``; ids outside the vocabulary are ignored."""
     vocabulary = scores.shape[-1]
     values = torch.where((ids >= 0) & (ids < vocabulary), values, 0.0)
     return scores.scatter_add(-1, ids.clamp(0, vocabulary - 1), values)
@@ -189,14 +189,14 @@ def add_at(
 def run_processors(
     scores: Float[Tensor, "B M V"], paths: Paths, processors: Sequence[tuple[Processor, ...]]
 ) -> Float[Tensor, "B M V"]:
-    """Call each row's own processors, once for all its nodes of one depth: their paths are of equal length.
+    """Call each row's processors, once per depth: nodes of one depth have paths of equal length.
 
-    They are called for several continuations of one text, hence must depend on nothing but their arguments.
-    This stage, and no other, reads from the device and cannot be captured in a graph.
+    Processors see several continuations of one request, so they must depend on their arguments only. This is the only
+    stage that reads from the device and cannot be captured in a graph.
     """
-    line = TreePaths.of(paths, scores.shape[1])
-    tokens = line.tokens()
-    sizes = line.sizes.tolist()
+    node_paths = TreePaths.of(paths, scores.shape[1])
+    tokens = node_paths.tokens()
+    sizes = node_paths.sizes.tolist()
     valid = paths.tree.valid[:, paths.start : paths.start + scores.shape[1]].tolist()
     scores = scores.clone()
     for row, chain in enumerate(processors):
@@ -213,29 +213,29 @@ def run_processors(
 
 
 def _penalise_repetition(
-    scores: Float[Tensor, "B M V"], line: TreePaths, penalty: Float[Tensor, "B 1 1"]
+    scores: Float[Tensor, "B M V"], nodes: TreePaths, penalty: Float[Tensor, "B 1 1"]
 ) -> Float[Tensor, "B M V"]:
     """Divide the scores of tokens on the path by the penalty, multiply negative ones (Keskar et al. 2019)."""
     count, vocabulary = scores.shape[1:]
-    history, tree = line.paths.history, line.paths.tree
-    here = torch.cat([line.committed()[:, None].expand(-1, count, -1), line.drafted], dim=-1)
+    history, tree = nodes.paths.history, nodes.paths.tree
+    on_path = torch.cat([nodes.committed()[:, None].expand(-1, count, -1), nodes.drafted], dim=-1)
     ids = torch.cat([history, tree.tokens], dim=-1)[:, None]
-    ids = torch.where(here, ids, vocabulary).clamp(0, vocabulary)  # a spare column takes what does not count
+    ids = torch.where(on_path, ids, vocabulary).clamp(0, vocabulary)  # a spare column takes the other tokens
     padded = F.pad(scores, (0, 1))
     old = padded.gather(-1, ids)
     return padded.scatter_(-1, ids, torch.where(old < 0, old * penalty, old / penalty))[..., :vocabulary]
 
 
-def _counts(scores: Float[Tensor, "B M V"], line: TreePaths, prompts: Int[Tensor, "B 1"]) -> Float[Tensor, "B #M V"]:
-    """How often each token stands on each path behind the prompt."""
+def _counts(scores: Float[Tensor, "B M V"], nodes: TreePaths, prompts: Int[Tensor, "B 1"]) -> Float[Tensor, "B #M V"]:
+    """How often each token occurs on each path after the prompt."""
     rows, count, vocabulary = scores.shape
-    ids = torch.where(line.committed(prompts), line.paths.history, vocabulary).clamp(0, vocabulary)
+    ids = torch.where(nodes.committed(prompts), nodes.paths.history, vocabulary).clamp(0, vocabulary)
     counts = scores.new_zeros(rows, vocabulary + 1)
     counts.scatter_add_(-1, ids, torch.ones_like(ids, dtype=scores.dtype))
     counts = counts[:, None]
-    if line.drafted.shape[-1] > 1:  # else the tree is the root alone, and that is in the history
-        tokens = line.paths.tree.tokens[:, None]
-        ids = torch.where(line.drafted, tokens, vocabulary).clamp(0, vocabulary)
+    if nodes.drafted.shape[-1] > 1:  # else the tree is the root alone, which is in the history
+        tokens = nodes.paths.tree.tokens[:, None]
+        ids = torch.where(nodes.drafted, tokens, vocabulary).clamp(0, vocabulary)
         counts = counts.repeat(1, count, 1)
         counts.scatter_add_(-1, ids, torch.ones_like(ids, dtype=scores.dtype))
     return counts[..., :vocabulary]
@@ -243,26 +243,26 @@ def _counts(scores: Float[Tensor, "B M V"], line: TreePaths, prompts: Int[Tensor
 
 def _ban_ngrams(
     scores: Float[Tensor, "B M V"],
-    line: TreePaths,
+    nodes: TreePaths,
     tokens: Int[Tensor, "B M W"],
     sizes: Int[Tensor, "B 1 1"],
     longest: int,
 ) -> Float[Tensor, "B M V"]:
-    """Ban each token that would complete an n-gram which the path already holds; size 0 bans nothing."""
+    """Ban each token that would complete an n-gram already on the path; size 0 bans nothing."""
     column = torch.arange(tokens.shape[-1], device=tokens.device)
-    repeats = (sizes > 0) & (column >= sizes - 1) & (column < line.sizes[:, :, None])
-    for step in range(1, longest):  # the token so many places before column is the one so many before the end
+    repeats = (sizes > 0) & (column >= sizes - 1) & (column < nodes.sizes[:, :, None])
+    for step in range(1, longest):  # compare the tokens ``step`` before each column and before the path's end
         before = F.pad(tokens, (step, 0), value=-1)[..., :-step]
-        repeats &= (before == line.back(tokens, step)) | (step >= sizes)
+        repeats &= (before == nodes.from_end(tokens, step)) | (step >= sizes)
     return ban(scores, tokens, repeats)
 
 
 def _ban_words(
-    scores: Float[Tensor, "B M V"], line: TreePaths, tokens: Int[Tensor, "B M W"], words: BadWords
+    scores: Float[Tensor, "B M V"], nodes: TreePaths, tokens: Int[Tensor, "B M W"], words: BadWords
 ) -> Float[Tensor, "B M V"]:
-    """Ban the last token of each word whose beginning ends the path."""
-    longest = words.beginnings.shape[-1]
-    end = torch.cat([line.back(tokens, step) for step in range(1, longest + 1)], dim=-1)
-    wanted = words.beginnings[:, None]
-    begun = ((end[:, :, None] == wanted) | (wanted < 0)).all(-1)
-    return ban(scores, words.last[:, None].expand(-1, scores.shape[1], -1), begun & (words.last >= 0)[:, None])
+    """Ban the last token of each word if the path ends with its other tokens."""
+    longest = words.prefixes.shape[-1]
+    end = torch.cat([nodes.from_end(tokens, step) for step in range(1, longest + 1)], dim=-1)
+    prefixes = words.prefixes[:, None]
+    match = ((end[:, :, None] == prefixes) | (prefixes < 0)).all(-1)
+    return ban(scores, words.last[:, None].expand(-1, scores.shape[1], -1), match & (words.last >= 0)[:, None])

@@ -1,4 +1,4 @@
-"""What a request may ask for: sampling, length, stops. Frozen, and validated once."""
+"""Generation parameters of a request: sampling, length, stops. Frozen, and validated once."""
 
 import difflib
 import math
@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any, TypedDict, no_type_check
 
 from foredraft.core.errors import OptionError
 
-if TYPE_CHECKING:  # the command line reads this module's dataclass for completion and help, without torch
+if TYPE_CHECKING:  # the command line imports this module for completion and help, without torch
     from jaxtyping import Float, Int
     from torch import Tensor
 
     Processor = Callable[[Int[Tensor, "M L"], Float[Tensor, "M V"]], Float[Tensor, "M V"]]
 else:
     Processor = Callable
-"""A logits processor in transformers' sense: (input_ids, scores) to scores."""
+"""A transformers logits processor: (input_ids, scores) to scores."""
 
 
 class SamplingOptions(TypedDict, total=False):
-    """The fields of ``SamplingParams`` as keywords, in every form that it takes; for type checkers."""
+    """The fields of ``SamplingParams`` as keywords, in all accepted forms; for type checkers."""
 
     max_new_tokens: int
     min_new_tokens: int
@@ -45,16 +45,19 @@ class SamplingOptions(TypedDict, total=False):
     speculate: bool
 
 
-@no_type_check  # it checks its own fields, with sentences for people; shape checkers in tests would come first
+@no_type_check  # its own checks have readable messages; the type checker in tests would run before them
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """Every keyword of ``generate``. Names mean what they mean in transformers, but ``top_k`` is off unless given.
+    """The keywords of ``generate``. Names have their transformers meaning, but ``top_k`` is off unless given.
 
-    ``temperature`` 0 is greedy: the truncations below it then have nothing to do, penalties and bans still hold.
-    ``presence_penalty`` and ``frequency_penalty`` count generated tokens, as OpenAI's do;
-    ``repetition_penalty`` counts the prompt too, as in transformers.
+    ``temperature`` 0 is greedy: truncations have no effect, penalties and bans still apply. ``presence_penalty`` and
+    ``frequency_penalty`` count generated tokens, as in OpenAI's API; ``repetition_penalty`` also counts the prompt, as
+    in transformers.
 
-    Output i of a call draws from the stream derived from (``seed``, i); output 0 has the seed itself.
+    Output i of a call uses a seed derived from (``seed``, i); output 0 uses ``seed`` itself.
+
+    Raises:
+        OptionError: a value is of the wrong type or out of range.
     """
 
     max_new_tokens: int = 256
@@ -75,8 +78,8 @@ class SamplingParams:
     logits_processor: tuple[Processor, ...] = ()
     seed: int | None = None  # None: fresh entropy for every request
     stop_strings: tuple[str, ...] = ()
-    eos_token_id: tuple[int, ...] | None = None  # None: those of the model; (): none, generate to the full length
-    logprobs: int | None = None  # log-probabilities of emitted tokens, and of so many alternatives for each
+    eos_token_id: tuple[int, ...] | None = None  # None: the model's; (): none, generate to the full length
+    logprobs: int | None = None  # log-probabilities of emitted tokens, and of this many alternatives for each
     speculate: bool = True
 
     def __post_init__(self) -> None:
@@ -100,8 +103,8 @@ class SamplingParams:
             raise OptionError("logit_bias must be numbers; -inf bans a token.")
         if any(not isinstance(stop, str) or not stop for stop in self.stop_strings):
             raise OptionError("stop_strings must be non-empty strings.")
-        if odd := [each for each in self.logits_processor if not callable(each)]:
-            raise OptionError(f"logits_processor must be functions of (input_ids, scores), not {odd[0]!r}.")
+        if invalid := [each for each in self.logits_processor if not callable(each)]:
+            raise OptionError(f"logits_processor must be functions of (input_ids, scores), not {invalid[0]!r}.")
         if not isinstance(self.speculate, bool):
             raise OptionError(f"speculate must be True or False, not {self.speculate!r}.")
         if any(not word for word in self.bad_words_ids):
@@ -109,7 +112,7 @@ class SamplingParams:
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any], base: "SamplingParams | None" = None) -> "SamplingParams":
-        """Build from keywords, or change ``base`` by them; an unknown one is an error that lists the known ones."""
+        """Build from keywords, or replace fields of ``base``; an unknown keyword is an ``OptionError``."""
         check_options(options)
         return cls(**options) if base is None else replace(base, **options)
 
@@ -119,12 +122,12 @@ class SamplingParams:
 
 
 def check_options(options: Mapping[str, Any]) -> None:
-    """Raise an ``OptionError`` for the first name that is no field of ``SamplingParams``."""
+    """Raise an ``OptionError`` for the first name that is not a field of ``SamplingParams``."""
     check_known("generation option", options, [each.name for each in fields(SamplingParams)], _ELSEWHERE)
 
 
 def check_count(name: str, value: object) -> None:
-    """Raise an ``OptionError`` unless the value is a whole number, 1 or more."""
+    """Raise an ``OptionError`` unless the value is an integer, 1 or more."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise OptionError(f"{name} must be a whole number, 1 or more, not {value!r}.")
 
@@ -132,10 +135,11 @@ def check_count(name: str, value: object) -> None:
 def check_known(
     what: str, given: Mapping[str, Any], known: Sequence[str], elsewhere: Mapping[str, str] | None = None
 ) -> None:
-    """Raise an ``OptionError`` for the first name in ``given`` that is not ``known``, listing those that are.
+    """Raise an ``OptionError`` for the first name in ``given`` that is not ``known``; it lists the known names.
 
     Args:
-        elsewhere: by a name that other libraries have: a sentence on what takes its place.
+        what: the kind of name, for the error message.
+        elsewhere: hints for names that other libraries use, by name.
     """
     for name in given:
         if name not in known:
@@ -152,7 +156,7 @@ def _as_tuple(value: Any) -> Any:
         return (value,)
     try:
         return tuple(value)
-    except TypeError:  # a single one
+    except TypeError:  # a single value
         return (value,)
 
 
@@ -187,8 +191,8 @@ def _whole(value: int | float) -> bool:
 _ELSEWHERE = {
     "stop": "Did you mean stop_strings?",
     "do_sample": "A temperature above 0 samples; 0 is greedy.",
-    "generation_config": "Give it as params: generate(prompt, generation_config).",
-    "max_length": "It counts the prompt: give max_new_tokens.",
+    "generation_config": "Pass it as params: generate(prompt, generation_config).",
+    "max_length": "It counts the prompt; pass max_new_tokens instead.",
     "n": "Did you mean num_return_sequences?",
 }
 _OPTIONAL = ("seed", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "logprobs")

@@ -1,4 +1,4 @@
-"""When a request ends: end-of-sequence ids and length. Stop strings are found in text, in ``engine/text.py``."""
+"""When a request ends: end-of-sequence ids and length. For stop strings see ``engine/detokenizer.py``."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ FinishReason = Literal["stop", "length", "cancelled"]
 
 
 class Cut(NamedTuple):
-    """How many tokens of a block survive, and why the request ends there (None: it goes on)."""
+    """How many tokens of a block are kept, and why the request ends there (None: it continues)."""
 
     kept: int
     reason: FinishReason | None

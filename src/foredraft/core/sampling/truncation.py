@@ -1,9 +1,9 @@
-"""Temperature and the truncations that follow it, each row with values of its own.
+"""Temperature and the truncations after it, with separate values for each row.
 
 Rules and order are those of transformers 5.23 (``generation/logits_process.py``, ``min_tokens_to_keep`` 1):
-top-k, top-p, min-p, typical, epsilon, eta, each on what the one before has left. The same operations run in
-the same order, so that supports agree to the bit, ties included: which of several equal scores top-p keeps is
-up to torch's sort of the already truncated row. A row that did not ask for a stage passes it unchanged.
+top-k, top-p, min-p, typical, epsilon, eta, each on the output of the previous stage. The same operations run in the
+same order, so the supports agree exactly, ties included: torch's sort of the truncated row decides which of several
+equal scores top-p keeps. A stage leaves rows that do not use it unchanged.
 """
 
 import math
@@ -17,25 +17,25 @@ from torch import Tensor
 from foredraft.core.sampling.params import SamplingParams
 
 _COLDEST = 1e-30
-"""A lower temperature gives the same law, but would overflow on the way."""
+"""Lower bound on the temperature; lower values give the same law but overflow."""
 _HEAD = 1024
-"""How many of the best scores top-p looks at on a CPU before it sorts a row."""
-_DOUBT = 4e-6
-"""How far two float32 sums of the same probabilities may differ."""
+"""Number of best scores that top-p examines on a CPU before it sorts a row."""
+_TOLERANCE = 4e-6
+"""Largest difference between two float32 sums of the same probabilities."""
 
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """What the sampling rows ask for; a stage that no row asks for is None and does not run.
+    """Per-row values of the truncation stages; a stage that no row uses is None and does not run.
 
-    Rows that are greedy or did not ask hold the idle value, which removes nothing. Values are kept in float64
-    and rounded to the type of the scores at use, as torch does with the numbers of transformers.
+    Greedy rows and rows that do not use a stage hold its idle value, which removes nothing. Values are float64 and
+    rounded to the scores' type at use, as torch does with Python numbers in transformers.
     """
 
     temperature: Float[Tensor, "B 1 1"] | None
     top_k: Int[Tensor, "B 1 1"] | None
     most_k: int  # the largest top_k of all rows
-    tail: Float[Tensor, "B 1 1"] | None  # 1 - top_p: the mass that may go
+    tail: Float[Tensor, "B 1 1"] | None  # 1 - top_p: the mass that may be cut
     min_p: Float[Tensor, "B 1 1"] | None
     typical_p: Float[Tensor, "B 1 1"] | None
     epsilon: Float[Tensor, "B 1 1"] | None
@@ -66,7 +66,7 @@ class Truncation:
         )
 
     def __call__(self, scores: Float[Tensor, "B M V"]) -> Float[Tensor, "B M V"]:
-        """Scores divided by the temperature, with -inf at every token that was cut off."""
+        """Scores divided by the temperature, with -inf at every token that is cut."""
         dtype = scores.dtype
         if self.temperature is not None:
             scores = scores / self.temperature.to(dtype)
@@ -89,7 +89,7 @@ class Truncation:
 
 
 def _keep_top_k(scores: Float[Tensor, "B M V"], top_k: Int[Tensor, "B 1 1"], most_k: int) -> Float[Tensor, "B M V"]:
-    """Keep the k best scores and all that equal the k-th; ``top_k`` 0 keeps everything."""
+    """Keep the k best scores and all ties with the k-th; ``top_k`` 0 keeps everything."""
     most_k = min(most_k, scores.shape[-1])
     best = scores.topk(most_k, dim=-1).values
     last = (top_k - 1).clamp(0, most_k - 1).expand(-1, scores.shape[1], 1)
@@ -98,7 +98,7 @@ def _keep_top_k(scores: Float[Tensor, "B M V"], top_k: Int[Tensor, "B 1 1"], mos
 
 
 def _tail(scores: Float[Tensor, "B M V"], mass: Float[Tensor, "B 1 1"]) -> Bool[Tensor, "B M V"]:
-    """What top-p (Holtzman et al. 2020) cuts off; ``mass`` is 1 - top_p, negative where nothing is to go."""
+    """Mask of the tokens that top-p (Holtzman et al. 2020) cuts; ``mass`` is 1 - top_p, negative to cut nothing."""
     host = scores.device.type == "cpu" and not torch.compiler.is_compiling()
     if host and scores.shape[-1] > 4 * _HEAD:
         return _tail_by_head(scores, mass)
@@ -106,7 +106,7 @@ def _tail(scores: Float[Tensor, "B M V"], mass: Float[Tensor, "B 1 1"]) -> Bool[
 
 
 def _tail_by_sort(scores: Float[Tensor, "B M V"], mass: Float[Tensor, "B 1 1"]) -> Bool[Tensor, "B M V"]:
-    """In ascending order, all up to a running sum of ``mass``; the last, one of the best, always stays."""
+    """Cut the least likely tokens up to a cumulative sum of ``mass``; the last in sort order always stays."""
     ordered, index = scores.sort(dim=-1)
     cut = ordered.softmax(-1).cumsum(-1) <= mass
     cut[..., -1] = False
@@ -114,10 +114,10 @@ def _tail_by_sort(scores: Float[Tensor, "B M V"], mass: Float[Tensor, "B 1 1"]) 
 
 
 def _tail_by_head(scores: Float[Tensor, "B M V"], mass: Float[Tensor, "B 1 1"]) -> Bool[Tensor, "B M V"]:
-    """The same for long rows on a CPU, in a tenth of the time: it sums downwards from the best score.
+    """Like ``_tail_by_sort`` for long rows on a CPU, in a tenth of the time: sums from the best score down.
 
-    A node is sorted nevertheless where its head does not reach the tail, where the cut would part equal
-    scores or where another order of summation might move it. To read that costs nothing on a CPU.
+    Falls back to sorting for nodes whose cut is outside the head, separates equal scores, or could move with the
+    order of summation. Reading these flags is free on a CPU.
     """
     probabilities = scores.softmax(-1)
     best, index = scores.topk(_HEAD, dim=-1)
@@ -126,18 +126,18 @@ def _tail_by_head(scores: Float[Tensor, "B M V"], mass: Float[Tensor, "B 1 1"]) 
     running = probabilities.sum(-1, keepdim=True, dtype=torch.float64) - likely.cumsum(-1) + likely
     kept = (running > mass).sum(-1, keepdim=True).clamp(min=1)
     least, next_ = best.gather(-1, kept - 1), best.gather(-1, kept.clamp(max=_HEAD - 1))
-    # where all of the head is kept, least and next_ are the same one
-    doubt = (least == next_) | ((running - mass).abs() < _DOUBT).any(-1, keepdim=True)
+    # if the whole head is kept, least equals next_
+    ambiguous = (least == next_) | ((running - mass).abs() < _TOLERANCE).any(-1, keepdim=True)
     cut = (scores < least) & (mass >= 0)
-    unsure = (doubt & (mass >= 0)).squeeze(-1)
-    if unsure.any():
-        some = mass.expand(-1, scores.shape[1], -1)[unsure]
-        cut[unsure] = _tail_by_sort(scores[unsure][:, None], some[:, None]).squeeze(1)
+    to_sort = (ambiguous & (mass >= 0)).squeeze(-1)
+    if to_sort.any():
+        some = mass.expand(-1, scores.shape[1], -1)[to_sort]
+        cut[to_sort] = _tail_by_sort(scores[to_sort][:, None], some[:, None]).squeeze(1)
     return cut
 
 
 def _keep_typical(scores: Float[Tensor, "B M V"], mass: Float[Tensor, "B 1 1"]) -> Float[Tensor, "B M V"]:
-    """Locally typical sampling (Meister et al. 2022): keep the tokens of nearly average surprise."""
+    """Locally typical sampling (Meister et al. 2022): keep tokens whose surprisal is close to the entropy."""
     logs = scores.log_softmax(-1)
     entropy = -(logs * logs.exp()).nansum(-1, keepdim=True)
     distance = (-logs - entropy).abs()
@@ -148,7 +148,7 @@ def _keep_typical(scores: Float[Tensor, "B M V"], mass: Float[Tensor, "B 1 1"]) 
 
 
 def _keep_likely(scores: Float[Tensor, "B M V"], least: Float[Tensor, "B #M 1"]) -> Float[Tensor, "B M V"]:
-    """Cut what is less likely than ``least`` (Hewitt et al. 2022), but never the best."""
+    """Cut tokens less likely than ``least`` (Hewitt et al. 2022), but never the best."""
     cut = (scores.softmax(-1) < least) & (scores < scores.amax(-1, keepdim=True))
     return scores.masked_fill(cut, -math.inf)
 

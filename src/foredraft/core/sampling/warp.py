@@ -1,16 +1,16 @@
-"""The one function that makes probabilities of logits, for target and draft alike.
+"""Warp: logits to probabilities, the same function for target and draft.
 
 The stages and their order are those of transformers 5.23 (``_get_logits_processor``):
 
-    logit bias (its sequence_bias comes first), banned single tokens (-inf stays -inf, so they may be early)
+    logit bias (transformers' sequence_bias is first), banned single tokens (order does not matter for -inf)
     repetition penalty
-    presence and frequency penalty (transformers has none; OpenAI's meaning: they count generated tokens)
+    presence and frequency penalty (not in transformers; as in OpenAI's API, they count generated tokens)
     no-repeat n-grams, bad words of several tokens, minimum length
     the user's processors
     temperature, top-k, top-p, min-p, typical, epsilon, eta: not for greedy rows
     softmax, or the one-hot of the best score for greedy rows
 
-Which stages run is settled on the host when the ``Warp`` is built; a run reads nothing from the device.
+The host selects the stages when it builds the ``Warp``; only user processors read from the device.
 """
 
 import math
@@ -32,21 +32,21 @@ __all__ = ["Paths", "Warp", "check_token_ids", "healthy"]
 
 @dataclass(frozen=True, slots=True)
 class Warp:
-    """How the logits of B rows become laws, each row by parameters of its own.
+    """Converts the logits of B rows to laws, with separate parameters for each row.
 
-    Build one with ``of`` whenever the rows in flight change. Scores are float32, or float64 if logits are.
+    Build one with ``of`` whenever the rows in flight change. Scores are float32, or float64 if the logits are.
     A row whose tokens are all banned, or whose logits are NaN, has no law: see ``Target.sound``.
     """
 
     greedy: bool
     needs_paths: bool
-    greedy_rows: Bool[Tensor, "B 1 1"] | None  # None when all rows are greedy, or none is
+    greedy_rows: Bool[Tensor, "B 1 1"] | None  # None if all rows are greedy, or none is
     bias_ids: Int[Tensor, "B 1 K"] | None
     bias: Float[Tensor, "B 1 K"] | None
     history: HistoryRules | None
-    processors: tuple[tuple[Processor, ...], ...]  # one a row; () when no row has any
+    processors: tuple[tuple[Processor, ...], ...]  # one entry per row; () if no row has any
     truncation: Truncation
-    hottest: float = 0.0  # the highest temperature of all rows, as the host knows it
+    hottest: float = 0.0  # the highest temperature of all rows, on the host
 
     @classmethod
     def of(
@@ -58,14 +58,14 @@ class Warp:
         prompt_lengths: Sequence[int],
         device: torch.device | str,
     ) -> "Warp":
-        """Settle which stages run for these rows, in this order.
+        """Build the warp for these rows.
 
         Args:
             params: of each row.
             vocab_size: V, the width of the target's logits. A draft's may be narrower.
-            eos_token_ids: of each row, as they hold for it: all that end its text.
-            prompt_lengths: of each row, in tokens; what follows is generated.
-            device: where the logits will be.
+            eos_token_ids: all ids that end the request, per row.
+            prompt_lengths: in tokens, per row; later tokens are generated.
+            device: the device of the logits.
 
         Raises:
             OptionError: a token id is not in the vocabulary.
@@ -90,7 +90,7 @@ class Warp:
         )
 
     def __call__(self, logits: Float[Tensor, "B M V"], paths: Paths) -> Target:
-        """The law at every node; all that is computed for greedy rows is what they would say next."""
+        """The law at every node; if all rows are greedy, only the best tokens."""
         if self.greedy:
             scores = self.processed(logits, paths)
             best = scores.argmax(-1)
@@ -100,26 +100,26 @@ class Warp:
         return Target(best, self._law(scores, best), _finite(scores, best))
 
     def law(self, logits: Float[Tensor, "B M V"], paths: Paths) -> Float[Tensor, "B M V"]:
-        """The law at every node as a dense tensor, one-hot for greedy rows: what a drafter draws from."""
+        """The law at every node as a dense tensor, one-hot for greedy rows; drafters draw from it."""
         if not self.greedy and self.greedy_rows is None:
             return self.scores(logits, paths).softmax(-1)
         scores = self.scores(logits, paths)
         return self._law(scores, scores.argmax(-1))
 
     def temperature(self, least: float) -> float | Float[Tensor, "B 1 1"]:
-        """Of each row, but not below ``least``, which is also that of greedy rows: for guesses about the law."""
+        """Each row's temperature, at least ``least`` (also for greedy rows), for estimates of the law."""
         if self.greedy:
             return least
         own = self.truncation.temperature
-        heat = max(1.0, least) if own is None else own.float().clamp(min=least)
-        return heat if self.greedy_rows is None else torch.where(self.greedy_rows, least, heat)
+        clamped = max(1.0, least) if own is None else own.float().clamp(min=least)
+        return clamped if self.greedy_rows is None else torch.where(self.greedy_rows, least, clamped)
 
     def scores(self, logits: Float[Tensor, "B M V"], paths: Paths) -> Float[Tensor, "B M V"]:
-        """What the softmax is taken of: -inf at all that is banned or cut off."""
+        """The softmax's input: -inf at all tokens that are banned or cut."""
         return self.truncation(_wide(self.processed(logits, paths)))
 
     def processed(self, logits: Float[Tensor, "B M V"], paths: Paths) -> Float[Tensor, "B M V"]:
-        """Logits after all penalties, bans and processors, before temperature; untouched when no row has any."""
+        """Logits after penalties, bans and processors, before temperature; unchanged if no row has any."""
         scores = logits
         if self.bias_ids is not None and self.bias is not None:
             scores = _wide(scores)
@@ -139,17 +139,17 @@ class Warp:
 
 
 def _finite(scores: Float[Tensor, "B M V"], best: Int[Tensor, "B M"]) -> Bool[Tensor, "B M"]:
-    """Whether the best score is a number: NaN is always the best, and -inf only where there is nothing else."""
+    """Whether the best score is finite. argmax picks NaN first, and -inf only if all scores are -inf."""
     return scores.gather(-1, best[..., None])[..., 0].isfinite()
 
 
 def healthy(logits: Float[Tensor, "B M V"], valid: Bool[Tensor, "B M"]) -> Bool[Tensor, "B"]:
-    """Whether every valid node of a row has a law: no NaN, no +inf, at least one finite number. No sync."""
+    """Whether every valid node of a row has a law: no NaN, no +inf, at least one finite logit. No sync."""
     return (logits.amax(-1).isfinite() | ~valid).all(-1)
 
 
 def check_token_ids(params: SamplingParams, vocab_size: int) -> None:
-    """Raise an ``OptionError`` for the first token id in the parameters that the vocabulary does not have."""
+    """Raise an ``OptionError`` for the first token id in the parameters that is not in the vocabulary."""
     named = {
         "logit_bias": params.logit_bias,
         "bad_words_ids": [i for word in params.bad_words_ids for i in word],
@@ -157,7 +157,7 @@ def check_token_ids(params: SamplingParams, vocab_size: int) -> None:
     for name, ids in named.items():
         for token in ids:
             if not 0 <= token < vocab_size:
-                raise OptionError(f"{name}: there is no token {token} in a vocabulary of {vocab_size}.")
+                raise OptionError(f"{name}: token {token} is outside the vocabulary of {vocab_size} tokens.")
 
 
 def _wide(scores: Float[Tensor, "B M V"]) -> Float[Tensor, "B M V"]:
@@ -167,7 +167,7 @@ def _wide(scores: Float[Tensor, "B M V"]) -> Float[Tensor, "B M V"]:
 def _bias(
     params: Sequence[SamplingParams], eos_token_ids: Sequence[tuple[int, ...]], device: torch.device | str
 ) -> tuple[Int[Tensor, "B 1 K"] | None, Float[Tensor, "B 1 K"] | None]:
-    """What is added to single tokens: ``logit_bias``, and -inf for bad words of one token.
+    """Bias on single tokens: ``logit_bias``, and -inf for bad words of one token.
 
     As in transformers, an end-of-sequence id is never a bad word.
     """

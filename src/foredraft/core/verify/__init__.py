@@ -1,8 +1,7 @@
-"""Verification: from the target's law and a draft to the accepted path. One file a rule, one table of rules.
+"""Verification: from the target's law and a draft to the accepted path. One file per rule, and a table of rules.
 
-Every rule is a pure function ``(p, draft, coins) -> Verdict`` over B rows of any tree shapes. None of them
-reads anything back from the device, and all their loops are bounded by numbers the host knows, so that a step
-can be captured as one CUDA graph.
+Every rule is a pure function ``(p, draft, rng) -> Verdict`` over B rows of arbitrary tree shapes. Rules never read
+from the device, and host values bound all their loops, so a step can be captured as one CUDA graph.
 """
 
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from foredraft.core.rng import VerifierRng
 from foredraft.core.sampling.params import check_known
 from foredraft.core.tree import PAD, ROOT, ancestors
 from foredraft.core.verify.block import block
-from foredraft.core.verify.greedy import walk
+from foredraft.core.verify.greedy import greedy
 from foredraft.core.verify.kseq import kseq
 from foredraft.core.verify.lossy import typical
 from foredraft.core.verify.recursive import recursive
@@ -24,15 +23,15 @@ from foredraft.core.verify.target_sampling import target_sampling
 from foredraft.core.verify.token import token
 from foredraft.core.verify.traversal import traversal
 
-__all__ = ["DEFAULT", "RULES", "Rule", "check_legal", "verify", "walk"]
+__all__ = ["DEFAULT", "RULES", "Rule", "check_legal", "greedy", "verify"]
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A way to verify, and the laws for which it may be used.
+    """A verification rule and the draft laws for which it is legal.
 
-    ``why`` says what the rule rests on; it becomes part of the sentence that refuses an illegal draft.
-    ``lossless`` is False for the rules that change the law of the text by design: those take any draft.
+    ``why``: the rule's assumption, quoted in the error for an illegal draft. ``lossless``: False for rules that change
+    the output distribution by design; these take any draft.
     """
 
     function: Callable[..., Verdict]
@@ -45,12 +44,12 @@ _DRAWN = frozenset(Law) - {Law.FIXED}
 
 RULES: dict[str, Rule] = {
     "target_sampling": Rule(target_sampling, frozenset(Law), "it draws from the target and needs no q"),
-    "token": Rule(token, frozenset({Law.CHAIN}), "it needs one child a node, drawn from q"),
-    "block": Rule(block, frozenset({Law.CHAIN}), "it needs one child a node, drawn from q"),
-    "recursive": Rule(recursive, _DRAWN, "it divides by the q that each sibling was drawn from, given its elders"),
-    "kseq": Rule(kseq, frozenset({Law.IID}), "it needs siblings drawn independently from one and the same q"),
-    "traversal": Rule(traversal, _DRAWN, "it divides by the q that each sibling was drawn from, given its elders"),
-    "typical": Rule(typical, frozenset(Law), "it takes every likely token, drawn by whomever", lossless=False),
+    "token": Rule(token, frozenset({Law.CHAIN}), "it needs one child per node, drawn from q"),
+    "block": Rule(block, frozenset({Law.CHAIN}), "it needs one child per node, drawn from q"),
+    "recursive": Rule(recursive, _DRAWN, "it divides by each sibling's q, given the earlier siblings"),
+    "kseq": Rule(kseq, frozenset({Law.IID}), "it needs siblings drawn independently from the same q"),
+    "traversal": Rule(traversal, _DRAWN, "it divides by each sibling's q, given the earlier siblings"),
+    "typical": Rule(typical, frozenset(Law), "it accepts every likely token of any draft", lossless=False),
 }
 
 DEFAULT: dict[Law, str] = {
@@ -62,20 +61,20 @@ DEFAULT: dict[Law, str] = {
 }
 
 _LAWS: dict[Law, str] = {
-    Law.FIXED: "were picked, so their law is a point mass, whatever the draft's softmax says",
-    Law.CHAIN: "were drawn from q one below the other",
+    Law.FIXED: "were picked, so their law is a point mass, regardless of the draft's softmax",
+    Law.CHAIN: "were drawn from q as a chain",
     Law.WITHOUT_REPLACEMENT: "are siblings drawn without replacement",
     Law.IID: "are siblings drawn independently from one q",
-    Law.IID_MANY: "are siblings drawn independently, each from a q of its own",
+    Law.IID_MANY: "are siblings drawn independently from different q",
 }
 
 
 def check_legal(rule: str, law: Law) -> None:
-    """Raise unless ``rule`` may verify drafts of this law.
+    """Check that ``rule`` may verify drafts of this law.
 
     Raises:
-        OptionError: there is no such rule; the sentence lists the known ones.
-        LawError: the rule would change the law of the text; the sentence says why, and what to use.
+        OptionError: the rule is unknown; the message lists the known rules.
+        LawError: the rule is not lossless for this law; the message says why and which rule to use.
     """
     check_known("verification rule", {rule: None}, list(RULES))
     if law not in RULES[rule].laws:
@@ -85,22 +84,25 @@ def check_legal(rule: str, law: Law) -> None:
         )
 
 
-def verify(target: Target, draft: Draft, coins: VerifierRng, rule: str | None = None) -> Verdict:
-    """Judge a draft by a rule that is legal for its law; None takes the best known one.
+def verify(target: Target, draft: Draft, rng: VerifierRng, rule: str | None = None) -> Verdict:
+    """Verify a draft with ``rule``, or with the best rule for its law if None.
 
-    Where all rows are greedy (``target.p`` is None) every rule, for any law, comes to following the best tokens.
+    If all rows are greedy (``target.p`` is None), every rule reduces to greedy verification.
+
+    Raises:
+        LawError: the rule is not lossless for the draft's law.
     """
     if target.p is None:
-        return walk(target.best, draft.tree)
+        return greedy(target.best, draft.tree)
     name = DEFAULT[draft.law] if rule is None else rule
     check_legal(name, draft.law)
-    return RULES[name].function(target.p, _lawful(draft), coins)
+    return RULES[name].function(target.p, _without_invalid_q(draft), rng)
 
 
-def _lawful(draft: Draft) -> Draft:
-    """The same draft without nodes whose q is no law (NaN, or nothing at all), and without what hangs below them.
+def _without_invalid_q(draft: Draft) -> Draft:
+    """The draft without nodes whose q is NaN or zero, and without their descendants.
 
-    A drafter may be wrong in anything, and its q was so before it drew: leaving them out gives nothing away.
+    This is lossless: q was invalid before the token was drawn, so the removal does not depend on the drawn value.
     """
     if draft.q is None:
         return draft

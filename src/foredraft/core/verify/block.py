@@ -1,4 +1,4 @@
-"""Block verification (Sun et al., ICLR 2025, 2403.10444): the best lossless rule for one drafted path."""
+"""Block verification (Sun et al., ICLR 2025, 2403.10444): the optimal lossless rule for one drafted path."""
 
 import torch
 from jaxtyping import Float
@@ -9,30 +9,30 @@ from foredraft.core.rng import VerifierRng
 from foredraft.core.verify.parts import at, drawn_from, first_child, of_tokens, path_from, ratio, residual
 
 
-def block(p: Float[Tensor, "B N V"], draft: Draft, coins: VerifierRng) -> Verdict:
-    """Test every prefix of the chain, keep the longest that passes; then y ~ norm((P p - q)+) (algorithm 2).
+def block(p: Float[Tensor, "B N V"], draft: Draft, rng: VerifierRng) -> Verdict:
+    """Test every prefix of the chain and accept the longest that passes; then y ~ norm((P p - q)+) (algorithm 2).
 
-    P_i = min(1, P_{i-1} p(x_i) / q(x_i)) is the prefix's joint ratio, clipped; with S_i = sum (P_i p - q)+ at
-    its end, it passes with probability S_i / (S_i + 1 - P_i), and the whole chain with P_k. For chains.
+    P_i = min(1, P_{i-1} p(x_i) / q(x_i)) is the prefix's clipped joint ratio. With S_i = sum (P_i p - q)+ at its end,
+    prefix i passes with probability S_i / (S_i + 1 - P_i), the whole chain with P_k. For chains only.
     """
     tree, q = draft.tree, drawn_from(draft)
     rows, nodes = tree.parents.shape
     joint, parent_joint = _joint(ratio(*of_tokens(p, q, tree)), draft)
     row = torch.arange(rows, device=p.device)[:, None]
     above = p[:, :-1] if tree.linear else p[row, tree.parents[:, 1:].clamp(min=0)]
-    spare = (parent_joint[:, 1:, None] * above - q[:, 1:]).clamp_(min=0.0).sum(-1)  # S of the parent
-    below = spare + (1.0 - parent_joint[:, 1:])
-    passes = torch.where(below > 0, spare / below, 1.0)
-    # a node with a child passes with what its child says, the last one with P; column N is for padding
+    surplus = (parent_joint[:, 1:, None] * above - q[:, 1:]).clamp_(min=0.0).sum(-1)  # S of the parent
+    total = surplus + (1.0 - parent_joint[:, 1:])
+    passes = torch.where(total > 0, surplus / total, 1.0)
+    # a parent's pass probability is computed at its child; the last node's is P; column N takes padding
     column = torch.where(tree.valid, tree.parents, nodes)[:, 1:]
     chance = torch.cat([joint, joint[:, :1]], 1).scatter(1, column, passes)
-    passed = [tree.parents[:, 0] < 0, *(coins.accept(chance[:, i], i) for i in range(1, nodes))]
+    passed = [tree.parents[:, 0] < 0, *(rng.accept(chance[:, i], i) for i in range(1, nodes))]
     index = torch.arange(nodes, device=p.device)
     end = torch.where(torch.stack(passed, 1), index, 0).amax(1)
     stopped, child = first_child(tree, end)
     law = residual(torch.where(stopped, at(joint, end), 1.0)[:, None] * at(p, end), at(q, child), stopped)
     on = tree.valid & (index <= end[:, None])
-    return Verdict(path_from(on, tree.depth), coins.residual(law))
+    return Verdict(path_from(on, tree.depth), rng.residual(law))
 
 
 def _joint(step: Float[Tensor, "B N"], draft: Draft) -> tuple[Float[Tensor, "B N"], Float[Tensor, "B N"]]:

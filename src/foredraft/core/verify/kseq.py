@@ -1,4 +1,4 @@
-"""k-SEQ (SpecTr, NeurIPS 2023, 2310.15141): independent siblings from one q, tested with one factor."""
+"""k-SEQ (SpecTr, NeurIPS 2023, 2310.15141): for independent siblings from one q, with one common factor r."""
 
 from typing import NamedTuple
 
@@ -11,14 +11,14 @@ from foredraft.core.rng import VerifierRng
 from foredraft.core.tree import TokenTree
 from foredraft.core.verify.parts import at, drawn_from, of_tokens, path_from, ratio
 
-_HALVINGS = 24  # the bits of a float32; a larger r than need be costs acceptance, not exactness
+_HALVINGS = 24  # the bits of a float32; an r above the optimum costs acceptance, not exactness
 
 
-def kseq(p: Float[Tensor, "B N V"], draft: Draft, coins: VerifierRng) -> Verdict:
-    """Accept each of k children with min(1, p(x) / (r q(x))); if all fail, y ~ p less what that covered.
+def kseq(p: Float[Tensor, "B N V"], draft: Draft, rng: VerifierRng) -> Verdict:
+    """Accept each of k children with min(1, p(x) / (r q(x))); if all fail, y ~ the residual of p.
 
-    With beta(r) = sum min(q, p / r), any r with 1 - (1 - beta)^k <= r beta is lossless; the smallest accepts
-    most, and at least 1 - (1 - 1/k)^k of what any rule could (theorem 2). Bisection keeps the upper end.
+    With beta(r) = sum min(q, p / r), any r with 1 - (1 - beta)^k <= r beta is lossless. The smallest such r accepts
+    most, and at least 1 - (1 - 1/k)^k of what any rule can (theorem 2). Bisection returns the upper end.
     """
     tree, q = draft.tree, drawn_from(draft)
     levels = _levels(p, q, tree)
@@ -28,18 +28,18 @@ def kseq(p: Float[Tensor, "B N V"], draft: Draft, coins: VerifierRng) -> Verdict
     current = torch.zeros_like(tree.parents[:, 0])
     on = [current == 0]
     for i in range(1, p.shape[1]):
-        accepted = coins.accept(torch.where(tree.parents[:, i] == current, chance[:, i], 0.0), i)
+        accepted = rng.accept(torch.where(tree.parents[:, i] == current, chance[:, i], 0.0), i)
         current = torch.where(accepted, i, current)
         on.append(accepted)
     law, r = at(p, current), at(levels.factor, current)[:, None]
     covered = torch.minimum(at(q, at(levels.child, current)), law / r) * at(levels.share, current)[:, None]
     rest = (law - covered).clamp_(min=0.0)
     rest = torch.where(rest.sum(-1, keepdim=True) > 0, rest, law)
-    return Verdict(path_from(torch.stack(on, 1), tree.depth), coins.residual(rest))
+    return Verdict(path_from(torch.stack(on, 1), tree.depth), rng.residual(rest))
 
 
 class _Levels(NamedTuple):
-    """For every node: r, (1 - (1 - beta)^k) / beta (0 for a leaf), and its first child."""
+    """Per node: r, (1 - (1 - beta)^k) / beta (0 for a leaf), and the first child."""
 
     factor: Float[Tensor, "B N"]
     share: Float[Tensor, "B N"]

@@ -10,36 +10,34 @@ from foredraft.core.tree import TokenTree, ancestors
 from foredraft.core.verify.parts import at, drawn_from, of_token, path_from, ratio
 
 
-def traversal(p: Float[Tensor, "B N V"], draft: Draft, coins: VerifierRng) -> Verdict:
+def traversal(p: Float[Tensor, "B N V"], draft: Draft, rng: VerifierRng) -> Verdict:
     """Test nodes depth first, each after all its children; the first that passes ends the path; y ~ its law.
 
-    A node's state, a pass chance and a law, changes only when a child is rejected, and what it changes to
-    depends on no coin (it depends on the child's q, not on the child's own subtree). So the state in which
-    each node will be tested, should its turn come, is known before any coin is tossed: one pass over the
-    nodes finds it, all coins are tossed, and of those that passed the first in post-order wins. The root
-    always passes.
+    A node's state (pass probability and law) changes only when a child is rejected. The new state depends on the
+    child's q, but not on random numbers or on the child's subtree. So one pass over the nodes computes the state in
+    which each node would be tested. Then all random numbers are drawn at once, and the first node in post-order that
+    passes ends the path. The root always passes.
 
-    On a chain this is block verification, on one level recursive rejection; between, it accepts more than
-    recursive rejection, but for lopsided trees whose younger siblings have the longer branches (it is readier
-    to stop at an elder).
+    On a chain this equals block verification, on a single level recursive rejection. Otherwise it accepts more than
+    recursive rejection, except on unbalanced trees whose later siblings have the longer branches, because it stops at
+    an earlier sibling more often.
     """
     tree = draft.tree
     keep, law = _last_states(p, drawn_from(draft), tree)
-    passed = [tree.parents[:, 0] < 0, *(coins.accept(keep[:, i], i) for i in range(1, p.shape[1]))]
+    passed = [tree.parents[:, 0] < 0, *(rng.accept(keep[:, i], i) for i in range(1, p.shape[1]))]
     on_path = ancestors(tree.parents)
     turn = torch.where(torch.stack(passed, 1), _post_order(tree, on_path), p.shape[1])
     end = turn.argmin(1)
-    return Verdict(path_from(at(on_path, end), tree.depth), coins.residual(at(law, end)))
+    return Verdict(path_from(at(on_path, end), tree.depth), rng.residual(at(law, end)))
 
 
 def _last_states(
     p: Float[Tensor, "B N V"], q: Float[Tensor, "B N V"], tree: TokenTree
 ) -> tuple[Float[Tensor, "B N"], Float[Tensor, "B N V"]]:
-    """Pass chance and law of every node after all its children were rejected; chance 0 at padding.
+    """Pass probability and law of every node after the rejection of all its children; probability 0 at padding.
 
-    Child c of m gets a(c) = min(1, a(m) P(c) / q(c)). Its rejection leaves m with P <- norm((a(m) P - q)+)
-    and a(m) <- s / t, where s = sum (a(m) P - q)+ and t = sum (q - a(m) P)+ = s + 1 - a(m). The latter form
-    makes a(m) = 1 stay exactly 1.
+    Child c of m gets a(c) = min(1, a(m) P(c) / q(c)). Its rejection sets P <- norm((a(m) P - q)+) and a(m) <- s / t at
+    m, where s = sum (a(m) P - q)+ and t = sum (q - a(m) P)+ = s + 1 - a(m). The latter form keeps a(m) = 1 exact.
     """
     row = torch.arange(p.shape[0], device=p.device)
     law = p.clone()
@@ -53,7 +51,7 @@ def _last_states(
         rest = (chance[:, None] * before - q[:, i]).clamp_(min=0.0)
         s = rest.sum(-1)
         t = s + (1.0 - chance)
-        shrunk = real & (s > 0)  # else the law stays: the rejection had probability ~0, or a(m) is 0 anyway
+        shrunk = real & (s > 0)  # else keep the law: the rejection had probability ~0, or a(m) is 0
         law[row, parent] = torch.where(shrunk[:, None], rest / torch.where(shrunk, s, 1.0)[:, None], before)
         keep[row, parent] = torch.where(real & (t > 0), s / torch.where(t > 0, t, 1.0), chance)
         keep[:, i] = torch.where(real, share, 0.0)
@@ -61,14 +59,14 @@ def _last_states(
 
 
 def _post_order(tree: TokenTree, on_path: Bool[Tensor, "B N N"]) -> Int[Tensor, "B N"]:
-    """Each node's place when children come before their parent and siblings in draw order.
+    """Each node's index in post-order, siblings in draw order.
 
-    Those before v are the nodes entered before it, less its ancestors, and the rest of its own subtree.
+    The nodes before v are those entered before v except its ancestors, and v's descendants.
     """
     index = torch.arange(tree.parents.shape[1], device=tree.parents.device)
     size = on_path.sum(1)  # [B, N]: nodes of each subtree
-    elder = (tree.parents[:, :, None] == tree.parents[:, None, :]) & (index < index[:, None])
-    skipped = 1 + torch.where(elder, size[:, None, :], 0).sum(-1)  # from a parent's entry to the node's own
+    earlier = (tree.parents[:, :, None] == tree.parents[:, None, :]) & (index < index[:, None])  # earlier siblings
+    skipped = 1 + torch.where(earlier, size[:, None, :], 0).sum(-1)  # from the parent's entry to the node's
     skipped[:, 0] = 0
     entered = torch.where(on_path, skipped[:, None, :], 0).sum(-1)
     return entered + size - on_path.sum(-1)

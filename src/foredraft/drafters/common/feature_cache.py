@@ -19,7 +19,7 @@ from foredraft.drafters.common.tree_builder import TreeBuilder
 from foredraft.drafters.common.tree_ops import ranked
 from foredraft.heads.nets.eagle import EagleNet
 from foredraft.model.attention import masked_attention
-from foredraft.model.cache import SlotCache, SlotView, bucket, lasting_zeros
+from foredraft.model.cache import SlotCache, SlotView, bucket, persistent_zeros
 from foredraft.model.cpu_linear import any_weight
 from foredraft.model.masks import Layout, StepIn, address, extent_of
 
@@ -126,7 +126,7 @@ class FeatureCache:
         else:
             self._waiting.clear()
             self._cache.clear()
-            self._features = lasting_zeros(self._features, 0, 0, 0)
+            self._features = persistent_zeros(self._features, 0, 0, 0)
 
     def extend(self, view: View, room: int) -> DraftState:
         """Read what is new in each text, up to the row whose token is the root.
@@ -204,7 +204,7 @@ class FeatureCache:
         if rows > have[0]:  # texts come one by one: doubled, so that what is stored is not copied for each
             rows = max(rows, 2 * have[0])
         shape = max(rows, have[0]), max(bucket(slots), have[1]), max(width, have[2])
-        wider = lasting_zeros(self._features, *shape)
+        wider = persistent_zeros(self._features, *shape)
         wider[: have[0], : have[1], : have[2]] = self._features
         self._features = wider
 

@@ -88,7 +88,7 @@ class Retokenizer:
         differ from what would be told at once, which costs a draft at most.
         """
         anywhere = range(len(window) - self._lookbehind, 0, -1)
-        ends = (place for place in anywhere if self._bridge.parted(window, place))
+        ends = (place for place in anywhere if self._bridge.is_boundary(window, place))
         endless = len(window) >= _ENDLESS * self._lookbehind
         for place in (*islice(ends, _TRIES), *islice(anywhere if endless else (), _TRIES)):
             rest = self._bridge.to_draft(window[place:], first=False)

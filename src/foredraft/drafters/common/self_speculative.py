@@ -10,7 +10,7 @@ from foredraft.core.tree import TokenTree
 from foredraft.drafters.common.chain import ChainOptions, draw_chain
 from foredraft.model.base import widened
 from foredraft.model.cache import SlotCache
-from foredraft.model.skipping import ThinnedLM
+from foredraft.model.skipping import LayerSkipLM
 
 
 class OwnLayers(Rewindable):
@@ -25,7 +25,7 @@ class OwnLayers(Rewindable):
         vocab_size: how wide laws are. The target's may be narrower or wider, where it is the middle of a cascade.
     """
 
-    def __init__(self, options: ChainOptions, partial: ThinnedLM, cache: SlotCache, vocab_size: int) -> None:
+    def __init__(self, options: ChainOptions, partial: LayerSkipLM, cache: SlotCache, vocab_size: int) -> None:
         self.needs = Needs(max_nodes=options.num_assistant_tokens, target_cache=True)
         self._partial = partial
         self._vocab_size = vocab_size

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from foredraft.core.draft import Draft, Verdict
 from foredraft.core.drafter import StepOut, View
-from foredraft.core.topk_distribution import TopKDistribution, top_law
+from foredraft.core.topk_distribution import TopKDistribution, topk_distribution
 from foredraft.drafters.online.trainable import Sample
 
 _STATES = torch.bfloat16  # as those that heads are trained on are kept (train/features)
@@ -51,7 +51,7 @@ class Seen(NamedTuple):
             verdict.emitted(tree),
             verdict.accepted() + 1,
             ((tree.parents == last) & tree.valid).any(1),
-            top_law(logits, count),
+            topk_distribution(logits, count),
             hidden,
         )
 

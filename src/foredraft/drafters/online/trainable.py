@@ -10,8 +10,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from foredraft.core.errors import DrafterError
-from foredraft.core.topk_distribution import coarse
-from foredraft.model.cpu_linear import take_weights
+from foredraft.core.topk_distribution import coarsen
+from foredraft.model.cpu_linear import copy_weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,14 +108,14 @@ class Trainee(ABC):
 
     def publish(self) -> None:
         """Draft with the copy's weights from now on."""
-        take_weights(self.served, self.shadow)
+        copy_weights(self.served, self.shadow)
 
     def say(self, lesson: Lesson) -> Iterator[Said]:
         """What the copy says of the laws of a lesson, for each level of a draft: first as a draft's first token, then
         further ahead, where the net is made for it."""
         for logits, laws in self._judge(lesson):
             ids, known = self._own(lesson.ids[laws])
-            yield Said(*coarse(logits.float(), ids, known, lesson.p[laws]), laws)
+            yield Said(*coarsen(logits.float(), ids, known, lesson.p[laws]), laws)
 
     @abstractmethod
     def _judge(self, lesson: Lesson) -> Iterator[tuple[Tensor, Tensor]]:

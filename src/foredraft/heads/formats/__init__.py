@@ -1,6 +1,6 @@
-"""Draft heads in every published format, read by content and written as their readers want them.
+"""Reads and writes draft heads in all published formats; formats are recognised by content.
 
-``inspect_head`` says what is in a folder, ``load_head`` makes a net of it, ``save_head`` writes one.
+``inspect_head`` describes the head in a folder, ``load_head`` loads it, ``save_head`` writes one.
 """
 
 from collections.abc import Callable
@@ -25,24 +25,24 @@ __all__ = [
 ]
 
 Matcher = Callable[[Checkpoint], bool]
-DraftRunner = Callable[[Checkpoint, CausalLM | None, Overrides], Reading]
+FormatReader = Callable[[Checkpoint, CausalLM | None, Overrides], Reading]
 
-READERS: tuple[tuple[Matcher, DraftRunner], ...] = (
+READERS: tuple[tuple[Matcher, FormatReader], ...] = (
     (native.matches, native.read),
     (hydra.matches, hydra.read),
     (eagle3.matches, eagle3.read),
     (eagle1.matches, eagle1.read),
     (medusa.matches, medusa.read),
 )
-"""The first whose signs are there reads the files; names of folders are no signs."""
+"""The first format that matches the contents reads the files; folder names do not matter."""
 
 
 def inspect_head(path: str) -> HeadInfo:
-    """What a folder or a repository of the hub holds, without its target; most weights are not read.
+    """Describe the head in a folder or hub repository, without its target and without reading most weights.
 
     Raises:
-        ModelError: it is not there.
-        DrafterError: it is no draft head, or its config and tensors do not go together.
+        ModelError: the folder or repository does not exist.
+        DrafterError: it is not a draft head, or its config and tensors do not match.
     """
     checkpoint = open_checkpoint(path)
     return describe(checkpoint, _reader(checkpoint)(checkpoint, None, Overrides()))
@@ -55,31 +55,31 @@ def load_head(
     rope_theta: float | None = None,
     taps: tuple[int, ...] | None = None,
 ) -> Head:
-    """A head for this target, on its device and in its dtype, not to be trained.
+    """Load a head for this target, on its device and in its dtype, without gradients.
 
     Args:
-        path: a folder or a repository of the hub.
-        rope_theta: base of the head's rotary positions, where its config is wrong about it.
-        taps: hidden layers of the target (numbers of decoder layers passed), where the files are wrong or silent.
+        path: a folder or hub repository.
+        rope_theta: the head's RoPE base, if its config is wrong.
+        taps: hidden layers of the target (numbers of decoder layers), if the files omit them or are wrong.
 
     Raises:
-        ModelError: it is not there.
-        DrafterError: it is no draft head, it is broken, or it is for another target.
+        ModelError: the folder or repository does not exist.
+        DrafterError: it is not a draft head, it is broken, or it is for another target.
     """
-    checkpoint, wish = open_checkpoint(path), Overrides(rope_theta, taps)
+    checkpoint, overrides = open_checkpoint(path), Overrides(rope_theta, taps)
     read = _reader(checkpoint)
-    check_target(checkpoint, read(checkpoint, None, wish), target)
-    reading = read(checkpoint, target, wish)
+    check_target(checkpoint, read(checkpoint, None, overrides), target)
+    reading = read(checkpoint, target, overrides)
     info = describe(checkpoint, reading)
     return Head(assemble(checkpoint, reading, target), info)
 
 
-def _reader(checkpoint: Checkpoint) -> DraftRunner:
+def _reader(checkpoint: Checkpoint) -> FormatReader:
     for matches, read in READERS:
         if matches(checkpoint):
             return read
     names = sorted(checkpoint.weights.shapes)
     if any(name.startswith("model.layers.") for name in names):
-        raise DrafterError(f"{checkpoint.name!r} is a whole model, not a draft head; it can draft as draft_model:PATH.")
+        raise DrafterError(f"{checkpoint.name!r} is a whole model, not a draft head; use it as draft_model:PATH.")
     shown = ", ".join(names[:3]) or "none"
-    raise DrafterError(f"The tensors in {checkpoint.name!r} are those of no known draft head: {shown}, ...")
+    raise DrafterError(f"The tensors in {checkpoint.name!r} match no known draft head: {shown}, ...")

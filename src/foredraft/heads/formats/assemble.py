@@ -1,4 +1,4 @@
-"""From a reading to a net: every tensor in its place, none missing, none left over."""
+"""Builds the net of a ``Reading`` and loads its tensors, with strict checks of names and shapes."""
 
 import re
 from collections.abc import Collection
@@ -20,24 +20,26 @@ from foredraft.model.head_parts import parts_of, rotary_of
 from foredraft.model.hf import CausalLM
 
 _HARMLESS = re.compile(r"(^|\.)(rotary_emb\.)?inv_freq$")
-"""Rotary frequencies that old code kept among its weights; they follow from the config."""
+"""Rotary frequencies that old code stored as weights; they follow from the config."""
 _ROWS = 8192
-"""So many rows of an embedding are compared at a time."""
+"""Rows of an embedding that are compared at a time."""
 
 
 def describe(checkpoint: Checkpoint, reading: Reading) -> HeadInfo:
-    """What a reading says, after a check of its tensors' names and shapes.
+    """Describe a head, after checking its tensors' names and shapes.
 
     Raises:
-        DrafterError: tensors that are missing, unexpected or of another shape.
+        DrafterError: tensors are missing, unexpected, quantised, or have a wrong shape.
     """
-    net = _bare(reading.config, _rotary(checkpoint, reading.config), _nobody(reading))
+    net = _empty_net(reading.config, _rotary(checkpoint, reading.config), _placeholder_parts(reading))
     _check_names(checkpoint, reading, net)
     parameters = [(name, value) for name, value in net.named_parameters() if name not in reading.given]
     dtypes = [checkpoint.weights.dtypes[reading.names[name][0]] for name, _ in parameters]
-    whole = [dtype for dtype in dtypes if not dtype.is_floating_point]
-    if whole:
-        raise DrafterError(f"The weights of the head {checkpoint.name!r} are {whole[0]}: quantised heads are not read.")
+    integers = [dtype for dtype in dtypes if not dtype.is_floating_point]
+    if integers:
+        raise DrafterError(
+            f"The weights of the head {checkpoint.name!r} are {integers[0]}: quantised heads are not supported."
+        )
     config = reading.config
     if isinstance(config, Eagle3Config) and reading.open_taps:
         config = replace(config, taps=())
@@ -53,24 +55,28 @@ def describe(checkpoint: Checkpoint, reading: Reading) -> HeadInfo:
 
 
 def assemble(checkpoint: Checkpoint, reading: Reading, target: CausalLM) -> nn.Module:
-    """The net with its weights, on the target's device and in its dtype, not to be trained."""
-    net = _bare(reading.config, _rotary(checkpoint, reading.config), parts_of(target.model))
-    place: dict[str, Any] = {"device": target.device, "dtype": target.dtype, "copy": True}
+    """The net with its weights, on the target's device and in its dtype, without gradients.
+
+    Raises:
+        DrafterError: a tensor overflows the target's dtype, or copies of one module differ.
+    """
+    net = _empty_net(reading.config, _rotary(checkpoint, reading.config), parts_of(target.model))
+    options: dict[str, Any] = {"device": target.device, "dtype": target.dtype, "copy": True}
     state: dict[str, Tensor] = {}
     for name in dict(net.named_parameters()):
         tensor = reading.given[name] if name in reading.given else _tied(checkpoint, reading.names[name])
-        state[name] = tensor.to(**place)
+        state[name] = tensor.to(**options)
         if not torch.isfinite(state[name]).all():
             raise DrafterError(f"The tensor {name} of {checkpoint.name!r} does not fit into {target.dtype}.")
     net.load_state_dict(state, strict=True, assign=True)
     if isinstance(net, Eagle3):
         net.vocabulary = reading.vocabulary
-    # not to another dtype: rotary frequencies stay in float32
+    # no dtype: rotary frequencies stay in float32
     return net.to(device=target.device).eval().requires_grad_(False)
 
 
 def check_target(checkpoint: Checkpoint, reading: Reading, target: CausalLM) -> None:
-    """Refuse a head that was made for another target, as far as its files tell."""
+    """Raise a ``DrafterError`` for a head that was made for another target, as far as its files show."""
     needs, config = reading.target, target.model.config.get_text_config()
     if needs.hidden_size != config.hidden_size:
         raise DrafterError(
@@ -88,19 +94,19 @@ def check_target(checkpoint: Checkpoint, reading: Reading, target: CausalLM) -> 
         )
 
 
-def same_table(ours: Tensor, target: CausalLM) -> bool:
-    """Whether an embedding is the target's, up to the rounding of half precision and rows of padding."""
+def same_embedding(ours: Tensor, target: CausalLM) -> bool:
+    """Whether an embedding is the target's, up to half-precision rounding and padding rows."""
     theirs = target.model.get_input_embeddings().weight
     if not isinstance(theirs, Tensor) or not theirs.is_floating_point() or theirs.is_meta:
-        return True  # quantised or elsewhere: nothing to compare with
+        return True  # quantised or offloaded, so it cannot be compared
     if ours.shape[1:] != theirs.shape[1:]:
         return False
-    rows, apart, size = min(len(ours), len(theirs)), 0.0, 0.0
+    rows, error, norm = min(len(ours), len(theirs)), 0.0, 0.0
     for start in range(0, rows, _ROWS):
         a, b = (x[start : min(start + _ROWS, rows)].detach().float().cpu() for x in (ours, theirs))
-        apart += float((a - b).square().sum())
-        size += float(b.square().sum())
-    return apart <= (0.02**2) * size
+        error += float((a - b).square().sum())
+        norm += float(b.square().sum())
+    return error <= (0.02**2) * norm
 
 
 def embedding_of(target: CausalLM) -> Tensor:
@@ -110,32 +116,32 @@ def embedding_of(target: CausalLM) -> Tensor:
     return weight
 
 
-def few(names: Collection[str]) -> str:
-    """The first names of many."""
+def first_names(names: Collection[str]) -> str:
+    """The first four names, and how many more there are."""
     first = sorted(names)[:4]
     return ", ".join(first) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
-def straight(names: Collection[str]) -> dict[str, tuple[str, ...]]:
-    """Names that are the same in file and net."""
+def identity_names(names: Collection[str]) -> dict[str, tuple[str, ...]]:
+    """``Reading.names`` for names that are equal in file and net."""
     return {name: (name,) for name in names}
 
 
 def parameter_names(config: NetConfig) -> list[str]:
-    """The parameters of the net of a config."""
-    net = _bare(config, Rotary(torch.ones(1)), _nobody(None))
+    """The parameter names of a config's net."""
+    net = _empty_net(config, Rotary(torch.ones(1)), _placeholder_parts(None))
     return [name for name, _ in net.named_parameters()]
 
 
 def block_of(config: NetConfig) -> BlockConfig | None:
-    """The decoder block in a config, if there is one."""
+    """The decoder block of a config, if any."""
     if isinstance(config, (EagleConfig, Eagle3Config)):
         return config.block
     return config.prefix if isinstance(config, HydraConfig) else None
 
 
-def _bare(config: NetConfig, rotary: Rotary | None, parts: TargetParts) -> nn.Module:
-    """The net of a config without storage for its weights."""
+def _empty_net(config: NetConfig, rotary: Rotary | None, parts: TargetParts) -> nn.Module:
+    """The net of a config, on the meta device."""
     with torch.device("meta"):
         if isinstance(config, (EagleConfig, Eagle3Config)):
             assert rotary is not None
@@ -153,8 +159,8 @@ def _rotary(checkpoint: Checkpoint, config: NetConfig) -> Rotary | None:
         raise DrafterError(f"The head {checkpoint.name!r} cannot be used: {error}") from error
 
 
-def _nobody(reading: Reading | None) -> TargetParts:
-    """In place of a target where only names and shapes matter."""
+def _placeholder_parts(reading: Reading | None) -> TargetParts:
+    """Stands in for a target where only names and shapes matter."""
     size = reading.target.hidden_size if reading is not None else 1
     return TargetParts(embed=lambda tokens: tokens, head=lambda states: states, vocab_size=1, hidden_size=size)
 
@@ -165,8 +171,8 @@ def _check_names(checkpoint: Checkpoint, reading: Reading, net: nn.Module) -> No
     missing = expected - shapes.keys()
     extra = {name for name in shapes.keys() - expected - reading.ignored if not _HARMLESS.search(name)}
     if missing or extra:
-        parts = [f"{few(missing)} {'is' if len(missing) == 1 else 'are'} missing"] if missing else []
-        parts += [f"{few(extra)} {'is' if len(extra) == 1 else 'are'} not expected"] if extra else []
+        parts = [f"{first_names(missing)} {'is' if len(missing) == 1 else 'are'} missing"] if missing else []
+        parts += [f"{first_names(extra)} {'is' if len(extra) == 1 else 'are'} not expected"] if extra else []
         raise DrafterError(
             f"The tensors of the head {checkpoint.name!r} are not those of {reading.format} as its config.json "
             f"describes it: {'; '.join(parts)}."
@@ -175,17 +181,17 @@ def _check_names(checkpoint: Checkpoint, reading: Reading, net: nn.Module) -> No
         for name in wanted.get(parameter, ()) if parameter not in reading.given else ():
             if shapes[name] != tuple(value.shape):
                 raise DrafterError(
-                    f"The tensor {name} of the head {checkpoint.name!r} has the shape {list(shapes[name])}, and its "
-                    f"config.json makes it {list(value.shape)}."
+                    f"The tensor {name} of the head {checkpoint.name!r} has the shape {list(shapes[name])}, but its "
+                    f"config.json requires {list(value.shape)}."
                 )
 
 
 def _tied(checkpoint: Checkpoint, names: tuple[str, ...]) -> Tensor:
-    """One tensor that may be stored several times."""
+    """Read a tensor that may be stored several times."""
     first = checkpoint.weights.read(names[0])
     for name in names[1:]:
         if not torch.equal(first, checkpoint.weights.read(name)):
             raise DrafterError(
-                f"The tensors {names[0]} and {name} of the head {checkpoint.name!r} differ; they should be one module."
+                f"The tensors {names[0]} and {name} of the head {checkpoint.name!r} differ; they must be equal."
             )
     return first

@@ -1,9 +1,7 @@
-"""A decoder block's shape in the words of transformers' configs, read and written.
-
-Sources: heads.md of this project's notes, 1.1 to 1.4; the words are those of ``LlamaConfig``.
-"""
+"""Reads and writes a decoder block's config with the keys of transformers' ``LlamaConfig`` (heads.md 1.1 to 1.4)."""
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 from foredraft.core.errors import DrafterError
@@ -11,33 +9,35 @@ from foredraft.heads.formats.files import Fields
 from foredraft.heads.nets.blocks import ACTIVATIONS, BlockConfig
 
 BASE = 10000.0
-"""The base of rotary positions where a config names none."""
+"""The RoPE base if a config has none."""
 
 
 def read_block(fields: Fields, *, layers: int, notes: list[str], **known: Any) -> BlockConfig:
-    """The block of a config; ``known`` are fields of it that the caller has found elsewhere (in the tensors).
+    """Read a block from a config. ``known``: fields that the caller has determined from the tensors.
 
     Raises:
-        DrafterError: numbers that make no block, or something that the nets do not have.
+        DrafterError: the config is invalid, or uses an unsupported feature.
     """
     width, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     if "head_dim" not in fields and width % heads:
-        raise DrafterError(f"The head {fields.name!r} has {heads} attention heads over a width of {width}.")
+        raise DrafterError(
+            f"The head {fields.name!r} has a width of {width}, not divisible by {heads} attention heads."
+        )
     groups, size = fields.integer("num_key_value_heads", heads), fields.integer("head_dim", width // heads or None)
     if heads % groups or size % 2 or size > 1 << 16:
         raise DrafterError(
-            f"The head {fields.name!r} has {heads} attention heads of width {size} over {groups} key-value heads, "
-            "which make no attention."
+            f"The head {fields.name!r} has {heads} attention heads of width {size} and {groups} key-value heads, "
+            "which do not fit together."
         )
-    action = fields.text("hidden_act", "silu")
-    if action not in ACTIVATIONS:
+    activation = fields.text("hidden_act", "silu")
+    if activation not in ACTIVATIONS:
         raise DrafterError(
-            f"The head {fields.name!r} uses the activation {action!r}; known are {', '.join(ACTIVATIONS)}."
+            f"The head {fields.name!r} uses the unknown activation {activation!r}. Known: {', '.join(ACTIVATIONS)}."
         )
     window = _window(fields, layers)
     theta, scaling = _rope(fields, window is not None)
     if theta is None:
-        notes.append("rope_theta is absent: base 10000.")
+        notes.append("rope_theta is missing; 10000 is used.")
     shape: dict[str, Any] = {
         "hidden_size": width,
         "intermediate_size": fields.integer("intermediate_size"),
@@ -45,7 +45,7 @@ def read_block(fields: Fields, *, layers: int, notes: list[str], **known: Any) -
         "num_key_value_heads": groups,
         "head_dim": size,
         "rms_norm_eps": fields.number("rms_norm_eps", 1e-6),
-        "hidden_act": action,
+        "hidden_act": activation,
         "mlp_bias": fields.flag("mlp_bias", False),
         "sliding_window": window,
         "max_position_embeddings": fields.integer("max_position_embeddings", 2048),
@@ -55,10 +55,16 @@ def read_block(fields: Fields, *, layers: int, notes: list[str], **known: Any) -
     return BlockConfig(**{**shape, **known})
 
 
-def _window(fields: Fields, layers: int) -> int | None:
-    """The sliding window that all layers of the head have, or None.
+def override_theta(block: BlockConfig, theta: float, notes: list[str]) -> BlockConfig:
+    """The block with the caller's RoPE base."""
+    notes.append(f"rope_theta is set to {theta:g}; the config has {block.rope_theta:g}.")
+    return replace(block, rope_theta=theta)
 
-    Qwen's configs name a window that is off unless ``use_sliding_window``; ``layer_types`` has the last word.
+
+def _window(fields: Fields, layers: int) -> int | None:
+    """The sliding window of all layers of the head, or None.
+
+    Qwen's configs have a window that is off unless ``use_sliding_window``; ``layer_types`` takes precedence.
     """
     kinds = fields.values.get("layer_types")
     if isinstance(kinds, list) and len(kinds) >= layers:
@@ -67,8 +73,8 @@ def _window(fields: Fields, layers: int) -> int | None:
             return None
         if own != {"sliding_attention"}:
             raise DrafterError(
-                f"The layers of the head {fields.name!r} are of the kinds {', '.join(sorted(own))}; "
-                "only all full or all sliding ones are read."
+                f"The layers of the head {fields.name!r} are of the types {', '.join(sorted(own))}; "
+                "only all full or all sliding layers are supported."
             )
         return fields.integer("sliding_window")
     off = fields.text("model_type", "llama").startswith("qwen")
@@ -77,28 +83,31 @@ def _window(fields: Fields, layers: int) -> int | None:
 
 
 def _rope(fields: Fields, sliding: bool) -> tuple[float | None, dict[str, Any] | None]:
-    """Base (None where absent) and scheme (None for plain), from any of the three places where configs have them."""
+    """RoPE base (None if missing) and scaling (None for default), from any of the three keys that configs use."""
     found = fields.part("rope_parameters")
-    if any(isinstance(value, dict) for value in found.values.values()):  # one for each kind of layer
+    if any(isinstance(value, dict) for value in found.values.values()):  # one dict per layer type
         found = found.part("sliding_attention" if sliding else "full_attention")
     if not found.values:
         found = fields.part("rope_scaling")
     for place in (found, fields):
         if place.number("partial_rotary_factor", 1.0) != 1.0:
-            raise DrafterError(f"The head {fields.name!r} turns a part of each attention head only; that is not read.")
+            raise DrafterError(
+                f"The head {fields.name!r} uses rotary embeddings on a part of each attention head "
+                "(partial_rotary_factor), which is not supported."
+            )
     place = found if "rope_theta" in found else fields
     theta = place.number("rope_theta") if "rope_theta" in place else None
     scheme = {k: v for k, v in found.values.items() if k not in ("rope_theta", "type", "partial_rotary_factor")}
     kind = found.values.get("rope_type") or found.values.get("type") or "default"
-    if kind in ("default", "mrope") or "mrope_section" in scheme:  # mrope on text alone is plain
+    if kind in ("default", "mrope") or "mrope_section" in scheme:  # mrope on text alone equals the default
         return theta, None
     if not isinstance(kind, str):
-        raise DrafterError(f"The rope_scaling of the head {fields.name!r} names no scheme.")
+        raise DrafterError(f"The rope_scaling of the head {fields.name!r} has no rope_type.")
     return theta, {**scheme, "rope_type": kind}
 
 
 def write_block(block: BlockConfig, target: Mapping[str, Any], *, vocab_size: int, layers: int) -> dict[str, Any]:
-    """The words that all formats share. Ids of special tokens are the target's."""
+    """The config entries that all formats share. Special token ids are the target's."""
     return {
         "model_type": "llama",
         "hidden_size": block.hidden_size,
@@ -122,9 +131,9 @@ def write_block(block: BlockConfig, target: Mapping[str, Any], *, vocab_size: in
     }
 
 
-def block_objections(block: BlockConfig, allowed: Collection[str] = ()) -> list[str]:
-    """What of this block goes beyond a plain Llama layer, but for what is ``allowed``."""
-    beyond = {
+def unsupported_by_block(block: BlockConfig, allowed: Collection[str] = ()) -> list[str]:
+    """Fields of this block that a plain Llama layer does not support, except those ``allowed``."""
+    differs = {
         "head_dim": block.head_dim * block.num_attention_heads != block.hidden_size,
         "attention_bias": block.attention_bias,
         "output_bias": block.output_bias,
@@ -132,20 +141,20 @@ def block_objections(block: BlockConfig, allowed: Collection[str] = ()) -> list[
         "qk_norm": block.qk_norm,
         "sliding_window": block.sliding_window is not None,
     }
-    return [name for name, here in beyond.items() if here and name not in allowed]
+    return [name for name, different in differs.items() if different and name not in allowed]
 
 
 def old_scaling(block: BlockConfig) -> dict[str, Any] | None:
     """``rope_scaling`` for SafeAILab's code, which reads exactly the keys type and factor.
 
     Raises:
-        DrafterError: a scheme that it does not know.
+        DrafterError: a scheme that it does not support.
     """
     scaling = block.rope_scaling
     if scaling is None:
         return None
     if scaling.get("rope_type") not in ("linear", "dynamic") or set(scaling) != {"rope_type", "factor"}:
         raise DrafterError(
-            f"SafeAILab's code knows linear and dynamic rope_scaling only, not {scaling.get('rope_type')!r}."
+            f"SafeAILab's code supports linear and dynamic rope_scaling only, not {scaling.get('rope_type')!r}."
         )
     return {"type": scaling["rope_type"], "factor": scaling["factor"]}

@@ -1,6 +1,7 @@
-"""Reading EAGLE-3 files: SafeAILab's, SpecForge's (which SGLang loads) and speculators' (which vLLM loads).
+"""Reads EAGLE-3 files: SafeAILab's, SpecForge's (for SGLang) and speculators' (for vLLM).
 
-The three share tensors and differ in prefixes, flags and in how they count the target's layers (heads.md 1.2 to 1.4).
+The three formats have the same tensors, and differ in prefixes, flags and how they number the target's layers (heads.md
+1.2 to 1.4).
 """
 
 from dataclasses import dataclass, replace
@@ -8,8 +9,8 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from foredraft.core.errors import DrafterError
-from foredraft.heads.formats.assemble import embedding_of, parameter_names, same_table
-from foredraft.heads.formats.block import read_block
+from foredraft.heads.formats.assemble import embedding_of, parameter_names, same_embedding
+from foredraft.heads.formats.block import override_theta, read_block
 from foredraft.heads.formats.files import Checkpoint, Fields
 from foredraft.heads.formats.info import Overrides, Reading, TargetNeeds
 from foredraft.heads.formats.layers import chosen_taps
@@ -24,14 +25,14 @@ MAPS = ("d2t", "t2d")
 
 
 def matches(checkpoint: Checkpoint) -> bool:
-    """A first layer of the name that SafeAILab gave it, a norm of its own for the hidden state, or such a config."""
+    """Whether there is a ``midlayer``, a separate norm for the hidden state, or an EAGLE-3 config."""
     names = checkpoint.weights.shapes
     named = any(name.startswith(("midlayer.", "layers.0.hidden_norm.")) for name in names)
     return named or format_of(checkpoint.config) != SAFEAILAB
 
 
 def format_of(config: dict) -> str:
-    """Who wrote a config."""
+    """The format of a config."""
     if "speculators_model_type" in config:
         return SPECULATORS
     listed = config.get("architectures")
@@ -39,29 +40,29 @@ def format_of(config: dict) -> str:
     return SPECFORGE if named or {"eagle_config", "fc_norm", "norm_output"} & config.keys() else SAFEAILAB
 
 
-def read(checkpoint: Checkpoint, target: CausalLM | None, wish: Overrides) -> Reading:
-    """``target`` is needed for the default layers, and to tell whether a stored embedding is its own.
+def read(checkpoint: Checkpoint, target: CausalLM | None, overrides: Overrides) -> Reading:
+    """``target`` is needed for the default taps, and to check whether a stored embedding is the target's.
 
     Raises:
-        DrafterError: a config that makes no head, layers that the target does not have, or maps that are none.
+        DrafterError: the config, the taps or the vocabulary maps are invalid.
     """
     kind, notes = format_of(checkpoint.config), []
     file = _File(checkpoint, kind, checkpoint.fields())
     model = file.fields.text("speculators_model_type", "eagle3")
     if model != "eagle3":
         raise DrafterError(
-            f"The head {checkpoint.name!r} is of the speculators type {model!r}; of those, eagle3 is read."
+            f"The head {checkpoint.name!r} is of the speculators type {model!r}; only eagle3 is supported."
         )
     own = _owns_embedding(file, target, notes)
-    config = _config(file, own, wish, notes)
+    config = _config(file, own, overrides, notes)
     tied = _tied_head(file, config, own, target)
     if tied is not None:
         config = replace(config, own_head=True)
-    taps, listed = chosen_taps(checkpoint, kind, wish, len(config.taps), target, notes)
+    taps, listed = chosen_taps(checkpoint, kind, overrides, len(config.taps), target, notes)
     vocabulary = read_vocabulary(checkpoint, config.draft_vocab_size, config.vocab_size, notes)
     names = _names(file, config)
     if any(alias.startswith("additional_layers.") for aliases in names.values() for alias in aliases):
-        notes.append("SGLang leaves out the residual between such layers; here they are ordinary ones.")
+        notes.append("SGLang omits the residual between additional layers; foredraft runs them as ordinary layers.")
     stored = {TABLE, *MAPS, "verifier_norm.weight", "verifier_lm_head.weight"}
     verifier = file.fields.part("speculators_config").part("verifier")
     return Reading(
@@ -77,7 +78,7 @@ def read(checkpoint: Checkpoint, target: CausalLM | None, wish: Overrides) -> Re
             hidden_size=config.target_hidden_size,
             vocab_size=config.vocab_size,
             layers=max(taps) if listed else None,
-            name=verifier.words("name_or_path"),
+            name=verifier.optional_text("name_or_path"),
         ),
         notes=tuple(notes),
     )
@@ -91,7 +92,7 @@ class _File:
 
     @property
     def layer(self) -> Fields:
-        """Where the words about the decoder block stand."""
+        """The part of the config that describes the decoder block."""
         return self.fields.part("transformer_layer_config") if self.kind == SPECULATORS else self.fields
 
     @property
@@ -104,20 +105,20 @@ class _File:
         return name in self.checkpoint.weights
 
 
-def _config(file: _File, own: bool, wish: Overrides, notes: list[str]) -> Eagle3Config:
-    """The net's config; its taps are right in number only."""
+def _config(file: _File, own: bool, overrides: Overrides, notes: list[str]) -> Eagle3Config:
+    """The net's config; its taps are placeholders of the right number."""
     fields, shapes = file.fields, file.checkpoint.weights.shapes
     speculators = file.kind == SPECULATORS
-    block = _block(file, wish, notes)
+    block = _block(file, overrides, notes)
     width = fields.integer("target_hidden_size", block.hidden_size)
     fused = shapes["fc.weight"][-1] if "fc.weight" in shapes else 3 * width
     if fused % width:
         raise DrafterError(
-            f"The tensor fc.weight of the head {fields.name!r} reads {fused} numbers, which is no multiple of the "
+            f"The tensor fc.weight of the head {fields.name!r} has {fused} inputs, which is no multiple of the "
             f"target's width {width}."
         )
     if fields.flag("norm_before_fc", False) and _either(fields, "fc_norm", False):
-        raise DrafterError(f"The head {fields.name!r} has both norm_before_fc and fc_norm; one excludes the other.")
+        raise DrafterError(f"The head {fields.name!r} has both norm_before_fc and fc_norm; only one is allowed.")
     vocab, small = file.layer.integer("vocab_size"), _draft_vocab(file)
     return Eagle3Config(
         block=block,
@@ -137,7 +138,7 @@ def _config(file: _File, own: bool, wish: Overrides, notes: list[str]) -> Eagle3
     )
 
 
-def _block(file: _File, wish: Overrides, notes: list[str]) -> BlockConfig:
+def _block(file: _File, overrides: Overrides, notes: list[str]) -> BlockConfig:
     layer, shapes = file.layer, file.checkpoint.weights.shapes
     bias = layer.flag("attention_bias", False) or layer.flag("qkv_bias", False)
     qwen = file.kind == SPECULATORS and layer.text("model_type", "llama").startswith("qwen3")
@@ -149,11 +150,10 @@ def _block(file: _File, wish: Overrides, notes: list[str]) -> BlockConfig:
         output_bias=bias and f"{file.prefix}self_attn.o_proj.bias" in shapes,
         qk_norm=qwen or f"{file.prefix}self_attn.q_norm.weight" in shapes,
     )
-    if wish.rope_theta is not None:
-        notes.append(f"rope_theta is {wish.rope_theta:g} as asked, not {block.rope_theta:g}.")
-        return replace(block, rope_theta=wish.rope_theta)
+    if overrides.rope_theta is not None:
+        return override_theta(block, overrides.rope_theta, notes)
     if file.kind == SPECFORGE and block.rope_theta != 10000.0:
-        notes.append("Trained before SpecForge PR 270 (October 2025)? Then it may want rope_theta=10000.")
+        notes.append("If it was trained before SpecForge PR 270 (October 2025), it may need rope_theta=10000.")
     return block
 
 
@@ -164,12 +164,12 @@ def _norm_before_residual(file: _File, notes: list[str]) -> bool:
 
 
 def _either(fields: Fields, key: str, default: bool) -> bool:
-    """A flag at the top or inside ``eagle_config``."""
+    """A flag at the top level or inside ``eagle_config``."""
     return (fields if key in fields else fields.part("eagle_config")).flag(key, default)
 
 
 def _draft_vocab(file: _File) -> int | None:
-    """Rows of the head's output layer; None where it has none and borrows the target's."""
+    """Rows of the head's output layer; None if it uses the target's."""
     shapes, fields = file.checkpoint.weights.shapes, file.fields
     if "draft_vocab_size" in fields:
         return fields.integer("draft_vocab_size")
@@ -177,32 +177,32 @@ def _draft_vocab(file: _File) -> int | None:
 
 
 def _owns_embedding(file: _File, target: CausalLM | None, notes: list[str]) -> bool:
-    """Whether the head goes on with an embedding of its own."""
+    """Whether the head uses its own embedding instead of the target's."""
     width, name = file.layer.integer("hidden_size"), file.checkpoint.name
     other = file.fields.integer("target_hidden_size", width) != width
     if not file.has(TABLE):
         if not other:
-            notes.append("It drafts with the target's embedding.")
+            notes.append("It uses the target's embedding.")
         return other
     shape = (file.layer.integer("vocab_size"), width)
     if file.checkpoint.weights.shapes[TABLE] != shape:
         raise DrafterError(
             f"The tensor {TABLE} of the head {name!r} has the shape {list(file.checkpoint.weights.shapes[TABLE])}, "
-            f"and its config.json makes it {list(shape)}."
+            f"but its config.json requires {list(shape)}."
         )
     if other or target is None:
         return other or (file.kind == SPECULATORS and file.fields.flag("embed_requires_grad", False))
-    if same_table(file.checkpoint.weights.read(TABLE), target):
-        notes.append("Its embedding is the target's, which is used.")
+    if same_embedding(file.checkpoint.weights.read(TABLE), target):
+        notes.append("Its embedding equals the target's embedding, which is used.")
         return False
     if file.kind == SPECULATORS:
-        notes.append("It has an embedding of its own.")
+        notes.append("It has its own embedding.")
         return True
     raise DrafterError(f"The embedding in the head {name!r} is not this target's, so the head is for another model.")
 
 
 def _tied_head(file: _File, config: Eagle3Config, own: bool, target: CausalLM | None) -> Tensor | None:
-    """The weights of an output layer that is tied to the embedding, where the target does not have it for us."""
+    """The output layer's weights if they are tied to the embedding and the target's output layer is not usable."""
     if file.has(HEAD) or not file.fields.flag("tie_word_embeddings", False):
         return None
     if config.draft_vocab_size != config.vocab_size:
@@ -215,7 +215,7 @@ def _tied_head(file: _File, config: Eagle3Config, own: bool, target: CausalLM | 
 
 
 def _names(file: _File, config: Eagle3Config) -> dict[str, tuple[str, ...]]:
-    """Parameters of the net by their names in the file."""
+    """Tensor names in the file, by parameter of the net."""
     names: dict[str, tuple[str, ...]] = {}
     for name in parameter_names(config):
         head, _, rest = name.partition(".")
@@ -223,7 +223,7 @@ def _names(file: _File, config: Eagle3Config) -> dict[str, tuple[str, ...]]:
             stored = file.prefix + rest
         elif head == "layers":
             number, _, rest = rest.partition(".")
-            stored = _further(file, int(number), rest)
+            stored = _later_layer(file, int(number), rest)
         else:
             stored = name
         names[name] = (stored,)
@@ -237,8 +237,8 @@ def _names(file: _File, config: Eagle3Config) -> dict[str, tuple[str, ...]]:
     return names
 
 
-def _further(file: _File, number: int, rest: str) -> str:
-    """The name of a tensor of a layer behind the first; SGLang counts those apart and calls their norm otherwise."""
+def _later_layer(file: _File, number: int, rest: str) -> str:
+    """Name of a tensor of a layer after the first; SGLang numbers these separately and names their norm differently."""
     if not file.has(f"additional_layers.{number}.self_attn.q_proj.weight"):
         return f"layers.{number + 1}.{rest}"
     norm = f"additional_layers.{number}.hidden_norm.weight"

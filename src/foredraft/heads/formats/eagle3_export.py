@@ -1,4 +1,4 @@
-"""Writing EAGLE-3 heads as SafeAILab's code, SGLang and vLLM read them (heads.md 1.2 to 1.4)."""
+"""Writes EAGLE-3 heads in the formats of SafeAILab's code, SGLang and vLLM (heads.md 1.2 to 1.4)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foredraft.heads.formats.block import block_objections, old_scaling, write_block
+from foredraft.heads.formats.block import old_scaling, unsupported_by_block, write_block
 from foredraft.heads.formats.eagle1 import target_table
 from foredraft.heads.formats.eagle3 import TABLE
 from foredraft.heads.formats.layers import KEY, default_taps
@@ -14,13 +14,15 @@ from foredraft.heads.nets.eagle import Eagle3
 from foredraft.heads.nets.target_parts import member_mask, offsets_of
 
 SPECULATIVE_TOKENS = 5
-"""What a speculators file proposes to vLLM; its user may ask for another number."""
+"""The default draft length that a speculators file gives vLLM; users can override it."""
 
 
-def objections_safeailab(net: Eagle3, layers: int | None) -> list[str]:
-    """What SafeAILab's code cannot run. ``layers`` is the target's depth, None where it does not matter."""
+def unsupported_by_safeailab(net: Eagle3, layers: int | None) -> list[str]:
+    """Config fields that SafeAILab's code does not support. ``layers``: the target's depth; None skips that check."""
     config = net.config
-    found = block_objections(config.block) + _flags(net, "norm_before_residual", "norm_before_fc", "fc_norm", "fc_bias")
+    found = unsupported_by_block(config.block) + _flags(
+        net, "norm_before_residual", "norm_before_fc", "fc_norm", "fc_bias"
+    )
     found += _flags(net, "norm_carried") + _common(net)
     if not config.norm_logits:
         found.append("norm_logits=False")
@@ -33,10 +35,10 @@ def objections_safeailab(net: Eagle3, layers: int | None) -> list[str]:
     return found
 
 
-def objections_sglang(net: Eagle3) -> list[str]:
-    """What SGLang cannot run. Its further layers leave out the residual, so they are other layers than ours."""
+def unsupported_by_sglang(net: Eagle3) -> list[str]:
+    """Config fields that SGLang does not support. Its additional layers omit the residual, so they differ from ours."""
     config = net.config
-    found = block_objections(config.block, ("head_dim", "attention_bias", "output_bias"))
+    found = unsupported_by_block(config.block, ("head_dim", "attention_bias", "output_bias"))
     found += _flags(net, "norm_before_residual", "norm_before_fc", "norm_carried")
     if config.num_layers > 1:
         found.append("num_layers")
@@ -51,25 +53,25 @@ def objections_sglang(net: Eagle3) -> list[str]:
     return found
 
 
-def objections_speculators(net: Eagle3) -> list[str]:
-    """What vLLM cannot run."""
+def unsupported_by_speculators(net: Eagle3) -> list[str]:
+    """Config fields that vLLM does not support."""
     config = net.config
     allowed = ("head_dim", "attention_bias", "output_bias", "mlp_bias", "qk_norm", "sliding_window")
-    found = block_objections(config.block, allowed) + _flags(net, "fc_bias") + _common(net)
+    found = unsupported_by_block(config.block, allowed) + _flags(net, "fc_bias") + _common(net)
     if config.block.output_bias and not config.block.attention_bias:
         found.append("output_bias without attention_bias")
     if not config.norm_logits:
         found.append("norm_logits=False")
     if config.target_hidden_size != config.block.hidden_size and not config.own_embedding:
-        found.append("own_embedding=False beside another target_hidden_size")
+        found.append("own_embedding=False with another target_hidden_size")
     return found
 
 
 def write_safeailab(
     net: Eagle3, target: Mapping[str, Any], *, dtype: torch.dtype, embed: bool
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """config.json and tensors for SafeAILab's inference code, which reads the target's embedding by itself."""
-    words = {
+    """config.json and tensors for SafeAILab's inference code, which loads the target's embedding itself."""
+    entries = {
         "architectures": ["LlamaForCausalLM"],
         **_llama(net, target),
         "rope_scaling": old_scaling(net.config.block),
@@ -77,15 +79,15 @@ def write_safeailab(
         **_width(net),
         "torch_dtype": _name(dtype),
     }
-    return words, _tensors(net, embed=embed, maps=net.vocabulary is not None)
+    return entries, _tensors(net, embed=embed, maps=net.vocabulary is not None)
 
 
 def write_sglang(
     net: Eagle3, target: Mapping[str, Any], *, dtype: torch.dtype, embed: bool
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """config.json and tensors for SGLang. ``target_hidden_size`` must be absent where it does not differ."""
+    """config.json and tensors for SGLang. ``target_hidden_size`` must be absent unless it differs."""
     config, block = net.config, net.config.block
-    words = {
+    entries = {
         "architectures": ["LlamaForCausalLMEagle3"],
         **_llama(net, target),
         "head_dim": block.head_dim,
@@ -98,13 +100,13 @@ def write_sglang(
         "eagle_config": {"use_aux_hidden_state": True, KEY: [tap - 1 for tap in config.taps]},
         "torch_dtype": _name(dtype),
     }
-    return words, _tensors(net, embed=embed, maps=config.own_head)
+    return entries, _tensors(net, embed=embed, maps=config.own_head)
 
 
 def write_speculators(
     net: Eagle3, target: Mapping[str, Any], *, dtype: torch.dtype, embed: bool, name: str, version: str
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """config.json and tensors for vLLM. ``name`` is the target's, ``version`` that of transformers."""
+    """config.json and tensors for vLLM. ``name``: the target's. ``version``: of transformers."""
     config, block = net.config, net.config.block
     layer = {
         "architectures": ["LlamaForCausalLM"],
@@ -125,7 +127,7 @@ def write_speculators(
         "verifier_accept_k": 1,
         "accept_tolerance": 0.0,
     }
-    words = {
+    entries = {
         "architectures": ["Eagle3Speculator"],
         "speculators_model_type": "eagle3",
         "speculators_version": "0.1.0",
@@ -148,11 +150,11 @@ def write_speculators(
         "torch_dtype": _name(dtype),
         "transformers_version": version,
     }
-    return words, _renumbered(_tensors(net, embed=embed, maps=net.vocabulary is not None))
+    return entries, _renumbered(_tensors(net, embed=embed, maps=net.vocabulary is not None))
 
 
 def _renumbered(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """speculators calls the first layer ``layers.0``."""
+    """Tensors with speculators' names, in which the first layer is ``layers.0``."""
     found = {}
     for name, tensor in tensors.items():
         head, _, rest = name.partition(".")
@@ -171,7 +173,7 @@ def _llama(net: Eagle3, target: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tensors(net: Eagle3, *, embed: bool, maps: bool) -> dict[str, Tensor]:
-    """The net's own tensors, with the target's embedding and the maps of the vocabulary where they are wanted."""
+    """The net's own tensors, with the target's embedding and the vocabulary maps if requested."""
     tensors, config = dict(net.state_dict()), net.config
     if embed and not config.own_embedding:
         tensors[TABLE] = target_table(net)
@@ -182,7 +184,7 @@ def _tensors(net: Eagle3, *, embed: bool, maps: bool) -> dict[str, Tensor]:
 
 
 def _width(net: Eagle3) -> dict[str, int]:
-    """The target's width, where it is another than the head's."""
+    """The target's width, if it differs from the head's."""
     config = net.config
     other = config.target_hidden_size != config.block.hidden_size
     return {"target_hidden_size": config.target_hidden_size} if other else {}

@@ -1,4 +1,4 @@
-"""Configs and tensors from a folder, with nothing run that a file might ask for."""
+"""Reads configs and tensors from a folder without executing code from pickles."""
 
 import json
 import pickle
@@ -18,7 +18,7 @@ from foredraft.model.hub import fetch
 _KNOWN = ("model", "pytorch_model", "medusa_lm_head", "hydra_lm_head")
 _ENDINGS = (".safetensors", ".bin", ".pt")
 MOST = 1024
-"""No head has more layers or heads than this; a config that says so would be built for hours."""
+"""Most layers or heads of a head; larger values in a config are errors, which would take hours to build."""
 _DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -35,7 +35,7 @@ _DTYPES = {
 
 @final
 class Weights:
-    """The tensors of some files: listed at once, read when asked for."""
+    """The tensors of several files: listed immediately, read on demand."""
 
     def __init__(self, files: Sequence[Path]) -> None:
         self.shapes: dict[str, tuple[int, ...]] = {}
@@ -49,14 +49,14 @@ class Weights:
         return name in self.shapes
 
     def read(self, name: str) -> Tensor:
-        """One tensor on the CPU, as it is in the file.
+        """One tensor on the CPU, in the file's dtype.
 
         Raises:
-            DrafterError: it holds NaN or infinity.
+            DrafterError: it contains NaN or infinity.
         """
         tensor = self._held[name] if name in self._held else self._handles[name].get_tensor(name)
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-            raise DrafterError(f"The tensor {name} holds NaN or infinity, so the head cannot be used.")
+            raise DrafterError(f"The tensor {name} contains NaN or infinity, so the head cannot be used.")
         return tensor
 
     def _list(self, file: Path) -> None:
@@ -66,11 +66,13 @@ class Weights:
                 view = handle.get_slice(name)
                 kind = view.get_dtype()
                 if kind not in _DTYPES:
-                    raise DrafterError(f"The tensor {name} of {str(file)!r} has the type {kind}, which is not read.")
+                    raise DrafterError(f"The tensor {name} of {str(file)!r} has the unsupported type {kind}.")
                 self._add(file, name, tuple(view.get_shape()), _DTYPES[kind])
                 self._handles[name] = handle
         except (SafetensorError, OSError) as error:
-            raise DrafterError(f"{str(file)!r} is cut short or no safetensors file: {_brief(error)}.") from error
+            raise DrafterError(
+                f"{str(file)!r} is truncated or not a safetensors file: {_first_line(error)}."
+            ) from error
 
     def _unpickle(self, file: Path) -> None:
         for name, tensor in load_pickle(file).items():
@@ -79,43 +81,43 @@ class Weights:
 
     def _add(self, file: Path, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         if name in self.shapes:
-            raise DrafterError(f"The tensor {name} stands in two files of {str(file.parent)!r}.")
+            raise DrafterError(f"The tensor {name} is in two files of {str(file.parent)!r}.")
         self.shapes[name], self.dtypes[name] = shape, dtype
 
 
 def load_pickle(file: Path) -> dict[str, Tensor]:
-    """A state dict from ``torch.save``; anything but tensors is refused unread.
+    """A state dict from ``torch.save``; anything but tensors is rejected without loading it.
 
     Raises:
-        DrafterError: a pickle that would run code, a file that is cut short, or no state dict.
+        DrafterError: the pickle could run code, is truncated, or is not a state dict.
     """
     try:
         state = _unpickled(file)
-    except Exception as error:  # torch raises many kinds; each becomes one of two sentences
+    except Exception as error:  # torch raises many types
         if isinstance(error, pickle.UnpicklingError) and any(word in str(error) for word in ("GLOBAL", "Unsupported")):
             raise DrafterError(
-                f"{str(file)!r} is a pickle with more in it than tensors, which could run code; it was not loaded."
+                f"{str(file)!r} is a pickle with other objects than tensors, which could run code; it was not loaded."
             ) from error
-        raise DrafterError(f"{str(file)!r} is cut short or no file of torch.save.") from error
+        raise DrafterError(f"{str(file)!r} is truncated or not a file of torch.save.") from error
     if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):
-        raise DrafterError(f"{str(file)!r} holds no state dict.")
-    odd = [name for name, tensor in state.items() if not isinstance(tensor, Tensor)]
-    if odd:
-        raise DrafterError(f"{str(file)!r} is no plain state dict: {odd[0]!r} is no tensor.")
+        raise DrafterError(f"{str(file)!r} is not a state dict.")
+    others = [name for name, tensor in state.items() if not isinstance(tensor, Tensor)]
+    if others:
+        raise DrafterError(f"{str(file)!r} is not a plain state dict: {others[0]!r} is not a tensor.")
     return dict(state)
 
 
 def _unpickled(file: Path) -> Any:
     with file.open("rb") as stream:
-        zipped = stream.read(2) == b"PK"  # files of old torch cannot be mapped into memory
+        zipped = stream.read(2) == b"PK"  # files of old torch versions cannot be memory-mapped
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what torch has to say of pickles that it then refuses
+        warnings.simplefilter("ignore")  # torch warns about pickles before it rejects them
         return torch.load(file, map_location="cpu", weights_only=True, mmap=zipped)
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A folder with config.json and weights; ``name`` is what the caller calls it."""
+    """A folder with config.json and weights; ``name`` is the path or hub name that the caller gave."""
 
     name: str
     config: dict[str, Any]
@@ -126,11 +128,11 @@ class Checkpoint:
 
 
 def open_checkpoint(name: str) -> Checkpoint:
-    """Find and list what is in a folder or a repository of the hub; tensors are not read yet.
+    """Open a folder or hub repository and list its tensors, without reading them.
 
     Raises:
-        ModelError: it is not there.
-        DrafterError: it is no folder of a head, or its files are broken.
+        ModelError: it does not exist.
+        DrafterError: it does not contain a head, or its files are broken.
     """
     folder = fetch(name)
     config = read_json(folder / "config.json", name)
@@ -138,20 +140,20 @@ def open_checkpoint(name: str) -> Checkpoint:
 
 
 def read_json(file: Path, name: str) -> dict[str, Any]:
-    """A JSON object from a file of the head ``name``."""
+    """Read a JSON object from a file of the head ``name``."""
     try:
         found = json.loads(file.read_text("utf-8"))
     except FileNotFoundError as error:
         raise DrafterError(f"The head {name!r} has no {file.name}.") from error
     except (OSError, ValueError) as error:
-        raise DrafterError(f"The {file.name} of the head {name!r} is no JSON: {_brief(error)}.") from error
+        raise DrafterError(f"The {file.name} of the head {name!r} is not JSON: {_first_line(error)}.") from error
     if not isinstance(found, dict):
-        raise DrafterError(f"The {file.name} of the head {name!r} is no JSON object.")
+        raise DrafterError(f"The {file.name} of the head {name!r} is not a JSON object.")
     return found
 
 
 def _files(folder: Path, name: str) -> list[Path]:
-    """The files to read: safetensors before pickles, an index before single files."""
+    """The files to read: safetensors take precedence over pickles, an index over single files."""
     for ending in _ENDINGS:
         for index in sorted(folder.glob(f"*{ending}.index.json")):
             return _shards(index, name)
@@ -181,7 +183,7 @@ def _shards(index: Path, name: str) -> list[Path]:
 
 @final
 class Fields:
-    """Values of a config by key, of the type that they must have. A null is as good as no key."""
+    """Typed access to a config's values. A null counts as missing."""
 
     def __init__(self, values: Mapping[str, Any], name: str) -> None:
         self.values = values
@@ -191,14 +193,14 @@ class Fields:
         return self.values.get(key) is not None
 
     def integer(self, key: str, default: int | None = None) -> int:
-        """A positive whole number."""
+        """A positive integer."""
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self._wrong(key, "a positive whole number")
+            raise self._wrong(key, "a positive integer")
         return value
 
     def count(self, key: str, default: int) -> int:
-        """How many modules there are: a number that is built, so it must be a sane one."""
+        """A number of modules, at most ``MOST``."""
         value = self.integer(key, default)
         if value > MOST:
             raise self._wrong(key, f"at most {MOST}")
@@ -220,24 +222,24 @@ class Fields:
     def text(self, key: str, default: str) -> str:
         value = self._value(key, default)
         if not isinstance(value, str):
-            raise self._wrong(key, "a text")
+            raise self._wrong(key, "a string")
         return value
 
-    def words(self, key: str) -> str | None:
-        """A text, None where there is none."""
+    def optional_text(self, key: str) -> str | None:
+        """A string; None if missing or empty."""
         return self.text(key, "") or None
 
     def integers(self, key: str) -> tuple[int, ...] | None:
-        """A list of whole numbers, None where there is none."""
+        """A list of integers; None if missing."""
         value = self.values.get(key)
         if value is None:
             return None
         if not isinstance(value, list) or not all(isinstance(v, int) and not isinstance(v, bool) for v in value):
-            raise self._wrong(key, "a list of whole numbers")
+            raise self._wrong(key, "a list of integers")
         return tuple(value)
 
     def part(self, key: str) -> "Fields":
-        """An object inside, empty where there is none."""
+        """A nested object; empty if missing."""
         value = self._value(key, {})
         if not isinstance(value, dict):
             raise self._wrong(key, "an object")
@@ -247,14 +249,14 @@ class Fields:
         value = self.values.get(key)
         value = default if value is None else value
         if value is None:
-            raise DrafterError(f"The config.json of the head {self.name!r} does not say {key}.")
+            raise DrafterError(f"The config.json of the head {self.name!r} has no {key}.")
         return value
 
-    def _wrong(self, key: str, wanted: str) -> DrafterError:
+    def _wrong(self, key: str, expected: str) -> DrafterError:
         return DrafterError(
-            f"{key} in the config.json of the head {self.name!r} is {self.values.get(key)!r}, not {wanted}."
+            f"{key} in the config.json of the head {self.name!r} is {self.values.get(key)!r}, not {expected}."
         )
 
 
-def _brief(error: BaseException) -> str:
+def _first_line(error: BaseException) -> str:
     return (str(error).strip() or error.__class__.__name__).splitlines()[0].rstrip(".")

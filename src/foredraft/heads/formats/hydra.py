@@ -1,4 +1,4 @@
-"""Hydra and Hydra++ heads (heads.md 1.6): grounded mlp and prefix-mlp."""
+"""Hydra and Hydra++ heads (heads.md 1.6): the grounded architectures mlp and prefix-mlp."""
 
 import re
 from collections.abc import Mapping
@@ -8,7 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from foredraft.core.errors import DrafterError
-from foredraft.heads.formats.assemble import same_table
+from foredraft.heads.formats.assemble import same_embedding
+from foredraft.heads.formats.block import override_theta
 from foredraft.heads.formats.files import Checkpoint, Fields
 from foredraft.heads.formats.info import Overrides, Reading, TargetNeeds
 from foredraft.heads.formats.native import accuracies_of, block_from
@@ -21,23 +22,23 @@ PLAIN, PLUS = "Hydra", "Hydra++"
 _PREFIX = "prefix_embeding_layer."  # sic
 _TABLE = "input_embed_fn.weight"
 _OWN = "prefix_block"
-"""A key of ours in config.json: the shape of the prefix layer, which published files leave to the target's config."""
+"""foredraft's own key in config.json: the prefix layer's config, which published files take from the target."""
 
 
 def matches(checkpoint: Checkpoint) -> bool:
-    """Hydra's modules, or its config."""
+    """Whether there are Hydra's modules or config keys."""
     named = any(name.startswith(("hydra_mlp.", "hydra_lm_head.")) for name in checkpoint.weights.shapes)
     return named or "hydra_head_arch" in checkpoint.config
 
 
-def read(checkpoint: Checkpoint, target: CausalLM | None, wish: Overrides) -> Reading:
-    """``target`` is needed for the shape of Hydra++'s prefix layer, which is that of the target's layers.
+def read(checkpoint: Checkpoint, target: CausalLM | None, overrides: Overrides) -> Reading:
+    """``target`` determines the shape of Hydra++'s prefix layer, which is that of the target's layers.
 
     Raises:
-        DrafterError: an architecture of heads that is not read, or an embedding of another target.
+        DrafterError: the heads' architecture is not supported, or the embedding is another target's.
     """
     fields, shapes = checkpoint.fields(), checkpoint.weights.shapes
-    if wish.taps is not None:
+    if overrides.taps is not None:
         raise DrafterError(f"Hydra heads such as {checkpoint.name!r} take no taps.")
     _check_kind(checkpoint, fields)
     plus = f"{_PREFIX}norm.weight" in shapes
@@ -51,13 +52,13 @@ def read(checkpoint: Checkpoint, target: CausalLM | None, wish: Overrides) -> Re
     notes = ["It reads the target's embedding."]
     if "hydra_num_heads" in fields and fields.integer("hydra_num_heads") != heads:
         notes.append(
-            f"It has {heads} heads, by its tensors, although its config says {fields.integer('hydra_num_heads')}."
+            f"It has {heads} heads according to its tensors, but its config says {fields.integer('hydra_num_heads')}."
         )
     layers = _count(checkpoint, r"^hydra_mlp\.0\.(\d+)\.linear\.weight$")
     output = "hydra_lm_head.0.1.weight" if plus else "hydra_lm_head.0.weight"
     if output not in shapes:
         raise DrafterError(f"The Hydra head {checkpoint.name!r} lacks {output}.")
-    if _TABLE in shapes and target is not None and not same_table(checkpoint.weights.read(_TABLE), target):
+    if _TABLE in shapes and target is not None and not same_embedding(checkpoint.weights.read(_TABLE), target):
         raise DrafterError(
             f"The embedding in the head {checkpoint.name!r} is not this target's, so the head is for another model."
         )
@@ -66,12 +67,12 @@ def read(checkpoint: Checkpoint, target: CausalLM | None, wish: Overrides) -> Re
         vocab_size=shapes[output][0],
         num_heads=heads,
         num_layers=layers,
-        prefix=_prefix(checkpoint, fields, target, wish, notes) if plus else None,
+        prefix=_prefix(checkpoint, fields, target, overrides, notes) if plus else None,
         dropout=_dropout(fields),
         accuracies=accuracies_of(fields),
     )
-    if wish.rope_theta is not None and not plus:
-        raise DrafterError(f"The Hydra head {checkpoint.name!r} has no rotary positions.")
+    if overrides.rope_theta is not None and not plus:
+        raise DrafterError(f"The Hydra head {checkpoint.name!r} has no rotary embedding.")
     return Reading(
         method="hydra",
         format=PLUS if plus else PLAIN,
@@ -79,14 +80,14 @@ def read(checkpoint: Checkpoint, target: CausalLM | None, wish: Overrides) -> Re
         names=names(config),
         ignored=frozenset({_TABLE, f"{_PREFIX}embed_tokens.weight"}),
         target=TargetNeeds(
-            hidden_size=width, vocab_size=config.vocab_size, name=fields.words("base_model_name_or_path")
+            hidden_size=width, vocab_size=config.vocab_size, name=fields.optional_text("base_model_name_or_path")
         ),
         notes=tuple(notes),
     )
 
 
 def names(config: HydraConfig) -> dict[str, tuple[str, ...]]:
-    """Parameters of the net by their names in the file; Hydra++ has a Dropout before each linear layer."""
+    """Tensor names in the file, by parameter of the net; Hydra++ has a Dropout before each linear layer."""
     found: dict[str, tuple[str, ...]] = {}
     plus = config.prefix is not None
     step, first = (2, 1) if plus else (1, 0)
@@ -106,7 +107,7 @@ def names(config: HydraConfig) -> dict[str, tuple[str, ...]]:
 
 
 def _layer(block: BlockConfig) -> list[str]:
-    """The tensors of a Llama layer."""
+    """The tensor names of a Llama layer."""
     found = [f"self_attn.{name}_proj.weight" for name in "qkvo"] + [
         f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")
     ]
@@ -120,7 +121,7 @@ def _layer(block: BlockConfig) -> list[str]:
 def _check_kind(checkpoint: Checkpoint, fields: Fields) -> None:
     name, kind = checkpoint.name, fields.text("hydra_head_arch", "mlp")
     if kind not in ("mlp", "prefix-mlp"):
-        raise DrafterError(f"The Hydra head {name!r} is of the architecture {kind!r}; mlp and prefix-mlp are read.")
+        raise DrafterError(f"The Hydra head {name!r} has the architecture {kind!r}; mlp and prefix-mlp are supported.")
     if not fields.flag("grounded_heads", True):
         raise DrafterError(f"The Hydra head {name!r} does not read drafted tokens (it is not grounded).")
     if fields.values.get("hidden_state_offset"):
@@ -128,21 +129,21 @@ def _check_kind(checkpoint: Checkpoint, fields: Fields) -> None:
 
 
 def _count(checkpoint: Checkpoint, pattern: str) -> int:
-    """How many different numbers stand in the tensors' names."""
+    """How many different numbers the pattern matches in tensor names."""
     found = (re.match(pattern, name) for name in checkpoint.weights.shapes)
     return len({match[1] for match in found if match})
 
 
 def _prefix(
-    checkpoint: Checkpoint, fields: Fields, target: CausalLM | None, wish: Overrides, notes: list[str]
+    checkpoint: Checkpoint, fields: Fields, target: CausalLM | None, overrides: Overrides, notes: list[str]
 ) -> BlockConfig:
-    """The prefix layer: as our own key has it, else as the target's layers are, else a guess."""
+    """The prefix layer's config: from our own key, else that of the target's layers, else a guess."""
     shapes, layer = checkpoint.weights.shapes, f"{_PREFIX}layers.0."
     try:
         inner, width = shapes[f"{layer}mlp.gate_proj.weight"]
         queries, keys = (shapes[f"{layer}self_attn.{name}_proj.weight"][0] for name in "qk")
     except (KeyError, ValueError) as error:
-        raise DrafterError(f"The prefix layer of the Hydra head {checkpoint.name!r} is not complete.") from error
+        raise DrafterError(f"The prefix layer of the Hydra head {checkpoint.name!r} is incomplete.") from error
     found = {
         "intermediate_size": inner,
         "attention_bias": f"{layer}self_attn.q_proj.bias" in shapes,
@@ -156,7 +157,7 @@ def _prefix(
         block = block_like(target.model, **found)
     else:
         size = next((size for size in (128, 64) if queries % size == 0 and keys % size == 0), keys)
-        notes.append(f"Its prefix layer's attention is the target's; heads of width {size} are a guess.")
+        notes.append(f"Its prefix layer has the target's attention shape; attention heads of width {size} are a guess.")
         block = BlockConfig(
             hidden_size=width,
             num_attention_heads=queries // size,
@@ -164,10 +165,9 @@ def _prefix(
             head_dim=size,
             **found,
         )
-    if wish.rope_theta is None:
+    if overrides.rope_theta is None:
         return block
-    notes.append(f"rope_theta is {wish.rope_theta:g} as asked, not {block.rope_theta:g}.")
-    return BlockConfig(**{**asdict(block), "rope_theta": wish.rope_theta})
+    return override_theta(block, overrides.rope_theta, notes)
 
 
 def _dropout(fields: Fields) -> float:
@@ -177,9 +177,9 @@ def _dropout(fields: Fields) -> float:
 def write(
     net: Hydra, target: Mapping[str, Any], *, name: str, version: str, table: Tensor | None
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """config.json and tensors; ``table`` is the target's embedding, where it is wanted in the file."""
+    """config.json and tensors. ``table``: the target's embedding, to store it as well."""
     config, state = net.config, net.state_dict()
-    words: dict[str, Any] = {
+    entries: dict[str, Any] = {
         "hydra_num_heads": config.num_heads,
         "hydra_num_layers": config.num_layers,
         "hydra_head_arch": "prefix-mlp" if config.prefix else "mlp",
@@ -190,8 +190,8 @@ def write(
         "transformers_version": version,
     }
     if config.accuracies is not None:
-        words["accuracies"] = config.accuracies
+        entries["accuracies"] = config.accuracies
     if config.prefix is not None:
-        words[_OWN] = asdict(config.prefix)
+        entries[_OWN] = asdict(config.prefix)
     tensors = {alias: state[parameter] for parameter, aliases in names(config).items() for alias in aliases}
-    return words, tensors if table is None else {**tensors, _TABLE: table}
+    return entries, tensors if table is None else {**tensors, _TABLE: table}

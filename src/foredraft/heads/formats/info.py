@@ -1,4 +1,4 @@
-"""What is known of a head before and after it is loaded."""
+"""Descriptions of heads: from their files, and after loading."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,9 +15,9 @@ NetConfig = EagleConfig | Eagle3Config | MedusaConfig | HydraConfig | BlockwiseC
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetNeeds:
-    """What a head asks of its target; None where its files do not say.
+    """A head's requirements on its target; None if its files do not state them.
 
-    ``layers`` is the least number of decoder layers; ``name`` is what the files call the target.
+    ``layers``: the least number of decoder layers. ``name``: the target's name in the files.
     """
 
     hidden_size: int
@@ -31,12 +31,12 @@ class HeadInfo:
     """A head as its files describe it.
 
     method: "eagle" (EAGLE-1 and EAGLE-2), "eagle3", "medusa", "hydra" or "blockwise".
-    format: who writes such files, such as "SafeAILab EAGLE-3".
-    config: of the net. Without a target, ``taps`` of EAGLE-3 is () where the files leave them to the target's depth,
-        and what only the target knows is 0 (the vocabulary) or a guess that a note owns up to (Hydra++'s heads).
-    parameters: the head's own, without what it borrows from the target; tied ones count once.
+    format: the file format, such as "SafeAILab EAGLE-3".
+    config: of the net. Without a target, EAGLE-3's ``taps`` is () if the files leave them to the target's depth; an
+        unknown vocabulary size is 0; Hydra++'s attention heads may be a guess, which a note says.
+    parameters: number of the head's own parameters; tied ones count once.
     dtype: of the weights in the file.
-    notes: sentences for a person.
+    notes: sentences for the user.
     """
 
     method: str
@@ -50,7 +50,7 @@ class HeadInfo:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A head that is ready to draft: on its target's device, in its target's dtype, in evaluation mode."""
+    """A loaded head, on its target's device, in its target's dtype, in evaluation mode."""
 
     net: nn.Module
     info: HeadInfo
@@ -58,7 +58,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Overrides:
-    """What the caller knows better than the files."""
+    """Values from the caller that replace those in the files."""
 
     rope_theta: float | None = None
     taps: tuple[int, ...] | None = None
@@ -66,13 +66,13 @@ class Overrides:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """How the tensors of a file become a net.
+    """How to build a net from a file.
 
-    names: for each parameter of the net its name in the file; several where one module is stored several times.
+    names: for each parameter of the net its name in the file; several if one module is stored several times.
     given: parameters of the net that do not come from the file.
-    ignored: tensors of the file that are known not to matter.
-    open_taps: the taps are right in number only, since the target's depth decides and is not known.
-    vocabulary: target ids that the draft can say, rising; None for all.
+    ignored: known tensors of the file that are not needed.
+    open_taps: only the number of taps is known, since they depend on the target's depth.
+    vocabulary: the draft vocabulary as target ids, ascending; None for all.
     """
 
     method: str

@@ -1,6 +1,6 @@
 """Medusa heads: Medusa-1 in both versions and Medusa-2 (heads.md 1.5).
 
-A head is a Sequential of L residual blocks, which are one module repeated, and an output layer.
+A head is a Sequential of L residual blocks (one module, repeated) and an output layer.
 """
 
 import re
@@ -24,18 +24,18 @@ _TENSOR = re.compile(r"^(medusa_head\.)?\d+\.\d+\.(linear\.)?(weight|bias)$")
 
 
 def matches(checkpoint: Checkpoint) -> bool:
-    """Residual blocks under numbers."""
+    """Whether there are numbered residual blocks."""
     return any(_BLOCK.match(name) for name in checkpoint.weights.shapes)
 
 
-def read(checkpoint: Checkpoint, target: CausalLM | None, wish: Overrides) -> Reading:
-    """Heads and layers are counted by the names of the tensors; configs in the wild are wrong.
+def read(checkpoint: Checkpoint, target: CausalLM | None, overrides: Overrides) -> Reading:
+    """Heads and layers are counted by tensor names, since published configs are often wrong.
 
     Raises:
-        DrafterError: heads that are not numbered 0, 1, ... or are not alike.
+        DrafterError: the heads are not numbered 0, 1, ... or differ in depth.
     """
-    if wish.rope_theta is not None or wish.taps is not None:
-        raise DrafterError(f"Medusa heads such as {checkpoint.name!r} have no rotary positions and take no taps.")
+    if overrides.rope_theta is not None or overrides.taps is not None:
+        raise DrafterError(f"Medusa heads such as {checkpoint.name!r} have no rotary embedding and take no taps.")
     fields, shapes = checkpoint.fields(), checkpoint.weights.shapes
     prefix = _PREFIX if any(name.startswith(_PREFIX) for name in shapes) else ""
     blocks = _blocks(checkpoint)
@@ -46,12 +46,12 @@ def read(checkpoint: Checkpoint, target: CausalLM | None, wish: Overrides) -> Re
     notes = []
     if "medusa_num_heads" in fields and fields.integer("medusa_num_heads") != heads:
         notes.append(
-            f"It has {heads} heads, by its tensors, although its config says {fields.integer('medusa_num_heads')}."
+            f"It has {heads} heads according to its tensors, but its config says {fields.integer('medusa_num_heads')}."
         )
     if whole:
         notes.append(
-            "Its target is the model in the same folder, tuned with the heads (Medusa-2): lossless "
-            "relative to the tuned model, not to the one before."
+            "Its target is the model in the same folder, fine-tuned with the heads (Medusa-2): lossless "
+            "relative to the tuned model, not to the original one."
         )
     if not own:
         notes.append("Its heads share the target's output layer.")
@@ -78,13 +78,13 @@ def read(checkpoint: Checkpoint, target: CausalLM | None, wish: Overrides) -> Re
         ),
         names=names(heads, layers, own, prefix),
         ignored=frozenset(name for name in shapes if not _TENSOR.match(name)) if whole else frozenset(),
-        target=TargetNeeds(hidden_size=width, vocab_size=vocab, name=fields.words("base_model_name_or_path")),
+        target=TargetNeeds(hidden_size=width, vocab_size=vocab, name=fields.optional_text("base_model_name_or_path")),
         notes=tuple(notes),
     )
 
 
 def names(heads: int, layers: int, own: bool, prefix: str = "") -> dict[str, tuple[str, ...]]:
-    """Parameters of the net by their names in the file."""
+    """Tensor names in the file, by parameter of the net."""
     found: dict[str, tuple[str, ...]] = {}
     for i in range(heads):
         for kind in ("weight", "bias"):
@@ -104,7 +104,7 @@ def _blocks(checkpoint: Checkpoint) -> dict[int, set[int]]:
     alike = all(layers == set(range(len(found[min(found)]))) for layers in found.values())
     if sorted(found) != list(range(len(found))) or not alike:
         raise DrafterError(
-            f"The Medusa heads of {checkpoint.name!r} are not numbered through: "
+            f"The Medusa heads of {checkpoint.name!r} are not numbered consecutively or differ in depth: "
             f"{', '.join(f'{head} with {len(found[head])} blocks' for head in sorted(found))}."
         )
     return dict(found)
@@ -113,29 +113,29 @@ def _blocks(checkpoint: Checkpoint) -> dict[int, set[int]]:
 def write(
     net: Medusa, target: Mapping[str, Any], *, name: str, version: str
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """config.json and tensors; heads without an output layer of their own make version 2."""
+    """config.json and tensors; heads that share the target's output layer are version 2."""
     config = net.config
-    words, tensors = _written(net, "")
-    words |= {
+    entries, tensors = _entries(net, "")
+    entries |= {
         "base_model_name_or_path": name,
         "hidden_size": config.hidden_size,
         "vocab_size": config.vocab_size,
         "transformers_version": version,
     }
     if not config.own_heads:
-        words["version"] = "2"
-    return words, tensors
+        entries["version"] = "2"
+    return entries, tensors
 
 
 def write_second(net: Medusa) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """What Medusa-2 adds to the config.json and the tensors of its target."""
-    return _written(net, _PREFIX)
+    """The additions of Medusa-2 to the config.json and tensors of its target."""
+    return _entries(net, _PREFIX)
 
 
-def _written(net: Medusa, prefix: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _entries(net: Medusa, prefix: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     config, state = net.config, net.state_dict()
-    words: dict[str, Any] = {"medusa_num_heads": config.num_heads, "medusa_num_layers": config.num_layers}
+    entries: dict[str, Any] = {"medusa_num_heads": config.num_heads, "medusa_num_layers": config.num_layers}
     if config.accuracies is not None:
-        words["accuracies"] = config.accuracies
+        entries["accuracies"] = config.accuracies
     stored = names(config.num_heads, config.num_layers, config.own_heads, prefix)
-    return words, {alias: state[parameter] for parameter, aliases in stored.items() for alias in aliases}
+    return entries, {alias: state[parameter] for parameter, aliases in stored.items() for alias in aliases}

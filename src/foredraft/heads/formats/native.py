@@ -1,7 +1,7 @@
-"""foredraft's own files: any net with its config as it is, and the only format of blockwise heads.
+"""foredraft's own format: any net with its full config, and the only format of blockwise heads.
 
 config.json: {"foredraft_head": method, "foredraft_version": 1, "base_model_name_or_path": ..., "head": the config}.
-model.safetensors: the net's state dict, and ``d2t`` where the draft vocabulary is a part of the target's.
+model.safetensors: the net's state dict, and ``d2t`` if the draft vocabulary is a subset of the target's.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from foredraft.core.errors import DrafterError
-from foredraft.heads.formats.assemble import block_of, parameter_names, straight
+from foredraft.heads.formats.assemble import block_of, identity_names, parameter_names
+from foredraft.heads.formats.block import override_theta
 from foredraft.heads.formats.files import MOST, Checkpoint, Fields
 from foredraft.heads.formats.info import NetConfig, Overrides, Reading, TargetNeeds
 from foredraft.heads.formats.vocabulary import read_vocabulary
@@ -34,23 +35,23 @@ CONFIGS: dict[str, type] = {
 
 
 def matches(checkpoint: Checkpoint) -> bool:
-    """The config says so."""
+    """Whether the config has foredraft's key."""
     return "foredraft_head" in checkpoint.config
 
 
-def read(checkpoint: Checkpoint, target: CausalLM | None, wish: Overrides) -> Reading:
+def read(checkpoint: Checkpoint, target: CausalLM | None, overrides: Overrides) -> Reading:
     """Raises:
-    DrafterError: a config that foredraft has not written, or a later version of it has.
+    DrafterError: the config is invalid, or from a later version of foredraft.
     """
     fields, name = checkpoint.fields(), checkpoint.name
     method = fields.text("foredraft_head", "")
     if method not in CONFIGS:
-        raise DrafterError(f"The head {name!r} is of the kind {method!r}; known are {', '.join(CONFIGS)}.")
+        raise DrafterError(f"The head {name!r} is of the unknown kind {method!r}. Known: {', '.join(CONFIGS)}.")
     if fields.integer("foredraft_version", VERSION) > VERSION:
-        raise DrafterError(f"The head {name!r} was written by a later foredraft.")
+        raise DrafterError(f"The head {name!r} was written by a later version of foredraft; upgrade foredraft.")
     config = _config(CONFIGS[method], fields.part("head").values, name)
     notes: list[str] = []
-    config = _wished(config, wish, name, notes)
+    config = _overridden(config, overrides, name, notes)
     vocab = fields.integer("vocab_size") if "vocab_size" in fields else None
     vocabulary, layers, ignored = None, None, frozenset()
     if isinstance(config, Eagle3Config):
@@ -60,14 +61,14 @@ def read(checkpoint: Checkpoint, target: CausalLM | None, wish: Overrides) -> Re
         method=method,
         format=f"foredraft {method}",
         config=config,
-        names=straight(parameter_names(config)),
+        names=identity_names(parameter_names(config)),
         ignored=frozenset(ignored),
         vocabulary=vocabulary,
         target=TargetNeeds(
             hidden_size=_target_width(config),
             vocab_size=vocab if isinstance(config, EagleConfig) else config.vocab_size,
             layers=layers,
-            name=fields.words("base_model_name_or_path"),
+            name=fields.optional_text("base_model_name_or_path"),
         ),
         notes=tuple(notes),
     )
@@ -76,7 +77,7 @@ def read(checkpoint: Checkpoint, target: CausalLM | None, wish: Overrides) -> Re
 def write(net: nn.Module, config: NetConfig, *, name: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """config.json and tensors."""
     method = next(method for method, kind in CONFIGS.items() if isinstance(config, kind))
-    words = {
+    entries = {
         "foredraft_head": method,
         "foredraft_version": VERSION,
         "base_model_name_or_path": name,
@@ -86,7 +87,7 @@ def write(net: nn.Module, config: NetConfig, *, name: str) -> tuple[dict[str, An
     tensors = dict(net.state_dict())
     if isinstance(net, Eagle3) and net.vocabulary is not None:
         tensors["d2t"] = offsets_of(net.vocabulary)
-    return words, tensors
+    return entries, tensors
 
 
 def _vocab(net: nn.Module, config: NetConfig) -> int:
@@ -97,18 +98,18 @@ def _vocab(net: nn.Module, config: NetConfig) -> int:
 
 
 def block_from(values: Mapping[str, Any], name: str) -> BlockConfig:
-    """A block of a config of ours."""
+    """A ``BlockConfig`` from our own JSON."""
     return _config(BlockConfig, values, name)
 
 
 def _config(kind: type, values: Mapping[str, Any], name: str) -> Any:
-    """A config dataclass from JSON: every key known, none missing, each of its type."""
+    """A config dataclass from JSON. Unknown or missing keys and wrong types raise a ``DrafterError``."""
     known = {each.name: each for each in fields_of(kind)}
-    odd = [key for key in values if key not in known]
+    unknown = [key for key in values if key not in known]
     missing = [key for key, each in known.items() if each.default is MISSING and key not in values]
-    if odd or missing:
+    if unknown or missing:
         raise DrafterError(
-            f"The config.json of the head {name!r} has not the keys of foredraft: {', '.join(odd + missing)}."
+            f"The config.json of the head {name!r} has unknown or missing keys: {', '.join(unknown + missing)}."
         )
     found: dict[str, Any] = {}
     for key, value in values.items():
@@ -123,7 +124,7 @@ def _config(kind: type, values: Mapping[str, Any], name: str) -> Any:
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value from JSON is of a field's type; sizes are positive."""
+    """Whether a JSON value has a field's type; sizes must be positive."""
     if hint == tuple[int, ...]:
         return isinstance(value, list) and len(value) > 0 and all(_whole(tap, 0) for tap in value)
     if hint in (int, int | None):
@@ -136,31 +137,33 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def is_table(value: Any) -> bool:
-    """Whether a value from JSON is a list of lists of shares."""
+    """Whether a JSON value is a list of lists of numbers from 0 to 1."""
     rows = value if isinstance(value, list) else [None]
-    return all(isinstance(row, list) and all(_share(each) for each in row) for row in rows)
+    return all(isinstance(row, list) and all(_is_share(each) for each in row) for row in rows)
 
 
 def accuracies_of(fields: Fields) -> tuple[tuple[float, ...], ...] | None:
-    """How often the heads were right by rank, from a key of ours in a published format's config.json.
+    """The heads' measured accuracies by rank, from our own key in a published format's config.json.
 
     Raises:
-        DrafterError: it is no list of lists of shares.
+        DrafterError: it is not a list of lists of numbers from 0 to 1.
     """
     value = fields.values.get("accuracies")
     if value is None:
         return None
     if not is_table(value):
-        raise DrafterError(f"accuracies in the config.json of the head {fields.name!r} are no lists of shares.")
+        raise DrafterError(
+            f"accuracies in the config.json of the head {fields.name!r} must be lists of numbers from 0 to 1."
+        )
     return _tuples(value)
 
 
-def _share(value: Any) -> bool:
+def _is_share(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1
 
 
 def _tuples(value: Any) -> Any:
-    """Lists from JSON as the tuples that they were."""
+    """JSON lists converted to tuples, recursively."""
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
@@ -168,22 +171,21 @@ def _whole(value: Any, least: int, most: int = 1 << 62) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
-def _wished(config: NetConfig, wish: Overrides, name: str, notes: list[str]) -> NetConfig:
-    if wish.taps is not None:
-        if not isinstance(config, Eagle3Config) or len(wish.taps) != len(config.taps):
-            raise DrafterError(f"The head {name!r} does not take the taps {wish.taps}.")
-        config = replace(config, taps=tuple(sorted(wish.taps)))
-    if wish.rope_theta is None:
+def _overridden(config: NetConfig, overrides: Overrides, name: str, notes: list[str]) -> NetConfig:
+    if overrides.taps is not None:
+        if not isinstance(config, Eagle3Config) or len(overrides.taps) != len(config.taps):
+            raise DrafterError(f"The head {name!r} does not take the taps {overrides.taps}.")
+        config = replace(config, taps=tuple(sorted(overrides.taps)))
+    if overrides.rope_theta is None:
         return config
     block = block_of(config)
     if block is None:
-        raise DrafterError(f"The head {name!r} has no rotary positions.")
-    notes.append(f"rope_theta is {wish.rope_theta:g} as asked, not {block.rope_theta:g}.")
-    turned = replace(block, rope_theta=wish.rope_theta)
+        raise DrafterError(f"The head {name!r} has no rotary embedding.")
+    block = override_theta(block, overrides.rope_theta, notes)
     if isinstance(config, HydraConfig):
-        return replace(config, prefix=turned)
+        return replace(config, prefix=block)
     assert isinstance(config, (EagleConfig, Eagle3Config))
-    return replace(config, block=turned)
+    return replace(config, block=block)
 
 
 def _target_width(config: NetConfig) -> int:

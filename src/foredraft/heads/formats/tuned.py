@@ -1,4 +1,4 @@
-"""What ``foredraft tune`` found, as a small JSON file that ``load`` takes for a drafter: ``--drafter tuned.json``."""
+"""The result of ``foredraft tune``, a JSON file that ``load`` accepts as a drafter: ``--drafter tuned.json``."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +12,10 @@ SUFFIX = ".json"
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """A choice.
+    """A tuned drafter.
 
-    ``drafter``: as ``load`` takes it; "none" where nothing pays. ``off_from``: with so many texts at once, or more,
-    nothing is drafted; 0 is never. ``facts``: how it was found; for people. ``learned``: the state of its policy, see
-    ``Policy.state``.
+    ``drafter``: its spec; "none" if no drafter is faster. ``off_from``: the batch size from which nothing is drafted; 0
+    means no limit. ``facts``: how it was found, for information. ``learned``: the policy's state, see ``Policy.state``.
     """
 
     model: str
@@ -27,20 +26,24 @@ class Tuned:
 
 
 def write_tuned(path: str | Path, tuned: Tuned) -> None:
-    """Write it, or fail with a sentence."""
+    """Write a tuned file.
+
+    Raises:
+        OptionError: the path has another suffix, or cannot be written.
+    """
     record = {"model": tuned.model, "drafter": tuned.drafter, "off_from": tuned.off_from, "facts": tuned.facts or {}}
     if tuned.learned:
         record["learned"] = tuned.learned
     if Path(path).suffix != SUFFIX:
-        raise OptionError(f"{path}: a tuned drafter is a file that ends in {SUFFIX}.")
+        raise OptionError(f"{path}: the file name of a tuned drafter must end in {SUFFIX}.")
     write_json(path, record)
 
 
 def read_tuned(path: str | Path) -> Tuned:
-    """Read it.
+    """Read a tuned file.
 
     Raises:
-        DrafterError: it is not there, or it is something else.
+        DrafterError: it does not exist, or is not a tuned file.
     """
     found = read_json(path, "the tuned drafter", "run foredraft tune again")
     wrong = [name for name in ("model", "drafter") if not isinstance(found.get(name), str)]
@@ -49,5 +52,5 @@ def read_tuned(path: str | Path) -> Tuned:
     if not isinstance(learned := found.get("learned"), dict | None):
         wrong.append("learned")
     if wrong:
-        raise DrafterError(f"{path} is not what foredraft tune writes: {', '.join(wrong)} must be there.")
+        raise DrafterError(f"{path} is not a file of foredraft tune: {', '.join(wrong)} missing or invalid.")
     return Tuned(found["model"], found["drafter"], found["off_from"], found.get("facts"), learned)

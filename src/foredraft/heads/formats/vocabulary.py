@@ -1,4 +1,4 @@
-"""The draft vocabulary of EAGLE-3: ``d2t`` holds offsets, ``t2d`` says who is a member (heads.md 1.2)."""
+"""The draft vocabulary of EAGLE-3: ``d2t`` holds offsets, ``t2d`` is a membership mask (heads.md 1.2)."""
 
 import torch
 from torch import Tensor
@@ -9,10 +9,10 @@ from foredraft.heads.nets.target_parts import member_mask, vocabulary_of
 
 
 def read_vocabulary(checkpoint: Checkpoint, draft: int, full: int, notes: list[str]) -> Tensor | None:
-    """Target ids [Vd] that the draft can say, rising; None where it can say all of them.
+    """The draft vocabulary as target ids [Vd], ascending; None for the full vocabulary.
 
     Raises:
-        DrafterError: maps that are missing, of another size, out of range, not rising, or at odds with each other.
+        DrafterError: the maps are missing, of a wrong size, out of range, not ascending, or inconsistent.
     """
     weights, name = checkpoint.weights, checkpoint.name
     if draft > full:
@@ -26,23 +26,23 @@ def read_vocabulary(checkpoint: Checkpoint, draft: int, full: int, notes: list[s
     _check(checkpoint, "d2t", draft)
     offsets = weights.read("d2t")
     if offsets.dtype not in (torch.int64, torch.int32):
-        raise DrafterError(f"The tensor d2t of the head {name!r} holds {offsets.dtype}, not whole numbers.")
+        raise DrafterError(f"The tensor d2t of the head {name!r} holds {offsets.dtype}, not integers.")
     ids = vocabulary_of(offsets.long())
     if ids.min() < 0 or ids.max() >= full:
-        raise DrafterError(f"The tensor d2t of the head {name!r} leads out of the target's vocabulary of {full}.")
+        raise DrafterError(f"The tensor d2t of the head {name!r} has ids outside the target's vocabulary of {full}.")
     if not (ids[1:] > ids[:-1]).all():
         raise DrafterError(
-            f"The tensor d2t of the head {name!r} gives target ids that do not rise; it should hold the offsets "
+            f"The tensor d2t of the head {name!r} gives target ids that are not ascending; it must hold the offsets "
             "between target and draft ids."
         )
     if "t2d" in weights:
         _check(checkpoint, "t2d", full)
         if not torch.equal(weights.read("t2d").bool(), member_mask(ids, full)):
-            raise DrafterError(f"The tensors d2t and t2d of the head {name!r} do not agree.")
+            raise DrafterError(f"The tensors d2t and t2d of the head {name!r} are inconsistent.")
     if draft == full:
         return None
     if not offsets.any():
-        notes.append(f"d2t is all zeros: it drafts the first {draft} tokens of the vocabulary.")
+        notes.append(f"d2t is all zeros: the draft vocabulary is the first {draft} tokens.")
     return ids
 
 

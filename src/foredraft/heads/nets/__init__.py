@@ -1,1 +1,1 @@
-"""Trainable heads: tensors in, tensors out. They never decode, sample, or know where their weights came from."""
+"""Networks of trainable heads: tensors in, tensors out. They do not decode, sample, or load weights."""

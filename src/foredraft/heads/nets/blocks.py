@@ -1,6 +1,6 @@
-"""What the heads are built of: rotary positions and a Llama-like decoder block whose attention is handed in.
+"""Building blocks of heads: rotary embeddings, and a Llama-like decoder block with attention as an argument.
 
-Attention is an argument because it differs: over slots when drafting, causal or unrolled when training.
+Attention is an argument because it differs: over cache slots when drafting, causal or unrolled when training.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """``attend(layer, query [B, heads, N, E], key [B, groups, N, E], value [B, groups, N, E]) -> [B, N, heads, E]``.
 
-Keys are rotated already; groups divide heads.
+Query and key are already rotated; the number of groups divides the number of heads.
 """
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu": F.gelu, "relu": F.relu}
@@ -22,10 +22,10 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu": F.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockConfig:
-    """The shape of a decoder block, in transformers' words.
+    """The config of a decoder block, with transformers' field names.
 
-    ``rope_scaling`` is transformers' dict without the base, None for plain rotary positions. ``sliding_window``
-    counts the tokens that a row sees, itself included; None for all.
+    ``rope_scaling``: transformers' dict without the base; None for default rotary embeddings. ``sliding_window``: how
+    many tokens a row attends to, itself included; None for all.
     """
 
     hidden_size: int
@@ -49,11 +49,11 @@ _TABLE_GRAIN, _LONGEST_TABLE = 1024, 65536
 
 
 class Rotary(nn.Module):
-    """Cosines and sines by position (Su et al., arXiv:2104.09864), halves rotated as in Llama.
+    """Rotary embeddings (Su et al., arXiv:2104.09864), with halves rotated as in Llama.
 
     Args:
-        frequencies: [E / 2], radians a position.
-        scale: what cosines and sines are multiplied with (some long-context schemes want that).
+        frequencies: [E / 2], radians per position.
+        scale: factor on cosines and sines, used by some long-context schemes.
     """
 
     def __init__(self, frequencies: Float[Tensor, "E"], scale: float = 1.0) -> None:
@@ -64,7 +64,7 @@ class Rotary(nn.Module):
         self._table: tuple[Tensor, Tensor] | None = None
 
     def reserve(self, length: int) -> None:
-        """Look positions below ``length`` up from now on, instead of computing them each time."""
+        """Precompute a table for positions below ``length``."""
         have = 0 if self._table is None else self._table[0].shape[0]
         if have < length <= _LONGEST_TABLE:
             size = -(-length // _TABLE_GRAIN) * _TABLE_GRAIN
@@ -87,32 +87,32 @@ class Rotary(nn.Module):
 
 
 def rotate(x: Float[Tensor, "B h N E"], cos: Float[Tensor, "B 1 N E"], sin: Float[Tensor, "B 1 N E"]) -> Tensor:
-    """Turn each pair (i, i + E/2) of x by its angle."""
+    """Rotate each pair (i, i + E/2) of x by its angle."""
     left, right = x.chunk(2, dim=-1)
     return (x * cos + torch.cat([-right, left], dim=-1) * sin).to(x.dtype)
 
 
-def side_by_side(*layers: nn.Linear) -> nn.Linear:
-    """One layer that says what these say, one after the other."""
+def concatenated(*layers: nn.Linear) -> nn.Linear:
+    """One linear layer with the concatenated outputs of several."""
     first = layers[0]
     outputs = sum(layer.out_features for layer in layers)
-    made = nn.Linear(first.in_features, outputs, first.bias is not None, first.weight.device, first.weight.dtype)
-    made.requires_grad_(False)
-    made.weight.copy_(torch.cat([layer.weight for layer in layers]))
+    fused = nn.Linear(first.in_features, outputs, first.bias is not None, first.weight.device, first.weight.dtype)
+    fused.requires_grad_(False)
+    fused.weight.copy_(torch.cat([layer.weight for layer in layers]))
     if first.bias is not None:
-        made.bias.copy_(torch.cat([layer.bias for layer in layers]))
-    return made
+        fused.bias.copy_(torch.cat([layer.bias for layer in layers]))
+    return fused
 
 
 def fuse(net: nn.Module) -> None:
-    """Fuse every attention and feed-forward layer of a net that will not be trained or saved any more."""
+    """Fuse the projections of all attention and MLP layers of a net, which can then not be trained or saved."""
     for module in net.modules():
         if isinstance(module, (Attention, Mlp)):
             module.fuse()
 
 
 class Attention(nn.Module):
-    """Projections around an attention that is handed in. ``inputs`` is the width that q, k and v read."""
+    """The projections of an attention layer. ``inputs``: input width of q, k and v."""
 
     def __init__(self, config: BlockConfig, inputs: int) -> None:
         super().__init__()
@@ -128,8 +128,8 @@ class Attention(nn.Module):
         self.fused: nn.Linear | None = None
 
     def fuse(self) -> None:
-        """Make one product of three, for drafting. What the layer was made of is gone."""
-        self.fused = side_by_side(self.q_proj, self.k_proj, self.v_proj)
+        """Replace the q, k and v projections by one, for drafting."""
+        self.fused = concatenated(self.q_proj, self.k_proj, self.v_proj)
         del self.q_proj, self.k_proj, self.v_proj
 
     def _projected(self, x: Float[Tensor, "B N I"]) -> Sequence[Float[Tensor, "B N h E"]]:
@@ -144,12 +144,12 @@ class Attention(nn.Module):
         query, key, value = self._projected(x)
         query = rotate(self.q_norm(query).transpose(1, 2), *turn)
         key = rotate(self.k_norm(key).transpose(1, 2), *turn)
-        mixed = attend(layer, query, key, value.transpose(1, 2))
-        return self.o_proj(mixed.flatten(2))
+        output = attend(layer, query, key, value.transpose(1, 2))
+        return self.o_proj(output.flatten(2))
 
 
 class Mlp(nn.Module):
-    """Llama's gated feed-forward layer."""
+    """Llama's gated MLP."""
 
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()
@@ -161,8 +161,8 @@ class Mlp(nn.Module):
         self.fused: nn.Linear | None = None
 
     def fuse(self) -> None:
-        """Make one product of two, for drafting. What the layer was made of is gone."""
-        self.fused = side_by_side(self.gate_proj, self.up_proj)
+        """Replace the gate and up projections by one, for drafting."""
+        self.fused = concatenated(self.gate_proj, self.up_proj)
         del self.gate_proj, self.up_proj
 
     def forward(self, x: Float[Tensor, "B N H"]) -> Float[Tensor, "B N H"]:
@@ -173,7 +173,7 @@ class Mlp(nn.Module):
 
 
 class Block(nn.Module):
-    """A pre-norm decoder block. ``normed_input=False`` leaves out the first norm, as EAGLE-1's first layer does."""
+    """A pre-norm decoder block. ``normed_input=False`` omits the first norm, as in EAGLE-1's first layer."""
 
     def __init__(self, config: BlockConfig, *, normed_input: bool = True) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-"""EAGLE heads: one small decoder layer that goes on where the target's features end.
+"""EAGLE heads: a small decoder layer over the target's features.
 
-A row j reads the target's feature f_j and the token t_{j+1} that came after it, and says what t_{j+2} may be. Where
-the target has not been yet, the row's own last state stands in for the feature. Li et al., arXiv:2401.15077
-(EAGLE-1; EAGLE-2, arXiv:2406.16858, has the same weights) and arXiv:2503.01840 (EAGLE-3).
+Row j reads the target's feature f_j and the next token t_{j+1}, and predicts t_{j+2}. At drafted positions the head's
+own previous state replaces the feature. Li et al., arXiv:2401.15077 (EAGLE-1; EAGLE-2, arXiv:2406.16858, has the same
+weights) and arXiv:2503.01840 (EAGLE-3).
 """
 
 from abc import ABC, abstractmethod
@@ -19,11 +19,11 @@ from foredraft.heads.nets.target_parts import FINAL, TargetParts
 
 
 class EagleNet(nn.Module, ABC):
-    """What the drafters and the recipes ask of an EAGLE head.
+    """The interface of EAGLE heads for drafters and training recipes.
 
-    ``taps`` are the target's hidden layers that it reads (the number of decoder layers passed, or ``FINAL``);
-    ``depth`` is the number of its own layers, and ``window`` how many positions these see, None for all;
-    ``vocabulary`` holds the target ids that it can say, rising, or None for all of them.
+    ``taps``: the target's hidden layers that it reads (numbers of decoder layers, or ``FINAL``). ``depth``: its number
+    of layers. ``window``: how many positions these attend to; None for all. ``vocabulary``: the target ids of its
+    vocabulary, ascending; None for all.
     """
 
     taps: tuple[int, ...]
@@ -35,7 +35,7 @@ class EagleNet(nn.Module, ABC):
 
     @abstractmethod
     def features(self, hidden: Mapping[int, Float[Tensor, "B N T"]]) -> Float[Tensor, "B N F"]:
-        """What rows read where the target has been, from its hidden states."""
+        """The head's input features, from the target's hidden states."""
 
     @abstractmethod
     def forward(
@@ -45,20 +45,20 @@ class EagleNet(nn.Module, ABC):
         positions: Int[Tensor, "B N"],
         attend: Attend,
     ) -> Float[Tensor, "B N H"]:
-        """The states of N rows. ``positions`` are those of the features: one behind those of the tokens."""
+        """The states of N rows. ``positions`` are those of the features: the tokens' positions minus one."""
 
     @abstractmethod
     def logits(self, states: Float[Tensor, "B N H"]) -> Float[Tensor, "B N v"]:
-        """Scores of what comes after each row's token, over the draft's vocabulary."""
+        """Logits of the token after each row's token, over the draft vocabulary."""
 
     @abstractmethod
     def carry(self, states: Float[Tensor, "B N H"]) -> Float[Tensor, "B N F"]:
-        """What stands in for the features of the next rows, where the target has not been."""
+        """The features of the next rows at drafted positions, from the head's own states."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EagleConfig:
-    """EAGLE-1 and EAGLE-2."""
+    """Config of EAGLE-1 and EAGLE-2 heads."""
 
     block: BlockConfig
     num_layers: int = 1
@@ -67,10 +67,10 @@ class EagleConfig:
 
 @final
 class Eagle(EagleNet):
-    """EAGLE-1 and EAGLE-2: predicts the target's next feature, which the target's own output layer turns to logits.
+    """EAGLE-1 and EAGLE-2: predicts the target's next feature; the target's output layer turns it into logits.
 
-    ``fc(cat(embedding, feature))`` goes through layers of which the first has no input norm; there is no final one,
-    since the feature is the target's state after its own final norm.
+    The layers read ``fc(cat(embedding, feature))``. The first layer has no input norm. There is no final norm, since
+    the feature is the target's state after its final norm.
     """
 
     taps = (FINAL,)
@@ -113,15 +113,15 @@ class Eagle(EagleNet):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Eagle3Config:
-    """EAGLE-3 in all the variants that are about.
+    """Config of EAGLE-3 heads, covering all published variants.
 
-    taps: the target's hidden layers, low to high, as numbers of decoder layers passed.
+    taps: the target's hidden layers, ascending, as numbers of decoder layers.
     norm_before_residual: the residual is taken after ``hidden_norm``, not before.
     norm_before_fc: one norm over the concatenated features; ``fc_norm``: one norm for each of them.
-    norm_carried: rows that follow read the state after the final norm (speculators' ``norm_output``).
+    norm_carried: drafted positions read the state after the final norm (speculators' ``norm_output``).
     norm_logits: the output layer reads the state after the final norm (SpecForge's ``norm_output``).
-    own_embedding: the head has an embedding of its own, not the target's.
-    own_head: the head has an output layer of its own, not the target's.
+    own_embedding: the head has its own embedding instead of the target's.
+    own_head: the head has its own output layer instead of the target's.
     """
 
     block: BlockConfig
@@ -141,7 +141,7 @@ class Eagle3Config:
 
 
 class MidLayer(nn.Module):
-    """EAGLE-3's first layer: attention reads embedding and feature side by side, each with a norm of its own."""
+    """EAGLE-3's first layer: attention reads embedding and feature concatenated, each with its own norm."""
 
     def __init__(self, config: Eagle3Config) -> None:
         super().__init__()
@@ -165,7 +165,7 @@ class MidLayer(nn.Module):
 
 @final
 class Eagle3(EagleNet):
-    """EAGLE-3: fuses several of the target's layers, and predicts tokens, not features."""
+    """EAGLE-3: fuses several of the target's layers, and predicts tokens instead of features."""
 
     def __init__(self, config: Eagle3Config, rotary: Rotary, target: TargetParts) -> None:
         super().__init__()

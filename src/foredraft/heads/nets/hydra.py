@@ -1,4 +1,4 @@
-"""Hydra heads (Ankner et al., arXiv:2402.05109): like Medusa's, but each head knows the tokens drafted before it."""
+"""Hydra heads (Ankner et al., arXiv:2402.05109): Medusa-like heads that also read the drafted tokens before theirs."""
 
 from dataclasses import dataclass
 from typing import final
@@ -14,10 +14,11 @@ from foredraft.heads.nets.target_parts import TargetParts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HydraConfig:
-    """``prefix``: Hydra++'s layer, which goes over the target's states before the heads read them; None for Hydra.
+    """Config of Hydra heads.
 
-    ``own_heads``: each head has an output layer of its own, with a bias; otherwise they share the target's.
-    ``accuracies[i][r]``: how often head i's token of rank r was right when it was measured, if it was.
+    ``prefix``: Hydra++'s decoder layer over the target's states, before the heads; None for Hydra. ``own_heads``: each
+    head has its own output layer with a bias; otherwise they share the target's. ``accuracies[i][r]``: measured
+    accuracy of head i's token of rank r, if known.
     """
 
     hidden_size: int
@@ -31,9 +32,9 @@ class HydraConfig:
 
 
 class HydraMlp(nn.Module):
-    """The first layer takes (i + 2) H to H with a linear shortcut; then one residual block is applied again and again.
+    """A first layer from (i + 2) H to H with a linear shortcut, then one residual block applied ``layers - 1`` times.
 
-    That the further layers are one module is how the published code has it.
+    The published code repeats one module for the further layers.
     """
 
     def __init__(self, inputs: int, width: int, layers: int) -> None:
@@ -69,7 +70,7 @@ class Prefix(nn.Module):
 
 @final
 class Hydra(nn.Module):
-    """Head i (from 0) reads h_t and the embeddings of t + 1, ..., t + 1 + i, and says token t + 2 + i."""
+    """Head i (from 0) reads h_t and the embeddings of tokens t + 1, ..., t + 1 + i, and predicts token t + 2 + i."""
 
     def __init__(self, config: HydraConfig, rotary: Rotary | None, target: TargetParts) -> None:
         super().__init__()
@@ -89,7 +90,7 @@ class Hydra(nn.Module):
         return self.config.num_heads
 
     def logits(self, hidden: Float[Tensor, "B N H"], tokens: Int[Tensor, "B N K"], head: int) -> Float[Tensor, "B N V"]:
-        """Scores of head ``head`` after K = head + 1 tokens: the first is what the target said, the others drafts."""
+        """Logits of head ``head`` after K = head + 1 tokens: the target's token, then drafted ones."""
         embedded = self.target.embed(tokens).flatten(2)
         x = torch.cat([hidden.to(embedded.dtype), embedded], dim=-1)
         x = self.mlps[head](self.dropout(x))

@@ -1,6 +1,6 @@
 """Medusa heads (Cai et al., arXiv:2401.10774) and blockwise parallel decoding (Stern et al., arXiv:1811.03115).
 
-Both read the target's last state once and say several tokens ahead, each without knowing the others.
+Both read the target's last hidden state and predict several future tokens, each independently of the others.
 """
 
 from dataclasses import dataclass
@@ -15,10 +15,11 @@ from foredraft.heads.nets.target_parts import TargetParts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MedusaConfig:
-    """``own_heads``: each head has an output layer of its own; otherwise they share the target's.
+    """Config of Medusa heads.
 
-    ``accuracies[i][r]``: how often head i's token of rank r was right when it was measured, if it was.
-    ``num_layers``: so many times is a head's one residual block applied (the published code repeats one module).
+    ``own_heads``: each head has its own output layer; otherwise they share the target's. ``accuracies[i][r]``:
+    measured accuracy of head i's token of rank r, if known. ``num_layers``: how often a head's single residual block is
+    applied (the published code repeats one module).
     """
 
     hidden_size: int
@@ -30,7 +31,7 @@ class MedusaConfig:
 
 
 class ResBlock(nn.Module):
-    """x + SiLU(W x + b). With W and b zero, as at the start of training, it changes nothing."""
+    """x + SiLU(W x + b). W and b are initialised to zero, so it starts as the identity."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -44,7 +45,7 @@ class ResBlock(nn.Module):
 
 @final
 class Medusa(nn.Module):
-    """Head i (from 0) reads the target's state h_t, after its final norm, and says token t + 2 + i."""
+    """Head i (from 0) reads the target's state h_t, after its final norm, and predicts token t + 2 + i."""
 
     def __init__(self, config: MedusaConfig, target: TargetParts) -> None:
         super().__init__()
@@ -70,7 +71,7 @@ class Medusa(nn.Module):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockwiseConfig:
-    """``inner_size``: width of the hidden layer, for each head."""
+    """Config of blockwise heads. ``inner_size``: width of each head's hidden layer."""
 
     hidden_size: int
     vocab_size: int
@@ -80,11 +81,10 @@ class BlockwiseConfig:
 
 @final
 class Blockwise(nn.Module):
-    """One feed-forward layer with a residual for all heads at once, then the target's own output layer (section 4).
+    """A residual feed-forward layer per head, then the target's output layer (section 4).
 
-    The paper's one hidden layer of ``num_heads`` times ``inner_size`` units is held in a part for each head.
-
-    Head i (from 0) says token t + 2 + i; the paper's p_1 is the target itself.
+    The paper's single hidden layer of ``num_heads`` times ``inner_size`` units is split by head. Head i (from 0)
+    predicts token t + 2 + i; the paper's p_1 is the target itself.
     """
 
     def __init__(self, config: BlockwiseConfig, target: TargetParts) -> None:

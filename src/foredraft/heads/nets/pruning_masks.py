@@ -1,7 +1,7 @@
-"""Which parts of a transformer are kept: masks over its layers, key-value groups, inner and hidden dimensions.
+"""Pruning masks over a transformer's layers, key-value groups, MLP dimensions and hidden dimensions.
 
-Gates learn the masks as hard-concrete variables (Louizos et al., arXiv:1712.01312) that Lagrange terms drive to a given
-size (Sheared-LLaMA, arXiv:2310.06694, section 2.1).
+The masks are learned as hard-concrete variables (Louizos et al., arXiv:1712.01312), driven to given sizes by Lagrange
+terms (Sheared-LLaMA, arXiv:2310.06694, section 2.1).
 """
 
 import math
@@ -12,15 +12,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-_SHARP = 2 / 3  # beta of the hard-concrete law: the smaller, the nearer to 0 and 1
-_LOW, _HIGH = -0.1, 1.1  # a sigmoid is stretched to these and cut to 0..1, so that both ends have mass
-_STIFF = 10.0  # where phi begins: with 0, as in the paper, short runs swing about the wanted size
-_OPEN = 4.0  # where gates begin: kept with a probability of 0.99 or more
+_BETA = 2 / 3  # beta of the hard-concrete law: smaller values are closer to binary
+_LOW, _HIGH = -0.1, 1.1  # a sigmoid is stretched to this range and clipped to 0..1, so 0 and 1 have positive mass
+_PHI = 10.0  # initial phi; with the paper's 0, short runs oscillate around the wanted size
+_OPEN = 4.0  # initial gate logits: kept with a probability of at least 0.99
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What a transformer is made of. ``heads`` are query heads, ``groups`` the key-value heads that they share."""
+    """Sizes of a transformer. ``heads``: query heads. ``groups``: key-value heads, shared by query heads."""
 
     layers: int
     hidden: int
@@ -30,7 +30,7 @@ class Sizes:
 
 
 class Masks(NamedTuple):
-    """Factors, 1 for what is kept and 0 for what is not; learned ones may lie between."""
+    """Factors: 1 for kept parts, 0 for removed ones; learned masks may have values between."""
 
     layers: Float[Tensor, "L"]
     hidden: Float[Tensor, "H"]
@@ -39,7 +39,7 @@ class Masks(NamedTuple):
 
 
 class Shares(NamedTuple):
-    """How much is open, from 0 to 1; of groups and inner dimensions, by layer."""
+    """Expected fractions of open gates; by layer for groups and MLP dimensions."""
 
     layers: Float[Tensor, ""]
     hidden: Float[Tensor, ""]
@@ -48,7 +48,7 @@ class Shares(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What is kept, as rising indices. ``groups`` and ``intermediate`` are by kept layer, all of equal length."""
+    """Kept parts as ascending indices. ``groups`` and ``intermediate``: per kept layer, all of equal length."""
 
     layers: tuple[int, ...]
     hidden: tuple[int, ...]
@@ -56,8 +56,8 @@ class Kept(NamedTuple):
     intermediate: tuple[tuple[int, ...], ...]
 
     def masks(self, sizes: Sizes) -> Masks:
-        """As factors for the whole model. Of layers that go, nothing is kept."""
-        masks = whole(sizes, 0.0)
+        """The masks of the whole model. All parts of removed layers are 0."""
+        masks = uniform_masks(sizes, 0.0)
         masks.layers[list(self.layers)] = 1.0
         masks.hidden[list(self.hidden)] = 1.0
         for layer, groups, inner in zip(self.layers, self.groups, self.intermediate, strict=True):
@@ -66,15 +66,15 @@ class Kept(NamedTuple):
         return masks
 
 
-def whole(sizes: Sizes, value: float = 1.0) -> Masks:
-    """Every factor with this value."""
+def uniform_masks(sizes: Sizes, value: float = 1.0) -> Masks:
+    """Masks with the same value everywhere."""
     layers = sizes.layers
     shapes = ((layers,), (sizes.hidden,), (layers, sizes.groups), (layers, sizes.intermediate))
     return Masks(*(torch.full(shape, value) for shape in shapes))
 
 
-def best(scores: Masks, wanted: Sizes) -> Kept:
-    """The parts with the highest scores, exactly as many as are wanted; in each layer as many as in every other."""
+def top_parts(scores: Masks, wanted: Sizes) -> Kept:
+    """The parts with the highest scores, of exactly the wanted sizes."""
     layers = _top(scores.layers, wanted.layers)
     return Kept(
         layers,
@@ -91,58 +91,59 @@ def _top(scores: Float[Tensor, "N"], count: int) -> tuple[int, ...]:
 
 @final
 class PruningMasks(nn.Module):
-    """Hard-concrete masks; a gate's place is the logit of its law before it is stretched."""
+    """Hard-concrete masks; ``places`` are the gates' logits (location parameters)."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
-        opened = whole(sizes, _OPEN)._asdict()
+        opened = uniform_masks(sizes, _OPEN)._asdict()
         self.places = nn.ParameterDict({name: nn.Parameter(place) for name, place in opened.items()})
 
-    def drawn(self, chance: torch.Generator) -> Masks:
-        """Masks drawn from their laws; gradients reach the places of the gates through them."""
+    def sample(self, generator: torch.Generator) -> Masks:
+        """Sample masks, differentiable with respect to ``places``."""
         found = {}
         for name, place in self.places.items():
-            u = torch.rand(place.shape, generator=chance, device=place.device).clamp(1e-6, 1 - 1e-6)
-            found[name] = _stretched((u.logit() + place) / _SHARP)
+            u = torch.rand(place.shape, generator=generator, device=place.device).clamp(1e-6, 1 - 1e-6)
+            found[name] = _stretched((u.logit() + place) / _BETA)
         return Masks(**found)
 
     def kept(self, wanted: Sizes) -> Kept:
-        """The likeliest parts, of these sizes."""
-        return best(Masks(**dict(self.places.items())), wanted)
+        """The most probable parts, of these sizes."""
+        return top_parts(Masks(**dict(self.places.items())), wanted)
 
     def shares(self) -> Shares:
-        """The expected share of gates that are not shut."""
-        shift = _SHARP * math.log(-_LOW / _HIGH)
+        """The expected fraction of non-zero gates."""
+        shift = _BETA * math.log(-_LOW / _HIGH)
         return Shares(**{name: torch.sigmoid(place - shift).mean(-1) for name, place in self.places.items()})
 
 
 @final
 class Lagrange(nn.Module):
-    """Multipliers that hold the expected sizes of gates to what is wanted.
+    """Lagrange multipliers that drive the masks' expected sizes to the wanted ones.
 
-    Groups and inner dimensions are held to their number layer by layer, so each has multipliers for every layer. A
-    layer that goes is held as well, at no cost: nothing of it counts.
+    Groups and MLP dimensions are constrained per layer, so they have multipliers for every layer. This includes removed
+    layers, whose parts do not matter.
     """
 
     def __init__(self, sizes: Sizes, wanted: Sizes) -> None:
         super().__init__()
-        rows = {name: mask.shape[:-1] for name, mask in whole(sizes)._asdict().items()}
+        rows = {name: mask.shape[:-1] for name, mask in uniform_masks(sizes)._asdict().items()}
         self.linear = nn.ParameterDict({name: nn.Parameter(torch.zeros(shape)) for name, shape in rows.items()})
-        self.square = nn.ParameterDict({name: nn.Parameter(torch.full(shape, _STIFF)) for name, shape in rows.items()})
+        self.square = nn.ParameterDict({name: nn.Parameter(torch.full(shape, _PHI)) for name, shape in rows.items()})
         self._shares = {name: getattr(wanted, name) / getattr(sizes, name) for name in rows}
 
-    def price(self, shares: Shares, due: float) -> Float[Tensor, ""]:
-        """Sum of lambda d + phi d^2, with d what is open beyond what should be by now, as a share of the whole.
+    def penalty(self, shares: Shares, progress: float) -> Float[Tensor, ""]:
+        """Sum of lambda d + phi d^2, where d is the open fraction minus the scheduled one.
 
-        The gates go down this price and the multipliers up: their gradients come with the sign turned.
+        The gates minimise the penalty and the multipliers maximise it, so their gradients are negated.
 
         Args:
-            due: how much of the way from the whole model to the wanted sizes, from 0 to 1.
+            progress: of the schedule from the full model (0) to the wanted sizes (1).
         """
         total = torch.zeros((), device=shares.hidden.device)
         for name, now in shares._asdict().items():
-            beyond = now - (1 - due * (1 - self._shares[name]))
-            total = total + (_turned(self.linear[name]) * beyond + _turned(self.square[name]) * beyond.square()).sum()
+            excess = now - (1 - progress * (1 - self._shares[name]))
+            linear, square = _negate_gradient(self.linear[name]), _negate_gradient(self.square[name])
+            total = total + (linear * excess + square * excess.square()).sum()
         return total
 
 
@@ -150,6 +151,6 @@ def _stretched(logits: Tensor) -> Tensor:
     return (torch.sigmoid(logits) * (_HIGH - _LOW) + _LOW).clamp(0.0, 1.0)
 
 
-def _turned(value: Tensor) -> Tensor:
-    """The same value with the opposite gradient: a descent in it is an ascent."""
+def _negate_gradient(value: Tensor) -> Tensor:
+    """The same value with a negated gradient, so that gradient descent maximises."""
     return 2 * value.detach() - value

@@ -1,4 +1,4 @@
-"""What a head borrows from its target, and the draft vocabulary."""
+"""The target's parts that heads use, and the draft vocabulary."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,14 +8,14 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 FINAL = -1
-"""In place of a layer's number: the state after the target's final norm, which its output layer reads."""
+"""Layer number of the state after the target's final norm, which its output layer reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class TargetParts:
-    """The target's embedding ([..., ] ids to [..., H]) and output layer ([..., H] to [..., V]). They are not trained.
+    """The target's embedding ([...] ids to [..., H]) and output layer ([..., H] to [..., V]). They are not trained.
 
-    Functions, not modules: a head must neither own, move nor save them.
+    They are functions, not modules, so that a head does not move or save them.
     """
 
     embed: Callable[[Tensor], Tensor]
@@ -35,5 +35,5 @@ def offsets_of(ids: Int[Tensor, "v"]) -> Int[Tensor, "v"]:
 
 
 def member_mask(ids: Int[Tensor, "v"], vocab_size: int) -> Bool[Tensor, "V"]:
-    """``t2d``: which target ids the draft can say."""
+    """``t2d``: which target ids are in the draft vocabulary."""
     return torch.zeros(vocab_size, dtype=torch.bool, device=ids.device).scatter(0, ids, True)

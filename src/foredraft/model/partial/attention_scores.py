@@ -1,12 +1,12 @@
-"""How much attention each token in a partial cache has got, by layer and group of heads: what heavy hitters are."""
+"""Accumulated attention of each token in a partial cache, by layer and head group, for H2O's heavy hitters."""
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 
-class AttentionTally:
-    """Sums [R, K, S] a layer, in float32. What a drafted token attended to counts once the token is accepted."""
+class AttentionScores:
+    """Sums [R, K, S] per layer, in float32. A drafted token's attention counts once the token is accepted."""
 
     def __init__(self, layers: int) -> None:
         self._sums: list[Tensor | None] = [None] * layers
@@ -17,12 +17,12 @@ class AttentionTally:
         return sum(sums.nbytes for sums in self._sums if sums is not None)
 
     def clear(self) -> None:
-        """Forget everything and give the memory back."""
+        """Drop all scores and free the memory."""
         self._sums = [None] * len(self._sums)
         self.drop()
 
     def reserve(self, layer: int, shape: tuple[int, int, int], device: torch.device) -> None:
-        """Make room for so many rows, groups and slots."""
+        """Make room for ``shape``: rows, groups and slots."""
         old = self._sums[layer]
         if old is not None and old.shape == shape:
             return
@@ -32,12 +32,12 @@ class AttentionTally:
             new[: old.shape[0], :, : old.shape[2]] = old
         self._sums[layer] = new
 
-    def note(self, layer: int, rows: Int[Tensor, "B"], weights: Float[Tensor, "B K S"]) -> None:
-        """The next token of a chain has attended so."""
+    def add_pending(self, layer: int, rows: Int[Tensor, "B"], weights: Float[Tensor, "B K S"]) -> None:
+        """Store the attention weights of the next token of a chain until ``finalize``."""
         self._pending[layer].append((rows, weights))
 
     def finalize(self, accepted: Int[Tensor, "B"]) -> None:
-        """Count the root and so many tokens of each chain, and forget the others."""
+        """Add the pending weights of the root and the first ``accepted`` tokens of each chain; drop the others."""
         for layer, pending in enumerate(self._pending):
             sums = self._sums[layer]
             for depth, (rows, weights) in enumerate(pending):
@@ -46,25 +46,25 @@ class AttentionTally:
         self.drop()
 
     def drop(self) -> None:
-        """Forget what has not been settled."""
+        """Drop all pending weights."""
         for pending in self._pending:
             pending.clear()
 
     def of(self, layer: int, row: int) -> Float[Tensor, "K S"]:
-        """The sums of a row, as they lie."""
+        """The sums of a row (a view)."""
         sums = self._sums[layer]
-        assert sums is not None, "nothing has been noted"
+        assert sums is not None, "no scores recorded"
         return sums[row]
 
-    def compact(self, layer: int, row: int, places: Int[Tensor, "K T"]) -> None:
-        """Only these places of a row are left, and stand at its beginning."""
+    def compact(self, layer: int, row: int, slots: Int[Tensor, "K T"]) -> None:
+        """Keep only these slots of a row, moved to its beginning."""
         sums = self.of(layer, row)
-        kept = sums.gather(1, places)
+        kept = sums.gather(1, slots)
         sums.zero_()
-        sums[:, : places.shape[1]] = kept
+        sums[:, : slots.shape[1]] = kept
 
-    def restart(self, rows: list[int], layer: int | None = None) -> None:
-        """Nothing is known of these rows, in this layer or in all."""
+    def reset(self, rows: list[int], layer: int | None = None) -> None:
+        """Zero the sums of these rows, in one layer or in all."""
         for sums in self._sums if layer is None else [self._sums[layer]]:
             if sums is not None:
                 sums[[row for row in rows if row < sums.shape[0]]] = 0

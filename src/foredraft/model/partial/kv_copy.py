@@ -1,4 +1,4 @@
-"""Keys and values from a cache into a part of it, row by row beside it."""
+"""Copies keys and values from the full cache to a partial cache with the same rows."""
 
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -10,28 +10,28 @@ from torch import Tensor
 from foredraft.model.cache import SlotCache
 
 _SHORT = 32
-"""Rows with no more new tokens than this are copied together, slot by slot; others are copied as a piece each."""
+"""Rows with at most this many new tokens are copied in one indexed copy; longer ones as one slice each."""
 
 
-class New(NamedTuple):
-    """What is to be copied of a row: tokens ``begin`` to ``end``; ``left`` of those before are not in the part."""
+class Copy(NamedTuple):
+    """The tokens ``begin`` to ``end`` of a row; ``left_out`` tokens before them are not in the partial cache."""
 
-    left: int
+    left_out: int
     begin: int
     end: int
 
 
-def take_in(full: SlotCache, part: SlotCache, copies: Mapping[int, New], layers: Iterable[int]) -> None:
-    """Copy tokens as the model wrote them, over whatever stands in their slots.
+def copy_tokens(full: SlotCache, part: SlotCache, copies: Mapping[int, Copy], layers: Iterable[int]) -> None:
+    """Copy keys and values of new tokens to the partial cache, overwriting their slots.
 
     Args:
-        copies: what is new, by row.
+        copies: the tokens to copy, by row.
     """
-    short = {row: new for row, new in copies.items() if 0 < new.end - new.begin <= _SHORT}
-    long: dict[New, list[int]] = {}
-    for row, new in copies.items():
-        if new.end - new.begin > _SHORT:
-            long.setdefault(new, []).append(row)
+    short = {row: copy for row, copy in copies.items() if 0 < copy.end - copy.begin <= _SHORT}
+    long: dict[Copy, list[int]] = {}
+    for row, copy in copies.items():
+        if copy.end - copy.begin > _SHORT:
+            long.setdefault(copy, []).append(row)
     if not short and not long:
         return
     table = None
@@ -41,18 +41,18 @@ def take_in(full: SlotCache, part: SlotCache, copies: Mapping[int, New], layers:
             table = _table(short, stored[0].device)
         for source, target in zip(stored, part.buffers(layer, *stored), strict=True):
             if table is not None:
-                rows, taken, put = table
-                target[rows, :, put] = source[rows, :, taken]
-            for new, group in long.items():
-                target[group, :, new.begin - new.left : new.end - new.left] = source[group, :, new.begin : new.end]
+                rows, read, written = table
+                target[rows, :, written] = source[rows, :, read]
+            for (left_out, begin, end), group in long.items():
+                target[group, :, begin - left_out : end - left_out] = source[group, :, begin:end]
 
 
 def _table(
-    copies: Mapping[int, New], device: torch.device
+    copies: Mapping[int, Copy], device: torch.device
 ) -> tuple[Int[Tensor, "B 1"], Int[Tensor, "B W"], Int[Tensor, "B W"]]:
-    """Rows, slots that are read and slots that are written; a row with fewer than others has its last one again."""
-    lines = [(row, new.left, new.begin, new.end - 1) for row, new in copies.items()]
+    """Rows, slots to read and slots to write; rows with fewer tokens repeat their last one."""
+    lines = [(row, copy.left_out, copy.begin, copy.end - 1) for row, copy in copies.items()]
     width = max(last + 1 - begin for _, _, begin, last in lines)
-    rows, left, begin, last = torch.tensor(lines, device=device)[..., None].unbind(1)
-    taken = (begin + torch.arange(width, device=device)).minimum(last)
-    return rows, taken, taken - left
+    rows, left_out, begin, last = torch.tensor(lines, device=device)[..., None].unbind(1)
+    read = (begin + torch.arange(width, device=device)).minimum(last)
+    return rows, read, read - left_out

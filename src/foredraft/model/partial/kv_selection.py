@@ -1,6 +1,6 @@
-"""Which tokens of a text a partial cache keeps: chunks that the query asks for, a window, or heavy hitters.
+"""Which tokens a partial cache keeps: retrieved chunks, a window, or heavy hitters.
 
-Each layer and each group of heads that share keys (K of them, G query heads each) chooses for itself.
+Each layer and each group of heads that share keys (K groups with G query heads each) selects its own tokens.
 """
 
 from abc import ABC, abstractmethod
@@ -14,10 +14,9 @@ from foredraft.core.errors import OptionError
 
 
 class Selection(ABC):
-    """Chooses ``budget`` tokens of those that stand before a border; what comes behind it is kept whole.
+    """Selects ``budget`` of the tokens before a border; all tokens after the border are kept.
 
-    ``slack``: at most so many committed tokens lie behind the border. ``counts``: it wants to know the attention that
-    tokens have got so far, and evicts by that.
+    ``slack``: most committed tokens after the border. ``counts``: whether it evicts by accumulated attention.
     """
 
     budget: int
@@ -25,41 +24,41 @@ class Selection(ABC):
     counts: bool = False
 
     def border(self, committed: int) -> int:
-        """Where the tokens that are chosen from end."""
+        """End of the tokens to select from."""
         return committed
 
     @abstractmethod
     def choose(
         self, query: Float[Tensor, "K G E"], keys: Float[Tensor, "K T E"], scale: float
     ) -> Int[Tensor, "K budget"]:
-        """The places of the tokens to keep, in order.
+        """The positions of the tokens to keep, in order.
 
         Args:
-            query: of the newest token, after its rotation.
-            keys: of all tokens before the border, T of them, more than the budget.
-            scale: of scores, before a softmax.
+            query: of the newest token, after rotary embedding.
+            keys: of all T tokens before the border, more than the budget.
+            scale: of the attention scores before the softmax.
         """
 
     def evict(self, counts: Float[Tensor, "K T"]) -> Int[Tensor, "K budget"]:
-        """The places to keep of the T that are left, by the attention that each has got so far."""
+        """The slots to keep of the T cached tokens, by accumulated attention."""
         raise NotImplementedError
 
 
 @final
 class Retrieval(Selection):
-    """TriForce's (arXiv:2404.11912, section 4.1): the text in chunks, and those with the best scores.
+    """TriForce (arXiv:2404.11912, section 4.1): the chunks with the best scores.
 
-    A chunk's score is query . mean of its keys; heads that share keys share their queries' sum. The first chunk, where
-    attention sinks are, is always kept.
+    A chunk's score is the product of the query and the mean of its keys; heads that share keys use the sum of their
+    queries. The first chunk, which holds the attention sinks, is always kept.
 
     Args:
         budget: tokens.
-        chunk: tokens of a chunk.
+        chunk: tokens per chunk.
     """
 
     def __init__(self, budget: int, chunk: int = 8) -> None:
         if chunk < 1 or budget < 2 * chunk or budget % chunk:
-            raise OptionError(f"A budget of {budget} is not two chunks or more of {chunk} tokens each.")
+            raise OptionError(f"A budget of {budget} must be a multiple of the chunk size {chunk}, two chunks or more.")
         self.budget = budget
         self.slack = chunk - 1
         self._chunk = chunk
@@ -70,7 +69,7 @@ class Retrieval(Selection):
     def choose(
         self, query: Float[Tensor, "K G E"], keys: Float[Tensor, "K T E"], scale: float
     ) -> Int[Tensor, "K budget"]:
-        # a mean's product is the mean of products: one pass over the keys, and no copy
+        # the product with the mean is the mean of the products: one pass over the keys, no copy
         each = (keys @ query.sum(1)[..., None])[..., 0].float()
         scores = each.unflatten(1, (-1, self._chunk)).mean(-1)
         scores[:, 0] = torch.inf
@@ -81,7 +80,7 @@ class Retrieval(Selection):
 
 @final
 class Window(Selection):
-    """StreamingLLM's (arXiv:2309.17453): the first tokens, attention's sinks, and the latest ones."""
+    """StreamingLLM (arXiv:2309.17453): the first tokens (attention sinks) and the latest ones."""
 
     def __init__(self, budget: int, sinks: int = 4) -> None:
         if not 0 <= sinks < budget:
@@ -100,9 +99,9 @@ class Window(Selection):
 
 @final
 class HeavyHitters(Selection):
-    """H2O's (arXiv:2306.14048): the latest tokens, and those that have got the most attention.
+    """H2O (arXiv:2306.14048): the latest tokens, and those with the most accumulated attention.
 
-    The first choice is by the newest query's attention to the whole text, since nobody watched the queries before it.
+    The first selection uses the newest query's attention only, since earlier queries were not observed.
     """
 
     counts = True

@@ -1,8 +1,8 @@
-"""The target's weights over a part of its keys and values: a cheap draft of the target itself.
+"""The target's weights over a part of its KV cache: a cheap draft model.
 
-The partial cache of a row is [what a selection keeps of the text before a border | everything since]. Kept tokens stand
-close together, so slot = position - how many tokens have been left out before it; keys keep the rotation of their own
-position, and the model is told positions, not slots. A text that fits has nothing left out: it is the whole cache.
+A row's partial cache is [tokens selected before a border | all tokens after it], without gaps, so slot = position -
+number of tokens left out before it. Keys keep the rotation of their own position, and the model receives positions, not
+slots. A row that fits is cached as a whole.
 """
 
 from collections.abc import Collection, Sequence
@@ -18,17 +18,17 @@ from foredraft.core.errors import ModelError
 from foredraft.core.tree import TokenTree
 from foredraft.model.attention import AttentionObserver
 from foredraft.model.base import TargetModel
-from foredraft.model.cache import SlotCache, SlotView, Unwritten
+from foredraft.model.cache import PassthroughCache, SlotCache, SlotView
 from foredraft.model.hf import CausalLM
 from foredraft.model.masks import StepIn, address
-from foredraft.model.partial.attention_scores import AttentionTally
-from foredraft.model.partial.kv_copy import New, take_in
+from foredraft.model.partial.attention_scores import AttentionScores
+from foredraft.model.partial.kv_copy import Copy, copy_tokens
 from foredraft.model.partial.kv_selection import Selection
 from foredraft.model.support import UNBOUNDED
 
 
-class _Due(NamedTuple):
-    """A row whose tokens are to be chosen in the next forward, and where it stands."""
+class _Pending(NamedTuple):
+    """A row whose tokens are selected in the next forward."""
 
     row: int
     border: int
@@ -37,27 +37,27 @@ class _Due(NamedTuple):
 
 @final
 class PartialLM(TargetModel):
-    """A model over a partial copy of its own cache, behind the same forward: rows, trees and lengths as ever.
+    """A model over a partial copy of its own KV cache.
 
-    ``sync`` comes first, whenever the texts have grown: it copies what is new from the full cache, as the model
-    itself wrote it, and lets go of what there is no more room for. Tokens are chosen by the query of the newest token;
-    since that is known layer by layer, they are gathered inside the forward that follows.
+    Call ``sync`` whenever rows have grown: it copies new tokens from the full cache, and evicts or reselects tokens if
+    there is no room. Selection uses the newest token's query, which is known layer by layer, so the selected tokens are
+    gathered during the next forward.
 
     Args:
         model: the target.
-        full: its cache, row for row the same as this one's.
-        selection: what is kept of a long text.
-        room: slots for what has come since tokens were last chosen, and for what is in flight.
+        full: its cache, with the same rows.
+        selection: which tokens of a long row are kept.
+        room: slots for tokens since the last selection and for tokens in flight.
 
     Raises:
-        ModelError: layers with a window of their own, or attention that is the model's own affair.
+        ModelError: the model has sliding-window layers, or does not use foredraft's attention.
     """
 
     def __init__(self, model: CausalLM, full: SlotCache, selection: Selection, room: int) -> None:
         if any(reach is not None for reach in model.layout.kinds.values()):
             raise ModelError(
-                f"{model.name} has layers that see a window of the text only, which a partial cache cannot keep apart "
-                "from what it leaves out; draft for it with a model of its own, or with prompt_lookup."
+                f"{model.name} has layers with a sliding or chunked attention window, which partial-cache drafting "
+                "does not support; use a separate draft model, or prompt_lookup."
             )
         self.vocab_size = model.vocab_size
         self.max_length = model.max_length
@@ -67,10 +67,10 @@ class PartialLM(TargetModel):
         self._model = model
         self._full = full
         self._selection = selection
-        self._left: dict[int, int] = {}  # tokens of each row that have been left out
-        self._copied: dict[int, int] = {}  # committed tokens of each row that have been taken in or left out
-        self._due: dict[int, _Due] = {}
-        self._tally = AttentionTally(model.layers) if selection.counts else None
+        self._left_out: dict[int, int] = {}  # tokens of each row that are not in the cache
+        self._synced: dict[int, int] = {}  # committed tokens of each row that have been copied or left out
+        self._pending: dict[int, _Pending] = {}
+        self._scores = AttentionScores(model.layers) if selection.counts else None
         self._probe()
 
     @property
@@ -83,89 +83,91 @@ class PartialLM(TargetModel):
 
     @property
     def nbytes(self) -> int:
-        """Of keys and values, and of what is known about them."""
-        return self.cache.nbytes + (self._tally.nbytes if self._tally is not None else 0)
+        """Bytes of keys, values and attention scores."""
+        return self.cache.nbytes + (self._scores.nbytes if self._scores is not None else 0)
 
     def new_cache(self) -> SlotCache:
-        """The one partial cache that this model has."""
+        """The model's only cache."""
         return self.cache
 
     def empty_hidden(self, rows: int) -> dict[int, Float[Tensor, "B T H"]]:
         return self._model.empty_hidden(rows)
 
     def left_out(self, row: int) -> int:
-        """How many tokens of a row's text are not in the cache."""
-        return self._left.get(row, 0)
+        """Number of the row's tokens that are not in the cache."""
+        return self._left_out.get(row, 0)
 
     @torch.inference_mode()
-    def sync(self, rows: Sequence[int], extents: Sequence[int], ahead: int, anew: Collection[int] = ()) -> list[int]:
-        """Take in what has been committed; the full cache holds each row's text but its last token, the root.
+    def sync(
+        self, rows: Sequence[int], extents: Sequence[int], ahead: int, reselect: Collection[int] = ()
+    ) -> list[int]:
+        """Copy newly committed tokens. The full cache holds each row's tokens except the last, the root.
 
         Args:
-            extents: lengths of the texts, root included.
-            ahead: slots that will be written behind the root's before the next call, padding included.
-            anew: rows whose tokens shall be chosen again, because they serve no longer.
+            extents: number of committed tokens per row, root included.
+            ahead: slots that will be written after the root's before the next call, padding included.
+            reselect: rows to select tokens for again, for example because acceptance has dropped.
 
         Returns:
-            the rows whose tokens are chosen anew, for that reason or for want of room.
+            the rows whose tokens are reselected or evicted, as requested or for lack of room.
 
         Raises:
-            ModelError: there is never room for so many nodes.
+            ModelError: ``ahead`` is more than the cache can ever hold.
         """
         if ahead > self.most_ahead:
             raise ModelError(f"A partial cache with room for {self.most_ahead} nodes ahead cannot take {ahead}.")
-        if self._tally is not None:
-            self._tally.drop()
+        if self._scores is not None:
+            self._scores.drop()
         self.cache.reserve(max(rows) + 1, max(extents) + ahead)
-        self._begin([row for row in rows if row not in self._copied])
-        copies: dict[int, New] = {}
-        evicted, chosen = [], []
+        self._begin([row for row in rows if row not in self._synced])
+        copies: dict[int, Copy] = {}
+        evicted, selected = [], []
         for row, extent in zip(rows, extents, strict=True):
-            left, copied, end = self.left_out(row), self._copied.get(row, 0), extent - 1
-            again = row in self._due or (row in anew and left > 0)
+            left, synced, end = self.left_out(row), self._synced.get(row, 0), extent - 1
+            again = row in self._pending or (row in reselect and left > 0)
             fits = end - left + 1 + ahead <= self.capacity and not again
-            evicts = not fits and not again and self._tally is not None and 0 < copied <= end <= left + self.capacity
+            evicts = not fits and not again and self._scores is not None and 0 < synced <= end <= left + self.capacity
             if fits or evicts:
-                copies[row] = New(left, copied, end)
+                copies[row] = Copy(left, synced, end)
             if evicts:
                 evicted.append(row)
             elif not fits:
                 border = self._selection.border(end)
-                self._due[row] = _Due(row, border, end)
-                self._left[row] = border - self._selection.budget
-                chosen.append(row)
-            self._copied[row] = end
-        take_in(self._full, self.cache, copies, range(self._model.layers))
+                self._pending[row] = _Pending(row, border, end)
+                self._left_out[row] = border - self._selection.budget
+                selected.append(row)
+            self._synced[row] = end
+        copy_tokens(self._full, self.cache, copies, range(self._model.layers))
         for row in evicted:
             self._evict(row)
-        return chosen + evicted
+        return selected + evicted
 
     @torch.inference_mode()
     def finalize(self, accepted: Int[Tensor, "B"]) -> None:
-        """Of the chain that was read since ``sync``, so many tokens a row stand: only their attention counts."""
-        if self._tally is not None:
-            self._tally.finalize(accepted)
+        """Count the attention of the first ``accepted`` tokens of each chain read since ``sync``."""
+        if self._scores is not None:
+            self._scores.finalize(accepted)
 
     def rewind(self, row: int, length: int) -> None:
-        """Only the first so many tokens of a text stand."""
+        """Keep only the first ``length`` tokens of a row."""
         left = self.left_out(row)
-        if left and length < left + self._selection.budget:  # it may have lost some that were kept
+        if left and length < left + self._selection.budget:  # selected tokens may be lost
             self.forget(row)
-        elif row in self._copied:
-            self._copied[row] = min(self._copied[row], length)
+        elif row in self._synced:
+            self._synced[row] = min(self._synced[row], length)
 
     def forget(self, row: int) -> None:
-        """A text has ended."""
-        for known in (self._left, self._copied, self._due):
-            known.pop(row, None)
+        """Drop the state of a finished row."""
+        for state in (self._left_out, self._synced, self._pending):
+            state.pop(row, None)
 
     def clear(self) -> None:
-        """Forget all texts and give the memory back."""
-        for known in (self._left, self._copied, self._due):
-            known.clear()
+        """Drop all rows and free the memory."""
+        for state in (self._left_out, self._synced, self._pending):
+            state.clear()
         self.cache.clear()
-        if self._tally is not None:
-            self._tally.clear()
+        if self._scores is not None:
+            self._scores.clear()
 
     def address(
         self, tree: TokenTree, bases: Int[Tensor, "B"], rows: Sequence[int], reach: int, *, start: int = 0
@@ -184,89 +186,92 @@ class PartialLM(TargetModel):
 
     @torch.inference_mode()
     def forward(self, step: StepIn, cache: SlotCache, keep: Int[Tensor, "M"] | None = None) -> StepOut:
-        due: dict[int, _Due] = {}
-        if self._due:
-            due = {line: self._due.pop(row) for line, row in enumerate(step.rows.tolist()) if row in self._due}
-        if not due and self._tally is None:
+        pending: dict[int, _Pending] = {}
+        if self._pending:
+            rows = enumerate(step.rows.tolist())
+            pending = {index: self._pending.pop(row) for index, row in rows if row in self._pending}
+        if not pending and self._scores is None:
             return self._model.forward(step, cache, keep)
-        view = SlotView.of(cache, step)
-        return self._model.run(step, Unwritten(step.extent), keep, _Gathering(self, view, due, self._tally))
+        observer = _GatherObserver(self, SlotView.of(cache, step), pending, self._scores)
+        return self._model.run(step, PassthroughCache(step.extent), keep, observer)
 
-    def gather(self, due: _Due, layer: int, query: Float[Tensor, "H E"], scale: float) -> None:
-        """Choose a row's tokens in one layer, and take them and what has come since from the full cache."""
-        row, border, committed = due
+    def gather(self, pending: _Pending, layer: int, query: Float[Tensor, "H E"], scale: float) -> None:
+        """Select a row's tokens in one layer; copy them and the tokens after the border from the full cache."""
+        row, border, committed = pending
         full, own = self._full.stored(layer), self.cache.stored(layer)
         keys = full[0][row, :, :border]
-        chosen = self._selection.choose(query.unflatten(0, (keys.shape[0], -1)), keys, scale)
+        selected = self._selection.choose(query.unflatten(0, (keys.shape[0], -1)), keys, scale)
         budget = self._selection.budget
         for source, target in zip(full, own, strict=True):
-            target[row, :, :budget] = _picked(source[row], chosen)
+            target[row, :, :budget] = _gather_slots(source[row], selected)
             target[row, :, budget : budget + committed - border] = source[row, :, border:committed]
-        if self._tally is not None:
-            self._tally.restart([row], layer)
+        if self._scores is not None:
+            self._scores.reset([row], layer)
 
     def _begin(self, rows: list[int]) -> None:
-        """Clear rows for new texts: whoever had them before may have left NaN behind."""
+        """Zero new rows, since their previous contents may be NaN."""
         if rows:
             self.cache.zero(rows)
-            if self._tally is not None:
-                self._tally.restart(rows)
+            if self._scores is not None:
+                self._scores.reset(rows)
 
     def _evict(self, row: int) -> None:
-        """Keep the budget of what the cache holds of a row."""
-        assert self._tally is not None
-        budget, held = self._selection.budget, self._copied[row] - self.left_out(row)
+        """Reduce a row to the budget."""
+        assert self._scores is not None
+        budget, held = self._selection.budget, self._synced[row] - self.left_out(row)
         for layer in range(self._model.layers):
-            keys = self.cache.stored(layer)[0]  # it may have grown since anything was noted
-            self._tally.reserve(layer, (keys.shape[0], keys.shape[1], keys.shape[2]), keys.device)
-            kept = self._selection.evict(self._tally.of(layer, row)[:, :held])
+            keys = self.cache.stored(layer)[0]  # the cache may have grown since scores were recorded
+            self._scores.reserve(layer, (keys.shape[0], keys.shape[1], keys.shape[2]), keys.device)
+            kept = self._selection.evict(self._scores.of(layer, row)[:, :held])
             for buffer in self.cache.stored(layer):
-                buffer[row, :, :budget] = _picked(buffer[row], kept)
-            self._tally.compact(layer, row, kept)
-        self._left[row] = self._copied[row] - budget
+                buffer[row, :, :budget] = _gather_slots(buffer[row], kept)
+            self._scores.compact(layer, row, kept)
+        self._left_out[row] = self._synced[row] - budget
 
     def _probe(self) -> None:
-        """Run a token through the model and see that every layer shows its query, once."""
+        """Run one token and check that every layer calls the observer once."""
         scratch = self._model.new_cache()
         scratch.reserve(1, 1)
-        place = torch.zeros(1, dtype=torch.long, device=self.device)
-        step = self._model.address(TokenTree.root(place), place, (0,), 1)
-        seen = _Seen(SlotView.of(scratch, step))
-        self._model.run(step, seen.view, None, seen)
-        if seen.layers != list(range(self._model.layers)):
+        zero = torch.zeros(1, dtype=torch.long, device=self.device)
+        step = self._model.address(TokenTree.root(zero), zero, (0,), 1)
+        observer = _ProbeObserver(SlotView.of(scratch, step))
+        self._model.run(step, observer.view, None, observer)
+        if observer.layers != list(range(self._model.layers)):
             raise ModelError(
-                f"{self._model.name} does not attend by foredraft's attention function, once a layer and over keys as "
-                "they are cached, so nobody sees which of them its queries ask for; use a draft that reads all of them."
+                f"{self._model.name} bypasses foredraft's attention, so partial-cache drafting is unavailable; use a "
+                "draft that reads the whole cache."
             )
 
 
 @final
-class _Gathering(AttentionObserver):
-    """One watched forward of a ``PartialLM``: rows that are due get their tokens, then all write theirs."""
+class _GatherObserver(AttentionObserver):
+    """Observer of a ``PartialLM`` forward: gathers the tokens of pending rows, then writes the new ones."""
 
-    def __init__(self, model: PartialLM, view: SlotView, due: dict[int, _Due], tally: AttentionTally | None) -> None:
-        self.wants_weights = tally is not None
+    def __init__(
+        self, model: PartialLM, view: SlotView, pending: dict[int, _Pending], scores: AttentionScores | None
+    ) -> None:
+        self.wants_weights = scores is not None
         self._model = model
         self._view = view
-        self._due = due
-        self._tally = tally
+        self._pending = pending
+        self._scores = scores
 
     def attend_to(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
         keys, _ = self._model.cache.buffers(layer, key, value)
-        if self._tally is not None:
-            self._tally.reserve(layer, (keys.shape[0], keys.shape[1], keys.shape[2]), keys.device)
-        for line, due in self._due.items():
-            self._model.gather(due, layer, query[line, :, 0], scale)
+        if self._scores is not None:
+            self._scores.reserve(layer, (keys.shape[0], keys.shape[1], keys.shape[2]), keys.device)
+        for index, pending in self._pending.items():
+            self._model.gather(pending, layer, query[index, :, 0], scale)
         return self._view.store.write(layer, key, value, self._view)
 
-    def attended(self, layer: int, weights: Tensor) -> None:
-        if self._tally is not None:
-            self._tally.note(layer, self._view.rows, weights)
+    def record_weights(self, layer: int, weights: Tensor) -> None:
+        if self._scores is not None:
+            self._scores.add_pending(layer, self._view.rows, weights)
 
 
 @final
-class _Seen(AttentionObserver):
-    """Notes which layers show their queries, over keys as they are cached."""
+class _ProbeObserver(AttentionObserver):
+    """Records which layers call it with their cached keys and values."""
 
     def __init__(self, view: SlotView) -> None:
         self.layers: list[int] = []
@@ -279,8 +284,8 @@ class _Seen(AttentionObserver):
             self.layers.append(layer)
         return key, value
 
-    def attended(self, layer: int, weights: Tensor) -> None: ...
+    def record_weights(self, layer: int, weights: Tensor) -> None: ...
 
 
-def _picked(buffer: Float[Tensor, "K S E"], places: Int[Tensor, "K T"]) -> Float[Tensor, "K T E"]:
-    return buffer.gather(1, places[..., None].expand(-1, -1, buffer.shape[-1]))
+def _gather_slots(buffer: Float[Tensor, "K S E"], slots: Int[Tensor, "K T"]) -> Float[Tensor, "K T E"]:
+    return buffer.gather(1, slots[..., None].expand(-1, -1, buffer.shape[-1]))

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from foredraft.heads.nets.pruning_masks import Kept, Masks, Sizes, best, whole
+from foredraft.heads.nets.pruning_masks import Kept, Masks, Sizes, top_parts, uniform_masks
 from foredraft.model.head_parts import parts_of
 from foredraft.model.pruning import Masking, sizes_of
 from foredraft.model.taps import body
@@ -28,7 +28,7 @@ def important(
         say: told which layer went.
     """
     sizes = sizes_of(model)
-    masks = Masks(*(mask.to(model.device) for mask in whole(sizes)))
+    masks = Masks(*(mask.to(model.device) for mask in uniform_masks(sizes)))
     masking = Masking(model, masks)
     try:
         for _ in range(sizes.layers - wanted.layers):
@@ -38,7 +38,7 @@ def important(
         scores = _scores(model, masking, texts)
     finally:
         masking.undo()
-    return best(scores, wanted)
+    return top_parts(scores, wanted)
 
 
 @torch.no_grad()

@@ -70,10 +70,10 @@ class MaskRecipe(Recipe[Masked]):
 
     def forward(self, lesson: Lesson) -> dict[str, Tensor]:
         gates = self.net.gates
-        masks = gates.drawn(lesson.chance()) if self.training else self._final(lesson.tokens)
+        masks = gates.sample(lesson.chance()) if self.training else self._final(lesson.tokens)
         said = self._teacher(lesson, self.net.states(lesson.tokens, masks), self._head)
         shares = gates.shares()
-        price = self.net.lagrange.price(shares, min(1.0, lesson.done / self._rise))
+        price = self.net.lagrange.penalty(shares, min(1.0, lesson.done / self._rise))
         opened = {f"open_{name}": share.detach().mean() for name, share in shares._asdict().items()}
         return {**said, "loss": said["loss"] + price, "distil": said["loss"].detach(), **opened}
 
