@@ -2,15 +2,18 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import pytest
 
 import tiny
 from foredraft.bench.measure.arms import Arm, ArmSpec, Ground, LoopArm, StockArm, make_arms
 from foredraft.bench.measure.records import Run
+from foredraft.core.draft import Draft, Law
+from foredraft.core.drafter import Background, Plan, View
 from foredraft.core.errors import ForedraftError, OptionError, PromptError
 from foredraft.core.sampling.params import SamplingParams
+from foredraft.core.tree import TokenTree
 from foredraft.model.hf import CausalLM
 from foredraft.model.hf_baseline import HFBaseline
 
@@ -47,12 +50,24 @@ def loop(eos: tuple[int, ...] = (), **changes: Any) -> LoopArm:
     return LoopArm("none", tiny.generator(CausalLM(tiny.build(**changes)), eos=eos), 4)
 
 
-def test_an_arm_is_over_before_the_next_begins(monkeypatch: pytest.MonkeyPatch):
-    """A drafter that learns beside the loop would slow whoever is measured next."""
-    arm, order = loop(), []
-    monkeypatch.setattr(arm.generator.engine.drafter, "finish", lambda: order.append("finished"))
+@final
+class Busy(Background):
+    """Drafts nothing and counts how often it was waited for."""
+
+    waits = 0
+
+    def propose(self, view: View, plan: Plan) -> Draft:
+        return Draft(TokenTree.root(view.roots), Law.FIXED)
+
+    def wait(self) -> None:
+        self.waits += 1
+
+
+def test_an_arm_waits_for_background_work():
+    """It would slow the next arm."""
+    arm = LoopArm("busy", tiny.generator(CausalLM(tiny.build()), drafter := Busy()), 4)
     call = arm.run([[1, 2, 3]], greedy(4))
-    assert order == ["finished"] and call.stats.seconds > 0
+    assert drafter.waits == 1 and call.stats.seconds > 0
 
 
 def greedy(count: int = 12, **given: Any) -> SamplingParams:
