@@ -135,7 +135,7 @@ def test_on_the_targets_own_words(train: Train, tmp_path: Path):
         ("eagle3", ("--batch", "0"), "batch must be 1 or more"),
         ("eagle3", ("--precision", "fp8"), "Unknown precision 'fp8'"),
         ("eagle3", ("--taps", "3", "--taps", "1"), "taps must be different layers, from low to high"),
-        ("eagle3", ("--length", "4"), "Texts of 4 tokens are too short for 5 steps"),
+        ("eagle3", ("--length", "4"), "Samples of 4 tokens are too short for 5 steps"),
         ("eagle3", ("--length", "4000"), "too few for 17 windows of 4000"),
         ("medusa", ("--heads", "0"), "heads and layers must be 1 or more"),
         ("medusa", ("--device", "cuda:9"), "Training would run on "),

@@ -97,7 +97,7 @@ def test_a_share_of_the_rows_estimates_without_bias(name: str):
 def test_heads_that_are_told_how_to_fail():
     with pytest.raises(OptionError, match="share must be above 0"):
         recipes.Options(share=0.0)
-    with pytest.raises(OptionError, match="Texts of 4 tokens are too short for 3 heads"):
+    with pytest.raises(OptionError, match="Samples of 4 tokens are too short for 3 heads"):
         recipe_of(made("medusa"))(lesson(target(double=True), (FINAL,), length=4))
 
 

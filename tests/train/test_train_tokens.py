@@ -135,7 +135,7 @@ def test_a_store_is_whole_or_absent(tmp_path: Path, speaker: Tokenizer, monkeypa
             build(tmp_path, source, speaker)
     assert build(tmp_path, source, speaker).ids.tolist() == [65, 66, END]
     source.write_text('{"text": "ab"}\n{"oops": 1}\n')
-    with pytest.raises(DataError, match="a.jsonl:2: there is no text"):
+    with pytest.raises(DataError, match="a.jsonl:2: no field text"):
         build(tmp_path, source, speaker)
     assert len(list((tmp_path / "cache").iterdir())) == 1
 

@@ -186,7 +186,7 @@ def test_what_cannot_be():
     net = made()
     with pytest.raises(OptionError, match="Unknown loss 'cc'.*Known: ce, jsd, kl"):
         Eagle3Recipe(net, Options(loss="cc"))
-    with pytest.raises(OptionError, match="Texts of 5 tokens are too short for 5 steps"):
+    with pytest.raises(OptionError, match="Samples of 5 tokens are too short for 5 steps"):
         Eagle3Recipe(net, Options())(lesson(target(double=True), (*net.taps, FINAL), length=5))
 
 
