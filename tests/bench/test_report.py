@@ -94,7 +94,7 @@ def test_the_baseline_is_plain_decoding_unless_it_is_said():
     assert summarise([file]).baseline == "transformers"
     assert summarise([file], "eagle").mean(PLACE, "transformers").speed_up == 0.5
     assert summarise([RunFile(runs=[run("eagle")])]).baseline is None
-    with pytest.raises(OptionError, match="'medusa'; there are transformers, eagle"):
+    with pytest.raises(OptionError, match="'medusa'. Known: transformers, eagle"):
         summarise([file], "medusa")
 
 
@@ -154,7 +154,7 @@ def test_markdown():
 def test_provenance_is_a_sentence():
     assert tables.provenance(PROVENANCE) == (
         "foredraft 0.1.0 at commit 0c3194c+, torch 2.13.0+cpu, transformers 5.23.0, python 3.11.7, "
-        "1 thread on AMD EPYC, 2026-11-21. Made by: foredraft bench --model sample --watch 8 "
+        "1 thread on AMD EPYC, 2026-11-21. Command: foredraft bench --model sample --watch 8 "
         "Settings: model sample, max_new_tokens 128, batch_sizes [1, 4]."
     )
     assert tables.provenance({}) == "foredraft (version unknown)."
@@ -225,8 +225,8 @@ def test_the_command_prints_markdown_and_json(runs: Path, capsys: pytest.Capture
     [
         (["--format", "png"], "--figures FOLDER"),
         (["--format", "gif", "--figures", "x"], "svg, png, pdf"),
-        (["--json", "--markdown"], "exclude each other"),
-        (["--baseline", "nobody"], "'nobody'; there are none, transformers"),
+        (["--json", "--markdown"], "--markdown or --json, not both"),
+        (["--baseline", "nobody"], "'nobody'. Known: none, transformers"),
     ],
 )
 def test_options_that_cannot_be(runs: Path, options: list[str], sentence: str, capsys: pytest.CaptureFixture[str]):

@@ -107,7 +107,7 @@ def test_theory_marks_the_best_length(run: Run):
     assert ended.status == 0
     marked = [line for line in ended.out.splitlines() if "<- best" in line]
     assert [line.split() for line in marked] == [["8", "4.33", "3.09x", "2.17x", "<-", "best"]]
-    assert "Best: 8 drafted tokens a step, 3.09x as fast" in ended.out
+    assert "Best: 8 drafted tokens per step, 3.09x plain" in ended.out
 
 
 def test_theory_as_json(run: Run):

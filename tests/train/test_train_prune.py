@@ -147,7 +147,7 @@ def test_importance_keeps_the_planted_parts():
     wanted, said = Sizes(layers=2, hidden=16, intermediate=24, heads=2, groups=1), []
     model = planted()
     assert select_by_importance(model, lessons(8, model), wanted, said.append) == KEPT
-    assert sorted(sentence.split(" goes")[0] for sentence in said) == ["layer 2 of 4", "layer 3 of 4"]
+    assert sorted(sentence.split(" · ")[0] for sentence in said) == ["removed layer 2 of 4", "removed layer 3 of 4"]
 
 
 def test_scores_are_mean_absolute_gradients_of_the_factors():
