@@ -2,13 +2,13 @@
 
 from typing import Any, final
 
-from foredraft.bench.measure.recording_drafter import Onlooker
+from foredraft.bench.measure.recording_drafter import RecordingDrafter
 from foredraft.core.draft import Draft, Verdict
 from foredraft.core.drafter import Drafter
 
 
 @final
-class Recorder(Onlooker):
+class Recorder(RecordingDrafter):
     """A node is judged if its parent was accepted; it is accepted or not.
 
     ``places``: for each node number [judged, accepted]. ``confidence``: for each judged node the probability that the
@@ -20,7 +20,7 @@ class Recorder(Onlooker):
         self._places: dict[int, list[int]] = {}
         self._confidence: dict[int, list[int]] = {}
 
-    def _see(self, draft: Draft, verdict: Verdict) -> None:
+    def _record(self, draft: Draft, verdict: Verdict) -> None:
         parents = draft.tree.parents.tolist()
         scores = None if draft.scores is None else draft.scores.tolist()
         for row, path in enumerate(verdict.path.tolist()):

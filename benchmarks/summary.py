@@ -15,9 +15,9 @@ from method_tables import TABLES
 from reading import quartiles, read
 
 from foredraft.bench.measure.records import read_runs
-from foredraft.bench.measure.summary import PLAIN, THEIRS, Key, Summary, law, summarise
+from foredraft.bench.measure.summary import PLAIN, THEIRS, Key, Summary, summarise, temperature_label
 from foredraft.bench.report import tables
-from foredraft.bench.tune.candidates import told
+from foredraft.bench.tune.candidates import short_spec
 from foredraft.heads.formats.tuned import read_tuned
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -138,7 +138,7 @@ def filled(text: str, blocks: dict[str, str]) -> str:
 def short_table(summary: Summary, only: Sequence[str] = ()) -> str:
     """Means over tasks of all methods, or of ``only`` these; one column per model and temperature."""
     settings = summary.settings
-    names = [f"{setting.model}, {law(setting.temperature)}" for setting in settings]
+    names = [f"{setting.model}, {temperature_label(setting.temperature)}" for setting in settings]
     arms = only or list(dict.fromkeys(arm for setting in settings for arm in summary.arms(setting)))
     best = [summary.best(setting) for setting in settings]
     lines = [f"| method | {' | '.join(names)} |", "| --- |" + " ---: |" * len(names)]
@@ -164,7 +164,7 @@ def floor(summary: Summary, least: float = 0.95) -> str:
             if arm != PLAIN and not arm.startswith(THEIRS)
             if (cell := summary.cell(setting, task, arm)) and cell.speed_up and cell.total_speed_up
         ]
-        title = f"{setting.model}, {law(setting.temperature)}, {len(cells)} cells"
+        title = f"{setting.model}, {temperature_label(setting.temperature)}, {len(cells)} cells"
         totals = [(cell.total_speed_up or 0.0, cell.key) for cell in cells]
         medians = [(cell.speed_up.median if cell.speed_up else 0.0, cell.key) for cell in cells]
         lines.append(
@@ -210,7 +210,7 @@ def measured(both: Summary, name: str) -> str:
             speed, length = both.mean(setting, arm)
             if speed is not None and length is not None and _method(both, arm) == name:
                 title = "" if arm == name else f"`{arm}`, "
-                place = f"{setting.model}, {law(setting.temperature)}"
+                place = f"{setting.model}, {temperature_label(setting.temperature)}"
                 lines.append(f"{title}{place}: {speed:.2f}x, {length:.2f} tokens per forward")
     title = "Mean of six tasks, speed-up and acceptance length ([all results](../results.md))"
     return f"{title}: {'; '.join(lines)}." if lines else ""
@@ -248,7 +248,7 @@ def predictions() -> str:
     lines = ["| drafter | predicted | measured | off by |", "| --- | ---: | ---: | ---: |"]
     for each in sorted(facts["tried"], key=lambda each: -each["measured"]):
         off = each["predicted"] / each["measured"] - 1
-        drafter = told(each["drafter"], mark="`")
+        drafter = short_spec(each["drafter"], mark="`")
         lines.append(f"| {drafter} | {each['predicted']:.2f} | {each['measured']:.2f} | {100 * off:+.0f}% |")
     points = ", ".join(f"{point['speed_up']:.2f} at {point['batch']}" for point in facts["batches"])
     origin = facts["provenance"]

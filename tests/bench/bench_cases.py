@@ -7,7 +7,7 @@ from typing import Any
 from foredraft.bench.measure.arms import Arm, Call
 from foredraft.bench.measure.records import read_runs
 from foredraft.bench.measure.run import Settings
-from foredraft.bench.prompts import Ask
+from foredraft.bench.prompts import BenchPrompt
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.stats import DecodeStats
 
@@ -36,12 +36,12 @@ class Fake(Arm):
         return Call(tokens, DecodeStats(tokens=count, target_forwards=count, seconds=2.0, prefill_seconds=1.0), count)
 
 
-def asks(*texts: str, task: str = "t") -> list[Ask]:
-    return [Ask(text, (text,), "text", str(number), task) for number, text in enumerate(texts)]
+def asks(*texts: str, task: str = "t") -> list[BenchPrompt]:
+    return [BenchPrompt(text, (text,), "text", str(number), task) for number, text in enumerate(texts)]
 
 
-def talk(name: str, *turns: str) -> Ask:
-    return Ask([{"role": "user", "content": turns[0]}], turns, "chat", name, "talks")
+def talk(name: str, *turns: str) -> BenchPrompt:
+    return BenchPrompt([{"role": "user", "content": turns[0]}], turns, "chat", name, "talks")
 
 
 def units(path: Path) -> list[tuple[Any, ...]]:

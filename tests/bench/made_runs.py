@@ -4,7 +4,7 @@ import math
 import random
 from dataclasses import replace
 
-from foredraft.bench.measure.records import Cost, Run, RunFile, Said, Watched
+from foredraft.bench.measure.records import Cost, Output, Run, RunFile, Watched
 
 ARMS = {  # chance that a level is accepted, levels drafted, time of drafting in plain steps
     "none": (0.0, 0, 0.0),
@@ -90,7 +90,7 @@ def _call(dice: random.Random, arm: str, task: str, names: tuple[str, ...], wher
     verify = plain * (0.9 + 0.02 * levels * batch) * forwards / batch
     draft, other = plain * drafting * forwards / batch, plain * 0.1 * forwards / batch
     prefill = 0.05 * minute
-    said = tuple(Said(name, 40, 128, f"{task}{name}") for name in names)
+    said = tuple(Output(name, 40, 128, f"{task}{name}") for name in names)
     return Run(
         arm=arm,
         task=task,

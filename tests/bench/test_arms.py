@@ -7,7 +7,7 @@ from typing import Any, final
 import pytest
 
 import tiny
-from foredraft.bench.measure.arms import Arm, ArmSpec, Ground, LoopArm, StockArm, make_arms
+from foredraft.bench.measure.arms import Arm, ArmContext, ArmSpec, LoopArm, StockArm, make_arms
 from foredraft.bench.measure.records import Run
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Background, Plan, View
@@ -25,7 +25,7 @@ COUNTED = "- red\n- green\n- blue\n- red\n- green\n-"
 @pytest.fixture(scope="module")
 def sample() -> Iterator[dict[str, Arm]]:
     specs = [ASSISTED if name == ASSISTED.name else ArmSpec(name, name) for name in ALL]
-    made = make_arms(specs, Ground("sample", None, "cpu", 2))
+    made = make_arms(specs, ArmContext("sample", None, "cpu", 2))
     assert [arm.name for arm in made] == list(ALL)
     yield {arm.name: arm for arm in made}
     for arm in made:
@@ -100,7 +100,7 @@ def test_all_greedy_arms_say_the_same_of_the_bundled_model(sample: dict[str, Arm
 
 
 def test_arms_of_one_prompt_at_a_time_say_so(sample: dict[str, Arm]):
-    assert {name: arm.most for name, arm in sample.items()} == {
+    assert {name: arm.max_batch for name, arm in sample.items()} == {
         **dict.fromkeys(ALL, 2),
         "transformers_assisted": 1,
         "transformers_lookup": 1,
@@ -210,15 +210,15 @@ def test_arms_are_written_as_drafters_with_or_without_a_name(text: str, name: st
 
 @pytest.mark.parametrize("text", ["=none", "name="])
 def test_half_a_name_is_refused(text: str):
-    with pytest.raises(OptionError, match="an arm is written SPEC or NAME=SPEC"):
+    with pytest.raises(OptionError, match="write SPEC or NAME=SPEC"):
         ArmSpec.parse(text)
 
 
 @pytest.mark.parametrize(
     ("specs", "sentence"),
     [
-        ([], "There is nothing to compare: name at least one drafter."),
-        (["none", "none"], "Two arms are called 'none'; name them apart, as in none-2=none:PATH."),
+        ([], "Nothing to compare: name at least one drafter."),
+        (["none", "none"], "Two arms are named 'none'; rename one, as in none-2=none:PATH."),
         (["none", "transformers_lookup:here"], "transformers_lookup takes no path."),
         (["none", "transformers:here"], "transformers takes no path."),
         (["eagle7"], "Unknown drafter 'eagle7'"),
@@ -228,7 +228,7 @@ def test_half_a_name_is_refused(text: str):
 )
 def test_arms_that_cannot_be_are_refused(specs: list[str], sentence: str):
     with pytest.raises(ForedraftError) as error:
-        make_arms([ArmSpec.parse(text) for text in specs], Ground("sample", device="cpu"))
+        make_arms([ArmSpec.parse(text) for text in specs], ArmContext("sample", device="cpu"))
     assert sentence in str(error.value)
 
 
@@ -236,9 +236,9 @@ def test_assisted_generation_needs_a_draft(tmp_path_factory: pytest.TempPathFact
     folder = tmp_path_factory.mktemp("model")
     tiny.build().save_pretrained(folder)
     with pytest.raises(
-        OptionError, match=r"transformers_assisted needs a draft model: write transformers_assisted:PATH\."
+        OptionError, match=r"transformers_assisted needs a draft model: use transformers_assisted:PATH\."
     ):
-        make_arms([ArmSpec.parse("transformers_assisted")], Ground(str(folder), device="cpu"))
+        make_arms([ArmSpec.parse("transformers_assisted")], ArmContext(str(folder), device="cpu"))
 
 
 def test_an_assistant_with_another_tokenizer_is_universal_assisted_generation():
@@ -246,7 +246,7 @@ def test_an_assistant_with_another_tokenizer_is_universal_assisted_generation():
     if not folder.is_dir():
         pytest.skip("needs a model with another tokenizer than the bundled one's: ../shared/models/draft-6m")
     specs = [ArmSpec.parse("none"), ArmSpec.parse(f"transformers_assisted:{folder}")]
-    plain, universal = make_arms(specs, Ground("sample", device="cpu"))
+    plain, universal = make_arms(specs, ArmContext("sample", device="cpu"))
     assert isinstance(plain, LoopArm)
     prompt = plain.generator.encode("def add(a, b):")
     calls = [arm.run([prompt], greedy(12)) for arm in (plain, universal)]

@@ -141,8 +141,8 @@ def test_what_is_tried_where_nothing_is_named():
         ("eagle3:H,nodes=0", "must be 1 or more"),
         ("medusa:H,tree=oak", "Unknown tree 'oak'"),
         ("none", "none is plain decoding"),
-        ("bandit:prompt_lookup", "finds out by itself"),
-        ("online:[draft_model:x]", "drafts with another drafter"),
+        ("bandit:prompt_lookup", "chooses among its own drafters"),
+        ("online:[draft_model:x]", "trains its inner drafter"),
         ("", "Unknown drafter ''"),
     ],
 )

@@ -186,9 +186,11 @@ def test_near_ties_are_excused_unless_in_exact_mode(monkeypatch: pytest.MonkeyPa
 def test_the_power_is_what_it_says():
     """By scipy's noncentral chi-square."""
     for freedom in (1, 19, 300):
-        limit = stats.chi2.isf(check.LEAST, freedom)
-        assert stats.ncx2.sf(limit, freedom, check.needed(freedom)) == pytest.approx(check.POWER, abs=1e-3)
-        assert check.tail(30.0, freedom) == pytest.approx(stats.chi2.sf(30.0, freedom))
+        limit = stats.chi2.isf(check.SIGNIFICANCE, freedom)
+        assert stats.ncx2.sf(limit, freedom, check.detectable_noncentrality(freedom)) == pytest.approx(
+            check.POWER, abs=1e-3
+        )
+        assert check.chi_square_tail(30.0, freedom) == pytest.approx(stats.chi2.sf(30.0, freedom))
 
 
 def test_a_shift_of_the_stated_size_is_seen():
@@ -196,8 +198,8 @@ def test_a_shift_of_the_stated_size_is_seen():
     source = torch.Generator().manual_seed(5)
     law = torch.full((10,), 0.1, dtype=torch.float64)
 
-    def trial(shift: float) -> check._Sum:
-        found = check._Sum()
+    def trial(shift: float) -> check._ChiSquareSum:
+        found = check._ChiSquareSum()
         for _ in range(5):
             moved = law.clone()
             moved[2] += shift
@@ -207,12 +209,12 @@ def test_a_shift_of_the_stated_size_is_seen():
 
     shift = trial(0.0).shift
     assert 0.01 < shift < 0.03
-    assert sum(trial(shift).p_value < check.LEAST for _ in range(60)) >= 56
+    assert sum(trial(shift).p_value < check.SIGNIFICANCE for _ in range(60)) >= 56
     assert sum(trial(0.0).p_value < 0.05 for _ in range(200)) <= 22
 
 
 def test_a_token_that_the_law_excludes_is_enough():
-    found = check._Sum()
+    found = check._ChiSquareSum()
     law = torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64)
     assert found.add(law, torch.tensor([0, 1] * 50 + [2])) and found.p_value == 0.0
     assert 0 < found.shift < 1, "the other draws are still draws"
@@ -220,7 +222,7 @@ def test_a_token_that_the_law_excludes_is_enough():
 
 def test_an_excluded_token_is_seen_where_nothing_else_can_be():
     """A law of a single token: there is no second cell that a part of it could have been moved to."""
-    found = check._Sum()
+    found = check._ChiSquareSum()
     law = torch.tensor([1.0, 0.0], dtype=torch.float64)
     assert not found.add(law, torch.tensor([0] * 60)) and found.shift == 1.0
     assert found.add(law, torch.tensor([0] * 60 + [1])) and (found.p_value, found.shift) == (0.0, 1.0)
@@ -254,14 +256,14 @@ def test_bad_options_are_refused(capsys: pytest.CaptureFixture[str]):
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        (b'{"turns": ["a"]}\n{"turns": [', "p.jsonl, line 2: this is not JSON"),
+        (b'{"turns": ["a"]}\n{"turns": [', "p.jsonl, line 2: invalid JSON"),
         (b'{"turns": []}', "p.jsonl, line 1: turns must be a list of texts"),
-        (b"\n[1]", "p.jsonl, line 2: this is not an object"),
-        (b'{"question": "a"}', "there is no field turns, messages, prompt or text"),
-        (b'{"messages": [{"role": "user"}]}', "messages must be a list of objects with role and content"),
-        (b'{"prompt": " "}', "prompt must be a text that is not empty"),
-        (b'{"text": "a"}\n{"text": "\xff"}', "line 2: this is not UTF-8 text"),
-        (b"\n\n", "there is no prompt in it"),
+        (b"\n[1]", "p.jsonl, line 2: expected a JSON object"),
+        (b'{"question": "a"}', "missing field: turns, messages, prompt or text"),
+        (b'{"messages": [{"role": "user"}]}', "messages must be a list of objects with strings role and content"),
+        (b'{"prompt": " "}', "prompt must be a non-empty string"),
+        (b'{"text": "a"}\n{"text": "\xff"}', "line 2: not valid UTF-8"),
+        (b"\n\n", "the file has no prompts"),
     ],
 )
 def test_bad_prompt_files_name_file_line_and_field(content: bytes, sentence: str, tmp_path: Path):

@@ -72,7 +72,7 @@ def test_a_stall_of_the_machine_counts_for_no_more_than_three():
 def test_a_model_of_steps_by_hand():
     steps = [chain(4, a) for a in (4, 2, 0, 2)] + [chain(1, 1, short=True)] * 4
     model = StepModel.of(steps, GENTLE, 0.1, padded=True)
-    assert model.reading == 0.0 and model.other == 0.1
+    assert model.prefill == 0.0 and model.other == 0.1
     assert model.drafting(4) == pytest.approx(0.08) and model.drafting(2) == pytest.approx(0.04)
     for levels, rows in ((4, 6), (3, 4), (2, 4), (1, 2)):
         assert model.seconds(levels, levels) == pytest.approx(GENTLE(rows) + 0.5 + 0.02 * levels + 0.1)
@@ -107,7 +107,7 @@ def test_steps_in_which_nothing_was_drafted_cost_a_forward_of_one():
 def test_reading_a_prompt_is_shared_out_over_its_text():
     steps = [chain(4, 4, reads=3.0), *[chain(4, 1)] * 5, chain(1, 1, short=True, reads=50.0), chain(1, 1, short=True)]
     model = StepModel.of(steps, GENTLE, 0.0, padded=True)
-    assert model.reading == pytest.approx(3.0 / (5 + 5 * 2)), "short texts only show what levels cost"
+    assert model.prefill == pytest.approx(3.0 / (5 + 5 * 2)), "short texts only show what levels cost"
     found = predict(steps, model, Shape(depth=4), 1.5)
     assert found.tokens == pytest.approx(15 / 6)
     assert found.seconds == pytest.approx(GENTLE(6) + 0.5 + 0.08 + 3.0 / 6)

@@ -8,7 +8,7 @@ import torch
 
 import foredraft
 import tiny
-from foredraft.bench.tune.probe import Outcome, Probe, Shape, Step, Tap
+from foredraft.bench.tune.probe import Outcome, Probe, Shape, Step, StepRecorder
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Drafter, Plan, View
 from foredraft.core.sampling.params import SamplingParams
@@ -92,9 +92,9 @@ def test_levels_that_were_drafted_in_vain_are_counted():
 
 
 def watched(target: CausalLM, drafter: Drafter, *, confidence: float = 0.0, rows: int = 1) -> tuple[Generator, Probe]:
-    tap = Tap(drafter)
-    probe = Probe(tap, confidence)
-    return tiny.generator(target, tap, probe, max_rows=rows), probe
+    recorder = StepRecorder(drafter)
+    probe = Probe(recorder, confidence)
+    return tiny.generator(target, recorder, probe, max_rows=rows), probe
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from foredraft.bench.prompts import STANDARD, Ask, read_prompts, standard_prompts
+from foredraft.bench.prompts import STANDARD, BenchPrompt, read_prompts, standard_prompts
 from foredraft.core.errors import DataError
 
 Write = Callable[..., Path]
@@ -38,14 +38,14 @@ def answered(text: str) -> dict[str, str]:
 def test_a_spec_bench_question_keeps_its_number_category_and_turns(write: Write):
     row = {"question_id": 81, "category": "writing", "turns": ["one", "two"], "reference": ["first", "second"]}
     (ask,) = read_prompts(write(row))
-    assert ask == Ask("one", ("one", "two"), "writing", "81", "p")
+    assert ask == BenchPrompt("one", ("one", "two"), "writing", "81", "p")
 
 
 def test_turns_are_played_only_as_a_chat(write: Write):
     path = write({"turns": ["one", "two", "three"]})
-    assert read_prompts(path)[0].rounds == 1
+    assert read_prompts(path)[0].num_turns == 1
     ask = read_prompts(path, chat=True)[0]
-    assert ask.rounds == 3 and ask.prompt == [user("one")]
+    assert ask.num_turns == 3 and ask.prompt == [user("one")]
     assert ask.after([]) == [user("one")]
     assert ask.after(["A"]) == [user("one"), answered("A"), user("two")]
     assert ask.after(["A", "B"]) == [user("one"), answered("A"), user("two"), answered("B"), user("three")]
@@ -61,7 +61,7 @@ def test_humaneval_keeps_its_name(write: Write):
     }
     (ask,) = read_prompts(write(row, name="humaneval.jsonl"))
     assert (ask.name, ask.category, ask.task) == ("HumanEval/7", "HumanEval", "humaneval")
-    assert ask.prompt == "def f():\n    '''Doc.'''" and ask.rounds == 1
+    assert ask.prompt == "def f():\n    '''Doc.'''" and ask.num_turns == 1
 
 
 def test_chats_are_asked_as_they_stand(write: Write):
@@ -69,12 +69,12 @@ def test_chats_are_asked_as_they_stand(write: Write):
     for chat in (False, True):
         (ask,) = read_prompts(write({"messages": messages}), chat)
         assert ask.prompt == messages and ask.turns == ("a", "c")
-        assert ask.rounds == 1, "the answers are in the file already"
+        assert ask.num_turns == 1, "the answers are in the file already"
 
 
 def test_a_chat_without_a_user_is_one_round(write: Write):
     (ask,) = read_prompts(write({"messages": [{"role": "system", "content": "Speak."}]}))
-    assert ask.turns == () and ask.rounds == 1 and ask.after([]) == ask.prompt
+    assert ask.turns == () and ask.num_turns == 1 and ask.after([]) == ask.prompt
 
 
 def test_text_is_one_turn_of_a_chat_or_none(write: Write):
@@ -132,18 +132,18 @@ GOOD = '{"turns": ["fine"]}'
 @pytest.mark.parametrize(
     ("lines", "line", "sentence"),
     [
-        ([GOOD, '{"turns": ["a"}'], 2, "this is not JSON"),
-        ([GOOD, "", "hello"], 3, "this is not JSON (Expecting value, column 1)"),
-        (['"turns"'], 1, "this is not an object"),
-        ([GOOD, "{}"], 2, "there is no field turns, messages, prompt or text"),
-        (['{"turns": "one"}'], 1, "turns must be a list of texts"),
-        (['{"turns": ["one", ""]}'], 1, "turns must be a list of texts, none of them empty"),
+        ([GOOD, '{"turns": ["a"}'], 2, "invalid JSON"),
+        ([GOOD, "", "hello"], 3, "invalid JSON (Expecting value, column 1)"),
+        (['"turns"'], 1, "expected a JSON object"),
+        ([GOOD, "{}"], 2, "missing field: turns, messages, prompt or text"),
+        (['{"turns": "one"}'], 1, "turns must be a list of non-empty strings"),
+        (['{"turns": ["one", ""]}'], 1, "turns must be a list of non-empty strings"),
         (['{"turns": ["one", 2]}'], 1, "turns must be"),
-        (['{"messages": []}'], 1, "messages must be a list of objects with role and content"),
+        (['{"messages": []}'], 1, "messages must be a list of objects with strings role and content"),
         (['{"messages": [{"role": "user", "content": null}]}'], 1, "messages must be"),
         (['{"messages": {"role": "user", "content": "a"}}'], 1, "messages must be"),
-        (['{"prompt": "\\n"}'], 1, "prompt must be a text that is not empty"),
-        ([GOOD, '{"text": 3}'], 2, "text must be a text that is not empty"),
+        (['{"prompt": "\\n"}'], 1, "prompt must be a non-empty string"),
+        ([GOOD, '{"text": 3}'], 2, "text must be a non-empty string"),
     ],
 )
 def test_a_broken_line_is_named_with_its_file_and_field(write: Write, lines: list[str], line: int, sentence: str):
@@ -157,7 +157,7 @@ def test_a_broken_line_is_named_with_its_file_and_field(write: Write, lines: lis
 def test_another_encoding_is_named_with_its_line(tmp_path: Path, name: str):
     path = tmp_path / name
     path.write_bytes(b'{"text": "a"}\n\n{"text": "' + "\u00fc".encode("latin-1") + b'"}\n')
-    with pytest.raises(DataError, match=r"line 3: this is not UTF-8 text"):
+    with pytest.raises(DataError, match=r"line 3: not valid UTF-8"):
         read_prompts(path)
 
 
@@ -166,7 +166,7 @@ def test_a_file_without_a_prompt_is_refused(write: Write, name: str, content: st
     path = write(content, name=name)
     with pytest.raises(DataError) as error:
         read_prompts(path)
-    assert str(error.value) == f"{path}: there is no prompt in it."
+    assert str(error.value) == f"{path}: the file has no prompts."
 
 
 def test_what_cannot_be_opened_is_named(tmp_path: Path):

@@ -9,7 +9,7 @@ import pytest
 
 import tiny
 from foredraft.bench.measure.arms import LoopArm
-from foredraft.bench.measure.records import Cost, Run, RunFile, Said, Watched, digest, mend, merged, read_runs
+from foredraft.bench.measure.records import Cost, Output, Run, RunFile, Watched, digest, merge, read_runs, repair_end
 from foredraft.core.errors import DataError
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.model.hf import CausalLM
@@ -38,8 +38,8 @@ FULL = Run(
     verify_seconds=1.0,
     decoded=8,
     said=(
-        Said("1", 3, 5, "abc", (4, 5, 6, 7, 8), "a b"),
-        Said("2", 7, 4, "def", (1, 2, 3, 4), "c"),
+        Output("1", 3, 5, "abc", (4, 5, 6, 7, 8), "a b"),
+        Output("2", 7, 4, "def", (1, 2, 3, 4), "c"),
     ),
     model="tiny",
 )
@@ -80,7 +80,7 @@ def test_a_sentence_of_an_error_is_read_again(write: Write):
 
 def test_what_is_as_usual_is_left_out():
     assert run().line() == {"kind": "run", "arm": "none", "task": "qa", "prompts": ("1",)}
-    said = run(said=(Said("1", 3, 0, "abc"),)).line()["said"]
+    said = run(said=(Output("1", 3, 0, "abc"),)).line()["said"]
     assert said == [{"prompt": "1", "prompt_tokens": 3, "tokens": 0, "digest": "abc"}]
 
 
@@ -106,26 +106,26 @@ def test_any_cut_leaves_the_lines_before_it(write: Write):
     for end in (second + 1, second + 40, len(whole) - 2):
         path.write_bytes(whole[:end])
         assert [each.arm for each in read_runs(path).runs] == ["none"]
-        mend(path)
+        repair_end(path)
         assert path.read_bytes() == whole[:second]
     path.write_bytes(whole[:-1])  # only its end is missing
     assert [each.arm for each in read_runs(path).runs] == ["none", "eagle3"]
-    mend(path)
+    repair_end(path)
     assert path.read_bytes() == whole
-    mend(path)
+    repair_end(path)
     assert path.read_bytes() == whole
 
 
 @pytest.mark.parametrize(
     ("broken", "sentence"),
     [
-        ('{"kind": "run", "ar', "this is not JSON"),
-        ("[1, 2]", "this is not an object"),
-        ({"kind": "dance"}, "this is no line of a benchmark or of a training run"),
+        ('{"kind": "run", "ar', "invalid JSON"),
+        ("[1, 2]", "expected a JSON object"),
+        ({"kind": "dance"}, "not a line of a benchmark or of a training log"),
         ({"loss": "high", "tokens": 8}, "loss is not a number"),
-        ({"loss": 1.0}, "this is no line of a training run"),
-        ({"validation": [1], "tokens": 8}, "this is no line of a training run"),
-        ({"arm": "none", "task": "qa", "prompts": ["1"]}, "this is no line of a benchmark"),
+        ({"loss": 1.0}, "not a line of a training log"),
+        ({"validation": [1], "tokens": 8}, "not a line of a training log"),
+        ({"arm": "none", "task": "qa", "prompts": ["1"]}, "not a line of a benchmark"),
         ({**FULL.line(), "colour": 1}, "unknown field colour"),
         ({**COST.line(), "model_name": "x"}, "unknown field model_name"),
         ({"kind": "run", "arm": "none", "task": "qa"}, "prompts"),
@@ -187,7 +187,7 @@ def test_the_log_of_a_training_run_is_read_as_well(write: Write):
 
 def test_several_files_become_one():
     parts = [RunFile(runs=[run()], costs=[COST]), RunFile(runs=[FULL, run(error="e")], watched=[WATCHED])]
-    whole = merged(parts)
+    whole = merge(parts)
     assert whole.runs == [run(), FULL, run(error="e")] and (whole.costs, whole.watched) == ([COST], [WATCHED])
     assert whole.errors == [run(error="e")] and len(parts[0].runs) == 1
 

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 from made_runs import ARMS, PROVENANCE, TASKS, made, run
 
-from foredraft.bench.measure.records import Run, RunFile, Said, Watched, read_runs
+from foredraft.bench.measure.records import Output, Run, RunFile, Watched, read_runs
 from foredraft.bench.measure.steps import Depth, alpha, by_depth, predicted, step_times
 from foredraft.bench.measure.summary import (
     Key,
@@ -29,8 +29,8 @@ from foredraft.core.errors import DataError, OptionError
 PLACE = Setting("", 0.0, 1)
 
 
-def said(text: str) -> tuple[Said, ...]:
-    return (Said("1", 5, 10, text),)
+def said(text: str) -> tuple[Output, ...]:
+    return (Output("1", 5, 10, text),)
 
 
 def small() -> RunFile:
@@ -70,7 +70,7 @@ def test_errors_count_nowhere_but_as_errors():
     assert medusa.speed_up is not None and medusa.speed_up.size == 2
     assert medusa.same == Share(1, 2)
     assert found.agreement == {PLACE: Share(3, 5)}, "medusa differs on two; one unit has eagle alone"
-    assert "2 of 17 runs ended in an error" in " ".join(tables.sentences(found, PLACE))
+    assert "2 of 17 runs failed" in " ".join(tables.sentences(found, PLACE))
 
 
 def test_what_is_lossy_neither_wins_nor_has_to_agree():
@@ -94,7 +94,7 @@ def test_the_baseline_is_plain_decoding_unless_it_is_said():
     assert summarise([file]).baseline == "transformers"
     assert summarise([file], "eagle").mean(PLACE, "transformers").speed_up == 0.5
     assert summarise([RunFile(runs=[run("eagle")])]).baseline is None
-    with pytest.raises(OptionError, match="'medusa'; there are transformers, eagle"):
+    with pytest.raises(OptionError, match="'medusa'. Known: transformers, eagle"):
         summarise([file], "medusa")
 
 
@@ -154,7 +154,7 @@ def test_markdown():
 def test_provenance_is_a_sentence():
     assert tables.provenance(PROVENANCE) == (
         "foredraft 0.1.0 at commit 0c3194c+, torch 2.13.0+cpu, transformers 5.23.0, python 3.11.7, "
-        "1 thread on AMD EPYC, 2026-11-21. Made by: foredraft bench --model sample --watch 8 "
+        "1 thread on AMD EPYC, 2026-11-21. Command: foredraft bench --model sample --watch 8 "
         "Settings: model sample, max_new_tokens 128, batch_sizes [1, 4]."
     )
     assert tables.provenance({}) == "foredraft (version unknown)."
@@ -175,8 +175,8 @@ def test_a_file_comes_back_as_it_was(tmp_path: Path):
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        ('{"kind": "run"', "line 2: this is not JSON"),
-        ('{"kind": "walk"}', "line 2: this is no line of a benchmark"),
+        ('{"kind": "run"', "line 2: invalid JSON"),
+        ('{"kind": "walk"}', "line 2: not a line of a benchmark"),
         ('{"kind": "run", "arm": "none", "speed": 3}', "line 2: unknown field speed"),
         ('{"kind": "run", "arm": "none"}', "line 2: "),
     ],
@@ -225,8 +225,8 @@ def test_the_command_prints_markdown_and_json(runs: Path, capsys: pytest.Capture
     [
         (["--format", "png"], "--figures FOLDER"),
         (["--format", "gif", "--figures", "x"], "svg, png, pdf"),
-        (["--json", "--markdown"], "exclude each other"),
-        (["--baseline", "nobody"], "'nobody'; there are none, transformers"),
+        (["--json", "--markdown"], "--markdown or --json, not both"),
+        (["--baseline", "nobody"], "'nobody'. Known: none, transformers"),
     ],
 )
 def test_options_that_cannot_be(runs: Path, options: list[str], sentence: str, capsys: pytest.CaptureFixture[str]):
@@ -238,14 +238,14 @@ def test_a_file_without_a_measurement(tmp_path: Path, capsys: pytest.CaptureFixt
     path = tmp_path / "empty.jsonl"
     path.write_text(json.dumps({"kind": "provenance"}) + "\n")
     assert main(["report", str(path)]) == 2
-    assert "there are no measurements yet" in capsys.readouterr().err
+    assert "no measurements found" in capsys.readouterr().err
 
 
 def test_figures_for_papers(tmp_path: Path):
     pytest.importorskip("matplotlib")
-    from foredraft.bench.report.figures import drawn, write_figures
+    from foredraft.bench.report.figures import draw_figures, write_figures
 
-    found = drawn(summarise([made(prompts=2)]))
+    found = draw_figures(summarise([made(prompts=2)]))
     counts = {each.kind.name: len(each.panels) for each in found}
     per_setting, per_law = {"speed-up": 4, "time": 4, "theory": 4}, {"depth": 2, "batch": 2}
     assert counts == {**per_setting, **per_law, "position": 3, "calibration": 1, "cost": 1, "loss": 2, "training": 1}
@@ -259,11 +259,11 @@ def test_figures_for_papers(tmp_path: Path):
 
 def page_of(*files: RunFile) -> tuple[Summary, str]:
     pytest.importorskip("matplotlib")
-    from foredraft.bench.report.figures import drawn
+    from foredraft.bench.report.figures import draw_figures
     from foredraft.bench.report.page import page
 
     summary = summarise(files)
-    return summary, page(summary, drawn(summary))
+    return summary, page(summary, draw_figures(summary))
 
 
 def test_missing_data_are_named_with_the_option_that_makes_them():
@@ -273,17 +273,17 @@ def test_missing_data_are_named_with_the_option_that_makes_them():
     for what in ("--watch N", "--costs", "--batch-size", "log.jsonl"):
         assert what in absent
     _, text = page_of(RunFile(training=made(prompts=1).training))
-    assert "There are no runs" in text and '<figure id="training">' in text
+    assert "These files have no runs" in text and '<figure id="training">' in text
 
 
 def why(kind: str, *files: RunFile) -> str:
     pytest.importorskip("matplotlib")
-    from foredraft.bench.report.figures import KINDS, Drawn, not_drawn
+    from foredraft.bench.report.figures import KINDS, FigureSet, missing_figures
 
     summary = summarise(files)
     (found,) = (each for each in KINDS if each.name == kind)
     assert not list(found.draw(summary)), "a reason is only told where nothing is drawn"
-    (said,) = not_drawn([Drawn(found, ())], summary)
+    (said,) = missing_figures([FigureSet(found, ())], summary)
     return said.removeprefix(f"{found.title}: ")
 
 
@@ -296,28 +296,28 @@ FEW = Watched("eagle", "qa", "1", 0.0, {"1": (2, 1)})
 @pytest.mark.parametrize(
     ("kind", "files", "reason"),
     [
-        ("speed-up", [RunFile(training=LOG)], "there are no runs of foredraft bench in these files."),
+        ("speed-up", [RunFile(training=LOG)], "these files have no runs of foredraft bench."),
         ("speed-up", [RunFile(runs=[FAILED])], "every run ended in an error."),
-        ("speed-up", [RunFile(runs=[run("eagle")])], "there is no run of plain decoding (the arm none) to compare"),
+        ("speed-up", [RunFile(runs=[run("eagle")])], "there is no plain decoding (the arm none) to compare"),
         ("speed-up", [RunFile(runs=[run()])], "only the baseline, none, was run."),
-        ("speed-up", [RunFile(runs=[run()]), RunFile(runs=[run("eagle")])], "no prompt was given to the baseline"),
-        ("speed-up", [RunFile(runs=[run(), FAILED])], "no prompt was given to the baseline"),
-        ("batch", [RunFile(runs=[run(), run("eagle")])], "all runs have batch size 1; bench takes several"),
+        ("speed-up", [RunFile(runs=[run()]), RunFile(runs=[run("eagle")])], "no file has successful runs"),
+        ("speed-up", [RunFile(runs=[run(), FAILED])], "no file has successful runs"),
+        ("batch", [RunFile(runs=[run(), run("eagle")])], "all runs have batch size 1; give bench several"),
         ("batch", [RunFile(runs=[run(), run("eagle"), run(batch=2)])], "no method has a speed-up on every task at two"),
-        ("depth", [RunFile(runs=[run()])], "no arm in these files drafts in our own loop."),
-        ("depth", [RunFile(runs=[run(**DEEP)])], "no depth was drafted in 10 steps or more."),
-        ("time", [RunFile(runs=[run("transformers")])], "no arm of our own loop was run"),
-        ("theory", [RunFile(runs=[run("transformers"), run("eagle")])], "nobody has timed the steps of the baseline"),
-        ("theory", [RunFile(runs=[run(verify_seconds=1.0), run("eagle")])], "no method beside the baseline drafts"),
-        ("position", [RunFile(runs=[run()])], "no drafted nodes were looked at, as bench does with --watch N."),
-        ("position", [RunFile(watched=[FEW])], "no place in a tree was judged 3 times on 3 prompts"),
-        ("calibration", [RunFile(watched=[FEW])], "what was drafted has no confidence."),
-        ("cost", [RunFile()], "no forwards were timed, as bench does with --costs."),
-        ("loss", [RunFile()], "there is no log.jsonl of a training run among these files."),
-        ("loss", [RunFile(training=[{"run": "a", "tokens": 8, "resumed": True}])], "the logs hold no loss yet"),
-        ("training", [RunFile()], "there is no log.jsonl of a training run among these files."),
-        ("training", [RunFile(training=LOG)], "the runs have not been validated yet, see train --validate N."),
-        ("training", [RunFile(training=[{**LOG[0], "validation": {"loss": 1.0}}])], "what these runs train does not"),
+        ("depth", [RunFile(runs=[run()])], "no arm in these files drafts in foredraft's loop."),
+        ("depth", [RunFile(runs=[run(**DEEP)])], "no depth was drafted in at least 10 steps."),
+        ("time", [RunFile(runs=[run("transformers")])], "no arm used foredraft's loop"),
+        ("theory", [RunFile(runs=[run("transformers"), run("eagle")])], "the steps of the baseline"),
+        ("theory", [RunFile(runs=[run(verify_seconds=1.0), run("eagle")])], "no other method drafts"),
+        ("position", [RunFile(runs=[run()])], "no acceptance by position was recorded; use bench --watch N."),
+        ("position", [RunFile(watched=[FEW])], "no position was judged 3 times on 3 prompts"),
+        ("calibration", [RunFile(watched=[FEW])], "the drafts have no confidence scores."),
+        ("cost", [RunFile()], "no forwards were timed; use bench --costs."),
+        ("loss", [RunFile()], "these files include no log.jsonl of a training run."),
+        ("loss", [RunFile(training=[{"run": "a", "tokens": 8, "resumed": True}])], "the logs have no loss yet"),
+        ("training", [RunFile()], "these files include no log.jsonl of a training run."),
+        ("training", [RunFile(training=LOG)], "the runs have no validation yet, see train --validate N."),
+        ("training", [RunFile(training=[{**LOG[0], "validation": {"loss": 1.0}}])], "these runs measure no"),
     ],
 )  # fmt: skip
 def test_a_report_says_truthfully_why_a_figure_is_not_there(kind: str, files: list[RunFile], reason: str):
@@ -326,7 +326,7 @@ def test_a_report_says_truthfully_why_a_figure_is_not_there(kind: str, files: li
 
 def test_the_log_of_a_training_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     pytest.importorskip("matplotlib")
-    from foredraft.bench.report.figures import drawn
+    from foredraft.bench.report.figures import draw_figures
     from foredraft.bench.report.figures_training import smoothed
 
     assert smoothed([(float(n), float(n)) for n in range(1, 91)])[-1] == (90.0, 89.0), "of the last three"
@@ -348,15 +348,15 @@ def test_the_log_of_a_training_run(tmp_path: Path, capsys: pytest.CaptureFixture
         ("head", "2 of 2", "16", "2.000", "2.500", "1.50", "once"),
         ("head (2)", "2", "16", "2.000", "2.500", "1.50", ""),
     )
-    (losses,) = (each.panels for each in drawn(found) if each.kind.name == "loss")
+    (losses,) = (each.panels for each in draw_figures(found) if each.kind.name == "loss")
     assert [panel.label for panel in losses] == ["head", "head (2)"]
     drawings = [{tuple(line.get_ydata()) for line in panel.figure.axes[0].lines} for panel in losses]
     assert {(4.0, 2.0), (2.5,)} < drawings[0]
     assert [len(panel.figure.axes[0].lines) for panel in losses] == [4, 3], "one has been resumed"
     assert main(["report", *paths, "--figures", str(tmp_path / "figures")]) == 0
     said = capsys.readouterr()
-    assert "Training" in said.out and "once" in said.out and "3 figures are in " in said.err
-    assert "Not drawn: What a forward costs: no forwards were timed, as bench does with --costs.\n" in said.err
+    assert "Training" in said.out and "once" in said.out and "Wrote 3 figures to " in said.err
+    assert "Missing figure: Cost of a forward: no forwards were timed; use bench --costs.\n" in said.err
     assert main(["report", *paths, "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["training"]["head"]) == 4
 

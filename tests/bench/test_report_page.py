@@ -43,12 +43,12 @@ def browser() -> str:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("matplotlib")
     from foredraft.bench.measure.summary import summarise
-    from foredraft.bench.report.figures import drawn
+    from foredraft.bench.report.figures import draw_figures
     from foredraft.bench.report.page import page
 
     folder = tmp_path_factory.mktemp("page")
     summary = summarise([made(prompts=2, temperatures=(0.0, 1.0))])
-    text = page(summary, drawn(summary))
+    text = page(summary, draw_figures(summary))
     (folder / "report.html").write_text(text, encoding="utf-8")
     (folder / "probed.html").write_text(text.replace("</body>", f"{PROBE}</body>"), encoding="utf-8")
     return folder

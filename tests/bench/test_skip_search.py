@@ -12,7 +12,7 @@ import torch
 
 import tiny
 from foredraft.bench.tune.skip_search import SearchBudget, search
-from foredraft.bench.tune.skip_trials import Journal, Judge, Said, Sublayer, Trial
+from foredraft.bench.tune.skip_trials import Sample, SkipEvaluator, Sublayer, Trial, TrialLog
 from foredraft.core.errors import DataError, OptionError
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.drafters.layer_skip import LayerSkip, Options
@@ -38,17 +38,17 @@ def planted() -> CausalLM:
 
 
 @functools.cache
-def said(temperature: float = 0.0) -> tuple[Said, ...]:
+def said(temperature: float = 0.0) -> tuple[Sample, ...]:
     """Answers of different lengths, in more than one group of rows."""
     prompts = tiny.prompts((3, 9, 5, 14, 2, 7, 4, 6, 8, 11))
     params = [SamplingParams(max_new_tokens=length, temperature=temperature, seed=0) for length in (12, 24) * 5]
     g = tiny.generator(planted())
     results = [g.generate(prompt, each) for prompt, each in zip(prompts, params, strict=True)]
-    return tuple(Said((*prompt, *r.tokens), len(prompt)) for prompt, r in zip(prompts, results, strict=True))
+    return tuple(Sample((*prompt, *r.tokens), len(prompt)) for prompt, r in zip(prompts, results, strict=True))
 
 
-def judge(temperature: float = 0.0, longest: int = 3) -> Judge:
-    return Judge(planted(), said(temperature), temperature=temperature, longest=longest)
+def judge(temperature: float = 0.0, longest: int = 3) -> SkipEvaluator:
+    return SkipEvaluator(planted(), said(temperature), temperature=temperature, longest=longest)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -85,7 +85,7 @@ def test_a_trial_of_sampled_texts_is_what_the_loop_is_expected_to_do():
     """One text, every way that its two drafted tokens can go, weighted."""
     text = said(1.0)[0]
     without = frozenset({Sublayer(0, "attention")})
-    own = Judge(planted(), [text], temperature=1.0, longest=2)
+    own = SkipEvaluator(planted(), [text], temperature=1.0, longest=2)
     rates = own(without).tokens
     count = len(text.tokens) - text.prompt
     assert all(1 < rate < 3 for rate in rates) and own.tokens == count
@@ -94,7 +94,7 @@ def test_a_trial_of_sampled_texts_is_what_the_loop_is_expected_to_do():
         assert rates[length - 1] == pytest.approx(count / _walked(accepted, 0, length), rel=1e-4)
 
 
-def _roots(text: Said) -> range:
+def _roots(text: Sample) -> range:
     return range(text.prompt - 1, len(text.tokens) - 1)
 
 
@@ -109,7 +109,7 @@ def _walked(accepted: list[list[float]], place: int, length: int) -> float:
     return total + chance * _walked(accepted, place + length + 1, length)
 
 
-def _overlap(text: Said, root: int, place: int, without: frozenset[Sublayer]) -> float:
+def _overlap(text: Sample, root: int, place: int, without: frozenset[Sublayer]) -> float:
     """The overlap of the laws after ``place``, the parts being silent from ``root`` on; 0 behind the text."""
     if place >= len(text.tokens) - 1:
         return 0.0
@@ -183,7 +183,7 @@ def test_a_search_that_was_cut_off_goes_on_where_it_was(tmp_path: Path):
         return own(without)
 
     with pytest.raises(KeyboardInterrupt):
-        search(PARTS, Journal(path, about).through(cut_off), SearchBudget(30, seed=1))
+        search(PARTS, TrialLog(path, about).cached(cut_off), SearchBudget(30, seed=1))
     with path.open("a") as file:
         file.write('{"attention": [0], "ml')  # the machine went down in the middle of a line
     rest: list[frozenset[Sublayer]] = []
@@ -192,23 +192,23 @@ def test_a_search_that_was_cut_off_goes_on_where_it_was(tmp_path: Path):
         rest.append(without)
         return own(without)
 
-    found = search(PARTS, Journal(path, about).through(going_on), SearchBudget(30, seed=1))
+    found = search(PARTS, TrialLog(path, about).cached(going_on), SearchBudget(30, seed=1))
     assert found == expected and [*tried, *rest] == whole
     assert len(path.read_text().splitlines()) == 1 + len(whole)
-    again = search(PARTS, Journal(path, about).through(lambda _: pytest.fail("all is known")), SearchBudget(30, seed=1))
+    again = search(PARTS, TrialLog(path, about).cached(lambda _: pytest.fail("all is known")), SearchBudget(30, seed=1))
     assert again == expected
 
 
 def test_a_journal_of_another_search_is_refused(tmp_path: Path):
     path = tmp_path / "trials.jsonl"
-    Journal(path, {"seed": 1})
+    TrialLog(path, {"seed": 1})
     with pytest.raises(OptionError, match="another search"):
-        Journal(path, {"seed": 2})
+        TrialLog(path, {"seed": 2})
     path.write_text(json.dumps({"seed": 1}) + "\nnonsense\n{}\n")
     with pytest.raises(DataError, match="line 2"):
-        Journal(path, {"seed": 1})
+        TrialLog(path, {"seed": 1})
     with pytest.raises(OptionError, match="Cannot write"):
-        Journal(tmp_path / "absent" / "trials.jsonl", {})
+        TrialLog(tmp_path / "absent" / "trials.jsonl", {})
 
 
 def test_nothing_can_be_said_from_too_little():

@@ -14,7 +14,7 @@ from foredraft.bench.measure.records import Run, RunFile
 from foredraft.bench.report import theory_curves as curves
 from foredraft.bench.report.plots import save
 from foredraft.bench.report.theory_curves import ALPHAS, COSTS, LENGTHS
-from foredraft.bench.report.theory_points import Point, overlay, predicted_tokens, rate, settings
+from foredraft.bench.report.theory_points import Point, predicted_tokens, rate, settings, theory_points
 from foredraft.cli import main
 from foredraft.core.errors import DataError, OptionError
 from foredraft.core.theory import best_length, expected_tokens, speed_up
@@ -122,7 +122,7 @@ def test_a_point_by_hand():
     first = drafting([(3, 0), (3, 3), (3, 1), (3, 3), (3, 2), (0, 0)])  # 15 tokens in 1.8 seconds
     twice = [drafting([(3, 3)] * 4, "2"), drafting([(3, 0)] * 4, "3", task="code")]
     bases = [plain("1"), plain("2", seconds=42.0), plain("3", task="code")]  # 5, 2.5 and 5 tokens a second
-    (point,) = overlay(RunFile(runs=[*bases, first, *twice, drafting([(3, 0)], "4")]))
+    (point,) = theory_points(RunFile(runs=[*bases, first, *twice, drafting([(3, 0)], "4")]))
     assert (point.arm, point.temperature, point.batch, point.pairs) == ("eagle3", 0.0, 1, 3)
     assert point.alpha == pytest.approx((9 + 12) / (12 + 12 + 4))  # the run without a pair is not counted
     assert point.length == pytest.approx((15 + 12 + 12) / 14)
@@ -139,7 +139,7 @@ def test_a_run_that_is_as_the_theory_wants_it_lies_on_the_theory():
     steps = drawn(0.7, [4], 20_000)
     spent = len(steps) * 0.2 * (1 + 4 * 0.1)
     run = drafting(steps, draft_seconds=len(steps) * 0.2 * 4 * 0.1, seconds=2.0 + spent)
-    (point,) = overlay(RunFile(runs=[plain(), run]))
+    (point,) = theory_points(RunFile(runs=[plain(), run]))
     assert point.cost == pytest.approx(0.1) and point.length == 4
     assert point.tokens == pytest.approx(expected_tokens(0.7, 4), rel=0.01)
     assert point.speed_up == pytest.approx(speed_up(0.7, 4, 0.1), rel=0.01)
@@ -153,7 +153,7 @@ def test_tasks_are_pooled_and_temperatures_batches_and_models_are_not():
             for task in ("qa", "code"):
                 given: dict[str, Any] = {"model": model, "temperature": temperature, "task": task}
                 runs += [plain(**given), drafting([(2, 1)], **given)]
-    points = overlay(RunFile(runs=runs))
+    points = theory_points(RunFile(runs=runs))
     assert [(point.model, point.temperature, point.pairs) for point in points] == [
         *(("a", 0.0, 2), ("a", 1.0, 2), ("b", 0.0, 2), ("b", 1.0, 2)),
     ]
@@ -163,17 +163,17 @@ def test_tasks_are_pooled_and_temperatures_batches_and_models_are_not():
 @pytest.mark.parametrize(
     "runs, sentence",
     [
-        ([plain()], "No arm of this run has drafted"),
-        ([plain(), drafting([(0, 0)])], "No arm of this run has drafted"),
-        ([plain(), replace(drafting([(3, 1)]), verify_seconds=0.0)], "No arm of this run has drafted by our loop"),
-        ([drafting([(3, 1)])], "This run has no plain decoding (arm 'none')"),
-        ([plain(error="out of memory"), drafting([(3, 1)])], "This run has no plain decoding (arm 'none')"),
-        ([plain(), drafting([(3, 1)], "2")], "No run of eagle3 that drafted (temperature 0, batch 1) has plain"),
+        ([plain()], "This file has no drafting arm"),
+        ([plain(), drafting([(0, 0)])], "This file has no drafting arm"),
+        ([plain(), replace(drafting([(3, 1)]), verify_seconds=0.0)], "This file has no drafting arm"),
+        ([drafting([(3, 1)])], "This file has no plain decoding"),
+        ([plain(error="out of memory"), drafting([(3, 1)])], "This file has no plain decoding"),
+        ([plain(), drafting([(3, 1)], "2")], "No drafting run of eagle3 (temperature 0, batch 1) has a plain"),
     ],
 )
 def test_a_run_that_cannot_be_laid_over_says_why(runs: list[Run], sentence: str):
     with pytest.raises(DataError) as error:
-        overlay(RunFile(runs=runs))
+        theory_points(RunFile(runs=runs))
     assert str(error.value).startswith(sentence)
 
 
@@ -182,7 +182,7 @@ def some_points() -> list[Point]:
     for temperature in (0.0, 1.0):
         for arm, alpha, lengths in (("eagle3", 0.8, (6,)), ("prompt_lookup", 0.3, (0, 10)), ("medusa", 0.5, (3, 4))):
             runs.append(drafting(drawn(alpha, lengths, 200), arm=arm, temperature=temperature))
-    return overlay(RunFile(runs=runs))
+    return theory_points(RunFile(runs=runs))
 
 
 def values(axes: Any, name: str) -> list[float]:
@@ -274,7 +274,7 @@ def test_the_command_draws(suffix: str, tmp_path: Path, capsys: pytest.CaptureFi
     assert theory("--alpha", ".8", "--cost", ".05", "--plot", path) == 0
     assert path.stat().st_size > 5000 and "<- best" in (said := capsys.readouterr().out) and path.name in said
     if suffix == ".svg":
-        assert "Expected tokens a step" in path.read_text("utf-8") and "Best length k" in path.read_text("utf-8")
+        assert "Expected tokens per step" in path.read_text("utf-8") and "Best length k" in path.read_text("utf-8")
 
 
 def test_the_command_lays_a_run_over_the_theory(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -304,11 +304,14 @@ def test_the_command_lays_a_run_over_the_theory(tmp_path: Path, capsys: pytest.C
         ([], "Missing option '--alpha'. (See foredraft theory --help.)"),
         (["--alpha", ".8"], "Missing option '--cost'. (See foredraft theory --help.)"),
         (["--cost", ".8", "--plot", "a.svg"], "Missing option '--alpha'. (See foredraft theory"),
-        (["--alpha", ".8", "--cost", ".1", "--plot", "a.gif"], "a.gif: figures are written as .svg, .png, .pdf."),
-        (["--alpha", "1.8", "--cost", ".1", "--plot", "a.svg"], "alpha must be a probability"),
-        (["--run", "RUN", "--alpha", ".8"], "Give --alpha and --cost together"),
-        (["--run", "RUN", "--length", "3"], "Give --alpha and --cost together"),
-        (["--run", "RUN"], "This run has no plain decoding"),
+        (
+            ["--alpha", ".8", "--cost", ".1", "--plot", "a.gif"],
+            "Unknown figure format a.gif: use one of .svg, .png",
+        ),
+        (["--alpha", "1.8", "--cost", ".1", "--plot", "a.svg"], "alpha is a probability"),
+        (["--run", "RUN", "--alpha", ".8"], "Give both --alpha and --cost"),
+        (["--run", "RUN", "--length", "3"], "Give both --alpha and --cost"),
+        (["--run", "RUN"], "This file has no plain decoding"),
         (["--run", "no.jsonl"], "Cannot read the run file no.jsonl"),
     ],
 )

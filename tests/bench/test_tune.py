@@ -10,7 +10,7 @@ import pytest
 import tiny
 from foredraft.bench.tune import tune
 from foredraft.bench.tune.predict import Prediction
-from foredraft.bench.tune.tune import PAYS, BatchPoint, Question, Trial, Tuner, Tuning
+from foredraft.bench.tune.tune import PAYS, BatchPoint, Trial, TuneConfig, Tuner, Tuning
 from foredraft.core.errors import OptionError
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.stats import DecodeStats
@@ -86,7 +86,7 @@ def stepped(rows: int) -> float:
 def tuned(target: CausalLM, *names: str, batches: Sequence[int] = (1,), verify: int = 3, **options: Any) -> Tuning:
     params = SamplingParams(**{"max_new_tokens": LENGTH, **options})
     plain = tiny.generator(target, max_rows=max(batches))
-    return Tuner(plain, names, ALONE).run(Question(PROMPTS, params, verify, batches))
+    return Tuner(plain, names, ALONE).run(TuneConfig(PROMPTS, params, verify, batches))
 
 
 def sized(twin: str, tokens: int) -> str:
@@ -180,12 +180,12 @@ def test_what_cannot_be_loaded_is_skipped_with_its_sentence(
 
 
 def test_where_none_can_be_had_it_is_an_error(machine: Machine, target: CausalLM):
-    with pytest.raises(OptionError, match="None of the drafters can be had. hydra: hydra needs Hydra heads"):
+    with pytest.raises(OptionError, match="No drafter could be loaded: hydra: hydra needs Hydra heads"):
         tuned(target, "hydra", "medusa")
 
 
 def test_texts_that_leave_no_room_for_drafts_are_an_error(machine: Machine, target: CausalLM, twin: str):
-    with pytest.raises(OptionError, match="no step drafted anything; give longer texts"):
+    with pytest.raises(OptionError, match="no step drafted anything; raise --max-new-tokens"):
         tuned(target, twin, max_new_tokens=1)
 
 
@@ -199,7 +199,7 @@ def test_texts_with_little_room_are_enough(machine: Machine, target: CausalLM, t
 def test_there_must_be_prompts_and_drafters(target: CausalLM):
     plain = tiny.generator(target)
     with pytest.raises(OptionError, match="no prompts"):
-        Tuner(plain, ["prompt_lookup"], ALONE).run(Question([], GREEDY))
+        Tuner(plain, ["prompt_lookup"], ALONE).run(TuneConfig([], GREEDY))
     with pytest.raises(OptionError, match="at least one drafter"):
         Tuner(plain, [], ALONE)
     with pytest.raises(OptionError, match="Unknown option of prompt_lookup 'nodes'"):
@@ -210,7 +210,7 @@ def test_a_model_whose_context_is_shorter_than_the_longest_forward(machine: Mach
     """Positions are learned, so there are none beyond it."""
     short = CausalLM(tiny.build("gpt2", max_position_embeddings=40))
     machine.slow = short
-    question = Question([[1, 2, 3, 1, 2, 3, 1, 2, 3]], SamplingParams(max_new_tokens=64), 1, (1, 2))
+    question = TuneConfig([[1, 2, 3, 1, 2, 3, 1, 2, 3]], SamplingParams(max_new_tokens=64), 1, (1, 2))
     found = Tuner(tiny.generator(short, max_rows=2), ["prompt_lookup"], ALONE).run(question)
     assert found.chosen is not None and found.chosen.acceptance_length > 1
 
@@ -219,7 +219,7 @@ def test_what_is_being_measured_is_told(machine: Machine, target: CausalLM, twin
     told: list[str] = []
     machine.target = stepped
     plain = tiny.generator(target, max_rows=2)
-    Tuner(plain, [twin], ALONE, told.append).run(Question(PROMPTS[:1], GREEDY, 2, (1, 2)))
+    Tuner(plain, [twin], ALONE, told.append).run(TuneConfig(PROMPTS[:1], GREEDY, 2, (1, 2)))
     assert told == [
         "costs of forwards",
         sized(twin, 10),
@@ -244,7 +244,7 @@ def verified(target: CausalLM, trials: list[Trial], verify: int) -> tuple[list[s
     plain: Generator = tiny.generator(target)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Tuner, "_measured", measured)
-        found = Tuner(plain, ["prompt_lookup"], ALONE)._verified(trials, PROMPTS, Question(PROMPTS, GREEDY, verify))
+        found = Tuner(plain, ["prompt_lookup"], ALONE)._verified(trials, PROMPTS, TuneConfig(PROMPTS, GREEDY, verify))
     return ran, found
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import foredraft
-from foredraft.bench.tune.engines import served
+from foredraft.bench.tune.engines import server_config
 from foredraft.core.drafter import Needs, Plan, View
 from foredraft.core.errors import DrafterError, OptionError
 from foredraft.core.rng import Noise
@@ -247,7 +247,7 @@ def flags(text: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("method", sorted(set(METHODS) - {"none"}))
 def test_servers_know_the_names(method: str):
-    found = served(f"{method}:H" if METHODS[method].heads or method == "draft_model" else method)
+    found = server_config(f"{method}:H" if METHODS[method].heads or method == "draft_model" else method)
     if found.vllm is None or found.sglang is None:
         assert found.vllm is found.sglang is None and method in found.note
         assert method not in ("draft_model", "eagle1", "eagle2", "eagle3", "prompt_lookup"), "these are known to both"
@@ -279,7 +279,7 @@ Sizes = tuple[int | None, int, int, int]
     ],
 )
 def test_sizes_are_the_choices_own(spec: str, chain: str | None, sizes: Sizes):
-    found = served(spec, chain)
+    found = server_config(spec, chain)
     assert found.vllm is not None and found.sglang is not None
     given = flags(found.sglang)
     names = ("num-steps", "eagle-topk", "num-draft-tokens")
@@ -289,7 +289,9 @@ def test_sizes_are_the_choices_own(spec: str, chain: str | None, sizes: Sizes):
 
 
 def test_a_lookup_is_an_ngram():
-    found = served("prompt_lookup,prompt_lookup_num_tokens=4,max_matching_ngram_size=5,min_matching_ngram_size=2")
+    found = server_config(
+        "prompt_lookup,prompt_lookup_num_tokens=4,max_matching_ngram_size=5,min_matching_ngram_size=2"
+    )
     assert found.vllm == {
         "method": "ngram",
         "num_speculative_tokens": 4,
@@ -301,4 +303,4 @@ def test_a_lookup_is_an_ngram():
 
 def test_a_spec_that_cannot_be_is_an_error():
     with pytest.raises(OptionError, match="Unknown drafter"):
-        served("eagle9")
+        server_config("eagle9")

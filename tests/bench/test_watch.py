@@ -15,7 +15,7 @@ from foredraft.bench.measure import watch as watching
 from foredraft.bench.measure.arms import Arm, LoopArm
 from foredraft.bench.measure.records import RunFile, read_runs
 from foredraft.bench.measure.run import Settings
-from foredraft.bench.measure.watch import Besides, Recorder, watch
+from foredraft.bench.measure.watch import ExtraMeasurements, Recorder, watch
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Plan, View
 from foredraft.core.sampling.params import SamplingParams
@@ -80,10 +80,12 @@ def test_a_recorder_passes_everything_on(truth: list[int]):
     assert inner.rows == set() and len(inner.committed) == STEPS and len(inner.admitted) == 1
 
 
-def besides(arms: Sequence[Arm], prompts: Sequence[str] = (), batches: Sequence[int] = (), **given: Any) -> Besides:
+def besides(
+    arms: Sequence[Arm], prompts: Sequence[str] = (), batches: Sequence[int] = (), **given: Any
+) -> ExtraMeasurements:
     usual: dict[str, Any] = {"temperatures": [0.0], "cached": (4, 8, 4000), "seconds": 0.001}
     settings = Settings("tiny", max_new_tokens=3 * STEPS)
-    return Besides(arms, settings, batches=batches, asks=asks(*prompts), **{**usual, **given})
+    return ExtraMeasurements(arms, settings, batches=batches, prompts=asks(*prompts), **{**usual, **given})
 
 
 @pytest.fixture

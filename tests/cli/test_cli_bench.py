@@ -139,12 +139,12 @@ def test_ctrl_c_keeps_what_was_measured_and_the_same_command_goes_on(
         (["--temperature", "0", "--temperature", "nan"], "temperature must be 0 (greedy) or more"),
         (["--top-p", "2"], "top_p must be greater than 0 and at most 1"),
         (["--min-new-tokens", "9"], "min_new_tokens (9) is larger than max_new_tokens (4)"),
-        (["--batch-size", "1", "--batch-size", "0"], "batch_size must be 1 or more"),
+        (["--batch-size", "1", "--batch-size", "0"], "--batch-size must be 1 or more"),
         (["--repeats", "0"], "repeats 1 or more"),
-        (["--count", "-1"], "count and watch must be 0 or more"),
-        (["--watch", "-1"], "count and watch must be 0 or more"),
+        (["--count", "-1"], "--count and --watch must be 0 or more"),
+        (["--watch", "-1"], "--count and --watch must be 0 or more"),
         (["--no-texts", "--spec-bench", "answers"], "leave out --no-texts"),
-        (["-d", "none"], "Two arms are called 'none'"),
+        (["-d", "none"], "Two arms are named 'none'"),
         (["-d", "eagle7"], "Unknown drafter 'eagle7'"),
         (["-d", "draft_model:./nowhere"], "There is no model folder './nowhere'"),
         (["-d", "transformers_assisted"], "transformers_assisted needs a draft model"),
@@ -167,7 +167,7 @@ def test_the_same_prompts_twice_are_refused(run: Run, model: Path, questions: Pa
 
 def test_without_an_arm_of_ours_it_is_refused(run: Run, model: Path, questions: Path, out: Path):
     ended = run(*command(model, questions, out, arms=["transformers"]))
-    assert ended.status == 2 and "At least one arm must be ours: add none" in ended.sentence and not out.exists()
+    assert ended.status == 2 and "must use foredraft's loop: add --drafter none" in ended.sentence and not out.exists()
 
 
 def test_a_chat_needs_a_template(run: Run, model: Path, questions: Path, out: Path, tmp_path: Path):
@@ -226,7 +226,7 @@ def test_a_comparison_with_too_few_units_has_an_exit_status_of_its_own(run: Run,
     few = made(tmp_path / "few.jsonl", 2.0, units=FEWEST - 1), made(tmp_path / "slower.jsonl", 1.0)
     ended = run("bench", "--compare", *few)
     assert (ended.status, ended.err) == (UNJUDGED, "") and UNJUDGED not in (0, 1, 2)
-    assert f"Nothing was judged: every arm needs {FEWEST} units" in ended.out
+    assert f"Cannot compare: an arm needs {FEWEST} units" in ended.out
     found = json.loads((ended := run("bench", "--compare", *few, "--json")).out)
     assert (ended.status, found["slower"], found["judged"]) == (UNJUDGED, False, 0)
     made(few[0], 2.0, units=FEWEST)
@@ -238,8 +238,8 @@ def test_files_that_cannot_be_compared_are_one_sentence(run: Run, tmp_path: Path
     a, empty = made(tmp_path / "a.jsonl", 2.0), tmp_path / "empty.jsonl"
     empty.touch()
     ended = run("bench", "--compare", a, empty)
-    assert ended.status == 2 and "nothing in common" in ended.sentence
+    assert ended.status == 2 and "share no arm" in ended.sentence
     ended = run("bench", "--compare", a, tmp_path / "nowhere.jsonl")
     assert ended.status == 2 and "nowhere.jsonl" in ended.sentence
     ended = run("bench", "--compare", a, a, "--tolerance", "2")
-    assert ended.status == 2 and "tolerance is a share" in ended.sentence
+    assert ended.status == 2 and "--tolerance must be at least 0" in ended.sentence

@@ -185,7 +185,7 @@ def test_drafts_are_coloured_on_a_terminal(environment, model: Path):
     with Terminal(["generate", *options, PROMPT], environment) as terminal:
         assert terminal.end() == 0
     assert terminal.seen.count("\x1b[1;32m") >= 3
-    assert "drafted and accepted" in terminal.seen and "9 tokens in" in terminal.seen
+    assert "accepted drafts" in terminal.seen and "9 tokens in" in terminal.seen
 
 
 def test_a_talk_on_a_terminal(environment, model: Path):

@@ -43,13 +43,13 @@ def test_what_people_see(run: Run, model: Path, tmp_path: Path, monkeypatch: pyt
     ended = run("skip", "-m", model, *SMALL, "--prompts", "p.txt", "--temperature", "0.8")
     assert ended.status == 0 and ended.err == "", ended.err
     said = " ".join(ended.out.split())
-    assert "left out in layers" in said and "measured on 24 tokens" in said
+    assert "skipped in layers" in said and "measured on 24 tokens" in said
     assert f"foredraft generate --model {model} --drafter layer_skip:skips.json,num_assistant_tokens=" in said
 
 
 WRONG: dict[str, tuple[tuple[Any, ...], str]] = {
-    "no prompts wanted": (("--count", "0"), "count and longest must be 1 or more"),
-    "no drafts": (("--longest", "0"), "count and longest must be 1 or more"),
+    "no prompts wanted": (("--count", "0"), "--count and --longest must be 1 or more"),
+    "no drafts": (("--longest", "0"), "--count and --longest must be 1 or more"),
     "no trials": (("--trials", "0"), "trials must be 1 or more"),
     "a folder that is not there": (("--out", "absent/skips.json"), "there is no such folder"),
     "too short answers": (("--max-new-tokens", "4", "--longest", "5"), "No answer has 5 tokens"),

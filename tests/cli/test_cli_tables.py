@@ -107,7 +107,7 @@ def test_theory_marks_the_best_length(run: Run):
     assert ended.status == 0
     marked = [line for line in ended.out.splitlines() if "<- best" in line]
     assert [line.split() for line in marked] == [["8", "4.33", "3.09x", "2.17x", "<-", "best"]]
-    assert "Best: 8 drafted tokens a step, 3.09x as fast" in ended.out
+    assert "Best: 8 drafted tokens per step, 3.09x plain" in ended.out
 
 
 def test_theory_as_json(run: Run):
@@ -122,7 +122,7 @@ def test_theory_says_when_nothing_pays_and_when_more_would_pay(run: Run):
     ended = run("theory", "--alpha", ".3", "--cost", ".4")
     assert "No gain" in ended.out and "plain decoding" in ended.out
     assert json.loads(run("theory", "--alpha", ".3", "--cost", ".4", "--json").out)["pays"] is False
-    assert "more would give more" in run("theory", "--alpha", ".9", "--cost", "0").out
+    assert "longer drafts give more" in run("theory", "--alpha", ".9", "--cost", "0").out
 
 
 def test_the_demo_with_the_bundled_models(run: Run):
@@ -142,8 +142,8 @@ def test_the_demo_with_a_model_of_ones_own(run: Run, model: Path):
 
 
 def test_the_demo_fails_if_tokens_differ(run: Run, model: Path, monkeypatch: pytest.MonkeyPatch):
-    held = Contest.held
-    monkeypatch.setattr(Contest, "held", lambda *arguments: replace(held(*arguments), same=False))
+    run_contest = Contest.run
+    monkeypatch.setattr(Contest, "run", lambda *arguments: replace(run_contest(*arguments), same=False))
     ended = run("demo", "-m", model, "-d", "prompt_lookup", PROMPT, "--max-new-tokens", "4", "--runs", "1")
     assert ended.status == 1 and "same tokens: NO" in ended.out
     assert run("demo", "--runs", "0").status == 2

@@ -9,7 +9,7 @@ from cli_cases import PROMPT, Run
 
 import foredraft
 from foredraft.bench.tune.predict import Prediction
-from foredraft.bench.tune.tune import BatchPoint, Question, Trial, Tuner, Tuning
+from foredraft.bench.tune.tune import BatchPoint, Trial, TuneConfig, Tuner, Tuning
 from foredraft.engine.cost_model import CostTable
 from foredraft.heads.formats.tuned import Tuned, read_tuned, write_tuned
 
@@ -72,8 +72,8 @@ def test_the_bundled_model_and_its_head(run: Run, tmp_path: Path, monkeypatch: p
 
 
 WRONG: dict[str, tuple[tuple[Any, ...], str]] = {
-    "no prompts wanted": (("--count", "0"), "count, verify and batch_size must be 1 or more"),
-    "nothing verified": (("--verify", "0"), "count, verify and batch_size must be 1 or more"),
+    "no prompts wanted": (("--count", "0"), "--count, --verify and --batch-size must be 1 or more"),
+    "nothing verified": (("--verify", "0"), "--count, --verify and --batch-size must be 1 or more"),
     "no texts at once": (("--batch-size", "4", "--batch-size", "0"), "must be 1 or more"),
     "no tokens": (("--max-new-tokens", "0"), "max_new_tokens"),
     "a cold temperature": (("--temperature", "-1"), "temperature"),
@@ -84,7 +84,7 @@ WRONG: dict[str, tuple[tuple[Any, ...], str]] = {
     "an unknown method": (("-d", "prompt_lokup"), "Did you mean prompt_lookup?"),
     "an unknown option": (("-d", "prompt_lookup,nodes=3"), "Unknown option of prompt_lookup"),
     "plain decoding": (("-d", "none"), "none is plain decoding"),
-    "nothing that can be had": (("-d", "hydra", *SMALL), "None of the drafters can be had. hydra: hydra needs"),
+    "nothing that can be had": (("-d", "hydra", *SMALL), "No drafter could be loaded: hydra: hydra needs"),
     "no room for drafts": (("--max-new-tokens", "1", "--batch-size", "1"), "no step drafted anything"),
     "a word too many": (("prompt_lookup",), "prompt_lookup"),
 }
@@ -125,13 +125,13 @@ POINTS = (BatchPoint(1, 2.0), BatchPoint(4, 1.3), BatchPoint(8, 0.9))
 def tune(run: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """What the command prints and writes where this was found."""
 
-    def tune(chosen: Trial | None, off_from: int | None, *arguments: str) -> tuple[str, Tuned, Question]:
-        asked: list[Question] = []
+    def tune(chosen: Trial | None, off_from: int | None, *arguments: str) -> tuple[str, Tuned, TuneConfig]:
+        asked: list[TuneConfig] = []
         trials = (*OTHERS, TREE, SMALLER, *CHAINS, OWN)
         batches = POINTS if chosen is not None else ()
         found = Tuning(trials, chosen, batches, off_from, (CostTable((1,), (1.0,)),), ("hydra: [no] heads.",))
 
-        def scripted(self: Tuner, question: Question) -> Tuning:
+        def scripted(self: Tuner, question: TuneConfig) -> Tuning:
             asked.append(question)
             return found
 
@@ -145,10 +145,10 @@ def tune(run: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_the_choice_is_said_in_a_line_and_by_batch(tune: Any):
     out, written, _ = tune(TREE, 8)
-    assert f"Best: {TREE.spec}, 2.00 times as fast as plain decoding." in out, "brackets are part of a path"
-    assert "By batch size: 2.00 at 1, 1.30 at 4, 0.90 at 8; no gain from 8 on." in out
+    assert f"Best: {TREE.spec}, 2.00x plain decoding." in out, "brackets are part of a path"
+    assert "Speed-up by batch size: 2.00 at 1, 1.30 at 4, 0.90 at 8; no gain from batch size 8." in out
     assert "Not tried: hydra: [no] heads." in out
-    assert "6 configurations were predicted, 6 of them run." in out
+    assert "6 configurations predicted, 6 run." in out
     assert (written.drafter, written.off_from) == (TREE.spec, 8)
     assert written.facts is not None and len(written.facts["tried"]) == 6
     assert written.facts["batches"][1] == {"batch": 4, "speed_up": 1.3}
@@ -156,7 +156,7 @@ def test_the_choice_is_said_in_a_line_and_by_batch(tune: Any):
 
 def test_it_says_that_it_pays_at_all_of_them(tune: Any):
     out, written, _ = tune(TREE, None)
-    assert "a gain at all of them." in out and written.off_from == 0
+    assert "faster at every size." in out and written.off_from == 0
 
 
 def test_it_says_plainly_that_speculation_does_not_pay(tune: Any):

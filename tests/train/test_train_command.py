@@ -12,7 +12,7 @@ from trainees import log_of
 import foredraft
 from foredraft.cli import main
 from foredraft.cli.train import Progress
-from foredraft.train.checkpoint import alone
+from foredraft.train.checkpoint import lock_folder
 from foredraft.train.heads import validate
 
 SHORT = ("--tokens", "128", "--length", "32", "--batch", "2", "--precision", "fp32", "--report", "1", "--device", "cpu")
@@ -78,7 +78,7 @@ def test_a_target_is_tuned_with_its_heads(train: Train, tmp_path: Path):
     head = out / "head"
     assert f"are in {head}. To use them: --model {head} --drafter medusa:{head}\n" in ended.err
     assert train("medusa2", "--out", str(out), *SHORT, *more, "--store", "1").err == (
-        "foredraft: medusa2 changes the target as it goes, so hidden states cannot be kept: leave out --store.\n"
+        "foredraft: medusa2 trains the target too, so hidden states cannot be stored: remove --store.\n"
     )
 
 
@@ -86,7 +86,7 @@ def test_a_draft_is_pruned_and_drafts(train: Train, place: Path, tmp_path: Path)
     out = tmp_path / "out"
     ended = train("prune", "--out", str(out), *SHORT, "--shape", "layers=1,heads=2", "--recipe", "texts=2")
     assert (ended.status, ended.out) == (0, ""), ended.err
-    assert f"The draft is in {out / 'draft'}. To use it: --drafter draft_model:{out / 'draft'}\n" in ended.err
+    assert f"The draft model is in {out / 'draft'}. To use it: --drafter draft_model:{out / 'draft'}\n" in ended.err
     assert "of 3 goes · loss " in ended.err and "step 2 of 2 · loss " in ended.err
     generator = foredraft.load(str(place / "target"), drafter=f"draft_model:{out / 'draft'}", device="cpu")
     assert generator.generate("abacus barb", max_new_tokens=24).stats.drafted > 0
@@ -99,7 +99,7 @@ def test_drafts_are_boosted_on_the_targets_own_words(train: Train, place: Path, 
     ended = train("boost", "--out", str(tmp_path), *SHORT, *drafts, *more)
     assert ended.status == 0, ended.err
     assert "answer 25 of 25" in ended.err and "draft 2 of 2 learns " in ended.err
-    assert f"The drafts are in {tmp_path / '1' / 'draft'} and {tmp_path / '2' / 'draft'}." in ended.err
+    assert f"The draft models are in {tmp_path / '1' / 'draft'} and {tmp_path / '2' / 'draft'}." in ended.err
 
 
 def test_flags_that_say_nothing_to_a_recipe_are_refused(train: Train, tmp_path: Path):
@@ -107,8 +107,8 @@ def test_flags_that_say_nothing_to_a_recipe_are_refused(train: Train, tmp_path: 
     assert train("medusa", *out, "--draft", "sample-draft").err == "foredraft: medusa has no --draft.\n"
     assert train("eagle", *out, "--shape", "layers=2").err == "foredraft: eagle has no --shape.\n"
     assert train("prune", *out, "--shape", "layers=2", "--own-heads").err == "foredraft: prune has no --own-heads.\n"
-    assert "prune needs --shape, such as layers=2,hidden=256" in train("prune", *out).err
-    assert "hidden=33 cannot be: the model has 32" in train("prune", *out, *SHORT, "--shape", "hidden=33").err
+    assert "prune needs --shape, e.g. layers=2,hidden=256" in train("prune", *out).err
+    assert "Invalid hidden=33: the model has 32" in train("prune", *out, *SHORT, "--shape", "hidden=33").err
     assert "Unknown recipe 'cut'. Known: " in train("cut", *out).err
 
 
@@ -135,7 +135,7 @@ def test_on_the_targets_own_words(train: Train, tmp_path: Path):
         ("eagle3", ("--batch", "0"), "batch must be 1 or more"),
         ("eagle3", ("--precision", "fp8"), "Unknown precision 'fp8'"),
         ("eagle3", ("--taps", "3", "--taps", "1"), "taps must be different layers, from low to high"),
-        ("eagle3", ("--length", "4"), "Texts of 4 tokens are too short for 5 steps"),
+        ("eagle3", ("--length", "4"), "Samples of 4 tokens are too short for 5 steps"),
         ("eagle3", ("--length", "4000"), "too few for 17 windows of 4000"),
         ("medusa", ("--heads", "0"), "heads and layers must be 1 or more"),
         ("medusa", ("--device", "cuda:9"), "Training would run on "),
@@ -150,21 +150,18 @@ def test_one_sentence_for_what_cannot_be(train: Train, tmp_path: Path, method: s
 
 def test_data_that_is_not_there(train: Train, tmp_path: Path):
     out = ("--out", str(tmp_path / "out"))
-    assert "There is no training text: give --data FILE" in train("medusa", *out, data="").err
-    assert "There is no training text at 'nowhere.jsonl'" in train("medusa", *out, *SHORT, data="nowhere.jsonl").err
+    assert "No training data: give --data FILE" in train("medusa", *out, data="").err
+    assert "Training data not found: 'nowhere.jsonl'" in train("medusa", *out, *SHORT, data="nowhere.jsonl").err
     odd = tmp_path / "odd.jsonl"
     odd.write_text('{"ids": [5, 96]}\n')
-    assert (
-        "has the token id 96; the target's vocabulary ends before it"
-        in train("medusa", *out, *SHORT, data=str(odd)).err
-    )
+    assert "has the token id 96, beyond the target's vocabulary" in train("medusa", *out, *SHORT, data=str(odd)).err
 
 
 def test_another_learning_rate_is_refused_where_a_run_was_begun(train: Train, tmp_path: Path):
     out = ("--out", str(tmp_path / "out"), *SHORT)
     assert train("medusa", *out).status == 0
     ended = train("medusa", *out, "--lr", "0.5")
-    assert ended.status == 2 and "was begun with another lr; give the same options to go on" in ended.err
+    assert ended.status == 2 and "started with another lr; use the same options to resume it" in ended.err
 
 
 def test_a_run_that_goes_on_says_so(train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -176,26 +173,26 @@ def test_a_run_that_goes_on_says_so(train: Train, tmp_path: Path, monkeypatch: p
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Progress, "tell", interrupt)
+        patch.setattr(Progress, "report", interrupt)
         ended = train("medusa", *out, "--checkpoint", "1")
     assert (ended.status, ended.err.count("\n")) == (130, 1)
     assert "Interrupted at step 2; the same command continues from the last checkpoint." in ended.err
     ended = train("medusa", *out, "--validate", "1", "--checkpoint", "7")
     assert ended.status == 0 and ended.err.startswith("resumed after step 1 of 2 and 0:00:0"), ended.err
-    assert train("medusa", *out).err.startswith("all 2 steps were done before\n")
+    assert train("medusa", *out).err.startswith("all 2 steps were already done\n")
 
 
 def test_a_folder_in_use_and_one_that_cannot_be(train: Train, tmp_path: Path):
     for more in ((), ("--regenerate", "--answers", "1")):
-        with alone(tmp_path):
+        with lock_folder(tmp_path):
             ended = train("medusa", "--out", str(tmp_path), *SHORT, *more)
-        sentence = f"Another run is at work in {tmp_path}: wait until it has ended, or take another folder."
+        sentence = f"Another run uses {tmp_path}: wait until it ends, or use another folder."
         assert ended == (2, "", f"foredraft: {sentence}\n")
     (tmp_path / "file").touch()
     for more in ((), ("--regenerate",)):
         ended = train("medusa", "--out", str(tmp_path / "file"), *SHORT, *more)
         assert (ended.status, ended.err.count("\n")) == (2, 1)
-        assert f"Nothing can be written to the folder {tmp_path}" in ended.err
+        assert f"Cannot write to the folder {tmp_path}" in ended.err
 
 
 def test_help_shows_what_belongs_together(train: Train, capsys: pytest.CaptureFixture[str]):

@@ -131,17 +131,17 @@ def test_a_killed_run_ends_where_it_would_have_ended(place: Path, tmp_path: Path
     given: dict[str, Any] = {"drafts": (draft,), "recipe_options": Options(loss="jsd"), "store": 0.5}
     train_draft("draft", place, tmp_path / "whole", **given)
     with pytest.raises(KeyboardInterrupt):
-        train_draft("draft", place, tmp_path / "cut", tell=stop_at(5), **given)
+        train_draft("draft", place, tmp_path / "cut", report=stop_at(5), **given)
     train_draft("draft", place, tmp_path / "cut", **given)
     assert_same_run(tmp_path / "cut", tmp_path / "whole")
-    with pytest.raises(OptionError, match="was begun with another loss;"):
+    with pytest.raises(OptionError, match="started with another loss;"):
         train_draft("draft", place, tmp_path / "cut", drafts=(draft,))
 
 
 def test_boosted_drafts_learn_what_those_before_them_miss(place: Path, tmp_path: Path, draft: str):
     given: dict[str, Any] = {"drafts": (draft, draft, draft), "recipe_options": boost.Options(easy=0.25)}
     lines: list[dict[str, Any]] = []
-    folders = train_draft("boost", place, tmp_path / "whole", LONG, tell=lines.append, **given)
+    folders = train_draft("boost", place, tmp_path / "whole", LONG, report=lines.append, **given)
     assert folders == [tmp_path / "whole" / number / "draft" for number in ("1", "2", "3")]
     counts = [np.load(next((tmp_path / "whole" / number).glob("missed-*"))) for number in ("1", "2")]
     assert set(np.unique(counts[0])) <= {0.0, 0.25, 1.0} and 0.05 < (counts[0] == 0.25).mean() < 1
@@ -149,7 +149,7 @@ def test_boosted_drafts_learn_what_those_before_them_miss(place: Path, tmp_path:
     said = [line["note"] for line in lines if "note" in line]
     assert said[0] == "draft 1 of 3 learns 100% of the text" and len(said) == 3
     with pytest.raises(KeyboardInterrupt):
-        train_draft("boost", place, tmp_path / "cut", LONG, tell=stop_at(80, 2), **given)
+        train_draft("boost", place, tmp_path / "cut", LONG, report=stop_at(80, 2), **given)
     train_draft("boost", place, tmp_path / "cut", LONG, **given)
     for number in ("1", "2", "3"):
         assert_same_run(tmp_path / "cut" / number, tmp_path / "whole" / number)
@@ -186,18 +186,18 @@ def test_a_draft_that_agrees_everywhere_leaves_nothing_to_the_next(place: Path, 
     shutil.copytree(place / "target", tmp_path / "target")
     load_model(str(place / "target"), device="cpu").model.bfloat16().float().save_pretrained(tmp_path / "target")
     given = {"drafts": (str(tmp_path / "target"), draft), "recipe_options": boost.Options()}
-    with pytest.raises(DataError, match="nothing is left to learn"):
+    with pytest.raises(DataError, match="already match the target"):
         train_draft("boost", tmp_path, tmp_path / "out", replace(SHORT, tokens=64, lr=1e-9), **given)
 
 
 @pytest.mark.parametrize(
     ("method", "given", "sentence"),
     [
-        ("draft", {}, "draft trains a model: name what to begin with, as --draft MODEL."),
+        ("draft", {}, "draft trains a model: give the initial model with --draft MODEL."),
         ("draft", {"drafts": ("a", "b")}, "draft takes one --draft, not 2; boost takes several."),
-        ("draft", {"drafts": ("a",), "shape": Shape(layers=1)}, "draft has no --shape: that is for prune."),
-        ("prune", {}, "prune needs --shape, such as layers=2,hidden=256."),
-        ("boost", {"drafts": ("a",)}, "boost trains 2 or more models: name what to begin with, as --draft MODEL."),
+        ("draft", {"drafts": ("a",), "shape": Shape(layers=1)}, "draft has no --shape, which is for prune."),
+        ("prune", {}, "prune needs --shape, e.g. layers=2,hidden=256."),
+        ("boost", {"drafts": ("a",)}, "boost trains 2 or more models: give the initial model with --draft MODEL."),
     ],
 )
 def test_what_is_missing_has_a_sentence(method: str, given: dict[str, Any], sentence: str, place: Path, tmp_path: Path):

@@ -16,8 +16,8 @@ from trainees import target
 import tiny
 from foredraft.heads.nets.target_parts import FINAL
 from foredraft.train.data import features
-from foredraft.train.data.batches import Live
-from foredraft.train.data.features import Stored, fingerprint
+from foredraft.train.data.batches import LiveFeatures
+from foredraft.train.data.features import StoredFeatures, fingerprint
 
 WINDOWS, LENGTH, WIDTH = 6, 8, 32
 SHAPE = (WINDOWS, LENGTH, WIDTH)
@@ -30,7 +30,7 @@ class Counting:
     """The target, and how often it was asked."""
 
     def __init__(self) -> None:
-        self.live = Live(target(), contextlib.nullcontext)
+        self.live = LiveFeatures(target(), contextlib.nullcontext)
         self.asked: list[list[int]] = []
 
     def read(self, windows: list[int], tokens: Tensor, taps: tuple[int, ...]) -> dict[int, Tensor]:
@@ -43,15 +43,15 @@ def tokens(windows: list[int]) -> Tensor:
     return ids[windows]
 
 
-def stored(folder: Path, live: Any = None, taps: tuple[int, ...] = TAPS, **options: Any) -> Stored:
-    return Stored(folder / "target", live or Counting(), taps, SHAPE, **{"bound": 10**9, **options})
+def stored(folder: Path, live: Any = None, taps: tuple[int, ...] = TAPS, **options: Any) -> StoredFeatures:
+    return StoredFeatures(folder / "target", live or Counting(), taps, SHAPE, **{"bound": 10**9, **options})
 
 
-def read(source: Stored, windows: list[int], taps: tuple[int, ...] = TAPS) -> dict[int, Tensor]:
+def read(source: StoredFeatures, windows: list[int], taps: tuple[int, ...] = TAPS) -> dict[int, Tensor]:
     return source.read(windows, tokens(windows), taps)
 
 
-def assert_right(source: Stored, windows: list[int], taps: tuple[int, ...] = TAPS) -> None:
+def assert_right(source: StoredFeatures, windows: list[int], taps: tuple[int, ...] = TAPS) -> None:
     """What comes is what the target says, rounded to bfloat16, in float32."""
     said, wanted = read(source, windows, taps), target().read(tokens(windows), taps)
     assert set(said) == set(taps)
@@ -136,7 +136,7 @@ def test_a_disk_that_was_full_before(tmp_path: Path):
         source = stored(tmp_path, live)
     assert_right(source, [0, 1])
     (tmp_path / "b").write_text("a file where the folder would be")
-    assert_right(Stored(tmp_path / "b", live, TAPS, SHAPE, bound=10**9), [0, 1])  # type: ignore[arg-type]
+    assert_right(StoredFeatures(tmp_path / "b", live, TAPS, SHAPE, bound=10**9), [0, 1])  # type: ignore[arg-type]
     assert live.asked == [[0, 1], [0, 1]]
 
 

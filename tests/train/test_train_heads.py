@@ -12,7 +12,7 @@ from foredraft.core.errors import OptionError
 from foredraft.heads.nets.hydra import Hydra
 from foredraft.heads.nets.target_parts import FINAL
 from foredraft.train.heads import eagle, medusa_hydra as recipes
-from foredraft.train.recipe import Lesson, Recipe
+from foredraft.train.recipe import Recipe, TrainBatch
 
 NETS = {
     "medusa": heads.medusa,
@@ -40,7 +40,7 @@ def causal(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return (scores.masked_fill(ahead, -torch.inf).softmax(-1) @ value).transpose(1, 2)
 
 
-def logits_of(net: Any, of: Lesson, text: int, row: int, head: int) -> Tensor:
+def logits_of(net: Any, of: TrainBatch, text: int, row: int, head: int) -> Tensor:
     """What head ``head`` says at this row, alone."""
     hidden = of.hidden[FINAL]
     if not isinstance(net, Hydra):
@@ -52,7 +52,7 @@ def logits_of(net: Any, of: Lesson, text: int, row: int, head: int) -> Tensor:
     return net.logits(hidden[text, row][None, None], tokens[None, None], head)[0, 0]
 
 
-def slow_loss(net: Any, of: Lesson, *, teacher: bool = True, decay: float = 1.0) -> Tensor:
+def slow_loss(net: Any, of: TrainBatch, *, teacher: bool = True, decay: float = 1.0) -> Tensor:
     """Head i at row j says token j + 2 + i: its label is that token, or the law that the target had of it."""
     batch, length = of.tokens.shape
     total = torch.zeros((), dtype=torch.float64)
@@ -86,7 +86,9 @@ def test_a_share_of_the_rows_estimates_without_bias(name: str):
     with torch.no_grad():
         whole = float(recipe_of(net)(once)["loss"])
         recipe = recipe_of(net, share=0.3)
-        lessons = (Lesson(once.tokens.expand(40, -1), once.weights.expand(40, -1), many, seed) for seed in range(10))
+        lessons = (
+            TrainBatch(once.tokens.expand(40, -1), once.weights.expand(40, -1), many, seed) for seed in range(10)
+        )
         draws = torch.stack([recipe(each)["loss"] for each in lessons])
     error = float(draws.std()) / 10**0.5
     assert error > 0 and abs(float(draws.mean()) - whole) < 4 * error
@@ -95,11 +97,11 @@ def test_a_share_of_the_rows_estimates_without_bias(name: str):
 def test_heads_that_are_told_how_to_fail():
     with pytest.raises(OptionError, match="share must be above 0"):
         recipes.Options(share=0.0)
-    with pytest.raises(OptionError, match="Texts of 4 tokens are too short for 3 heads"):
+    with pytest.raises(OptionError, match="Samples of 4 tokens are too short for 3 heads"):
         recipe_of(made("medusa"))(lesson(target(double=True), (FINAL,), length=4))
 
 
-def slow_eagle(net: Any, of: Lesson, regression: float = 1.0, classification: float = 0.1) -> Tensor:
+def slow_eagle(net: Any, of: TrainBatch, regression: float = 1.0, classification: float = 0.1) -> Tensor:
     """Row j reads f_j and token j + 1 at position j, and is to be f_{j+1}."""
     batch, length = of.tokens.shape
     truth = of.hidden[FINAL]

@@ -17,11 +17,11 @@ import random_heads as heads
 import tiny
 from foredraft.core.errors import ForedraftError, OptionError
 from foredraft.heads.nets.target_parts import FINAL
-from foredraft.train.data.batches import Lessons, Live
+from foredraft.train.data.batches import LiveFeatures, TrainBatches
 from foredraft.train.data.tokens import TokenStore
 from foredraft.train.heads.medusa_hydra import MedusaRecipe, Options
 from foredraft.train.loop import LoopOptions, train
-from foredraft.train.precision import even_norms
+from foredraft.train.precision import cast_norm_inputs
 
 LENGTH = 10
 
@@ -30,7 +30,7 @@ class Poisoned:
     """A target whose third answer holds a number that is none."""
 
     def __init__(self) -> None:
-        self._live = Live(target(), contextlib.nullcontext)
+        self._live = LiveFeatures(target(), contextlib.nullcontext)
         self._reads = 0
 
     def read(self, windows: list[int], tokens: Tensor, taps: tuple[int, ...]) -> dict[int, Tensor]:
@@ -39,11 +39,11 @@ class Poisoned:
         return {tap: states * factor for tap, states in self._live.read(windows, tokens, taps).items()}
 
 
-def texts(source: Any = None) -> Lessons:
+def texts(source: Any = None) -> TrainBatches:
     """Forty windows of random tokens that all count."""
     ids = torch.randint(tiny.VOCAB, (40 * LENGTH,), generator=torch.Generator().manual_seed(1)).int().numpy()
     store = TokenStore(ids, np.ones(len(ids), np.uint8), Path())
-    return Lessons(store, source or Live(target(), contextlib.nullcontext), (FINAL,), LENGTH, "cpu")
+    return TrainBatches(store, source or LiveFeatures(target(), contextlib.nullcontext), (FINAL,), LENGTH, "cpu")
 
 
 def trained(folder: Path, source: Any = None, **options: Any) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
@@ -92,7 +92,7 @@ def test_two_batches_of_one_are_a_batch_of_two(tmp_path: Path):
 
 def test_one_step_is_adam_along_the_clipped_gradient(tmp_path: Path):
     net = heads.medusa(target(), own_heads=False).requires_grad_(True)
-    loss = MedusaRecipe(net, Options(share=1.0))(texts().lesson(0, LoopOptions(batch=2, length=LENGTH), (0, 1)))["loss"]
+    loss = MedusaRecipe(net, Options(share=1.0))(texts().batch(0, LoopOptions(batch=2, length=LENGTH), (0, 1)))["loss"]
     gradients = torch.autograd.grad(loss, list(net.parameters()))
     norm = float(torch.stack([gradient.norm() for gradient in gradients]).norm())
     for clip in (0.01 * norm, 100 * norm):
@@ -146,13 +146,13 @@ def test_mixed_precision_says_nothing(tmp_path: Path):
         torch.set_warn_always(False)
     norm = torch.nn.RMSNorm(8)
     x = torch.randn(2, 8).bfloat16()
-    even_norms(norm)
+    cast_norm_inputs(norm)
     assert torch.equal(norm(x), torch.nn.functional.rms_norm(x.float(), (8,)))
 
 
 @pytest.mark.parametrize("report", [1, 100])
 def test_a_loss_that_is_no_number_ends_it_and_is_never_kept(tmp_path: Path, report: int):
-    with pytest.raises(ForedraftError, match="loss at step [34] is no number.*a lower lr may help"):
+    with pytest.raises(ForedraftError, match="not finite at step [34]; try a lower --lr"):
         trained(tmp_path, Poisoned(), report=report, checkpoint=2)
     kept = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
     assert kept["step"] == 2 and all(weight.isfinite().all() for weight in kept["net"].values())

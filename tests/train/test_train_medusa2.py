@@ -27,7 +27,7 @@ from foredraft.model.hf import CausalLM
 from foredraft.model.load import load_model
 from foredraft.train.heads.medusa2 import Joint, Medusa2Recipe, Options
 from foredraft.train.heads.recipes import HeadShape
-from foredraft.train.recipe import Lesson
+from foredraft.train.recipe import TrainBatch
 
 LONG = replace(SHORT, tokens=40 * 64, lr=1e-2, validate=20, checkpoint=12, report=1)
 """Forty steps: twelve of the heads alone, eight in which they come to count, twenty."""
@@ -47,7 +47,7 @@ def recipe_of(own_heads: bool = True, **options: Any) -> tuple[Medusa2Recipe, Ca
     return Medusa2Recipe(joint, Options(**{"share": 1.0, **options})), of
 
 
-def slow_loss(recipe: Medusa2Recipe, of: CausalLM, texts: Lesson, weight: float, before: Any = None) -> Tensor:
+def slow_loss(recipe: Medusa2Recipe, of: CausalLM, texts: TrainBatch, weight: float, before: Any = None) -> Tensor:
     """The target's loss, row by row, and that of each head against what the target says, taken as given."""
     head, rows = recipe.net.head, range(texts.tokens.shape[1] - 1)
     output = of.model(input_ids=texts.tokens, output_hidden_states=True, use_cache=False)
@@ -144,7 +144,7 @@ def test_a_killed_run_ends_where_it_would_have_ended(place: Path):
     """Six steps, of which two are the heads' alone; it is killed after the fifth and goes on from the fourth."""
     train_head("medusa2", place, place / "undisturbed")
     with pytest.raises(KeyboardInterrupt):
-        train_head("medusa2", place, place / "killed", tell=stop_after_5)
+        train_head("medusa2", place, place / "killed", report=stop_after_5)
     kept = torch.load(place / "killed" / "checkpoint.pt")
     assert kept["step"] == 4 and len(kept["optimizer"]["state"]) == len(kept["net"])
     train_head("medusa2", place, place / "killed")
@@ -177,7 +177,7 @@ def test_the_files_say_whose_heads_they_are(place: Path, whole: Path):
         said = json.loads(file.read_text())
         assert said["model"] == "target"
         assert said["target"].startswith(
-            "the model in head/, which was tuned from target with the heads: lossless for it"
+            "the model in head/, tuned from target together with the heads: lossless for it"
         )
 
 
@@ -193,7 +193,7 @@ def test_it_goes_on_from_heads_that_learned_alone(place: Path):
 
 
 def test_states_cannot_be_kept_of_a_target_that_changes(place: Path):
-    with pytest.raises(OptionError, match="medusa2 changes the target as it goes.*leave out --store"):
+    with pytest.raises(OptionError, match="medusa2 trains the target too.*remove --store"):
         train_head("medusa2", place, place / "stored", store=1.0)
     assert not (place / "stored").exists()
 
@@ -202,7 +202,7 @@ def test_states_cannot_be_kept_of_a_target_that_changes(place: Path):
     ("options", "sentence"),
     [
         ({"own": "mse"}, "Unknown own loss 'mse'. Known: ce, kl"),
-        ({"alone": 1.0}, "alone must be from 0 to less than 1"),
+        ({"alone": 1.0}, "alone must be at least 0 and below 1"),
         ({"ramp": -0.1}, "ramp from 0 to 1"),
         ({"pace": 0.0}, "weight and pace must be above 0"),
     ],

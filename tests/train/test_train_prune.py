@@ -19,9 +19,9 @@ from foredraft.heads.nets.pruning_masks import Kept, Lagrange, Masks, PruningMas
 from foredraft.model.hf import CausalLM
 from foredraft.model.load import load_model
 from foredraft.model.pruning import Masking, cut, sizes_of
-from foredraft.train.drafts.importance import important
+from foredraft.train.drafts.importance import select_by_importance
 from foredraft.train.drafts.prune import Options, Shape
-from foredraft.train.recipe import Lesson
+from foredraft.train.recipe import TrainBatch
 
 SIZES = Sizes(layers=4, hidden=32, intermediate=48, heads=4, groups=2)
 KEPT = Kept((0, 3), tuple(range(1, 32, 2)), ((1,), (0,)), (tuple(range(0, 48, 2)), tuple(range(10, 34))))
@@ -34,10 +34,10 @@ def ids(count: int = 2, length: int = 16, seed: int = 0) -> Tensor:
     return torch.randint(tiny.VOCAB, (count, length), generator=torch.Generator().manual_seed(seed))
 
 
-def lessons(count: int = 4, of: Any = None) -> list[Lesson]:
+def lessons(count: int = 4, of: Any = None) -> list[TrainBatch]:
     """Random texts, or what a model says of itself: of all models, it says that best."""
     texts = ids(count) if of is None else of.generate(ids(count, 2), max_new_tokens=30, do_sample=False)
-    return [Lesson(text[None], torch.ones(1, len(text)), {}, 0) for text in texts]
+    return [TrainBatch(text[None], torch.ones(1, len(text)), {}, 0) for text in texts]
 
 
 def masked_logits(model: Any, masks: Masks, tokens: Tensor) -> Tensor:
@@ -88,18 +88,21 @@ def test_other_layouts_are_refused():
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("layers=5", "layers=5 cannot be: the model has 4, so it must be from 1 to 4."),
-        ("hidden=0", "hidden=0 cannot be: the model has 32, so it must be from 1 to 32."),
-        ("intermediate=49", "intermediate=49 cannot be: the model has 48, so it must be from 1 to 48."),
-        ("heads=6", "heads=6 cannot be: the model has 4, so it must be from 1 to 4."),
-        ("kv_heads=3", "kv_heads=3 cannot be: the model has 2, so it must be from 1 to 2."),
+        ("layers=5", "Invalid layers=5: the model has 4, so it must be from 1 to 4."),
+        ("hidden=0", "Invalid hidden=0: the model has 32, so it must be from 1 to 32."),
+        ("intermediate=49", "Invalid intermediate=49: the model has 48, so it must be from 1 to 48."),
+        ("heads=6", "Invalid heads=6: the model has 4, so it must be from 1 to 4."),
+        ("kv_heads=3", "Invalid kv_heads=3: the model has 2, so it must be from 1 to 2."),
         (
             "heads=3",
-            "heads=3 cannot be: 2 query heads share a key-value head and groups are kept whole; kv_heads=1 has ",
+            "Invalid heads=3: 2 query heads share a key-value head, and groups are pruned whole; use kv_heads=1 ",
         ),
-        ("heads=4,kv_heads=1", "heads=4 cannot be: 2 query heads share a key-value head and groups are kept whole;"),
-        ("heads=1", "kv_heads=1 has heads=2."),
-        ("layers=4,hidden=32", "The shape is the model's own, so nothing can be pruned; name a part, as in layers=2."),
+        ("heads=4,kv_heads=1", "Invalid heads=4: 2 query heads share a key-value head, and groups are pruned whole;"),
+        ("heads=1", "kv_heads=1 (heads=2)."),
+        (
+            "layers=4,hidden=32",
+            "The shape equals the model's, so nothing is pruned: give a smaller one",
+        ),
         ("width=3", "Unknown option of --shape 'width'. Known: heads, hidden, intermediate, kv_heads, layers."),
         ("layers", "The option 'layers' is not of the form option=value."),
         ("layers=two", "The option layers=two has a value of the wrong type."),
@@ -143,8 +146,8 @@ def planted() -> Any:
 def test_importance_keeps_the_planted_parts():
     wanted, said = Sizes(layers=2, hidden=16, intermediate=24, heads=2, groups=1), []
     model = planted()
-    assert important(model, lessons(8, model), wanted, said.append) == KEPT
-    assert sorted(sentence.split(" goes")[0] for sentence in said) == ["layer 2 of 4", "layer 3 of 4"]
+    assert select_by_importance(model, lessons(8, model), wanted, said.append) == KEPT
+    assert sorted(sentence.split(" · ")[0] for sentence in said) == ["removed layer 2 of 4", "removed layer 3 of 4"]
 
 
 def test_scores_are_mean_absolute_gradients_of_the_factors():
@@ -152,7 +155,7 @@ def test_scores_are_mean_absolute_gradients_of_the_factors():
     model = tiny.build("llama", num_hidden_layers=2).double()
     texts, sizes = lessons(3), sizes_of(model)
 
-    def loss(masks: Masks, text: Lesson) -> float:
+    def loss(masks: Masks, text: TrainBatch) -> float:
         log_q = masked_logits(model, masks, text.tokens)[0, :-1].log_softmax(-1)
         return -float(log_q.gather(-1, text.tokens[0, 1:, None]).mean())
 
@@ -168,7 +171,7 @@ def test_scores_are_mean_absolute_gradients_of_the_factors():
 
     groups = torch.tensor([[score("groups", (layer, group)) for group in range(2)] for layer in range(2)])
     inner = torch.tensor([[score("intermediate", (layer, dim)) for dim in range(48)] for layer in range(2)])
-    kept = important(model, texts, replace(sizes, heads=2, groups=1, intermediate=5))
+    kept = select_by_importance(model, texts, replace(sizes, heads=2, groups=1, intermediate=5))
     assert kept.groups == tuple((int(row.argmax()),) for row in groups)
     assert kept.intermediate == tuple(tuple(sorted(row.topk(5).indices.tolist())) for row in inner)
 
@@ -242,7 +245,7 @@ def test_a_killed_run_ends_where_it_would_have_ended(place: Path, tmp_path: Path
     whole = train_draft("prune", place, tmp_path / "whole", **given)[0]
     for step, stage in ((3, 1), (5, 2)) if options.by == "masks" else ((5, 1),):
         with pytest.raises(KeyboardInterrupt):
-            train_draft("prune", place, tmp_path / "cut", tell=stop_at(step, stage), **given)
+            train_draft("prune", place, tmp_path / "cut", report=stop_at(step, stage), **given)
     assert log_of(tmp_path / "cut")[-1]["step"] == 5
     again = train_draft("prune", place, tmp_path / "cut", **given)[0]
     assert_same_run(tmp_path / "cut", tmp_path / "whole")
@@ -270,7 +273,7 @@ def test_the_outcome_is_a_model_of_that_shape_that_drafts(place: Path, tmp_path:
 
 def test_another_shape_begins_anew_or_is_refused(place: Path, tmp_path: Path):
     train_draft("prune", place, tmp_path, shape=HALF, recipe_options=Options(texts=3))
-    with pytest.raises(OptionError, match="was begun with another shape; give the same options to go on"):
+    with pytest.raises(OptionError, match="started with another shape; use the same options to resume it"):
         train_draft("prune", place, tmp_path, shape=replace(HALF, layers=1), recipe_options=Options(texts=3))
     (tmp_path / "checkpoint.pt").unlink()  # then what is kept of the first shape must not be taken
     train_draft("prune", place, tmp_path, shape=replace(HALF, layers=1), recipe_options=Options(texts=3))
@@ -289,7 +292,7 @@ def test_masks_leave_a_model_alone_that_is_not_tuned(place: Path, tmp_path: Path
 def test_the_target_is_as_it_was(place: Path):
     target = CausalLM(tiny.build("llama", num_hidden_layers=4), fast=False)
     before = copy.deepcopy(target.model.state_dict())
-    important(target.model, lessons(), replace(SIZES, layers=1))
+    select_by_importance(target.model, lessons(), replace(SIZES, layers=1))
     assert all(torch.equal(weight, before[name]) for name, weight in target.model.state_dict().items())
 
 

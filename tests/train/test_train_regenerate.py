@@ -16,11 +16,11 @@ from foredraft.core.errors import DataError, OptionError
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.engine.generator import Generator
 from foredraft.engine.reference import reference
-from foredraft.train.data.regenerate import Answers, regenerate
+from foredraft.train.data.regenerate import RegenerateOptions, regenerate
 from foredraft.train.data.sources import read_sources
 from foredraft.train.data.tokens import encoded
 
-GREEDY = Answers(count=7, prompt_tokens=6, new_tokens=9, temperature=0.0, batch=3)
+GREEDY = RegenerateOptions(count=7, prompt_tokens=6, new_tokens=9, temperature=0.0, batch=3)
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +38,10 @@ def speaker(place: Path) -> Iterator[Generator]:
     generator.close()
 
 
-def answers(speaker: Generator, source: Path, out: Path, options: Answers = GREEDY, tell: Any = lambda line: None):
-    regenerate(speaker, [str(source)], out, options, tell)
+def answers(
+    speaker: Generator, source: Path, out: Path, options: RegenerateOptions = GREEDY, report: Any = lambda line: None
+):
+    regenerate(speaker, [str(source)], out, options, report)
     return [json.loads(line) for line in out.read_text().splitlines()]
 
 
@@ -69,13 +71,13 @@ def test_progress_is_told_while_answers_are_made(
 ):
     out, told = tmp_path / "answers.jsonl", []
 
-    def tell(line: dict[str, Any]) -> None:
+    def report(line: dict[str, Any]) -> None:
         written = out.read_text().count("\n") if out.exists() else 0
         assert line["answers"] == written, "an interruption says how many are kept"
         told.append((len(steps), line))
 
     options = replace(GREEDY, new_tokens=40, batch=batch)
-    answers(speaker, place / "texts.jsonl", out, options, tell)
+    answers(speaker, place / "texts.jsonl", out, options, report)
     assert told[0] == (0, {"answers": 0, "of": 7})
     assert told[-1] == (len(steps), {"answers": 7, "of": 7, "left": 0.0})
     times = [at for at, _ in told]
@@ -109,20 +111,20 @@ def test_it_goes_on_after_a_line_that_was_cut_off(place: Path, speaker: Generato
 def test_two_calls_never_write_one_file(place: Path, speaker: Generator, tmp_path: Path):
     refused: list[str] = []
 
-    def tell(line: dict[str, Any]) -> None:
+    def report(line: dict[str, Any]) -> None:
         with pytest.raises(OptionError) as info:
             answers(speaker, place / "texts.jsonl", tmp_path / "answers.jsonl")
         refused.append(str(info.value))
 
-    answers(speaker, place / "texts.jsonl", tmp_path / "answers.jsonl", replace(GREEDY, count=2), tell)
-    assert len(refused) == 2 and all(f"Another run is at work in {tmp_path}: " in each for each in refused)
+    answers(speaker, place / "texts.jsonl", tmp_path / "answers.jsonl", replace(GREEDY, count=2), report)
+    assert len(refused) == 2 and all(f"Another run uses {tmp_path}: " in each for each in refused)
 
 
 def test_answers_to_other_prompts_are_refused(place: Path, speaker: Generator, tmp_path: Path):
     out = tmp_path / "answers.jsonl"
     answers(speaker, place / "texts.jsonl", out)
     other = Path(save_texts(tmp_path / "other.jsonl", seed=5))
-    with pytest.raises(DataError, match="holds answers to other prompts; delete it"):
+    with pytest.raises(DataError, match="has answers to other prompts; delete it"):
         answers(speaker, other, out)
 
 
@@ -147,5 +149,5 @@ def test_of_an_answer_the_prompt_does_not_count(place: Path, speaker: Generator,
 
 def test_no_prompts(speaker: Generator, tmp_path: Path):
     (tmp_path / "a.jsonl").write_text('{"text": "x"}\n{"ids": [1, 2]}\n')
-    with pytest.raises(DataError, match="There are no prompts in .*a.jsonl"):
+    with pytest.raises(DataError, match="No prompts in .*a.jsonl"):
         answers(speaker, tmp_path / "a.jsonl", tmp_path / "answers.jsonl")

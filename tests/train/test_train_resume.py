@@ -19,7 +19,7 @@ from trainees import SHORT, assert_same_run, log_of, stop_at, train_draft, train
 
 import foredraft
 from foredraft.core.errors import DataError, OptionError
-from foredraft.train.checkpoint import Checkpoints, Log, RunState, alone, check_resume
+from foredraft.train.checkpoint import Checkpoints, Log, RunState, check_resume, lock_folder
 from foredraft.train.heads.eagle3 import Options
 from foredraft.train.heads.recipes import HeadShape
 
@@ -27,11 +27,11 @@ KILLED = """
 import sys
 from pathlib import Path
 from trainees import SHORT, train_head
-def tell(line):
+def report(line):
     print(line["step"], flush=True)
     if line["step"] == 5:
         sys.stdin.read()  # until it is killed
-train_head(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), tell=tell, store=1.0)
+train_head(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), report=report, store=1.0)
 """
 
 
@@ -90,7 +90,7 @@ def test_runs_that_are_interrupted_often_end_in_the_same_weights(
     """And so with a store and without: lessons are the same, in the second pass over the texts, too."""
     for step in range(5, 45, 4):
         with pytest.raises(KeyboardInterrupt):
-            train_head("medusa", place, tmp_path, LONG, store=store, tell=stop_at(step))
+            train_head("medusa", place, tmp_path, LONG, store=store, report=stop_at(step))
     train_head("medusa", place, tmp_path, LONG, store=store)
     assert_same_run(tmp_path, steady)
     log = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
@@ -105,17 +105,17 @@ def test_a_store_changes_nothing(place: Path, steady: Path, tmp_path: Path):
 
 def test_what_only_reports_may_change(place: Path, whole: Path, tmp_path: Path):
     with pytest.raises(KeyboardInterrupt):
-        train_head("eagle3", place, tmp_path, tell=stop_at(3))
+        train_head("eagle3", place, tmp_path, report=stop_at(3))
     told: list[dict[str, Any]] = []
     loop = replace(SHORT, validate=5, checkpoint=50, report=3)
-    train_head("eagle3", place, tmp_path, loop, tell=told.append)
+    train_head("eagle3", place, tmp_path, loop, report=told.append)
     for name, weight in weights_of(whole).items():
         assert torch.equal(weights_of(tmp_path)[name], weight), name
     assert [(line["step"], "resumed" in line, "validation" in line) for line in told] == [
         (2, True, False), (3, False, False), (5, False, True), (6, False, False), (6, False, True)
     ]  # fmt: skip
     told.clear()
-    train_head("eagle3", place, tmp_path, loop, tell=told.append)
+    train_head("eagle3", place, tmp_path, loop, report=told.append)
     assert [(line["step"], line["resumed"]) for line in told] == [(6, True)], "it is over, and says so"
 
 
@@ -145,7 +145,7 @@ def test_what_is_random_in_a_new_head_is_decided_by_the_seed(place: Path, method
 
 def test_other_options_are_refused(place: Path, whole: Path):
     def refused(loop: Any = SHORT, method: str = "eagle3", **options: Any) -> str:
-        with pytest.raises(OptionError, match="was begun with another .*; give the same options to go on") as info:
+        with pytest.raises(OptionError, match="started with another .*; use the same options to resume it") as info:
             train_head(method, place, whole, loop, **options)
         return str(info.value)
 
@@ -165,7 +165,7 @@ def test_terms_that_cannot_be_read(tmp_path: Path, damaged: bytes):
     (tmp_path / "checkpoint.pt").touch()
     check_resume(tmp_path, {"recipe": "eagle3"}, write=True)
     path.write_bytes(damaged)
-    with pytest.raises(DataError, match="delete it to go on with the options given now") as info:
+    with pytest.raises(DataError, match="delete it to resume with the current options") as info:
         check_resume(tmp_path, {"recipe": "eagle3"}, write=True)
     assert str(path) in str(info.value) and "\n" not in str(info.value)
     path.unlink()
@@ -175,7 +175,7 @@ def test_terms_that_cannot_be_read(tmp_path: Path, damaged: bytes):
 def test_a_second_run_in_a_folder_is_refused(place: Path, whole: Path, tmp_path: Path):
     refused: list[str] = []
 
-    def tell(line: dict[str, Any]) -> None:
+    def report(line: dict[str, Any]) -> None:
         if line["step"] == 3:
             for begin in (
                 lambda: train_head("medusa", place, tmp_path),
@@ -185,23 +185,23 @@ def test_a_second_run_in_a_folder_is_refused(place: Path, whole: Path, tmp_path:
                     begin()
                 refused.append(str(info.value))
 
-    train_head("eagle3", place, tmp_path, tell=tell)
+    train_head("eagle3", place, tmp_path, report=report)
     assert_same_run(tmp_path, whole)
-    sentence = f"Another run is at work in {tmp_path}: wait until it has ended, or take another folder."
+    sentence = f"Another run uses {tmp_path}: wait until it ends, or use another folder."
     assert refused == [sentence] * 2
 
 
 def test_a_folder_is_free_after_an_error(place: Path, tmp_path: Path):
     with pytest.raises(OptionError, match="too short for"):
         train_head("eagle3", place, tmp_path, replace(SHORT, length=4))
-    with alone(tmp_path), pytest.raises(OptionError, match="Another run is at work"), alone(tmp_path):
+    with lock_folder(tmp_path), pytest.raises(OptionError, match="Another run uses"), lock_folder(tmp_path):
         pass
-    with alone(tmp_path), alone(tmp_path, ".other"):
+    with lock_folder(tmp_path), lock_folder(tmp_path, ".other"):
         pass
     (tmp_path / "file").touch()
     with (
-        pytest.raises(OptionError, match=r"Nothing can be written to the folder .*file: File exists"),
-        alone(tmp_path / "file"),
+        pytest.raises(OptionError, match=r"Cannot write to the folder .*file: File exists"),
+        lock_folder(tmp_path / "file"),
     ):
         pass
 
@@ -230,7 +230,7 @@ def test_a_full_disk_leaves_the_checkpoint_that_was_there(tmp_path: Path):
     assert checkpoints.resume() == RunState()
     checkpoints.save(3, 1.5)
     before = (tmp_path / "checkpoint.pt").read_bytes()
-    with disk_for(50_000), pytest.raises(DataError, match="The checkpoint cannot be written to"):
+    with disk_for(50_000), pytest.raises(DataError, match="Cannot write the checkpoint to"):
         checkpoints.save(4, 2.0)
     assert (tmp_path / "checkpoint.pt").read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.pt"]
@@ -268,12 +268,12 @@ def test_half_a_checkpoint_is_not_taken(tmp_path: Path):
     path = tmp_path / "checkpoint.pt"
     for damaged in (path.read_bytes()[:5000], b"", b"no checkpoint"):
         path.write_bytes(damaged)
-        with pytest.raises(DataError, match="cannot be read; delete it to begin again"):
+        with pytest.raises(DataError, match="; delete it to start over"):
             checkpoints.resume()
     whole = {"net": {}, "optimizer": {}, "options": {"a": 1}, "step": 1, "seconds": 1.0}
     for other in ({"net": {}}, [1], *({**whole, name: [1]} for name in whole)):
         torch.save(other, path)
-        with pytest.raises(DataError, match="cannot be read; delete it to begin again"):
+        with pytest.raises(DataError, match="; delete it to start over"):
             checkpoints.resume()
 
 

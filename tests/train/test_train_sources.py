@@ -61,15 +61,15 @@ def test_compressed(tmp_path: Path, suffix: str, press: Callable[[bytes], bytes]
     plain.write_bytes(press(b"one\ntwo\n"))
     assert [sample.text for sample in read(lines, plain)] == ["Grüße", "one\ntwo\n"]
     lines.write_bytes(lines.read_bytes()[:-9])
-    assert sentence(lines).startswith(f"{lines} cannot be read: ")
+    assert sentence(lines).startswith(f"Cannot read {lines}: ")
     plain.write_bytes(b"not pressed at all")
-    assert sentence(plain).startswith(f"{plain} cannot be read: ")
+    assert sentence(plain).startswith(f"Cannot read {plain}: ")
 
 
 def test_a_damaged_stream(tmp_path: Path):
     path = tmp_path / "a.txt.gz"
     path.write_bytes(gzip.compress(b"")[:10] + b"\xff" * 40)
-    assert sentence(path).startswith(f"{path} cannot be read: ")
+    assert sentence(path).startswith(f"Cannot read {path}: ")
 
 
 def test_a_folder_is_read_in_order_without_what_is_hidden(tmp_path: Path):
@@ -80,7 +80,7 @@ def test_a_folder_is_read_in_order_without_what_is_hidden(tmp_path: Path):
     assert [sample.text for sample in read(tmp_path)] == ["a/z.md", "b.txt", "c"]
     (tmp_path / "none" / ".git").mkdir(parents=True)
     assert sentence(tmp_path / "none") == f"The folder {str(tmp_path / 'none')!r} has no files."
-    assert sentence(tmp_path / "absent") == f"There is no training text at {str(tmp_path / 'absent')!r}."
+    assert sentence(tmp_path / "absent") == f"Training data not found: {str(tmp_path / 'absent')!r}."
 
 
 def test_empty_files_have_nothing_to_say(tmp_path: Path):
@@ -97,29 +97,29 @@ def test_a_mark_at_the_beginning_is_no_text(tmp_path: Path):
 def test_what_is_no_utf_8(tmp_path: Path):
     path = tmp_path / "a.txt"
     path.write_bytes(b"caf\xe9")
-    assert sentence(path) == f"{path} is not UTF-8 text (byte 3)."
+    assert sentence(path) == f"{path} is not valid UTF-8 (byte 3)."
 
 
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ('{"text": ', "this line is not JSON (Expecting value, column 10)"),
-        ("[1]", "a line must be a JSON object, this is a list"),
-        ({"txt": "a", "b": 1}, "there is no text, messages or ids (fields: txt, b)"),
-        ({}, "there is no text, messages or ids (fields: none)"),
-        ({"text": None}, "there is no text, messages or ids (fields: text)"),
+        ('{"text": ', "invalid JSON (Expecting value, column 10)"),
+        ("[1]", "expected a JSON object, not list"),
+        ({"txt": "a", "b": 1}, "no field text, messages or ids (fields: txt, b)"),
+        ({}, "no field text, messages or ids (fields: none)"),
+        ({"text": None}, "no field text, messages or ids (fields: text)"),
         ({"messages": []}, "messages must be a list of turns"),
         ({"messages": "hello"}, "messages must be a list of turns"),
-        ({"messages": [*CHAT, {"role": "user"}]}, "turn 3 has no role and content"),
-        ({"conversations": [CHAT[0], "b"]}, "turn 2 has no role and content"),
-        ({"ids": "1 2"}, "ids must be a list of whole numbers"),
-        ({"ids": [1, 2.5]}, "ids must be a list of whole numbers"),
-        ({"ids": [1, -2]}, "ids must be a list of whole numbers from 0 on"),
-        ({"ids": [1, 2**40]}, "ids must be a list of whole numbers from 0 on"),
-        ({"ids": [1, True]}, "ids must be a list of whole numbers"),
-        ({"ids": [1, 2], "prompt_length": 3}, "prompt_length must be a whole number from 0 to the number of ids"),
-        ({"ids": [1, 2], "prompt_length": "x"}, "prompt_length must be a whole number"),
-        ({"ids": [1, 2], "prompt_length": -1}, "prompt_length must be a whole number"),
+        ({"messages": [*CHAT, {"role": "user"}]}, "turn 3 needs role and content, both strings"),
+        ({"conversations": [CHAT[0], "b"]}, "turn 2 needs role and content, both strings"),
+        ({"ids": "1 2"}, "ids must be a list of integers"),
+        ({"ids": [1, 2.5]}, "ids must be a list of integers"),
+        ({"ids": [1, -2]}, "ids must be a list of integers of 0 or more"),
+        ({"ids": [1, 2**40]}, "ids must be a list of integers of 0 or more"),
+        ({"ids": [1, True]}, "ids must be a list of integers"),
+        ({"ids": [1, 2], "prompt_length": 3}, "prompt_length must be an integer from 0 to the number of ids"),
+        ({"ids": [1, 2], "prompt_length": "x"}, "prompt_length must be an integer"),
+        ({"ids": [1, 2], "prompt_length": -1}, "prompt_length must be an integer"),
     ],
 )
 def test_a_malformed_line_is_named(tmp_path: Path, row: Any, said: str):
@@ -154,13 +154,13 @@ def test_a_dataset_that_is_not_there(monkeypatch: pytest.MonkeyPatch, error: Exc
         raise error
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    assert sentence("datasets:me/mine") == f"The dataset 'me/mine' cannot be read: {said}"
+    assert sentence("datasets:me/mine") == f"Cannot read the dataset 'me/mine': {said}"
 
 
 def test_a_row_of_a_dataset_is_named(monkeypatch: pytest.MonkeyPatch):
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets, "load_dataset", lambda name, **options: [{"text": "a"}, {"body": "b"}])
-    assert sentence("datasets:a") == "a[1]: there is no text, messages or ids (fields: body)."
+    assert sentence("datasets:a") == "a[1]: no field text, messages or ids (fields: body)."
 
 
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch):

@@ -14,7 +14,7 @@ from trainees import tokenizer
 from foredraft.core.errors import DataError
 from foredraft.model.tokenizer import Tokenizer
 from foredraft.train.data import tokens as module
-from foredraft.train.data.batches import HELD_OUT, Lessons
+from foredraft.train.data.batches import HELD_OUT, TrainBatches
 from foredraft.train.data.sources import Sample
 from foredraft.train.data.tokens import TokenStore, encoded
 from foredraft.train.loop import LoopOptions
@@ -79,7 +79,7 @@ def test_many_texts_come_in_their_order(speaker: Tokenizer):
 def test_a_template_that_refuses_is_a_sentence(speaker: Tokenizer):
     strict = tokenizer()
     strict.chat_template = "{{ raise_exception('roles must alternate') }}"
-    with pytest.raises(DataError, match="a.jsonl:7: the chat template cannot write this chat: roles must alternate"):
+    with pytest.raises(DataError, match="a.jsonl:7: the chat template rejects this chat: roles must alternate"):
         list(encoded([Sample("a.jsonl:7", messages=TURNS)], Tokenizer(strict), None))
     strict.chat_template = None
     with pytest.raises(DataError, match="a.jsonl:7: .*no chat template"):
@@ -126,7 +126,7 @@ def test_a_store_is_whole_or_absent(tmp_path: Path, speaker: Tokenizer, monkeypa
 
     with monkeypatch.context() as patch:
         patch.setattr(np, "save", full)
-        with pytest.raises(DataError, match="tokens of the training text cannot be written to .*No space left"):
+        with pytest.raises(DataError, match="Cannot write the tokenized data to .*No space left"):
             build(tmp_path, source, speaker)
     assert list((tmp_path / "cache").iterdir()) == []
     with monkeypatch.context() as patch:
@@ -135,7 +135,7 @@ def test_a_store_is_whole_or_absent(tmp_path: Path, speaker: Tokenizer, monkeypa
             build(tmp_path, source, speaker)
     assert build(tmp_path, source, speaker).ids.tolist() == [65, 66, END]
     source.write_text('{"text": "ab"}\n{"oops": 1}\n')
-    with pytest.raises(DataError, match="a.jsonl:2: there is no text"):
+    with pytest.raises(DataError, match="a.jsonl:2: no field text"):
         build(tmp_path, source, speaker)
     assert len(list((tmp_path / "cache").iterdir())) == 1
 
@@ -158,7 +158,7 @@ def test_two_who_build_at_once(tmp_path: Path, speaker: Tokenizer, monkeypatch: 
 def test_nothing_to_learn_from(tmp_path: Path, speaker: Tokenizer):
     for name, content in (("a.jsonl", ""), ("b.jsonl", '{"ids": [1, 2], "prompt_length": 2}\n')):
         (tmp_path / name).write_text(content)
-        with pytest.raises(DataError, match=f"There is nothing to learn from in .*{name}: no token counts"):
+        with pytest.raises(DataError, match=f"No token in .*{name} counts in the loss"):
             build(tmp_path, tmp_path / name, speaker)
 
 
@@ -186,11 +186,11 @@ class Nothing:
 
 
 def test_each_pass_reads_each_text_once_in_an_order_of_its_own_but_what_is_held_out():
-    lessons = Lessons(counting(4 * 30), Nothing(), (), 4, "cpu")
+    lessons = TrainBatches(counting(4 * 30), Nothing(), (), 4, "cpu")
     options = LoopOptions(length=4, batch=7, seed=3)
 
     def read(number: int, share: tuple[int, int] = (0, 1)) -> list[int]:
-        return (lessons.lesson(number, options, share).tokens[:, 0] // 4).tolist()
+        return (lessons.batch(number, options, share).tokens[:, 0] // 4).tolist()
 
     held_out = {int(lesson.tokens[0, 0]) // 4 for lesson in lessons.held_out(HELD_OUT)}
     first, second = read(0) + read(1), read(2) + read(3)
@@ -199,10 +199,10 @@ def test_each_pass_reads_each_text_once_in_an_order_of_its_own_but_what_is_held_
     assert read(0) == first[:7], "a batch is the same whatever was read before it"
     halves = [read(0, (0, 2)), read(0, (1, 2))]
     assert halves == [first[:7], first[7:]], "processes share the texts"
-    seeds = {lessons.lesson(number, options, (index, 2)).seed for number in range(3) for index in range(2)}
+    seeds = {lessons.batch(number, options, (index, 2)).seed for number in range(3) for index in range(2)}
     assert len(seeds) == 6
 
 
 def test_too_few_texts():
-    with pytest.raises(DataError, match="There are 67 tokens of training text, too few for 17 windows of 4"):
-        Lessons(counting(67), Nothing(), (), 4, "cpu")
+    with pytest.raises(DataError, match="The data has 67 tokens, too few for 17 windows of 4"):
+        TrainBatches(counting(67), Nothing(), (), 4, "cpu")

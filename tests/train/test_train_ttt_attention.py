@@ -16,7 +16,7 @@ from foredraft.heads.nets.target_parts import FINAL
 from foredraft.heads.nets.ttt_attention import sample_rows, take
 from foredraft.train.heads.eagle3 import Eagle3Recipe, Options
 from foredraft.train.precision import autocast
-from foredraft.train.recipe import Lesson
+from foredraft.train.recipe import TrainBatch
 
 VOCABULARY = torch.tensor([i for i in range(tiny.VOCAB) if i % 3])
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -73,7 +73,7 @@ def slow_attention(rows: int, window: int | None) -> Callable[[int], Any]:
 
 
 def slow_loss(
-    net: Eagle3, of: Lesson, *, steps: int = 5, decay: float = 0.8, loss: str = "ce", any_label: bool = False
+    net: Eagle3, of: TrainBatch, *, steps: int = 5, decay: float = 0.8, loss: str = "ce", any_label: bool = False
 ):
     """Section 3 of the paper, row by row."""
     batch, length = of.tokens.shape
@@ -123,7 +123,7 @@ def test_what_does_not_count_is_not_looked_at():
     for count in (0.0, 1.0):
         other = dict(of.hidden)
         other[FINAL] = other[FINAL] + (of.weights == count)[..., None] * torch.randn_like(other[FINAL])
-        after = recipe(Lesson(of.tokens, of.weights, other, of.seed))["loss"]
+        after = recipe(TrainBatch(of.tokens, of.weights, other, of.seed))["loss"]
         assert torch.equal(before, after) == (count == 0.0)
 
 
@@ -135,7 +135,9 @@ def test_a_sample_of_rows_estimates_the_later_steps_without_bias():
     with torch.no_grad():
         whole = float(Eagle3Recipe(net, Options(share=1.0, steps=4))(once)["loss"])
         recipe = Eagle3Recipe(net, Options(share=0.3, steps=4))
-        lessons = (Lesson(once.tokens.expand(50, -1), once.weights.expand(50, -1), many, seed) for seed in range(12))
+        lessons = (
+            TrainBatch(once.tokens.expand(50, -1), once.weights.expand(50, -1), many, seed) for seed in range(12)
+        )
         draws = torch.stack([recipe(each)["loss"] for each in lessons])
     error = float(draws.std()) / 12**0.5
     assert 0 < error < 0.02
@@ -152,7 +154,7 @@ def test_a_sampled_row_computes_what_it_would_among_all():
         hook = net.register_forward_hook(lambda module, given, out, seen=seen: seen.append(out))
         Eagle3Recipe(net, Options(share=share, steps=3))(of)
         hook.remove()
-    rows = sample_rows(9, 2, 0.4, of.chance())
+    rows = sample_rows(9, 2, 0.4, of.rng())
     assert rows.shape == (2, 4)
     for step in (1, 2):
         torch.testing.assert_close(states[0.4][step], take(states[1.0][step], rows))
@@ -184,7 +186,7 @@ def test_what_cannot_be():
     net = made()
     with pytest.raises(OptionError, match="Unknown loss 'cc'.*Known: ce, jsd, kl"):
         Eagle3Recipe(net, Options(loss="cc"))
-    with pytest.raises(OptionError, match="Texts of 5 tokens are too short for 5 steps"):
+    with pytest.raises(OptionError, match="Samples of 5 tokens are too short for 5 steps"):
         Eagle3Recipe(net, Options())(lesson(target(double=True), (*net.taps, FINAL), length=5))
 
 

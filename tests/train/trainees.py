@@ -16,7 +16,7 @@ from foredraft.model.hf import CausalLM
 from foredraft.train.drafts.run import run_drafts
 from foredraft.train.heads.run import run
 from foredraft.train.loop import LoopOptions
-from foredraft.train.recipe import Lesson
+from foredraft.train.recipe import TrainBatch
 from foredraft.train.run_context import Data
 
 TEMPLATE = (
@@ -35,12 +35,12 @@ def target(double: bool = False) -> CausalLM:
 
 def lesson(
     of: CausalLM, taps: tuple[int, ...], *, batch: int = 2, length: int = 12, seed: int = 0, all_count: bool = False
-) -> Lesson:
+) -> TrainBatch:
     """Random tokens, of which about two thirds count in the loss."""
     chance = torch.Generator().manual_seed(seed)
     tokens = torch.randint(tiny.VOCAB, (batch, length), generator=chance)
     weights = (torch.rand(batch, length, generator=chance) < 0.67).float()
-    return Lesson(tokens, torch.ones_like(weights) if all_count else weights, of.read(tokens, taps), seed)
+    return TrainBatch(tokens, torch.ones_like(weights) if all_count else weights, of.read(tokens, taps), seed)
 
 
 def gradients(net: torch.nn.Module, loss: Tensor) -> dict[str, Tensor]:
@@ -98,7 +98,7 @@ def stop_at(step: int, stage: int = 1) -> Callable[[dict[str, Any]], None]:
     """Interrupts a run when it tells of this step for the first time, or in its n-th loop."""
     seen: list[int] = []
 
-    def tell(line: dict[str, Any]) -> None:
+    def report(line: dict[str, Any]) -> None:
         seen.extend([line["step"]] if "step" in line else [])
         loops = 1 + sum(later < before for before, later in pairwise(seen))
         if line.get("step") == step and loops >= stage:

@@ -1,6 +1,6 @@
-"""Is it lossless, on this pair? Greedy texts by identity, sampled ones by the target's own law.
+"""Lossless check of a target and drafter: greedy outputs by identity, sampled tokens against the target's law.
 
-The truth is the model's own forward: its own attention and masks, no cache of ours, no tree, no draft.
+The reference is the model's stock forward: its own attention and masks, without our cache, trees or drafts.
 """
 
 import math
@@ -20,19 +20,22 @@ from foredraft.core.tree import TokenTree
 from foredraft.engine.generator import Generator
 from foredraft.engine.policy import Constant, Throughput
 
-ENOUGH, RARE = 50, 5.0
-"""Draws after one text, and expected draws of a token, below which a law is not tested."""
-LEAST = 1e-4
-"""A p-value below is a failure: of ten thousand sound pairs one is blamed."""
+MIN_DRAWS, MIN_EXPECTED = 50, 5.0
+"""Fewest draws per context, and fewest expected draws per cell, for a chi-square test."""
+SIGNIFICANCE = 1e-4
+"""A p-value below this fails: one false alarm in ten thousand lossless pairs."""
 POWER = 0.99
-_ROUNDINGS = 16
-"""How many roundings of the largest logit two greedy candidates may be apart and still count as tied."""
+_TIE_ROUNDINGS = 16
+"""Two greedy candidates are tied if their logits differ by at most this many roundings of the largest logit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where speculation first said something else than plain decoding did: text, place, and how much better the model
-    itself finds the better of the two (in logits)."""
+    """First difference between an output with and without speculation.
+
+    ``text``: index of the prompt; ``place``: index of the token; ``gap``: difference of the two tokens' logits in the
+    stock forward; ``tied``: a near-tie.
+    """
 
     text: int
     place: int
@@ -42,7 +45,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class GreedyCheck:
-    """Greedy texts with speculation against those without it. ``exact``: in exact mode, which excuses nothing."""
+    """Greedy outputs with speculation against those without; with ``exact``, near-ties fail too."""
 
     texts: int
     tokens: int
@@ -56,11 +59,11 @@ class GreedyCheck:
 
 @dataclass(frozen=True, slots=True)
 class SampledCheck:
-    """Sampled tokens against the target's law, each given the text before it.
+    """Chi-square test of sampled tokens against the target's law in each context.
 
-    ``contexts``: texts after which enough tokens were drawn to be held against a law. ``p_value``: how often a sound
-    loop would look at least as odd. ``shift``: the part of every law that, moved from one token to another (or from
-    one group of rare ones), would have been seen with probability ``POWER``.
+    ``contexts``: contexts with enough draws to test. ``p_value``: probability that a lossless loop deviates at least as
+    much. ``shift``: the probability mass that, moved between two cells of every law, is detected with probability
+    ``POWER``.
     """
 
     tokens: int
@@ -71,11 +74,11 @@ class SampledCheck:
 
     @property
     def passed(self) -> bool:
-        return self.p_value > LEAST
+        return self.p_value > SIGNIFICANCE
 
 
 def draft_always(generator: Generator) -> None:
-    """Draft the full length in every step, whether that pays or not: a check is of the drafts, and is reproducible."""
+    """Draft the full length in every step, so that the check covers drafts and is reproducible."""
     policy = generator.engine.policy
     if isinstance(policy, Throughput):
         generator.engine.policy = Constant(generator.engine.drafter.needs.longest, policy.confidence)
@@ -87,36 +90,39 @@ def check_greedy(
     """Generate each prompt with and without speculation. ``params`` must be greedy.
 
     Args:
-        exact: the generator was made so, hence no difference is excused as a near-tie.
+        exact: the generator is in exact mode, so near-ties fail too.
     """
-    spoken = generator.batch(prompts, replace(params, speculate=True))
+    speculative = generator.batch(prompts, replace(params, speculate=True))
     plain = generator.batch(prompts, replace(params, speculate=False))
     differences = []
-    for number, (prompt, ours, other) in enumerate(zip(prompts, spoken, plain, strict=True)):
+    for number, (prompt, ours, other) in enumerate(zip(prompts, speculative, plain, strict=True)):
         pairs = enumerate(zip(ours.tokens, other.tokens, strict=False))
         place = next((i for i, (a, b) in pairs if a != b), None)
         if place is None:
-            if len(ours.tokens) != len(other.tokens):  # one went on where the other stopped
+            if len(ours.tokens) != len(other.tokens):  # one output is a prefix of the other
                 differences.append(Difference(number, min(len(ours.tokens), len(other.tokens)), math.inf, False))
             continue
         logits = _logits(generator, [*generator.encode(prompt), *ours.tokens[:place]])[0, -1]
         gap = float((logits[ours.tokens[place]] - logits[other.tokens[place]]).abs())
         rounding = torch.finfo(generator.engine.target.dtype).eps * float(logits.abs().max())
-        differences.append(Difference(number, place, gap, gap <= _ROUNDINGS * rounding))
-    tokens = sum(len(result.tokens) for result in spoken)
-    return GreedyCheck(len(spoken), tokens, tuple(differences), exact)
+        differences.append(Difference(number, place, gap, gap <= _TIE_ROUNDINGS * rounding))
+    tokens = sum(len(result.tokens) for result in speculative)
+    return GreedyCheck(len(speculative), tokens, tuple(differences), exact)
 
 
 def check_sampled(generator: Generator, prompts: Sequence[Any], params: SamplingParams, tokens: int) -> SampledCheck:
-    """Draw about so many tokens after these prompts, and ask whether the target would have said them.
+    """Sample about ``tokens`` tokens and test them against the target's law.
 
-    Each prompt is continued many times by a few tokens (``params.max_new_tokens``). Given what was said before it,
-    a token is a draw from the law of the model's own forward; wherever the same text came up often enough, the tokens
-    after it are held against that law, and all of these chi-square statistics are added. ``params`` must sample.
+    Each prompt is continued many times by ``params.max_new_tokens`` tokens. Given its context, a token is a draw from
+    the law of the stock forward. Each context with enough draws gives a chi-square statistic; their sum is the test.
+    ``params`` must sample.
+
+    Raises:
+        OptionError: no context has enough draws.
     """
     each = -(-tokens // (len(prompts) * params.max_new_tokens))
     seen = accepted = contexts = 0
-    found = _Sum()
+    found = _ChiSquareSum()
     for prompt, seed in zip(prompts, derive_seeds(resolve_seed(params.seed), 1 + len(prompts))[1:], strict=True):
         own = replace(params, seed=seed)
         sequences = generator.submit([prompt], own, each)
@@ -127,76 +133,77 @@ def check_sampled(generator: Generator, prompts: Sequence[Any], params: Sampling
             accepted += sequence.stats.accepted
             for place, token in enumerate(sequence.tokens):
                 after.setdefault(tuple(sequence.tokens[:place]), []).append(token)
-        for said, drawn in after.items():
-            if len(drawn) >= ENOUGH:
-                law = _law(generator, sequences[0].prompt, said, own)
+        for output, drawn in after.items():
+            if len(drawn) >= MIN_DRAWS:
+                law = _law(generator, sequences[0].prompt, output, own)
                 contexts += found.add(law, torch.tensor(drawn))
     if not contexts:
-        raise OptionError(f"{tokens} sampled tokens are too few: no text came up {ENOUGH} times.")
+        raise OptionError(
+            f"{tokens} sampled tokens are too few: no context occurred {MIN_DRAWS} times. Raise --tokens."
+        )
     return SampledCheck(seen, accepted, contexts, found.p_value, found.shift)
 
 
-class _Sum:
-    """Chi-square statistics of several laws, added up."""
+class _ChiSquareSum:
+    """Sum of the chi-square statistics of several laws."""
 
     def __init__(self) -> None:
         self._statistic = self._information = 0.0
         self._freedom = 0
 
     def add(self, law: Float[Tensor, "V"], drawn: Int[Tensor, "N"]) -> bool:
-        """Whether these draws can be held against this law: it has at least two cells of some size.
+        """Add the draws from one law; false if it has fewer than two cells and cannot be tested.
 
-        Tokens that are expected less than ``RARE`` times are one cell. A token that the law excludes is as odd as can
-        be, whatever the cells.
+        Tokens expected fewer than ``MIN_EXPECTED`` times share one cell. A token with probability 0 fails the test.
         """
         expected = law * len(drawn)
         counts = drawn.bincount(minlength=len(law)).double()
         excluded = float(counts[law == 0].sum()) > 0
         if excluded:
             self._statistic = math.inf
-        common = expected >= RARE
-        wanted = torch.cat([expected[common], expected[~common].sum()[None]])
+        common = expected >= MIN_EXPECTED
+        cells = torch.cat([expected[common], expected[~common].sum()[None]])
         seen = torch.cat([counts[common], counts[~common].sum()[None]])
-        if float(wanted[-1]) < RARE:  # too small a cell by itself goes to the smallest of the others
-            if len(wanted) < 3:
+        if float(cells[-1]) < MIN_EXPECTED:  # merge the rare cell into the smallest other one
+            if len(cells) < 3:
                 return excluded
-            smallest = int(wanted[:-1].argmin())
-            wanted[smallest] += wanted[-1]
+            smallest = int(cells[:-1].argmin())
+            cells[smallest] += cells[-1]
             seen[smallest] += seen[-1]
-            wanted, seen = wanted[:-1], seen[:-1]
-        if len(wanted) < 2:
+            cells, seen = cells[:-1], seen[:-1]
+        if len(cells) < 2:
             return excluded
-        self._statistic += float(((seen - wanted) ** 2 / wanted).sum())
-        self._freedom += len(wanted) - 1
+        self._statistic += float(((seen - cells) ** 2 / cells).sum())
+        self._freedom += len(cells) - 1
         # a shift d of the law from one typical cell to another adds 2 (n d)^2 / (n / K)
-        self._information += 2 * len(drawn) * len(wanted)
+        self._information += 2 * len(drawn) * len(cells)
         return True
 
     @property
     def p_value(self) -> float:
         if math.isinf(self._statistic):
             return 0.0
-        return tail(self._statistic, self._freedom)
+        return chi_square_tail(self._statistic, self._freedom)
 
     @property
     def shift(self) -> float:
-        """See ``SampledCheck``; all of it where there was nothing to see a shift in."""
+        """See ``SampledCheck``; 1 if nothing was tested."""
         if not self._freedom:
             return 1.0
-        return min(1.0, math.sqrt(needed(self._freedom) / self._information))
+        return min(1.0, math.sqrt(detectable_noncentrality(self._freedom) / self._information))
 
 
 @torch.inference_mode()
-def _logits(generator: Generator, text: Sequence[int]) -> Float[Tensor, "1 1 V"]:
-    """The model's own logits after this text."""
+def _logits(generator: Generator, tokens: Sequence[int]) -> Float[Tensor, "1 1 V"]:
+    """Logits of the stock forward after these tokens."""
     target = generator.engine.target
-    return target.stock_logits(torch.tensor([text], device=target.device))[:, -1:].cpu()
+    return target.stock_logits(torch.tensor([tokens], device=target.device))[:, -1:].cpu()
 
 
 def _law(
-    generator: Generator, prompt: Sequence[int], said: Sequence[int], params: SamplingParams
+    generator: Generator, prompt: Sequence[int], output: Sequence[int], params: SamplingParams
 ) -> Float[Tensor, "V"]:
-    """The law that the token after these should have been drawn from."""
+    """The target's law of the next token after prompt and output."""
     ends = generator.eos_token_ids if params.eos_token_id is None else params.eos_token_id
     warp = Warp.of(
         [params],
@@ -205,29 +212,27 @@ def _law(
         prompt_lengths=[len(prompt)],
         device="cpu",
     )
-    text = [*prompt, *said]
-    history = torch.tensor([text])
-    paths = Paths(history, torch.tensor([len(text)]), TokenTree.root(history[:, -1]))
-    return warp.law(_logits(generator, text).double(), paths)[0, 0]
+    tokens = [*prompt, *output]
+    history = torch.tensor([tokens])
+    paths = Paths(history, torch.tensor([len(tokens)]), TokenTree.root(history[:, -1]))
+    return warp.law(_logits(generator, tokens).double(), paths)[0, 0]
 
 
-def tail(statistic: float, freedom: int) -> float:
-    """The chance that a chi-square variable is larger."""
+def chi_square_tail(statistic: float, freedom: int) -> float:
+    """P(X > statistic) for chi-square X with ``freedom`` degrees of freedom."""
     half = torch.tensor([freedom / 2, statistic / 2], dtype=torch.float64)
     return float(torch.special.gammaincc(half[0], half[1]))
 
 
-def needed(freedom: int) -> float:
-    """The noncentrality that is seen, at ``LEAST``, with probability ``POWER``.
-
-    The tail of a noncentral chi-square variable is a Poisson mixture of central ones.
-    """
-    wide = 100.0 + 20 * freedom
-    limit = _root(lambda x: LEAST - tail(x, freedom), 0.0, wide)
-    return _root(lambda size: _noncentral_tail(limit, freedom, size) - POWER, 0.0, wide)
+def detectable_noncentrality(freedom: int) -> float:
+    """The noncentrality that a test at level ``SIGNIFICANCE`` detects with probability ``POWER``."""
+    bound = 100.0 + 20 * freedom
+    limit = _root(lambda x: SIGNIFICANCE - chi_square_tail(x, freedom), 0.0, bound)
+    return _root(lambda size: _noncentral_tail(limit, freedom, size) - POWER, 0.0, bound)
 
 
 def _noncentral_tail(limit: float, freedom: int, size: float) -> float:
+    """The tail of a noncentral chi-square variable: a Poisson mixture of central ones."""
     mean = max(size / 2, 1e-12)
     count = torch.arange(0, int(mean + 12 * math.sqrt(mean) + 40), dtype=torch.float64)
     weights = (count * math.log(mean) - mean - torch.lgamma(count + 1)).exp()

@@ -1,4 +1,4 @@
-"""JSON Lines: one object a line, and a sentence that names file and line where there is something else."""
+"""JSON Lines with errors that name file and line."""
 
 import json
 from collections.abc import Iterator
@@ -9,17 +9,16 @@ from foredraft.core.errors import DataError
 
 
 def objects(path: Path, text: str, *, torn: bool = False) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The objects of a text, each with the words for where it stands; empty lines are left out.
+    """Yield (location, object) for each non-empty line.
 
     Args:
-        path: for the sentences alone.
-        torn: the last line may be the beginning of one that was being written when the machine went down; then it does
-            not count.
+        path: only for error messages.
+        torn: skip the last line if a crash left it incomplete.
 
     Raises:
-        DataError: a line is no JSON, or no object.
+        DataError: a line is not JSON, or not an object.
     """
-    lines = text.split("\n")  # splitlines would part lines inside JSON's strings
+    lines = text.split("\n")  # splitlines would split inside JSON strings
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -29,7 +28,7 @@ def objects(path: Path, text: str, *, torn: bool = False) -> Iterator[tuple[str,
         except json.JSONDecodeError as error:
             if torn and number == len(lines):
                 return
-            raise DataError(f"{where}: this is not JSON ({error.msg}, column {error.colno}).") from None
+            raise DataError(f"{where}: invalid JSON ({error.msg}, column {error.colno}).") from None
         if not isinstance(found, dict):
-            raise DataError(f"{where}: this is not an object.")
+            raise DataError(f"{where}: expected a JSON object.")
         yield where, found

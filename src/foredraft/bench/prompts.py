@@ -1,4 +1,4 @@
-"""Prompt files as they are about: questions with turns, HumanEval, chat messages, plain text."""
+"""Prompt files in common formats: questions with turns, HumanEval, chat messages, plain text."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -18,15 +18,15 @@ STANDARD = (
     "- red\n- green\n- blue\n- red\n- green\n-",
     "The three most important things to know about batteries are",
 )
-"""What is asked where no file is given."""
+"""The default prompts."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """One prompt, as ``Generator.generate`` takes it: the first turn, where there are several.
+class BenchPrompt:
+    """A prompt for ``Generator.generate``; the first turn if there are several.
 
-    ``turns`` holds all of them; ``category`` is the file's own word for the kind of question, ``name`` its number or
-    its name there, ``task`` that of the file.
+    ``turns``: all user turns; ``category``: the file's label for the prompt; ``name``: its name or number in the file;
+    ``task``: the file's name.
     """
 
     prompt: str | list[dict[str, str]]
@@ -36,12 +36,12 @@ class Ask:
     task: str = ""
 
     @property
-    def rounds(self) -> int:
-        """How many turns can be played: more than one only where the prompt is a chat that the turns make."""
+    def num_turns(self) -> int:
+        """Number of turns to run; more than one only if the prompt is a chat made from the turns."""
         return len(self.turns) if self.turns and self.prompt == [_user(self.turns[0])] else 1
 
     def after(self, answers: Sequence[str]) -> str | list[dict[str, str]]:
-        """The prompt of the turn that comes after so many answers."""
+        """The prompt of the next turn, given the answers so far."""
         if not answers:
             return self.prompt
         chat: list[dict[str, str]] = []
@@ -54,42 +54,42 @@ def _user(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
 
 
-def standard_prompts(chat: bool = False) -> list[Ask]:
-    """What is asked where no file is given."""
-    asks = (Ask(text, (text,), "text", str(i), "standard") for i, text in enumerate(STANDARD))
-    return [_asked(ask, chat) for ask in asks]
+def standard_prompts(chat: bool = False) -> list[BenchPrompt]:
+    """The default prompts."""
+    asks = (BenchPrompt(text, (text,), "text", str(i), "standard") for i, text in enumerate(STANDARD))
+    return [_in_chat(ask, chat) for ask in asks]
 
 
-def read_prompts(path: str | Path, chat: bool = False) -> list[Ask]:
-    """The prompts of a file.
+def read_prompts(path: str | Path, chat: bool = False) -> list[BenchPrompt]:
+    """Read the prompts of a file.
 
     ``.jsonl``: objects with ``turns`` (Spec-Bench, EAGLE), ``messages`` (chat), ``prompt`` (HumanEval) or ``text``.
-    Anything else: plain text, one prompt; prompts are parted by lines of ``---``.
+    Any other file: plain text; lines of ``---`` separate prompts.
 
     Args:
-        chat: ask ``turns``, ``prompt`` and texts as a user's turn in the model's chat template.
+        chat: make ``turns``, ``prompt`` and ``text`` user turns, for the model's chat template.
 
     Raises:
-        DataError: it cannot be read; the sentence names file, line and field.
+        DataError: the file cannot be read; the message names file, line and field.
     """
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         line = 1 + error.object[: error.start].count(b"\n")
-        raise DataError(f"{path}, line {line}: this is not UTF-8 text.") from None
+        raise DataError(f"{path}, line {line}: not valid UTF-8.") from None
     except OSError as error:
         raise DataError(f"Cannot read the prompt file {path}: {error.strerror}.") from None
     found = list(_lines(path, text) if path.suffix == ".jsonl" else _parts(text))
     if not found:
-        raise DataError(f"{path}: there is no prompt in it.")
+        raise DataError(f"{path}: the file has no prompts.")
     task = path.resolve().parent.name if path.name == "question.jsonl" else path.stem
-    names = _apart([ask.name or str(i) for i, ask in enumerate(found)])
-    return [_asked(replace(ask, task=task, name=name), chat) for name, ask in zip(names, found, strict=True)]
+    names = _unique_names([ask.name or str(i) for i, ask in enumerate(found)])
+    return [_in_chat(replace(ask, task=task, name=name), chat) for name, ask in zip(names, found, strict=True)]
 
 
-def _apart(names: Sequence[str]) -> list[str]:
-    """Names that files give twice, such as several files in one, told apart: 7, 7-2, 7-3."""
+def _unique_names(names: Sequence[str]) -> list[str]:
+    """Number repeated names: 7, 7-2, 7-3."""
     found: dict[str, None] = {}
     for name in names:
         number = 1
@@ -99,9 +99,9 @@ def _apart(names: Sequence[str]) -> list[str]:
     return list(found)
 
 
-def _parts(text: str) -> Iterator[Ask]:
+def _parts(text: str) -> Iterator[BenchPrompt]:
     parts: list[list[str]] = [[]]
-    for line in text.split("\n"):  # splitlines would part lines at form feeds, too
+    for line in text.split("\n"):  # splitlines would also split at form feeds
         if line.strip() == "---":
             parts.append([])
         else:
@@ -109,14 +109,14 @@ def _parts(text: str) -> Iterator[Ask]:
     for part in parts:
         joined = "\n".join(part).strip("\n")
         if joined.strip():
-            yield Ask(joined, (joined,), "text")
+            yield BenchPrompt(joined, (joined,), "text")
 
 
-def _lines(path: Path, text: str) -> Iterator[Ask]:
+def _lines(path: Path, text: str) -> Iterator[BenchPrompt]:
     return (_ask(where, row) for where, row in objects(path, text))
 
 
-def _ask(where: str, row: dict[str, Any]) -> Ask:
+def _ask(where: str, row: dict[str, Any]) -> BenchPrompt:
     about: dict[str, Any] = {
         "category": _first_of(row, ("category", "task_id"), "text").partition("/")[0],
         "name": _first_of(row, ("question_id", "task_id"), ""),
@@ -125,31 +125,31 @@ def _ask(where: str, row: dict[str, Any]) -> Ask:
         messages = row["messages"]
         good = isinstance(messages, list) and messages and all(map(_is_message, messages))
         if not good:
-            raise DataError(f"{where}: messages must be a list of objects with role and content, both text.")
-        return Ask(messages, tuple(m["content"] for m in messages if m["role"] == "user"), **about)
+            raise DataError(f"{where}: messages must be a list of objects with strings role and content.")
+        return BenchPrompt(messages, tuple(m["content"] for m in messages if m["role"] == "user"), **about)
     if "turns" in row:
         turns = row["turns"]
         if not (isinstance(turns, list) and turns and all(isinstance(turn, str) and turn for turn in turns)):
-            raise DataError(f"{where}: turns must be a list of texts, none of them empty.")
-        return Ask(turns[0], tuple(turns), **about)
+            raise DataError(f"{where}: turns must be a list of non-empty strings.")
+        return BenchPrompt(turns[0], tuple(turns), **about)
     for field in ("prompt", "text"):
         if field in row:
             if not (isinstance(row[field], str) and row[field].strip()):
-                raise DataError(f"{where}: {field} must be a text that is not empty.")
-            return Ask(row[field].rstrip("\n"), (row[field],), **about)
-    raise DataError(f"{where}: there is no field turns, messages, prompt or text.")
+                raise DataError(f"{where}: {field} must be a non-empty string.")
+            return BenchPrompt(row[field].rstrip("\n"), (row[field],), **about)
+    raise DataError(f"{where}: missing field: turns, messages, prompt or text.")
 
 
-def _first_of(row: dict[str, Any], fields: Sequence[str], otherwise: str) -> str:
-    """What the first of these fields that is there says."""
-    return next((str(row[field]) for field in fields if row.get(field) is not None), otherwise)
+def _first_of(row: dict[str, Any], fields: Sequence[str], default: str) -> str:
+    """The first of these fields that the row has, as a string."""
+    return next((str(row[field]) for field in fields if row.get(field) is not None), default)
 
 
 def _is_message(message: Any) -> bool:
     return isinstance(message, dict) and all(isinstance(message.get(name), str) for name in ("role", "content"))
 
 
-def _asked(ask: Ask, chat: bool) -> Ask:
+def _in_chat(ask: BenchPrompt, chat: bool) -> BenchPrompt:
     if chat and isinstance(ask.prompt, str):
         return replace(ask, prompt=[_user(ask.prompt)], turns=(ask.prompt, *ask.turns[1:]))
     return ask

@@ -1,4 +1,4 @@
-"""The command line. A command's file, and with it torch, is imported only when that command is run."""
+"""The command line. A command's module, and with it torch, is imported only when that command runs."""
 
 import importlib
 import sys
@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup, TyperOption
 
 from foredraft import __version__
-from foredraft.cli.exit_status import ClosedPipe, Interrupted, ended, quiet_libraries
+from foredraft.cli.exit_status import ClosedPipe, Interrupted, quiet_libraries, status_of
 
 GROUPS = {
     "Generate": {
@@ -21,38 +21,38 @@ GROUPS = {
         "bench": "Measure drafters against each other on your prompts.",
         "report": "Show benchmark results as tables, figures or an HTML page.",
         "tune": "Find the fastest drafter and draft size for this machine.",
-        "check": "Check that a drafter is lossless for a model.",
+        "check": "Check that a drafter is lossless on a model.",
     },
     "Train and convert": {
         "train": "Train a draft head or a draft model for a target.",
-        "skip": "Search for the layers that a layer_skip draft can leave out.",
+        "skip": "Search for the layers that a layer_skip draft can skip.",
         "export": "Convert a draft head for vLLM, SGLang or its original code.",
     },
     "Understand": {
         "methods": "List the drafters, or explain one of them with its options.",
         "inspect": "Describe a trained draft head and the target that it needs.",
-        "theory": "Estimate the gain from an acceptance rate and a cost.",
+        "theory": "Estimate the speed-up from acceptance rate and draft cost.",
     },
 }
-"""The commands, in the panels of the help."""
+"""The commands by help panel."""
 COMMANDS = {name: summary for group in GROUPS.values() for name, summary in group.items()}
-"""Each name is also the file of its ``command``; the text is the first line of that command's help."""
+"""Each name is also the module that defines its ``command``; the summary is the first line of that command's help."""
 
 
 class Commands(TyperGroup):
-    """Builds a command when it is called; until then the help shows a placeholder."""
+    """Builds a command when it is invoked; the help lists placeholders."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if ctx.resilient_parsing:
-            _leave_as_text(self, ctx)
+            _skip_conversion(self, ctx)
         return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and args[0] in COMMANDS:
             self.commands[args[0]] = build(args[0])
             if ctx.resilient_parsing:
-                ctx.obj = args[1:]  # an option without its value yet keeps arguments before it from being parsed
-                _leave_as_text(self.commands[args[0]], ctx)
+                ctx.obj = args[1:]  # click does not parse earlier arguments while an option still lacks its value
+                _skip_conversion(self.commands[args[0]], ctx)
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
@@ -60,43 +60,43 @@ class Commands(TyperGroup):
             value = super().invoke(ctx)
             sys.stdout.flush()
             return value
-        except BrokenPipeError as error:  # before typer sees them: it has endings of its own
+        except BrokenPipeError as error:  # before typer, which would exit with its own status
             raise ClosedPipe from error
         except KeyboardInterrupt as error:
             raise Interrupted from error
 
 
 def build(name: str) -> Any:
-    """The command of that name, its options read and its file imported."""
-    file = importlib.import_module(f"foredraft.cli.{name}")
+    """Import a command's module and build the command."""
+    module = importlib.import_module(f"foredraft.cli.{name}")
     single = typer.Typer(add_completion=False, rich_markup_mode="markdown", context_settings=_SETTINGS)
-    single.command(name, epilog=examples(file.EXAMPLES))(file.command)
+    single.command(name, epilog=examples(module.EXAMPLES))(module.command)
     command = typer.main.get_command(single)
-    for option in command.params:  # typer puts a default on a line of its own, and a long help off the screen
+    for option in command.params:  # typer would put the default on a separate line
         if isinstance(option, TyperOption) and option.show_default and option.default not in (None, False):
             option.help, option.show_default = f"{option.help} [default: {option.default}]", False
     return command
 
 
-def _leave_as_text(command: Any, ctx: Any) -> None:
-    """Convert no values for completion, which needs none: typer would import pydantic, half of the time it takes."""
+def _skip_conversion(command: Any, ctx: Any) -> None:
+    """Skip value conversion during completion: typer would import pydantic, half of the time."""
     for parameter in command.get_params(ctx):
         parameter.process_value = lambda ctx, value: value
 
 
 def examples(lines: Sequence[str]) -> str:
-    """The end of a command's help: a list in Markdown, one example an item."""
+    """The epilog of a command's help: a Markdown list of examples."""
     return "\n\n".join(["Examples:", *(f"- `{line}`" for line in lines)])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line, by default the process's own, and return its exit status.
+    """Run a command line, by default ``sys.argv``, and return its exit status.
 
-    0, or the command's own status; 2 after bad input, with one sentence on stderr; 130 after Ctrl-C; 141 when the
-    reader of a pipe has closed it. With FOREDRAFT_DEBUG=1 in the environment errors are raised instead.
+    0, or the command's own status; 2 after bad input, with one sentence on stderr; 130 after Ctrl-C; 141 after a
+    closed pipe. With FOREDRAFT_DEBUG=1 in the environment errors are raised instead.
     """
     with quiet_libraries():
-        return ended(lambda: _app()(arguments, prog_name="foredraft", standalone_mode=False))
+        return status_of(lambda: _app()(arguments, prog_name="foredraft", standalone_mode=False))
 
 
 EXAMPLES = ('foredraft generate "def fibonacci(n):" --show-drafts', "foredraft methods eagle3")
@@ -111,14 +111,14 @@ def _app() -> typer.Typer:
         pretty_exceptions_enable=False,
         no_args_is_help=False,
     )
-    app.callback(invoke_without_command=True, epilog=examples(EXAMPLES))(_face)
+    app.callback(invoke_without_command=True, epilog=examples(EXAMPLES))(_root)
     for group, commands in GROUPS.items():
         for name, summary in commands.items():
-            app.command(name, help=summary, rich_help_panel=group)(_entry)
+            app.command(name, help=summary, rich_help_panel=group)(_placeholder)
     return app
 
 
-def _face(
+def _root(
     ctx: typer.Context,
     version: Annotated[bool, typer.Option("--version", metavar="", help="Print the version and exit.")] = False,
 ) -> None:
@@ -129,5 +129,5 @@ def _face(
         typer.echo(ctx.get_help())
 
 
-def _entry() -> None:
-    """The placeholder of a command in the help."""
+def _placeholder() -> None:
+    """Stands for a command in the help."""

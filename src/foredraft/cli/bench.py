@@ -21,25 +21,25 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from foredraft.bench.measure.compare import Change
-    from foredraft.bench.prompts import Ask
+    from foredraft.bench.prompts import BenchPrompt
 
 
 @dataclass(frozen=True, slots=True)
 class Arms:
-    """What is compared."""
+    """What to compare."""
 
     model: str = field(default="sample", metadata={"names": ("--model", "-m"), "help": "Folder, hub name or sample."})
     drafter: tuple[str, ...] = field(
         default=("none", "auto", "transformers"),
         metadata={
             "names": ("--drafter", "-d"),
-            "help": "A drafter as for generate, transformers, transformers_assisted:PATH or transformers_lookup; "
-            "NAME=SPEC renames it; repeatable. Default: none, auto, transformers.",
+            "help": "A drafter (as for generate), transformers, transformers_assisted:PATH or transformers_lookup; "
+            "NAME=SPEC sets its name; repeatable. Default: none, auto, transformers.",
             "complete": names.arms,
         },
     )
-    dtype: str | None = field(default=None, metadata={"help": "Such as bfloat16; default as for generate."})
-    device: str | None = field(default=None, metadata={"help": "Such as cuda:1 or cpu; default: a GPU if any."})
+    dtype: str | None = field(default=None, metadata={"help": "E.g. bfloat16; default as for generate."})
+    device: str | None = field(default=None, metadata={"help": "E.g. cuda:1 or cpu; default: a GPU if available."})
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,38 +50,36 @@ class Prompts:
         default=(),
         metadata={"help": "Prompt file; repeatable. Default: eight built-in prompts."},
     )
-    count: int = field(default=0, metadata={"help": "Prompts used from each file; 0, the default: all."})
-    chat: bool = field(default=False, metadata={"help": "Use the chat template, with all turns."})
-    batch_size: tuple[int, ...] = field(default=(1,), metadata={"help": "Prompts at once; repeatable. Default: 1."})
-    repeats: int = field(default=1, metadata={"help": "Run everything this often."})
+    count: int = field(default=0, metadata={"help": "Prompts to use from each file; 0 (default): all."})
+    chat: bool = field(default=False, metadata={"help": "Use the chat template and run all turns."})
+    batch_size: tuple[int, ...] = field(default=(1,), metadata={"help": "Prompts per batch; repeatable. Default: 1."})
+    repeats: int = field(default=1, metadata={"help": "Repeat all runs this many times."})
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How every arm samples."""
+    """Sampling options of all arms."""
 
-    temperature: tuple[float, ...] = field(default=(0.0,), metadata={"help": "0, the default, is greedy; repeatable."})
+    temperature: tuple[float, ...] = field(default=(0.0,), metadata={"help": "0 (default): greedy; repeatable."})
     max_new_tokens: int = field(default=128, metadata={"help": SAMPLING.help["max_new_tokens"]})
     min_new_tokens: int = field(default=0, metadata={"help": SAMPLING.help["min_new_tokens"]})
     top_k: int | None = field(default=None, metadata={"help": SAMPLING.help["top_k"]})
     top_p: float | None = field(default=None, metadata={"help": SAMPLING.help["top_p"]})
     repetition_penalty: float = field(default=1.0, metadata={"help": SAMPLING.help["repetition_penalty"]})
-    seed: int = field(default=0, metadata={"help": "Seed of the first prompt; the others count up."})
+    seed: int = field(default=0, metadata={"help": "Seed of the first prompt; the next prompts count up."})
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """What else is measured, and where results go."""
+class Output:
+    """Extra measurements, and where results go."""
 
     out: str = field(
         default="bench.jsonl",
-        metadata={"help": "JSON Lines, one per call; continued if it exists."},
+        metadata={"help": "JSON Lines, one per call; an existing file is continued."},
     )
-    texts: bool = field(default=True, metadata={"help": "Leave the outputs out of the file."})
-    costs: bool = field(default=False, metadata={"help": "Also time forwards by rows, cached tokens and batch."})
-    watch: int = field(
-        default=0, metadata={"help": "Also record acceptance by draft position, on N prompts of each file."}
-    )
+    texts: bool = field(default=True, metadata={"help": "Do not write the outputs' text to the file."})
+    costs: bool = field(default=False, metadata={"help": "Also time forwards by tokens, cache length and batch."})
+    watch: int = field(default=0, metadata={"help": "Also record acceptance by draft position, on N prompts per task."})
     spec_bench: str | None = field(default=None, metadata={"help": "Folder for answers in Spec-Bench's format."})
     json: bool = field(default=False, metadata={"help": "Print one JSON object instead of tables."})
 
@@ -90,11 +88,11 @@ _GROUPS = {
     "arms": Group(Arms, "Compared"),
     "what": Group(Prompts, "Prompts"),
     "sampling": Group(Sampling, "Sampling"),
-    "kept": Group(Kept, "Output"),
+    "kept": Group(Output, "Output"),
 }
 
 
-_TOLERANCE = "With --compare: ignore changes up to this share."
+_TOLERANCE = "With --compare: ignore changes up to this fraction."
 EXAMPLES = (
     "foredraft bench -m PATH -d none -d eagle3:HEAD --prompts question.jsonl --out run.jsonl",
     "foredraft bench --compare before.jsonl after.jsonl",
@@ -107,7 +105,7 @@ def command(
         tuple[str, str] | None,
         typer.Option(
             metavar="A B",
-            help="Run nothing; is file B slower than file A, beyond noise?",
+            help="Only compare two files: is B slower than A, beyond noise?",
             show_default=False,
         ),
     ] = None,
@@ -116,57 +114,57 @@ def command(
     arms: Arms,
     what: Prompts,
     sampling: Sampling,
-    kept: Kept,
+    kept: Output,
 ) -> None:
     """Measure drafters against each other on your prompts.
 
-    Each prompt runs on every arm before the next one, so drift of the machine affects all arms alike. foredraft report
-    reads the file. Exit status of --compare: 0 if nothing is slower, 1 if an arm is slower, 3 if no arm could be judged
-    (each needs six prompts or batches that both files have).
+    Each prompt runs on every arm before the next prompt, so machine drift affects all arms alike. foredraft report
+    reads the file. Exit status of --compare: 0 if nothing is slower, 1 if an arm is slower, 3 if no arm can be judged
+    (each needs six prompts or batches in common).
     """
     if compare is not None:
         raise typer.Exit(_compared(Path(compare[0]), Path(compare[1]), tolerance, kept.json))
     _check(what, kept)
     asks = _asks(what)
-    from foredraft.bench.measure.arms import ArmSpec, Ground, make_arms, short_name
-    from foredraft.bench.measure.run import Bench, Settings, earlier, grouped
-    from foredraft.bench.measure.watch import Besides
+    from foredraft.bench.measure.arms import ArmContext, ArmSpec, make_arms, short_name
+    from foredraft.bench.measure.run import Bench, Settings, make_groups, read_existing
+    from foredraft.bench.measure.watch import ExtraMeasurements
 
     names = ("max_new_tokens", "min_new_tokens", "top_k", "top_p", "repetition_penalty", "seed")
     options = {name: getattr(sampling, name) for name in names}
     settings = Settings(short_name(arms.model), chat=what.chat, dtype=arms.dtype, device=arms.device, **options)
-    for temperature in sampling.temperature:  # a bad value is refused before anything is loaded or written
+    for temperature in sampling.temperature:  # fail before loading or writing
         settings.params(temperature, 0)
-    groups = grouped(asks, sampling.temperature, what.batch_size, what.repeats)
+    groups = make_groups(asks, sampling.temperature, what.batch_size, what.repeats)
     path = Path(kept.out)
-    earlier(path, settings)  # before anything is loaded: does it go on with this?
+    read_existing(path, settings)  # fail before loading if the file has other settings
     with busy(f"Loading {arms.model}"):
         specs = [ArmSpec.parse(text) for text in arms.drafter]
-        made = make_arms(specs, Ground(arms.model, arms.dtype, arms.device, max(what.batch_size)))
+        made = make_arms(specs, ArmContext(arms.model, arms.dtype, arms.device, max(what.batch_size)))
     bench = Bench(made, settings, path, keep_texts=kept.texts)
-    besides = Besides(
+    besides = ExtraMeasurements(
         made, settings, sampling.temperature, what.batch_size if kept.costs else (), _first(asks, kept.watch)
     )
     try:
-        with _progress() as tell:
-            bench.run(groups, tell)
+        with _progress() as report:
+            bench.run(groups, report)
         with busy("Recording drafts and timing forwards"):
-            bench.append(besides.lines(earlier(path, settings)))
+            bench.append(besides.lines(read_existing(path, settings)))
     except KeyboardInterrupt:
         raise Interrupted(f"Interrupted; {path} keeps what was measured, and the same command continues it.") from None
     _show(path, kept)
 
 
-def _check(what: Prompts, kept: Kept) -> None:
+def _check(what: Prompts, kept: Output) -> None:
     if what.count < 0 or what.repeats < 1 or kept.watch < 0:
-        raise OptionError("count and watch must be 0 or more, and repeats 1 or more.")
+        raise OptionError("--count and --watch must be 0 or more, and --repeats 1 or more.")
     if min(what.batch_size) < 1:
-        raise OptionError("batch_size must be 1 or more.")
+        raise OptionError("--batch-size must be 1 or more.")
     if kept.spec_bench is not None and not kept.texts:
-        raise OptionError("--spec-bench needs the outputs: leave out --no-texts.")
+        raise OptionError("--spec-bench needs the outputs: remove --no-texts.")
 
 
-def _asks(what: Prompts) -> "list[Ask]":
+def _asks(what: Prompts) -> "list[BenchPrompt]":
     from foredraft.bench.prompts import read_prompts, standard_prompts
 
     if not what.prompts:
@@ -174,8 +172,8 @@ def _asks(what: Prompts) -> "list[Ask]":
     return [ask for path in what.prompts for ask in read_prompts(path, what.chat)[: what.count or None]]
 
 
-def _first(asks: "list[Ask]", count: int) -> "list[Ask]":
-    """The first ``count`` of each task."""
+def _first(asks: "list[BenchPrompt]", count: int) -> "list[BenchPrompt]":
+    """The first ``count`` prompts of each task."""
     seen: dict[str, int] = {}
     chosen = []
     for ask in asks:
@@ -187,23 +185,23 @@ def _first(asks: "list[Ask]", count: int) -> "list[Ask]":
 
 @contextlib.contextmanager
 def _progress() -> "Iterator[Callable[[int, int, str], None]]":
-    """A progress bar on a terminal. It is drawn between calls only: a drawing thread would disturb the measurement."""
+    """A progress bar on a terminal, drawn only between calls: a drawing thread would disturb the measurement."""
     console = errors()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, auto_refresh=False, disable=not console.is_terminal) as bar:
         task = bar.add_task("")
 
-        def tell(done: int, count: int, what: str) -> None:
+        def report(done: int, count: int, what: str) -> None:
             bar.update(task, completed=done, total=count, description=what, refresh=True)
 
-        yield tell
+        yield report
 
 
-def _show(path: Path, kept: Kept) -> None:
-    """Print all results in the file, earlier ones included."""
+def _show(path: Path, kept: Output) -> None:
+    """Print all results in the file, including earlier ones."""
     from foredraft.bench.measure.records import read_runs
     from foredraft.bench.measure.summary import summarise
-    from foredraft.cli.report import record, show
+    from foredraft.cli.report import show, to_json
 
     file = read_runs(path)
     summary = summarise([file])
@@ -212,7 +210,7 @@ def _show(path: Path, kept: Kept) -> None:
 
         write_answers(file.runs, Path(kept.spec_bench))
     if kept.json:
-        typer.echo(json.dumps(record(summary)))
+        typer.echo(json.dumps(to_json(summary)))
         return
     show(summary, output(), full=False)
     for run in file.errors[:3]:
@@ -221,7 +219,7 @@ def _show(path: Path, kept: Kept) -> None:
 
 
 def _compared(before: Path, after: Path, tolerance: float, as_json: bool) -> int:
-    """Print the changes; the exit status says whether an arm got slower, or that none could be judged."""
+    """Print the changes and return the exit status (``FAILED`` if an arm is slower, ``UNJUDGED`` if none can be)."""
     from foredraft.bench.measure.compare import FEWEST, compare
     from foredraft.bench.measure.records import read_runs
 
@@ -240,16 +238,16 @@ def _compared(before: Path, after: Path, tolerance: float, as_json: bool) -> int
     elif judged:
         sentence, style = "Nothing is slower beyond noise.", "bold green"
     else:
-        sentence, style = f"Nothing was judged: every arm needs {FEWEST} units that both files have.", "bold yellow"
+        sentence, style = f"Cannot compare: an arm needs {FEWEST} units in both files.", "bold yellow"
     if judged and len(judged) < len(changes):
-        sentence += f" {len(changes) - len(judged)} of {len(changes)} comparisons have too few units to judge."
+        sentence += f" {len(changes) - len(judged)} of {len(changes)} comparisons have too few units."
     console.print(sentence, style=style, soft_wrap=True)
     return status
 
 
 def _changes(changes: "list[Change]") -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in ("method", "over", "law, batch", "speed-up, B over A", "tokens a forward", "units", ""):
+    for name in ("method", "baseline", "sampling, batch", "speed-up, B over A", "tokens/forward", "units", ""):
         table.add_column(name, justify="right" if name == "units" else "left")
     colours = {"slower": "bold red", "faster": "bold green", "too few": "dim"}
     for each in changes:

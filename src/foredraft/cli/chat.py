@@ -9,7 +9,7 @@ import typer
 
 from foredraft.cli.choices import CHAT_SAMPLING, MODEL, ModelChoice
 from foredraft.cli.console import TextOut, errors, legend, output
-from foredraft.cli.exit_status import say_error
+from foredraft.cli.exit_status import print_error
 from foredraft.cli.flags import flags
 from foredraft.core.errors import PromptError, UsageError
 from foredraft.core.sampling.params import SamplingParams
@@ -45,46 +45,46 @@ def command(
 
     Each line is one turn, typed or from a pipe. Ctrl-C stops an answer and keeps it; Ctrl-D quits.
     """
-    person = sys.stdin.isatty()
+    interactive = sys.stdin.isatty()
     generator = choice.load()
-    talk = Conversation(generator, sampling, TextOut(show_drafts), system)
-    talk.check()
-    if person and not quiet:
+    conversation = Conversation(generator, sampling, TextOut(show_drafts), system)
+    conversation.check()
+    if interactive and not quiet:
         console = errors()
         console.print(f"{choice.model} with {generator.kind.method}. /help lists commands, Ctrl-D quits.", style="dim")
-        if talk.out.colours:
+        if conversation.out.colours:
             out = output()
             out.print(legend(out))
-    while (line := read_turn(person)) is not None:
+    while (line := read_turn(interactive)) is not None:
         if line in _HELP:
             if line == "/exit":
                 return
-            _order(talk, line)
+            _run_command(conversation, line)
         elif line.startswith("/"):
-            say_error(f"Unknown command {line.split()[0]!r}. Known: {', '.join(_HELP)}.")
+            print_error(f"Unknown command {line.split()[0]!r}. Known: {', '.join(_HELP)}.")
         elif line:
-            _turn(talk, line, person, quiet)
+            _turn(conversation, line, interactive, quiet)
 
 
-def _turn(talk: "Conversation", line: str, person: bool, quiet: bool) -> None:
-    """Answer one turn. An error ends a script; an interactive chat goes on."""
+def _turn(conversation: "Conversation", line: str, interactive: bool, quiet: bool) -> None:
+    """Answer one turn. An error ends a script; an interactive chat continues."""
     from foredraft.cli.running import summary
 
     try:
-        stats = talk.say(line)
+        stats = conversation.answer(line)
     except UsageError as error:
-        if not person:
+        if not interactive:
             raise
-        return say_error(f"{error} (/reset starts a new conversation.)")
-    except KeyboardInterrupt:  # before there was anything to keep
-        if not person:
+        return print_error(f"{error} (/reset starts a new conversation.)")
+    except KeyboardInterrupt:  # before the first token
+        if not interactive:
             raise
         return errors().print("(interrupted)", style="dim")
-    if person and not quiet:
+    if interactive and not quiet:
         errors().print(summary(stats), style="dim", soft_wrap=True)
 
 
-def _order(talk: "Conversation", line: str) -> None:
+def _run_command(conversation: "Conversation", line: str) -> None:
     from foredraft.cli.running import summary
 
     console = output()
@@ -92,16 +92,16 @@ def _order(talk: "Conversation", line: str) -> None:
         for name, meaning in _HELP.items():
             console.print(f"{name:8}{meaning}")
     elif line == "/reset":
-        talk.reset()
+        conversation.reset()
         console.print("Started a new conversation.")
     elif line == "/stats":
-        turns = sum(message["role"] == "assistant" for message in talk.messages)
-        console.print(f"{turns} turn{'s' if turns != 1 else ''} · {summary(talk.stats)}", soft_wrap=True)
+        turns = sum(message["role"] == "assistant" for message in conversation.messages)
+        console.print(f"{turns} turn{'s' if turns != 1 else ''} · {summary(conversation.stats)}", soft_wrap=True)
 
 
 @dataclass
 class Conversation:
-    """Messages so far, and their statistics. Every turn sends all messages."""
+    """Messages so far, and their statistics. Every turn sends all messages to the model."""
 
     generator: "Generator"
     sampling: SamplingParams
@@ -116,26 +116,26 @@ class Conversation:
         self.stats = DecodeStats(method=kind.method, lossless=kind.lossless)
 
     def reset(self) -> None:
-        """Forget all but the system message."""
+        """Drop all messages but the system message."""
         self.messages = [{"role": "system", "content": self.system}] if self.system else []
 
     def check(self) -> None:
-        """Raise a ``PromptError`` now, not at the first turn, if the model has no chat template."""
+        """Raise ``PromptError`` now, not at the first turn, if the model has no chat template."""
         self.generator.encode([*self.messages, {"role": "user", "content": "?"}])
 
-    def say(self, text: str) -> DecodeStats:
-        """Answer one turn on the screen; Ctrl-C ends the answer and keeps its beginning.
+    def answer(self, text: str) -> DecodeStats:
+        """Stream the answer to one turn; Ctrl-C stops it and keeps what was generated.
 
         Raises:
-            UsageError: the conversation does not fit the model; it is as it was before.
-            NumericsError: the model broke down; what it had said is on the screen.
+            UsageError: the model cannot take the conversation, which is left unchanged.
+            NumericsError: the model's logits were not finite; the answer so far was printed.
         """
-        from foredraft.cli.running import Watcher, follow, stats_of
+        from foredraft.cli.running import Watcher, run_requests, stats_of
 
         messages = [*self.messages, {"role": "user", "content": text}]
         sequences = self.generator.submit([messages], self.sampling)
         watcher = Watcher(lambda number: None, lambda piece: self.out(piece.text, piece.drafted))
-        outcome = follow(self.generator, sequences, watcher)
+        outcome = run_requests(self.generator, sequences, watcher)
         self.out("\n")
         if outcome.error is not None:
             raise outcome.error
@@ -147,21 +147,21 @@ class Conversation:
         return stats
 
 
-def read_turn(person: bool) -> str | None:
-    """The next line, without spaces around it; None at the end."""
-    if not person:
+def read_turn(interactive: bool) -> str | None:
+    """The next line, stripped; None at the end."""
+    if not interactive:
         try:
             line = sys.stdin.readline()
         except UnicodeDecodeError:
-            raise PromptError("The turns on standard input are not UTF-8 text.") from None
+            raise PromptError("Standard input is not valid UTF-8.") from None
         return line.strip() if line else None
     try:
-        importlib.import_module("readline")  # its import is what gives ``input`` arrow keys and a history
+        importlib.import_module("readline")  # importing it gives ``input`` line editing and history
     except ImportError:
         pass
     while True:
         try:
-            return input(_INVITATION).strip()
+            return input(_INPUT_PROMPT).strip()
         except EOFError:
             output().print()
             return None
@@ -169,4 +169,4 @@ def read_turn(person: bool) -> str | None:
             errors().print("\nCtrl-D or /exit quits.", style="dim")
 
 
-_INVITATION = "you> "
+_INPUT_PROMPT = "you> "

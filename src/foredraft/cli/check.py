@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Law:
-    """How the sampled outputs are drawn."""
+    """Sampling options of the sampled check."""
 
     temperature: float = 1.0
     top_k: int | None = None
@@ -32,24 +32,24 @@ class Law:
 
 
 _LAW = {
-    "temperature": "Above 0.",
-    "max_new_tokens": "Tokens of each sampled output.",
-    "seed": "Another seed is another trial.",
+    "temperature": "Temperature of the sampled check, above 0.",
+    "max_new_tokens": "Tokens per sampled output.",
+    "seed": "Seed; another seed is an independent trial.",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class What:
-    """What is checked, on which prompts."""
+    """What to check, on which prompts."""
 
     prompts: str | None = field(
         default=None,
         metadata={"help": "Prompt file (JSON Lines or text); default: eight built-in prompts."},
     )
-    count: int = field(default=16, metadata={"help": "Prompts used from the file."})
+    count: int = field(default=16, metadata={"help": "Number of prompts to use from the file."})
     chat: bool = field(default=False, metadata={"help": "Use the chat template."})
-    tokens: int = field(default=6000, metadata={"help": "Sampled tokens in all; 0: greedy only."})
-    greedy_tokens: int = field(default=64, metadata={"help": "Tokens of each greedy output."})
+    tokens: int = field(default=6000, metadata={"help": "Total sampled tokens; 0: check greedy only."})
+    greedy_tokens: int = field(default=64, metadata={"help": "Tokens per greedy output."})
     json: bool = field(default=False, metadata={"help": "Print one JSON object."})
 
 
@@ -61,27 +61,26 @@ EXAMPLES = (
 
 @flags(choice=MODEL, what=Group(What, "Check"), law=Group(Law, "Sampling", {**SAMPLING.help, **_LAW}))
 def command(*, choice: ModelChoice, what: What, law: Law) -> None:
-    """Check that a drafter is lossless for a model.
+    """Check that a drafter is lossless on a model.
 
-    Greedy output must equal plain decoding, except after near-ties in the logits (with --exact there is no exception).
-    Sampled tokens are tested against the model's own distribution. Exit status: 0 if no difference was found, 1 if
-    one was.
+    Greedy output must equal plain decoding, except after near-ties in the logits (no exception with --exact). A
+    statistical test compares sampled tokens with the model's own distribution. Exit status: 0 lossless, 1 not.
     """
     from foredraft.bench.check import check_greedy, check_sampled, draft_always
     from foredraft.bench.prompts import STANDARD, read_prompts
 
     if what.count < 1 or what.tokens < 0:
-        raise OptionError("count must be 1 or more, and tokens not below 0.")
+        raise OptionError("--count must be 1 or more, and --tokens 0 or more.")
     if what.tokens and law.temperature <= 0:
-        raise OptionError("Sampling needs a temperature above 0; --tokens 0 checks greedy output alone.")
+        raise OptionError("Sampling needs --temperature above 0; --tokens 0 checks greedy output only.")
     prompts: list[Any] = list(STANDARD)
     if what.prompts is not None:
         prompts = [ask.prompt for ask in read_prompts(what.prompts, what.chat)[: what.count]]
     generator = choice.load()
     draft_always(generator)
     with busy("Greedy outputs"):
-        cold = replace(law.params(), temperature=0.0, max_new_tokens=what.greedy_tokens)
-        greedy = check_greedy(generator, prompts, cold, exact=choice.exact)
+        params = replace(law.params(), temperature=0.0, max_new_tokens=what.greedy_tokens)
+        greedy = check_greedy(generator, prompts, params, exact=choice.exact)
     sampled = None
     if what.tokens:
         with busy("Sampled outputs"):
@@ -106,7 +105,7 @@ def _greedy(found: "GreedyCheck") -> list[str]:
     for each in found.differences:
         why = "a near-tie" if each.tied and not found.exact else "not a near-tie"
         lines.append(
-            f"  output {each.text + 1} differs from token {each.place + 1} on: {why}, logits {each.gap:.3g} apart."
+            f"  output {each.text + 1} differs from token {each.place + 1}: {why}, logits {each.gap:.3g} apart."
         )
     return lines
 
@@ -114,7 +113,7 @@ def _greedy(found: "GreedyCheck") -> list[str]:
 def _sampled(found: "SampledCheck") -> str:
     fits = "fit" if found.passed else "do not fit"
     return (
-        f"Sampled: {found.tokens:,} tokens, {found.accepted:,} of them accepted drafts, {fits} the model's own "
-        f"distribution in {found.contexts} contexts (p = {found.p_value:.2g}). A shift of {100 * found.shift:.1f}% of "
-        "the probability from one token to another would have been found with probability 0.99."
+        f"Sampled: {found.tokens:,} tokens ({found.accepted:,} accepted drafts) {fits} the model's own distribution "
+        f"in {found.contexts} contexts (p = {found.p_value:.2g}). The test detects a shift of {100 * found.shift:.1f}% "
+        "of the probability between two tokens with probability 0.99."
     )

@@ -1,4 +1,4 @@
-"""Options that the commands which run a model share: model, sampling, prompt."""
+"""Options shared by commands that run a model: model, sampling, prompt."""
 
 import sys
 from dataclasses import dataclass, field
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ModelChoice:
-    """A target and a drafter as the command line names them; see ``foredraft.load``."""
+    """Target and drafter options; see ``foredraft.load``."""
 
     model: str = field(
         default="sample",
         metadata={
             "names": ("--model", "-m"),
-            "help": "Folder, hub name, or sample (bundled).",
+            "help": "Target: folder, hub name, or sample (bundled).",
         },
     )
     drafter: str = field(
@@ -36,20 +36,20 @@ class ModelChoice:
     )
     dtype: str | None = field(
         default=None,
-        metadata={"help": "Such as bfloat16; default: float32 on a CPU, else as the weights."},
+        metadata={"help": "E.g. bfloat16; default: float32 on CPU, else the checkpoint's."},
     )
-    device: str | None = field(default=None, metadata={"help": "Such as cuda:1 or cpu; default: a GPU if any."})
+    device: str | None = field(default=None, metadata={"help": "E.g. cuda:1 or cpu; default: a GPU if available."})
     verifier: str | None = field(
         default=None,
-        metadata={"help": "Verification rule; default: the best that is lossless.", "complete": names.verifiers},
+        metadata={"help": "Verification rule; default: the best lossless one.", "complete": names.verifiers},
     )
     exact: bool = field(
         default=False,
-        metadata={"help": "One shape for all forwards, so that drafts cannot flip near-ties."},
+        metadata={"help": "One shape for all forwards: drafts cannot flip near-ties."},
     )
 
     def load(self) -> "Generator":
-        """Load the generator; a terminal shows that it is loading."""
+        """Load the generator, with a spinner on a terminal."""
         with busy(f"Loading {self.model}"):
             from foredraft.compose.load import load
 
@@ -66,25 +66,25 @@ class ModelChoice:
 MODEL = Group(ModelChoice, "Model")
 
 _HELP = {
-    "max_new_tokens": "Most tokens to generate.",
-    "min_new_tokens": "Fewest tokens to generate.",
-    "temperature": "0, the default, is greedy.",
+    "max_new_tokens": "Maximum number of new tokens.",
+    "min_new_tokens": "Minimum number of new tokens.",
+    "temperature": "0 (default): greedy decoding.",
     "top_k": "Sample from the k most likely tokens.",
-    "top_p": "Sample from the top tokens with this total probability.",
-    "min_p": "Drop tokens below this share of the top probability.",
+    "top_p": "Sample from the top tokens that sum to this probability.",
+    "min_p": "Drop tokens below this fraction of the top probability.",
     "typical_p": "Locally typical sampling with this probability mass.",
     "epsilon_cutoff": "Drop tokens below this probability.",
-    "eta_cutoff": "Like epsilon, but lower at high entropy.",
-    "repetition_penalty": "Above 1 penalizes repeated tokens.",
-    "presence_penalty": "Subtracted once from tokens in the output.",
-    "frequency_penalty": "Subtracted once per occurrence in the output.",
+    "eta_cutoff": "Like epsilon_cutoff, but lower at high entropy.",
+    "repetition_penalty": "Above 1: penalize repeated tokens.",
+    "presence_penalty": "Subtracted from logits of tokens in the output.",
+    "frequency_penalty": "Subtracted per occurrence in the output.",
     "no_repeat_ngram_size": "Never repeat an n-gram of this size.",
     "bad_words_ids": "Never generate this id sequence; repeatable.",
-    "seed": "The same seed gives the same output; random by default.",
+    "seed": "Same seed, same output; default: random.",
     "stop_strings": "Stop before this string; repeatable.",
-    "eos_token_id": "Stop id instead of the model's; repeatable.",
-    "logprobs": "With --json: log-probabilities and N alternatives.",
-    "speculate": "Plain decoding, with the drafter still loaded.",
+    "eos_token_id": "End-of-sequence id, instead of the model's; repeatable.",
+    "logprobs": "With --json: log-probabilities of N top tokens too.",
+    "speculate": "Decode without drafts; the drafter is still loaded.",
 }
 _NAMES = {"speculate": ("--no-speculation",)}
 
@@ -95,18 +95,18 @@ CHAT_SAMPLING = Group(SamplingParams, "Sampling", _HELP, _NAMES, without=("logpr
 def read_prompt(given: str | None, file: str | None) -> str:
     """Read the prompt from the argument, a file, or standard input (also for ``-``).
 
-    One newline at the end of a file or of standard input is dropped: editors and echo add it.
+    One trailing newline of a file or of standard input is dropped: editors and echo add it.
 
     Raises:
-        PromptError: there is no prompt, there are two, or it is not UTF-8 text.
+        PromptError: no prompt, two prompts, or not UTF-8.
     """
     if given is not None and file is not None:
-        raise PromptError("The prompt was given twice: as an argument and with --prompt-file.")
+        raise PromptError("Two prompts were given: pass an argument or --prompt-file, not both.")
     try:
         text = _read(given, file)
-        text.encode()  # undecodable bytes of the command line arrive as lone surrogates
+        text.encode()  # undecodable argument bytes arrive as lone surrogates
     except UnicodeError:
-        raise PromptError("The prompt is not UTF-8 text.") from None
+        raise PromptError("The prompt is not valid UTF-8.") from None
     except OSError as error:
         raise PromptError(f"Cannot read the prompt file {file!r}: {error.strerror}.") from None
     return text
@@ -118,5 +118,5 @@ def _read(given: str | None, file: str | None) -> str:
     if file is not None and file != "-":
         return Path(file).read_text(encoding="utf-8").removesuffix("\n")
     if given is None and file is None and sys.stdin.isatty():
-        raise PromptError("There is no prompt: pass an argument, --prompt-file, or standard input.")
+        raise PromptError("No prompt: pass an argument, --prompt-file, or standard input.")
     return sys.stdin.read().removesuffix("\n")

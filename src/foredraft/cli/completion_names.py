@@ -1,4 +1,4 @@
-"""Names that shells complete. Nothing here imports torch, since every press of the tab key starts a process."""
+"""Names for shell completion. Nothing here imports torch: every press of Tab starts a process."""
 
 import typer
 
@@ -6,10 +6,10 @@ from foredraft.drafters import METHODS
 from foredraft.train.options import PRECISIONS
 
 FORMATS = ("eagle", "sglang", "speculators", "medusa", "hydra", "foredraft")
-"""Those of ``formats.FORMATS``; the tests compare them."""
+"""The names in ``formats.FORMATS``; a test compares them, as for the lists below."""
 HEADS = ("eagle", "eagle3", "medusa", "medusa2", "hydra", "hydra++", "blockwise")
 MODELS = ("draft", "prune", "boost")
-"""Recipes of ``foredraft train``: those of ``train.recipes.RECIPES`` and ``train.drafts.DRAFTS``."""
+"""Recipes of ``foredraft train``, from ``train.heads.recipes.RECIPES`` and ``train.drafts.run.DRAFTS``."""
 RECIPES = (*HEADS, *MODELS)
 _DISTIL = ("loss", "weight", "rows")
 _HEAD = ("teacher", "loss", "decay", "share", "recompute")
@@ -25,71 +25,71 @@ RECIPE_OPTIONS = {
     "prune": (*_DISTIL, "by", "texts", "mask_tokens", "mask_lr", "rise", "tune"),
     "boost": (*_DISTIL, "easy"),
 }
-"""The options of each recipe; the tests compare them."""
+"""The options of each recipe."""
 VERIFIERS = ("target_sampling", "token", "block", "recursive", "kseq", "traversal", "typical")
-"""Those of ``core.verify.RULES``; the tests compare them."""
+"""The names in ``core.verify.RULES``."""
 FIGURES = ("svg", "png", "pdf")
-"""Those of ``bench.plots.SUFFIXES``; the tests compare them."""
-_NESTING = ("bandit", "cascade", "online", "relay", "triforce")  # methods with other drafters inside
+"""The suffixes in ``bench.report.plots.SUFFIXES``."""
+_NESTING = ("bandit", "cascade", "online", "relay", "triforce")  # methods that nest other drafters
 _STOCK = ("transformers", "transformers_assisted", "transformers_lookup")
 
 
 def drafters(incomplete: str) -> list[str]:
-    """Drafters for ``--drafter``. Without descriptions, which zsh would get through a Markdown renderer: 0.2 s."""
+    """Drafters for ``--drafter``, without descriptions: rendering their Markdown for zsh takes 0.2 s."""
     return _spec(incomplete, "auto", *METHODS)
 
 
 def arms(incomplete: str) -> list[str]:
-    """Drafters for ``bench --drafter``, and transformers' own decoding."""
+    """Drafters for ``bench --drafter``, including transformers' own decoding."""
     return _spec(incomplete, "auto", *METHODS, *_STOCK)
 
 
 def methods(incomplete: str) -> list[str]:
-    """The names that ``foredraft methods NAME`` explains."""
-    return _beginning(incomplete, *METHODS)
+    """Methods for ``foredraft methods NAME``."""
+    return _with_prefix(incomplete, *METHODS)
 
 
 def recipes(incomplete: str) -> list[str]:
-    """What ``foredraft train`` can train."""
-    return _beginning(incomplete, *RECIPES)
+    """Recipes of ``foredraft train``."""
+    return _with_prefix(incomplete, *RECIPES)
 
 
 def recipe_options(ctx: typer.Context, incomplete: str) -> list[str]:
-    """The options of the recipe on the command line; ``ctx.obj`` is what stands before."""
+    """The options of the recipe on the command line; ``ctx.obj`` holds the preceding words."""
     recipe = next((word for word in ctx.obj if word in RECIPE_OPTIONS), None)
-    return _beginning(incomplete, *(f"{name}=" for name in RECIPE_OPTIONS[recipe])) if recipe else []
+    return _with_prefix(incomplete, *(f"{name}=" for name in RECIPE_OPTIONS[recipe])) if recipe else []
 
 
 def precisions(incomplete: str) -> list[str]:
-    """In what ``foredraft train`` can compute."""
-    return _beginning(incomplete, *PRECISIONS)
+    """Precisions of ``foredraft train``."""
+    return _with_prefix(incomplete, *PRECISIONS)
 
 
 def verifiers(incomplete: str) -> list[str]:
     """Verification rules."""
-    return _beginning(incomplete, *VERIFIERS)
+    return _with_prefix(incomplete, *VERIFIERS)
 
 
 def formats(incomplete: str) -> list[str]:
-    """What ``foredraft export`` can write."""
-    return _beginning(incomplete, *FORMATS)
+    """Formats of ``foredraft export``."""
+    return _with_prefix(incomplete, *FORMATS)
 
 
 def figures(incomplete: str) -> list[str]:
-    """In what ``foredraft report`` can draw."""
-    return _beginning(incomplete, *FIGURES)
+    """Figure formats of ``foredraft report``."""
+    return _with_prefix(incomplete, *FIGURES)
 
 
 def _spec(incomplete: str, *known: str) -> list[str]:
-    """A drafter, or one inside another, as in ``bandit:prompt_lookup+[max_gram``."""
+    """A drafter, or a nested one, as in ``bandit:prompt_lookup+[max_gram``."""
     place = max(map(incomplete.rfind, ":+[")) + 1
     outer = incomplete[:place]
     if not outer:
-        return _beginning(incomplete, *known)
+        return _with_prefix(incomplete, *known)
     if outer.partition(":")[0] not in _NESTING:
         return []
-    return [outer + name for name in _beginning(incomplete[place:], *METHODS)]
+    return [outer + name for name in _with_prefix(incomplete[place:], *METHODS)]
 
 
-def _beginning(incomplete: str, *known: str) -> list[str]:
+def _with_prefix(incomplete: str, *known: str) -> list[str]:
     return [name for name in known if name.startswith(incomplete)]

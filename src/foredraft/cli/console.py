@@ -13,14 +13,14 @@ DRAFTED = "bold green"
 
 
 class PipeConsole(Console):
-    """Raises ``BrokenPipeError`` where rich would exit with a status of its own."""
+    """Raises ``BrokenPipeError``, where rich would exit with its own status."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
 
 
 def output() -> Console:
-    """stdout, for tables and texts of the program itself."""
+    """stdout, for tables and messages (generated text goes through ``TextOut``)."""
     return PipeConsole(highlight=False)
 
 
@@ -31,7 +31,7 @@ def errors() -> Console:
 
 @contextlib.contextmanager
 def busy(doing: str) -> Iterator[None]:
-    """Show a spinner on a terminal; elsewhere, nothing."""
+    """Show a spinner, on a terminal only."""
     console = errors()
     if console.is_terminal:
         with console.status(f"[dim]{doing}[/dim]"):
@@ -41,10 +41,10 @@ def busy(doing: str) -> Iterator[None]:
 
 
 class TextOut:
-    """Generated text on stdout as it comes, without wrapping or markup.
+    """Streams generated text to stdout, without wrapping or markup.
 
-    On a terminal control characters are made visible, because a model can generate any, and with ``show_drafts``
-    accepted drafts are coloured. Elsewhere the text is unchanged.
+    On a terminal, control characters are made visible, because a model can generate any, and ``show_drafts`` colours
+    accepted drafts. Elsewhere the text is unchanged.
     """
 
     def __init__(self, show_drafts: bool = False) -> None:
@@ -52,8 +52,8 @@ class TextOut:
         self.terminal = console.is_terminal
         self.colours = show_drafts and console.is_terminal
         if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(errors="replace")  # for characters that the terminal lacks
-        # with NO_COLOR it is underlined
+            sys.stdout.reconfigure(errors="replace")  # for characters that the terminal's encoding lacks
+        # NO_COLOR: underline instead
         self._on = "\x1b[4m" if console.no_color else "\x1b[1;32m"
 
     def __call__(self, text: str, drafted: bool = False) -> None:
@@ -66,9 +66,9 @@ class TextOut:
 
 
 def legend(console: Console) -> Text:
-    """What the styles of ``TextOut`` mean."""
+    """The legend for the styles of ``TextOut``."""
     style = "underline" if console.no_color else DRAFTED
-    return Text.assemble(("drafted and accepted", style), "   the target's own")
+    return Text.assemble(("accepted drafts", style), "   target's tokens")
 
 
 _VISIBLE = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n\r"}

@@ -32,8 +32,8 @@ REPEATING = "".join(
 _STEADY = "num_assistant_tokens_schedule=constant"
 _DRAFTER = f"eagle3,nodes=15,depth=5,top_k=4,{_STEADY}"
 _LOOKUP = f"prompt_lookup,{_STEADY}"
-"""A constant draft length: schedules that measure costs are misled by other programs on the same cores."""
-_PATIENCE = 15.0
+"""A constant draft length: other programs on the same cores mislead policies that measure costs."""
+_TIME_LIMIT = 15.0
 """No further run starts after this many seconds."""
 _WARM_UP = 24
 
@@ -46,21 +46,21 @@ def command(
     prompt: Annotated[
         str | None, typer.Argument(help="Default: a question for the bundled model.", show_default=False)
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Most tokens to generate.", metavar="INT")] = 96,
-    runs: Annotated[int, typer.Option(help="Repeats, fewer if they take too long.", metavar="INT")] = 3,
+    max_new_tokens: Annotated[int, typer.Option(help="Maximum number of new tokens.", metavar="INT")] = 96,
+    runs: Annotated[int, typer.Option(help="Repeats; fewer if they take over 15 seconds.", metavar="INT")] = 3,
     *,
     choice: ModelChoice,
 ) -> None:
     """Compare plain and speculative decoding side by side.
 
-    Both decode greedily, step by step in turn, and each is timed by its own steps. By default the bundled EAGLE-3 head
-    drafts trees of 15 tokens. Exit status: 1 if their tokens differ.
+    Both decode greedily and take turns, step by step; only a side's own steps count towards its time. By default the
+    bundled EAGLE-3 head drafts trees of 15 tokens. Exit status: 1 if the tokens differ.
     """
     from foredraft.cli.panels import shown
 
     if runs < 1:
         raise OptionError("--runs must be 1 or more.")
-    choice = replace(choice, dtype=choice.dtype or "float32")  # in half precision near-ties may flip
+    choice = replace(choice, dtype=choice.dtype or "float32")  # half precision may flip near-ties
     if (choice.model, choice.drafter) == ("sample", "auto"):
         choice = replace(choice, drafter=_DRAFTER)
     params = SamplingParams(max_new_tokens=max_new_tokens)
@@ -68,15 +68,15 @@ def command(
     fast = Arm.of(choice)
     question: Any = prompt or [{"role": "user", "content": QUESTION}]
     if choice.model == "sample" and prompt is None:
-        errors().print("[dim]This model has 16 million parameters: expect speed, not right answers.[/dim]")
+        errors().print("[dim]The sample model has only 16 million parameters: its answers are poor.[/dim]")
     _warm_up([plain, fast], question, params)
     with shown(prompt or QUESTION, [plain, fast]) as refresh:
-        contests = [Contest.held([plain, fast], question, params, runs, refresh)]
+        contests = [Contest.run([plain, fast], question, params, runs, refresh)]
     if prompt is None:
         lookup = Arm.of(replace(choice, drafter=_LOOKUP))
         _warm_up([plain, lookup], REPEATING, params)
-        errors().print("The same with prompt_lookup, on repetitive text ...", style="dim")
-        contests.append(Contest.held([plain, lookup], REPEATING, params, runs, lambda: None))
+        errors().print("Now prompt_lookup on repetitive text ...", style="dim")
+        contests.append(Contest.run([plain, lookup], REPEATING, params, runs, lambda: None))
     _report(contests, plain)
     if not all(contest.same for contest in contests):
         raise typer.Exit(1)
@@ -84,7 +84,7 @@ def command(
 
 @dataclass
 class Arm:
-    """One way to decode, and its running request."""
+    """A generator and its running request."""
 
     name: str
     generator: "Generator"
@@ -122,28 +122,28 @@ class Arm:
 
 @dataclass(frozen=True, slots=True)
 class Contest:
-    """Results of several runs: statistics of each arm, and whether all tokens were equal."""
+    """Results of several runs: statistics per arm, and whether all outputs were equal."""
 
     names: list[str]
     stats: list[list[DecodeStats]]  # by run, then by arm
     same: bool
 
     @classmethod
-    def held(
+    def run(
         cls, arms: list[Arm], prompt: "Prompt", params: SamplingParams, runs: int, refresh: Callable[[], None]
     ) -> "Contest":
         """Race the arms several times."""
         begun = time.perf_counter()
         stats: list[list[DecodeStats]] = []
-        said: list[list[int]] = []
-        while len(stats) < runs and (not stats or time.perf_counter() - begun < _PATIENCE):
+        outputs: list[list[int]] = []
+        while len(stats) < runs and (not stats or time.perf_counter() - begun < _TIME_LIMIT):
             _race(arms, prompt, params, refresh)
             stats.append([arm.stats for arm in arms])
-            said += [arm.sequence.tokens for arm in arms if arm.sequence]
-        return cls([arm.name for arm in arms], stats, all(tokens == said[0] for tokens in said))
+            outputs += [arm.sequence.tokens for arm in arms if arm.sequence]
+        return cls([arm.name for arm in arms], stats, all(tokens == outputs[0] for tokens in outputs))
 
     def speed(self, arm: int) -> float:
-        """Tokens a second: the median of the runs."""
+        """Median tokens per second."""
         return statistics.median(run[arm].tokens_per_second for run in self.stats)
 
     def acceptance_length(self, arm: int) -> float:
@@ -151,19 +151,19 @@ class Contest:
 
 
 def _race(arms: list[Arm], prompt: "Prompt", params: SamplingParams, refresh: Callable[[], None]) -> None:
-    """Always advance the arm that has used less time, so that each is where it would be if it ran alone."""
+    """Always advance the arm that has used less time, so that each shows the progress it would make alone."""
     for arm in arms:
         arm.start(prompt, params)
     with CtrlC() as ctrl_c:
-        while going := [arm for arm in arms if not arm.done]:
-            min(going, key=lambda arm: arm.stats.seconds).advance()
+        while active := [arm for arm in arms if not arm.done]:
+            min(active, key=lambda arm: arm.stats.seconds).advance()
             refresh()
             if ctrl_c.pressed:
                 raise Interrupted("Interrupted.")
 
 
 def _warm_up(arms: list[Arm], prompt: "Prompt", params: SamplingParams) -> None:
-    """The first steps of a process are slow, and a schedule may measure what forwards cost."""
+    """The first steps of a process are slow, and a policy may measure costs."""
     with busy("Warming up"):
         short = min(_WARM_UP, params.max_new_tokens)
         _race(arms, prompt, replace(params, max_new_tokens=short), lambda: None)
@@ -195,8 +195,7 @@ def _report(contests: list[Contest], plain: Arm) -> None:
     tokens = contests[0].stats[0][0].tokens
     console.print(
         f"Greedy, {str(target.dtype).removeprefix('torch.')}, {where}; {tokens} new tokens, median of "
-        f"{len(contests[0].stats)} runs in which both sides take turns step by step, after a warm-up and without "
-        "prefill.",
+        f"{len(contests[0].stats)} runs after a warm-up, taking turns step by step; prefill is not counted.",
         style="dim",
     )
     same = all(contest.same for contest in contests)

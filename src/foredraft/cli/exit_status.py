@@ -1,7 +1,7 @@
 """Exit statuses and one-sentence errors; no traceback for a user's mistake.
 
-0 is success; 1 a negative verdict (``check``, ``demo``, ``bench --compare``) or a failed write; 2 bad input; 3 no
-verdict (``bench --compare`` with too few units); 130 Ctrl-C; 141 a closed pipe.
+0: success; 1: negative verdict (``check``, ``demo``, ``bench --compare``) or failed write; 2: bad input; 3: no verdict
+(``bench --compare`` with too few units); 130: Ctrl-C; 141: closed pipe.
 """
 
 import contextlib
@@ -21,22 +21,22 @@ from foredraft.cli.console import errors
 from foredraft.core.errors import ForedraftError
 
 FAILED, REFUSED, UNJUDGED, INTERRUPTED, CLOSED_PIPE = 1, 2, 3, 130, 141
-_ParseError: Any = typer.BadParameter.__base__  # of any wrong option; typer has no public name for it
+_ParseError: Any = typer.BadParameter.__base__  # base of all option errors; typer has no public name for it
 
 
 class Interrupted(Exception):
-    """Ctrl-C; the text says what was kept."""
+    """Ctrl-C; the message says what was kept."""
 
 
 class ClosedPipe(Exception):
     """The reader of our output has closed the pipe."""
 
 
-def ended(run: Callable[[], Any]) -> int:
-    """Run to the end and return the exit status.
+def status_of(run: Callable[[], Any]) -> int:
+    """Run a command and return the exit status.
 
     Raises:
-        Exception: an error that is not the user's; every error, if FOREDRAFT_DEBUG is set.
+        Exception: an error that is not the user's; with FOREDRAFT_DEBUG any error.
     """
     try:
         status = run()
@@ -44,15 +44,15 @@ def ended(run: Callable[[], Any]) -> int:
     except (ForedraftError, _ParseError, Interrupted, typer.Abort) as error:
         if debugging():
             raise
-        return _explained(error)
+        return _print_and_status(error)
     except ClosedPipe:
         _drop_output()
         return CLOSED_PIPE
-    except OSError as error:  # such as a full disk behind stdout
+    except OSError as error:  # e.g. stdout on a full disk
         if debugging():
             raise
         _drop_output()
-        say_error(f"{error.strerror or error}.")
+        print_error(f"{error.strerror or error}.")
         return FAILED
 
 
@@ -61,22 +61,22 @@ def _drop_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _explained(error: BaseException) -> int:
-    """Print one line, and return the exit status."""
+def _print_and_status(error: BaseException) -> int:
+    """Print one line and return the exit status."""
     if isinstance(error, (Interrupted, typer.Abort)):
-        say_error(str(error) or "Interrupted.")
+        print_error(str(error) or "Interrupted.")
         return INTERRUPTED
     if isinstance(error, ForedraftError):
-        say_error(str(error))
+        print_error(str(error))
         return REFUSED
     context = getattr(error, "ctx", None)
     hint = f" (See {context.command_path} --help.)" if context else ""
-    say_error(error.format_message() + hint)  # type: ignore[attr-defined]
+    print_error(error.format_message() + hint)  # type: ignore[attr-defined]
     return REFUSED
 
 
-def say_error(sentence: str) -> None:
-    """One line on stderr, whatever the width of the screen."""
+def print_error(sentence: str) -> None:
+    """Print one unwrapped line on stderr."""
     console = errors()
     console.print("foredraft:", style="bold red", end=" ")
     console.print(" ".join(sentence.split()), markup=False, highlight=False, soft_wrap=True)
@@ -88,13 +88,13 @@ def debugging() -> bool:
 
 @contextlib.contextmanager
 def quiet_libraries() -> Iterator[None]:
-    """Silence other packages' warnings, which are meant for programmers."""
+    """Silence the warnings of other packages."""
     if debugging():
         yield
         return
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # read when they are imported
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # read at import
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")
-    loggers = [logging.getLogger(name) for name in ("transformers", "huggingface_hub")]  # if they have been before
+    loggers = [logging.getLogger(name) for name in ("transformers", "huggingface_hub")]  # if already imported
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)
@@ -108,7 +108,7 @@ def quiet_libraries() -> Iterator[None]:
 
 
 class CtrlC:
-    """Inside, the first Ctrl-C is only noted, so that no step is cut in half; the second raises as usual.
+    """Inside, the first Ctrl-C only sets ``pressed``, so that no step stops midway; the second raises as usual.
 
     Does nothing outside the main thread, or where the shell ignores Ctrl-C.
     """

@@ -10,7 +10,7 @@ from foredraft.cli.console import busy, errors
 from foredraft.core.errors import OptionError
 
 _TO = "speculators (vLLM), sglang, eagle, medusa, hydra or foredraft."
-_ROPE = "Rotary base, if the head's config has it wrong."
+_ROPE = "RoPE base; overrides a wrong value in the head's config."
 _EMBED = "Include the target's embedding; default: for EAGLE-1 only."
 
 
@@ -21,7 +21,7 @@ EXAMPLES = (
 
 
 def command(
-    path: Annotated[str, typer.Argument(help="The head: folder or hub name.", show_default=False)],
+    path: Annotated[str, typer.Argument(help="The draft head: folder or hub name.", show_default=False)],
     *,
     to: Annotated[str, typer.Option(help=_TO, metavar="FORMAT", autocompletion=names.formats, show_default=False)],
     model: Annotated[
@@ -46,12 +46,12 @@ def command(
     if to not in FORMATS:
         raise OptionError(f"Unknown format {to!r}. Known: {', '.join(FORMATS)}.")
     if Path(out).expanduser().resolve() == Path(path).expanduser().resolve():
-        raise OptionError("--out is the folder of the head itself; choose another one.")
+        raise OptionError("--out is the folder of the head itself; choose another folder.")
     with busy(f"Loading {model}"):
         from foredraft.model.hf import CausalLM
         from foredraft.model.load import load_model
 
-        # in the type of the file, so that weights are rounded once at most
+        # in the export's dtype, so that weights are rounded at most once
         loaded = load_model(model, dtype=dtype, device="cpu")
         target = CausalLM(loaded.model, fast=False, verify=False)
     try:
@@ -69,4 +69,4 @@ def command(
         )
     finally:
         target.close()
-    errors().print(f"{head.info.format} written as {to} to {out}.", style="dim", markup=False, soft_wrap=True)
+    errors().print(f"Wrote {head.info.format} as {to} to {out}.", style="dim", markup=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""Options of a command from the fields of a dataclass, so that a new field is a new flag by itself."""
+"""Command-line options from dataclass fields: a new field becomes a new flag."""
 
 import functools
 import inspect
@@ -18,10 +18,10 @@ _METAVARS = {int: "INT", float: "FLOAT", str: "TEXT", bool: ""}
 class Group:
     """A dataclass whose fields become options of a command.
 
-    A switch that is on by default becomes ``--no-...``. Fields whose type cannot be written on a command line
-    (mappings, functions) are left out, as are those in ``without``. ``names`` gives the option where it is not the
-    field's name with dashes, ``complete`` a function that completes its values. All three may also be in the metadata
-    of a field.
+    A flag that is on by default becomes ``--no-...``. Fields whose type has no command-line form (mappings, functions)
+    and those in ``without`` are left out. ``names`` overrides option names, which default to the field's name with
+    dashes; ``complete`` gives functions that complete values. ``help``, ``names`` and ``complete`` may also be in a
+    field's metadata.
     """
 
     kind: type
@@ -32,7 +32,7 @@ class Group:
     complete: Mapping[str, Callable[[str], list[str]]] = field(default_factory=dict)
 
     def parameters(self) -> list[inspect.Parameter]:
-        """One keyword a field, as typer reads them from a signature."""
+        """One keyword parameter per field, as typer reads them from a signature."""
         found = []
         for each in fields(self.kind):
             shape = _shape(each.type)
@@ -52,7 +52,7 @@ class Group:
         return found
 
     def make(self, given: Mapping[str, Any]) -> Any:
-        """The dataclass from what the command line gave; what it did not give keeps the field's default."""
+        """Build the dataclass from parsed values; missing ones keep the field's default."""
         values = {}
         for each in fields(self.kind):
             value = given.get(each.name)
@@ -72,7 +72,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """How a field's type looks on a command line; ``simple`` if it is given once."""
+    """Command-line form of a field's type; ``simple`` if the option is not repeatable."""
 
     item: type
     annotation: Any
@@ -82,7 +82,7 @@ class _Shape:
 
 
 def _shape(hint: Any) -> _Shape | None:
-    """None for a type that has no place on a command line."""
+    """None if the type has no command-line form."""
     optional = NoneType in get_args(hint)
     if optional:
         hint = next(part for part in get_args(hint) if part is not NoneType)
@@ -106,7 +106,7 @@ def _numbers(name: str, given: list[str]) -> tuple[tuple[int, ...], ...]:
 
 
 def flags(**groups: Group) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Give a command the options of each group; its parameter of that name gets the dataclass made from them."""
+    """Add each group's options to a command; its parameter of that name receives the dataclass."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         signature = inspect.signature(command)

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What is printed."""
+    """What to print."""
 
-    num_return_sequences: int = field(default=1, metadata={"help": "Independent samples of the prompt."})
-    json: bool = field(default=False, metadata={"help": "Print one JSON object (a list for several samples)."})
+    num_return_sequences: int = field(default=1, metadata={"help": "Independent outputs per prompt."})
+    json: bool = field(default=False, metadata={"help": "Print one JSON object (a list for several outputs)."})
     show_drafts: bool = field(default=False, metadata={"help": "Colour accepted drafts; with --json, list the pieces."})
     quiet: bool = field(default=False, metadata={"names": ("--quiet", "-q"), "help": "No statistics on stderr."})
 
@@ -39,13 +39,13 @@ EXAMPLES = (
 def command(
     prompt: Annotated[
         str | None,
-        typer.Argument(help="Default, or -: standard input.", show_default=False),
+        typer.Argument(help="Default, or with -: read standard input.", show_default=False),
     ] = None,
     prompt_file: Annotated[
         str | None, typer.Option(help="Read the prompt from a file.", metavar="FILE", show_default=False)
     ] = None,
     chat: Annotated[
-        bool, typer.Option("--chat", metavar="", help="Use the chat template: the prompt is one user turn.")
+        bool, typer.Option("--chat", metavar="", help="Apply the chat template to the prompt, as one user turn.")
     ] = False,
     *,
     choice: ModelChoice,
@@ -57,15 +57,15 @@ def command(
     Statistics go to stderr. Exit status: 2 for bad input, 130 after Ctrl-C, 141 for a closed pipe.
     """
     if shown.num_return_sequences < 1:
-        raise OptionError("num_return_sequences must be 1 or more.")
+        raise OptionError("--num-return-sequences must be 1 or more.")
     if sampling.logprobs is not None and not shown.json:
         raise OptionError("--logprobs needs --json.")
     text = read_prompt(prompt, prompt_file)
     generator = choice.load()
-    asked = [{"role": "user", "content": text}] if chat else text
+    request = [{"role": "user", "content": text}] if chat else text
     from foredraft.cli.running import stats_of, summary
 
-    sequences = generator.submit([asked], sampling, shown.num_return_sequences)
+    sequences = generator.submit([request], sampling, shown.num_return_sequences)
     outcome = (_as_json if shown.json else _as_text)(generator, sequences, choice, shown)
     if outcome.error is not None:
         raise outcome.error
@@ -78,8 +78,8 @@ def command(
 
 
 def _as_text(generator: "Generator", sequences: "list[Sequence]", choice: ModelChoice, shown: Output) -> "Outcome":
-    """Print pieces as they come, with headers between several samples."""
-    from foredraft.cli.running import Watcher, follow
+    """Stream pieces, with a header before each of several outputs."""
+    from foredraft.cli.running import Watcher, run_requests
 
     out = TextOut(shown.show_drafts)
     many = len(sequences) > 1
@@ -90,7 +90,7 @@ def _as_text(generator: "Generator", sequences: "list[Sequence]", choice: ModelC
         if many:
             out(f"--- {number + 1} of {len(sequences)} ---\n")
 
-    outcome = follow(generator, sequences, Watcher(begins, lambda piece: out(piece.text, piece.drafted)))
+    outcome = run_requests(generator, sequences, Watcher(begins, lambda piece: out(piece.text, piece.drafted)))
     out("\n")
     if out.colours and not shown.quiet:
         console = output()
@@ -99,16 +99,16 @@ def _as_text(generator: "Generator", sequences: "list[Sequence]", choice: ModelC
 
 
 def _as_json(generator: "Generator", sequences: "list[Sequence]", choice: ModelChoice, shown: Output) -> "Outcome":
-    """Print one object, or one list, at the end."""
-    from foredraft.cli.running import Watcher, follow, record
+    """Print one object, or a list of several, at the end."""
+    from foredraft.cli.running import Watcher, run_requests, to_json
 
     pieces: list[list[Piece]] = []
-    outcome = follow(
+    outcome = run_requests(
         generator, sequences, Watcher(lambda number: pieces.append([]), lambda piece: pieces[-1].append(piece))
     )
     records: list[dict[str, Any]] = []
     for index, sequence in enumerate(sequences):
-        found = {"model": choice.model, "drafter": choice.drafter, **record(generator, sequence)}
+        found = {"model": choice.model, "drafter": choice.drafter, **to_json(generator, sequence)}
         if shown.show_drafts:
             listed = pieces[index] if index < len(pieces) else []
             found["pieces"] = [{"text": p.text, "tokens": p.tokens, "drafted": p.drafted} for p in listed]

@@ -19,21 +19,21 @@ EXAMPLES = ("foredraft inspect run/head", "foredraft inspect yuhuili/EAGLE3-LLaM
 
 
 def command(
-    path: Annotated[str, typer.Argument(help="The head: folder or hub name.", show_default=False)],
+    path: Annotated[str, typer.Argument(help="The draft head: folder or hub name.", show_default=False)],
     as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print one JSON object.")] = False,
 ) -> None:
     """Describe a trained draft head and the target that it needs."""
     from foredraft.heads.formats import inspect_head
 
-    found = record(inspect_head(path))
+    found = to_json(inspect_head(path))
     if as_json:
         typer.echo(json.dumps({"path": path, **found}))
         return
     output().print(_panel(path, found))
 
 
-def record(info: "HeadInfo") -> dict[str, Any]:
-    """A head's description in types that JSON knows."""
+def to_json(info: "HeadInfo") -> dict[str, Any]:
+    """A head's description in JSON types."""
     return {
         "method": info.method,
         "format": info.format,
@@ -46,7 +46,7 @@ def record(info: "HeadInfo") -> dict[str, Any]:
 
 
 def _panel(path: str, found: dict[str, Any]) -> Panel:
-    """What it is, what it needs, its shape, and what there is to say about it."""
+    """Method, target requirements, shape and notes."""
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
@@ -54,7 +54,7 @@ def _panel(path: str, found: dict[str, Any]) -> Panel:
     table.add_row("parameters", f"{found['parameters']:,} in {found['dtype']}")
     table.add_row("target", Text(_needs(found["target"])))
     if found["method"] == "eagle3":
-        taps = ", ".join(map(str, found["config"]["taps"])) or "the default of the target"
+        taps = ", ".join(map(str, found["config"]["taps"])) or "the target's default"
         table.add_row("hidden layers", taps)
     for name, value in _shape(found["config"]).items():
         table.add_row(name, Text(str(value)))
@@ -74,7 +74,7 @@ def _needs(target: dict[str, Any]) -> str:
 
 
 def _shape(config: dict[str, Any]) -> dict[str, Any]:
-    """The config in one level; of the flags, those that are on."""
+    """The config, flattened, without unset flags."""
     flat: dict[str, Any] = {}
     for name, value in config.items():
         if isinstance(value, dict) and name != "rope_scaling":

@@ -14,7 +14,7 @@ from foredraft.cli import completion_names as names
 from foredraft.cli.console import output
 
 _WIDE = 90
-_NAME = "Explain this drafter and its options."
+_NAME = "Drafter to explain, with its options."
 EXAMPLES = ("foredraft methods", "foredraft methods draft_model")
 
 
@@ -35,14 +35,14 @@ def command(
     console = output()
     console.print(_table(found) if console.width >= _WIDE else _records(found))
     console.print(
-        "foredraft methods NAME lists the options of a drafter. Write a drafter as NAME, NAME:PATH or "
-        "NAME:PATH,option=value, as in --drafter draft_model:PATH,num_assistant_tokens=5",
+        "foredraft methods NAME lists a drafter's options. --drafter takes NAME, NAME:PATH or NAME:PATH,option=value, "
+        "e.g. --drafter draft_model:PATH,num_assistant_tokens=5",
         style="dim",
     )
 
 
 def described(only: str | None = None) -> list[dict[str, Any]]:
-    """The table of methods, or one entry of it, in types that JSON knows."""
+    """The table of methods, or one entry, in JSON types."""
     from foredraft.compose.spec import option_defaults
     from foredraft.core.verify import DEFAULT
     from foredraft.drafters import METHODS
@@ -63,10 +63,10 @@ def described(only: str | None = None) -> list[dict[str, Any]]:
 
 
 def _explain(name: str, as_json: bool) -> None:
-    """One method with the meaning of each option.
+    """Print one method and its options.
 
     Raises:
-        OptionError: there is no such method.
+        OptionError: unknown method.
     """
     from foredraft.compose.spec import find
     from foredraft.core.options import describe_options
@@ -81,7 +81,7 @@ def _explain(name: str, as_json: bool) -> None:
         return
     console = output()
     console.print(_records([found]))
-    console.print("Options, written NAME=VALUE:" if options else "It has no options.")
+    console.print("Options (NAME=VALUE):" if options else "No options.")
     for each in options:
         default = each.default if each.default == "required" else f"default: {each.default}"
         console.print(Text.assemble((each.name, "bold"), "  ", (default, "dim")))
@@ -98,21 +98,21 @@ def _lossless(method: dict[str, Any]) -> Text:
 
 
 def _table(found: list[dict[str, Any]]) -> Table:
-    """One row a method, for a wide screen."""
+    """One row per method, for a wide screen."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_lines=True)
     table.add_column("method", style="bold", no_wrap=True)
-    table.add_column("what, what it needs, paper", ratio=1, overflow="fold")
+    table.add_column("description, requirements, paper", ratio=1, overflow="fold")
     table.add_column("law: default verifier", no_wrap=True)
     table.add_column("lossless", no_wrap=True)
     for each in found:
         paper = "" if each["paper"] == "-" else f"\n{each['paper']}"
-        what = Text.assemble(each["what"], "\nneeds ", each["needs"], (paper, "dim"))
+        what = Text.assemble(each["what"], "\nneeds: ", each["needs"], (paper, "dim"))
         table.add_row(each["name"], what, _laws(each), _lossless(each))
     return table
 
 
 def _records(found: list[dict[str, Any]]) -> Group:
-    """One block a method, for a narrow screen."""
+    """One block per method, for a narrow screen."""
     blocks: list[Any] = []
     for each in found:
         block = Table.grid(padding=(0, 2, 0, 0))

@@ -20,12 +20,12 @@ _FRAME = 0.05
 _FEWEST, _MOST = 5, 11
 """Lines of text in a panel."""
 _BELOW = 14
-"""Lines that stay free for what is printed afterwards."""
+"""Lines left free for later output."""
 
 
 @contextlib.contextmanager
 def shown(prompt: str, arms: "list[Arm]") -> Iterator[Callable[[], None]]:
-    """Show the arms while they work; yields what is to be called after each step."""
+    """Show the arms while they run; yields a callback to call after each step."""
     console = output()
     console.print(Text.assemble(("prompt: ", "dim"), prompt))
     if not console.is_terminal:
@@ -37,7 +37,7 @@ def shown(prompt: str, arms: "list[Arm]") -> Iterator[Callable[[], None]]:
         return
     latest = 0.0
     height = max(_FEWEST, min(_MOST, console.height - _BELOW))
-    # refreshed by hand, between steps: a thread that draws would take its time from those that decode
+    # refreshed between steps: a drawing thread would slow decoding
     with Live(console=console, auto_refresh=False) as live:
 
         def refresh() -> None:
@@ -60,7 +60,7 @@ def _side_by_side(console: Console, arms: "list[Arm]", height: int) -> Group:
 
 
 def _panel(console: Console, arm: "Arm", width: int, height: int) -> Panel:
-    """The last lines of the text, and the numbers so far."""
+    """The last lines of the output, and the numbers so far."""
     text = Text(tab_size=4)
     for piece in arm.pieces:
         text.append(piece.text, style=DRAFTED if piece.drafted else "")
@@ -69,7 +69,7 @@ def _panel(console: Console, arm: "Arm", width: int, height: int) -> Panel:
     stats = arm.stats
     numbers = f"{stats.tokens_per_second:.0f} tokens/s"
     if width >= 44:
-        numbers += f" · {stats.acceptance_length:.2f} tokens a forward"
+        numbers += f" · {stats.acceptance_length:.2f} tokens/forward"
     return Panel(
         Text("\n").join(lines),
         title=f"[bold]{arm.name}[/bold]",

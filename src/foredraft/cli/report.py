@@ -22,7 +22,7 @@ _RUNS = "Files of foredraft bench, or log.jsonl of training runs."
 _HTML = "Write all tables and figures to one self-contained page."
 _FIGURES = "Write each figure to a file in this folder."
 _FORMAT = "With --figures: svg (default), png or pdf."
-_BASELINE = "The arm that counts as 1.00x; default: none, plain decoding."
+_BASELINE = "The arm that counts as 1.00x; default: none (plain decoding)."
 _FULL = "Add quartiles, speed with prefill, tokens per second and errors."
 
 
@@ -50,8 +50,8 @@ def command(
 ) -> None:
     """Show benchmark results as tables, figures or an HTML page.
 
-    Prints speed-up and acceptance length by method and task. Runs are compared only within a file. --html and --figures
-    need matplotlib (pip install 'foredraft[bench]'), and say which figures are missing and why.
+    Prints speed-up and acceptance length by method and task. Arms are compared within a file, never across files.
+    --html and --figures need matplotlib (pip install 'foredraft[bench]'); they list missing figures and the reasons.
     """
     from foredraft.bench.measure.records import read_runs
     from foredraft.bench.measure.summary import summarise
@@ -61,20 +61,20 @@ def command(
     files = [read_runs(path) for path in runs]
     summary = summarise(files, baseline)
     if not any((summary.file.runs, summary.file.costs, summary.file.watched, summary.file.training)):
-        raise DataError(f"{', '.join(map(str, runs))}: there are no measurements yet.")
+        raise DataError(f"{', '.join(map(str, runs))}: no measurements found; run foredraft bench first.")
     if html is not None or figures is not None:
-        with busy("SiblingSampling"):
+        with busy("Drawing figures"):
             written = _write(summary, html, figures, suffix or "svg")
     else:
         written = []
     if as_json:
-        typer.echo(json.dumps(record(summary)))
+        typer.echo(json.dumps(to_json(summary)))
     elif markdown:
         typer.echo(tables.markdown(summary, complete=full), nl=False)
     else:
         show(summary, output(), full)
-    for said in written:
-        errors().print(said, soft_wrap=True, markup=False)
+    for sentence in written:
+        errors().print(sentence, soft_wrap=True, markup=False)
 
 
 def _check(suffix: str | None, figures: Path | None, both: bool) -> None:
@@ -82,40 +82,40 @@ def _check(suffix: str | None, figures: Path | None, both: bool) -> None:
 
     known = [each.removeprefix(".") for each in SUFFIXES]
     if suffix is not None and suffix not in known:
-        raise OptionError(f"--format is one of {', '.join(known)}, not {suffix!r}.")
+        raise OptionError(f"Unknown --format {suffix!r}. Known: {', '.join(known)}.")
     if suffix is not None and figures is None:
         raise OptionError("--format needs --figures FOLDER.")
     if both:
-        raise OptionError("--markdown and --json exclude each other.")
+        raise OptionError("Use --markdown or --json, not both.")
 
 
 def _write(summary: "Summary", html: Path | None, folder: Path | None, suffix: str) -> list[str]:
-    """What was written, in sentences."""
-    from foredraft.bench.report.figures import drawn, not_drawn, write_figures
+    """Write the page and the figures; returns sentences about what was written and what is missing."""
+    from foredraft.bench.report.figures import draw_figures, missing_figures, write_figures
     from foredraft.bench.report.page import page
 
-    found = drawn(summary)
-    said = []
+    found = draw_figures(summary)
+    sentences = []
     try:
         if html is not None:
             html.parent.mkdir(parents=True, exist_ok=True)
             html.write_text(page(summary, found), encoding="utf-8")
-            said.append(f"The page is {html} ({html.stat().st_size / 1e6:.1f} MB).")
+            sentences.append(f"Wrote {html} ({html.stat().st_size / 1e6:.1f} MB).")
         if folder is not None:
-            said.append(f"{len(write_figures(found, folder, suffix))} figures are in {folder}.")
+            sentences.append(f"Wrote {len(write_figures(found, folder, suffix))} figures to {folder}.")
     except OSError as error:
         raise OptionError(f"Cannot write {error.filename or html or folder}: {error.strerror}.") from None
-    return said + [f"Not drawn: {sentence}" for sentence in not_drawn(found, summary)]
+    return sentences + [f"Missing figure: {sentence}" for sentence in missing_figures(found, summary)]
 
 
-def record(summary: "Summary") -> dict[str, Any]:
-    """All numbers in types that JSON knows."""
+def to_json(summary: "Summary") -> dict[str, Any]:
+    """All numbers in JSON types."""
     cells = []
     for name, cell in summary.cells.items():
         found = asdict(cell)
         found.pop("key")
-        shares = {each: value._asdict() for each, value in _tuples(cell).items()}
-        cells.append({**name._asdict(), **found, **shares})
+        nested = {each: value._asdict() for each, value in _tuples(cell).items()}
+        cells.append({**name._asdict(), **found, **nested})
     means = [
         {**setting._asdict(), "arm": arm, **summary.mean(setting, arm)._asdict()}
         for setting in summary.settings
@@ -133,22 +133,22 @@ def record(summary: "Summary") -> dict[str, Any]:
 
 
 def _tuples(cell: Any) -> dict[str, Any]:
-    shares = ("speed_up", "whole_speed_up", "same")
-    return {name: getattr(cell, name) for name in shares if getattr(cell, name) is not None}
+    names = ("speed_up", "whole_speed_up", "same")
+    return {name: getattr(cell, name) for name in names if getattr(cell, name) is not None}
 
 
 def show(summary: "Summary", console: Console, full: bool) -> None:
-    """Print the tables of every setting, and where the numbers come from."""
+    """Print the tables of every setting, and the numbers' provenance."""
     from foredraft.bench.report import tables
 
     trained = tables.training(summary)
     if not summary.settings and trained is None:
-        console.print("There are no runs in these files; --html FILE shows what else is there.", soft_wrap=True)
+        console.print("These files have no runs; --html FILE shows their other measurements.", soft_wrap=True)
     for setting in summary.settings:
         console.print(Text(tables.heading(setting), style="bold"))
         console.print(_short(summary, setting, console.width))
-        for said in tables.sentences(summary, setting):
-            console.print(Text(said))
+        for sentence in tables.sentences(summary, setting):
+            console.print(Text(sentence))
         for task in summary.tasks(setting) if full else ():
             console.print(Text(f"\n{task}", style="bold"))
             console.print(_grid(_of_task(tables.full(summary, setting), task)))
@@ -156,12 +156,12 @@ def show(summary: "Summary", console: Console, full: bool) -> None:
     if trained is not None:
         console.print(Text("Training", style="bold"))
         console.print(_grid(trained))
-    for said in ([tables.reading(summary)] if summary.settings else []) + tables.origins(summary):
-        console.print(Text(said, style="dim"))
+    for sentence in ([tables.reading(summary)] if summary.settings else []) + tables.origins(summary):
+        console.print(Text(sentence, style="dim"))
 
 
 def _short(summary: "Summary", setting: "Setting", width: int) -> Table:
-    """Speed-up and length side by side where there is room, else one above the other."""
+    """Speed-up and length side by side, or stacked on a narrow screen."""
     from foredraft.bench.report import tables
 
     head, rows = tables.columns(summary, setting), tables.short(summary, setting)
@@ -182,7 +182,7 @@ def _entry(entry: "tables.Entry", between: str) -> Text:
 
 
 def _of_task(found: "tables.Table", task: str) -> "tables.Table":
-    """Its rows, without the column that says so."""
+    """The task's rows, without the task column."""
     return found._replace(head=found.head[1:], rows=tuple(row[1:] for row in found.rows if row[0] == task), words=1)
 
 

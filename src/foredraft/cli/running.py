@@ -1,4 +1,4 @@
-"""Requests on the command line: run them, show their output, report statistics."""
+"""Run requests for a command, stream their output, and summarise their statistics."""
 
 import math
 from collections.abc import Callable, Sequence as Seq
@@ -13,7 +13,7 @@ from foredraft.engine.request import Piece, Sequence, TokenLogprobs
 
 
 class Outcome(NamedTuple):
-    """How it ended: the first error among the requests, and whether Ctrl-C cut them short."""
+    """The first error among the requests, and whether Ctrl-C interrupted them."""
 
     error: ForedraftError | None
     interrupted: bool
@@ -21,16 +21,16 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Watcher:
-    """Called when a request starts to be shown, and for each piece of it."""
+    """Callbacks: ``begins`` before a request's output (with its index), ``piece`` for each piece."""
 
     begins: Callable[[int], None]
     piece: Callable[[Piece], None]
 
 
-def follow(generator: Generator, sequences: Seq[Sequence], watcher: Watcher) -> Outcome:
-    """Run requests in one batch and show them one after the other.
+def run_requests(generator: Generator, sequences: Seq[Sequence], watcher: Watcher) -> Outcome:
+    """Run requests in one batch and pass their pieces to the watcher, one request after the other.
 
-    The watcher gets everything that was generated, after an error or Ctrl-C as well.
+    After an error or Ctrl-C the watcher still gets everything that was generated.
     """
     error: ForedraftError | None = None
     with CtrlC() as ctrl_c:
@@ -43,7 +43,7 @@ def follow(generator: Generator, sequences: Seq[Sequence], watcher: Watcher) -> 
                         generator.engine.cancel(sequences)
             except ForedraftError as found:
                 error = error or found
-            except KeyboardInterrupt:  # the second Ctrl-C, in the middle of a step
+            except KeyboardInterrupt:  # second Ctrl-C, in mid-step
                 generator.engine.cancel(sequences)
                 for piece in sequence.pieces:
                     watcher.piece(piece)
@@ -52,13 +52,13 @@ def follow(generator: Generator, sequences: Seq[Sequence], watcher: Watcher) -> 
 
 
 def stats_of(generator: Generator, sequences: Seq[Sequence]) -> DecodeStats:
-    """Their statistics together, with the name of the method."""
-    together = DecodeStats.together(sequence.stats for sequence in sequences)
-    return replace(together, method=generator.kind.method, lossless=generator.kind.lossless)
+    """Total statistics of the requests, with the method's name."""
+    total = DecodeStats.together(sequence.stats for sequence in sequences)
+    return replace(total, method=generator.kind.method, lossless=generator.kind.lossless)
 
 
 def summary(stats: DecodeStats, reasons: Seq[str | None] = ()) -> str:
-    """One line for people."""
+    """Statistics in one line."""
     parts = [
         f"{stats.tokens} token{'s' if stats.tokens != 1 else ''} in {stats.seconds:.2f} s",
         f"{stats.tokens_per_second:.1f} tokens/s",
@@ -72,8 +72,8 @@ def summary(stats: DecodeStats, reasons: Seq[str | None] = ()) -> str:
     return " · ".join(parts)
 
 
-def record(generator: Generator, sequence: Sequence) -> dict[str, Any]:
-    """A request as ``--json`` prints it; the command adds the name of the model."""
+def to_json(generator: Generator, sequence: Sequence) -> dict[str, Any]:
+    """A request's ``--json`` fields; the command adds the model's name."""
     stats = stats_of(generator, [sequence])
     found: dict[str, Any] = {
         "method": stats.method,

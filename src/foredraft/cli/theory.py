@@ -29,11 +29,11 @@ class Row(NamedTuple):
 
 
 _ALPHA = "Acceptance rate of drafted tokens; required without --run."
-_COST = "Time of a draft step over a target step; required without --run."
-_OPERATIONS = "The same ratio in operations; default: the cost."
-_BESIDE = "Show this draft length beside the best one."
+_COST = "Time of a draft step / time of a target step; required without --run."
+_OPERATIONS = "The same ratio in operations; default: --cost."
+_LENGTH = "Show only this draft length and the best one."
 _RUN = "Benchmark file to compare with the theory."
-_PLOT = "Draw tokens, speed-up and best length (.svg, .png, .pdf)."
+_PLOT = "Plot tokens, speed-up and best length to this file (.svg, .png, .pdf)."
 EXAMPLES = ("foredraft theory --alpha .8 --cost .05", "foredraft theory --run bench.jsonl --plot theory.svg")
 
 
@@ -43,27 +43,28 @@ def command(
     alpha: Annotated[float | None, typer.Option(metavar="FLOAT", help=_ALPHA)] = None,
     cost: Annotated[float | None, typer.Option(metavar="FLOAT", help=_COST)] = None,
     operations: Annotated[float | None, typer.Option(metavar="FLOAT", help=_OPERATIONS)] = None,
-    length: Annotated[int | None, typer.Option(metavar="INT", help=_BESIDE)] = None,
+    length: Annotated[int | None, typer.Option(metavar="INT", help=_LENGTH)] = None,
     run: Annotated[Path | None, typer.Option(metavar="FILE", help=_RUN)] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help=_PLOT)] = None,
     as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print one JSON object.")] = False,
 ) -> None:
-    """Estimate the gain from an acceptance rate and a cost.
+    """Estimate the speed-up from acceptance rate and draft cost.
 
-    The formulas hold for a chain of k drafted tokens, each accepted with the same probability (Leviathan et al.,
-    arXiv:2211.17192). With --run both are measured for each arm, and measured speed-ups are shown beside predictions.
+    The formulas assume a chain of k drafted tokens, each accepted with the same probability (Leviathan et al.,
+    arXiv:2211.17192). With --run, both are taken from the file for each arm, and predictions are compared with
+    measured speed-ups.
     """
     from foredraft.bench.measure.records import read_runs
-    from foredraft.bench.report.theory_points import overlay
+    from foredraft.bench.report.theory_points import theory_points
 
     for name, value in (("alpha", alpha), ("cost", cost)):
         if run is None and value is None:
             ctx.fail(f"Missing option '--{name}'.")
-    given = None if alpha is None or cost is None else Given(alpha, cost, cost if operations is None else operations)
+    given = None if alpha is None or cost is None else Rates(alpha, cost, cost if operations is None else operations)
     if given is None and {alpha, cost, operations, length} != {None}:
-        raise OptionError("Give --alpha and --cost together, or neither with --run.")
-    table = None if given is None else _promise(given, length)
-    points = [] if run is None else overlay(read_runs(run))
+        raise OptionError("Give both --alpha and --cost, or only --run.")
+    table = None if given is None else _predict(given, length)
+    points = [] if run is None else theory_points(read_runs(run))
     if plot is not None:
         from foredraft.bench.report.plots import save
         from foredraft.bench.report.theory_curves import theory_figure
@@ -80,18 +81,18 @@ def command(
         output().print(f"Figures: {plot}", soft_wrap=True, markup=False)
 
 
-class Given(NamedTuple):
-    """The user's numbers."""
+class Rates(NamedTuple):
+    """The given acceptance rate and costs."""
 
     alpha: float
     cost: float
     operations: float
 
 
-class Promise(NamedTuple):
-    """The theory's prediction for them."""
+class Prediction(NamedTuple):
+    """The theory's prediction: the best length, and a row per shown length."""
 
-    given: Given
+    given: Rates
     best: "BestLength"
     rows: list[Row]
 
@@ -101,7 +102,7 @@ class Promise(NamedTuple):
         return found | {"best": self.best._asdict(), "rows": [each._asdict() for each in self.rows]}
 
 
-def _promise(given: Given, length: int | None) -> Promise:
+def _predict(given: Rates, length: int | None) -> Prediction:
     from foredraft.core import theory
 
     alpha, cost, operations = given
@@ -111,10 +112,10 @@ def _promise(given: Given, length: int | None) -> Promise:
         return Row(k, tokens, gain, theory.operations_factor(alpha, k, operations))
 
     best = theory.best_length(alpha, cost, _LONGEST)
-    return Promise(given, best, [row(k) for k in _lengths(best.length, length)])
+    return Prediction(given, best, [row(k) for k in _lengths(best.length, length)])
 
 
-def _show(table: Promise | None, points: "list[Point]") -> None:
+def _show(table: Prediction | None, points: "list[Point]") -> None:
     console = output()
     if table is not None:
         console.print(_table(table.rows, table.best.length))
@@ -125,7 +126,7 @@ def _show(table: Promise | None, points: "list[Point]") -> None:
 
 
 def _lengths(best: int, asked: int | None) -> list[int]:
-    """The lengths to show: the one asked for, or some on both sides of the best; always the best."""
+    """The lengths to show: the best, and the requested one or some on both sides of the best."""
     if asked is not None:
         return sorted({asked, best})
     reach = min(max(8, best + best // 2), _LONGEST)
@@ -135,7 +136,7 @@ def _lengths(best: int, asked: int | None) -> list[int]:
 
 def _table(rows: list[Row], best: int) -> Table:
     table = Table(box=None, pad_edge=False)
-    for name in ("drafted", "tokens a step", "speed-up", "operations"):
+    for name in ("drafted", "tokens/step", "speed-up", "operations"):
         table.add_column(name, justify="right")
     table.add_column("")
     for each in rows:
@@ -151,19 +152,19 @@ def _table(rows: list[Row], best: int) -> Table:
     return table
 
 
-def _sentence(given: Given, best: "BestLength") -> str:
+def _sentence(given: Rates, best: "BestLength") -> str:
     length, gain = best
     if length == 0:
         return f"No gain: with alpha {given.alpha:g} and cost {given.cost:g} plain decoding is fastest."
     if length == _LONGEST:
-        return f"Longer is better: {length} drafted tokens give {gain:.2f}x, and more would give more."
-    return f"Best: {length} drafted token{'s' if length != 1 else ''} a step, {gain:.2f}x as fast as plain decoding."
+        return f"Longer is better: {length} drafted tokens give {gain:.2f}x, and longer drafts give more."
+    return f"Best: {length} drafted token{'s' if length != 1 else ''} per step, {gain:.2f}x plain decoding."
 
 
 _READING = (
-    "In brackets: the prediction from the arm's own alpha, k and c. alpha: accepted over judged tokens (levels, for "
-    "trees); k: drafted levels per step; c: time to draft a level; verify: time of the target's forward; both in plain "
-    "steps. The theory assumes that verify is 1."
+    "In brackets: the prediction from the arm's alpha, k and c. alpha: accepted / verified tokens (levels, for trees); "
+    "k: drafted levels per step; c: time to draft a level; verify: time of the target's forward; both in units of a "
+    "plain step. The theory assumes verify = 1."
 )
 
 
@@ -172,7 +173,7 @@ def _arms(points: "list[Point]") -> Table:
 
     table = Table(box=None, pad_edge=False)
     table.add_column("arm", overflow="fold")
-    for name in ("alpha", "k", "best k", "c", "verify", "tokens a step", "speed-up"):
+    for name in ("alpha", "k", "best k", "c", "verify", "tokens/step", "speed-up"):
         table.add_column(name, justify="right")
     for setting, each in zip(settings(points), points, strict=True):
         table.add_row(

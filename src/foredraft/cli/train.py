@@ -21,31 +21,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The training text."""
+    """The training data."""
 
     data: tuple[str, ...] = field(
         default=(),
-        metadata={"help": "JSON Lines, text files, a folder, or datasets:NAME; repeatable."},
+        metadata={"help": "JSON Lines or text file, folder, or datasets:NAME; repeatable."},
     )
     cache: str | None = field(default=None, metadata={"help": "Folder for tokens and features, shared by runs."})
-    store: float = field(default=0.0, metadata={"help": "Gigabytes of features to keep on disk."})
-    regenerate: bool = field(default=False, metadata={"help": "Let the target continue the data first; train on that."})
-    answers: int = field(default=2000, metadata={"help": "With --regenerate: continuations."})
-    answer_tokens: int = field(default=208, metadata={"help": "With --regenerate: tokens of each."})
+    store: float = field(default=0.0, metadata={"help": "Gigabytes of features to store on disk."})
+    regenerate: bool = field(default=False, metadata={"help": "Train on the target's own answers to the data."})
+    answers: int = field(default=2000, metadata={"help": "With --regenerate: number of answers."})
+    answer_tokens: int = field(default=208, metadata={"help": "With --regenerate: tokens per answer."})
     answer_temperature: float = field(default=0.8, metadata={"help": "With --regenerate: temperature."})
     answer_drafter: str = field(
-        default="prompt_lookup", metadata={"help": "With --regenerate: its drafter.", "complete": names.drafters}
+        default="prompt_lookup", metadata={"help": "With --regenerate: drafter.", "complete": names.drafters}
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Small:
-    """The models that draft, prune and boost start from."""
+    """The initial models of draft, prune and boost."""
 
     draft: tuple[str, ...] = field(
-        default=(), metadata={"help": "Model to start from; repeat for boost. Default of prune: the target."}
+        default=(), metadata={"help": "Initial model; repeat for boost. Default of prune: the target."}
     )
-    shape: str | None = field(default=None, metadata={"help": "For prune, such as layers=2,hidden=256,heads=4."})
+    shape: str | None = field(default=None, metadata={"help": "prune: e.g. layers=2,hidden=256,heads=4."})
 
     @property
     def cut(self) -> "Shape | None":
@@ -55,16 +55,16 @@ class Small:
 
 
 _LOOP = {
-    "tokens": "Tokens of text in all.",
+    "tokens": "Total training tokens.",
     "length": "Tokens per sample.",
     "batch": "Samples per batch.",
     "accumulate": "Batches per optimizer step.",
     "lr": "Peak learning rate.",
-    "floor": "Final learning rate, as a share of the peak.",
-    "warmup": "Share of steps with a rising rate.",
-    "weight_decay": "Of AdamW.",
-    "beta1": "Of AdamW.",
-    "beta2": "Of AdamW.",
+    "floor": "Final learning rate, as a fraction of the peak.",
+    "warmup": "Fraction of steps that warm up.",
+    "weight_decay": "AdamW's weight decay.",
+    "beta1": "AdamW's first beta.",
+    "beta2": "AdamW's second beta.",
     "clip": "Gradient norm limit.",
     "precision": "bf16, fp32, or auto.",
     "seed": "Seed of data order and noise.",
@@ -74,12 +74,12 @@ _LOOP = {
 }
 _SHAPE = {
     "vocabulary": "EAGLE-3: draft vocabulary; 0: the target's.",
-    "taps": "EAGLE-3: hidden layer to read, repeatable; default: 2, N/2, N-3.",
-    "heads": "Medusa, Hydra, blockwise: heads.",
+    "taps": "EAGLE-3: hidden layer to read; repeatable. Default: 2, N/2, N-3.",
+    "heads": "Medusa, Hydra, blockwise: number of heads.",
     "layers": "Layers per head.",
     "own_heads": "One output layer per head.",
-    "start": "Trained head to continue from.",
-    "cold": "Do not start from the target's weights.",
+    "start": "Trained head to start from.",
+    "cold": "Do not initialize from the target's weights.",
 }
 
 
@@ -98,14 +98,14 @@ EXAMPLES = (
 )
 def command(
     method: Annotated[
-        str, typer.Argument(help="A recipe, see above.", autocompletion=names.recipes, show_default=False)
+        str, typer.Argument(help="Recipe (listed above).", autocompletion=names.recipes, show_default=False)
     ],
     model: Annotated[
-        str, typer.Option("--model", "-m", metavar="TEXT", help="The target: folder, hub name or sample.")
+        str, typer.Option("--model", "-m", metavar="TEXT", help="Target: folder, hub name or sample.")
     ] = "sample",
     out: Annotated[
         str,
-        typer.Option("--out", "-o", metavar="FOLDER", help="Folder of the run; writes OUT/head or OUT/draft."),
+        typer.Option("--out", "-o", metavar="FOLDER", help="Run folder; the result is OUT/head or OUT/draft."),
     ] = "head",
     recipe: Annotated[
         list[str] | None,
@@ -114,7 +114,7 @@ def command(
         ),
     ] = None,
     device: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="cpu: do not use a GPU.", show_default=False)
+        str | None, typer.Option(metavar="TEXT", help="cpu: train without a GPU.", show_default=False)
     ] = None,
     *,
     source: Source,
@@ -125,8 +125,8 @@ def command(
     """Train a draft head or a draft model for a target.
 
     Heads: eagle, eagle3, medusa, medusa2, hydra, hydra++, blockwise. Models: draft (distilled from the target), prune
-    (cut out of a larger model, then distilled), boost (several, each trained where the earlier ones are wrong). The
-    same command continues an interrupted run and ends with the same weights.
+    (pruned from a larger model, then distilled), boost (several, each trained on the errors of the earlier ones). The
+    same command resumes an interrupted run and reaches the same weights.
     """
     from foredraft.train.drafts.run import DRAFTS, run_drafts
     from foredraft.train.heads.recipes import RECIPES
@@ -135,7 +135,7 @@ def command(
 
     check_known("recipe", {method: None}, names.RECIPES)
     if not source.data:
-        raise OptionError("There is no training text: give --data FILE.")
+        raise OptionError("No training data: give --data FILE.")
     kind = RECIPES[method].options if method in RECIPES else DRAFTS[method].options
     options = read_options(kind, f"the recipe {method}", read_pairs(recipe or ()))
     _check_parts(method, head, small)
@@ -143,7 +143,7 @@ def command(
         source = _regenerated(source, model, Path(out) / "answers.jsonl", device)
     data = Data(sources=tuple(source.data), cache=source.cache, store=source.store)
     with Progress() as progress:
-        common: dict[str, Any] = {"recipe_options": options, "loop": loop, "device": device, "tell": progress.tell}
+        common: dict[str, Any] = {"recipe_options": options, "loop": loop, "device": device, "report": progress.report}
         try:
             if method in RECIPES:
                 made = [run(method, model, out, data, shape=head, **common)]
@@ -157,36 +157,36 @@ def command(
 
 
 def _regenerated(source: Source, model: str, answers: Path, device: str | None) -> Source:
-    """The same with the target's own answers as the text; one process writes them."""
+    """Replace the data by the target's own answers, which one process writes."""
     from foredraft.train.devices import accelerator
 
     processes = accelerator(cpu=device == "cpu")
     with processes.main_process_first():
         if processes.is_main_process:
-            _own_words(source, model, answers, device)
+            _write_answers(source, model, answers, device)
     return replace(source, data=(str(answers),))
 
 
 def _check_parts(method: str, head: HeadShape, small: Small) -> None:
-    """Refuse options that this recipe does not have."""
+    """Refuse options that the recipe does not have."""
     from foredraft.train.drafts.run import check_parts
 
     if method in names.MODELS:
         check_parts(method, small.draft, small.cut)
-    odd: Any = head if method in names.MODELS else small
-    usual = odd.__class__()
-    for each in fields(odd):
-        if getattr(odd, each.name) != getattr(usual, each.name):
-            raise OptionError(f"{method} has no --{each.name.replace('_', '-')}.")
+    unused: Any = head if method in names.MODELS else small
+    defaults = unused.__class__()
+    for each in fields(unused):
+        if getattr(unused, each.name) != getattr(defaults, each.name):
+            raise OptionError(f"The recipe {method} has no option --{each.name.replace('_', '-')}.")
 
 
 def _use(method: str, made: list[Path]) -> str:
-    """Where the result is, and how to run it."""
+    """The path of the result, and how to use it."""
     from foredraft.train.heads.recipes import RECIPES
 
     if method in names.MODELS:
         where = " and ".join(map(str, made))
-        subject = f"The draft is in {where}." if len(made) == 1 else f"The drafts are in {where}."
+        subject = f"The draft model is in {where}." if len(made) == 1 else f"The draft models are in {where}."
         return f"{subject} To use it: --drafter draft_model:{made[0]}"
     use = f"--drafter {_drafts_as(method)[0]}:{made[0]}"
     if RECIPES[method].join is not None:
@@ -194,22 +194,25 @@ def _use(method: str, made: list[Path]) -> str:
     return f"The head is in {made[0]}. To use it: {use}"
 
 
-def _own_words(source: Source, model: str, path: Path, device: str | None) -> None:
-    """Let the target continue the data, for a run to learn from that."""
+def _write_answers(source: Source, model: str, path: Path, device: str | None) -> None:
+    """Write the target's answers to the data."""
     from foredraft.compose.load import load
-    from foredraft.train.checkpoint import alone
-    from foredraft.train.data.regenerate import Answers, regenerate
+    from foredraft.train.checkpoint import lock_folder
+    from foredraft.train.data.regenerate import RegenerateOptions, regenerate
 
     options = replace(
-        Answers(), count=source.answers, new_tokens=source.answer_tokens, temperature=source.answer_temperature
+        RegenerateOptions(),
+        count=source.answers,
+        new_tokens=source.answer_tokens,
+        temperature=source.answer_temperature,
     )
-    with alone(path.parent), Progress() as progress:
+    with lock_folder(path.parent), Progress() as progress:
         generator = load(model, source.answer_drafter, device=device, max_batch_size=options.batch)
         try:
-            regenerate(generator, list(source.data), path, options, progress.tell)
+            regenerate(generator, list(source.data), path, options, progress.report)
         except KeyboardInterrupt:
             raise Interrupted(
-                f"Interrupted after {progress.answers} answers; the same command goes on after them."
+                f"Interrupted after {progress.answers} answers; the same command continues from there."
             ) from None
         finally:
             generator.close()
@@ -225,7 +228,7 @@ def _drafts_as(kind: str) -> list[str]:
 
 
 class Progress:
-    """Shows progress: a status line on a terminal, log lines elsewhere."""
+    """Shows log lines: in a status line on a terminal, as lines elsewhere."""
 
     def __init__(self) -> None:
         self._console = errors()
@@ -242,9 +245,9 @@ class Progress:
         if self._status is not None:
             self._status.stop()
 
-    def tell(self, line: dict[str, Any]) -> None:
-        """Show one line of the log."""
-        text = _told(line)
+    def report(self, line: dict[str, Any]) -> None:
+        """Show one log line."""
+        text = _format(line)
         self.step, self.answers = line.get("step", self.step), line.get("answers", self.answers)
         if self._status is None or not line.keys().isdisjoint(("validation", "note", "resumed")):
             self._console.print(text, style="dim", soft_wrap=True)
@@ -252,7 +255,7 @@ class Progress:
             self._status.update(f"[dim]{text}[/dim]")
 
 
-def _told(line: dict[str, Any]) -> str:
+def _format(line: dict[str, Any]) -> str:
     if "note" in line:
         return str(line["note"])
     if "answers" in line:
@@ -260,11 +263,11 @@ def _told(line: dict[str, Any]) -> str:
         return f"answer {line['answers']} of {line['of']}{left}"
     if "resumed" in line:
         if line["step"] == line["steps"]:
-            return f"all {line['steps']} steps were done before"
+            return f"all {line['steps']} steps were already done"
         return f"resumed after step {line['step']} of {line['steps']} and {_clock(line['seconds'])} of training"
     if "validation" in line:
-        said = ", ".join(f"{name} {value:.3f}" for name, value in line["validation"].items())
-        return f"step {line['step']} · {line['tokens']:,} tokens · validation: {said}"
+        values = ", ".join(f"{name} {value:.3f}" for name, value in line["validation"].items())
+        return f"step {line['step']} · {line['tokens']:,} tokens · validation: {values}"
     rate = line["tokens"] / max(line["seconds"], 1e-9)
     return (
         f"step {line['step']} of {line['steps']} · loss {line['loss']:.3f} · {rate:,.0f} tokens/s · "
@@ -273,6 +276,6 @@ def _told(line: dict[str, Any]) -> str:
 
 
 def _clock(seconds: float) -> str:
-    """Hours, minutes and seconds, as 0:12:30."""
+    """Hours, minutes and seconds, e.g. 0:12:30."""
     whole = int(seconds)
     return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"

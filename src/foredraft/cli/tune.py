@@ -18,8 +18,8 @@ from foredraft.cli.flags import Group, flags
 from foredraft.core.errors import OptionError
 
 if TYPE_CHECKING:
-    from foredraft.bench.tune.engines import Served
-    from foredraft.bench.tune.tune import Question, Trial, Tuning
+    from foredraft.bench.tune.engines import ServerConfig
+    from foredraft.bench.tune.tune import Trial, TuneConfig, Tuning
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +31,13 @@ class Choice:
         default=(),
         metadata={
             "names": ("--drafter", "-d"),
-            "help": "Candidate, NAME or NAME:PATH, repeatable; sizes are searched unless given as options. Default: "
+            "help": "Candidate, NAME or NAME:PATH; repeatable. Sizes are searched unless given as options. Default: "
             "prompt_lookup, and the heads of a bundled model.",
             "complete": names.drafters,
         },
     )
-    dtype: str | None = field(default=None, metadata={"help": "Such as bfloat16; default as for generate."})
-    device: str | None = field(default=None, metadata={"help": "Such as cuda:1 or cpu; default: a GPU if any."})
+    dtype: str | None = field(default=None, metadata={"help": "E.g. bfloat16; default as for generate."})
+    device: str | None = field(default=None, metadata={"help": "E.g. cuda:1 or cpu; default: a GPU if available."})
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +46,13 @@ class What:
 
     prompts: tuple[str, ...] = field(
         default=(),
-        metadata={"help": "File of prompts like yours; repeatable. Default: eight built-in prompts."},
+        metadata={"help": "File of representative prompts; repeatable. Default: eight built-in prompts."},
     )
-    count: int = field(default=4, metadata={"help": "Prompts used from each file."})
+    count: int = field(default=4, metadata={"help": "Number of prompts to use from each file."})
     chat: bool = field(default=False, metadata={"help": "Use the chat template."})
-    max_new_tokens: int = field(default=96, metadata={"help": "Tokens of each output."})
-    min_new_tokens: int = field(default=0, metadata={"help": "Fewest tokens of each output."})
-    temperature: float = field(default=0.0, metadata={"help": "0, the default, is greedy."})
+    max_new_tokens: int = field(default=96, metadata={"help": "Maximum tokens per output."})
+    min_new_tokens: int = field(default=0, metadata={"help": "Minimum tokens per output."})
+    temperature: float = field(default=0.0, metadata={"help": "0 (default): greedy decoding."})
     batch_size: tuple[int, ...] = field(
         default=(1, 2, 4, 8, 16), metadata={"help": "Batch sizes to test; repeatable. Default: 1, 2, 4, 8, 16."}
     )
@@ -60,10 +60,10 @@ class What:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """How many candidates are run, and what is written."""
+    """How many candidates to run, and what to write."""
 
-    verify: int = field(default=3, metadata={"help": "Configurations to run, the best of each method first."})
-    out: str = field(default="tuned.json", metadata={"help": "The choice, for --drafter of other commands."})
+    verify: int = field(default=3, metadata={"help": "Number of predicted configurations to run, best methods first."})
+    out: str = field(default="tuned.json", metadata={"help": "File for the choice; pass it to --drafter."})
     json: bool = field(default=False, metadata={"help": "Print one JSON object."})
 
 
@@ -77,18 +77,18 @@ EXAMPLES = (
 def command(*, choice: Choice, what: What, shown: Output) -> None:
     """Find the fastest drafter and draft size for this machine.
 
-    It times forwards, runs each method once at its largest size, predicts all smaller sizes, and runs the best. The
-    choice is written to a file for --drafter, and printed for vLLM and SGLang.
+    Times forwards, runs each method once at its largest size, predicts all smaller sizes, and runs the best of them.
+    Writes the choice to a file for --drafter, and prints it for vLLM and SGLang.
     """
     if what.count < 1 or shown.verify < 1 or min(what.batch_size) < 1:
-        raise OptionError("count, verify and batch_size must be 1 or more.")
+        raise OptionError("--count, --verify and --batch-size must be 1 or more.")
     if not shown.out.endswith(".json"):
-        raise OptionError(f"--out {shown.out}: the name must end in .json, so that --drafter can tell it from a spec.")
+        raise OptionError(f"--out {shown.out}: the name must end in .json, which --drafter needs to recognize it.")
     if not Path(shown.out).parent.is_dir():  # before minutes of measuring
         raise OptionError(f"Cannot write {shown.out}: there is no such folder.")
-    question = _question(what, shown)
+    config = _config(what, shown)
     from foredraft.bench.tune.candidates import default_drafters
-    from foredraft.bench.tune.engines import served
+    from foredraft.bench.tune.engines import server_config
     from foredraft.bench.tune.tune import Tuner
     from foredraft.compose.load import load
 
@@ -96,19 +96,19 @@ def command(*, choice: Choice, what: What, shown: Output) -> None:
         plain = load(
             choice.model, "none", dtype=choice.dtype, device=choice.device, max_batch_size=max(what.batch_size)
         )
-    with _telling() as tell:
-        found = Tuner(plain, choice.drafter or default_drafters(choice.model), choice.model, tell).run(question)
-    servers = served(_sized(found), _chain(found)) if found.chosen is not None else None
+    with _StatusLine() as report:
+        found = Tuner(plain, choice.drafter or default_drafters(choice.model), choice.model, report).run(config)
+    servers = server_config(_sized(found), _chain(found)) if found.chosen is not None else None
     _write(shown.out, choice.model, found, what)
     if shown.json:
-        typer.echo(json.dumps(_record(found, servers)))
+        typer.echo(json.dumps(_to_json(found, servers)))
         return
     _print(found, servers, shown.out, choice.model)
 
 
-def _question(what: What, shown: Output) -> "Question":
+def _config(what: What, shown: Output) -> "TuneConfig":
     from foredraft.bench.prompts import read_prompts, standard_prompts
-    from foredraft.bench.tune.tune import Question
+    from foredraft.bench.tune.tune import TuneConfig
     from foredraft.core.sampling.params import SamplingParams
 
     asks = [ask for path in what.prompts for ask in read_prompts(path, what.chat)[: what.count]]
@@ -119,20 +119,20 @@ def _question(what: What, shown: Output) -> "Question":
         temperature=what.temperature,
         seed=0,
     )
-    return Question([ask.prompt for ask in asks], params, shown.verify, what.batch_size)
+    return TuneConfig([ask.prompt for ask in asks], params, shown.verify, what.batch_size)
 
 
-class _telling:
-    """On a terminal, a line with what is being measured."""
+class _StatusLine:
+    """On a terminal, a status line with the current measurement."""
 
     def __enter__(self) -> Callable[[str], None]:
         console = errors()
         self._status = console.status("[dim]Measuring[/dim]", refresh_per_second=2) if console.is_terminal else None
         if self._status is not None:
             self._status.start()
-        return self._tell
+        return self._update
 
-    def _tell(self, what: str) -> None:
+    def _update(self, what: str) -> None:
         if self._status is not None:
             self._status.update(f"[dim]Measuring {what}[/dim]")
 
@@ -142,23 +142,23 @@ class _telling:
 
 
 def _sized(found: "Tuning") -> str:
-    """The choice with a constant size: servers do not have our schedules."""
+    """The choice at a constant size, for servers without our policies."""
     chosen = found.chosen
     assert chosen is not None
     if chosen.spec != chosen.family:
         return chosen.spec
-    alike = [trial for trial in found.trials if trial.family == chosen.family and trial is not chosen]
-    return max(alike, key=lambda trial: (trial.measured or 0.0, trial.predicted.speed_up)).spec
+    same_family = [trial for trial in found.trials if trial.family == chosen.family and trial is not chosen]
+    return max(same_family, key=lambda trial: (trial.measured or 0.0, trial.predicted.speed_up)).spec
 
 
 def _chain(found: "Tuning") -> str | None:
-    """The best chain of the chosen method: what servers without trees can run."""
+    """The best chain of the chosen method, for servers without trees."""
     assert found.chosen is not None
     if "top_k=1" in found.chosen.spec.split(","):
         return found.chosen.spec
     method = found.chosen.spec.partition(",")[0]
-    alike = (trial.spec for trial in found.trials if trial.spec.partition(",")[0] == method)
-    return next((spec for spec in alike if "top_k=1" in spec.split(",")), None)
+    specs = (trial.spec for trial in found.trials if trial.spec.partition(",")[0] == method)
+    return next((spec for spec in specs if "top_k=1" in spec.split(",")), None)
 
 
 def _write(path: str, model: str, found: "Tuning", what: What) -> None:
@@ -176,7 +176,7 @@ def _write(path: str, model: str, found: "Tuning", what: What) -> None:
     write_tuned(path, Tuned(short(model), drafter, found.off_from or 0, facts, found.learned))
 
 
-def _record(found: "Tuning", servers: "Served | None") -> dict[str, Any]:
+def _to_json(found: "Tuning", servers: "ServerConfig | None") -> dict[str, Any]:
     return {
         "pays": found.chosen is not None,
         "drafter": found.chosen.spec if found.chosen is not None else "none",
@@ -190,7 +190,7 @@ def _record(found: "Tuning", servers: "Served | None") -> dict[str, Any]:
     }
 
 
-def _print(found: "Tuning", servers: "Served | None", path: str, model: str) -> None:
+def _print(found: "Tuning", servers: "ServerConfig | None", path: str, model: str) -> None:
     console = output()
     console.print(_table(found))
     for sentence in found.skipped:
@@ -200,14 +200,14 @@ def _print(found: "Tuning", servers: "Served | None", path: str, model: str) -> 
         console.print("No drafter is faster than plain decoding here.", style="bold yellow")
     else:
         console.print(
-            f"Best: {best.spec}, {best.measured:.2f} times as fast as plain decoding.",
+            f"Best: {best.spec}, {best.measured:.2f}x plain decoding.",
             style="bold green",
             soft_wrap=True,
             markup=False,
         )
         points = ", ".join(f"{point.speed_up:.2f} at {point.batch}" for point in found.batches)
-        stops = f"no gain from {found.off_from} on" if found.off_from else "a gain at all of them"
-        console.print(f"By batch size: {points}; {stops}.", soft_wrap=True)
+        gain = f"no gain from batch size {found.off_from}" if found.off_from else "faster at every size"
+        console.print(f"Speed-up by batch size: {points}; {gain}.", soft_wrap=True)
     command = f"foredraft generate --model {shlex.quote(model)} --drafter {shlex.quote(path)} ..."
     console.print(f"{path}: {command}", style="dim", soft_wrap=True, markup=False)
     if servers is None:
@@ -223,25 +223,25 @@ def _print(found: "Tuning", servers: "Served | None", path: str, model: str) -> 
 
 
 def _table(found: "Tuning") -> Table:
-    """What was run, and the best of what was only predicted."""
+    """The configurations that were run, fastest first."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("drafter", overflow="fold")
-    for name in ("tokens a forward", "predicted", "measured", "off by"):
+    for name in ("tokens/forward", "predicted", "measured", "error"):
         table.add_column(name, justify="right", no_wrap=True)
     ran = sorted((t for t in found.trials if t.measured is not None), key=lambda t: -(t.measured or 0.0))
     for trial in ran:
         style = "bold green" if trial is found.chosen else ""
         table.add_row(*map(escape, _cells(trial)), style=style)
-    table.caption = f"{len(found.trials)} configurations were predicted, {len(ran)} of them run."
+    table.caption = f"{len(found.trials)} configurations predicted, {len(ran)} run."
     return table
 
 
 def _cells(trial: "Trial") -> list[str]:
-    from foredraft.bench.tune.candidates import told
+    from foredraft.bench.tune.candidates import short_spec
 
     off = "" if trial.error is None else f"{100 * trial.error:+.0f}%"
     return [
-        told(trial.spec),
+        short_spec(trial.spec),
         f"{trial.acceptance_length:.2f}",
         f"{trial.predicted.speed_up:.2f}x",
         "" if trial.measured is None else f"{trial.measured:.2f}x",

@@ -1,4 +1,4 @@
-"""Where a run stands, on disk: whole or not at all, whenever it is killed, and one run at a time."""
+"""Checkpoints, logs and locks of a run: atomic writes, one run per folder."""
 
 import contextlib
 import errno
@@ -21,87 +21,89 @@ else:
     import fcntl
 
 REPORTING = frozenset({"validate", "checkpoint", "report"})
-"""Options of the loop that change nothing in the weights: a run may go on with others."""
-_TAKEN = {errno.EWOULDBLOCK, errno.EACCES, errno.EDEADLK}  # what systems say where somebody else has the lock
+"""Loop options that do not affect the weights and may change when a run resumes."""
+_LOCKED = {errno.EWOULDBLOCK, errno.EACCES, errno.EDEADLK}  # errors if another process has the lock
 
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """``step``: optimizer steps done; ``seconds``: of training so far."""
+    """``step``: optimizer steps done; ``seconds``: training time so far."""
 
     step: int = 0
     seconds: float = 0.0
 
 
 @contextlib.contextmanager
-def alone(folder: Path, lock: str = ".lock") -> Iterator[None]:
-    """Keep every other run off a folder while inside; the folder is made where there is none.
+def lock_folder(folder: Path, lock: str = ".lock") -> Iterator[None]:
+    """Lock a folder for one run, creating it if needed.
 
-    The lock is the system's: it ends with the process, however that ends, and the empty file that stays behind locks
-    nothing. Where a file system has no locks, nobody is kept off.
+    This is an OS lock: it ends with the process, and the remaining empty file locks nothing. On file systems without
+    locks it has no effect.
 
     Args:
-        lock: the file that is locked.
+        lock: name of the lock file.
 
     Raises:
-        OptionError: another run is at work there, or nothing can be written there.
+        OptionError: another run uses the folder, or it is not writable.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         file = (folder / lock).open("ab")
     except OSError as error:
-        raise OptionError(f"Nothing can be written to the folder {folder}: {error.strerror}.") from None
+        raise OptionError(f"Cannot write to the folder {folder}: {error.strerror}.") from None
     with file:
         try:
             _lock(file.fileno())
         except OSError as error:
-            if error.errno in _TAKEN:
-                raise OptionError(
-                    f"Another run is at work in {folder}: wait until it has ended, or take another folder."
-                ) from None
+            if error.errno in _LOCKED:
+                raise OptionError(f"Another run uses {folder}: wait until it ends, or use another folder.") from None
         yield
 
 
 def _lock(number: int) -> None:
-    """Lock an open file until it is closed; an ``OSError`` at once where that cannot be."""
+    """Lock an open file until it is closed, without waiting.
+
+    Raises:
+        OSError: it cannot be locked.
+    """
     if sys.platform == "win32":
         msvcrt.locking(number, msvcrt.LK_NBLCK, 1)
     else:
         fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def _begun_otherwise(folder: Path, changed: set[str]) -> OptionError:
+def _settings_changed(folder: Path, changed: set[str]) -> OptionError:
     return OptionError(
-        f"{folder} was begun with another {', '.join(sorted(changed))}; give the same options to go on, or another "
-        "folder to begin anew."
+        f"The run in {folder} started with another {', '.join(sorted(changed))}; use the same options to resume it, or "
+        "another folder for a new run."
     )
 
 
 def check_resume(folder: Path, terms: dict[str, Any], write: bool) -> None:
-    """Refuse to go on where a run in this folder was begun on other terms; what is not written down is not compared.
+    """Refuse to resume a run with other settings; settings that its file lacks are not compared.
 
     Args:
-        terms: what a run is made of besides the options of the loop, as JSON can hold it.
-        write: write the terms down where a run begins: one process does.
+        terms: the run's settings besides the loop options, JSON-serializable.
+        write: write the settings of a new run; true in one process.
 
     Raises:
-        OptionError: the terms are others.
-        DataError: those that were written down cannot be read, or these cannot be written.
+        OptionError: the settings differ.
+        DataError: the settings file cannot be read or written.
     """
     path = folder / "run.json"
     terms = json.loads(json.dumps(terms))
     if (folder / "checkpoint.pt").exists():
-        remedy = "delete it to go on with the options given now, or take another folder"
-        begun = read_json(path, "what the run was begun with,", remedy, DataError) if path.exists() else {}
+        remedy = "delete it to resume with the current options, or use another folder"
+        begun = read_json(path, "the settings of the run,", remedy, DataError) if path.exists() else {}
         if changed := {key for key, value in terms.items() if begun.get(key, value) != value}:
-            raise _begun_otherwise(folder, changed)
+            raise _settings_changed(folder, changed)
     elif write:
         write_json(path, terms, DataError)
 
 
 class Checkpoints:
-    """One file with net, optimizer and place, replaced at once. ``options`` must be those that the run began with, but
-    for ``REPORTING``."""
+    """One file with net, optimizer and step, replaced atomically. Apart from ``REPORTING``, ``options`` must not change
+    during a run."""
 
     def __init__(self, path: Path, net: nn.Module, optimizer: torch.optim.Optimizer, options: dict[str, Any]) -> None:
         self._path = path
@@ -110,10 +112,10 @@ class Checkpoints:
         self._options = options
 
     def resume(self) -> RunState:
-        """Load what is there; the beginning if nothing is.
+        """Load the checkpoint, if there is one.
 
         Raises:
-            OptionError: the run was begun with other options.
+            OptionError: the run started with other options.
             DataError: the file cannot be read.
         """
         if not self._path.exists():
@@ -125,19 +127,23 @@ class Checkpoints:
                 raise TypeError("parts of a checkpoint are dictionaries")
             state = RunState(int(saved["step"]), float(saved["seconds"]))
         except Exception as error:  # torch raises many kinds for a broken file
-            raise DataError(f"The checkpoint {self._path} cannot be read; delete it to begin again.") from error
+            raise DataError(f"Cannot read the checkpoint {self._path}; delete it to start over.") from error
         changed = {key for key in self._options.keys() - REPORTING if begun.get(key) != self._options[key]}
         if changed:
-            raise _begun_otherwise(self._path.parent, changed)
+            raise _settings_changed(self._path.parent, changed)
         try:
             self._net.load_state_dict(net)
             self._optimizer.load_state_dict(optimizer)
         except (RuntimeError, ValueError, KeyError) as error:
-            raise _begun_otherwise(self._path.parent, {"head"}) from error
+            raise _settings_changed(self._path.parent, {"head"}) from error
         return state
 
     def save(self, step: int, seconds: float) -> None:
-        """Replace the file. A full disk leaves the one that was there, and is told."""
+        """Replace the file; on failure the old one remains.
+
+        Raises:
+            DataError: the file cannot be written, e.g. because the disk is full.
+        """
         saved = {
             "net": self._net.state_dict(),
             "optimizer": self._optimizer.state_dict(),
@@ -148,11 +154,11 @@ class Checkpoints:
         try:
             atomic_save(self._path, saved)
         except (OSError, RuntimeError) as error:
-            raise DataError(f"The checkpoint cannot be written to {self._path.parent}: {error}.") from error
+            raise DataError(f"Cannot write the checkpoint to {self._path.parent}: {error}.") from error
 
 
 class Log:
-    """JSON Lines that are appended to. Lines after the checkpoint that a run goes on from are dropped first."""
+    """A JSON Lines log. Lines after the resumed checkpoint are dropped first."""
 
     def __init__(self, path: Path, step: int) -> None:
         self._path = path
@@ -169,5 +175,5 @@ class Log:
 def _step_of(line: str) -> float:
     try:
         return float(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):  # a line that was cut off
+    except (ValueError, KeyError, TypeError):  # an incomplete line
         return float("inf")

@@ -1,4 +1,4 @@
-"""Where training runs: the one door to accelerate, which is an extra."""
+"""Training devices: the only module that imports accelerate, which is an extra."""
 
 import datetime
 from typing import TYPE_CHECKING
@@ -8,15 +8,15 @@ from foredraft.core.errors import OptionError
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-_PATIENCE = datetime.timedelta(days=1)  # the others wait so long while one process reads, writes or validates
+_TIMEOUT = datetime.timedelta(days=1)  # how long processes wait while one reads, writes or validates
 
 
 def accelerator(cpu: bool = False, partial: bool = False) -> "Accelerator":
-    """The process's devices, as ``torchrun`` or ``accelerate launch`` have set them up; one device otherwise.
+    """The accelerator of this process, as ``torchrun`` or ``accelerate launch`` set it up; else one device.
 
     Args:
-        cpu: stay off a GPU that there is.
-        partial: there are steps in which some weights get no gradient.
+        cpu: do not use a GPU.
+        partial: some weights get no gradient in some steps.
 
     Raises:
         OptionError: accelerate is not installed.
@@ -26,7 +26,7 @@ def accelerator(cpu: bool = False, partial: bool = False) -> "Accelerator":
     except ImportError as error:
         raise OptionError("Training needs the package accelerate: pip install 'foredraft[train]'.") from error
     handlers = [
-        InitProcessGroupKwargs(timeout=_PATIENCE),
+        InitProcessGroupKwargs(timeout=_TIMEOUT),
         DistributedDataParallelKwargs(find_unused_parameters=partial),
     ]
     return Accelerator(cpu=cpu, kwargs_handlers=handlers)

@@ -1,7 +1,7 @@
-"""The one training loop: AdamW, warm-up and cosine, clipping, accumulation; resumable with the same result.
+"""The training loop: AdamW, warm-up and cosine, clipping, accumulation; a resumed run has the same result.
 
-What a step does depends on the step's number and the seed alone, never on what was drawn before it. So a run that was
-killed goes on from its last checkpoint and ends where it would have ended.
+A step depends only on its number and the seed, never on earlier random draws, so a killed run that resumes from its
+last checkpoint reaches the same weights.
 """
 
 import math
@@ -18,7 +18,7 @@ from torch import Tensor
 from foredraft.core.errors import ForedraftError
 from foredraft.train import devices
 from foredraft.train.checkpoint import Checkpoints, Log
-from foredraft.train.data.batches import Lessons
+from foredraft.train.data.batches import TrainBatches
 from foredraft.train.options import LoopOptions as LoopOptions
 from foredraft.train.precision import autocast
 from foredraft.train.recipe import Recipe
@@ -32,23 +32,23 @@ Validate = Callable[[], dict[str, float]]
 
 def train(
     recipe: Recipe,
-    lessons: Lessons,
+    batches: TrainBatches,
     folder: Path,
     options: LoopOptions,
     *,
     validate: Validate,
-    tell: Callable[[dict[str, Any]], None] = lambda line: None,
+    report: Callable[[dict[str, Any]], None] = lambda line: None,
     accelerator: "Accelerator | None" = None,
 ) -> None:
     """Train ``recipe.net`` in place, from the last checkpoint in ``folder`` if there is one.
 
     Args:
-        validate: called now and then on the first process; its numbers go to the log.
-        tell: called with each line of the log, for whoever watches.
-        accelerator: as ``accelerate`` or ``torchrun`` have set it up; one of its own otherwise.
+        validate: called every ``options.validate`` steps on the first process; its metrics go to the log.
+        report: called with each log line.
+        accelerator: the process's accelerator; by default a new one.
 
     Raises:
-        ForedraftError: the loss is no number any more; no checkpoint is written then.
+        ForedraftError: the loss or its gradient is not finite; no checkpoint is written.
     """
     accelerator = accelerator or devices.accelerator()
     recipe.to(accelerator.device)
@@ -58,53 +58,55 @@ def train(
     checkpoints = Checkpoints(folder / "checkpoint.pt", recipe.net, optimizer, asdict(options))
     state = checkpoints.resume()
     model, optimizer = accelerator.prepare(recipe, optimizer)
-    steps = lessons.steps(options, accelerator.num_processes)
-    tokens = lessons.tokens_a_step(options, accelerator.num_processes)
-    log = _log(folder, _place(state.step, steps, state.seconds, tokens), tell) if accelerator.is_main_process else None
+    steps = batches.steps(options, accelerator.num_processes)
+    tokens = batches.tokens_per_step(options, accelerator.num_processes)
+    log = (
+        _log(folder, _place(state.step, steps, state.seconds, tokens), report) if accelerator.is_main_process else None
+    )
     clock, spent = time.perf_counter(), state.seconds
     for step in range(state.step, steps):
         rate = options.rate(step, steps)
         for group, pace in zip(optimizer.param_groups, groups, strict=True):
             group["lr"] = options.lr * rate * pace
-        said = _step(model, lessons, step, options, accelerator)
+        metrics = _step(model, batches, step, options, accelerator)
         norm = accelerator.clip_grad_norm_(weights, options.clip)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         done = step + 1
-        report, check, save = (done % each == 0 or done == steps for each in options.rhythm)
-        if log is None or not (report or check or save):
+        log_now, validate_now, save_now = (done % each == 0 or done == steps for each in options.intervals)
+        if log is None or not (log_now or validate_now or save_now):
             continue
-        _must_be_finite(done, said["loss"], norm)
+        _check_finite(done, metrics["loss"], norm)
         seconds = spent + time.perf_counter() - clock
-        if report:
-            line = _line(done, steps, seconds, tokens, said)
+        if log_now:
+            line = _line(done, steps, seconds, tokens, metrics)
             line |= {"lr": options.lr * rate, "gradient": float(norm)}  # type: ignore[arg-type]
             log.write(line)
-            tell(line)
-        if check:
+            report(line)
+        if validate_now:
             model.eval()
             line = {"step": done, "tokens": done * tokens, "validation": validate()}
             model.train()
             log.write(line)
-            tell(line)
-        if save:
+            report(line)
+        if save_now:
             checkpoints.save(done, spent + time.perf_counter() - clock)
     accelerator.wait_for_everyone()
 
 
-def _log(folder: Path, place: dict[str, Any], tell: Callable[[dict[str, Any]], None]) -> Log:
-    """The log of a run that goes on from this place, and says so; one that is over only to whoever watches."""
+def _log(folder: Path, place: dict[str, Any], report: Callable[[dict[str, Any]], None]) -> Log:
+    """Open the log at this step. A resumed run is logged and reported; a finished one is only reported."""
     log = Log(folder / "log.jsonl", place["step"])
     if place["step"]:
         line = {"resumed": True, **place}
         if place["step"] < place["steps"]:
             log.write(line)
-        tell(line)
+        report(line)
     return log
 
 
 def _groups(recipe: Recipe) -> dict[float, list[torch.nn.Parameter]]:
-    """What learns, by its share of the learning rate."""
+    """Trainable weights by learning rate factor."""
     groups: dict[float, list[torch.nn.Parameter]] = {}
     for name, weight in recipe.net.named_parameters():
         if weight.requires_grad:
@@ -118,44 +120,44 @@ def _adamw(groups: dict[float, list[torch.nn.Parameter]], options: LoopOptions) 
     return torch.optim.AdamW(parts, lr=options.lr, betas=betas, weight_decay=options.weight_decay)
 
 
-def _must_be_finite(done: int, loss: Tensor, norm: Any) -> None:
-    """After one gradient that is no number all weights are none, and so are the losses from there on."""
+def _check_finite(done: int, loss: Tensor, norm: Any) -> None:
+    """Raise if loss or gradient is not finite: all later weights and losses would be NaN."""
     if not (math.isfinite(float(loss)) and math.isfinite(float(norm))):
-        raise ForedraftError(f"The loss at step {done} is no number, or its gradient; a lower lr may help.")
+        raise ForedraftError(f"The loss or its gradient is not finite at step {done}; try a lower --lr.")
 
 
 def _step(
-    model: torch.nn.Module, lessons: Lessons, step: int, options: LoopOptions, accelerator: "Accelerator"
+    model: torch.nn.Module, batches: TrainBatches, step: int, options: LoopOptions, accelerator: "Accelerator"
 ) -> dict[str, Tensor]:
-    """Gradients of one step, from ``accumulate`` batches; the means of what the recipe says."""
+    """Accumulate the gradients of one step over ``accumulate`` batches; returns the recipe's mean metrics."""
     total: dict[str, Tensor] = {}
-    for part, lesson in enumerate(_batches(lessons, step, options, accelerator)):
+    for part, batch in enumerate(_batches(batches, step, options, accelerator)):
         last = part == options.accumulate - 1
         with nullcontext() if last else accelerator.no_sync(model):
-            with autocast(lesson.tokens.device, options.precision):
-                said = model(lesson)
-            accelerator.backward(said["loss"] / options.accumulate)
-        for name, value in said.items():
+            with autocast(batch.tokens.device, options.precision):
+                metrics = model(batch)
+            accelerator.backward(metrics["loss"] / options.accumulate)
+        for name, value in metrics.items():
             total[name] = total.get(name, 0) + value.detach() / options.accumulate
     return total
 
 
-def _batches(lessons: Lessons, step: int, options: LoopOptions, accelerator: "Accelerator") -> Iterator[Any]:
+def _batches(batches: TrainBatches, step: int, options: LoopOptions, accelerator: "Accelerator") -> Iterator[Any]:
     share = (accelerator.process_index, accelerator.num_processes)
     for part in range(options.accumulate):
-        yield lessons.lesson(step * options.accumulate + part, options, share)
+        yield batches.batch(step * options.accumulate + part, options, share)
 
 
-def _line(done: int, steps: int, seconds: float, tokens: int, said: dict[str, Tensor]) -> dict[str, Any]:
-    """One line of the log: where the run stands, and what the recipe says."""
+def _line(done: int, steps: int, seconds: float, tokens: int, metrics: dict[str, Tensor]) -> dict[str, Any]:
+    """A log line: progress and the recipe's metrics."""
     return {
         **_place(done, steps, seconds, tokens),
-        **{name: round(float(value), 6) for name, value in said.items()},
+        **{name: round(float(value), 6) for name, value in metrics.items()},
     }
 
 
 def _place(done: int, steps: int, seconds: float, tokens: int) -> dict[str, Any]:
-    """``seconds`` of training so far, and how many are left at this pace."""
+    """Progress: ``seconds`` of training so far, and estimated seconds ``left``."""
     return {
         "step": done,
         "steps": steps,

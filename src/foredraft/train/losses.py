@@ -1,4 +1,4 @@
-"""The losses that heads are trained with, by name; see ``core/divergence``."""
+"""Losses of heads by name; see ``core/divergence``."""
 
 from jaxtyping import Float
 from torch import Tensor
@@ -21,12 +21,12 @@ def loss_of(name: str) -> Distance:
     """The loss of that name.
 
     Raises:
-        OptionError: there is none; the sentence lists those that there are.
+        OptionError: unknown name.
     """
     check_known("loss", {name: None}, list(LOSSES))
     return LOSSES[name]
 
 
 def weighted_mean(values: Float[Tensor, "*rows"], weights: Float[Tensor, "*rows"]) -> Float[Tensor, ""]:
-    """Mean of the rows by weight; 0 where nothing weighs."""
+    """Weighted mean of the rows; 0 if all weights are 0."""
     return (values * weights).sum() / weights.sum().clamp(min=1e-6)

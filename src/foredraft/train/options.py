@@ -1,4 +1,4 @@
-"""Options of a training run. Apart from what uses them, so that the command line can read them without torch."""
+"""Options of a training run, in a module without torch for the command line."""
 
 import math
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ PRECISIONS = ("auto", "bf16", "fp32")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadShape:
-    """What a new head looks like.
+    """Shape and initialization of a new head.
 
-    vocabulary: size of an EAGLE-3 head's own vocabulary, the tokens that the text has most; 0 for the target's own.
+    vocabulary: size of an EAGLE-3 head's draft vocabulary, the most frequent tokens; 0: the target's vocabulary.
     taps: the target's hidden layers that an EAGLE-3 head reads; by default 2, N/2 and N - 3.
-    heads, layers: of Medusa, Hydra and blockwise decoding; layers are those of each head.
-    own_heads: give each Medusa or Hydra head an output layer of its own instead of the target's.
-    cold: do not start from the target's own weights.
-    start: a trained head to go on from, whose shape then holds; a folder or a hub name.
+    heads, layers: number of Medusa, Hydra or blockwise heads, and layers per head.
+    own_heads: give each Medusa or Hydra head its own output layer instead of the target's.
+    cold: do not initialize from the target's weights.
+    start: trained head to start from, a folder or hub name; its shape overrides these options.
     """
 
     vocabulary: int = 32_000
@@ -37,16 +37,16 @@ class HeadShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopOptions:
-    """How to train, whatever is trained.
+    """Options of the training loop.
 
-    tokens: so many tokens of text are read in all; texts are read again when they are used up.
-    length, batch, accumulate: tokens a text, texts at once, and such batches before each step of the optimizer.
-    lr, floor, warmup: peak learning rate, what it falls to as a share of that, and the share of steps it rises for.
-    weight_decay, beta1, beta2, clip: AdamW's weight decay and momenta, and the largest norm of a gradient.
-    precision: bf16, fp32, or auto, which is bf16 where the processor is fast at it.
-    seed: decides the order of texts and all noise.
-    validate, checkpoint, report: steps between two validations, two checkpoints, and two lines of the log; these three
-        may change when a run goes on.
+    tokens: total training tokens; the data is repeated if it has fewer.
+    length, batch, accumulate: tokens per sample, samples per batch, and batches per optimizer step.
+    lr, floor, warmup: peak learning rate, final rate as a fraction of the peak, and fraction of steps that warm up.
+    weight_decay, beta1, beta2, clip: AdamW's weight decay and betas, and the gradient norm limit.
+    precision: bf16, fp32, or auto, which is bf16 on hardware that is fast at it.
+    seed: seed of data order and noise.
+    validate, checkpoint, report: steps between validations, checkpoints and log lines; these three may change when a
+        run resumes.
     """
 
     tokens: int = 4_000_000
@@ -80,12 +80,12 @@ class LoopOptions:
             raise OptionError("beta1 and beta2 must be 0 or more and below 1.")
 
     @property
-    def rhythm(self) -> tuple[int, int, int]:
-        """Steps between two lines of the log, two validations, two checkpoints."""
+    def intervals(self) -> tuple[int, int, int]:
+        """Steps between log lines, validations and checkpoints."""
         return self.report, self.validate, self.checkpoint
 
     def rate(self, step: int, steps: int) -> float:
-        """The learning rate of a step, as a share of the peak: up in a line, down in a cosine."""
+        """Learning rate of a step as a fraction of the peak: linear warm-up, then cosine decay."""
         rise = max(1, round(self.warmup * steps))
         if step < rise:
             return (step + 1) / rise

@@ -1,4 +1,4 @@
-"""In what precision training computes; weights are float32 throughout."""
+"""Compute precision of training; weights stay float32."""
 
 from contextlib import nullcontext
 from typing import Any
@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 
 def autocast(device: torch.device, precision: str) -> Any:
-    """bf16 where it is asked for, or where it is fast."""
-    wanted = precision == "bf16" or (precision == "auto" and _fast_at_bf16(device))
-    return torch.autocast(device.type, dtype=torch.bfloat16) if wanted else nullcontext()
+    """Autocast to bf16 if requested, or with ``auto`` if the device is fast at it."""
+    bf16 = precision == "bf16" or (precision == "auto" and _fast_at_bf16(device))
+    return torch.autocast(device.type, dtype=torch.bfloat16) if bf16 else nullcontext()
 
 
 def _fast_at_bf16(device: torch.device) -> bool:
@@ -23,17 +23,17 @@ def _fast_at_bf16(device: torch.device) -> bool:
     return False
 
 
-def even_norms(net: nn.Module) -> None:
-    """Hand each RMSNorm of a net its input in the type of its weights.
+def cast_norm_inputs(net: nn.Module) -> None:
+    """Cast each RMSNorm's input to the dtype of its weights.
 
-    Autocast leaves norms alone: torch finds bfloat16 beside float32, warns, and takes the slow way. What reads a
-    norm's answer is a matrix product, which autocast rounds anyway.
+    Autocast does not cast norms, so torch would mix bfloat16 and float32, warn, and take a slow path. The matrix
+    product after a norm is autocast anyway.
     """
     for module in net.modules():
         if isinstance(module, nn.RMSNorm):
-            module.register_forward_pre_hook(_even)
+            module.register_forward_pre_hook(_cast_input)
 
 
-def _even(norm: nn.Module, given: tuple[Tensor, ...]) -> Tensor:
+def _cast_input(norm: nn.Module, given: tuple[Tensor, ...]) -> Tensor:
     assert isinstance(norm.weight, Tensor)
     return given[0].to(norm.weight.dtype)

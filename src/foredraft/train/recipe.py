@@ -1,4 +1,4 @@
-"""What a recipe is: a net, what it wants to be told of a text, and a loss."""
+"""Recipes: a net, the hidden states that it needs, and a loss."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -15,12 +15,12 @@ Net = TypeVar("Net", bound=nn.Module)
 
 
 @dataclass(frozen=True, slots=True)
-class Lesson:
-    """Some texts as the target has read them.
+class TrainBatch:
+    """Training windows with the target's hidden states.
 
-    ``weights[b, j]`` is what the token *after* row j counts in the loss: 1 or, where it is none of the model's words
-    (a user's turn), 0. ``hidden`` are the target's states by tap. ``seed`` is for whatever a recipe leaves to chance.
-    ``done`` is the share of the training that lies behind.
+    ``weights[b, j]``: loss weight of the token *after* position j: 1, or 0 if it is not to be learned (a user's turn).
+    ``hidden``: the target's states by tap. ``seed``: for the recipe's random numbers. ``done``: fraction of the
+    training that is done.
     """
 
     tokens: Int[Tensor, "B T"]
@@ -29,16 +29,16 @@ class Lesson:
     seed: int
     done: float = 1.0
 
-    def chance(self) -> torch.Generator:
-        """Random numbers that depend on the seed alone, so that a resumed run draws the same."""
+    def rng(self) -> torch.Generator:
+        """A generator that depends only on the seed, so that a resumed run draws the same numbers."""
         return torch.Generator(device=self.tokens.device).manual_seed(self.seed)
 
 
 class Recipe(nn.Module, ABC, Generic[Net]):
-    """A net with its loss, as one module, so that data-parallel wrappers see one forward. Subclasses are final.
+    """A net and its loss in one module, so that data-parallel wrappers see one forward. Subclasses are final.
 
-    ``taps``: the target's hidden layers that a lesson must hold. ``net``: what is trained and saved. ``paces``: parts
-    of the net, by name, that learn at a share of the learning rate.
+    ``taps``: the target's hidden layers that a batch must have. ``net``: the module to train and save. ``paces``:
+    learning rate factors of the net's children, by name; 1 by default.
     """
 
     taps: tuple[int, ...]
@@ -46,12 +46,12 @@ class Recipe(nn.Module, ABC, Generic[Net]):
     paces: Mapping[str, float] = MappingProxyType({})
 
     @abstractmethod
-    def forward(self, lesson: Lesson) -> dict[str, Tensor]:
-        """The loss, a scalar under ``loss``, and whatever else is worth logging, detached scalars."""
+    def forward(self, batch: TrainBatch) -> dict[str, Tensor]:
+        """Scalars: the loss under ``loss``, and detached metrics for the log."""
 
 
 def recompute(enabled: bool, function, *inputs):
-    """Call a function of tensors; if enabled, keep none of what it computes for the backward pass: it runs again."""
+    """Call a function of tensors; if enabled, recompute its activations in the backward pass (checkpointing)."""
     if enabled and torch.is_grad_enabled():
         return checkpoint(function, *inputs, use_reentrant=False)
     return function(*inputs)

@@ -1,4 +1,4 @@
-"""What is compared: our loop with each drafter, and transformers' own generate, behind one face."""
+"""Benchmark arms: our loop with each drafter, and transformers' own generate, behind one interface."""
 
 import time
 from abc import ABC, abstractmethod
@@ -19,15 +19,15 @@ from foredraft.model.load import load_model
 STOCK = {
     "transformers": "transformers' generate",
     "transformers_assisted": "its assisted generation, with a draft model: transformers_assisted:PATH",
-    "transformers_lookup": "its prompt lookup, of 10 tokens",
+    "transformers_lookup": "its prompt lookup, with 10 tokens",
 }
-"""Arms that are not ours, by name. Each runs on a copy of the model that nothing was installed on."""
+"""Arms of transformers, by name. They run on a separate, unmodified copy of the model."""
 _LOOKUP = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What an arm said, and what that took. ``decoded``: tokens that came after ``stats.prefill_seconds``."""
+    """An arm's outputs and statistics. ``decoded``: tokens generated after ``stats.prefill_seconds``."""
 
     tokens: list[list[int]]
     stats: DecodeStats
@@ -35,24 +35,24 @@ class Call:
 
 
 class Arm(ABC):
-    """One of the things that are compared. Subclasses are final."""
+    """A way to generate, limited to ``max_batch`` prompts per call. Subclasses are final."""
 
-    def __init__(self, name: str, most: int, lossless: bool = True) -> None:
+    def __init__(self, name: str, max_batch: int, lossless: bool = True) -> None:
         self.name = name
-        self.most = most
+        self.max_batch = max_batch
         self.lossless = lossless
 
     @abstractmethod
     def run(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> Call:
-        """Continue these prompts, at most ``most``, at once. ``stats.seconds`` is wall time of the whole call."""
+        """Continue at most ``max_batch`` prompts in one batch. ``stats.seconds`` is wall time of the whole call."""
 
 
 @final
 class LoopArm(Arm):
     """Our loop with one drafter."""
 
-    def __init__(self, name: str, generator: Generator, most: int) -> None:
-        super().__init__(name, most, generator.kind.lossless)
+    def __init__(self, name: str, generator: Generator, max_batch: int) -> None:
+        super().__init__(name, max_batch, generator.kind.lossless)
         self.generator = generator
 
     def run(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> Call:
@@ -62,47 +62,51 @@ class LoopArm(Arm):
         if isinstance(drafter := self.generator.engine.drafter, Background):
             drafter.wait()  # so that it does not slow the next arm
         tokens = [result.tokens for result in results]
-        together = DecodeStats.together(result.stats for result in results)
-        return Call(tokens, replace(together, seconds=seconds), sum(map(len, tokens)))
+        total = DecodeStats.together(result.stats for result in results)
+        return Call(tokens, replace(total, seconds=seconds), sum(map(len, tokens)))
 
 
 @final
 class StockArm(Arm):
-    """transformers' generate. Its first token comes out of the prefill, so one a text is not counted as decoded."""
+    """transformers' generate. Prefill yields each row's first token, which does not count as decoded."""
 
-    def __init__(self, name: str, model: HFBaseline, most: int, assistant: HFBaseline | None, lookup: int) -> None:
-        super().__init__(name, 1 if assistant or lookup else most)
+    def __init__(self, name: str, model: HFBaseline, max_batch: int, assistant: HFBaseline | None, lookup: int) -> None:
+        super().__init__(name, 1 if assistant or lookup else max_batch)
         self._model, self._assistant, self._lookup = model, assistant, lookup
 
     def run(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> Call:
         call = self._model.generate(prompts, params, assistant=self._assistant, lookup=self._lookup)
         counts = [len(tokens) for tokens in call.tokens]
-        alone = len(prompts) == 1
+        single = len(prompts) == 1
         stats = DecodeStats(
             tokens=sum(counts),
-            target_forwards=len(call.blocks) if alone else sum(counts),  # in a batch each forward brings one token
-            accepted_by_depth=_by_depth(call.blocks) if alone else (),
+            target_forwards=len(call.blocks) if single else sum(counts),  # batches are plain: one token per forward
+            accepted_by_depth=_by_depth(call.blocks) if single else (),
             seconds=call.seconds,
             prefill_seconds=call.first_seconds,
         )
-        first = min(call.blocks[0], counts[0]) if alone else len(prompts)
+        first = min(call.blocks[0], counts[0]) if single else len(prompts)
         return Call(call.tokens, stats, sum(counts) - first)
 
 
 @dataclass(frozen=True, slots=True)
 class ArmSpec:
-    """What to compare, as it is written: SPEC or NAME=SPEC, a drafter or one of ``STOCK``."""
+    """An arm as the user writes it: SPEC or NAME=SPEC; SPEC is a drafter or one of ``STOCK``."""
 
     name: str
     spec: str
 
     @classmethod
     def parse(cls, text: str) -> "ArmSpec":
-        """Read it. Without a NAME the path is left out: draft_model:PATH,branching=2x2 is draft_model,branching=2x2."""
+        """Parse a spec. The default name drops the path: draft_model:PATH,branching=2x2 is draft_model,branching=2x2.
+
+        Raises:
+            OptionError: empty name or spec.
+        """
         head, equals, rest = text.partition("=")
         if equals and not {":", ","} & set(head):
             if not head or not rest:
-                raise OptionError(f"{text!r}: an arm is written SPEC or NAME=SPEC.")
+                raise OptionError(f"Invalid arm {text!r}: write SPEC or NAME=SPEC.")
             return cls(head, rest)
         method, comma, options = text.partition(",")
         return cls(method.partition(":")[0] + comma + options, text)
@@ -113,70 +117,70 @@ class ArmSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
-    """Where the arms run: a model, its type of number, its device, and the largest batch."""
+class ArmContext:
+    """The model that all arms run, its dtype and device, and the largest batch."""
 
     model: str
     dtype: str | None = None
     device: str | None = None
-    most: int = 1
+    max_batch: int = 1
 
 
-def make_arms(specs: Sequence[ArmSpec], ground: Ground) -> list[Arm]:
-    """Load what the arms need: our arms share one model, those of transformers another.
+def make_arms(specs: Sequence[ArmSpec], context: ArmContext) -> list[Arm]:
+    """Load the arms; ours share one copy of the model, those of transformers another.
 
     Raises:
-        OptionError: no arms, two of one name, or one that cannot be.
+        OptionError: no arms, a duplicate name, or an invalid spec.
         UsageError: as in ``foredraft.load``.
     """
     names = [each.name for each in specs]
     if not names:
-        raise OptionError("There is nothing to compare: name at least one drafter.")
+        raise OptionError("Nothing to compare: name at least one drafter.")
     for name in names:
         if names.count(name) > 1:
-            raise OptionError(f"Two arms are called {name!r}; name them apart, as in {name}-2={name}:PATH.")
+            raise OptionError(f"Two arms are named {name!r}; rename one, as in {name}-2={name}:PATH.")
     ours = [each for each in specs if not each.stock]
     made: dict[str, Arm] = {}
     if ours:
         generators = load_many(
-            ground.model,
+            context.model,
             [each.spec for each in ours],
-            dtype=ground.dtype,
-            device=ground.device,
-            max_batch_size=ground.most,
+            dtype=context.dtype,
+            device=context.device,
+            max_batch_size=context.max_batch,
         )
         for each, generator in zip(ours, generators, strict=True):
-            made[each.name] = LoopArm(each.name, generator, ground.most)
+            made[each.name] = LoopArm(each.name, generator, context.max_batch)
     if len(ours) < len(specs):
-        made |= _stock_arms([each for each in specs if each.stock], ground)
+        made |= _stock_arms([each for each in specs if each.stock], context)
     return [made[name] for name in names]
 
 
-def _stock_arms(specs: Sequence[ArmSpec], ground: Ground) -> dict[str, Arm]:
-    loaded = load_model(ground.model, dtype=ground.dtype, device=ground.device)
+def _stock_arms(specs: Sequence[ArmSpec], context: ArmContext) -> dict[str, Arm]:
+    loaded = load_model(context.model, dtype=context.dtype, device=context.device)
     model = HFBaseline(loaded.model, loaded.eos_token_ids, loaded.tokenizer)
     made: dict[str, Arm] = {}
     for each in specs:
         kind, _, path = each.spec.partition(":")
         assistant = None
         if kind == "transformers_assisted":
-            path = path or BUNDLED_DRAFTS.get(ground.model, {}).get("draft_model", "")
+            path = path or BUNDLED_DRAFTS.get(context.model, {}).get("draft_model", "")
             if not path:
-                raise OptionError(f"{kind} needs a draft model: write {kind}:PATH.")
-            draft = load_model(path, dtype=ground.dtype, device=ground.device)
+                raise OptionError(f"{kind} needs a draft model: use {kind}:PATH.")
+            draft = load_model(path, dtype=context.dtype, device=context.device)
             assistant = HFBaseline(draft.model, draft.eos_token_ids, draft.tokenizer)
         elif path:
             raise OptionError(f"{kind} takes no path.")
         lookup = _LOOKUP if kind == "transformers_lookup" else 0
-        made[each.name] = StockArm(each.name, model, ground.most, assistant, lookup)
+        made[each.name] = StockArm(each.name, model, context.max_batch, assistant, lookup)
     return made
 
 
 def short_name(model: str) -> str:
-    """A model without the folders that lead to it."""
+    """A model's name without parent folders."""
     return Path(model).name if Path(model).is_dir() else model
 
 
 def _by_depth(blocks: Sequence[int]) -> tuple[int, ...]:
-    """In how many rounds at least 1, 2, ... tokens were accepted; each round brings one more."""
+    """Number of steps that accepted at least 1, 2, ... tokens; each step yields one more than it accepts."""
     return tuple(sum(block > depth for block in blocks) for depth in range(1, max(blocks, default=1)))

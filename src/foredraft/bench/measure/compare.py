@@ -1,4 +1,4 @@
-"""Is B slower than A beyond noise? Ratios against ratios: neither a machine nor a minute is compared with another."""
+"""Is B slower than A beyond noise? Compares speed-ups, each measured within its own file, never raw speeds."""
 
 import math
 import statistics
@@ -12,16 +12,16 @@ from foredraft.core.errors import OptionError
 
 CONFIDENCE = 0.95
 FEWEST = 6
-"""Units that an interval needs: with fewer, even the whole range is no 95 % interval of the median."""
+"""Fewest units for an interval: the range of five values is not yet a 95 % interval of the median."""
 Verdict = Literal["slower", "faster", "the same", "too few"]
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """How an arm's speed-up over its baseline has changed from A to B.
+    """Change of an arm's speed-up over its baseline from A to B.
 
-    ``ratio``: the median, over what both files have, of B's speed-up over A's; ``low`` and ``high``: with a confidence
-    of 95 %, it lies between these. None where nothing can be said.
+    ``ratio``: median over common units of B's speed-up / A's; ``low`` and ``high``: its 95 % confidence interval, None
+    with too few units.
     """
 
     setting: Setting
@@ -36,36 +36,36 @@ class Change:
 
 
 def compare(before: RunFile, after: RunFile, tolerance: float = 0.05) -> list[Change]:
-    """Every arm that both files have, against plain decoding; plain decoding itself against transformers'.
+    """Compare every common arm against plain decoding, and plain decoding against transformers'.
 
     Args:
-        tolerance: a change is one if with a confidence of 95 % it is larger than this share.
+        tolerance: report a change if, with 95 % confidence, it exceeds this fraction.
 
     Raises:
-        OptionError: the files have no unit with a baseline in common.
+        OptionError: bad tolerance, or no common unit with a baseline.
     """
     if not 0 <= tolerance < 1:
-        raise OptionError("tolerance is a share, from 0 to below 1.")
+        raise OptionError("--tolerance must be at least 0 and below 1.")
     found: list[Change] = []
     for baseline in (PLAIN, THEIRS):
         first, second = _by_arm(before, baseline), _by_arm(after, baseline)
         for (setting, arm), old in first.items():
-            wanted = arm == PLAIN if baseline == THEIRS else arm != PLAIN and not arm.startswith(THEIRS)
+            comparable = arm == PLAIN if baseline == THEIRS else arm != PLAIN and not arm.startswith(THEIRS)
             new = second.get((setting, arm), {})
             units = [unit for unit in old if unit in new]
-            if wanted and units:
+            if comparable and units:
                 chosen = [(old[unit], new[unit]) for unit in units]
                 found.append(_change(setting, arm, baseline, chosen, tolerance))
     if not found:
-        raise OptionError("The two files have nothing in common that can be compared: arms, prompts and a baseline.")
+        raise OptionError("The two files share no arm on the same prompts with a baseline, so they cannot be compared.")
     return found
 
 
 def interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """Bounds of the median by order statistics, without a law of the values; None for fewer than six of them.
+    """Distribution-free 95 % confidence interval of the median; None for fewer than six values.
 
-    The number of values below the median is binomial, so the interval from the r-th smallest to the r-th largest holds
-    it with probability 1 - 2 P(fewer than r).
+    The number of values below the median is binomial, so the interval from the r-th smallest to the r-th largest value
+    contains it with probability 1 - 2 P(fewer than r).
     """
     ordered, count = sorted(values), len(values)
     tail, rank = 0.0, 0

@@ -1,4 +1,4 @@
-"""A drafter around another that looks at what became of its drafts, and changes nothing."""
+"""A wrapper that records another drafter's drafts and their verdicts."""
 
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -9,8 +9,8 @@ from foredraft.core.draft import Draft, Verdict
 from foredraft.core.drafter import Drafter, Plan, StepOut, View
 
 
-class Onlooker(Drafter):
-    """Passes everything on. Subclasses say what they see."""
+class RecordingDrafter(Drafter):
+    """Delegates every call to the inner drafter; subclasses record each step."""
 
     def __init__(self, inner: Drafter) -> None:
         self._inner = inner
@@ -24,11 +24,11 @@ class Onlooker(Drafter):
 
     def commit(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None:
         self._inner.commit(view, draft, verdict, out)
-        self._see(draft, verdict)
+        self._record(draft, verdict)
 
     def release(self, row: int) -> None:
         self._inner.release(row)
 
     @abstractmethod
-    def _see(self, draft: Draft, verdict: Verdict) -> None:
-        """What was drafted in a step, and what was accepted of it; the inner drafter has been told."""
+    def _record(self, draft: Draft, verdict: Verdict) -> None:
+        """Record a step's draft and verdict; called after the inner drafter's ``commit``."""

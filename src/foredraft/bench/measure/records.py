@@ -1,8 +1,7 @@
-"""The file that a benchmark writes: one JSON object a line, each with its kind, so that nothing is lost on the way.
+"""Run files: JSON Lines, each object with its kind.
 
-``provenance`` lines say where the lines after them come from; ``run`` lines are one call of one arm each; ``cost``
-lines what forwards take; ``watch`` lines which drafted nodes were accepted. A file may be cut off at any byte and gone
-on with.
+``provenance``: origin of the lines after it; ``run``: one call of one arm; ``cost``: forward times; ``watch``: which
+drafted nodes were accepted. A file cut off at any byte can be continued.
 """
 
 import hashlib
@@ -18,8 +17,8 @@ from foredraft.core.io import atomic_write
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """One text of a call. ``digest`` tells texts apart where ``output`` and ``text`` are not kept."""
+class Output:
+    """One output of a call. ``digest`` identifies it if ``output`` (its tokens) and ``text`` are not kept."""
 
     prompt: str
     prompt_tokens: int
@@ -34,11 +33,11 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One call of one arm: all of ``prompts`` in one batch, one turn of each.
+    """One call of one arm: one turn of all ``prompts``, in one batch.
 
-    Counts are sums over the texts, and each counts its target's forwards after prefill as its own. ``seconds`` is wall
-    time of the call, ``prefill_seconds`` that until the prompts were read. Where an ``error`` stands there is nothing
-    else.
+    Counts are sums over the requests; each request counts the target forwards after prefill that it took part in.
+    ``seconds``: wall time of the call; ``prefill_seconds``: until the prompts were read. A run with an ``error`` has no
+    results.
     """
 
     arm: str
@@ -61,58 +60,59 @@ class Run:
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
     decoded: int = 0
-    said: tuple[Said, ...] = ()
+    said: tuple[Output, ...] = ()
     error: str = ""
     model: str = ""
 
     def __post_init__(self) -> None:
         for name in ("prompts", "drafted_by_depth", "accepted_by_depth"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
-        said = (each if isinstance(each, Said) else Said(**each) for each in self.said)
-        object.__setattr__(self, "said", tuple(said))
+        outputs = (each if isinstance(each, Output) else Output(**each) for each in self.said)
+        object.__setattr__(self, "said", tuple(outputs))
 
     @property
     def unit(self) -> tuple[Any, ...]:
-        """What all arms are asked one after another, in the same minute: runs of one unit are pairs."""
+        """Key of what all arms run in close succession; runs with the same unit form pairs."""
         return (self.model, self.task, self.prompts, self.turn, self.repeat, self.temperature, self.batch)
 
     @property
     def speed(self) -> float:
-        """Tokens a second after prefill."""
+        """Tokens per second after prefill."""
         spent = self.seconds - self.prefill_seconds
         return self.decoded / spent if spent > 0 else 0.0
 
     @property
     def whole_speed(self) -> float:
-        """Tokens a second, prefill included."""
+        """Tokens per second, including prefill."""
         return self.tokens / self.seconds if self.seconds > 0 else 0.0
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens that each forward brought, the longest first; their order in time is not kept.
+        """Tokens per forward, longest first (their order in time is not kept).
 
-        They add up to ``tokens``, or to a few more: what a forward accepts behind the end of a text counts here, too.
+        Their sum may exceed ``tokens``: tokens accepted after the end of an output are included.
         """
         reached = (*self.accepted_by_depth, 0)
         exact = [before - after for before, after in zip((self.forwards, *reached), reached, strict=False)]
         return [1 + depth for depth in reversed(range(len(exact))) for _ in range(exact[depth])]
 
     def line(self) -> dict[str, Any]:
-        """As a JSON line; what is as usual is left out, and so is the model, which stands in the provenance."""
-        found = {name: value for name, value in asdict(self).items() if name != "model" and value != _USUAL.get(name)}
-        said = [{k: v for k, v in each.items() if v not in ((), "")} for each in found.pop("said", ())]
-        return {"kind": "run", **found, **({"said": said} if said else {})}
+        """The JSON line, without defaults and without the model, which the provenance has."""
+        found = {
+            name: value for name, value in asdict(self).items() if name != "model" and value != _DEFAULTS.get(name)
+        }
+        outputs = [{k: v for k, v in each.items() if v not in ((), "")} for each in found.pop("said", ())]
+        return {"kind": "run", **found, **({"said": outputs} if outputs else {})}
 
 
-_USUAL = {each.name: each.default for each in fields(Run)}
+_DEFAULTS = {each.name: each.default for each in fields(Run)}
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Seconds of a forward by the nodes of each row, with so many rows and so many tokens of each in the cache.
+    """Seconds of a forward by nodes per row, at ``batch`` rows with ``cached`` tokens each in the KV cache.
 
-    ``weight_bytes`` is what a forward has to read of the weights, ``bandwidth`` what the memory can give (bytes a
-    second), so that their ratio is the line that no forward gets below.
+    ``weight_bytes`` (read per forward) / ``bandwidth`` (bytes per second) is the lower bound of a forward's time.
     """
 
     batch: int
@@ -135,10 +135,10 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """Drafted nodes whose parent was accepted, and how many of them were: (judged, accepted).
+    """Counts (judged, accepted) of drafted nodes whose parent was accepted.
 
-    ``places``: by the ranks among siblings from the root to the node, such as "1-1-2". ``confidence``: by the draft's
-    probability given the parent, in hundredths.
+    ``places``: by sibling ranks from the root to the node, e.g. "1-1-2". ``confidence``: by the draft's probability
+    given the parent, in hundredths.
     """
 
     arm: str
@@ -157,7 +157,7 @@ class Watched:
 
 @dataclass(slots=True)
 class RunFile:
-    """What a file holds. Of runs that were made twice the later one counts, and of units only the last whole try."""
+    """Contents of a run file. The last run of an arm and unit replaces earlier ones."""
 
     provenance: list[dict[str, Any]] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
@@ -171,7 +171,7 @@ class RunFile:
 
     @property
     def training_runs(self) -> dict[str, list[dict[str, Any]]]:
-        """The lines of each log, by the name of its folder."""
+        """The lines of each training log, by folder name."""
         found: dict[str, list[dict[str, Any]]] = {}
         for line in self.training:
             found.setdefault(line["run"], []).append(line)
@@ -179,7 +179,7 @@ class RunFile:
 
 
 _LOGGED = ("loss", "validation", "resumed")
-"""What a line of a training log holds, one of them."""
+"""A training log line has at least one of these fields."""
 _KINDS = {"run": Run, "cost": Cost, "watch": Watched}
 T = TypeVar("T", Run, Cost, Watched)
 
@@ -188,7 +188,7 @@ def read_runs(path: str | Path) -> RunFile:
     """Read a file that ``bench`` wrote, or the log of a training run.
 
     Raises:
-        DataError: it cannot be read, or a line of it is something else; the sentence names file and line.
+        DataError: unreadable file or unknown line; the message names file and line.
     """
     path = Path(path)
     found = RunFile()
@@ -209,13 +209,13 @@ def read_runs(path: str | Path) -> RunFile:
         elif not record.keys().isdisjoint(_LOGGED):
             found.training.append({**_logged(where, record), "run": path.resolve().parent.name})
         else:
-            raise DataError(f"{where}: this is no line of a benchmark or of a training run.")
+            raise DataError(f"{where}: not a line of a benchmark or of a training log.")
     found.runs = list(runs.values())
     return found
 
 
-def mend(path: Path) -> None:
-    """Make a file ready to be gone on with: of a last line without an end, a whole one gets it, another one goes."""
+def repair_end(path: Path) -> None:
+    """Prepare a file for appending: terminate a complete last line, remove an incomplete one."""
     whole = path.read_bytes()
     start = whole.rfind(b"\n") + 1
     if start < len(whole):
@@ -226,8 +226,8 @@ def mend(path: Path) -> None:
         atomic_write(path, lambda file: file.write(whole + b"\n" if len(whole) > start else whole))
 
 
-def merged(files: Iterable[RunFile]) -> RunFile:
-    """Several files as one. Of training runs in folders of the same name the second gets a number, and so on."""
+def merge(files: Iterable[RunFile]) -> RunFile:
+    """Merge files; training runs from folders of the same name are numbered."""
     whole = RunFile()
     named: dict[str, int] = {}
     for each in files:
@@ -241,7 +241,7 @@ def merged(files: Iterable[RunFile]) -> RunFile:
 
 
 def digest(tokens: Sequence[int]) -> str:
-    """Short, and different for different texts."""
+    """A short hash of an output's tokens."""
     return hashlib.sha256(json.dumps(list(tokens)).encode()).hexdigest()[:16]
 
 
@@ -249,26 +249,26 @@ def _made(where: str, kind: type[T], record: dict[str, Any], model: str) -> T:
     known = {each.name for each in fields(kind)}
     unknown = sorted(set(record) - known)
     if unknown:
-        raise DataError(f"{where}: unknown field {unknown[0]}; the file is of another version, or was changed.")
+        raise DataError(f"{where}: unknown field {unknown[0]}; another version wrote the file, or it was edited.")
     try:
         values = _tuples(record)
         if "said" in values:
-            values["said"] = tuple(_said(each) for each in values["said"])
+            values["said"] = tuple(_output(each) for each in values["said"])
         return kind(**{**values, "model": model})
     except TypeError as error:
         raise DataError(f"{where}: {error}.") from None
 
 
-def _said(record: dict[str, Any]) -> Said:
-    """``correct``, which earlier versions wrote, is left out."""
-    return Said(**_tuples({name: value for name, value in record.items() if name != "correct"}))
+def _output(record: dict[str, Any]) -> Output:
+    """Ignores ``correct``, which earlier versions wrote."""
+    return Output(**_tuples({name: value for name, value in record.items() if name != "correct"}))
 
 
 def _logged(where: str, record: dict[str, Any]) -> dict[str, Any]:
-    """A line of a training log whose numbers are numbers."""
+    """Validate a training log line."""
     validation = record.get("validation", {})
     if "tokens" not in record or not isinstance(validation, dict):
-        raise DataError(f"{where}: this is no line of a training run.")
+        raise DataError(f"{where}: not a line of a training log.")
     for numbers in (record, validation):
         for name in ("tokens", "step", "loss", "acceptance_length"):
             if name in numbers and not isinstance(numbers[name], int | float):
@@ -277,7 +277,7 @@ def _logged(where: str, record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tuples(record: dict[str, Any]) -> dict[str, Any]:
-    """JSON knows lists alone."""
+    """Lists back to tuples."""
     return {name: tuple(value) if isinstance(value, list) else value for name, value in record.items()}
 
 

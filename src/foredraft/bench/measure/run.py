@@ -1,5 +1,5 @@
-"""A benchmark: every prompt is put to every arm before the next prompt, in an order that rotates, so that drift of the
-machine hits all alike. Whatever is measured is on disk before the next call."""
+"""The benchmark loop. Every prompt runs on every arm before the next prompt, in rotating order, so that machine drift
+affects all arms alike. Each measurement is on disk before the next call."""
 
 import json
 from collections import Counter
@@ -11,20 +11,20 @@ from typing import Any
 import torch
 
 from foredraft.bench.measure.arms import Arm, Call, LoopArm
-from foredraft.bench.measure.records import Run, RunFile, Said, digest, mend, read_runs
-from foredraft.bench.prompts import Ask
+from foredraft.bench.measure.records import Output, Run, RunFile, digest, read_runs, repair_end
+from foredraft.bench.prompts import BenchPrompt
 from foredraft.core.errors import DataError, ForedraftError, OptionError
 from foredraft.core.io import provenance
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.engine.generator import Generator, Prompt
 
-Tell = Callable[[int, int, str], None]
-"""Told how many groups of prompts are done, of how many, and what comes next."""
+Report = Callable[[int, int, str], None]
+"""Progress callback: groups done, total groups, next task."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What makes two runs comparable: a file is gone on with only where all of this is the same."""
+    """Settings of a run file; a file is only continued with the same settings."""
 
     model: str
     max_new_tokens: int = 128
@@ -51,44 +51,47 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Prompts of one task that are asked at once, all their turns one after another. ``number`` counts all groups,
-    ``place`` those of one temperature and batch size, which share a cell of a table: it says which arm is first."""
+    """A batch of prompts from one task, run through all their turns.
+
+    ``number`` counts all groups; ``place`` counts groups of the same temperature and batch size, and rotates the order
+    of the arms.
+    """
 
     number: int
     place: int
-    asks: tuple[Ask, ...]
+    prompts: tuple[BenchPrompt, ...]
     temperature: float
     batch: int
     repeat: int
 
     @property
     def turns(self) -> int:
-        return max(ask.rounds for ask in self.asks)
+        return max(prompt.num_turns for prompt in self.prompts)
 
     def runs(self, model: str, names: Sequence[str]) -> Iterator[tuple[str, tuple[Any, ...]]]:
-        """What stands in the file when all of it is done: arms and units."""
+        """The (arm, unit) pairs of the finished group."""
         for turn in range(self.turns):
-            prompts = tuple(ask.name for ask in self.asks if ask.rounds > turn)
+            prompts = tuple(prompt.name for prompt in self.prompts if prompt.num_turns > turn)
             for name in names:
-                yield name, (model, self.asks[0].task, prompts, turn, self.repeat, self.temperature, self.batch)
+                yield name, (model, self.prompts[0].task, prompts, turn, self.repeat, self.temperature, self.batch)
 
 
-def grouped(
-    asks: Sequence[Ask], temperatures: Sequence[float], batches: Sequence[int], repeats: int = 1
+def make_groups(
+    prompts: Sequence[BenchPrompt], temperatures: Sequence[float], batches: Sequence[int], repeats: int = 1
 ) -> list[Group]:
-    """All groups, task by task; a task's last one is smaller where its prompts do not divide by the batch.
+    """All groups, task by task; a task's last group may be smaller than the batch.
 
     Raises:
-        DataError: two prompts of a task have one name, so that nobody could tell their runs apart.
+        DataError: two prompts of a task have the same name.
     """
-    tasks: dict[str, dict[str, Ask]] = {}
-    for ask in asks:
-        if ask.name in tasks.setdefault(ask.task, {}):
-            raise DataError(f"Prompt {ask.name} of {ask.task} is there twice: is a file named twice, or are two alike?")
-        tasks[ask.task][ask.name] = ask
+    tasks: dict[str, dict[str, BenchPrompt]] = {}
+    for prompt in prompts:
+        if prompt.name in tasks.setdefault(prompt.task, {}):
+            raise DataError(f"Task {prompt.task} has prompt {prompt.name} twice: remove the duplicate file or prompt.")
+        tasks[prompt.task][prompt.name] = prompt
     groups: list[Group] = []
     places: Counter[tuple[float, int]] = Counter()
-    for some, temperature, batch in _chosen([list(each.values()) for each in tasks.values()], temperatures, batches):
+    for some, temperature, batch in _batches([list(each.values()) for each in tasks.values()], temperatures, batches):
         for repeat in range(repeats):
             place = places[temperature, batch]
             groups.append(Group(len(groups), place, some, temperature, batch, repeat))
@@ -96,10 +99,10 @@ def grouped(
     return groups
 
 
-def _chosen(
-    tasks: Iterable[list[Ask]], temperatures: Sequence[float], batches: Sequence[int]
-) -> Iterator[tuple[tuple[Ask, ...], float, int]]:
-    """Prompts with a temperature and a batch size. All that is asked of a prompt is asked in the same minutes."""
+def _batches(
+    tasks: Iterable[list[BenchPrompt]], temperatures: Sequence[float], batches: Sequence[int]
+) -> Iterator[tuple[tuple[BenchPrompt, ...], float, int]]:
+    """Prompts, temperature and batch size; all combinations of a prompt run close together in time."""
     for listed in tasks:
         for first in range(0, len(listed), max(batches)):
             window = listed[first : first + max(batches)]
@@ -110,17 +113,16 @@ def _chosen(
 
 
 class Bench:
-    """Runs groups that are not in the file yet, and appends what came of it.
+    """Runs the groups that the file lacks and appends the results.
 
     Args:
-        arms: the first of them that can answers for the conversation where there are several turns: every arm reads
-            the same.
-        path: where lines are appended; it may exist, made with the same settings.
-        keep_texts: write out what was said, and not only what tells two texts apart.
+        arms: in a conversation, the first arm that succeeds supplies the answers that all arms continue.
+        path: the run file; an existing one must have the same settings.
+        keep_texts: write the outputs, not only their digests.
 
     Raises:
-        OptionError: no arm is ours, or the file was made with other settings.
-        PromptError: the settings ask for a chat, and the model has no chat template.
+        OptionError: no arm uses our loop, or the file has other settings.
+        PromptError: ``settings.chat`` is set, but the model has no chat template.
     """
 
     def __init__(
@@ -138,13 +140,13 @@ class Bench:
         self._host = _host(arms)
         if settings.chat:
             self._host.encode([{"role": "user", "content": "Hello"}])
-        self._before = earlier(path, settings)
+        self._existing = read_existing(path, settings)
 
-    def run(self, groups: Sequence[Group], tell: Tell = lambda done, count, what: None) -> None:
-        """Whatever is missing. Prompts that fail are noted, and tried again the next time."""
+    def run(self, groups: Sequence[Group], report: Report = lambda done, count, what: None) -> None:
+        """Run the missing groups. Failed prompts are recorded, and retried by the next ``Bench``."""
         names = [arm.name for arm in self._arms]
-        done = {(run.arm, run.unit) for run in self._before.runs if not run.error}
-        able = {group.batch: [arm.name for arm in self._arms if arm.most >= group.batch] for group in groups}
+        done = {(run.arm, run.unit) for run in self._existing.runs if not run.error}
+        able = {group.batch: [arm.name for arm in self._arms if arm.max_batch >= group.batch] for group in groups}
         model = self._settings.model
         left = [group for group in groups if not done.issuperset(group.runs(model, able[group.batch]))]
         if not left:
@@ -152,16 +154,16 @@ class Bench:
         self._warm_up(left)
         self.append([self._origin(names)])
         for count, group in enumerate(left):
-            tell(count, len(left), group.asks[0].task)
-            self.append(run.line() for run in self._play(group))
-        tell(len(left), len(left), "")
+            report(count, len(left), group.prompts[0].task)
+            self.append(run.line() for run in self._run_group(group))
+        report(len(left), len(left), "")
 
     def append(self, lines: Iterable[dict[str, Any]]) -> None:
-        """Write each line as soon as it is there; a last line of the file that was cut off goes first."""
+        """Repair the end of the file if needed, then write each line as soon as it is available."""
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             if self._path.exists():
-                mend(self._path)
+                repair_end(self._path)
             with self._path.open("a", encoding="utf-8") as out:
                 for line in lines:
                     out.write(json.dumps(line) + "\n")
@@ -173,36 +175,39 @@ class Bench:
         return {"kind": "provenance", **provenance(), "settings": asdict(self._settings), "arms": list(names)}
 
     def _warm_up(self, groups: Sequence[Group]) -> None:
-        """Kernels, packed weights, policies: one call an arm, batch size and temperature that nobody counts."""
+        """One uncounted call per arm, batch size and temperature, for kernels, packed weights and policies."""
         first = {(group.batch, group.temperature): group for group in reversed(groups)}
         for group in reversed(first.values()):
             params = self._settings.params(group.temperature, 0)
             for arm in self._arms:
-                if arm.most >= group.batch:
-                    self._guarded(arm, [ask.prompt for ask in group.asks], params)
+                if arm.max_batch >= group.batch:
+                    self._try(arm, [prompt.prompt for prompt in group.prompts], params)
 
-    def _play(self, group: Group) -> Iterator[Run]:
-        arms = [arm for arm in self._arms if arm.most >= group.batch]
+    def _run_group(self, group: Group) -> Iterator[Run]:
+        arms = [arm for arm in self._arms if arm.max_batch >= group.batch]
         first = group.place % len(arms)
-        answers: dict[str, list[str]] = {ask.name: [] for ask in group.asks}
+        answers: dict[str, list[str]] = {prompt.name: [] for prompt in group.prompts}
         for turn in range(group.turns):
-            asks = [ask for ask in group.asks if ask.rounds > turn]
+            prompts = [prompt for prompt in group.prompts if prompt.num_turns > turn]
             params = self._settings.params(group.temperature, group.number)
-            said: dict[str, list[str]] = {}
+            outputs: dict[str, list[str]] = {}
             for arm in arms[first:] + arms[:first]:
-                run = self._one(arm, group, turn, [(ask, ask.after(answers[ask.name])) for ask in asks], params)
+                turns = [(prompt, prompt.after(answers[prompt.name])) for prompt in prompts]
+                run = self._run_arm(arm, group, turn, turns, params)
                 if not run.error:
-                    said[arm.name] = [each.text for each in run.said]
+                    outputs[arm.name] = [each.text for each in run.said]
                 yield run if self._keep_texts else _without_texts(run)
-            spoken = next((said[arm.name] for arm in arms if arm.name in said), None)
-            if spoken is None:  # nobody could answer: there is nothing to go on from
+            chosen = next((outputs[arm.name] for arm in arms if arm.name in outputs), None)
+            if chosen is None:  # every arm failed: the conversation cannot continue
                 return
-            for ask, text in zip(asks, spoken, strict=True):
-                answers[ask.name].append(text)
+            for prompt, text in zip(prompts, chosen, strict=True):
+                answers[prompt.name].append(text)
 
-    def _one(self, arm: Arm, group: Group, turn: int, asked: Sequence[tuple[Ask, Any]], params: SamplingParams) -> Run:
+    def _run_arm(
+        self, arm: Arm, group: Group, turn: int, turns: Sequence[tuple[BenchPrompt, Any]], params: SamplingParams
+    ) -> Run:
         """One call of one arm."""
-        asks = [ask for ask, _ in asked]
+        asks = [ask for ask, _ in turns]
         run = Run(
             arm=arm.name,
             task=asks[0].task,
@@ -214,7 +219,7 @@ class Bench:
             category=asks[0].category if len({ask.category for ask in asks}) == 1 else "",
             lossless=arm.lossless,
         )
-        done = self._guarded(arm, [prompt for _, prompt in asked], params)
+        done = self._try(arm, [prompt for _, prompt in turns], params)
         if isinstance(done, str):
             return replace(run, error=done)
         prompts, call = done
@@ -232,18 +237,15 @@ class Bench:
             draft_seconds=stats.draft_seconds,
             verify_seconds=stats.verify_seconds,
             decoded=call.decoded,
-            said=tuple(self._said(*each) for each in zip(asks, prompts, call.tokens, strict=True)),
+            said=tuple(self._output(*each) for each in zip(asks, prompts, call.tokens, strict=True)),
         )
 
-    def _said(self, ask: Ask, prompt: Sequence[int], tokens: list[int]) -> Said:
+    def _output(self, ask: BenchPrompt, prompt: Sequence[int], tokens: list[int]) -> Output:
         text = self._host.tokenizer.decode(tokens) if self._host.tokenizer is not None else ""
-        return Said(ask.name, len(prompt), len(tokens), digest(tokens), tuple(tokens), text)
+        return Output(ask.name, len(prompt), len(tokens), digest(tokens), tuple(tokens), text)
 
-    def _guarded(
-        self, arm: Arm, prompts: Sequence[Prompt], params: SamplingParams
-    ) -> tuple[list[list[int]], Call] | str:
-        """The prompts' tokens and the call, or the sentence of what went wrong: one bad prompt is no reason to lose
-        the others."""
+    def _try(self, arm: Arm, prompts: Sequence[Prompt], params: SamplingParams) -> tuple[list[list[int]], Call] | str:
+        """The prompts' tokens and the call, or an error message: a failing prompt must not stop the benchmark."""
         try:
             tokens = [self._host.encode(prompt) for prompt in prompts]
             return tokens, arm.run(tokens, params)
@@ -251,16 +253,16 @@ class Bench:
             return str(error)
         except Exception as error:
             if torch.cuda.is_available():
-                torch.cuda.empty_cache()  # perhaps it was that
+                torch.cuda.empty_cache()  # it may have been out of memory
             lines = str(error).strip().splitlines()
             return f"{error.__class__.__name__}: {lines[0] if lines else ''}".rstrip(": ")
 
 
 def _host(arms: Sequence[Arm]) -> Generator:
-    """Who reads and writes text for all of them."""
+    """The generator that tokenizes and decodes for all arms."""
     ours = next((arm for arm in arms if isinstance(arm, LoopArm)), None)
     if ours is None:
-        raise OptionError("At least one arm must be ours: add none, plain decoding by the same loop.")
+        raise OptionError("At least one arm must use foredraft's loop: add --drafter none (plain decoding).")
     return ours.generator
 
 
@@ -268,21 +270,21 @@ def _without_texts(run: Run) -> Run:
     return replace(run, said=tuple(replace(each, output=(), text="") for each in run.said))
 
 
-def earlier(path: Path, settings: Settings) -> RunFile:
-    """What is in the file already; nothing where there is none.
+def read_existing(path: Path, settings: Settings) -> RunFile:
+    """Read the file that a run continues; empty if there is none.
 
     Raises:
-        DataError: it is no run file.
-        OptionError: it was made with other settings.
+        DataError: not a run file.
+        OptionError: it has other settings.
     """
     if not path.exists():
         return RunFile()
     found = read_runs(path)
     for each in found.provenance:
         for name, value in asdict(settings).items():
-            there = each.get("settings", {}).get(name)
-            if there != value:
+            old = each.get("settings", {}).get(name)
+            if old != value:
                 raise OptionError(
-                    f"{path} holds runs with {name} {there!r}, not {value!r}: take another file, or the same options."
+                    f"{path} has runs with {name} {old!r}, not {value!r}: use another file, or {name} {old!r}."
                 )
     return found

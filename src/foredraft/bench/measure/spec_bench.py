@@ -1,4 +1,4 @@
-"""A run in Spec-Bench's own answer format, so that its scripts (``evaluation/speed.py``, ``equal.py``) read it."""
+"""Export runs in Spec-Bench's answer format, for its scripts ``evaluation/speed.py`` and ``equal.py``."""
 
 import json
 from collections.abc import Sequence
@@ -11,19 +11,19 @@ from foredraft.core.errors import DataError, OptionError
 
 
 def write_answers(runs: Sequence[Run], folder: Path) -> list[Path]:
-    """One file for each model, arm and temperature; only what was asked one prompt at a time, without errors.
+    """Write one file per model, arm and temperature, from successful runs at batch size 1.
 
-    ``accept_lengths`` are the right numbers, but not in the order in which they came.
+    ``accept_lengths`` has the right values, but not in time order.
 
     Raises:
-        OptionError: the runs kept no texts, which that format needs.
-        DataError: they cannot be written there.
+        OptionError: the runs have no outputs, which the format needs.
+        DataError: the folder cannot be written.
     """
     found: dict[tuple[str, str, float], dict[tuple[str, str], list[Run]]] = {}
     for run in runs:
         if run.batch == 1 and not run.error and run.repeat == 0:
             if run.tokens and not run.said[0].output:
-                raise OptionError("The runs kept no texts, and Spec-Bench's format is made of them.")
+                raise OptionError("The runs have no outputs, which Spec-Bench's format needs: run without --no-texts.")
             questions = found.setdefault((run.model, run.arm, run.temperature), {})
             questions.setdefault((run.task, run.prompts[0]), []).append(run)
     paths = []
@@ -41,7 +41,7 @@ def write_answers(runs: Sequence[Run], folder: Path) -> list[Path]:
 
 
 def _from_first(runs: Sequence[Run]) -> list[Run]:
-    """The turns of a question, up to one that failed."""
+    """The turns of a prompt, up to the first that failed."""
     turns = {run.turn: run for run in runs}
     return [turns[turn] for turn in takewhile(turns.__contains__, range(len(turns)))]
 

@@ -1,4 +1,4 @@
-"""What a step is made of, and what Leviathan et al.'s formula (arXiv 2211.17192) promises for such steps."""
+"""Step times of runs, and the speed-up that Leviathan et al.'s formula (arXiv 2211.17192) predicts from them."""
 
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
@@ -9,7 +9,7 @@ from foredraft.bench.report.theory_points import predicted_tokens, rate
 
 
 class StepTimes(NamedTuple):
-    """Seconds a step, prefill not among them: drafting, the target's forward with its verdict, everything else."""
+    """Seconds per step, without prefill: drafting, the target's forward with verification, everything else."""
 
     draft: float
     verify: float
@@ -21,12 +21,12 @@ class StepTimes(NamedTuple):
 
 
 def steps(runs: Iterable[Run]) -> float:
-    """Steps of the whole batch. Each text counts its own, so this is their mean; exact for one text a call."""
+    """Batch steps, estimated as the mean over a batch's requests; exact at batch size 1."""
     return sum((run.forwards / len(run.prompts) for run in runs if run.prompts), 0.0)
 
 
 def step_times(runs: Sequence[Run]) -> StepTimes | None:
-    """None where nobody took the time of the parts, as with transformers' own generate."""
+    """Mean step times; None if the parts were not timed, as with transformers' own generate."""
     timed = [run for run in runs if run.verify_seconds > 0 and run.forwards]
     count = steps(timed)
     if not count:
@@ -37,14 +37,14 @@ def step_times(runs: Sequence[Run]) -> StepTimes | None:
 
 
 class Depth(NamedTuple):
-    """Of ``reached`` steps whose draft was so deep, in how many the accepted path was, too."""
+    """Of ``reached`` steps with a draft this deep, ``accepted`` had an accepted path this deep."""
 
     accepted: int
     reached: int
 
 
 def by_depth(runs: Iterable[Run]) -> list[Depth]:
-    """For depth 1, 2, ..., all runs together."""
+    """Totals over all runs, for depth 1, 2, ..."""
     reached: list[int] = []
     accepted: list[int] = []
     for run in runs:
@@ -54,20 +54,20 @@ def by_depth(runs: Iterable[Run]) -> list[Depth]:
 
 
 def alpha(runs: Iterable[Run]) -> float | None:
-    """The chance that a drafted level is accepted if the one above it was; one number for all depths, see ``rate``.
+    """Probability that a drafted level is accepted if the previous one was, pooled over depths (see ``rate``).
 
-    Of a tree it is the chance that one of the level's nodes is accepted. None where nothing was drafted.
+    For a tree: that one of the level's nodes is accepted. None if nothing was drafted.
     """
     depths = by_depth(runs)
     return rate([d.reached for d in depths], [d.accepted for d in depths]).alpha if depths else None
 
 
 def predicted(runs: Sequence[Run], plain: Sequence[Run]) -> float | None:
-    """Speed-up by Theorem 3.8, from what was measured apart from it.
+    """Speed-up by Theorem 3.8, from measured acceptance and draft time.
 
-    alpha from the depths; tokens a step averaged over the lengths of the drafts; c k, the time of drafting in a step
-    over a whole step of plain decoding. The formula takes acceptances to be independent, a forward of k + 1 rows to
-    cost what one row costs, and everything else to cost nothing.
+    Takes alpha from the depths, tokens per step averaged over draft lengths, and c k: drafting time per step over the
+    time of a plain step. The formula assumes independent acceptances, forwards of k + 1 rows at the cost of one, and no
+    other costs.
     """
     ours, theirs, chance = step_times(runs), step_times(plain), alpha(runs)
     forwards = sum(run.forwards for run in runs)

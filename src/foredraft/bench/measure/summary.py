@@ -1,7 +1,7 @@
-"""From runs to numbers: how many times as fast as the baseline, paired unit by unit, and how many tokens a forward.
+"""Summaries of runs: speed-up over the baseline, paired by unit, and acceptance length.
 
-A unit is what all arms are asked in the same minute (``Run.unit``), so a slow minute of the machine cancels out of a
-ratio. Runs of different files are never pairs.
+All arms run a unit (``Run.unit``) in close succession, so machine drift cancels in the ratio. Runs of different files
+are never paired.
 """
 
 import statistics
@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from foredraft.bench.measure.records import Run, RunFile, merged
+from foredraft.bench.measure.records import Run, RunFile, merge
 from foredraft.core.errors import OptionError
 
 PLAIN, THEIRS = "none", "transformers"
-"""The arm of plain decoding by our own loop, and how the names of arms by transformers' own generate begin."""
+"""The arm of plain decoding by our loop, and the name prefix of arms of transformers' generate."""
 
 
 class Setting(NamedTuple):
-    """What a table holds still."""
+    """What all cells of a table share."""
 
     model: str
     temperature: float
@@ -25,12 +25,12 @@ class Setting(NamedTuple):
 
     @property
     def label(self) -> str:
-        """Without the model, which most files have one of."""
-        return f"{law(self.temperature)}, batch {self.batch}"
+        """Temperature and batch size."""
+        return f"{temperature_label(self.temperature)}, batch {self.batch}"
 
 
 class Key(NamedTuple):
-    """What makes up one cell of a table."""
+    """Identifies a table cell."""
 
     model: str
     temperature: float
@@ -44,14 +44,14 @@ class Key(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """A run, and the baseline's of the same unit."""
+    """A run, and the baseline's run of the same unit."""
 
     run: Run
     baseline: Run
 
 
 class Spread(NamedTuple):
-    """Of several numbers: the median, the quartiles, and how many they are."""
+    """Median, quartiles and number of values."""
 
     median: float
     low: float
@@ -60,7 +60,7 @@ class Spread(NamedTuple):
 
 
 class Share(NamedTuple):
-    """So many of so many."""
+    """``part`` out of ``of``."""
 
     part: int
     of: int
@@ -68,11 +68,11 @@ class Share(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One arm on one task in one setting. None stands where nothing was measured.
+    """One arm on one task in one setting. None: not measured.
 
-    The speed-ups are over pairs: the median of ratios of decoding, of the whole call with its prefill, and all tokens
-    over all seconds. ``draft_share``: of the time after prefill, what went into drafting, where forwards are ours.
-    ``same``: of the pairs, those with the baseline's own text.
+    Speed-ups are over pairs: ``speed_up`` of decoding, ``whole_speed_up`` with prefill (both medians of ratios), and
+    ``total_speed_up`` of all tokens / all seconds. ``draft_share``: drafting's share of the time after prefill, for
+    our loop. ``same``: greedy pairs whose output equals the baseline's.
     """
 
     key: Key
@@ -89,7 +89,7 @@ class Cell:
 
 
 class Mean(NamedTuple):
-    """Over the tasks, each counting the same, as papers have it; None unless every task has a number."""
+    """Unweighted mean over tasks, as in papers; None unless every task has a number."""
 
     speed_up: float | None
     acceptance_length: float | None
@@ -97,8 +97,8 @@ class Mean(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """All cells of some files, and the files as one. ``agreement``: of the greedy units, those on which all lossless
-    arms said the same."""
+    """All cells of some files, and the merged files. ``agreement``: greedy units on which the outputs of all lossless
+    arms are equal."""
 
     file: RunFile
     baseline: str | None
@@ -113,7 +113,7 @@ class Summary:
         return list(dict.fromkeys(key.task for key in self.cells if key.setting == setting))
 
     def arms(self, setting: Setting) -> list[str]:
-        """As the file has them, but the baseline first."""
+        """In file order, but the baseline first."""
         found = dict.fromkeys(key.arm for key in self.cells if key.setting == setting)
         return sorted(found, key=lambda arm: arm != self.baseline)
 
@@ -124,34 +124,31 @@ class Summary:
         return all(cell.lossless for key, cell in self.cells.items() if (key.setting, key.arm) == (setting, arm))
 
     def mean(self, setting: Setting, arm: str) -> Mean:
-        """The column of all tasks."""
+        """The mean over all tasks."""
         cells = [self.cell(setting, task, arm) for task in self.tasks(setting)]
         speeds = [cell.speed_up.median if cell and cell.speed_up else None for cell in cells]
         lengths = [cell.acceptance_length if cell else None for cell in cells]
         return Mean(_mean(speeds), _mean(lengths))
 
     def best(self, setting: Setting) -> str | None:
-        """The lossless arm that is the fastest on the mean of the tasks; None where none is faster than the
-        baseline."""
+        """The lossless arm with the highest mean speed-up; None if none is faster than the baseline."""
         lossless = [arm for arm in self.arms(setting) if self.lossless(setting, arm)]
         means = {arm: self.mean(setting, arm).speed_up or 0.0 for arm in lossless}
         arm = max(means, key=lambda each: means[each], default=None)
         return arm if arm is not None and means[arm] > 1.0 else None
 
 
-def law(temperature: float) -> str:
-    """The word for a temperature."""
+def temperature_label(temperature: float) -> str:
     return "greedy" if temperature == 0 else f"T={temperature:g}"
 
 
 def key(run: Run) -> Key:
-    """The cell that a run belongs to."""
+    """The cell of a run."""
     return Key(run.model, run.temperature, run.batch, run.task, run.arm)
 
 
 def pairs(file: RunFile, baseline: str) -> dict[Key, list[Pair]]:
-    """Runs without an error beside the baseline's of their units, in the order of the file; the baseline beside
-    itself, too."""
+    """Successful runs with the baseline's run of the same unit, in file order; includes the baseline's own."""
     good = [run for run in file.runs if not run.error]
     plain = {run.unit: run for run in good if run.arm == baseline}
     found: dict[Key, list[Pair]] = {}
@@ -162,13 +159,13 @@ def pairs(file: RunFile, baseline: str) -> dict[Key, list[Pair]]:
 
 
 def ratios(found: Iterable[Pair], speed: Callable[[Run], float] = lambda run: run.speed) -> list[float]:
-    """How many times as fast each run is as its baseline; pairs in which one has no speed are left out."""
+    """Speed ratios run / baseline; pairs without a speed are skipped."""
     speeds = [(speed(run), speed(baseline)) for run, baseline in found]
     return [ours / theirs for ours, theirs in speeds if ours > 0 and theirs > 0]
 
 
 def spread(values: Sequence[float]) -> Spread | None:
-    """Median and quartiles (inclusive: of few values they are among them); None of nothing."""
+    """Median and (inclusive) quartiles; None if there are no values."""
     if not values:
         return None
     low, middle, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [values[0]] * 3
@@ -176,7 +173,7 @@ def spread(values: Sequence[float]) -> Spread | None:
 
 
 def acceptance_length(runs: Iterable[Run]) -> float | None:
-    """Tokens over forwards of the target, of all of these runs together."""
+    """Total tokens / total target forwards."""
     tokens = forwards = 0
     for run in runs:
         if run.forwards:
@@ -185,16 +182,16 @@ def acceptance_length(runs: Iterable[Run]) -> float | None:
 
 
 def summarise(files: Sequence[RunFile], baseline: str | None = None) -> Summary:
-    """Everything that the tables and most figures show.
+    """Compute all numbers of the tables and most figures.
 
     Args:
-        baseline: the arm that is 1.00x; by default plain decoding by our own loop, else by transformers'. Where there
-            is neither, there are no speed-ups.
+        baseline: the arm that is 1.00x; by default plain decoding by our loop, else by transformers. Without either
+            there are no speed-ups.
 
     Raises:
-        OptionError: an arm that no file has.
+        OptionError: no run has that arm.
     """
-    whole = merged(files)
+    whole = merge(files)
     baseline = _baseline(whole, baseline)
     paired = _all_pairs(files, baseline) if baseline is not None else {}
     groups: dict[Key, list[Run]] = {}
@@ -209,7 +206,7 @@ def _baseline(file: RunFile, asked: str | None) -> str | None:
     if asked is None:
         return PLAIN if PLAIN in arms else next((arm for arm in arms if arm.startswith(THEIRS)), None)
     if asked not in arms:
-        raise OptionError(f"No run has the arm {asked!r}; there are {', '.join(arms) or 'none at all'}.")
+        raise OptionError(f"No run has the arm {asked!r}. Known: {', '.join(arms) or 'none'}.")
     return asked
 
 
@@ -225,7 +222,7 @@ def _cell(name: Key, runs: list[Run], paired: list[Pair]) -> Cell:
     good = [run for run in runs if not run.error]
     speeds = [run.speed for run in good if run.speed > 0]
     compared = [pair for pair in paired if pair.run.said and pair.baseline.said]
-    same = sum(_texts(pair.run) == _texts(pair.baseline) for pair in compared)
+    same = sum(_digests(pair.run) == _digests(pair.baseline) for pair in compared)
     return Cell(
         key=name,
         runs=len(runs),
@@ -242,13 +239,13 @@ def _cell(name: Key, runs: list[Run], paired: list[Pair]) -> Cell:
 
 
 def _draft_share(runs: list[Run]) -> float | None:
-    timed = [run for run in runs if run.verify_seconds > 0]  # transformers does not say how its time is spent
+    timed = [run for run in runs if run.verify_seconds > 0]  # transformers' arms are not timed by part
     spent = sum(run.seconds - run.prefill_seconds for run in timed)
     return sum(run.draft_seconds for run in timed) / spent if spent > 0 else None
 
 
 def _total(paired: list[Pair]) -> float | None:
-    """All tokens over all seconds after prefill: long answers weigh more than in the median."""
+    """Speed-up of total tokens / total seconds after prefill; long outputs weigh more than in the median."""
     used = [pair for pair in paired if pair.run.speed > 0 and pair.baseline.speed > 0]
     if not used:
         return None
@@ -260,12 +257,12 @@ def _rate(runs: list[Run]) -> float:
     return sum(run.decoded for run in runs) / sum(run.seconds - run.prefill_seconds for run in runs)
 
 
-def _texts(run: Run) -> tuple[str, ...]:
-    return tuple(said.digest for said in run.said)
+def _digests(run: Run) -> tuple[str, ...]:
+    return tuple(output.digest for output in run.said)
 
 
 def _agreement(files: Sequence[RunFile]) -> dict[Setting, Share]:
-    """Units that only one arm has are not counted."""
+    """Greedy units with equal outputs, of those that several lossless arms ran."""
     found: dict[Setting, Share] = {}
     for file in files:
         units: dict[tuple[object, ...], list[Run]] = {}
@@ -276,7 +273,7 @@ def _agreement(files: Sequence[RunFile]) -> dict[Setting, Share]:
             if len(runs) > 1:
                 setting = key(runs[0]).setting
                 part, of = found.get(setting, Share(0, 0))
-                found[setting] = Share(part + (len({_texts(run) for run in runs}) == 1), of + 1)
+                found[setting] = Share(part + (len({_digests(run) for run in runs}) == 1), of + 1)
     return found
 
 

@@ -1,4 +1,4 @@
-"""Beside the clock: which drafted nodes were accepted, and what a forward costs. None of it is timed against others."""
+"""Measurements outside the timed comparison: which drafted nodes were accepted, and the cost of forwards."""
 
 import contextlib
 import math
@@ -9,10 +9,10 @@ from typing import Any, final
 import torch
 
 from foredraft.bench.measure.arms import Arm, LoopArm
-from foredraft.bench.measure.recording_drafter import Onlooker
+from foredraft.bench.measure.recording_drafter import RecordingDrafter
 from foredraft.bench.measure.records import Cost, RunFile, Watched
 from foredraft.bench.measure.run import Settings
-from foredraft.bench.prompts import Ask
+from foredraft.bench.prompts import BenchPrompt
 from foredraft.core.draft import Draft, Verdict
 from foredraft.core.drafter import Drafter
 from foredraft.core.errors import ForedraftError
@@ -28,11 +28,10 @@ _LONGEST = 64
 
 
 @final
-class Recorder(Onlooker):
-    """Looks at each node whose parent was accepted, or the root: was it accepted, too?
+class Recorder(RecordingDrafter):
+    """Counts [judged, accepted] for nodes whose parent was accepted or is the root; see ``records.Watched``.
 
-    ``places`` by the ranks among siblings on the way to the node, in the order in which the drafter listed them,
-    ``confidence`` by the draft's probability of the node given its parent, in hundredths; each [judged, accepted].
+    Sibling ranks follow the drafter's order.
     """
 
     def __init__(self, inner: Drafter) -> None:
@@ -40,7 +39,7 @@ class Recorder(Onlooker):
         self.places: dict[str, list[int]] = {}
         self.confidence: dict[str, list[int]] = {}
 
-    def _see(self, draft: Draft, verdict: Verdict) -> None:
+    def _record(self, draft: Draft, verdict: Verdict) -> None:
         scores = None if draft.scores is None else draft.scores.tolist()
         for row, (parents, path) in enumerate(zip(draft.tree.parents.tolist(), verdict.path.tolist(), strict=True)):
             accepted = set(path)
@@ -58,23 +57,23 @@ class Recorder(Onlooker):
 
 
 @dataclass(frozen=True, slots=True)
-class Besides:
-    """What is to be measured besides.
+class ExtraMeasurements:
+    """Measurements besides the runs.
 
-    ``batches``: sizes for which forwards are timed, ``asks``: prompts on which drafts are watched; none of either is
-    none at all.
+    ``batches``: batch sizes for which to time forwards; ``prompts``: prompts on which to watch drafts. Either may be
+    empty. ``seconds``: time budget per cost table.
     """
 
     arms: Sequence[Arm]
     settings: Settings
     temperatures: Sequence[float]
     batches: Sequence[int]
-    asks: Sequence[Ask]
+    prompts: Sequence[BenchPrompt]
     cached: Sequence[int] = (128, 1024)
     seconds: float = 3.0
 
     def lines(self, known: RunFile) -> Iterator[dict[str, Any]]:
-        """What the file does not have yet."""
+        """The lines that the file lacks."""
         timed = {(cost.batch, cost.cached) for cost in known.costs}
         target = next(arm for arm in self.arms if isinstance(arm, LoopArm)).generator.engine.target
         sizes = [(batch, cached) for batch in self.batches for cached in self.cached]
@@ -83,28 +82,31 @@ class Besides:
         seen = {(each.arm, each.task, each.prompt, each.temperature) for each in known.watched}
         for arm in self.arms:
             if isinstance(arm, LoopArm) and arm.generator.engine.drafter.needs.max_nodes:
-                for number, ask in enumerate(self.asks):
+                for number, prompt in enumerate(self.prompts):
                     for temperature in self.temperatures:
-                        if (arm.name, ask.task, ask.name, temperature) not in seen:
+                        if (arm.name, prompt.task, prompt.name, temperature) not in seen:
                             params = self.settings.params(temperature, number)
-                            with contextlib.suppress(ForedraftError):  # its run has said what is wrong with it
-                                yield watch(arm, ask, params).line()
+                            with contextlib.suppress(ForedraftError):  # its run has recorded the error
+                                yield watch(arm, prompt, params).line()
 
 
-def watch(arm: LoopArm, ask: Ask, params: SamplingParams) -> Watched:
-    """Continue a prompt, always with all that the arm can draft."""
+def watch(arm: LoopArm, prompt: BenchPrompt, params: SamplingParams) -> Watched:
+    """Continue a prompt with drafts of the arm's full length, and count accepted nodes."""
     engine = arm.generator.engine
     recorder = Recorder(engine.drafter)
-    apart = Engine(engine.target, recorder, Constant(recorder.needs.longest), max_rows=1)
-    Generator(apart, arm.generator.tokenizer, arm.generator.eos_token_ids, arm.generator.kind).batch(
-        [ask.prompt], params
+    recording = Engine(engine.target, recorder, Constant(recorder.needs.longest), max_rows=1)
+    Generator(recording, arm.generator.tokenizer, arm.generator.eos_token_ids, arm.generator.kind).batch(
+        [prompt.prompt], params
     )
-    return Watched(arm.name, ask.task, ask.name, params.temperature, recorder.places, recorder.confidence)
+    return Watched(arm.name, prompt.task, prompt.name, params.temperature, recorder.places, recorder.confidence)
 
 
 def costs(target: TargetModel, sizes: Sequence[tuple[int, int]], budget: float) -> Iterator[Cost]:
-    """Tables of what a forward takes by nodes, one for each (texts at once, tokens in the cache of each) that the
-    context has room for; ``budget`` seconds for each."""
+    """Forward times by nodes per row, one table per (rows, cached tokens) that fits the context.
+
+    Args:
+        budget: seconds per table.
+    """
     possible = [(batch, cached) for batch, cached in sizes if cached + _LONGEST < target.max_length]
     bandwidth = measure_bandwidth(target.device) if possible else 0.0
     for batch, cached in possible:

@@ -1,4 +1,4 @@
-"""All kinds of figures of a report: what each is called, what it shows, and what makes its data."""
+"""The figures of a report: name, title, caption and drawing function of each kind."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -11,7 +11,7 @@ from foredraft.bench.report import (
     figures_drafts,
     figures_speed,
     figures_training,
-    missing_figures as absent,
+    missing_figures as reasons,
 )
 from foredraft.bench.report.panels import Panel
 from foredraft.bench.report.plots import save
@@ -19,7 +19,7 @@ from foredraft.bench.report.plots import save
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of figure. ``caption`` says what to see, ``missing`` why it is not there, where nothing was drawn."""
+    """One kind of figure. ``missing`` gives the reason if nothing was drawn."""
 
     name: str
     title: str
@@ -32,123 +32,119 @@ KINDS = (
     Kind(
         "speed-up",
         "Speed-up by task and method",
-        "Each dot is a task: the median over pairs, the line through it from the lower to the upper quartile. The bar "
-        "and the number are the mean of the tasks. The dashed line at 1 is the baseline: left of it drafting costs "
-        "more than it brings.",
+        "Each dot is a task: the median over pairs, with a line from the lower to the upper quartile. The bar and the "
+        "number are the mean over tasks. The dashed line at 1 is the baseline: left of it, drafting is a loss.",
         figures_speed.speed_up,
-        absent.speed_up,
+        reasons.speed_up,
     ),
     Kind(
         "depth",
         "Accepted by depth",
-        "Of the steps whose draft reached a depth, the share whose accepted path reached it, too, over all tasks. "
-        "Where a line is near the bottom, levels are drafted in vain; where it ends high, a longer draft may pay. "
-        "Grey: the other methods.",
+        "Share of the steps with a draft of this depth whose accepted path reached it, over all tasks. Near 0, drafted "
+        "levels are wasted; if a line ends high, a longer draft may pay. Grey: the other methods.",
         figures_drafts.depths,
-        absent.depth,
+        reasons.depth,
     ),
     Kind(
         "position",
         "Accepted by position",
-        "EAGLE-2's figure 5. 1-2 is the second choice below the first; greedy where there are greedy runs, the places "
-        "judged most. The dot is the median over prompts, the band its quartiles: a wide band is what a tree of fixed "
-        "shape cannot follow.",
+        "EAGLE-2's figure 5, for the positions judged most, greedy if there are greedy runs. 1-2 is the second child "
+        "of the first. Dots are medians over prompts, bands quartiles: where bands are wide, a static tree loses.",
         figures_drafts.positions,
-        absent.position,
+        reasons.position,
     ),
     Kind(
         "calibration",
         "Confidence and acceptance",
-        "EAGLE-2's figure 6. On the dashed line a draft is as sure as it is right; below it is too sure. A rising line "
-        "is all that a tree grown by confidence needs. Larger dots are more nodes.",
+        "EAGLE-2's figure 6. On the dashed line confidence equals acceptance; below it, the draft is overconfident. A "
+        "tree grown by confidence only needs a rising line. Larger dots are more nodes.",
         figures_drafts.calibration,
-        absent.calibration,
+        reasons.calibration,
     ),
     Kind(
         "time",
-        "Where a step's time goes",
-        "Of one step after prefill, all tasks together; the dashed line is a step of the baseline. A method gains "
-        "if it brings more tokens a forward than its bar is times as long.",
+        "Time of a step",
+        "Parts of a step after prefill, all tasks pooled; the dashed line is a baseline step. A method gains if its "
+        "tokens per forward exceed the ratio of its bar to the dashed line.",
         figures_speed.step_parts,
-        absent.time,
+        reasons.time,
     ),
     Kind(
         "cost",
-        "What a forward costs",
-        "A flat line is what speculation lives on: more rows for the price of one. The dashed line is the time in "
-        "which the memory can hand over the weights once; no forward is faster.",
+        "Cost of a forward",
+        "Speculation needs a flat line: several tokens for the time of one. The dashed line is the time to read the "
+        "weights once, a lower bound for every forward.",
         figures_costs.costs,
-        absent.cost,
+        reasons.cost,
     ),
     Kind(
         "theory",
-        "Measured and promised",
-        "A point is a method on a task. The promise is Leviathan et al.'s formula, from acceptance by depth, mean "
-        "depth and the time of drafting; it lets a forward of many rows cost what one row costs, and all else "
-        "nothing. Below the dashed line is what these two cost; above it acceptance comes in longer stretches than "
-        "independent coins would give, or the baseline has costs of its own.",
+        "Measured and predicted",
+        "A point is a method on a task. The prediction is Leviathan et al.'s formula, from acceptance by depth, mean "
+        "depth and draft time. It assumes that a forward of many tokens costs as much as one of one token, and that "
+        "nothing else takes time; in practice both put points below the dashed line. Points lie above it if "
+        "acceptances come in runs, or if the baseline has extra costs.",
         figures_speed.theory,
-        absent.theory,
+        reasons.theory,
     ),
     Kind(
         "batch",
         "Speed-up and batch size",
-        "The mean of the tasks against plain decoding of the same batch; below the dashed line it is a loss. More "
-        "texts leave less idle arithmetic for drafts. Grey: the other methods.",
+        "Mean speed-up over tasks, against plain decoding at the same batch size; below the dashed line it is a loss. "
+        "Larger batches leave less idle compute for drafts. Grey: the other methods.",
         figures_speed.batches,
-        absent.batch,
+        reasons.batch,
     ),
     Kind(
         "loss",
         "Loss",
-        "Each step that was reported, their running mean, and the loss on held-out texts, which are never trained on: "
-        "where it rises while the mean falls, the texts are learned by heart. A dashed line is where a run that was "
-        "cut off went on.",
+        "Loss of each reported step, its running mean, and the loss on held-out samples: if that rises while the mean "
+        "falls, the run overfits. A dashed line marks where an interrupted run resumed.",
         figures_training.losses,
-        absent.loss,
+        reasons.loss,
     ),
     Kind(
         "training",
-        "Acceptance and training text",
-        "Tokens that each forward brings on held-out texts, against the tokens trained on. Points of one run share "
-        "its schedule, so the earlier ones stand for an unfinished run, not for a smaller one.",
+        "Acceptance and training data",
+        "Tokens per forward on held-out samples, against tokens trained on. Points of a run share its learning rate "
+        "schedule, so an earlier point is an unfinished run, not a shorter one.",
         figures_training.lengths,
-        absent.training,
+        reasons.training,
     ),
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
-    """A kind, and its figures: one for each setting, method or model."""
+class FigureSet:
+    """The figures of one kind: one per setting, method or model."""
 
     kind: Kind
     panels: tuple[Panel, ...]
 
 
-def drawn(summary: Summary) -> list[Drawn]:
-    """All kinds; where there is nothing to show there are no panels.
+def draw_figures(summary: Summary) -> list[FigureSet]:
+    """Draw all kinds; a kind without data has no panels.
 
     Raises:
         OptionError: matplotlib is not installed.
     """
-    return [Drawn(kind, tuple(kind.draw(summary))) for kind in KINDS]
+    return [FigureSet(kind, tuple(kind.draw(summary))) for kind in KINDS]
 
 
-def not_drawn(found: Iterable[Drawn], summary: Summary) -> list[str]:
-    """A sentence for each reason why figures are not there."""
-    why: dict[str, list[str]] = {}
+def missing_figures(found: Iterable[FigureSet], summary: Summary) -> list[str]:
+    """The titles of missing figures, one sentence per reason."""
+    titles: dict[str, list[str]] = {}
     for each in found:
         if not each.panels:
-            why.setdefault(each.kind.missing(summary), []).append(each.kind.title)
-    return [f"{', '.join(titles)}: {reason}." for reason, titles in why.items()]
+            titles.setdefault(each.kind.missing(summary), []).append(each.kind.title)
+    return [f"{', '.join(some)}: {reason}." for reason, some in titles.items()]
 
 
-def write_figures(found: Iterable[Drawn], folder: Path, suffix: str = "svg") -> list[Path]:
-    """A file for each panel, for papers, named by kind and label.
+def write_figures(found: Iterable[FigureSet], folder: Path, suffix: str = "svg") -> list[Path]:
+    """Write each panel to a file, named by kind and label.
 
     Raises:
-        OptionError: the suffix is none that figures are written as.
+        OptionError: unknown suffix.
     """
     written = []
     for each in found:

@@ -1,4 +1,4 @@
-"""Figures of cost: what a forward takes by its rows."""
+"""Figures of cost: time of a forward by its number of tokens."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +10,7 @@ from foredraft.bench.report.plots import INK, canvas, color, styled
 
 
 def costs(summary: Summary) -> Iterator[Panel]:
-    """Milliseconds of a forward by all its rows, and the time in which memory gives the weights once."""
+    """Milliseconds of a forward by tokens (batch x nodes), and the time to read the weights once."""
     for model in dict.fromkeys(cost.model for cost in summary.file.costs):
         own = [cost for cost in summary.file.costs if cost.model == model and cost.nodes]
         if own:
@@ -37,6 +37,6 @@ def _costs(found: list[Cost]) -> Any:
     powers = powers[:: -(-len(powers) // 8)]
     axes.set_xticks(powers, [str(power) for power in powers])
     axes.minorticks_off()
-    axes.set(ylim=(0, None), xlabel="rows of the forward (texts times nodes)", ylabel="milliseconds")
+    axes.set(ylim=(0, None), xlabel="tokens per forward (batch size x nodes)", ylabel="milliseconds")
     legend(figure, lines, names, columns=2)
     return figure

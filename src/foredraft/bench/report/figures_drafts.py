@@ -1,4 +1,4 @@
-"""Figures of drafts: accepted by depth, by position in the tree, and by the draft's own confidence."""
+"""Figures of drafts: acceptance by depth, by position in the tree, and by confidence."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -6,19 +6,19 @@ from typing import Any
 
 from foredraft.bench.measure.records import Run, Watched
 from foredraft.bench.measure.steps import by_depth
-from foredraft.bench.measure.summary import Spread, Summary, law, spread
+from foredraft.bench.measure.summary import Spread, Summary, spread, temperature_label
 from foredraft.bench.report.panels import WIDTH, Panel, grid, legend, multiples, wrapped
 from foredraft.bench.report.plots import FAINT, INK, canvas, color, styled
 
 FEW = 10
-"""Shares of fewer steps than this are not drawn."""
+"""Fewest steps for a share to be drawn."""
 JUDGED, PROMPTS = 3, 3
-"""A place in the tree is shown where so many nodes were judged, on so many prompts."""
+"""Fewest judged nodes per prompt, and fewest prompts, for a position to be drawn."""
 _PLACES = 24
 
 
 def depths(summary: Summary) -> Iterator[Panel]:
-    """Of the steps whose draft was so deep, the share whose accepted path was; a small panel for each method."""
+    """Share of the steps with a draft of each depth whose accepted path reached it; one small panel per method."""
     groups: dict[tuple[str, float], dict[str, list[Run]]] = {}
     for run in summary.file.runs:
         groups.setdefault((run.model, run.temperature), {}).setdefault(run.arm, []).append(run)
@@ -26,7 +26,7 @@ def depths(summary: Summary) -> Iterator[Panel]:
         lines = {arm: _shares(runs) for arm, runs in arms.items()}
         lines = {arm: points for arm, points in lines.items() if points}
         if lines:
-            yield Panel(_label(model, law(temperature)), _depths(lines))
+            yield Panel(_label(model, temperature_label(temperature)), _depths(lines))
 
 
 def _shares(runs: list[Run]) -> list[tuple[float, float]]:
@@ -49,19 +49,18 @@ def _depths(lines: dict[str, list[tuple[float, float]]]) -> Any:
 
 
 def positions(summary: Summary) -> Iterator[Panel]:
-    """EAGLE-2's figure 5: for each place in the tree the spread over prompts of the share accepted."""
+    """EAGLE-2's figure 5: the accepted share at each position in the tree, with its spread over prompts."""
     watched = [each for each in summary.file.watched if each.places]
     for model, arm in dict.fromkeys((each.model, each.arm) for each in watched):
         own = [each for each in watched if (each.model, each.arm) == (model, arm)]
         coldest = min(each.temperature for each in own)
         places = by_place(each for each in own if each.temperature == coldest)
         if places:
-            yield Panel(_label(model, arm, law(coldest)), _positions(places))
+            yield Panel(_label(model, arm, temperature_label(coldest)), _positions(places))
 
 
 def by_place(watched: Iterable[Watched]) -> dict[str, Spread]:
-    """For the places that were judged most, in the order of the tree's levels: the share that was accepted given that
-    the parent was, one number a prompt."""
+    """Accepted share given an accepted parent, over prompts, for the positions judged most, in level order."""
     shares: dict[str, list[float]] = {}
     judged: dict[str, int] = {}
     for each in watched:
@@ -101,7 +100,7 @@ def _positions(places: Mapping[str, Spread]) -> Any:
 
 
 def calibration(summary: Summary) -> Iterator[Panel]:
-    """EAGLE-2's figure 6: the share accepted by the draft's confidence; a small panel for each method."""
+    """EAGLE-2's figure 6: accepted share by the draft's confidence; one small panel per method."""
     watched = [each for each in summary.file.watched if each.confidence]
     for model in dict.fromkeys(each.model for each in watched):
         own = [each for each in watched if each.model == model]
@@ -113,7 +112,7 @@ def calibration(summary: Summary) -> Iterator[Panel]:
 
 
 def by_confidence(watched: Iterable[Watched], bins: int = 10) -> list[tuple[float, float, int]]:
-    """Mean confidence, share accepted, and how many nodes; for each bin in which there are some."""
+    """Mean confidence, accepted share and number of nodes, for each non-empty bin."""
     table = [[0.0, 0.0, 0.0] for _ in range(bins)]
     for each in watched:
         for hundredth, (of, part) in each.confidence.items():
@@ -127,12 +126,12 @@ def by_confidence(watched: Iterable[Watched], bins: int = 10) -> list[tuple[floa
 @styled
 def _calibration(curves: dict[str, dict[float, list[tuple[float, float, int]]]]) -> Any:
     figure, axes = grid(len(curves), 1.95 if len(curves) > 1 else 3.2)
-    laws = sorted({temperature for arm in curves.values() for temperature in arm})
+    temperatures = sorted({temperature for arm in curves.values() for temperature in arm})
     drawn: dict[float, Any] = {}
     for panel, (arm, own) in zip(axes, curves.items(), strict=True):
         panel.plot([0, 1], [0, 1], color=INK, linewidth=0.8, linestyle=(0, (4, 2)))
         for temperature, points in own.items():
-            number = laws.index(temperature)
+            number = temperatures.index(temperature)
             most = max(count for _, _, count in points)
             xs, ys = [x for x, _, _ in points], [y for _, y, _ in points]
             sizes = [4 + 26 * count / most for _, _, count in points]
@@ -143,10 +142,10 @@ def _calibration(curves: dict[str, dict[float, list[tuple[float, float, int]]]])
         panel.set_yticks([0, 0.5, 1], ["0", "50%", "100%"])
         panel.grid(axis="x", color=FAINT, visible=True)
         panel.set_title(wrapped(arm), fontsize=8.5)
-    figure.supxlabel("the draft's confidence, given the parent", fontsize=9)
+    figure.supxlabel("confidence given the parent", fontsize=9)
     figure.supylabel("accepted", fontsize=9)
-    if len(laws) > 1:
-        legend(figure, [drawn[each] for each in laws], [law(each) for each in laws])
+    if len(temperatures) > 1:
+        legend(figure, [drawn[each] for each in temperatures], [temperature_label(each) for each in temperatures])
     return figure
 
 

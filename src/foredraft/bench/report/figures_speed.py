@@ -1,11 +1,11 @@
-"""Figures of time: speed-up by task and method, the parts of a step, theory, and the size of the batch."""
+"""Figures of speed: speed-up by task and method, parts of a step, theory, batch size."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from foredraft.bench.measure.records import Run
 from foredraft.bench.measure.steps import StepTimes, predicted, step_times
-from foredraft.bench.measure.summary import Cell, Setting, Summary, law
+from foredraft.bench.measure.summary import Cell, Setting, Summary, temperature_label
 from foredraft.bench.report.panels import WIDTH, Panel, legend, multiples, pitch, wrapped
 from foredraft.bench.report.plots import FAINT, INK, canvas, color, styled
 from foredraft.bench.report.tables import heading
@@ -14,7 +14,7 @@ _MARKS = "osD^vP*Xph<>"
 
 
 def speed_up(summary: Summary) -> Iterator[Panel]:
-    """A row for each method, the fastest first: the mean of the tasks as a bar, on it each task with its quartiles."""
+    """One row per method, fastest first: the mean over tasks as a bar, and each task with its quartiles."""
     for setting in summary.settings:
         rows = {arm: _cells(summary, setting, arm) for arm in summary.arms(setting) if arm != summary.baseline}
         means = {arm: _middle(cells) for arm, cells in rows.items() if cells}
@@ -55,14 +55,14 @@ def _speed_up(tasks: list[str], rows: dict[str, list[Cell]], means: dict[str, fl
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="y", visible=False)
     axes.grid(axis="x", visible=True)
-    axes.set(xlim=(0, None), ylim=(-0.6, len(order) - 0.4), xlabel="times as fast as the baseline")
+    axes.set(xlim=(0, None), ylim=(-0.6, len(order) - 0.4), xlabel="speed-up over the baseline")
     named = [task for task in tasks if task in dots]
     legend(figure, [dots[task] for task in named], named)
     return figure
 
 
 def step_parts(summary: Summary) -> Iterator[Panel]:
-    """Milliseconds of a step for each method, all tasks together: draft, verify, the rest."""
+    """Milliseconds per step for each method, all tasks pooled: draft, verify, other."""
     for setting in summary.settings:
         found = {arm: step_times(_runs(summary, setting, arm)) for arm in summary.arms(setting)}
         times = {arm: parts for arm, parts in found.items() if parts is not None}
@@ -96,13 +96,13 @@ def _step_parts(times: dict[str, StepTimes], plain: StepTimes | None) -> Any:
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="y", visible=False)
     axes.grid(axis="x", visible=True)
-    axes.set(xlabel="milliseconds a step", xlim=(0, 1.13 * max(left)), ylim=(-0.6, len(order) - 0.4))
+    axes.set(xlabel="milliseconds per step", xlim=(0, 1.13 * max(left)), ylim=(-0.6, len(order) - 0.4))
     legend(figure, bars, ["draft", "verify (the target's forward)", "other"])
     return figure
 
 
 def theory(summary: Summary) -> Iterator[Panel]:
-    """A point for each method and task: the formula's promise, and the total speed-up."""
+    """One point per method and task: predicted and total measured speed-up."""
     for setting in summary.settings:
         points: dict[str, list[tuple[float, float]]] = {}
         for arm in summary.arms(setting):
@@ -118,8 +118,8 @@ def _point(summary: Summary, setting: Setting, task: str, arm: str) -> tuple[flo
     cell = summary.cell(setting, task, arm)
     if cell is None or cell.total_speed_up is None or summary.baseline is None:
         return None
-    promise = predicted(_runs(summary, setting, arm, task), _runs(summary, setting, summary.baseline, task))
-    return None if promise is None else (promise, cell.total_speed_up)
+    prediction = predicted(_runs(summary, setting, arm, task), _runs(summary, setting, summary.baseline, task))
+    return None if prediction is None else (prediction, cell.total_speed_up)
 
 
 @styled
@@ -132,7 +132,7 @@ def _theory(points: dict[str, list[tuple[float, float]]]) -> Any:
     near, far = min(values) - 0.1 * max(values), 1.06 * max(values)
     axes.plot([near, far], [near, far], color=INK, linewidth=0.9, linestyle=(0, (4, 2)), zorder=1)
     axes.set(
-        xlim=(near, far), ylim=(near, far), aspect="equal", xlabel="speed-up by theory", ylabel="speed-up measured"
+        xlim=(near, far), ylim=(near, far), aspect="equal", xlabel="predicted speed-up", ylabel="measured speed-up"
     )
     axes.locator_params(nbins=6)
     axes.grid(axis="both", visible=True)
@@ -141,7 +141,7 @@ def _theory(points: dict[str, list[tuple[float, float]]]) -> Any:
 
 
 def batches(summary: Summary) -> Iterator[Panel]:
-    """Mean speed-up over the tasks against the batch size, a small panel for each method."""
+    """Mean speed-up over tasks against batch size, one small panel per method."""
     groups: dict[tuple[str, float], list[Setting]] = {}
     for setting in sorted(summary.settings):
         groups.setdefault((setting.model, setting.temperature), []).append(setting)
@@ -154,7 +154,7 @@ def batches(summary: Summary) -> Iterator[Panel]:
                     lines.setdefault(arm, []).append((float(setting.batch), speed))
         lines = {arm: points for arm, points in lines.items() if len(points) > 1}
         if lines:
-            label = ", ".join(part for part in (model, law(temperature)) if part)
+            label = ", ".join(part for part in (model, temperature_label(temperature)) if part)
             yield Panel(label, _batches(lines))
 
 
@@ -168,17 +168,17 @@ def _batches(lines: dict[str, list[tuple[float, float]]]) -> Any:
         panel.set_xticks(sizes, [f"{size:g}" for size in sizes])
         panel.minorticks_off()
         panel.set_ylim(bottom=0)
-    figure.supxlabel("texts in the batch", fontsize=9)
-    figure.supylabel("times as fast", fontsize=9)
+    figure.supxlabel("batch size", fontsize=9)
+    figure.supylabel("speed-up", fontsize=9)
     return figure
 
 
 def _runs(summary: Summary, setting: Setting, arm: str, task: str | None = None) -> list[Run]:
-    wanted = (*setting, arm)
+    key = (*setting, arm)
     return [
         run
         for run in summary.file.runs
         if not run.error
-        and (run.model, run.temperature, run.batch, run.arm) == wanted
+        and (run.model, run.temperature, run.batch, run.arm) == key
         and (task is None or run.task == task)
     ]

@@ -1,4 +1,4 @@
-"""Figures of training runs: the loss as it fell, and the acceptance that came of it."""
+"""Figures of training runs: loss, and acceptance length."""
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -9,11 +9,11 @@ from foredraft.bench.report.panels import WIDTH, Panel, Points, legend, ticks
 from foredraft.bench.report.plots import INK, canvas, color, styled
 
 _SMOOTH = 30
-"""The running mean is over one in so many of the points."""
+"""The running mean's window is the number of points divided by this."""
 
 
 def losses(summary: Summary) -> Iterator[Panel]:
-    """Loss by tokens trained on, for each run: of training steps, and of held-out texts."""
+    """Loss by tokens trained on, per run: of training steps, and on held-out samples."""
     for run, lines in summary.file.training_runs.items():
         steps = [(float(line["tokens"]), float(line["loss"])) for line in lines if "loss" in line]
         held = validated(lines, "loss")
@@ -30,7 +30,7 @@ def _losses(steps: Points, held: Points, resumed: Sequence[float]) -> Any:
     names = ["steps", "running mean"]
     if held:
         lines += axes.plot(*zip(*held, strict=True), color=color(1), marker="o")
-        names.append("held-out texts")
+        names.append("held-out samples")
     borders = [axes.axvline(tokens, color=INK, linewidth=0.8, linestyle=(0, (4, 2)), zorder=1) for tokens in resumed]
     if borders:
         lines.append(borders[0])
@@ -47,13 +47,13 @@ def _losses(steps: Points, held: Points, resumed: Sequence[float]) -> Any:
 
 
 def validated(lines: Iterable[Mapping[str, Any]], name: str) -> list[tuple[float, float]]:
-    """A number of the validations by tokens trained on."""
+    """A validation metric by tokens trained on."""
     found = ((line["tokens"], line["validation"].get(name)) for line in lines if "validation" in line)
     return [(float(tokens), float(value)) for tokens, value in found if value is not None and tokens > 0]
 
 
 def smoothed(points: Points) -> list[tuple[float, float]]:
-    """Each point with the mean of the last values, a thirtieth of all."""
+    """The running mean over the last thirtieth of the points."""
     size = max(1, len(points) // _SMOOTH)
     sums = [0.0, *itertools.accumulate(value for _, value in points)]
     return [
@@ -63,7 +63,7 @@ def smoothed(points: Points) -> list[tuple[float, float]]:
 
 
 def lengths(summary: Summary) -> Iterator[Panel]:
-    """Acceptance length on held-out texts against the tokens trained on, a line for each run."""
+    """Acceptance length on held-out samples by tokens trained on, one line per run."""
     runs = {run: validated(lines, "acceptance_length") for run, lines in summary.file.training_runs.items()}
     runs = {run: points for run, points in runs.items() if points}
     if runs:
@@ -84,6 +84,6 @@ def _lengths(runs: Mapping[str, Points]) -> Any:
     marks = marks[:: -(-len(marks) // 7)]
     axes.set_xticks(marks, ticks(marks))
     axes.minorticks_off()
-    axes.set(xlabel="tokens trained on", ylabel="tokens a forward, held-out texts")
+    axes.set(xlabel="tokens trained on", ylabel="tokens per forward, held-out")
     legend(figure, lines, list(runs))
     return figure

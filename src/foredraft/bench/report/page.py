@@ -1,4 +1,4 @@
-"""A report as one HTML file that needs nothing else: no network, no scripts, light or dark as the reader has it."""
+"""The report as one self-contained HTML file: no network, no scripts, light or dark by the reader's setting."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -6,7 +6,7 @@ from html import escape
 
 from foredraft.bench.measure.summary import Setting, Summary
 from foredraft.bench.report import tables
-from foredraft.bench.report.figures import Drawn, not_drawn
+from foredraft.bench.report.figures import FigureSet, missing_figures
 from foredraft.bench.report.panels import Panel
 from foredraft.bench.report.plots import themed_svg
 from foredraft.bench.report.tables import Entry, Table
@@ -59,8 +59,8 @@ footer p { max-width: none; }
 """
 
 
-def page(summary: Summary, found: Sequence[Drawn]) -> str:
-    """The whole page. Whatever comes from the files is escaped."""
+def page(summary: Summary, found: Sequence[FigureSet]) -> str:
+    """The whole page, with everything from the files escaped."""
     models = ", ".join(dict.fromkeys(setting.model for setting in summary.settings if setting.model))
     title = f"foredraft report: {models}" if models else "foredraft report"
     shown = [each for each in found if each.panels]
@@ -70,19 +70,19 @@ def page(summary: Summary, found: Sequence[Drawn]) -> str:
         '<link rel="icon" href="data:,">',
         f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>",
         f"<header>\n<h1>{escape(title)}</h1>\n{_contents(summary, shown)}\n</header>\n<main>",
-        *(_tables(summary) if summary.settings else ["<p>There are no runs in these files.</p>"]),
+        *(_tables(summary) if summary.settings else ["<p>These files have no runs.</p>"]),
         _training(summary),
         *(_figure(each) for each in shown),
-        _absent(not_drawn(found, summary)),
+        _missing(missing_figures(found, summary)),
         f"</main>\n{_origins(summary)}\n</body>\n</html>\n",
     ]
     return "\n".join(part for part in parts if part)
 
 
-def _contents(summary: Summary, shown: Sequence[Drawn]) -> str:
+def _contents(summary: Summary, shown: Sequence[FigureSet]) -> str:
     links = ['<a href="#tables">Tables</a>'] if summary.settings else []
     links += [f'<a href="#{each.kind.name}">{escape(each.kind.title)}</a>' for each in shown]
-    return f'<nav aria-label="Contents">{"".join(links)}<a href="#provenance">Where this comes from</a></nav>'
+    return f'<nav aria-label="Contents">{"".join(links)}<a href="#provenance">Provenance</a></nav>'
 
 
 def _tables(summary: Summary) -> list[str]:
@@ -126,7 +126,7 @@ def _table(table: Table, heading: str) -> str:
 
 
 def _grid(head: Sequence[str], rows: Iterable[Sequence[str]], words: int, heading: str) -> str:
-    """In a box of its own that scrolls, by keys, too, where the screen is narrower."""
+    """A table in a box that scrolls on narrow screens, also by keyboard."""
     names = "".join(
         f'<th scope="col"{" class=word" if place < words else ""}>{escape(name)}</th>'
         for place, name in enumerate(head)
@@ -139,12 +139,12 @@ def _grid(head: Sequence[str], rows: Iterable[Sequence[str]], words: int, headin
 
 
 def _word(text: str) -> str:
-    """A row's name, which may be parted behind its signs."""
-    parted = re.sub(r"([:,_/]+)", r"\1<wbr>", escape(text, quote=False))
-    return f'<th scope="row" class="word">{parted}</th>'
+    """A row's name, breakable after punctuation."""
+    breakable = re.sub(r"([:,_/]+)", r"\1<wbr>", escape(text, quote=False))
+    return f'<th scope="row" class="word">{breakable}</th>'
 
 
-def _figure(each: Drawn) -> str:
+def _figure(each: FigureSet) -> str:
     panels = "\n".join(_panel(each, panel) for panel in each.panels)
     return (
         f"<section>\n<h2>{escape(each.kind.title)}</h2>\n"
@@ -153,22 +153,20 @@ def _figure(each: Drawn) -> str:
     )
 
 
-def _panel(each: Drawn, panel: Panel) -> str:
+def _panel(each: FigureSet, panel: Panel) -> str:
     name = f"{each.kind.title}: {panel.label}" if panel.label else each.kind.title
     heading = f"<h3>{escape(panel.label)}</h3>\n" if panel.label else ""
     return f'<div class="panel">\n{heading}{themed_svg(panel.figure, name)}\n</div>'
 
 
-def _absent(sentences: Sequence[str]) -> str:
-    """What is not there, and why."""
+def _missing(sentences: Sequence[str]) -> str:
+    """The missing figures, with reasons."""
     if not sentences:
         return ""
-    said = "".join(f"<li>{escape(each)}</li>\n" for each in sentences)
-    return f'<section id="absent">\n<h2>Figures that are not here, and why</h2>\n<ul>\n{said}</ul>\n</section>'
+    items = "".join(f"<li>{escape(each)}</li>\n" for each in sentences)
+    return f'<section id="absent">\n<h2>Missing figures</h2>\n<ul>\n{items}</ul>\n</section>'
 
 
 def _origins(summary: Summary) -> str:
-    said = "\n".join(f"<p>{escape(each)}</p>" for each in tables.origins(summary))
-    return (
-        f'<footer id="provenance">\n<h2>Where this comes from</h2>\n{said or "<p>The files do not say.</p>"}\n</footer>'
-    )
+    lines = "\n".join(f"<p>{escape(each)}</p>" for each in tables.origins(summary))
+    return f'<footer id="provenance">\n<h2>Provenance</h2>\n{lines or "<p>Not recorded in the files.</p>"}\n</footer>'

@@ -1,4 +1,4 @@
-"""What the figures of a report share: their width, names that fit, and small panels of which each shows one method."""
+"""Shared parts of figures: width, wrapped names, and small multiples with one method per panel."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,19 +7,19 @@ from typing import Any, NamedTuple
 from foredraft.bench.report.plots import FAINT, canvas, color
 
 WIDTH = 4.3
-"""Inches: on a phone the smallest text is still read."""
+"""Inches; small enough that text stays legible on a phone."""
 Points = Sequence[tuple[float, float]]
 
 
 class Panel(NamedTuple):
-    """A figure, and what sets it apart from others of its kind; nothing where it is the only one."""
+    """A figure, and its label among those of its kind; empty if it is the only one."""
 
     label: str
     figure: Any
 
 
 def wrapped(name: str, width: int = 16, lines: int = 3) -> str:
-    """A long name in a few lines, parted behind its signs where that can be; the rest is cut off."""
+    """Wrap a long name after punctuation; the rest is cut off."""
     found = [""]
     for part in re.findall(r"[^\s:,_/]*[\s:,_/]*", name):
         if len(found[-1]) + len(part.rstrip()) > width and found[-1]:
@@ -31,12 +31,12 @@ def wrapped(name: str, width: int = 16, lines: int = 3) -> str:
 
 
 def pitch(names: Iterable[str], least: float) -> float:
-    """Inches of a row whose label is one of these."""
+    """Row height in inches that fits these labels."""
     return max([least, *(0.06 + 0.145 * (1 + name.count("\n")) for name in names)])
 
 
 def grid(count: int, height: float, columns: int = 3) -> tuple[Any, list[Any]]:
-    """A figure and the axes of so many small panels with common scales; ``height`` is that of one row."""
+    """A figure and the axes of ``count`` small panels with common scales; ``height``: inches per row."""
     columns = min(columns, count)
     rows = -(-count // columns)
     figure, axes = canvas(WIDTH, height * rows + 0.45, columns, rows, sharex=True, sharey=True, squeeze=False)
@@ -50,7 +50,7 @@ def grid(count: int, height: float, columns: int = 3) -> tuple[Any, list[Any]]:
 
 
 def multiples(lines: Mapping[str, Points], height: float = 1.12) -> tuple[Any, list[Any]]:
-    """A panel for each line, which stands out in it; all the others lie behind it."""
+    """One panel per line, highlighted, with all other lines in grey."""
     figure, axes = grid(len(lines), height)
     for own, panel in zip(lines, axes, strict=True):
         for name, points in lines.items():
@@ -62,7 +62,7 @@ def multiples(lines: Mapping[str, Points], height: float = 1.12) -> tuple[Any, l
 
 
 def legend(figure: Any, handles: Sequence[Any], names: Sequence[str], columns: int = 3) -> None:
-    """Above the axes, where it covers nothing."""
+    """Add a legend above the axes."""
     figure.legend(
         handles,
         list(names),
@@ -77,7 +77,7 @@ def legend(figure: Any, handles: Sequence[Any], names: Sequence[str], columns: i
 
 
 def ticks(values: Sequence[float]) -> list[str]:
-    """Numbers as short as they may be: 1, 0.5, 16, 1.5k, 2M."""
+    """Short number labels: 1, 0.5, 16, 1.5k, 2M."""
     return [_short(value) for value in values]
 
 

@@ -1,7 +1,7 @@
-"""The only door to matplotlib: figures in one style, as SVG that takes the colours of its page, or as files for papers.
+"""The only module that imports matplotlib: figures in one style, as themed SVG for pages or as files for papers.
 
-Lines, marks and texts that are drawn in ``INK`` become ``currentColor`` in the SVG of a page, so that a figure is dark
-on light and light on dark; the series' colours are readable on both.
+Everything drawn in ``INK`` becomes ``currentColor`` in a page's SVG, so figures work on light and dark pages; the
+series' colours are readable on both.
 """
 
 import functools
@@ -15,9 +15,9 @@ from typing import Any
 from foredraft.core.errors import OptionError
 
 INK, FAINT = "#010203", "#7f8790"
-"""What a page draws in its own colour, and what stands back on any page: grids, the line of no gain."""
+"""The page's text colour, and a neutral colour for grids and background lines."""
 COLORS = ("#2f7fd6", "#e0752d", "#2a9d6f", "#b065c9", "#c2a010", "#d4526e", "#1fa3b8", "#8c7a5b", "#6f7bd1", "#7d9b2f")
-"""One for each series; beyond, they begin again."""
+"""Colours of the series, used cyclically."""
 _STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "foredraft",
@@ -47,12 +47,12 @@ SUFFIXES = (".svg", ".png", ".pdf")
 
 
 def color(number: int) -> str:
-    """The colour of the series with this number."""
+    """The colour of a series."""
     return COLORS[number % len(COLORS)]
 
 
 def styled(draw: Callable[..., Any]) -> Callable[..., Any]:
-    """All that a function draws is in our style: texts and legends take it when they are made, not with the axes.
+    """Run a drawing function in our style, which texts and legends take when they are made.
 
     Raises:
         OptionError: matplotlib is not installed.
@@ -67,7 +67,7 @@ def styled(draw: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def canvas(width: float, height: float, columns: int = 1, rows: int = 1, **options: Any) -> tuple[Any, Any]:
-    """A matplotlib figure of so many inches and its axes (an array of them for several columns or rows).
+    """A matplotlib figure, size in inches, and its axes (an array for several columns or rows).
 
     Raises:
         OptionError: matplotlib is not installed.
@@ -80,21 +80,21 @@ def canvas(width: float, height: float, columns: int = 1, rows: int = 1, **optio
 
 
 def save(figure: Any, path: Path) -> None:
-    """Write a figure for a paper, black on white; the suffix says the format.
+    """Write a figure, black on white, in the format of the path's suffix.
 
     Raises:
-        OptionError: a suffix that is not one of ``SUFFIXES``.
+        OptionError: the suffix is not one of ``SUFFIXES``.
     """
     if path.suffix not in SUFFIXES:
-        raise OptionError(f"{path.name}: figures are written as {', '.join(SUFFIXES)}.")
+        raise OptionError(f"Unknown figure format {path.name}: use one of {', '.join(SUFFIXES)}.")
     path.parent.mkdir(parents=True, exist_ok=True)
     dated = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}, ".png": {}}[path.suffix]
     _print(figure, path, dated)
 
 
 def themed_svg(figure: Any, name: str) -> str:
-    """A figure as an ``<svg>`` element without a background, whose ink is the page's; ``name`` keeps its ids apart
-    from those of other figures on the page, and is what a screen reader calls it."""
+    """A figure as a transparent ``<svg>`` element in the page's text colour; ``name`` prefixes its ids, which must be
+    unique on the page, and is its label for screen readers."""
     buffer = io.BytesIO()
     _print(figure, buffer, {"Date": None, "Creator": None}, format="svg", transparent=True)
     text = buffer.getvalue().decode("utf-8")

@@ -1,4 +1,4 @@
-"""A summary as tables of text, for a terminal, for a page and for Markdown alike, and as sentences."""
+"""A summary as tables of text and as sentences, for terminal, HTML and Markdown."""
 
 import json
 from typing import Any, NamedTuple
@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 from foredraft.bench.measure.summary import Setting, Share, Spread, Summary
 
 MEAN = "mean"
-"""The last column: the mean of the tasks, each counting the same."""
+"""The last column: the unweighted mean over tasks."""
 
 
 class Entry(NamedTuple):
-    """A cell of the short table: "1.82x" and "4.34", empty where there is nothing; whether it is the column's best."""
+    """A cell of the short table, e.g. "1.82x" and "4.34" (empty if unknown); ``best``: the column's best."""
 
     speed_up: str
     length: str
@@ -18,14 +18,14 @@ class Entry(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What one arm did on each task, and on their mean where there are several."""
+    """An arm's cells: each task, and their mean if there are several."""
 
     arm: str
     entries: tuple[Entry, ...]
 
 
 class Table(NamedTuple):
-    """A table of text; the first ``words`` columns are words, the others numbers."""
+    """A table of text; the first ``words`` columns are words, the others are numbers."""
 
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -33,21 +33,21 @@ class Table(NamedTuple):
 
 
 def columns(summary: Summary, setting: Setting) -> list[str]:
-    """Of the short table."""
+    """The column names of the short table."""
     tasks = summary.tasks(setting)
     return [*tasks, MEAN] if len(tasks) > 1 else tasks
 
 
 def short(summary: Summary, setting: Setting) -> list[Row]:
-    """The table of the papers: a row for each method, speed-up and acceptance length for each task."""
+    """The usual table of papers: a row per method, speed-up and acceptance length per task."""
     arms = summary.arms(setting)
     numbers = {arm: [_numbers(summary, setting, task, arm) for task in columns(summary, setting)] for arm in arms}
-    sound = [numbers[arm] for arm in arms if summary.lossless(setting, arm)]
-    best = [max((row[i][0] or 0.0 for row in sound), default=0.0) for i in range(len(numbers[arms[0]]))]
+    lossless = [numbers[arm] for arm in arms if summary.lossless(setting, arm)]
+    best = [max((row[i][0] or 0.0 for row in lossless), default=0.0) for i in range(len(numbers[arms[0]]))]
     rows = []
     for arm in arms:
         entries = [
-            Entry("" if speed is None else f"{speed:.2f}x", _number(length), speed == top > 1 and numbers[arm] in sound)
+            Entry(_times(speed), _number(length), speed == top > 1 and numbers[arm] in lossless)
             for (speed, length), top in zip(numbers[arm], best, strict=True)
         ]
         rows.append(Row(named(summary, setting, arm), tuple(entries)))
@@ -55,9 +55,9 @@ def short(summary: Summary, setting: Setting) -> list[Row]:
 
 
 def full(summary: Summary, setting: Setting) -> Table:
-    """Everything known of every arm on every task."""
+    """All numbers of every arm on every task."""
     head = ("task", "method", "speed-up (quartiles)", "pairs", "whole call", "in total", "length")
-    tail = ("tokens/s", "draft", "same text", "errors")
+    tail = ("tokens/s", "draft", "same output", "errors")
     rows = []
     for task in summary.tasks(setting):
         for arm in summary.arms(setting):
@@ -73,7 +73,7 @@ def full(summary: Summary, setting: Setting) -> Table:
 
 
 def training(summary: Summary) -> Table | None:
-    """How far each training run has come, by the last lines of its log."""
+    """Progress of each training run, from the last lines of its log."""
     rows = []
     for run, lines in summary.file.training_runs.items():
         last: dict[str, Any] = {}
@@ -85,7 +85,7 @@ def training(summary: Summary) -> Table | None:
         numbers = (_number(last.get("loss"), 3), _number(held.get("loss"), 3), _number(held.get("acceptance_length")))
         again = {0: "", 1: "once"}.get(resumed, f"{resumed} times")
         rows.append((run, f"{last.get('step', '')}{of}", f"{last['tokens']:,}", *numbers, again))
-    head = ("run", "steps", "tokens", "loss", "held-out loss", "tokens a forward", "resumed")
+    head = ("run", "steps", "tokens", "loss", "held-out loss", "tokens/forward", "resumed")
     return Table(head, tuple(rows)) if rows else None
 
 
@@ -95,43 +95,43 @@ def named(summary: Summary, setting: Setting, arm: str) -> str:
 
 
 def heading(setting: Setting) -> str:
-    """Model, law and batch size."""
+    """Model, temperature and batch size."""
     return f"{setting.model}, {setting.label}" if setting.model else setting.label
 
 
 def sentences(summary: Summary, setting: Setting) -> list[str]:
-    """What a setting comes to: the fastest arm, how far the texts agree, and what went wrong."""
-    said = []
+    """Summary of a setting: the fastest arm, agreement of the outputs, and errors."""
+    found = []
     best = summary.best(setting)
     if best is not None:
         speed, length = summary.mean(setting, best)
         tasks = len(summary.tasks(setting))
         over = f" on the mean of {tasks} tasks" if tasks > 1 else ""
-        tokens = f", with {length:.2f} tokens a forward" if length is not None else ""
-        said.append(f"{best} is the fastest: {speed:.2f}x as fast as {summary.baseline}{over}{tokens}.")
+        tokens = f", with {length:.2f} tokens per forward" if length is not None else ""
+        found.append(f"{best} is the fastest: {speed:.2f}x as fast as {summary.baseline}{over}{tokens}.")
     elif summary.baseline is not None:
-        said.append(f"Nothing is faster than {summary.baseline} on the mean of the tasks.")
+        found.append(f"Nothing is faster than {summary.baseline} on the mean of the tasks.")
     agreed = summary.agreement.get(setting)
     if agreed is not None:
         of = f"all {agreed.of}" if agreed.part == agreed.of else f"{agreed.part} of {agreed.of}"
-        said.append(f"The lossless methods said the same on {of} greedy units.")
+        found.append(f"The lossless methods have equal outputs on {of} greedy units.")
     cells = [cell for name, cell in summary.cells.items() if name.setting == setting]
     errors, runs = sum(cell.errors for cell in cells), sum(cell.runs for cell in cells)
     if errors:
-        said.append(f"{errors} of {runs} runs ended in an error and count nowhere else.")
-    return said
+        found.append(f"{errors} of {runs} runs failed and are not counted elsewhere.")
+    return found
 
 
 def reading(summary: Summary) -> str:
-    """What a cell of the short table says."""
-    length = "acceptance length (tokens a forward of the target)"
+    """How to read a cell of the short table."""
+    length = "acceptance length (tokens per target forward)"
     if summary.baseline is None:
-        return f"Cells are {length}; without a run of plain decoding there is no speed-up."
-    return f"Cells are speed-up over {summary.baseline}, the median over pairs after prefill, and {length}."
+        return f"Cells: {length}; without a run of plain decoding there is no speed-up."
+    return f"Cells: speed-up over {summary.baseline} (median over pairs, after prefill) and {length}."
 
 
 def provenance(record: dict[str, Any]) -> str:
-    """Where numbers come from, as a sentence or two."""
+    """A provenance record in one to three sentences."""
     commit = f" at commit {record['commit'][:10]}" if record.get("commit") else ""
     parts = [f"foredraft {record.get('foredraft', '(version unknown)')}{commit}"]
     parts += [f"{name} {record[name]}" for name in ("torch", "transformers", "python") if record.get(name)]
@@ -140,22 +140,22 @@ def provenance(record: dict[str, Any]) -> str:
     if record.get("device"):
         parts.append(f"{counted}{record['device']}")
     parts += [str(record["time"])[:10]] if record.get("time") else []
-    said = ", ".join(parts) + "."
+    text = ", ".join(parts) + "."
     if record.get("command"):
-        said += f" Made by: {record['command']}"
+        text += f" Command: {record['command']}"
     settings = {name: value for name, value in (record.get("settings") or {}).items() if value not in (None, False)}
     if settings:
-        said += f" Settings: {', '.join(f'{name} {_plain(value)}' for name, value in settings.items())}."
-    return said
+        text += f" Settings: {', '.join(f'{name} {_plain(value)}' for name, value in settings.items())}."
+    return text
 
 
 def origins(summary: Summary) -> list[str]:
-    """The provenance of all files, each said once."""
+    """The distinct provenance records of all files."""
     return list(dict.fromkeys(provenance(record) for record in summary.file.provenance))
 
 
 def markdown(summary: Summary, complete: bool = False) -> str:
-    """GitHub's tables: one a setting, and with ``complete`` all numbers below each."""
+    """GitHub tables: one per setting; with ``complete``, all numbers below each."""
     lines: list[str] = []
     for setting in summary.settings:
         lines += [f"### {_escaped(heading(setting))}", ""]
@@ -166,7 +166,7 @@ def markdown(summary: Summary, complete: bool = False) -> str:
     trained = training(summary)
     if trained is not None:
         lines += ["### Training", "", *_grid(trained), ""]
-    lines += [f"{_escaped(said)}\n" for said in origins(summary)]
+    lines += [f"{_escaped(origin)}\n" for origin in origins(summary)]
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
@@ -186,7 +186,7 @@ def _grid(table: Table) -> list[str]:
 
 
 def _escaped(text: str) -> str:
-    """A name from a file must not end a cell or begin a tag."""
+    """Escape a name from a file, so that it cannot end a cell or start a tag."""
     for sign, instead in (("&", "&amp;"), ("<", "&lt;"), ("|", "\\|"), ("\n", " ")):
         text = text.replace(sign, instead)
     return text

@@ -1,7 +1,7 @@
-"""The three figures of speculative sampling over alpha, expected tokens, speed-up and best length, and runs over them.
+"""Theory curves over alpha (expected tokens, speed-up, best length) with measured points.
 
-After figures 2 to 4 of Leviathan, Kalman and Matias (arXiv:2211.17192). Filled marks are measured, hollow ones of the
-same colour are what the theory makes of the same run's alpha and c, and a line between them is where the two part.
+After figures 2 to 4 of Leviathan, Kalman and Matias (arXiv:2211.17192). Filled marks are measured; hollow marks of the
+same colour are the theory's prediction from the run's alpha and c; a line connects the two.
 """
 
 import math
@@ -15,14 +15,14 @@ from foredraft.core.theory import best_length, expected_tokens, speed_up
 LENGTHS = (1, 2, 3, 5, 7, 10)
 COSTS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 LONGEST = 64
-"""No curve looks at longer drafts."""
+"""Longest draft of the best-length curves."""
 ALPHAS = [step / 400 for step in range(401)]
 _SMALL, _TITLE = 8, 10
 _SHAPES = "osD^vPX*"
 
 
 def tokens_figure(points: Sequence[Point] = (), width: float = 4.4, height: float = 3.6) -> Any:
-    """Expected tokens a step over alpha, for k in ``LENGTHS`` and without end.
+    """Expected tokens per step over alpha, for k in ``LENGTHS`` and k = infinity.
 
     Raises:
         OptionError: matplotlib is not installed.
@@ -36,11 +36,10 @@ def tokens_figure(points: Sequence[Point] = (), width: float = 4.4, height: floa
 def speed_figure(
     cost: float | None = None, points: Sequence[Point] = (), width: float = 4.4, height: float = 3.6
 ) -> Any:
-    """Speed-up over alpha: for that cost with k in ``LENGTHS`` and at the best k; without one, for ``COSTS`` at the
-    best k.
+    """Speed-up over alpha: for the given cost with k in ``LENGTHS`` and the best k, or for ``COSTS`` at the best k.
 
     Raises:
-        OptionError: matplotlib is not installed, or a cost below 0.
+        OptionError: matplotlib is not installed, or negative cost.
     """
     figure, axes = canvas(width, height)
     _draw_speed(axes, cost, points)
@@ -51,10 +50,10 @@ def speed_figure(
 def length_figure(
     cost: float | None = None, points: Sequence[Point] = (), width: float = 4.4, height: float = 3.6
 ) -> Any:
-    """The best k over alpha, for ``COSTS`` and for that cost; a point stands at the k that was drafted.
+    """The best k over alpha, for ``COSTS`` and the given cost; points are at the measured k.
 
     Raises:
-        OptionError: matplotlib is not installed, or a cost below 0.
+        OptionError: matplotlib is not installed, or negative cost.
     """
     figure, axes = canvas(width, height)
     _draw_length(axes, cost, points)
@@ -69,10 +68,10 @@ def theory_figure(
     width: float = 11.0,
     height: float = 3.8,
 ) -> Any:
-    """The three side by side; with alpha and cost, what the theory promises there is marked.
+    """All three figures side by side; with alpha and cost, the theory's values there are marked.
 
     Raises:
-        OptionError: matplotlib is not installed, or alpha or cost out of its range.
+        OptionError: matplotlib is not installed, or alpha or cost out of range.
     """
     figure, (left, middle, right) = canvas(width, height, 3)
     tokens = speed = length = None
@@ -92,11 +91,11 @@ def theory_figure(
 
 def _draw_tokens(axes: Any, points: Sequence[Point], at: float | None = None) -> None:
     curves = [_Curve(f"k = {k}", [expected_tokens(a, k) for a in ALPHAS]) for k in LENGTHS]
-    curves.append(_Curve("k = ∞", [1.0 / (1.0 - a) if a < 1.0 else math.inf for a in ALPHAS], ours=True))
+    curves.append(_Curve("k = ∞", [1.0 / (1.0 - a) if a < 1.0 else math.inf for a in ALPHAS], highlight=True))
     seen = [value for point in points for value in (point.tokens, point.predicted_tokens)]
     top = max(4.0, 1.4 * max(seen)) if seen else 11.5
     top = max(top, 1.1 * (at or 0.0))
-    _draw(axes, "Expected tokens a step", curves, (1.0, top), points)
+    _draw(axes, "Expected tokens per step", curves, (1.0, top), points)
     _mark(axes, points, [(point.tokens, point.predicted_tokens) for point in points])
 
 
@@ -107,7 +106,7 @@ def _draw_speed(axes: Any, cost: float | None, points: Sequence[Point], at: floa
     else:
         title = f"Speed-up with c = {cost:g}"
         curves = [_Curve(f"k = {k}", [speed_up(a, k, cost) for a in ALPHAS]) for k in LENGTHS]
-        curves.append(_Curve("best k", [best_length(a, cost, LONGEST).speed_up for a in ALPHAS], ours=True))
+        curves.append(_Curve("best k", [best_length(a, cost, LONGEST).speed_up for a in ALPHAS], highlight=True))
     seen = [value for point in points for value in (point.speed_up, point.predicted_speed_up)]
     top = max(3.0, 1.6 * max(seen)) if seen else 1.1 * max(2.0, *(curve.values[-1] for curve in curves))
     top = max(top, 1.1 * (at or 0.0))
@@ -120,18 +119,18 @@ def _draw_speed(axes: Any, cost: float | None, points: Sequence[Point], at: floa
 def _draw_length(axes: Any, cost: float | None, points: Sequence[Point], at: float | None = None) -> None:
     costs = sorted({*COSTS} if cost is None else {*COSTS, cost})
     best = {c: [float(best_length(a, c, LONGEST).length) for a in ALPHAS] for c in costs}
-    curves = [_Curve(f"c = {c:g}", values, ours=c == cost) for c, values in best.items()]
+    curves = [_Curve(f"c = {c:g}", values, highlight=c == cost) for c, values in best.items()]
     top = max([12.0, 1.1 * (at or 0.0), *(1.1 * max(point.length, point.best.length) for point in points)])
     _draw(axes, "Best length k", curves, (0.0, top), points, drawstyle="steps-mid")
     _mark(axes, points, [(point.length, float(point.best.length)) for point in points])
 
 
 class _Curve(NamedTuple):
-    """Values over ``ALPHAS``; ours is the one that stands out."""
+    """Values over ``ALPHAS``."""
 
     name: str
     values: list[float]
-    ours: bool = False
+    highlight: bool = False
 
 
 def _draw(
@@ -142,19 +141,19 @@ def _draw(
     points: Sequence[Point],
     **options: Any,
 ) -> None:
-    """Curves, cut off at a height that shows where they part; each has its name where it ends, at the side or above.
+    """Draw curves up to ``limits``, each with its name at its end, at the side or above.
 
-    Behind points they are grey, because there colours tell arms apart.
+    With points the curves are grey, because colours then distinguish arms.
     """
     low, top = limits
     log = axes.get_yscale() == "log"
     share = _scaled(low, top, log)
     heads: list[tuple[float, int]] = []
     sides: list[tuple[float, int]] = []
-    inks = [INK if curve.ours else FAINT if points else color(number) for number, curve in enumerate(curves)]
-    for number, (name, values, ours) in enumerate(curves):
+    inks = [INK if curve.highlight else FAINT if points else color(number) for number, curve in enumerate(curves)]
+    for number, (name, values, highlight) in enumerate(curves):
         kept = [value if value <= top else math.nan for value in values]
-        style = {"linestyle": "--" if ours else "-", "linewidth": 1.0 if points else 1.6, "label": name, **options}
+        style = {"linestyle": "--" if highlight else "-", "linewidth": 1.0 if points else 1.6, "label": name, **options}
         axes.plot(ALPHAS, kept, color=inks[number], **style)
         if values[-1] <= top:
             sides.append((share(values[-1]), number))
@@ -178,7 +177,7 @@ def _draw(
 
 
 def _scaled(low: float, top: float, log: bool) -> Callable[[float], float]:
-    """How high between the limits a value is drawn, from 0 to 1."""
+    """Maps a value to its relative height between the limits, 0 to 1."""
     return lambda value: math.log(value / low) / math.log(top / low) if log else (value - low) / (top - low)
 
 
@@ -191,13 +190,13 @@ def _ticks(axes: Any, low: float, top: float, log: bool) -> Sequence[float]:
 
 
 def _size(axes: Any) -> tuple[float, float]:
-    """Width and height in points, about: what stands around the axes is not laid out yet."""
+    """Approximate width and height in points (the layout is not final yet)."""
     box, figure = axes.get_position(), axes.figure
     return 72 * box.width * figure.get_figwidth(), 72 * box.height * figure.get_figheight()
 
 
 def _spread(places: Sequence[tuple[float, int]], gap: float, high: float) -> list[tuple[float, int]]:
-    """The places in order, moved to both sides until they are a gap apart, and none above that height."""
+    """Sorted positions, moved apart to at least ``gap``, none above ``high``."""
     order = sorted(places)
     up, down = [place for place, _ in order], [place for place, _ in order]
     for i in range(1, len(order)):
@@ -209,7 +208,7 @@ def _spread(places: Sequence[tuple[float, int]], gap: float, high: float) -> lis
 
 
 def _mark(axes: Any, points: Sequence[Point], values: Sequence[tuple[float, float]]) -> None:
-    """One colour an arm, one shape a setting; measured ones are filled."""
+    """Draw points: one colour per arm, one shape per setting, measured values filled."""
     looks = _looks(points)
     for point, (measured, theory), (ink, shape) in zip(points, values, looks, strict=True):
         thin = {"color": ink, "linewidth": 0.9}
@@ -229,7 +228,7 @@ def _looks(points: Sequence[Point]) -> list[tuple[str, str]]:
 
 
 def _key(figure: Any, axes: Any, points: Sequence[Point]) -> None:
-    """Below the figure, which grows by it: arms by colour, settings by shape, and what is measured."""
+    """Add a legend below the figure (enlarging it): arms by colour, settings by shape, measured or theory."""
     if not points:
         return
     looks = list(zip(points, settings(points), _looks(points), strict=True))

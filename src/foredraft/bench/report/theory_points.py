@@ -1,7 +1,7 @@
-"""What a benchmark's run says in the letters of the theory: alpha, k, c, and tokens and speed-up beside them.
+"""Benchmark runs as points of the theory: measured alpha, k and c, with measured and predicted speed-up.
 
-The theory (``core/theory.py``) is of a chain whose tokens are accepted independently, each with chance alpha. Of a tree
-alpha is per level: the chance that the accepted path goes on by one node, where the draft goes deep enough.
+The theory (``core/theory.py``) assumes a chain whose tokens are accepted independently with probability alpha. For a
+tree, alpha is per level: the probability that the accepted path continues by one node, if the draft is deep enough.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,10 +18,10 @@ _LONGEST = 64
 
 
 class Rate(NamedTuple):
-    """An acceptance rate, and how far from it the true one of these counts can lie at most.
+    """An acceptance rate with bounds.
 
-    Files keep sums over steps. If all drafts had one length these say everything and the three are equal; else how
-    many of the accepted paths ended with their draft, unjudged, is known within bounds alone.
+    Files have only sums over steps. With drafts of equal length these determine alpha; otherwise the number of paths
+    that were accepted to the end of their draft is only known within bounds.
     """
 
     alpha: float
@@ -30,12 +30,12 @@ class Rate(NamedTuple):
 
 
 class Point(NamedTuple):
-    """An arm in the theory's letters. Its tasks are pooled; models, temperatures and batches are kept apart.
+    """An arm with one model, temperature and batch size, its tasks pooled, in the theory's terms.
 
-    ``length`` is k, drafted levels a step, steps without a draft included; ``cost`` is c, seconds of drafting a level
-    over seconds of a plain step; ``verify`` the target's forward of a drafting step in plain steps, which the theory
-    takes to be 1. Predicted is what the theory makes of alpha, c and the lengths of the drafts. ``best`` is the length
-    that it would choose, and its speed-up. ``pairs`` counts the runs that are paired with a plain one.
+    ``length``: k, drafted levels per step, including steps without a draft. ``cost``: c, seconds to draft a level /
+    seconds of a plain step. ``verify``: seconds of the target's forward / seconds of a plain step, 1 in the theory.
+    ``predicted_*``: the theory's values for alpha, c and the draft lengths. ``best``: the theory's best length and its
+    speed-up. ``pairs``: number of runs paired with a plain run.
     """
 
     arm: str
@@ -56,36 +56,35 @@ class Point(NamedTuple):
     pairs: int
 
 
-def overlay(file: RunFile) -> list[Point]:
-    """A point for each arm that has drafted, in the file's order, from the runs that are paired with plain decoding.
+def theory_points(file: RunFile) -> list[Point]:
+    """One point per drafting arm, in file order, from the runs paired with plain decoding.
 
-    The speed-up is the median ratio of speeds over pairs (``Run.unit``); all else is of sums over them. Arms that do
-    not say what drafting and verifying took, such as transformers' own, have no cost and are left out.
+    The speed-up is the median ratio over pairs (``Run.unit``); all other values are from sums. Arms without draft and
+    verification times, such as transformers' own, are left out.
 
     Raises:
-        DataError: there are no plain runs, none for one of the arms, or nothing was drafted.
+        DataError: no plain runs, none for one of the arms, or no drafts.
     """
-    plain = {run.unit: run for run in file.runs if run.arm == PLAIN and _whole(run)}
+    plain = {run.unit: run for run in file.runs if run.arm == PLAIN and _usable(run)}
     groups: dict[tuple[str, str, float, int], list[Run]] = {}
     for run in file.runs:
-        if run.arm != PLAIN and _whole(run) and run.verify_seconds > 0:
+        if run.arm != PLAIN and _usable(run) and run.verify_seconds > 0:
             groups.setdefault((run.arm, run.model, run.temperature, run.batch), []).append(run)
     drafting = {key: runs for key, runs in groups.items() if any(map(sum, (run.drafted_by_depth for run in runs)))}
     if not drafting:
-        raise DataError("No arm of this run has drafted by our loop, so there is nothing to lay over the theory.")
+        raise DataError("This file has no drafting arm of foredraft's loop to compare with the theory.")
     if not plain:
-        raise DataError(f"This run has no plain decoding (arm {PLAIN!r}), so it has no costs and no speed-ups.")
+        raise DataError(f"This file has no plain decoding: run foredraft bench with --drafter {PLAIN} as well.")
     return [_point(runs, plain) for runs in drafting.values()]
 
 
 def rate(drafted: Sequence[int], accepted: Sequence[int]) -> Rate:
-    """alpha = sum_d a_d / sum_d j_d: accepted tokens over judged ones, the maximum of the likelihood for a chain.
+    """alpha = sum_d a_d / sum_d j_d: accepted / judged tokens, the maximum-likelihood estimate for a chain.
 
-    Of the steps, n_d (``drafted``) had a draft and a_d (``accepted``) an accepted path of at least d = 1, 2, ...
-    A token is judged if it was drafted and its parent accepted: j_1 = n_1, and j_d = a_(d-1) as long as all drafts
-    are so deep. Where they are not, j_d is a_(d-1) n_d / n_(d-1), what it is on average if the length of a draft says
-    nothing about its acceptance; in truth it is not above a_(d-1) and n_d, and not below a_d and
-    a_(d-1) - (n_(d-1) - n_d).
+    n_d (``drafted``) steps had a draft, and a_d (``accepted``) an accepted path, of depth at least d = 1, 2, ...
+    A token is judged if it was drafted and its parent accepted: j_1 = n_1, and j_d = a_(d-1) if all drafts are that
+    deep. Otherwise j_d = a_(d-1) n_d / n_(d-1), its mean if draft length and acceptance are independent; its bounds are
+    max(a_d, a_(d-1) - (n_(d-1) - n_d)) and min(a_(d-1), n_d).
 
     Raises:
         DataError: nothing was drafted.
@@ -104,24 +103,24 @@ def rate(drafted: Sequence[int], accepted: Sequence[int]) -> Rate:
 
 
 def predicted_tokens(alpha: float, drafted: Sequence[int], steps: int) -> float:
-    """Tokens a step by the theory, 1 + sum_d (n_d / steps) alpha^d: equation (1) averaged over the drafts' lengths."""
+    """Expected tokens per step, 1 + sum_d (n_d / steps) alpha^d: equation (1) averaged over draft lengths."""
     return 1.0 + sum(n * alpha**depth for depth, n in enumerate(drafted, start=1)) / steps
 
 
 def settings(points: Sequence[Point]) -> list[str]:
-    """What sets points of one arm apart, where it differs between points at all: temperature, batch, model."""
-    told = {name: len({getattr(point, name) for point in points}) > 1 for name in ("temperature", "batch", "model")}
+    """A label per point: those of temperature, batch and model that differ between points."""
+    varies = {name: len({getattr(point, name) for point in points}) > 1 for name in ("temperature", "batch", "model")}
     return [
         ", ".join(
-            [f"T={point.temperature:g}"] * told["temperature"]
-            + [f"batch {point.batch}"] * told["batch"]
-            + [point.model or "no model"] * told["model"]
+            [f"T={point.temperature:g}"] * varies["temperature"]
+            + [f"batch {point.batch}"] * varies["batch"]
+            + [point.model or "no model"] * varies["model"]
         )
         for point in points
     ]
 
 
-def _whole(run: Run) -> bool:
+def _usable(run: Run) -> bool:
     return not run.error and run.forwards > 0 and run.speed > 0
 
 
@@ -132,7 +131,7 @@ def _point(runs: list[Run], plain: dict[tuple, Run]) -> Point:
     if not sum(drafted):
         where = f"temperature {first.temperature:g}, batch {first.batch}"
         raise DataError(
-            f"No run of {first.arm} that drafted ({where}) has plain decoding of the same prompts beside it."
+            f"No drafting run of {first.arm} ({where}) has a plain run of the same prompts to compare with."
         )
     steps = sum(run.forwards for run, _ in pairs)
     plain_seconds = sum(base.seconds - base.prefill_seconds for _, base in pairs)

@@ -1,4 +1,4 @@
-"""What tune can choose from: a method at the sizes that its options allow."""
+"""Candidates of tune: each method at the sizes that its options allow."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ _DEPTHS = (2, 3, 4, 5, 6, 8)
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A drafter with a constant size, as ``load`` takes it, and its shape inside its probe."""
+    """A drafter spec of constant size, and its shape within the probe's drafts."""
 
     spec: str
     shape: Shape
@@ -26,7 +26,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Candidates that one probe speaks for. ``name``: the method as it was asked for, with its default schedule."""
+    """Candidates predicted from one probe. ``name``: the requested spec, with its default schedule."""
 
     name: str
     probe: str
@@ -34,28 +34,28 @@ class Family:
 
 
 def default_drafters(model: str) -> list[str]:
-    """What needs nothing, and what ships for a bundled model."""
+    """Drafters that need no files, and those bundled with the model."""
     return ["prompt_lookup", *BUNDLED_DRAFTS.get(model, {})]
 
 
 def families(drafter: str, model: str) -> list[Family]:
-    """The families of a drafter as the user names it. Options that were given stay as they are.
+    """The families of a drafter spec; given options stay fixed.
 
     Raises:
-        OptionError: an unknown method or option, or a drafter of no size of its own.
+        OptionError: unknown method or option, or a drafter without a size.
     """
-    why = _NOT_TRIED.get(Spec.parse(drafter).name)
-    if why is not None:
-        raise OptionError(why)
+    reason = _NOT_TRIED.get(Spec.parse(drafter).name)
+    if reason is not None:
+        raise OptionError(reason)
     head, *given = parts(drafter, ",")
     method, _, path = head.partition(":")
     path = path or BUNDLED_DRAFTS.get(model, {}).get(method, "")
-    if path and Path(path).exists():  # "" is this folder
-        path = str(Path(path).resolve())  # the choice is written to a file that may be read from elsewhere
+    if path and Path(path).exists():  # Path("") would be the current folder
+        path = str(Path(path).resolve())  # the tuned file may be read from another folder
     base = f"{method}:{path}" if path else method
     fixed = {pair.partition("=")[0] for pair in given}
     size = METHODS[method].size
-    maker = _MAKERS.get(method) or (_chain(size, max(_LENGTHS)) if size else _as_it_is)
+    maker = _MAKERS.get(method) or (_chain(size, max(_LENGTHS)) if size else _fixed)
     return [
         Family(_joined(base, given), _joined(base, [*given, *probe, CONSTANT]), tuple(candidates))
         for probe, candidates in maker(base, given, fixed)
@@ -63,15 +63,15 @@ def families(drafter: str, model: str) -> list[Family]:
     ]
 
 
-_Made = list[tuple[list[str], list[Candidate]]]
+_Probes = list[tuple[list[str], list[Candidate]]]
 
 
 def _chain(option: str, longest: int, shape: str = ""):
-    """Chains of each length, all from one probe of the longest. ``shape``: the option that makes a tree of them."""
+    """Chains of each length, all predicted from one probe of the longest. ``shape``: the option for a tree."""
 
-    def make(base: str, given: Sequence[str], fixed: set[str]) -> _Made:
+    def make(base: str, given: Sequence[str], fixed: set[str]) -> _Probes:
         if fixed & {option, shape}:
-            return _as_it_is(base, given, fixed)
+            return _fixed(base, given, fixed)
         lengths = [length for length in _LENGTHS if length <= longest]
         made = [_candidate(base, given, [f"{option}={k}"], Shape(depth=k)) for k in lengths]
         return [([f"{option}={longest}"], made)]
@@ -79,10 +79,10 @@ def _chain(option: str, longest: int, shape: str = ""):
     return make
 
 
-def _grown(base: str, given: Sequence[str], fixed: set[str]) -> _Made:
-    """Trees that are grown by context, and chains of the likeliest tokens, which is what most servers run."""
+def _dynamic_trees(base: str, given: Sequence[str], fixed: set[str]) -> _Probes:
+    """Dynamic trees, and chains of top-1 tokens, which most servers run."""
     if fixed & {"nodes", "depth", "top_k"}:
-        return _as_it_is(base, given, fixed)
+        return _fixed(base, given, fixed)
     trees = [
         _candidate(base, given, [f"nodes={nodes}", f"depth={depth}"], Shape(nodes, depth))
         for depth in _DEPTHS
@@ -99,44 +99,44 @@ def _grown(base: str, given: Sequence[str], fixed: set[str]) -> _Made:
 
 
 def _static(option: str, values: Sequence[str | int], shape: str = "tree"):
-    """Trees of a fixed shape: each has to be tried. ``shape``: the option that fixes it altogether."""
+    """Static trees, each with its own probe. ``shape``: the option that sets the whole shape."""
 
-    def make(base: str, given: Sequence[str], fixed: set[str]) -> _Made:
+    def make(base: str, given: Sequence[str], fixed: set[str]) -> _Probes:
         if fixed & {option, shape}:
-            return _as_it_is(base, given, fixed)
+            return _fixed(base, given, fixed)
         extras = [[f"{option}={value}"] for value in values]
         return [(extra, [_candidate(base, given, extra, Shape())]) for extra in extras]
 
     return make
 
 
-def _as_it_is(base: str, given: Sequence[str], fixed: set[str]) -> _Made:
+def _fixed(base: str, given: Sequence[str], fixed: set[str]) -> _Probes:
     return [([], [_candidate(base, given, [], Shape())])]
 
 
 _MAKERS = {
     "draft_model": _chain("num_assistant_tokens", 10, "branching"),
     "eagle1": _static("tree", ("eagle", "4x2x1", "2x1x1x1")),
-    "eagle2": _grown,
-    "eagle3": _grown,
-    "opt_tree": _grown,
+    "eagle2": _dynamic_trees,
+    "eagle3": _dynamic_trees,
+    "opt_tree": _dynamic_trees,
     "medusa": _static("nodes", (7, 15, 23, 47)),
     "hydra": _static("nodes", (7, 15, 23, 47)),
 }
-"""Methods that draft trees. Others are tried at each length of the option ``Method.size``, or as they are."""
+"""Other methods are tried at each length of the option ``Method.size``, or with the given options only."""
 
 
 _NOT_TRIED = {
-    "none": "none is plain decoding, with which every drafter is compared: name another one.",
-    "bandit": "bandit finds out by itself which of its drafters pays: name these instead.",
-    "online": "online drafts with another drafter, which changes while it is measured: name that one instead.",
+    "none": "none is plain decoding, the baseline: name another drafter.",
+    "bandit": "bandit chooses among its own drafters: name these instead.",
+    "online": "online trains its inner drafter while it is measured: name that drafter instead.",
 }
 
 
-def told(spec: str, mark: str = "") -> str:
-    """A spec for people, between marks: that a size is constant is the rule here, a schedule of its own is said."""
+def short_spec(spec: str, mark: str = "") -> str:
+    """A spec for display, between marks; constant size is the default here, so only other schedules are noted."""
     bare = spec.replace(f",{CONSTANT}", "")
-    return f"{mark}{bare}{mark}" if CONSTANT in spec else f"{mark}{bare}{mark} (its own schedule)"
+    return f"{mark}{bare}{mark}" if CONSTANT in spec else f"{mark}{bare}{mark} (default schedule)"
 
 
 def _candidate(base: str, given: Sequence[str], extra: Sequence[str], shape: Shape) -> Candidate:

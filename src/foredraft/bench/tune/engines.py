@@ -1,7 +1,7 @@
-"""The same choice in the words of servers: vLLM's ``speculative_config`` and SGLang's flags.
+"""A drafter as server options: vLLM's ``speculative_config`` and SGLang's flags.
 
-Names as of vLLM 0.33 and SGLang 0.5.23. vLLM drafts chains only; SGLang's trees are those of EAGLE-2. Heads have to be
-in the server's format first: ``foredraft export``.
+Names as of vLLM 0.33 and SGLang 0.5.23. vLLM drafts chains only; SGLang's trees are those of EAGLE-2. Heads must first
+be converted with ``foredraft export``.
 """
 
 from dataclasses import dataclass
@@ -15,43 +15,44 @@ from foredraft.drafters.prompt_lookup import Options as PromptLookupOptions
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
-    """``vllm``: a ``speculative_config``; ``sglang``: flags. None where the server has no such method, then ``note``
-    says so."""
+class ServerConfig:
+    """``vllm``: a ``speculative_config``; ``sglang``: flags. None if the server lacks the method; see ``note``."""
 
     vllm: dict[str, Any] | None
     sglang: str | None
     note: str = ""
 
 
-def served(spec: str, chain: str | None = None) -> Served:
-    """What to tell a server.
+def server_config(spec: str, chain: str | None = None) -> ServerConfig:
+    """Server options for a drafter.
 
     Args:
         spec: a drafter with a constant size.
-        chain: the best one of the same method that drafts a chain, for a server that drafts nothing else.
+        chain: the best chain of the same method, for a server without trees.
 
     Raises:
-        OptionError: no such drafter.
+        OptionError: unknown drafter.
     """
-    ours, alone = Spec.parse(spec), Spec.parse(chain or spec)
+    ours, chain_only = Spec.parse(spec), Spec.parse(chain or spec)
     path = ours.path or "PATH"
     if ours.name in ("eagle1", "eagle2", "eagle3"):
         method = "eagle3" if ours.name == "eagle3" else "eagle"
-        vllm = {"method": method, "model": path, "num_speculative_tokens": _tree(alone.options).depth}
+        vllm = {"method": method, "model": path, "num_speculative_tokens": _tree(chain_only.options).depth}
         nodes, depth, top_k = _tree(ours.options)
         flags = _sglang(method.upper(), path, steps=depth, top_k=top_k, tokens=nodes + 1)
-        alike = "the best chain" if chain is not None else "one as long as the tree is deep"
-        tree = "" if top_k == 1 else f"vLLM drafts chains only, so it gets {alike}; "
-        return Served(vllm, flags, f"{tree}export the head first: foredraft export {path} --to vllm, or --to sglang.")
+        length = "the best chain" if chain is not None else "a chain of the tree's depth"
+        tree = "" if top_k == 1 else f"vLLM drafts chains only, so its config has {length}; "
+        return ServerConfig(
+            vllm, flags, f"{tree}export the head first: foredraft export {path} --to vllm, or --to sglang."
+        )
     if ours.name == "draft_model":
         options = ours.options
         assert isinstance(options, DraftModelOptions)
         branching = options.branching
         length = len(branching) if branching else options.num_assistant_tokens
-        note = "Both draft chains here, no trees." if branching else ""
+        note = "With a draft model both servers draft chains, not trees." if branching else ""
         vllm = {"method": "draft_model", "model": path, "num_speculative_tokens": length}
-        return Served(vllm, _sglang("STANDALONE", path, steps=length, top_k=1, tokens=length + 1), note)
+        return ServerConfig(vllm, _sglang("STANDALONE", path, steps=length, top_k=1, tokens=length + 1), note)
     if ours.name == "prompt_lookup":
         options = ours.options
         assert isinstance(options, PromptLookupOptions)
@@ -63,8 +64,8 @@ def served(spec: str, chain: str | None = None) -> Served:
             "prompt_lookup_min": options.min_matching_ngram_size,
         }
         flags = f"--speculative-algorithm NGRAM --speculative-num-draft-tokens {length + 1}"
-        return Served(vllm, flags)
-    return Served(None, None, f"Neither vLLM nor SGLang runs {ours.name}.")
+        return ServerConfig(vllm, flags)
+    return ServerConfig(None, None, f"Neither vLLM nor SGLang runs {ours.name}.")
 
 
 class _Tree(NamedTuple):

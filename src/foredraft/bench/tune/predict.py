@@ -1,4 +1,4 @@
-"""Speed-up before it is measured: tokens that a draft of some shape brings, over what its step costs."""
+"""Predicted speed-up of a draft shape: expected tokens per step over the step's cost."""
 
 import statistics
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from foredraft.engine.step import round_up
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Of a shape: tokens and seconds of a step, and how many times as fast as plain decoding that is."""
+    """Tokens and seconds per step, and speed-up over plain decoding."""
 
     tokens: float
     seconds: float
@@ -20,23 +20,23 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class StepModel:
-    """What a step of one drafter costs: the forward from the table, and what steps here have taken beside it.
+    """Step cost of one drafter: the forward's cost from a table, and measured overheads.
 
-    ``drafting``: seconds of a draft by its levels. ``beside``: seconds of verification over those of the forward, by
-    the rows of the forward. ``other``: of the loop around both. ``reading``: what the first draft of a text takes more
-    than others, since the drafter reads the prompt, shared out over the text's tokens.
+    ``drafting``: seconds of a draft by its levels. ``overhead``: seconds of verification minus the table's forward, by
+    rows. ``other``: seconds of the loop around both. ``prefill``: extra seconds of a request's first draft, in which
+    the drafter reads the prompt, per output token.
     """
 
     costs: CostTable
     rows: Callable[[int], int]
     drafting: Fit
-    beside: Fit
+    overhead: Fit
     other: float
-    reading: float = 0.0
+    prefill: float = 0.0
 
     @classmethod
     def of(cls, steps: Sequence[Step], costs: CostTable, other: float, padded: bool) -> "StepModel":
-        """From the steps of a probe; ``padded``: forwards are run with the next larger number of nodes."""
+        """Fit to the steps of a probe; ``padded``: forwards are padded to the next larger size."""
 
         def rows(nodes: int) -> int:
             return round_up(1 + nodes) if padded else 1 + nodes
@@ -44,27 +44,27 @@ class StepModel:
         timed = [step for step in steps if not step.first]
         levels = Fit.through([(float(step.levels), step.draft_seconds) for step in timed if step.depths])
         forwards = [(rows(len(step.depths)), step.verify_seconds) for step in timed]
-        beside = Fit.through([(float(count), seconds - costs(count)) for count, seconds in forwards])
+        overhead = Fit.through([(float(count), seconds - costs(count)) for count, seconds in forwards])
         firsts = [step.draft_seconds - levels(step.levels) for step in steps if step.first and not step.short]
-        said = sum(1 + len(step.path) for step in steps if not step.short)
-        return cls(costs, rows, levels, beside, other, max(0.0, sum(firsts)) / max(said, 1))
+        tokens = sum(1 + len(step.path) for step in steps if not step.short)
+        return cls(costs, rows, levels, overhead, other, max(0.0, sum(firsts)) / max(tokens, 1))
 
     def seconds(self, nodes: int, levels: int) -> float:
-        """Of one step with such a draft, the reading of a prompt apart."""
+        """Seconds of a step with such a draft, without the drafter's prefill."""
         count = self.rows(nodes)
         drafting = max(0.0, self.drafting(levels))
-        return max(self.costs(count) + self.beside(count), self.costs(1) / 2) + drafting + self.other
+        return max(self.costs(count) + self.overhead(count), self.costs(1) / 2) + drafting + self.other
 
 
 def predict(steps: Sequence[Step], model: StepModel, shape: Shape, plain_seconds: float) -> Prediction:
-    """What drafts of this shape bring on the texts that the steps are of.
+    """Predict drafts of this shape from a probe's steps.
 
     Args:
-        steps: of a probe; the short ones only show what levels cost.
-        plain_seconds: of one step of plain decoding, in the same minutes.
+        steps: the probe's steps; short ones are only used to fit costs.
+        plain_seconds: seconds of a plain decoding step, measured alongside.
     """
     outcomes = [step.under(shape) for step in steps if not step.short]
     tokens = statistics.fmean(outcome.tokens for outcome in outcomes)
     seconds = statistics.fmean(model.seconds(outcome.nodes, outcome.levels) for outcome in outcomes)
-    seconds += model.reading * tokens
+    seconds += model.prefill * tokens
     return Prediction(tokens, seconds, tokens * plain_seconds / seconds)

@@ -1,7 +1,7 @@
-"""A drafter at its largest, step by step: what was drafted, how far it was accepted, where the time went.
+"""Records a drafter's steps at its largest size: drafted nodes, accepted path, times.
 
-What a smaller draft would have brought is read off the same steps: a tree of n nodes and depth d is the best n of the
-drafted nodes down to d, and its accepted path is a beginning of the path that was accepted.
+Smaller drafts are derived from the same steps: a tree of n nodes and depth d is the best n drafted nodes down to d, and
+its accepted path is a prefix of the recorded one.
 """
 
 import bisect
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, final
 
-from foredraft.bench.measure.recording_drafter import Onlooker
+from foredraft.bench.measure.recording_drafter import RecordingDrafter
 from foredraft.core.draft import Draft, Verdict
 from foredraft.core.drafter import Plan, View
 from foredraft.engine.policy import Policy
@@ -18,14 +18,14 @@ from foredraft.engine.step import StepDone
 
 
 class Shape(NamedTuple):
-    """How large a draft may be; 0 is as large as the drafter makes it."""
+    """Size limits of a draft; 0 is unlimited."""
 
     nodes: int = 0
     depth: int = 0
 
 
 class Outcome(NamedTuple):
-    """What a step of some shape brings: tokens with the bonus, nodes that the target reads besides the root, levels."""
+    """A step's tokens including the bonus, verified nodes without the root, and drafted levels."""
 
     tokens: int
     nodes: int
@@ -34,9 +34,12 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One row's share of one step. ``scores`` and ``depths`` are of all drafted nodes (no scores: they were listed by
-    depth), ``path`` are the accepted ones of them, by their places there. ``short``: only a few levels were asked for,
-    to see what levels cost. ``first``: the drafter had a prompt to read, so its time says nothing."""
+    """One row of one step.
+
+    ``depths`` and ``scores``: of the drafted nodes; without scores, nodes are in order of depth. ``path``: indices of
+    the accepted nodes. ``short``: the draft was limited to a few levels, to measure their cost. ``first``: the draft
+    time includes the drafter's prefill.
+    """
 
     depths: tuple[int, ...]
     scores: tuple[float, ...]
@@ -48,9 +51,9 @@ class Step:
     first: bool
 
     def under(self, shape: Shape) -> Outcome:
-        """What it would have been with a smaller draft.
+        """The outcome with a smaller draft.
 
-        Nodes that stood too deep make room for others in a smaller tree: these are counted, though not known.
+        A shallower tree of the same size would hold other nodes in place of the deep ones; they count as rejected.
         """
         deepest = shape.depth or self.levels
         allowed = [place for place, depth in enumerate(self.depths) if depth <= deepest]
@@ -65,30 +68,29 @@ class Step:
 
 
 @final
-class Tap(Onlooker):
-    """Keeps the last draft and verdict, as they are: to look at them takes no time here."""
+class StepRecorder(RecordingDrafter):
+    """Keeps the last draft and verdict, without the cost of reading them."""
 
     last: tuple[Draft, Verdict] | None = None
 
-    def _see(self, draft: Draft, verdict: Verdict) -> None:
+    def _record(self, draft: Draft, verdict: Verdict) -> None:
         self.last = draft, verdict
 
 
 @final
 class Probe(Policy):
-    """Always the largest draft (around plain decoding none), or while ``short`` is set one of so many levels; and a
-    record of each step.
+    """A policy that always drafts the largest size, or ``short`` levels if set, and records each step.
 
-    The two are not mixed in one text: a step after a short one that was accepted whole begins in the middle of what
-    the draft gets right, and would be taken for better than it is.
+    Do not change ``short`` within a request: after a fully accepted short draft, the next draft starts inside an easy
+    span and looks better than it is.
 
     Args:
-        tap: around the drafter of the same loop.
-        confidence: as the method's options have it.
+        recorder: the wrapper around the same loop's drafter.
+        confidence: the confidence threshold of the method's options.
     """
 
-    def __init__(self, tap: Tap, confidence: float = 0.0) -> None:
-        self._tap = tap
+    def __init__(self, recorder: StepRecorder, confidence: float = 0.0) -> None:
+        self._recorder = recorder
         self._confidence = confidence
         self._known: set[int] = set()
         self.short = 0
@@ -99,15 +101,15 @@ class Probe(Policy):
         return False
 
     def plan(self, view: View, limits: Sequence[int]) -> Plan:
-        longest = min(self.short or self._tap.needs.longest, self._tap.needs.longest)
+        longest = min(self.short or self._recorder.needs.longest, self._recorder.needs.longest)
         return Plan(tuple(min(longest, limit) for limit in limits), self._confidence)
 
     def observe(self, view: View, plan: Plan, done: StepDone) -> None:
         first = not self._known.issuperset(view.rows)
         self._known.update(view.rows)
-        if self._tap.last is None or (self._tap.needs.longest and not plan.length):
-            return  # the end of a text: there was no room for a draft
-        draft, verdict = self._tap.last
+        if self._recorder.last is None or (self._recorder.needs.longest and not plan.length):
+            return  # end of the request: no room for a draft
+        draft, verdict = self._recorder.last
         parents, paths = draft.tree.parents.tolist(), verdict.path.tolist()
         scores = None if draft.scores is None else draft.scores.tolist()
         for row in range(len(view.rows)):
@@ -130,12 +132,12 @@ class Probe(Policy):
         self._known.discard(row)
 
 
-_FEW = 4
+_MIN_SAMPLES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Straight lines from one measured point to the next; level beyond them, where nothing was seen."""
+    """Linear interpolation of measured points; constant outside their range."""
 
     xs: tuple[float, ...]
     ys: tuple[float, ...]
@@ -151,23 +153,23 @@ class Fit:
 
     @classmethod
     def through(cls, points: Sequence[tuple[float, float]]) -> "Fit":
-        """Of (x, y) measurements: what is typical at each x that was seen more than a few times, or else at any."""
+        """Fit (x, y) measurements: the typical y at each x with enough samples, or at every x if none has enough."""
         groups: dict[float, list[float]] = {}
         for x, y in points:
             groups.setdefault(x, []).append(y)
-        known = {x: typical(ys) for x, ys in groups.items() if len(ys) >= _FEW}
+        known = {x: typical(ys) for x, ys in groups.items() if len(ys) >= _MIN_SAMPLES}
         known = known or {x: typical(ys) for x, ys in groups.items()}
         return cls(tuple(sorted(known)), tuple(known[x] for x in sorted(known)))
 
 
 def typical(values: Sequence[float]) -> float:
-    """The mean, but no value counts for more than three times the median: a machine's stall is not the work's."""
+    """The mean, with values clipped at three times the median to discount stalls of the machine."""
     most = 3 * statistics.median(values)
     return statistics.fmean(min(value, most) if most > 0 else value for value in values)
 
 
 def _depths(parents: Sequence[int]) -> list[int]:
-    """The depth of each node, the root's being 0; -1 for padding."""
+    """Depth of each node: 0 for the root, -1 for padding."""
     depths = [0]
     for parent in parents[1:]:
         depths.append(depths[parent] + 1 if parent >= 0 else -1)

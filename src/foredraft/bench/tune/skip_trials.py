@@ -1,4 +1,4 @@
-"""What a draft without some parts of the target would bring, on texts that the target has said; and the file of it."""
+"""Evaluates drafts that skip sublayers of the target, on the target's own outputs, and logs the trials."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -19,13 +19,13 @@ from foredraft.model.masks import address_segments
 from foredraft.model.prefill import prefill
 from foredraft.model.skipping import Layers, LayerSkipLM
 
-_AT_ONCE = 8
-"""Texts in a forward."""
+_BATCH = 8
+"""Samples per forward."""
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """A text: ids of prompt and answer, and how many of them are the prompt's."""
+class Sample:
+    """Token ids of prompt and answer, and the prompt's length."""
 
     tokens: tuple[int, ...]
     prompt: int
@@ -33,7 +33,7 @@ class Said:
 
 @dataclass(frozen=True, order=True, slots=True)
 class Sublayer:
-    """One thing that can be left out. ``kind`` is attention or mlp; the first layer is 0."""
+    """A sublayer that can be skipped. ``kind`` is attention or mlp; the first layer is 0."""
 
     layer: int
     kind: str
@@ -41,10 +41,10 @@ class Sublayer:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What a set of parts that are left out came to.
+    """Result for a set of skipped sublayers.
 
-    ``tokens[k - 1]``: mean tokens a step, bonus included, with drafts of k. ``cost``: of a draft step, as a share of
-    the weights that the whole model reads.
+    ``tokens[k - 1]``: mean tokens per step, including the bonus token, at draft length k. ``cost``: weights that a
+    draft step reads, as a fraction of the full model's.
     """
 
     without: frozenset[Sublayer]
@@ -53,86 +53,85 @@ class Trial:
 
     @property
     def best(self) -> int:
-        """The length of draft that pays most."""
+        """The best draft length."""
         return max(range(1, len(self.tokens) + 1), key=lambda k: (self.rate(k), -k))
 
     def rate(self, length: int) -> float:
-        """Tokens in the time of a whole forward, by weights read: each drafted token costs ``cost``, verifying 1."""
+        """Tokens per full read of the weights: each drafted token costs ``cost``, verification 1."""
         return self.tokens[length - 1] / (1.0 + length * self.cost)
 
     @property
     def score(self) -> float:
-        """Speed over plain decoding where reading weights is what takes time."""
+        """Speed-up over plain decoding if time is proportional to weights read."""
         return self.rate(self.best)
 
 
-class Judge:
-    """Tries sets of parts on texts, and says what the loop would make of their drafts.
+class SkipEvaluator:
+    """Evaluates sets of skipped sublayers on samples, as expected tokens per step.
 
-    The texts lie in the cache as the whole model has read them; what is left of it drafts from every place of the
-    answers at once, beside them (``masks.address_segments``). A draft is accepted as far as it agrees with the text, so
-    its tokens may as well be the text's, and a try takes no more than a forward.
+    The KV cache holds the samples as the full model computed them. The thinned model drafts from every position of the
+    answers in one forward (``masks.address_segments``). A draft is accepted as far as it equals the sample, so its
+    input tokens are the sample's, and a trial costs one forward.
 
     Args:
-        texts: as the target says them, so that drafts for them are what would be drafted.
-        temperature: 0 counts a token as accepted where both find the same likeliest; else the overlap of their laws.
-        longest: drafts of up to so many tokens.
+        samples: outputs of the target, so that drafts resemble those of decoding.
+        temperature: at 0 a token is accepted if both models have the same argmax; else by the overlap of their laws.
+        longest: longest draft to evaluate.
 
     Raises:
-        DataError: all answers are shorter than that.
+        DataError: all answers are shorter than ``longest``.
     """
 
-    def __init__(self, model: CausalLM, texts: Sequence[Said], *, temperature: float, longest: int) -> None:
+    def __init__(self, model: CausalLM, samples: Sequence[Sample], *, temperature: float, longest: int) -> None:
         self._layers = Layers(model)
-        self._drafts = [_Drafts.of(text, longest) for text in texts]
+        self._drafts = [_Drafts.of(sample, longest) for sample in samples]
         self._temperature = temperature
         self._longest = longest
         if max(drafts.count for drafts in self._drafts) < longest:
             raise DataError(
-                f"No answer has {longest} tokens, so there is nothing to judge by: ask for longer ones "
-                "(--min-new-tokens), or for shorter drafts (--longest)."
+                f"No answer has {longest} tokens: raise --min-new-tokens for longer answers, or lower --longest."
             )
         self._cache = model.new_cache()
-        self._fill(model)
-        self._truth = self._laws(model)
+        self._prefill(model)
+        self._target_laws = self._laws(model)
 
     @property
     def parts(self) -> list[Sublayer]:
-        """All that could be left out."""
+        """All sublayers."""
         return [Sublayer(layer, kind) for layer in range(len(self._layers)) for kind in ("attention", "mlp")]
 
     @property
     def tokens(self) -> int:
-        """So many tokens a set is judged by."""
+        """Number of tokens in the evaluation."""
         return sum(drafts.count for drafts in self._drafts)
 
     def __call__(self, without: frozenset[Sublayer]) -> Trial:
-        left = self._layers.without(
+        thinned = self._layers.without(
             [part.layer for part in without if part.kind == "attention"],
             [part.layer for part in without if part.kind == "mlp"],
         )
         steps = [0.0] * self._longest
-        for drafts, truth, said in zip(self._drafts, self._truth, self._laws(left), strict=True):
-            accepted = acceptance(truth, said) if self._temperature else (truth == said).double()
+        for drafts, p, q in zip(self._drafts, self._target_laws, self._laws(thinned), strict=True):
+            accepted = acceptance(p, q) if self._temperature else (p == q).double()
             reached = drafts.table(accepted, self._longest).cumprod(1).tolist()
             for k in range(1, self._longest + 1):
                 steps[k - 1] += _steps(reached, k)
-        return Trial(without, left.cost, tuple(self.tokens / count for count in steps))
+        return Trial(without, thinned.cost, tuple(self.tokens / count for count in steps))
 
     def _laws(self, model: CausalLM | LayerSkipLM) -> list[Tensor]:
-        """What this model says after each token of the drafts: by text, the likeliest [N], or the law [N, V]."""
-        whole = self._layers.model
+        """Per sample, the model's argmax [N] or law [N, V] after each draft token."""
+        full = self._layers.model
         found: list[Tensor] = []
-        for begin in range(0, len(self._drafts), _AT_ONCE):
-            group = self._drafts[begin : begin + _AT_ONCE]
+        for begin in range(0, len(self._drafts), _BATCH):
+            group = self._drafts[begin : begin + _BATCH]
             step = address_segments(
-                _padded([drafts.tokens for drafts in group], 0).to(whole.device),
-                _padded([drafts.places for drafts in group], 0).to(whole.device),
-                _padded([drafts.roots for drafts in group], -1).to(whole.device),
-                self._longest_text,
+                _padded([drafts.tokens for drafts in group], 0).to(full.device),
+                _padded([drafts.places for drafts in group], 0).to(full.device),
+                _padded([drafts.roots for drafts in group], -1).to(full.device),
+                self._longest_sample,
                 range(begin, begin + len(group)),
-                whole.layout,
-                dtype=whole.dtype,
+                full.layout,
+                dtype=full.dtype,
             )
             logits = model.forward(step, self._cache).logits
             for line, drafts in enumerate(group):
@@ -141,56 +140,57 @@ class Judge:
                 found.append(law.cpu())
         return found
 
-    def _fill(self, model: CausalLM) -> None:
-        """Read the texts with the whole model."""
+    def _prefill(self, model: CausalLM) -> None:
+        """Read the samples with the full model."""
         room = max(len(drafts.tokens) for drafts in self._drafts)
-        self._cache.reserve(len(self._drafts), self._longest_text + room)
-        for begin in range(0, len(self._drafts), _AT_ONCE):
-            texts = [drafts.text for drafts in self._drafts[begin : begin + _AT_ONCE]]
-            rows = range(begin, begin + len(texts))
-            prefill(model, self._cache, rows, _padded(texts, 0).to(model.device), [0] * len(texts))
+        self._cache.reserve(len(self._drafts), self._longest_sample + room)
+        for begin in range(0, len(self._drafts), _BATCH):
+            samples = [drafts.sample for drafts in self._drafts[begin : begin + _BATCH]]
+            rows = range(begin, begin + len(samples))
+            prefill(model, self._cache, rows, _padded(samples, 0).to(model.device), [0] * len(samples))
 
     @property
-    def _longest_text(self) -> int:
-        return max(len(drafts.text) for drafts in self._drafts)
+    def _longest_sample(self) -> int:
+        return max(len(drafts.sample) for drafts in self._drafts)
 
 
 @dataclass(frozen=True, slots=True)
 class _Drafts:
-    """The pieces of a text that stand for drafts, one after another: tokens, their places, where each piece begins.
+    """All drafts on a sample, concatenated: token ids, their positions, and each token's draft root position.
 
-    ``count``: how many there are, one for each token of the answer, the first begun with the prompt's last token.
+    ``count``: number of drafts, one per token of the answer; the first starts from the prompt's last token.
     """
 
-    text: tuple[int, ...]
+    sample: tuple[int, ...]
     count: int
     tokens: list[int]
     places: list[int]
     roots: list[int]
 
     @classmethod
-    def of(cls, text: Said, longest: int) -> "_Drafts":
-        """Drafts of so many tokens, shorter at the end of the text."""
-        last = len(text.tokens) - 1
-        starts = range(text.prompt - 1, last)
+    def of(cls, sample: Sample, longest: int) -> "_Drafts":
+        """Drafts of up to ``longest`` tokens, shorter at the end of the sample."""
+        last = len(sample.tokens) - 1
+        starts = range(sample.prompt - 1, last)
         pairs = [(place, start) for start in starts for place in range(start, min(start + longest, last))]
         places, roots = [place for place, _ in pairs], [root for _, root in pairs]
-        return cls(text.tokens, len(starts), [text.tokens[place] for place in places], places, roots)
+        return cls(sample.tokens, len(starts), [sample.tokens[place] for place in places], places, roots)
 
     def table(self, accepted: Float[Tensor, "N"], longest: int) -> Float[Tensor, "T K"]:
-        """A row for each draft; 0 behind the end of the text."""
+        """One line per draft; 0 past the end of the sample."""
         left = torch.arange(self.count, 0, -1)
         exists = torch.arange(longest) < left[:, None]
         return accepted.new_zeros(exists.shape).masked_scatter_(exists, accepted)
 
 
 def _steps(reached: list[list[float]], length: int) -> float:
-    """The number of steps that the loop is expected to take for a text, with drafts of so many tokens.
+    """Expected number of decoding steps for a sample at draft length ``length``.
 
-    From its end on: a step at place i brings j + 1 tokens with the chance that just j of its draft are accepted.
+    Dynamic programming from the end: a step at position i yields j + 1 tokens with the probability that exactly j
+    drafted tokens are accepted.
 
     Args:
-        reached: for each place, the chance that the first 1, 2, ... of the tokens drafted there are accepted.
+        reached: per position, the probability that the first 1, 2, ... drafted tokens are accepted.
     """
     ahead = [0.0] * (len(reached) + length + 1)
     for place in reversed(range(len(reached))):
@@ -204,45 +204,45 @@ def _padded(rows: Sequence[Sequence[int]], value: int) -> Tensor:
     return torch.tensor([[*row, *[value] * (width - len(row))] for row in rows], dtype=torch.long)
 
 
-class Journal:
-    """Trials on disk, one line each, so that a search that was cut off goes on where it was.
+class TrialLog:
+    """Trials on disk, one line each, so that an interrupted search can resume.
 
     Args:
-        about: what the search is about; another search's journal is refused.
+        about: identifies the search; a log of another search is refused.
 
     Raises:
-        OptionError: it belongs to another search, or cannot be written.
+        OptionError: the log belongs to another search, or cannot be written.
     """
 
     def __init__(self, path: Path, about: dict[str, Any]) -> None:
         self._path = path
         self.known: dict[frozenset[Sublayer], Trial] = {}
-        about = json.loads(json.dumps(about))  # as it comes back
+        about = json.loads(json.dumps(about))  # as read back from JSON
         try:
             if path.exists():
                 lines = [found for _, found in objects(path, path.read_text(encoding="utf-8"), torn=True)]
                 if lines and lines[0] != about:
-                    raise OptionError(f"{path} is of another search: remove it, or choose another --out.")
+                    raise OptionError(f"{path} belongs to another search: remove it, or choose another --out.")
                 self.known = {trial.without: trial for trial in map(_read, lines[1:])}
-            lines = [about, *map(_record, self.known.values())]
+            lines = [about, *map(_to_json, self.known.values())]
             atomic_write_text(path, "".join(json.dumps(line) + "\n" for line in lines))
         except OSError as error:
             raise OptionError(f"Cannot write {path}: {error.strerror}.") from None
 
-    def through(self, judge: Callable[[frozenset[Sublayer]], Trial]) -> Callable[[frozenset[Sublayer]], Trial]:
-        """A judge who looks here first, and writes down what is new."""
+    def cached(self, evaluate: Callable[[frozenset[Sublayer]], Trial]) -> Callable[[frozenset[Sublayer]], Trial]:
+        """Wrap an evaluator: known trials are returned, new ones are evaluated and logged."""
 
-        def judged(without: frozenset[Sublayer]) -> Trial:
+        def lookup(without: frozenset[Sublayer]) -> Trial:
             if without not in self.known:
-                trial = self.known[without] = judge(without)
+                trial = self.known[without] = evaluate(without)
                 with self._path.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(_record(trial)) + "\n")
+                    file.write(json.dumps(_to_json(trial)) + "\n")
             return self.known[without]
 
-        return judged
+        return lookup
 
 
-def _record(trial: Trial) -> dict[str, Any]:
+def _to_json(trial: Trial) -> dict[str, Any]:
     kinds = {kind: sorted(p.layer for p in trial.without if p.kind == kind) for kind in ("attention", "mlp")}
     return {**kinds, "cost": trial.cost, "tokens": trial.tokens}
 

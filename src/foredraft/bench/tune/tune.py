@@ -1,4 +1,4 @@
-"""Which drafter, how long, up to which batch? Predicted for everything, measured for the best, on your own prompts."""
+"""Search for the fastest drafter, its size, and its largest useful batch: predict all, measure the best."""
 
 import statistics
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ import torch
 
 from foredraft.bench.tune.candidates import Family, families
 from foredraft.bench.tune.predict import Prediction, StepModel, predict
-from foredraft.bench.tune.probe import Probe, Tap, typical
+from foredraft.bench.tune.probe import Probe, StepRecorder, typical
 from foredraft.compose.load import Spec, load
 from foredraft.core.errors import OptionError, UsageError
 from foredraft.core.sampling.params import SamplingParams
@@ -18,15 +18,15 @@ from foredraft.engine.engine import Engine
 from foredraft.engine.generator import Generator, Result
 
 PAYS = 1.02
-"""A drafter must be so many times as fast as plain decoding to be worth its memory."""
-Tell = Callable[[str], None]
+"""Smallest speed-up that is worth a drafter's memory."""
+Report = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A configuration: what was predicted for it and, where it was run, what came of it.
+    """A configuration with its prediction and, if it was run, its measurement.
 
-    ``acceptance_length``: tokens of a forward, measured where it was run, else predicted.
+    ``acceptance_length``: tokens per forward, measured if it was run, else predicted.
     """
 
     family: str
@@ -37,12 +37,12 @@ class Trial:
 
     @property
     def error(self) -> float | None:
-        """By how much of the measured speed-up the prediction is too high."""
+        """Relative error of the predicted speed-up."""
         return None if self.measured is None else self.predicted.speed_up / self.measured - 1.0
 
 
 class BatchPoint(NamedTuple):
-    """Speed-up of the chosen drafter where so many texts are generated at once."""
+    """Speed-up of the chosen drafter at a batch size."""
 
     batch: int
     speed_up: float
@@ -50,10 +50,11 @@ class BatchPoint(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """What was found. ``trials``: the best prediction first. ``chosen``: None where plain decoding is the best.
+    """Result of a search.
 
-    ``skipped``: drafters that could not be loaded, and why. ``off_from``: the batch size from which plain decoding is
-    as good; None if drafting pays at all that were tried. ``learned``: the state of the chosen drafter's policy.
+    ``trials``: best prediction first. ``chosen``: None if plain decoding is fastest. ``skipped``: drafters that could
+    not be tried, with reasons. ``off_from``: the smallest batch size at which drafting does not pay; None if it pays at
+    all sizes. ``learned``: the state of the chosen drafter's policy.
     """
 
     trials: tuple[Trial, ...]
@@ -66,11 +67,8 @@ class Tuning:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """On what, and how thoroughly.
-
-    ``prompts`` are asked by every configuration, ``verify`` so many of which are run; ``batches``: sizes to try.
-    """
+class TuneConfig:
+    """Prompts for every configuration, number of configurations to run, and batch sizes to test."""
 
     prompts: Sequence[Any]
     params: SamplingParams
@@ -79,52 +77,55 @@ class Question:
 
 
 class Tuner:
-    """Measures one target.
+    """Tunes the drafter of one target.
 
     Args:
-        plain: the target with plain decoding, with room for the largest batch.
-        names: drafters as ``load`` takes them, without sizes; with some, those stay.
-        model: what the target is called: bundled ones have drafts of their own.
+        plain: plain decoding of the target, with room for the largest batch.
+        names: drafter specs; sizes given as options stay fixed.
+        model: the target's name, to find the heads of a bundled model.
+
+    Raises:
+        OptionError: no drafter, or one that cannot be tuned.
     """
 
-    def __init__(self, plain: Generator, names: Sequence[str], model: str, tell: Tell = lambda what: None) -> None:
+    def __init__(self, plain: Generator, names: Sequence[str], model: str, report: Report = lambda what: None) -> None:
         self._plain = plain
         self._target = plain.engine.target
         found = (family for name in names for family in families(name, model))
-        self._families = list(dict.fromkeys(found))  # each once
-        self._tell = tell
+        self._families = list(dict.fromkeys(found))
+        self._report = report
         if not self._families:
-            raise OptionError("There is nothing to tune: name at least one drafter.")
+            raise OptionError("Nothing to tune: name at least one drafter.")
 
-    def run(self, question: Question) -> Tuning:
-        """All of it.
+    def run(self, config: TuneConfig) -> Tuning:
+        """Time forwards, probe each family, run the best candidates, and test batch sizes.
 
         Raises:
-            OptionError: none of the drafters can be had, or there are no prompts.
+            OptionError: no drafter could be loaded, or there are no prompts.
         """
-        prompts = [self._plain.encode(prompt) for prompt in question.prompts]
+        prompts = [self._plain.encode(prompt) for prompt in config.prompts]
         if not prompts:
-            raise OptionError("There are no prompts to tune on.")
-        self._tell("costs of forwards")
-        context = round(statistics.fmean(map(len, prompts))) + question.params.max_new_tokens // 2
-        tables = self._costs(question.batches, context)
-        self._plain.batch(prompts[:1], question.params)  # warms up
+            raise OptionError("No prompts to tune on: give at least one.")
+        self._report("costs of forwards")
+        context = round(statistics.fmean(map(len, prompts))) + config.params.max_new_tokens // 2
+        tables = self._costs(config.batches, context)
+        self._plain.batch(prompts[:1], config.params)  # warms up
         trials: list[Trial] = []
         skipped: list[str] = []
         for family in self._families:
-            self._tell(family.probe)
+            self._report(family.probe)
             try:
-                trials += self._predicted(family, prompts, question.params, tables[0])
+                trials += self._predicted(family, prompts, config.params, tables[0])
             except UsageError as error:
                 skipped.append(f"{family.name}: {error}")
         if not trials:
-            raise OptionError(f"None of the drafters can be had. {skipped[0]}")
+            raise OptionError(f"No drafter could be loaded: {skipped[0]}")
         trials.sort(key=lambda trial: -trial.predicted.speed_up)
-        trials = self._verified(trials, prompts, question)
+        trials = self._verified(trials, prompts, config)
         best = max((trial for trial in trials if trial.measured), key=lambda trial: trial.measured or 0.0)
         chosen = best if (best.measured or 0.0) >= PAYS else None
-        batches, learned = self._batches(chosen, prompts, question) if chosen else ((), {})
-        # that it pays for a text alone is known better than from its batches
+        batches, learned = self._batches(chosen, prompts, config) if chosen else ((), {})
+        # batch 1 has already been measured more precisely
         off_from = next((point.batch for point in batches if point.batch > 1 and point.speed_up < PAYS), None)
         return Tuning(tuple(trials), chosen, tuple(batches), off_from, tables, tuple(dict.fromkeys(skipped)), learned)
 
@@ -137,22 +138,22 @@ class Tuner:
     def _predicted(
         self, family: Family, prompts: Sequence[list[int]], params: SamplingParams, costs: CostTable
     ) -> list[Trial]:
-        """Run a family's probe beside plain decoding, and read all of its sizes off it."""
+        """Run a family's probe alternating with plain decoding, and predict all its candidates."""
         loaded = load(self._target, family.probe, tokenizer=self._plain.tokenizer)
         try:
-            plain, drafting = self._watched(self._plain, 0.0), self._watched(loaded, _confidence(family.probe))
-            drafting.ask(prompts[:1], params)
-            drafting.forget()  # it has warmed up
+            plain, drafting = self._probed(self._plain, 0.0), self._probed(loaded, _confidence(family.probe))
+            drafting.run(prompts[:1], params)  # warm-up
+            drafting.clear()
             for prompt in prompts:
-                plain.ask([prompt], params)
-                drafting.ask([prompt], params)
+                plain.run([prompt], params)
+                drafting.run([prompt], params)
             for drafting.probe.short in (1, 2):
-                drafting.ask(prompts[:1], params)
+                drafting.run(prompts[:1], params)
         finally:
             loaded.close()
         steps = drafting.probe.steps
         if not any(step.depths for step in steps):
-            raise OptionError("no step drafted anything; give longer texts with more new tokens.")
+            raise OptionError("no step drafted anything; raise --max-new-tokens or give longer prompts.")
         model = StepModel.of(steps, costs, drafting.other, padded=self._target.device.type == "cpu")
         plain_step = typical([s.draft_seconds + s.verify_seconds for s in plain.probe.steps]) + plain.other
         predictions = [predict(steps, model, each.shape, plain_step) for each in family.candidates]
@@ -161,25 +162,25 @@ class Tuner:
             for each, prediction in zip(family.candidates, predictions, strict=True)
         ]
 
-    def _watched(self, generator: Generator, confidence: float) -> "_Watched":
-        tap = Tap(generator.engine.drafter)
-        probe = Probe(tap, confidence)
-        engine = Engine(self._target, tap, probe, max_rows=1)
-        return _Watched(Generator(engine, None, self._plain.eos_token_ids, generator.kind), probe)
+    def _probed(self, generator: Generator, confidence: float) -> "_Probed":
+        recorder = StepRecorder(generator.engine.drafter)
+        probe = Probe(recorder, confidence)
+        engine = Engine(self._target, recorder, probe, max_rows=1)
+        return _Probed(Generator(engine, None, self._plain.eos_token_ids, generator.kind), probe)
 
-    def _verified(self, trials: list[Trial], prompts: Sequence[list[int]], question: Question) -> list[Trial]:
-        """Run the best of each family, then the next best, and the best family's own schedule."""
-        alike: dict[tuple[str, Prediction], Trial] = {}  # larger ones that never drafted more are not run
-        heads: dict[str, Trial] = {}
+    def _verified(self, trials: list[Trial], prompts: Sequence[list[int]], config: TuneConfig) -> list[Trial]:
+        """Run the best of each family, then the next best, and the best family with its default schedule."""
+        distinct: dict[tuple[str, Prediction], Trial] = {}  # equal predictions: larger sizes never drafted more
+        best: dict[str, Trial] = {}
         for trial in trials:
-            alike.setdefault((trial.family, trial.predicted), trial)
-            heads.setdefault(_family(trial), trial)
-        others = (trial for trial in alike.values() if trial not in heads.values())
-        order = [*heads.values(), *others][: question.verify]
+            distinct.setdefault((trial.family, trial.predicted), trial)
+            best.setdefault(_family(trial), trial)
+        others = (trial for trial in distinct.values() if trial not in best.values())
+        order = [*best.values(), *others][: config.verify]
         adaptive = replace(trials[0], spec=trials[0].family)
         chosen = [*order, *([adaptive] if adaptive.spec not in {trial.spec for trial in order} else [])]
-        self._tell(f"running {len(chosen)} of {len(trials)} configurations")
-        measured = self._measured([trial.spec for trial in chosen], prompts, question.params)
+        self._report(f"running {len(chosen)} of {len(trials)} configurations")
+        measured = self._measured([trial.spec for trial in chosen], prompts, config.params)
         results = {
             trial.spec: replace(trial, measured=m, acceptance_length=a)
             for trial, (m, a) in zip(chosen, measured, strict=True)
@@ -190,7 +191,7 @@ class Tuner:
     def _measured(
         self, specs: Sequence[str], prompts: Sequence[list[int]], params: SamplingParams
     ) -> list[tuple[float, float]]:
-        """Speed-up and acceptance length of each, side by side with plain decoding; of two tries the faster one."""
+        """Speed-up over plain decoding and acceptance length of each; the faster of two runs per prompt counts."""
         generators = [self._plain, *(load(self._target, spec, tokenizer=self._plain.tokenizer) for spec in specs)]
         try:
             for generator in generators:
@@ -212,22 +213,20 @@ class Tuner:
                 generator.close()
 
     def _batches(
-        self, chosen: Trial, prompts: Sequence[list[int]], question: Question
+        self, chosen: Trial, prompts: Sequence[list[int]], config: TuneConfig
     ) -> tuple[list[BatchPoint], dict[str, Any]]:
         """Speed-up of the chosen drafter by batch size, and what its policy has learned."""
-        generator = load(
-            self._target, chosen.spec, tokenizer=self._plain.tokenizer, max_batch_size=max(question.batches)
-        )
+        generator = load(self._target, chosen.spec, tokenizer=self._plain.tokenizer, max_batch_size=max(config.batches))
         found = []
         try:
-            for batch in sorted(question.batches):
-                self._tell(f"batches of {batch}")
+            for batch in sorted(config.batches):
+                self._report(f"batches of {batch}")
                 some = [prompts[i % len(prompts)] for i in range(-(-len(prompts) // batch) * batch)]
                 calls = [some[i : i + batch] for i in range(0, len(some), batch)]
                 rates: dict[Generator, float] = {}
-                for repeat in range(3):  # the first one of this size warms up
+                for repeat in range(3):  # the first repeat is a warm-up
                     for each in (self._plain, generator):
-                        done = [each.batch(call, question.params) for call in calls]
+                        done = [each.batch(call, config.params) for call in calls]
                         rate = sum(map(_tokens, done)) / sum(map(_longest, done))
                         rates[each] = max(rate, rates.get(each, 0.0) if repeat > 1 else 0.0)
                 found.append(BatchPoint(batch, rates[generator] / rates[self._plain]))
@@ -237,21 +236,20 @@ class Tuner:
 
 
 @dataclass(slots=True)
-class _Watched:
-    """A loop that is watched step by step. ``other``: seconds a step that went neither into drafts nor the target."""
+class _Probed:
+    """A generator with a probe. ``other``: seconds per step outside drafting and verification."""
 
     generator: Generator
     probe: Probe
     _forwards: int = 0
     _other: float = 0.0
 
-    def ask(self, prompts: Sequence[list[int]], params: SamplingParams) -> None:
+    def run(self, prompts: Sequence[list[int]], params: SamplingParams) -> None:
         for result in self.generator.batch(prompts, params):
             self._forwards += result.stats.target_forwards
             self._other += result.stats.other_seconds
 
-    def forget(self) -> None:
-        """Begin anew."""
+    def clear(self) -> None:
         self.probe.steps.clear()
         self._forwards, self._other = 0, 0.0
 
@@ -261,7 +259,7 @@ class _Watched:
 
 
 def _family(trial: Trial) -> str:
-    """Chains and trees of one head are two, as servers see them."""
+    """Family, with chains and trees of one head kept apart, as servers do."""
     return trial.family + (" chain" if "top_k=1" in trial.spec.split(",") else "")
 
 
@@ -274,7 +272,7 @@ def _seconds(results: Sequence[Result]) -> float:
 
 
 def _longest(results: Sequence[Result]) -> float:
-    """Of texts that ran side by side."""
+    """Decoding seconds of a batch: its slowest row's."""
     return max(r.stats.seconds - r.stats.prefill_seconds for r in results)
 
 

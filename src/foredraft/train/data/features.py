@@ -1,11 +1,10 @@
-"""Hidden states kept on disk, so that the target reads each text once for all recipes and all passes.
+"""Hidden states on disk, so that the target reads each window once for all recipes and epochs.
 
-One file of bfloat16 states, a fixed place for each window of text, and a byte a window that says whether it is there.
-The file is sparse: it takes what has been written. A window is marked after its states are written, so a run that is
-killed leaves nothing half done; a disk that is full, or the bound, ends storing and not the training.
+One sparse file of bfloat16 states with a fixed slot per window, and one byte per window that marks it as stored. A
+window is marked after its states are written, so a killed run leaves no partial windows. A full disk or the size limit
+stops storing, not the training.
 
-States are rounded to bfloat16 whether they come from the disk or not, and without a store, too: a lesson does not
-depend on what was kept.
+States are rounded to bfloat16 with or without a store, so batches do not depend on what is stored.
 """
 
 import hashlib
@@ -20,19 +19,19 @@ from torch import Tensor, nn
 
 from foredraft.train.data.batches import Source
 
-_SPARE = 1 << 30  # bytes that are left free on the disk
+_SPARE = 1 << 30  # bytes to leave free on the disk
 
 
-class Stored:
-    """Reads states from disk where they are, else from the target, and keeps these.
+class StoredFeatures:
+    """Reads states from disk if stored, else from the target, and stores them.
 
     Args:
-        parent: where the folder with the file is, or will be; one for each target and text.
+        parent: parent folder of the store; one per target and data.
         live: the target.
-        taps: the hidden layers that are wanted. A folder that an earlier run has made with more of them is taken.
-        shape: windows, their length, and the width of a state.
-        bound: most bytes on disk.
-        owner: which target this is; states that another of the same name has left there are not taken.
+        taps: hidden layers to store; an existing store with more of them is reused.
+        shape: number of windows, their length, and hidden size.
+        bound: maximum bytes on disk.
+        owner: fingerprint of the target; states of another target with the same name are not used.
     """
 
     def __init__(
@@ -50,50 +49,50 @@ class Stored:
         self._taps = tuple(sorted(set(taps)))
         try:
             self._open(_owned(parent, owner))
-            self._most = bound // self._bytes_a_window()
+            self._capacity = bound // self._bytes_per_window()
         except OSError:
-            self._most, self._there = 0, np.zeros(shape[0], np.uint8)
+            self._capacity, self._stored = 0, np.zeros(shape[0], np.uint8)
 
     def read(self, windows: list[int], tokens: Tensor, taps: tuple[int, ...]) -> dict[int, Tensor]:
         known = set(taps) <= set(self._taps)
-        if known and all(self._there[window] for window in windows):
+        if known and all(self._stored[window] for window in windows):
             states = torch.stack([torch.from_numpy(np.array(self._states[w])).view(torch.bfloat16) for w in windows])
             return {tap: states[:, self._taps.index(tap)].to(tokens.device).float() for tap in taps}
-        keep = known and int(self._there.sum()) + len(windows) <= self._most
-        hidden = self._live.read(windows, tokens, self._taps if keep else taps)
+        store = known and int(self._stored.sum()) + len(windows) <= self._capacity
+        hidden = self._live.read(windows, tokens, self._taps if store else taps)
         hidden = {tap: states.to(torch.bfloat16) for tap, states in hidden.items()}
-        if keep:
-            self._keep(windows, torch.stack([hidden[tap] for tap in self._taps], 1))
+        if store:
+            self._store(windows, torch.stack([hidden[tap] for tap in self._taps], 1))
         return {tap: hidden[tap].float() for tap in taps}
 
-    def _bytes_a_window(self) -> int:
+    def _bytes_per_window(self) -> int:
         _, length, width = self._shape
         return 2 * len(self._taps) * length * width
 
     def _open(self, parent: Path) -> None:
-        self._taps = _taps_there(parent, self._shape, self._taps) or self._taps
+        self._taps = _existing_taps(parent, self._shape, self._taps) or self._taps
         windows, length, width = self._shape
         self._folder = parent / _name(self._shape, self._taps)
         self._folder.mkdir(exist_ok=True)
         self._states = _mapped(self._folder / "states.bin", np.int16, (windows, len(self._taps), length, width))
-        self._there = _mapped(self._folder / "there.bin", np.uint8, (windows,))
+        self._stored = _mapped(self._folder / "there.bin", np.uint8, (windows,))
 
-    def _keep(self, windows: list[int], states: Tensor) -> None:
+    def _store(self, windows: list[int], states: Tensor) -> None:
         raw = states.detach().cpu().contiguous().view(torch.int16).numpy()
         try:
             if shutil.disk_usage(self._folder).free < _SPARE + raw.nbytes:
-                self._most = 0
+                self._capacity = 0
                 return
-            size = self._bytes_a_window()
+            size = self._bytes_per_window()
             pieces = {window * size: values for window, values in zip(windows, raw, strict=True)}
             _put(self._folder / "states.bin", pieces)
             _put(self._folder / "there.bin", {window: np.ones(1, np.uint8) for window in windows})
         except OSError:
-            self._most = 0
+            self._capacity = 0
 
 
 def fingerprint(model: nn.Module) -> str:
-    """The same for models with the same weights, as far as a few of each can tell."""
+    """A hash of a sample of each weight tensor."""
     digest = hashlib.sha256()
     for name, weight in model.named_parameters():
         some = weight.detach().flatten()[:: max(1, weight.numel() // 64)]
@@ -103,7 +102,7 @@ def fingerprint(model: nn.Module) -> str:
 
 
 def _owned(parent: Path, owner: str) -> Path:
-    """The folder, or one beside it if this one is another target's."""
+    """The folder, or a sibling if this one belongs to another target."""
     note = parent / "target.txt"
     if note.exists() and note.read_text(encoding="utf-8") != owner:
         parent = parent.with_name(f"{parent.name}-{owner}")
@@ -118,17 +117,17 @@ def _name(shape: tuple[int, int, int], taps: tuple[int, ...]) -> str:
     return "-".join(map(str, ("states", *shape, "taps", *(str(tap).replace("-1", "final") for tap in taps))))
 
 
-def _taps_there(parent: Path, shape: tuple[int, int, int], wanted: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The taps of a folder that has all that is wanted; None if there is none."""
+def _existing_taps(parent: Path, shape: tuple[int, int, int], needed: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The taps of an existing store that has all needed ones; None if there is none."""
     for folder in sorted(parent.glob("states-*-taps-*")):
         taps = tuple(int(tap.replace("final", "-1")) for tap in folder.name.split("-taps-")[1].split("-"))
-        if set(wanted) <= set(taps) and folder.name == _name(shape, taps):
+        if set(needed) <= set(taps) and folder.name == _name(shape, taps):
             return taps
     return None
 
 
 def _mapped(path: Path, dtype: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """A file of that size to look into. Several processes may make it at once: none cuts what another has written."""
+    """Map a file of that size for reading. Several processes may create it at once without truncating it."""
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     number = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
@@ -140,7 +139,7 @@ def _mapped(path: Path, dtype: Any, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _put(path: Path, pieces: dict[int, np.ndarray]) -> None:
-    """Write at these places. Not through the map: where a disk is full, that would kill the process."""
+    """Write at these offsets, not through the map: on a full disk that would kill the process."""
     with path.open("r+b") as file:
         for place, values in pieces.items():
             file.seek(place)

@@ -1,6 +1,6 @@
-"""Texts in the target's own words: prompts from the data, continued by the loop itself, speculation and all.
+"""Training data from the target's own outputs: answers to prompts from the data, generated with speculation.
 
-A head that is trained on what its target says drafts better than one trained on what others wrote.
+A head trained on its target's outputs drafts better than one trained on other text.
 """
 
 import contextlib
@@ -18,21 +18,21 @@ from foredraft.core.sampling.params import SamplingParams
 from foredraft.engine.generator import Generator
 from foredraft.engine.request import Sequence
 from foredraft.model.tokenizer import Tokenizer
-from foredraft.train.checkpoint import alone
-from foredraft.train.data.sources import Sample, parsed, read_sources, refused, sample_of
+from foredraft.train.checkpoint import lock_folder
+from foredraft.train.data.sources import Sample, parse_line, read_sources, sample_of, template_error
 
 _SECONDS = 5.0
-"""Between two lines on the progress."""
+"""Seconds between progress reports."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answers:
-    """How answers are made.
+class RegenerateOptions:
+    """How to generate answers.
 
-    count: prompts that are taken, evenly from all of the data.
-    prompt_tokens: a text is cut to so many tokens, of which the rest is said anew; of a chat, each question is asked.
-    new_tokens, temperature: of each answer.
-    batch: answers at once.
+    count: number of prompts, spread evenly over the data.
+    prompt_tokens: length of the prompt from a text; in a chat, the turns before each answer are the prompt.
+    new_tokens, temperature: maximum tokens and temperature of each answer.
+    batch: answers per batch.
     """
 
     count: int = 2000
@@ -46,69 +46,68 @@ def regenerate(
     generator: Generator,
     sources: list[str],
     out: Path,
-    options: Answers,
-    tell: Callable[[dict[str, Any]], None] = lambda line: None,
+    options: RegenerateOptions,
+    report: Callable[[dict[str, Any]], None] = lambda line: None,
 ) -> Path:
-    """Write the target's answers as JSON Lines of ids; go on where an earlier call was cut off.
+    """Write the target's answers as JSON Lines of ids; resumes an interrupted call.
 
     Args:
-        tell: called at the start, every few seconds and after each batch, with the ``answers`` that are in the file,
-            ``of`` how many, and after the start the seconds ``left`` at this call's pace.
+        report: called at the start, every few seconds and after each batch, with the number of ``answers`` in the file,
+            the total ``of``, and later the estimated seconds ``left``.
 
     Raises:
-        DataError: a source that cannot be read, or no prompts in it.
-        OptionError: another call writes this file.
+        DataError: a source cannot be read, or has no prompts.
+        OptionError: another process writes this file.
     """
     assert generator.tokenizer is not None
     prompts = _evenly(list(_prompts(read_sources(sources), generator.tokenizer, options.prompt_tokens)), options.count)
     if not prompts:
-        raise DataError(f"There are no prompts in {', '.join(sources)}.")
-    with alone(out.parent, f".{out.name}.lock"):
+        raise DataError(f"No prompts in {', '.join(sources)}: add texts or chats.")
+    with lock_folder(out.parent, f".{out.name}.lock"):
         before = _answered(out, prompts)
-        tell({"answers": before, "of": len(prompts)})
-        progress = _Progress(tell, before, len(prompts))
+        report({"answers": before, "of": len(prompts)})
+        progress = _Progress(report, before, len(prompts))
         with out.open("a", encoding="utf-8") as file:
             for begin in range(before, len(prompts), options.batch):
                 batch = prompts[begin : begin + options.batch]
-                with contextlib.closing(_said(generator, batch, begin + 1, options, progress.running)) as answers:
+                with contextlib.closing(_answers(generator, batch, begin + 1, options, progress.running)) as answers:
                     for prompt, answer in zip(batch, answers, strict=True):
                         file.write(json.dumps({"ids": prompt + answer, "prompt_length": len(prompt)}) + "\n")
                         file.flush()
                         progress.written += 1
-                progress.tell()
+                progress.report()
     return out
 
 
 class _Progress:
-    """Tells how many answers are written, and how long the rest will take."""
+    """Reports the number of written answers and the estimated time left."""
 
-    def __init__(self, tell: Callable[[dict[str, Any]], None], before: int, total: int) -> None:
-        self._tell, self._before, self._total = tell, before, total
-        self._begin = self._told = time.perf_counter()
+    def __init__(self, report: Callable[[dict[str, Any]], None], before: int, total: int) -> None:
+        self._report, self._before, self._total = report, before, total
+        self._begin = self._reported = time.perf_counter()
         self.written = before
 
     def running(self, unwritten: float) -> None:
-        """Tell now and then; ``unwritten`` counts answers that are not in the file yet, unfinished ones by a share."""
-        if time.perf_counter() - self._told >= _SECONDS and unwritten > 0:
-            self.tell(unwritten)
+        """Report every few seconds; ``unwritten`` counts answers not yet in the file, unfinished ones as fractions."""
+        if time.perf_counter() - self._reported >= _SECONDS and unwritten > 0:
+            self.report(unwritten)
 
-    def tell(self, unwritten: float = 0.0) -> None:
-        self._told, done = time.perf_counter(), self.written + unwritten
-        left = (self._told - self._begin) / (done - self._before) * (self._total - done)
-        self._tell({"answers": self.written, "of": self._total, "left": round(left, 1)})
+    def report(self, unwritten: float = 0.0) -> None:
+        self._reported, done = time.perf_counter(), self.written + unwritten
+        left = (self._reported - self._begin) / (done - self._before) * (self._total - done)
+        self._report({"answers": self.written, "of": self._total, "left": round(left, 1)})
 
 
-def _said(
+def _answers(
     generator: Generator,
     prompts: list[list[int]],
     seed: int,
-    options: Answers,
+    options: RegenerateOptions,
     running: Callable[[float], None],
 ) -> abc.Generator[list[int], None, None]:
-    """Answers to these prompts, made together; each has a seed of its own, so neighbours draw different numbers.
+    """Answer prompts in one batch, each request with its own seed.
 
-    ``running`` is called after each step with the number of answers that are not handed out yet, where an unfinished
-    one counts as a share.
+    ``running`` is called after each step with the number of answers not yet yielded, unfinished ones as fractions.
     """
     sequences = []
     for number, prompt in enumerate(prompts, start=seed):
@@ -118,15 +117,15 @@ def _said(
         for place, sequence in enumerate(sequences):
             while not sequence.finished:
                 generator.engine.step()
-                running(sum(_share(each, options) for each in sequences[place:]))
+                running(sum(_fraction(each, options) for each in sequences[place:]))
             if sequence.error is not None:
                 raise sequence.error
             yield sequence.tokens
-    finally:  # after an interruption, or a file that cannot be written
+    finally:  # also after an interruption or a write error
         generator.engine.cancel(sequences)
 
 
-def _share(sequence: Sequence, options: Answers) -> float:
+def _fraction(sequence: Sequence, options: RegenerateOptions) -> float:
     return 1.0 if sequence.finished else len(sequence.tokens) / options.new_tokens
 
 
@@ -135,19 +134,19 @@ def _prompts(samples: Iterator[Sample], tokenizer: Tokenizer, length: int) -> It
         if sample.messages is not None:
             for number, turn in enumerate(sample.messages):
                 if turn["role"] == "assistant" and number:
-                    yield _asked(sample, tokenizer, number)
+                    yield _chat_prompt(sample, tokenizer, number)
         elif sample.text is not None:
             ids = tokenizer.encode_many([sample.text[: 16 * length]])[0][:length]
             if len(ids) >= 2:
                 yield ids
 
 
-def _asked(sample: Sample, tokenizer: Tokenizer, turns: int) -> list[int]:
-    """Ids of the first turns of a chat, ready for the assistant's answer."""
+def _chat_prompt(sample: Sample, tokenizer: Tokenizer, turns: int) -> list[int]:
+    """Ids of a chat's first turns, with the generation prompt."""
     try:
         return tokenizer.encode_chat((sample.messages or [])[:turns])
-    except Exception as error:  # a template raises what it likes
-        raise refused(sample, error) from error
+    except Exception as error:  # templates raise any exception
+        raise template_error(sample, error) from error
 
 
 def _evenly(prompts: list[list[int]], count: int) -> list[list[int]]:
@@ -157,10 +156,10 @@ def _evenly(prompts: list[list[int]], count: int) -> list[list[int]]:
 
 
 def _answered(path: Path, prompts: list[list[int]]) -> int:
-    """How many answers there are; one that was cut off is dropped.
+    """Number of answers in the file; an incomplete last one is dropped.
 
     Raises:
-        DataError: they answer other prompts.
+        DataError: the answers are to other prompts.
     """
     if not path.exists():
         return 0
@@ -169,7 +168,7 @@ def _answered(path: Path, prompts: list[list[int]]) -> int:
     if torn:
         os.truncate(path, whole.rfind(b"\n") + 1)
     for line, prompt in zip(lines, prompts, strict=False):
-        sample = sample_of(parsed(line, str(path)), str(path))
+        sample = sample_of(parse_line(line, str(path)), str(path))
         if (sample.ids or [])[: sample.prompt_length] != prompt:
-            raise DataError(f"{path} holds answers to other prompts; delete it, or take another folder.")
+            raise DataError(f"{path} has answers to other prompts; delete it, or use another folder.")
     return len(lines)

@@ -1,4 +1,4 @@
-"""Texts to learn from: JSON Lines of text or chats (also .gz and .xz), folders of plain text, ``datasets`` names."""
+"""Training data sources: JSON Lines of text or chats (also .gz, .xz, .bz2), text files, folders, ``datasets`` names."""
 
 import bz2
 import gzip
@@ -17,9 +17,9 @@ _OPENERS = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One document: a text, a chat, or token ids that the target has said itself after a prompt.
+    """One document: a text, a chat, or token ids of a prompt with the target's answer.
 
-    ``where`` names it in messages: file and line.
+    ``where``: file and line, for error messages.
     """
 
     where: str
@@ -32,12 +32,12 @@ class Sample:
 def read_sources(sources: list[str]) -> Iterator[Sample]:
     """All samples of all sources, in order.
 
-    A source is a file of JSON Lines, a text file, a folder of these, or ``datasets:NAME`` (``datasets:NAME:SPLIT``,
-    train by default) of the Hugging Face hub. A line of JSON has ``text``, ``messages`` (or ``conversations``, as
-    ShareGPT writes them), or ``ids`` and ``prompt_length``, as ``--regenerate`` writes them.
+    A source is a JSON Lines file, a text file, a folder of these, or ``datasets:NAME`` or ``datasets:NAME:SPLIT``
+    (default: train) from the Hugging Face hub. A JSON line has ``text``, ``messages`` (or ShareGPT's
+    ``conversations``), or ``ids`` and ``prompt_length`` (from ``--regenerate``).
 
     Raises:
-        DataError: nothing there, or a line that cannot be read; the sentence names file, line and field.
+        DataError: missing source or invalid line; the message names file, line and field.
     """
     for source in sources:
         if source.startswith("datasets:"):
@@ -45,7 +45,7 @@ def read_sources(sources: list[str]) -> Iterator[Sample]:
             continue
         path = Path(source)
         if not path.exists():
-            raise DataError(f"There is no training text at {source!r}.")
+            raise DataError(f"Training data not found: {source!r}.")
         if not (files := files_of(path)):
             raise DataError(f"The folder {source!r} has no files.")
         for file in files:
@@ -53,7 +53,7 @@ def read_sources(sources: list[str]) -> Iterator[Sample]:
 
 
 def files_of(path: Path) -> list[Path]:
-    """The files of a source, in order: itself, or all in the folder but hidden ones; none if nothing is there."""
+    """The files of a source, sorted: the file itself, or all non-hidden files of a folder."""
     if not path.is_dir():
         return [path] if path.exists() else []
     seen = (file for file in path.rglob("*") if not any(p.startswith(".") for p in file.relative_to(path).parts))
@@ -68,23 +68,23 @@ def _file(path: Path) -> Iterator[Sample]:
             if kinds and kinds[-1] in (".jsonl", ".json", ".ndjson"):
                 for number, line in enumerate(lines, start=1):
                     if line.strip():
-                        yield sample_of(parsed(line, f"{path}:{number}"), f"{path}:{number}")
+                        yield sample_of(parse_line(line, f"{path}:{number}"), f"{path}:{number}")
             else:
                 yield Sample(str(path), text=lines.read())
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 text (byte {error.start}).") from error
+        raise DataError(f"{path} is not valid UTF-8 (byte {error.start}).") from error
     except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
-        raise DataError(f"{path} cannot be read: {error}.") from error
+        raise DataError(f"Cannot read {path}: {error}.") from error
 
 
-def parsed(line: str, where: str) -> dict[str, Any]:
-    """One line of JSON Lines."""
+def parse_line(line: str, where: str) -> dict[str, Any]:
+    """Parse one line of JSON Lines."""
     try:
         row = json.loads(line.rstrip("\r\n"))
     except json.JSONDecodeError as error:
-        raise DataError(f"{where}: this line is not JSON ({error.msg}, column {error.colno}).") from error
+        raise DataError(f"{where}: invalid JSON ({error.msg}, column {error.colno}).") from error
     if not isinstance(row, dict):
-        raise DataError(f"{where}: a line must be a JSON object, this is a {type(row).__name__}.")
+        raise DataError(f"{where}: expected a JSON object, not {type(row).__name__}.")
     return row
 
 
@@ -93,21 +93,21 @@ def sample_of(row: dict[str, Any], where: str) -> Sample:
     if "messages" in row or "conversations" in row:
         return Sample(where, messages=_messages(row.get("messages", row.get("conversations")), where))
     if "ids" in row:
-        return _own_words(row["ids"], row.get("prompt_length", 0), where)
+        return _ids_sample(row["ids"], row.get("prompt_length", 0), where)
     if not isinstance(row.get("text"), str):
-        raise DataError(f"{where}: there is no text, messages or ids (fields: {', '.join(row) or 'none'}).")
+        raise DataError(f"{where}: no field text, messages or ids (fields: {', '.join(row) or 'none'}).")
     return Sample(where, text=row["text"])
 
 
-def _own_words(ids: Any, prompt_length: Any, where: str) -> Sample:
-    if not isinstance(ids, list) or not all(_is_whole(i) and i < 2**31 for i in ids):
-        raise DataError(f"{where}: ids must be a list of whole numbers from 0 on.")
-    if not _is_whole(prompt_length) or prompt_length > len(ids):
-        raise DataError(f"{where}: prompt_length must be a whole number from 0 to the number of ids.")
+def _ids_sample(ids: Any, prompt_length: Any, where: str) -> Sample:
+    if not isinstance(ids, list) or not all(_is_index(i) and i < 2**31 for i in ids):
+        raise DataError(f"{where}: ids must be a list of integers of 0 or more.")
+    if not _is_index(prompt_length) or prompt_length > len(ids):
+        raise DataError(f"{where}: prompt_length must be an integer from 0 to the number of ids.")
     return Sample(where, ids=ids, prompt_length=prompt_length)
 
 
-def _is_whole(value: Any) -> bool:
+def _is_index(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
@@ -122,7 +122,7 @@ def _messages(turns: Any, where: str) -> list[dict[str, str]]:
         role = turn.get("role", turn.get("from")) if isinstance(turn, dict) else None
         content = turn.get("content", turn.get("value")) if isinstance(turn, dict) else None
         if not isinstance(role, str) or not isinstance(content, str):
-            raise DataError(f"{where}: turn {number} has no role and content.")
+            raise DataError(f"{where}: turn {number} needs role and content, both strings.")
         messages.append({"role": _ROLES.get(role, role), "content": content})
     return messages
 
@@ -139,13 +139,13 @@ def _hub(source: str) -> Iterator[Sample]:
             yield sample_of(dict(row), f"{name}[{number}]")
     except DataError:
         raise
-    except Exception as error:  # datasets raises many kinds; each becomes one sentence
-        raise DataError(f"The dataset {name!r} cannot be read: {_first_line(error)}") from error
+    except Exception as error:  # datasets raises many exception types
+        raise DataError(f"Cannot read the dataset {name!r}: {_first_line(error)}") from error
 
 
-def refused(sample: Sample, error: Exception) -> DataError:
-    """What to raise where the target's chat template will not have a chat."""
-    return DataError(f"{sample.where}: the chat template cannot write this chat: {_first_line(error)}")
+def template_error(sample: Sample, error: Exception) -> DataError:
+    """The error for a chat that the target's chat template rejects."""
+    return DataError(f"{sample.where}: the chat template rejects this chat: {_first_line(error)}")
 
 
 def _first_line(error: Exception) -> str:

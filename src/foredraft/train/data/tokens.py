@@ -1,7 +1,7 @@
-"""Texts as token ids on disk, once, and windows of equal length over them.
+"""Training data as token ids on disk, and windows of equal length over them.
 
-Documents follow each other in one long row of ids, as they did when the target was trained; a window may begin and
-end anywhere. A byte beside each id says whether it counts in the loss.
+Documents are concatenated, as in pre-training; windows may start and end anywhere. A byte per id says whether it
+counts in the loss.
 """
 
 import hashlib
@@ -19,16 +19,16 @@ from torch import Tensor
 
 from foredraft.core.errors import DataError
 from foredraft.model.tokenizer import Tokenizer
-from foredraft.train.data.sources import Sample, files_of, read_sources, refused
+from foredraft.train.data.sources import Sample, files_of, read_sources, template_error
 
-_BATCH = 256  # documents given to the tokenizer at once
+_BATCH = 256  # documents per tokenizer call
 
 
 @dataclass(frozen=True, slots=True)
 class TokenStore:
-    """``ids`` and ``counts`` are of equal length; ``counts`` is 1 where the loss looks at a token.
+    """Token ids and, of equal length, ``counts``: 1 for tokens that count in the loss.
 
-    ``folder`` is where they are, and what else is made of this text may be kept.
+    ``folder`` holds them, and other files derived from the same data.
     """
 
     ids: np.ndarray
@@ -37,13 +37,13 @@ class TokenStore:
 
     @classmethod
     def build(cls, folder: Path, sources: list[str], tokenizer: Tokenizer, end: int | None) -> "TokenStore":
-        """Read what an earlier run has left in ``folder``, or make it: whole or not at all.
+        """Read the store of an earlier run from ``folder``, or build it atomically.
 
         Args:
-            end: the id that is put after each document; None for none.
+            end: id to append to each document; None for none.
 
         Raises:
-            DataError: a source that cannot be read, or nothing to learn from.
+            DataError: a source cannot be read, or no token counts.
         """
         key = _fingerprint(sources, tokenizer, end)
         place = folder / f"tokens-{key}"
@@ -51,14 +51,14 @@ class TokenStore:
             _build(place, encoded(read_sources(sources), tokenizer, end))
         store = cls(np.load(place / "ids.npy", mmap_mode="r"), np.load(place / "counts.npy", mmap_mode="r"), place)
         if not store.counts.any():
-            raise DataError(f"There is nothing to learn from in {', '.join(sources)}: no token counts.")
+            raise DataError(f"No token in {', '.join(sources)} counts in the loss: add texts or assistant turns.")
         return store
 
     def windows(self, length: int) -> int:
         return len(self.ids) // length
 
     def window(self, number: int, length: int) -> tuple[Int[Tensor, "T"], Float[Tensor, "T"]]:
-        """Ids, and what the token after each of them counts."""
+        """Ids, and the loss weight of the token after each."""
         begin = number * length
         ids = torch.from_numpy(self.ids[begin : begin + length].astype(np.int64))
         counts = torch.from_numpy(self.counts[begin : begin + length + 1].astype(np.float32))
@@ -69,17 +69,17 @@ class TokenStore:
 
 
 def encoded(samples: Iterable[Sample], tokenizer: Tokenizer, end: int | None) -> Iterator[tuple[list[int], list[int]]]:
-    """Ids of each document and what counts: everything in a text, the assistant's turns in a chat, and what the
-    target has said itself after a prompt."""
+    """Ids and loss mask of each document: all of a text, the assistant's turns of a chat, the target's answer to a
+    prompt."""
     texts: list[str] = []
-    tail = [] if end is None else [end]
+    suffix = [] if end is None else [end]
     for sample in samples:
         if sample.text is not None:
             texts.append(sample.text)
             if len(texts) < _BATCH:
                 continue
         for ids in tokenizer.encode_many(texts):
-            yield ids + tail, [1] * (len(ids) + len(tail))
+            yield ids + suffix, [1] * (len(ids) + len(suffix))
         texts.clear()
         if sample.messages is not None:
             yield _turns(sample, tokenizer)
@@ -87,18 +87,18 @@ def encoded(samples: Iterable[Sample], tokenizer: Tokenizer, end: int | None) ->
             own = len(sample.ids) - sample.prompt_length
             yield sample.ids, [0] * sample.prompt_length + [1] * own
     for ids in tokenizer.encode_many(texts):
-        yield ids + tail, [1] * (len(ids) + len(tail))
+        yield ids + suffix, [1] * (len(ids) + len(suffix))
 
 
 def _turns(sample: Sample, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
     try:
         return tokenizer.encode_turns(sample.messages or [])
-    except Exception as error:  # a template raises what it likes
-        raise refused(sample, error) from error
+    except Exception as error:  # templates raise any exception
+        raise template_error(sample, error) from error
 
 
 def _build(place: Path, documents: Iterator[tuple[list[int], list[int]]]) -> None:
-    """Fill a folder that nobody else fills, and give it its name when it is whole; the first to be ready wins."""
+    """Fill a temporary folder and rename it when complete; the first process to finish wins."""
     partial = place.with_name(f".{place.name}.{os.getpid()}.partial")
     try:
         shutil.rmtree(partial, ignore_errors=True)
@@ -107,7 +107,7 @@ def _build(place: Path, documents: Iterator[tuple[list[int], list[int]]]) -> Non
         partial.rename(place)
     except OSError as error:
         if not place.is_dir():
-            raise DataError(f"The tokens of the training text cannot be written to {place.parent}: {error}.") from error
+            raise DataError(f"Cannot write the tokenized data to {place.parent}: {error}.") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
@@ -122,7 +122,7 @@ def _write(folder: Path, documents: Iterator[tuple[list[int], list[int]]]) -> No
 
 
 def _fingerprint(sources: list[str], tokenizer: Tokenizer, end: int | None) -> str:
-    """The same for the same sources (by name, size and time of writing) and the same tokenizer."""
+    """A hash of the sources (name, size, modification time) and the tokenizer."""
     facts: list[object] = [end, tokenizer.fingerprint()]
     for source in sources:
         files = files_of(Path(source))

@@ -1,4 +1,4 @@
-"""Distillation of a whole small model from the target: what ``foredraft train draft`` teaches.
+"""Distillation of a draft model from the target, for ``foredraft train draft``.
 
 The divergences are those of online speculative decoding and DistillSpec (arXiv:2310.07177, arXiv:2310.08461).
 """
@@ -20,19 +20,19 @@ from foredraft.model.head_parts import parts_of
 from foredraft.model.hf import CausalLM
 from foredraft.model.taps import body
 from foredraft.train.losses import weighted_mean
-from foredraft.train.recipe import Lesson, Recipe, recompute
+from foredraft.train.recipe import Recipe, TrainBatch, recompute
 
 LOSSES = ("forward_kl", "reverse_kl", "jsd", "hard", "text")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What the draft is to learn of the target.
+    """Options of distillation.
 
-    loss: forward_kl, reverse_kl or jsd between the target's law and the draft's; hard, the target's likeliest token; or
-        text, the tokens of the text, which with --regenerate are what the target said.
-    weight: of jsd, the target's part in the mixture; the smaller, the nearer to forward_kl.
-    rows: rows of logits that are in memory at once.
+    loss: forward_kl, reverse_kl or jsd between the target's law and the draft's; hard: the target's argmax; text: the
+        data's tokens, which with --regenerate are the target's outputs.
+    weight: for jsd, the target's share of the mixture; small values approach forward_kl.
+    rows: rows of logits in memory at once.
     """
 
     loss: str = "forward_kl"
@@ -49,9 +49,9 @@ class Options:
 
 @final
 class Teacher:
-    """Judges states of a draft by what the target says of the same text.
+    """Compares the laws of draft and target on the same tokens.
 
-    Where one vocabulary is padded further than the other, only the ids that both have are looked at.
+    If one vocabulary is padded further than the other, only the common ids count.
     """
 
     def __init__(self, target: CausalLM, options: Options) -> None:
@@ -59,45 +59,45 @@ class Teacher:
         self._options = options
 
     def __call__(
-        self, lesson: Lesson, states: Float[Tensor, "B T H"], head: Callable[[Tensor], Tensor]
+        self, batch: TrainBatch, states: Float[Tensor, "B T H"], head: Callable[[Tensor], Tensor]
     ) -> dict[str, Tensor]:
-        """The loss by weight of the rows, and the share of rows where both have the same likeliest token.
+        """The weighted loss, and the share of positions where both argmaxes are equal.
 
         Args:
-            lesson: with the target's final states.
-            states: what the draft's output layer ``head`` reads.
+            batch: with the target's final states.
+            states: input of the draft's output layer ``head``.
         """
-        labels = lesson.tokens[:, 1:].flatten()  # what follows the last row is not in the lesson
-        weights = lesson.weights[:, :-1].flatten()
-        taught, learned = self._rows(lesson, states)
+        labels = batch.tokens[:, 1:].flatten()  # the last position has no label
+        weights = batch.weights[:, :-1].flatten()
+        target_rows, draft_rows = self._rows(batch, states)
         losses, hits = [], []
         for begin in range(0, len(labels), self._options.rows):
             some = slice(begin, begin + self._options.rows)
-            loss, hit = recompute(True, self._judge, taught[some], learned[some], labels[some], head)
+            loss, hit = recompute(True, self._loss_and_hits, target_rows[some], draft_rows[some], labels[some], head)
             losses.append(loss)
             hits.append(hit)
         mean, agreement = (weighted_mean(torch.cat(each), weights) for each in (losses, hits))
         return {"loss": mean, "agreement": agreement.detach()}
 
     def agrees(
-        self, lesson: Lesson, states: Float[Tensor, "B T H"], head: Callable[[Tensor], Tensor]
+        self, batch: TrainBatch, states: Float[Tensor, "B T H"], head: Callable[[Tensor], Tensor]
     ) -> Bool[Tensor, "B M"]:
-        """Whether both have the same likeliest token at each row but the last."""
-        taught, learned = self._rows(lesson, states)
+        """Whether both argmaxes are equal, at each position but the last."""
+        target_rows, draft_rows = self._rows(batch, states)
         size = self._options.rows
-        pairs = zip(taught.split(size), learned.split(size), strict=True)
+        pairs = zip(target_rows.split(size), draft_rows.split(size), strict=True)
         laws = (self._logits(p, q, head) for p, q in pairs)
-        return torch.cat([p.argmax(-1) == q.argmax(-1) for p, q in laws]).view(lesson.tokens.shape[0], -1)
+        return torch.cat([p.argmax(-1) == q.argmax(-1) for p, q in laws]).view(batch.tokens.shape[0], -1)
 
     @staticmethod
-    def _rows(lesson: Lesson, states: Tensor) -> tuple[Tensor, Tensor]:
-        """States of the target and of the draft as rows, without the last of each text."""
-        return lesson.hidden[FINAL][:, :-1].flatten(0, 1), states[:, :-1].flatten(0, 1)
+    def _rows(batch: TrainBatch, states: Tensor) -> tuple[Tensor, Tensor]:
+        """States of target and draft, flattened to rows, without each sample's last position."""
+        return batch.hidden[FINAL][:, :-1].flatten(0, 1), states[:, :-1].flatten(0, 1)
 
-    def _judge(
-        self, taught: Tensor, learned: Tensor, labels: Tensor, head: Callable[[Tensor], Tensor]
+    def _loss_and_hits(
+        self, target_rows: Tensor, draft_rows: Tensor, labels: Tensor, head: Callable[[Tensor], Tensor]
     ) -> tuple[Tensor, Tensor]:
-        p, q = self._logits(taught, learned, head)
+        p, q = self._logits(target_rows, draft_rows, head)
         choice = p.argmax(-1)
         hit = (q.argmax(-1) == choice).float()
         law, log_q = p.softmax(-1), q.clamp(min=torch.finfo(q.dtype).min / 4).log_softmax(-1)  # -inf times 0 is NaN
@@ -114,18 +114,20 @@ class Teacher:
                 loss = F.cross_entropy(q, labels, reduction="none")
         return loss, hit
 
-    def _logits(self, taught: Tensor, learned: Tensor, head: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-        """Of target and draft, for the ids that both have."""
+    def _logits(
+        self, target_rows: Tensor, draft_rows: Tensor, head: Callable[[Tensor], Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Logits of target and draft over the common ids."""
         with torch.no_grad():
-            p = self._head(taught).float()
-        q = head(learned).float()
+            p = self._head(target_rows).float()
+        q = head(draft_rows).float()
         shared = min(p.shape[-1], q.shape[-1])
         return p[:, :shared], q[:, :shared]
 
 
 @final
 class Student(nn.Module):
-    """A causal LM that learns, as transformers has it."""
+    """The transformers model that is trained."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -133,14 +135,14 @@ class Student(nn.Module):
         self.head = parts_of(model).head
 
     def states(self, tokens: Tensor) -> Float[Tensor, "B T H"]:
-        """What the output layer reads, with gradients."""
-        self.model.eval()  # dropout would draw numbers that a resumed run does not draw again
+        """Input of the output layer, with gradients."""
+        self.model.eval()  # dropout would make resumed runs differ
         return body(self.model)(input_ids=tokens, use_cache=False)[0]
 
 
 @final
 class DistilRecipe(Recipe[Student]):
-    """The whole draft learns, at every row that counts."""
+    """Trains the whole draft model at every position that counts."""
 
     def __init__(self, net: Student, teacher: Teacher) -> None:
         super().__init__()
@@ -148,10 +150,10 @@ class DistilRecipe(Recipe[Student]):
         self.net = net
         self._teacher = teacher
 
-    def forward(self, lesson: Lesson) -> dict[str, Tensor]:
-        return self._teacher(lesson, self.net.states(lesson.tokens), self.net.head)
+    def forward(self, batch: TrainBatch) -> dict[str, Tensor]:
+        return self._teacher(batch, self.net.states(batch.tokens), self.net.head)
 
     @torch.no_grad()
-    def agrees(self, lesson: Lesson) -> Bool[Tensor, "B M"]:
-        """Whether target and draft have the same likeliest token, at each row but the last."""
-        return self._teacher.agrees(lesson, self.net.states(lesson.tokens), self.net.head)
+    def agrees(self, batch: TrainBatch) -> Bool[Tensor, "B M"]:
+        """Whether the argmaxes of target and draft are equal, at each position but the last."""
+        return self._teacher.agrees(batch, self.net.states(batch.tokens), self.net.head)

@@ -1,4 +1,4 @@
-"""Learning what to keep: hard-concrete masks under Lagrange terms (Sheared-LLaMA, arXiv:2310.06694)."""
+"""Learned pruning: hard-concrete masks with Lagrange multipliers (Sheared-LLaMA, arXiv:2310.06694)."""
 
 import copy
 from typing import Any, final
@@ -11,18 +11,18 @@ from foredraft.model.head_parts import parts_of
 from foredraft.model.pruning import Masking, sizes_of
 from foredraft.model.taps import body
 from foredraft.train.drafts.distil import Teacher
-from foredraft.train.recipe import Lesson, Recipe
+from foredraft.train.recipe import Recipe, TrainBatch
 
-_PACE = 100.0  # multipliers learn so much faster than gates: what they push against is a loss of any size
+_PACE = 100.0  # learning rate factor of the multipliers, which must match a loss of any scale
 
 
 @final
 class Masked(nn.Module):
-    """Gates around a model, which learns with them or stays as it is.
+    """Pruning masks for a model, frozen or trained with them.
 
     Args:
-        model: it may be the target's own.
-        tuned: the weights learn too, those of a copy.
+        model: may be the target's own.
+        tuned: train the weights too, in a copy.
     """
 
     def __init__(self, model: Any, wanted: Sizes, tuned: bool) -> None:
@@ -32,15 +32,15 @@ class Masked(nn.Module):
         self.wanted = wanted
         if tuned:
             self.model = copy.deepcopy(model).requires_grad_(True)
-        self._whole = (self.model if tuned else model.requires_grad_(False),)  # in a tuple, so that it is no submodule
+        self._whole = (self.model if tuned else model.requires_grad_(False),)  # a tuple, so that it is not a submodule
 
     @property
     def whole(self) -> Any:
-        """The model before anything is cut."""
+        """The unpruned model."""
         return self._whole[0]
 
     def states(self, tokens: Tensor, masks: Masks) -> Tensor:
-        """What the output layer reads [B, T, H] under these masks."""
+        """Input of the output layer [B, T, H] under these masks."""
         model = self.whole
         model.eval()
         masking = Masking(model, masks)
@@ -52,11 +52,11 @@ class Masked(nn.Module):
 
 @final
 class MaskRecipe(Recipe[Masked]):
-    """Distillation through masks that are drawn at each step; the wanted size comes due along a straight line.
+    """Distillation through masks drawn at each step, with a linear schedule to the target size.
 
     Args:
-        rise: the share of the steps after which all of it is due.
-        tune: the weights' learning rate as a share of the gates'.
+        rise: fraction of the steps after which the full reduction is required.
+        tune: the weights' learning rate as a fraction of the masks'.
     """
 
     def __init__(self, net: Masked, teacher: Teacher, rise: float, tune: float) -> None:
@@ -68,16 +68,16 @@ class MaskRecipe(Recipe[Masked]):
         self._rise = rise
         self._head = parts_of(net.whole).head
 
-    def forward(self, lesson: Lesson) -> dict[str, Tensor]:
+    def forward(self, batch: TrainBatch) -> dict[str, Tensor]:
         gates = self.net.gates
-        masks = gates.sample(lesson.chance()) if self.training else self._final(lesson.tokens)
-        said = self._teacher(lesson, self.net.states(lesson.tokens, masks), self._head)
+        masks = gates.sample(batch.rng()) if self.training else self._final(batch.tokens)
+        metrics = self._teacher(batch, self.net.states(batch.tokens, masks), self._head)
         shares = gates.shares()
-        price = self.net.lagrange.penalty(shares, min(1.0, lesson.done / self._rise))
+        price = self.net.lagrange.penalty(shares, min(1.0, batch.done / self._rise))
         opened = {f"open_{name}": share.detach().mean() for name, share in shares._asdict().items()}
-        return {**said, "loss": said["loss"] + price, "distil": said["loss"].detach(), **opened}
+        return {**metrics, "loss": metrics["loss"] + price, "distil": metrics["loss"].detach(), **opened}
 
     def _final(self, tokens: Tensor) -> Masks:
-        """The masks as they would be cut."""
+        """The binary masks of the final cut."""
         masks = self.net.gates.kept(self.net.wanted).masks(sizes_of(self.net.whole))
         return Masks(*(mask.to(tokens.device) for mask in masks))

@@ -1,4 +1,4 @@
-"""From a model and a shape to a smaller model of that shape: a shallow and wide draft (arXiv:2402.01528)."""
+"""Pruning a model to a given shape, e.g. a shallow and wide draft model (arXiv:2402.01528)."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -14,7 +14,7 @@ from foredraft.model.pruning import cut
 from foredraft.train.data.features import fingerprint
 from foredraft.train.drafts import distil
 from foredraft.train.drafts.distil import Teacher
-from foredraft.train.drafts.importance import important
+from foredraft.train.drafts.importance import select_by_importance
 from foredraft.train.drafts.masks import Masked, MaskRecipe
 from foredraft.train.heads.validate import mean_losses
 from foredraft.train.loop import LoopOptions, train
@@ -23,7 +23,7 @@ from foredraft.train.run_context import RunContext
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What the pruned model is to look like; what is None stays. ``heads`` are query heads; they go by whole groups."""
+    """Shape of the pruned model; None: unchanged. ``heads`` are query heads, pruned in whole groups."""
 
     layers: int | None = None
     hidden: int | None = None
@@ -33,18 +33,18 @@ class Shape:
 
     @classmethod
     def parse(cls, text: str) -> "Shape":
-        """From layers=2,hidden=256,...
+        """Parse layers=2,hidden=256,...
 
         Raises:
-            OptionError: an unknown part, or no number.
+            OptionError: unknown name, or not a number.
         """
         return read_options(cls, "--shape", read_pairs(parts(text, ",")))
 
     def of(self, sizes: Sizes) -> Sizes:
-        """The sizes that this asks for, of a model with these sizes.
+        """The pruned sizes of a model with these sizes.
 
         Raises:
-            OptionError: no model of these sizes can be cut to them; the sentence says which number, and why.
+            OptionError: the model cannot be pruned to this shape; the message names the size and the reason.
         """
         share = sizes.heads // sizes.groups
         groups = self.kv_heads if self.kv_heads is not None else sizes.groups
@@ -55,12 +55,12 @@ class Shape:
         for name, most in has.items():
             asked = getattr(self, name)
             if asked is not None and not 1 <= asked <= most:
-                raise OptionError(f"{name}={asked} cannot be: the model has {most}, so it must be from 1 to {most}.")
+                raise OptionError(f"Invalid {name}={asked}: the model has {most}, so it must be from 1 to {most}.")
         if self.heads is not None and self.heads != groups * share:
             near = max(1, min(sizes.groups, groups))
             raise OptionError(
-                f"heads={self.heads} cannot be: {share} query heads share a key-value head and groups are kept whole; "
-                f"kv_heads={near} has heads={near * share}."
+                f"Invalid heads={self.heads}: {share} query heads share a key-value head, and groups are pruned whole; "
+                f"use kv_heads={near} (heads={near * share})."
             )
         found = Sizes(
             layers=self.layers or sizes.layers,
@@ -70,20 +70,20 @@ class Shape:
             groups=groups,
         )
         if found == sizes:
-            raise OptionError("The shape is the model's own, so nothing can be pruned; name a part, as in layers=2.")
+            raise OptionError("The shape equals the model's, so nothing is pruned: give a smaller one, as in layers=2.")
         return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options(distil.Options):
-    """How to find what is kept, and how the rest is taught (see ``distil.Options``).
+    """Options of pruning and of the distillation that follows (see ``distil.Options``).
 
-    by: importance, scores from a few texts; or masks, learned under Lagrange terms.
-    texts: for importance, how many texts of the loop's length.
-    mask_tokens, mask_lr: for masks, tokens that they are learned from, and their peak learning rate.
-    rise: for masks, the share of these tokens after which the whole way to the shape is due.
-    tune: for masks, the learning rate of the weights meanwhile as a share of the masks'; 0 leaves them alone, and needs
-        no second copy of the model.
+    by: importance: scores from a few samples; masks: learned with Lagrange multipliers.
+    texts: for importance, number of samples.
+    mask_tokens, mask_lr: for masks, training tokens and peak learning rate.
+    rise: for masks, fraction of these tokens after which the full reduction is required.
+    tune: for masks, learning rate of the weights as a fraction of the masks'; 0 freezes them and needs no second copy
+        of the model.
     """
 
     by: str = "importance"
@@ -95,7 +95,7 @@ class Options(distil.Options):
 
     def __post_init__(self) -> None:
         distil.Options.__post_init__(self)  # super() knows only the class before it got slots
-        check_known("way to prune", {self.by: None}, ["importance", "masks"])
+        check_known("pruning method", {self.by: None}, ["importance", "masks"])
         if self.texts < 1 or self.mask_tokens < 1:
             raise OptionError("texts and mask_tokens must be 1 or more.")
         if not (self.mask_lr > 0 and 0 < self.rise <= 1 and self.tune >= 0):
@@ -103,70 +103,79 @@ class Options(distil.Options):
 
 
 def pruned(
-    site: RunContext,
+    context: RunContext,
     source: Any,
     wanted: Sizes,
     options: Options,
     loop: LoopOptions,
-    tell: Callable[[dict[str, Any]], None],
+    report: Callable[[dict[str, Any]], None],
 ) -> Any:
-    """The model cut to these sizes, not yet distilled. What is kept is written to kept.json in the folder of the run.
+    """Prune a model, without distillation. Writes the kept indices to kept.json in the run's folder.
 
     Args:
-        source: the model, which may be the target's; it is left as it is.
+        source: the model, unchanged; may be the target's.
+        wanted: the sizes to prune to.
     """
     if options.by == "masks":
-        net = _learned(site, source, wanted, options, loop, tell)
+        net = _learn_masks(context, source, wanted, options, loop, report)
         kept, source = net.gates.kept(wanted), net.whole
-        if site.first:
-            _write(site.folder / "kept.json", kept, {"sizes": asdict(wanted)})
+        if context.first:
+            _write(context.folder / "kept.json", kept, {"sizes": asdict(wanted)})
     else:
-        with site.accelerator.main_process_first():
-            kept = _weighed(site, source, wanted, options, loop, tell)
+        with context.accelerator.main_process_first():
+            kept = _select_by_importance(context, source, wanted, options, loop, report)
     return cut(source, kept)
 
 
-def _weighed(
-    site: RunContext,
+def _select_by_importance(
+    context: RunContext,
     source: Any,
     wanted: Sizes,
     options: Options,
     loop: LoopOptions,
-    tell: Callable[[dict[str, Any]], None],
+    report: Callable[[dict[str, Any]], None],
 ) -> Kept:
-    """By importance, or as an earlier call has found."""
-    path = site.folder / "kept.json"
+    """The indices to keep, by importance, or as found by an earlier call."""
+    path = context.folder / "kept.json"
     terms = {"sizes": asdict(wanted), "texts": options.texts, "length": loop.length, "seed": loop.seed}
-    terms |= {"model": fingerprint(source), "data": site.store.folder.name}
+    terms |= {"model": fingerprint(source), "data": context.store.folder.name}
     if (kept := _read(path, terms)) is not None:
         return kept
-    lessons, single = site.lessons((), loop), replace(loop, batch=1)
-    texts = [lessons.lesson(number, single, (0, 1)) for number in range(options.texts)]
+    batches, single = context.batches((), loop), replace(loop, batch=1)
+    samples = [batches.batch(number, single, (0, 1)) for number in range(options.texts)]
     source.requires_grad_(False)
-    kept = important(source, texts, wanted, lambda sentence: tell({"note": sentence}))
+    kept = select_by_importance(source, samples, wanted, lambda sentence: report({"note": sentence}))
     _write(path, kept, terms)
     return kept
 
 
-def _learned(
-    site: RunContext,
+def _learn_masks(
+    context: RunContext,
     source: Any,
     wanted: Sizes,
     options: Options,
     loop: LoopOptions,
-    tell: Callable[[dict[str, Any]], None],
+    report: Callable[[dict[str, Any]], None],
 ) -> Masked:
-    """By gates, in a run of their own: in its own folder, resumable as every run."""
+    """Learn masks in a resumable sub-run with its own folder."""
     net = Masked(source, wanted, tuned=options.tune > 0)
-    recipe = MaskRecipe(net, Teacher(site.target, options), options.rise, options.tune)
-    mine = replace(loop, tokens=options.mask_tokens, lr=options.mask_lr)
-    lessons = site.lessons(recipe.taps, mine)
+    recipe = MaskRecipe(net, Teacher(context.target, options), options.rise, options.tune)
+    mask_loop = replace(loop, tokens=options.mask_tokens, lr=options.mask_lr)
+    batches = context.batches(recipe.taps, mask_loop)
 
     def validate() -> dict[str, float]:
         recipe.eval()
-        return mean_losses(recipe, lessons.held_out(4))
+        return mean_losses(recipe, batches.held_out(4))
 
-    train(recipe, lessons, site.folder / "masks", mine, validate=validate, tell=tell, accelerator=site.accelerator)
+    train(
+        recipe,
+        batches,
+        context.folder / "masks",
+        mask_loop,
+        validate=validate,
+        report=report,
+        accelerator=context.accelerator,
+    )
     return net
 
 
@@ -175,13 +184,13 @@ def _write(path: Path, kept: Kept, terms: dict[str, Any]) -> None:
 
 
 def _read(path: Path, terms: dict[str, Any]) -> Kept | None:
-    """What was found on these terms; None where there is no such file, or it was found on others."""
+    """The indices found with these settings; None if the file is missing or has other settings."""
     if not path.exists():
         return None
-    found = read_json(path, "what is kept,", "delete it to begin again", DataError)
+    found = read_json(path, "the kept indices,", "delete it to start over", DataError)
     try:
         inner = {name: tuple(map(tuple, found[name])) for name in ("groups", "intermediate")}
         kept = Kept(tuple(found["layers"]), tuple(found["hidden"]), **inner)
     except (KeyError, TypeError) as error:
-        raise DataError(f"{path} does not say what is kept; delete it to begin again.") from error
+        raise DataError(f"{path} lacks the kept indices; delete it to start over.") from error
     return kept if found.get("from") == terms else None

@@ -1,4 +1,4 @@
-"""EAGLE-3's recipe: training-time test, soft targets over the draft vocabulary, a weight of 0.8^k for step k."""
+"""EAGLE-3's recipe: training-time test, soft labels over the draft vocabulary, weight 0.8^k for step k."""
 
 from dataclasses import dataclass
 from typing import final
@@ -12,20 +12,20 @@ from foredraft.heads.nets.eagle import Eagle3
 from foredraft.heads.nets.target_parts import FINAL
 from foredraft.heads.nets.ttt_attention import Unrolled, sample_rows, take
 from foredraft.train.losses import loss_of, weighted_mean
-from foredraft.train.recipe import Lesson, Recipe, recompute
+from foredraft.train.recipe import Recipe, TrainBatch, recompute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How EAGLE-3 is trained.
+    """Options of EAGLE-3 training.
 
-    steps: unrolled steps, the first included.
+    steps: unrolled steps, including the first.
     loss: see ``losses``.
-    decay: step k weighs decay^k.
-    share: of the rows, so many go on to the later steps. They are independent there, so this is an unbiased estimate
-        and saves most of their cost.
-    any_label: also learn where the target's first choice is not in the draft vocabulary (SafeAILab's code does not).
-    recompute: compute logits again in the backward pass instead of keeping them.
+    decay: step k has weight decay^k.
+    share: fraction of the positions used in later steps. They are independent there, so the estimate is unbiased and
+        saves most of the cost.
+    any_label: also train where the target's argmax is not in the draft vocabulary (SafeAILab's code does not).
+    recompute: recompute logits in the backward pass instead of storing them.
     """
 
     steps: int = 5
@@ -49,38 +49,38 @@ class Eagle3Recipe(Recipe[Eagle3]):
         self._options = options
         self._loss = loss_of(options.loss)
 
-    def forward(self, lesson: Lesson) -> dict[str, Tensor]:
+    def forward(self, batch: TrainBatch) -> dict[str, Tensor]:
         net, options = self.net, self._options
-        batch, length = lesson.tokens.shape
-        rows = length - options.steps  # beyond, the last step's labels fall off the end
+        size, length = batch.tokens.shape
+        rows = length - options.steps  # later positions lack labels in the last step
         if rows < 1:
-            raise OptionError(f"Texts of {length} tokens are too short for {options.steps} steps.")
-        p, weights = self._labels(lesson)
-        sample = sample_rows(rows, batch, options.share, lesson.chance())
+            raise OptionError(f"Samples of {length} tokens are too short for {options.steps} steps: raise --length.")
+        p, weights = self._labels(batch)
+        sample = sample_rows(rows, size, options.share, batch.rng())
         unrolled = Unrolled(sample, net.config.block.sliding_window)
-        place = torch.arange(rows, device=lesson.tokens.device).expand(batch, -1)
-        states = net.features(lesson.hidden)[:, :rows]
+        place = torch.arange(rows, device=batch.tokens.device).expand(size, -1)
+        states = net.features(batch.hidden)[:, :rows]
         total = torch.zeros((), device=states.device)
-        said: dict[str, Tensor] = {}
+        metrics: dict[str, Tensor] = {}
         reach = torch.ones(())
         for step in range(options.steps):
             if step == 1:
                 states, place = take(states, sample), sample
             attend = unrolled.later if step else unrolled.first
             carried = net.carry(states) if step else states
-            states = net(lesson.tokens.gather(1, place + step + 1), carried, place + step, attend)
-            loss, hits = recompute(options.recompute, self._judge, states, p, weights, place + step + 1)
+            states = net(batch.tokens.gather(1, place + step + 1), carried, place + step, attend)
+            loss, hits = recompute(options.recompute, self._loss_and_hits, states, p, weights, place + step + 1)
             total = total + options.decay**step * loss
-            said[f"hit_{step}"] = hits
+            metrics[f"hit_{step}"] = hits
             reach = reach.to(hits.device) * hits
-            said["length"] = said.get("length", torch.ones_like(hits)) + reach
-        return {"loss": total, **said}
+            metrics["length"] = metrics.get("length", torch.ones_like(hits)) + reach
+        return {"loss": total, **metrics}
 
     @torch.no_grad()
-    def _labels(self, lesson: Lesson) -> tuple[Float[Tensor, "B T v"], Float[Tensor, "B T"]]:
-        """The target's law at each row, over the draft vocabulary and renormalised there, and what each row counts."""
-        logits = self.net.target.head(lesson.hidden[FINAL]).float()
-        vocabulary, weights = self.net.vocabulary, lesson.weights
+    def _labels(self, batch: TrainBatch) -> tuple[Float[Tensor, "B T v"], Float[Tensor, "B T"]]:
+        """The target's law over the draft vocabulary, renormalised, and the loss weight, at each position."""
+        logits = self.net.target.head(batch.hidden[FINAL]).float()
+        vocabulary, weights = self.net.vocabulary, batch.weights
         if vocabulary is not None:
             if not self._options.any_label:
                 known = torch.isin(logits.argmax(-1), vocabulary)
@@ -88,14 +88,14 @@ class Eagle3Recipe(Recipe[Eagle3]):
             logits = logits[..., vocabulary]
         return logits.softmax(-1), weights
 
-    def _judge(
+    def _loss_and_hits(
         self,
         states: Float[Tensor, "B M H"],
         p: Float[Tensor, "B T v"],
         weights: Float[Tensor, "B T"],
         labels: Int[Tensor, "B M"],
     ) -> tuple[Tensor, Tensor]:
-        """The loss against the laws of the rows ``labels``, and how often both have the same first choice."""
+        """The loss against the laws at positions ``labels``, and the share of equal argmaxes."""
         p, weights = take(p, labels), take(weights, labels)
         logits = self.net.logits(states).float()
         loss = weighted_mean(self._loss(p, logits.log_softmax(-1)), weights)

@@ -1,4 +1,4 @@
-"""What a run leaves behind: a head, or a tuned target with its heads in one folder, and what made them."""
+"""Saves a run's result: a head, a tuned target with its heads, or a draft model, with provenance."""
 
 import dataclasses
 import json
@@ -16,18 +16,18 @@ from foredraft.heads.formats.medusa import write_second
 from foredraft.heads.nets.medusa import Medusa
 from foredraft.model.load import Loaded, quiet
 from foredraft.train.heads.validate import rank_accuracies
-from foredraft.train.recipe import Lesson
+from foredraft.train.recipe import TrainBatch
 
 
-def note_accuracies(net: Any, lessons: Sequence[Lesson]) -> None:
-    """Put into a head's config how often it was right by rank, where there is a place for it."""
-    accuracies = rank_accuracies(net, lessons)
+def record_accuracies(net: Any, batches: Sequence[TrainBatch]) -> None:
+    """Store the accuracy by rank in the head's config, if it has that field."""
+    accuracies = rank_accuracies(net, batches)
     if accuracies is not None and "accuracies" in {each.name for each in dataclasses.fields(net.config)}:
         net.config = dataclasses.replace(net.config, accuracies=accuracies)
 
 
 def save_head(net: Any, folder: Path, loaded: Loaded, target_name: str, notes: dict[str, Any]) -> None:
-    """A head for a target that is as it was."""
+    """Save a head of an unchanged target."""
     formats.save_head(
         net,
         folder,
@@ -39,10 +39,10 @@ def save_head(net: Any, folder: Path, loaded: Loaded, target_name: str, notes: d
     )
 
 
-def save_both(net: Medusa, folder: Path, loaded: Loaded, notes: dict[str, Any]) -> None:
-    """Heads and the target that has learned with them: a folder that is a model and a Medusa-2 checkpoint.
+def save_target_and_heads(net: Medusa, folder: Path, loaded: Loaded, notes: dict[str, Any]) -> None:
+    """Save a tuned target with its heads: a folder that is both a model and a Medusa-2 checkpoint.
 
-    Whole or not at all, and in bfloat16: the target in memory is rounded, too.
+    Atomic, in bfloat16; also converts the target in memory.
 
     Raises:
         DataError: it cannot be written.
@@ -54,9 +54,9 @@ def save_both(net: Medusa, folder: Path, loaded: Loaded, notes: dict[str, Any]) 
 
 
 def save_draft(model: Any, folder: Path, loaded: Loaded, notes: dict[str, Any]) -> None:
-    """A whole small model with the target's tokenizer: a folder that transformers loads.
+    """Save a draft model with the target's tokenizer, as a folder that transformers loads.
 
-    Whole or not at all, and in bfloat16: the model in memory is rounded, too.
+    Atomic, in bfloat16; also converts the model in memory.
 
     Args:
         loaded: the target.
@@ -77,26 +77,26 @@ def _save_model(model: Any, folder: Path, loaded: Loaded, notes: dict[str, Any],
         if loaded.tokenizer is not None:
             loaded.tokenizer.inner.save_pretrained(partial)
         for file in partial.glob("*.safetensors"):
-            shutil.copymode(partial / "config.json", file)  # as any file is made: safetensors' own is for us alone
+            shutil.copymode(partial / "config.json", file)  # safetensors makes files private
         (partial / "provenance.json").write_text(json.dumps(notes, indent=2) + "\n", encoding="utf-8")
         _replace(folder, partial)
     except (OSError, RuntimeError, SafetensorError) as error:
-        raise DataError(f"The trained model cannot be written to {folder}: {error}.") from error
+        raise DataError(f"Cannot write the trained model to {folder}: {error}.") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
 
 def _replace(folder: Path, new: Path) -> None:
-    """Put a finished folder in the place of one that an earlier run has left; nothing else is thrown away.
+    """Move a finished folder into place, replacing only the result of an earlier run.
 
     Raises:
-        DataError: the place is taken by something else.
+        DataError: the path has something else.
     """
     if not folder.exists():
         new.rename(folder)
         return
     if not all((folder / name).is_file() for name in ("config.json", "provenance.json")):
-        raise DataError(f"{folder} is there already, and no run has left it: give another --out.")
+        raise DataError(f"{folder} exists and is not the result of a run: use another --out.")
     old = folder.with_name(f".{folder.name}.old")
     shutil.rmtree(old, ignore_errors=True)
     folder.rename(old)

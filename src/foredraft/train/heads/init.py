@@ -1,4 +1,4 @@
-"""New heads for a target: their shapes, and a warm start from the target's own weights."""
+"""New heads for a target: shapes, and a warm start from the target's weights."""
 
 import math
 
@@ -23,7 +23,7 @@ def new_eagle(target: CausalLM, warm: bool = True) -> Eagle:
     _initialize(net)
     if warm:
         last = decoder_layers(target.model)[-1]
-        _take_layer(net.layers[0], last)
+        _copy_layer(net.layers[0], last)
         with torch.no_grad():
             width = block.hidden_size
             net.fc.weight[:, width:] += torch.eye(width)
@@ -36,8 +36,8 @@ def new_eagle3(
     """An EAGLE-3 head in the shape of the target's layers.
 
     Args:
-        vocabulary: the target ids that it can say, rising; None for all.
-        taps: the hidden layers that it reads; by default 2, N/2 and N - 3, as the published code has it.
+        vocabulary: sorted target ids of the draft vocabulary; None for all.
+        taps: hidden layers to read; by default 2, N/2 and N - 3, as in the published code.
     """
     block = block_like(target.model)
     parts = parts_of(target.model)
@@ -58,7 +58,11 @@ def new_eagle3(
 
 
 def default_taps(layers: int) -> tuple[int, ...]:
-    """2, N/2 and N - 3 decoder layers passed; small models, where these coincide, get what is next to it."""
+    """Layers 2, N/2 and N - 3, or nearby layers in small models where these coincide.
+
+    Raises:
+        DrafterError: fewer than three layers.
+    """
     taps = (2, layers // 2, layers - 3)
     if 0 < taps[0] < taps[1] < taps[2]:
         return taps
@@ -69,7 +73,7 @@ def default_taps(layers: int) -> tuple[int, ...]:
 
 @torch.no_grad()
 def _warm_eagle3(net: Eagle3, target: CausalLM) -> None:
-    """Output layer, norms and decoder layer from the target's last ones; the highest feature passes through."""
+    """Copy output layer, norms and last decoder layer from the target; pass the highest feature through."""
     head: nn.Module | None = target.model.get_output_embeddings()
     if net.lm_head is not None and head is not None:
         rows = slice(None) if net.vocabulary is None else net.vocabulary
@@ -80,12 +84,12 @@ def _warm_eagle3(net: Eagle3, target: CausalLM) -> None:
     width = net.fc.weight.shape[0]
     if net.fc.weight.shape[1] == len(net.taps) * width:
         net.fc.weight[:, -width:] += torch.eye(width)
-    _take_layer(net.midlayer, decoder_layers(target.model)[-1])
+    _copy_layer(net.midlayer, decoder_layers(target.model)[-1])
 
 
 @torch.no_grad()
-def _take_layer(mine: nn.Module, theirs: nn.Module) -> None:
-    """Copy what has the same name from the target's layer; a projection that reads more than it gets the rest new."""
+def _copy_layer(mine: nn.Module, theirs: nn.Module) -> None:
+    """Copy parameters of the same name from the target's layer; wider projections keep new weights for the rest."""
     source: dict[str, Tensor] = dict(theirs.named_parameters())
     if isinstance(getattr(mine, "self_attn", None), Attention) and hasattr(mine, "hidden_norm"):
         source["hidden_norm.weight"] = source.get("input_layernorm.weight", torch.empty(0))
@@ -95,32 +99,32 @@ def _take_layer(mine: nn.Module, theirs: nn.Module) -> None:
             continue
         if other.shape == weight.shape:
             weight.copy_(other)
-        elif other.shape[1] * 2 == weight.shape[1]:  # EAGLE-3's projections read the embedding, then the feature
+        elif other.shape[1] * 2 == weight.shape[1]:  # EAGLE-3's projections read embedding and feature
             weight[:, other.shape[1] :].copy_(other)
             weight[:, : other.shape[1]] *= 0.2
 
 
 @torch.no_grad()
 def _initialize(net: nn.Module) -> None:
-    """Small random matrices, by their number of inputs."""
-    chance = torch.Generator().manual_seed(0)
+    """Small random matrices, scaled by fan-in."""
+    rng = torch.Generator().manual_seed(0)
     for module in net.modules():
         if isinstance(module, nn.Linear):
             spread = 0.5 / math.sqrt(module.in_features)
-            module.weight.copy_(torch.randn(module.weight.shape, generator=chance) * spread)
+            module.weight.copy_(torch.randn(module.weight.shape, generator=rng) * spread)
             if module.bias is not None:
                 module.bias.zero_()
 
 
 def frequent_tokens(ids: np.ndarray, counts: np.ndarray, size: int, vocab_size: int) -> Tensor:
-    """The ``size`` ids that count most often, rising; the lowest ids fill up where the text has fewer."""
+    """The ``size`` most frequent ids that count in the loss, sorted; filled up with the lowest ids."""
     seen = np.bincount(ids[counts > 0], minlength=vocab_size)[:vocab_size]
     order = np.argsort(-seen, kind="stable")[:size]
     return torch.from_numpy(np.sort(order).copy())
 
 
 def new_medusa(target: CausalLM, heads: int, layers: int = 1, own_heads: bool = False) -> Medusa:
-    """Medusa heads that say at first what the target says next: residual blocks of zeros, the target's output layer."""
+    """Medusa heads that initially predict the target's next token: zero residual blocks, the target's output layer."""
     parts = parts_of(target.model)
     net = Medusa(
         MedusaConfig(
@@ -132,12 +136,12 @@ def new_medusa(target: CausalLM, heads: int, layers: int = 1, own_heads: bool = 
         ),
         parts,
     )
-    _take_heads(net.heads, target)
+    _copy_output_layers(net.heads, target)
     return net
 
 
 def new_blockwise(target: CausalLM, heads: int) -> Blockwise:
-    """Heads of blockwise decoding, as wide inside as the target's feed-forward layers."""
+    """Heads of blockwise decoding, with the inner size of the target's MLP."""
     parts = parts_of(target.model)
     inner = block_like(target.model).intermediate_size
     config = BlockwiseConfig(
@@ -147,7 +151,7 @@ def new_blockwise(target: CausalLM, heads: int) -> Blockwise:
 
 
 def new_hydra(target: CausalLM, heads: int, layers: int, own_heads: bool, prefix: bool) -> Hydra:
-    """Hydra heads (with ``prefix``, Hydra++) whose shortcuts pass the target's state through at first."""
+    """Hydra heads (Hydra++ with ``prefix``) that initially pass the target's state through."""
     parts, block = parts_of(target.model), block_like(target.model)
     config = HydraConfig(
         hidden_size=parts.hidden_size,
@@ -159,19 +163,19 @@ def new_hydra(target: CausalLM, heads: int, layers: int, own_heads: bool, prefix
     )
     net = Hydra(config, rotary_of(block) if prefix else None, parts)
     if net.prefix is not None:
-        _take_layer(net.prefix.layer, decoder_layers(target.model)[-1])
+        _copy_layer(net.prefix.layer, decoder_layers(target.model)[-1])
     width = parts.hidden_size
     with torch.no_grad():
         for mlp in net.mlps:
             mlp.res_connection.weight.mul_(0.1)  # type: ignore[union-attr]
             mlp.res_connection.weight[:, :width] += torch.eye(width)  # type: ignore[union-attr,index]
-    _take_heads(net.heads, target)
+    _copy_output_layers(net.heads, target)
     return net
 
 
 @torch.no_grad()
-def _take_heads(heads: nn.ModuleList, target: CausalLM) -> None:
-    """Every output layer begins as the target's."""
+def _copy_output_layers(heads: nn.ModuleList, target: CausalLM) -> None:
+    """Initialize every output layer with the target's."""
     theirs: nn.Module | None = target.model.get_output_embeddings()
     for head in heads:
         if theirs is not None:

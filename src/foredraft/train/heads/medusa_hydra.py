@@ -1,4 +1,4 @@
-"""Recipes for heads that read the target's last state: Medusa, blockwise decoding and Hydra."""
+"""Recipes for heads that read the target's last hidden state: Medusa, blockwise decoding and Hydra."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from foredraft.heads.nets.medusa import Blockwise, Medusa
 from foredraft.heads.nets.target_parts import FINAL
 from foredraft.heads.nets.ttt_attention import Unrolled, sample_rows, take
 from foredraft.train.losses import loss_of, weighted_mean
-from foredraft.train.recipe import Lesson, Recipe, recompute
+from foredraft.train.recipe import Recipe, TrainBatch, recompute
 
 Ahead = TypeVar("Ahead", bound=Medusa | Blockwise | Hydra)
 Logits = Callable[[Tensor, int], Tensor]
@@ -21,13 +21,13 @@ Logits = Callable[[Tensor, int], Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How heads are trained.
+    """Options of head training.
 
-    teacher: learn the target's law (soft labels) instead of the next tokens of the text.
-    loss: of laws; see ``losses``. It is plain cross-entropy where the labels are the text's tokens.
-    decay: head i weighs decay^i. Medusa-1 weighs all alike (1.0), Medusa-2's fork 0.8.
-    share: of the rows, so many are learned from at each step; an unbiased estimate that saves time.
-    recompute: compute logits again in the backward pass instead of keeping them.
+    teacher: train on the target's law (soft labels) instead of the data's tokens.
+    loss: loss on laws, see ``losses``; cross-entropy if the labels are tokens.
+    decay: head i has weight decay^i; 1.0 in Medusa-1, 0.8 in Medusa-2's fork.
+    share: fraction of the positions used in each step; an unbiased estimate that saves time.
+    recompute: recompute logits in the backward pass instead of storing them.
     """
 
     teacher: bool = True
@@ -42,7 +42,7 @@ class Options:
 
 
 class _Ahead(Recipe[Ahead]):
-    """What all of these have in common: head i at row j is to say token j + 2 + i."""
+    """Shared base: head i at position j predicts token j + 2 + i."""
 
     def __init__(self, options: Options) -> None:
         super().__init__()
@@ -50,72 +50,72 @@ class _Ahead(Recipe[Ahead]):
         self._options = options
         self._loss = loss_of(options.loss)
 
-    def _learn(self, lesson: Lesson, count: int, logits_of: Logits) -> dict[str, Tensor]:
-        """Judge ``logits_of(rows [B, M], head)`` for each head."""
-        batch, length = lesson.tokens.shape
+    def _train(self, batch: TrainBatch, count: int, logits_of: Logits) -> dict[str, Tensor]:
+        """Loss and metrics of ``logits_of(rows [B, M], head)`` over all heads."""
+        size, length = batch.tokens.shape
         if length < count + 2:
-            raise OptionError(f"Texts of {length} tokens are too short for {count} heads.")
-        rows = sample_rows(length - 1 - count, batch, self._options.share, lesson.chance())
-        total = torch.zeros((), device=lesson.tokens.device)
-        said: dict[str, Tensor] = {}
+            raise OptionError(f"Samples of {length} tokens are too short for {count} heads: raise --length.")
+        rows = sample_rows(length - 1 - count, size, self._options.share, batch.rng())
+        total = torch.zeros((), device=batch.tokens.device)
+        metrics: dict[str, Tensor] = {}
         reach = torch.ones_like(total)
         for head in range(count):
-            loss, hits = recompute(self._options.recompute, self._judge, lesson, rows, head, logits_of)
+            loss, hits = recompute(self._options.recompute, self._loss_and_hits, batch, rows, head, logits_of)
             total = total + self._options.decay**head * loss
-            said[f"hit_{head}"] = hits
+            metrics[f"hit_{head}"] = hits
             reach = reach * hits
-            said["length"] = said.get("length", torch.ones_like(hits)) + reach
-        return {"loss": total, **said}
+            metrics["length"] = metrics.get("length", torch.ones_like(hits)) + reach
+        return {"loss": total, **metrics}
 
-    def _judge(self, lesson: Lesson, rows: Tensor, head: int, logits_of: Logits) -> tuple[Tensor, Tensor]:
-        labels = rows + 1 + head  # the target's law after token j + 1 + i is that of token j + 2 + i
-        weights = take(lesson.weights, labels)
+    def _loss_and_hits(self, batch: TrainBatch, rows: Tensor, head: int, logits_of: Logits) -> tuple[Tensor, Tensor]:
+        labels = rows + 1 + head  # the target's law at position j + 1 + i is that of token j + 2 + i
+        weights = take(batch.weights, labels)
         log_q = logits_of(rows, head).float().log_softmax(-1)
         with torch.no_grad():
-            p = self._teach(take(lesson.hidden[FINAL], labels))
+            p = self._target_law(take(batch.hidden[FINAL], labels))
         if self._options.teacher:
             loss = self._loss(p, log_q)
         else:
-            following = take(lesson.tokens[:, 1:], labels)
+            following = take(batch.tokens[:, 1:], labels)
             loss = -log_q.gather(-1, following[..., None])[..., 0]
         hits = weighted_mean((log_q.argmax(-1) == p.argmax(-1)).float(), weights)
         return weighted_mean(loss, weights), hits.detach()
 
-    def _teach(self, states: Tensor) -> Tensor:
+    def _target_law(self, states: Tensor) -> Tensor:
         return self.net.target.head(states).float().softmax(-1)
 
 
 @final
 class MedusaRecipe(_Ahead[Medusa | Blockwise]):
-    """Medusa-1, and the heads of blockwise decoding: the target stays as it is."""
+    """Medusa-1 and blockwise decoding; the target is frozen."""
 
     def __init__(self, net: Medusa | Blockwise, options: Options) -> None:
         super().__init__(options)
         self.net = net
 
-    def forward(self, lesson: Lesson) -> dict[str, Tensor]:
+    def forward(self, batch: TrainBatch) -> dict[str, Tensor]:
         net = self.net
-        hidden = lesson.hidden[FINAL]
-        return self._learn(lesson, net.count, lambda rows, head: net.logits(net.states(take(hidden, rows), head), head))
+        hidden = batch.hidden[FINAL]
+        return self._train(batch, net.count, lambda rows, head: net.logits(net.states(take(hidden, rows), head), head))
 
 
 @final
 class HydraRecipe(_Ahead[Hydra]):
-    """Hydra and Hydra++: head i also reads the i + 1 tokens before the one that it says, as they stand in the text."""
+    """Hydra and Hydra++: head i also reads the i + 1 data tokens before the one that it predicts."""
 
     def __init__(self, net: Hydra, options: Options) -> None:
         super().__init__(options)
         self.net = net
 
-    def forward(self, lesson: Lesson) -> dict[str, Tensor]:
-        net, hidden = self.net, lesson.hidden[FINAL]
+    def forward(self, batch: TrainBatch) -> dict[str, Tensor]:
+        net, hidden = self.net, batch.hidden[FINAL]
         if net.prefix is not None:
             place = torch.arange(hidden.shape[1], device=hidden.device).expand(hidden.shape[0], -1)
             hidden = net.prefix(hidden, place, Unrolled(place).first)
 
         def logits(rows: Tensor, head: int) -> Tensor:
             ahead = torch.arange(1, head + 2, device=rows.device)
-            tokens = lesson.tokens.gather(1, (rows[..., None] + ahead).flatten(1)).view(*rows.shape, -1)
+            tokens = batch.tokens.gather(1, (rows[..., None] + ahead).flatten(1)).view(*rows.shape, -1)
             return net.logits(take(hidden, rows), tokens, head)
 
-        return self._learn(lesson, net.count, logits)
+        return self._train(batch, net.count, logits)

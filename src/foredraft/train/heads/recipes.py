@@ -1,4 +1,4 @@
-"""The table of recipes: how each kind of head is made, taught, tried out, and described."""
+"""The table of head recipes: how to create, train and validate each kind of head."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,14 +21,14 @@ Make = Callable[[CausalLM, HeadShape, Tensor | None], nn.Module]
 
 @dataclass(frozen=True, slots=True)
 class RecipeKind:
-    """One line of the table.
+    """One entry of the table.
 
-    make: a new net for a target; the tensor holds the ids of a reduced vocabulary.
-    net: the class of these nets.
-    recipe, options: the class of the recipe and of its options.
-    method, chain: the drafter that tries it out, and the options that make it draft a chain.
-    reduces: whether the net may have a smaller vocabulary than the target.
-    join: where the target learns too, head and target as the one net of the recipe.
+    make: creates a net for a target; the tensor has the ids of a reduced vocabulary.
+    net: the class of the net.
+    recipe, options: the classes of the recipe and its options.
+    method, chain: the drafter for validation, and its options for a chain.
+    reduces: the net may have a smaller vocabulary than the target.
+    join: if the target is trained too, combines head and target into the recipe's net.
     """
 
     make: Make
@@ -41,7 +41,7 @@ class RecipeKind:
     join: Callable[[Any, CausalLM], nn.Module] | None = None
 
     def drafter(self, net: nn.Module, options: dict[str, Any] | None = None) -> Drafter:
-        """A drafter that runs this very net, as a chain unless told otherwise."""
+        """A drafter with this net; drafts a chain unless ``options`` are given."""
         drafter, kind = find(self.method)
         return drafter(kind(**(self.chain if options is None else options)), net)  # type: ignore[call-arg]
 

@@ -1,4 +1,4 @@
-"""A whole training run: data, target, head, loop, and the head in a folder that ``load`` takes."""
+"""A training run of a head, from data and target to a folder that ``load`` takes."""
 
 import dataclasses
 import functools
@@ -15,18 +15,18 @@ from foredraft.heads.formats import load_head
 from foredraft.heads.nets.target_parts import FINAL
 from foredraft.model.hf import CausalLM
 from foredraft.model.load import resolve
-from foredraft.train.data.batches import Lessons
+from foredraft.train.data.batches import TrainBatches
 from foredraft.train.data.tokens import TokenStore
-from foredraft.train.heads.export import note_accuracies, save_both, save_head
+from foredraft.train.heads.export import record_accuracies, save_head, save_target_and_heads
 from foredraft.train.heads.init import frequent_tokens
 from foredraft.train.heads.recipes import RECIPES, HeadShape, RecipeKind
-from foredraft.train.heads.validate import length_now, losses_now
+from foredraft.train.heads.validate import validation_length, validation_losses
 from foredraft.train.loop import LoopOptions, train
-from foredraft.train.precision import even_norms
+from foredraft.train.precision import cast_norm_inputs
 from foredraft.train.recipe import Recipe
 from foredraft.train.run_context import Data, RunContext
 
-Tell = Callable[[dict[str, Any]], None]
+Report = Callable[[dict[str, Any]], None]
 
 
 def run(
@@ -39,64 +39,62 @@ def run(
     recipe_options: Any = None,
     loop: LoopOptions | None = None,
     device: str | None = None,
-    tell: Tell = lambda line: None,
+    report: Report = lambda line: None,
 ) -> Path:
-    """Train a head of this kind for a target; go on where an earlier run with the same folder was cut off.
+    """Train a head for a target, resuming an interrupted run in the same folder.
 
     Returns:
         the folder of the finished head, ``out/head``.
 
     Raises:
-        UsageError: data, options or a target that cannot be; the sentence says why.
+        UsageError: invalid data, options or target.
     """
     check_known("recipe", {method: None}, list(RECIPES))
     kind, shape, loop = RECIPES[method], shape or HeadShape(), loop or LoopOptions()
     if kind.join is not None and data.store > 0:
-        raise OptionError(
-            f"{method} changes the target as it goes, so hidden states cannot be kept: leave out --store."
-        )
+        raise OptionError(f"{method} trains the target too, so hidden states cannot be stored: remove --store.")
     options = recipe_options or kind.options()
     terms = {"recipe": method, **_owner(kind, target_name, shape), **dataclasses.asdict(shape)}
     terms |= {key: value for key, value in dataclasses.asdict(options).items() if key != "recompute"}
-    with RunContext.open(target_name, out, data, device, partial=kind.join is not None) as site:
-        site.check_resume(terms)
-        net = _new_net(kind, shape, site.store, site.target, loop.seed)
-        recipe = kind.recipe(net if kind.join is None else kind.join(net, site.target), options)
-        even_norms(recipe)
-        lessons = site.lessons(recipe.taps, loop)
-        validate = functools.partial(_validate, kind, net, recipe, site.target, lessons, loop)
-        train(recipe, lessons, site.folder, loop, validate=validate, tell=tell, accelerator=site.accelerator)
-        head = site.folder / "head"
-        if site.first:
+    with RunContext.open(target_name, out, data, device, partial=kind.join is not None) as context:
+        context.check_resume(terms)
+        net = _new_net(kind, shape, context.store, context.target, loop.seed)
+        recipe = kind.recipe(net if kind.join is None else kind.join(net, context.target), options)
+        cast_norm_inputs(recipe)
+        batches = context.batches(recipe.taps, loop)
+        validate = functools.partial(_validate, kind, net, recipe, context.target, batches, loop)
+        train(recipe, batches, context.folder, loop, validate=validate, report=report, accelerator=context.accelerator)
+        head = context.folder / "head"
+        if context.first:
             notes = {**provenance(), **_owner(kind, target_name, shape), "validation": validate()}
-            note_accuracies(net, lessons.held_out(16, (FINAL,)))
+            record_accuracies(net, batches.held_out(16, (FINAL,)))
             if kind.join is None:
-                save_head(net, head, site.loaded, target_name, notes)
+                save_head(net, head, context.loaded, target_name, notes)
             else:
-                save_both(net, head, site.loaded, notes)
-        site.accelerator.wait_for_everyone()
+                save_target_and_heads(net, head, context.loaded, notes)
+        context.accelerator.wait_for_everyone()
     return head
 
 
 def _owner(kind: RecipeKind, target_name: str, shape: HeadShape) -> dict[str, Any]:
-    """Where the head comes from and which target it is for, to be told by the files of the run."""
+    """The head's origin and target, for the files of the run."""
     name = Path(target_name).name
     found: dict[str, Any] = {"model": name}
     if shape.start is not None:
         found["start"] = short(shape.start)
     if kind.join is not None:
         found["target"] = (
-            f"the model in head/, which was tuned from {name} with the heads: lossless for it, not for {name}"
+            f"the model in head/, tuned from {name} together with the heads: lossless for it, not for {name}"
         )
     return found
 
 
 def _new_net(kind: RecipeKind, shape: HeadShape, store: TokenStore, target: CausalLM, seed: int) -> Any:
-    """A new head, or the one to go on from; whatever is random in a new one is decided by the seed, here and now."""
+    """A new head, initialized from the seed, or the one to start from."""
     if shape.start is not None:
         head = load_head(resolve(shape.start), target)
         if not isinstance(head.net, kind.net):
-            raise OptionError(f"{shape.start!r} holds {head.info.format} weights, which this recipe does not train.")
+            raise OptionError(f"{shape.start!r} has {head.info.format} weights, which this recipe cannot train.")
         return head.net.requires_grad_(True)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -104,17 +102,17 @@ def _new_net(kind: RecipeKind, shape: HeadShape, store: TokenStore, target: Caus
 
 
 def _vocabulary(kind: RecipeKind, shape: HeadShape, store: TokenStore, target: CausalLM) -> Any:
-    """The ids of a reduced vocabulary: what the text has most."""
+    """The ids of a reduced vocabulary: the most frequent tokens; None for the target's."""
     if not kind.reduces or not 0 < shape.vocabulary < target.vocab_size:
         return None
     return frequent_tokens(store.ids, store.counts, shape.vocabulary, target.vocab_size)
 
 
 def _validate(
-    kind: RecipeKind, net: Any, recipe: Recipe, target: CausalLM, lessons: Lessons, loop: LoopOptions
+    kind: RecipeKind, net: Any, recipe: Recipe, target: CausalLM, batches: TrainBatches, loop: LoopOptions
 ) -> dict[str, float]:
-    """Losses on held-out texts, and the acceptance length of a chain of this head on their beginnings."""
+    """Metrics on held-out samples, and the acceptance length of the head's chains."""
     return {
-        **losses_now(recipe, lessons, loop),
-        "acceptance_length": length_now(target, kind.drafter(net), lessons),
+        **validation_losses(recipe, batches, loop),
+        "acceptance_length": validation_length(target, kind.drafter(net), batches),
     }

@@ -1,4 +1,4 @@
-"""What a head is worth while it learns: its loss on texts that it never sees, and its acceptance in the real loop."""
+"""Validation during training: loss on held-out samples, and acceptance length in the decoding loop."""
 
 from collections.abc import Sequence
 
@@ -16,41 +16,41 @@ from foredraft.heads.nets.medusa import Blockwise, Medusa
 from foredraft.heads.nets.target_parts import FINAL
 from foredraft.heads.nets.ttt_attention import Unrolled
 from foredraft.model.hf import CausalLM
-from foredraft.train.data.batches import Lessons
+from foredraft.train.data.batches import TrainBatches
 from foredraft.train.loop import LoopOptions
 from foredraft.train.precision import autocast
-from foredraft.train.recipe import Lesson, Recipe
+from foredraft.train.recipe import Recipe, TrainBatch
 
 _PROMPT, _NEW, _PROMPTS = 48, 48, 8  # tokens of a prompt, new tokens, prompts
 
 RANKS = 10
-"""So many ranks of each head are counted."""
+"""Number of ranks for accuracies."""
 
 
-def losses_now(recipe: Recipe, lessons: Lessons, loop: LoopOptions) -> dict[str, float]:
-    """What the recipe says of held-out texts, on average."""
+def validation_losses(recipe: Recipe, batches: TrainBatches, loop: LoopOptions) -> dict[str, float]:
+    """The recipe's mean metrics on held-out samples."""
     recipe.eval()
-    with autocast(lessons.device, loop.precision):
-        return mean_losses(recipe, lessons.held_out(_PROMPTS))
+    with autocast(batches.device, loop.precision):
+        return mean_losses(recipe, batches.held_out(_PROMPTS))
 
 
-def length_now(target: CausalLM, drafter: Drafter, lessons: Lessons) -> float:
-    """The acceptance length of this drafter on the beginnings of held-out texts."""
-    prompts = [lesson.tokens[0, :_PROMPT].tolist() for lesson in lessons.held_out(_PROMPTS, ())]
+def validation_length(target: CausalLM, drafter: Drafter, batches: TrainBatches) -> float:
+    """Acceptance length of a drafter, with the starts of held-out samples as prompts."""
+    prompts = [batch.tokens[0, :_PROMPT].tolist() for batch in batches.held_out(_PROMPTS, ())]
     return round(acceptance_length(target, drafter, prompts, _NEW), 4)
 
 
-def mean_losses(recipe: Recipe, lessons: Sequence[Lesson]) -> dict[str, float]:
-    """What the recipe says of these lessons, on average."""
+def mean_losses(recipe: Recipe, batches: Sequence[TrainBatch]) -> dict[str, float]:
+    """The recipe's metrics, averaged over batches."""
     with torch.no_grad():
-        said = [recipe(lesson) for lesson in lessons]
-    return {name: round(sum(float(each[name]) for each in said) / len(said), 6) for name in said[0]}
+        found = [recipe(batch) for batch in batches]
+    return {name: round(sum(float(each[name]) for each in found) / len(found), 6) for name in found[0]}
 
 
 def acceptance_length(
     target: CausalLM, drafter: Drafter, prompts: Sequence[Sequence[int]], new_tokens: int, temperature: float = 0.0
 ) -> float:
-    """Tokens a target forward in the loop that users run, all prompts as one batch."""
+    """Tokens per target forward in the decoding loop, all prompts in one batch."""
     target.tap(drafter.needs.hidden_layers)
     engine = Engine(target, drafter, Constant(drafter.needs.longest), max_rows=len(prompts))
     params = SamplingParams(max_new_tokens=new_tokens, min_new_tokens=new_tokens, temperature=temperature)
@@ -62,32 +62,32 @@ def acceptance_length(
 
 
 @torch.no_grad()
-def rank_accuracies(net: nn.Module, lessons: Sequence[Lesson]) -> tuple[tuple[float, ...], ...] | None:
-    """How often the token of each rank of each head is the target's choice; None for nets that have no heads.
+def rank_accuracies(net: nn.Module, batches: Sequence[TrainBatch]) -> tuple[tuple[float, ...], ...] | None:
+    """Accuracy of each head's k-th token, per rank k, against the target's argmax; None for nets without heads.
 
-    Hydra's heads are told the tokens of the text, as if all before had been accepted.
+    Hydra's heads read the sample's tokens, as if all earlier ones were accepted.
     """
     if not isinstance(net, (Medusa, Hydra, Blockwise)):
         return None
     hits = torch.zeros(net.count, RANKS)
     seen = 0
-    for lesson in lessons:
-        rows = lesson.tokens.shape[1] - 1 - net.count
-        choices = net.target.head(lesson.hidden[FINAL]).argmax(-1)
+    for batch in batches:
+        rows = batch.tokens.shape[1] - 1 - net.count
+        choices = net.target.head(batch.hidden[FINAL]).argmax(-1)
         for head in range(net.count):
-            best = _head_logits(net, lesson, head, rows).topk(RANKS, dim=-1).indices
-            right = best == choices[:, 1 + head : 1 + head + rows, None]
-            hits[head] += right.float().mean((0, 1)).cpu()
+            best = _head_logits(net, batch, head, rows).topk(RANKS, dim=-1).indices
+            correct = best == choices[:, 1 + head : 1 + head + rows, None]
+            hits[head] += correct.float().mean((0, 1)).cpu()
         seen += 1
     return tuple(tuple(round(float(rate), 4) for rate in head) for head in hits / max(1, seen))
 
 
-def _head_logits(net: Medusa | Hydra | Blockwise, lesson: Lesson, head: int, rows: int) -> Float[Tensor, "B M V"]:
-    hidden = lesson.hidden[FINAL]
+def _head_logits(net: Medusa | Hydra | Blockwise, batch: TrainBatch, head: int, rows: int) -> Float[Tensor, "B M V"]:
+    hidden = batch.hidden[FINAL]
     if not isinstance(net, Hydra):
         return net.logits(net.states(hidden[:, :rows], head), head)
     if net.prefix is not None:
         place = torch.arange(hidden.shape[1], device=hidden.device).expand(hidden.shape[0], -1)
         hidden = net.prefix(hidden, place, Unrolled(place).first)
-    tokens = torch.stack([lesson.tokens[:, 1 + i : 1 + i + rows] for i in range(head + 1)], -1)
+    tokens = torch.stack([batch.tokens[:, 1 + i : 1 + i + rows] for i in range(head + 1)], -1)
     return net.logits(hidden[:, :rows], tokens, head)
