@@ -318,7 +318,7 @@ def test_what_cannot_be_is_refused_with_a_sentence(spec: str, sentence: str):
 
 
 def test_what_cannot_be_taken_back_cannot_draft_for_the_middle():
-    with pytest.raises(DrafterError, match="medusa cannot stand inside triforce"):
+    with pytest.raises(DrafterError, match="medusa cannot be used inside triforce"):
         foredraft.load("sample", drafter="triforce:[medusa]")
     with pytest.raises(DrafterError, match="triforce has one drafter for its middle level"):
         foredraft.load("sample", drafter="triforce:sample-draft+[prompt_lookup]")

@@ -321,7 +321,7 @@ def test_a_middle_that_says_nothing_sensible_drafts_something():
 def test_who_cannot_take_back_is_refused():
     middle, _ = models(2)
     scripted = tiny.ScriptedDrafter(lambda view, plan: Draft(TokenTree.root(view.roots), Law.FIXED))
-    with pytest.raises(DrafterError, match="cannot be taken back"):
+    with pytest.raises(DrafterError, match="cannot be rewound"):
         NestedLoop(NestedLoopParts(middle, scripted, middle.new_cache(), 3), 12)
     drafter = DraftModel(DraftOptions(), middle, 12)
     with pytest.raises(LawError, match="lossy"):

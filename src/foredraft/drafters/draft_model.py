@@ -19,7 +19,7 @@ from foredraft.drafters.common.draft_runner import DraftRunner, ReaderGrowing, R
 from foredraft.drafters.common.templates import Template
 from foredraft.drafters.common.tree_builder import Level, fill
 from foredraft.drafters.common.windowed_runner import WindowedRunner
-from foredraft.engine.beam.speculative import SearchesAhead
+from foredraft.engine.beam.speculative import BeamDrafter
 from foredraft.model.base import TargetModel
 
 
@@ -53,7 +53,7 @@ class Options(ChainOptions):
 
 
 @final
-class DraftModel(ReadingDrafter[DraftRunner | WindowedRunner], SearchesAhead, Trainable):
+class DraftModel(ReadingDrafter[DraftRunner | WindowedRunner], BeamDrafter, Trainable):
     """Drafts with a model that reads each text beside the target; see ``DraftRunner``.
 
     Args:
