@@ -262,7 +262,7 @@ def test_what_the_middle_said_and_the_target_accepted_is_not_read_again():
     read = used._read
 
     def noted(rows: list[int], starts: list[int], device: torch.device) -> None:
-        reads.append([used._held[row][start:] for row, start in zip(rows, starts, strict=True)])
+        reads.append([used._cached[row][start:] for row, start in zip(rows, starts, strict=True)])
         read(rows, starts, device)
 
     used._read = noted
