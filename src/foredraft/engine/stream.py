@@ -63,7 +63,7 @@ class Stream(Iterator[Piece]):
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """Why the text ended; None while it runs."""
+        """Why the request ended; None while it runs."""
         return self._sequence.finish_reason
 
     @property
@@ -122,7 +122,7 @@ class AsyncStream(AsyncIterator[Piece]):
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """Why the text ended; None while it runs."""
+        """Why the request ended; None while it runs."""
         return self._sequence.finish_reason if self._ended else None
 
     @property
