@@ -191,7 +191,7 @@ def test_a_window_reads_as_if_the_rest_had_never_been(other: CausalLM):
             reader.rewind(row, extents[row])
         logits = [reader.read(now, 3)[:, 0], reader.read_next(now, torch.tensor([5, 6]), 1)[:, 0]]
         for row, length in enumerate(extents):
-            left = reader.left_out(length)
+            left = reader.dropped(length)
             assert (left == 0) == (length <= 37) and length - left + 3 <= 40
             kept = texts[row][:4] + texts[row][4 + left : length] if left else texts[row][:length]
             for drafted in (0, 1):
@@ -202,7 +202,7 @@ def test_a_window_reads_as_if_the_rest_had_never_been(other: CausalLM):
 
 def test_a_window_is_read_again_a_few_times_only(other: CausalLM):
     reader = WindowedRunner(DraftRunner(other, other.vocab_size), 64, 4, 4)
-    lefts = [reader.left_out(extent) for extent in range(1, 256)]
+    lefts = [reader.dropped(extent) for extent in range(1, 256)]
     assert lefts == sorted(lefts) and len(set(lefts)) == 1 + -(-(255 - 60) // 14)
     assert min(extent - left for extent, left in enumerate(lefts, 1) if left) >= 64 - 4 - 14
 
@@ -217,7 +217,7 @@ def read_in_a_loop(target: CausalLM, ahead: int) -> list[list[int]]:
         for extent in (committed, committed + 4, committed + 7):
             now = replace(view, lengths=torch.tensor([extent]), extents=(extent,))
             logits = reader.read(now, 4)
-            left = reader._left[0]
+            left = reader._dropped[0]
             lefts[-1].append(left)
             kept = text[:4] + text[4 + left : extent] if left else text[:extent]
             assert len(kept) + 4 <= 64
@@ -248,7 +248,7 @@ def test_what_a_window_in_a_loop_leaves_out_does_not_depend_on_how_far_a_neighbo
             for extent in (committed, committed + 5, *([committed + 30] if run_on else [])):
                 logits = reader.read(replace(view, lengths=torch.tensor([extent]), extents=(extent,)), 4)
                 if extent <= committed + 5:
-                    found[-1].append((reader._left[0], logits))
+                    found[-1].append((reader._dropped[0], logits))
             reader.rewind(0, committed)
     for (left, logits), (other_left, others) in zip(*found, strict=True):
         assert left == other_left and torch.allclose(logits, others, atol=1e-4)
@@ -320,7 +320,7 @@ def test_what_cannot_be_is_refused_with_a_sentence(spec: str, sentence: str):
 def test_what_cannot_be_taken_back_cannot_draft_for_the_middle():
     with pytest.raises(DrafterError, match="medusa cannot be used inside triforce"):
         foredraft.load("sample", drafter="triforce:[medusa]")
-    with pytest.raises(DrafterError, match="triforce has one drafter for its middle level"):
+    with pytest.raises(DrafterError, match="triforce takes one drafter for its middle level"):
         foredraft.load("sample", drafter="triforce:sample-draft+[prompt_lookup]")
 
 
@@ -365,4 +365,4 @@ def test_what_others_drafted_is_not_held_against_the_chosen_tokens(target: Causa
         three.commit(view, *judged(3), out())
     three.propose(view, Plan((4,)))
     record = three._cache_sync._records[0]
-    assert (list(record.lately), record.accepted, record.drafted) == ([(1, 4)], 1, 4)
+    assert (list(record.recent), record.accepted, record.drafted) == ([(1, 4)], 1, 4)
