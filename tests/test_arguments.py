@@ -135,7 +135,7 @@ PLACED: dict[str, tuple[dict[str, Any], str]] = {
     "options": ({"model_options": {"revision": "v2"}}, "loaded already: leave model_options out"),
     "no draft": (
         {"draft_options": {"revision": "v2"}},
-        "draft_options are for a draft model that is loaded by its name",
+        "draft_options apply only to a draft model loaded by its name",
     ),
 }
 
@@ -232,10 +232,10 @@ def test_a_path_says_what_is_there(folder: Path, tmp_path: Path):
         (3, "A drafter is a spec such as .* not an int"),
         (foredraft.Drafter, "A drafter is a spec such as .* not the class Drafter"),
         (("draft_model",), "A drafter is a spec such as .* not a tuple"),
-        (nn.Linear(2, 2), "No draft model: A model must be .* not a Linear"),
-        (("eagle3", tiny.build(seed=5)), "eagle3 needs an EAGLE-3 head; a model object cannot be that"),
+        (nn.Linear(2, 2), "The object cannot be used as a draft model: A model must be .* not a Linear"),
+        (("eagle3", tiny.build(seed=5)), "eagle3 needs an EAGLE-3 head: it takes no model object"),
         (("online", tiny.build(seed=5)), "online needs a draft model or a trained head inside"),
-        (("draft_model:there", tiny.build(seed=5)), "draft_model has a path already, 'there'"),
+        (("draft_model:there", tiny.build(seed=5)), "draft_model already has the path 'there'"),
         (("nothing", tiny.build(seed=5)), "Unknown drafter 'nothing'"),
         (tiny.build(seed=5).to("meta"), "The draft model is on meta and the target on cpu"),
         (Path("no/such/folder"), "no/such/folder"),

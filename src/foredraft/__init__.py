@@ -1,7 +1,7 @@
 """Lossless speculative decoding of any Hugging Face causal LM.
 
-Names are imported when they are first used (PEP 562), so that what needs no torch, such as ``foredraft --help``, does
-not wait for it.
+Names are imported at first use (PEP 562), so that commands that need no torch, such as ``foredraft --help``, start
+quickly.
 """
 
 import importlib
@@ -59,7 +59,7 @@ __all__ = [
     "speculative",
 ]
 
-_ROOMS = {
+_MODULES = {
     "compose.load": ("load", "load_many"),
     "core.draft": ("Draft", "Law", "Target", "Verdict"),
     "core.drafter": ("Drafter", "Needs", "Plan", "StepOut", "View"),
@@ -82,13 +82,13 @@ _ROOMS = {
 logging.getLogger(__name__).addHandler(logging.NullHandler())  # silent unless the user sets up logging
 
 
-if not typing.TYPE_CHECKING:  # a type checker sees the imports above, and a misspelt name
+if not typing.TYPE_CHECKING:  # type checkers see the imports above and report unknown names
 
     def __getattr__(name: str) -> object:
-        for room, names in _ROOMS.items():
+        for module, names in _MODULES.items():
             if name in names:
-                value = getattr(importlib.import_module(f"foredraft.{room}"), name)
-                globals()[name] = value  # the next time without this function
+                value = getattr(importlib.import_module(f"foredraft.{module}"), name)
+                globals()[name] = value  # later accesses bypass this function
                 return value
         raise AttributeError(f"module 'foredraft' has no attribute {name!r}")
 

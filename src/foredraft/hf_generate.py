@@ -1,4 +1,4 @@
-"""Speculation inside transformers' own ``generate``, on a model that stays the user's."""
+"""Speculative decoding inside transformers' own ``generate``, without changing the user's model."""
 
 import inspect
 from collections.abc import Iterator, Sequence as Seq
@@ -35,41 +35,41 @@ from foredraft.model.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """What one call of ``generate`` has of its own, beside what transformers prepares."""
+    """Arguments of one call of ``generate`` that transformers does not pass on."""
 
     streamer: Any
     stop_strings: tuple[str, ...]
     tokenizer: Tokenizer | None
 
     def decode(self, tokens: list[int]) -> str:
-        """Text to look for stop strings in; nobody else reads it."""
+        """Text to search for stop strings; not used otherwise."""
         return self.tokenizer.decode(tokens) if self.tokenizer is not None and self.stop_strings else ""
 
 
 class speculative:
     """Make ``model.generate`` draft: ``model.generate(**inputs, custom_generate=foredraft.speculative(...))``.
 
-    Batches, sampling options, logits processors, stopping criteria and ``num_return_sequences`` work as they do
-    without it, and so does transformers' text-generation pipeline. The model is as it was after each call.
+    Batches, sampling options, logits processors, stopping criteria, ``num_return_sequences`` and transformers'
+    text-generation pipeline work as usual. Each call leaves the model unchanged.
 
-    transformers drops ``streamer``, ``tokenizer`` and a few others when it is given a ``custom_generate``. ``generate``
-    below takes them; or give them here, for all calls.
+    transformers drops ``streamer``, ``tokenizer`` and a few other arguments if ``custom_generate`` is given. Pass them
+    to ``generate`` below, or here for all calls.
 
     Args:
         drafter: as in ``foredraft.load``; a draft model is loaded once, at the first call.
-        tokenizer: needed for ``stop_strings`` and to compare with a draft model's.
-        stop_strings: of every call that gives none itself.
-        streamer: of every call; see ``generate``.
+        tokenizer: needed for ``stop_strings``, and compared with a draft model's tokenizer.
+        stop_strings: default for calls that give none.
+        streamer: default for all calls; see ``generate``.
         verifier, max_batch_size, kv_cache_memory_bytes, draft_options: as in ``foredraft.load``.
-        fast: on a CPU, pack the weights of the model's linear layers. The packed copies stay beside the weights
-            between calls, until ``close``; the model can be saved and trained as ever.
+        fast: on a CPU, pack the weights of the model's linear layers. The packed copies are kept in addition to the
+            weights until ``close``; the model can still be saved and trained.
 
     Attributes:
-        stats: what was drafted and accepted in the last call, summed over its rows.
+        stats: statistics of the last call, summed over its rows.
         total_stats: the same for all calls.
 
     Raises:
-        UsageError: what cannot be done, in one sentence (beams, for instance).
+        UsageError: an option that is not supported, such as beams.
     """
 
     def __init__(
@@ -117,20 +117,20 @@ class speculative:
         stop_strings: Seq[str] | str | None = None,
         **options: Any,
     ) -> Any:
-        """``model.generate(inputs, **options, custom_generate=self)`` with what transformers would drop.
+        """``model.generate(inputs, **options, custom_generate=self)`` with the arguments that transformers would drop.
 
         Args:
             model: a transformers model, also one compiled by ``torch.compile`` or wrapped by PEFT.
             inputs, options: as in transformers' ``generate``.
-            streamer: gets the prompt and then token by token; transformers' streamers take a batch of one.
-            tokenizer: needed for ``stop_strings``; by default the one given at first.
-            stop_strings: end a sequence behind the token that completes one of them.
+            streamer: receives the prompt, then each token; transformers' streamers take a batch of one.
+            tokenizer: needed for ``stop_strings``; by default the one given to the constructor.
+            stop_strings: a sequence ends after the token that completes one of them.
 
         Returns:
-            what ``model.generate`` returns.
+            the output of ``model.generate``.
 
         Raises:
-            UsageError: something that would be ignored or cannot be.
+            UsageError: an option that is invalid or would be ignored.
         """
         streamer = self._streamer if streamer is None else streamer
         with _ended(streamer):
@@ -152,7 +152,7 @@ class speculative:
         stop_strings: Seq[str] | str | None = None,
         **model_kwargs: Any,
     ) -> Any:
-        """What transformers calls in place of its own loop; it hands over what the signature names."""
+        """Called by transformers in place of its own decoding loop."""
         frame = inspect.currentframe()
         dropped = dropped_arguments(frame.f_back if frame is not None else None)
         with _ended(dropped.get("streamer") or self._streamer):
@@ -163,7 +163,7 @@ class speculative:
             )
 
     def close(self) -> None:
-        """Leave the model as it was found, packed layers included."""
+        """Restore the model, packed layers included."""
         if self._generator is not None:
             self._generator.close()
         self._generator = self._model = None
@@ -185,7 +185,7 @@ class speculative:
         generation_config: Any,
         **model_kwargs: Any,
     ) -> Any:
-        """One call, from the inputs that transformers has prepared to the output that it returns."""
+        """Run one call on the inputs prepared by transformers and return its output type."""
         config = generation_config
         check_config(config, model.generation_config)
         check_inputs(model, input_ids, model_kwargs)
@@ -198,7 +198,7 @@ class speculative:
         paddings = [row[: len(row) - len(prompt)] for row, prompt in zip(input_ids, prompts, strict=True)]
         sequences: list[Sequence] = []
         with evaluating(model):
-            generator = self._attached(model, call.tokenizer)
+            generator = self._generator_for(model, call.tokenizer)
             try:
                 for row, (prompt, padding, seed) in enumerate(zip(prompts, paddings, seeds, strict=True)):
                     own = _sampling(config, for_row(logits_processor, row), width, padding)
@@ -207,21 +207,21 @@ class speculative:
                     sequences += generator.engine.submit([request], call.decode, [seed])
                 _run(generator, sequences, input_ids, stopping_criteria, call.streamer)
             finally:
-                generator.engine.cancel(sequences)  # whoever raised in between must not leave rows behind
+                generator.engine.cancel(sequences)  # an error above must not leave rows behind
         self._count(generator, sequences)
         pad = config.pad_token_id if config.pad_token_id is not None else 0
-        texts = [sequence.tokens for sequence in sequences]
-        return as_generate_output(input_ids, texts, pad, bool(config.return_dict_in_generate))
+        outputs = [sequence.tokens for sequence in sequences]
+        return as_generate_output(input_ids, outputs, pad, bool(config.return_dict_in_generate))
 
     def _count(self, generator: Generator, sequences: list[Sequence]) -> None:
         kind = generator.kind
-        rows = [each.tally.stats(len(each.prompt), kind.method, kind.lossless) for each in sequences]
+        rows = [each.counters.stats(len(each.prompt), kind.method, kind.lossless) for each in sequences]
         kept = [replace(row, tokens=len(each.tokens)) for row, each in zip(rows, sequences, strict=True)]
         self.stats = DecodeStats.together(kept)
         self.total_stats += self.stats
 
-    def _attached(self, model: Any, tokenizer: Tokenizer | None) -> Generator:
-        """The generator for this model; a new model takes the place of the one before."""
+    def _generator_for(self, model: Any, tokenizer: Tokenizer | None) -> Generator:
+        """The generator for this model; a new model replaces the previous one."""
         if self._generator is not None and self._model is model and self._generator.engine.target.ready:
             return self._generator
         self.close()
@@ -245,7 +245,7 @@ def _as_strings(strings: Seq[str] | str) -> tuple[str, ...]:
 
 @contextmanager
 def _ended(streamer: Any) -> Iterator[None]:
-    """Tell a streamer about the end whatever happens: who reads it in another thread would wait for ever."""
+    """End a streamer even after an error: a reader in another thread would wait for ever."""
     try:
         yield
     finally:
@@ -254,11 +254,11 @@ def _ended(streamer: Any) -> Iterator[None]:
 
 
 def _sampling(config: Any, processors: Any, width: int, padding: Tensor) -> SamplingParams:
-    """What transformers has prepared for a row that begins with this padding, as our parameters."""
+    """Convert the configuration and processors that transformers prepared for a row with this padding."""
     eos = config.eos_token_id
     fields: dict[str, Any] = {"temperature": 1.0}
     translated = translate(processors, width)
-    if translated is None:  # transformers' list as a whole, temperature and all, on the row as it was given
+    if translated is None:  # run transformers' whole list, temperature included, on the padded row
 
         def whole(input_ids: Tensor, scores: Tensor) -> Tensor:
             return processors(torch.cat([padding.expand(len(input_ids), -1), input_ids], 1), scores)
@@ -272,14 +272,14 @@ def _sampling(config: Any, processors: Any, width: int, padding: Tensor) -> Samp
 
 
 def _run(generator: Generator, sequences: list[Sequence], input_ids: Tensor, criteria: Any, streamer: Any) -> None:
-    """Step until all have ended, asking the caller's stopping criteria about every token of every block."""
+    """Step until all have ended, checking the caller's stopping criteria after every token."""
     seen = [0] * len(sequences)
     if streamer is not None:
         streamer.put(input_ids.cpu())
     while not all(sequence.finished for sequence in sequences):
         generator.engine.step()
         for row, sequence in enumerate(sequences):
-            _ask(sequence, seen[row], input_ids[row], criteria)
+            _apply_criteria(sequence, seen[row], input_ids[row], criteria)
             if streamer is not None:
                 for token in sequence.tokens[seen[row] :]:  # one at a time, as transformers does
                     streamer.put(torch.tensor([token]))
@@ -289,10 +289,10 @@ def _run(generator: Generator, sequences: list[Sequence], input_ids: Tensor, cri
             raise sequence.error
 
 
-def _ask(sequence: Sequence, seen: int, prompt: Tensor, criteria: Any) -> None:
+def _apply_criteria(sequence: Sequence, seen: int, prompt: Tensor, criteria: Any) -> None:
     """Cut a sequence after the first new token at which one of transformers' stopping criteria holds."""
     for count in range(seen + 1, len(sequence.tokens) + 1):
-        text = torch.cat([prompt, torch.tensor(sequence.tokens[:count], dtype=prompt.dtype, device=prompt.device)])
-        if bool(criteria(text[None], None).all()):
+        tokens = torch.cat([prompt, torch.tensor(sequence.tokens[:count], dtype=prompt.dtype, device=prompt.device)])
+        if bool(criteria(tokens[None], None).all()):
             sequence.cut(count)
             return

@@ -8,7 +8,7 @@ import pytest
 from cli_cases import PROMPT, Run
 
 import foredraft
-from foredraft.drafters.common.skip_config import read_skips
+from foredraft.drafters.common.skip_config import read_skip_config
 
 SMALL = ("--count", "2", "--max-new-tokens", "12", "--min-new-tokens", "12", "--longest", "3", "--trials", "8")
 
@@ -20,7 +20,7 @@ def test_one_json_object_and_a_file_that_layer_skip_reads(
     ended = run("skip", "-m", model, *SMALL, "--out", out, "--json")
     assert ended.status == 0 and ended.err == ""
     found = json.loads(ended.out)
-    written = read_skips(out)
+    written = read_skip_config(out)
     assert written.layers == plain.engine.target.layers and "/" not in written.model
     assert (list(written.attention), list(written.mlp)) == (found["skip_attention"], found["skip_mlp"])
     assert written.attention or written.mlp

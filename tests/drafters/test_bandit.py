@@ -178,7 +178,7 @@ def test_what_cannot_be_is_said():
         Options(exploration=-1.0)
     with pytest.raises(OptionError, match="at least one drafter"):
         Bandit(Options(), [])
-    with pytest.raises(DrafterError, match="bandit needs other drafters"):
+    with pytest.raises(DrafterError, match="bandit needs specs of other drafters"):
         load("sample", drafter="bandit")
     with pytest.raises(OptionError, match="drafter"):
         load("sample", drafter="bandit:prompt_lookup+nothing_such")

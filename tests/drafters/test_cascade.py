@@ -131,11 +131,11 @@ def test_inside_a_narrower_middle_laws_are_as_wide_as_the_targets(inner: str, sl
 @pytest.mark.parametrize(
     "spec, sentence",
     [
-        ("cascade", "a middle model and what drafts for it"),
-        ("cascade:sample-draft", "a middle model and what drafts for it"),
-        ("cascade:sample-draft+prompt_lookup+none", "a middle model and what drafts for it"),
-        ("cascade:sample-draft+eagle3:sample-eagle3", "eagle3 cannot stand inside cascade: .* prompt_lookup"),
-        ("cascade:sample-draft+[relay:max_gram+medusa]", "medusa cannot stand inside relay"),
+        ("cascade", "a middle model and a drafter for it"),
+        ("cascade:sample-draft", "a middle model and a drafter for it"),
+        ("cascade:sample-draft+prompt_lookup+none", "a middle model and a drafter for it"),
+        ("cascade:sample-draft+eagle3:sample-eagle3", "eagle3 cannot be used inside cascade: .* prompt_lookup"),
+        ("cascade:sample-draft+[relay:max_gram+medusa]", "medusa cannot be used inside relay"),
         ("cascade:sample-draft+nothing", "Unknown drafter 'nothing'"),
         ("cascade:sample-draft+max_gram,inner_tokens=0", "inner_tokens must be 1 or more"),
         ("relay", "two drafters or more"),

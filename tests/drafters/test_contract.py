@@ -28,7 +28,7 @@ from foredraft.drafters.common.last_hidden import LastHidden
 from foredraft.drafters.common.ngram_pool import NgramPool
 from foredraft.drafters.common.partial_cache_sync import PartialCacheSync
 from foredraft.drafters.common.retokenizer import Retokenizer
-from foredraft.drafters.common.self_speculative import OwnLayers
+from foredraft.drafters.common.self_speculative import SelfSpeculativeDrafter
 from foredraft.drafters.common.windowed_runner import WindowedRunner
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
 from foredraft.drafters.eagle3 import Eagle3Drafter, Options as Eagle3Options
@@ -108,7 +108,7 @@ def three_levels(drafter: Any, options: Any, target: CausalLM, draft: CausalLM) 
 
 def shared_cache(drafter: Drafter) -> SlotCache | None:
     """The target's cache, of a drafter that shares it."""
-    if isinstance(drafter, OwnLayers):
+    if isinstance(drafter, SelfSpeculativeDrafter):
         return drafter.cache
     return drafter.full if isinstance(drafter, (Partial, TriForce)) else None
 

@@ -8,7 +8,7 @@ import random_heads as heads
 import tiny
 from foredraft.core.draft import Draft
 from foredraft.core.drafter import Plan, View
-from foredraft.drafters.common import feature_cache as memory
+from foredraft.drafters.common import feature_cache
 from foredraft.drafters.eagle3 import Eagle3Drafter, Options
 from foredraft.engine.policy import Policy
 from foredraft.engine.step import StepDone
@@ -34,7 +34,7 @@ class Seldom(Policy):
 
 def drafted(monkeypatch: pytest.MonkeyPatch, waiting: int, exact: int) -> tuple[list[list[int]], list[list[int]]]:
     """The tokens of all drafts, and the texts, while rows end and others take their places."""
-    monkeypatch.setattr(memory, "_WAITING", waiting)
+    monkeypatch.setattr(feature_cache, "_MAX_PENDING", waiting)
     target = CausalLM(tiny.build("llama"))
     drafter = Eagle3Drafter(Options(nodes=9, depth=3, top_k=3), heads.eagle3(target))
     target.tap(drafter.needs.hidden_layers)

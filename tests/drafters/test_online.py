@@ -21,8 +21,8 @@ from foredraft.core.sampling.warp import Warp
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
 from foredraft.drafters.online.method import Online, Options
 from foredraft.drafters.online.replay_buffer import ReplayBuffer
-from foredraft.drafters.online.trainable import Lesson, Sample
-from foredraft.drafters.online.trainer import LEAST_PASSAGES, judged
+from foredraft.drafters.online.trainable import Sample, TrainBatch
+from foredraft.drafters.online.trainer import MIN_SAMPLES, compare_to_best
 from foredraft.drafters.online.worker import BackgroundTask
 from foredraft.drafters.prompt_lookup import Options as LookupOptions, PromptLookup
 from foredraft.engine.policy import Constant
@@ -34,7 +34,7 @@ NEW = 12
 
 def weights(online: Online) -> dict[str, Tensor]:
     """What the copy has."""
-    return {name: weight.detach().clone() for name, weight in online._trainee.shadow.named_parameters()}
+    return {name: weight.detach().clone() for name, weight in online._adapter.shadow.named_parameters()}
 
 
 def same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
@@ -83,7 +83,7 @@ def test_the_same_stream_teaches_the_same():
 # What it learns from.
 
 
-def passages(name: str, **options: Any) -> tuple[list[Sample], Online, list[list[int]]]:
+def samples(name: str, **options: Any) -> tuple[list[Sample], Online, list[list[int]]]:
     """Those of a ragged batch of which rows come and go, the drafter, and the whole texts."""
     served = target()
     online = Online(Options(**{"interval": 1000, "top_laws": 16, **options}), inner(name, served))
@@ -92,29 +92,27 @@ def passages(name: str, **options: Any) -> tuple[list[Sample], Online, list[list
     prompts = [[3], [1, 2, 3, 4], *tiny.prompts((9, 21), vocab=32), [5, 6]]
     results = g.generate(prompts, max_new_tokens=NEW, temperature=1.0, seed=3)
     texts = [prompt + result.tokens for prompt, result in zip(prompts, results, strict=True)]
-    return online._shelf.take(), online, texts
+    return online._buffer.take(), online, texts
 
 
 @pytest.mark.parametrize("context", [512, 16])
 @pytest.mark.parametrize("name", KINDS)
 def test_the_laws_and_states_are_those_that_the_target_has_there(name: str, context: int):
-    found, online, texts = passages(name, context=context)
+    found, online, texts = samples(name, context=context)
     model, places = target(), []
-    for passage in found:
-        tokens = passage.tokens.tolist()
+    for sample in found:
+        tokens = sample.tokens.tolist()
         owners = [(t, i) for t in texts for i in range(len(t)) if t[i : i + len(tokens)] == tokens]
         assert len(owners) == 1 and len(tokens) <= context + 4
         text, begin = owners[0]
-        places += [(texts.index(text), begin + place) for place in passage.places.tolist()]
+        places += [(texts.index(text), begin + place) for place in sample.places.tolist()]
         logits = model.stock_logits(torch.tensor([text]))[0]
-        wanted = logits[begin + passage.places].softmax(-1)
-        torch.testing.assert_close(passage.p[:, :-1].float(), wanted.topk(16).values, atol=2e-3, rtol=2e-2)
-        torch.testing.assert_close(
-            passage.p[:, :-1].float(), wanted.gather(1, passage.ids.long()), atol=2e-3, rtol=2e-2
-        )
+        wanted = logits[begin + sample.places].softmax(-1)
+        torch.testing.assert_close(sample.p[:, :-1].float(), wanted.topk(16).values, atol=2e-3, rtol=2e-2)
+        torch.testing.assert_close(sample.p[:, :-1].float(), wanted.gather(1, sample.ids.long()), atol=2e-3, rtol=2e-2)
         read = model.read(torch.tensor([text]), online.needs.hidden_layers)
-        assert set(passage.hidden) == set(read)
-        for tap, states in passage.hidden.items():
+        assert set(sample.hidden) == set(read)
+        for tap, states in sample.hidden.items():
             assert states.shape[0] == len(tokens) - 1, "the last token has not been read"
             torch.testing.assert_close(
                 states.float(), read[tap][0, begin : begin + len(tokens) - 1], atol=5e-2, rtol=2e-2
@@ -123,21 +121,21 @@ def test_the_laws_and_states_are_those_that_the_target_has_there(name: str, cont
         (number, place) for number, text in enumerate(texts) for place in range(len(text) - NEW - 1, len(text) - 1)
     ]
     assert sorted(places) == every, "every new token has one law, and nothing else has"
-    assert any(bool(passage.refused.any()) for passage in found)
+    assert any(bool(sample.refused.any()) for sample in found)
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_the_copy_says_what_the_drafter_drafts(name: str):
     """At the beginning: the first level's law is the law of a draft's first token, at every place."""
-    found, online, _ = passages(name)
-    lesson = Lesson.of(found, torch.device("cpu"))
+    found, online, _ = samples(name)
+    batch = TrainBatch.of(found, torch.device("cpu"))
     with torch.no_grad():
-        first = next(online._trainee.say(lesson))
+        first = next(online._adapter.predict(batch))
     said = dict(zip(first.laws.tolist(), first.log_q.exp(), strict=True))
     served, checked = target(), 0
     drafter = inner(name, served)
     for law in list(said)[:: max(1, len(said) // 12)]:
-        text = found[int(lesson.rows[law])].tokens[: int(lesson.places[law]) + 1]
+        text = found[int(batch.rows[law])].tokens[: int(batch.places[law]) + 1]
         taps = drafter.needs.hidden_layers
         hidden = served.read(text[None, :-1], taps) if taps else {}
         drafter.admit(0, text[:-1], hidden)
@@ -145,9 +143,9 @@ def test_the_copy_says_what_the_drafter_drafts(name: str):
         draft = drafter.propose(view, Plan((1,)))
         drafter.release(0)
         token = int(draft.tree.tokens[0, 1])
-        law_ids = lesson.ids[law].tolist()
+        law_ids = batch.ids[law].tolist()
         if draft.q is not None:
-            torch.testing.assert_close(said[law][:-1], draft.q[0, 1, lesson.ids[law]], atol=2e-2, rtol=5e-2)
+            torch.testing.assert_close(said[law][:-1], draft.q[0, 1, batch.ids[law]], atol=2e-2, rtol=5e-2)
             checked += 1
         elif token in law_ids:
             assert draft.scores is not None
@@ -175,38 +173,38 @@ def test_further_levels_are_about_the_tokens_further_ahead():
     online = Online(Options(interval=1000, top_laws=16), DraftModel(DraftOptions(4), target(), served.vocab_size))
     g = tiny.generator(served, online, Constant(4))
     g.generate(stream(6), max_new_tokens=NEW, temperature=1.0, seed=0)
-    found = online._shelf.take()
-    assert not any(passage.refused.any() for passage in found), "a draft that is the target is never turned down"
-    assert online._learner._acceptance(found) == pytest.approx([1.0] * 6, abs=5e-3)
+    found = online._buffer.take()
+    assert not any(sample.refused.any() for sample in found), "a draft that is the target is never turned down"
+    assert online._trainer._acceptance(found) == pytest.approx([1.0] * 6, abs=5e-3)
 
 
 def test_what_waits_is_bounded():
-    def passage(laws: int) -> Sample:
+    def sample(laws: int) -> Sample:
         zeros = torch.zeros(laws, 4)
         tokens = torch.zeros(laws + 2, dtype=torch.long)
         return Sample(tokens, {}, tokens[:laws], zeros.int(), zeros.half(), torch.zeros(laws, dtype=torch.bool))
 
-    shelf = ReplayBuffer(100, 10**9)
+    buffer = ReplayBuffer(100, 10**9)
     for count in (30, 40, 20):
-        shelf.add(passage(count))
-    assert (len(shelf), shelf.laws) == (3, 90)
-    shelf.add(passage(50))
-    assert [p.places.shape[0] for p in shelf.take()] == [20, 50]
-    assert (len(shelf), shelf.laws, shelf.nbytes) == (0, 0, 0)
-    shelf.add(passage(101))
-    assert len(shelf) == shelf.laws == shelf.nbytes == 0
-    shelf = ReplayBuffer(10**9, 3 * passage(10).nbytes)
+        buffer.add(sample(count))
+    assert (len(buffer), buffer.laws) == (3, 90)
+    buffer.add(sample(50))
+    assert [p.places.shape[0] for p in buffer.take()] == [20, 50]
+    assert (len(buffer), buffer.laws, buffer.nbytes) == (0, 0, 0)
+    buffer.add(sample(101))
+    assert len(buffer) == buffer.laws == buffer.nbytes == 0
+    buffer = ReplayBuffer(10**9, 3 * sample(10).nbytes)
     for _ in range(10):
-        shelf.add(passage(10))
-    assert len(shelf) == 3 and shelf.nbytes == 3 * passage(10).nbytes
+        buffer.add(sample(10))
+    assert len(buffer) == 3 and buffer.nbytes == 3 * sample(10).nbytes
 
 
 def test_a_service_that_never_gets_to_learn_keeps_no_more_than_it_may():
     g, online = generator("eagle3", interval=10**6, positions=100)
     for begin in range(0, 32, 8):
         g.generate(stream(32)[begin : begin + 8], max_new_tokens=NEW)
-        assert online._shelf.laws <= 100
-    assert online._shelf.laws > 50 and not online._notes and not online.reports
+        assert online._buffer.laws <= 100
+    assert online._buffer.laws > 50 and not online._records and not online.reports
 
 
 # What it may not do.
@@ -225,14 +223,14 @@ class Spy(Trainable):
         return self._inner.network
 
     def watch(self, online: Online) -> None:
-        trainee, events = online._trainee, self.events
-        publish = trainee.publish
+        adapter, events = online._adapter, self.events
+        publish = adapter.publish
 
         def noted() -> None:
             events.append(f"publish in {threading.current_thread().name}")
             publish()
 
-        trainee.publish = noted  # type: ignore[method-assign]
+        adapter.publish = noted  # type: ignore[method-assign]
 
     def admit(self, row: int, prompt: Tensor, hidden: Mapping[int, Tensor]) -> None:
         self._inner.admit(row, prompt, hidden)
@@ -317,10 +315,10 @@ def test_a_thread_of_its_own_leaves_the_number_of_threads_alone():
 def test_an_error_while_learning_ends_learning_and_no_text():
     g, online = generator("draft_model", passes=1)
 
-    def broken(passages: Any) -> Any:
+    def broken(samples: Any) -> Any:
         raise RuntimeError("out of memory")
 
-    online._learner.learn = broken  # type: ignore[method-assign]
+    online._trainer.learn = broken  # type: ignore[method-assign]
     with pytest.warns(RuntimeWarning, match="The drafter has stopped learning: out of memory"):
         first = g.generate(stream(8), max_new_tokens=NEW)
     again = g.generate(stream(8), max_new_tokens=NEW)
@@ -331,13 +329,13 @@ def test_an_error_while_learning_ends_learning_and_no_text():
 
 
 def test_a_judgement_needs_passages_and_more_than_noise():
-    assert judged([-0.5] * (LEAST_PASSAGES - 1)) == "unsure"
-    assert judged([-0.5 - 0.01 * i for i in range(8)]) == "worse"
-    assert judged([0.0] * 8) == judged([0.01, -0.001] * 4) == "as good"
-    assert judged([0.1, -0.12] * 8) == "unsure"
+    assert compare_to_best([-0.5] * (MIN_SAMPLES - 1)) == "unsure"
+    assert compare_to_best([-0.5 - 0.01 * i for i in range(8)]) == "worse"
+    assert compare_to_best([0.0] * 8) == compare_to_best([0.01, -0.001] * 4) == "as good"
+    assert compare_to_best([0.1, -0.12] * 8) == "unsure"
     source = torch.Generator().manual_seed(0)
     noise = torch.randn(4000, 8, generator=source)
-    assert sum(judged(row) == "worse" for row in noise.tolist()) < 0.015 * 4000
+    assert sum(compare_to_best(row) == "worse" for row in noise.tolist()) < 0.015 * 4000
 
 
 def test_a_bad_version_is_taken_back():
@@ -350,9 +348,9 @@ def test_a_bad_version_is_taken_back():
     before = [serve(0), serve(8), serve(16)]
     good, version = weights(online), online.version
     with torch.no_grad():
-        for weight in online._trainee.shadow.parameters():
+        for weight in online._adapter.shadow.parameters():
             weight.add_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)))
-    online._trainee.publish()
+    online._adapter.publish()
     bad = serve(24)
     assert bad < min(before)
     assert online.reports[-1].outcome == "returned" and online.version == version + 1
@@ -370,22 +368,22 @@ def test_steps_that_lead_nowhere_do_no_lasting_harm(lr: float):
         g.generate(prompts[begin : begin + 8], max_new_tokens=NEW, temperature=1.0, seed=0)
     outcomes = {report.outcome for report in online.reports}
     assert outcomes <= {"learned", "returned", "refused"} and outcomes & {"returned", "refused"}
-    assert all(weight.isfinite().all() for weight in online._trainee.shadow.parameters())
+    assert all(weight.isfinite().all() for weight in online._adapter.shadow.parameters())
     fresh = dict(draft().plain_copy().named_parameters())
-    assert same(online._learner._best, fresh), "nothing was ever as good as the draft that came"
+    assert same(online._trainer._best, fresh), "nothing was ever as good as the draft that came"
 
 
 # What cannot be.
 
 
 def test_what_cannot_learn_is_refused():
-    with pytest.raises(DrafterError, match="PromptLookup has nothing that could learn; online wants a draft model"):
+    with pytest.raises(DrafterError, match="PromptLookup has no weights to train: online needs a draft model"):
         Online(Options(), PromptLookup(LookupOptions()))
-    with pytest.raises(DrafterError, match="has nothing that could learn"):
+    with pytest.raises(DrafterError, match="has no weights to train"):
         foredraft.load("sample", "online:prompt_lookup")
     with pytest.raises(DrafterError, match="online needs a draft model or a trained head inside"):
         foredraft.load("sample", "online")
-    with pytest.raises(DrafterError, match="online has one drafter inside, not 2"):
+    with pytest.raises(DrafterError, match="online takes one inner drafter, not 2"):
         foredraft.load("sample", "online:draft_model+eagle3")
     with pytest.raises(OptionError, match="Unknown drafter 'draft'"):
         foredraft.load("sample", "online:draft")
@@ -415,4 +413,4 @@ def test_a_verifier_is_held_against_the_drafter_inside():
 def test_after_so_many_positions_an_update_begins_too():
     g, online = generator("draft_model", interval=10**6, interval_positions=40, passes=1)
     g.generate(stream(10), max_new_tokens=NEW)
-    assert [report.laws for report in online.reports] == [4 * NEW, 4 * NEW] and online._shelf.laws == 2 * NEW
+    assert [report.laws for report in online.reports] == [4 * NEW, 4 * NEW] and online._buffer.laws == 2 * NEW

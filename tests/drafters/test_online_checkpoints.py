@@ -58,7 +58,7 @@ def test_a_killed_service_goes_on_from_its_last_interval(tmp_path: Path):
     again, online = begun(tmp_path / "killed")
     assert online.version == undisturbed.version == 2 and online.reports == undisturbed.reports
     assert same(weights(online), weights(undisturbed))
-    served = online._trainee.served.get_parameter("model.embed_tokens.weight")
+    served = online._adapter.served.get_parameter("model.embed_tokens.weight")
     assert torch.equal(served, weights(undisturbed)["model.embed_tokens.weight"]), "and it drafts with them"
     for g in (whole, again):  # the requests since then are served again, here; moments and all go on as they were
         serve(g, 16, 32)
@@ -85,7 +85,7 @@ def test_two_versions_are_kept_and_the_older_stands_in_for_a_damaged_one(tmp_pat
     assert other.version == 3 and same(weights(other), weights(online)), "it is written anew"
     for path in tmp_path.glob("*.pt"):
         path.write_bytes(b"no version")
-    with pytest.raises(DataError, match="No version in .* can be read; delete them to begin with the draft as it was"):
+    with pytest.raises(DataError, match="No version in .* can be read: delete them to start from the original draft"):
         begun(tmp_path)
 
 
@@ -99,7 +99,7 @@ def test_other_drafts_and_model_folders_are_refused(tmp_path: Path):
     with pytest.raises(OptionError, match="holds versions of another draft than this one"):
         generator(DraftModel(DraftOptions(), draft(0.3), served.vocab_size), served, folder=str(tmp_path))
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(OptionError, match="is a model's folder, which is never changed; give online another one"):
+    with pytest.raises(OptionError, match="is a model's folder, which is never changed: give online another folder"):
         begun(tmp_path)
     (tmp_path / "file").write_text("")
     with pytest.raises(OptionError, match="online cannot write to the folder"):
@@ -118,9 +118,9 @@ def test_with_other_options_the_weights_go_on_and_the_moments_do_not(tmp_path: P
     g, online = begun(tmp_path)
     serve(g, 0, 8)
     _, other = begun(tmp_path, lr=1e-3)
-    assert same(weights(other), weights(online)) and not other._learner._optimizer.state
+    assert same(weights(other), weights(online)) and not other._trainer._optimizer.state
     _, like = begun(tmp_path)
-    assert like._learner._optimizer.state
+    assert like._trainer._optimizer.state
 
 
 def test_a_full_disk_ends_learning_with_a_warning_and_leaves_what_was_there(tmp_path: Path):

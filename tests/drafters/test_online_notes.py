@@ -9,7 +9,7 @@ from online_cases import generator, stream
 from foredraft.core.drafter import StepOut
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.drafters.online.method import Online
-from foredraft.drafters.online.replay_buffer import Seen
+from foredraft.drafters.online.replay_buffer import StepRecord
 
 
 @pytest.mark.parametrize("goes_on", [False, True])
@@ -34,21 +34,21 @@ def test_a_text_ends_with_the_first_law_that_is_none(goes_on: bool):
     sequences = g.submit(stream(2), params)
     g.engine.run(sequences)
     assert (sequences[1].error is None) == goes_on and len(sequences[0].tokens) == 24
-    found = online._shelf.take()
+    found = online._buffer.take()
     assert len(found) == 2
-    for passage in found:
-        assert passage.p.isfinite().all() and all(states.isfinite().all() for states in passage.hidden.values())
-        tokens = passage.tokens.tolist()
+    for sample in found:
+        assert sample.p.isfinite().all() and all(states.isfinite().all() for states in sample.hidden.values())
+        tokens = sample.tokens.tolist()
         texts = [[*sequence.prompt, *sequence.tokens] for sequence in sequences]
         assert any(text[: len(tokens)] == tokens for text in texts), "nothing is left out in the middle"
-    assert min(passage.places.shape[0] for passage in found) < 24
+    assert min(sample.places.shape[0] for sample in found) < 24
 
 
 def test_plain_steps_are_not_looked_at_while_they_run(monkeypatch: pytest.MonkeyPatch):
     """Reading them in ``commit`` would wait for the forward; many of them wait together, and none is lost."""
     g, online = generator("draft_model", interval=10**6)
     inside, read = False, []
-    commit, read_back = Online.commit, Seen.read_back
+    commit, read_back = Online.commit, StepRecord.read_back
 
     def committing(*args: Any) -> None:
         nonlocal inside
@@ -56,17 +56,17 @@ def test_plain_steps_are_not_looked_at_while_they_run(monkeypatch: pytest.Monkey
         commit(*args)
         inside = False
 
-    def reading(self: Seen) -> Seen:
+    def reading(self: StepRecord) -> StepRecord:
         read.append(inside)
         return read_back(self)
 
     monkeypatch.setattr(Online, "commit", committing)
-    monkeypatch.setattr(Seen, "read_back", reading)
+    monkeypatch.setattr(StepRecord, "read_back", reading)
     (short,) = g.batch(stream(1), max_new_tokens=20, speculate=False)
     assert read == [False] * 20
     (long,) = g.batch(stream(1), max_new_tokens=40, speculate=False)
     assert read[20:] == [True] * 32 + [False] * 8, "beyond that they are too many to keep"
     drafted = g.batch(stream(1), max_new_tokens=40)
-    assert not any(read[60:]) and not online._seen
-    for passage, result in zip(online._shelf.take(), (short, long, *drafted), strict=True):
-        assert passage.tokens.tolist() == stream(1)[0] + result.tokens and passage.places.shape[0] == len(result.tokens)
+    assert not any(read[60:]) and not online._steps
+    for sample, result in zip(online._buffer.take(), (short, long, *drafted), strict=True):
+        assert sample.tokens.tolist() == stream(1)[0] + result.tokens and sample.places.shape[0] == len(result.tokens)

@@ -144,7 +144,7 @@ def test_no_number_is_used_twice_by_two_drafters_or_two_steps():
             assert abs(same - 1 / VOCAB) < 5 * (1 / VOCAB / 600) ** 0.5
 
 
-def test_an_unsure_token_ends_the_first_leg_and_the_next_goes_on():
+def test_an_unsure_token_ends_the_first_segment_and_the_next_goes_on():
     texts = tiny.prompts((5, 5, 5, 5), vocab=VOCAB)
     unsure = relay(model_part(3, confidence=1.1), max_gram(2))
     draft = admitted(unsure, texts).propose(view_of(texts, 1.0), Plan((4,) * 4))

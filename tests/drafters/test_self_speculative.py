@@ -11,8 +11,8 @@ import foredraft
 import tiny
 from foredraft.core.errors import DrafterError, ModelError, OptionError
 from foredraft.core.sampling.params import SamplingParams
-from foredraft.drafters.common.self_speculative import OwnLayers
-from foredraft.drafters.common.skip_config import Skips, read_skips, write_skips
+from foredraft.drafters.common.self_speculative import SelfSpeculativeDrafter
+from foredraft.drafters.common.skip_config import SkipConfig, read_skip_config, write_skip_config
 from foredraft.drafters.early_exit import EarlyExit, Options as ExitOptions
 from foredraft.drafters.layer_skip import LayerSkip, Options as SkipOptions
 from foredraft.engine.generator import Generator
@@ -41,7 +41,7 @@ def skipping(target: CausalLM, attention: tuple[int, ...], mlp: tuple[int, ...])
     return LayerSkip(options, target, target.new_cache(), target.vocab_size)
 
 
-def generator(target: CausalLM, drafter: OwnLayers, **options: Any) -> Generator:
+def generator(target: CausalLM, drafter: SelfSpeculativeDrafter, **options: Any) -> Generator:
     return tiny.generator(target, drafter, Constant(K), cache=drafter.cache, **options)
 
 
@@ -69,7 +69,9 @@ def test_texts_are_the_targets(name: str):
         assert sum(result.stats.drafted for result in results) > 0
 
 
-def drafts(target: CausalLM, drafter: OwnLayers, prompts: list[list[int]]) -> list[tuple[list[int], list[int]]]:
+def drafts(
+    target: CausalLM, drafter: SelfSpeculativeDrafter, prompts: list[list[int]]
+) -> list[tuple[list[int], list[int]]]:
     """Texts up to the root, and what was drafted after them, over some steps of a ragged batch."""
     found = []
     propose = drafter.propose
@@ -183,8 +185,8 @@ def test_after_its_steps_the_cache_is_that_of_plain_decoding():
 
 def test_by_spec_and_by_file(tmp_path: Path):
     path = tmp_path / "skips.json"
-    write_skips(path, Skips("sample", 8, (3,), (2, 3)))
-    assert read_skips(path) == Skips("sample", 8, (3,), (2, 3))
+    write_skip_config(path, SkipConfig("sample", 8, (3,), (2, 3)))
+    assert read_skip_config(path) == SkipConfig("sample", 8, (3,), (2, 3))
     plain = foredraft.load("sample", "none")
     prompt = "def add(a, b):"
     expected = plain.generate(prompt, max_new_tokens=12).tokens
@@ -201,24 +203,24 @@ def test_by_spec_and_by_file(tmp_path: Path):
 @pytest.mark.parametrize(
     ("spec", "error", "said"),
     [
-        ("early_exit", DrafterError, "1 to 8 of this model"),
+        ("early_exit", DrafterError, "1 to 8 for this model"),
         ("early_exit,assistant_early_exit=9", ModelError, "1 to 8 of them"),
         ("early_exit,assistant_early_exit=0", OptionError, "1 or more"),
         ("layer_skip", DrafterError, "layer_skip:FILE"),
         ("layer_skip,skip_mlp=8", ModelError, "layers 0 to 7"),
-        ("layer_skip:{good},skip_mlp=2", OptionError, "named twice"),
+        ("layer_skip:{good},skip_mlp=2", OptionError, "given twice"),
         ("layer_skip:{other}", DrafterError, "a model of 4 layers .small.; this one has 8"),
         ("layer_skip:{absent}", DrafterError, "Cannot read"),
         ("layer_skip:{text}", DrafterError, "is not JSON"),
         ("layer_skip:{list}", DrafterError, "is not a JSON object; run foredraft skip again"),
-        ("layer_skip:{wide}", DrafterError, "below 8"),
+        ("layer_skip:{wide}", DrafterError, "from 0 to 7"),
     ],
 )
 def test_what_cannot_be_is_said(spec: str, error: type[Exception], said: str, tmp_path: Path):
     shapes = {"good": (8, 1), "other": (4, 1), "wide": (8, 8)}
-    files = {name: Skips("small", layers, (number,), ()) for name, (layers, number) in shapes.items()}
+    files = {name: SkipConfig("small", layers, (number,), ()) for name, (layers, number) in shapes.items()}
     for name, skips in files.items():
-        write_skips(tmp_path / f"{name}.json", skips)
+        write_skip_config(tmp_path / f"{name}.json", skips)
     (tmp_path / "text.json").write_text("no")
     (tmp_path / "list.json").write_text("[]")
     names = {name: tmp_path / f"{name}.json" for name in (*files, "text", "list", "absent")}

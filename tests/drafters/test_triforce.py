@@ -17,7 +17,7 @@ from foredraft.core.tree import TokenTree
 from foredraft.drafters import partial as partial_module, triforce as triforce_module
 from foredraft.drafters.common.build_context import NestedDrafter
 from foredraft.drafters.common.draft_runner import DraftRunner
-from foredraft.drafters.common.partial_cache_sync import LATELY, PartialCacheSync
+from foredraft.drafters.common.partial_cache_sync import RECENT, PartialCacheSync
 from foredraft.drafters.common.windowed_runner import WindowedRunner
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
 from foredraft.drafters.partial import Options as PartialOptions, Partial
@@ -134,28 +134,28 @@ def test_chunks_are_chosen_anew_when_acceptance_has_fallen(target: CausalLM):
     text = tiny.prompts((200,))[0]
     full = target.new_cache()
     view = view_of([text], 0.0, [0], full, target)
-    follower = PartialCacheSync(PartialLM(target, full, Retrieval(16, 4), 100), ahead=6, refresh=0.75)
-    follower.admit(0)
+    sync = PartialCacheSync(PartialLM(target, full, Retrieval(16, 4), 100), ahead=6, refresh=0.75)
+    sync.admit(0)
     chosen = []
 
     def steps(*accepted: int) -> None:
         for count in accepted:
             extent = 130 + len(chosen)
             now = replace(view, lengths=torch.tensor([extent]), extents=(extent,))
-            before = follower.model.left_out(0)
-            follower.sync(now)
-            chosen.append(follower.model.left_out(0) != before)
+            before = sync.model.left_out(0)
+            sync.sync(now)
+            chosen.append(sync.model.left_out(0) != before)
             tree = TokenTree.root(now.roots)
-            step = follower.model.address(tree, now.lengths - 1, (0,), extent)
-            follower.model.forward(step, follower.model.cache)
-            follower.judged(now, *judged(count))
+            step = sync.model.address(tree, now.lengths - 1, (0,), extent)
+            sync.model.forward(step, sync.model.cache)
+            sync.observe(now, *judged(count))
 
     steps(4, 4, 4, 4, 4, 4, 4, 4, 2, 2, 4, 2, 4, 4)
     wanted = [True, *[False] * 11]  # 12 of 16 are not less than 0.75 of 44 of 48 ... until 10 of 16 are
     assert chosen == [*wanted, True, False]
     chosen.clear()
     steps(1, 1, 1, 1, 1, 1, 1)
-    assert chosen.index(True) >= LATELY - 3, "a new choice is given time"
+    assert chosen.index(True) >= RECENT - 3, "a new choice is given time"
 
 
 def test_no_choice_depends_on_what_is_drawn_afterwards(target: CausalLM, other: CausalLM):
@@ -171,7 +171,7 @@ def test_no_choice_depends_on_what_is_drawn_afterwards(target: CausalLM, other: 
         three.admit(row, torch.tensor(text[:-1]), {})
     draft = three.propose(view, Plan((4,) * 6))
     assert len({tuple(line) for line in draft.tree.tokens.tolist()}) > 1
-    keys = three._follower.model.cache.stored(1)[0]
+    keys = three._cache_sync.model.cache.stored(1)[0]
     assert all(torch.equal(keys[0, :, :16], keys[row, :, :16]) for row in range(1, 6))
 
 
@@ -189,9 +189,9 @@ def test_a_window_reads_as_if_the_rest_had_never_been(other: CausalLM):
         now = replace(view, lengths=torch.tensor(extents), extents=extents)
         for row in (0, 1):
             reader.rewind(row, extents[row])
-        logits = [reader.read(now, 3)[:, 0], reader.read_on(now, torch.tensor([5, 6]), 1)[:, 0]]
+        logits = [reader.read(now, 3)[:, 0], reader.read_next(now, torch.tensor([5, 6]), 1)[:, 0]]
         for row, length in enumerate(extents):
-            left = reader.left_out(length)
+            left = reader.dropped(length)
             assert (left == 0) == (length <= 37) and length - left + 3 <= 40
             kept = texts[row][:4] + texts[row][4 + left : length] if left else texts[row][:length]
             for drafted in (0, 1):
@@ -202,7 +202,7 @@ def test_a_window_reads_as_if_the_rest_had_never_been(other: CausalLM):
 
 def test_a_window_is_read_again_a_few_times_only(other: CausalLM):
     reader = WindowedRunner(DraftRunner(other, other.vocab_size), 64, 4, 4)
-    lefts = [reader.left_out(extent) for extent in range(1, 256)]
+    lefts = [reader.dropped(extent) for extent in range(1, 256)]
     assert lefts == sorted(lefts) and len(set(lefts)) == 1 + -(-(255 - 60) // 14)
     assert min(extent - left for extent, left in enumerate(lefts, 1) if left) >= 64 - 4 - 14
 
@@ -217,7 +217,7 @@ def read_in_a_loop(target: CausalLM, ahead: int) -> list[list[int]]:
         for extent in (committed, committed + 4, committed + 7):
             now = replace(view, lengths=torch.tensor([extent]), extents=(extent,))
             logits = reader.read(now, 4)
-            left = reader._left[0]
+            left = reader._dropped[0]
             lefts[-1].append(left)
             kept = text[:4] + text[4 + left : extent] if left else text[:extent]
             assert len(kept) + 4 <= 64
@@ -248,7 +248,7 @@ def test_what_a_window_in_a_loop_leaves_out_does_not_depend_on_how_far_a_neighbo
             for extent in (committed, committed + 5, *([committed + 30] if run_on else [])):
                 logits = reader.read(replace(view, lengths=torch.tensor([extent]), extents=(extent,)), 4)
                 if extent <= committed + 5:
-                    found[-1].append((reader._left[0], logits))
+                    found[-1].append((reader._dropped[0], logits))
             reader.rewind(0, committed)
     for (left, logits), (other_left, others) in zip(*found, strict=True):
         assert left == other_left and torch.allclose(logits, others, atol=1e-4)
@@ -275,7 +275,7 @@ def test_memory_of_the_middle_is_its_budget_however_long_the_text(target: Causal
 
         def watched(view, lengths, commit=commit, three=three, sizes=sizes):
             draft = commit(view, lengths)
-            sizes.add(three._follower.model.nbytes)
+            sizes.add(three._cache_sync.model.nbytes)
             return draft
 
         three._loop.extend = watched
@@ -283,7 +283,7 @@ def test_memory_of_the_middle_is_its_budget_however_long_the_text(target: Causal
         # budget, room, a chunk's rest, the root, and what an inner loop may have in flight
         slots = 16 + 8 + 3 + 1 + (2 * 4 + 4)
         assert sizes == {2 * 2 * slots * (8 + 8) * 4}
-        assert three._follower.model.nbytes == 0, "the last text takes the cache with it"
+        assert three._cache_sync.model.nbytes == 0, "the last text takes the cache with it"
 
 
 def test_specs():
@@ -318,9 +318,9 @@ def test_what_cannot_be_is_refused_with_a_sentence(spec: str, sentence: str):
 
 
 def test_what_cannot_be_taken_back_cannot_draft_for_the_middle():
-    with pytest.raises(DrafterError, match="medusa cannot stand inside triforce"):
+    with pytest.raises(DrafterError, match="medusa cannot be used inside triforce"):
         foredraft.load("sample", drafter="triforce:[medusa]")
-    with pytest.raises(DrafterError, match="triforce has one drafter for its middle level"):
+    with pytest.raises(DrafterError, match="triforce takes one drafter for its middle level"):
         foredraft.load("sample", drafter="triforce:sample-draft+[prompt_lookup]")
 
 
@@ -335,7 +335,7 @@ def test_what_was_accepted_of_a_text_is_not_held_against_the_next(target: Causal
     three.release(0)
     three.admit(0, view.history[0, :-1], {})
     three.propose(view, Plan((4, 4)))
-    assert [three._follower._records[row].drafted for row in (0, 1)] == [0, 4]
+    assert [three._cache_sync._records[row].drafted for row in (0, 1)] == [0, 4]
 
 
 def out() -> StepOut:
@@ -350,7 +350,7 @@ def test_a_step_without_a_draft_is_told_and_forgotten(target: CausalLM, other: C
     draft, verdict = judged(0, drafted=0)
     three.commit(view, draft, verdict, out())
     three.propose(view, Plan((2,)))
-    assert three._follower._records[0].drafted == 0
+    assert three._cache_sync._records[0].drafted == 0
     assert triforce_module.Options().law is Law.CHAIN
 
 
@@ -364,5 +364,5 @@ def test_what_others_drafted_is_not_held_against_the_chosen_tokens(target: Causa
     for _ in range(5):
         three.commit(view, *judged(3), out())
     three.propose(view, Plan((4,)))
-    record = three._follower._records[0]
-    assert (list(record.lately), record.accepted, record.drafted) == ([(1, 4)], 1, 4)
+    record = three._cache_sync._records[0]
+    assert (list(record.recent), record.accepted, record.drafted) == ([(1, 4)], 1, 4)

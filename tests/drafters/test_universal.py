@@ -178,10 +178,10 @@ def test_by_text_no_more_is_drafted_than_fills_the_plan(
     drafter = universal(target, draft, method="slem")
     view = view_of([written(target, "abc 1234567890 " * 4)], SamplingParams(), size(target))
     admit(drafter, view)
-    assert drafter._texts.view(view)[0].extents[0] / view.extents[0] == (0.5 if target == "digits" else 2.0)
+    assert drafter._retokenizer.view(view)[0].extents[0] / view.extents[0] == (0.5 if target == "digits" else 2.0)
     asked: list[int] = []
-    read_on = drafter._reader.read_on
-    monkeypatch.setattr(drafter._reader, "read_on", lambda *given: asked.append(1) or read_on(*given))
+    read_next = drafter._runner.read_next
+    monkeypatch.setattr(drafter._runner, "read_next", lambda *given: asked.append(1) or read_next(*given))
     for length, wanted in tokens.items():
         asked.clear()
         drafter.propose(view, Plan((length,)))

@@ -156,7 +156,7 @@ async def read(stream: AsyncStream) -> None:
 )
 def test_a_task_that_is_cancelled_ends_its_request_at_the_next_step(target: Callable[[Generator], asyncio.Task]):
     sequence, others = cancelling(target, step=3)
-    assert (sequence.finish_reason, sequence.tally.forwards) == ("cancelled", 3)
+    assert (sequence.finish_reason, sequence.counters.forwards) == ("cancelled", 3)
     assert others == plain(1)
 
 
@@ -199,9 +199,9 @@ def test_a_stream_that_is_left_is_not_advanced_again(error: type[Exception] | No
         except ZeroDivisionError:
             pass
         (left,) = g.engine._batch.sequences
-        assert not left.finished and left.tally.forwards == 1
+        assert not left.finished and left.counters.forwards == 1
         assert (await g.agenerate(PROMPTS[1], max_new_tokens=NEW)).tokens == plain(1)
-        assert (left.finish_reason, left.tally.forwards) == ("cancelled", 1)
+        assert (left.finish_reason, left.counters.forwards) == ("cancelled", 1)
 
     asyncio.run(calls())
 

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 import tiny
 from foredraft.core.errors import NumericsError, OptionError, PromptError
 from foredraft.core.sampling.params import SamplingParams
-from foredraft.engine.beam.cache import place
+from foredraft.engine.beam.cache import assign_rows
 from foredraft.engine.beam.search import BeamOptions, Hypothesis, beam_search
 from foredraft.engine.reference import reference
 from foredraft.model.hf import CausalLM
@@ -266,7 +266,7 @@ def test_one_forward_a_step_over_the_prompts_that_are_left(monkeypatch: pytest.M
     [([0, 1, 2], [0, 1, 2]), ([2, 1, 0], [2, 1, 0]), ([0, 0, 2], [0, 1, 2]), ([1, 1, 1], [1, 0, 2]), ([4, 5], [0, 1])],
 )
 def test_place_moves_as_few_as_can_be(wanted: list[int], rows: list[int]):
-    assert place(wanted) == rows
+    assert assign_rows(wanted) == rows
 
 
 def test_generator():
@@ -325,5 +325,5 @@ def test_logits_that_are_not_numbers():
     model = tiny.build("llama")
     target = CausalLM(model)
     model.model.norm.weight.data[0] = float("nan")
-    with pytest.raises(NumericsError, match="not numbers"):
+    with pytest.raises(NumericsError, match="NaN or \\+inf logits"):
         ours(target, [[1, 2]], (), num_beams=2, max_new_tokens=4)

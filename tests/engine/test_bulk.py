@@ -85,7 +85,7 @@ def test_bad_prompts_are_handed_out_with_their_error_and_the_others_go_on():
         3: (PromptError, "Prompt 3: The prompt is empty"),
         9: (PromptError, "Prompt 9: The prompt has token ids outside"),
         17: (PromptError, "Prompt 17: This model came without a tokenizer"),
-        20: (NumericsError, "Prompt 20: There is nothing to say next"),
+        20: (NumericsError, "Prompt 20: No next token can be chosen"),
     }
     for number, (kind, sentence) in sentences.items():
         error = found[number].error
@@ -104,9 +104,9 @@ def test_a_list_with_a_bad_prompt_is_refused_by_its_number():
         g.beam_search([[1], [96]])
     with pytest.raises(PromptError, match="^The prompt is empty"):
         g.generate([])
-    with pytest.raises(NumericsError, match="Prompt 1: There is nothing to say next"):
+    with pytest.raises(NumericsError, match="Prompt 1: No next token can be chosen"):
         g.generate([CLEAN[0], [5, 77, 5]], num_return_sequences=2, max_new_tokens=NEW, logit_bias=BAN)
-    with pytest.raises(NumericsError, match="^There is nothing to say next"):
+    with pytest.raises(NumericsError, match="^No next token can be chosen"):
         g.generate([5, 77, 5], max_new_tokens=NEW, logit_bias=BAN)
     assert tiny.pending(g) == 0
 
@@ -138,9 +138,9 @@ def test_leaving_the_loop_cancels_what_runs():
     for _ in g.as_completed(CLEAN, max_new_tokens=NEW, logit_bias=BAN):
         break
     left = list(g.engine._batch.sequences)
-    forwards = [sequence.tally.forwards for sequence in left]
+    forwards = [sequence.counters.forwards for sequence in left]
     assert g.generate(CLEAN[0], max_new_tokens=NEW, logit_bias=BAN).tokens == wanted()[0]
-    assert [sequence.tally.forwards for sequence in left] == forwards
+    assert [sequence.counters.forwards for sequence in left] == forwards
     assert all(sequence.finished for sequence in left) and tiny.pending(g) == 0
 
 

@@ -65,7 +65,7 @@ FORM: dict[str, tuple[Callable[[View], Draft], Fault, str]] = {
     "one row for two": (
         tree,
         lambda d: with_tree(d, tokens=d.tree.tokens[:1], parents=d.tree.parents[:1]),
-        r"shape \(1, 4\); 2 rows",
+        r"shape \(1, 4\), and must have 2 rows",
     ),
     "parents of another shape": (
         tree,
@@ -81,8 +81,12 @@ FORM: dict[str, tuple[Callable[[View], Draft], Fault, str]] = {
     "nothing": (tree, lambda d: None, "must return a Draft"),
     "a tuple": (tree, lambda d: (d.tree, d.law), "must return a Draft"),
     "a law by its name": (chain, lambda d: forced(d, law="chain"), "must return a Draft"),
-    "q elsewhere": (chain, lambda d: replace(d, q=d.q.to("meta")), "its q lie on meta"),
-    "parents elsewhere": (tree, lambda d: with_tree(d, parents=d.tree.parents.to("meta")), "its parents lie on meta"),
+    "q elsewhere": (chain, lambda d: replace(d, q=d.q.to("meta")), "its q must be on cpu, not on meta"),
+    "parents elsewhere": (
+        tree,
+        lambda d: with_tree(d, parents=d.tree.parents.to("meta")),
+        "its parents must be on cpu, not on meta",
+    ),
     "half a depth": (tree, lambda d: replace(d, tree=forced(d.tree, depth=1.5)), "its depth must be a whole number"),
 }
 VALUES: dict[str, tuple[Callable[[View], Draft], Fault, str]] = {

@@ -262,7 +262,7 @@ def test_what_the_middle_said_and_the_target_accepted_is_not_read_again():
     read = used._read
 
     def noted(rows: list[int], starts: list[int], device: torch.device) -> None:
-        reads.append([used._held[row][start:] for row, start in zip(rows, starts, strict=True)])
+        reads.append([used._cached[row][start:] for row, start in zip(rows, starts, strict=True)])
         read(rows, starts, device)
 
     used._read = noted
@@ -321,7 +321,7 @@ def test_a_middle_that_says_nothing_sensible_drafts_something():
 def test_who_cannot_take_back_is_refused():
     middle, _ = models(2)
     scripted = tiny.ScriptedDrafter(lambda view, plan: Draft(TokenTree.root(view.roots), Law.FIXED))
-    with pytest.raises(DrafterError, match="cannot be taken back"):
+    with pytest.raises(DrafterError, match="cannot be rewound"):
         NestedLoop(NestedLoopParts(middle, scripted, middle.new_cache(), 3), 12)
     drafter = DraftModel(DraftOptions(), middle, 12)
     with pytest.raises(LawError, match="lossy"):

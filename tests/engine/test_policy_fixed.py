@@ -98,7 +98,7 @@ def test_unknown_schedules_are_a_sentence(schedule: str):
 
 def test_calibrated_is_for_chains_with_a_threshold():
     for options in (option("calibrated", Law.FIXED, 0.4), option("calibrated")):
-        with pytest.raises(OptionError, match="chains that have one"):
+        with pytest.raises(OptionError, match="chains with a threshold"):
             policy_for(options, Needs(max_nodes=4))
 
 

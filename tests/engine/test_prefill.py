@@ -7,7 +7,7 @@ import torch
 
 import random_heads as heads
 import tiny
-from foredraft.drafters.common import feature_cache as memory
+from foredraft.drafters.common import feature_cache
 from foredraft.drafters.eagle3 import Eagle3Drafter, Options as Eagle3Options
 from foredraft.engine.policy import Constant
 from foredraft.model.hf import CausalLM
@@ -63,7 +63,7 @@ def test_what_outlives_a_step_is_no_inference_tensor():
     g = tiny.generator(target, drafter, Constant(2))
     with g.stream(tiny.prompts((120,))[0], max_new_tokens=80) as stream:
         next(stream)
-        own = drafter._memory
+        own = drafter._state
         kept = [*g.engine._stepper.cache.stored(0), *own._cache.stored(0), own._features]
         assert all(each.numel() and not each.is_inference() for each in kept)
     grown = target.new_cache()
@@ -75,20 +75,20 @@ def test_what_outlives_a_step_is_no_inference_tensor():
 
 
 def test_features_are_fused_a_chunk_at_a_time(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(memory, "_CHUNK", 8)
+    monkeypatch.setattr(feature_cache, "_CHUNK", 8)
     target = CausalLM(tiny.build("llama"))
     target.tap((0, 1, 2))
     drafter = Eagle3Drafter(Eagle3Options(nodes=4, depth=2, top_k=2), heads.eagle3(target))
     prompt = tiny.prompts((30,))[0]
     hidden = {tap: torch.randn(1, 29, 32) for tap in (0, 1, 2)}
     sizes: list[int] = []
-    fuse = drafter._memory._to_features
+    fuse = drafter._state._to_features
 
     def counted(piece: dict[int, torch.Tensor]) -> torch.Tensor:
         sizes.append(piece[0].shape[1])
         return fuse(piece)
 
-    monkeypatch.setattr(drafter._memory, "_to_features", counted)
+    monkeypatch.setattr(drafter._state, "_to_features", counted)
     drafter.admit(0, torch.tensor(prompt[:-1]), hidden)
     assert sizes == [8, 8, 8, 5]
-    assert torch.allclose(drafter._memory._features[0, :29], fuse(hidden)[0], atol=1e-5)
+    assert torch.allclose(drafter._state._features[0, :29], fuse(hidden)[0], atol=1e-5)

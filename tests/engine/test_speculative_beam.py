@@ -104,7 +104,7 @@ def test_the_end_of_the_targets_context():
     assert len(expected[2][0].tokens) == 6
 
 
-def forwards(monkeypatch: pytest.MonkeyPatch, own: CausalLM, chosen: BeamOptions, scout: CausalLM) -> int:
+def forwards(monkeypatch: pytest.MonkeyPatch, own: CausalLM, chosen: BeamOptions, draft_beam: CausalLM) -> int:
     count = 0
     forward = CausalLM.forward
 
@@ -115,7 +115,7 @@ def forwards(monkeypatch: pytest.MonkeyPatch, own: CausalLM, chosen: BeamOptions
 
     with monkeypatch.context() as patch:
         patch.setattr(CausalLM, "forward", counting)
-        speculative_beam_search(own, scout, PROMPTS, chosen, (), str)
+        speculative_beam_search(own, draft_beam, PROMPTS, chosen, (), str)
     return count
 
 
@@ -129,7 +129,7 @@ def test_a_draft_that_is_the_target_saves_all_that_can_be_saved(monkeypatch: pyt
 
 def test_the_host_reads_once_a_level_and_once_a_step_of_each_prompt(monkeypatch: pytest.MonkeyPatch):
     """All looks at values, where a look makes the host wait for the device."""
-    own, scout = target(), draft("same")
+    own, draft_beam = target(), draft("same")
 
     def readings(new: int) -> tuple[int, int]:
         lists = numbers = 0
@@ -148,7 +148,9 @@ def test_the_host_reads_once_a_level_and_once_a_step_of_each_prompt(monkeypatch:
         with monkeypatch.context() as patch:
             patch.setattr(torch.Tensor, "tolist", listing)
             patch.setattr(torch.Tensor, "__int__", counting)
-            speculative_beam_search(own, scout, PROMPTS, options(num_assistant_tokens=4, max_new_tokens=new), (), str)
+            speculative_beam_search(
+                own, draft_beam, PROMPTS, options(num_assistant_tokens=4, max_new_tokens=new), (), str
+            )
         return lists, numbers
 
     short, long = readings(11), readings(21)
@@ -185,7 +187,7 @@ def test_numbers_that_are_none_are_said():
     with torch.no_grad():
         model.lm_head.weight.fill_(torch.nan)
     own = CausalLM(model, verify=False)
-    with pytest.raises(NumericsError, match="not numbers"):
+    with pytest.raises(NumericsError, match="NaN or \\+inf logits"):
         speculative_beam_search(own, draft("near"), PROMPTS, options(), (), str)
 
 
@@ -199,9 +201,11 @@ def test_what_cannot_be_is_said():
 @torch.inference_mode()
 def test_a_trie_is_padded_to_the_beam_that_most_of_it_stands_below():
     """The most nodes that the page on beam search speaks of: all of a level below one beam, for each of several."""
-    scout = DraftBeam(draft("same"), torch.tensor([PROMPTS[1]]), [len(PROMPTS[1])], 3, 100)
-    scout.pass_by(torch.tensor([1, 2, 3]))
-    scout.move([0, 1, 2], [[0]] * 3)
-    trie = scout.look(torch.tensor([0.0, -1e3, -1e3]), torch.tensor([1, 2, 3]), 4, torch.tensor([], dtype=torch.long))
+    draft_beam = DraftBeam(draft("same"), torch.tensor([PROMPTS[1]]), [len(PROMPTS[1])], 3, 100)
+    draft_beam.skip(torch.tensor([1, 2, 3]))
+    draft_beam.move([0, 1, 2], [[0]] * 3)
+    trie = draft_beam.search(
+        torch.tensor([0.0, -1e3, -1e3]), torch.tensor([1, 2, 3]), 4, torch.tensor([], dtype=torch.long)
+    )
     assert tuple(trie.tree.tokens.shape) == (3, 1 + 2 * 3 * 4)
     assert [len(children) for children in trie.children] == [2 * 3 * 4, 0, 0]

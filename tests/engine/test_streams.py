@@ -54,9 +54,9 @@ def test_a_stream_that_is_left_is_not_advanced_again(leave: Callable[[Generator]
     g = tiny.generator(model())
     leave(g)
     left = running(g)
-    assert left.tally.forwards == 1 and not left.finished
+    assert left.counters.forwards == 1 and not left.finished
     assert g.generate(SECOND, max_new_tokens=NEW).tokens == plain(SECOND)
-    assert left.finish_reason == "cancelled" and left.tally.forwards == 1
+    assert left.finish_reason == "cancelled" and left.counters.forwards == 1
     assert tiny.pending(g) == 0
 
 
@@ -78,7 +78,7 @@ def test_a_stream_that_is_dropped_while_it_waits_never_runs():
     next(busy)  # a step has seen it
     del waits
     assert list(busy) and busy.result.tokens == plain(FIRST)
-    assert sequence.finish_reason == "cancelled" and sequence.tally.forwards == 0
+    assert sequence.finish_reason == "cancelled" and sequence.counters.forwards == 0
 
 
 @pytest.mark.parametrize("other_thread", [False, True], ids=["same thread", "other thread"])
@@ -100,7 +100,7 @@ def test_a_stream_that_is_dropped_in_the_middle_of_a_step(other_thread: bool):
     sequence = held[0]._sequence
     assert g.generate(SECOND, max_new_tokens=NEW).tokens == plain(SECOND)
     assert held == []
-    assert (sequence.finish_reason, sequence.tally.forwards) == ("cancelled", 1)
+    assert (sequence.finish_reason, sequence.counters.forwards) == ("cancelled", 1)
 
 
 def test_what_a_stream_has_handed_out_is_in_its_result():

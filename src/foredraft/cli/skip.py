@@ -183,10 +183,10 @@ def _to_json(best: "Trial") -> dict[str, Any]:
 
 def _write(path: str, model: str, layers: int, best: "Trial", about: dict[str, Any]) -> None:
     from foredraft.core.io import provenance
-    from foredraft.drafters.common.skip_config import Skips, write_skips
+    from foredraft.drafters.common.skip_config import SkipConfig, write_skip_config
 
     facts = {**about, **_to_json(best), "provenance": provenance()}
-    write_skips(path, Skips(_short(model), layers, facts=facts, **_layers(best)))
+    write_skip_config(path, SkipConfig(_short(model), layers, facts=facts, **_layers(best)))
 
 
 def _print(best: "Trial", tokens: int, model: str, shown: Output) -> None:

@@ -1,1 +1,1 @@
-"""From names to objects: specs, targets, drafters, generators."""
+"""Turns names into objects: specs, targets, drafters, generators."""

@@ -1,4 +1,4 @@
-"""What ``load`` is given, in one form each: targets and drafters, by whatever name or object users have for them."""
+"""Normalise the arguments of ``load``: targets and drafters given by name, path or object."""
 
 import logging
 from collections.abc import Mapping
@@ -22,8 +22,8 @@ from foredraft.model.load import as_device, as_dtype, unwrapped
 _log = logging.getLogger(__name__)
 
 AnyDrafter = str | PathLike[str] | Drafter | nn.Module | tuple[str, Any] | None
-"""A spec, a path, a ``Drafter``, a transformers model that drafts as ``draft_model``, or a spec without its path and
-the model (or the path) that belongs there, as in ``("sequoia,acceptance=0.6/0.2", model)``."""
+"""A spec, a path, a ``Drafter``, a transformers model (used as ``draft_model``), or a spec without a path together with
+the model or path that belongs there, as in ``("sequoia,acceptance=0.6/0.2", model)``."""
 
 BUNDLED_DRAFTS = {
     "sample": {
@@ -37,11 +37,11 @@ BUNDLED_DRAFTS = {
         "triforce": "sample-draft",
     }
 }
-"""What ships for the bundled targets, by method."""
+"""Bundled drafts for the bundled targets, by method."""
 
 
 class Target(NamedTuple):
-    """A folder or hub name, a transformers model or a ``CausalLM`` that is shared; and its tokenizer, if given."""
+    """A folder, a hub name, a transformers model or a shared ``CausalLM``; and its tokenizer, if given."""
 
     source: Any
     tokenizer: Any
@@ -54,11 +54,11 @@ def as_target(
     device: str | torch.device | None,
     model_options: Mapping[str, Any] | None,
 ) -> Target:
-    """A target of any kind; a generator shares the one that it has.
+    """Normalise a target; a generator shares its own target.
 
     Raises:
-        ModelError: it is no model.
-        OptionError: it is loaded, and in another dtype, on another device, or with options given for loading it.
+        ModelError: ``target`` is not a model.
+        OptionError: the model is already loaded and has another dtype or device, or ``model_options`` were given.
     """
     if isinstance(target, (str, PathLike)):
         return Target(fspath(target), tokenizer)
@@ -68,20 +68,20 @@ def as_target(
     if dtype not in (None, "auto") and as_dtype(dtype) != source.dtype:
         raise OptionError(f"The model is loaded already, in {source.dtype}: leave dtype out, or load it in {dtype}.")
     if device is not None:
-        wanted, found = as_device(device), source.device
-        if wanted.type != found.type or wanted.index not in (None, found.index):
-            raise OptionError(f"The model is loaded already, on {found}: leave device out, or move it to {wanted}.")
+        expected, found = as_device(device), source.device
+        if expected.type != found.type or expected.index not in (None, found.index):
+            raise OptionError(f"The model is loaded already, on {found}: leave device out, or move it to {expected}.")
     if model_options:
         raise OptionError("The model is loaded already: leave model_options out, or give them to its from_pretrained.")
     return Target(source, tokenizer)
 
 
 def as_spec(source: Any, drafter: AnyDrafter) -> Spec | Drafter:
-    """A drafter of any kind for this target.
+    """Normalise a drafter for this target.
 
     Raises:
         OptionError: an unknown method or option.
-        DrafterError: it is no drafter, or there is none.
+        DrafterError: ``drafter`` is not a drafter, or its path holds none.
     """
     if isinstance(drafter, Drafter):
         return drafter
@@ -89,11 +89,11 @@ def as_spec(source: Any, drafter: AnyDrafter) -> Spec | Drafter:
         drafter = "eagle3" if isinstance(source, str) and source in BUNDLED_DRAFTS else "prompt_lookup"
         _log.info("The automatic choice of a drafter is %s.", drafter)
     if drafter is None or isinstance(drafter, str):
-        return _spelled(source, drafter or "none")
+        return _from_text(source, drafter or "none")
     if isinstance(drafter, tuple) and len(drafter) == 2 and isinstance(drafter[0], str):
         return _with_object(Spec.parse(drafter[0]), drafter[1])
     if isinstance(drafter, PathLike):
-        return _found(fspath(drafter))
+        return _from_path(fspath(drafter))
     if isinstance(drafter, nn.Module):
         return _with_object(Spec.parse("draft_model"), drafter)
     given = f"the class {drafter.__name__}" if isinstance(drafter, type) else kind_of(drafter)
@@ -104,18 +104,18 @@ def as_spec(source: Any, drafter: AnyDrafter) -> Spec | Drafter:
 
 
 def names_draft(spec: Spec | Drafter) -> bool:
-    """Whether a draft model may be loaded by a name that the spec has; a trained head is no model."""
+    """True if building the spec loads a draft model by its path; trained heads do not count."""
     return isinstance(spec, Spec) and spec.path is not None and spec.model is None and not METHODS[spec.name].heads
 
 
 def check_device(draft: nn.Module, target: CausalLM) -> None:
-    """Refuse a draft model that was loaded on another device than its target."""
+    """Raise a ``DrafterError`` if the draft model is on another device than the target."""
     if (found := next(draft.parameters()).device) != target.device:
         raise DrafterError(f"The draft model is on {found} and the target on {target.device}; put them on one device.")
 
 
-def _spelled(source: Any, text: str) -> Spec:
-    """A spec, or the name of a file that ``foredraft tune`` wrote."""
+def _from_text(source: Any, text: str) -> Spec:
+    """Parse a spec, or read a file written by ``foredraft tune``."""
     if text.endswith(SUFFIX) and text.partition(":")[0] not in METHODS:
         tuned = read_tuned(text)
         spec = replace(Spec.parse(tuned.drafter), off_from=tuned.off_from, learned=tuned.learned)
@@ -127,28 +127,28 @@ def _spelled(source: Any, text: str) -> Spec:
     return spec
 
 
-def _found(path: str) -> Spec:
-    """What is at this path: a tuned drafter, a trained head or a draft model."""
+def _from_path(path: str) -> Spec:
+    """The spec for a path: a tuned drafter, a trained head or a draft model."""
     if path.endswith(SUFFIX):
-        return _spelled(None, path)
+        return _from_text(None, path)
     try:
         kind = inspect_head(path).method
         name = kind if kind in METHODS else "eagle2"
-    except DrafterError:  # no head
+    except DrafterError:  # not a head
         name = "draft_model"
     return replace(Spec.parse(name), path=path)
 
 
 def _with_object(spec: Spec, given: Any) -> Spec:
-    """The spec with what stands behind its colon."""
+    """The spec with this path or model object."""
     if spec.path is not None:
-        raise DrafterError(f"{spec.name} has a path already, {spec.path!r}; leave it out, or leave the object out.")
+        raise DrafterError(f"{spec.name} already has the path {spec.path!r}: leave out the path or the object.")
     if isinstance(given, (str, PathLike)):
         return replace(spec, path=fspath(given))
     if "small model" not in METHODS[spec.name].needs:
-        raise DrafterError(f"{spec.name} needs {METHODS[spec.name].needs}; a model object cannot be that.")
+        raise DrafterError(f"{spec.name} needs {METHODS[spec.name].needs}: it takes no model object.")
     try:
         model = unwrapped(given)
     except ModelError as error:
-        raise DrafterError(f"No draft model: {error}") from error
+        raise DrafterError(f"The object cannot be used as a draft model: {error}") from error
     return replace(spec, path=model.__class__.__name__, model=model)

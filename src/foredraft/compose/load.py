@@ -1,4 +1,4 @@
-"""The only place where names become objects: a target, a drafter, a policy, put together."""
+"""``load``: builds a generator from a target, a drafter and a policy. Names become objects only here."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from foredraft.compose.arguments import (
     check_device,
     names_draft,
 )
-from foredraft.compose.spec import Spec, builder, find
+from foredraft.compose.spec import Spec, build_function, find
 from foredraft.core.draft import Law
 from foredraft.core.drafter import Drafter, Rewindable
 from foredraft.core.errors import DrafterError, ModelError, OptionError
@@ -39,10 +39,10 @@ from foredraft.model.tokenizer import Tokenizer, check_same_tokenizer
 _log = logging.getLogger(__name__)
 
 _KV_SHARE = 0.8
-"""Of the memory that is free once all is loaded; activations, masks and heads take some, too."""
+"""Share of the free memory after loading that KV caches may take; activations and masks need some, too."""
 
 _SHARED_OPTIONS = ("token", "cache_dir", "local_files_only")
-"""What of a target's ``from_pretrained`` options holds for drafts: who asks, and where files are, not which ones."""
+"""The target's ``from_pretrained`` options that also apply to draft models: access and cache location."""
 
 
 def load(
@@ -61,37 +61,37 @@ def load(
     model_options: Mapping[str, Any] | None = None,
     draft_options: Mapping[str, Any] | None = None,
 ) -> Generator:
-    """Put a target and a drafter together.
+    """Load a target and a drafter.
 
     Args:
         target: a folder, a hub name, "sample" for the bundled model, a loaded transformers model (compiled and PEFT
             models too), or another generator, to share its target.
         drafter: "none" or None for plain decoding, a spec such as "prompt_lookup" or
-            "draft_model:PATH,num_assistant_tokens=5", the path of a head, a draft model or a file that ``foredraft
-            tune`` wrote, a ``Drafter``, a loaded draft model, also with options as in
+            "draft_model:PATH,num_assistant_tokens=5", the path of a head, a draft model or a file written by
+            ``foredraft tune``, a ``Drafter``, a loaded draft model, also with options as in
             ("sequoia,acceptance=0.6/0.2", model), or "auto": the bundled EAGLE-3 head for the bundled model, prompt
             lookup for any other.
-        tokenizer: for a loaded model: a tokenizer or where it is; otherwise its own is used.
-        dtype: such as "bfloat16" or ``torch.bfloat16``; by default float32 on a CPU, elsewhere what the weights have.
-        device: such as "cuda"; by default a GPU if there is one. A loaded model stays on its own.
+        tokenizer: a tokenizer or its folder, for a loaded model; by default the model's own.
+        dtype: such as "bfloat16" or ``torch.bfloat16``; by default float32 on a CPU, elsewhere the weights' own.
+        device: such as "cuda"; by default a GPU if there is one. A loaded model stays where it is.
         verifier: the verification rule; by default the best one for each draft's law.
-        policy: decides how much to draft; by default what the drafter's options say.
-        max_batch_size: so many texts are generated at once; others wait.
+        policy: decides how much to draft; by default set by the drafter's options.
+        max_batch_size: the most requests that run at once; the others wait.
         exact: run every forward with the same number of nodes, so that speculation cannot flip near-ties.
         fast: on a CPU, pack the weights of linear layers.
-        kv_cache_memory_bytes: the most that the keys and values of target and draft models may take together; by
-            default 0.8 of what is free once all is loaded. A request that does not fit alone is refused.
-        model_options: passed on to ``from_pretrained`` for the target (quantization_config, revision, ...), if it is
+        kv_cache_memory_bytes: the most memory for the KV caches of target and draft models together; by default 0.8 of
+            the memory that is free after loading. A request that does not fit alone is refused.
+        model_options: passed to ``from_pretrained`` for the target (quantization_config, revision, ...), if it is
             loaded here.
-        draft_options: the same for draft models. They have the target's dtype and device unless these say otherwise,
-            and its ``token``, ``cache_dir`` and ``local_files_only``, but nothing else of ``model_options``.
+        draft_options: the same for draft models. By default they take the target's dtype and device, and the
+            ``token``, ``cache_dir`` and ``local_files_only`` of ``model_options``.
 
     Raises:
-        UsageError: something that cannot be; the sentence says why and what can.
+        UsageError: an argument is invalid; the message says why and what to do.
     """
-    # ``target`` stays bound: a generator that nobody else has holds the models until ``make`` does.
+    # Keep ``target`` bound: if it is the only reference to a generator, it holds the models until ``build`` does.
     shared = as_target(target, tokenizer, dtype, device, model_options)
-    workshop = _Workshop(
+    loader = _Loader(
         shared.source,
         shared.tokenizer,
         dtype,
@@ -104,7 +104,7 @@ def load(
         options=model_options,
         draft_options=draft_options,
     )
-    return workshop.make([drafter], policy)[0]
+    return loader.build([drafter], policy)[0]
 
 
 def load_many(
@@ -122,15 +122,14 @@ def load_many(
     model_options: Mapping[str, Any] | None = None,
     draft_options: Mapping[str, Any] | None = None,
 ) -> list[Generator]:
-    """``load`` for several drafters on one target, which is in memory once; arguments and errors are those of
-    ``load``.
+    """``load`` for several drafters that share one target in memory; arguments and errors as in ``load``.
 
     Returns:
-        a generator each, in order. The target is held until the last of them is closed.
+        one generator for each drafter, in order. The target is held until the last of them is closed.
     """
-    # ``target`` stays bound: a generator that nobody else has holds the models until ``make`` does.
+    # Keep ``target`` bound: if it is the only reference to a generator, it holds the models until ``build`` does.
     shared = as_target(target, tokenizer, dtype, device, model_options)
-    workshop = _Workshop(
+    loader = _Loader(
         shared.source,
         shared.tokenizer,
         dtype,
@@ -143,12 +142,12 @@ def load_many(
         options=model_options,
         draft_options=draft_options,
     )
-    return workshop.make(drafters, None)
+    return loader.build(drafters, None)
 
 
 @dataclass(frozen=True, slots=True)
-class _Workshop:
-    """What ``load`` was given, and the work that it does."""
+class _Loader:
+    """The arguments of ``load``, normalised, and the loading itself."""
 
     target: Any
     tokenizer: Any
@@ -162,29 +161,29 @@ class _Workshop:
     options: Mapping[str, Any] | None
     draft_options: Mapping[str, Any] | None
 
-    def make(self, drafters: Sequence[AnyDrafter], policy: Policy | None) -> list[Generator]:
-        """A generator for each drafter; where one of them cannot be, there is none."""
+    def build(self, drafters: Sequence[AnyDrafter], policy: Policy | None) -> list[Generator]:
+        """Build a generator for each drafter, or none if one of them fails."""
         check_count("max_batch_size", self.max_batch_size)
         if self.kv_bytes is not None:
             check_count("kv_cache_memory_bytes", self.kv_bytes)
         if not drafters:
-            raise OptionError("Name at least one drafter; none is plain decoding.")
+            raise OptionError("Name at least one drafter; the drafter none is plain decoding.")
         specs = [as_spec(self.target, drafter) for drafter in drafters]
         if self.draft_options and not any(names_draft(spec) for spec in specs):
-            raise OptionError("draft_options are for a draft model that is loaded by its name: leave them out.")
+            raise OptionError("draft_options apply only to a draft model loaded by its name: leave them out.")
         kinds = [_kind(spec, _check_verifier(self.verifier, spec)) for spec in specs]
         loaded = _load(self.target, self.tokenizer, self.dtype, self.device, self.options)
-        opened = [self._target(loaded)]
+        models = [self._target(loaded)]
         try:
             return [
-                self._generator(spec, kind, loaded, opened, policy) for spec, kind in zip(specs, kinds, strict=True)
+                self._generator(spec, kind, loaded, models, policy) for spec, kind in zip(specs, kinds, strict=True)
             ]
-        finally:  # the generators hold what they need; where one of them cannot be, nobody does
-            for model in opened:
+        finally:  # the generators hold what they need; on an error all models are released
+            for model in models:
                 model.release()
 
     def _target(self, loaded: Loaded) -> CausalLM:
-        """The target, held once more."""
+        """The target, with one more holder."""
         if isinstance(self.target, CausalLM):
             self.target.check_ready()
             self.target.retain()
@@ -196,16 +195,16 @@ class _Workshop:
         spec: Spec | Drafter,
         kind: Kind,
         loaded: Loaded,
-        opened: list[CausalLM],
+        models: list[CausalLM],
         policy: Policy | None,
     ) -> Generator:
-        """One of them. Models that are opened on the way are listed."""
-        shared = opened[0]
+        """Build one generator; newly loaded models are appended to ``models``, whose first entry is the target."""
+        shared = models[0]
         own, cache = [shared], shared.new_cache()
         try:
             drafter = self._drafter(spec, loaded, own, cache)
         finally:
-            opened += own[1:]
+            models += own[1:]
         law = drafter.needs.law or (spec.drafting.law if isinstance(spec, Spec) else None)
         if drafter.needs.hidden_layers:
             shared.tap(drafter.needs.hidden_layers)
@@ -220,40 +219,40 @@ class _Workshop:
             picked=law is Law.FIXED and kind.lossless,
             max_slots=self._max_slots(own),
         )
-        made = Generator(engine, loaded.tokenizer, loaded.eos_token_ids, kind, own)
-        _log.info("Loaded %r, %d rows at most.", made, self.max_batch_size)
-        return made
+        generator = Generator(engine, loaded.tokenizer, loaded.eos_token_ids, kind, own)
+        _log.info("Loaded %r, %d rows at most.", generator, self.max_batch_size)
+        return generator
 
     def _drafter(self, spec: Spec | Drafter, loaded: Loaded, models: list[CausalLM], cache: SlotCache) -> Drafter:
-        """What a spec stands for. Models that are opened on the way are listed."""
+        """Build the drafter of a spec; newly loaded models are appended to ``models``."""
         shared = {key: value for key, value in (self.options or {}).items() if key in _SHARED_OPTIONS}
         options = {**shared, **(self.draft_options or {})}
         given = spec.model if isinstance(spec, Spec) else None
-        parts = _Parts(self.target, loaded.tokenizer, models, self.fast, options, given)
-        drafter = parts.build(spec, models[0], cache).drafter if isinstance(spec, Spec) else spec
-        if self.verifier is not None and drafter.needs.law is not None:  # its options did not know it
+        builder = _DrafterBuilder(self.target, loaded.tokenizer, models, self.fast, options, given)
+        drafter = builder.build(spec, models[0], cache).drafter if isinstance(spec, Spec) else spec
+        if self.verifier is not None and drafter.needs.law is not None:  # a law that its options do not determine
             check_legal(self.verifier, drafter.needs.law)
         return drafter
 
     def _max_slots(self, models: Sequence[CausalLM]) -> int | None:
-        """How many tokens there is room for in the caches of these models; None where nobody knows."""
+        """How many tokens fit into the caches of these models; None if the free memory is unknown."""
         size = self.kv_bytes
         if size is None:
             free = available_bytes(models[0].device)
             if free is None:
                 return None
             size = int(_KV_SHARE * free)
-        each = sum(model.token_bytes for model in models)
-        if size // each < BUCKET:
+        token_bytes = sum(model.token_bytes for model in models)
+        if size // token_bytes < BUCKET:
             raise ModelError(
-                f"There are {format_bytes(size)} for keys and values, and a token takes {format_bytes(each)}: not "
-                f"enough for {BUCKET} tokens. Raise kv_cache_memory_bytes, or take smaller models or another device."
+                f"The KV cache has {format_bytes(size)}, and a token takes {format_bytes(token_bytes)}: not enough for "
+                f"{BUCKET} tokens. Raise kv_cache_memory_bytes, or use smaller models or another device."
             )
-        return size // each
+        return size // token_bytes
 
 
 def _check_verifier(verifier: str | None, spec: Spec | Drafter) -> bool:
-    """Refuse an unknown rule, and one that is not for what the drafter draws; say whether it keeps the target's law."""
+    """Check that the rule exists and is legal for the drafter's law; return whether it keeps the target's law."""
     if verifier is None:
         return True
     check_known("verifier", {verifier: None}, list(RULES))
@@ -280,28 +279,28 @@ def _load(
 
 
 @dataclass(frozen=True, slots=True)
-class _Parts:
-    """Where the parts of drafters come from. Models that are opened on the way are listed, the target being first."""
+class _DrafterBuilder:
+    """Builds drafters from specs. Newly loaded models are appended to ``models``, whose first entry is the target."""
 
-    named: Any  # the target, as the caller named it
+    source: Any  # the target as the caller gave it
     tokenizer: Tokenizer | None
     models: list[CausalLM]
     fast: bool
     options: Mapping[str, Any]
-    given: Any = None  # a draft model that stands in the place of a path
+    draft: Any = None  # a loaded draft model, used in place of a path
 
     def build(self, spec: Spec, target: CausalLM, cache: SlotCache) -> BuiltDrafter:
-        """Build the drafter that a spec names, for ``target``."""
+        """Build the drafter of a spec for ``target``."""
         needs, width = METHODS[spec.name].needs, self.models[0].vocab_size
         context = _BuildContext(spec.name, needs, spec.path, target, cache, self.tokenizer, width, self)
-        drafter = builder(spec.name)(spec.options, context)
+        drafter = build_function(spec.name)(spec.options, context)
         return BuiltDrafter(drafter, drafter.needs.law or spec.drafting.law, spec.options.confidence)
 
     def open(self, path: str) -> DraftModelFiles:
-        """A draft model, listed."""
+        """Load a draft model and append it to ``models``."""
         target = self.models[0]
-        if self.given is not None:
-            draft = as_loaded(self.given)
+        if self.draft is not None:
+            draft = as_loaded(self.draft)
             check_device(draft.model, target)
             model = acquire(draft.model, fast=self.fast)
         else:
@@ -310,52 +309,52 @@ class _Parts:
         self.models.append(model)
         if model.device != target.device:
             raise ModelError(
-                f"The draft {path!r} is on {model.device} and the target on {target.device}: put both on one."
+                f"The draft {path!r} is on {model.device} and the target on {target.device}: put both on one device."
             )
         return DraftModelFiles(model, draft.tokenizer)
 
 
 @dataclass(frozen=True, eq=False)
 class _BuildContext(BuildContext):
-    """For one drafter."""
+    """The context of one drafter."""
 
-    parts: _Parts
+    builder: _DrafterBuilder
 
     def model(self, path: str) -> CausalLM:
-        model, tokenizer = self.parts.open(path)
+        model, tokenizer = self.builder.open(path)
         check_same_tokenizer(self.tokenizer, tokenizer, path)
         return model
 
     def model_of_any_tokenizer(self, path: str) -> DraftModelFiles:
-        return self.parts.open(path)
+        return self.builder.open(path)
 
     def head(self, law: Law, rope_theta: float | None = None, taps: tuple[int, ...] | None = None) -> Any:
         head = load_head(resolve(self.path), self.target, rope_theta=rope_theta, taps=taps)
         if head.info.method not in METHODS[self.name].heads:
-            right = ", ".join(other for other, method in METHODS.usable().items() if head.info.method in method.heads)
+            able = ", ".join(other for other, method in METHODS.usable().items() if head.info.method in method.heads)
             raise DrafterError(
-                f"{self.path!r} holds {head.info.format} weights: it drafts as {right}, not as {self.name}."
+                f"{self.path!r} holds {head.info.format} weights: use it with {able}, not with {self.name}."
             )
         fuse(head.net)
-        if self.parts.fast and self.target.device.type == "cpu":
-            # drawn drafts need a q that does not depend on how many rows share a product
+        if self.builder.fast and self.target.device.type == "cpu":
+            # the q of drawn drafts must not depend on the number of rows in a product
             dtype = draft_dtype() if law is Law.FIXED else torch.float32
-            PackedWeights(head.net, dtype)  # nobody else holds the head
+            PackedWeights(head.net, dtype)
         return head.net
 
     def drafter(self, spec: str, target: CausalLM | None = None, cache: SlotCache | None = None) -> BuiltDrafter:
-        found = as_spec(self.parts.named, spec)
+        found = as_spec(self.builder.source, spec)
         if not isinstance(found, Spec) or found.off_from:
-            raise DrafterError(f"{self.name} is made of drafters by name, not of {spec!r}.")
-        return self.parts.build(found, target or self.target, cache or self.cache)
+            raise DrafterError(f"{self.name} takes its inner drafters by name, not as {spec!r}.")
+        return self.builder.build(found, target or self.target, cache or self.cache)
 
     def nested(self, spec: str, target: CausalLM | None = None, cache: SlotCache | None = None) -> NestedDrafter:
         name = Spec.parse(spec).name
         if not _rewindable(name):
             able = ", ".join(each for each in METHODS.usable() if _rewindable(each))
             raise DrafterError(
-                f"{name} cannot stand inside {self.name}: what it remembers of a text that is only drafted cannot be "
-                f"taken back; {able} can."
+                f"{name} cannot be used inside {self.name}: its state for tokens that are only drafted cannot be "
+                f"rewound. Use one of {able}."
             )
         built = self.drafter(spec, target, cache)
         assert isinstance(built.drafter, Rewindable)
@@ -367,10 +366,10 @@ def _rewindable(name: str) -> bool:
 
 
 def _policy(spec: Spec | Drafter, drafter: Drafter, lossless: bool) -> Policy:
-    """As the method's options say; for a ``Drafter`` object, all that it can."""
+    """The policy of the method's options; for a ``Drafter`` object, always its longest draft."""
     if isinstance(spec, Spec):
         length = None if spec.path is None else stored_acceptance_length(resolve(spec.path))
-        prior = NEUTRAL if length is None else 1 - 1 / length  # where each token is accepted as often as the first
+        prior = NEUTRAL if length is None else 1 - 1 / length  # assuming a constant acceptance rate
         made = policy_for(spec.drafting, drafter.needs, lossless=lossless, off_from=spec.off_from, prior=prior)
         try:
             made.restore(spec.learned or {})
@@ -378,5 +377,5 @@ def _policy(spec: Spec | Drafter, drafter: Drafter, lossless: bool) -> Policy:
             raise DrafterError("The tuned file holds no valid state of a policy; run foredraft tune again.") from None
         return made
     if spec.needs.max_nodes < 1:
-        raise DrafterError(f"{spec.__class__.__name__}.needs.max_nodes is 0, so it would never be asked for a draft.")
+        raise DrafterError(f"{spec.__class__.__name__}.needs.max_nodes is 0: set it to the size of its largest draft.")
     return Constant(drafter.needs.longest)

@@ -1,4 +1,4 @@
-"""A drafter as it is written: on a command line, in a file, inside another drafter."""
+"""Specs: drafters written as text, on a command line, in a file or inside another spec."""
 
 import importlib
 from collections.abc import Callable, Mapping
@@ -20,18 +20,18 @@ class Spec:
     path: str | None
     options: DrafterOptions
     off_from: int = 0
-    """With so many texts at once, or more, nothing is drafted; 0 is never."""
+    """Draft nothing with this many rows or more; 0 is never."""
     learned: Mapping[str, Any] | None = None
     """What a policy has learned; see ``Policy.state``."""
     model: Any = None
-    """A draft model that is loaded already; ``path`` is then what messages call it."""
+    """A loaded draft model; ``path`` is then its name in messages."""
 
     @property
     def drafting(self) -> DrafterOptions:
-        """The options that say how tokens are drafted: those of the drafter inside, where this one is around another.
+        """The options of the drafter that does the drafting: the inner one's if this one wraps another.
 
         Raises:
-            OptionError: what is inside is no spec.
+            OptionError: the inner drafter is not a valid spec.
         """
         if METHODS[self.name].around and self.path is not None:
             return Spec.parse(entries(self.path)[0]).drafting
@@ -42,7 +42,7 @@ class Spec:
         """Read a spec.
 
         Raises:
-            OptionError: an unknown method or option, or a value of the wrong type; the sentence lists the known ones.
+            OptionError: an unknown method or option (the message lists the known ones), or a value of the wrong type.
         """
         head, *pairs = parts(text, ",")
         name, _, path = head.partition(":")
@@ -53,12 +53,12 @@ class Spec:
 
 
 def find(name: str) -> tuple[type[Drafter], type[DrafterOptions]]:
-    """The class of a drafter and its ``Options``, by the name of its method."""
+    """The drafter class of a method and its ``Options``."""
     module, class_name = _module(name)
     return getattr(module, class_name), module.Options
 
 
-def builder(name: str) -> Callable[[Any, BuildContext], Drafter]:
+def build_function(name: str) -> Callable[[Any, BuildContext], Drafter]:
     """``build(options, context)`` of a method."""
     return _module(name)[0].build
 

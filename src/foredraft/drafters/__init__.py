@@ -1,6 +1,6 @@
-"""The table of drafters: one file a method. The table imports neither torch nor the methods; shell completion reads it.
+"""The table of drafting methods, one module each. It imports neither torch nor the methods, so completion is fast.
 
-Another package adds a drafter by an entry point of the group ``foredraft.drafters``; docs/extending.md builds one.
+Another package adds a drafter with an entry point of the group ``foredraft.drafters``; see docs/extending.md.
 """
 
 import logging
@@ -18,12 +18,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """An entry of the table: where the drafter is, and what a reader of ``foredraft methods`` should know.
+    """An entry of the table, as shown by ``foredraft methods``.
 
-    ``drafter``: "module:Class" of the ``Drafter``. The module also has ``Options``, a frozen dataclass that derives
-    from ``DrafterOptions``, and ``build(options, context)``, see ``BuildContext``.
-    ``heads``: the kinds of trained heads that it drafts with. ``around``: its path is the spec of another drafter,
-    which does the drafting. ``size``: the option that limits the length of its chains, which ``tune`` searches.
+    ``drafter``: "module:Class" of the ``Drafter``. The module also has ``Options``, a frozen dataclass derived from
+    ``DrafterOptions``, and ``build(options, context)``; see ``BuildContext``.
+    ``heads``: the kinds of trained heads it supports. ``around``: its path is the spec of another drafter, which does
+    the drafting. ``size``: the option that limits the length of its chains; ``tune`` searches it.
     """
 
     drafter: str
@@ -40,18 +40,18 @@ class Method:
 class Methods(Mapping[str, Method]):
     """The methods by name: foredraft's own, then those of other packages.
 
-    An entry point ``NAME = "module:METHOD"`` names a ``Method``; it is imported when its entry is asked for. The names
-    of foredraft's own methods cannot be taken.
+    An entry point ``NAME = "module:METHOD"`` names a ``Method``; it is imported at the first look-up. The names of
+    foredraft's own methods are reserved.
     """
 
     @cached_property
-    def _others(self) -> dict[str, EntryPoint]:
+    def _entry_points(self) -> dict[str, EntryPoint]:
         return {point.name: point for point in entry_points(group=GROUP) if point.name not in _BUILT_IN}
 
     def __getitem__(self, name: str) -> Method:
         if name in _BUILT_IN:
             return _BUILT_IN[name]
-        point = self._others[name]
+        point = self._entry_points[name]
         try:
             method = point.load()
         except Exception as error:
@@ -61,7 +61,7 @@ class Methods(Mapping[str, Method]):
         return method
 
     def usable(self) -> dict[str, Method]:
-        """All methods, without those that cannot be imported; a warning is logged for these."""
+        """All methods that can be imported; a warning is logged for the others."""
         found = {}
         for name in self:
             try:
@@ -71,13 +71,13 @@ class Methods(Mapping[str, Method]):
         return found
 
     def __contains__(self, name: object) -> bool:
-        return name in _BUILT_IN or name in self._others
+        return name in _BUILT_IN or name in self._entry_points
 
     def __iter__(self) -> Iterator[str]:
-        return iter([*_BUILT_IN, *sorted(self._others)])
+        return iter([*_BUILT_IN, *sorted(self._entry_points)])
 
     def __len__(self) -> int:
-        return len(_BUILT_IN) + len(self._others)
+        return len(_BUILT_IN) + len(self._entry_points)
 
 
 _BUILT_IN: dict[str, Method] = {
@@ -86,7 +86,7 @@ _BUILT_IN: dict[str, Method] = {
         (),
         True,
         "nothing",
-        "Plain decoding through the same loop: the baseline.",
+        "Plain decoding in the same loop: the baseline.",
         "-",
     ),
     "draft_model": Method(
@@ -102,15 +102,15 @@ _BUILT_IN: dict[str, Method] = {
         (Law.FIXED,),
         True,
         "a small model with the target's tokenizer",
-        "A small model's likeliest chain, with more siblings where it is less sure.",
+        "A small model drafts its likeliest chain, with more siblings where it is less confident.",
         "arXiv:2402.02082",
     ),
     "bandit": Method(
         "foredraft.drafters.bandit:Bandit",
         (Law.FIXED, Law.CHAIN, Law.WITHOUT_REPLACEMENT, Law.IID, Law.IID_MANY),
         True,
-        "other drafters, by their specs",
-        "Plays several drafters and plain decoding in turn, and stays with the one that pays most.",
+        "specs of other drafters",
+        "Chooses among several drafters and plain decoding the one with the best throughput.",
         "arXiv:2505.15141",
     ),
     "specinfer": Method(
@@ -118,7 +118,7 @@ _BUILT_IN: dict[str, Method] = {
         (Law.IID, Law.IID_MANY, Law.FIXED),
         True,
         "one or several small models with the target's tokenizer",
-        "Several small models draft trees that become one.",
+        "Several small models draft trees, which are merged into one.",
         "arXiv:2305.09781",
     ),
     "sequoia": Method(
@@ -126,7 +126,7 @@ _BUILT_IN: dict[str, Method] = {
         (Law.WITHOUT_REPLACEMENT, Law.FIXED),
         True,
         "a small model with the target's tokenizer",
-        "The best tree for how often each child is accepted and for what forwards cost; drawn without replacement.",
+        "A tree optimised for measured acceptance rates and forward costs, drawn without replacement.",
         "arXiv:2402.12374",
     ),
     "opt_tree": Method(
@@ -134,7 +134,7 @@ _BUILT_IN: dict[str, Method] = {
         (Law.FIXED,),
         True,
         "a small model with the target's tokenizer",
-        "A small model's likeliest paths; the tree is grown where the model is sure.",
+        "A small model's likeliest paths: a dynamic tree, deeper where the model is confident.",
         "arXiv:2406.17276",
     ),
     "universal": Method(
@@ -142,7 +142,7 @@ _BUILT_IN: dict[str, Method] = {
         (Law.FIXED, Law.CHAIN),
         True,
         "a small model with any tokenizer",
-        "A draft model with a tokenizer of its own: by text, or by the tokens that both have.",
+        "A draft model with another tokenizer: drafts by text, or with the tokens that both have.",
         "arXiv:2502.05202",
     ),
     "eagle1": Method(
@@ -150,7 +150,7 @@ _BUILT_IN: dict[str, Method] = {
         (Law.WITHOUT_REPLACEMENT, Law.FIXED),
         True,
         "an EAGLE head",
-        "A small layer goes on from the target's features; a static tree, drawn without replacement.",
+        "A one-layer head predicts the target's next features; a static tree, drawn without replacement.",
         "arXiv:2401.15077",
         ("eagle", "eagle3"),
     ),
@@ -159,7 +159,7 @@ _BUILT_IN: dict[str, Method] = {
         (Law.FIXED,),
         True,
         "an EAGLE head",
-        "EAGLE-1's head; the tree is grown where the head is sure.",
+        "EAGLE-1's head with a dynamic tree, deeper where the head is confident.",
         "arXiv:2406.16858",
         ("eagle", "eagle3"),
     ),
@@ -168,7 +168,7 @@ _BUILT_IN: dict[str, Method] = {
         (Law.FIXED,),
         True,
         "an EAGLE-3 head",
-        "A head on three fused layers, trained on its own drafts; EAGLE-2's tree.",
+        "A head on features of three layers, trained on its own drafts; EAGLE-2's dynamic tree.",
         "arXiv:2503.01840",
         ("eagle3",),
     ),
@@ -177,7 +177,7 @@ _BUILT_IN: dict[str, Method] = {
         (Law.FIXED,),
         True,
         "Medusa heads",
-        "Heads on the last state, each for one token further ahead; a static tree.",
+        "Heads on the last hidden state, each for one position further ahead; a static tree.",
         "arXiv:2401.10774",
         ("medusa",),
     ),
@@ -186,7 +186,7 @@ _BUILT_IN: dict[str, Method] = {
         (Law.FIXED,),
         True,
         "Hydra heads",
-        "Medusa's heads, each told what was drafted before it; Hydra++ adds a prefix layer.",
+        "Medusa heads that also read the tokens drafted before; Hydra++ adds a prefix layer.",
         "arXiv:2402.05109",
         ("hydra",),
     ),
@@ -195,7 +195,7 @@ _BUILT_IN: dict[str, Method] = {
         (Law.FIXED,),
         True,
         "blockwise heads",
-        "Heads that say one token each at once; a chain.",
+        "Heads that predict one token each in parallel; a chain.",
         "arXiv:1811.03115",
         ("blockwise", "medusa"),
     ),
@@ -203,8 +203,8 @@ _BUILT_IN: dict[str, Method] = {
         "foredraft.drafters.early_exit:EarlyExit",
         (Law.CHAIN, Law.FIXED),
         True,
-        "nothing, but a target that was trained for it drafts better",
-        "The target's first layers draft, in its own cache.",
+        "nothing, but works best with a target trained for it",
+        "The target's first layers draft, in the target's cache.",
         "arXiv:2404.16710",
         size="num_assistant_tokens",
     ),
@@ -212,8 +212,8 @@ _BUILT_IN: dict[str, Method] = {
         "foredraft.drafters.layer_skip:LayerSkip",
         (Law.CHAIN, Law.FIXED),
         True,
-        "layers to leave out, which foredraft skip finds",
-        "The target without some of its attention and MLP parts drafts, in its own cache.",
+        "layers to skip, found by foredraft skip",
+        "The target drafts without some of its attention and MLP blocks, in its own cache.",
         "arXiv:2309.08168",
         size="num_assistant_tokens",
     ),
@@ -222,7 +222,7 @@ _BUILT_IN: dict[str, Method] = {
         (Law.CHAIN, Law.WITHOUT_REPLACEMENT, Law.FIXED),
         True,
         "a draft model or a trained head inside, as online:[draft_model:PATH]",
-        "A drafter around another that learns while it serves, from the target's laws at what was verified.",
+        "Trains another drafter while serving, on the target's laws at verified tokens (online distillation).",
         "arXiv:2310.07177",
         around=True,
     ),
@@ -231,7 +231,7 @@ _BUILT_IN: dict[str, Method] = {
         (Law.FIXED,),
         True,
         "nothing",
-        "Copies what followed the last tokens where they stood before; several places become a tree.",
+        "Copies the tokens that followed earlier occurrences of the last n-gram; several matches form a tree.",
         "github.com/apoorvumang/prompt-lookup-decoding",
         size="prompt_lookup_num_tokens",
     ),
@@ -240,7 +240,7 @@ _BUILT_IN: dict[str, Method] = {
         (Law.FIXED,),
         True,
         "nothing",
-        "The target's own n-grams, from a window of Jacobi iterations beside the text.",
+        "N-grams of the target from a window of parallel Jacobi iterations.",
         "arXiv:2402.02057",
     ),
     "max_gram": Method(
@@ -248,7 +248,7 @@ _BUILT_IN: dict[str, Method] = {
         (Law.FIXED,),
         True,
         "nothing",
-        "Copies what followed the longest run of last tokens that stands earlier in the text; a guess where none does.",
+        "Copies the tokens after the longest earlier match of the last tokens; without one, repeats the last token.",
         "arXiv:2312.11462",
     ),
     "relay": Method(
@@ -256,15 +256,15 @@ _BUILT_IN: dict[str, Method] = {
         (Law.CHAIN, Law.FIXED),
         True,
         "two drafters or more",
-        "One drafter goes on where another ends: late tokens of a draft are cheap ones.",
+        "Each drafter continues the draft of the one before; later tokens come from cheaper drafters.",
         "arXiv:2312.11462",
     ),
     "cascade": Method(
         "foredraft.drafters.cascade:Cascade",
         (Law.CHAIN, Law.FIXED),
         True,
-        "a middle model, and what drafts for it",
-        "A middle model drafts, and has a drafter of its own; verified exactly at every level.",
+        "a middle model and a drafter for it",
+        "A middle model drafts by speculative decoding with its own drafter; lossless at every level.",
         "arXiv:2312.11462",
     ),
     "partial": Method(
@@ -272,7 +272,7 @@ _BUILT_IN: dict[str, Method] = {
         (Law.CHAIN, Law.FIXED),
         True,
         "nothing",
-        "The target drafts for itself over a part of its cache: retrieved chunks, a window, or heavy hitters.",
+        "The target drafts with a part of its KV cache: retrieved chunks, a window, or heavy hitters.",
         "arXiv:2408.11049, arXiv:2404.11912, arXiv:2309.17453, arXiv:2306.14048",
     ),
     "triforce": Method(
@@ -280,7 +280,7 @@ _BUILT_IN: dict[str, Method] = {
         (Law.CHAIN, Law.FIXED),
         True,
         "a small model with the target's tokenizer",
-        "A small model drafts for the target over retrieved chunks of its cache, and that for the target.",
+        "A small model drafts for the target with a partial KV cache, which drafts for the full target.",
         "arXiv:2404.11912",
     ),
 }

@@ -1,9 +1,8 @@
-"""A bandit over drafters: which of them pays most is found out while texts go on (BanditSpec, arXiv:2505.15141).
+"""A bandit over drafters, which finds the fastest one while decoding (BanditSpec, arXiv:2505.15141).
 
-The arms are drafters, also one drafter with different options, and plain decoding. An arm is played for a few steps;
-its reward is tokens a second, as the clock says. Discounted UCB chooses the next one, so a drafter that was good for
-code gives way when the text turns to something else. The choice is made before anything is drawn, from the past alone,
-so the law of every draft is the arm's own.
+The arms are drafters, which may differ in options only, and plain decoding. An arm is played for a few steps; its
+reward is the measured tokens per second. Discounted UCB chooses the next arm, so the choice adapts when the text
+changes. It is made before anything is drawn, from past steps alone, so the law of every draft is the arm's own.
 """
 
 import math
@@ -25,11 +24,11 @@ from foredraft.drafters.common.build_context import BuildContext
 
 @dataclass(frozen=True, slots=True)
 class Options(SizedOptions):
-    """Of the choice; what each arm drafts is said in its own spec.
+    """Choice of the drafter; each drafter has its options in its own spec.
 
     hold: steps for which a chosen drafter runs; the first, in which it catches up, is not measured.
-    exploration: preference for drafters that have not run for long; 0 takes the best so far.
-    num_assistant_tokens_schedule: constant: each drafter follows its own options; others shorten all drafts alike.
+    exploration: preference for drafters that have not run recently; 0 takes the best so far.
+    num_assistant_tokens_schedule: constant, each drafter follows its own options; other schedules limit all drafts.
     """
 
     hold: int = 4
@@ -38,12 +37,12 @@ class Options(SizedOptions):
 
     @property
     def law(self) -> Law:
-        """Each arm has its own; of the rules only one is for all."""
+        """Each arm has its own law; see ``needs.law``."""
         return Law.FIXED
 
     def __post_init__(self) -> None:
         if self.hold < 2:
-            raise OptionError("hold must be 2 or more: the first step of an arm does not count.")
+            raise OptionError("hold must be 2 or more: the first step of a drafter is not measured.")
         if self.exploration < 0:
             raise OptionError("exploration must not be negative.")
 
@@ -57,18 +56,18 @@ class Arm(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """When it began, when the target had judged, and what was accepted."""
+    """When the step began, when the target had verified, and the accepted counts."""
 
     started: float
-    judged: float
+    verified: float
     accepted: Int[Tensor, "B"]
 
 
 class Ucb:
-    """Discounted UCB (Garivier and Moulines, arXiv:0805.3415) over rewards of any scale, in a deterministic order.
+    """Discounted UCB (Garivier and Moulines, arXiv:0805.3415) over rewards of any scale; deterministic.
 
-    Every play fades by ``FADE`` with each later one. An arm's index is its mean reward over the best mean, plus
-    ``exploration`` times sqrt(2 log n / n_i), n_i being its faded plays and n those of all.
+    The weight of a play decays by ``FADE`` with each later one. An arm's index is its mean reward over the best mean,
+    plus ``exploration`` times sqrt(2 log n / n_i), where n_i is its discounted plays and n the sum over arms.
     """
 
     FADE = 0.98
@@ -81,11 +80,11 @@ class Ucb:
 
     @property
     def plays(self) -> tuple[float, ...]:
-        """Of each arm, faded."""
+        """The discounted plays of each arm."""
         return tuple(self._plays)
 
     def best(self) -> int:
-        """The arm to play: any that was never played, else the one with the highest index."""
+        """The arm to play: the first that was never played, else the one with the highest index."""
         fresh = [arm for arm, plays in enumerate(self._plays) if not plays]
         if fresh:
             return fresh[0]
@@ -98,7 +97,7 @@ class Ucb:
         return max(range(len(indices)), key=indices.__getitem__)
 
     def add(self, arm: int, tokens: float, seconds: float) -> None:
-        """What a play of an arm has brought."""
+        """Add the reward of a play."""
         for values in (self._plays, self._tokens, self._seconds):
             values[:] = [value * self.FADE for value in values]
         self._plays[arm] += 1.0
@@ -108,11 +107,11 @@ class Ucb:
 
 @final
 class Bandit(Drafter):
-    """Passes everything on to all arms, and drafts with one.
+    """Keeps all arms up to date, and drafts with one of them.
 
     Args:
-        arms: what may be played; plain decoding is always one more.
-        clock: seconds; tests have one of their own.
+        arms: the drafters; plain decoding is added as another arm.
+        clock: returns seconds; replaceable in tests.
     """
 
     def __init__(self, options: Options, arms: Sequence[Arm], clock: Callable[[], float] = time.perf_counter) -> None:
@@ -126,7 +125,7 @@ class Bandit(Drafter):
         self._playing, self._left = self._ucb.best(), options.hold
         self._drafting = False
         self._started = 0.0
-        self._step: _Step | None = None  # the one before, if it counts
+        self._step: _Step | None = None  # the previous step, if it is to be measured
         needs = [drafter.needs for drafter in self._drafters]
         self.needs = Needs(
             learns=True,
@@ -138,7 +137,7 @@ class Bandit(Drafter):
 
     @property
     def plays(self) -> tuple[float, ...]:
-        """How often each arm has counted lately, plain decoding first; see ``Ucb``."""
+        """Discounted number of measured steps of each arm, plain decoding first; see ``Ucb``."""
         return self._ucb.plays
 
     def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
@@ -149,7 +148,7 @@ class Bandit(Drafter):
 
     def propose(self, view: View, plan: Plan) -> Draft:
         now = self._clock()
-        self._settle(now)
+        self._finish_step(now)
         self._started, self._drafting = now, True
         drafter, confidence, _ = self._arms[self._playing]
         if drafter is None:
@@ -174,25 +173,26 @@ class Bandit(Drafter):
         for drafter in self._drafters:
             drafter.release(row)
 
-    def _settle(self, now: float) -> None:
-        """Count the step before, which has ended by now, and choose who plays next if its turn is over."""
-        if self._drafting:  # nothing was committed in between: the same draft is asked for again
+    def _finish_step(self, now: float) -> None:
+        """Measure the previous step, and choose the next arm if the current one's turn is over."""
+        if self._drafting:  # no commit since the last proposal: the draft is requested again
             return
         self._count(now)
         if self._left <= 0:
             before = self._playing
             self._playing, self._left = self._ucb.best(), self._options.hold
             if self._playing == before:
-                self._left -= 1  # it has read everything
+                self._left -= 1  # it does not need to catch up
 
     def _close(self) -> None:
-        """What comes next is no part of the step before: prompts, plain steps, or nobody asking for anything.
+        """End the previous step before something that is not part of it: prompts, plain steps or idle time.
 
-        It ends where the target had judged. Elsewhere than on a CPU that was not yet the end, and it does not count.
+        It ends when the target had verified. On other devices than a CPU the forward had not finished by then, so the
+        step is not measured.
         """
-        self._drafting = False  # what was drafted and never judged counts for nothing
+        self._drafting = False  # a draft that was never verified is not measured
         if self._step is not None and self._step.accepted.device.type == "cpu":
-            self._count(self._step.judged)
+            self._count(self._step.verified)
         self._step = None
 
     def _count(self, ended: float) -> None:

@@ -1,4 +1,4 @@
-"""Blockwise parallel decoding (Stern et al., arXiv:1811.03115): every head says its own likeliest token; one chain."""
+"""Blockwise parallel decoding (Stern et al., arXiv:1811.03115): each head predicts one token of a chain."""
 
 from dataclasses import dataclass
 from typing import final
@@ -18,12 +18,12 @@ from foredraft.heads.nets.target_parts import FINAL
 
 @dataclass(frozen=True, slots=True)
 class Options(SizedOptions):
-    """The heads give the length."""
+    """No options of its own; the number of heads is the draft length."""
 
 
 @final
 class BlockwiseDrafter(HeadDrafter[LastHidden]):
-    """A chain, one token a head. Greedy rows accept as the paper does; sampled ones losslessly too."""
+    """A chain with one token per head. Greedy rows accept as in the paper; sampled rows are lossless too."""
 
     def __init__(self, options: Options, net: Blockwise | Medusa) -> None:
         super().__init__(LastHidden(), Needs(hidden_layers=(FINAL,), max_nodes=net.count, max_depth=net.count))
@@ -31,11 +31,11 @@ class BlockwiseDrafter(HeadDrafter[LastHidden]):
 
     @torch.inference_mode()
     def propose(self, view: View, plan: Plan) -> Draft:
-        hidden, known = self._memory.extend(view, 0)
+        hidden, known = self._state.extend(view, 0)
         heads = range(min(plan.length, self._net.count))
-        said = [self._net.logits(self._net.states(hidden, head), head)[:, 0].argmax(-1) for head in heads]
+        tokens = [self._net.logits(self._net.states(hidden, head), head)[:, 0].argmax(-1) for head in heads]
         allowed = torch.tensor(plan.lengths, device=hidden.device) * known
-        return Draft(TokenTree.chain(torch.stack([view.roots, *said], 1), allowed + 1), Law.FIXED)
+        return Draft(TokenTree.chain(torch.stack([view.roots, *tokens], 1), allowed + 1), Law.FIXED)
 
 
 def build(options: Options, context: BuildContext) -> BlockwiseDrafter:

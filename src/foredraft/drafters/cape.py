@@ -1,8 +1,8 @@
-"""CaPE (Du et al., "GliDe with a CaPE", arXiv:2402.02082): a chain that is wider where the draft is unsure.
+"""CaPE (Du et al., "GliDe with a CaPE", arXiv:2402.02082): a chain with more siblings where the draft is less sure.
 
-The draft model says its likeliest token again and again; beside each the next likeliest are candidates, too, and the
-less sure it is of its first choice the more of them. All of them are picked by rank, so how many there are may depend
-on what was picked, and every node may be left out.
+The draft model drafts its likeliest chain; at each position the next likeliest tokens are candidates too, the more the
+lower the confidence in the first. All tokens are picked by rank, so their number may depend on the tokens picked, and
+any node may be dropped.
 """
 
 from dataclasses import dataclass
@@ -19,14 +19,14 @@ from foredraft.core.options import SizedOptions
 from foredraft.core.sampling.warp import Paths
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.common.build_context import BuildContext
-from foredraft.drafters.common.draft_runner import DraftRunner, ReadingDrafter
+from foredraft.drafters.common.draft_runner import DraftRunner, RunnerDrafter
 from foredraft.drafters.common.tree_ops import Candidates, keep_best, ranked
 from foredraft.model.base import TargetModel
 
 
 @dataclass(frozen=True, slots=True)
 class Options(SizedOptions):
-    """Names as in transformers where it has them.
+    """Size of the tree; names as in transformers where it has them.
 
     num_assistant_tokens: longest path of the tree.
     widths: candidates per position by the draft's confidence in the first, in bands of equal width: 7x5x3x1 means 7
@@ -40,15 +40,15 @@ class Options(SizedOptions):
         if self.num_assistant_tokens < 1:
             raise OptionError("num_assistant_tokens must be 1 or more.")
         if not self.widths or min(self.widths) < 1:
-            raise OptionError("widths must be whole numbers, 1 or more, one a band of confidence, such as 7x5x3x1.")
+            raise OptionError("widths must be whole numbers of 1 or more, one per confidence band, such as 7x5x3x1.")
 
 
 @final
-class Cape(ReadingDrafter[DraftRunner]):
-    """A draft model's likeliest chain, with siblings.
+class Cape(RunnerDrafter[DraftRunner]):
+    """Drafts a draft model's likeliest chain with siblings.
 
     Args:
-        model: the draft.
+        model: the draft model.
         vocab_size: of the target.
     """
 
@@ -61,7 +61,7 @@ class Cape(ReadingDrafter[DraftRunner]):
 
     @torch.inference_mode()
     def propose(self, view: View, plan: Plan) -> Draft:
-        plan = self._reader.within_context(view, plan)
+        plan = self._runner.within_context(view, plan)
         depth = min(plan.length, self._options.num_assistant_tokens)
         if depth == 0:
             return Draft(TokenTree.root(view.roots), Law.FIXED)
@@ -70,11 +70,11 @@ class Cape(ReadingDrafter[DraftRunner]):
         return keep_best(levels, view.roots, plan.at_most(self.needs.max_nodes), allowed)
 
     def _levels(self, view: View, plan: Plan, depth: int) -> Candidates:
-        """The chain level by level, its first node on each being the one that goes on."""
-        logits = self._reader.read(view, depth)
+        """The candidates level by level; the chain continues from the first of each."""
+        logits = self._runner.read(view, depth)
         chain = [view.roots]
         tokens, scores, parents, numbers = [], [], [], []
-        above = torch.zeros_like(view.roots, dtype=torch.float32)[:, None]  # of the path so far
+        above = torch.zeros_like(view.roots, dtype=torch.float32)[:, None]  # score of the path so far
         parent, reached = 0, 0
         for level in range(1, depth + 1):
             paths = Paths(view.history, view.lengths, TokenTree.chain(torch.stack(chain, 1)), start=level - 1)
@@ -94,17 +94,17 @@ class Cape(ReadingDrafter[DraftRunner]):
             chain.append(ids[:, 0])
             if level == depth or self._too_unlikely(above, plan):
                 break
-            logits = self._reader.read_on(view, ids[:, 0], level)
+            logits = self._runner.read_next(view, ids[:, 0], level)
         joined = (torch.cat(each, 1) for each in (tokens, parents, scores))
         return Candidates(*joined, levels=torch.cat(numbers), depth=len(tokens))
 
     def _width(self, best: Float[Tensor, "B 1"]) -> Int[Tensor, "B 1"]:
-        """How many candidates there are where the draft is so sure of the first."""
+        """Number of candidates for a log-probability of the first."""
         band = (best.exp() * len(self._options.widths)).long().clamp(max=len(self._options.widths) - 1)
         return self._widths[band]
 
     def _too_unlikely(self, paths: Float[Tensor, "B 1"], plan: Plan) -> bool:
-        """Whether another level is not worth a forward of the draft; on a CPU a look at the values costs nothing."""
+        """True if another level is not worth a forward of the draft; only on a CPU, where reading values is free."""
         return bool(plan.level_worth) and paths.device.type == "cpu" and float(paths.exp().sum()) < plan.level_worth
 
 

@@ -1,8 +1,8 @@
 """A drafter that is itself a speculative loop: vertical cascades (CS Drafting, Chen et al., arXiv:2312.11462).
 
-A model between target and draft (the middle) writes the draft, and a drafter of its own writes drafts for it, which may
-be a cascade again; so no model but the smallest ever drafts token by token. Verification inside is exact, hence the law
-of what is drafted is the middle's own (see ``engine/inner.py``).
+A middle model writes the draft by speculative decoding, with its own drafter, which may be a cascade again; so only the
+smallest model drafts token by token. Verification inside is exact, so the draft's law is the middle model's (see
+``engine/nested_loop.py``).
 """
 
 from collections.abc import Mapping
@@ -24,10 +24,10 @@ from foredraft.model.cache import SlotCache
 
 @dataclass(frozen=True, slots=True)
 class Options(SizedOptions):
-    """How far each level goes.
+    """Draft lengths of the two levels.
 
     num_assistant_tokens: tokens that the middle model drafts for the target.
-    inner_tokens: most tokens drafted for the middle model per inner step; by default as its drafter's options say. The
+    inner_tokens: most tokens drafted for the middle model per inner step; by default set by its drafter's options. The
         schedule of the inner drafter is ignored.
     """
 
@@ -46,22 +46,22 @@ class Options(SizedOptions):
 
 @final
 class Cascade(Rewindable):
-    """Drafts what its middle model says, which is drafted in turn.
+    """Drafts with a middle model that decodes speculatively.
 
     Args:
-        middle, cache: the model that writes the draft, and where it does so.
-        part: what drafts for it.
-        vocab_size: of the target. The middle's may be narrower or wider, as padded vocabularies are.
+        middle, cache: the middle model and its KV cache.
+        part: its drafter.
+        vocab_size: of the target. The middle model's may differ by padding.
     """
 
     def __init__(
         self, options: Options, middle: TargetModel, part: NestedDrafter, cache: SlotCache, vocab_size: int
     ) -> None:
         self._options = options
-        # a partial cache inside is filled by how far all rows are, so its drafts depend on the others of the batch
         length = options.inner_tokens or part.drafter.needs.longest
         self._loop = NestedLoop(NestedLoopParts(middle, part.drafter, cache, length, part.confidence), vocab_size)
         inner = part.drafter.needs
+        # the fill of a partial cache inside depends on all rows, so its drafts depend on other requests
         self.needs = Needs(max_nodes=options.num_assistant_tokens, learns=inner.learns or inner.target_cache)
 
     def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
@@ -82,7 +82,7 @@ def build(options: Options, context: BuildContext) -> Cascade:
     """cascade:MIDDLE+[INNER]"""
     if context.argument is None or len(context.paths) != 2:
         raise DrafterError(
-            "cascade is made of a middle model and what drafts for it: write cascade:MIDDLE+prompt_lookup, or "
+            "cascade needs a middle model and a drafter for it: write cascade:MIDDLE+prompt_lookup, or "
             "cascade:MIDDLE+[draft_model:PATH,num_assistant_tokens=3]."
         )
     path, spec = context.paths

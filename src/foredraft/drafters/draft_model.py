@@ -1,7 +1,7 @@
 """A small model drafts: speculative sampling (Leviathan et al., arXiv:2211.17192; Chen et al., arXiv:2302.01318).
 
-As a chain it draws k tokens from its own law q. As a tree it draws a few children a node without replacement
-(RSD-C, arXiv:2402.14160), level by level. Greedy rows get its likeliest tokens, which are picked, not drawn.
+As a chain it draws k tokens from its law q. As a tree it draws a few children per node without replacement (RSD-C,
+arXiv:2402.14160), level by level. Greedy rows get the likeliest tokens, picked rather than drawn.
 """
 
 from dataclasses import dataclass, field
@@ -15,23 +15,23 @@ from foredraft.core.errors import OptionError
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.common.build_context import BuildContext
 from foredraft.drafters.common.chain import ChainOptions, draw_chain
-from foredraft.drafters.common.draft_runner import DraftRunner, ReaderGrowing, ReadingDrafter
+from foredraft.drafters.common.draft_runner import DraftRunner, RunnerDrafter, RunnerTreeBuilder
 from foredraft.drafters.common.templates import Template
-from foredraft.drafters.common.tree_builder import Level, fill
+from foredraft.drafters.common.tree_builder import Level, build_static_tree
 from foredraft.drafters.common.windowed_runner import WindowedRunner
-from foredraft.engine.beam.speculative import SearchesAhead
+from foredraft.engine.beam.speculative import BeamDrafter
 from foredraft.model.base import TargetModel
 
 
 @dataclass(frozen=True, slots=True)
 class Options(ChainOptions):
-    """Those of every chain (``ChainOptions``), and
+    """Shape of the draft and context of the draft model, in addition to ``ChainOptions``.
 
-    branching: children of a node by level, such as 4x2x1; a chain if not given.
-    window: the draft model sees at most this many tokens: the first and the latest, drafted ones included. It can then
+    branching: children per node by level, such as 4x2x1; a chain if not given.
+    window: the draft model reads at most this many tokens: the first and the latest, drafted ones included. It can then
         draft beyond its own context, at constant cost. If not given, it reads everything, up to its context.
-    sinks: how many tokens of the window are the first ones.
-    ahead: inside another drafter, the tokens that one drafts; the window keeps room for them.
+    sinks: number of first tokens in the window.
+    ahead: inside another drafter, the number of tokens that it drafts; the window keeps room for them.
     """
 
     branching: tuple[int, ...] | None = field(default=None, metadata={"unset": "a chain"})
@@ -45,20 +45,20 @@ class Options(ChainOptions):
         return Law.CHAIN if self.branching is None else Law.WITHOUT_REPLACEMENT
 
     def __post_init__(self) -> None:
-        ChainOptions.__post_init__(self)  # a dataclass with slots is made anew, which super() does not see
+        ChainOptions.__post_init__(self)  # super() does not work in a dataclass with slots
         if self.branching is not None and (not self.branching or min(self.branching) < 1):
-            raise OptionError("branching must be whole numbers, 1 or more, one a level, such as 4x2x1.")
+            raise OptionError("branching must be whole numbers of 1 or more, one per level, such as 4x2x1.")
         if self.ahead < 0:
             raise OptionError("ahead must be 0 or more.")
 
 
 @final
-class DraftModel(ReadingDrafter[DraftRunner | WindowedRunner], SearchesAhead, Trainable):
-    """Drafts with a model that reads each text beside the target; see ``DraftRunner``.
+class DraftModel(RunnerDrafter[DraftRunner | WindowedRunner], BeamDrafter, Trainable):
+    """Drafts with a small model; see ``DraftRunner``.
 
     Args:
-        model: the draft.
-        vocab_size: of the target. The draft's may be narrower or wider, as padded vocabularies are.
+        model: the draft model.
+        vocab_size: of the target. The draft's may differ by padding.
     """
 
     def __init__(self, options: Options, model: TargetModel, vocab_size: int) -> None:
@@ -69,12 +69,12 @@ class DraftModel(ReadingDrafter[DraftRunner | WindowedRunner], SearchesAhead, Tr
         if options.branching is not None:
             template = Template.regular(options.branching)
             self._levels, nodes = Level.all_of(template, model.device), template.nodes
-        whole = DraftRunner(model, vocab_size)
+        runner = DraftRunner(model, vocab_size)
         needs = Needs(max_nodes=nodes, max_depth=_longest(options))
         if options.window is None:
-            super().__init__(whole, needs)
+            super().__init__(runner, needs)
         else:
-            super().__init__(WindowedRunner(whole, options.window, options.sinks, nodes, options.ahead), needs)
+            super().__init__(WindowedRunner(runner, options.window, options.sinks, nodes, options.ahead), needs)
 
     def beam_model(self) -> TargetModel:
         return self._model
@@ -85,15 +85,15 @@ class DraftModel(ReadingDrafter[DraftRunner | WindowedRunner], SearchesAhead, Tr
 
     @torch.inference_mode()
     def propose(self, view: View, plan: Plan) -> Draft:
-        plan = self._reader.within_context(view, plan)
+        plan = self._runner.within_context(view, plan)
         depth = min(plan.length, _longest(self._options))
         if depth == 0:
             return Draft(TokenTree.root(view.roots), Law.FIXED)
-        logits = self._reader.read(view, self.needs.max_nodes)
+        logits = self._runner.read(view, self.needs.max_nodes)
         if not self._levels:
-            return draw_chain(view, plan, depth, logits, self._reader.read_on)
+            return draw_chain(view, plan, depth, logits, self._runner.read_next)
         allowed = torch.tensor(plan.lengths, device=view.lengths.device)
-        return fill(ReaderGrowing(self._reader, view, logits), self._levels[:depth], allowed)
+        return build_static_tree(RunnerTreeBuilder(self._runner, view, logits), self._levels[:depth], allowed)
 
 
 def _longest(options: Options) -> int:

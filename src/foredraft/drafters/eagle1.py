@@ -1,4 +1,4 @@
-"""EAGLE-1 (Li et al., arXiv:2401.15077): a head that goes on from the target's features, and a static tree."""
+"""EAGLE-1 (Li et al., arXiv:2401.15077): a head that predicts the target's next features, and a static tree."""
 
 from dataclasses import dataclass
 from typing import final
@@ -9,10 +9,10 @@ from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Needs, Plan, Trainable, View
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.common.build_context import BuildContext
-from foredraft.drafters.common.feature_cache import FeatureCache, HeadTreeBuilder, eagle_memory
+from foredraft.drafters.common.feature_cache import FeatureCache, HeadTreeBuilder, eagle_cache
 from foredraft.drafters.common.head import EagleOptions, HeadDrafter
 from foredraft.drafters.common.templates import Template
-from foredraft.drafters.common.tree_builder import Level, fill
+from foredraft.drafters.common.tree_builder import Level, build_static_tree
 from foredraft.heads.nets.eagle import EagleNet
 from foredraft.model.cpu_linear import any_weight
 
@@ -37,14 +37,14 @@ class Options(EagleOptions):
 
 @final
 class Eagle1(HeadDrafter[FeatureCache], Trainable):
-    """Fills a fixed tree level by level: with the likeliest tokens where rows are greedy, else with siblings drawn
-    without replacement from the head's law, warped as the target's is."""
+    """Builds a static tree level by level: the likeliest tokens for greedy rows, else siblings drawn without
+    replacement from the head's warped law."""
 
     def __init__(self, options: Options, net: EagleNet) -> None:
         self._net = net
         self._template = template = Template.of(options.tree)
         self._levels = Level.all_of(template, any_weight(net).device)
-        super().__init__(eagle_memory(net), Needs(net.taps, template.nodes, template.depth))
+        super().__init__(eagle_cache(net), Needs(net.taps, template.nodes, template.depth))
 
     @property
     def network(self) -> EagleNet:
@@ -56,9 +56,9 @@ class Eagle1(HeadDrafter[FeatureCache], Trainable):
         if not levels:
             return Draft(TokenTree.root(view.roots), Law.FIXED)
         room = 1 + self._template.nodes
-        extended = self._memory.extend(view, room)
-        allowed = torch.tensor(plan.lengths, device=view.lengths.device) * extended.known
-        return fill(HeadTreeBuilder(self._net, self._memory, view, extended.states, room), levels, allowed)
+        state = self._state.extend(view, room)
+        allowed = torch.tensor(plan.lengths, device=view.lengths.device) * state.known
+        return build_static_tree(HeadTreeBuilder(self._net, self._state, view, state.states, room), levels, allowed)
 
 
 def build(options: Options, context: BuildContext) -> Eagle1:

@@ -1,16 +1,16 @@
-"""EAGLE-2 (Li et al., arXiv:2406.16858): EAGLE-1's weights, and a tree that is grown by context."""
+"""EAGLE-2 (Li et al., arXiv:2406.16858): EAGLE-1's head with a dynamic tree."""
 
 from typing import final
 
 from foredraft.drafters.common.build_context import BuildContext
-from foredraft.drafters.common.dynamic_tree import DynamicTree, Options
+from foredraft.drafters.common.dynamic_tree import DynamicTreeDrafter, Options
 
 __all__ = ["Eagle2", "Options"]
 
 
 @final
-class Eagle2(DynamicTree):
-    """EAGLE-1's head, with a tree that is wide where it is unsure and deep where it is sure."""
+class Eagle2(DynamicTreeDrafter):
+    """EAGLE-1's head with a tree that is deep where the head is confident and wide where it is not."""
 
 
 def build(options: Options, context: BuildContext) -> Eagle2:

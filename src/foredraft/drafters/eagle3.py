@@ -1,16 +1,16 @@
-"""EAGLE-3 (Li et al., arXiv:2503.01840): a head on three fused layers of the target, and EAGLE-2's tree."""
+"""EAGLE-3 (Li et al., arXiv:2503.01840): a head on fused features of three layers, with EAGLE-2's dynamic tree."""
 
 from typing import final
 
 from foredraft.drafters.common.build_context import BuildContext
-from foredraft.drafters.common.dynamic_tree import DynamicTree, Options
+from foredraft.drafters.common.dynamic_tree import DynamicTreeDrafter, Options
 
 __all__ = ["Eagle3Drafter", "Options"]
 
 
 @final
-class Eagle3Drafter(DynamicTree):
-    """EAGLE-2's tree on an EAGLE-3 head, whose features are fused and whose vocabulary may be smaller."""
+class Eagle3Drafter(DynamicTreeDrafter):
+    """EAGLE-2's dynamic tree with an EAGLE-3 head, which fuses features and may have a smaller vocabulary."""
 
 
 def build(options: Options, context: BuildContext) -> Eagle3Drafter:

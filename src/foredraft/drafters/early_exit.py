@@ -1,7 +1,7 @@
 """The target's first layers draft (LayerSkip, Elhoushi et al., arXiv:2404.16710).
 
-States are taken to the final norm and the output layer after E layers. The draft shares the target's cache: its keys
-and values are those of the target's own first layers.
+The final norm and the output layer are applied after E layers. The draft shares the target's cache: its keys and values
+are those of the target's first layers.
 """
 
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from typing import final
 from foredraft.core.errors import DrafterError, OptionError
 from foredraft.drafters.common.build_context import BuildContext
 from foredraft.drafters.common.chain import ChainOptions
-from foredraft.drafters.common.self_speculative import OwnLayers
+from foredraft.drafters.common.self_speculative import SelfSpeculativeDrafter
 from foredraft.model.cache import SlotCache
 from foredraft.model.hf import CausalLM
 from foredraft.model.skipping import Layers
@@ -18,7 +18,7 @@ from foredraft.model.skipping import Layers
 
 @dataclass(frozen=True, slots=True)
 class Options(ChainOptions):
-    """Those of every chain (``ChainOptions``), and
+    """The exit layer, in addition to ``ChainOptions``.
 
     assistant_early_exit: number of the target's first layers that draft.
     """
@@ -26,24 +26,24 @@ class Options(ChainOptions):
     assistant_early_exit: int | None = field(default=None, metadata={"unset": "required"})
 
     def __post_init__(self) -> None:
-        ChainOptions.__post_init__(self)  # a dataclass with slots is made anew, which super() does not see
+        ChainOptions.__post_init__(self)  # super() does not work in a dataclass with slots
         if self.assistant_early_exit is not None and self.assistant_early_exit < 1:
             raise OptionError("assistant_early_exit must be 1 or more.")
 
 
 @final
-class EarlyExit(OwnLayers):
+class EarlyExit(SelfSpeculativeDrafter):
     """Drafts with the first ``assistant_early_exit`` layers of ``target``, in its ``cache``.
 
     Raises:
-        DrafterError: the options do not say how many.
+        DrafterError: ``assistant_early_exit`` is not set.
         ModelError: the target has fewer.
     """
 
     def __init__(self, options: Options, target: CausalLM, cache: SlotCache, vocab_size: int) -> None:
         if options.assistant_early_exit is None:
             raise DrafterError(
-                f"early_exit needs the number of layers that draft, 1 to {target.layers} of this model: write "
+                f"early_exit needs the number of layers that draft, 1 to {target.layers} for this model: write "
                 "early_exit,assistant_early_exit=E."
             )
         super().__init__(options, Layers(target).first(options.assistant_early_exit), cache, vocab_size)

@@ -1,4 +1,4 @@
-"""Hydra and Hydra++ (Ankner et al., arXiv:2402.05109): Medusa's heads, each told what was drafted before it."""
+"""Hydra and Hydra++ (Ankner et al., arXiv:2402.05109): Medusa heads that also read the tokens drafted before."""
 
 from typing import final
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from foredraft.drafters.common.build_context import BuildContext
 from foredraft.drafters.common.feature_cache import FeatureCache
 from foredraft.drafters.common.last_hidden import LastHidden
-from foredraft.drafters.common.static_tree import FilledTree, Options
+from foredraft.drafters.common.static_tree import Options, StaticTreeDrafter
 from foredraft.heads.nets.hydra import Hydra, Prefix
 from foredraft.heads.nets.target_parts import FINAL
 
@@ -16,14 +16,13 @@ __all__ = ["HydraDrafter", "Options"]
 
 
 @final
-class HydraDrafter(FilledTree):
-    """A node's children come from its own path. With a prefix layer (Hydra++), that goes over the target's states
-    first."""
+class HydraDrafter(StaticTreeDrafter):
+    """A node's children depend on its path. With Hydra++, a prefix layer processes the target's states first."""
 
     def __init__(self, options: Options, net: Hydra) -> None:
-        memory = LastHidden() if net.prefix is None else _prefix_memory(net.prefix)
+        state = LastHidden() if net.prefix is None else _prefix_cache(net.prefix)
         template = options.template(net.config.accuracies, net.count)
-        super().__init__(template, memory)
+        super().__init__(template, state)
         self._net = net
 
     @property
@@ -34,8 +33,8 @@ class HydraDrafter(FilledTree):
         return self._net.logits(hidden.expand(-1, paths.shape[1], -1), paths, head)
 
 
-def _prefix_memory(prefix: Prefix) -> FeatureCache:
-    """The prefix layer reads the target's states alone; the tokens that a memory offers are not looked at."""
+def _prefix_cache(prefix: Prefix) -> FeatureCache:
+    """The feature cache of a prefix layer, which reads the target's states but not the tokens."""
     return FeatureCache(
         prefix,
         lambda tokens, features, positions, attend: prefix(features, positions, attend),

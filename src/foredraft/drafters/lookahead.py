@@ -1,13 +1,12 @@
-"""Lookahead decoding (Fu et al., arXiv:2402.02057): the target drafts for itself, by Jacobi iteration.
+"""Lookahead decoding (Fu et al., arXiv:2402.02057): the target drafts for itself by Jacobi iteration.
 
-A window of guesses runs ahead of the text. Each step of the target makes every guess one token longer, by what it says
-after it; what a guess has become in a few steps is an n-gram of the target's own, and is kept by its first token. The
-n-grams that begin with the last token are drafted. So nothing is trained and no second model is run.
+A window of guesses covers the positions after the root. Each target step extends every guess by the target's token
+after it; after a few steps a guess is an n-gram of the target and is stored by its first token. The n-grams that begin
+with the root are drafted. There is no training and no second model.
 
-The published method adds the window's rows to the forward and verifies the n-grams only. Here both are one token tree,
-and no row is run beside it: column i of the window hangs below the columns before it, which is the published mask.
-Hence what the window says is drafted as well. With n-grams of two and no pool this is plain Jacobi decoding
-(Santilli et al., arXiv:2305.10427).
+The published method adds the window as extra rows to the forward and verifies only the n-grams. Here both form one
+token tree: column i of the window is below the columns before it, which equals the published mask. So the window is
+drafted as well. With n-grams of two and no pool this is plain Jacobi decoding (Santilli et al., arXiv:2305.10427).
 """
 
 from collections.abc import Mapping
@@ -30,16 +29,16 @@ from foredraft.drafters.common.ngram_pool import NgramPool, with_rows
 
 @dataclass(frozen=True, slots=True)
 class Options(SizedOptions):
-    """W, N and G of the paper, by the names of its code (there N is LEVEL).
+    """W, N and G of the paper, with the names of its code (where N is LEVEL).
 
     window_size: W, columns of the window; each step makes this many n-grams.
-    ngram_size: N, tokens of an n-gram; a drafted one is N - 1 long.
-    guess_set_size: G, n-grams kept per first token and drafted at once; 0 keeps none.
-    pool: request: each request has its own n-grams; shared: all requests share one pool, which stays. Neither changes
-        the output.
+    ngram_size: N, tokens of an n-gram; a drafted one has N - 1.
+    guess_set_size: G, n-grams stored per first token and drafted at once; 0 stores none.
+    pool: request, one pool of n-grams per request; or shared, one pool for all requests that persists. The output is
+        the same.
     pool_size: most n-grams in a pool.
-    num_assistant_tokens_schedule: auto, constant or heuristic. A column that is deeper than
-        the plan waits, so that heuristic, which shortens paths after each refusal, soon leaves little of the window.
+    num_assistant_tokens_schedule: auto, constant or heuristic. Columns deeper than the plan are not drafted, so
+        heuristic, which shortens drafts after each rejection, soon uses little of the window.
     """
 
     window_size: int = 5
@@ -52,30 +51,30 @@ class Options(SizedOptions):
         if self.window_size < 1 or self.guess_set_size < 0:
             raise OptionError("window_size must be 1 or more, and guess_set_size 0 or more.")
         if self.ngram_size < 2:
-            raise OptionError("ngram_size must be 2 or more: a token, and what follows it.")
+            raise OptionError("ngram_size must be 2 or more: a token and at least one that follows it.")
         if not self.nodes:
             raise OptionError(
-                "A window of one column with n-grams of two and no pool drafts nothing; make one of window_size, "
-                "ngram_size and guess_set_size larger."
+                "A window of one column with n-grams of two and no pool drafts nothing: increase window_size, "
+                "ngram_size or guess_set_size."
             )
         if self.pool not in ("request", "shared"):
-            raise OptionError(f"pool is request or shared, not {self.pool!r}.")
+            raise OptionError(f"pool must be request or shared, not {self.pool!r}.")
         if self.pool_size < max(1, self.guess_set_size):
-            raise OptionError("pool_size must be at least guess_set_size, and 1.")
+            raise OptionError("pool_size must be at least guess_set_size and at least 1.")
 
     @property
     def nodes(self) -> int:
-        """Of the tree, without the root: those of the window, and those of the n-grams."""
+        """Drafted nodes of the tree: those of the window and those of the n-grams."""
         return (self.window_size + self.guess_set_size) * (self.ngram_size - 1) - 1
 
     @property
     def depth(self) -> int:
-        """Of the last column's last token, or of an n-gram."""
+        """Depth of the last column's last token, or of an n-gram."""
         return max(self.window_size + self.ngram_size - 3, self.ngram_size - 1 if self.guess_set_size else 0)
 
 
-class _Asked(NamedTuple):
-    """In which nodes the target will say how each column goes on, and which columns are in the tree at all."""
+class _Pending(NamedTuple):
+    """The nodes whose target tokens extend the columns, and which columns are in the tree."""
 
     rows: tuple[int, ...]
     nodes: Int[Tensor, "B W"]
@@ -84,10 +83,10 @@ class _Asked(NamedTuple):
 
 @final
 class Lookahead(Rewindable):
-    """Keeps for each row a window of W columns of N - 1 tokens, and a pool.
+    """Keeps for each row a window of W columns of N - 1 tokens, and a pool of n-grams.
 
-    Level l of column i is a guess for place i + l after the root, whatever was guessed before it in its column and in
-    level 0 of the columns to the left. ``anchors`` is the place of level 0 of column 0.
+    Level l of column i is a guess for position i + l after the root, given the levels before it in its column and
+    level 0 of the columns to the left. ``anchors`` is the position of level 0 of column 0.
     """
 
     def __init__(self, options: Options, device: torch.device) -> None:
@@ -99,24 +98,24 @@ class Lookahead(Rewindable):
         if options.guess_set_size:
             self._pool = NgramPool(options.ngram_size, options.guess_set_size, options.pool_size, device)
         self._window = torch.zeros(0, width, levels, dtype=torch.long, device=device)
-        self._said = torch.zeros(0, width, dtype=torch.long, device=device)  # last tokens that the target said
+        self._own = torch.zeros(0, width, dtype=torch.long, device=device)  # how many last tokens are the target's
         self._anchors = torch.zeros(0, dtype=torch.long, device=device)
         self._rows: set[int] = set()
-        self._unfilled: set[int] = set()  # rows whose window has nothing in it yet
-        self._asked: _Asked | None = None
+        self._unfilled: set[int] = set()  # rows whose window is empty
+        self._pending: _Pending | None = None
         self._columns = torch.arange(width, device=device)
-        self._paths, self._depths = _ways(options, device)
+        self._paths, self._depths = _column_paths(options, device)
 
     @torch.inference_mode()
     def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
-        self._window, self._said = with_rows(self._window, row + 1), with_rows(self._said, row + 1)
+        self._window, self._own = with_rows(self._window, row + 1), with_rows(self._own, row + 1)
         self._anchors = with_rows(self._anchors, row + 1)
         if self._pool is not None:
             self._pool.reserve(1 if self._shared else row + 1)
         self._rows.add(row)
         self._unfilled.add(row)
 
-    def rewind(self, row: int, length: int) -> None: ...  # the window finds its place when it is next asked for
+    def rewind(self, row: int, length: int) -> None: ...  # the next ``propose`` aligns the window
 
     @torch.inference_mode()
     def release(self, row: int) -> None:
@@ -126,8 +125,8 @@ class Lookahead(Rewindable):
             self._pool.empty(row)
         if self._rows:
             return
-        self._asked = None
-        self._window, self._said, self._anchors = (t[:0].clone() for t in (self._window, self._said, self._anchors))
+        self._pending = None
+        self._window, self._own, self._anchors = (t[:0].clone() for t in (self._window, self._own, self._anchors))
         if self._pool is not None and not self._shared:
             self._pool.clear()
 
@@ -138,7 +137,7 @@ class Lookahead(Rewindable):
         levels = self._options.ngram_size - 1
         depth = min(plan.length, self._options.depth)
         allowed = torch.tensor(plan.lengths, device=rows.device)[:, None]
-        columns = (self._depths <= allowed) & (allowed > 0)  # a column is in the tree as a whole or not at all
+        columns = (self._depths <= allowed) & (allowed > 0)  # a column is in the tree entirely or not at all
         paths = window.flatten(1)[:, self._paths[:, :depth]]
         lengths = torch.where(columns, self._depths, 0)
         if self._pool is not None:
@@ -149,35 +148,35 @@ class Lookahead(Rewindable):
         tree, nodes = merge_paths(view.roots, paths, lengths, budget=self.needs.max_nodes)
         last = (self._depths - 1).clamp(0, depth - 1)[:, None].expand(len(rows), -1, 1)
         nodes = torch.where(self._depths > 0, nodes[:, : len(self._depths)].gather(2, last)[..., 0], 0)
-        self._asked = _Asked(view.rows, nodes, columns)
+        self._pending = _Pending(view.rows, nodes, columns)
         return Draft(replace(tree, linear=self._pool is None and levels == 1), Law.FIXED)
 
     @torch.inference_mode()
     def commit(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None:
-        asked, self._asked = self._asked, None
-        if asked is None or asked.rows != view.rows:  # nothing was drafted, or for others: the windows wait
+        pending, self._pending = self._pending, None
+        if pending is None or pending.rows != view.rows:  # nothing was drafted, or for other rows
             return
         rows = torch.tensor(view.rows, device=view.lengths.device)
-        window, known = self._window[rows], self._said[rows]
-        # whoever stands between may have cut the tree, or put another in its place
+        window, known = self._window[rows], self._own[rows]
+        # a wrapping drafter may have cut or replaced the tree
         tree = draft.tree
-        nodes = asked.nodes.clamp(max=tree.tokens.shape[1] - 1)
-        same = (nodes == asked.nodes) & tree.valid.gather(1, nodes) & (tree.tokens.gather(1, nodes) == window[..., -1])
-        columns = asked.columns & same
+        nodes = pending.nodes.clamp(max=tree.tokens.shape[1] - 1)
+        exist = (nodes == pending.nodes) & tree.valid.gather(1, nodes)
+        columns = pending.columns & exist & (tree.tokens.gather(1, nodes) == window[..., -1])
         batch = torch.arange(len(rows), device=rows.device)[:, None]
-        said = out.logits[batch, nodes].argmax(-1)
-        ngrams = torch.cat([window, said[..., None]], 2)
-        if self._pool is not None:  # what follows the first token must be the target's own
+        tokens = out.logits[batch, nodes].argmax(-1)
+        ngrams = torch.cat([window, tokens[..., None]], 2)
+        if self._pool is not None:  # all tokens after the first must be the target's
             own = columns & (known >= self._options.ngram_size - 2)
             if self._shared:
                 self._pool.add(rows.new_zeros(1), ngrams.flatten(0, 1)[None], own.flatten()[None])
             else:
                 self._pool.add(rows, ngrams, own)
         moved = columns.any(1)
-        idle = moved[:, None] & ~columns  # what stands at their places now is what the next column held
+        idle = moved[:, None] & ~columns  # these take the contents of the next column
         waiting = torch.where(idle[..., None], window.roll(-1, 1), window)
         self._window[rows] = torch.where(columns[..., None], ngrams[..., 1:], waiting)
-        self._said[rows] = torch.where(idle, known.roll(-1, 1), known) + columns.long()
+        self._own[rows] = torch.where(idle, known.roll(-1, 1), known) + columns.long()
         self._anchors[rows] += moved
 
     @property
@@ -187,9 +186,9 @@ class Lookahead(Rewindable):
     def _aligned(self, view: View, rows: Int[Tensor, "B"]) -> Int[Tensor, "B W L"]:
         """The windows with column 0 at the roots.
 
-        The text has gone on by a token or more, and guesses stay at their places. (The public code moves them on by
-        one place, whatever was accepted.) Columns that the text has passed stand at the far end again: what they hold
-        is the target's own, and what is said at one place may be said at another.
+        Rows have grown by one token or more, and guesses keep their positions. (The public code moves them by one
+        position, whatever was accepted.) Columns that were passed are reused at the far end: their tokens are the
+        target's, and may fit another position.
         """
         fresh = [b for b, row in enumerate(view.rows) if row in self._unfilled]
         if fresh:
@@ -198,14 +197,14 @@ class Lookahead(Rewindable):
         columns = (self._columns + (places - self._anchors[rows])[:, None]) % len(self._columns)
         window = self._window[rows].gather(1, columns[..., None].expand(-1, -1, self._window.shape[2]))
         window[:, 0, 0] = view.roots
-        self._window[rows], self._said[rows], self._anchors[rows] = window, self._said[rows].gather(1, columns), places
+        self._window[rows], self._own[rows], self._anchors[rows] = window, self._own[rows].gather(1, columns), places
         return window
 
     def _fill(self, view: View, fresh: list[int]) -> None:
-        """Begin the windows of some rows with tokens of their texts, picked by a hash of the place alone.
+        """Fill new windows with tokens of their rows, picked by a hash of the position.
 
-        All columns have the same guess for a place. So the first trees are chains, and the first N - 2 steps are the
-        published ones in which the levels are filled one after another.
+        All columns have the same guess for a position. So the first trees are chains, and the first N - 2 steps match
+        the published ones, which fill the levels one after another.
         """
         which = torch.tensor(fresh, device=view.lengths.device)
         rows = torch.tensor([view.rows[b] for b in fresh], device=which.device)
@@ -214,12 +213,12 @@ class Lookahead(Rewindable):
         noise = Noise(torch.zeros_like(lengths), lengths)
         picked = noise.uniform_at(places, Stream.DRAFT, torch.zeros_like(places)) * lengths[:, None]
         self._window[rows] = view.history[which].gather(1, picked.long()).unfold(1, levels, 1)
-        self._said[rows], self._anchors[rows] = 0, lengths - 1
+        self._own[rows], self._anchors[rows] = 0, lengths - 1
         self._unfilled.difference_update(view.rows[b] for b in fresh)
 
 
-def _ways(options: Options, device: torch.device) -> tuple[Int[Tensor, "W D"], Int[Tensor, "W"]]:
-    """From the root to the last token of each column: W x (N - 1) places of the window in a row, and how many count."""
+def _column_paths(options: Options, device: torch.device) -> tuple[Int[Tensor, "W D"], Int[Tensor, "W"]]:
+    """The path from the root to the last token of each column, as indices into the flat window, and its length."""
     levels = options.ngram_size - 1
     column = torch.arange(options.window_size, device=device)[:, None]
     step = torch.arange(options.depth, device=device)

@@ -1,7 +1,7 @@
-"""Max-Gram: copy what followed the longest run of last tokens that stands earlier in the text (arXiv:2312.11462).
+"""Max-Gram (arXiv:2312.11462): copies the tokens after the longest earlier match of the last tokens.
 
-The bottom of cascade drafting: no model, and always something to say. Prompt lookup compares a few last tokens; here
-the run may be as long as the text. Deterministic, hence picked tokens (``Law.FIXED``).
+The last level of cascade drafting: it needs no model and always drafts something. Prompt lookup matches a few last
+tokens; here the match may be as long as the history. Deterministic: tokens are picked (``Law.FIXED``).
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ _NOTHING = -1
 
 @dataclass(frozen=True, slots=True)
 class Options(SizedOptions):
-    """How much is copied, and what stands in where there is nothing to copy.
+    """Size of matches and copies, and drafts without a match.
 
     num_assistant_tokens: most tokens copied.
     min_matching_ngram_size: shortest run of last tokens that counts as a match.
@@ -44,7 +44,7 @@ class Options(SizedOptions):
 
 
 class Match(NamedTuple):
-    """The longest run of last tokens that stands earlier too: its size, 0 for none, and where the latest one ends."""
+    """The longest earlier match of the last tokens: its size (0 for none), and where its latest occurrence ends."""
 
     size: Int[Tensor, "B"]
     end: Int[Tensor, "B"]
@@ -52,13 +52,13 @@ class Match(NamedTuple):
 
 @final
 class MaxGram(Rewindable):
-    """Copies from the text itself. All that it remembers is its table of bigrams: one token for each of ``vocab_size``,
-    forgotten with the last text."""
+    """Copies from the row's history. Its only state is the table of bigrams, one token per token of the vocabulary,
+    freed with the last row."""
 
     def __init__(self, options: Options, vocab_size: int) -> None:
         self._options = options
         self._vocab_size = vocab_size
-        self._followers = torch.zeros(0, dtype=torch.long)  # what came last after each token, ``_NOTHING`` if nothing
+        self._followers = torch.zeros(0, dtype=torch.long)  # the last token seen after each token, else ``_NOTHING``
         self._rows: set[int] = set()
         self.needs = Needs(max_nodes=options.num_assistant_tokens, learns=options.bigrams)
 
@@ -76,7 +76,7 @@ class MaxGram(Rewindable):
         history = view.history[:, :longest]
         match = longest_match(history, view.lengths)
         found = match.size >= self._options.min_matching_ngram_size
-        # past the end of the text the copy goes on with itself, as if the text were periodic
+        # past the end of the history the copy repeats itself, as if the history were periodic
         period = (view.lengths - match.end).clamp(min=1)[:, None]
         index = match.end[:, None] + torch.arange(depth, device=history.device) % period
         copied = history.gather(1, index.clamp(max=longest - 1))
@@ -91,10 +91,10 @@ class MaxGram(Rewindable):
         if not self._options.bigrams:
             return
         before = view.history.gather(1, (view.lengths[:, None] - 2).clamp(min=0))
-        said = torch.cat([before, view.roots[:, None], verdict.emitted(draft.tree)], 1)
-        first, second = said[:, :-1].flatten(), said[:, 1:].flatten()
+        tokens = torch.cat([before, view.roots[:, None], verdict.emitted(draft.tree)], 1)
+        first, second = tokens[:, :-1].flatten(), tokens[:, 1:].flatten()
         real = second >= 0
-        self._followers[first[real]] = second[real]  # of several in one step any may stay: a guess is a guess
+        self._followers[first[real]] = second[real]  # of several followers in one step any may be kept
 
     def rewind(self, row: int, length: int) -> None: ...
 
@@ -104,7 +104,7 @@ class MaxGram(Rewindable):
             self._followers = self._followers.new_zeros(0)
 
     def _guess(self, view: View, depth: int) -> Int[Tensor, "B K"]:
-        """What to draft where nothing matches: at least one token a row, then ``_NOTHING``."""
+        """The draft without a match: at least one token per row, then ``_NOTHING``."""
         guessed = torch.full((len(view.rows), depth), _NOTHING, device=view.roots.device)
         last = view.roots
         for place in range(depth if self._options.bigrams else 0):
@@ -115,10 +115,10 @@ class MaxGram(Rewindable):
 
 
 def longest_match(history: Int[Tensor, "B L"], lengths: Int[Tensor, "B"]) -> Match:
-    """The longest run of last tokens that ends earlier in the text as well, the latest such place.
+    """The longest run of last tokens that also ends earlier in the history, at its latest such position.
 
-    If a run stands there, so does every shorter one: its size is found by bisection, some log2(L) passes over the text.
-    Runs are compared by a polynomial hash modulo 2^64, all places at once; should two ever collide, a draft is bad.
+    Where a run matches, every shorter one does: the size is found by bisection, in log2(L) passes over the history.
+    Runs are compared by a polynomial hash modulo 2^64 at all positions at once; a collision only costs a bad draft.
     """
     width = history.shape[1]
     end = torch.arange(width + 1, device=history.device)
@@ -128,7 +128,7 @@ def longest_match(history: Int[Tensor, "B L"], lengths: Int[Tensor, "B"]) -> Mat
     last = lengths[:, None]
 
     def ends(size: Int[Tensor, "B"]) -> Tensor:
-        """Whether the ``size`` tokens before each place are the last ones [B, L + 1]."""
+        """True where the ``size`` tokens before a position equal the last ones [B, L + 1]."""
         begin = (end - size[:, None]).clamp(min=0)
         hashes = (sums - sums.gather(1, begin)) * inverses
         return (hashes == hashes.gather(1, last)) & (end >= size[:, None]) & (end < last)

@@ -1,6 +1,6 @@
-"""Medusa (Cai et al., arXiv:2401.10774): heads on the target's last state, each for one token further ahead.
+"""Medusa (Cai et al., arXiv:2401.10774): heads on the target's last hidden state, each for one position further ahead.
 
-Medusa's own typical acceptance is another matter than its drafts: ``verifier="typical"`` runs it, marked as lossy.
+Medusa's typical acceptance is a verification rule of its own: ``verifier="typical"``, marked as lossy.
 """
 
 from typing import final
@@ -10,15 +10,15 @@ from torch import Tensor
 
 from foredraft.drafters.common.build_context import BuildContext
 from foredraft.drafters.common.last_hidden import LastHidden
-from foredraft.drafters.common.static_tree import FilledTree, Options
+from foredraft.drafters.common.static_tree import Options, StaticTreeDrafter
 from foredraft.heads.nets.medusa import Medusa
 
 __all__ = ["MedusaDrafter", "Options"]
 
 
 @final
-class MedusaDrafter(FilledTree):
-    """Head i says what stands on level i + 1, whatever stands above it."""
+class MedusaDrafter(StaticTreeDrafter):
+    """Head i predicts the tokens of level i + 1, independently of the levels above."""
 
     def __init__(self, options: Options, net: Medusa) -> None:
         template = options.template(net.config.accuracies, net.count)

@@ -12,12 +12,12 @@ from foredraft.drafters.common.build_context import BuildContext
 
 @dataclass(frozen=True, slots=True)
 class Options(DrafterOptions):
-    """There is nothing to choose."""
+    """No options."""
 
 
 @final
 class NoDrafter(Rewindable):
-    """Plain decoding, and the smallest drafter there is."""
+    """Plain decoding: always drafts the root alone."""
 
     def propose(self, view: View, plan: Plan) -> Draft:
         return Draft(TokenTree.root(view.roots), Law.FIXED)

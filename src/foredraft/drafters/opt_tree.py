@@ -1,7 +1,7 @@
-"""OPT-Tree (Wang et al., arXiv:2406.17276): a draft model's tree, grown where the model is sure.
+"""OPT-Tree (Wang et al., arXiv:2406.17276): a dynamic tree of a draft model's likeliest paths.
 
-Of all that the draft has scored, the nodes with the largest products of probabilities make the tree, which maximises
-the expected acceptance if these are right. They are picked, not drawn, so every choice among them is lossless.
+Of all scored nodes, those with the largest path probabilities form the tree, which maximises the expected acceptance
+length if the probabilities are right. Nodes are picked, not drawn, so every choice among them is lossless.
 """
 
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ from foredraft.core.errors import OptionError
 from foredraft.core.options import SizedOptions
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.common.build_context import BuildContext
-from foredraft.drafters.common.draft_runner import DraftRunner, ReaderGrowing, ReadingDrafter
-from foredraft.drafters.common.dynamic_tree import Shape, grow_tree
+from foredraft.drafters.common.draft_runner import DraftRunner, RunnerDrafter, RunnerTreeBuilder
+from foredraft.drafters.common.dynamic_tree import TreeLimits, build_dynamic_tree
 from foredraft.model.base import TargetModel
 
 
@@ -27,8 +27,8 @@ class Options(SizedOptions):
     nodes: most nodes of the tree.
     depth: levels of the tree; each costs a forward of the draft model.
     top_k: nodes expanded per level, and children scored for each.
-    num_assistant_tokens_schedule: auto, as many nodes as bring the most tokens a second; constant, always the whole
-        tree; or heuristic, transformers' up and down of the depth.
+    num_assistant_tokens_schedule: auto, the number of nodes with the most tokens per second; constant, always the whole
+        tree; or heuristic, transformers' rule of two more and one less, for the depth.
     """
 
     nodes: int = 23
@@ -41,27 +41,27 @@ class Options(SizedOptions):
 
 
 @final
-class OptTree(ReadingDrafter[DraftRunner]):
-    """Drafts with a model that reads each text beside the target; see ``DraftRunner``.
+class OptTree(RunnerDrafter[DraftRunner]):
+    """Drafts dynamic trees with a small model; see ``DraftRunner``.
 
     Args:
-        model: the draft.
-        vocab_size: of the target. The draft's may be narrower or wider, as padded vocabularies are.
+        model: the draft model.
+        vocab_size: of the target. The draft's may differ by padding.
     """
 
     def __init__(self, options: Options, model: TargetModel, vocab_size: int) -> None:
-        self._shape = Shape(options.nodes, options.depth, options.top_k)
+        self._limits = TreeLimits(options.nodes, options.depth, options.top_k)
         needs = Needs(max_nodes=options.nodes, max_depth=min(options.depth, options.nodes), scored=True)
         super().__init__(DraftRunner(model, vocab_size), needs)
 
     @torch.inference_mode()
     def propose(self, view: View, plan: Plan) -> Draft:
-        plan = self._reader.within_context(view, plan)
+        plan = self._runner.within_context(view, plan)
         if not plan.length:
             return Draft(TokenTree.root(view.roots), Law.FIXED)
-        logits = self._reader.read(view, self._shape.depth * self._shape.top_k)
+        logits = self._runner.read(view, self._limits.depth * self._limits.top_k)
         allowed = torch.tensor(plan.lengths, device=view.lengths.device)
-        return grow_tree(ReaderGrowing(self._reader, view, logits), plan, allowed, self._shape)
+        return build_dynamic_tree(RunnerTreeBuilder(self._runner, view, logits), plan, allowed, self._limits)
 
 
 def build(options: Options, context: BuildContext) -> OptTree:

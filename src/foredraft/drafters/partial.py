@@ -1,9 +1,9 @@
-"""The target drafts for itself over a part of its cache (MagicDec, Chen et al., arXiv:2408.11049).
+"""The target drafts with a part of its KV cache (MagicDec, Chen et al., arXiv:2408.11049).
 
-At long contexts reading keys and values is what a forward costs. Over a few hundred of them the target is a cheap draft
-of itself, and a good one: its law is nearly the target's own. The part is chosen as in TriForce (chunks that the query
-asks for, arXiv:2404.11912), StreamingLLM (sinks and a window, arXiv:2309.17453) or H2O (heavy hitters,
-arXiv:2306.14048). Rows of texts that fit are drafted for with the whole cache.
+At long contexts, reading keys and values dominates the cost of a forward. With a few hundred of them the target is a
+cheap and accurate draft of itself. The tokens are selected as in TriForce (chunks retrieved by the query,
+arXiv:2404.11912), StreamingLLM (sinks and a window, arXiv:2309.17453) or H2O (heavy hitters, arXiv:2306.14048). Rows
+within the budget draft with the whole cache.
 """
 
 from collections.abc import Mapping
@@ -33,13 +33,13 @@ CACHES = ("retrieval", "window", "h2o")
 
 @dataclass(frozen=True, slots=True)
 class Options(ChainOptions):
-    """Those of every chain (``ChainOptions``), and
+    """Selection of the kept tokens, in addition to ``ChainOptions``.
 
     cache: the tokens kept of a long context: retrieval (chunks), window (first and latest) or h2o (heavy hitters).
     budget: tokens kept per layer.
-    chunk: retrieval: tokens of a chunk.
-    sinks: window: how many of the budget are the first tokens.
-    recent: h2o: how many of the budget are the latest tokens; 0: half.
+    chunk: tokens per chunk; for retrieval.
+    sinks: first tokens in the budget; for window.
+    recent: latest tokens in the budget; for h2o. 0: half.
     room: new tokens before the kept tokens are selected again.
     refresh: also select again when acceptance of the last four drafts falls below this share of the usual; 0: never.
     """
@@ -53,17 +53,17 @@ class Options(ChainOptions):
     refresh: float = 0.8
 
     def __post_init__(self) -> None:
-        ChainOptions.__post_init__(self)  # a dataclass with slots is made anew, which super() does not see
+        ChainOptions.__post_init__(self)  # super() does not work in a dataclass with slots
         check_known("cache", {self.cache: None}, CACHES)
         if self.room < 1 or not 0 <= self.refresh < 1:
             raise OptionError("room must be 1 or more, and refresh at least 0 and below 1.")
         self.selection()
 
     def selection(self) -> Selection:
-        """What chooses the tokens.
+        """The selection of kept tokens.
 
         Raises:
-            OptionError: a budget that it cannot keep to.
+            OptionError: the budget is too small for it.
         """
         if self.cache == "window":
             return Window(self.budget, self.sinks)
@@ -74,12 +74,12 @@ class Options(ChainOptions):
 
 @final
 class Partial(Rewindable):
-    """Draws chains from the target over a part of its cache.
+    """Draws chains from the target with a part of its cache.
 
     Args:
-        target: whose weights these are.
-        full: its cache in the loop.
-        vocab_size: how wide laws are.
+        target: the model.
+        full: its full cache.
+        vocab_size: width of the laws.
     """
 
     def __init__(self, options: Options, target: CausalLM, full: SlotCache, vocab_size: int) -> None:
@@ -90,36 +90,36 @@ class Partial(Rewindable):
         ahead = options.num_assistant_tokens
         selection = options.selection()
         model = PartialLM(target, full, selection, options.room + selection.slack + 1 + ahead)
-        self._follower = PartialCacheSync(model, ahead, options.refresh)
+        self._cache_sync = PartialCacheSync(model, ahead, options.refresh)
 
     @property
     def partial_bytes(self) -> int:
-        """What the partial cache takes, beside the target's own."""
-        return self._follower.model.nbytes
+        """Bytes of the partial cache, in addition to the target's."""
+        return self._cache_sync.model.nbytes
 
     def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
-        self._follower.admit(row)
+        self._cache_sync.admit(row)
 
     @torch.inference_mode()
     def propose(self, view: View, plan: Plan) -> Draft:
         depth = min(plan.length, self._options.num_assistant_tokens)
         if depth == 0:
             return Draft(TokenTree.root(view.roots), Law.FIXED)
-        self._follower.sync(view)
+        self._cache_sync.sync(view)
         return draw_chain(view, plan, depth, self._read(view, view.roots, 0), self._read)
 
     def commit(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None:
-        self._follower.judged(view, draft, verdict)
+        self._cache_sync.observe(view, draft, verdict)
 
     def rewind(self, row: int, length: int) -> None:
-        self._follower.rewind(row, length)
+        self._cache_sync.rewind(row, length)
 
     def release(self, row: int) -> None:
-        self._follower.release(row)
+        self._cache_sync.release(row)
 
     def _read(self, view: View, tokens: Int[Tensor, "B"], index: int) -> Float[Tensor, "B 1 V"]:
-        """Logits after token ``index`` of a chain, the root being 0; those before it have been read."""
-        model = self._follower.model
+        """Logits after token ``index`` of a chain (the root is 0) whose earlier tokens have been read."""
+        model = self._cache_sync.model
         chain = TokenTree.chain(tokens[:, None].clamp(max=model.vocab_size - 1))
         step = model.address(chain, view.lengths - 1 + index, view.rows, max(view.extents) + index)
         return widened(model.forward(step, model.cache).logits, self._vocab_size)

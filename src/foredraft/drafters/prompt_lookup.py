@@ -1,7 +1,7 @@
-"""Prompt lookup: what follows the last tokens now is often what followed them before (Saxena 2023).
+"""Prompt lookup (Saxena 2023): copies the tokens that followed an earlier occurrence of the last tokens.
 
-Deterministic, hence picked tokens (``Law.FIXED``) and lossless at every temperature. It needs no index: the
-longest match at every earlier place is a few comparisons over the whole history at once, on its device.
+Deterministic: tokens are picked (``Law.FIXED``), so lossless at every temperature. It needs no index: the longest match
+at every earlier position takes a few comparisons over the whole history, on its device.
 """
 
 from dataclasses import dataclass
@@ -21,12 +21,12 @@ from foredraft.drafters.common.build_context import BuildContext
 
 @dataclass(frozen=True, slots=True)
 class Options(SizedOptions):
-    """Names as in transformers where it has them.
+    """Size of matches and copies; names as in transformers where it has them.
 
     prompt_lookup_num_tokens: most tokens copied from one match.
-    max_matching_ngram_size: longest run of the last tokens to look for.
-    min_matching_ngram_size: shortest run of the last tokens to look for.
-    continuations: matches that become branches of a tree: the longest ones, of these the latest.
+    max_matching_ngram_size: longest n-gram of last tokens to search for.
+    min_matching_ngram_size: shortest n-gram of last tokens to search for.
+    continuations: number of matches used as branches of a tree: the longest, of equal ones the latest.
     """
 
     prompt_lookup_num_tokens: int = 10
@@ -43,7 +43,7 @@ class Options(SizedOptions):
 
 @final
 class PromptLookup(Rewindable):
-    """Copies from the text itself. It keeps nothing of its own: everything is in the history."""
+    """Copies from the row's history; has no state."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -58,11 +58,11 @@ class PromptLookup(Rewindable):
         history = view.history[:, :longest]
         match = self._match_lengths(history, view.lengths)
         count = min(self._options.continuations, longest)
-        # of equal matches the latest wins: its place breaks the tie
+        # of equal matches the latest wins: its position breaks the tie
         place = torch.arange(longest, device=history.device)
         score = torch.where(match >= self._options.min_matching_ngram_size, match * longest + place, -1)
         best, ends = score.topk(count, dim=1)
-        # past the end of the text the copy goes on with itself, as if the text were periodic
+        # past the end of the history the copy repeats itself, as if the history were periodic
         period = (view.lengths[:, None] - 1 - ends).clamp(min=1)
         index = ends[..., None] + 1 + torch.arange(depth, device=history.device) % period[..., None]
         paths = history.gather(1, index.clamp(max=longest - 1).flatten(1)).view(-1, count, depth)
@@ -73,18 +73,18 @@ class PromptLookup(Rewindable):
     def rewind(self, row: int, length: int) -> None: ...
 
     def _match_lengths(self, history: Int[Tensor, "B L"], lengths: Int[Tensor, "B"]) -> Int[Tensor, "B L"]:
-        """How many of the last tokens also stand just before and at each place, up to the longest n-gram.
+        """Length of the match between the last tokens and those ending at each position, up to the longest n-gram.
 
-        The end of the text itself does not count, nor does anything that is not committed.
+        The end of the history itself does not count, nor do uncommitted tokens.
         """
         width = history.shape[1]
         place = torch.arange(width, device=history.device)
         run = place < lengths[:, None] - 1
         match = torch.zeros_like(history)
         for back in range(min(self._options.max_matching_ngram_size, width)):
-            wanted = history.gather(1, (lengths[:, None] - 1 - back).clamp(min=0))
+            token = history.gather(1, (lengths[:, None] - 1 - back).clamp(min=0))
             shifted = history[:, : width - back] if back else history
-            same = torch.nn.functional.pad(shifted == wanted, (back, 0)) & (lengths[:, None] > back)
+            same = torch.nn.functional.pad(shifted == token, (back, 0)) & (lengths[:, None] > back)
             run = run & same
             match = match + run
         return match

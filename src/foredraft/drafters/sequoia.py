@@ -1,8 +1,7 @@
-"""Sequoia (Chen et al., arXiv:2402.12374): the tree that is best for how often each child is accepted, and for what
-forwards cost.
+"""Sequoia (Chen et al., arXiv:2402.12374): the best tree for given acceptance rates by rank and forward costs.
 
-How often the j-th child of a node is the accepted one is measured once. A dynamic programme finds the best tree of each
-size, and measured costs choose the size. Children are drawn without replacement, with fresh random numbers each step.
+Acceptance by rank is measured once. A dynamic programme finds the best tree of each size, and measured costs decide the
+size. Children are drawn without replacement, with fresh random numbers in each step.
 """
 
 from dataclasses import dataclass, field
@@ -18,31 +17,31 @@ from foredraft.core.tree import TokenTree
 from foredraft.core.tree_optimizer import OptimalTrees, best_size
 from foredraft.drafters.common.acceptance import measure_acceptance, read_acceptance
 from foredraft.drafters.common.build_context import BuildContext
-from foredraft.drafters.common.draft_runner import DraftRunner, ReaderGrowing, ReadingDrafter
+from foredraft.drafters.common.draft_runner import DraftRunner, RunnerDrafter, RunnerTreeBuilder
 from foredraft.drafters.common.templates import Template
-from foredraft.drafters.common.tree_builder import Level, fill
+from foredraft.drafters.common.tree_builder import Level, build_static_tree
 from foredraft.engine.cost_model import CostTable, measure_costs
 from foredraft.engine.step import SIZES
 from foredraft.model.base import TargetModel
 
 NODES, DEPTH = 63, 10
-"""Of trees whose size is chosen: at most so many drafted nodes, which with the root make a size of forwards."""
+"""Largest tree if the size is chosen; with the root its node count is one of ``step.SIZES``."""
 ROW = 1 / 40
-"""What another node adds to a forward of one, where no time may be measured: about that of packed weights on a CPU."""
+"""Assumed cost of another node relative to a forward of one, without timings: about that of packed CPU weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options(SizedOptions):
-    """The tree, or what it is made from.
+    """Size of the tree and acceptance rates.
 
-    nodes: drafted nodes; by default the measured costs decide.
-    depth: levels of drafted nodes; by default the measured costs decide.
-    acceptance: how often the first, second, ... child is the accepted one, such as 0.62/0.14/0.06. By default it is
-        measured when first needed, on outputs of the target, for greedy and for sampled rows (temperature 1) apart.
+    nodes: drafted nodes; by default chosen by measured costs.
+    depth: levels of drafted nodes; by default chosen by measured costs.
+    acceptance: acceptance rates of the first, second, ... child, such as 0.62/0.14/0.06. By default measured when first
+        needed, on outputs of the target, separately for greedy and sampled rows (temperature 1).
     sampled_acceptance: the same for sampled rows, if it differs from acceptance.
-    num_assistant_tokens_schedule: how many levels of the tree are drafted: auto, what brings the most tokens a second;
-        constant, all; or heuristic, transformers' up and down. With constant and heuristic the tree for sampled rows
-        is sized by what forwards have to read instead of by the clock, so that a seed reproduces the output.
+    num_assistant_tokens_schedule: levels of the tree that are drafted: auto, the number with the most tokens per
+        second; constant, all; or heuristic, transformers' rule of two more and one less. With constant and heuristic
+        the tree for sampled rows is sized by bytes read instead of timings, so that a seed reproduces the output.
     """
 
     nodes: int | None = field(default=None, metadata={"unset": "by cost"})
@@ -57,7 +56,7 @@ class Options(SizedOptions):
 
     @property
     def timed(self) -> bool:
-        """Whether the size of trees for sampled rows may depend on measured times."""
+        """True if the size of trees for sampled rows may depend on timings."""
         return self.num_assistant_tokens_schedule == "auto"
 
     def __post_init__(self) -> None:
@@ -69,31 +68,31 @@ class Options(SizedOptions):
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """A tree's form: its template, and the same level by level as tensors."""
+class TreeShape:
+    """A tree's template, and its levels as tensors."""
 
     template: Template
     levels: tuple[Level, ...]
 
 
 class Planner:
-    """The shapes for greedy and for sampled rows. Each is settled when it is first wanted, and stays."""
+    """Chooses the tree shapes for greedy and for sampled rows, each once at first use."""
 
     def __init__(self, options: Options, target: TargetModel, draft: TargetModel) -> None:
         self._options = options
         self._target = target
         self._draft = draft
-        self._shapes: dict[bool, Shape] = {}
+        self._shapes: dict[bool, TreeShape] = {}
 
-    def shape(self, greedy: bool) -> Shape:
-        """The best tree for greedy rows, or for sampled ones; the first time, this measures what it has to."""
+    def shape(self, greedy: bool) -> TreeShape:
+        """The best tree for greedy or for sampled rows; the first call measures acceptance and costs."""
         if greedy not in self._shapes:
             template = self._template(greedy)
-            self._shapes[greedy] = Shape(template, Level.all_of(template, self._draft.device))
+            self._shapes[greedy] = TreeShape(template, Level.all_of(template, self._draft.device))
         return self._shapes[greedy]
 
     def acceptance(self, greedy: bool) -> tuple[float, ...]:
-        """As given, or measured."""
+        """Acceptance by rank, as given or measured."""
         given = self._options.acceptance
         if not greedy:
             given = self._options.sampled_acceptance or given
@@ -109,10 +108,10 @@ class Planner:
             sizes = [nodes] if nodes is not None else [size - 1 for size in SIZES if 1 < size <= 1 + NODES]
             depths = [depth] if depth is not None else list(range(1, deepest + 1))
             most, deepest, _ = best_size(trees, sizes, depths, *self._costs(timed=greedy or self._options.timed))
-        return Template(trees.paths(most, deepest) or ((0,),))  # a draft that is never right is asked for one token
+        return Template(trees.paths(most, deepest) or ((0,),))  # at least one token, even if none is ever accepted
 
     def _costs(self, timed: bool) -> tuple[CostTable, CostTable]:
-        """What a forward of the draft and of the target costs by its number of nodes."""
+        """Costs of forwards of the draft and of the target by number of nodes."""
         if timed:
             return measure_costs(self._draft, longest=1 + NODES), measure_costs(self._target, longest=1 + NODES)
         bytes_read = (self._draft.weight_bytes, self._target.weight_bytes)
@@ -121,12 +120,12 @@ class Planner:
 
 
 @final
-class Sequoia(ReadingDrafter[DraftRunner]):
-    """Drafts with a model that reads each text beside the target; see ``DraftRunner``.
+class Sequoia(RunnerDrafter[DraftRunner]):
+    """Drafts Sequoia trees with a small model; see ``DraftRunner``.
 
     Args:
-        model, target: acceptance and costs are theirs.
-        vocab_size: how wide laws are.
+        model, target: the draft model and the target.
+        vocab_size: width of the laws.
     """
 
     def __init__(self, options: Options, model: TargetModel, target: TargetModel, vocab_size: int) -> None:
@@ -137,13 +136,13 @@ class Sequoia(ReadingDrafter[DraftRunner]):
 
     @torch.inference_mode()
     def propose(self, view: View, plan: Plan) -> Draft:
-        plan = self._reader.within_context(view, plan)
+        plan = self._runner.within_context(view, plan)
         if not plan.length:
             return Draft(TokenTree.root(view.roots), Law.FIXED)
         shape = self.planner.shape(view.warp.greedy)
-        logits = self._reader.read(view, shape.template.nodes)
+        logits = self._runner.read(view, shape.template.nodes)
         allowed = torch.tensor(plan.lengths, device=view.lengths.device)
-        return fill(ReaderGrowing(self._reader, view, logits), shape.levels[: plan.length], allowed)
+        return build_static_tree(RunnerTreeBuilder(self._runner, view, logits), shape.levels[: plan.length], allowed)
 
 
 def build(options: Options, context: BuildContext) -> Sequoia:

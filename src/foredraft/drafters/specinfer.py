@@ -1,9 +1,9 @@
-"""SpecInfer (Miao et al., arXiv:2305.09781): one or several small models each draft a tree, and the trees become one.
+"""SpecInfer (Miao et al., arXiv:2305.09781): one or several small models each draft a tree, and the trees are merged.
 
-Each model expands a tree of its own, as many children a node on each level as the expansion says, drawn independently
-from its law. Merged, equal prefixes are one node with the children of all, which is what lets one model go on from the
-other's guess. Each child is verified by the law of the model that drew it: by traversal, or by the paper's multi-step
-speculative sampling (algorithm 2, ``recursive`` here). A greedy batch gets the likeliest tokens of each model.
+Each model expands its own tree; the expansion gives the number of children per node for each level, drawn independently
+from the model's law. Merging makes equal prefixes one node with the children of all trees. Each child is verified with
+the law of the model that drew it: by traversal, or by the paper's multi-step speculative sampling (algorithm 2,
+``recursive`` here). A greedy batch gets the likeliest tokens of each model.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,18 +20,18 @@ from foredraft.core.errors import OptionError
 from foredraft.core.options import SizedOptions
 from foredraft.core.tree import TokenTree, merge_duplicates
 from foredraft.drafters.common.build_context import BuildContext
-from foredraft.drafters.common.draft_runner import DraftRunner, ReaderGrowing
+from foredraft.drafters.common.draft_runner import DraftRunner, RunnerTreeBuilder
 from foredraft.drafters.common.templates import Template
-from foredraft.drafters.common.tree_builder import Level, SiblingSampling, fill
+from foredraft.drafters.common.tree_builder import Level, SiblingSampling, build_static_tree
 from foredraft.drafters.common.tree_ops import draw_independent
 from foredraft.model.base import TargetModel
 
 
 @dataclass(frozen=True, slots=True)
 class Options(SizedOptions):
-    """Of SpecInfer.
+    """The shape of the trees.
 
-    expansion: children of a node by level, for each model. The paper uses 1x1x3x1x1x1x1x1 for large targets.
+    expansion: children per node by level, for each model. The paper uses 1x1x3x1x1x1x1x1 for large targets.
     merge: merge equal prefixes of the models' trees into one node.
     """
 
@@ -40,20 +40,20 @@ class Options(SizedOptions):
 
     @property
     def law(self) -> Law:
-        """The law of drafts for sampled rows of one model; of several it is ``IID_MANY``."""
+        """The law of drafts for sampled rows with one model; with several it is ``IID_MANY``."""
         return Law.IID
 
     def __post_init__(self) -> None:
         if not self.expansion or min(self.expansion) < 1:
-            raise OptionError("expansion must be whole numbers, 1 or more, one a level, such as 1x1x3x1.")
+            raise OptionError("expansion must be whole numbers of 1 or more, one per level, such as 1x1x3x1.")
 
 
 @final
 class SpecInfer(Rewindable):
-    """Several models that read along, and one tree.
+    """Drafts one tree with several models.
 
     Args:
-        models: the drafts, all of the target's tokenizer.
+        models: the draft models, all with the target's tokenizer.
         vocab_size: of the target.
     """
 
@@ -61,7 +61,7 @@ class SpecInfer(Rewindable):
         if not models:
             raise OptionError("specinfer needs at least one draft model.")
         self._options = options
-        self._readers = [DraftRunner(model, vocab_size) for model in models]
+        self._runners = [DraftRunner(model, vocab_size) for model in models]
         template = Template.regular(options.expansion)
         self._levels = Level.all_of(template, models[0].device)
         self._nodes = template.nodes
@@ -69,47 +69,47 @@ class SpecInfer(Rewindable):
         self.needs = Needs(max_nodes=len(models) * self._nodes, max_depth=len(options.expansion), law=self._law)
 
     def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
-        for reader in self._readers:
-            reader.admit(row)
+        for runner in self._runners:
+            runner.admit(row)
 
     def rewind(self, row: int, length: int) -> None:
-        for reader in self._readers:
-            reader.rewind(row, length)
+        for runner in self._runners:
+            runner.rewind(row, length)
 
     def release(self, row: int) -> None:
-        for reader in self._readers:
-            reader.release(row)
+        for runner in self._runners:
+            runner.release(row)
 
     @torch.inference_mode()
     def propose(self, view: View, plan: Plan) -> Draft:
-        for reader in self._readers:  # the shortest context of all
-            plan = reader.within_context(view, plan)
+        for runner in self._runners:  # the shortest context limits all
+            plan = runner.within_context(view, plan)
         levels = self._levels[: plan.length]
         if not levels:
             return Draft(TokenTree.root(view.roots), Law.FIXED)
         allowed = torch.tensor(plan.lengths, device=view.lengths.device)
-        grown = []
-        for number, reader in enumerate(self._readers):
-            growing = ReaderGrowing(reader, view, reader.read(view, self._nodes))
-            drawing = SiblingSampling(draw_independent, self._law, number * (self._nodes + 1))
-            grown.append(fill(growing, levels, allowed, drawing))
-        draft = _side_by_side(grown)
+        drafts = []
+        for number, runner in enumerate(self._runners):
+            builder = RunnerTreeBuilder(runner, view, runner.read(view, self._nodes))
+            sampling = SiblingSampling(draw_independent, self._law, number * (self._nodes + 1))
+            drafts.append(build_static_tree(builder, levels, allowed, sampling))
+        draft = _joined(drafts)
         if draft.q is None:
             return replace(draft, tree=merge_duplicates(draft.tree, keep_duplicates=False))
         return replace(draft, tree=merge_duplicates(draft.tree, keep_duplicates=True)) if self._options.merge else draft
 
 
-def _side_by_side(grown: Sequence[Draft]) -> Draft:
+def _joined(drafts: Sequence[Draft]) -> Draft:
     """All trees below one root: the first model's nodes, then the second's, ..."""
-    first, count = grown[0].tree, grown[0].tree.tokens.shape[1] - 1
+    first, count = drafts[0].tree, drafts[0].tree.tokens.shape[1] - 1
     tokens, parents = [first.tokens], [first.parents]
-    for number, draft in enumerate(grown[1:], start=1):
+    for number, draft in enumerate(drafts[1:], start=1):
         own = draft.tree.parents[:, 1:]
         tokens.append(draft.tree.tokens[:, 1:])
         parents.append(torch.where(own > 0, own + number * count, own))
     whole = TokenTree(torch.cat(tokens, 1), torch.cat(parents, 1), depth=first.depth)
-    laws = [draft.q[:, min(number, 1) :] for number, draft in enumerate(grown) if draft.q is not None]
-    return replace(grown[0], tree=whole, q=torch.cat(laws, 1) if laws else None)
+    laws = [draft.q[:, min(number, 1) :] for number, draft in enumerate(drafts) if draft.q is not None]
+    return replace(drafts[0], tree=whole, q=torch.cat(laws, 1) if laws else None)
 
 
 def build(options: Options, context: BuildContext) -> SpecInfer:

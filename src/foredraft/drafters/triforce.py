@@ -1,9 +1,9 @@
 """TriForce (Sun et al., COLM 2024, arXiv:2404.11912): three levels, for long contexts.
 
-A small model that sees a window of the text drafts for the target's weights over a retrieved part of their cache, and
-what these say is the draft that the target verifies over all of it. Verification inside is as exact as outside, so the
-law q of the draft is that of the middle level. (The public code draws from the middle's law where it should draw from
-the residual, and hands that law over as q: its texts are biased.)
+A small model with a windowed context drafts for the middle level, the target's weights with a retrieved part of their
+cache; its output is the draft that the target verifies with the full cache. Verification inside is exact, so the law q
+of the draft is that of the middle level. (The public code draws from the middle level's law instead of the residual
+and returns that law as q, so its outputs are biased.)
 """
 
 from collections.abc import Mapping
@@ -29,18 +29,18 @@ from foredraft.model.partial.model import PartialLM
 
 @dataclass(frozen=True, slots=True)
 class Options(SizedOptions):
-    """Lengths of the two inner levels, and what they see.
+    """Draft lengths and contexts of the two inner levels.
 
     gamma: tokens that the middle level drafts for the target (gamma_2 in the paper).
-    inner_gamma: most tokens drafted for the middle level at once (gamma_1).
-    num_assistant_tokens_schedule: of gamma: auto, the length with the most tokens a second; constant; or
-        heuristic, transformers' up and down. See docs/schedules.md.
-    budget: tokens of a long context that the middle level sees.
-    chunk: tokens of a chunk, in which they are selected.
+    inner_gamma: most tokens drafted for the middle level per inner step (gamma_1).
+    num_assistant_tokens_schedule: for gamma: auto, the length with the most tokens per second; constant; or heuristic,
+        transformers' rule of two more and one less. See docs/schedules.md.
+    budget: tokens of a long context that the middle level reads.
+    chunk: tokens per chunk of the selection.
     room: new tokens before chunks are selected again.
     refresh: also select again when acceptance of the last four drafts falls below this share of the usual; 0: never.
-    window: tokens that the small model sees.
-    sinks: how many of these are the first tokens.
+    window: tokens that the small model reads.
+    sinks: number of first tokens in the window.
     """
 
     gamma: int = 8
@@ -63,23 +63,23 @@ class Options(SizedOptions):
         self.selection()
 
     def selection(self) -> Retrieval:
-        """What chooses the middle level's tokens.
+        """The selection of the middle level's tokens.
 
         Raises:
-            OptionError: a budget that is not two chunks or more.
+            OptionError: the budget is less than two chunks.
         """
         return Retrieval(self.budget, self.chunk)
 
 
 @final
 class TriForce(Rewindable):
-    """Drafts what the target says over the chunks of its cache that its queries ask for.
+    """Drafts with the target over retrieved chunks of its cache, decoding speculatively with ``part``.
 
     Args:
-        target: whose weights the middle level has.
-        full: its cache in the loop.
+        target: the model, also of the middle level.
+        full: its full cache.
         part: drafts for the middle level.
-        vocab_size: how wide laws are.
+        vocab_size: width of the laws.
 
     Raises:
         DrafterError: ``part`` drafts in the target's cache too.
@@ -90,55 +90,55 @@ class TriForce(Rewindable):
     ) -> None:
         if part.drafter.needs.target_cache:
             raise DrafterError(
-                f"{part.drafter.__class__.__name__} drafts in the target's cache, which does not hold what the middle "
-                "level of triforce has said: give it a drafter with a cache of its own, such as draft_model:PATH."
+                f"{part.drafter.__class__.__name__} drafts in the target's cache, which does not hold the tokens of "
+                "the middle level of triforce: use a drafter with its own cache, such as draft_model:PATH."
             )
         self._options = options
         self.full = full
         self.needs = Needs(max_nodes=options.gamma, target_cache=True)
         selection = options.selection()
-        # a row that has said its part goes on, by a token a step, beside one whose drafts all fail
+        # a row that is done keeps growing by a token per step until the slowest row is done
         ahead = 2 * options.gamma + round_up(1 + part.drafter.needs.max_nodes)
         middle = PartialLM(target, full, selection, options.room + selection.slack + 1 + ahead)
-        self._follower = PartialCacheSync(middle, ahead, options.refresh)
+        self._cache_sync = PartialCacheSync(middle, ahead, options.refresh)
         inner = NestedLoopParts(
-            middle, part.drafter, middle.cache, options.inner_gamma, part.confidence, sync=self._follower.sync
+            middle, part.drafter, middle.cache, options.inner_gamma, part.confidence, sync=self._cache_sync.sync
         )
         self._loop = NestedLoop(inner, vocab_size)
 
     @property
     def partial_bytes(self) -> int:
-        """What the partial cache takes, beside the target's own."""
-        return self._follower.model.nbytes
+        """Bytes of the partial cache, in addition to the target's."""
+        return self._cache_sync.model.nbytes
 
     def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
-        self._follower.admit(row)
+        self._cache_sync.admit(row)
         self._loop.admit(row, prompt)
 
     def propose(self, view: View, plan: Plan) -> Draft:
         return self._loop.extend(view, [min(length, self._options.gamma) for length in plan.lengths])
 
     def commit(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None:
-        self._follower.judged(view, draft, verdict)
+        self._cache_sync.observe(view, draft, verdict)
 
     def rewind(self, row: int, length: int) -> None:
-        self._follower.rewind(row, length)
+        self._cache_sync.rewind(row, length)
         self._loop.rewind(row, length)
 
     def release(self, row: int) -> None:
         self._loop.release(row)
-        self._follower.release(row)
+        self._cache_sync.release(row)
 
 
 def build(options: Options, context: BuildContext) -> TriForce:
     """triforce:PATH, or triforce:[SPEC] for another drafter of the middle level"""
     path = context.path
     if len(context.paths) != 1:
-        raise DrafterError("triforce has one drafter for its middle level: write triforce:PATH or triforce:[SPEC].")
+        raise DrafterError("triforce takes one drafter for its middle level: write triforce:PATH or triforce:[SPEC].")
     if path.startswith("["):
         spec = context.paths[0]
     else:
         spec = f"draft_model:{path},num_assistant_tokens={options.inner_gamma},window={options.window},"
-        ahead = 2 * options.gamma + options.inner_gamma  # rows that have theirs go on beside the others
+        ahead = 2 * options.gamma + options.inner_gamma  # rows that are done keep running with the others
         spec += f"sinks={options.sinks},ahead={ahead}"
     return TriForce(options, context.target, context.cache, context.nested(spec), context.vocab_size)

@@ -1,9 +1,8 @@
 """A draft model with any tokenizer: universal assisted generation (Timor, Mamou et al., arXiv:2502.05202).
 
-Two ways. By text (SLEM, string-level exact match): the draft goes on with the text in its own tokens, and what it says
-is written again in the target's; these tokens are picked, whatever re-tokenisation does to them. By tokens (TLI,
-token-level intersection): the draft's law is restricted to the tokens that both vocabularies have, and tokens are drawn
-from it.
+Two methods. SLEM (string-level exact match): the draft continues the text in its own tokens, and its output is
+re-tokenized with the target's tokenizer; these tokens are picked. TLI (token-level intersection): the draft's law is
+restricted to the tokens that both vocabularies have, and tokens are drawn from it.
 """
 
 from collections.abc import Mapping
@@ -28,11 +27,11 @@ from foredraft.drafters.common.retokenizer import Retokenizer
 from foredraft.model.hf import CausalLM
 from foredraft.model.vocab_mapping import VocabMapping
 
-WAYS = ("auto", "slem", "tli")
+METHODS = ("auto", "slem", "tli")
 ENOUGH = 0.5
-"""With this share of the draft's mass on shared tokens, or more, sampled texts accept more by tokens than by text."""
+"""TLI is used for sampled rows if the shared tokens have at least this share of the draft's probability."""
 
-_PASSAGE = b"""The first of 42 houses was built in 1987, and its owner said: "It isn't ours." Then they moved on.
+_SAMPLE = b"""The first of 42 houses was built in 1987, and its owner said: "It isn't ours." Then they moved on.
 
 def area(width, height):
     # in square metres
@@ -42,15 +41,15 @@ def area(width, height):
 
 @dataclass(frozen=True, slots=True)
 class Options(SizedOptions):
-    """Names as in transformers where it has them.
+    """Conversion and length of drafts; names as in transformers where it has them.
 
     num_assistant_tokens: longest draft, in tokens of the target and of the draft model.
     assistant_confidence_threshold: a draft ends after its first token below this probability; that token is kept. 0:
         never.
     method: slem: convert by text; tli: draft only tokens that both vocabularies have; auto: tli for sampled rows if
         the shared tokens have at least half of the draft's probability, else slem.
-    target_lookbehind: tokens of the target that are converted again together with new ones.
-    assistant_lookbehind: tokens of the draft model that are converted again together with a draft.
+    target_lookbehind: last tokens of the target that are converted again with new ones.
+    assistant_lookbehind: last tokens before a draft that are converted again with it.
     """
 
     num_assistant_tokens: int = 8
@@ -69,7 +68,7 @@ class Options(SizedOptions):
         return self.assistant_confidence_threshold
 
     def __post_init__(self) -> None:
-        check_known("method", {self.method: None}, WAYS)
+        check_known("method", {self.method: None}, METHODS)
         if self.num_assistant_tokens < 1:
             raise OptionError("num_assistant_tokens must be 1 or more.")
         if self.target_lookbehind < 1 or self.assistant_lookbehind < 1:
@@ -78,99 +77,98 @@ class Options(SizedOptions):
 
 @final
 class Universal(Rewindable):
-    """Drafts with a model that reads each text in its own tokens.
+    """Drafts with a model that reads each row in its own tokens.
 
     Args:
-        model: the draft.
-        bridge: between the target's tokenizer and its own.
+        model: the draft model.
+        mapping: between the target's tokenizer and the draft's.
     """
 
-    def __init__(self, options: Options, model: CausalLM, bridge: VocabMapping) -> None:
+    def __init__(self, options: Options, model: CausalLM, mapping: VocabMapping) -> None:
         self._options = options
-        self._bridge = bridge
-        self._shared, self._silent = bridge.shared.to(model.device), bridge.silent.to(model.device)
-        self._always_by_tokens = options.method == "tli"
-        self._sampled_by_tokens = options.method != "slem" and (
-            self._always_by_tokens or coverage(model, bridge) >= ENOUGH
-        )
-        self._reader = DraftRunner(model, model.vocab_size)
-        self._texts = Retokenizer(bridge, options.target_lookbehind)
+        self._mapping = mapping
+        self._shared, self._silent = mapping.shared.to(model.device), mapping.silent.to(model.device)
+        self._always_tli = options.method == "tli"
+        self._sampled_tli = options.method != "slem" and (self._always_tli or coverage(model, mapping) >= ENOUGH)
+        self._runner = DraftRunner(model, model.vocab_size)
+        self._retokenizer = Retokenizer(mapping, options.target_lookbehind)
         self._likeliest = Warp.of(
             [SamplingParams()], vocab_size=model.vocab_size, eos_token_ids=[()], prompt_lengths=[0], device=model.device
         )  # for any number of rows
-        law = Law.CHAIN if self._sampled_by_tokens else Law.FIXED
+        law = Law.CHAIN if self._sampled_tli else Law.FIXED
         self.needs = Needs(max_nodes=options.num_assistant_tokens, law=law)
 
     def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
-        self._reader.admit(row)
-        self._texts.admit(row, prompt.device)
+        self._runner.admit(row)
+        self._retokenizer.admit(row, prompt.device)
 
     def rewind(self, row: int, length: int) -> None:
-        self._texts.rewind(row, length)
+        self._retokenizer.rewind(row, length)
 
     def release(self, row: int) -> None:
-        self._reader.release(row)
-        self._texts.release(row)
+        self._runner.release(row)
+        self._retokenizer.release(row)
 
     @torch.inference_mode()
     def propose(self, view: View, plan: Plan) -> Draft:
-        own, stand = self._texts.view(view)
-        for row, length in zip(own.rows, stand, strict=True):
-            self._reader.rewind(row, length)
-        plan = self._reader.within_context(own, plan)
+        own, unchanged = self._retokenizer.view(view)
+        for row, length in zip(own.rows, unchanged, strict=True):
+            self._runner.rewind(row, length)
+        plan = self._runner.within_context(own, plan)
         depth = min(plan.length, self._options.num_assistant_tokens)
         if depth == 0:
             return Draft(TokenTree.root(view.roots), Law.FIXED)
-        logits = self._reader.read(own, self.needs.max_nodes)
-        if self._always_by_tokens or (self._sampled_by_tokens and not view.warp.greedy):
-            return self._by_tokens(view, own, plan, depth, logits)
-        return self._by_text(view, own, plan, depth, logits)
+        logits = self._runner.read(own, self.needs.max_nodes)
+        if self._always_tli or (self._sampled_tli and not view.warp.greedy):
+            return self._tli(view, own, plan, depth, logits)
+        return self._slem(view, own, plan, depth, logits)
 
-    def _by_tokens(self, view: View, own: View, plan: Plan, depth: int, logits: Float[Tensor, "B 1 v"]) -> Draft:
-        """TLI: a chain in the target's tokens, from the draft's law on the shared ones."""
+    def _tli(self, view: View, own: View, plan: Plan, depth: int, logits: Float[Tensor, "B 1 v"]) -> Draft:
+        """TLI: a chain in the target's tokens, drawn from the draft's law on the shared tokens."""
 
         def shared(logits: Float[Tensor, "B 1 v"]) -> Float[Tensor, "B 1 V"]:
             gathered = logits.index_select(-1, self._shared.clamp(min=0))
             return gathered.masked_fill(self._shared < 0, torch.finfo(logits.dtype).min)
 
-        def read_on(_: View, tokens: Int[Tensor, "B"], index: int) -> Float[Tensor, "B 1 V"]:
-            return shared(self._reader.read_on(own, self._shared[tokens].clamp(min=0), index))
+        def read_next(_: View, tokens: Int[Tensor, "B"], index: int) -> Float[Tensor, "B 1 V"]:
+            return shared(self._runner.read_next(own, self._shared[tokens].clamp(min=0), index))
 
-        return draw_chain(view, plan, depth, shared(logits), read_on)
+        return draw_chain(view, plan, depth, shared(logits), read_next)
 
-    def _by_text(self, view: View, own: View, plan: Plan, depth: int, logits: Float[Tensor, "B 1 v"]) -> Draft:
-        """SLEM: the draft's likeliest tokens, written again in the target's."""
+    def _slem(self, view: View, own: View, plan: Plan, depth: int, logits: Float[Tensor, "B 1 v"]) -> Draft:
+        """SLEM: the draft's likeliest tokens, re-tokenized with the target's tokenizer."""
         silent, least = self._silent, torch.finfo(logits.dtype).min
 
-        def read_on(_: View, tokens: Int[Tensor, "B"], index: int) -> Float[Tensor, "B 1 v"]:
-            return self._reader.read_on(own, tokens, index).masked_fill(silent, least)
+        def read_next(_: View, tokens: Int[Tensor, "B"], index: int) -> Float[Tensor, "B 1 v"]:
+            return self._runner.read_next(own, tokens, index).masked_fill(silent, least)
 
         sizes = zip(plan.lengths, own.extents, view.extents, strict=True)
-        filled = (min(length, 1 - (-length * mine // theirs)) for length, mine, theirs in sizes)  # one more, to be safe
-        asked = replace(plan, lengths=tuple(filled))
-        own, depth = replace(own, warp=self._likeliest), min(depth, asked.length)
-        tree = draw_chain(own, asked, depth, logits.masked_fill(silent, least), read_on).tree
+        # scale the lengths by the rows' numbers of tokens under the two tokenizers, plus one as a margin
+        scaled = (min(length, 1 - (-length * draft // target)) for length, draft, target in sizes)
+        own_plan = replace(plan, lengths=tuple(scaled))
+        own, depth = replace(own, warp=self._likeliest), min(depth, own_plan.length)
+        tree = draw_chain(own, own_plan, depth, logits.masked_fill(silent, least), read_next).tree
         paths = zip(tree.tokens[:, 1:].tolist(), tree.valid[:, 1:].sum(1).tolist(), strict=True)
         drafts = []
         for b, (tokens, count) in enumerate(paths):
             begin = max(view.extents[b] - self._options.assistant_lookbehind, 0)
             before = view.history[b, begin : view.extents[b]].tolist()
-            drafts.append(self._bridge.to_target(before, tokens[:count])[: plan.lengths[b]])
+            drafts.append(self._mapping.to_target(before, tokens[:count])[: plan.lengths[b]])
         width = max(map(len, drafts))
         table = torch.tensor([draft + [0] * (width - len(draft)) for draft in drafts], device=view.history.device)
         lengths = torch.tensor([len(draft) + 1 for draft in drafts], device=view.history.device)
         return Draft(TokenTree.chain(torch.cat([view.roots[:, None], table.long()], 1), lengths), Law.FIXED)
 
 
-def coverage(model: CausalLM, bridge: VocabMapping) -> float:
-    """The share of the draft's mass that lies on shared tokens, on average over a passage of English and of code."""
-    tokens = [*bridge.draft.opening, *bridge.draft.encode(_PASSAGE, first=True)]
+def coverage(model: CausalLM, mapping: VocabMapping) -> float:
+    """The share of the draft's probability on shared tokens, averaged over a sample of English and code."""
+    tokens = [*mapping.draft.opening, *mapping.draft.encode(_SAMPLE, first=True)]
     if not tokens:
         return 0.0
-    passage = torch.tensor([tokens], device=model.device).clamp(max=model.vocab_size - 1)
-    law = model.stock_logits(passage)[0].float().softmax(-1)
-    mine = bridge.shared[bridge.shared >= 0].to(law.device)
-    return float(law[:, mine].sum(-1).mean())
+    sample = torch.tensor([tokens], device=model.device).clamp(max=model.vocab_size - 1)
+    law = model.stock_logits(sample)[0].float().softmax(-1)
+    shared = mapping.shared[mapping.shared >= 0].to(law.device)
+    return float(law[:, shared].sum(-1).mean())
 
 
 def build(options: Options, context: BuildContext) -> Universal:
@@ -179,10 +177,10 @@ def build(options: Options, context: BuildContext) -> Universal:
     own = context.tokenizer
     if own is None:
         raise DrafterError(
-            "universal reads the text, and the target has no tokenizer here: give load one with tokenizer=..., or take "
+            "universal reads the text, and the target has no tokenizer here: give load one with tokenizer=..., or use "
             "a drafter that needs none, such as prompt_lookup."
         )
     if tokenizer is None:
         raise DrafterError(f"universal reads the text, and the draft {context.path!r} has no tokenizer in its folder.")
-    bridge = VocabMapping(own, tokenizer, context.vocab_size, model.vocab_size)
-    return Universal(options, model, bridge)
+    mapping = VocabMapping(own, tokenizer, context.vocab_size, model.vocab_size)
+    return Universal(options, model, mapping)

@@ -1,1 +1,1 @@
-"""The loop: sequences, batches, the step, and what drives it. It knows no method's name."""
+"""The decoding loop: requests, batches, the step and the generator. It does not know individual methods."""

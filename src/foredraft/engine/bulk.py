@@ -1,4 +1,4 @@
-"""Any number of prompts through one generator, a batch full at a time."""
+"""Run any number of prompts through one generator, at most a batch at a time."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -9,18 +9,18 @@ from foredraft.engine.results import Completed, Result, named
 from foredraft.engine.stream import Source
 
 Submit = Callable[[int, Any], Sequence]
-"""Queues the prompt with this number; raises a ``PromptError`` if it is a bad one."""
+"""Queues the prompt with this number; raises a ``PromptError`` if it is invalid."""
 if TYPE_CHECKING:
     Progress = Callable[[int, int], object]
-else:  # users get a sentence for what is none
+else:  # at run time the generator checks the type
     Progress = Any
-"""Told after each prompt how many are done, and how many new tokens these have in all."""
+"""Called after each prompt with the number of prompts done and the number of their new tokens."""
 
 
 def completions(
     source: Source, submit: Submit, prompts: Iterable[Any], progress: Progress | None
 ) -> Iterator[Completed]:
-    """Run prompts, which are asked for only as rows become free, and hand out each when it is done."""
+    """Run prompts, reading each only when a row is free, and yield them as they complete."""
     done = tokens = 0
     for completed in _completions(source, submit, prompts):
         done += 1
@@ -48,13 +48,13 @@ def _completions(source: Source, submit: Submit, prompts: Iterable[Any]) -> Iter
             if running:
                 engine.contained_step()
             yield from _ended(source, running)
-    finally:  # of a loop that was left as well; it may be the garbage collector that runs this
+    finally:  # also runs when the caller leaves the loop, possibly in the garbage collector
         engine.abandon(running.values())
 
 
 def _ended(source: Source, running: dict[int, Sequence]) -> list[Completed]:
-    """Take those that have ended out of the running ones."""
-    with source.engine.exclusive():  # between two steps, which another thread may run
+    """Remove the ended sequences from ``running``."""
+    with source.engine.exclusive():  # another thread may be in a step
         ended = [number for number, sequence in running.items() if sequence.finished]
         return [Completed(number, _outcome(source, running.pop(number), number)) for number in ended]
 

@@ -1,4 +1,4 @@
-"""What a forward costs by its number of rows, measured on the machine that will run it."""
+"""Measured cost of a forward by its number of rows, on the machine that will run it."""
 
 import bisect
 import statistics
@@ -18,13 +18,13 @@ _REPEATS = 4
 
 @dataclass(frozen=True, slots=True)
 class CostTable:
-    """Seconds of one forward by rows (nodes times batch rows); straight lines between what was measured."""
+    """Seconds of one forward by rows (nodes times batch rows), linear between measured points."""
 
     rows: tuple[int, ...]
     seconds: tuple[float, ...]
 
     def __call__(self, rows: int | float) -> float:
-        """Seconds of a forward with so many rows; beyond the table, in proportion to its last slope."""
+        """Seconds of a forward with ``rows`` rows; beyond the table, extrapolated with its last slope."""
         if len(self.rows) == 1:
             return self.seconds[0] * rows / self.rows[0]
         right = min(max(bisect.bisect_left(self.rows, rows), 1), len(self.rows) - 1)
@@ -36,13 +36,13 @@ class CostTable:
 def measure_costs(
     target: TargetModel, cached: int = 128, budget: float = 1.0, longest: int = 16, batch: int = 1
 ) -> CostTable:
-    """Time forwards of 1, 2, 4, ... ``longest`` nodes over ``cached`` tokens, interleaved, and keep each median.
+    """Time forwards of 1, 2, 4, ... ``longest`` nodes over ``cached`` tokens, interleaved, and take medians.
 
     Stops after about ``budget`` seconds; a model whose single forward takes longer is timed once. Medians are made
-    to rise with the rows: a forward of more rows that looks cheaper is noise.
+    non-decreasing in the rows: a larger forward that looks cheaper is noise.
 
     Args:
-        batch: so many texts at once; the table's rows are nodes times texts.
+        batch: batch rows of each forward; the table's rows are nodes times batch rows.
     """
     sizes = [nodes for nodes in SIZES if nodes <= longest]
     cached = max(0, min(cached, target.max_length - sizes[-1] - 1))
@@ -55,14 +55,14 @@ def measure_costs(
             if repeat and time.perf_counter() - begun > budget:
                 continue
             if repeat == 1:
-                times[nodes].clear()  # the first round warms up, and counts only if there is no second
+                times[nodes].clear()  # the first round is a warm-up, used only if there is no second
             times[nodes].append(_seconds(target, cache, nodes, cached, batch))
     medians = [statistics.median(times[nodes]) for nodes in sizes]
     return CostTable(tuple(batch * nodes for nodes in sizes), tuple(accumulate(medians, max)))
 
 
 def _seconds(target: TargetModel, cache: SlotCache, nodes: int, cached: int, batch: int) -> float:
-    """One forward of so many texts, each of so many nodes, until its result is on the host."""
+    """Seconds of one forward of ``batch`` rows with ``nodes`` nodes each, until its result is on the host."""
     device = target.device
     tree = TokenTree.chain(torch.ones(batch, nodes, dtype=torch.long, device=device))
     bases = torch.full((batch,), cached, device=device)
@@ -73,7 +73,8 @@ def _seconds(target: TargetModel, cache: SlotCache, nodes: int, cached: int, bat
 
 
 def measure_bandwidth(device: torch.device, mebibytes: int = 256) -> float:
-    """Bytes a second that this device can read from its memory: the best of a few sums over more than caches hold."""
+    """Memory read bandwidth of the device in bytes per second: the best of a few sums over a tensor larger than its
+    caches."""
     numbers = torch.ones(mebibytes * 2**18, dtype=torch.float32, device=device)
     best = 0.0
     for _ in range(_REPEATS + 1):

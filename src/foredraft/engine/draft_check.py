@@ -1,7 +1,7 @@
-"""What a draft must be, whoever made it, so that a drafter's fault ends in a sentence and never in another output.
+"""Validate drafts, so that a faulty drafter raises an error and never changes the output.
 
-What the host knows (shapes, types, the law) is checked before the target's forward. Values are checked on the device,
-and the answer is read back with the step's results: no synchronisation of its own.
+Shapes, types and the law are checked on the host before the target's forward. Values are checked on the device, and
+the outcome is read back with the step's results, without an extra synchronisation.
 """
 
 from typing import NamedTuple
@@ -16,11 +16,11 @@ from foredraft.core.errors import DrafterError
 from foredraft.core.tree import PAD, ROOT, TokenTree
 
 _ROUNDING = 1e-2
-"""How far a q may be from summing to 1; half precision rounds no further."""
+"""Tolerance for the sum of q; half-precision rounding stays below it."""
 
 
 class Proposed(NamedTuple):
-    """A draft as it was proposed, which rows passed a quick look at its values, and what it takes to look closely."""
+    """A draft as proposed, the rows whose values passed the device check, and what an exact diagnosis needs."""
 
     sound: Bool[Tensor, "B"]
     draft: Draft
@@ -30,19 +30,19 @@ class Proposed(NamedTuple):
 
     @property
     def columns(self) -> Int[Tensor, "B 4"]:
-        """What the host wants to know of each row, to be read back with the rest of the step."""
+        """The check's outcome for each row, to be read back with the step's results."""
         tree = self.draft.tree
         return torch.cat([self.sound[:, None], tree.parents[:, :1], tree.tokens[:, :1], self.view.roots[:, None]], 1)
 
     def judge(self, table: list[list[int]], depths: list[int]) -> None:
-        """Raise for the first row that is at fault.
+        """Raise for the first faulty row.
 
         Args:
-            table: what ``columns`` holds.
+            table: the values of ``columns``.
             depths: of the longest path in each row.
 
         Raises:
-            DrafterError: what is wrong with the draft, and whose it is.
+            DrafterError: names the drafter and the fault.
         """
         for row, ((sound, parent, token, root), depth) in enumerate(zip(table, depths, strict=True)):
             fault = None if sound and parent == ROOT and token == root else self._fault(row)
@@ -52,7 +52,8 @@ class Proposed(NamedTuple):
                 raise DrafterError(f"{self.name} proposed a draft that cannot be verified: {fault} (row {row}).")
 
     def _fault(self, row: int) -> str | None:
-        """What is wrong with a row, read on the host; None if some q is no law: those nodes are left out anyway."""
+        """Describe the fault of a row, on the host. None if the only fault is a q that is all 0 or NaN: ``verify``
+        skips such nodes."""
         draft, greedy = self.draft, self.view.warp.greedy_rows
         drawn = None if self.view.warp.greedy or (greedy is not None and bool(greedy[row])) else draft.q
         tokens, parents = draft.tree.tokens[row].tolist(), draft.tree.parents[row].tolist()
@@ -63,8 +64,8 @@ class Proposed(NamedTuple):
         for node in (node for node in range(1, len(tokens)) if parents[node] != PAD):
             token, parent = tokens[node], parents[node]
             if not 0 <= parent < node or (draft.tree.linear and parent != node - 1):
-                wanted = node - 1 if draft.tree.linear else f"one of 0 to {node - 1}"
-                return f"the parent of node {node} is {parent}, and must be {wanted}, or {PAD} for padding"
+                expected = node - 1 if draft.tree.linear else f"one of 0 to {node - 1}"
+                return f"the parent of node {node} is {parent}, and must be {expected}, or {PAD} for padding"
             if draft.law is Law.CHAIN and parent in seen:
                 return f"its law is {draft.law.value!r}, but node {parent} has several children"
             seen.add(parent)
@@ -76,15 +77,15 @@ class Proposed(NamedTuple):
             if abs(total - 1) > _ROUNDING:
                 return f"the q of node {node} sums to {total:.4g}, and must sum to 1"
             if drawn[row, node, token] <= 0:
-                return f"node {node} is token {token}, to which its q gives no probability: it was not drawn from q"
+                return f"node {node} is token {token}, to which its q gives no probability, so q is not its law"
         return None
 
 
 def checked(draft: object, view: View, vocab_size: int, name: str) -> tuple[Draft, Proposed]:
-    """The draft, safe to index with: nodes with a wrong parent or token become padding, and their rows are not sound.
+    """Check a draft and make it safe to index: nodes with an invalid parent or token become padding.
 
     Raises:
-        DrafterError: its shapes, types or law are wrong, which the host sees at once.
+        DrafterError: its shapes, types or law are wrong.
     """
     fault = _form_fault(draft, view, vocab_size)
     if fault is not None or not isinstance(draft, Draft):
@@ -93,16 +94,16 @@ def checked(draft: object, view: View, vocab_size: int, name: str) -> tuple[Draf
     tokens, parents = tree.tokens, tree.parents
     above = torch.arange(-1, tokens.shape[1] - 1, device=tokens.device)
     absent = parents == PAD
-    inside = tokens.clamp(0, vocab_size - 1)
+    clamped = tokens.clamp(0, vocab_size - 1)
     right = parents == above if tree.linear else (parents >= above.clamp(max=0)) & (parents <= above)
-    right = (right & (inside == tokens)) | absent
+    right = (right & (clamped == tokens)) | absent
     sound = right
     if draft.law is Law.CHAIN and not tree.linear:
-        sound = sound & ~_younger(parents)
+        sound = sound & ~_has_elder_sibling(parents)
     if draft.q is not None and not view.warp.greedy:
         totals = draft.q.sum(-1)
-        # a q that is no law at all (nothing, or NaN) is left out by ``verify``
-        drawn = (draft.q.gather(2, inside[..., None])[..., 0] > 0) & ((totals - 1).abs() <= _ROUNDING) | absent
+        # ``verify`` skips nodes whose q is all 0 or NaN
+        drawn = (draft.q.gather(2, clamped[..., None])[..., 0] > 0) & ((totals - 1).abs() <= _ROUNDING) | absent
         drawn = drawn | ~(totals > 0)
         if view.warp.greedy_rows is not None:
             drawn = drawn | view.warp.greedy_rows[..., 0]
@@ -110,12 +111,12 @@ def checked(draft: object, view: View, vocab_size: int, name: str) -> tuple[Draf
         sound = sound & drawn
     placed = torch.where(right, parents, PAD)
     placed[:, 0] = ROOT
-    safe = TokenTree(inside, placed, tree.depth, tree.linear)
+    safe = TokenTree(clamped, placed, tree.depth, tree.linear)
     return Draft(safe, draft.law, draft.q, draft.scores), Proposed(sound.all(1), draft, view, vocab_size, name)
 
 
-def _younger(parents: Int[Tensor, "B N"]) -> Bool[Tensor, "B N"]:
-    """Nodes with a sibling before them."""
+def _has_elder_sibling(parents: Int[Tensor, "B N"]) -> Bool[Tensor, "B N"]:
+    """True for nodes with an earlier sibling."""
     same = (parents[:, :, None] == parents[:, None]) & (parents != PAD)[:, None]
     return same.tril(-1).any(2)
 
@@ -130,13 +131,13 @@ def _form_fault(draft: object, view: View, vocab_size: int) -> str | None:
         if not isinstance(values, torch.Tensor):
             return f"its {name} must be a tensor, not a {values.__class__.__name__}"
         if values.device != view.history.device:
-            return f"its {name} lie on {values.device}, the rows on {view.history.device}"
+            return f"its {name} must be on {view.history.device}, not on {values.device}"
     tokens, parents, q = draft.tree.tokens, draft.tree.parents, draft.q
     rows = len(view.rows)
     if tokens.ndim != 2 or tokens.shape[0] != rows or not tokens.shape[1]:
-        return f"its tokens have shape {tuple(tokens.shape)}; {rows} rows of one node or more are wanted"
+        return f"its tokens have shape {tuple(tokens.shape)}, and must have {rows} rows of one node or more"
     if parents.shape != tokens.shape:
-        return f"its parents have shape {tuple(parents.shape)}, its tokens {tuple(tokens.shape)}"
+        return f"its parents have shape {tuple(parents.shape)}, and its tokens {tuple(tokens.shape)}"
     if tokens.dtype != torch.long or parents.dtype != torch.long:
         return f"its tokens and parents must be torch.int64, not {tokens.dtype} and {parents.dtype}"
     if not isinstance(draft.tree.depth, int) or draft.tree.depth < 0:
@@ -145,8 +146,8 @@ def _form_fault(draft: object, view: View, vocab_size: int) -> str | None:
         return f"its law is {draft.law.value!r}, so it must {'come with' if q is None else 'have no'} q"
     shape = (*tokens.shape, vocab_size)
     if q is not None and (tuple(q.shape) != shape or not q.is_floating_point()):
-        return f"its q has shape {tuple(q.shape)} and type {q.dtype}; numbers of shape {shape} are wanted"
+        return f"its q has shape {tuple(q.shape)} and type {q.dtype}, and must be floating-point of shape {shape}"
     if draft.scores is not None and (draft.scores.shape != tokens.shape or not draft.scores.is_floating_point()):
         kind = f"shape {tuple(draft.scores.shape)} and type {draft.scores.dtype}"
-        return f"its scores have {kind}; floating-point numbers of shape {tuple(tokens.shape)} are wanted"
+        return f"its scores have {kind}, and must be floating-point of shape {tuple(tokens.shape)}"
     return None

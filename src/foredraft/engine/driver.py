@@ -1,4 +1,4 @@
-"""One thread that steps an engine for all who await its requests."""
+"""A background thread that steps an engine for all asyncio tasks that await its requests."""
 
 import asyncio
 import threading
@@ -10,25 +10,25 @@ from foredraft.engine.request import Sequence
 
 
 class Driver:
-    """Steps an engine while anybody awaits, in one thread: requests of any number of tasks share its batch.
+    """Steps an engine in one thread while any task awaits a request; all tasks share its batch.
 
-    An event loop never waits for a step, and the thread sleeps while nobody waits. Tasks are woken between two steps
-    only, so that what they find is whole.
+    An event loop never waits for a step, and the thread ends when no task waits. Tasks are woken only between steps,
+    so they see consistent state.
     """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._lock = threading.Lock()  # of the two below; taken after the engine's, and never for long
+        self._lock = threading.Lock()  # guards the next two fields; taken after the engine's lock, never for long
         self._waiters: set[_Waiter] = set()
         self._stepping = False
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="foredraft")
 
     async def ended(self, sequences: Seq[Sequence]) -> None:
-        """Wait until all of these have ended. If the waiting task is cancelled, so are they, at the next step."""
+        """Wait until all of these have ended. Cancelling the waiting task cancels them at the next step."""
         await self._wait(_Waiter(sequences, first_piece=False))
 
     async def more(self, sequence: Sequence) -> None:
-        """Wait until there is a piece to take, or none will come; as for a cancelled task, see ``ended``."""
+        """Wait until there is a piece to take, or the sequence has ended. For a cancelled task see ``ended``."""
         await self._wait(_Waiter([sequence], first_piece=True))
 
     async def _wait(self, waiter: "_Waiter") -> None:
@@ -49,7 +49,7 @@ class Driver:
         fault: Exception | None = None
         while True:
             try:
-                self._engine.process_queue()  # who only waits for a cancellation needs no step
+                self._engine.process_queue()  # a task that only waits for a cancellation needs no step
             except Exception as error:
                 fault = error
             if not self._wake(fault):
@@ -61,9 +61,13 @@ class Driver:
                 fault = error
 
     def _wake(self, fault: Exception | None) -> bool:
-        """Wake whose waiting is over, all of them with a fault that no request carries; does anybody still wait?"""
+        """Wake the waiters that are done, or all of them with an error that no request holds.
+
+        Returns:
+            True if others still wait.
+        """
         with self._engine.exclusive(), self._lock:
-            woken = [waiter for waiter in self._waiters if waiter.over() or fault is not None]
+            woken = [waiter for waiter in self._waiters if waiter.done() or fault is not None]
             self._waiters.difference_update(woken)
             self._stepping = others = bool(self._waiters)
         for waiter in woken:
@@ -81,15 +85,15 @@ class _Waiter:
         self._open = list(sequences)
         self._first_piece = first_piece
 
-    def over(self) -> bool:
+    def done(self) -> bool:
         while self._open and (self._open[-1].finished or (self._first_piece and self._open[-1].pieces)):
-            self._open.pop()  # what has ended is not looked at again
+            self._open.pop()  # never checked again
         return self.left or not self._open
 
     def wake(self, fault: Exception | None) -> None:
         try:
             self.future.get_loop().call_soon_threadsafe(self._set, fault)
-        except RuntimeError:  # its event loop is closed: nobody waits any more
+        except RuntimeError:  # its event loop is closed
             pass
 
     def _set(self, fault: Exception | None) -> None:

@@ -1,4 +1,4 @@
-"""Continuous batching: requests wait, are admitted, run step by step beside others, and retire."""
+"""Continuous batching: requests wait, are admitted, run step by step with others, and retire."""
 
 import itertools
 import logging
@@ -33,19 +33,19 @@ _log = logging.getLogger(__name__)
 
 
 class Engine:
-    """Runs sequences together. One thread at a time steps it; any thread may submit and cancel.
+    """Runs sequences in one batch. One thread at a time steps it; any thread may submit and cancel.
 
     Args:
-        drafter, policy: what proposes, and what decides how much.
+        drafter, policy: what proposes drafts, and what decides their size.
         rule: the verification rule; None takes the best one for each draft's law.
-        max_rows: so many sequences run at once; the others wait in order.
+        max_rows: the most sequences that run at once; the others wait in order.
         exact_nodes: see ``Stepper``.
-        cache: of the target, where the drafter shares it; by default a new one.
-        picked: all drafts are picked and the rule is lossless, so an output is a function of its seed, whatever was
-            drafted. Otherwise, where plans or drafts depend on other requests (``learns``), each request draws from
-            a stream of its own: with a stream that another request shares, they would depend on its next numbers.
-        max_slots: the most slots, rows times length, that the cache may have; None for any number. Requests that
-            would need more together wait for each other.
+        cache: the target's KV cache, if the drafter shares it; by default a new one.
+        picked: all drafts are picked and the rule is lossless, so an output depends on its seed only. Otherwise, if
+            plans or drafts depend on other requests (``learns``), each request gets its own random stream: if two
+            requests shared one, drafts learned from one would depend on the random numbers that the other uses next.
+        max_slots: the most slots (rows times length) of the cache; None for no limit. Requests that would exceed it
+            together wait for each other.
     """
 
     def __init__(
@@ -66,16 +66,16 @@ class Engine:
         self.policy = policy
         self._stepper = Stepper(target, cache or target.new_cache(), drafter, rule, exact_nodes)
         self._batch = Batch(target.vocab_size, target.device)
-        self._arriving: deque[Sequence] = deque()  # submitted, not yet seen by a step; appended without the lock
-        self._abandoned: deque[Sequence] = deque()  # to be cancelled by the next step; appended without the lock
+        self._arriving: deque[Sequence] = deque()  # submitted since the last step; appended without the lock
+        self._abandoned: deque[Sequence] = deque()  # to cancel in the next step; appended without the lock
         self._waiting: deque[Sequence] = deque()
         self.max_rows = max_rows
         self.reproducible = picked or not (policy.learns or drafter.needs.learns)
-        self._numbers = itertools.count()
+        self._request_numbers = itertools.count()
         self._max_slots = max_slots
-        self._widest = max(drafter.needs.max_nodes, exact_nodes - 1)
-        self._drafted: set[int] = set()  # rows that the drafter may know of
-        self._torn = False  # whether a step has begun and neither ended nor been cleaned up after
+        self._max_draft_nodes = max(drafter.needs.max_nodes, exact_nodes - 1)
+        self._drafter_rows: set[int] = set()  # rows that may have been admitted to the drafter
+        self._in_step = False  # a step has begun and has neither ended nor been cleaned up
         self._lock = threading.RLock()
         self.closed = False
 
@@ -84,13 +84,13 @@ class Engine:
         return f"Engine({self.target.name}, running={running}, waiting={waiting}, max_rows={self.max_rows})"
 
     def request(self, prompt: Seq[int], params: SamplingParams, eos: Seq[int]) -> Request:
-        """Check what was asked for, once.
+        """Check a prompt and its parameters once and make a request of them.
 
         Raises:
-            PromptError: an empty prompt, one with ids that the model does not have, one longer than its context, or a
-                request that does not fit ``max_slots`` even alone.
+            PromptError: the prompt is empty, has ids outside the vocabulary, is longer than the context, or needs more
+                than ``max_slots``.
             OptionError: a parameter names a token that the model does not have.
-            ModelError: the engine or its target was closed, or the target is not as it was.
+            ModelError: the engine or its target was closed, or the target was changed.
         """
         if self.closed:
             raise ModelError("This generator is closed: make a new one with foredraft.load.")
@@ -106,41 +106,41 @@ class Engine:
                 "for a new one."
             )
         check_token_ids(params, self.target.vocab_size)
-        ends = params.eos_token_id if params.eos_token_id is not None else tuple(eos)
-        request = Request(tuple(prompt), params, StopRules(min(params.max_new_tokens, room), frozenset(ends)))
+        eos_ids = params.eos_token_id if params.eos_token_id is not None else tuple(eos)
+        request = Request(tuple(prompt), params, StopRules(min(params.max_new_tokens, room), frozenset(eos_ids)))
         if self._max_slots is not None and self._slots(request) > self._max_slots:
             raise PromptError(
-                f"{len(prompt)} prompt tokens and up to {request.rules.max_new_tokens} new ones do not fit the memory "
-                f"for keys and values, which holds {self._max_slots} tokens: shorten the prompt, lower max_new_tokens, "
-                "or raise kv_cache_memory_bytes."
+                f"{len(prompt)} prompt tokens and up to {request.rules.max_new_tokens} new ones do not fit the KV "
+                f"cache, which holds {self._max_slots} tokens: shorten the prompt, lower max_new_tokens, or raise "
+                "kv_cache_memory_bytes."
             )
         return request
 
     def submit(self, requests: Seq[Request], decode: Decode, seeds: Seq[int]) -> list[Sequence]:
-        """Queue requests, each with a seed of its own, for one output each.
+        """Queue requests, one seed and one output each.
 
-        It does not wait for a step that is in progress, so an event loop may call it.
+        Does not wait for a step in progress, so an event loop may call it.
         """
         sequences = []
         for request, seed in zip(requests, seeds, strict=True):
-            stream = seed if self.reproducible else request_seed(seed, next(self._numbers))
+            stream = seed if self.reproducible else request_seed(seed, next(self._request_numbers))
             sequences.append(Sequence(request, decode, seed, stream))
         self._arriving.extend(sequences)
         return sequences
 
     def exclusive(self) -> AbstractContextManager[object]:
-        """While this is held nobody steps: for whoever runs the target outside the loop."""
+        """A lock that keeps the engine from stepping, for callers that run the target themselves."""
         return self._lock
 
     def close(self) -> None:
-        """Cancel everything, and take no more requests."""
+        """Cancel all requests and accept no more."""
         self.closed = True
         with self._lock:
             self.process_queue()
             self.cancel([*self._waiting, *self._batch.sequences])
 
     def run(self, sequences: Seq[Sequence]) -> None:
-        """Step until all of these have ended; on an interruption they are cancelled first."""
+        """Step until all of these have ended; an interruption cancels them and is raised."""
         try:
             while not all(sequence.finished for sequence in sequences):
                 self.step()
@@ -151,25 +151,25 @@ class Engine:
             raise
 
     def cancel(self, sequences: Seq[Sequence]) -> None:
-        """End these between two steps; what they have said so far stays. From inside a step, they leave at its end."""
+        """End these and keep their output so far. Called from inside a step, they leave the batch at its end."""
         with self._lock:
             for sequence in sequences:
                 if not sequence.finished:
                     sequence.finish("cancelled")
             self._waiting = deque(sequence for sequence in self._waiting if not sequence.finished)
-            if not self._torn:  # else a step is running in this thread, or the next one begins with cleaning up
+            if not self._in_step:  # else this thread is inside a step, or the next step starts with a cleanup
                 self._sweep()
 
     def abandon(self, sequences: Iterable[Sequence]) -> None:
-        """Have these cancelled at the start of the next step.
+        """Cancel these at the start of the next step.
 
-        It takes no lock: finalizers call it, which run in any thread and in the middle of a step as well, and event
-        loops, which must not wait for a step.
+        Takes no lock: it is called by finalizers, which may run in any thread even during a step, and by event loops,
+        which must not wait for a step.
         """
         self._abandoned.extend(sequences)
 
     def process_queue(self) -> None:
-        """Between two steps: let in what was submitted, and cancel what was abandoned."""
+        """Between steps: queue submitted requests and cancel abandoned ones."""
         with self._lock:
             while self._arriving:
                 first = self._arriving[0]  # an interruption between the two lines below must not queue it twice
@@ -178,17 +178,17 @@ class Engine:
                 self._arriving.popleft()
             if count := len(self._abandoned):
                 self.cancel([self._abandoned[index] for index in range(count)])
-                for _ in range(count):  # only now: an interruption above must not forget them
+                for _ in range(count):  # only now, so that an interruption above does not lose them
                     self._abandoned.popleft()
 
     def contained_step(self) -> None:
-        """``step``, for whoever runs many requests: a fault is raised only if no request ended with it.
+        """``step`` for callers with many requests: an error is raised only if no request ended with it.
 
-        Otherwise the requests that it ended carry it in their ``error``, and the others go on.
+        Otherwise the requests that it ended hold it in their ``error``, and the others continue.
         """
         with self._lock:
             self.process_queue()
-            before = len(self._waiting) + len(self._batch)  # others submit to ``_arriving`` meanwhile
+            before = len(self._waiting) + len(self._batch)  # new requests go to ``_arriving`` meanwhile
             try:
                 self._step()
             except Exception:
@@ -197,80 +197,80 @@ class Engine:
                 _log.warning("A step failed; the requests of its batch ended with an error.", exc_info=True)
 
     def step(self) -> None:
-        """Admit whoever is waiting, then advance every row by at least one token.
+        """Admit waiting requests, then advance every row by at least one token.
 
-        Whatever stops it in the middle, be it a KeyboardInterrupt, ends all rows in flight and is raised itself; the
-        engine is as good as new then, or is made so by the next call, should the cleaning up have been stopped as well.
+        Any exception inside, KeyboardInterrupt included, ends all rows in flight and is raised. The engine stays
+        usable: if the cleanup was interrupted too, the next call repeats it.
         """
         with self._lock:
             self.process_queue()
             self._step()
 
     def _step(self) -> None:
-        self._clean() if self._torn else self._sweep()  # what another interruption may have left
+        self._clean() if self._in_step else self._sweep()  # an earlier interruption may have left rows behind
         try:
-            self._torn = True
+            self._in_step = True
             self._admit()
             if len(self._batch):
                 self._advance()
-            self._torn = False
-        except BaseException as error:  # no row in flight can be trusted
+            self._in_step = False
+        except BaseException as error:  # the state of every row in flight is unknown
             if isinstance(error, Exception):
-                self._fail(self._batch.sequences, f"A step of this text's batch failed: {error}")
+                self._fail_all(self._batch.sequences, f"A step of this request's batch failed: {error}")
             self._clean()
             raise
         self._sweep()
 
     def _sweep(self) -> None:
-        """Retire what has ended, and give memory back when nothing runs. A sweep that was interrupted is repeated."""
+        """Retire ended rows, and free the cache when nothing runs. An interrupted sweep is repeated."""
         self._batch.retire()
-        for row in sorted(self._drafted.difference(self._batch.rows)):
+        for row in sorted(self._drafter_rows.difference(self._batch.rows)):
             try:
                 self.policy.release(row)
                 self.drafter.release(row)
-            except Exception:  # unlike an interruption, a fault would come again
-                self._drafted.discard(row)
+            except Exception:  # unlike an interruption, an error would recur
+                self._drafter_rows.discard(row)
                 raise
-            self._drafted.discard(row)
+            self._drafter_rows.discard(row)
         if not len(self._batch):
             self._stepper.cache.clear()
 
     def _clean(self) -> None:
-        """After a step that was stopped in the middle: end all rows in flight, and have everybody forget them."""
+        """After an interrupted step: end all rows in flight and release them everywhere."""
         for sequence in self._batch.sequences:
             if not sequence.finished:
-                with suppress(Exception):  # its text stream may have been stopped in the middle as well
+                with suppress(Exception):  # its detokenizer may have been interrupted too
                     sequence.finish("cancelled")
         self._waiting = deque(sequence for sequence in self._waiting if not sequence.finished)
         self._batch.retire()
         self.target.reset_hooks()
-        for row in sorted(self._drafted):
-            for keeper in (self.policy, self.drafter):
-                with suppress(Exception):  # what stopped the step is the error to raise
-                    keeper.release(row)
-            self._drafted.discard(row)
+        for row in sorted(self._drafter_rows):
+            for holder in (self.policy, self.drafter):
+                with suppress(Exception):  # the error that stopped the step is the one to raise
+                    holder.release(row)
+            self._drafter_rows.discard(row)
         self._stepper.cache.clear()
-        self._torn = False
+        self._in_step = False
 
     @staticmethod
-    def _fail(sequences: Seq[Sequence], reason: str) -> None:
+    def _fail_all(sequences: Seq[Sequence], reason: str) -> None:
         for sequence in sequences:
             if not sequence.finished:
                 with suppress(Exception):  # see ``_clean``
                     sequence.fail(ForedraftError(reason))
 
     def _slots(self, request: Request) -> int:
-        """How long a row this request may come to need."""
-        return bucket(len(request.prompt) + request.rules.max_new_tokens + self._widest)
+        """The row length that this request may need."""
+        return bucket(len(request.prompt) + request.rules.max_new_tokens + self._max_draft_nodes)
 
     def _free_rows(self) -> list[int]:
-        """Rows for the first of those that wait, as many as there are rows and memory for."""
+        """Rows for the first waiting requests, limited by free rows and cache memory."""
         taken = set(self._batch.rows)
         free = (row for row in range(self.max_rows) if row not in taken)
         rows = list(islice(free, min(self.max_rows - len(taken), len(self._waiting))))
         if self._max_slots is None:
             return rows
-        cache = self._stepper.cache  # its rows are all as long as the longest
+        cache = self._stepper.cache  # all rows have the length of the longest
         slots = max([cache.slots, *(self._slots(sequence.request) for sequence in self._batch.sequences)])
         height = max([cache.rows, *(row + 1 for row in taken)])
         for count, (row, sequence) in enumerate(zip(rows, self._waiting, strict=False)):
@@ -288,13 +288,13 @@ class Engine:
                 admitted = set(sequences)
                 self._waiting = deque(sequence for sequence in self._waiting if sequence not in admitted)
                 self._prefill(rows, sequences)
-            except Exception as error:  # they wait no longer, and perhaps they do not run either
-                self._fail(sequences, f"Reading this text's prompt failed: {error}")
+            except Exception as error:  # they left the queue and may not have reached the batch
+                self._fail_all(sequences, f"Prefill of this request failed: {error}")
                 raise
 
     @torch.inference_mode()
     def _prefill(self, rows: list[int], sequences: list[Sequence]) -> None:
-        """Read the prompts but for their last tokens, which are the first roots; a shared prompt is read once."""
+        """Prefill the prompts except for their last tokens, the first roots; a shared prompt is read once."""
         started = time.perf_counter()
         first: dict[tuple[int, ...], int] = {}
         owners = [first.setdefault(sequence.prompt, index) for index, sequence in enumerate(sequences)]
@@ -305,25 +305,25 @@ class Engine:
         tokens = torch.nn.utils.rnn.pad_sequence(prompts, batch_first=True).to(self.target.device)
         cache = self._stepper.cache
         cache.reserve(max(rows) + 1, max(counts) + 1)
-        hidden: dict[int, Mapping[int, Tensor]] = {}  # by line, those of its own tokens
+        hidden: dict[int, Mapping[int, Tensor]] = {}  # by line, without padding
         for group in group_by_length(counts):
             longest = max(counts[line] for line in group)
             own = tokens[group, :longest]
             states = prefill(self.target, cache, [rows[unique[line]] for line in group], own, [0] * len(group))
-            for place, line in enumerate(group):
-                hidden[line] = {tap: each[place : place + 1, : counts[line]] for tap, each in states.items()}
+            for index, line in enumerate(group):
+                hidden[line] = {tap: each[index : index + 1, : counts[line]] for tap, each in states.items()}
         copies = [index for index, owner in enumerate(owners) if owner != index]
         if copies:
             cache.fork([rows[owners[i]] for i in copies], [rows[i] for i in copies], max(counts))
         seconds = time.perf_counter() - started
         for row, owner, sequence in zip(rows, owners, sequences, strict=True):
             line = lines[owner]
-            self._drafted.add(row)
+            self._drafter_rows.add(row)
             self.drafter.admit(row, tokens[line, : counts[line]], hidden[line])
-            sequence.tally.prefill_seconds = seconds
+            sequence.counters.prefill_seconds = seconds
 
     def _advance(self) -> None:
-        """One step of all rows, and what it brings to each sequence."""
+        """Run one step of all rows and extend each sequence."""
         started = time.perf_counter()
         batch = self._batch
         sequences = batch.sequences
@@ -337,11 +337,11 @@ class Engine:
             if not result.healthy:
                 sequence.fail(
                     NumericsError(
-                        "There is nothing to say next: the model returned logits that are not numbers, or bans and "
+                        "No next token can be chosen: the model returned NaN or +inf logits, or bans and "
                         f"processors left no token ({len(sequence.tokens)} tokens were generated before)."
                     )
                 )
-                self._stepper.cache.zero([view.rows[index]])  # NaN would outlive the row
+                self._stepper.cache.zero([view.rows[index]])  # NaN would leak into the row's next request
                 kept.append(0)
                 continue
             kept.append(sequence.extend(result.emitted, result.accepted))
@@ -354,7 +354,7 @@ class Engine:
         self._count(view.rows, done, kept, time.perf_counter() - started)
 
     def _limit(self, sequence: Sequence) -> int:
-        """The most tokens that a draft for this row can use: one is always the bonus."""
+        """The most draft tokens that this row can use; the last token is always the bonus."""
         if not sequence.params.speculate:
             return 0
         return max(0, min(sequence.remaining - 1, self.target.max_length - sequence.length))
@@ -371,11 +371,11 @@ class Engine:
             other_seconds=seconds - done.draft_seconds - done.verify_seconds,
         )
         for index, sequence in enumerate(self._batch.sequences):
-            sequence.tally.add(stats, index)
+            sequence.counters.add(stats, index)
 
 
 def _logprobs(laws: Float[Tensor, "D V"], tokens: list[int], count: int) -> list[TokenLogprobs]:
-    """Log-probabilities of the new tokens of one row, and of the ``count`` likeliest tokens at each."""
+    """Log-probabilities of one row's new tokens, and of the ``count`` likeliest tokens at each."""
     chosen = laws[: len(tokens)].gather(1, torch.tensor(tokens, dtype=torch.long, device=laws.device)[:, None])
     top = laws[: len(tokens)].topk(count, dim=-1)
     table = zip(tokens, chosen.tolist(), top.indices.tolist(), top.values.tolist(), strict=True)

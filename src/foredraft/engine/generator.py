@@ -1,4 +1,4 @@
-"""What users hold: prompts in, texts out, by the batch or as they come."""
+"""The generator that ``foredraft.load`` returns: prompts in, results out, at once or as a stream."""
 
 import weakref
 from collections.abc import Iterator, Mapping, Sequence as Seq
@@ -13,7 +13,7 @@ from foredraft.core.errors import ModelError, OptionError, PromptError, kind_of
 from foredraft.core.rng import derive_seeds, derived_seed, resolve_seed
 from foredraft.core.sampling.params import SamplingOptions, SamplingParams, check_count
 from foredraft.engine.beam.search import BeamKeywords, BeamOptions, Hypothesis, beam_search
-from foredraft.engine.beam.speculative import SearchesAhead, speculative_beam_search
+from foredraft.engine.beam.speculative import BeamDrafter, speculative_beam_search
 from foredraft.engine.bulk import Progress, completions
 from foredraft.engine.driver import Driver
 from foredraft.engine.engine import Engine
@@ -25,14 +25,14 @@ from foredraft.model.base import TargetModel
 from foredraft.model.tokenizer import Message, Tokenizer
 
 OnePrompt = str | Seq[int] | Seq[Message] | Mapping[str, Any]
-"""A prompt that is seen to be one by its type; a tensor may hold one or several."""
+"""Types that always hold a single prompt; a tensor may hold one or several."""
 P = TypeVar("P", bound=Prompt)
 
 
 class Generator(Source):
-    """A target with its drafter. Made by ``foredraft.load``.
+    """A target with its drafter, made by ``foredraft.load``.
 
-    Calls may overlap: streams that are open at the same time share one batch.
+    Calls may overlap: all requests in flight share one batch.
     """
 
     def __init__(
@@ -42,8 +42,8 @@ class Generator(Source):
         self.driver = Driver(engine)
         for model in models:
             model.retain()
-        self._hold = weakref.finalize(self, _let_go, tuple(models))
-        self._hold.atexit = False
+        self._release_models = weakref.finalize(self, _release_all, tuple(models))
+        self._release_models.atexit = False
         self.tokenizer = tokenizer
         self.eos_token_ids = tuple(eos)
         self.kind = kind
@@ -106,16 +106,16 @@ class Generator(Source):
 
         Args:
             prompt: a string, token ids, chat messages, a tokenizer's output, or a list of any of these.
-            params: or its fields as keywords; what is not given is as in ``SamplingParams``. A transformers
-                ``GenerationConfig`` is read as these.
-            num_return_sequences: so many outputs for each prompt. Output i of the call has the stream (seed, i).
+            params: ``SamplingParams`` or a transformers ``GenerationConfig``; its fields may also be keywords.
+            num_return_sequences: the number of outputs for each prompt. Output i of the call draws from the random
+                stream (seed, i).
 
         Returns:
-            one ``Result`` for one prompt; a list, in order, for several, and wherever ``num_return_sequences`` is
+            one ``Result`` for one prompt; a list, in order, for several prompts or if ``num_return_sequences`` is
             given.
 
         Raises:
-            UsageError: an option or a prompt that cannot be; the sentence says why, and which of several prompts.
+            UsageError: an option or a prompt is invalid; the message names the prompt if there are several.
             NumericsError: the model returned NaN.
         """
         call = self._call(prompt, as_params(params, options), num_return_sequences)
@@ -176,18 +176,18 @@ class Generator(Source):
         num_return_sequences: int | None = None,
         **options: Any,
     ) -> Result | list[Result]:
-        """``generate`` for asyncio; any number of calls that are awaited at the same time share one batch.
+        """``generate`` for asyncio; concurrent calls share one batch.
 
-        Steps run in a thread. A call whose task is cancelled is cancelled at the next step.
+        Steps run in a thread. Cancelling the task cancels its requests at the next step.
         """
         call = self._call(prompt, as_params(params, options), num_return_sequences)
         await self.driver.ended(call.sequences)
         return call.answer(self.kind)
 
     def batch(self, prompts: Several, params: Params | None = None, **options: Unpack[SamplingOptions]) -> list[Result]:
-        """``generate`` for a list of prompts, whatever they are: always a list of results, in order."""
-        none = isinstance(prompts, Seq) and not len(prompts)
-        several = [] if none else listed(prompts).prompts
+        """``generate`` for a list of prompts of any kind; always returns a list of results, in order."""
+        empty = isinstance(prompts, Seq) and not len(prompts)
+        several = [] if empty else listed(prompts).prompts
         sequences = self.submit(several, as_params(params, options))
         self.engine.run(sequences)
         return Call(sequences, len(several), single=False).results(self.kind)
@@ -200,15 +200,14 @@ class Generator(Source):
         progress: Progress | None = None,
         **options: Unpack[SamplingOptions],
     ) -> Iterator[Completed]:
-        """Run any number of prompts and hand out each as soon as it is done, by its number.
+        """Run any number of prompts and yield each result, with the prompt's index, as soon as it is done.
 
-        Prompts are asked for only as rows become free, so that they may come from a file of any length, and no more
-        than a batch of them is held. A bad prompt, or one that fails, is handed out with its error; the others go on.
-        Leaving the loop cancels what runs. Each prompt has a random stream of its own, derived from the seed and the
-        prompt's number.
+        Prompts are read only as rows become free, so the iterable may be of any length; at most one batch is held. A
+        prompt that is invalid or fails is yielded with its error, and the others continue. Leaving the loop cancels
+        running requests. Each prompt has its own random stream, derived from the seed and the prompt's index.
 
         Args:
-            progress: called after each prompt with the number of prompts done and of new tokens in all of them.
+            progress: called after each prompt with the numbers of prompts done and of their new tokens.
         """
         if isinstance(prompts, (str, Mapping)):
             raise PromptError("as_completed runs many prompts: give a list or another iterable of them.")
@@ -222,8 +221,7 @@ class Generator(Source):
         seed = resolve_seed(chosen.seed)
 
         def submit(number: int, prompt: Prompt) -> Sequence:
-            own = replace(chosen, seed=derived_seed(seed, number))
-            return self.submit([prompt], own)[0]
+            return self.submit([prompt], replace(chosen, seed=derived_seed(seed, number)))[0]
 
         return completions(self, submit, several, progress)
 
@@ -241,19 +239,19 @@ class Generator(Source):
     def beam_search(
         self, prompt: Prompt | Seq[Prompt], *, num_beams: int = 4, **options: Any
     ) -> list[Hypothesis] | list[list[Hypothesis]]:
-        """The likeliest texts that a search with ``num_beams`` beams finds; nothing is drawn.
+        """Find the likeliest outputs with a beam search of ``num_beams`` beams.
 
-        With a draft model the draft searches ahead; what is found is the same. Other drafters are left out.
+        A draft model speeds the search up without changing its result. Other drafters are not used.
 
         Args:
             prompt: as in ``generate``; several are searched as one ragged batch.
-            options: those of ``BeamOptions``, and of ``SamplingParams`` lengths, ends, penalties and bans.
+            options: those of ``BeamOptions``; of ``SamplingParams`` lengths, end-of-sequence ids, penalties and bans.
 
         Returns:
-            the ``num_return_sequences`` best texts, best first; for several prompts a list of such lists, in order.
+            the ``num_return_sequences`` best outputs, best first; for several prompts a list of such lists, in order.
 
         Raises:
-            UsageError: an option or a prompt that cannot be; the sentence says why.
+            UsageError: an option or a prompt is invalid.
             NumericsError: the model returned NaN.
         """
         prompts, single = listed(prompt)
@@ -261,7 +259,7 @@ class Generator(Source):
         encoded = [list(request.prompt) for request in self._requests(prompts, chosen.params)]
         with self.engine.exclusive():
             target, drafter = self.engine.target, self.engine.drafter
-            if isinstance(drafter, SearchesAhead) and chosen.num_assistant_tokens:
+            if isinstance(drafter, BeamDrafter) and chosen.num_assistant_tokens:
                 draft = drafter.beam_model()
                 found = speculative_beam_search(target, draft, encoded, chosen, self.eos_token_ids, self._decode)
             else:
@@ -269,7 +267,7 @@ class Generator(Source):
         return found[0] if single else found
 
     def stream(self, prompt: Prompt, params: Params | None = None, **options: Unpack[SamplingOptions]) -> Stream:
-        """Continue one prompt and hand out each piece as soon as it is certain."""
+        """Continue one prompt and yield each piece as soon as its text is final."""
         return Stream(self, self.submit([prompt], as_params(params, options))[0])
 
     def astream(self, prompt: Prompt, params: Params | None = None, **options: Unpack[SamplingOptions]) -> AsyncStream:
@@ -277,7 +275,7 @@ class Generator(Source):
         return AsyncStream(self, self.submit([prompt], as_params(params, options))[0])
 
     def submit(self, prompts: Seq[Prompt], params: SamplingParams, count: int = 1) -> list[Sequence]:
-        """Queue prompts without running them; a bad one is refused before any is queued."""
+        """Queue prompts without running them; all are checked before any is queued."""
         check_count("num_return_sequences", count)
         if not prompts:
             raise PromptError("There are no prompts.")
@@ -286,13 +284,13 @@ class Generator(Source):
         return self.engine.submit(outputs, self._decode, derive_seeds(resolve_seed(params.seed), len(outputs)))
 
     def _requests(self, prompts: Seq[Prompt], params: SamplingParams) -> list[Request]:
-        """Prompts as requests, checked; the sentence about a bad one says which of several it is."""
+        """Check prompts and make requests of them; an error names the prompt if there are several."""
         requests: list[Request] = []
         for number, prompt in enumerate(prompts):
             try:
                 requests.append(self.engine.request(self.encode(prompt), params, self.eos_token_ids))
             except PromptError as error:
-                raise named(error, number) if len(prompts) > 1 else error  # noqa: B904 - it has its cause
+                raise named(error, number) if len(prompts) > 1 else error  # noqa: B904 - ``named`` sets the cause
         return requests
 
     def encode(self, prompt: Prompt) -> list[int]:
@@ -300,9 +298,9 @@ class Generator(Source):
         return encode(prompt, self.tokenizer)
 
     def close(self) -> None:
-        """Cancel what runs, and leave the models as they were found, unless other generators hold them too."""
+        """Cancel running requests, and restore the models unless other generators use them too."""
         self.engine.close()
-        self._hold()
+        self._release_models()
 
     def __enter__(self) -> "Generator":
         if self.engine.closed:
@@ -336,6 +334,6 @@ class Generator(Source):
         return table_html("foredraft.Generator", self._facts())
 
 
-def _let_go(models: tuple[TargetModel, ...]) -> None:
+def _release_all(models: tuple[TargetModel, ...]) -> None:
     for model in models:
         model.release()

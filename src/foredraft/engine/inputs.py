@@ -1,4 +1,4 @@
-"""What users hand in, in one form each: prompts as token ids, parameters as ``SamplingParams``."""
+"""Normalise user input: prompts to token ids, parameters to ``SamplingParams``."""
 
 from collections.abc import Iterable, Mapping, Sequence as Seq
 from dataclasses import replace
@@ -16,31 +16,31 @@ from foredraft.model.tokenizer import Message, Tokenizer
 if TYPE_CHECKING:
     Prompt = str | Tensor | np.ndarray | Seq[int] | Seq[Message] | Mapping[str, Any]
     """A string, token ids (a list, an array or a tensor), chat messages ``{"role": ..., "content": ...}`` or one such
-    message, or what a tokenizer returns (``input_ids`` and perhaps ``attention_mask``, for one prompt)."""
+    message, or a tokenizer's output for one prompt (``input_ids`` and optionally ``attention_mask``)."""
     Several = Seq[Prompt] | Tensor | np.ndarray | Mapping[str, Any]
-    """A list of prompts, ids [B, T], or what a tokenizer returns for a batch."""
+    """A list of prompts, ids [B, T], or a tokenizer's output for a batch."""
     Prompts = Iterable[Prompt]
     Params = SamplingParams | GenerationConfig
-else:  # users get a sentence for what is neither, not the complaint of a type checker
+else:  # at run time users get foredraft's errors, not those of a type checker
     Prompt = Several = Prompts = Params = Any
 
 _ENCODED = {"input_ids", "attention_mask", "token_type_ids"}
 
 
 class Listed(NamedTuple):
-    """Prompts as a list, and whether there was just one. A single one is a string, ids or messages."""
+    """Prompts as a list, and whether a single prompt was given. A prompt is a string, ids or messages."""
 
     prompts: list[Any]
     single: bool
 
 
 def listed(prompt: object) -> Listed:
-    """Tell one prompt from several.
+    """List the prompts in ``prompt``, which holds one or several.
 
-    Several are a list of prompts of any kind, a tensor or an array [B, T], or a tokenizer's output for a batch.
+    Several prompts are a list of prompts of any kind, a tensor or an array [B, T], or a tokenizer's batch output.
 
     Raises:
-        PromptError: it is neither; the sentence lists what can be given.
+        PromptError: the type is not supported; the message lists those that are.
     """
     if isinstance(prompt, (Tensor, np.ndarray)):
         return _listed_ids(prompt.tolist())
@@ -59,32 +59,32 @@ def encode(prompt: object, tokenizer: Tokenizer | None) -> list[int]:
     """Token ids of one prompt of any kind.
 
     Raises:
-        PromptError: it is no prompt, or several, or needs a tokenizer that is not there.
+        PromptError: not a prompt, several prompts, or one that needs a missing tokenizer.
     """
     prompts, single = listed(prompt)
     if len(prompts) != 1:
         raise PromptError(
             f"Expected one prompt, not {len(prompts)}: generate and batch take several, as one list of prompts, one "
-            "array or tensor [B, T], or one output of a tokenizer."
+            "array or tensor [B, T], or one tokenizer output."
         )
     if not single:
         return encode(prompts[0], tokenizer)
     one = prompts[0]
     if isinstance(one, str):
-        return _needed(tokenizer).encode(one)
+        return _required(tokenizer).encode(one)
     if len(one) and _is_message(one[0]):
-        return _needed(tokenizer).encode_chat(one)
+        return _required(tokenizer).encode_chat(one)
     if not all(_is_id(token) for token in one):
-        odd = next(token for token in one if not _is_id(token))
-        raise PromptError(f"Token ids are whole numbers, not {odd!r}.")
+        wrong = next(token for token in one if not _is_id(token))
+        raise PromptError(f"Token ids are whole numbers, not {wrong!r}.")
     return [int(token) for token in one]
 
 
 def as_params(params: object, options: Mapping[str, Any]) -> SamplingParams:
-    """Parameters and single options in one; options given by name take the place of those in ``params``.
+    """Merge ``params`` and options; options override ``params``.
 
     Raises:
-        OptionError: an option that there is not, that is out of range, or that ``SamplingParams`` cannot express.
+        OptionError: an option is unknown, out of range, or cannot be expressed by ``SamplingParams``.
     """
     if params is None:
         return SamplingParams.from_options(options)
@@ -94,24 +94,26 @@ def as_params(params: object, options: Mapping[str, Any]) -> SamplingParams:
     if not isinstance(params, SamplingParams):
         raise OptionError(
             f"params must be a foredraft.SamplingParams or a transformers GenerationConfig, not {kind_of(params)}; "
-            "single options are given by name, as in temperature=0.7."
+            "give single options by name, as in temperature=0.7."
         )
     return replace(params, **options) if options else params
 
 
 def _listed_ids(ids: Any) -> Listed:
-    """From nested lists: ids of one prompt, or of several."""
+    """Read nested lists as the ids of one prompt or of several."""
     if not isinstance(ids, list):
-        raise PromptError("Token ids are a list, or an array or a tensor of one or two dimensions.")
+        raise PromptError("Token ids must be a list, or an array or a tensor of one or two dimensions.")
     single = not ids or not isinstance(ids[0], list)
     return Listed([ids] if single else ids, single)
 
 
 def _unpadded(encoding: Mapping[str, Any]) -> Any:
-    """The ids in a tokenizer's output as (nested) lists, without those that its attention mask leaves out."""
-    odd = sorted(encoding.keys() - _ENCODED)
-    if odd:
-        raise PromptError(f"A prompt is text, so {odd[0]} cannot be part of it; give input_ids and attention_mask.")
+    """The ids in a tokenizer's output as (nested) lists, without those that its attention mask excludes."""
+    unknown = sorted(encoding.keys() - _ENCODED)
+    if unknown:
+        raise PromptError(
+            f"A prompt cannot have {unknown[0]}: only text is supported, as input_ids and attention_mask."
+        )
     ids, mask = _plain(encoding["input_ids"]), _plain(encoding.get("attention_mask"))
     if mask is None or not isinstance(ids, list) or not ids:
         return ids
@@ -129,7 +131,7 @@ def _pairs(ids: Any, mask: Any) -> Iterable[tuple[Any, Any]]:
 
 
 def _plain(values: Any) -> Any:
-    """Tensors and arrays, also those in a list, as lists."""
+    """Convert tensors and arrays, also inside a list, to lists."""
     if isinstance(values, (Tensor, np.ndarray)):
         return values.tolist()
     return [_plain(value) for value in values] if isinstance(values, (list, tuple)) else values
@@ -139,13 +141,13 @@ def _message(prompt: Mapping[str, Any]) -> Mapping[str, Any]:
     if not {"role", "content"} <= prompt.keys():
         found = ", ".join(map(str, prompt)) or "nothing"
         raise PromptError(
-            f"A prompt that is a mapping has input_ids, or is a chat message with role and content; this has {found}."
+            f"A mapping given as a prompt needs input_ids, or role and content as a chat message; this one has {found}."
         )
     return prompt
 
 
 def _is_message(item: object) -> bool:
-    """Any mapping in a list but a tokenizer's output, so that a message without its role is refused as a message."""
+    """True for any mapping except a tokenizer's output, so a message without a role is reported as a bad message."""
     return isinstance(item, Mapping) and not item.keys() & {"input_ids", "inputs_embeds"}
 
 
@@ -160,7 +162,7 @@ def _is_id(item: object) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
-def _needed(tokenizer: Tokenizer | None) -> Tokenizer:
+def _required(tokenizer: Tokenizer | None) -> Tokenizer:
     if tokenizer is None:
         raise PromptError("This model came without a tokenizer: give token ids, or pass tokenizer=... to load.")
     return tokenizer
@@ -168,6 +170,6 @@ def _needed(tokenizer: Tokenizer | None) -> Tokenizer:
 
 def _unreadable(prompt: object) -> PromptError:
     return PromptError(
-        "A prompt must be a string, a list of token ids, a list of chat messages, what a tokenizer returns, or a list "
-        f"of these, not {kind_of(prompt)}."
+        "A prompt must be a string, a list of token ids, a list of chat messages, a tokenizer's output, or a list of "
+        f"these, not {kind_of(prompt)}."
     )

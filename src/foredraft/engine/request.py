@@ -1,4 +1,4 @@
-"""One request in flight: its tokens, its text, its numbers. Lives on the host."""
+"""One request in flight: its tokens, text and statistics, on the host."""
 
 from collections import deque
 from collections.abc import Sequence as Tokens
@@ -13,9 +13,9 @@ from foredraft.engine.detokenizer import Decode, IncrementalDetokenizer
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What a step has added: text that is safe to show, its tokens, and whether a drafter had proposed them.
+    """New output of a step: text that is final, its tokens, and whether a drafter proposed them.
 
-    Text may lag behind its tokens, by half a character or by what could still become a stop string.
+    Text may lag behind the tokens by an incomplete character or a possible start of a stop string.
     """
 
     text: str
@@ -25,7 +25,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probability of an emitted token under the model's own law, and of the likeliest alternatives."""
+    """Log-probability of an emitted token under the unwarped model law, and of the likeliest alternatives."""
 
     token: int
     logprob: float
@@ -34,7 +34,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What was asked for, already checked."""
+    """A checked request."""
 
     prompt: tuple[int, ...]
     params: SamplingParams
@@ -43,10 +43,9 @@ class Request:
 
 @dataclass(slots=True)
 class RequestStats:
-    """What the steps of one request came to so far.
+    """Running totals of one request.
 
-    A few sums in place: with many rows, adding a frozen record to another for each of them would cost more than
-    the step itself.
+    Updated in place: with many rows, adding frozen records would cost more than the step itself.
     """
 
     prefill_seconds: float = 0.0
@@ -57,11 +56,11 @@ class RequestStats:
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
     seconds: float = 0.0
-    depths: dict[int, int] = field(default_factory=dict)  # how many drafts were so deep
-    reached: dict[int, int] = field(default_factory=dict)  # how many accepted paths were so long
+    depths: dict[int, int] = field(default_factory=dict)  # number of drafts by depth
+    reached: dict[int, int] = field(default_factory=dict)  # number of accepted paths by length
 
     def add(self, step: StepStats, index: int) -> None:
-        """Count the row at this index of a step."""
+        """Add the row at this index of a step."""
         depth, accepted = step.depths[index], step.accepted[index]
         self.tokens += step.emitted[index]
         self.forwards += 1
@@ -92,7 +91,7 @@ class RequestStats:
 
 
 def _at_least(counts: dict[int, int]) -> tuple[int, ...]:
-    """From how many were 0, 1, 2, ... to how many were at least 1, 2, ..."""
+    """Turn counts by size into the numbers of entries with size at least 1, 2, ..."""
     return tuple(
         sum(n for size, n in counts.items() if size >= least) for least in range(1, max(counts, default=0) + 1)
     )
@@ -100,10 +99,10 @@ def _at_least(counts: dict[int, int]) -> tuple[int, ...]:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A request and what has become of it so far. The engine fills everything below ``stream``.
+    """A request and its output so far. The engine fills every field after ``stream``.
 
-    ``seed`` reproduces the output. ``stream`` is the seed of the row's random numbers: the same, or one that no other
-    request has; see ``Engine``.
+    ``seed`` reproduces the output. ``stream`` seeds the row's random numbers: equal to ``seed``, or unique to the
+    request; see ``Engine``.
     """
 
     request: Request
@@ -114,13 +113,13 @@ class Sequence:
     text: str = ""
     finish_reason: FinishReason | None = None
     error: ForedraftError | None = None
-    tally: RequestStats = field(default_factory=RequestStats)
+    counters: RequestStats = field(default_factory=RequestStats)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     pieces: deque[Piece] = field(default_factory=deque)
-    _stream: IncrementalDetokenizer = field(init=False)
+    _detokenizer: IncrementalDetokenizer = field(init=False)
 
     def __post_init__(self) -> None:
-        self._stream = IncrementalDetokenizer(self.decode, self.params.stop_strings)
+        self._detokenizer = IncrementalDetokenizer(self.decode, self.params.stop_strings)
 
     @property
     def prompt(self) -> tuple[int, ...]:
@@ -140,31 +139,31 @@ class Sequence:
 
     @property
     def stats(self) -> DecodeStats:
-        """What it took so far."""
-        return self.tally.stats(len(self.prompt))
+        """Statistics so far."""
+        return self.counters.stats(len(self.prompt))
 
     @property
     def length(self) -> int:
-        """Committed tokens, the prompt included."""
+        """Number of committed tokens, prompt included."""
         return len(self.request.prompt) + len(self.tokens)
 
     @property
     def remaining(self) -> int:
-        """New tokens that may still come."""
+        """Number of new tokens still allowed."""
         return self.request.rules.max_new_tokens - len(self.tokens)
 
     def extend(self, block: Tokens[int], drafted: int) -> int:
-        """Take a block of new tokens, of which the first ``drafted`` were proposed by a drafter.
+        """Append a block of new tokens, the first ``drafted`` of which a drafter proposed.
 
         Returns:
-            how many of them were kept; fewer than all when the request ended inside the block.
+            the number of tokens kept; fewer than all if the request ended inside the block.
         """
         cut = self.rules.cut(len(self.tokens), block)
         kept = 0
         for part, was_drafted in ((block[: min(drafted, cut.kept)], True), (block[drafted : cut.kept], False)):
             if not part or self.finished:
                 continue
-            pushed = self._stream.push(list(part))
+            pushed = self._detokenizer.push(list(part))
             taken = list(part[: pushed.tokens_kept])
             kept += len(taken)
             self._emit(pushed.text, taken, was_drafted)
@@ -175,14 +174,14 @@ class Sequence:
         return kept
 
     def finish(self, reason: FinishReason) -> None:
-        """End the request and hand out the text that was held back."""
+        """End the request and emit the text held back."""
         self.finish_reason = reason
-        rest = self._stream.finish()
+        rest = self._detokenizer.finish()
         if rest.text:
             self._emit(rest.text, [], False)
 
     def cut(self, count: int) -> None:
-        """End the request after its first ``count`` tokens; the text is that of these."""
+        """End the request after its first ``count`` tokens and cut its text to match."""
         if count < len(self.tokens):
             del self.tokens[count:]
             del self.logprobs[count:]
@@ -191,8 +190,8 @@ class Sequence:
             self.finish_reason = "stop"
 
     def fail(self, error: ForedraftError) -> None:
-        """End the request with an error; what was generated stays."""
-        self.error = error  # first: whoever sees the end must see why
+        """End the request with an error; the output so far stays."""
+        self.error = error  # first, so that a thread that sees the end sees the error too
         self.finish("cancelled")
 
     def _emit(self, text: str, tokens: list[int], drafted: bool) -> None:

@@ -1,4 +1,4 @@
-"""What requests come to, and how it is shown in a terminal and in a notebook."""
+"""Results of requests, and how they are shown in a terminal and in a notebook."""
 
 from collections.abc import Mapping, Sequence as Seq
 from dataclasses import dataclass, field
@@ -11,12 +11,12 @@ from foredraft.core.stats import DecodeStats
 from foredraft.engine.request import Piece, Sequence, TokenLogprobs
 
 _SHOWN = 60
-"""Characters of an output in a ``repr``."""
+"""Characters of the output shown in a ``repr``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What the results are marked with: the drafter's name, and whether its rule keeps the target's law."""
+    """The drafter's name, and whether the verification rule keeps the target's law; part of every result."""
 
     method: str
     lossless: bool
@@ -24,11 +24,10 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One finished text. ``text`` and ``tokens`` are the new ones only; an end-of-sequence id counts as a token.
+    """A finished output. ``text`` and ``tokens`` exclude the prompt; an end-of-sequence id counts as a token.
 
-    ``seed`` gives this output again wherever the engine is ``reproducible``, also if the call had several outputs or no
-    seed. ``pieces`` are the
-    same, step by step, as a stream hands them out.
+    ``seed`` reproduces this output if the engine is ``reproducible``, also if the call had several outputs or no seed.
+    ``pieces`` is the output step by step, as a stream yields it.
     """
 
     text: str
@@ -41,14 +40,14 @@ class Result:
 
     @classmethod
     def of(cls, sequence: Sequence, kind: Kind, taken: Seq[Piece] = ()) -> "Result":
-        """The result of a request that has ended, of which a stream has ``taken`` pieces already.
+        """The result of an ended request from which a stream has already ``taken`` pieces.
 
         Raises:
-            ForedraftError: the request ended with it.
+            ForedraftError: the error that ended the request.
         """
         if sequence.error is not None:
             raise sequence.error
-        stats = sequence.tally.stats(len(sequence.prompt), kind.method, kind.lossless)
+        stats = sequence.counters.stats(len(sequence.prompt), kind.method, kind.lossless)
         assert sequence.finish_reason is not None
         pieces = [*taken, *sequence.pieces]
         return cls(
@@ -63,11 +62,11 @@ class Result:
         return f"Result({', '.join(facts)}{'' if self.stats.lossless else ', lossless=False'})"
 
     def _repr_html_(self) -> str:
-        """For notebooks: the text with accepted drafts marked, and one line of figures."""
+        """For notebooks: the text with accepted drafts marked, and one line of statistics."""
         facts = [
             f"{len(self.tokens)} token{'s' if len(self.tokens) != 1 else ''}",
             str(self.finish_reason),
-            f"{self.stats.acceptance_length:.2f} tokens a target forward",
+            f"{self.stats.acceptance_length:.2f} tokens per target forward",
             f"{self.stats.tokens_per_second:.1f} tokens/s",
         ]
         if self.stats.method:
@@ -80,7 +79,7 @@ class Result:
         )
 
     def _marked(self) -> str:
-        """The text, or the token ids where there is no tokenizer, with drafted ones in ``<mark>``."""
+        """The text (token ids without a tokenizer), with drafted parts in ``<mark>``."""
         if "".join(piece.text for piece in self.pieces) != self.text:
             return escape(self.text)
         parts = []
@@ -98,17 +97,17 @@ _MARK = "background: rgba(46, 160, 67, 0.3); color: inherit"
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The requests of one call, those of each prompt side by side; ``single``: one result is wanted, not a list."""
+    """The sequences of one call, grouped by prompt; ``single``: the call returns one result, not a list."""
 
     sequences: list[Sequence]
     prompts: int
     single: bool
 
     def results(self, kind: Kind) -> list[Result]:
-        """Results of all, which have ended.
+        """The results; all sequences must have ended.
 
         Raises:
-            ForedraftError: the first that failed; of several prompts the sentence says at which.
+            ForedraftError: the first error; the message names the prompt if there are several.
         """
         for number, sequence in enumerate(self.sequences):
             if sequence.error is not None and self.prompts > 1:
@@ -116,21 +115,21 @@ class Call:
         return [Result.of(sequence, kind) for sequence in self.sequences]
 
     def answer(self, kind: Kind) -> Result | list[Result]:
-        """One result or a list, as the call wants."""
+        """One result if ``single``, else a list."""
         results = self.results(kind)
         return results[0] if self.single else results
 
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """One prompt of a bulk run that is done: ``index`` counts the prompts from 0 in the order in which they came."""
+    """A completed prompt of a bulk run; ``index`` numbers the prompts from 0 in input order."""
 
     index: int
     outcome: Result | ForedraftError
 
     @property
     def error(self) -> ForedraftError | None:
-        """What went wrong with this prompt; None if nothing did."""
+        """The error of this prompt; None if it succeeded."""
         return self.outcome if isinstance(self.outcome, ForedraftError) else None
 
     @property
@@ -138,7 +137,7 @@ class Completed:
         """The result.
 
         Raises:
-            ForedraftError: what went wrong with this prompt.
+            ForedraftError: the error of this prompt.
         """
         if isinstance(self.outcome, ForedraftError):
             raise self.outcome
@@ -146,10 +145,10 @@ class Completed:
 
 
 def named(error: ForedraftError, index: int) -> ForedraftError:
-    """The same error, with a sentence that says at which prompt of a call."""
-    found = error.__class__(f"Prompt {index}: {error}")
-    found.__cause__ = error
-    return found
+    """The same error with the prompt's index in its message."""
+    renamed = error.__class__(f"Prompt {index}: {error}")
+    renamed.__cause__ = error
+    return renamed
 
 
 def table_html(title: str, facts: Mapping[str, str]) -> str:

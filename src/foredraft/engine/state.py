@@ -1,4 +1,4 @@
-"""The rows in flight, as tensors. Rows come and go between steps; the others do not notice."""
+"""The rows in flight, as tensors. Rows are added and removed between steps."""
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ _BUCKET = 256
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """All that changes in a batch: row numbers, their sequences, history [B, L], lengths and seeds [B]."""
+    """The mutable state of a batch: row numbers, their sequences, history [B, L], lengths and seeds [B]."""
 
     numbers: tuple[int, ...]
     sequences: tuple[Sequence, ...]
@@ -30,8 +30,8 @@ class _Rows:
 class Batch:
     """Sequences with their row numbers, and the tensors that a step reads: history [B, L], lengths and seeds [B].
 
-    A row number is the sequence's place in the caches, and stays the same for its whole life. A change is built first
-    and then takes effect by one assignment, so that an interruption leaves the batch as it was before or after it.
+    A row number is the sequence's index in the caches and never changes. Each change is built first and takes effect
+    by one assignment, so an interruption leaves the batch as it was before or after.
     """
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
@@ -54,13 +54,13 @@ class Batch:
         return self._rows.sequences
 
     def admit(self, rows: Seq[int], sequences: Seq[Sequence]) -> None:
-        """Take in rows; their history is all they have committed so far."""
+        """Add rows; their history is everything that they have committed so far."""
         old = self._rows
         lengths = [sequence.length for sequence in sequences]
         before = _widened(old.history, max(lengths))
         width = before.shape[1]
-        texts = [[*sequence.prompt, *sequence.tokens] for sequence in sequences]
-        fresh = torch.tensor([text + [0] * (width - len(text)) for text in texts], dtype=torch.long)
+        committed = [[*sequence.prompt, *sequence.tokens] for sequence in sequences]
+        fresh = torch.tensor([tokens + [0] * (width - len(tokens)) for tokens in committed], dtype=torch.long)
         self._rows = _Rows(
             numbers=(*old.numbers, *rows),
             sequences=(*old.sequences, *sequences),
@@ -70,7 +70,7 @@ class Batch:
         )
 
     def retire(self) -> None:
-        """Let go of the rows whose sequences have ended."""
+        """Remove the rows whose sequences have ended."""
         old = self._rows
         stay = [i for i, sequence in enumerate(old.sequences) if not sequence.finished]
         if len(stay) == len(old.sequences):
@@ -86,11 +86,11 @@ class Batch:
 
     @property
     def extents(self) -> tuple[int, ...]:
-        """Lengths as the host knows them."""
+        """Lengths, known on the host."""
         return tuple(sequence.length for sequence in self.sequences)
 
     def view(self) -> View:
-        """What the step and the drafter see."""
+        """The batch as the step and the drafter see it."""
         now, warp = self._rows, self._rows.warp
         if warp is None:
             warp = Warp.of(
@@ -111,9 +111,9 @@ class Batch:
         )
 
     def append(self, emitted: Int[Tensor, "B D"], counts: Int[Tensor, "B"]) -> None:
-        """Add the new tokens of a step, ``counts[b]`` of them in row b; what stands beyond is rubbish.
+        """Append the new tokens of a step, ``counts[b]`` of them in row b; later columns are undefined.
 
-        Views handed out before keep their lengths; history changes only beyond these.
+        Earlier views keep their lengths; history changes only beyond these.
         """
         now = self._rows
         history = _widened(now.history, max(self.extents) + emitted.shape[1])
@@ -126,6 +126,6 @@ class Batch:
 
 
 def _widened(history: Int[Tensor, "B L"], length: int) -> Int[Tensor, "B M"]:
-    """The same tensor if it has room for so many tokens, else a wider copy."""
+    """The same tensor if it has room for ``length`` tokens, else a wider copy."""
     missing = length - history.shape[1]
     return history if missing <= 0 else torch.nn.functional.pad(history, (0, -(-missing // _BUCKET) * _BUCKET))

@@ -1,4 +1,4 @@
-"""One step: propose, forward, warp, verify, commit. Nothing else in the house knows this order."""
+"""One decoding step: propose, forward, warp, verify, commit. Only this module knows the order."""
 
 import time
 from dataclasses import dataclass, replace
@@ -18,21 +18,20 @@ from foredraft.model.base import TargetModel
 from foredraft.model.cache import SlotCache
 
 SIZES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-"""Numbers of nodes that a forward on a CPU may have; beyond, multiples of 32."""
+"""Node counts used for forwards on a CPU; larger ones are multiples of 32."""
 
 
-_FINE, _LEAST = 1e6, 1e4
-"""Scores are read back as whole numbers of millionths, and none below -1e4."""
+_SCORE_SCALE, _MIN_SCORE = 1e6, -1e4
+"""Scores are read back as integers (millionths), clamped from below."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowStep:
-    """What a step did for one row, on the host. ``depth`` is the length of the longest path that was drafted, and
-    ``refused`` says whether the last accepted node, or the root, had children.
+    """Result of a step for one row, on the host. ``depth`` is the length of the longest drafted path; ``refused`` is
+    True if the last accepted node (or the root) had children.
 
-    ``ranks``: of each accepted node, its rank by score among all that were drafted, 1 being the likeliest; where the
-    drafter scores nothing, none. ``scores``: of a chain, the logarithm of how likely the drafter held the path to each
-    drafted token, where it says so.
+    ``ranks``: the rank of each accepted node by score among all drafted nodes, 1 the likeliest; empty if the drafter
+    gives no scores. ``scores``: for chains with scores, the log-probability of the path to each drafted token.
     """
 
     emitted: list[int]
@@ -47,12 +46,11 @@ class RowStep:
 
 @dataclass(frozen=True, slots=True)
 class StepDone:
-    """A step's results by row, its new tokens as tensors, and where its time went (seconds, as the host saw them).
+    """A step's results by row, its new tokens as tensors, and its times (seconds, measured on the host).
 
-    ``logprobs[b, i]`` is the model's own law, before any warp, that new token i of row b came from. ``levels`` is how
-    deep drafts were that were looked at, which is more than the longest path where its end was not good enough.
-    ``host_seconds`` is the engine's own time around the step; the engine fills it in.
-    ``laws[b, i]`` is the processed law that it was drawn from; None where it was not asked for, or all rows are greedy.
+    ``logprobs[b, i]`` is the model's law before any warp at new token i of row b. ``laws[b, i]`` is the processed law
+    that the token was drawn from; None if not requested or if all rows are greedy. ``levels``: levels drafted; may
+    exceed the depth kept after pruning. ``host_seconds`` is the engine's time around the step, filled in by the engine.
     """
 
     rows: list[RowStep]
@@ -68,10 +66,10 @@ class StepDone:
 
 @dataclass(frozen=True, slots=True)
 class Stepper:
-    """What a step needs besides the rows: the target with its cache, the drafter, the rule of verification.
+    """Runs steps: holds the target with its cache, the drafter and the verification rule.
 
-    ``exact_nodes``: if not 0, every forward has so many nodes, whatever was drafted, so that plain and
-    speculative decoding run the same kernels and near-ties cannot flip between them.
+    ``exact_nodes``: if not 0, every forward has this many nodes, whatever was drafted. Plain and speculative decoding
+    then run the same kernels, so near-ties cannot flip between them.
     """
 
     target: TargetModel
@@ -82,7 +80,7 @@ class Stepper:
 
     @torch.inference_mode()
     def __call__(self, view: View, plan: Plan, logprobs: bool = False, laws: bool = False) -> StepDone:
-        """Run one step for every row of ``view``. Reads back from the device once, at its end."""
+        """Run one step for every row of ``view``, with a single read-back from the device at its end."""
         started = time.perf_counter()
         draft, proposal = self._propose(view, plan)
         proposed = time.perf_counter()
@@ -93,8 +91,8 @@ class Stepper:
         step = self.target.address(tree, bases, view.rows, reach)
         out = self.target.forward(step, self.cache)
         law = view.warp(out.logits, Paths(view.history, view.lengths, tree))
-        coins = HashedRng(view.noise, plain=~tree.valid[:, 1:].any(1))
-        verdict = verify(law, draft, coins, self.rule if tree.depth else None)  # a root alone is legal for any rule
+        rng = HashedRng(view.noise, plain=~tree.valid[:, 1:].any(1))
+        verdict = verify(law, draft, rng, self.rule if tree.depth else None)  # a root alone is legal for any rule
         if not tree.linear:
             self.cache.compact(step.rows, step.slots[:, 0], verdict.path)
         self.drafter.commit(view, draft, verdict, out)
@@ -118,26 +116,26 @@ class Stepper:
             name = self.drafter.__class__.__name__
             draft, proposal = checked(self.drafter.propose(view, plan), view, self.target.vocab_size, name)
             if not all(plan.lengths):
-                asked = torch.tensor([length > 0 for length in plan.lengths], device=view.lengths.device)
-                draft = replace(draft, tree=draft.tree.only(asked))
+                drafting = torch.tensor([length > 0 for length in plan.lengths], device=view.lengths.device)
+                draft = replace(draft, tree=draft.tree.only(drafting))
         else:
             draft = Draft(TokenTree.root(view.roots), Law.FIXED)
         if self.exact_nodes:
             return _resized(draft, self.exact_nodes), proposal
-        if view.lengths.device.type == "cpu":  # here a look at the values is no synchronisation
+        if view.lengths.device.type == "cpu":  # reading values does not synchronise here
             used = draft.tree.valid.any(0).nonzero().flatten().tolist()
             draft = _resized(draft, round_up(used[-1] + 1 if used else 1))
         return draft, proposal
 
 
 def round_up(nodes: int) -> int:
-    """The next number of nodes that forwards are run with: a CPU's kernels are made for each number when it first
-    comes up, which takes longer than the padding that a coarse set of them wants."""
+    """The next larger node count used for forwards. CPU kernels are compiled for each new node count, which costs
+    more than padding to a coarse set of counts."""
     return next((size for size in SIZES if size >= nodes), -(-nodes // 32) * 32)
 
 
 def _resized(draft: Draft, nodes: int) -> Draft:
-    """The same draft with exactly so many nodes: padding is added, or nodes are cut off from the end."""
+    """The draft padded or cut at the end to exactly this many nodes."""
     tree, q, scores = draft.tree, draft.q, draft.scores
     missing = nodes - tree.tokens.shape[1]
     if missing == 0:
@@ -160,29 +158,30 @@ def _read_back(
     law: Target,
     verdict: Verdict,
 ) -> list[RowStep]:
-    """The one synchronisation of a step: everything that the host wants to know, in one small tensor.
+    """Read everything the host needs back in one small tensor: the only synchronisation of a step.
 
     Raises:
-        DrafterError: the draft was none that could be verified.
+        DrafterError: the draft cannot be verified.
     """
     tree = draft.tree
     drafted = tree.valid.sum(1) - 1
     depth = drafted if tree.linear else depths(tree.parents).amax(1)
     sound = torch.ones_like(tree.valid) if law.sound is None else law.sound
-    fine = (sound.gather(1, verdict.path.clamp(min=0)) | (verdict.path < 0)).all(1)  # where nothing was said, no harm
+    healthy = (sound.gather(1, verdict.path.clamp(min=0)) | (verdict.path < 0)).all(1)  # only accepted nodes matter
     last = verdict.path.gather(1, counts[:, None] - 1)
     refused = ((tree.parents == last) & tree.valid).any(1)
-    packed = torch.stack([counts, drafted, depth, fine.long(), refused.long()], dim=1)
+    packed = torch.stack([counts, drafted, depth, healthy.long(), refused.long()], dim=1)
     columns = [packed, emitted]
     if draft.scores is not None:
-        columns += [_ranks(draft.scores, tree, verdict), (draft.scores.clamp(min=-_LEAST) * _FINE).round().long()]
+        scores = (draft.scores.clamp(min=_MIN_SCORE) * _SCORE_SCALE).round().long()
+        columns += [_ranks(draft.scores, tree, verdict), scores]
     if proposal is not None:
         columns.append(proposal.columns)
     table = torch.cat(columns, dim=1).tolist()
     if proposal is not None:
         proposal.judge([line[-4:] for line in table], [line[2] for line in table])
     after = 5 + emitted.shape[1]
-    scored = after + emitted.shape[1] if tree.linear else len(table[0])  # of trees nobody wants to know
+    scored = after + emitted.shape[1] if tree.linear else len(table[0])  # scores of trees are not reported
     return [
         RowStep(
             emitted=line[5 : 5 + line[0]],
@@ -192,14 +191,14 @@ def _read_back(
             healthy=line[3] == 1,
             ranks=tuple(line[after + 1 : after + line[0]]),
             refused=line[4] == 1,
-            scores=tuple(score / _FINE for score in line[scored + 1 : scored + 1 + line[1]]),
+            scores=tuple(score / _SCORE_SCALE for score in line[scored + 1 : scored + 1 + line[1]]),
         )
         for line in table
     ]
 
 
 def _ranks(scores: Float[Tensor, "B N"], tree: TokenTree, verdict: Verdict) -> Int[Tensor, "B D"]:
-    """The rank of each node of the accepted path among the nodes of its tree, the root's being 0."""
+    """Rank of each node of the accepted path among the nodes of its tree; the root has rank 0."""
     order = scores.masked_fill(~tree.valid, -torch.inf).sort(dim=1, descending=True, stable=True).indices
     ranks = torch.empty_like(order).scatter_(
         1, order, torch.arange(order.shape[1], device=order.device).expand_as(order)
@@ -207,7 +206,7 @@ def _ranks(scores: Float[Tensor, "B N"], tree: TokenTree, verdict: Verdict) -> I
     return ranks.gather(1, verdict.path.clamp(min=0))
 
 
-def _on_path(each: Float[Tensor, "B N V"], verdict: Verdict) -> Float[Tensor, "B D V"]:
-    """What stands at each node of the accepted path: entry i is that of emitted token i."""
-    nodes = verdict.path.clamp(min=0)[..., None].expand(-1, -1, each.shape[-1])
-    return each.gather(1, nodes)
+def _on_path(values: Float[Tensor, "B N V"], verdict: Verdict) -> Float[Tensor, "B D V"]:
+    """The values at each node of the accepted path: entry i belongs to emitted token i."""
+    nodes = verdict.path.clamp(min=0)[..., None].expand(-1, -1, values.shape[-1])
+    return values.gather(1, nodes)

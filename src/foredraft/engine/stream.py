@@ -1,4 +1,4 @@
-"""Outputs in pieces, as they become certain: for threads, and for asyncio."""
+"""Streams of one request's output, for threads and for asyncio."""
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator, Sequence as Seq
@@ -12,20 +12,20 @@ from foredraft.engine.results import Result
 
 
 class Source(ABC):
-    """Where streams come from: the generator, which is held as long as one of them."""
+    """What streams need of the generator, which each stream keeps alive."""
 
     engine: Engine
     driver: Driver
 
     @abstractmethod
     def result_of(self, sequence: Sequence, taken: Seq[Piece] = ()) -> Result:
-        """The result of a request that has ended, of which a stream has taken pieces already."""
+        """The result of an ended request from which a stream has already taken these pieces."""
 
 
 class Stream(Iterator[Piece]):
-    """Pieces of one text as they become certain; ``result`` afterwards, or whenever it was closed.
+    """Yields the pieces of one output as their text becomes final; ``result`` holds all of it.
 
-    A stream that is dropped, as by ``break`` in a ``for`` loop that made it, is cancelled at the next step.
+    A stream that is garbage-collected, for example after ``break`` in a ``for`` loop, is cancelled at the next step.
     """
 
     def __init__(self, source: Source, sequence: Sequence) -> None:
@@ -58,17 +58,17 @@ class Stream(Iterator[Piece]):
         raise StopIteration
 
     def close(self) -> None:
-        """Cancel what is still running; what was generated stays in ``result``."""
+        """Cancel the request if it is still running; its output so far stays in ``result``."""
         self._source.engine.cancel([self._sequence])
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """Why the text ended; None while it runs."""
+        """Why the request ended; None while it runs."""
         return self._sequence.finish_reason
 
     @property
     def result(self) -> Result:
-        """All of it so far; ends the stream if it is still running."""
+        """The output so far; closes the stream if it is still running."""
         self.close()
         return self._source.result_of(self._sequence, self._taken)
 
@@ -86,14 +86,14 @@ class Stream(Iterator[Piece]):
 class AsyncStream(AsyncIterator[Piece]):
     """``Stream`` for asyncio: steps run in a thread that all streams and calls of the generator share.
 
-    A stream that is closed or dropped, and one whose waiting task is cancelled, is cancelled at the next step.
+    A stream is cancelled at the next step if it is closed or garbage-collected, or if its waiting task is cancelled.
     """
 
     def __init__(self, source: Source, sequence: Sequence) -> None:
         self._source = source
         self._sequence = sequence
         self._taken: list[Piece] = []
-        self._ended = False  # seen between two steps, so that nothing is added any more
+        self._ended = False  # set between steps, when no more pieces can come
 
     def __repr__(self) -> str:
         return f"AsyncStream({_state(self._sequence, self.finish_reason)})"
@@ -114,7 +114,7 @@ class AsyncStream(AsyncIterator[Piece]):
         raise StopAsyncIteration
 
     async def aclose(self) -> None:
-        """Cancel what is still running, and wait until it has ended; what was generated stays in ``result``."""
+        """Cancel the request, and wait until it has ended; its output so far stays in ``result``."""
         if not self._ended:
             self._source.engine.abandon([self._sequence])
             await self._source.driver.ended([self._sequence])
@@ -122,18 +122,18 @@ class AsyncStream(AsyncIterator[Piece]):
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """Why the text ended; None while it runs."""
+        """Why the request ended; None while it runs."""
         return self._sequence.finish_reason if self._ended else None
 
     @property
     def result(self) -> Result:
-        """All of it, once the stream has been read to its end or closed.
+        """The output, once the stream has been read to its end or closed.
 
         Raises:
-            UsageError: it is still running.
+            UsageError: the stream is still running.
         """
         if not self._ended:
-            raise UsageError("The stream is still running: read it to its end, or await aclose(), before its result.")
+            raise UsageError("The stream is still running: read it to its end or await aclose() to get its result.")
         return self._source.result_of(self._sequence, self._taken)
 
     async def __aenter__(self) -> "AsyncStream":

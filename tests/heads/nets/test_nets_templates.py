@@ -50,10 +50,10 @@ def test_what_is_no_shape_is_refused_with_the_names_that_are(text: str):
     ("paths", "message"),
     [
         ((), "parent"),
-        (((0,), (1, 0)), "parent in it; \\(1, 0\\) has none"),
-        (((0, 0),), "parent in it; \\(0, 0\\) has none"),
-        (((1,),), "best children first; \\(1,\\) stands without"),
-        (((0,), (0, 0), (0, 2)), "best children first; \\(0, 2\\) stands without"),
+        (((0,), (1, 0)), "parent of every node; that of \\(1, 0\\) is missing"),
+        (((0, 0),), "parent of every node; that of \\(0, 0\\) is missing"),
+        (((1,),), "best children first; the better sibling of \\(1,\\) is missing"),
+        (((0,), (0, 0), (0, 2)), "best children first; the better sibling of \\(0, 2\\) is missing"),
         (((0,), ()), "parent"),
     ],
 )

@@ -1,1 +1,1 @@
-"""What several drafters share: draft runners, head features, tree building, templates."""
+"""Helpers shared by several drafters: draft runners, feature caches, tree building, templates."""

@@ -1,4 +1,4 @@
-"""What a method's ``build(options, context)`` may ask for. ``compose`` implements it."""
+"""The interface that a method's ``build(options, context)`` uses to load its parts; ``compose`` implements it."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class DraftModelFiles(NamedTuple):
 
 
 class BuiltDrafter(NamedTuple):
-    """A drafter that a spec names, and what its options say of its drafts.
+    """A drafter built from a spec, with the properties of its drafts.
 
     ``law``: of drafts for sampled rows. ``confidence``: its assistant_confidence_threshold; see ``Plan``.
     """
@@ -47,9 +47,9 @@ class NestedDrafter(NamedTuple):
 class BuildContext(ABC):
     """Loads the models and heads that a spec names.
 
-    ``name``, ``needs``: of the method. ``argument``: what stands behind the colon of the spec. ``cache``: the target's
-    own, for drafters that share it. ``vocab_size``: width of the laws that are asked for; inside another drafter it
-    may differ from the target's.
+    ``name``, ``needs``: of the method. ``argument``: the part of the spec after the colon. ``cache``: the target's
+    cache, for drafters that share it. ``vocab_size``: width of the drafter's laws; inside another drafter it may
+    differ from the target's.
     """
 
     name: str
@@ -62,10 +62,10 @@ class BuildContext(ABC):
 
     @property
     def path(self) -> str:
-        """What stands behind the colon.
+        """The part of the spec after the colon.
 
         Raises:
-            DrafterError: nothing does; the sentence says what the method needs.
+            DrafterError: it is missing; the message says what the method needs.
         """
         if self.argument is None:
             raise DrafterError(f"{self.name} needs {self.needs}: write {self.name}:PATH with a folder or hub name.")
@@ -73,14 +73,14 @@ class BuildContext(ABC):
 
     @property
     def paths(self) -> list[str]:
-        """The same as a list: A+B, or [A,option=value]+B where entries are specs."""
+        """``path`` as a list: A+B, or [A,option=value]+B if entries are specs."""
         return entries(self.path)
 
     def paths_like(self, example: str) -> list[str]:
-        """``paths``, for a method that is made of other drafters.
+        """``paths``, for a method that combines other drafters.
 
         Raises:
-            DrafterError: there are none; the sentence shows an example.
+            DrafterError: there are none; the message shows ``example``.
         """
         if self.argument is None:
             raise DrafterError(f"{self.name} needs {self.needs}: write {example}.")
@@ -88,7 +88,7 @@ class BuildContext(ABC):
 
     @abstractmethod
     def model(self, path: str) -> CausalLM:
-        """A draft model, of the target's precision and on its device.
+        """Load a draft model in the target's precision and on its device.
 
         Raises:
             DrafterError: its tokenizer is not the target's.
@@ -96,19 +96,19 @@ class BuildContext(ABC):
 
     @abstractmethod
     def model_of_any_tokenizer(self, path: str) -> DraftModelFiles:
-        """A draft model, whatever its tokenizer."""
+        """Load a draft model with any tokenizer."""
 
     @abstractmethod
     def head(self, law: Law, rope_theta: float | None = None, taps: tuple[int, ...] | None = None) -> Any:
         """The network of the trained head at ``path``.
 
         Args:
-            law: of the drafts; where they are picked, a CPU may run the head in lower precision.
+            law: of the drafts; if they are picked, a CPU may run the head in lower precision.
             rope_theta: base of its rotary positions, if its config is wrong.
             taps: hidden layers of the target that it reads, if its files are wrong.
 
         Raises:
-            DrafterError: the method does not draft with heads of its kind.
+            DrafterError: the method does not support this kind of head.
         """
 
     @abstractmethod
@@ -116,13 +116,13 @@ class BuildContext(ABC):
         """Build another spec as a part of this drafter.
 
         Args:
-            target, cache: the model that it drafts for and its cache; by default the target's.
+            target, cache: the model to draft for and its cache; by default the target's.
         """
 
     @abstractmethod
     def nested(self, spec: str, target: CausalLM | None = None, cache: SlotCache | None = None) -> NestedDrafter:
-        """A drafter for texts that are only drafted themselves; arguments are those of ``drafter``.
+        """Build a drafter that continues tokens which are only drafted; arguments as in ``drafter``.
 
         Raises:
-            DrafterError: it cannot be rewound; the sentence lists the methods that can.
+            DrafterError: it cannot be rewound; the message lists the methods that can.
         """

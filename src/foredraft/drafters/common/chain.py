@@ -1,4 +1,4 @@
-"""How chains are drawn from a model's own law: a token after another, each from what the model says after the last."""
+"""Draws chains token by token from a model's law."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,17 +17,17 @@ from foredraft.core.sampling.warp import Paths
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.common.tree_ops import normalize_or_uniform
 
-ReadOn = Callable[[View, Int[Tensor, "B"], int], Float[Tensor, "B 1 V"]]
-"""Logits after drafted token i of each row (0 is the root), those before it having been read."""
+ReadNext = Callable[[View, Int[Tensor, "B"], int], Float[Tensor, "B 1 V"]]
+"""Logits after drafted token i of each row (0 is the root); earlier tokens have been read."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChainOptions(SizedOptions):
-    """How long chains are; names and meanings are those of transformers.
+    """Length of chains; names and meanings as in transformers.
 
     num_assistant_tokens: longest draft, in tokens.
-    num_assistant_tokens_schedule: auto, the length with the most tokens a second; constant; heuristic,
-        transformers' up and down; or calibrated, which chooses the threshold. See docs/schedules.md.
+    num_assistant_tokens_schedule: auto, the length with the most tokens per second; constant; heuristic, transformers'
+        rule of two more and one less; or calibrated, which tunes the threshold. See docs/schedules.md.
     assistant_confidence_threshold: a draft ends after its first token below this probability; that token is kept. 0:
         never.
     """
@@ -50,18 +50,18 @@ class ChainOptions(SizedOptions):
 
 
 class Drawn(NamedTuple):
-    """One token a row, the law [B, 1, V] that it was drawn from, and its probability; None where nobody asked."""
+    """One token per row, the law [B, 1, V] it was drawn from, and its probability (None if not needed)."""
 
     token: Int[Tensor, "B"]
     law: Float[Tensor, "B 1 V"]
     chance: Float[Tensor, "B"] | None
 
 
-def draw_chain(view: View, plan: Plan, depth: int, logits: Float[Tensor, "B 1 V"], read_on: ReadOn) -> Draft:
-    """Draw up to ``depth`` tokens a row from q; a path ends after its first unsure token, which is kept.
+def draw_chain(view: View, plan: Plan, depth: int, logits: Float[Tensor, "B 1 V"], read_next: ReadNext) -> Draft:
+    """Draw up to ``depth`` tokens per row from q; a path ends after its first token below the confidence threshold.
 
-    Greedy rows get the likeliest tokens, which are picked, not drawn. ``logits`` are those after the root.
-    Where the plan has a confidence, tokens are scored.
+    Greedy rows get the likeliest tokens, picked rather than drawn. ``logits`` are those after the root. If the plan
+    has a confidence, the draft has scores.
     """
     tokens = [view.roots]
     laws = [logits.new_zeros(logits.shape, dtype=torch.float32)]  # the root's, never read
@@ -82,12 +82,12 @@ def draw_chain(view: View, plan: Plan, depth: int, logits: Float[Tensor, "B 1 V"
         last = i == depth or (going.device.type == "cpu" and not bool(going.any()))
         if last:
             break
-        logits = read_on(view, token, i)
+        logits = read_next(view, token, i)
     tree = TokenTree.chain(torch.stack(tokens, 1), lengths + 1)
-    held = torch.stack(scores, 1) if plan.confidence else None
+    path_scores = torch.stack(scores, 1) if plan.confidence else None
     if view.warp.greedy:
-        return Draft(tree, Law.FIXED, scores=held)
-    return Draft(tree, Law.CHAIN, torch.cat(laws, 1), held)
+        return Draft(tree, Law.FIXED, scores=path_scores)
+    return Draft(tree, Law.CHAIN, torch.cat(laws, 1), path_scores)
 
 
 def _draw(view: View, plan: Plan, logits: Float[Tensor, "B 1 V"], paths: Paths, index: int) -> Drawn:
@@ -100,7 +100,7 @@ def _draw(view: View, plan: Plan, logits: Float[Tensor, "B 1 V"], paths: Paths, 
         token = draw(law[:, 0], view.noise.bits(Stream.DRAFT, torch.full_like(view.lengths, index)))
     if not plan.confidence:
         return Drawn(token, law, None)
-    said = law
-    if view.warp.greedy_rows is not None:  # the law of a greedy row is sure of everything
-        said = torch.where(view.warp.greedy_rows, logits.float().softmax(-1), law)
-    return Drawn(token, law, said[:, 0].gather(-1, token[:, None])[:, 0])
+    confidence = law
+    if view.warp.greedy_rows is not None:  # the processed law of a greedy row is a one-hot
+        confidence = torch.where(view.warp.greedy_rows, logits.float().softmax(-1), law)
+    return Drawn(token, law, confidence[:, 0].gather(-1, token[:, None])[:, 0])

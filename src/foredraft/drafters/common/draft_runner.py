@@ -1,4 +1,4 @@
-"""What the drafters on a whole model have in common: it reads each text beside the target, in a cache of its own."""
+"""Runs a draft model that reads each row with its own KV cache; base class of drafters with one model."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -17,61 +17,61 @@ from foredraft.model.cache import SlotCache
 from foredraft.model.prefill import prefill
 
 _CATCH_UP = 16
-"""A row that is further behind than this is brought up on its own; the others need not read along."""
+"""Rows further behind than this many tokens catch up in their own forward, so that the others need no padding."""
 
 
 class DraftRunner:
-    """A draft model with a slot cache, row for row beside the target's.
+    """A draft model with its own slot cache, with the target's row numbers.
 
-    Each ``read`` first reads what was committed since the last one, be it an accepted draft or not. So nothing has to
-    be rolled back, and a row that was not drafted for a while catches up.
+    Each ``read`` first reads the tokens committed since the last one, accepted drafts included. So nothing has to be
+    rolled back, and a row that did not draft for a while catches up.
 
     Args:
-        model: the draft.
-        vocab_size: of the target. The draft's may be narrower or wider, as padded vocabularies are.
+        model: the draft model.
+        vocab_size: of the target. The draft's may differ by padding.
     """
 
     def __init__(self, model: TargetModel, vocab_size: int) -> None:
         self.model = model
         self.cache: SlotCache = model.new_cache()
         self._vocab_size = vocab_size
-        self._known: dict[int, int] = {}  # committed tokens of each row that the cache holds
+        self._known: dict[int, int] = {}  # number of committed tokens of each row in the cache
 
     @property
     def rows(self) -> frozenset[int]:
-        """The texts that are being read."""
+        """The admitted rows."""
         return frozenset(self._known)
 
     def admit(self, row: int) -> None:
-        """A text begins; it is read when it is first drafted for."""
+        """Add a row; its prompt is read at its first draft."""
         self._known[row] = 0
 
     def rewind(self, row: int, length: int) -> None:
-        """Only the first so many tokens of a text stand."""
+        """Keep only the first ``length`` tokens of a row."""
         self._known[row] = min(self._known[row], length)
 
     def release(self, row: int) -> None:
-        """Forget a text; the last one takes the cache with it."""
+        """Remove a row; the cache is cleared with the last one."""
         self._known.pop(row, None)
         if not self._known:
             self.cache.clear()
 
     def within_context(self, view: View, plan: Plan) -> Plan:
-        """The plan without what the draft's context has no room for: a text that has outgrown it goes on alone."""
+        """The plan, limited by the draft's context; rows longer than it are not drafted for."""
         if max(view.extents) + plan.length <= self.model.max_length:
             return plan
         rooms = (self.model.max_length - extent for extent in view.extents)
         return replace(plan, lengths=tuple(max(0, min(p, r)) for p, r in zip(plan.lengths, rooms, strict=True)))
 
     def read(self, view: View, room: int) -> Float[Tensor, "B 1 V"]:
-        """Read what is new in each row, up to its root; return the logits after the root.
+        """Read the new tokens of each row, up to its root; return the logits after the root.
 
         Args:
-            room: drafted nodes for which there will have to be slots behind it.
+            room: drafted nodes to reserve slots for after the root.
         """
         self.cache.reserve(max(view.rows) + 1, max(view.extents) + room + _CATCH_UP)
         fresh = [row for row in view.rows if self._known[row] == 0]
-        if fresh:  # whoever had the row before may have left NaN behind
+        if fresh:  # an earlier request in the row may have left NaN
             self.cache.zero(fresh)
         limit = self.model.max_length
         extents = [min(extent, limit) for extent in view.extents]
@@ -83,51 +83,51 @@ class DraftRunner:
         offsets = [extent - 1 - start for extent, start in zip(extents, starts, strict=True)]
         bases = torch.tensor(starts, device=view.lengths.device)
         index = bases[:, None] + torch.arange(width, device=bases.device)
-        tokens = self.mine(view.history.gather(1, index.clamp(max=view.history.shape[1] - 1)))
-        wanted = sorted(set(offsets))
+        tokens = self.clip_ids(view.history.gather(1, index.clamp(max=view.history.shape[1] - 1)))
+        kept = sorted(set(offsets))
         step = self.model.address(TokenTree.chain(tokens), bases, view.rows, max(starts) + width)
-        out = self.model.forward(step, self.cache, keep=torch.tensor(wanted, device=bases.device))
+        out = self.model.forward(step, self.cache, keep=torch.tensor(kept, device=bases.device))
         for row, extent in zip(view.rows, extents, strict=True):
             self._known[row] = extent
-        places = torch.tensor([wanted.index(offset) for offset in offsets], device=bases.device)
+        places = torch.tensor([kept.index(offset) for offset in offsets], device=bases.device)
         return self.widened(out.logits.gather(1, places[:, None, None].expand(-1, 1, out.logits.shape[-1])))
 
-    def read_on(self, view: View, tokens: Int[Tensor, "B"], index: int) -> Float[Tensor, "B 1 V"]:
-        """Logits after drafted token ``index`` (from 1 on) of a chain; those before it have been read."""
-        chain = TokenTree.chain(self.mine(tokens[:, None]))
+    def read_next(self, view: View, tokens: Int[Tensor, "B"], index: int) -> Float[Tensor, "B 1 V"]:
+        """Logits after drafted token ``index`` (from 1 on) of a chain whose earlier tokens have been read."""
+        chain = TokenTree.chain(self.clip_ids(tokens[:, None]))
         step = self.model.address(chain, view.lengths - 1 + index, view.rows, max(view.extents) + index)
         return self.widened(self.model.forward(step, self.cache).logits)
 
     def read_level(self, view: View, tree: TokenTree, start: int) -> Float[Tensor, "B F V"]:
-        """Logits after the nodes of a tree from ``start`` on; those before it have been read."""
-        mine = replace(tree, tokens=self.mine(tree.tokens))
+        """Logits after the nodes of a tree from ``start`` on; earlier nodes have been read."""
+        clipped = replace(tree, tokens=self.clip_ids(tree.tokens))
         reach = max(view.extents) - 1 + tree.tokens.shape[1]
-        step = self.model.address(mine, view.lengths - 1, view.rows, reach, start=start)
+        step = self.model.address(clipped, view.lengths - 1, view.rows, reach, start=start)
         return self.widened(self.model.forward(step, self.cache).logits)
 
-    def mine(self, tokens: Int[Tensor, "B N"]) -> Int[Tensor, "B N"]:
-        """Token ids that the draft can look up; only padding of a vocabulary is ever beyond."""
+    def clip_ids(self, tokens: Int[Tensor, "B N"]) -> Int[Tensor, "B N"]:
+        """Token ids clipped to the draft's vocabulary; only padding ids are ever beyond it."""
         return tokens.clamp(max=self.model.vocab_size - 1)
 
     def widened(self, logits: Float[Tensor, "B N v"]) -> Float[Tensor, "B N V"]:
-        """The draft's logits over the target's vocabulary, and numbers whatever the draft computed."""
+        """The draft's logits over the target's vocabulary; finite even if the draft's are not."""
         return widened(logits, self._vocab_size)
 
     def _catch_up(self, view: View, far: Sequence[int], extents: Sequence[int]) -> None:
-        """Read all but the last token of the rows that are far behind, without the others."""
+        """Read all but the last token of the rows that are far behind."""
         rows = [view.rows[b] for b in far]
         starts = [self._known[row] for row in rows]
         counts = [extents[b] - 1 - start for b, start in zip(far, starts, strict=True)]
         tokens = torch.zeros(len(far), max(counts), dtype=torch.long, device=view.history.device)
         for line, (b, start, count) in enumerate(zip(far, starts, counts, strict=True)):
             tokens[line, :count] = view.history[b, start : start + count]
-        prefill(self.model, self.cache, rows, self.mine(tokens), starts)
+        prefill(self.model, self.cache, rows, self.clip_ids(tokens), starts)
         self._known.update({row: extents[b] - 1 for row, b in zip(rows, far, strict=True)})
 
 
 @runtime_checkable
-class ReadsTexts(Protocol):
-    """A ``DraftRunner``, or what stands before one."""
+class RowRunner(Protocol):
+    """A ``DraftRunner`` or a wrapper of one."""
 
     def admit(self, row: int) -> None:
         """See ``DraftRunner.admit``."""
@@ -139,29 +139,29 @@ class ReadsTexts(Protocol):
         """See ``DraftRunner.release``."""
 
 
-R = TypeVar("R", bound=ReadsTexts)
+R = TypeVar("R", bound=RowRunner)
 
 
-class ReadingDrafter(Rewindable, Generic[R]):
-    """A drafter on one model that reads each text beside the target. Subclasses say how they ``propose``."""
+class RunnerDrafter(Rewindable, Generic[R]):
+    """A drafter with one draft model. Subclasses implement ``propose``."""
 
-    def __init__(self, reader: R, needs: Needs) -> None:
-        self._reader = reader
+    def __init__(self, runner: R, needs: Needs) -> None:
+        self._runner = runner
         self.needs = needs
 
     def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
-        self._reader.admit(row)
+        self._runner.admit(row)
 
     def rewind(self, row: int, length: int) -> None:
-        self._reader.rewind(row, length)
+        self._runner.rewind(row, length)
 
     def release(self, row: int) -> None:
-        self._reader.release(row)
+        self._runner.release(row)
 
 
 @runtime_checkable
-class ReadsTrees(Protocol):
-    """A ``DraftRunner``, or what stands before one."""
+class TreeRunner(Protocol):
+    """A ``DraftRunner`` or a wrapper of one."""
 
     def read_level(self, view: View, tree: TokenTree, start: int) -> Float[Tensor, "B F V"]:
         """See ``DraftRunner.read_level``."""
@@ -169,19 +169,19 @@ class ReadsTrees(Protocol):
 
 
 @final
-class ReaderGrowing(TreeBuilder):
-    """A tree that grows on a model that reads along. ``DraftRunner.read`` has given the ``logits`` after the root."""
+class RunnerTreeBuilder(TreeBuilder):
+    """A tree built with a draft model. ``logits`` are those of ``DraftRunner.read``, after the root."""
 
-    def __init__(self, reader: ReadsTrees, view: View, logits: Float[Tensor, "B 1 V"]) -> None:
+    def __init__(self, runner: TreeRunner, view: View, logits: Float[Tensor, "B 1 V"]) -> None:
         super().__init__(view, logits)
-        self._reader = reader
+        self._runner = runner
 
-    def wide(self) -> Float[Tensor, "B F V"]:
+    def target_logits(self) -> Float[Tensor, "B F V"]:
         return self.logits
 
     def ranked(self, count: int) -> tuple[Int[Tensor, "B F K"], Float[Tensor, "B F K"]]:
         warp = self.view.warp
         return ranked(warp.processed(self.logits, self.paths), count, warp)
 
-    def _after_newest(self) -> Float[Tensor, "B F V"]:
-        return self._reader.read_level(self.view, self.read, self.begin)
+    def _read_level(self) -> Float[Tensor, "B F V"]:
+        return self._runner.read_level(self.view, self.read, self.begin)

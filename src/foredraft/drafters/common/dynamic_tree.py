@@ -1,7 +1,7 @@
-"""Trees grown by context (EAGLE-2, arXiv:2406.16858): expand the most confident nodes, then keep the best of all.
+"""Dynamic trees (EAGLE-2, arXiv:2406.16858): expand the most confident nodes, then keep the best of all.
 
-A node's score is the log-probability of its whole path under the draft. Nothing is drawn: a tree is a function of
-what is committed, so every choice among its nodes is lossless.
+A node's score is the log-probability of its whole path under the draft. Nothing is drawn: the tree is a function of
+the committed tokens, so every choice among its nodes is lossless.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Needs, Plan, Trainable, View
 from foredraft.core.errors import OptionError
 from foredraft.core.tree import TokenTree
-from foredraft.drafters.common.feature_cache import FeatureCache, HeadTreeBuilder, eagle_memory
+from foredraft.drafters.common.feature_cache import FeatureCache, HeadTreeBuilder, eagle_cache
 from foredraft.drafters.common.head import EagleOptions, HeadDrafter
 from foredraft.drafters.common.tree_builder import TreeBuilder
 from foredraft.drafters.common.tree_ops import Candidates, keep_best
@@ -23,13 +23,13 @@ from foredraft.heads.nets.eagle import EagleNet
 
 
 def frontier(scores: Float[Tensor, "B C"], count: int) -> Int[Tensor, "B K"]:
-    """The best of a level, by score and then by place: whatever topk does with ties, a device does the same twice."""
+    """The best nodes of a level, by score, ties by position: unlike topk, a stable sort is deterministic."""
     order = scores.sort(dim=-1, descending=True, stable=True).indices
     return order[:, :count]
 
 
-class Shape(NamedTuple):
-    """Nodes and levels at most; ``top_k`` nodes of a level are expanded, and so many children of each are scored."""
+class TreeLimits(NamedTuple):
+    """Limits of a dynamic tree; ``top_k`` nodes of a level are expanded, with ``top_k`` scored children each."""
 
     nodes: int
     depth: int
@@ -43,8 +43,8 @@ class Options(EagleOptions):
     nodes: most nodes of the tree (total_token minus one in the published code).
     depth: levels of the tree (depth plus one in the published code).
     top_k: nodes expanded per level, and children scored for each.
-    num_assistant_tokens_schedule: auto, as many nodes as bring the most tokens a second; constant, always the whole
-        tree; or heuristic, transformers' up and down of the depth.
+    num_assistant_tokens_schedule: auto, the number of nodes with the most tokens per second; constant, always the whole
+        tree; or heuristic, transformers' rule of two more and one less, for the depth.
     """
 
     nodes: int = 23
@@ -56,13 +56,13 @@ class Options(EagleOptions):
             raise OptionError("nodes, depth and top_k must be 1 or more.")
 
 
-class DynamicTree(HeadDrafter[FeatureCache], Trainable):
-    """A tree of the tokens that the head is surest of. Picked, hence lossless at every temperature."""
+class DynamicTreeDrafter(HeadDrafter[FeatureCache], Trainable):
+    """A tree of the head's most confident tokens: picked, so lossless at every temperature."""
 
     def __init__(self, options: Options, net: EagleNet) -> None:
         self._net = net
         self._options = options
-        super().__init__(eagle_memory(net), Needs(net.taps, options.nodes, options.depth, scored=True))
+        super().__init__(eagle_cache(net), Needs(net.taps, options.nodes, options.depth, scored=True))
 
     @property
     def network(self) -> EagleNet:
@@ -72,50 +72,51 @@ class DynamicTree(HeadDrafter[FeatureCache], Trainable):
     def propose(self, view: View, plan: Plan) -> Draft:
         if not plan.length:
             return Draft(TokenTree.root(view.roots), Law.FIXED)
-        shape = Shape(self._options.nodes, self._options.depth, self._options.top_k)
-        room = 1 + min(plan.length, shape.depth, plan.at_most(shape.nodes)) * shape.top_k
-        extended = self._memory.extend(view, room)
-        allowed = torch.tensor(plan.lengths, device=view.lengths.device) * extended.known
-        return grow_tree(HeadTreeBuilder(self._net, self._memory, view, extended.states, room), plan, allowed, shape)
+        limits = TreeLimits(self._options.nodes, self._options.depth, self._options.top_k)
+        room = 1 + min(plan.length, limits.depth, plan.at_most(limits.nodes)) * limits.top_k
+        state = self._state.extend(view, room)
+        allowed = torch.tensor(plan.lengths, device=view.lengths.device) * state.known
+        builder = HeadTreeBuilder(self._net, self._state, view, state.states, room)
+        return build_dynamic_tree(builder, plan, allowed, limits)
 
 
-def grow_tree(growing: TreeBuilder, plan: Plan, allowed: Int[Tensor, "B"], shape: Shape) -> Draft:
-    """A tree for every row: level by level on the draft, then the best nodes of all levels.
+def build_dynamic_tree(builder: TreeBuilder, plan: Plan, allowed: Int[Tensor, "B"], limits: TreeLimits) -> Draft:
+    """Build a tree for every row level by level, then keep the best nodes of all levels.
 
     Args:
-        allowed: how many levels each row may have.
+        allowed: the number of levels that each row may have.
     """
-    nodes, roots = plan.at_most(shape.nodes), growing.view.roots
-    depth = min(plan.length, shape.depth, nodes)
-    above = torch.zeros(len(growing.view.rows), 1, device=roots.device)  # scores of the newest nodes that were read
-    numbers = torch.zeros_like(roots)[:, None]  # what these nodes are called among the candidates
+    nodes, roots = plan.at_most(limits.nodes), builder.view.roots
+    depth = min(plan.length, limits.depth, nodes)
+    above = torch.zeros(len(builder.view.rows), 1, device=roots.device)  # scores of the frontier nodes
+    numbers = torch.zeros_like(roots)[:, None]  # numbers of these nodes among the candidates
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
     levels: list[Tensor] = []
     count = 0  # candidates so far
     for level in range(1, depth + 1):
-        ids, scores = growing.ranked(shape.top_k)
+        ids, scores = builder.ranked(limits.top_k)
         width = ids.shape[2]
         tokens, scores = ids.flatten(1), (above[..., None] + scores).flatten(1)
         parts.append((tokens, numbers.repeat_interleave(width, 1), scores))
         levels.append(torch.full((tokens.shape[1],), level, device=roots.device))
         if level == depth:
             break
-        chosen = frontier(scores, shape.top_k)
+        chosen = frontier(scores, limits.top_k)
         above = scores.gather(1, chosen)
         if not _worth_a_level(above, allowed > level, plan):
             break
         numbers = 1 + count + chosen
         count += tokens.shape[1]
-        growing.grow(tokens.gather(1, chosen), growing.begin + chosen // width)
+        builder.add_level(tokens.gather(1, chosen), builder.begin + chosen // width)
     tokens, parents, scores = (torch.cat(each, 1) for each in zip(*parts, strict=True))
     candidates = Candidates(tokens, parents, scores, torch.cat(levels), len(levels))
     return keep_best(candidates, roots, nodes, allowed)
 
 
 def _worth_a_level(above: Float[Tensor, "B K"], going: Bool[Tensor, "B"], plan: Plan) -> bool:
-    """Whether the frontiers of the rows that may have another level promise what it is worth, all together.
+    """True if the total probability of the frontiers of rows with levels left reaches ``plan.level_worth``.
 
-    Elsewhere than on a CPU, not to look: yes.
+    Always True on other devices than a CPU, to avoid a synchronisation.
     """
     if above.device.type != "cpu" or not plan.level_worth:
         return True

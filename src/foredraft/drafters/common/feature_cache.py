@@ -1,8 +1,8 @@
-"""What a head that reads the target's features remembers of each row: the features, and keys and values of its own.
+"""Per-row cache of heads that read the target's features: the features, and the head's own keys and values.
 
-A feature stands in the slot of its position, and so do the head's keys and values for the row that read it. Each
-proposal reads what was committed since the last one, always from the target's true features; what a draft tree left
-behind is overwritten or never looked at (heads.md 6.4: keeping it costs acceptance and nothing shows it).
+Features, keys and values are stored in the slot of their position. Each proposal first reads the tokens committed since
+the last one, from the target's true features; leftovers of a draft tree are overwritten or never read (heads.md 6.4:
+keeping them silently lowers acceptance).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,43 +23,43 @@ from foredraft.model.cache import SlotCache, SlotView, bucket, persistent_zeros
 from foredraft.model.cpu_linear import any_weight
 from foredraft.model.masks import Layout, StepIn, address, extent_of
 
-_FAR = 16
-"""A row that has more than this to read is brought up on its own; the others need not read along."""
+_CATCH_UP = 16
+"""Rows further behind than this many tokens catch up in their own forward, so that the others need no padding."""
 _CHUNK = 512
-_WAITING = 32
-"""The features of so many steps without a draft are made together: while drafting rests, the head costs nothing."""
-_NO_END = 1 << 30  # rotary positions are computed, not looked up, so there is no last one
+_MAX_PENDING = 32
+"""Features of up to this many steps without a draft are computed together, to save time while nothing is drafted."""
+_MAX_POSITION = 1 << 30  # rotary positions are computed, not looked up, so they have no limit
 
 Read = Callable[[Tensor, Tensor, Tensor, Callable[[int, Tensor, Tensor, Tensor], Tensor]], Tensor]
 """``read(tokens [B, N], features [B, N, F], positions [B, N], attend) -> states [B, N, H]``."""
 
 
 class DraftState(NamedTuple):
-    """The state after each row's last committed token [B, 1, H], and which rows have one."""
+    """The head's state after each row's last committed token [B, 1, H], and which rows have one."""
 
     states: Float[Tensor, "B 1 H"]
     known: Bool[Tensor, "B"]
 
 
-class _Waiting(NamedTuple):
-    """States of the target that no features were made of yet: of these rows, from these positions on."""
+class _PendingStates(NamedTuple):
+    """Target states whose features are not computed yet: of these rows, from these positions on."""
 
     rows: tuple[int, ...]
     starts: Int[Tensor, "B"]
-    extent: int  # of the longest text
+    extent: int  # of the longest row
     hidden: Mapping[int, Float[Tensor, "B D H"]]
 
 
 class FeatureCache:
-    """Row j of a text is what reads feature f_j and token t_{j+1}: in slot j, at position j.
+    """Entry j of a row has feature f_j and token t_{j+1} as inputs, in slot j at position j.
 
     Args:
-        net: whose weights read; its device is where everything lies.
+        net: the head's network; tensors are kept on its device.
         read: one forward of the net.
-        features: what rows read, from the target's hidden states.
-        layers: how many attention layers ``read`` has.
-        window: how many positions a row sees, itself included; None for all.
-        prepare: told beforehand how far positions go.
+        features: computes the head's input features from the target's hidden states.
+        layers: the number of attention layers in ``read``.
+        window: attention window in positions, the own one included; None for all.
+        prepare: called with the largest position before a forward.
     """
 
     def __init__(
@@ -80,12 +80,12 @@ class FeatureCache:
         self._features = torch.zeros(0, 0, 0, device=weight.device, dtype=weight.dtype)
         self._layout = Layout({"rows": window}, by_type=False)
         self.window = window
-        self._known: dict[int, int] = {}  # rows of each text whose keys and values are of true features
-        self._waiting: list[_Waiting] = []
+        self._known: dict[int, int] = {}  # entries of each row whose keys and values come from true features
+        self._pending: list[_PendingStates] = []
 
     def admit(self, row: int, hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
-        """A text begins with these states of the target; a chunk of them at a time is fused."""
-        self._settle()
+        """Add a row with the target's states of its prompt; features are computed in chunks."""
+        self._flush()
         length = next(iter(hidden.values())).shape[1]
         for begin in range(0, max(length, 1), _CHUNK):
             features = self._to_features({tap: states[:, begin : begin + _CHUNK] for tap, states in hidden.items()})
@@ -94,21 +94,21 @@ class FeatureCache:
         self._known[row] = 0
 
     def commit(self, view: View, verdict: Verdict, out: StepOut) -> None:
-        """Keep the features of the accepted path; what lies beyond it is overwritten by the next step's."""
+        """Store the features of the accepted path; later slots are overwritten by the next step."""
         alone = verdict.path.shape[1] == 1
         path = verdict.path.clamp(min=0)[..., None]
         hidden = {tap: states.gather(1, path.expand(-1, -1, states.shape[2])) for tap, states in out.hidden.items()}
         if not alone:
-            self._settle()
-        self._waiting.append(_Waiting(view.rows, view.lengths - 1, max(view.extents), hidden))
-        if not alone or len(self._waiting) >= _WAITING:
-            self._settle()
+            self._flush()
+        self._pending.append(_PendingStates(view.rows, view.lengths - 1, max(view.extents), hidden))
+        if not alone or len(self._pending) >= _MAX_PENDING:
+            self._flush()
 
-    def _settle(self) -> None:
-        """Make features of what waits, and put them into their slots."""
-        if not self._waiting:
+    def _flush(self) -> None:
+        """Compute the pending features and store them in their slots."""
+        if not self._pending:
             return
-        steps = self._waiting
+        steps = self._pending
         features = self._to_features({tap: torch.cat([step.hidden[tap] for step in steps]) for tap in steps[0].hidden})
         width = features.shape[1]
         rows = [row for step in steps for row in step.rows]
@@ -116,32 +116,32 @@ class FeatureCache:
         starts = torch.cat([step.starts for step in steps])[:, None]
         slots = starts + torch.arange(width, device=features.device)
         self._features[torch.tensor(rows, device=features.device)[:, None], slots] = features
-        self._waiting = []  # last: who was interrupted does it again
+        self._pending = []  # last, so that an interrupted flush is repeated
 
     def release(self, row: int) -> None:
-        """Forget a text; the last one takes the memory with it."""
+        """Remove a row; the tensors are freed with the last one."""
         self._known.pop(row, None)
         if self._known:
-            self._settle()
+            self._flush()
         else:
-            self._waiting.clear()
+            self._pending.clear()
             self._cache.clear()
             self._features = persistent_zeros(self._features, 0, 0, 0)
 
     def extend(self, view: View, room: int) -> DraftState:
-        """Read what is new in each text, up to the row whose token is the root.
+        """Read the new entries of each row, up to the one whose token is the root.
 
         Args:
-            room: slots that will be wanted behind it, for a tree.
+            room: slots to reserve after it, for a tree.
         """
-        self._settle()
-        ends = [extent - 1 for extent in view.extents]  # features there are, hence rows
+        self._flush()
+        ends = [extent - 1 for extent in view.extents]  # number of features, and so of entries
         self._prepare(max(ends) + room)
-        self._cache.reserve(max(view.rows) + 1, max(ends) + room + _FAR)
+        self._cache.reserve(max(view.rows) + 1, max(ends) + room + _CATCH_UP)
         fresh = [row for row in view.rows if self._known[row] == 0]
-        if fresh:  # whoever had the row before may have left NaN behind
+        if fresh:  # an earlier request in the row may have left NaN
             self._cache.zero(fresh)
-        far = [b for b, row in enumerate(view.rows) if ends[b] - self._known[row] > _FAR]
+        far = [b for b, row in enumerate(view.rows) if ends[b] - self._known[row] > _CATCH_UP]
         if far:
             self._catch_up(view, far, ends)
         width = max(max(end - self._known[row], 1) for end, row in zip(ends, view.rows, strict=True))
@@ -153,12 +153,12 @@ class FeatureCache:
         states = states.gather(1, last[:, None, None].expand(-1, 1, states.shape[2]))
         return DraftState(states, view.lengths > 1)
 
-    def growth(self, view: View, nodes: int) -> "Growth":
-        """A tree of at most so many nodes that grows behind the rows just read; its node 0 is the root's row."""
-        return Growth(self, view, nodes)
+    def head_tree(self, view: View, nodes: int) -> "HeadTree":
+        """A draft tree of at most ``nodes`` nodes after the entries just read; node 0 is the root's entry."""
+        return HeadTree(self, view, nodes)
 
     def _catch_up(self, view: View, far: list[int], ends: list[int]) -> None:
-        """Read all but the last row of the texts that are far behind, without the others."""
+        """Read all but the last entry of the rows that are far behind."""
         for b in far:
             row = view.rows[b]
             one = torch.tensor([b], device=view.lengths.device)
@@ -168,7 +168,7 @@ class FeatureCache:
             self._known[row] = ends[b] - 1
 
     def _committed(self, view: View, starts: Sequence[int], width: int) -> Float[Tensor, "B N H"]:
-        """Read ``width`` rows of each text from ``starts`` on, with the target's features."""
+        """Read ``width`` entries of each row from ``starts`` on, with the target's features."""
         device = view.lengths.device
         self._reserve(max(view.rows) + 1, max(starts) + width, self._features.shape[2])
         bases = torch.tensor(starts, device=device)
@@ -182,12 +182,12 @@ class FeatureCache:
             max(starts) + width,
             self._layout,
             dtype=features.dtype,
-            max_position=_NO_END,
+            max_position=_MAX_POSITION,
         )
         return self.forward(step, features)
 
     def forward(self, step: StepIn, features: Float[Tensor, "B N F"]) -> Float[Tensor, "B N H"]:
-        """The states of some rows, whose keys and values go to their slots."""
+        """The head's states for a step; its keys and values are written to their slots."""
         window = SlotView(self._cache, step.rows, step.prefix, step.slots, step.extent)
         mask = step.masks["rows"]
 
@@ -198,60 +198,60 @@ class FeatureCache:
         return self._read(step.tokens, features, step.positions, attend)
 
     def _reserve(self, rows: int, slots: int, width: int) -> None:
-        have = self._features.shape
-        if rows <= have[0] and slots <= have[1] and width <= have[2]:
+        old = self._features.shape
+        if rows <= old[0] and slots <= old[1] and width <= old[2]:
             return
-        if rows > have[0]:  # texts come one by one: doubled, so that what is stored is not copied for each
-            rows = max(rows, 2 * have[0])
-        shape = max(rows, have[0]), max(bucket(slots), have[1]), max(width, have[2])
+        if rows > old[0]:  # double, so that rows that arrive one by one do not copy everything each time
+            rows = max(rows, 2 * old[0])
+        shape = max(rows, old[0]), max(bucket(slots), old[1]), max(width, old[2])
         wider = persistent_zeros(self._features, *shape)
-        wider[: have[0], : have[1], : have[2]] = self._features
+        wider[: old[0], : old[1], : old[2]] = self._features
         self._features = wider
 
 
-def eagle_memory(net: EagleNet) -> FeatureCache:
-    """The memory of an EAGLE head."""
+def eagle_cache(net: EagleNet) -> FeatureCache:
+    """The feature cache of an EAGLE head."""
     return FeatureCache(
         net, net, net.features, layers=net.depth, window=net.window, prepare=lambda length: net.rotary.reserve(length)
     )
 
 
-class Growth:
-    """The draft tree of one proposal in the head's cache, level by level: each node sees its ancestors and the text.
+class HeadTree:
+    """The draft tree of one proposal in the head's cache: each node attends to its ancestors and the committed tokens.
 
-    The node numbers of this tree are those in which nodes were grown, the root being 0.
+    Nodes are numbered in the order in which they are added; the root is 0.
     """
 
-    def __init__(self, memory: FeatureCache, view: View, nodes: int) -> None:
+    def __init__(self, cache: FeatureCache, view: View, nodes: int) -> None:
         device = view.lengths.device
         rows = list(view.rows)
-        self._memory = memory
+        self._cache = cache
         self._bases = (view.lengths - 2).clamp(min=0)[:, None]
         self._rows = torch.tensor(rows, device=device)
         self._prefix = len(rows) if rows == list(range(len(rows))) else None
         self._extent = extent_of(max(max(view.extents) - 2, 0) + nodes)
         self._slots = torch.arange(self._extent, device=device)
-        self._text = (self._slots < self._bases)[:, None]  # [B, 1, S]
-        self._family = torch.ones(len(rows), 1, 1, dtype=torch.bool, device=device)  # who sees whom in the tree
+        self._committed = (self._slots < self._bases)[:, None]  # [B, 1, S]
+        self._visible = torch.ones(len(rows), 1, 1, dtype=torch.bool, device=device)  # node i attends to node j
         self._depths = [0]
 
-    def grow(
+    def add_level(
         self, tokens: Int[Tensor, "B F"], parents: Int[Tensor, "B F"], features: Float[Tensor, "B F K"]
     ) -> Float[Tensor, "B F H"]:
-        """States of another level of nodes. ``features`` are what stands in for the target's."""
+        """The states of another level of nodes. ``features`` replace the target's, which do not exist yet."""
         (rows, count), before = tokens.shape, len(self._depths)
         depth = self._depths[-1] + 1
         self._depths += [depth] * count
-        above = self._family.gather(1, parents[..., None].expand(-1, -1, before))
+        above = self._visible.gather(1, parents[..., None].expand(-1, -1, before))
         itself = torch.eye(count, dtype=torch.bool, device=tokens.device).expand(rows, -1, -1)
-        sees = torch.cat([above, itself], dim=2)
-        self._family = torch.cat([torch.nn.functional.pad(self._family, (0, count)), sees], dim=1)
-        text, window = self._text, self._memory.window
+        drafted = torch.cat([above, itself], dim=2)
+        self._visible = torch.cat([torch.nn.functional.pad(self._visible, (0, count)), drafted], dim=1)
+        committed, window = self._committed, self._cache.window
         if window is not None:
-            text = text & (self._bases + depth - self._slots < window)[:, None]
-            sees = sees & torch.tensor([depth - other < window for other in self._depths], device=sees.device)
+            committed = committed & (self._bases + depth - self._slots < window)[:, None]
+            drafted = drafted & torch.tensor([depth - other < window for other in self._depths], device=drafted.device)
         places = self._bases + torch.arange(before + count, device=tokens.device)
-        visible = text.expand(-1, count, -1).scatter(2, places[:, None].expand(-1, count, -1), sees)
+        visible = committed.expand(-1, count, -1).scatter(2, places[:, None].expand(-1, count, -1), drafted)
         mask = torch.zeros(visible.shape, dtype=features.dtype, device=tokens.device)
         mask.masked_fill_(~visible, torch.finfo(features.dtype).min)
         step = StepIn(
@@ -263,23 +263,23 @@ class Growth:
             prefix=self._prefix,
             extent=self._extent,
         )
-        return self._memory.forward(step, features)
+        return self._cache.forward(step, features)
 
 
 @final
 class HeadTreeBuilder(TreeBuilder):
-    """A tree that grows on an EAGLE head, each node reading its parent's state. ``FeatureCache.extend`` has given the
-    ``states`` after the root; there will be at most so many ``nodes``."""
+    """A tree built with an EAGLE head: each node reads its parent's state. ``states`` are those of
+    ``FeatureCache.extend``, after the root; ``nodes`` is the most nodes of the tree."""
 
     def __init__(
-        self, net: EagleNet, memory: FeatureCache, view: View, states: Float[Tensor, "B 1 H"], nodes: int
+        self, net: EagleNet, cache: FeatureCache, view: View, states: Float[Tensor, "B 1 H"], nodes: int
     ) -> None:
         super().__init__(view, net.logits(states))
         self._net = net
-        self._growth = memory.growth(view, nodes)
+        self._tree = cache.head_tree(view, nodes)
         self._states = states
 
-    def wide(self) -> Float[Tensor, "B F V"]:
+    def target_logits(self) -> Float[Tensor, "B F V"]:
         least, size = torch.finfo(self.logits.dtype).min, self._net.target.vocab_size
         logits = self.logits.nan_to_num(nan=least, posinf=0.0, neginf=least)
         if self._net.vocabulary is None:
@@ -291,10 +291,10 @@ class HeadTreeBuilder(TreeBuilder):
         ids, scores = ranked(self.logits, count, self.view.warp)
         return ids if self._net.vocabulary is None else self._net.vocabulary[ids], scores
 
-    def _after_newest(self) -> Float[Tensor, "B F v"]:
+    def _read_level(self) -> Float[Tensor, "B F v"]:
         parents = self.read.parents[:, self.begin :]
-        above = parents - (self.begin - self._states.shape[1])  # places among the states of the level before
+        above = parents - (self.begin - self._states.shape[1])  # positions among the states of the level before
         carried = self._net.carry(self._states)
         carried = carried.gather(1, above[..., None].expand(-1, -1, carried.shape[2]))
-        self._states = self._growth.grow(self.read.tokens[:, self.begin :], parents, carried)
+        self._states = self._tree.add_level(self.read.tokens[:, self.begin :], parents, carried)
         return self._net.logits(self._states)

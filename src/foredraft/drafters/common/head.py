@@ -1,4 +1,4 @@
-"""What the drafters on trained heads have in common: a memory of what the target computed."""
+"""Base class of drafters with trained heads, which store the target's hidden states per row."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,28 +16,28 @@ from foredraft.drafters.common.feature_cache import DraftState
 
 @runtime_checkable
 class HeadState(Protocol):
-    """What is kept of each row between its steps."""
+    """State of each row between steps."""
 
     def admit(self, row: int, hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
-        """A text begins with these states of the target."""
+        """Add a row with the target's states of its prompt."""
 
     def commit(self, view: View, verdict: Verdict, out: StepOut) -> None:
-        """Take what the target computed for the accepted path."""
+        """Store the target's states of the accepted path."""
 
     def release(self, row: int) -> None:
-        """The text has ended."""
+        """Remove a row."""
 
     def extend(self, view: View, room: int) -> DraftState:
-        """What the head goes on from, with room for so many nodes behind it."""
+        """The state that the head drafts from, with room for ``room`` nodes after it."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EagleOptions(SizedOptions):
-    """How the head is read.
+    """Corrections of the head's config.
 
     rope_theta: base of the head's rotary positions, if its config is wrong.
-    taps: hidden layers of the target that the head reads, such as 2x16x29, if its files are wrong or do not say.
+    taps: hidden layers of the target that the head reads, such as 2x16x29, if missing or wrong in its files.
     """
 
     rope_theta: float | None = field(default=None, metadata={"unset": "from its config"})
@@ -48,20 +48,20 @@ M = TypeVar("M", bound=HeadState)
 
 
 class HeadDrafter(Drafter, Generic[M]):
-    """A drafter whose head goes on from what the target computed. Subclasses say how they ``propose``."""
+    """A drafter whose head reads the target's hidden states. Subclasses implement ``propose``."""
 
-    def __init__(self, memory: M, needs: Needs) -> None:
-        self._memory = memory
+    def __init__(self, state: M, needs: Needs) -> None:
+        self._state = state
         self.needs = needs
 
     @torch.inference_mode()
     def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
-        self._memory.admit(row, hidden)
+        self._state.admit(row, hidden)
 
     @torch.inference_mode()
     def commit(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None:
-        self._memory.commit(view, verdict, out)
+        self._state.commit(view, verdict, out)
 
     @torch.inference_mode()
     def release(self, row: int) -> None:
-        self._memory.release(row)
+        self._state.release(row)

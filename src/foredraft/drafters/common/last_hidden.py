@@ -1,4 +1,4 @@
-"""The target's last state of each row, for heads that read nothing else."""
+"""The target's last hidden state of each row, for heads that read nothing else."""
 
 from collections.abc import Mapping
 
@@ -13,18 +13,18 @@ from foredraft.heads.nets.target_parts import FINAL
 
 
 class LastHidden:
-    """h_t for each row, where t is the token before the root: what the target's output layer made the root from."""
+    """h_t for each row, where t is the token before the root: the final hidden state that produced the root."""
 
     def __init__(self) -> None:
         self._states: dict[int, Tensor] = {}
 
     def admit(self, row: int, hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
-        """A text begins; one of a single token has no state yet."""
+        """Add a row; a prompt of one token has no state yet."""
         states = hidden[FINAL]
         self._states[row] = states[0, -1] if states.shape[1] else states.new_full((states.shape[2],), torch.nan)
 
     def commit(self, view: View, verdict: Verdict, out: StepOut) -> None:
-        """What the bonus was said from."""
+        """Store the states that produced the bonus tokens."""
         last = verdict.path.gather(1, verdict.accepted()[:, None])[..., None]
         states = out.hidden[FINAL]
         states = states.gather(1, last.expand(-1, 1, states.shape[2]))[:, 0]
@@ -34,6 +34,6 @@ class LastHidden:
         self._states.pop(row, None)
 
     def extend(self, view: View, room: int) -> DraftState:
-        """The states of these rows. Nothing is read for it, so no room is needed."""
+        """The states of these rows; ``room`` is not needed."""
         states = torch.stack([self._states[row] for row in view.rows])[:, None]
         return DraftState(states.nan_to_num(), view.lengths > 1)

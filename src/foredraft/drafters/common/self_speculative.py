@@ -1,4 +1,4 @@
-"""What the drafters that are the target with fewer layers have in common (self-speculation)."""
+"""Base class of self-speculative drafters: the target with fewer layers."""
 
 import torch
 from jaxtyping import Float, Int
@@ -13,16 +13,16 @@ from foredraft.model.cache import SlotCache
 from foredraft.model.skipping import LayerSkipLM
 
 
-class OwnLayers(Rewindable):
-    """A chain drawn by the target itself, with something left out.
+class SelfSpeculativeDrafter(Rewindable):
+    """Draws a chain from the target with some layers skipped.
 
-    It shares the target's cache. Keys and values of what is committed are there, those of the whole model at that, so
-    there is nothing to read first and nothing to remember of a text. Those of the draft go where verification will
-    write the whole model's: from the root's slot on.
+    Shares the target's cache, which already holds the full model's keys and values of committed tokens: nothing needs
+    to be read first or stored per row. The draft's keys and values go to the slots from the root on, which
+    verification overwrites.
 
     Args:
         cache: the target's; it holds everything before each row's root.
-        vocab_size: how wide laws are. The target's may be narrower or wider, where it is the middle of a cascade.
+        vocab_size: width of the laws; the target's may differ if it is the middle model of a cascade.
     """
 
     def __init__(self, options: ChainOptions, partial: LayerSkipLM, cache: SlotCache, vocab_size: int) -> None:
@@ -39,10 +39,10 @@ class OwnLayers(Rewindable):
         if depth == 0:
             return Draft(TokenTree.root(view.roots), Law.FIXED)
         self.cache.reserve(max(view.rows) + 1, max(view.extents) + depth)
-        return draw_chain(view, plan, depth, self._read_on(view, view.roots, 0), self._read_on)
+        return draw_chain(view, plan, depth, self._next_logits(view, view.roots, 0), self._next_logits)
 
-    def _read_on(self, view: View, tokens: Int[Tensor, "B"], index: int) -> Float[Tensor, "B 1 V"]:
-        """Logits after token ``index`` of each row's chain, the root being 0."""
+    def _next_logits(self, view: View, tokens: Int[Tensor, "B"], index: int) -> Float[Tensor, "B 1 V"]:
+        """Logits after token ``index`` of each row's chain; the root is 0."""
         model = self._partial.model
         chain = TokenTree.chain(tokens[:, None].clamp(max=model.vocab_size - 1))
         step = model.address(chain, view.lengths - 1 + index, view.rows, max(view.extents) + index)

@@ -1,5 +1,4 @@
-"""Which parts of a model a draft does without, as a small JSON file: ``foredraft skip`` writes it, ``layer_skip`` reads
-it."""
+"""The JSON file with the layers that a draft skips: written by ``foredraft skip``, read by ``layer_skip``."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,9 +9,9 @@ from foredraft.core.io import read_json, write_json
 
 
 @dataclass(frozen=True, slots=True)
-class Skips:
-    """Layers by number, the first being 0. ``layers``: how many the model has. ``facts``: how it was found; for
-    people."""
+class SkipConfig:
+    """Layers to skip, numbered from 0. ``layers``: the model's number of layers. ``facts``: how they were found, for
+    information."""
 
     model: str
     layers: int
@@ -21,8 +20,8 @@ class Skips:
     facts: dict[str, Any] = field(default_factory=dict)
 
 
-def write_skips(path: str | Path, skips: Skips) -> None:
-    """Write it, or fail with a sentence."""
+def write_skip_config(path: str | Path, skips: SkipConfig) -> None:
+    """Write the file; raises a ``UsageError`` if it cannot be written."""
     record = {
         "model": skips.model,
         "layers": skips.layers,
@@ -33,19 +32,17 @@ def write_skips(path: str | Path, skips: Skips) -> None:
     write_json(path, record)
 
 
-def read_skips(path: str | Path) -> Skips:
-    """Read it.
+def read_skip_config(path: str | Path) -> SkipConfig:
+    """Read the file.
 
     Raises:
-        DrafterError: it is not there, or it is something else.
+        DrafterError: it is missing or has other contents.
     """
     found = read_json(path, "the layers to skip,", "run foredraft skip again")
     layers, lists = found.get("layers"), [found.get("skip_attention"), found.get("skip_mlp")]
     if not isinstance(layers, int) or not all(isinstance(each, list) for each in lists):
-        raise DrafterError(
-            f"{path} is not what foredraft skip writes: layers, skip_attention and skip_mlp must be there."
-        )
+        raise DrafterError(f"{path} is not a file of foredraft skip: it must have layers, skip_attention and skip_mlp.")
     attention, mlp = (tuple(each) for each in lists if each is not None)
     if not all(isinstance(number, int) and 0 <= number < layers for number in (*attention, *mlp)):
-        raise DrafterError(f"{path}: skip_attention and skip_mlp must be numbers of layers, from 0 on, below {layers}.")
-    return Skips(str(found.get("model", "")), layers, attention, mlp, found.get("facts") or {})
+        raise DrafterError(f"{path}: skip_attention and skip_mlp must be layer numbers from 0 to {layers - 1}.")
+    return SkipConfig(str(found.get("model", "")), layers, attention, mlp, found.get("facts") or {})

@@ -1,6 +1,6 @@
-"""Trees of a fixed shape that is filled level by level, one head for each: what Medusa and Hydra have in common.
+"""Static trees with one head per level: the base class of Medusa and Hydra.
 
-A node's children are the likeliest tokens of its level's head: picked tokens, hence lossless at every temperature.
+A node's children are the likeliest tokens of its level's head: picked, so lossless at every temperature.
 """
 
 from abc import abstractmethod
@@ -27,10 +27,10 @@ class Options(SizedOptions):
     """The shape of the tree.
 
     tree: medusa (the published tree of 63 nodes), eagle (25 nodes), children by level, such as 4x2x1, or measured: the
-        best tree for the accuracy of the heads, which training writes beside them.
+        best tree for the heads' accuracies, which training saves with them.
     nodes: nodes of a measured tree.
-    num_assistant_tokens_schedule: auto, as many nodes as bring the most tokens a second; constant, always the whole
-        tree; or heuristic, transformers' up and down of the depth.
+    num_assistant_tokens_schedule: auto, the number of nodes with the most tokens per second; constant, always the whole
+        tree; or heuristic, transformers' rule of two more and one less, for the depth.
     """
 
     tree: str = "measured"
@@ -43,9 +43,9 @@ class Options(SizedOptions):
             Template.of(self.tree)
 
     def template(self, accuracies: Rates | None, heads: int) -> Template:
-        """The tree that is asked for, no deeper than there are heads.
+        """The chosen tree, no deeper than the number of heads.
 
-        Without measured accuracies the published tree stands in for the measured one; its nodes are listed best first.
+        Without measured accuracies, ``measured`` uses the published tree, whose nodes are listed best first.
         """
         if self.tree != "measured":
             paths = Template.of(self.tree).paths
@@ -57,8 +57,8 @@ class Options(SizedOptions):
 
 
 class _Level(NamedTuple):
-    """Of the nodes of one level: rank among siblings, parent, the parent's place among the inner nodes above; then the
-    places of those that have children."""
+    """For the nodes of one level: rank among siblings, parent, position of the parent among the inner nodes above; and
+    the positions of the nodes with children."""
 
     ranks: Int[Tensor, "K"]
     parents: Int[Tensor, "K"]
@@ -74,19 +74,19 @@ class _Level(NamedTuple):
         return cls(*tensors, width=max(ranks) + 1)
 
 
-class FilledTree(HeadDrafter[HeadState], Trainable):
-    """Subclasses say what their heads say."""
+class StaticTreeDrafter(HeadDrafter[HeadState], Trainable):
+    """Builds a static tree from the heads' likeliest tokens. Subclasses compute the heads' logits."""
 
-    def __init__(self, template: Template, memory: HeadState) -> None:
-        super().__init__(memory, Needs((FINAL,), template.nodes, template.depth, scored=True))
+    def __init__(self, template: Template, state: HeadState) -> None:
+        super().__init__(state, Needs((FINAL,), template.nodes, template.depth, scored=True))
         self._template = template
-        self._levels: tuple[_Level, ...] = ()  # made once, where the first rows are
+        self._levels: tuple[_Level, ...] = ()  # made at the first draft, on the device of the rows
 
     @abstractmethod
     def _logits(
         self, hidden: Float[Tensor, "B 1 H"], paths: Int[Tensor, "B F K"], head: int
     ) -> Float[Tensor, "B F v"] | Float[Tensor, "B 1 v"]:
-        """Scores of one head after each of F paths of K = head + 1 tokens that begin with the root."""
+        """Logits of one head after each of F paths of K = head + 1 tokens, root included."""
 
     @torch.inference_mode()
     def propose(self, view: View, plan: Plan) -> Draft:
@@ -97,7 +97,7 @@ class FilledTree(HeadDrafter[HeadState], Trainable):
         levels = self._levels[: min(plan.length, nodes)]
         if not levels:
             return Draft(TokenTree.root(view.roots), Law.FIXED)
-        hidden, known = self._memory.extend(view, 1)
+        hidden, known = self._state.extend(view, 1)
         paths = view.roots[:, None, None]  # the tokens from the root to each inner node of a level
         above = torch.zeros_like(paths[:, :, 0], dtype=torch.float32)  # log-probability of each of these paths
         parts: list[tuple[Tensor, Tensor, Tensor]] = []

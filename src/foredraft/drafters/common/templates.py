@@ -1,4 +1,4 @@
-"""Static trees: shapes that are known before anything is drafted, by the ranks of the tokens on each path."""
+"""Static trees: shapes fixed before drafting, given by the ranks of the tokens on each path."""
 
 import heapq
 from collections.abc import Sequence
@@ -10,14 +10,14 @@ from foredraft.core.errors import OptionError
 
 Path = tuple[int, ...]
 Rates = Sequence[Sequence[float]]
-"""Of each level, how often the token of each rank is right."""
+"""For each level, the accuracy of the token of each rank."""
 
 
 @dataclass(frozen=True)
 class Template:
-    """Paths of ranks: (0, 2) is the third best child of the best child of the root. Parents stand before children.
+    """Paths of ranks: (0, 2) is the third best child of the best child of the root. Parents come before children.
 
-    Numbers of nodes count the root as 0, and go level by level.
+    Nodes are numbered level by level; the root is 0.
     """
 
     paths: tuple[Path, ...]
@@ -26,18 +26,18 @@ class Template:
         known = {(), *self.paths}
         orphan = next((path for path in self.paths if not path or path[:-1] not in known), None)
         if orphan is not None or not self.paths:
-            raise OptionError(f"A tree needs every node's parent in it; {orphan} has none.")
+            raise OptionError(f"A tree must contain the parent of every node; that of {orphan} is missing.")
         elder = next((p for p in self.paths if p[-1] and (*p[:-1], p[-1] - 1) not in known), None)
         if elder is not None:
-            raise OptionError(f"A tree takes the best children first; {elder} stands without its better sibling.")
+            raise OptionError(f"A tree must contain the best children first; the better sibling of {elder} is missing.")
         object.__setattr__(self, "paths", tuple(sorted(known - {()}, key=lambda path: (len(path), path))))
 
     @classmethod
     def of(cls, text: str) -> "Template":
-        """A template by name (see ``NAMED``), or by its children a level, such as 4x2x1.
+        """A template by name (see ``NAMED``), or by its children per level, such as 4x2x1.
 
         Raises:
-            OptionError: neither.
+            OptionError: ``text`` is neither.
         """
         if text in NAMED:
             return cls(NAMED[text])
@@ -51,7 +51,7 @@ class Template:
 
     @classmethod
     def regular(cls, widths: Sequence[int]) -> "Template":
-        """The same number of children for every node of a level."""
+        """The template with ``widths[i]`` children for every node of level i."""
         level: list[Path] = [()]
         paths: list[Path] = []
         for width in widths:
@@ -65,17 +65,17 @@ class Template:
 
     @property
     def nodes(self) -> int:
-        """Drafted nodes: all but the root."""
+        """Number of drafted nodes, the root excluded."""
         return len(self.paths)
 
     @cached_property
     def parents(self) -> tuple[int, ...]:
-        """Of each node from 1 on."""
+        """The parent of each node from 1 on."""
         number = {path: i for i, path in enumerate(((), *self.paths))}
         return tuple(number[path[:-1]] for path in self.paths)
 
     def level(self, depth: int) -> tuple[int, ...]:
-        """Numbers of the nodes at a depth, 1 being the root's children."""
+        """Numbers of the nodes at a depth; the root's children have depth 1."""
         return tuple(i for i, path in enumerate(self.paths, start=1) if len(path) == depth)
 
     def ranks(self, nodes: Sequence[int]) -> tuple[int, ...]:
@@ -87,30 +87,30 @@ class Template:
         return tuple(self.parents[node - 1] for node in self.level(depth))
 
     def places(self, depth: int) -> tuple[int, ...]:
-        """Of each node at a depth, the place of its parent among the inner nodes of the level above."""
+        """For each node at a depth, the position of its parent among the inner nodes of the level above."""
         inner = self.inner(depth - 1)
         return tuple(inner.index(parent) for parent in self.above(depth))
 
     def inner_places(self, depth: int) -> tuple[int, ...]:
-        """Of each inner node at a depth, its own place among the nodes there."""
+        """For each inner node at a depth, its position among the nodes there."""
         nodes = self.level(depth)
         return tuple(nodes.index(node) for node in self.inner(depth))
 
     def inner(self, depth: int) -> tuple[int, ...]:
-        """Numbers of the nodes at a depth that have children."""
+        """Numbers of the nodes with children at a depth."""
         with_children = set(self.parents)
         return tuple(node for node in ((0,) if depth == 0 else self.level(depth)) if node in with_children)
 
 
 def best_template(accuracies: Rates, nodes: int) -> Template:
-    """The tree of so many nodes with the most expected tokens, if ranks are right independently of each other.
+    """The tree of ``nodes`` nodes with the most expected tokens, assuming independent accuracies.
 
-    ``accuracies[i][r]``: how often the token of rank r is right at depth i + 1, as measured. Nodes are taken in order
-    of the product along their path (Medusa, section 2.3.3); a better sibling is never less likely to be right.
+    ``accuracies[i][r]``: measured accuracy of the token of rank r at depth i + 1. Nodes are added in order of the
+    product along their path (Medusa, section 2.3.3); a better sibling never has a lower accuracy.
     """
     rates = [sorted(ranks, reverse=True) for ranks in accuracies]
     if not rates or not rates[0]:
-        raise OptionError("There are no measured accuracies to make a tree of.")
+        raise OptionError("A measured tree needs measured accuracies, and there are none: give tree= another value.")
     heap: list[tuple[float, Path]] = [(-rates[0][0], (0,))]
     chosen: list[Path] = []
     while heap and len(chosen) < nodes:
@@ -133,4 +133,4 @@ NAMED: dict[str, tuple[Path, ...]] = {
         "0000 011 006 030 50 13 007 008 009 60 040 14 70 012 200 31 22 80 050 15 101 021 90 060 0001 16 070"
     ),
 }
-"""The trees that the published code calls mc_sim_7b_63: EAGLE-1's of 25 nodes and Medusa's of 63."""
+"""The trees named mc_sim_7b_63 in the published code: EAGLE-1's with 25 nodes and Medusa's with 63."""

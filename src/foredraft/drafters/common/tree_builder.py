@@ -1,4 +1,4 @@
-"""Trees that grow level by level on a draft: what may follow the newest nodes, and static shapes filled with it."""
+"""Draft trees built level by level on a draft model or head, and static trees built with them."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -19,10 +19,10 @@ from foredraft.drafters.common.tree_ops import Siblings, draw_siblings, likelies
 
 
 class TreeBuilder(ABC):
-    """The nodes of a tree that a draft has read, which are those that have children, and what it says after the newest.
+    """A tree under construction: expanded nodes and frontier logits.
 
-    ``read`` holds them in the order of reading, the root first; ``begin`` is the first of the newest F, and ``logits``
-    [B, F, v] stand in the draft's own ids.
+    ``read`` holds the nodes that the draft has read, in that order, root first; ``begin`` is the first of the F
+    frontier nodes. ``logits`` [B, F, v] are in the draft's own token ids.
     """
 
     def __init__(self, view: View, logits: Float[Tensor, "B 1 v"]) -> None:
@@ -33,34 +33,34 @@ class TreeBuilder(ABC):
 
     @property
     def paths(self) -> Paths:
-        """How the newest nodes came about."""
+        """The paths to the frontier nodes."""
         return Paths(self.view.history, self.view.lengths, self.read, self.begin)
 
-    def grow(self, tokens: Int[Tensor, "B F"], parents: Int[Tensor, "B F"]) -> None:
-        """Read another level; ``parents`` are numbers in ``read``, all of them of the newest level."""
+    def add_level(self, tokens: Int[Tensor, "B F"], parents: Int[Tensor, "B F"]) -> None:
+        """Read another level; ``parents`` are numbers in ``read``, all of the current frontier."""
         before = self.read
         self.begin = before.tokens.shape[1]
         self.read = TokenTree(
             torch.cat([before.tokens, tokens], 1), torch.cat([before.parents, parents], 1), depth=before.depth + 1
         )
-        self.logits = self._after_newest()
+        self.logits = self._read_level()
 
     @abstractmethod
-    def wide(self) -> Float[Tensor, "B F V"]:
-        """The logits over the target's vocabulary, and numbers whatever the draft computed."""
+    def target_logits(self) -> Float[Tensor, "B F V"]:
+        """The frontier logits over the target's vocabulary; finite even if the draft's are not."""
 
     @abstractmethod
     def ranked(self, count: int) -> tuple[Int[Tensor, "B F K"], Float[Tensor, "B F K"]]:
-        """The so many likeliest tokens after each of the newest nodes, best first, in the target's ids, and the
-        logarithm of how likely each is to be accepted."""
+        """The ``count`` likeliest tokens after each frontier node, best first, in the target's ids, and their log
+        acceptance probabilities."""
 
     @abstractmethod
-    def _after_newest(self) -> Float[Tensor, "B F v"]:
-        """Read the newest nodes."""
+    def _read_level(self) -> Float[Tensor, "B F v"]:
+        """Read the frontier nodes; return the logits after them."""
 
 
-class _Family(NamedTuple):
-    """Parents with the same number of children: their places on their level, and the numbers of their children."""
+class _ParentGroup(NamedTuple):
+    """Parents with the same number of children: their positions on their level, and the numbers of their children."""
 
     places: Int[Tensor, "G"]
     nodes: Int[Tensor, "G C"]
@@ -70,12 +70,12 @@ class _Family(NamedTuple):
 class Level:
     """The K nodes of a level of a static tree, whose parents are the F inner nodes of the level above.
 
-    ``families`` hold all of them, in another order; ``order`` brings it back. ``ranked``: where each stands in a table
-    of the ``width`` best children of each parent. ``parents``: numbers in the tree. ``inner``: the nodes that have
-    children, and the places of their parents among the F.
+    ``groups`` hold all nodes in another order; ``order`` restores it. ``ranked``: the index of each node in a table of
+    the ``width`` best children of each parent. ``parents``: numbers in the tree. ``inner``: the nodes with children;
+    ``inner_parents``: the positions of their parents among the F.
     """
 
-    families: tuple[_Family, ...]
+    groups: tuple[_ParentGroup, ...]
     order: Int[Tensor, "K"]
     ranked: Int[Tensor, "K"]
     width: int
@@ -85,7 +85,7 @@ class Level:
 
     @classmethod
     def all_of(cls, template: Template, device: torch.device) -> tuple["Level", ...]:
-        """The levels of a template, from that of the root's children on."""
+        """The levels of a template, starting with the root's children."""
         return tuple(cls.of(template, level, device) for level in range(1, template.depth + 1))
 
     @classmethod
@@ -100,12 +100,12 @@ class Level:
         for node, place in zip(nodes, places, strict=True):
             children.setdefault(place, []).append(node)
         counts = sorted({len(own) for own in children.values()}, reverse=True)
-        families = [{place: own for place, own in children.items() if len(own) == count} for count in counts]
-        drawn = [node for family in families for own in family.values() for node in own]
+        groups = [{place: own for place, own in children.items() if len(own) == count} for count in counts]
+        drawn = [node for group in groups for own in group.values() for node in own]
         width = counts[0]
         ranked = [place * width + rank for place, rank in zip(places, template.ranks(nodes), strict=True)]
         return cls(
-            families=tuple(_Family(fixed(list(each)), fixed(list(each.values()))) for each in families),
+            groups=tuple(_ParentGroup(fixed(list(each)), fixed(list(each.values()))) for each in groups),
             order=fixed([drawn.index(node) for node in nodes]),
             ranked=fixed(ranked),
             width=width,
@@ -119,7 +119,7 @@ Draw = Callable[[Float[Tensor, "B F V"], Int[Tensor, "B F K"]], Siblings]
 
 
 class SiblingSampling(NamedTuple):
-    """How siblings come about, and the law that says so; random numbers from index ``first`` on, one a node."""
+    """How siblings are drawn, and the resulting law; uses random numbers from index ``first`` on, one per node."""
 
     draw: Draw
     law: Law
@@ -129,35 +129,34 @@ class SiblingSampling(NamedTuple):
 WITHOUT_REPLACEMENT = SiblingSampling(draw_siblings, Law.WITHOUT_REPLACEMENT)
 
 
-def fill(
-    growing: TreeBuilder,
+def build_static_tree(
+    builder: TreeBuilder,
     levels: Sequence[Level],
     allowed: Int[Tensor, "B"],
-    drawing: SiblingSampling = WITHOUT_REPLACEMENT,
+    sampling: SiblingSampling = WITHOUT_REPLACEMENT,
 ) -> Draft:
-    """A static tree: of the likeliest tokens in greedy rows, else of siblings drawn from the draft's law, warped as the
-    target's is.
+    """Build a static tree: the likeliest tokens in greedy rows, else siblings drawn from the draft's warped law.
 
-    The shape is known before anything is drawn, and nothing drawn is left out, so it gives nothing away. Beside sampled
-    rows the q of a greedy row is a one-hot of each picked token. So is its target's law, and of two one-hots every rule
-    asks just whether they are the same.
+    The shape is fixed before anything is drawn, and every drawn token is kept, so the tree does not anticipate. In a
+    mixed batch, the q of a greedy row is a one-hot at each picked token. The target's law is a one-hot too, so every
+    rule reduces to a comparison of tokens.
 
     Args:
-        allowed: how many levels each row may have.
+        allowed: the number of levels that each row may have.
     """
-    view = growing.view
+    view = builder.view
     tree = TokenTree.root(view.roots)
     laws: list[Tensor] = []
     for number, level in enumerate(levels, start=1):
-        scores = view.warp.scores(growing.wide(), growing.paths)
+        scores = view.warp.scores(builder.target_logits(), builder.paths)
         if view.warp.greedy:
             tokens, exist = _picked(scores, level)
         else:
-            tokens, exist, law = _drawn(view, normalize_or_uniform(scores.softmax(-1)), level, drawing)
+            tokens, exist, law = _drawn(view, normalize_or_uniform(scores.softmax(-1)), level, sampling)
             if view.warp.greedy_rows is not None:
-                greedy, (best, there) = view.warp.greedy_rows, _picked(scores, level)
+                greedy, (best, best_exist) = view.warp.greedy_rows, _picked(scores, level)
                 tokens = torch.where(greedy[:, 0], best, tokens)
-                exist = torch.where(greedy[:, 0], there, exist)
+                exist = torch.where(greedy[:, 0], best_exist, exist)
                 law = torch.where(greedy, torch.zeros_like(law).scatter_(-1, best[..., None], 1.0), law)
             laws.append(law)
         above = level.parents.expand(tokens.shape)
@@ -165,11 +164,13 @@ def fill(
         parents = torch.where(exist, above, PAD)
         tree = TokenTree(torch.cat([tree.tokens, tokens], 1), torch.cat([tree.parents, parents], 1), depth=number)
         if number < len(levels):
-            growing.grow(tree.tokens[:, level.inner], (growing.begin + level.inner_parents).expand(len(view.rows), -1))
+            builder.add_level(
+                tree.tokens[:, level.inner], (builder.begin + level.inner_parents).expand(len(view.rows), -1)
+            )
     if view.warp.greedy:
         return Draft(tree, Law.FIXED)
     root = torch.zeros_like(laws[0][:, :1])  # never read
-    return Draft(tree, drawing.law, torch.cat([root, *laws], 1))
+    return Draft(tree, sampling.law, torch.cat([root, *laws], 1))
 
 
 def _picked(scores: Float[Tensor, "B F V"], level: Level) -> tuple[Int[Tensor, "B K"], Bool[Tensor, "B K"]]:
@@ -179,13 +180,13 @@ def _picked(scores: Float[Tensor, "B F V"], level: Level) -> tuple[Int[Tensor, "
 
 
 def _drawn(
-    view: View, law: Float[Tensor, "B F V"], level: Level, drawing: SiblingSampling
+    view: View, law: Float[Tensor, "B F V"], level: Level, sampling: SiblingSampling
 ) -> tuple[Int[Tensor, "B K"], Bool[Tensor, "B K"], Float[Tensor, "B K V"]]:
-    """Tokens of the nodes of a level, which of them exist, and what each was drawn from."""
+    """Tokens of the nodes of a level, which of them exist, and the law of each."""
     parts = []
-    for family in level.families:
-        index = drawing.first + family.nodes.expand(len(view.rows), -1, -1)
-        drawn = drawing.draw(law[:, family.places], view.noise.bits(Stream.DRAFT, index))
+    for group in level.groups:
+        index = sampling.first + group.nodes.expand(len(view.rows), -1, -1)
+        drawn = sampling.draw(law[:, group.places], view.noise.bits(Stream.DRAFT, index))
         parts.append((drawn.tokens.flatten(1), drawn.exist.flatten(1), drawn.laws.flatten(1, 2)))
     if len(parts) == 1:
         return parts[0]

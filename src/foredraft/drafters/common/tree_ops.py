@@ -1,4 +1,4 @@
-"""How trees grow: children drawn without replacement, the likeliest, and the best of all that was scored."""
+"""Operations on draft trees: draw siblings, pick the likeliest tokens, keep the best candidates."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -13,17 +13,17 @@ from foredraft.core.sampling.warp import Warp
 from foredraft.core.tree import PAD, ROOT, TokenTree
 
 SHARPEST = 0.8
-"""The temperature at which a draft's law says best how often the target's likeliest token will be the draft's.
+"""The temperature at which a draft's probabilities best predict acceptance by a greedy target.
 
-At temperature 1 a token is accepted about as often as the draft's probability for it says; a greedy target accepts
-likely ones more often and unlikely ones less (docs/log.md, "How large a tree should be").
+A sampled target at temperature 1 accepts a token about as often as the draft's probability; a greedy target accepts
+likely tokens more often and unlikely ones less (docs/log.md, "How large a tree should be").
 """
 
 
 class Candidates(NamedTuple):
-    """All tokens that were scored, level by level: ids, number of the parent (0 is the root), score of the path.
+    """All scored tokens, level by level: ids, number of the parent (0 is the root), score of the path.
 
-    ``levels`` counts from 1, up to ``depth``. The numbers of candidates start at 1, after the root.
+    ``levels`` counts from 1 to ``depth``. Candidates are numbered from 1; 0 is the root.
     """
 
     tokens: Int[Tensor, "B C"]
@@ -35,7 +35,7 @@ class Candidates(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Siblings:
-    """K children of each of F nodes: tokens, the law that each was drawn from, and whether it exists."""
+    """K children of each of F nodes: tokens, the law of each, and whether it exists."""
 
     tokens: Int[Tensor, "B F K"]
     laws: Float[Tensor, "B F K V"]
@@ -43,10 +43,10 @@ class Siblings:
 
 
 def draw_siblings(law: Float[Tensor, "B F V"], bits: Int[Tensor, "B F K"]) -> Siblings:
-    """Draw K children a node one after another, each without the tokens drawn before it.
+    """Draw K children per node without replacement.
 
-    Where the law has fewer tokens than K, the children that are left over do not exist. That is settled by the
-    law alone, before they would be drawn, so it gives nothing away.
+    If the law has fewer than K tokens, the remaining children do not exist. This depends on the law alone, not on the
+    tokens drawn, so it does not anticipate.
     """
     tokens, laws, exist = [], [], []
     rest = law
@@ -62,7 +62,7 @@ def draw_siblings(law: Float[Tensor, "B F V"], bits: Int[Tensor, "B F K"]) -> Si
 
 
 def draw_independent(law: Float[Tensor, "B F V"], bits: Int[Tensor, "B F K"]) -> Siblings:
-    """Draw K children a node, each from the whole law: some may be the same token."""
+    """Draw K children per node independently; tokens may repeat."""
     count = bits.shape[-1]
     tokens = torch.stack([draw(law, bits[..., k]) for k in range(count)], -1)
     exist = (law.sum(-1) > 0)[..., None].expand_as(tokens)
@@ -70,7 +70,7 @@ def draw_independent(law: Float[Tensor, "B F V"], bits: Int[Tensor, "B F K"]) ->
 
 
 def likeliest(scores: Float[Tensor, "B F V"], count: int) -> tuple[Int[Tensor, "B F K"], Bool[Tensor, "B F K"]]:
-    """The so many best tokens of each node, and which of them exist: none is banned, and V may be less than K."""
+    """The ``count`` best tokens of each node, and which of them exist: banned ones do not, and V may be below K."""
     best = scores.topk(min(count, scores.shape[-1]), dim=-1)
     missing = (0, count - best.indices.shape[-1])
     exist = torch.nn.functional.pad(best.values > -torch.inf, missing, value=False)
@@ -80,8 +80,8 @@ def likeliest(scores: Float[Tensor, "B F V"], count: int) -> tuple[Int[Tensor, "
 def ranked(
     logits: Float[Tensor, "B F v"], count: int, warp: Warp
 ) -> tuple[Int[Tensor, "B F K"], Float[Tensor, "B F K"]]:
-    """The so many likeliest tokens after each of F nodes, best first, in the draft's own ids, and the logarithm of how
-    likely each is to be accepted; numbers whatever the draft computed, and none so low that a path's sum overflows."""
+    """The ``count`` likeliest tokens after each of F nodes, best first, in the draft's own ids, and their log
+    acceptance probabilities; finite even if the logits are not, and bounded so that a path's sum cannot overflow."""
     least = torch.finfo(torch.float32).min / 64
     logits = logits.float().nan_to_num(nan=least, posinf=0.0, neginf=least)
     best = (logits / warp.temperature(SHARPEST)).log_softmax(-1).topk(min(count, logits.shape[-1]), dim=-1)
@@ -89,7 +89,7 @@ def ranked(
 
 
 def normalize_or_uniform(law: Float[Tensor, "B N V"]) -> Float[Tensor, "B N V"]:
-    """The law itself, or the uniform one where the draft has none (all that it knows is banned, or it says NaN)."""
+    """The law itself, or the uniform law if it is all 0 or NaN (all known tokens banned, or NaN logits)."""
     return torch.where(law.sum(-1, keepdim=True) > 0, law, 1.0 / law.shape[-1])
 
 
@@ -98,9 +98,9 @@ def keep_best(
 ) -> Draft:
     """The tree of the ``nodes`` best candidates: by score, then the shallower, then the earlier (heads.md 6.9).
 
-    A parent never scores less than its child and stands before it, so it is always taken first, and the tree is
-    connected. The draft carries the scores. ``allowed``: how many levels each row may have. ``linear``: the candidates
-    are one chain.
+    A parent never scores less than its child and comes before it, so it is always kept with it and the tree is
+    connected. The draft has the scores. ``allowed``: the number of levels that each row may have. ``linear``: the
+    candidates are one chain.
     """
     rows, count = candidates.scores.shape
     scores = candidates.scores.masked_fill(candidates.levels > allowed[:, None], -torch.inf)

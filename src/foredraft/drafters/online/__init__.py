@@ -1,1 +1,1 @@
-"""Online distillation: a drafter that learns while it serves (arXiv:2310.07177)."""
+"""Online distillation: trains a drafter while it serves (arXiv:2310.07177)."""

@@ -1,4 +1,4 @@
-"""Versions of a drafter that learns, on disk: each whole or not at all, the last two of them."""
+"""The last two versions of an online-trained drafter on disk, written atomically."""
 
 import hashlib
 import pickle
@@ -13,16 +13,16 @@ from foredraft.core.io import atomic_save
 from foredraft.drafters.online.trainer import OnlineTrainer, Report
 
 _KEPT = 2
-_SAMPLE = 1024  # numbers of each tensor that a fingerprint looks at
-_LOG = 1000  # reports that go on from version to version
+_SAMPLE = 1024  # values of each tensor in a fingerprint
+_LOG = 1000  # reports kept across versions
 
 
 class Checkpoints:
     """A folder with the last versions, ``version-00000012.pt`` and the one before.
 
     Args:
-        folder: made if it is not there; never that of a model.
-        base: the net as it was before it learned anything.
+        folder: created if missing; must not be a model's folder.
+        base: the network before any online training.
     """
 
     def __init__(self, folder: Path, base: nn.Module) -> None:
@@ -31,18 +31,18 @@ class Checkpoints:
         self._number = 0
         self.reports: tuple[Report, ...] = ()
         if (self._folder / "config.json").exists():
-            raise OptionError(f"{folder} is a model's folder, which is never changed; give online another one.")
+            raise OptionError(f"{folder} is a model's folder, which is never changed: give online another folder.")
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise OptionError(f"online cannot write to the folder {folder}: {error.strerror}.") from error
 
-    def resume(self, learner: OnlineTrainer) -> bool:
-        """Go on from the last version that can be read; whether there was one.
+    def resume(self, trainer: OnlineTrainer) -> bool:
+        """Load the last readable version into the trainer; return whether there was one.
 
         Raises:
-            OptionError: the folder is of another draft.
-            DataError: there are versions, and none of them can be read.
+            OptionError: the folder holds versions of another draft.
+            DataError: there are versions, but none can be read.
         """
         files = self._files()
         for file in reversed(files):
@@ -53,24 +53,24 @@ class Checkpoints:
                 continue
             if base != self._base:
                 raise OptionError(
-                    f"{self._folder} holds versions of another draft than this one; give online another folder."
+                    f"{self._folder} holds versions of another draft than this one: give online another folder."
                 )
-            learner.resume(state["learner"])
+            trainer.resume(state["learner"])
             self._number, self.reports = number, tuple(Report(**report) for report in reports)
             return True
         if files:
-            raise DataError(f"No version in {self._folder} can be read; delete them to begin with the draft as it was.")
+            raise DataError(f"No version in {self._folder} can be read: delete them to start from the original draft.")
         return False
 
-    def save(self, learner: OnlineTrainer, report: Report) -> None:
-        """Write the present version; of those before it one is left.
+    def save(self, trainer: OnlineTrainer, report: Report) -> None:
+        """Write the current version and keep one earlier version.
 
         Raises:
-            DataError: it cannot be written; the versions that there were are left.
+            DataError: it cannot be written; earlier versions are kept.
         """
         self._number, self.reports = self._number + 1, (*self.reports[1 - _LOG :], report)
         reports = [asdict(each) for each in self.reports]
-        state = {"base": self._base, "number": self._number, "reports": reports, "learner": learner.state()}
+        state = {"base": self._base, "number": self._number, "reports": reports, "learner": trainer.state()}
         try:
             atomic_save(self._folder / f"version-{self._number:08d}.pt", state)
             for file in self._files()[:-_KEPT]:
@@ -83,8 +83,8 @@ class Checkpoints:
 
 
 def fingerprint(net: nn.Module) -> str:
-    """What tells one net from another: names, shapes and some numbers of each tensor, rounded to bfloat16, so that it
-    does not matter in which precision a net is served."""
+    """A hash of the names, shapes and some values of each tensor, rounded to bfloat16, so that it does not depend on
+    the precision in which the network is served."""
     digest = hashlib.sha256()
     for name, weight in net.named_parameters():
         flat = weight.detach().flatten()

@@ -1,8 +1,7 @@
-"""Online speculative decoding (Liu et al., arXiv:2310.07177): a drafter that learns while it serves.
+"""Online speculative decoding (Liu et al., arXiv:2310.07177): a drafter that is trained while serving.
 
-The target computes its law at every place that it verifies, whether a draft was right there or not. These laws are
-written down, and every few requests the draft is distilled on them beside the loop; between two steps its new weights
-take the place of the old. So it follows the texts that it is asked for.
+The target computes its law at every verified position. These laws are recorded, and every few requests the draft is
+distilled on them in the background; its weights are replaced between two steps. So it adapts to the requests it serves.
 """
 
 from collections.abc import Mapping
@@ -20,9 +19,9 @@ from foredraft.core.options import DrafterOptions
 from foredraft.core.sampling.params import check_known
 from foredraft.drafters.common.build_context import BuildContext
 from foredraft.drafters.online.checkpoints import Checkpoints
-from foredraft.drafters.online.replay_buffer import Notes, ReplayBuffer, Seen
-from foredraft.drafters.online.train_adapters import trainee_of
-from foredraft.drafters.online.trainable import Sample, Trainee
+from foredraft.drafters.online.replay_buffer import ReplayBuffer, RowRecord, StepRecord
+from foredraft.drafters.online.train_adapters import adapter_for
+from foredraft.drafters.online.trainable import Sample, TrainAdapter
 from foredraft.drafters.online.trainer import LOSSES, OnlineTrainer, Report, TrainConfig
 from foredraft.drafters.online.worker import BackgroundTask
 
@@ -31,7 +30,7 @@ LEARN = ("rejected", "all")
 
 @dataclass(frozen=True, slots=True)
 class Options(DrafterOptions):
-    """When and how the drafter inside learns; how it drafts is said by its own options.
+    """When and how the inner drafter is trained; its own options set how it drafts.
 
     interval: requests between updates.
     interval_positions: also update after this many verified positions; 0: never.
@@ -45,9 +44,9 @@ class Options(DrafterOptions):
     top_laws: tokens kept of each target distribution; the others count as one outcome.
     positions: most positions in the replay buffer; the oldest are dropped first.
     megabytes: most megabytes in the replay buffer.
-    background: train in a thread while serving; no: between requests.
+    background: yes, train in a thread while serving; no, train between requests.
     threads: CPU threads for training in the background.
-    folder: where versions are saved, so that another process continues from the last one.
+    folder: folder for saved versions, from which another process continues.
     """
 
     interval: int = 8
@@ -68,7 +67,7 @@ class Options(DrafterOptions):
 
     @property
     def law(self) -> Law:
-        """That of a draft model; in a spec, what counts is the law of the drafter inside."""
+        """The law of a draft model; for a spec, the law of the inner drafter counts."""
         return Law.CHAIN
 
     def __post_init__(self) -> None:
@@ -84,8 +83,8 @@ class Options(DrafterOptions):
         if not self.lr > 0 or not 0 < self.jsd_weight < 1:
             raise OptionError("lr must be above 0, and jsd_weight above 0 and below 1.")
 
-    def study(self) -> TrainConfig:
-        """What the learner is to know of them."""
+    def train_config(self) -> TrainConfig:
+        """The options of the trainer."""
         return TrainConfig(
             lr=self.lr,
             loss=self.loss,
@@ -98,118 +97,118 @@ class Options(DrafterOptions):
 
 @final
 class Online(Background):
-    """Passes everything on to the drafter inside, and writes down what the target says of its drafts.
+    """Wraps a drafter, records the target's laws for its drafts, and trains it on them.
 
-    Weights change only where a proposal begins or a text has ended, on the loop's thread: between drafting and
-    verifying never, so q stays the law that was drawn from. What the inner drafter remembers of texts in flight is of
-    the weights before; that costs acceptance, hardly any (docs/log.md), and only until these texts end.
+    Weights change only before a proposal or after a request has ended, on the loop's thread, and never between drafting
+    and verification, so q stays the law of the draft. The inner drafter's caches of rows in flight come from older
+    weights; that costs very little acceptance (docs/log.md), and only until these rows end.
     """
 
     def __init__(self, options: Options, inner: Drafter) -> None:
         self._options = options
         self._inner = inner
         self.needs = replace(inner.needs, learns=True)
-        self._trainee: Trainee = trainee_of(_trainable(inner).network)
-        self._learner = OnlineTrainer(self._trainee, options.study())
-        self._keeping = None if options.folder is None else Checkpoints(Path(options.folder), self._trainee.shadow)
-        self._work: BackgroundTask[Report] = BackgroundTask(options.threads if options.background else 0)
-        self._shelf = ReplayBuffer(options.positions, options.megabytes * 2**20)
-        self._notes: dict[int, Notes] = {}
-        self._seen: list[Seen] = []  # of the last steps, still where the target computed it
-        self._requests = 0  # that have ended since the last update began
+        self._adapter: TrainAdapter = adapter_for(_trainable(inner).network)
+        self._trainer = OnlineTrainer(self._adapter, options.train_config())
+        self._checkpoints = None if options.folder is None else Checkpoints(Path(options.folder), self._adapter.shadow)
+        self._task: BackgroundTask[Report] = BackgroundTask(options.threads if options.background else 0)
+        self._buffer = ReplayBuffer(options.positions, options.megabytes * 2**20)
+        self._records: dict[int, RowRecord] = {}
+        self._steps: list[StepRecord] = []  # of the last steps, still on the target's device
+        self._requests = 0  # requests that have ended since the last update began
         self.reports: tuple[Report, ...] = ()
-        if self._keeping is not None and self._keeping.resume(self._learner):
-            self.reports = self._keeping.reports
-            self._trainee.publish()
+        if self._checkpoints is not None and self._checkpoints.resume(self._trainer):
+            self.reports = self._checkpoints.reports
+            self._adapter.publish()
 
     @property
     def version(self) -> int:
-        """How often the weights in service have changed."""
-        return self.reports[-1].version if self.reports else self._learner.version
+        """The number of changes of the served weights."""
+        return self.reports[-1].version if self.reports else self._trainer.version
 
     def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
         self._inner.admit(row, prompt, hidden)
         own = {tap: hidden[tap] for tap in self.needs.hidden_layers}
-        self._notes[row] = Notes.begun(prompt, own, self._options.context // 2)
+        self._records[row] = RowRecord.started(prompt, own, self._options.context // 2)
 
     def propose(self, view: View, plan: Plan) -> Draft:
-        self._write_down()
-        self._turn()
+        self._record_steps()
+        self._update()
         return self._inner.propose(view, plan)
 
     def commit(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None:
         self._inner.commit(view, draft, verdict, out)
-        if len(self._seen) >= _UNREAD:
-            self._write_down()
+        if len(self._steps) >= _UNREAD:
+            self._record_steps()
         own = StepOut(out.logits, {tap: out.hidden[tap] for tap in self.needs.hidden_layers})
-        self._seen.append(Seen.of(view, draft, verdict, own, self._options.top_laws))
+        self._steps.append(StepRecord.of(view, draft, verdict, own, self._options.top_laws))
 
     def release(self, row: int) -> None:
         self._inner.release(row)
-        self._write_down()
-        notes = self._notes.pop(row, None)
-        if notes is not None:
-            self._put_away(notes)
-            self._requests += notes.rooted
-        self._turn()
+        self._record_steps()
+        record = self._records.pop(row, None)
+        if record is not None:
+            self._store(record)
+            self._requests += record.rooted
+        self._update()
 
     def wait(self) -> None:
-        """Wait for a running update and draft with it."""
-        self._work.wait()
-        self._serve()
+        """Wait for a running update and start to use it."""
+        self._task.wait()
+        self._publish()
 
-    def _write_down(self) -> None:
-        """Note what the last steps have shown. Between two steps that waits for nothing: they have been read back."""
-        unread, self._seen = self._seen, []
-        for seen in (each.read_back() for each in unread):
-            for b, row in enumerate(seen.rows):
-                notes = self._notes[row]
-                notes.add(seen, b)
-                if len(notes.tokens) >= self._options.context:
-                    self._put_away(notes)
-                    self._notes[row] = notes.rest(self._options.context // 2)
+    def _record_steps(self) -> None:
+        """Add the last steps to the rows' records. Between steps this does not wait: the device has finished them."""
+        unread, self._steps = self._steps, []
+        for step in (each.read_back() for each in unread):
+            for b, row in enumerate(step.rows):
+                record = self._records[row]
+                record.add(step, b)
+                if len(record.tokens) >= self._options.context:
+                    self._store(record)
+                    self._records[row] = record.rest(self._options.context // 2)
 
-    def _put_away(self, notes: Notes) -> None:
-        """Keep a passage that is over, if there is anything in it."""
-        passage = notes.passage()
-        if passage is not None:
-            self._shelf.add(passage)
+    def _store(self, record: RowRecord) -> None:
+        """Add a completed sample to the buffer, unless it is empty."""
+        sample = record.sample()
+        if sample is not None:
+            self._buffer.add(sample)
 
-    def _turn(self) -> None:
-        """Between two steps: serve what was learned, and begin to learn anew if it is time."""
-        self._serve()
+    def _update(self) -> None:
+        """Between steps: publish a finished update, and begin another if it is due."""
+        self._publish()
         enough = self._options.interval_positions
-        due = self._requests >= self._options.interval or (enough and self._shelf.laws >= enough)
-        if due and len(self._shelf) and self._work.idle:
-            passages, self._requests = self._shelf.take(), 0
-            self._work.begin(lambda: self._learned(passages))
-            self._serve()
+        due = self._requests >= self._options.interval or (enough and self._buffer.laws >= enough)
+        if due and len(self._buffer) and self._task.idle:
+            samples, self._requests = self._buffer.take(), 0
+            self._task.begin(lambda: self._learn(samples))
+            self._publish()
 
-    def _serve(self) -> None:
-        report = self._work.take()
+    def _publish(self) -> None:
+        report = self._task.take()
         if report is not None:
             if report.outcome != "refused":
-                self._trainee.publish()
+                self._adapter.publish()
             self.reports = (*self.reports[1 - _REPORTS :], report)
 
-    def _learned(self, passages: list[Sample]) -> Report:
-        report = self._learner.learn(passages)
-        if self._keeping is not None:
-            self._keeping.save(self._learner, report)
+    def _learn(self, samples: list[Sample]) -> Report:
+        report = self._trainer.learn(samples)
+        if self._checkpoints is not None:
+            self._checkpoints.save(self._trainer, report)
         return report
 
 
 _UNREAD = 32
-"""So many steps without a draft may wait to be noted; then they are in the middle of the next, which then waits."""
+"""Most steps without a draft that are recorded later; beyond, a step reads them back and waits for the device."""
 _REPORTS = 1000
-"""So many of the last ones are at hand."""
+"""Number of latest reports kept."""
 
 
 def _trainable(inner: Drafter) -> Trainable:
     if not isinstance(inner, Trainable):
         raise DrafterError(
-            f"{inner.__class__.__name__} has nothing that could learn; online wants a draft model or a trained head "
-            "inside, such as online:[draft_model:PATH]."
+            f"{inner.__class__.__name__} has no weights to train: online needs a draft model or a trained head inside, "
+            "such as online:[draft_model:PATH]."
         )
     return inner
 
@@ -218,5 +217,5 @@ def build(options: Options, context: BuildContext) -> Online:
     """online:[SPEC]"""
     specs = context.paths
     if len(specs) != 1:
-        raise DrafterError(f"online has one drafter inside, not {len(specs)}: write online:[SPEC].")
+        raise DrafterError(f"online takes one inner drafter, not {len(specs)}: write online:[SPEC].")
     return Online(options, context.drafter(specs[0]).drafter)

@@ -1,8 +1,8 @@
-"""What a learning drafter writes down while it serves: texts with the target's laws, in bounded memory.
+"""Records training samples with the target's laws while serving, in bounded memory.
 
-Laws are the target's own, at temperature 1, whatever a request asks for: one draft serves all. Each is kept by its
-likeliest tokens, and its context is a place in a text, not a copy of it. Long texts are cut into
-passages, each of which begins with the end of the one before.
+Laws are the target's at temperature 1, whatever a request's parameters, since one draft serves all. Each is stored by
+its likeliest tokens; its context is a position in a sample, not a copy. Long outputs are split into samples, each of
+which begins with the end of the one before.
 """
 
 from collections import deque
@@ -19,13 +19,13 @@ from foredraft.core.drafter import StepOut, View
 from foredraft.core.topk_distribution import TopKDistribution, topk_distribution
 from foredraft.drafters.online.trainable import Sample
 
-_STATES = torch.bfloat16  # as those that heads are trained on are kept (train/features)
+_STATES = torch.bfloat16  # the dtype of stored features in train/data/features
 
 
-class Seen(NamedTuple):
-    """What a step has shown of its rows, where the target computed it. D is the length of the longest path.
+class StepRecord(NamedTuple):
+    """Results of a step, on the target's device. D is the length of the longest path.
 
-    ``extents`` are the rows' lengths before the step; ``counts`` say how many laws each has, and how many new tokens.
+    ``extents`` are the rows' lengths before the step; ``counts`` the number of laws, and of new tokens, of each.
     """
 
     rows: tuple[int, ...]
@@ -38,8 +38,8 @@ class Seen(NamedTuple):
     hidden: dict[int, Float[Tensor, "B D H"]]
 
     @classmethod
-    def of(cls, view: View, draft: Draft, verdict: Verdict, out: StepOut, count: int) -> "Seen":
-        """Nothing is read back from the device. ``count``: so many tokens of each law are kept by name."""
+    def of(cls, view: View, draft: Draft, verdict: Verdict, out: StepOut, count: int) -> "StepRecord":
+        """Record a step without reading back from the device. ``count``: tokens stored of each law."""
         tree, path = draft.tree, verdict.path.clamp(min=0)[..., None]
         last = verdict.path.gather(1, verdict.accepted()[:, None])
         logits = out.logits.gather(1, path.expand(-1, -1, out.logits.shape[-1]))
@@ -55,8 +55,8 @@ class Seen(NamedTuple):
             hidden,
         )
 
-    def read_back(self) -> "Seen":
-        """The same on the host."""
+    def read_back(self) -> "StepRecord":
+        """Copy the record to the host."""
         return self._replace(
             roots=self.roots.cpu(),
             emitted=self.emitted.cpu(),
@@ -68,11 +68,10 @@ class Seen(NamedTuple):
 
 
 @dataclass(slots=True)
-class Notes:
-    """A text in flight, or the end of it: its tokens, the target's states, its laws by place.
+class RowRecord:
+    """The recorded part of a row in flight: its tokens, the target's states, its laws by position.
 
-    ``rooted``: there has been a step, so that the first root is among the tokens. ``sound``: all laws so far were
-    numbers.
+    ``rooted``: there has been a step, so the tokens include the first root. ``sound``: all laws so far were finite.
     """
 
     tokens: list[int]
@@ -85,33 +84,33 @@ class Notes:
     sound: bool = True
 
     @classmethod
-    def begun(cls, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]], most: int) -> "Notes":
-        """A text whose prompt but for its last token is this; at most so much of it is kept."""
+    def started(cls, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]], most: int) -> "RowRecord":
+        """Start a row with its prompt except for the last token; at most its last ``most`` tokens are kept."""
         states = {tap: [h[0, -most:].to("cpu", _STATES, copy=True)] for tap, h in hidden.items()}
         return cls(prompt[-most:].tolist(), states)
 
-    def add(self, seen: Seen, b: int) -> None:
-        """What a step has shown of this text, which ends for us with the first law that is none: the states there are
-        no numbers either, and what follows would stand in the wrong place without them."""
-        count = int(seen.counts[b])
-        p = seen.law.p[b, :count]
+    def add(self, step: StepRecord, b: int) -> None:
+        """Add the results of a step. Recording ends at the first law that is not finite: its states are not finite
+        either, and without them later positions would be wrong."""
+        count = int(step.counts[b])
+        p = step.law.p[b, :count]
         self.sound = self.sound and bool(p.isfinite().all())
         if not self.sound:
             return
         if not self.rooted:
-            self.tokens.append(int(seen.roots[b]))
+            self.tokens.append(int(step.roots[b]))
             self.rooted = True
         root = len(self.tokens) - 1
-        self.tokens += seen.emitted[b, :count].tolist()
-        for tap, states in seen.hidden.items():
-            self.hidden[tap].append(states[b, :count].clone())  # else all rows would stay as long as this one
+        self.tokens += step.emitted[b, :count].tolist()
+        for tap, states in step.hidden.items():
+            self.hidden[tap].append(states[b, :count].clone())  # a view would keep the states of all rows alive
         self.places += range(root, root + count)
-        self.ids.append(seen.law.ids[b, :count].clone())
+        self.ids.append(step.law.ids[b, :count].clone())
         self.p.append(p.clone())
-        self.refused += [False] * (count - 1) + [bool(seen.refused[b])]
+        self.refused += [False] * (count - 1) + [bool(step.refused[b])]
 
-    def passage(self) -> Sample | None:
-        """What there is to learn from; None if there is nothing."""
+    def sample(self) -> Sample | None:
+        """The record as a training sample; None if it has no laws."""
         if not self.places:
             return None
         return Sample(
@@ -123,37 +122,37 @@ class Notes:
             torch.tensor(self.refused),
         )
 
-    def rest(self, most: int) -> "Notes":
-        """The end of the text, where it goes on in another passage: at most so many tokens, without laws."""
+    def rest(self, most: int) -> "RowRecord":
+        """The start of the row's next sample: at most the last ``most`` tokens, without laws."""
         states = {tap: [torch.cat(pieces)[-(most - 1) :]] for tap, pieces in self.hidden.items()}
-        return Notes(self.tokens[-most:], states, rooted=True)
+        return RowRecord(self.tokens[-most:], states, rooted=True)
 
 
 class ReplayBuffer:
-    """Passages that are over, the oldest first. When there are too many laws, or bytes, the oldest go."""
+    """Completed samples, the oldest first. Above the limit of laws or bytes, the oldest are dropped."""
 
     def __init__(self, laws: int, nbytes: int) -> None:
-        self._most = laws, nbytes
-        self._passages: deque[Sample] = deque()
+        self._limits = laws, nbytes
+        self._samples: deque[Sample] = deque()
         self.laws = 0
         self.nbytes = 0
 
     def __len__(self) -> int:
-        return len(self._passages)
+        return len(self._samples)
 
-    def add(self, passage: Sample) -> None:
-        """Another passage; one that alone is too large is not kept."""
-        self._passages.append(passage)
-        self.laws += passage.places.shape[0]
-        self.nbytes += passage.nbytes
-        while self.laws > self._most[0] or self.nbytes > self._most[1]:
-            gone = self._passages.popleft()
-            self.laws -= gone.places.shape[0]
-            self.nbytes -= gone.nbytes
+    def add(self, sample: Sample) -> None:
+        """Add a sample; one that exceeds a limit by itself is dropped."""
+        self._samples.append(sample)
+        self.laws += sample.places.shape[0]
+        self.nbytes += sample.nbytes
+        while self.laws > self._limits[0] or self.nbytes > self._limits[1]:
+            dropped = self._samples.popleft()
+            self.laws -= dropped.places.shape[0]
+            self.nbytes -= dropped.nbytes
 
     def take(self) -> list[Sample]:
-        """All of them; none are left."""
-        taken = list(self._passages)
-        self._passages.clear()
+        """Return all samples and empty the buffer."""
+        taken = list(self._samples)
+        self._samples.clear()
         self.laws = self.nbytes = 0
         return taken

@@ -1,4 +1,4 @@
-"""Drafters whose nets can learn while they draft, and what they learn from."""
+"""Training samples and batches of online distillation, and the base class of its adapters."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,10 +16,10 @@ from foredraft.model.cpu_linear import copy_weights
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A stretch of one text that the target has read, and the laws that it had at n places of it.
+    """A part of one row that the target has read, with its laws at n positions.
 
-    ``places[i]``: law i is that of the token after this one, as a ``TopKDistribution``. ``refused[i]``: a draft was
-    rejected there. ``hidden``: the target's states by tap, those of the last token or two not being there.
+    ``places[i]``: law i is that of the token after this position, as a ``TopKDistribution``. ``refused[i]``: a draft
+    was rejected there. ``hidden``: the target's states by tap, without those of the last token or two.
     """
 
     tokens: Int[Tensor, "T"]
@@ -36,8 +36,8 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Lesson:
-    """Passages side by side, padded on the right. Law i is of row ``rows[i]``, at the place ``places[i]`` of it."""
+class TrainBatch:
+    """Samples padded on the right. Law i belongs to row ``rows[i]``, position ``places[i]``."""
 
     tokens: Int[Tensor, "B T"]
     hidden: Mapping[int, Float[Tensor, "B T H"]]
@@ -48,28 +48,28 @@ class Lesson:
     refused: Bool[Tensor, "n"]
 
     @classmethod
-    def of(cls, passages: Sequence[Sample], device: torch.device) -> "Lesson":
-        """Some passages together, on the device of the net."""
-        longest = max(passage.tokens.shape[0] for passage in passages)
-        tokens = torch.zeros(len(passages), longest, dtype=torch.long)
-        hidden = {tap: torch.zeros(*tokens.shape, states.shape[1]) for tap, states in passages[0].hidden.items()}
-        for row, passage in enumerate(passages):
-            tokens[row, : passage.tokens.shape[0]] = passage.tokens
-            for tap, states in passage.hidden.items():
+    def of(cls, samples: Sequence[Sample], device: torch.device) -> "TrainBatch":
+        """Stack samples on the device of the network."""
+        longest = max(sample.tokens.shape[0] for sample in samples)
+        tokens = torch.zeros(len(samples), longest, dtype=torch.long)
+        hidden = {tap: torch.zeros(*tokens.shape, states.shape[1]) for tap, states in samples[0].hidden.items()}
+        for row, sample in enumerate(samples):
+            tokens[row, : sample.tokens.shape[0]] = sample.tokens
+            for tap, states in sample.hidden.items():
                 hidden[tap][row, : states.shape[0]] = states
-        counts = torch.tensor([passage.places.shape[0] for passage in passages])
+        counts = torch.tensor([sample.places.shape[0] for sample in samples])
         return cls(
             tokens.to(device),
             {tap: states.to(device) for tap, states in hidden.items()},
-            torch.arange(len(passages)).repeat_interleave(counts).to(device),
-            torch.cat([passage.places for passage in passages]).to(device),
-            torch.cat([passage.ids for passage in passages]).long().to(device),
-            torch.cat([passage.p for passage in passages]).float().to(device),
-            torch.cat([passage.refused for passage in passages]).to(device),
+            torch.arange(len(samples)).repeat_interleave(counts).to(device),
+            torch.cat([sample.places for sample in samples]).to(device),
+            torch.cat([sample.ids for sample in samples]).long().to(device),
+            torch.cat([sample.p for sample in samples]).float().to(device),
+            torch.cat([sample.refused for sample in samples]).to(device),
         )
 
     def laws_at(self, places: Int[Tensor, "B M"]) -> Int[Tensor, "B M"]:
-        """The number of the law at each of some places of each row; -1 where there is none, or no such place."""
+        """The number of the law at each of these positions; -1 where there is no law or no such position."""
         table = torch.full_like(self.tokens, -1)
         table[self.rows, self.places] = torch.arange(self.rows.shape[0], device=table.device)
         last = self.tokens.shape[1] - 1
@@ -77,52 +77,52 @@ class Lesson:
         return torch.where(inside, table.gather(1, places.clamp(0, last)), -1)
 
 
-class Said(NamedTuple):
-    """What a net says of some laws of a lesson: ``p`` and ``log_q`` [m, k + 1], and the laws' numbers [m]."""
+class Prediction(NamedTuple):
+    """Target and predicted laws ``p`` and ``log_q`` [m, k + 1], and the laws' numbers in the batch [m]."""
 
     p: Tensor
     log_q: Tensor
     laws: Tensor
 
 
-class Trainee(ABC):
-    """A net in service, and a copy of it that can be trained. Subclasses are final.
+class TrainAdapter(ABC):
+    """A served network and a trainable copy of it. Subclasses are final.
 
     Args:
-        served: what drafts; perhaps with packed weights.
+        served: the network that drafts; may have packed weights.
         shadow: its ``plain_copy``.
-        vocabulary: target ids that the net can say, rising; None for all below ``width``.
-        width: the number of tokens that it can say.
+        vocabulary: target ids of the network's vocabulary, ascending; None for all below ``width``.
+        width: size of the network's vocabulary.
 
     Raises:
-        DrafterError: weights that cannot be trained.
+        DrafterError: the weights cannot be trained.
     """
 
     def __init__(self, served: nn.Module, shadow: nn.Module, width: int, vocabulary: Tensor | None = None) -> None:
         if not all(weight.is_floating_point() for weight in shadow.parameters()):
-            raise DrafterError("The draft's weights are quantised, so they cannot learn; load it in full precision.")
+            raise DrafterError("The draft's weights are quantised and cannot be trained: load it in full precision.")
         self.served = served
         self.shadow = shadow.requires_grad_(True)
         self._width = width
         self._vocabulary = vocabulary
 
     def publish(self) -> None:
-        """Draft with the copy's weights from now on."""
+        """Copy the trained weights into the served network."""
         copy_weights(self.served, self.shadow)
 
-    def say(self, lesson: Lesson) -> Iterator[Said]:
-        """What the copy says of the laws of a lesson, for each level of a draft: first as a draft's first token, then
-        further ahead, where the net is made for it."""
-        for logits, laws in self._judge(lesson):
-            ids, known = self._own(lesson.ids[laws])
-            yield Said(*coarsen(logits.float(), ids, known, lesson.p[laws]), laws)
+    def predict(self, batch: TrainBatch) -> Iterator[Prediction]:
+        """The copy's predictions of the laws of a batch, for each level of a draft that the network supports; level 0
+        is a draft's first token."""
+        for logits, laws in self._logits_by_level(batch):
+            ids, known = self._draft_ids(batch.ids[laws])
+            yield Prediction(*coarsen(logits.float(), ids, known, batch.p[laws]), laws)
 
     @abstractmethod
-    def _judge(self, lesson: Lesson) -> Iterator[tuple[Tensor, Tensor]]:
-        """For each level logits [m, v], and the numbers of the laws that they are about [m]."""
+    def _logits_by_level(self, batch: TrainBatch) -> Iterator[tuple[Tensor, Tensor]]:
+        """For each level, logits [m, v] and the numbers of the laws that they predict [m]."""
 
-    def _own(self, ids: Int[Tensor, "m k"]) -> tuple[Tensor, Tensor]:
-        """The draft's numbers of some tokens, and which of them it has."""
+    def _draft_ids(self, ids: Int[Tensor, "m k"]) -> tuple[Tensor, Tensor]:
+        """The draft's ids of target tokens, and which of them it has."""
         if self._vocabulary is None:
             return ids.clamp(max=self._width - 1), ids < self._width
         place = torch.searchsorted(self._vocabulary, ids).clamp(max=self._width - 1)

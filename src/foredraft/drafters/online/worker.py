@@ -1,4 +1,4 @@
-"""One piece of work at a time beside the loop, or at once."""
+"""Runs one background task at a time, in a thread or immediately."""
 
 import threading
 import warnings
@@ -11,12 +11,12 @@ T = TypeVar("T")
 
 
 class BackgroundTask(Generic[T]):
-    """What is begun runs in a thread of its own; whoever begins it takes the result later.
+    """Runs a function in its own thread; the caller takes the result later.
 
-    An error ends it for good, with a warning: nobody who waits for a text is to lose it by that.
+    After an error no more tasks are run, and a warning is issued: requests in flight must not fail because of it.
 
     Args:
-        threads: that torch may use there; 0 runs everything at once in the caller's thread.
+        threads: torch threads for the task; 0 runs it immediately in the caller's thread.
     """
 
     def __init__(self, threads: int) -> None:
@@ -28,30 +28,30 @@ class BackgroundTask(Generic[T]):
 
     @property
     def idle(self) -> bool:
-        """Whether another piece may begin."""
+        """True if another task may begin."""
         return self._thread is None and not self._broken
 
-    def begin(self, piece: Callable[[], T]) -> None:
-        """Run a piece of work."""
+    def begin(self, task: Callable[[], T]) -> None:
+        """Run a task."""
         if not self._threads:
-            self._run(piece)
+            self._run(task)
             return
-        usual = torch.get_num_threads()
+        default = torch.get_num_threads()
 
         def run() -> None:
-            _only_here(self._threads, usual)
-            self._run(piece)
+            _set_threads_here(self._threads, default)
+            self._run(task)
 
         self._thread = threading.Thread(target=run, name="foredraft-online")
         self._thread.start()
 
     def wait(self) -> None:
-        """Until the piece in hand is done."""
+        """Wait for the running task."""
         if self._thread is not None:
             self._thread.join()
 
     def take(self) -> T | None:
-        """The result of a piece that is done, once; None while there is none."""
+        """The result of a completed task, once; None if there is none."""
         if self._thread is not None:
             if self._thread.is_alive():
                 return None
@@ -61,18 +61,18 @@ class BackgroundTask(Generic[T]):
             warnings.warn(f"The drafter has stopped learning: {error}", RuntimeWarning, stacklevel=2)
         return self._result.pop() if self._result else None
 
-    def _run(self, piece: Callable[[], T]) -> None:
+    def _run(self, task: Callable[[], T]) -> None:
         try:
-            self._result.append(piece())
+            self._result.append(task())
         except Exception as error:
             self._error = error
 
 
-def _only_here(threads: int, usual: int) -> None:
-    """Let torch use so many threads for the calling one. It takes the last number that was set anywhere for every
-    thread that has not asked before: so this one asks first, and a short-lived one sets what is usual again."""
+def _set_threads_here(threads: int, default: int) -> None:
+    """Set torch's thread count for the calling thread only. A thread takes the last count set anywhere at its first
+    query: so this thread queries first, and a short-lived thread restores the default."""
     torch.get_num_threads()
     torch.set_num_threads(threads)
-    last = threading.Thread(target=torch.set_num_threads, args=(usual,))
+    last = threading.Thread(target=torch.set_num_threads, args=(default,))
     last.start()
     last.join()

@@ -1,4 +1,4 @@
-"""Continuations of a few prompts that part and die out: each is a row of the slot cache, forked from its parent."""
+"""The KV cache of a beam search: each beam is a row of the slot cache, forked from its parent."""
 
 from collections.abc import Sequence
 
@@ -11,48 +11,48 @@ from foredraft.model.base import TargetModel
 from foredraft.model.prefill import prefill
 
 
-class Forks:
-    """Where N continuations stand in a cache of their own. They fill the first rows, so a forward copies none.
+class BeamCache:
+    """Assigns N beams to the rows of a cache. They fill the first rows, so that a forward copies none.
 
     Args:
-        tokens: the prompts, padded on the right; they are read once, all but their last tokens.
+        tokens: the prompts, padded on the right; all but their last tokens are read once.
         sizes: tokens of each prompt.
-        width: continuations of each prompt; those of one prompt stand side by side, and on one row until they part.
+        width: beams of each prompt; those of one prompt are adjacent, and share a row until they diverge.
     """
 
     def __init__(self, target: TargetModel, tokens: Int[Tensor, "B L"], sizes: Sequence[int], width: int) -> None:
         self._target = target
         self._cache = target.new_cache()
         self._rows = [row for row in range(len(sizes)) for _ in range(width)]
-        self._bases = [size - 1 for size in sizes for _ in range(width)]  # slots of the tokens to be read next
+        self._bases = [size - 1 for size in sizes for _ in range(width)]  # slots of the next tokens to read
         longest = max(self._bases)
         self._cache.reserve(len(sizes) * width, longest + 1)
         prefill(target, self._cache, range(len(sizes)), tokens[:, :longest], [0] * len(sizes))
 
     def forward(self, root: TokenTree) -> Float[Tensor, "N 1 V"]:
-        """Read the last token of each continuation, ``root``; return its logits. Shared rows are read once."""
+        """Read the last token of each beam, ``root``; return its logits. Shared rows are read once."""
         device = self._target.device
-        first = {row: fork for fork, row in reversed(list(enumerate(self._rows)))}
+        first = {row: beam for beam, row in reversed(list(enumerate(self._rows)))}
         rows = range(len(first))
-        forks = [first[row] for row in rows]  # one that stands there
-        bases = [self._bases[fork] for fork in forks]
+        beams = [first[row] for row in rows]  # the first beam of each row
+        bases = [self._bases[beam] for beam in beams]
         reach = max(bases) + 1
         self._cache.reserve(len(rows), reach)
-        tree = TokenTree.root(root.tokens[torch.tensor(forks, device=device), 0])
+        tree = TokenTree.root(root.tokens[torch.tensor(beams, device=device), 0])
         step = self._target.address(tree, torch.tensor(bases, device=device), rows, reach)
         return self._target.forward(step, self._cache).logits[torch.tensor(self._rows, device=device)]
 
     @property
-    def parted(self) -> bool:
-        """Whether every continuation has a row of its own, as it has once all of them have moved."""
+    def diverged(self) -> bool:
+        """True if every beam has its own row, as after the first ``move``."""
         return len(set(self._rows)) == len(self._rows)
 
     def reach(self, nodes: int) -> int:
-        """How many slots trees of so many nodes below the last tokens take."""
+        """Slots needed for trees of ``nodes`` nodes, the last tokens included."""
         return max(self._bases) + nodes
 
     def read(self, tree: TokenTree, start: int = 0) -> Float[Tensor, "N M V"]:
-        """Logits of the nodes of a tree from ``start`` on, below the last token of each continuation, its node 0."""
+        """Read a tree below each beam, whose last token is node 0; return the logits of nodes from ``start`` on."""
         reach = self.reach(tree.tokens.shape[1])
         self._cache.reserve(len(self._rows), reach)
         bases = torch.tensor(self._bases, device=self._target.device)
@@ -60,22 +60,22 @@ class Forks:
         return self._target.forward(step, self._cache).logits
 
     def move(self, parents: Sequence[int], paths: Sequence[Sequence[int]] | None = None) -> None:
-        """From now on there are these children, so much longer than their parents as their paths say.
+        """Replace the beams by their children, each extended by its path.
 
-        One child of each parent stays on its row, the others are copied. Where whole prompts have dropped out, those
-        that stood highest come down.
+        One child of each parent keeps the parent's row; the others are copied to free rows. If whole prompts have
+        ended, the highest rows move down.
 
         Args:
-            paths: nodes of the parent's tree that were read for each child, 0 first; by default that one alone.
+            paths: for each child the accepted nodes of the parent's tree, 0 first; by default node 0 alone.
         """
         paths = [(0,)] * len(parents) if paths is None else paths
-        wanted = [self._rows[parent] for parent in parents]
+        sources = [self._rows[parent] for parent in parents]
         bases = [self._bases[parent] for parent in parents]
-        self._rows = place(wanted)
-        moved = [i for i, row in enumerate(self._rows) if row != wanted[i]]
+        self._rows = assign_rows(sources)
+        moved = [i for i, row in enumerate(self._rows) if row != sources[i]]
         if moved:
             slots = max(bases[i] + 1 + max(paths[i]) for i in moved)
-            self._cache.fork([wanted[i] for i in moved], [self._rows[i] for i in moved], slots)
+            self._cache.fork([sources[i] for i in moved], [self._rows[i] for i in moved], slots)
         if any(len(path) > 1 for path in paths):
             device, longest = self._target.device, max(map(len, paths))
             filled = torch.tensor([[*path, *[-1] * (longest - len(path))] for path in paths], device=device)
@@ -83,13 +83,13 @@ class Forks:
         self._bases = [base + len(path) for base, path in zip(bases, paths, strict=True)]
 
 
-def place(wanted: Sequence[int]) -> list[int]:
-    """Rows 0 .. N-1 for N continuations that would like to stand on ``wanted``, of which as few as can be move."""
-    rows = [-1] * len(wanted)
-    free = dict.fromkeys(range(len(wanted)))
-    for fork, row in enumerate(wanted):
+def assign_rows(preferred: Sequence[int]) -> list[int]:
+    """Assign N beams to rows 0 .. N-1, moving as few as possible away from their ``preferred`` rows."""
+    rows = [-1] * len(preferred)
+    free = dict.fromkeys(range(len(preferred)))
+    for beam, row in enumerate(preferred):
         if row in free:
-            rows[fork] = row
+            rows[beam] = row
             del free[row]
     left = iter(free)
     return [row if row >= 0 else next(left) for row in rows]

@@ -1,9 +1,9 @@
-"""Speculative beam search: a draft searches ahead, the target reads its trie in one forward, the search is replayed.
+"""Speculative beam search: a draft model searches ahead, the target reads its trie in one forward.
 
-The draft's own beam search, somewhat wider than the target's, leaves a trie below each beam. The target reads all of
-them at once, as trees; then the search goes on, step by step, on logits that are there already, for as long as every
-beam is a node of the trie. The step that leaves it is still exact: what its beams continue has been read. So what is
-found is what the plain search finds, whatever the draft says. Each prompt goes its own number of steps a forward.
+The draft model's beam search, somewhat wider than the target's, yields a trie below each beam. The target reads all
+tries in one forward, as trees. The target's search then replays step by step on these logits while every beam is a
+node of the trie. The step that leaves the trie is still exact, since the logits of its parents are known. So the result
+equals that of the plain search for any draft. Each prompt advances its own number of steps per forward.
 """
 
 from abc import abstractmethod
@@ -21,36 +21,36 @@ from foredraft.core.drafter import Drafter
 from foredraft.core.errors import NumericsError
 from foredraft.core.sampling.warp import Paths, healthy
 from foredraft.core.tree import PAD, ROOT, TokenTree
-from foredraft.engine.beam.cache import Forks
-from foredraft.engine.beam.search import BeamOptions, Beams, Hypothesis, Rules, grow, hypotheses, texts_of
+from foredraft.engine.beam.cache import BeamCache
+from foredraft.engine.beam.search import BeamOptions, Beams, Hypothesis, Rules, beam_histories, grow, hypotheses
 from foredraft.engine.detokenizer import Decode
 from foredraft.model.base import TargetModel
 
-_WIDER = 2
-"""The draft keeps so many times as many beams as the target: what the target likes best may be the draft's fifth."""
-_NOBODY = -1e8
-"""What is less likely is no beam: a place that none has taken yet, or a token that is banned."""
+_WIDTH_FACTOR = 2
+"""The draft keeps this many times the target's beams: the target's best token may rank lower in the draft."""
+_MIN_SCORE = -1e8
+"""Candidates with lower scores are no beams: empty entries or banned tokens."""
 Children = dict[tuple[int, int], int]
-"""Where a node's child with a token is, by (node, token)."""
+"""The child node by (node, token)."""
 
 
-class SearchesAhead(Drafter):
-    """A drafter on a whole model, which can search with beams of its own."""
+class BeamDrafter(Drafter):
+    """A drafter whose model can run a beam search."""
 
     @abstractmethod
     def beam_model(self) -> TargetModel:
-        """The model; its cache is the drafter's own business, and the search has another."""
+        """The model; the search uses its own cache, not the drafter's."""
 
 
 class Trie(NamedTuple):
-    """Nodes below each of N beams, node 0 being the beam's last token."""
+    """Drafted nodes below each of N beams; node 0 is the beam's last token."""
 
     tree: TokenTree
     children: list[Children]
 
 
 class Replayed(NamedTuple):
-    """Which beam before the forward each beam continues, and by which nodes, 0 first; or that the search is over."""
+    """Each beam's ancestor before the forward and its path of nodes from there, 0 first; whether the search is over."""
 
     origins: list[int]
     paths: list[list[int]]
@@ -69,16 +69,16 @@ class Search:
 
     @property
     def left(self) -> int:
-        """How many tokens there may still be."""
+        """Number of tokens still allowed."""
         return self.limit - self.step
 
     def roots(self) -> Int[Tensor, "K"]:
-        """The last token of each beam, which is not yet read."""
-        text, lengths = texts_of(self.beams, self.rules, self.step)
-        return text.gather(1, lengths[:, None] - 1)[:, 0]
+        """The last token of each beam, not yet read by the target."""
+        history, lengths = beam_histories(self.beams, self.rules, self.step)
+        return history.gather(1, lengths[:, None] - 1)[:, 0]
 
     def replay(self, logits: Float[Tensor, "K M V"], children: Sequence[Children]) -> Replayed:
-        """Go on for as long as every beam is a node whose logits are there; at least one step."""
+        """Run search steps while every beam is a node with known logits; at least one step."""
         width = self.rules.options.num_beams
         origins, paths = list(range(width)), [[0] for _ in range(width)]
         while True:
@@ -96,85 +96,83 @@ class Search:
             paths = [[*path, node] for (_, path), node in zip(before, known, strict=True)]
 
     def _grow(self, logits: Float[Tensor, "K V"]) -> tuple[list[int], list[int], bool]:
-        """One step: which beam each beam continues, by which token, and whether there is nothing left to find."""
-        text, lengths = texts_of(self.beams, self.rules, self.step)
-        root = TokenTree.root(text.gather(1, lengths[:, None] - 1)[:, 0])
-        fine = healthy(logits[:, None], root.valid).all()
-        scores = self.rules.warp.scores(logits[:, None].float().log_softmax(-1), Paths(text, lengths, root))
+        """Run one step; return each beam's parent and token, and whether the search is over."""
+        history, lengths = beam_histories(self.beams, self.rules, self.step)
+        root = TokenTree.root(history.gather(1, lengths[:, None] - 1)[:, 0])
+        sound = healthy(logits[:, None], root.valid).all()
+        scores = self.rules.warp.scores(logits[:, None].float().log_softmax(-1), Paths(history, lengths, root))
         grown = grow(self.beams, scores[:, 0], self.rules, self.step)
-        said = grown.beams.running[0, :, self.step]
-        flags = torch.stack([grown.over[0], fine]).long()
-        table = torch.cat([grown.parents[0], said, flags]).tolist()  # the only reading
+        tokens = grown.beams.running[0, :, self.step]
+        flags = torch.stack([grown.over[0], sound]).long()
+        table = torch.cat([grown.parents[0], tokens, flags]).tolist()  # the only read-back
         if not table[-1]:
-            raise NumericsError(
-                f"The model returned logits that are not numbers, {self.step} tokens behind the prompt."
-            )
+            raise NumericsError(f"The model returned NaN or +inf logits {self.step} tokens after the prompt.")
         self.beams, self.step = grown.beams, self.step + 1
-        width = len(said)
+        width = len(tokens)
         return table[:width], table[width : 2 * width], bool(table[-2])
 
 
 class DraftBeam:
-    """The draft's side: it stands where the target's beams stand, and looks ahead."""
+    """The draft model's search ahead, from the target's current beams."""
 
     def __init__(
         self, draft: TargetModel, prompts: Int[Tensor, "B L"], sizes: Sequence[int], width: int, vocab_size: int
     ) -> None:
         self._draft = draft
-        self._forks = Forks(draft, self._mine(prompts), sizes, width)
+        self._cache = BeamCache(draft, self._draft_ids(prompts), sizes, width)
         self._width = width
         self._shared = min(vocab_size, draft.vocab_size)
-        self._unread: tuple[TokenTree, int] | None = None  # a last level, which only beams that got so far need
+        self._unread_level: tuple[TokenTree, int] | None = None  # the trie's last level, read only if a beam reaches it
 
     def room(self, depth: int) -> bool:
-        """Whether the draft's context has room for so many tokens more."""
-        return self._forks.reach(depth + 1) <= self._draft.max_length
+        """True if the draft model's context has room for ``depth`` more tokens."""
+        return self._cache.reach(depth + 1) <= self._draft.max_length
 
-    def pass_by(self, roots: Int[Tensor, "N"]) -> None:
-        """Read the last tokens, and look at nothing."""
-        self._unread = None
-        self._forks.forward(TokenTree.root(self._mine(roots)))
+    def skip(self, roots: Int[Tensor, "N"]) -> None:
+        """Read the last tokens without searching ahead."""
+        self._unread_level = None
+        self._cache.forward(TokenTree.root(self._draft_ids(roots)))
 
-    def look(self, scores: Float[Tensor, "N"], roots: Int[Tensor, "N"], depth: int, ends: Int[Tensor, "E"]) -> Trie:
-        """Search so many tokens ahead from every beam of every prompt, each prompt by itself.
+    def search(self, scores: Float[Tensor, "N"], roots: Int[Tensor, "N"], depth: int, eos: Int[Tensor, "E"]) -> Trie:
+        """Search ``depth`` tokens ahead from all beams, each prompt separately.
 
         Args:
             scores: of the beams so far.
-            ends: tokens that end a text; a text that has ended is no beam.
+            eos: end-of-sequence ids; a path that reaches one is no beam.
         """
-        trie = _Growing(roots, self._width)
-        ends = ends[ends < self._shared]
+        trie = _TrieBuilder(roots, self._width)
+        eos = eos[eos < self._shared]
         totals, start = scores, 0
         for _ in range(depth):
             tree = trie.tree
-            logits = self._forks.read(self._in_mine(tree), start)[..., : self._shared]
+            logits = self._cache.read(self._draft_tree(tree), start)[..., : self._shared]
             law = logits.float().nan_to_num(nan=-1e9, posinf=0.0, neginf=-1e9).log_softmax(-1)
-            law[..., ends] = -torch.inf
+            law[..., eos] = -torch.inf
             lines = torch.tensor([owner for owner, _ in trie.frontier], device=law.device)
             nodes = torch.tensor([node - start for _, node in trie.frontier], device=law.device)
             start = tree.tokens.shape[1]
             totals = trie.extend(law[lines, nodes] + totals[:, None])
             if not trie.frontier:
                 break
-        self._unread = trie.tree, start
+        self._unread_level = trie.tree, start
         return Trie(trie.tree, trie.children)
 
     def move(self, parents: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
-        """Follow the target's beams."""
-        if self._unread is not None and any(path[-1] >= self._unread[1] for path in paths):
-            tree, start = self._unread
-            self._forks.read(self._in_mine(tree), start)
-        self._forks.move(parents, paths)
+        """Take the target's new beams; arguments as in ``BeamCache.move``."""
+        if self._unread_level is not None and any(path[-1] >= self._unread_level[1] for path in paths):
+            tree, start = self._unread_level
+            self._cache.read(self._draft_tree(tree), start)
+        self._cache.move(parents, paths)
 
-    def _in_mine(self, tree: TokenTree) -> TokenTree:
-        return TokenTree(self._mine(tree.tokens), tree.parents, tree.depth)
+    def _draft_tree(self, tree: TokenTree) -> TokenTree:
+        return TokenTree(self._draft_ids(tree.tokens), tree.parents, tree.depth)
 
-    def _mine(self, tokens: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
+    def _draft_ids(self, tokens: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
         return tokens.clamp(max=self._draft.vocab_size - 1)
 
 
-class _Growing:
-    """A trie that grows level by level below N beams, ``width`` of each prompt; levels are padded to their widest."""
+class _TrieBuilder:
+    """A trie built level by level below N beams, ``width`` of each prompt; all rows are padded to the widest."""
 
     def __init__(self, roots: Int[Tensor, "N"], width: int) -> None:
         self._device = roots.device
@@ -185,7 +183,7 @@ class _Growing:
         self.children: list[Children] = [{} for _ in self._tokens]
         self.frontier = [(owner, 0) for owner in range(len(self._tokens))]
         """The nodes of the last level, as (beam, node)."""
-        self._leading = set(self.frontier)  # those that a search with no more beams than the target's would have
+        self._leading = set(self.frontier)  # nodes that a search with only the target's number of beams would have
 
     @property
     def tree(self) -> TokenTree:
@@ -193,7 +191,7 @@ class _Growing:
         return TokenTree(tokens, parents, depth=self._depth)
 
     def extend(self, scores: Float[Tensor, "F V"]) -> Float[Tensor, "G"]:
-        """Add the best continuations of each prompt's frontier; return their scores, which are the new frontier's."""
+        """Add the best continuations of each prompt's frontier; return the scores of the new frontier."""
         begin, vocabulary = len(self._tokens[0]), scores.shape[1]
         before, leading = self.frontier, self._leading
         self.frontier, self._leading = [], set()
@@ -201,12 +199,12 @@ class _Growing:
         groups = [list(lines) for _, lines in groupby(range(len(before)), lambda line: before[line][0] // self._width)]
         first = torch.tensor([node in leading for node in before], device=scores.device)
         found = [_best(scores[lines], first[lines], self._width) for lines in groups]
-        pairs = zip(*torch.cat(found, dim=1).tolist(), strict=True)  # the only reading of a level
+        pairs = zip(*torch.cat(found, dim=1).tolist(), strict=True)  # one read-back per level
         for lines, best in zip(groups, found, strict=True):
-            for number, (where, total) in enumerate(islice(pairs, best.shape[1])):
-                if total > _NOBODY:
-                    owner, node = before[lines[int(where) // vocabulary]]
-                    self._add(owner, node, int(where) % vocabulary)
+            for number, (index, total) in enumerate(islice(pairs, best.shape[1])):
+                if total > _MIN_SCORE:
+                    owner, node = before[lines[int(index) // vocabulary]]
+                    self._add(owner, node, int(index) % vocabulary)
                     totals.append(total)
                     if number < self._width:
                         self._leading.add(self.frontier[-1])
@@ -226,16 +224,16 @@ class _Growing:
 
 
 def _best(scores: Float[Tensor, "F V"], leading: Bool[Tensor, "F"], width: int) -> Float[Tensor, "2 C"]:
-    """Places and values: first what a search of ``width`` beams would go on with, then the best of all the others.
+    """Indices and values: first what a search of ``width`` beams would keep, then the best of the others.
 
-    A wider search alone would not do: what the narrow one keeps may be crowded out there.
+    A wider search alone might drop beams that the narrow search keeps.
     """
     flat = scores.flatten()
     narrow = scores.masked_fill(~leading[:, None], -torch.inf).flatten().topk(min(width, len(flat)))
     others = flat.scatter(0, narrow.indices, -torch.inf)
-    wide = others.topk(min((_WIDER - 1) * width, len(flat)))
-    places, values = torch.cat([narrow.indices, wide.indices]), torch.cat([narrow.values, wide.values])
-    return torch.stack([places.double(), values.double()])  # whole numbers of that size are exact
+    wide = others.topk(min((_WIDTH_FACTOR - 1) * width, len(flat)))
+    indices, values = torch.cat([narrow.indices, wide.indices]), torch.cat([narrow.values, wide.values])
+    return torch.stack([indices.double(), values.double()])  # integers of this size are exact in float64
 
 
 @torch.inference_mode()
@@ -247,53 +245,53 @@ def speculative_beam_search(
     eos: Sequence[int],
     decode: Decode,
 ) -> list[list[Hypothesis]]:
-    """What ``beam_search`` finds, with fewer forwards of the target; arguments and errors are the same.
+    """``beam_search`` with fewer forwards of the target; same result, arguments and errors.
 
     Args:
-        draft: a model with the target's tokenizer; where its context ends, the search goes on without it.
+        draft: a model with the target's tokenizer; beyond its context length the search continues without it.
     """
     if not prompts:
         return []
-    ends = options.params.eos_token_id if options.params.eos_token_id is not None else tuple(eos)
+    eos_ids = options.params.eos_token_id if options.params.eos_token_id is not None else tuple(eos)
     width, device = options.num_beams, target.device
     searches = []
     for index, prompt in enumerate(prompts):
-        rules = Rules.of(target, [prompt], options, ends)
+        rules = Rules.of(target, [prompt], options, eos_ids)
         searches.append(Search(index, rules, Beams.start(rules), rules.history.shape[1] - len(prompt)))
     history = pad_sequence([torch.tensor([*prompt]) for prompt in prompts], batch_first=True).to(device)
     sizes = [len(prompt) for prompt in prompts]
-    forks = Forks(target, history, sizes, width)
-    scout: DraftBeam | None = None
+    cache = BeamCache(target, history, sizes, width)
+    draft_beam: DraftBeam | None = None
     if max(sizes) < draft.max_length:
-        scout = DraftBeam(draft, history, sizes, width, target.vocab_size)
+        draft_beam = DraftBeam(draft, history, sizes, width, target.vocab_size)
     done: list[Search] = []
     while searches:
         roots = torch.cat([search.roots() for search in searches])
         depth = min(options.num_assistant_tokens, max(search.left for search in searches) - 1)
-        if scout is not None and not scout.room(depth):
-            scout = None
+        if draft_beam is not None and not draft_beam.room(depth):
+            draft_beam = None
         children: list[Children] = [{} for _ in roots]
-        if scout is not None and depth > 0 and forks.parted:
+        if draft_beam is not None and depth > 0 and cache.diverged:
             scores = torch.cat([search.beams.scores[0] for search in searches])
-            tree, children = scout.look(scores, roots, depth, searches[0].rules.eos)
-            logits = forks.read(tree)
+            tree, children = draft_beam.search(scores, roots, depth, searches[0].rules.eos)
+            logits = cache.read(tree)
         else:
-            logits = forks.forward(TokenTree.root(roots))
-            if scout is not None:
-                scout.pass_by(roots)
+            logits = cache.forward(TokenTree.root(roots))
+            if draft_beam is not None:
+                draft_beam.skip(roots)
         parents, paths, stay = [], [], []
-        for place, search in enumerate(searches):
-            mine = slice(place * width, (place + 1) * width)
-            found = search.replay(logits[mine], children[mine])
+        for start, search in zip(range(0, len(roots), width), searches, strict=True):
+            own = slice(start, start + width)
+            found = search.replay(logits[own], children[own])
             if found.over:
                 done.append(search)
                 continue
             stay.append(search)
-            parents += [place * width + origin for origin in found.origins]
+            parents += [start + origin for origin in found.origins]
             paths += found.paths
         searches = stay
         if stay:
-            for side in (forks, scout):
+            for side in (cache, draft_beam):
                 if side is not None:
                     side.move(parents, paths)
     done.sort(key=lambda search: search.index)

@@ -1,4 +1,4 @@
-"""Policies: how much is drafted in each step. ``policy_for`` makes the one that a method's options ask for."""
+"""Policies decide how much is drafted in each step; ``policy_for`` makes the one for a method's options."""
 
 from foredraft.core.draft import Law
 from foredraft.core.drafter import Needs
@@ -27,19 +27,18 @@ SCHEDULES = ("auto", "constant", "heuristic", "calibrated")
 def policy_for(
     options: DrafterOptions, needs: Needs, *, lossless: bool = True, off_from: int = 0, prior: float = NEUTRAL
 ) -> Policy:
-    """The policy that ``options`` ask for.
+    """Make the policy for a method's options.
 
     Args:
-        options: of a method.
+        options: of the method.
         needs: of its drafter.
-        lossless: the rule of verification keeps the law, so that no output depends on which picked drafts it was
-            offered.
-        off_from: with so many rows, or more, nothing is drafted; 0 is never. Constant and heuristic lengths of drawn
-            drafts stay as they are, since these make an output reproducible.
+        lossless: the verification rule keeps the law, so no output depends on which picked drafts were offered.
+        off_from: draft nothing with this many rows or more; 0 is never. Constant and heuristic lengths of drawn
+            drafts are kept, because outputs are reproducible only with the same drafts.
         prior: see ``Throughput``.
 
     Raises:
-        OptionError: an unknown schedule, or one that is not for such drafts.
+        OptionError: the schedule is unknown or does not fit these drafts.
     """
     longest = needs.longest
     if not longest:
@@ -49,14 +48,14 @@ def policy_for(
     confidence = options.confidence
     if schedule == "calibrated" and (options.law is not Law.CHAIN or not confidence):
         raise OptionError(
-            "num_assistant_tokens_schedule=calibrated chooses an assistant_confidence_threshold, so it is for drafters "
-            "of chains that have one which is not 0; take auto."
+            "num_assistant_tokens_schedule=calibrated tunes assistant_confidence_threshold, so it needs a drafter of "
+            "chains with a threshold above 0; use auto."
         )
-    made: dict[str, Policy] = {
+    policies: dict[str, Policy] = {
         "constant": Constant(longest, confidence),
         "heuristic": Heuristic(longest, confidence, longest),
         "calibrated": Calibrated(longest, confidence),
         "auto": Throughput(needs, confidence, prior),
     }
     picked = (needs.law or options.law) is Law.FIXED and lossless
-    return OffFrom(made[schedule], off_from, picked or schedule == "auto") if off_from else made[schedule]
+    return OffFrom(policies[schedule], off_from, picked or schedule == "auto") if off_from else policies[schedule]

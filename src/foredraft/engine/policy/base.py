@@ -1,4 +1,4 @@
-"""What a policy is: it decides how much is drafted in each step, from the past alone."""
+"""The interface of policies, which decide how much is drafted in each step from past steps alone."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -9,24 +9,24 @@ from foredraft.engine.step import StepDone
 
 
 class Policy(ABC):
-    """Decides the plan of each step. It never sees what is being drawn (non-anticipation). Subclasses are final."""
+    """Decides the plan of each step, without seeing what will be drawn (non-anticipation). Subclasses are final."""
 
     @property
     def learns(self) -> bool:
-        """Whether the plan of a sampled row may depend on other rows, on earlier requests, or on the clock."""
+        """True if the plan of a sampled row may depend on other rows, earlier requests or the clock."""
         return True
 
     @abstractmethod
     def plan(self, view: View, limits: Sequence[int]) -> Plan:
-        """The plan for the rows of ``view``; ``limits`` are the most tokens that each of them can still use."""
+        """The plan for the rows of ``view``; ``limits`` are the most draft tokens that each row can use."""
 
     @abstractmethod
     def observe(self, view: View, plan: Plan, done: StepDone) -> None:
-        """The result of a step that was planned; called once for each."""
+        """Learn from the result of a planned step; called once for each step."""
 
     @abstractmethod
     def release(self, row: int) -> None:
-        """A request has ended and its row is free."""
+        """Forget a row whose request has ended."""
 
     def state(self) -> dict[str, Any]:
         """What was learned, as values that JSON can hold; empty if nothing is."""

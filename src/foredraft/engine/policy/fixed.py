@@ -1,4 +1,4 @@
-"""Policies that do not look at a clock."""
+"""Policies that do not measure time."""
 
 import math
 from collections import deque
@@ -16,8 +16,8 @@ class Constant(Policy):
 
     Args:
         length: of the longest path.
-        confidence: a path ends after its first token with less probability under the draft; that token is kept.
-        nodes: for drafters that score their trees, the number of drafted nodes; 0 is as many as they can.
+        confidence: a path ends after its first token with a draft probability below this; that token is kept.
+        nodes: for drafters that score their trees, the number of drafted nodes; 0 is the most they can draft.
     """
 
     def __init__(self, length: int, confidence: float = 0.0, nodes: int = 0) -> None:
@@ -39,9 +39,9 @@ class Constant(Policy):
 
 @final
 class Heuristic(Policy):
-    """transformers' schedule: two tokens more after a path that was accepted whole, one less after any other.
+    """transformers' schedule: two tokens more after a fully accepted path, one less after any other.
 
-    Each row has a length of its own, so that a request's draws do not depend on its neighbours.
+    Each row has its own length, so that a request's draws do not depend on other rows.
     """
 
     def __init__(self, length: int, confidence: float = 0.0, longest: int = 24) -> None:
@@ -55,8 +55,8 @@ class Heuristic(Policy):
         return False
 
     def plan(self, view: View, limits: Sequence[int]) -> Plan:
-        wanted = (self._lengths.get(row, self._first) for row in view.rows)
-        return Plan(tuple(map(min, wanted, limits)), self._confidence)
+        lengths = (self._lengths.get(row, self._first) for row in view.rows)
+        return Plan(tuple(map(min, lengths, limits)), self._confidence)
 
     def observe(self, view: View, plan: Plan, done: StepDone) -> None:
         for row, planned, result in zip(view.rows, plan.lengths, done.rows, strict=True):
@@ -71,31 +71,31 @@ class Heuristic(Policy):
 
 @final
 class Calibrated(Policy):
-    """A constant length whose confidence threshold is chosen by what was accepted, as transformers does it.
+    """A constant length with a confidence threshold fitted to recent acceptances, as in transformers.
 
-    A drafted token with at least the threshold's probability counts as predicted to be accepted. The threshold is the
-    one with the least ``false positive rate + 3 * false negative rate`` over the latest verified tokens, up to the
-    first rejected one of each chain. A token below the threshold is still drafted, so its result is known too.
+    A drafted token with at least the threshold's probability is predicted to be accepted. The threshold minimises
+    ``false positive rate + 3 * false negative rate`` over the latest verified tokens, up to the first rejected one of
+    each chain. A token below the threshold is still drafted, so its result is known too.
 
     Args:
         length: of the longest chain.
-        confidence: the threshold until both kinds of results were seen.
+        confidence: the threshold until both an acceptance and a rejection were seen.
     """
 
-    KEPT = 128  # so many verified tokens count
-    MISSES = 3.0  # weight of an accepted token that was predicted to be rejected
+    KEPT = 128  # number of latest verified tokens used
+    MISSES = 3.0  # weight of the false negative rate
 
     def __init__(self, length: int, confidence: float) -> None:
         self._length = length
         self._confidence = confidence
-        self._seen: deque[tuple[float, bool]] = deque(maxlen=self.KEPT)  # a token's probability; was it accepted
+        self._seen: deque[tuple[float, bool]] = deque(maxlen=self.KEPT)  # a token's probability; whether accepted
 
     def plan(self, view: View, limits: Sequence[int]) -> Plan:
         return Plan(tuple(min(self._length, limit) for limit in limits), self._confidence)
 
     def observe(self, view: View, plan: Plan, done: StepDone) -> None:
         for result in done.rows:
-            above = 0.0  # scores are of paths
+            above = 0.0  # the parent's score: scores are of paths
             for index, score in enumerate(result.scores[: result.accepted + 1]):
                 self._seen.append((math.exp(min(score - above, 0.0)), index < result.accepted))
                 above = score
@@ -105,14 +105,14 @@ class Calibrated(Policy):
 
 
 def best_threshold(seen: Sequence[tuple[float, bool]], misses: float) -> float:
-    """The probability with the least ``false positive rate + misses * false negative rate``; of equals the highest.
+    """The threshold with the least ``false positive rate + misses * false negative rate``; the highest of ties.
 
     Args:
-        seen: tokens by their probability under the draft and whether they were accepted; at or above the threshold a
-            token counts as predicted to be accepted.
+        seen: the draft probability of each token and whether it was accepted; tokens at or above the threshold are
+            predicted to be accepted.
 
     Returns:
-        one of the probabilities; 0 where all tokens had the same result.
+        one of the probabilities; 0 if all tokens had the same result.
     """
     accepted = sum(right for _, right in seen)
     rejected = len(seen) - accepted
@@ -131,11 +131,11 @@ def best_threshold(seen: Sequence[tuple[float, bool]], misses: float) -> float:
 
 @final
 class OffFrom(Policy):
-    """Another policy's plans while fewer than ``rows`` rows are in flight, and no drafts from there on.
+    """The inner policy's plans while fewer than ``rows`` rows are in flight; no drafts with more.
 
     Args:
-        always: also where drafts are drawn; otherwise these keep the other policy's plan, so that a request's output
-            does not depend on how many others share its batch.
+        always: switch off for drawn drafts too; otherwise they keep the inner policy's plan, so that a request's
+            output does not depend on the batch size.
     """
 
     def __init__(self, inner: Policy, rows: int, always: bool) -> None:

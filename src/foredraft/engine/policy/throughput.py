@@ -1,4 +1,4 @@
-"""The policy that chooses how much to draft by tokens a second, from whole steps that were timed."""
+"""The policy that chooses the draft size with the most tokens per second, from timings of whole steps."""
 
 from bisect import bisect_right
 from collections import deque
@@ -14,35 +14,35 @@ from foredraft.engine.step import StepDone
 
 LENGTHS = (1, 2, 3, 4, 5, 7, 11, 15, 23, 31, 47, 63)
 NODES = (1, 3, 5, 7, 11, 15, 23, 31, 47, 63)
-"""Sizes that are tried, up to what a drafter can: lengths, and nodes of scored trees. With the root, most are numbers
-of nodes that a forward on a CPU is run with."""
+"""Candidate sizes, up to the drafter's maximum: lengths of chains, node counts of scored trees. With the root added,
+most equal a node count of CPU forwards (``step.SIZES``)."""
 NEUTRAL = 0.65
-"""How often the first drafted token is accepted, where nothing is known."""
+"""Default prior for the acceptance rate of the first drafted token."""
 
 
 @final
 class Throughput(Policy):
-    """The size of drafts, 0 included, with the most tokens a second.
+    """Chooses the draft size, 0 included, with the most tokens per second.
 
-    It keeps how long steps of each size took, by about how many rows and what temperature they had, and how many tokens
-    are accepted within each size: a large draft tells what a smaller one would have brought. It takes the best size,
-    and now and then tries another; the interval grows with the square of how much worse that is. All trials together
-    may lose ``SHARE`` of the time. A step in which the drafter first reads a prompt is not timed as one of its size:
-    what it takes longer is spread over the tokens of a request.
+    Keeps the step times of each size, by batch size bucket and temperature bucket, and the accepted tokens within each
+    size (a large draft also shows what a smaller one would have yielded). Takes the best size and sometimes tries
+    another; the interval between trials grows with the square of the expected loss. A budget caps the time lost to all
+    trials at ``SHARE``. A step in which the drafter first reads a prompt does not count as a timing of its size: its
+    extra time is spread over the tokens of a request.
 
     Args:
         needs: of the drafter.
         confidence: see ``Plan``.
-        prior: how often the first drafted token is accepted, as far as is known beforehand.
+        prior: expected acceptance rate of the first drafted token.
     """
 
-    SHARE = 0.012  # of the time, which trials may lose
-    FIRST, CREDIT, DEBT = 10.0, 12.0, 32.0  # plain steps' time for trials: at first, saved at most, owed at most
-    EVERY, GAP = 48, 0.05  # steps between trials of a size as good as the best; one so much worse waits twice as long
-    NEAR = 0.15  # a size that was not timed yet is, where it seems to be no more than so much worse
-    LIFE = 64.0  # tokens of a request, as long as none has ended
-    HOLD = 4  # steps of the best size until it is thought about again
-    TRIAL, PAUSE = 3, 8  # steps of a trial that begins or interrupts drafting; steps between two that begin it
+    SHARE = 0.012  # largest share of the time lost to trials
+    FIRST, CREDIT, DEBT = 10.0, 12.0, 32.0  # trial budget, in plain steps' time: initial, largest, largest debt
+    EVERY, GAP = 48, 0.05  # steps between trials of a size as good as the best; twice as many at a loss of ``GAP``
+    NEAR = 0.15  # sizes without timings are tried first if their expected loss is below this
+    LIFE = 64.0  # assumed tokens of a request until one has ended
+    HOLD = 4  # steps for which the best size is kept before choosing again
+    TRIAL, PAUSE = 3, 8  # steps of a trial that starts or interrupts drafting; steps between trials that start it
 
     def __init__(self, needs: Needs, confidence: float = 0.0, prior: float = NEUTRAL) -> None:
         most = needs.max_nodes if needs.scored else needs.longest
@@ -50,27 +50,28 @@ class Throughput(Policy):
         self.confidence = confidence
         self._sizes = (0, *(size for size in (NODES if needs.scored else LENGTHS) if size < most), most)
         self._prior = _expected(self._sizes, min(max(prior, 0.05), 0.95), needs.scored)
-        self._timed: dict[tuple[int, int], _Timed] = {}  # by rows and temperature; see ``_of``
+        self._timed: dict[tuple[int, int], _Timed] = {}  # by row and temperature bucket; see ``_records``
         self._accepted: dict[int, _Accepted] = {}  # by temperature
         self._credit = self.FIRST
         self._chosen: _Choice | None = None
-        self._drafted: frozenset[int] = frozenset()  # rows of the last step that drafted
-        self._tokens: dict[int, int] = {}  # of rows in flight
+        self._drafted: frozenset[int] = frozenset()  # rows that drafted in the last step
+        self._tokens: dict[int, int] = {}  # tokens by row in flight
         self._read: set[int] = set()  # rows whose prompt the drafter has read
-        self._start, self._life = _Window(), _Window()  # extra seconds of a row's first draft; tokens of a request
+        self._start, self._life = _Window(), _Window()  # extra seconds of a row's first draft; tokens per request
 
     def plan(self, view: View, limits: Sequence[int]) -> Plan:
         active = sum(limit > 0 for limit in limits)
         self._chosen = None
         if not active:
             return Plan((0,) * len(limits))
-        timed, accepted = self._of(view)
+        timed, accepted = self._records(view)
         self._chosen = choice = self._choose(timed, accepted, len(limits), active)
         size = self._sizes[choice.index]
         if not self._needs.scored or not size:
             return Plan(tuple(min(size, limit) for limit in limits), self.confidence)
         lengths = tuple(min(self._needs.longest, limit) for limit in limits)
-        worth = timed.level.value * choice.rate / max(accepted.goes_on, 0.1)  # parents promise so much of their own
+        # expand a level only if its expected tokens, P(parents) * P(child accepted), beat the throughput times its cost
+        worth = timed.level.value * choice.rate / max(accepted.child_rate, 0.1)
         return Plan(lengths, self.confidence, nodes=size, level_worth=min(worth, 0.9 * active))
 
     def observe(self, view: View, plan: Plan, done: StepDone) -> None:
@@ -79,7 +80,7 @@ class Throughput(Policy):
         for row, result in zip(view.rows, done.rows, strict=True):
             self._tokens[row] = self._tokens.get(row, 0) + len(result.emitted)
         if self._chosen is not None:
-            timed, accepted = self._of(view)
+            timed, accepted = self._records(view)
             index = self._chosen.index
             self._book(timed, self._chosen, seconds)
             fresh = drafting - self._read
@@ -104,7 +105,7 @@ class Throughput(Policy):
             self._life.add(float(self._tokens.pop(row)))
 
     def state(self) -> dict[str, Any]:
-        """What was learned, as numbers, lists and dictionaries for JSON."""
+        """The learned timings and acceptances, as JSON types."""
         return {
             "sizes": list(self._sizes),
             "seconds": {f"{rows}/{heat}": each.state() for (rows, heat), each in self._timed.items()},
@@ -112,7 +113,7 @@ class Throughput(Policy):
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Begin with what another policy has learned; nothing happens where its sizes were others."""
+        """Load the ``state`` of another policy; ignored if its sizes differ."""
         if state.get("sizes") != list(self._sizes):
             return
         for key, seconds in state["seconds"].items():
@@ -121,8 +122,8 @@ class Throughput(Policy):
         for heat, (within, of) in state["accepted"].items():
             self._accepted[int(heat)] = _Accepted(self._sizes, self._prior, within, of)
 
-    def _of(self, view: View) -> "tuple[_Timed, _Accepted]":
-        """What is known of steps like this one."""
+    def _records(self, view: View) -> "tuple[_Timed, _Accepted]":
+        """The timings and acceptances of this step's buckets."""
         heat = 0 if view.warp.greedy else 1 + (view.warp.hottest > 0.5)
         key = len(view.rows).bit_length(), heat
         if key not in self._timed:
@@ -136,7 +137,7 @@ class Throughput(Policy):
         return self._needs.longest if self._needs.scored else size
 
     def _rates(self, timed: "_Timed", accepted: "_Accepted", rows: int, active: int) -> list[float]:
-        """Tokens a second of all rows by size."""
+        """Expected tokens per second of the batch, by size."""
         start = self._start.value / (self._life.value or self.LIFE)
         found = []
         for gain, seconds in zip(accepted.gains(), timed.estimates, strict=True):
@@ -145,7 +146,7 @@ class Throughput(Policy):
         return found
 
     def _choose(self, timed: "_Timed", accepted: "_Accepted", rows: int, active: int) -> "_Choice":
-        """The size of this step; it is thought about every few steps."""
+        """The size of this step; chosen again every few steps."""
         timed.now += 1
         old = timed.choice
         broke = old.index not in (0, old.best) and self._credit <= 0
@@ -161,12 +162,12 @@ class Throughput(Policy):
         return timed.choice
 
     def _trial(self, timed: "_Timed", rates: Sequence[float], best: int) -> tuple[int, int]:
-        """Which size comes next and for how many steps: the best, or one that is due to be tried."""
+        """The next size and for how many steps: the best, or one whose trial is due."""
         estimates = timed.estimates
         if not timed.seconds[0].known:
             return 0, 1
         others = [i for i in range(len(rates)) if i != best]
-        if not best:  # of sizes that do not pay, only the best is worth a look
+        if not best:  # drafting does not pay: try only the most promising size
             others = [max(others, key=rates.__getitem__)]
         gaps = {i: max(1 - rates[i] / rates[best], 0.0) for i in others}
 
@@ -181,12 +182,12 @@ class Throughput(Policy):
         count = count if timed.seconds[index].known else 1 + _Window.ENOUGH
         loss = count * gaps[index] * estimates[index] / estimates[0]
         if urgency(index)[0] < 1 or (index and self._credit < max(min(loss, self.CREDIT), 0.0)):
-            return best, self.HOLD  # what is owed does not keep plain steps from being timed
+            return best, self.HOLD  # a trial of plain steps (index 0) needs no budget
         return index, count
 
     def _book(self, timed: "_Timed", choice: "_Choice", seconds: float) -> None:
-        """What trials lose, in plain steps' time; the very first step of a size, in which kernels are made, is not a
-        measure of anything."""
+        """Charge the loss of a trial to the budget, in plain steps' time. The first step of a size is not charged:
+        kernels are compiled in it."""
         estimates = timed.estimates
         self._credit = min(self._credit + self.SHARE * seconds / estimates[0], self.CREDIT)
         if choice.index != choice.best and timed.last[choice.index]:
@@ -194,7 +195,7 @@ class Throughput(Policy):
             self._credit = max(self._credit - max(lost / estimates[0], 0.0), -self.DEBT)
 
     def _count(self, accepted: "_Accepted", index: int, plan: Plan, done: StepDone) -> None:
-        """How many tokens were accepted within each size, of the rows that drafted."""
+        """Count the accepted tokens within each size for the rows that drafted."""
         rows = []
         for length, result in zip(plan.lengths, done.rows, strict=True):
             ranks = sorted(result.ranks)
@@ -212,9 +213,9 @@ class Throughput(Policy):
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """The size of a step and the best size, both by index.
+    """The chosen and the best size, by index.
 
-    ``gap`` is how much less the one brings, as a share of the ``rate`` of the best, in tokens a second.
+    ``gap`` is the expected loss of the chosen size as a share of ``rate``, the best tokens per second.
     """
 
     index: int
@@ -224,8 +225,8 @@ class _Choice:
 
 
 class _Window:
-    """The mean of the latest numbers, where the few that are far above the median hardly count: machines stall. Of less
-    than ``MANY`` it is the median."""
+    """Mean of the latest values, robust against a few that are far above the median (stalls). The median of fewer than
+    ``MANY`` values."""
 
     KEPT, ENOUGH, MANY, STALL = 32, 4, 8, 2.0
 
@@ -243,17 +244,17 @@ class _Window:
 
     @property
     def known(self) -> bool:
-        """Whether there are enough numbers that one of them cannot mislead."""
+        """True if there are enough values that an outlier cannot dominate."""
         return len(self._latest) >= self.ENOUGH
 
     @property
     def value(self) -> float:
-        """0 where there is no number."""
+        """The robust mean; 0 without values."""
         if self._value is None:
-            self._value = self._typical() if self._latest else 0.0
+            self._value = self._robust_mean() if self._latest else 0.0
         return self._value
 
-    def _typical(self) -> float:
+    def _robust_mean(self) -> float:
         ordered = sorted(self._latest)
         middle = ordered[(len(ordered) - 1) // 2]
         if len(ordered) < self.MANY:
@@ -264,7 +265,7 @@ class _Window:
 
 
 def _rising(windows: Sequence[_Window]) -> list[float]:
-    """The closest values that do not fall: neighbours that do are pooled."""
+    """Isotonic regression: the closest non-decreasing values, by pooling adjacent violators."""
     pools: list[tuple[float, int, int]] = []  # sum, weight, windows
     for each in windows:
         pools.append((each.value * each.count, each.count, 1))
@@ -274,9 +275,9 @@ def _rising(windows: Sequence[_Window]) -> list[float]:
 
 
 class _Timed:
-    """Seconds of steps by size, for one kind of step, and when each size was last run."""
+    """Step seconds by size for one bucket, and when each size was last run."""
 
-    SLOPE = 0.03  # what a size of one more adds to a step, as a share of a plain one, where nothing is known
+    SLOPE = 0.03  # assumed extra time per unit of size, as a share of a plain step, for sizes without timings
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self._sizes = sizes
@@ -285,14 +286,14 @@ class _Timed:
         self.now = 0  # steps
         self.last = [0] * len(sizes)  # the step in which each size was run; 0 is never
         self.choice = _Choice(0, 0, 0.0, 0.0)
-        self.left = 0  # steps for which it holds
-        self.estimates: list[float] = []  # seconds of a step of each size
+        self.left = 0  # further steps with this choice
+        self.estimates: list[float] = []  # seconds of a step, by size
         self.estimate()
 
     def estimate(self) -> None:
-        """Settle the estimates: as measured, or on the line between the two nearest sizes that were.
+        """Update the estimates: as measured, or interpolated between the nearest measured sizes.
 
-        They rise with the size: where they do not, it is noise, and the mean is taken.
+        Times must rise with the size; where they do not, it is noise and neighbours are averaged.
         """
         known = [i for i, each in enumerate(self.seconds) if each.known]
         rising = dict(zip(known, _rising([self.seconds[i] for i in known]), strict=True))
@@ -313,21 +314,21 @@ class _Timed:
 
     @classmethod
     def restored(cls, sizes: Sequence[int], seconds: Sequence[float | None]) -> "_Timed":
-        made = cls(sizes)
-        made.seconds = [_Window([] if value is None else [value] * _Window.ENOUGH) for value in seconds]
-        made.last = [int(each.known) for each in made.seconds]
-        return made
+        timed = cls(sizes)
+        timed.seconds = [_Window([] if value is None else [value] * _Window.ENOUGH) for value in seconds]
+        timed.last = [int(each.known) for each in timed.seconds]
+        return timed
 
 
 class _Accepted:
-    """How many drafted tokens are accepted within each size.
+    """Expected accepted tokens within each size.
 
-    Kept are ratios: what a step to the next larger size brings for each token that the step before it brings, from
-    drafts that were at least so large. So what larger sizes brought once is worth less where smaller ones bring less.
+    Stored as ratios: the gain of each size increment over the gain of the one before, from drafts at least that
+    large. When smaller sizes gain less, the estimates of larger sizes fall with them.
     """
 
-    FADE = 0.99  # a step
-    WEIGHT = 2.0  # the prior counts for so many tokens
+    FADE = 0.99  # decay per step
+    WEIGHT = 2.0  # weight of the prior, in tokens
 
     def __init__(
         self, sizes: Sequence[int], prior: Sequence[float], within: Sequence[float] = (), of: Sequence[float] = ()
@@ -336,42 +337,42 @@ class _Accepted:
         widths = [1, *(high - low for low, high in pairwise(sizes))]
         self._most = [after / before for before, after in pairwise(widths)]
         self._within = list(within) or [0.0] * len(prior)
-        self._of = list(of) or [0.0] * len(prior)
-        self._nodes = [1.0, 1.0]  # accepted nodes, and these with the nodes where a path was refused
+        self._records = list(of) or [0.0] * len(prior)
+        self._nodes = [1.0, 1.0]  # accepted nodes; accepted nodes plus nodes whose children were all refused
 
     def gains(self) -> list[float]:
-        """Tokens that a draft of each size brings a row, beyond the one that comes without."""
+        """Expected accepted tokens per row, by size."""
         ratios: list[float] = []
-        usual = 1.0  # how much better the size before is than the prior says
-        for within, of, prior, most in zip(self._within, self._of, self._prior, self._most, strict=True):
+        usual = 1.0  # ratio of the previous estimate to its prior
+        for within, of, prior, most in zip(self._within, self._records, self._prior, self._most, strict=True):
             ratios.append((within + self.WEIGHT * min(usual * prior, most)) / (of + self.WEIGHT))
             usual = ratios[-1] / prior
         return [0.0, *accumulate(accumulate(ratios, mul))]
 
     @property
-    def goes_on(self) -> float:
-        """How often one of the children of an accepted node was accepted."""
+    def child_rate(self) -> float:
+        """How often a child of an accepted node was accepted."""
         return self._nodes[0] / self._nodes[1]
 
     def add(self, rows: Sequence[Sequence[int]]) -> None:
-        """What was accepted of the drafts of a step, for each row from one size to the next, up to what it drafted."""
+        """Add a step: for each row the accepted tokens by size increment, up to the size drafted."""
         for i in range(max(map(len, rows), default=0)):
             reached = [row for row in rows if len(row) > i]
             self._within[i] = self._within[i] * self.FADE + sum(row[i] for row in reached)
-            self._of[i] = self._of[i] * self.FADE + sum(row[i - 1] if i else 1 for row in reached)
+            self._records[i] = self._records[i] * self.FADE + sum(row[i - 1] if i else 1 for row in reached)
 
     def add_nodes(self, accepted: int, refused: int) -> None:
-        """How many nodes of a step were accepted, and how many of them, or roots, had children that were not."""
+        """Add a step's number of accepted nodes, and of paths that ended at a node whose children were refused."""
         self._nodes[0] = self._nodes[0] * self.FADE + accepted
         self._nodes[1] = self._nodes[1] * self.FADE + accepted + refused
 
     def state(self) -> list[list[float]]:
-        return [list(self._within), list(self._of)]
+        return [list(self._within), list(self._records)]
 
 
 def _expected(sizes: Sequence[int], prior: float, scored: bool) -> list[float]:
-    """Tokens from one size to the next, before anything was seen: of chains with the same acceptance everywhere, and of
-    trees whose nodes bring ever less."""
+    """Prior gain of each size increment: for chains with a constant acceptance rate, for trees with diminishing
+    returns per node."""
     if not scored:
         return [sum(prior**d for d in range(low + 1, high + 1)) for low, high in pairwise(sizes)]
     widths = [high - low for low, high in pairwise(sizes)]

@@ -57,7 +57,7 @@ def acceptance_length(
     requests = [engine.request(prompt, params, ()) for prompt in prompts]
     sequences = engine.submit(requests, lambda tokens: "", derive_seeds(0, len(requests)))
     engine.run(sequences)
-    stats = [sequence.tally.stats(len(sequence.prompt), "", True) for sequence in sequences]
+    stats = [sequence.counters.stats(len(sequence.prompt), "", True) for sequence in sequences]
     return sum(each.tokens for each in stats) / max(1, sum(each.target_forwards for each in stats))
 
 
