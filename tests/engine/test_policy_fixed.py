@@ -1,7 +1,6 @@
 """Policies without a clock, the options that ask for a policy, and what the engine tells it."""
 
 import random
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -74,8 +73,12 @@ def test_calibrated_moves_the_threshold_to_where_results_part():
     assert plan.lengths == (2,) and plan.confidence == pytest.approx(0.6, abs=1e-6)
 
 
-def option(schedule: str, law: Law = Law.CHAIN, confidence: float = 0.0) -> SimpleNamespace:
-    return SimpleNamespace(num_assistant_tokens_schedule=schedule, law=law, assistant_confidence_threshold=confidence)
+def option(schedule: str, law: Law = Law.CHAIN, confidence: float = 0.0) -> DrafterOptions:
+    class Options(DrafterOptions):
+        pass
+
+    Options.schedule, Options.law, Options.confidence = schedule, law, confidence  # type: ignore[assignment]
+    return Options()
 
 
 @pytest.mark.parametrize(

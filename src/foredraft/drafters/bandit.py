@@ -33,7 +33,7 @@ class Options(SizedOptions):
 
     hold: int = 4
     exploration: float = 0.1
-    num_assistant_tokens_schedule: str = "constant"
+    num_assistant_tokens_schedule: str = field(default="constant", kw_only=True)
 
     @property
     def law(self) -> Law:
