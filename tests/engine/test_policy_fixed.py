@@ -12,6 +12,7 @@ from foredraft.compose.load import load
 from foredraft.core.draft import Law
 from foredraft.core.drafter import Needs, Plan
 from foredraft.core.errors import OptionError
+from foredraft.core.options import DrafterOptions
 from foredraft.engine.cost_model import CostTable, measure_costs
 from foredraft.engine.policy import Calibrated, Constant, Heuristic, OffFrom, Policy, Throughput, policy_for
 from foredraft.engine.policy.fixed import best_threshold

@@ -8,7 +8,7 @@ changes. It is made before anything is drawn, from past steps alone, so the law 
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, final
 
 from jaxtyping import Float, Int
