@@ -121,7 +121,7 @@ def test_what_a_loaded_model_cannot_become(plain: foredraft.Generator):
         foredraft.load(plain, dtype="bfloat16")
     with pytest.raises(OptionError, match="Unknown dtype torch.int8"):
         foredraft.load("sample", None, dtype=torch.int8)
-    with pytest.raises(ModelError, match="A prompt that PEFT has learned"):
+    with pytest.raises(ModelError, match="PEFT's learned prompts are not part of the model"):
         unwrapped(PeftModel(tiny.build(), prompts=True))
     with pytest.raises(ModelError, match="A tokenizer must be a folder, a hub name or a transformers tokenizer"):
         foredraft.load(tiny.build(), tokenizer=3)

@@ -158,7 +158,7 @@ def test_a_temperature_that_the_bonus_ignores_is_caught(monkeypatch: pytest.Monk
 
 
 def test_a_cache_that_keeps_what_was_rejected_is_caught(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(SlotCache, "keep", lambda *args: None)
+    monkeypatch.setattr(SlotCache, "compact", lambda *args: None)
     found = check_greedy(sound((3, 2)), PROMPTS, GREEDY)
     assert not found.passed and found.differences
 
@@ -241,7 +241,7 @@ def test_the_command_says_it_in_a_line_and_a_status(capsys: pytest.CaptureFixtur
 
 
 def test_the_command_fails_where_it_is_lossy(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(SlotCache, "keep", lambda *args: None)
+    monkeypatch.setattr(SlotCache, "compact", lambda *args: None)
     assert main(["check", "--drafter", "eagle3", "--tokens", "0"]) == 1
     assert "NOT lossless" in capsys.readouterr().out
 
@@ -257,7 +257,7 @@ def test_bad_options_are_refused(capsys: pytest.CaptureFixture[str]):
     ("content", "sentence"),
     [
         (b'{"turns": ["a"]}\n{"turns": [', "p.jsonl, line 2: invalid JSON"),
-        (b'{"turns": []}', "p.jsonl, line 1: turns must be a list of texts"),
+        (b'{"turns": []}', "p.jsonl, line 1: turns must be a list of non-empty strings"),
         (b"\n[1]", "p.jsonl, line 2: expected a JSON object"),
         (b'{"question": "a"}', "missing field: turns, messages, prompt or text"),
         (b'{"messages": [{"role": "user"}]}', "messages must be a list of objects with strings role and content"),

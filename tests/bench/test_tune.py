@@ -149,7 +149,7 @@ def test_a_choice_that_pays_for_one_text_is_not_switched_off_for_one(
 ):
     machine.target = stepped
     noisy = [BatchPoint(1, 0.9), BatchPoint(2, 1.5), BatchPoint(4, 1.0)]
-    monkeypatch.setattr(Tuner, "_batches", lambda *args: noisy)
+    monkeypatch.setattr(Tuner, "_batches", lambda *args: (noisy, {}))
     assert tuned(target, twin, batches=(1, 2, 4)).off_from == 4
 
 
@@ -198,7 +198,7 @@ def test_texts_with_little_room_are_enough(machine: Machine, target: CausalLM, t
 
 def test_there_must_be_prompts_and_drafters(target: CausalLM):
     plain = tiny.generator(target)
-    with pytest.raises(OptionError, match="no prompts"):
+    with pytest.raises(OptionError, match="No prompts to tune on"):
         Tuner(plain, ["prompt_lookup"], ALONE).run(TuneConfig([], GREEDY))
     with pytest.raises(OptionError, match="at least one drafter"):
         Tuner(plain, [], ALONE)

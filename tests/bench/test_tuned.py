@@ -285,7 +285,7 @@ def test_sizes_are_the_choices_own(spec: str, chain: str | None, sizes: Sizes):
     names = ("num-steps", "eagle-topk", "num-draft-tokens")
     assert (found.vllm["num_speculative_tokens"], *(int(given[f"--speculative-{name}"]) for name in names)) == sizes
     assert given["--speculative-draft-model-path"] == "H"
-    assert ("gets the best chain" in found.note) == (chain is not None and sizes[2] > 1)
+    assert ("has the best chain" in found.note) == (chain is not None and sizes[2] > 1)
 
 
 def test_a_lookup_is_an_ngram():

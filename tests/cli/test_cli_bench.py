@@ -143,7 +143,7 @@ def test_ctrl_c_keeps_what_was_measured_and_the_same_command_goes_on(
         (["--repeats", "0"], "repeats 1 or more"),
         (["--count", "-1"], "--count and --watch must be 0 or more"),
         (["--watch", "-1"], "--count and --watch must be 0 or more"),
-        (["--no-texts", "--spec-bench", "answers"], "leave out --no-texts"),
+        (["--no-texts", "--spec-bench", "answers"], "remove --no-texts"),
         (["-d", "none"], "Two arms are named 'none'"),
         (["-d", "eagle7"], "Unknown drafter 'eagle7'"),
         (["-d", "draft_model:./nowhere"], "There is no model folder './nowhere'"),
@@ -162,7 +162,7 @@ def test_what_cannot_be_is_one_sentence_and_leaves_no_file(
 
 def test_the_same_prompts_twice_are_refused(run: Run, model: Path, questions: Path, out: Path):
     ended = run(*command(model, questions, out, "--prompts", questions))
-    assert ended.status == 2 and "Prompt 81 of mt_bench is there twice" in ended.sentence and not out.exists()
+    assert ended.status == 2 and "Task mt_bench has prompt 81 twice" in ended.sentence and not out.exists()
 
 
 def test_without_an_arm_of_ours_it_is_refused(run: Run, model: Path, questions: Path, out: Path):
@@ -231,7 +231,7 @@ def test_a_comparison_with_too_few_units_has_an_exit_status_of_its_own(run: Run,
     assert (ended.status, found["slower"], found["judged"]) == (UNJUDGED, False, 0)
     made(few[0], 2.0, units=FEWEST)
     assert run("bench", "--compare", *few).status == 1
-    assert f"{UNJUDGED} if no arm could be judged" in " ".join(run("bench", "--help").out.split())
+    assert f"{UNJUDGED} if no arm can be judged" in " ".join(run("bench", "--help").out.split())
 
 
 def test_files_that_cannot_be_compared_are_one_sentence(run: Run, tmp_path: Path):

@@ -64,7 +64,7 @@ def test_inspect_fits_the_screen(run: Run, place: Path, monkeypatch: pytest.Monk
 def test_export(run: Run, place: Path, tmp_path: Path):
     ended = run("export", place / "eagle3", "--to", "speculators", "-m", place / "target", "--out", tmp_path / "a")
     assert (ended.status, ended.out) == (0, "")
-    assert "SpecForge/SGLang EAGLE-3 written as speculators" in ended.err
+    assert "Wrote SpecForge/SGLang EAGLE-3 as speculators" in ended.err
     given, made = load_file(place / "eagle3" / "model.safetensors"), load_file(tmp_path / "a" / "model.safetensors")
     for name, tensor in given.items():
         wanted = tensor.bfloat16() if tensor.is_floating_point() else tensor

@@ -87,7 +87,7 @@ def test_a_draft_is_pruned_and_drafts(train: Train, place: Path, tmp_path: Path)
     ended = train("prune", "--out", str(out), *SHORT, "--shape", "layers=1,heads=2", "--recipe", "texts=2")
     assert (ended.status, ended.out) == (0, ""), ended.err
     assert f"The draft model is in {out / 'draft'}. To use it: --drafter draft_model:{out / 'draft'}\n" in ended.err
-    assert "of 3 goes · loss " in ended.err and "step 2 of 2 · loss " in ended.err
+    assert "of 3 · loss " in ended.err and "step 2 of 2 · loss " in ended.err
     generator = foredraft.load(str(place / "target"), drafter=f"draft_model:{out / 'draft'}", device="cpu")
     assert generator.generate("abacus barb", max_new_tokens=24).stats.drafted > 0
     generator.close()
@@ -98,13 +98,13 @@ def test_drafts_are_boosted_on_the_targets_own_words(train: Train, place: Path, 
     more = ("--answers", "25", "--answer-tokens", "40", "--recipe", "easy=0.5")
     ended = train("boost", "--out", str(tmp_path), *SHORT, *drafts, *more)
     assert ended.status == 0, ended.err
-    assert "answer 25 of 25" in ended.err and "draft 2 of 2 learns " in ended.err
+    assert "answer 25 of 25" in ended.err and "draft 2 of 2 trains on " in ended.err
     assert f"The draft models are in {tmp_path / '1' / 'draft'} and {tmp_path / '2' / 'draft'}." in ended.err
 
 
 def test_flags_that_say_nothing_to_a_recipe_are_refused(train: Train, tmp_path: Path):
     out = ("--out", str(tmp_path / "out"))
-    assert train("medusa", *out, "--draft", "sample-draft").err == "foredraft: medusa has no --draft.\n"
+    assert train("medusa", *out, "--draft", "sample-draft").err == "foredraft: The recipe medusa has no option --draft.\n"
     assert train("eagle", *out, "--shape", "layers=2").err == "foredraft: eagle has no --shape.\n"
     assert train("prune", *out, "--shape", "layers=2", "--own-heads").err == "foredraft: prune has no --own-heads.\n"
     assert "prune needs --shape, e.g. layers=2,hidden=256" in train("prune", *out).err

@@ -147,7 +147,7 @@ def test_boosted_drafts_learn_what_those_before_them_miss(place: Path, tmp_path:
     assert set(np.unique(counts[0])) <= {0.0, 0.25, 1.0} and 0.05 < (counts[0] == 0.25).mean() < 1
     assert ((counts[1] == 0.25) >= (counts[0] == 0.25)).all() and (counts[1] == 0.25).sum() > (counts[0] == 0.25).sum()
     said = [line["note"] for line in lines if "note" in line]
-    assert said[0] == "draft 1 of 3 learns 100% of the text" and len(said) == 3
+    assert said[0] == "draft 1 of 3 trains on 100% of the data" and len(said) == 3
     with pytest.raises(KeyboardInterrupt):
         train_draft("boost", place, tmp_path / "cut", LONG, report=stop_at(80, 2), **given)
     train_draft("boost", place, tmp_path / "cut", LONG, **given)

@@ -104,7 +104,7 @@ def stop_at(step: int, stage: int = 1) -> Callable[[dict[str, Any]], None]:
         if line.get("step") == step and loops >= stage:
             raise KeyboardInterrupt
 
-    return tell
+    return report
 
 
 def log_of(out: Path) -> list[dict[str, Any]]:

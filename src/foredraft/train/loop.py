@@ -60,9 +60,8 @@ def train(
     model, optimizer = accelerator.prepare(recipe, optimizer)
     steps = batches.steps(options, accelerator.num_processes)
     tokens = batches.tokens_per_step(options, accelerator.num_processes)
-    log = (
-        _log(folder, _place(state.step, steps, state.seconds, tokens), report) if accelerator.is_main_process else None
-    )
+    place = _place(state.step, steps, state.seconds, tokens)
+    log = _log(folder, place, report) if accelerator.is_main_process else None
     clock, spent = time.perf_counter(), state.seconds
     for step in range(state.step, steps):
         rate = options.rate(step, steps)
