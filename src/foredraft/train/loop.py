@@ -79,8 +79,7 @@ def train(
         seconds = spent + time.perf_counter() - clock
         if log_now:
             line = _line(done, steps, seconds, tokens, metrics)
-            line |= {"lr": options.lr * rate, "gradient": float(norm)}  # type: ignore[arg-type]
-            log.write(line)
+            log.write(line := line | {"lr": options.lr * rate, "gradient": float(norm)})  # type: ignore[arg-type]
             report(line)
         if validate_now:
             model.eval()
