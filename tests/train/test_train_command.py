@@ -104,9 +104,14 @@ def test_drafts_are_boosted_on_the_targets_own_words(train: Train, place: Path, 
 
 def test_flags_that_say_nothing_to_a_recipe_are_refused(train: Train, tmp_path: Path):
     out = ("--out", str(tmp_path / "out"))
-    assert train("medusa", *out, "--draft", "sample-draft").err == "foredraft: The recipe medusa has no option --draft.\n"
+    assert (
+        train("medusa", *out, "--draft", "sample-draft").err == "foredraft: The recipe medusa has no option --draft.\n"
+    )
     assert train("eagle", *out, "--shape", "layers=2").err == "foredraft: The recipe eagle has no option --shape.\n"
-    assert train("prune", *out, "--shape", "layers=2", "--own-heads").err == "foredraft: prune has no --own-heads.\n"
+    assert (
+        train("prune", *out, "--shape", "layers=2", "--own-heads").err
+        == "foredraft: The recipe prune has no option --own-heads.\n"
+    )
     assert "prune needs --shape, e.g. layers=2,hidden=256" in train("prune", *out).err
     assert "Invalid hidden=33: the model has 32" in train("prune", *out, *SHORT, "--shape", "hidden=33").err
     assert "Unknown recipe 'cut'. Known: " in train("cut", *out).err
