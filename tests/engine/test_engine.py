@@ -381,7 +381,7 @@ def test_bad_requests_are_refused_before_anything_is_queued():
         g.generate([1], temprature=1.0)
     with pytest.raises(OptionError, match="max_new_tokens must be"):
         g.generate([1], max_new_tokens=0)
-    with pytest.raises(OptionError, match="no token 96"):
+    with pytest.raises(OptionError, match="token 96 is outside the vocabulary"):
         g.generate([1], logit_bias={96: 1.0})
     assert not g.engine._waiting
 
