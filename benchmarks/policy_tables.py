@@ -1,0 +1,113 @@
+"""Tables of benchmarks/results/policy.jsonl: each method at its best fixed size, and under the throughput policy."""
+
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+RESULTS = Path(__file__).parent / "results" / "policy.jsonl"
+POLICY, PLAIN = "policy", "0"
+TITLES = {"humaneval": "HumanEval", "gsm8k": "GSM8K", "mt_bench": "MT-bench"}
+
+
+class Arm(NamedTuple):
+    """All runs of an arm: tokens a second, and tokens per forward of the target."""
+
+    rate: float
+    length: float
+
+
+class Cell(NamedTuple):
+    """One target, method, temperature and task; ``arms`` by size, with plain decoding and the policy."""
+
+    target: str
+    method: str
+    temperature: float
+    task: str
+    arms: dict[str, Arm]
+
+    @property
+    def best(self) -> str:
+        """The fastest fixed size in hindsight, plain decoding included."""
+        return max((arm for arm in self.arms if arm != POLICY), key=lambda arm: self.arms[arm].rate)
+
+    @property
+    def best_draft(self) -> str:
+        """The fastest fixed size that drafts."""
+        return max((arm for arm in self.arms if arm not in (POLICY, PLAIN)), key=lambda arm: self.arms[arm].rate)
+
+    def speed_up(self, arm: str) -> float:
+        return self.arms[arm].rate / self.arms[PLAIN].rate
+
+
+def read(path: Path = RESULTS) -> tuple[list[Cell], dict[str, Any]]:
+    """The finished cells of a file, and its last provenance."""
+    cells, origin = [], {}
+    for text in path.read_text(encoding="utf-8").splitlines():
+        line = json.loads(text)
+        if line["kind"] == "cell":
+            sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
+            for run in line["runs"]:
+                for i, name in enumerate(("tokens", "seconds", "forwards")):
+                    sums[run["arm"]][i] += run[name]
+            arms = {arm: Arm(tokens / seconds, tokens / n) for arm, (tokens, seconds, n) in sums.items()}
+            cells.append(Cell(line["target"], line["method"], line["temperature"], line["prompts"], arms))
+        else:
+            origin = line
+    return cells, origin
+
+
+def by_cell(cells: Sequence[Cell]) -> str:
+    """A row per cell: the best fixed size that drafts, the policy, and the policy against the best size of all."""
+    lines = [
+        "| target | method | T | task | best fixed size | at that size | under the policy | policy / best fixed |",
+        "| --- | --- | ---: | --- | ---: | ---: | ---: | ---: |",
+    ]
+    for cell in cells:
+        size = cell.best_draft
+        ratio = cell.arms[POLICY].rate / cell.arms[cell.best].rate
+        best = f"{ratio:.2f}" + (" (plain)" if cell.best == PLAIN else "")
+        task = TITLES.get(cell.task, cell.task)
+        lines.append(
+            f"| {cell.target} | {cell.method} | {cell.temperature:g} | {task} | {size} | {_shown(cell, size)} | "
+            f"{_shown(cell, POLICY)} | {best} |"
+        )
+    return "\n".join(lines)
+
+
+def verdict(cells: Sequence[Cell]) -> str:
+    """How often the policy is close to the best fixed size, and to plain decoding."""
+    near = [cell.arms[POLICY].rate / cell.arms[cell.best].rate >= 0.95 for cell in cells]
+    safe = [cell.speed_up(POLICY) >= 0.95 for cell in cells]
+    return (
+        f"The policy reaches 0.95 of the best fixed size (plain decoding included) in {sum(near)} of {len(cells)} "
+        f"cells, and 0.95 of plain decoding in {sum(safe)}."
+    )
+
+
+def by_method(cells: Sequence[Cell]) -> str:
+    """A row per method: means over tasks at the best fixed size of each task, and under the policy."""
+    settings = list(dict.fromkeys((cell.target, cell.temperature) for cell in cells))
+    names = [f"{target}, {'greedy' if not heat else f'T={heat:g}'}" for target, heat in settings]
+    head = " | ".join(f"{name}: best size | policy" for name in names)
+    lines = [f"| method | {head} |", "| --- |" + " ---: |" * (2 * len(names))]
+    for method in dict.fromkeys(cell.method for cell in cells):
+        columns = []
+        for target, heat in settings:
+            own = [c for c in cells if (c.target, c.method, c.temperature) == (target, method, heat)]
+            columns += [_mean([(c, c.best_draft) for c in own]), _mean([(c, POLICY) for c in own])]
+        lines.append(f"| {method} | {' | '.join(columns)} |")
+    return "\n".join(lines)
+
+
+def _shown(cell: Cell, arm: str) -> str:
+    return f"{cell.speed_up(arm):.2f} / {cell.arms[arm].length:.2f}"
+
+
+def _mean(chosen: Sequence[tuple[Cell, str]]) -> str:
+    if not chosen:
+        return ""
+    speeds = [cell.speed_up(arm) for cell, arm in chosen]
+    lengths = [cell.arms[arm].length for cell, arm in chosen]
+    return f"{sum(speeds) / len(speeds):.2f} / {sum(lengths) / len(lengths):.2f}"
