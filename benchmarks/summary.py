@@ -264,21 +264,15 @@ def policy() -> str:
     """Every cell of the policy's benchmark."""
     cells, origin = policy_tables.read()
     facts = f"{origin_line(origin)}. Made by `{origin['command']}`; every run is in `benchmarks/results/policy.jsonl`."
-    return "\n\n".join([policy_tables.by_method(cells), policy_tables.verdict(cells), policy_tables.by_cell(cells), facts])
-
-
-def policy_summary() -> str:
-    """A row per method, for README.md."""
-    cells, origin = policy_tables.read()
-    tasks = ", ".join(policy_tables.TITLES[task] for task in dict.fromkeys(cell.task for cell in cells))
-    return f"{policy_tables.by_method(cells)}\n\nMean over {tasks}. {policy_tables.verdict(cells)} {origin_line(origin)}."
+    parts = [policy_tables.by_method(cells), policy_tables.verdict(cells), policy_tables.by_cell(cells), facts]
+    return "\n\n".join(parts)
 
 
 def pages() -> dict[Path, str]:
     """The up-to-date text of every page with generated tables."""
     both = summarise([read_runs(path) for path in RUNS])
     blocks = {
-        "README.md": {"policy": policy_summary(), "results": f"{short_table(both, SHOWN)}\n\n{provenance_line(both)}"},
+        "README.md": {"results": f"{short_table(both, SHOWN)}\n\n{provenance_line(both)}"},
         "docs/methods/README.md": {"methods": methods()},
         "docs/results.md": {
             "means": f"{short_table(both)}\n\n{provenance_line(both)}",
