@@ -216,13 +216,12 @@ def test_the_curves_are_the_closed_forms():
 
 
 def test_without_a_cost_the_speed_up_is_that_of_several():
-    (axes,) = curves.speed_figure().axes
+    left, middle, _ = curves.theory_figure().axes
     for c in COSTS:
-        same_where_drawn(values(axes, f"c = {c:g}"), lambda a, c=c: best_length(a, c).speed_up, 99)
-    (axes,) = curves.length_figure(0.3).axes
-    same_where_drawn(values(axes, "c = 0.3"), lambda a: best_length(a, 0.3).length, 12)
-    (axes,) = curves.tokens_figure().axes
-    assert values(axes, "k = 3")[200] == 1.875
+        same_where_drawn(values(middle, f"c = {c:g}"), lambda a, c=c: best_length(a, c).speed_up, 99)
+    assert values(left, "k = 3")[200] == 1.875
+    *_, right = curves.theory_figure(cost=0.3).axes
+    same_where_drawn(values(right, "c = 0.3"), lambda a: best_length(a, 0.3).length, 12)
 
 
 def test_points_stand_where_they_were_measured_and_predicted():
@@ -336,7 +335,7 @@ def test_without_matplotlib_only_plots_are_missed(
 
     monkeypatch.setattr(builtins, "__import__", absent)
     with pytest.raises(OptionError, match="Plots need matplotlib"):
-        save(curves.tokens_figure(), tmp_path / "a.svg")
+        save(curves.theory_figure(), tmp_path / "a.svg")
     assert theory("--alpha", ".8", "--cost", ".05", "--plot", tmp_path / "a.svg") == 2
     assert "pip install 'foredraft[bench]'" in capsys.readouterr().err
     assert theory("--run", file_of(tmp_path, [plain(), drafting([(3, 1)])])) == 0

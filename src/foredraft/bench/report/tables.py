@@ -3,7 +3,7 @@
 import json
 from typing import Any, NamedTuple
 
-from foredraft.bench.measure.summary import Setting, Share, Spread, Summary
+from foredraft.bench.measure.summary import Setting, Summary, temperature_label
 
 MEAN = "mean"
 """The last column: the unweighted mean over tasks."""
@@ -47,7 +47,7 @@ def short(summary: Summary, setting: Setting) -> list[Row]:
     rows = []
     for arm in arms:
         entries = [
-            Entry(_times(speed), _number(length), speed == top > 1 and numbers[arm] in lossless)
+            Entry(_text(speed, "{:.2f}x"), _text(length, "{:.2f}"), speed == top > 1 and numbers[arm] in lossless)
             for (speed, length), top in zip(numbers[arm], best, strict=True)
         ]
         rows.append(Row(named(summary, setting, arm), tuple(entries)))
@@ -62,13 +62,19 @@ def full(summary: Summary, setting: Setting) -> Table:
     for task in summary.tasks(setting):
         for arm in summary.arms(setting):
             cell = summary.cell(setting, task, arm)
-            if cell is None:
-                continue
-            pairs = str(cell.speed_up.size) if cell.speed_up else ""
-            whole = cell.whole_speed_up.median if cell.whole_speed_up else None
-            ours = (_quartiles(cell.speed_up), pairs, _times(whole), _times(cell.total_speed_up))
-            speed = (_number(cell.acceptance_length), _number(cell.tokens_per_second, 1), _rounded(cell.draft_share))
-            rows.append((task, named(summary, setting, arm), *ours, *speed, _share(cell.same), str(cell.errors)))
+            if cell is not None:
+                numbers = (
+                    _text(cell.speed_up, "{0.median:.2f}x ({0.low:.2f}-{0.high:.2f})"),
+                    _text(cell.speed_up, "{.size}"),
+                    _text(cell.whole_speed_up, "{.median:.2f}x"),
+                    _text(cell.total_speed_up, "{:.2f}x"),
+                    _text(cell.acceptance_length, "{:.2f}"),
+                    _text(cell.tokens_per_second, "{:.1f}"),
+                    _text(cell.draft_share, "{:.0%}"),
+                    _text(cell.same, "{0.part}/{0.of}"),
+                    str(cell.errors),
+                )
+                rows.append((task, named(summary, setting, arm), *numbers))
     return Table(head + tail, tuple(rows), words=2)
 
 
@@ -82,9 +88,10 @@ def training(summary: Summary) -> Table | None:
         held = last.get("validation", {})
         resumed = sum("resumed" in line for line in lines)
         of = f" of {last['steps']}" if "steps" in last else ""
-        numbers = (_number(last.get("loss"), 3), _number(held.get("loss"), 3), _number(held.get("acceptance_length")))
+        losses = (_text(each.get("loss"), "{:.3f}") for each in (last, held))
+        length = _text(held.get("acceptance_length"), "{:.2f}")
         again = {0: "", 1: "once"}.get(resumed, f"{resumed} times")
-        rows.append((run, f"{last.get('step', '')}{of}", f"{last['tokens']:,}", *numbers, again))
+        rows.append((run, f"{last.get('step', '')}{of}", f"{last['tokens']:,}", *losses, length, again))
     head = ("run", "steps", "tokens", "loss", "held-out loss", "tokens/forward", "resumed")
     return Table(head, tuple(rows)) if rows else None
 
@@ -96,7 +103,12 @@ def named(summary: Summary, setting: Setting, arm: str) -> str:
 
 def heading(setting: Setting) -> str:
     """Model, temperature and batch size."""
-    return f"{setting.model}, {setting.label}" if setting.model else setting.label
+    return f"{label(setting.model, setting.temperature)}, batch {setting.batch}"
+
+
+def label(model: str, temperature: float, arm: str = "") -> str:
+    """Model, arm and temperature, as far as they are known."""
+    return ", ".join(part for part in (model, arm, temperature_label(temperature)) if part)
 
 
 def sentences(summary: Summary, setting: Setting) -> list[str]:
@@ -205,21 +217,5 @@ def _plain(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _quartiles(found: Spread | None) -> str:
-    return f"{found.median:.2f}x ({found.low:.2f}-{found.high:.2f})" if found else ""
-
-
-def _times(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}x"
-
-
-def _number(value: float | None, digits: int = 2) -> str:
-    return "" if value is None else f"{value:.{digits}f}"
-
-
-def _share(found: Share | None) -> str:
-    return f"{found.part}/{found.of}" if found else ""
-
-
-def _rounded(share: float | None) -> str:
-    return "" if share is None else f"{100 * share:.0f}%"
+def _text(value: Any, form: str) -> str:
+    return "" if value is None else form.format(value)
