@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from foredraft.bench.measure.records import Run, RunFile
+from foredraft.bench.measure.steps import predicted_tokens, rate
 from foredraft.bench.report import theory_curves as curves
 from foredraft.bench.report.plots import save
 from foredraft.bench.report.theory_curves import ALPHAS, COSTS, LENGTHS
-from foredraft.bench.report.theory_points import Point, predicted_tokens, rate, settings, theory_points
+from foredraft.bench.report.theory_points import Point, settings, theory_points
 from foredraft.cli import main
 from foredraft.core.errors import DataError, OptionError
 from foredraft.core.theory import best_length, expected_tokens, speed_up
