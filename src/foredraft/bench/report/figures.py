@@ -106,7 +106,7 @@ class FigureSet:
     panels: tuple[Panel, ...]
 
 
-@styled
+@styled()
 def draw_figures(summary: Summary) -> list[FigureSet]:
     """Draw all kinds; a kind without data has no panels.
 

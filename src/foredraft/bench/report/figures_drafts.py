@@ -55,22 +55,13 @@ def positions(summary: Summary) -> Iterator[Panel]:
 
 def by_place(watched: Iterable[Watched]) -> dict[str, Spread]:
     """Accepted share given an accepted parent, over prompts, for the positions judged most, in level order."""
-    shares: dict[str, list[float]] = {}
-    judged: dict[str, int] = {}
-    for each in watched:
-        for place, (of, part) in each.places.items():
-            if of >= JUDGED:
-                shares.setdefault(place, []).append(part / of)
-                judged[place] = judged.get(place, 0) + of
-    enough = [place for place in shares if len(shares[place]) >= PROMPTS]
-    most = sorted(enough, key=lambda place: -judged[place])[:_PLACES]
-    found = {place: spread(shares[place]) for place in sorted(most, key=_ranks)}
+    judged = ((place, of, part) for each in watched for place, (of, part) in each.places.items() if of >= JUDGED)
+    groups = grouped(judged, lambda each: each[0])
+    enough = [place for place, found in groups.items() if len(found) >= PROMPTS]
+    most = sorted(enough, key=lambda place: -sum(of for _, of, _ in groups[place]))[:_PLACES]
+    order = sorted(most, key=lambda place: (place.count("-"), [int(rank) for rank in place.split("-")]))
+    found = {place: spread([part / of for _, of, part in groups[place]]) for place in order}
     return {place: each for place, each in found.items() if each is not None}
-
-
-def _ranks(place: str) -> tuple[int, tuple[int, ...]]:
-    ranks = tuple(int(rank) for rank in place.split("-"))
-    return len(ranks), ranks
 
 
 def _positions(places: Mapping[str, Spread]) -> Any:

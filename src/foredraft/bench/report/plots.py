@@ -4,12 +4,12 @@ Everything drawn in ``INK`` becomes ``currentColor`` in a page's SVG, so figures
 series' colours are readable on both.
 """
 
-import functools
+import contextlib
 import html
 import io
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -64,19 +64,19 @@ def color(number: int) -> str:
     return COLORS[number % len(COLORS)]
 
 
-def styled(draw: Callable[..., Any]) -> Callable[..., Any]:
-    """Run a drawing function in our style; every function that calls ``canvas`` must run inside one.
+@contextlib.contextmanager
+def styled() -> Iterator[None]:
+    """Draw in our style, as a context or a decorator; ``canvas`` must be called inside one.
 
     Raises:
         OptionError: matplotlib is not installed.
     """
-
-    @functools.wraps(draw)
-    def run(*given: Any, **options: Any) -> Any:
-        with _style():
-            return draw(*given, **options)
-
-    return run
+    try:
+        import matplotlib
+    except ImportError:
+        raise OptionError("Plots need matplotlib: pip install 'foredraft[bench]'.") from None
+    with matplotlib.rc_context(_STYLE):
+        yield
 
 
 def canvas(width: float, height: float, columns: int = 1, rows: int = 1, **options: Any) -> tuple[Any, Any]:
@@ -179,14 +179,16 @@ def save(figure: Any, path: Path) -> None:
         raise OptionError(f"Unknown figure format {path.name}: use one of {', '.join(SUFFIXES)}.")
     path.parent.mkdir(parents=True, exist_ok=True)
     dated = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}, ".png": {}}[path.suffix]
-    _print(figure, path, dated)
+    with styled():
+        figure.savefig(path, metadata=dated, dpi=200)
 
 
 def themed_svg(figure: Any, name: str) -> str:
     """A figure as a transparent ``<svg>`` element in the page's text colour; ``name`` prefixes its ids, which must be
     unique on the page, and is its label for screen readers."""
     buffer = io.BytesIO()
-    _print(figure, buffer, {"Date": None, "Creator": None}, format="svg", transparent=True)
+    with styled():
+        figure.savefig(buffer, metadata={"Date": None, "Creator": None}, format="svg", transparent=True)
     text = buffer.getvalue().decode("utf-8")
     text = text[text.index("<svg") :].replace(INK, "currentColor")
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
@@ -194,16 +196,3 @@ def themed_svg(figure: Any, name: str) -> str:
     text = re.sub(r'\bid="', f'id="{prefix}-', text)
     text = re.sub(r'(xlink:href="#|url\(#)', rf"\g<1>{prefix}-", text)
     return text.replace("<svg ", f'<svg role="img" aria-label="{html.escape(name)}" ', 1)
-
-
-def _style() -> Any:
-    try:
-        import matplotlib
-    except ImportError:
-        raise OptionError("Plots need matplotlib: pip install 'foredraft[bench]'.") from None
-    return matplotlib.rc_context(_STYLE)
-
-
-def _print(figure: Any, target: Any, metadata: dict[str, Any], **options: Any) -> None:
-    with _style():
-        figure.savefig(target, metadata=metadata, dpi=200, **options)

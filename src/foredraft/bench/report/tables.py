@@ -3,10 +3,7 @@
 import json
 from typing import Any, NamedTuple
 
-from foredraft.bench.measure.summary import Setting, Summary, temperature_label
-
-MEAN = "mean"
-"""The last column: the unweighted mean over tasks."""
+from foredraft.bench.measure.summary import Mean, Setting, Summary, temperature_label
 
 
 class Entry(NamedTuple):
@@ -33,49 +30,61 @@ class Table(NamedTuple):
 
 
 def columns(summary: Summary, setting: Setting) -> list[str]:
-    """The column names of the short table."""
+    """The column names of the short table: the tasks, and their unweighted mean if there are several."""
     tasks = summary.tasks(setting)
-    return [*tasks, MEAN] if len(tasks) > 1 else tasks
+    return [*tasks, "mean"] if len(tasks) > 1 else tasks
 
 
 def short(summary: Summary, setting: Setting) -> list[Row]:
     """The usual table of papers: a row per method, speed-up and acceptance length per task."""
-    arms = summary.arms(setting)
-    numbers = {arm: [_numbers(summary, setting, task, arm) for task in columns(summary, setting)] for arm in arms}
-    lossless = [numbers[arm] for arm in arms if summary.lossless(setting, arm)]
-    best = [max((row[i][0] or 0.0 for row in lossless), default=0.0) for i in range(len(numbers[arms[0]]))]
+    numbers = {arm: _numbers(summary, setting, arm) for arm in summary.arms(setting)}
+    lossless = [found for arm, found in numbers.items() if summary.lossless(setting, arm)]
+    width = len(columns(summary, setting))
+    best = [max((row[i].speed_up or 0.0 for row in lossless), default=0.0) for i in range(width)]
     rows = []
-    for arm in arms:
+    for arm, found in numbers.items():
         entries = [
-            Entry(_text(speed, "{:.2f}x"), _text(length, "{:.2f}"), speed == top > 1 and numbers[arm] in lossless)
-            for (speed, length), top in zip(numbers[arm], best, strict=True)
+            Entry(_text(speed, "{:.2f}x"), _text(length, "{:.2f}"), speed == top > 1 and found in lossless)
+            for (speed, length), top in zip(found, best, strict=True)
         ]
         rows.append(Row(named(summary, setting, arm), tuple(entries)))
     return rows
 
 
+def _numbers(summary: Summary, setting: Setting, arm: str) -> list[Mean]:
+    """Speed-up and acceptance length for each column of the short table."""
+    cells = [summary.cell(setting, task, arm) for task in summary.tasks(setting)]
+    found = [
+        Mean(cell.speed_up.median if cell.speed_up else None, cell.acceptance_length) if cell else Mean(None, None)
+        for cell in cells
+    ]
+    return [*found, summary.mean(setting, arm)] if len(found) > 1 else found
+
+
+_NUMBERS = {
+    "speed-up (quartiles)": ("speed_up", "{0.median:.2f}x ({0.low:.2f}-{0.high:.2f})"),
+    "pairs": ("speed_up", "{.size}"),
+    "whole call": ("whole_speed_up", "{.median:.2f}x"),
+    "in total": ("total_speed_up", "{:.2f}x"),
+    "length": ("acceptance_length", "{:.2f}"),
+    "tokens/s": ("tokens_per_second", "{:.1f}"),
+    "draft": ("draft_share", "{:.0%}"),
+    "same output": ("same", "{0.part}/{0.of}"),
+    "errors": ("errors", "{}"),
+}
+"""Columns of the full table: the field of ``Cell``, and its form."""
+
+
 def full(summary: Summary, setting: Setting) -> Table:
     """All numbers of every arm on every task."""
-    head = ("task", "method", "speed-up (quartiles)", "pairs", "whole call", "in total", "length")
-    tail = ("tokens/s", "draft", "same output", "errors")
     rows = []
     for task in summary.tasks(setting):
         for arm in summary.arms(setting):
             cell = summary.cell(setting, task, arm)
             if cell is not None:
-                numbers = (
-                    _text(cell.speed_up, "{0.median:.2f}x ({0.low:.2f}-{0.high:.2f})"),
-                    _text(cell.speed_up, "{.size}"),
-                    _text(cell.whole_speed_up, "{.median:.2f}x"),
-                    _text(cell.total_speed_up, "{:.2f}x"),
-                    _text(cell.acceptance_length, "{:.2f}"),
-                    _text(cell.tokens_per_second, "{:.1f}"),
-                    _text(cell.draft_share, "{:.0%}"),
-                    _text(cell.same, "{0.part}/{0.of}"),
-                    str(cell.errors),
-                )
+                numbers = (_text(getattr(cell, field), form) for field, form in _NUMBERS.values())
                 rows.append((task, named(summary, setting, arm), *numbers))
-    return Table(head + tail, tuple(rows), words=2)
+    return Table(("task", "method", *_NUMBERS), tuple(rows), words=2)
 
 
 def training(summary: Summary) -> Table | None:
@@ -155,9 +164,13 @@ def provenance(record: dict[str, Any]) -> str:
     text = ", ".join(parts) + "."
     if record.get("command"):
         text += f" Command: {record['command']}"
-    settings = {name: value for name, value in (record.get("settings") or {}).items() if value not in (None, False)}
+    settings = [
+        f"{name} {value if isinstance(value, str) else json.dumps(value)}"
+        for name, value in (record.get("settings") or {}).items()
+        if value not in (None, False)
+    ]
     if settings:
-        text += f" Settings: {', '.join(f'{name} {_plain(value)}' for name, value in settings.items())}."
+        text += f" Settings: {', '.join(settings)}."
     return text
 
 
@@ -202,19 +215,6 @@ def _escaped(text: str) -> str:
     for sign, instead in (("&", "&amp;"), ("<", "&lt;"), ("|", "\\|"), ("\n", " ")):
         text = text.replace(sign, instead)
     return text
-
-
-def _numbers(summary: Summary, setting: Setting, column: str, arm: str) -> tuple[float | None, float | None]:
-    if column == MEAN and column not in summary.tasks(setting):
-        return summary.mean(setting, arm)
-    cell = summary.cell(setting, column, arm)
-    if cell is None:
-        return None, None
-    return cell.speed_up.median if cell.speed_up else None, cell.acceptance_length
-
-
-def _plain(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _text(value: Any, form: str) -> str:

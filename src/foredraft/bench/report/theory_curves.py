@@ -37,7 +37,7 @@ class _Diagram(NamedTuple):
     top: float
 
 
-@styled
+@styled()
 def theory_figure(
     alpha: float | None = None,
     cost: float | None = None,
