@@ -146,7 +146,7 @@ def by_arm(kinds: dict[str, list[dict]]) -> dict[str, list[dict]]:
     return arms
 
 
-@plots.styled
+@plots.styled()
 def draw(arms: dict[str, list[dict]], *also: Path) -> None:
     figure, axes = plots.canvas(6.4, 3.0)
     for number, (arm, runs) in enumerate(arms.items()):

@@ -103,7 +103,7 @@ def caption(both: Summary) -> str:
     )
 
 
-@plots.styled
+@plots.styled()
 def speed(both: Summary) -> str:
     """The chart of speed-ups as SVG."""
     found = bars(both)

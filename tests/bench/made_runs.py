@@ -4,7 +4,10 @@ import math
 import random
 from dataclasses import replace
 
+import pytest
+
 from foredraft.bench.measure.records import Cost, Output, Run, RunFile, Watched
+from foredraft.bench.measure.summary import Summary, summarise
 
 ARMS = {  # chance that a level is accepted, levels drafted, time of drafting in plain steps
     "none": (0.0, 0, 0.0),
@@ -39,6 +42,16 @@ def run(arm: str = "none", seconds: float = 1.0, **given: object) -> Run:
     """Ten tokens in ten forwards, after no time of prefill."""
     usual: dict[str, object] = {"task": "qa", "prompts": ("1",), "tokens": 10, "forwards": 10, "decoded": 10}
     return Run(arm=arm, seconds=seconds, **{**usual, **given})  # type: ignore[arg-type]
+
+
+def page_of(*files: RunFile) -> tuple[Summary, str]:
+    """The summary of some files, and the report's page."""
+    pytest.importorskip("matplotlib")
+    from foredraft.bench.report.figures import draw_figures
+    from foredraft.bench.report.page import page
+
+    summary = summarise(files)
+    return summary, page(summary, draw_figures(summary))
 
 
 def made(prompts: int = 6, temperatures: tuple[float, ...] = (0.0, 1.0), batches: tuple[int, ...] = (1, 4)) -> RunFile:

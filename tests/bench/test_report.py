@@ -7,7 +7,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from made_runs import ARMS, PROVENANCE, TASKS, made, run
+from made_runs import ARMS, PROVENANCE, TASKS, made, page_of, run
 
 from foredraft.bench.measure.records import Output, Run, RunFile, Watched, read_runs
 from foredraft.bench.measure.steps import Depth, alpha, by_depth, predicted, step_times
@@ -17,7 +17,6 @@ from foredraft.bench.measure.summary import (
     Setting,
     Share,
     Spread,
-    Summary,
     acceptance_length,
     spread,
     summarise,
@@ -226,19 +225,14 @@ def test_the_command_prints_markdown_and_json(runs: Path, capsys: pytest.Capture
         (["--format", "png"], "--figures FOLDER"),
         (["--format", "gif", "--figures", "x"], "svg, png, pdf"),
         (["--json", "--markdown"], "--markdown or --json, not both"),
-        (["--baseline", "nobody"], "'nobody'. Known: none, transformers"),
+        (["--baseline", "nobody"], "No run has the arm 'nobody'. Known: none"),
+        ([], "no measurements found"),
     ],
 )
-def test_options_that_cannot_be(runs: Path, options: list[str], sentence: str, capsys: pytest.CaptureFixture[str]):
-    assert main(["report", str(runs), *options]) == 2
+def test_options_that_cannot_be(tmp_path: Path, options: list[str], sentence: str, capsys: pytest.CaptureFixture[str]):
+    path = write(tmp_path / "runs.jsonl", RunFile(provenance=[PROVENANCE], runs=[run()] if options else []))
+    assert main(["report", str(path), *options]) == 2
     assert sentence in capsys.readouterr().err
-
-
-def test_a_file_without_a_measurement(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    path = tmp_path / "empty.jsonl"
-    path.write_text(json.dumps({"kind": "provenance"}) + "\n")
-    assert main(["report", str(path)]) == 2
-    assert "no measurements found" in capsys.readouterr().err
 
 
 def test_figures_for_papers(tmp_path: Path):
@@ -257,21 +251,11 @@ def test_figures_for_papers(tmp_path: Path):
     assert png.read_bytes().startswith(b"\x89PNG")
 
 
-def page_of(*files: RunFile) -> tuple[Summary, str]:
-    pytest.importorskip("matplotlib")
-    from foredraft.bench.report.figures import draw_figures
-    from foredraft.bench.report.page import page
-
-    summary = summarise(files)
-    return summary, page(summary, draw_figures(summary))
-
-
 def test_missing_data_are_named_with_the_option_that_makes_them():
     _, text = page_of(RunFile(runs=[run(), run("eagle", 0.5)]))
     assert '<figure id="speed-up">' in text and text.count("<figure") == 1
     absent = text.partition('id="absent"')[2]
-    for what in ("--watch N", "--costs", "--batch-size", "log.jsonl"):
-        assert what in absent
+    assert all(what in absent for what in ("--watch N", "--costs", "--batch-size", "log.jsonl"))
     _, text = page_of(RunFile(training=made(prompts=1).training))
     assert "These files have no runs" in text and '<figure id="training">' in text
 
@@ -332,12 +316,8 @@ def test_the_log_of_a_training_run(tmp_path: Path, capsys: pytest.CaptureFixture
     assert smoothed([(float(n), float(n)) for n in range(1, 91)])[-1] == (90.0, 89.0), "of the last three"
     assert smoothed([(1.0, 2.0), (2.0, 4.0)]) == [(1.0, 2.0), (2.0, 4.0)]
     for number, more in enumerate(([{"step": 1, "steps": 2, "tokens": 8, "resumed": True}], [])):
-        lines = [
-            *LOG[:1],
-            *more,
-            LOG[1],
-            {"step": 2, "tokens": 16, "validation": {"loss": 2.5, "acceptance_length": 1.5}},
-        ]
+        held = {"step": 2, "tokens": 16, "validation": {"loss": 2.5, "acceptance_length": 1.5}}
+        lines = [LOG[0], *more, LOG[1], held]
         (tmp_path / str(number) / "head").mkdir(parents=True)
         path = tmp_path / str(number) / "head" / "log.jsonl"
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from made_runs import made
+from made_runs import made, page_of
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 PROBE = """<script>
@@ -41,14 +41,8 @@ def browser() -> str:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip("matplotlib")
-    from foredraft.bench.measure.summary import summarise
-    from foredraft.bench.report.figures import draw_figures
-    from foredraft.bench.report.page import page
-
     folder = tmp_path_factory.mktemp("page")
-    summary = summarise([made(prompts=2, temperatures=(0.0, 1.0))])
-    text = page(summary, draw_figures(summary))
+    _, text = page_of(made(prompts=2))
     (folder / "report.html").write_text(text, encoding="utf-8")
     (folder / "probed.html").write_text(text.replace("</body>", f"{PROBE}</body>"), encoding="utf-8")
     return folder

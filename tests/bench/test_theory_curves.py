@@ -5,16 +5,18 @@ import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from foredraft.bench.measure.records import Run, RunFile
+from foredraft.bench.measure.steps import predicted_tokens, rate
 from foredraft.bench.report import theory_curves as curves
 from foredraft.bench.report.plots import save
 from foredraft.bench.report.theory_curves import ALPHAS, COSTS, LENGTHS
-from foredraft.bench.report.theory_points import Point, predicted_tokens, rate, settings, theory_points
+from foredraft.bench.report.theory_points import Point, settings, theory_points
 from foredraft.cli import main
 from foredraft.core.errors import DataError, OptionError
 from foredraft.core.theory import best_length, expected_tokens, speed_up
@@ -92,24 +94,17 @@ def test_the_rate_of_drafts_of_two_lengths_by_hand():
 @pytest.mark.parametrize("lengths", [(1,), (5,), (0, 10), (2, 3, 9)])
 @pytest.mark.parametrize("alpha", [0.3, 0.8])
 def test_the_rate_that_steps_were_drawn_with_comes_back(alpha: float, lengths: tuple[int, ...]):
-    steps = drawn(alpha, lengths, 20_000)
-    found = rate_of(steps)
-    assert found.alpha == pytest.approx(alpha, abs=0.01)
-    assert found.least - 1e-12 <= sum(accepted for _, accepted in steps) / judged(steps) <= found.most + 1e-12
+    assert rate_of(drawn(alpha, lengths, 20_000)).alpha == pytest.approx(alpha, abs=0.01)
 
 
 @pytest.mark.parametrize("seed", range(200))
 def test_the_true_rate_lies_within_the_bounds_whatever_the_lengths_depend_on(seed: int):
     dice = random.Random(seed)
-    steps = []
-    for _ in range(dice.randint(1, 12)):
-        length = dice.randint(0, 5)
-        steps.append((length, dice.randint(0, length)))
-    if not any(length for length, _ in steps):
-        steps.append((1, 0))
-    least, most = rate_of(steps).least, rate_of(steps).most
-    assert least - 1e-12 <= sum(accepted for _, accepted in steps) / judged(steps) <= most + 1e-12
-    assert 0.0 <= least <= rate_of(steps).alpha + 1e-12 <= most + 2e-12 <= 1.0 + 3e-12
+    lengths = [dice.randint(0, 5) for _ in range(dice.randint(0, 11))] + [dice.randint(1, 5)]
+    steps = [(length, dice.randint(0, length)) for length in lengths]
+    found = rate_of(steps)
+    assert found.least - 1e-12 <= sum(accepted for _, accepted in steps) / judged(steps) <= found.most + 1e-12
+    assert 0.0 <= found.least <= found.alpha + 1e-12 <= found.most + 2e-12 <= 1.0 + 3e-12
 
 
 def test_a_prediction_is_equation_1_averaged_over_the_lengths():
@@ -148,15 +143,12 @@ def test_a_run_that_is_as_the_theory_wants_it_lies_on_the_theory():
 
 def test_tasks_are_pooled_and_temperatures_batches_and_models_are_not():
     runs = []
-    for model in ("a", "b"):
-        for temperature in (0.0, 1.0):
-            for task in ("qa", "code"):
-                given: dict[str, Any] = {"model": model, "temperature": temperature, "task": task}
-                runs += [plain(**given), drafting([(2, 1)], **given)]
+    for model, temperature, task in product("ab", (0.0, 1.0), ("qa", "code")):
+        given: dict[str, Any] = {"model": model, "temperature": temperature, "task": task}
+        runs += [plain(**given), drafting([(2, 1)], **given)]
     points = theory_points(RunFile(runs=runs))
-    assert [(point.model, point.temperature, point.pairs) for point in points] == [
-        *(("a", 0.0, 2), ("a", 1.0, 2), ("b", 0.0, 2), ("b", 1.0, 2)),
-    ]
+    found = [(point.model, point.temperature, point.pairs) for point in points]
+    assert found == [("a", 0.0, 2), ("a", 1.0, 2), ("b", 0.0, 2), ("b", 1.0, 2)]
     assert settings(points) == ["T=0, a", "T=1, a", "T=0, b", "T=1, b"] and settings(points[:1]) == [""]
 
 
@@ -216,13 +208,12 @@ def test_the_curves_are_the_closed_forms():
 
 
 def test_without_a_cost_the_speed_up_is_that_of_several():
-    (axes,) = curves.speed_figure().axes
+    left, middle, _ = curves.theory_figure().axes
     for c in COSTS:
-        same_where_drawn(values(axes, f"c = {c:g}"), lambda a, c=c: best_length(a, c).speed_up, 99)
-    (axes,) = curves.length_figure(0.3).axes
-    same_where_drawn(values(axes, "c = 0.3"), lambda a: best_length(a, 0.3).length, 12)
-    (axes,) = curves.tokens_figure().axes
-    assert values(axes, "k = 3")[200] == 1.875
+        same_where_drawn(values(middle, f"c = {c:g}"), lambda a, c=c: best_length(a, c).speed_up, 99)
+    assert values(left, "k = 3")[200] == 1.875
+    *_, right = curves.theory_figure(cost=0.3).axes
+    same_where_drawn(values(right, "c = 0.3"), lambda a: best_length(a, 0.3).length, 12)
 
 
 def test_points_stand_where_they_were_measured_and_predicted():
@@ -282,10 +273,7 @@ def test_the_command_lays_a_run_over_the_theory(tmp_path: Path, capsys: pytest.C
     path = file_of(tmp_path, runs)
     assert theory("--run", path) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split()[:2] == ["arm", "alpha"] and [line.split()[0] for line in lines[1:3]] == [
-        "eagle3",
-        "[odd]$x_1$",
-    ]
+    assert [line.split()[0] for line in lines[:3]] == ["arm", "eagle3", "[odd]$x_1$"]
     assert lines[1].split()[1:6] == ["0.750", "3.0", "5", "0.100", "1.25"]
     assert lines[1].split()[6:8] == ["2.80", f"({expected_tokens(0.75, 3):.2f})"]
     assert theory("--run", path, "--json", "--plot", tmp_path / "a.svg") == 0
@@ -304,10 +292,7 @@ def test_the_command_lays_a_run_over_the_theory(tmp_path: Path, capsys: pytest.C
         ([], "Missing option '--alpha'. (See foredraft theory --help.)"),
         (["--alpha", ".8"], "Missing option '--cost'. (See foredraft theory --help.)"),
         (["--cost", ".8", "--plot", "a.svg"], "Missing option '--alpha'. (See foredraft theory"),
-        (
-            ["--alpha", ".8", "--cost", ".1", "--plot", "a.gif"],
-            "Unknown figure format a.gif: use one of .svg, .png",
-        ),
+        (["--alpha", ".8", "--cost", ".1", "--plot", "a.gif"], "Unknown figure format a.gif: use one of .svg, .png"),
         (["--alpha", "1.8", "--cost", ".1", "--plot", "a.svg"], "alpha must be a probability"),
         (["--run", "RUN", "--alpha", ".8"], "Give both --alpha and --cost"),
         (["--run", "RUN", "--length", "3"], "Give both --alpha and --cost"),
@@ -336,7 +321,7 @@ def test_without_matplotlib_only_plots_are_missed(
 
     monkeypatch.setattr(builtins, "__import__", absent)
     with pytest.raises(OptionError, match="Plots need matplotlib"):
-        save(curves.tokens_figure(), tmp_path / "a.svg")
+        save(curves.theory_figure(), tmp_path / "a.svg")
     assert theory("--alpha", ".8", "--cost", ".05", "--plot", tmp_path / "a.svg") == 2
     assert "pip install 'foredraft[bench]'" in capsys.readouterr().err
     assert theory("--run", file_of(tmp_path, [plain(), drafting([(3, 1)])])) == 0

@@ -1,7 +1,7 @@
 """``foredraft report``."""
 
 import json
-from dataclasses import asdict
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -62,11 +62,10 @@ def command(
     summary = summarise(files, baseline)
     if not any((summary.file.runs, summary.file.costs, summary.file.watched, summary.file.training)):
         raise DataError(f"{', '.join(map(str, runs))}: no measurements found; run foredraft bench first.")
+    written: list[str] = []
     if html is not None or figures is not None:
         with busy("Drawing figures"):
             written = _write(summary, html, figures, suffix or "svg")
-    else:
-        written = []
     if as_json:
         typer.echo(json.dumps(to_json(summary)))
     elif markdown:
@@ -111,11 +110,10 @@ def _write(summary: "Summary", html: Path | None, folder: Path | None, suffix: s
 def to_json(summary: "Summary") -> dict[str, Any]:
     """All numbers in JSON types."""
     cells = []
-    for name, cell in summary.cells.items():
-        found = asdict(cell)
-        found.pop("key")
-        nested = {each: value._asdict() for each, value in _tuples(cell).items()}
-        cells.append({**name._asdict(), **found, **nested})
+    for key, cell in summary.cells.items():
+        numbers = {each.name: getattr(cell, each.name) for each in fields(cell) if each.name != "key"}
+        nested = {name: value._asdict() for name, value in numbers.items() if hasattr(value, "_asdict")}
+        cells.append(key._asdict() | numbers | nested)
     means = [
         {**setting._asdict(), "arm": arm, **summary.mean(setting, arm)._asdict()}
         for setting in summary.settings
@@ -132,11 +130,6 @@ def to_json(summary: "Summary") -> dict[str, Any]:
     }
 
 
-def _tuples(cell: Any) -> dict[str, Any]:
-    names = ("speed_up", "whole_speed_up", "same")
-    return {name: getattr(cell, name) for name in names if getattr(cell, name) is not None}
-
-
 def show(summary: "Summary", console: Console, full: bool) -> None:
     """Print the tables of every setting, and the numbers' provenance."""
     from foredraft.bench.report import tables
@@ -151,7 +144,9 @@ def show(summary: "Summary", console: Console, full: bool) -> None:
             console.print(Text(sentence))
         for task in summary.tasks(setting) if full else ():
             console.print(Text(f"\n{task}", style="bold"))
-            console.print(_grid(_of_task(tables.full(summary, setting), task)))
+            table = tables.full(summary, setting)
+            rows = tuple(row[1:] for row in table.rows if row[0] == task)
+            console.print(_grid(tables.Table(table.head[1:], rows)))
         console.print()
     if trained is not None:
         console.print(Text("Training", style="bold"))
@@ -171,19 +166,12 @@ def _short(summary: "Summary", setting: "Setting", width: int) -> Table:
     for name in head:
         table.add_column(Text(name), justify="right", overflow="fold", min_width=5)
     for row in rows:
-        table.add_row(Text(row.arm), *(_entry(entry, " / " if wide else "\n") for entry in row.entries))
+        cells = []
+        for speed, length, best in row.entries:
+            gap = (" / " if wide else "\n") if speed and length else ""
+            cells.append(Text.assemble((speed, "bold green" if best else ""), gap, (length, "dim")))
+        table.add_row(Text(row.arm), *cells)
     return table
-
-
-def _entry(entry: "tables.Entry", between: str) -> Text:
-    text = Text(entry.speed_up, style="bold green" if entry.best else "")
-    gap = between if entry.speed_up and entry.length else ""
-    return Text.assemble(text, gap, (entry.length, "dim"))
-
-
-def _of_task(found: "tables.Table", task: str) -> "tables.Table":
-    """The task's rows, without the task column."""
-    return found._replace(head=found.head[1:], rows=tuple(row[1:] for row in found.rows if row[0] == task), words=1)
 
 
 def _grid(found: "tables.Table") -> Table:

@@ -28,6 +28,17 @@ class Row(NamedTuple):
     operations_factor: float
 
 
+class Prediction(NamedTuple):
+    """The given acceptance rate and costs, the best length for them, and a row per shown length."""
+
+    alpha: float
+    cost: float
+    operations_cost: float
+    pays: bool
+    best: "BestLength"
+    rows: list[Row]
+
+
 _ALPHA = "Acceptance rate of drafted tokens; required without --run."
 _COST = "Time of a draft step / time of a target step; required without --run."
 _OPERATIONS = "The same ratio in operations; default: --cost."
@@ -60,10 +71,11 @@ def command(
     for name, value in (("alpha", alpha), ("cost", cost)):
         if run is None and value is None:
             ctx.fail(f"Missing option '--{name}'.")
-    given = None if alpha is None or cost is None else Rates(alpha, cost, cost if operations is None else operations)
-    if given is None and {alpha, cost, operations, length} != {None}:
+    found = None
+    if alpha is not None and cost is not None:
+        found = _predict(alpha, cost, cost if operations is None else operations, length)
+    elif {alpha, cost, operations, length} != {None}:
         raise OptionError("Give both --alpha and --cost, or only --run.")
-    table = None if given is None else _predict(given, length)
     points = [] if run is None else theory_points(read_runs(run))
     if plot is not None:
         from foredraft.bench.report.plots import save
@@ -71,91 +83,62 @@ def command(
 
         save(theory_figure(alpha, cost, points), plot)
     if as_json:
-        found: dict[str, Any] = {} if table is None else table.as_dict()
+        shown: dict[str, Any] = {}
+        if found is not None:
+            rows = [row._asdict() for row in found.rows]
+            shown = found._asdict() | {"best": found.best._asdict(), "rows": rows}
         if run is not None:
-            found["points"] = [point._asdict() | {"best": point.best._asdict()} for point in points]
-        typer.echo(json.dumps(found if plot is None else {**found, "plot": str(plot)}))
+            shown["points"] = [point._asdict() | {"best": point.best._asdict()} for point in points]
+        typer.echo(json.dumps(shown if plot is None else shown | {"plot": str(plot)}))
         return
-    _show(table, points)
-    if plot is not None:
-        output().print(f"Figures: {plot}", soft_wrap=True, markup=False)
-
-
-class Rates(NamedTuple):
-    """The given acceptance rate and costs."""
-
-    alpha: float
-    cost: float
-    operations: float
-
-
-class Prediction(NamedTuple):
-    """The theory's prediction: the best length, and a row per shown length."""
-
-    given: Rates
-    best: "BestLength"
-    rows: list[Row]
-
-    def as_dict(self) -> dict[str, Any]:
-        alpha, cost, operations = self.given
-        found = {"alpha": alpha, "cost": cost, "operations_cost": operations, "pays": self.best.length > 0}
-        return found | {"best": self.best._asdict(), "rows": [each._asdict() for each in self.rows]}
-
-
-def _predict(given: Rates, length: int | None) -> Prediction:
-    from foredraft.core import theory
-
-    alpha, cost, operations = given
-
-    def row(k: int) -> Row:
-        tokens, gain = theory.expected_tokens(alpha, k), theory.speed_up(alpha, k, cost)
-        return Row(k, tokens, gain, theory.operations_factor(alpha, k, operations))
-
-    best = theory.best_length(alpha, cost, _LONGEST)
-    return Prediction(given, best, [row(k) for k in _lengths(best.length, length)])
-
-
-def _show(table: Prediction | None, points: "list[Point]") -> None:
     console = output()
-    if table is not None:
-        console.print(_table(table.rows, table.best.length))
-        console.print(_sentence(table.given, table.best), soft_wrap=True)
+    if found is not None:
+        console.print(_table(found))
+        console.print(_sentence(found), soft_wrap=True)
     if points:
         console.print(_arms(points))
         console.print(_READING, soft_wrap=True)
+    if plot is not None:
+        console.print(f"Figures: {plot}", soft_wrap=True, markup=False)
 
 
-def _lengths(best: int, asked: int | None) -> list[int]:
-    """The lengths to show: the best, and the requested one or some on both sides of the best."""
-    if asked is not None:
-        return sorted({asked, best})
-    reach = min(max(8, best + best // 2), _LONGEST)
-    near = {best - 1, best + 1} if best else set()
-    return sorted({best} | {k for k in {*_SHOWN, *near} if 1 <= k <= reach})
+def _predict(alpha: float, cost: float, operations: float, length: int | None) -> Prediction:
+    from foredraft.core import theory
+
+    best = theory.best_length(alpha, cost, _LONGEST)
+    shown = {best.length} if length is None else {best.length, length}
+    if length is None:  # some on both sides of the best
+        reach = min(max(8, best.length + best.length // 2), _LONGEST)
+        near = {best.length - 1, best.length + 1} if best.length else set()
+        shown |= {k for k in {*_SHOWN, *near} if 1 <= k <= reach}
+    rows = [
+        Row(
+            k,
+            theory.expected_tokens(alpha, k),
+            theory.speed_up(alpha, k, cost),
+            theory.operations_factor(alpha, k, operations),
+        )
+        for k in sorted(shown)
+    ]
+    return Prediction(alpha, cost, operations, best.length > 0, best, rows)
 
 
-def _table(rows: list[Row], best: int) -> Table:
+def _table(found: Prediction) -> Table:
     table = Table(box=None, pad_edge=False)
     for name in ("drafted", "tokens/step", "speed-up", "operations"):
         table.add_column(name, justify="right")
     table.add_column("")
-    for each in rows:
-        marked = each.length == best
-        table.add_row(
-            str(each.length),
-            f"{each.expected_tokens:.2f}",
-            f"{each.speed_up:.2f}x",
-            f"{each.operations_factor:.2f}x",
-            ("<- best" if best else "<- plain decoding") if marked else "",
-            style="bold green" if marked else "",
-        )
+    mark = "<- best" if found.pays else "<- plain decoding"
+    for length, tokens, gain, operations in found.rows:
+        style, note = ("bold green", mark) if length == found.best.length else ("", "")
+        table.add_row(str(length), f"{tokens:.2f}", f"{gain:.2f}x", f"{operations:.2f}x", note, style=style)
     return table
 
 
-def _sentence(given: Rates, best: "BestLength") -> str:
-    length, gain = best
-    if length == 0:
-        return f"No gain: with alpha {given.alpha:g} and cost {given.cost:g} plain decoding is fastest."
+def _sentence(found: Prediction) -> str:
+    length, gain = found.best
+    if not found.pays:
+        return f"No gain: with alpha {found.alpha:g} and cost {found.cost:g} plain decoding is fastest."
     if length == _LONGEST:
         return f"Longer is better: {length} drafted tokens give {gain:.2f}x, and longer drafts give more."
     return f"Best: {length} drafted token{'s' if length != 1 else ''} per step, {gain:.2f}x plain decoding."
@@ -168,22 +151,25 @@ _READING = (
 )
 
 
+_COLUMNS = {
+    "alpha": "{.alpha:.3f}",
+    "k": "{.length:.1f}",
+    "best k": "{.best.length}",
+    "c": "{.cost:.3f}",
+    "verify": "{.verify:.2f}",
+    "tokens/step": "{0.tokens:.2f} ({0.predicted_tokens:.2f})",
+    "speed-up": "{0.speed_up:.2f}x ({0.predicted_speed_up:.2f}x)",
+}
+
+
 def _arms(points: "list[Point]") -> Table:
     from foredraft.bench.report.theory_points import settings
 
     table = Table(box=None, pad_edge=False)
     table.add_column("arm", overflow="fold")
-    for name in ("alpha", "k", "best k", "c", "verify", "tokens/step", "speed-up"):
+    for name in _COLUMNS:
         table.add_column(name, justify="right")
-    for setting, each in zip(settings(points), points, strict=True):
-        table.add_row(
-            escape(f"{each.arm} {setting}".strip()),
-            f"{each.alpha:.3f}",
-            f"{each.length:.1f}",
-            str(each.best.length),
-            f"{each.cost:.3f}",
-            f"{each.verify:.2f}",
-            f"{each.tokens:.2f} ({each.predicted_tokens:.2f})",
-            f"{each.speed_up:.2f}x ({each.predicted_speed_up:.2f}x)",
-        )
+    for setting, point in zip(settings(points), points, strict=True):
+        name = escape(f"{point.arm} {setting}".strip())
+        table.add_row(name, *(form.format(point) for form in _COLUMNS.values()))
     return table

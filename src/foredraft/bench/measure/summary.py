@@ -7,13 +7,17 @@ are never paired.
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from foredraft.bench.measure.records import Run, RunFile, merge
 from foredraft.core.errors import OptionError
 
 PLAIN, THEIRS = "none", "transformers"
 """The arm of plain decoding by our loop, and the name prefix of arms of transformers' generate."""
+
+
+_Item = TypeVar("_Item")
+_Group = TypeVar("_Group")
 
 
 class Setting(NamedTuple):
@@ -142,6 +146,14 @@ def temperature_label(temperature: float) -> str:
     return "greedy" if temperature == 0 else f"T={temperature:g}"
 
 
+def grouped(items: Iterable[_Item], by: Callable[[_Item], _Group]) -> dict[_Group, list[_Item]]:
+    """Items by group, groups and items in order of appearance."""
+    groups: dict[_Group, list[_Item]] = {}
+    for item in items:
+        groups.setdefault(by(item), []).append(item)
+    return groups
+
+
 def key(run: Run) -> Key:
     """The cell of a run."""
     return Key(run.model, run.temperature, run.batch, run.task, run.arm)
@@ -151,11 +163,7 @@ def pairs(file: RunFile, baseline: str) -> dict[Key, list[Pair]]:
     """Successful runs with the baseline's run of the same unit, in file order; includes the baseline's own."""
     good = [run for run in file.runs if not run.error]
     plain = {run.unit: run for run in good if run.arm == baseline}
-    found: dict[Key, list[Pair]] = {}
-    for run in good:
-        if run.unit in plain:
-            found.setdefault(key(run), []).append(Pair(run, plain[run.unit]))
-    return found
+    return grouped((Pair(run, plain[run.unit]) for run in good if run.unit in plain), lambda pair: key(pair.run))
 
 
 def ratios(found: Iterable[Pair], speed: Callable[[Run], float] = lambda run: run.speed) -> list[float]:
@@ -194,10 +202,7 @@ def summarise(files: Sequence[RunFile], baseline: str | None = None) -> Summary:
     whole = merge(files)
     baseline = _baseline(whole, baseline)
     paired = _all_pairs(files, baseline) if baseline is not None else {}
-    groups: dict[Key, list[Run]] = {}
-    for run in whole.runs:
-        groups.setdefault(key(run), []).append(run)
-    cells = {name: _cell(name, runs, paired.get(name, [])) for name, runs in groups.items()}
+    cells = {name: _cell(name, runs, paired.get(name, [])) for name, runs in grouped(whole.runs, key).items()}
     return Summary(whole, baseline, cells, _agreement(files))
 
 
@@ -265,11 +270,8 @@ def _agreement(files: Sequence[RunFile]) -> dict[Setting, Share]:
     """Greedy units with equal outputs, of those that several lossless arms ran."""
     found: dict[Setting, Share] = {}
     for file in files:
-        units: dict[tuple[object, ...], list[Run]] = {}
-        for run in file.runs:
-            if run.temperature == 0 and run.lossless and run.said and not run.error:
-                units.setdefault(run.unit, []).append(run)
-        for runs in units.values():
+        used = [run for run in file.runs if run.temperature == 0 and run.lossless and run.said and not run.error]
+        for runs in grouped(used, lambda run: run.unit).values():
             if len(runs) > 1:
                 setting = key(runs[0]).setting
                 part, of = found.get(setting, Share(0, 0))

@@ -6,9 +6,10 @@ from typing import Any
 
 from foredraft.bench.measure.records import Run, Watched
 from foredraft.bench.measure.steps import by_depth
-from foredraft.bench.measure.summary import Spread, Summary, spread, temperature_label
-from foredraft.bench.report.panels import WIDTH, Panel, grid, legend, multiples, wrapped
-from foredraft.bench.report.plots import FAINT, INK, canvas, color, styled
+from foredraft.bench.measure.summary import Spread, Summary, grouped, spread, temperature_label
+from foredraft.bench.report import plots
+from foredraft.bench.report.plots import Panel, Points, color
+from foredraft.bench.report.tables import label
 
 FEW = 10
 """Fewest steps for a share to be drawn."""
@@ -19,14 +20,11 @@ _PLACES = 24
 
 def depths(summary: Summary) -> Iterator[Panel]:
     """Share of the steps with a draft of each depth whose accepted path reached it; one small panel per method."""
-    groups: dict[tuple[str, float], dict[str, list[Run]]] = {}
-    for run in summary.file.runs:
-        groups.setdefault((run.model, run.temperature), {}).setdefault(run.arm, []).append(run)
-    for (model, temperature), arms in groups.items():
-        lines = {arm: _shares(runs) for arm, runs in arms.items()}
+    for where, runs in grouped(summary.file.runs, lambda run: (run.model, run.temperature)).items():
+        lines = {arm: _shares(own) for arm, own in grouped(runs, lambda run: run.arm).items()}
         lines = {arm: points for arm, points in lines.items() if points}
         if lines:
-            yield Panel(_label(model, temperature_label(temperature)), _depths(lines))
+            yield Panel(label(*where), _depths(lines))
 
 
 def _shares(runs: list[Run]) -> list[tuple[float, float]]:
@@ -34,81 +32,59 @@ def _shares(runs: list[Run]) -> list[tuple[float, float]]:
     return [(float(depth), accepted / reached) for depth, (accepted, reached) in found if reached >= FEW]
 
 
-@styled
-def _depths(lines: dict[str, list[tuple[float, float]]]) -> Any:
-    figure, axes = multiples(lines)
+def _depths(lines: Mapping[str, Points]) -> Any:
+    figure, axes = plots.multiples(lines, "depth of the draft", "accepted")
     deepest = max(depth for points in lines.values() for depth, _ in points)
     top = math.ceil(5 * max(share for points in lines.values() for _, share in points)) / 5
     for panel in axes:
         panel.set(ylim=(0, top), xlim=(0.5, deepest + 0.5))
         panel.set_yticks([0, top / 2, top], ["0", f"{50 * top:g}%", f"{100 * top:g}%"])
         panel.locator_params(axis="x", integer=True, nbins=5)
-    figure.supxlabel("depth of the draft", fontsize=9)
-    figure.supylabel("accepted", fontsize=9)
     return figure
 
 
 def positions(summary: Summary) -> Iterator[Panel]:
     """EAGLE-2's figure 5: the accepted share at each position in the tree, with its spread over prompts."""
     watched = [each for each in summary.file.watched if each.places]
-    for model, arm in dict.fromkeys((each.model, each.arm) for each in watched):
-        own = [each for each in watched if (each.model, each.arm) == (model, arm)]
+    for (model, arm), own in grouped(watched, lambda each: (each.model, each.arm)).items():
         coldest = min(each.temperature for each in own)
         places = by_place(each for each in own if each.temperature == coldest)
         if places:
-            yield Panel(_label(model, arm, temperature_label(coldest)), _positions(places))
+            yield Panel(label(model, coldest, arm), _positions(places))
 
 
 def by_place(watched: Iterable[Watched]) -> dict[str, Spread]:
     """Accepted share given an accepted parent, over prompts, for the positions judged most, in level order."""
-    shares: dict[str, list[float]] = {}
-    judged: dict[str, int] = {}
-    for each in watched:
-        for place, (of, part) in each.places.items():
-            if of >= JUDGED:
-                shares.setdefault(place, []).append(part / of)
-                judged[place] = judged.get(place, 0) + of
-    enough = [place for place in shares if len(shares[place]) >= PROMPTS]
-    most = sorted(enough, key=lambda place: -judged[place])[:_PLACES]
-    found = {place: spread(shares[place]) for place in sorted(most, key=_ranks)}
+    judged = ((place, of, part) for each in watched for place, (of, part) in each.places.items() if of >= JUDGED)
+    groups = grouped(judged, lambda each: each[0])
+    enough = [place for place, found in groups.items() if len(found) >= PROMPTS]
+    most = sorted(enough, key=lambda place: -sum(of for _, of, _ in groups[place]))[:_PLACES]
+    order = sorted(most, key=lambda place: (place.count("-"), [int(rank) for rank in place.split("-")]))
+    found = {place: spread([part / of for _, of, part in groups[place]]) for place in order}
     return {place: each for place, each in found.items() if each is not None}
 
 
-def _ranks(place: str) -> tuple[int, tuple[int, ...]]:
-    ranks = tuple(int(rank) for rank in place.split("-"))
-    return len(ranks), ranks
-
-
-@styled
 def _positions(places: Mapping[str, Spread]) -> Any:
-    figure, axes = canvas(WIDTH, 0.75 + 0.17 * len(places))
     order = list(places)[::-1]
-    seen: dict[int, Any] = {}
-    for row, place in enumerate(order):
+    figure, axes = plots.lanes(0.75, 0.17, order, size=8)
+    dots: dict[str, Any] = {}
+    for row, place in reversed([*enumerate(order)]):
         middle, low, high, _ = places[place]
         depth = place.count("-") + 1
         axes.plot([low, high], [row, row], color=color(depth - 1), linewidth=4.5, alpha=0.4, solid_capstyle="butt")
-        seen[depth] = axes.plot([middle], [row], "o", color=color(depth - 1), markersize=4)[0]
-    axes.set_yticks(range(len(order)), order, fontsize=8)
-    axes.tick_params(axis="y", length=0)
-    axes.grid(axis="x", visible=True)
-    axes.set(xlim=(-0.02, 1.02), ylim=(-0.7, len(order) - 0.3), xlabel="accepted, given its parent")
+        dots[f"depth {depth}"] = axes.plot([middle], [row], "o", color=color(depth - 1), markersize=4)[0]
+    axes.grid(axis="y", visible=True)
+    axes.set(xlim=(-0.02, 1.02), xlabel="accepted, given its parent")
     axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "25%", "50%", "75%", "100%"])
-    shown = sorted(seen)
-    legend(figure, [seen[depth] for depth in shown], [f"depth {depth}" for depth in shown], columns=5)
+    plots.legend(figure, dots.values(), dots, columns=5)
     return figure
 
 
 def calibration(summary: Summary) -> Iterator[Panel]:
     """EAGLE-2's figure 6: accepted share by the draft's confidence; one small panel per method."""
     watched = [each for each in summary.file.watched if each.confidence]
-    for model in dict.fromkeys(each.model for each in watched):
-        own = [each for each in watched if each.model == model]
-        curves: dict[str, dict[float, list[tuple[float, float, int]]]] = {}
-        for arm, temperature in dict.fromkeys((each.arm, each.temperature) for each in own):
-            some = [each for each in own if (each.arm, each.temperature) == (arm, temperature)]
-            curves.setdefault(arm, {})[temperature] = by_confidence(some)
-        yield Panel(model, _calibration(curves))
+    for model, own in grouped(watched, lambda each: each.model).items():
+        yield Panel(model, _calibration(grouped(own, lambda each: each.arm)))
 
 
 def by_confidence(watched: Iterable[Watched], bins: int = 10) -> list[tuple[float, float, int]]:
@@ -123,31 +99,24 @@ def by_confidence(watched: Iterable[Watched], bins: int = 10) -> list[tuple[floa
     return [(total / of, part / of, int(of)) for total, part, of in table if of]
 
 
-@styled
-def _calibration(curves: dict[str, dict[float, list[tuple[float, float, int]]]]) -> Any:
-    figure, axes = grid(len(curves), 1.95 if len(curves) > 1 else 3.2)
-    temperatures = sorted({temperature for arm in curves.values() for temperature in arm})
+def _calibration(arms: Mapping[str, list[Watched]]) -> Any:
+    height = 1.95 if len(arms) > 1 else 3.2
+    figure, axes = plots.grid(len(arms), height, "confidence given the parent", "accepted")
+    temperatures = sorted({each.temperature for own in arms.values() for each in own})
     drawn: dict[float, Any] = {}
-    for panel, (arm, own) in zip(axes, curves.items(), strict=True):
-        panel.plot([0, 1], [0, 1], color=INK, linewidth=0.8, linestyle=(0, (4, 2)))
-        for temperature, points in own.items():
-            number = temperatures.index(temperature)
-            most = max(count for _, _, count in points)
-            xs, ys = [x for x, _, _ in points], [y for _, y, _ in points]
-            sizes = [4 + 26 * count / most for _, _, count in points]
-            panel.plot(xs, ys, color=color(number), linewidth=1.2)
-            drawn[temperature] = panel.scatter(xs, ys, s=sizes, color=color(number), linewidths=0, clip_on=False)
+    for panel, (arm, own) in zip(axes, arms.items(), strict=True):
+        panel.plot([0, 1], [0, 1], **plots.DASHED)
+        for temperature, watched in grouped(own, lambda each: each.temperature).items():
+            ink = color(temperatures.index(temperature))
+            xs, ys, counts = zip(*by_confidence(watched), strict=True)
+            sizes = [4 + 26 * count / max(counts) for count in counts]
+            panel.plot(xs, ys, color=ink, linewidth=1.2)
+            drawn[temperature] = panel.scatter(xs, ys, s=sizes, color=ink, linewidths=0, clip_on=False)
         panel.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
         panel.set_xticks([0, 0.5, 1], ["0", ".5", "1"])
         panel.set_yticks([0, 0.5, 1], ["0", "50%", "100%"])
-        panel.grid(axis="x", color=FAINT, visible=True)
-        panel.set_title(wrapped(arm), fontsize=8.5)
-    figure.supxlabel("confidence given the parent", fontsize=9)
-    figure.supylabel("accepted", fontsize=9)
+        panel.grid(axis="x", color=plots.FAINT, visible=True)
+        panel.set_title(plots.wrapped(arm), fontsize=8.5)
     if len(temperatures) > 1:
-        legend(figure, [drawn[each] for each in temperatures], [temperature_label(each) for each in temperatures])
+        plots.legend(figure, [drawn[each] for each in temperatures], [temperature_label(each) for each in temperatures])
     return figure
-
-
-def _label(*parts: str) -> str:
-    return ", ".join(part for part in parts if part)

@@ -1,14 +1,15 @@
-"""Figures of speed: speed-up by task and method, parts of a step, theory, batch size."""
+"""Figures of speed: speed-up by task and method, parts of a step, theory, batch size, cost of a forward."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
-from foredraft.bench.measure.records import Run
+from foredraft.bench.measure.records import Cost, Run
 from foredraft.bench.measure.steps import StepTimes, predicted, step_times
-from foredraft.bench.measure.summary import Cell, Setting, Summary, temperature_label
-from foredraft.bench.report.panels import WIDTH, Panel, legend, multiples, pitch, wrapped
-from foredraft.bench.report.plots import FAINT, INK, canvas, color, styled
-from foredraft.bench.report.tables import heading
+from foredraft.bench.measure.summary import Setting, Spread, Summary, grouped
+from foredraft.bench.report import plots
+from foredraft.bench.report.plots import Panel, Points, color
+from foredraft.bench.report.tables import heading, label
 
 _MARKS = "osD^vP*Xph<>"
 
@@ -16,48 +17,36 @@ _MARKS = "osD^vP*Xph<>"
 def speed_up(summary: Summary) -> Iterator[Panel]:
     """One row per method, fastest first: the mean over tasks as a bar, and each task with its quartiles."""
     for setting in summary.settings:
-        rows = {arm: _cells(summary, setting, arm) for arm in summary.arms(setting) if arm != summary.baseline}
-        means = {arm: _middle(cells) for arm, cells in rows.items() if cells}
-        if means:
-            yield Panel(heading(setting), _speed_up(summary.tasks(setting), rows, means))
+        found: dict[str, dict[str, Spread]] = {}
+        for task in summary.tasks(setting):
+            for arm in summary.arms(setting):
+                cell = summary.cell(setting, task, arm)
+                if arm != summary.baseline and cell is not None and cell.speed_up is not None:
+                    found.setdefault(arm, {})[task] = cell.speed_up
+        if found:
+            yield Panel(heading(setting), _speed_up(summary.tasks(setting), found))
 
 
-def _cells(summary: Summary, setting: Setting, arm: str) -> list[Cell]:
-    found = (summary.cell(setting, task, arm) for task in summary.tasks(setting))
-    return [cell for cell in found if cell is not None and cell.speed_up is not None]
-
-
-def _middle(cells: Sequence[Cell]) -> float:
-    speeds = [cell.speed_up.median for cell in cells if cell.speed_up]
-    return sum(speeds) / len(speeds)
-
-
-@styled
-def _speed_up(tasks: list[str], rows: dict[str, list[Cell]], means: dict[str, float]) -> Any:
-    lane = min(0.13, 0.6 / len(tasks))
+def _speed_up(tasks: Sequence[str], found: Mapping[str, Mapping[str, Spread]]) -> Any:
+    means = {arm: fmean(each.median for each in spreads.values()) for arm, spreads in found.items()}
     order = sorted(means, key=lambda arm: means[arm])
-    names = [wrapped(arm) for arm in order]
-    height = len(order) * pitch(names, 0.16 + 0.055 * len(tasks))
-    figure, axes = canvas(WIDTH, 0.75 + height + 0.16 * (-(-len(tasks) // 3)))
-    axes.barh(range(len(order)), [means[arm] for arm in order], height=0.8, color=FAINT, alpha=0.22)
+    names = [plots.wrapped(arm) for arm in order]
+    figure, axes = plots.lanes(0.75 + 0.16 * (-(-len(tasks) // 3)), 0.16 + 0.055 * len(tasks), names)
+    axes.barh(range(len(order)), [means[arm] for arm in order], height=0.8, color=plots.FAINT, alpha=0.22)
+    lane = min(0.13, 0.6 / len(tasks))
     dots: dict[str, Any] = {}
+    for number, task in enumerate(tasks):
+        for place, arm in enumerate(order):
+            if task in found[arm]:
+                middle, low, high, _ = found[arm][task]
+                y = place + lane * ((len(tasks) - 1) / 2 - number)
+                axes.plot([low, high], [y, y], color=color(number), linewidth=1.1, alpha=0.75)
+                dots[task] = axes.plot([middle], [y], "o", color=color(number))[0]
     for place, arm in enumerate(order):
-        for cell in rows[arm]:
-            middle, low, high, _ = cell.speed_up or (0.0, 0.0, 0.0, 0)
-            number = tasks.index(cell.key.task)
-            y = place + lane * ((len(tasks) - 1) / 2 - number)
-            axes.plot([low, high], [y, y], color=color(number), linewidth=1.1, alpha=0.75)
-            dots[cell.key.task] = axes.plot([middle], [y], "o", color=color(number))[0]
-        right = axes.get_yaxis_transform()
-        axes.text(1.02, place, f"{means[arm]:.2f}x", transform=right, va="center", fontsize=8.5)
-    axes.axvline(1.0, color=INK, linewidth=0.9, linestyle=(0, (4, 2)))
-    axes.set_yticks(range(len(order)), names, fontsize=8.5)
-    axes.tick_params(axis="y", length=0)
-    axes.grid(axis="y", visible=False)
-    axes.grid(axis="x", visible=True)
-    axes.set(xlim=(0, None), ylim=(-0.6, len(order) - 0.4), xlabel="speed-up over the baseline")
-    named = [task for task in tasks if task in dots]
-    legend(figure, [dots[task] for task in named], named)
+        axes.text(1.02, place, f"{means[arm]:.2f}x", transform=axes.get_yaxis_transform(), va="center", fontsize=8.5)
+    axes.axvline(1.0, **plots.DASHED)
+    axes.set(xlim=(0, None), xlabel="speed-up over the baseline")
+    plots.legend(figure, dots.values(), dots)
     return figure
 
 
@@ -70,34 +59,21 @@ def step_parts(summary: Summary) -> Iterator[Panel]:
             yield Panel(heading(setting), _step_parts(times, times.get(summary.baseline or "")))
 
 
-@styled
-def _step_parts(times: dict[str, StepTimes], plain: StepTimes | None) -> Any:
-    order = list(reversed(times))
-    names = [wrapped(arm) for arm in order]
-    figure, axes = canvas(WIDTH, 0.85 + len(order) * pitch(names, 0.3))
+def _step_parts(times: Mapping[str, StepTimes], plain: StepTimes | None) -> Any:
+    order = list(times)[::-1]
+    figure, axes = plots.lanes(0.85, 0.3, [plots.wrapped(arm) for arm in order])
     left = [0.0] * len(order)
     bars = []
     for number, name in ((1, "draft"), (0, "verify"), (7, "other")):
         widths = [1000 * getattr(times[arm], name) for arm in order]
         bars.append(axes.barh(range(len(order)), widths, left=left, height=0.68, color=color(number)))
         left = [a + b for a, b in zip(left, widths, strict=True)]
-    for place, total in enumerate(left):
-        axes.annotate(
-            f"{total:.1f}" if total < 100 else f"{total:.0f}",
-            (total, place),
-            (3, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=8.5,
-        )
+    totals = [f"{total:.1f}" if total < 100 else f"{total:.0f}" for total in left]
+    axes.bar_label(bars[-1], totals, padding=3, fontsize=8.5)
     if plain is not None:
-        axes.axvline(1000 * plain.seconds, color=INK, linewidth=0.9, linestyle=(0, (4, 2)))
-    axes.set_yticks(range(len(order)), names, fontsize=8.5)
-    axes.tick_params(axis="y", length=0)
-    axes.grid(axis="y", visible=False)
-    axes.grid(axis="x", visible=True)
-    axes.set(xlabel="milliseconds per step", xlim=(0, 1.13 * max(left)), ylim=(-0.6, len(order) - 0.4))
-    legend(figure, bars, ["draft", "verify (the target's forward)", "other"])
+        axes.axvline(1000 * plain.seconds, **plots.DASHED)
+    axes.set(xlabel="milliseconds per step", xlim=(0, 1.13 * max(left)))
+    plots.legend(figure, bars, ["draft", "verify (the target's forward)", "other"])
     return figure
 
 
@@ -122,30 +98,24 @@ def _point(summary: Summary, setting: Setting, task: str, arm: str) -> tuple[flo
     return None if prediction is None else (prediction, cell.total_speed_up)
 
 
-@styled
-def _theory(points: dict[str, list[tuple[float, float]]]) -> Any:
-    figure, axes = canvas(WIDTH, 3.9 + 0.16 * (-(-len(points) // 3)))
+def _theory(points: Mapping[str, Points]) -> Any:
+    figure, axes = plots.canvas(plots.WIDTH, 3.9 + 0.16 * (-(-len(points) // 3)))
     marks = []
     for number, some in enumerate(points.values()):
         marks += axes.plot(*zip(*some, strict=True), _MARKS[number % len(_MARKS)], color=color(number), markersize=5)
     values = [value for some in points.values() for point in some for value in point]
-    near, far = min(values) - 0.1 * max(values), 1.06 * max(values)
-    axes.plot([near, far], [near, far], color=INK, linewidth=0.9, linestyle=(0, (4, 2)), zorder=1)
-    axes.set(
-        xlim=(near, far), ylim=(near, far), aspect="equal", xlabel="predicted speed-up", ylabel="measured speed-up"
-    )
+    limits = (min(values) - 0.1 * max(values), 1.06 * max(values))
+    axes.plot(limits, limits, zorder=1, **plots.DASHED)
+    axes.set(xlim=limits, ylim=limits, aspect="equal", xlabel="predicted speed-up", ylabel="measured speed-up")
     axes.locator_params(nbins=6)
     axes.grid(axis="both", visible=True)
-    legend(figure, marks, [wrapped(arm, 14) for arm in points])
+    plots.legend(figure, marks, [plots.wrapped(arm, 14) for arm in points])
     return figure
 
 
 def batches(summary: Summary) -> Iterator[Panel]:
     """Mean speed-up over tasks against batch size, one small panel per method."""
-    groups: dict[tuple[str, float], list[Setting]] = {}
-    for setting in sorted(summary.settings):
-        groups.setdefault((setting.model, setting.temperature), []).append(setting)
-    for (model, temperature), settings in groups.items():
+    for where, settings in grouped(sorted(summary.settings), lambda setting: setting[:2]).items():
         lines: dict[str, list[tuple[float, float]]] = {}
         for setting in settings:
             for arm in summary.arms(setting):
@@ -154,22 +124,38 @@ def batches(summary: Summary) -> Iterator[Panel]:
                     lines.setdefault(arm, []).append((float(setting.batch), speed))
         lines = {arm: points for arm, points in lines.items() if len(points) > 1}
         if lines:
-            label = ", ".join(part for part in (model, temperature_label(temperature)) if part)
-            yield Panel(label, _batches(lines))
+            yield Panel(label(*where), _batches(lines))
 
 
-@styled
-def _batches(lines: dict[str, list[tuple[float, float]]]) -> Any:
-    figure, axes = multiples(lines)
-    sizes = sorted({batch for points in lines.values() for batch, _ in points})
+def _batches(lines: Mapping[str, Points]) -> Any:
+    figure, axes = plots.multiples(lines, "batch size", "speed-up")
     for panel in axes:
-        panel.axhline(1.0, color=INK, linewidth=0.8, linestyle=(0, (4, 2)))
-        panel.set_xscale("log", base=2)
-        panel.set_xticks(sizes, [f"{size:g}" for size in sizes])
-        panel.minorticks_off()
+        panel.axhline(1.0, **plots.DASHED)
+        plots.log_ticks(panel, sorted({batch for points in lines.values() for batch, _ in points}))
         panel.set_ylim(bottom=0)
-    figure.supxlabel("batch size", fontsize=9)
-    figure.supylabel("speed-up", fontsize=9)
+    return figure
+
+
+def costs(summary: Summary) -> Iterator[Panel]:
+    """Milliseconds of a forward by tokens (batch x nodes), and the time to read the weights once."""
+    timed = [cost for cost in summary.file.costs if cost.nodes]
+    for model, own in grouped(timed, lambda cost: cost.model).items():
+        yield Panel(model, _costs(own))
+
+
+def _costs(found: Sequence[Cost]) -> Any:
+    figure, axes = plots.canvas(plots.WIDTH, 2.9)
+    lines: dict[str, Any] = {}
+    for number, cost in enumerate(found):
+        rows, times = [cost.batch * nodes for nodes in cost.nodes], [1000 * seconds for seconds in cost.seconds]
+        name = f"batch {cost.batch}, {cost.cached:,} cached"
+        lines[name] = axes.plot(rows, times, color=color(number), marker="o")[0]
+    floors = {1000 * cost.weight_bytes / cost.bandwidth for cost in found if cost.bandwidth > 0 and cost.weight_bytes}
+    for floor in sorted(floors):
+        lines["weights / bandwidth"] = axes.axhline(floor, **plots.DASHED)
+    plots.log_ticks(axes, plots.doublings(1, max(cost.batch * nodes for cost in found for nodes in cost.nodes)))
+    axes.set(ylim=(0, None), xlabel="tokens per forward (batch size x nodes)", ylabel="milliseconds")
+    plots.legend(figure, lines.values(), lines, columns=2)
     return figure
 
 

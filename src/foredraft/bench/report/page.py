@@ -4,10 +4,9 @@ import re
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from foredraft.bench.measure.summary import Setting, Summary
+from foredraft.bench.measure.summary import Summary
 from foredraft.bench.report import tables
 from foredraft.bench.report.figures import FigureSet, missing_figures
-from foredraft.bench.report.panels import Panel
 from foredraft.bench.report.plots import themed_svg
 from foredraft.bench.report.tables import Entry, Table
 
@@ -62,54 +61,47 @@ footer p { max-width: none; }
 def page(summary: Summary, found: Sequence[FigureSet]) -> str:
     """The whole page, with everything from the files escaped."""
     models = ", ".join(dict.fromkeys(setting.model for setting in summary.settings if setting.model))
-    title = f"foredraft report: {models}" if models else "foredraft report"
+    title = escape(f"foredraft report: {models}" if models else "foredraft report")
     shown = [each for each in found if each.panels]
+    links = [("tables", "Tables")] if summary.settings else []
+    links += [*((each.kind.name, escape(each.kind.title)) for each in shown), ("provenance", "Provenance")]
+    contents = "".join(f'<a href="#{name}">{text}</a>' for name, text in links)
+    trained, missing = tables.training(summary), missing_figures(found, summary)
+    items = "".join(f"<li>{escape(each)}</li>\n" for each in missing)
+    origins = "\n".join(f"<p>{escape(each)}</p>" for each in tables.origins(summary))
     parts = [
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         '<link rel="icon" href="data:,">',
-        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>",
-        f"<header>\n<h1>{escape(title)}</h1>\n{_contents(summary, shown)}\n</header>\n<main>",
-        *(_tables(summary) if summary.settings else ["<p>These files have no runs.</p>"]),
-        _training(summary),
+        f"<title>{title}</title>\n<style>{_STYLE}</style>\n</head>\n<body>",
+        f'<header>\n<h1>{title}</h1>\n<nav aria-label="Contents">{contents}</nav>\n</header>\n<main>',
+        _tables(summary) if summary.settings else "<p>These files have no runs.</p>",
+        _section("training-runs", "Training", _table(trained, "Training")) if trained is not None else "",
         *(_figure(each) for each in shown),
-        _missing(missing_figures(found, summary)),
-        f"</main>\n{_origins(summary)}\n</body>\n</html>\n",
+        _section("absent", "Missing figures", f"<ul>\n{items}</ul>") if missing else "",
+        '</main>\n<footer id="provenance">\n<h2>Provenance</h2>',
+        f"{origins or '<p>Not recorded in the files.</p>'}\n</footer>\n</body>\n</html>\n",
     ]
     return "\n".join(part for part in parts if part)
 
 
-def _contents(summary: Summary, shown: Sequence[FigureSet]) -> str:
-    links = ['<a href="#tables">Tables</a>'] if summary.settings else []
-    links += [f'<a href="#{each.kind.name}">{escape(each.kind.title)}</a>' for each in shown]
-    return f'<nav aria-label="Contents">{"".join(links)}<a href="#provenance">Provenance</a></nav>'
+def _section(name: str, title: str, content: str) -> str:
+    return f'<section id="{name}">\n<h2>{title}</h2>\n{content}\n</section>'
 
 
-def _tables(summary: Summary) -> list[str]:
-    parts = ['<section id="tables">', "<h2>Speed-up and acceptance length</h2>"]
-    parts.append(f'<p class="soft">{escape(tables.reading(summary))} The best of a column is bold.</p>')
+def _tables(summary: Summary) -> str:
+    parts = [f'<p class="soft">{escape(tables.reading(summary))} The best of a column is bold.</p>']
     for setting in summary.settings:
         heading = tables.heading(setting)
-        parts.append(f"<h3>{escape(heading)}</h3>")
-        parts.append(f"<p>{escape(' '.join(tables.sentences(summary, setting)))}</p>")
-        parts.append(_short(summary, setting))
-        parts.append(
-            f"<details><summary>All numbers</summary>{_table(tables.full(summary, setting), heading)}</details>"
-        )
-    return [*parts, "</section>"]
-
-
-def _training(summary: Summary) -> str:
-    found = tables.training(summary)
-    if found is None:
-        return ""
-    return f'<section id="training-runs">\n<h2>Training</h2>\n{_table(found, "Training")}\n</section>'
-
-
-def _short(summary: Summary, setting: Setting) -> str:
-    head = ("method", *tables.columns(summary, setting))
-    rows = [[_word(row.arm), *map(_entry, row.entries)] for row in tables.short(summary, setting)]
-    return _grid(head, rows, 1, tables.heading(setting))
+        head = ("method", *tables.columns(summary, setting))
+        rows = [[_word(row.arm), *map(_entry, row.entries)] for row in tables.short(summary, setting)]
+        parts += [
+            f"<h3>{escape(heading)}</h3>",
+            f"<p>{escape(' '.join(tables.sentences(summary, setting)))}</p>",
+            _grid(head, rows, 1, heading),
+            f"<details><summary>All numbers</summary>{_table(tables.full(summary, setting), heading)}</details>",
+        ]
+    return _section("tables", "Speed-up and acceptance length", "\n".join(parts))
 
 
 def _entry(entry: Entry) -> str:
@@ -145,28 +137,13 @@ def _word(text: str) -> str:
 
 
 def _figure(each: FigureSet) -> str:
-    panels = "\n".join(_panel(each, panel) for panel in each.panels)
+    title, panels = each.kind.title, []
+    for label, figure in each.panels:
+        heading = f"<h3>{escape(label)}</h3>\n" if label else ""
+        svg = themed_svg(figure, f"{title}: {label}" if label else title)
+        panels.append(f'<div class="panel">\n{heading}{svg}\n</div>\n')
     return (
-        f"<section>\n<h2>{escape(each.kind.title)}</h2>\n"
+        f"<section>\n<h2>{escape(title)}</h2>\n"
         f'<figure id="{each.kind.name}">\n<figcaption>{escape(each.kind.caption)}</figcaption>\n'
-        f'<div class="panels">\n{panels}\n</div>\n</figure>\n</section>'
+        f'<div class="panels">\n{"".join(panels)}</div>\n</figure>\n</section>'
     )
-
-
-def _panel(each: FigureSet, panel: Panel) -> str:
-    name = f"{each.kind.title}: {panel.label}" if panel.label else each.kind.title
-    heading = f"<h3>{escape(panel.label)}</h3>\n" if panel.label else ""
-    return f'<div class="panel">\n{heading}{themed_svg(panel.figure, name)}\n</div>'
-
-
-def _missing(sentences: Sequence[str]) -> str:
-    """The missing figures, with reasons."""
-    if not sentences:
-        return ""
-    items = "".join(f"<li>{escape(each)}</li>\n" for each in sentences)
-    return f'<section id="absent">\n<h2>Missing figures</h2>\n<ul>\n{items}</ul>\n</section>'
-
-
-def _origins(summary: Summary) -> str:
-    lines = "\n".join(f"<p>{escape(each)}</p>" for each in tables.origins(summary))
-    return f'<footer id="provenance">\n<h2>Provenance</h2>\n{lines or "<p>Not recorded in the files.</p>"}\n</footer>'

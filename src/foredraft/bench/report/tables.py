@@ -3,10 +3,7 @@
 import json
 from typing import Any, NamedTuple
 
-from foredraft.bench.measure.summary import Setting, Share, Spread, Summary
-
-MEAN = "mean"
-"""The last column: the unweighted mean over tasks."""
+from foredraft.bench.measure.summary import Mean, Setting, Summary, temperature_label
 
 
 class Entry(NamedTuple):
@@ -33,43 +30,61 @@ class Table(NamedTuple):
 
 
 def columns(summary: Summary, setting: Setting) -> list[str]:
-    """The column names of the short table."""
+    """The column names of the short table: the tasks, and their unweighted mean if there are several."""
     tasks = summary.tasks(setting)
-    return [*tasks, MEAN] if len(tasks) > 1 else tasks
+    return [*tasks, "mean"] if len(tasks) > 1 else tasks
 
 
 def short(summary: Summary, setting: Setting) -> list[Row]:
     """The usual table of papers: a row per method, speed-up and acceptance length per task."""
-    arms = summary.arms(setting)
-    numbers = {arm: [_numbers(summary, setting, task, arm) for task in columns(summary, setting)] for arm in arms}
-    lossless = [numbers[arm] for arm in arms if summary.lossless(setting, arm)]
-    best = [max((row[i][0] or 0.0 for row in lossless), default=0.0) for i in range(len(numbers[arms[0]]))]
+    numbers = {arm: _numbers(summary, setting, arm) for arm in summary.arms(setting)}
+    lossless = [found for arm, found in numbers.items() if summary.lossless(setting, arm)]
+    width = len(columns(summary, setting))
+    best = [max((row[i].speed_up or 0.0 for row in lossless), default=0.0) for i in range(width)]
     rows = []
-    for arm in arms:
+    for arm, found in numbers.items():
         entries = [
-            Entry(_times(speed), _number(length), speed == top > 1 and numbers[arm] in lossless)
-            for (speed, length), top in zip(numbers[arm], best, strict=True)
+            Entry(_text(speed, "{:.2f}x"), _text(length, "{:.2f}"), speed == top > 1 and found in lossless)
+            for (speed, length), top in zip(found, best, strict=True)
         ]
         rows.append(Row(named(summary, setting, arm), tuple(entries)))
     return rows
 
 
+def _numbers(summary: Summary, setting: Setting, arm: str) -> list[Mean]:
+    """Speed-up and acceptance length for each column of the short table."""
+    cells = [summary.cell(setting, task, arm) for task in summary.tasks(setting)]
+    found = [
+        Mean(cell.speed_up.median if cell.speed_up else None, cell.acceptance_length) if cell else Mean(None, None)
+        for cell in cells
+    ]
+    return [*found, summary.mean(setting, arm)] if len(found) > 1 else found
+
+
+_NUMBERS = {
+    "speed-up (quartiles)": ("speed_up", "{0.median:.2f}x ({0.low:.2f}-{0.high:.2f})"),
+    "pairs": ("speed_up", "{.size}"),
+    "whole call": ("whole_speed_up", "{.median:.2f}x"),
+    "in total": ("total_speed_up", "{:.2f}x"),
+    "length": ("acceptance_length", "{:.2f}"),
+    "tokens/s": ("tokens_per_second", "{:.1f}"),
+    "draft": ("draft_share", "{:.0%}"),
+    "same output": ("same", "{0.part}/{0.of}"),
+    "errors": ("errors", "{}"),
+}
+"""Columns of the full table: the field of ``Cell``, and its form."""
+
+
 def full(summary: Summary, setting: Setting) -> Table:
     """All numbers of every arm on every task."""
-    head = ("task", "method", "speed-up (quartiles)", "pairs", "whole call", "in total", "length")
-    tail = ("tokens/s", "draft", "same output", "errors")
     rows = []
     for task in summary.tasks(setting):
         for arm in summary.arms(setting):
             cell = summary.cell(setting, task, arm)
-            if cell is None:
-                continue
-            pairs = str(cell.speed_up.size) if cell.speed_up else ""
-            whole = cell.whole_speed_up.median if cell.whole_speed_up else None
-            ours = (_quartiles(cell.speed_up), pairs, _times(whole), _times(cell.total_speed_up))
-            speed = (_number(cell.acceptance_length), _number(cell.tokens_per_second, 1), _rounded(cell.draft_share))
-            rows.append((task, named(summary, setting, arm), *ours, *speed, _share(cell.same), str(cell.errors)))
-    return Table(head + tail, tuple(rows), words=2)
+            if cell is not None:
+                numbers = (_text(getattr(cell, field), form) for field, form in _NUMBERS.values())
+                rows.append((task, named(summary, setting, arm), *numbers))
+    return Table(("task", "method", *_NUMBERS), tuple(rows), words=2)
 
 
 def training(summary: Summary) -> Table | None:
@@ -82,9 +97,10 @@ def training(summary: Summary) -> Table | None:
         held = last.get("validation", {})
         resumed = sum("resumed" in line for line in lines)
         of = f" of {last['steps']}" if "steps" in last else ""
-        numbers = (_number(last.get("loss"), 3), _number(held.get("loss"), 3), _number(held.get("acceptance_length")))
+        losses = (_text(each.get("loss"), "{:.3f}") for each in (last, held))
+        length = _text(held.get("acceptance_length"), "{:.2f}")
         again = {0: "", 1: "once"}.get(resumed, f"{resumed} times")
-        rows.append((run, f"{last.get('step', '')}{of}", f"{last['tokens']:,}", *numbers, again))
+        rows.append((run, f"{last.get('step', '')}{of}", f"{last['tokens']:,}", *losses, length, again))
     head = ("run", "steps", "tokens", "loss", "held-out loss", "tokens/forward", "resumed")
     return Table(head, tuple(rows)) if rows else None
 
@@ -96,7 +112,12 @@ def named(summary: Summary, setting: Setting, arm: str) -> str:
 
 def heading(setting: Setting) -> str:
     """Model, temperature and batch size."""
-    return f"{setting.model}, {setting.label}" if setting.model else setting.label
+    return f"{label(setting.model, setting.temperature)}, batch {setting.batch}"
+
+
+def label(model: str, temperature: float, arm: str = "") -> str:
+    """Model, arm and temperature, as far as they are known."""
+    return ", ".join(part for part in (model, arm, temperature_label(temperature)) if part)
 
 
 def sentences(summary: Summary, setting: Setting) -> list[str]:
@@ -143,9 +164,13 @@ def provenance(record: dict[str, Any]) -> str:
     text = ", ".join(parts) + "."
     if record.get("command"):
         text += f" Command: {record['command']}"
-    settings = {name: value for name, value in (record.get("settings") or {}).items() if value not in (None, False)}
+    settings = [
+        f"{name} {value if isinstance(value, str) else json.dumps(value)}"
+        for name, value in (record.get("settings") or {}).items()
+        if value not in (None, False)
+    ]
     if settings:
-        text += f" Settings: {', '.join(f'{name} {_plain(value)}' for name, value in settings.items())}."
+        text += f" Settings: {', '.join(settings)}."
     return text
 
 
@@ -192,34 +217,5 @@ def _escaped(text: str) -> str:
     return text
 
 
-def _numbers(summary: Summary, setting: Setting, column: str, arm: str) -> tuple[float | None, float | None]:
-    if column == MEAN and column not in summary.tasks(setting):
-        return summary.mean(setting, arm)
-    cell = summary.cell(setting, column, arm)
-    if cell is None:
-        return None, None
-    return cell.speed_up.median if cell.speed_up else None, cell.acceptance_length
-
-
-def _plain(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-def _quartiles(found: Spread | None) -> str:
-    return f"{found.median:.2f}x ({found.low:.2f}-{found.high:.2f})" if found else ""
-
-
-def _times(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}x"
-
-
-def _number(value: float | None, digits: int = 2) -> str:
-    return "" if value is None else f"{value:.{digits}f}"
-
-
-def _share(found: Share | None) -> str:
-    return f"{found.part}/{found.of}" if found else ""
-
-
-def _rounded(share: float | None) -> str:
-    return "" if share is None else f"{100 * share:.0f}%"
+def _text(value: Any, form: str) -> str:
+    return "" if value is None else form.format(value)

@@ -4,29 +4,15 @@ The theory (``core/theory.py``) assumes a chain whose tokens are accepted indepe
 tree, alpha is per level: the probability that the accepted path continues by one node, if the draft is deep enough.
 """
 
-from collections.abc import Iterable, Sequence
-from itertools import zip_longest
+from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
 
 from foredraft.bench.measure.records import Run, RunFile
-from foredraft.bench.measure.summary import PLAIN
+from foredraft.bench.measure.steps import by_depth, predicted_tokens, rate
+from foredraft.bench.measure.summary import PLAIN, grouped
 from foredraft.core.errors import DataError
 from foredraft.core.theory import BestLength, best_length
-
-_LONGEST = 64
-
-
-class Rate(NamedTuple):
-    """An acceptance rate with bounds.
-
-    Files have only sums over steps. With drafts of equal length these determine alpha; otherwise the number of paths
-    that were accepted to the end of their draft is only known within bounds.
-    """
-
-    alpha: float
-    least: float
-    most: float
 
 
 class Point(NamedTuple):
@@ -66,45 +52,14 @@ def theory_points(file: RunFile) -> list[Point]:
         DataError: no plain runs, none for one of the arms, or no drafts.
     """
     plain = {run.unit: run for run in file.runs if run.arm == PLAIN and _usable(run)}
-    groups: dict[tuple[str, str, float, int], list[Run]] = {}
-    for run in file.runs:
-        if run.arm != PLAIN and _usable(run) and run.verify_seconds > 0:
-            groups.setdefault((run.arm, run.model, run.temperature, run.batch), []).append(run)
-    drafting = {key: runs for key, runs in groups.items() if any(map(sum, (run.drafted_by_depth for run in runs)))}
+    timed = [run for run in file.runs if run.arm != PLAIN and _usable(run) and run.verify_seconds > 0]
+    groups = grouped(timed, lambda run: (run.arm, run.model, run.temperature, run.batch)).values()
+    drafting = [runs for runs in groups if any(sum(run.drafted_by_depth) for run in runs)]
     if not drafting:
         raise DataError("This file has no drafting arm of foredraft's loop to compare with the theory.")
     if not plain:
         raise DataError(f"This file has no plain decoding: run foredraft bench with --drafter {PLAIN} as well.")
-    return [_point(runs, plain) for runs in drafting.values()]
-
-
-def rate(drafted: Sequence[int], accepted: Sequence[int]) -> Rate:
-    """alpha = sum_d a_d / sum_d j_d: accepted / judged tokens, the maximum-likelihood estimate for a chain.
-
-    n_d (``drafted``) steps had a draft, and a_d (``accepted``) an accepted path, of depth at least d = 1, 2, ...
-    A token is judged if it was drafted and its parent accepted: j_1 = n_1, and j_d = a_(d-1) if all drafts are that
-    deep. Otherwise j_d = a_(d-1) n_d / n_(d-1), its mean if draft length and acceptance are independent; its bounds are
-    max(a_d, a_(d-1) - (n_(d-1) - n_d)) and min(a_(d-1), n_d).
-
-    Raises:
-        DataError: nothing was drafted.
-    """
-    judged, least, most = 0.0, 0, 0
-    before = parents = drafted[0] if drafted else 0
-    for n, a in zip_longest(drafted, accepted, fillvalue=0):
-        low, high = max(a, parents - (before - n)), min(parents, n)
-        judged += min(max(parents * n / before, low), high) if before else 0.0
-        least, most = least + low, most + high
-        before, parents = n, a
-    if not judged:
-        raise DataError("Nothing was drafted, so there is no acceptance rate.")
-    total = sum(accepted)
-    return Rate(min(total / judged, 1.0), total / most, total / least)
-
-
-def predicted_tokens(alpha: float, drafted: Sequence[int], steps: int) -> float:
-    """Expected tokens per step, 1 + sum_d (n_d / steps) alpha^d: equation (1) averaged over draft lengths."""
-    return 1.0 + sum(n * alpha**depth for depth, n in enumerate(drafted, start=1)) / steps
+    return [_point(runs, plain) for runs in drafting]
 
 
 def settings(points: Sequence[Point]) -> list[str]:
@@ -127,7 +82,8 @@ def _usable(run: Run) -> bool:
 def _point(runs: list[Run], plain: dict[tuple, Run]) -> Point:
     first = runs[0]
     pairs = [(run, plain[run.unit]) for run in runs if run.unit in plain]
-    drafted = _sums(run.drafted_by_depth for run, _ in pairs)
+    depths = by_depth(run for run, _ in pairs)
+    drafted = [depth.reached for depth in depths]
     if not sum(drafted):
         where = f"temperature {first.temperature:g}, batch {first.batch}"
         raise DataError(
@@ -136,7 +92,7 @@ def _point(runs: list[Run], plain: dict[tuple, Run]) -> Point:
     steps = sum(run.forwards for run, _ in pairs)
     plain_seconds = sum(base.seconds - base.prefill_seconds for _, base in pairs)
     step_seconds = plain_seconds / sum(base.forwards for _, base in pairs)
-    found = rate(drafted, _sums(run.accepted_by_depth for run, _ in pairs))
+    found = rate(drafted, [depth.accepted for depth in depths])
     length = sum(drafted) / steps
     cost = sum(run.draft_seconds for run, _ in pairs) / sum(drafted) / step_seconds
     predicted = predicted_tokens(found.alpha, drafted, steps)
@@ -155,10 +111,6 @@ def _point(runs: list[Run], plain: dict[tuple, Run]) -> Point:
         predicted_tokens=predicted,
         speed_up=median(run.speed / base.speed for run, base in pairs),
         predicted_speed_up=predicted / (1.0 + cost * length),
-        best=best_length(found.alpha, cost, _LONGEST),
+        best=best_length(found.alpha, cost),
         pairs=len(pairs),
     )
-
-
-def _sums(counts: Iterable[Sequence[int]]) -> list[int]:
-    return [sum(column) for column in zip_longest(*counts, fillvalue=0)]
