@@ -19,11 +19,9 @@ from foredraft.core.rng import Noise
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.sampling.warp import Warp
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
-from foredraft.drafters.online.method import Online, Options
-from foredraft.drafters.online.replay_buffer import ReplayBuffer
-from foredraft.drafters.online.trainable import Sample, TrainBatch
+from foredraft.drafters.online.method import BackgroundTask, Online, Options
+from foredraft.drafters.online.samples import ReplayBuffer, Sample, TrainBatch
 from foredraft.drafters.online.trainer import MIN_SAMPLES, compare_to_best
-from foredraft.drafters.online.worker import BackgroundTask
 from foredraft.drafters.prompt_lookup import Options as LookupOptions, PromptLookup
 from foredraft.engine.policy import Constant
 from foredraft.engine.reference import reference
