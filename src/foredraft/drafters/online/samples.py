@@ -101,17 +101,15 @@ class StepRecord(NamedTuple):
     @classmethod
     def of(cls, view: View, draft: Draft, verdict: Verdict, out: StepOut, count: int) -> "StepRecord":
         """Record a step without reading back from the device. ``count``: tokens stored of each law."""
-        tree, path = draft.tree, verdict.path.clamp(min=0)[..., None]
-        last = verdict.path.gather(1, verdict.accepted()[:, None])
-        logits = out.logits.gather(1, path.expand(-1, -1, out.logits.shape[-1]))
+        tree, last = draft.tree, verdict.path.gather(1, verdict.accepted()[:, None])
         return cls(
             view.rows,
             view.roots,
             verdict.emitted(tree),
             verdict.accepted() + 1,
             ((tree.parents == last) & tree.valid).any(1),
-            topk_distribution(logits, count),
-            {tap: h.gather(1, path.expand(-1, -1, h.shape[-1])).to(_STATES) for tap, h in out.hidden.items()},
+            topk_distribution(verdict.on_path(out.logits), count),
+            {tap: verdict.on_path(states).to(_STATES) for tap, states in out.hidden.items()},
         )
 
     def read_back(self) -> "StepRecord":
