@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from functools import singledispatch
-from typing import NamedTuple, final
+from typing import Generic, NamedTuple, TypeVar, final
 
 import torch
 from jaxtyping import Int
@@ -22,6 +22,8 @@ from foredraft.model.head_parts import parts_of
 from foredraft.model.hf import CausalLM
 from foredraft.model.taps import body
 
+N = TypeVar("N", bound=nn.Module)
+
 _UNROLLED = 3
 """Levels of a draft on which an EAGLE head is trained; after the first it reads its own states."""
 
@@ -34,7 +36,7 @@ class Prediction(NamedTuple):
     laws: Tensor
 
 
-class TrainAdapter(ABC):
+class TrainAdapter(ABC, Generic[N]):
     """A served network and a trainable copy of it. Subclasses are final.
 
     Args:
@@ -47,11 +49,11 @@ class TrainAdapter(ABC):
         DrafterError: the weights cannot be trained.
     """
 
-    def __init__(self, served: nn.Module, shadow: nn.Module, width: int, vocabulary: Tensor | None = None) -> None:
+    def __init__(self, served: nn.Module, shadow: N, width: int, vocabulary: Tensor | None = None) -> None:
         if not all(weight.is_floating_point() for weight in shadow.parameters()):
             raise DrafterError("The draft's weights are quantised and cannot be trained: load it in full precision.")
         self.served = served
-        self.shadow = shadow.requires_grad_(True)
+        self.shadow: N = shadow.requires_grad_(True)
         self._width = width
         self._vocabulary = vocabulary
 
@@ -79,7 +81,7 @@ class TrainAdapter(ABC):
 
 
 @final
-class ModelAdapter(TrainAdapter):
+class ModelAdapter(TrainAdapter[nn.Module]):
     """A whole model. It reads each sample from position 0, whatever its position in the row."""
 
     def __init__(self, model: CausalLM) -> None:
@@ -95,21 +97,18 @@ class ModelAdapter(TrainAdapter):
 
 
 @final
-class EagleAdapter(TrainAdapter):
+class EagleAdapter(TrainAdapter[EagleNet]):
     """An EAGLE head, unrolled over its own states as in training-time test (arXiv:2503.01840, section 3.2).
 
     Entry j reads feature j and token j + 1; at level k it reads token j + 1 + k and predicts the law after it.
     """
 
     def __init__(self, net: EagleNet) -> None:
-        shadow = plain_copy(net, shared=(net.target,))
-        assert isinstance(shadow, EagleNet)
         width = net.target.vocab_size if net.vocabulary is None else net.vocabulary.shape[0]
-        super().__init__(net, shadow, width, net.vocabulary)
-        self._net = shadow
+        super().__init__(net, plain_copy(net, shared=(net.target,)), width, net.vocabulary)
 
     def _logits_by_level(self, batch: TrainBatch) -> Iterator[tuple[Tensor, Tensor]]:
-        net, (rows, length) = self._net, batch.tokens.shape
+        net, (rows, length) = self.shadow, batch.tokens.shape
         place = torch.arange(length - 1, device=batch.tokens.device).expand(rows, -1)
         unrolled = Unrolled(sample := _rows_with_laws(batch), net.window)
         states = net.features({tap: hidden[:, :-1] for tap, hidden in batch.hidden.items()})
@@ -133,17 +132,14 @@ def _rows_with_laws(batch: TrainBatch) -> Int[Tensor, "B M"]:
 
 
 @final
-class AheadAdapter(TrainAdapter):
+class AheadAdapter(TrainAdapter[Medusa | Blockwise | Hydra]):
     """Heads on the target's last hidden state: head i at entry j predicts the law after token j + 1 + i."""
 
     def __init__(self, net: Medusa | Blockwise | Hydra) -> None:
-        shadow = plain_copy(net, shared=(net.target,))
-        assert isinstance(shadow, (Medusa, Blockwise, Hydra))
-        super().__init__(net, shadow, net.target.vocab_size)
-        self._net = shadow
+        super().__init__(net, plain_copy(net, shared=(net.target,)), net.target.vocab_size)
 
     def _logits_by_level(self, batch: TrainBatch) -> Iterator[tuple[Tensor, Tensor]]:
-        net, hidden = self._net, batch.hidden[FINAL]
+        net, hidden = self.shadow, batch.hidden[FINAL]
         if isinstance(net, Hydra) and net.prefix is not None:
             place = torch.arange(hidden.shape[1], device=hidden.device).expand(hidden.shape[0], -1)
             hidden = net.prefix(hidden, place, Unrolled(place).first)
