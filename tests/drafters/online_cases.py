@@ -1,8 +1,10 @@
 """Tiny targets with drafts that have something to learn, and a stream of prompts."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
 import random_heads as heads
 import tiny
@@ -18,6 +20,7 @@ from foredraft.engine.policy import Constant
 from foredraft.model.hf import CausalLM
 
 SMALL = {"vocab_size": 32, "spread": 1.2}
+NEW = 12
 
 
 def target() -> CausalLM:
@@ -66,5 +69,21 @@ def stream(count: int, seed: int = 5) -> list[list[int]]:
 
 
 def acceptance(results: list[Any]) -> float:
-    """Tokens a forward of the target."""
+    """Tokens per forward of the target."""
     return sum(len(r.tokens) for r in results) / sum(r.stats.target_forwards for r in results)
+
+
+def serve(g: Generator, requests: range, **options: Any) -> list[float]:
+    """Serve these requests of the stream, ``requests.step`` at a time; the acceptance of each call."""
+    prompts, options = stream(requests.stop), {"max_new_tokens": NEW, **options}
+    calls = (g.generate(prompts[b : b + requests.step], seed=b, **options) for b in requests)
+    return [acceptance(results) for results in calls]
+
+
+def weights(online: Online) -> dict[str, Tensor]:
+    """Weights of the trained copy."""
+    return {name: weight.detach().clone() for name, weight in online._adapter.shadow.named_parameters()}
+
+
+def same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
+    return all(torch.equal(a[name], b[name]) for name in a)

@@ -6,7 +6,7 @@ from typing import Any, final
 
 import pytest
 import torch
-from online_cases import KINDS, SMALL, acceptance, draft, generator, inner, stream, target
+from online_cases import KINDS, NEW, SMALL, draft, generator, inner, same, serve, stream, target, weights
 from torch import Tensor
 
 import foredraft
@@ -19,27 +19,12 @@ from foredraft.core.rng import Noise
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.sampling.warp import Warp
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
-from foredraft.drafters.online.method import Online, Options
-from foredraft.drafters.online.replay_buffer import ReplayBuffer
-from foredraft.drafters.online.trainable import Sample, TrainBatch
+from foredraft.drafters.online.method import BackgroundTask, Online, Options
+from foredraft.drafters.online.samples import ReplayBuffer, Sample, TrainBatch
 from foredraft.drafters.online.trainer import MIN_SAMPLES, compare_to_best
-from foredraft.drafters.online.worker import BackgroundTask
-from foredraft.drafters.prompt_lookup import Options as LookupOptions, PromptLookup
 from foredraft.engine.policy import Constant
 from foredraft.engine.reference import reference
 from foredraft.model.hf import CausalLM
-
-NEW = 12
-
-
-def weights(online: Online) -> dict[str, Tensor]:
-    """What the copy has."""
-    return {name: weight.detach().clone() for name, weight in online._adapter.shadow.named_parameters()}
-
-
-def same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
-    return all(torch.equal(a[name], b[name]) for name in a)
-
 
 # It learns.
 
@@ -48,36 +33,29 @@ def same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
 def test_acceptance_rises_and_stays_up(name: str):
     sampled = name in ("draft_model", "eagle1")  # these draw from q, the others pick
     g, online = generator(name)
-    prompts, lengths = stream(48), []
-    for begin in range(0, 48, 8):
-        results = g.generate(prompts[begin : begin + 8], max_new_tokens=24, temperature=float(sampled), seed=begin)
-        lengths.append(acceptance(results))
+    options = {"max_new_tokens": 24, "temperature": float(sampled)}
+    lengths = serve(g, range(0, 48, 8), **options)
     frozen = tiny.generator(g.engine.target, inner(name, g.engine.target), g.engine.policy)
-    rest = [
-        frozen.generate(prompts[b : b + 8], max_new_tokens=24, temperature=float(sampled), seed=0) for b in (32, 40)
-    ]
+    rest = serve(frozen, range(32, 48, 8), **options)
     assert [report.outcome for report in online.reports] == ["learned"] * 6
     overlaps = [report.acceptance for report in online.reports]
     assert min(overlaps[2:]) > overlaps[0] + 0.02, "every later version is better than none"
-    assert sum(lengths[4:]) / 2 > 1.05 * sum(map(acceptance, rest)) / 2
+    assert sum(lengths[4:]) / 2 > 1.05 * sum(rest) / 2
 
 
 @pytest.mark.parametrize("options", [{"loss": "reverse_kl"}, {"loss": "jsd", "jsd_weight": 0.3}, {"learn": "rejected"}])
 def test_every_loss_and_source_teaches(options: dict[str, Any]):
     g, online = generator("draft_model", **options)
-    for begin in range(0, 32, 8):
-        g.generate(stream(32)[begin : begin + 8], max_new_tokens=NEW, temperature=1.0, seed=begin)
+    serve(g, range(0, 32, 8), temperature=1.0)
     assert online.reports[-1].acceptance > online.reports[0].acceptance + 0.03
 
 
 def test_the_same_stream_teaches_the_same():
-    runs = []
-    for _ in range(2):
-        g, online = generator("draft_model", passes=2)
-        for begin in (0, 8):
-            g.generate(stream(16)[begin : begin + 8], max_new_tokens=NEW, temperature=1.0, seed=begin)
-        runs.append((weights(online), online.reports))
-    assert same(runs[0][0], runs[1][0]) and runs[0][1] == runs[1][1]
+    runs = [generator("draft_model", passes=2) for _ in range(2)]
+    for g, _ in runs:
+        serve(g, range(0, 16, 8), temperature=1.0)
+    (_, one), (_, other) = runs
+    assert same(weights(one), weights(other)) and one.reports == other.reports
 
 
 # What it learns from.
@@ -202,7 +180,7 @@ def test_what_waits_is_bounded():
 def test_a_service_that_never_gets_to_learn_keeps_no_more_than_it_may():
     g, online = generator("eagle3", interval=10**6, positions=100)
     for begin in range(0, 32, 8):
-        g.generate(stream(32)[begin : begin + 8], max_new_tokens=NEW)
+        serve(g, range(begin, begin + 8, 8))
         assert online._buffer.laws <= 100
     assert online._buffer.laws > 50 and not online._records and not online.reports
 
@@ -340,32 +318,25 @@ def test_a_judgement_needs_passages_and_more_than_noise():
 
 def test_a_bad_version_is_taken_back():
     g, online = generator("draft_model", passes=2)
-    prompts = stream(64)
-
-    def serve(begin: int) -> float:
-        return acceptance(g.generate(prompts[begin : begin + 8], max_new_tokens=NEW, temperature=1.0, seed=begin))
-
-    before = [serve(0), serve(8), serve(16)]
+    before = serve(g, range(0, 24, 8), temperature=1.0)
     good, version = weights(online), online.version
     with torch.no_grad():
         for weight in online._adapter.shadow.parameters():
             weight.add_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)))
     online._adapter.publish()
-    bad = serve(24)
+    (bad,) = serve(g, range(24, 32, 8), temperature=1.0)
     assert bad < min(before)
     assert online.reports[-1].outcome == "returned" and online.version == version + 1
     assert online.reports[-1].acceptance < online.reports[-1].best - 0.1
     best = weights(online)
     assert not same(best, good), "the best version that has been judged is one interval older than the last one"
-    assert serve(32) > bad and online.reports[-1].outcome == "learned"
+    assert serve(g, range(32, 40, 8), temperature=1.0)[0] > bad and online.reports[-1].outcome == "learned"
 
 
 @pytest.mark.parametrize("lr", [1e3, 1e20])
 def test_steps_that_lead_nowhere_do_no_lasting_harm(lr: float):
     g, online = generator("draft_model", lr=lr, passes=2)
-    prompts = stream(40)
-    for begin in range(0, 40, 8):
-        g.generate(prompts[begin : begin + 8], max_new_tokens=NEW, temperature=1.0, seed=0)
+    serve(g, range(0, 40, 8), temperature=1.0)
     outcomes = {report.outcome for report in online.reports}
     assert outcomes <= {"learned", "returned", "refused"} and outcomes & {"returned", "refused"}
     assert all(weight.isfinite().all() for weight in online._adapter.shadow.parameters())
@@ -376,17 +347,18 @@ def test_steps_that_lead_nowhere_do_no_lasting_harm(lr: float):
 # What cannot be.
 
 
-def test_what_cannot_learn_is_refused():
-    with pytest.raises(DrafterError, match="PromptLookup has no weights to train: online needs a draft model"):
-        Online(Options(), PromptLookup(LookupOptions()))
-    with pytest.raises(DrafterError, match="has no weights to train"):
-        foredraft.load("sample", "online:prompt_lookup")
-    with pytest.raises(DrafterError, match="online needs a draft model or a trained head inside"):
-        foredraft.load("sample", "online")
-    with pytest.raises(DrafterError, match="online takes one inner drafter, not 2"):
-        foredraft.load("sample", "online:draft_model+eagle3")
-    with pytest.raises(OptionError, match="Unknown drafter 'draft'"):
-        foredraft.load("sample", "online:draft")
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("online:prompt_lookup", "PromptLookup has no weights to train: online needs a draft model"),
+        ("online", "online needs a draft model or a trained head inside"),
+        ("online:draft_model+eagle3", "online takes one inner drafter, not 2"),
+        ("online:draft", "Unknown drafter 'draft'"),
+    ],
+)
+def test_what_cannot_learn_is_refused(spec: str, message: str):
+    with pytest.raises((DrafterError, OptionError), match=message):
+        foredraft.load("sample", spec)
 
 
 WRONG: list[dict[str, Any]] = [

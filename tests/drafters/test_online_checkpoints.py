@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from online_cases import draft, generator, stream, target
-from test_online import NEW, same, weights
+from online_cases import draft, generator, same, serve, target, weights
 
 import foredraft
 from foredraft.core.errors import DataError, OptionError
@@ -37,11 +36,6 @@ def begun(folder: Path, name: str = "draft_model", **options: Any) -> tuple[Gene
     return generator(name, passes=1, folder=str(folder), **options)
 
 
-def serve(g: Generator, begin: int, end: int) -> None:
-    for first in range(begin, end, 4):
-        g.generate(stream(64)[first : first + 4], max_new_tokens=NEW)
-
-
 def test_a_killed_service_goes_on_from_its_last_interval(tmp_path: Path):
     """Killed after 20 requests, of which the last 4 had not been learned from; then it is as one that was not."""
     here = Path(__file__).parent
@@ -54,23 +48,23 @@ def test_a_killed_service_goes_on_from_its_last_interval(tmp_path: Path):
         process.send_signal(signal.SIGKILL)
         assert process.wait(60) == -signal.SIGKILL
     whole, undisturbed = begun(tmp_path / "whole")
-    serve(whole, 0, 16)
+    serve(whole, range(0, 16, 4))
     again, online = begun(tmp_path / "killed")
     assert online.version == undisturbed.version == 2 and online.reports == undisturbed.reports
     assert same(weights(online), weights(undisturbed))
     served = online._adapter.served.get_parameter("model.embed_tokens.weight")
     assert torch.equal(served, weights(undisturbed)["model.embed_tokens.weight"]), "and it drafts with them"
     for g in (whole, again):  # the requests since then are served again, here; moments and all go on as they were
-        serve(g, 16, 32)
+        serve(g, range(16, 32, 4))
     assert online.version == 4 and online.reports == undisturbed.reports
     assert same(weights(online), weights(undisturbed))
 
 
 def test_two_versions_are_kept_and_the_older_stands_in_for_a_damaged_one(tmp_path: Path):
     g, online = begun(tmp_path)
-    serve(g, 0, 16)
+    serve(g, range(0, 16, 4))
     before = weights(online)
-    serve(g, 16, 24)
+    serve(g, range(16, 24, 4))
     files = sorted(path.name for path in tmp_path.iterdir())
     assert files == ["version-00000002.pt", "version-00000003.pt"]
     last = tmp_path / files[1]
@@ -81,7 +75,7 @@ def test_two_versions_are_kept_and_the_older_stands_in_for_a_damaged_one(tmp_pat
         assert other.version == 2 and same(weights(other), before)
     (tmp_path / "version-00000004.partial").write_bytes(b"half of one")
     g, other = begun(tmp_path)
-    serve(g, 16, 24)
+    serve(g, range(16, 24, 4))
     assert other.version == 3 and same(weights(other), weights(online)), "it is written anew"
     for path in tmp_path.glob("*.pt"):
         path.write_bytes(b"no version")
@@ -91,7 +85,7 @@ def test_two_versions_are_kept_and_the_older_stands_in_for_a_damaged_one(tmp_pat
 
 def test_other_drafts_and_model_folders_are_refused(tmp_path: Path):
     g, _ = begun(tmp_path)
-    serve(g, 0, 8)
+    serve(g, range(0, 8, 4))
     for other in ("eagle3", "medusa"):
         with pytest.raises(OptionError, match="holds versions of another draft than this one"):
             begun(tmp_path, other)
@@ -116,7 +110,7 @@ def test_a_fingerprint_does_not_depend_on_how_a_net_is_served():
 
 def test_with_other_options_the_weights_go_on_and_the_moments_do_not(tmp_path: Path):
     g, online = begun(tmp_path)
-    serve(g, 0, 8)
+    serve(g, range(0, 8, 4))
     _, other = begun(tmp_path, lr=1e-3)
     assert same(weights(other), weights(online)) and not other._trainer._optimizer.state
     _, like = begun(tmp_path)
@@ -125,14 +119,14 @@ def test_with_other_options_the_weights_go_on_and_the_moments_do_not(tmp_path: P
 
 def test_a_full_disk_ends_learning_with_a_warning_and_leaves_what_was_there(tmp_path: Path):
     g, _ = begun(tmp_path)
-    serve(g, 0, 8)
+    serve(g, range(0, 8, 4))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (5000, hard))
     try:
         with pytest.warns(RuntimeWarning, match="has stopped learning: A version cannot be written to"):
-            serve(g, 8, 16)
+            serve(g, range(8, 16, 4))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    serve(g, 16, 32)
+    serve(g, range(16, 32, 4))
     assert [path.name for path in tmp_path.iterdir()] == ["version-00000001.pt"]
     assert begun(tmp_path)[1].version == 1

@@ -9,7 +9,7 @@ from online_cases import generator, stream
 from foredraft.core.drafter import StepOut
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.drafters.online.method import Online
-from foredraft.drafters.online.replay_buffer import StepRecord
+from foredraft.drafters.online.samples import StepRecord
 
 
 @pytest.mark.parametrize("goes_on", [False, True])

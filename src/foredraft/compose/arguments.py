@@ -41,10 +41,13 @@ BUNDLED_DRAFTS = {
 
 
 class Target(NamedTuple):
-    """A folder, a hub name, a transformers model or a shared ``CausalLM``; and its tokenizer, if given."""
+    """``source``: a folder, a hub name, a transformers model or a shared ``CausalLM``; the others as in ``load``."""
 
     source: Any
     tokenizer: Any
+    dtype: str | torch.dtype | None
+    device: str | torch.device | None
+    options: Mapping[str, Any] | None
 
 
 def as_target(
@@ -52,16 +55,16 @@ def as_target(
     tokenizer: Any,
     dtype: str | torch.dtype | None,
     device: str | torch.device | None,
-    model_options: Mapping[str, Any] | None,
+    options: Mapping[str, Any] | None,
 ) -> Target:
     """Normalise a target; a generator shares its own target.
 
     Raises:
         ModelError: ``target`` is not a model.
-        OptionError: the model is already loaded and has another dtype or device, or ``model_options`` were given.
+        OptionError: the model is already loaded and has another dtype or device, or ``options`` were given.
     """
     if isinstance(target, (str, PathLike)):
-        return Target(fspath(target), tokenizer)
+        return Target(fspath(target), tokenizer, dtype, device, options)
     if isinstance(target, Generator):
         target, tokenizer = target.engine.target, target.tokenizer if tokenizer is None else tokenizer
     source = target if isinstance(target, CausalLM) else unwrapped(target)
@@ -71,9 +74,9 @@ def as_target(
         expected, found = as_device(device), source.device
         if expected.type != found.type or expected.index not in (None, found.index):
             raise OptionError(f"The model is loaded already, on {found}: leave device out, or move it to {expected}.")
-    if model_options:
+    if options:
         raise OptionError("The model is loaded already: leave model_options out, or give them to its from_pretrained.")
-    return Target(source, tokenizer)
+    return Target(source, tokenizer, dtype, device, options)
 
 
 def as_spec(source: Any, drafter: AnyDrafter) -> Spec | Drafter:

@@ -10,6 +10,7 @@ import torch
 from foredraft.compose.arguments import (
     BUNDLED_DRAFTS as BUNDLED_DRAFTS,
     AnyDrafter,
+    Target,
     as_spec,
     as_target,
     check_device,
@@ -90,20 +91,8 @@ def load(
         UsageError: an argument is invalid; the message says why and what to do.
     """
     # Keep ``target`` bound: if it is the only reference to a generator, it holds the models until ``build`` does.
-    shared = as_target(target, tokenizer, dtype, device, model_options)
-    loader = _Loader(
-        shared.source,
-        shared.tokenizer,
-        dtype,
-        device,
-        verifier,
-        max_batch_size,
-        exact=exact,
-        fast=fast,
-        kv_bytes=kv_cache_memory_bytes,
-        options=model_options,
-        draft_options=draft_options,
-    )
+    given = as_target(target, tokenizer, dtype, device, model_options)
+    loader = _Loader(given, verifier, max_batch_size, exact, fast, kv_cache_memory_bytes, draft_options)
     return loader.build([drafter], policy)[0]
 
 
@@ -128,20 +117,8 @@ def load_many(
         one generator for each drafter, in order. The target is held until the last of them is closed.
     """
     # Keep ``target`` bound: if it is the only reference to a generator, it holds the models until ``build`` does.
-    shared = as_target(target, tokenizer, dtype, device, model_options)
-    loader = _Loader(
-        shared.source,
-        shared.tokenizer,
-        dtype,
-        device,
-        verifier,
-        max_batch_size,
-        exact=exact,
-        fast=fast,
-        kv_bytes=kv_cache_memory_bytes,
-        options=model_options,
-        draft_options=draft_options,
-    )
+    given = as_target(target, tokenizer, dtype, device, model_options)
+    loader = _Loader(given, verifier, max_batch_size, exact, fast, kv_cache_memory_bytes, draft_options)
     return loader.build(drafters, None)
 
 
@@ -149,16 +126,12 @@ def load_many(
 class _Loader:
     """The arguments of ``load``, normalised, and the loading itself."""
 
-    target: Any
-    tokenizer: Any
-    dtype: str | torch.dtype | None
-    device: str | torch.device | None
+    target: Target
     verifier: str | None
     max_batch_size: int
     exact: bool
     fast: bool
     kv_bytes: int | None
-    options: Mapping[str, Any] | None
     draft_options: Mapping[str, Any] | None
 
     def build(self, drafters: Sequence[AnyDrafter], policy: Policy | None) -> list[Generator]:
@@ -168,11 +141,11 @@ class _Loader:
             check_count("kv_cache_memory_bytes", self.kv_bytes)
         if not drafters:
             raise OptionError("Name at least one drafter; the drafter none is plain decoding.")
-        specs = [as_spec(self.target, drafter) for drafter in drafters]
+        specs = [as_spec(self.target.source, drafter) for drafter in drafters]
         if self.draft_options and not any(names_draft(spec) for spec in specs):
             raise OptionError("draft_options apply only to a draft model loaded by its name: leave them out.")
         kinds = [_kind(spec, _check_verifier(self.verifier, spec)) for spec in specs]
-        loaded = _load(self.target, self.tokenizer, self.dtype, self.device, self.options)
+        loaded = _load(self.target)
         models = [self._target(loaded)]
         try:
             return [
@@ -184,11 +157,12 @@ class _Loader:
 
     def _target(self, loaded: Loaded) -> CausalLM:
         """The target, with one more holder."""
-        if isinstance(self.target, CausalLM):
-            self.target.check_ready()
-            self.target.retain()
-            return self.target
-        return acquire(loaded.model, fast=self.fast, owned=isinstance(self.target, str))
+        source = self.target.source
+        if isinstance(source, CausalLM):
+            source.check_ready()
+            source.retain()
+            return source
+        return acquire(loaded.model, fast=self.fast, owned=isinstance(source, str))
 
     def _generator(
         self,
@@ -225,10 +199,10 @@ class _Loader:
 
     def _drafter(self, spec: Spec | Drafter, loaded: Loaded, models: list[CausalLM], cache: SlotCache) -> Drafter:
         """Build the drafter of a spec; newly loaded models are appended to ``models``."""
-        shared = {key: value for key, value in (self.options or {}).items() if key in _SHARED_OPTIONS}
+        shared = {key: value for key, value in (self.target.options or {}).items() if key in _SHARED_OPTIONS}
         options = {**shared, **(self.draft_options or {})}
         given = spec.model if isinstance(spec, Spec) else None
-        builder = _DrafterBuilder(self.target, loaded.tokenizer, models, self.fast, options, given)
+        builder = _DrafterBuilder(self.target.source, loaded.tokenizer, models, self.fast, options, given)
         drafter = builder.build(spec, models[0], cache).drafter if isinstance(spec, Spec) else spec
         if self.verifier is not None and drafter.needs.law is not None:  # a law that its options do not determine
             check_legal(self.verifier, drafter.needs.law)
@@ -265,17 +239,12 @@ def _kind(spec: Spec | Drafter, lossless: bool) -> Kind:
     return Kind(spec.name if isinstance(spec, Spec) else spec.__class__.__name__, lossless)
 
 
-def _load(
-    target: Any,
-    tokenizer: Any,
-    dtype: str | torch.dtype | None,
-    device: str | torch.device | None,
-    options: Mapping[str, Any] | None,
-) -> Loaded:
-    if isinstance(target, str):
-        loaded = load_model(target, dtype=dtype, device=device, options=options)
+def _load(target: Target) -> Loaded:
+    source, tokenizer, dtype, device, options = target
+    if isinstance(source, str):
+        loaded = load_model(source, dtype=dtype, device=device, options=options)
         return loaded if tokenizer is None else as_loaded(loaded.model, tokenizer)
-    return as_loaded(target.model if isinstance(target, CausalLM) else target, tokenizer)
+    return as_loaded(source.model if isinstance(source, CausalLM) else source, tokenizer)
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,3 +62,11 @@ class Verdict:
         last = torch.full_like(self.bonus, -1)[:, None]
         shifted = torch.cat([drafted[:, 1:], last], dim=1)
         return shifted.scatter(1, self.accepted()[:, None], self.bonus[:, None])
+
+    def on_path(self, values: Float[Tensor, "B N V"]) -> Float[Tensor, "B D V"]:
+        """The values at each node of the path: entry i belongs to emitted token i; after the path they are the root's.
+
+        ``values`` has an entry for each node of the tree.
+        """
+        nodes = self.path.clamp(min=0)[..., None].expand(-1, -1, values.shape[-1])
+        return values.gather(1, nodes)

@@ -22,10 +22,7 @@ from foredraft.core.verify import RULES
 from foredraft.engine.step import StepDone, Stepper
 from foredraft.model.base import TargetModel, VocabPadded
 from foredraft.model.cache import SlotCache
-from foredraft.model.prefill import prefill
-
-_CATCH_UP = 16
-"""Rows further behind than this many tokens catch up in their own forward, so that the others need no padding."""
+from foredraft.model.prefill import CATCH_UP, prefill
 
 
 class NestedLoopParts(NamedTuple):
@@ -162,7 +159,7 @@ class NestedLoop:
             self._cache.zero(fresh)
         behind = [b for b, start in enumerate(starts) if start < ends[b]]
         for far in (True, False):
-            group = [b for b in behind if (ends[b] - starts[b] > _CATCH_UP) == far]
+            group = [b for b in behind if (ends[b] - starts[b] > CATCH_UP) == far]
             if group:
                 self._read([view.rows[b] for b in group], [starts[b] for b in group], view.lengths.device)
         return [history[extent - 1 - begin] for history, extent in zip(histories, view.extents, strict=True)]

@@ -103,11 +103,11 @@ class Stepper:
             rows=rows,
             emitted=emitted,
             counts=counts,
-            logprobs=_on_path(out.logits, verdict).float().log_softmax(-1) if logprobs else None,
+            logprobs=verdict.on_path(out.logits).float().log_softmax(-1) if logprobs else None,
             draft_seconds=proposed - started,
             verify_seconds=ended - proposed,
             levels=tree.depth,
-            laws=_on_path(law.p, verdict) if laws and law.p is not None else None,
+            laws=verdict.on_path(law.p) if laws and law.p is not None else None,
         )
 
     def _propose(self, view: View, plan: Plan) -> tuple[Draft, Proposed | None]:
@@ -204,9 +204,3 @@ def _ranks(scores: Float[Tensor, "B N"], tree: TokenTree, verdict: Verdict) -> I
         1, order, torch.arange(order.shape[1], device=order.device).expand_as(order)
     )
     return ranks.gather(1, verdict.path.clamp(min=0))
-
-
-def _on_path(values: Float[Tensor, "B N V"], verdict: Verdict) -> Float[Tensor, "B D V"]:
-    """The values at each node of the accepted path: entry i belongs to emitted token i."""
-    nodes = verdict.path.clamp(min=0)[..., None].expand(-1, -1, values.shape[-1])
-    return values.gather(1, nodes)

@@ -15,7 +15,7 @@ import copyreg
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +28,7 @@ _LEAST_ROWS = 2
 """A single row is padded with zeros to two: oneDNN's matrix-vector kernel is slower than two rows."""
 
 _log = logging.getLogger(__name__)
+M = TypeVar("M", bound=nn.Module)
 
 
 @dataclass(slots=True)
@@ -245,7 +246,7 @@ def any_weight(net: nn.Module) -> Tensor:
     return next(net.parameters()) if found is None else found
 
 
-def plain_copy(model: nn.Module, shared: Iterable[object] = ()) -> nn.Module:
+def plain_copy(model: M, shared: Iterable[object] = ()) -> M:
     """A trainable float32 copy of a model, with plain layers in place of packed ones.
 
     Args:

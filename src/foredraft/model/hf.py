@@ -147,9 +147,7 @@ class CausalLM(TargetModel):
 
     def plain_copy(self) -> PreTrainedModel:
         """A trainable float32 copy of the model, with stock attention and plain layers."""
-        copied = plain_copy(self.model)
-        assert isinstance(copied, PreTrainedModel)
-        return copied
+        return plain_copy(self.model)
 
     def close(self) -> None:
         """Restore the model, once no forward is running. An interruption is raised after that."""

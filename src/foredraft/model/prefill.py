@@ -1,6 +1,6 @@
 """Prefill: read known tokens of many rows of different lengths, in bounded memory."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Float, Int
@@ -10,6 +10,8 @@ from foredraft.core.tree import TokenTree
 from foredraft.model.base import TargetModel
 from foredraft.model.cache import SlotCache
 
+CATCH_UP = 16
+"""Rows further behind than this many tokens catch up in their own forward, so that the others need no padding."""
 CHUNK = 512
 """Most tokens per row and forward; bounds the masks and activations of a long prompt."""
 
@@ -39,6 +41,36 @@ def group_by_length(lengths: Sequence[int]) -> list[list[int]]:
         groups.append(sorted(order[start:end]))
         end = start
     return groups
+
+
+def catch_up(
+    cache: SlotCache,
+    known: dict[int, int],
+    rows: Sequence[int],
+    ends: Sequence[int],
+    slots: int,
+    read: Callable[[list[int]], object],
+) -> tuple[list[int], int]:
+    """Prepare a forward that reads what was committed since the last one; ``known`` entries of each row are cached.
+
+    Args:
+        cache: room for ``slots`` slots and some padding is reserved, and new rows are cleared.
+        ends: read each row up to this entry.
+        read: reads all but the last of these entries, for the rows with these indices, which are far behind.
+
+    Returns:
+        the entry of each row to read from, and the number of entries to read, the same for all rows.
+    """
+    cache.reserve(max(rows) + 1, slots + CATCH_UP)
+    fresh = [row for row in rows if known[row] == 0]
+    if fresh:  # an earlier request in the row may have left NaN
+        cache.zero(fresh)
+    far = [b for b, row in enumerate(rows) if ends[b] - known[row] > CATCH_UP]
+    if far:
+        read(far)
+        known.update({rows[b]: ends[b] - 1 for b in far})
+    width = max(max(end - known[row], 1) for row, end in zip(rows, ends, strict=True))
+    return [max(end - width, 0) for end in ends], width
 
 
 def prefill(

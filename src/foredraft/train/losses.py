@@ -1,5 +1,8 @@
-"""Losses of heads by name; see ``core/divergence``."""
+"""Losses of heads by name (see ``core/divergence``), and metrics."""
 
+from collections.abc import Sequence
+
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -30,3 +33,16 @@ def loss_of(name: str) -> Distance:
 def weighted_mean(values: Float[Tensor, "*rows"], weights: Float[Tensor, "*rows"]) -> Float[Tensor, ""]:
     """Weighted mean of the rows; 0 if all weights are 0."""
     return (values * weights).sum() / weights.sum().clamp(min=1e-6)
+
+
+def hit_rate(
+    scores: Float[Tensor, "*rows v"], p: Float[Tensor, "*rows v"], weights: Float[Tensor, "*rows"]
+) -> Float[Tensor, ""]:
+    """Weighted share of the rows in which the draft's argmax (of logits or laws) is the target's."""
+    return weighted_mean((scores.argmax(-1) == p.argmax(-1)).float(), weights).detach()
+
+
+def chain_metrics(hits: Sequence[Float[Tensor, ""]]) -> dict[str, Tensor]:
+    """The hit rate of each level, and the expected acceptance length of a chain with these hit rates."""
+    levels = {f"hit_{level}": rate for level, rate in enumerate(hits)}
+    return {**levels, "length": 1 + torch.stack(list(hits)).cumprod(0).sum()}

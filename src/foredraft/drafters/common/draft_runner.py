@@ -14,10 +14,7 @@ from foredraft.drafters.common.tree_builder import TreeBuilder
 from foredraft.drafters.common.tree_ops import ranked
 from foredraft.model.base import TargetModel, widened
 from foredraft.model.cache import SlotCache
-from foredraft.model.prefill import prefill
-
-_CATCH_UP = 16
-"""Rows further behind than this many tokens catch up in their own forward, so that the others need no padding."""
+from foredraft.model.prefill import catch_up, prefill
 
 
 class DraftRunner:
@@ -69,17 +66,9 @@ class DraftRunner:
         Args:
             room: drafted nodes to reserve slots for after the root.
         """
-        self.cache.reserve(max(view.rows) + 1, max(view.extents) + room + _CATCH_UP)
-        fresh = [row for row in view.rows if self._known[row] == 0]
-        if fresh:  # an earlier request in the row may have left NaN
-            self.cache.zero(fresh)
-        limit = self.model.max_length
-        extents = [min(extent, limit) for extent in view.extents]
-        far = [b for b, row in enumerate(view.rows) if extents[b] - self._known[row] > _CATCH_UP]
-        if far:
-            self._catch_up(view, far, extents)
-        width = max(max(extents[b] - self._known[row], 1) for b, row in enumerate(view.rows))
-        starts = [max(extent - width, 0) for extent in extents]
+        extents = [min(extent, self.model.max_length) for extent in view.extents]
+        slots, read = max(view.extents) + room, lambda far: self._prefill(view, far, extents)
+        starts, width = catch_up(self.cache, self._known, view.rows, extents, slots, read)
         offsets = [extent - 1 - start for extent, start in zip(extents, starts, strict=True)]
         bases = torch.tensor(starts, device=view.lengths.device)
         index = bases[:, None] + torch.arange(width, device=bases.device)
@@ -87,8 +76,7 @@ class DraftRunner:
         kept = sorted(set(offsets))
         step = self.model.address(TokenTree.chain(tokens), bases, view.rows, max(starts) + width)
         out = self.model.forward(step, self.cache, keep=torch.tensor(kept, device=bases.device))
-        for row, extent in zip(view.rows, extents, strict=True):
-            self._known[row] = extent
+        self._known.update(zip(view.rows, extents, strict=True))
         places = torch.tensor([kept.index(offset) for offset in offsets], device=bases.device)
         return self.widened(out.logits.gather(1, places[:, None, None].expand(-1, 1, out.logits.shape[-1])))
 
@@ -113,7 +101,7 @@ class DraftRunner:
         """The draft's logits over the target's vocabulary; finite even if the draft's are not."""
         return widened(logits, self._vocab_size)
 
-    def _catch_up(self, view: View, far: Sequence[int], extents: Sequence[int]) -> None:
+    def _prefill(self, view: View, far: Sequence[int], extents: Sequence[int]) -> None:
         """Read all but the last token of the rows that are far behind."""
         rows = [view.rows[b] for b in far]
         starts = [self._known[row] for row in rows]
@@ -122,7 +110,6 @@ class DraftRunner:
         for line, (b, start, count) in enumerate(zip(far, starts, counts, strict=True)):
             tokens[line, :count] = view.history[b, start : start + count]
         prefill(self.model, self.cache, rows, self.clip_ids(tokens), starts)
-        self._known.update({row: extents[b] - 1 for row, b in zip(rows, far, strict=True)})
 
 
 @runtime_checkable

@@ -22,9 +22,8 @@ from foredraft.model.attention import masked_attention
 from foredraft.model.cache import SlotCache, SlotView, bucket, persistent_zeros
 from foredraft.model.cpu_linear import any_weight
 from foredraft.model.masks import Layout, StepIn, address, extent_of
+from foredraft.model.prefill import catch_up
 
-_CATCH_UP = 16
-"""Rows further behind than this many tokens catch up in their own forward, so that the others need no padding."""
 _CHUNK = 512
 _MAX_PENDING = 32
 """Features of up to this many steps without a draft are computed together, to save time while nothing is drafted."""
@@ -96,8 +95,7 @@ class FeatureCache:
     def commit(self, view: View, verdict: Verdict, out: StepOut) -> None:
         """Store the features of the accepted path; later slots are overwritten by the next step."""
         alone = verdict.path.shape[1] == 1
-        path = verdict.path.clamp(min=0)[..., None]
-        hidden = {tap: states.gather(1, path.expand(-1, -1, states.shape[2])) for tap, states in out.hidden.items()}
+        hidden = {tap: verdict.on_path(states) for tap, states in out.hidden.items()}
         if not alone:
             self._flush()
         self._pending.append(_PendingStates(view.rows, view.lengths - 1, max(view.extents), hidden))
@@ -137,15 +135,8 @@ class FeatureCache:
         self._flush()
         ends = [extent - 1 for extent in view.extents]  # number of features, and so of entries
         self._prepare(max(ends) + room)
-        self._cache.reserve(max(view.rows) + 1, max(ends) + room + _CATCH_UP)
-        fresh = [row for row in view.rows if self._known[row] == 0]
-        if fresh:  # an earlier request in the row may have left NaN
-            self._cache.zero(fresh)
-        far = [b for b, row in enumerate(view.rows) if ends[b] - self._known[row] > _CATCH_UP]
-        if far:
-            self._catch_up(view, far, ends)
-        width = max(max(end - self._known[row], 1) for end, row in zip(ends, view.rows, strict=True))
-        starts = [max(end - width, 0) for end in ends]
+        slots, read = max(ends) + room, lambda far: self._read_alone(view, far, ends)
+        starts, width = catch_up(self._cache, self._known, view.rows, ends, slots, read)
         states = self._committed(view, starts, width)
         self._known.update(zip(view.rows, ends, strict=True))
         device = view.lengths.device
@@ -157,7 +148,7 @@ class FeatureCache:
         """A draft tree of at most ``nodes`` nodes after the entries just read; node 0 is the root's entry."""
         return HeadTree(self, view, nodes)
 
-    def _catch_up(self, view: View, far: list[int], ends: list[int]) -> None:
+    def _read_alone(self, view: View, far: list[int], ends: list[int]) -> None:
         """Read all but the last entry of the rows that are far behind."""
         for b in far:
             row = view.rows[b]
@@ -165,7 +156,6 @@ class FeatureCache:
             alone = View((row,), view.history[one], view.lengths[one], (view.extents[b],), view.warp, view.noise)
             for begin in range(self._known[row], ends[b] - 1, _CHUNK):
                 self._committed(alone, [begin], min(_CHUNK, ends[b] - 1 - begin))
-            self._known[row] = ends[b] - 1
 
     def _committed(self, view: View, starts: Sequence[int], width: int) -> Float[Tensor, "B N H"]:
         """Read ``width`` entries of each row from ``starts`` on, with the target's features."""

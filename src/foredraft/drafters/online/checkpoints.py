@@ -2,6 +2,7 @@
 
 import hashlib
 import pickle
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -14,7 +15,6 @@ from foredraft.drafters.online.trainer import OnlineTrainer, Report
 
 _KEPT = 2
 _SAMPLE = 1024  # values of each tensor in a fingerprint
-_LOG = 1000  # reports kept across versions
 
 
 class Checkpoints:
@@ -29,7 +29,6 @@ class Checkpoints:
         self._folder = folder.expanduser()
         self._base = fingerprint(base)
         self._number = 0
-        self.reports: tuple[Report, ...] = ()
         if (self._folder / "config.json").exists():
             raise OptionError(f"{folder} is a model's folder, which is never changed: give online another folder.")
         try:
@@ -37,8 +36,8 @@ class Checkpoints:
         except OSError as error:
             raise OptionError(f"online cannot write to the folder {folder}: {error.strerror}.") from error
 
-    def resume(self, trainer: OnlineTrainer) -> bool:
-        """Load the last readable version into the trainer; return whether there was one.
+    def resume(self, trainer: OnlineTrainer) -> tuple[Report, ...]:
+        """Load the last readable version into the trainer; return its reports, or none if there is no version.
 
         Raises:
             OptionError: the folder holds versions of another draft.
@@ -56,21 +55,25 @@ class Checkpoints:
                     f"{self._folder} holds versions of another draft than this one: give online another folder."
                 )
             trainer.resume(state["learner"])
-            self._number, self.reports = number, tuple(Report(**report) for report in reports)
-            return True
+            self._number = number
+            return tuple(Report(**report) for report in reports)
         if files:
             raise DataError(f"No version in {self._folder} can be read: delete them to start from the original draft.")
-        return False
+        return ()
 
-    def save(self, trainer: OnlineTrainer, report: Report) -> None:
-        """Write the current version and keep one earlier version.
+    def save(self, trainer: OnlineTrainer, reports: Sequence[Report]) -> None:
+        """Write the current version and the latest reports; keep one earlier version.
 
         Raises:
             DataError: it cannot be written; earlier versions are kept.
         """
-        self._number, self.reports = self._number + 1, (*self.reports[1 - _LOG :], report)
-        reports = [asdict(each) for each in self.reports]
-        state = {"base": self._base, "number": self._number, "reports": reports, "learner": trainer.state()}
+        self._number += 1
+        state = {
+            "base": self._base,
+            "number": self._number,
+            "reports": [asdict(report) for report in reports],
+            "learner": trainer.state(),
+        }
         try:
             atomic_save(self._folder / f"version-{self._number:08d}.pt", state)
             for file in self._files()[:-_KEPT]:

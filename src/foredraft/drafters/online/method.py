@@ -4,95 +4,34 @@ The target computes its law at every verified position. These laws are recorded,
 distilled on them in the background; its weights are replaced between two steps. So it adapts to the requests it serves.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+import concurrent.futures
+import threading
+import warnings
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
-from typing import final
+from typing import Generic, TypeVar, final
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from foredraft.core.draft import Draft, Law, Verdict
+from foredraft.core.draft import Draft, Verdict
 from foredraft.core.drafter import Background, Drafter, Plan, StepOut, Trainable, View
-from foredraft.core.errors import DrafterError, OptionError
-from foredraft.core.options import DrafterOptions
-from foredraft.core.sampling.params import check_known
+from foredraft.core.errors import DrafterError
 from foredraft.drafters.common.build_context import BuildContext
 from foredraft.drafters.online.checkpoints import Checkpoints
-from foredraft.drafters.online.replay_buffer import ReplayBuffer, RowRecord, StepRecord
+from foredraft.drafters.online.samples import ReplayBuffer, RowRecord, Sample, StepRecord
 from foredraft.drafters.online.train_adapters import adapter_for
-from foredraft.drafters.online.trainable import Sample, TrainAdapter
-from foredraft.drafters.online.trainer import LOSSES, OnlineTrainer, Report, TrainConfig
-from foredraft.drafters.online.worker import BackgroundTask
+from foredraft.drafters.online.trainer import OnlineTrainer, Options, Report
 
-LEARN = ("rejected", "all")
+T = TypeVar("T")
 
-
-@dataclass(frozen=True, slots=True)
-class Options(DrafterOptions):
-    """When and how the inner drafter is trained; its own options set how it drafts.
-
-    interval: requests between updates.
-    interval_positions: also update after this many verified positions; 0: never.
-    learn: all (verified positions) or rejected (only those where a draft was rejected).
-    loss: forward_kl, reverse_kl or jsd, between the target's and the draft's distributions.
-    jsd_weight: weight of the target's distribution in the Jensen-Shannon divergence.
-    lr: learning rate of AdamW, constant.
-    passes: passes over the positions of an interval.
-    batch: samples per optimizer step.
-    context: tokens of a sample; longer ones are split.
-    top_laws: tokens kept of each target distribution; the others count as one outcome.
-    positions: most positions in the replay buffer; the oldest are dropped first.
-    megabytes: most megabytes in the replay buffer.
-    background: yes, train in a thread while serving; no, train between requests.
-    threads: CPU threads for training in the background.
-    folder: folder for saved versions, from which another process continues.
-    """
-
-    interval: int = 8
-    interval_positions: int = 0
-    learn: str = "all"
-    loss: str = "forward_kl"
-    jsd_weight: float = 0.5
-    lr: float = 1e-4
-    passes: int = 1
-    batch: int = 4
-    context: int = 512
-    top_laws: int = 64
-    positions: int = 32768
-    megabytes: int = 256
-    background: bool = True
-    threads: int = 1
-    folder: str | None = field(default=None, metadata={"unset": "not saved"})
-
-    @property
-    def law(self) -> Law:
-        """The law of a draft model; for a spec, the law of the inner drafter counts."""
-        return Law.CHAIN
-
-    def __post_init__(self) -> None:
-        check_known("loss", {self.loss: None}, LOSSES)
-        check_known("learn", {self.learn: None}, LEARN)
-        for name in ("interval", "passes", "batch", "top_laws", "positions", "megabytes", "threads"):
-            if getattr(self, name) < 1:
-                raise OptionError(f"{name} must be 1 or more.")
-        if self.interval_positions < 0:
-            raise OptionError("interval_positions must be 0 or more.")
-        if self.context < 16:
-            raise OptionError("context must be 16 or more.")
-        if not self.lr > 0 or not 0 < self.jsd_weight < 1:
-            raise OptionError("lr must be above 0, and jsd_weight above 0 and below 1.")
-
-    def train_config(self) -> TrainConfig:
-        """The options of the trainer."""
-        return TrainConfig(
-            lr=self.lr,
-            loss=self.loss,
-            jsd_weight=self.jsd_weight,
-            every_law=self.learn == "all",
-            passes=self.passes,
-            batch=self.batch,
-        )
+_UNREAD = 32
+"""Most steps without a draft that are recorded later; beyond, a step reads them back and waits for the device."""
+_REPORTS = 1000
+"""Number of latest reports kept."""
 
 
 @final
@@ -102,29 +41,36 @@ class Online(Background):
     Weights change only before a proposal or after a request has ended, on the loop's thread, and never between drafting
     and verification, so q stays the law of the draft. The inner drafter's caches of rows in flight come from older
     weights; that costs very little acceptance (docs/log.md), and only until these rows end.
+
+    Raises:
+        DrafterError: the inner drafter cannot be trained.
     """
 
     def __init__(self, options: Options, inner: Drafter) -> None:
+        if not isinstance(inner, Trainable):
+            raise DrafterError(
+                f"{inner.__class__.__name__} has no weights to train: online needs a draft model or a trained head "
+                "inside, such as online:[draft_model:PATH]."
+            )
         self._options = options
         self._inner = inner
         self.needs = replace(inner.needs, learns=True)
-        self._adapter: TrainAdapter = adapter_for(_trainable(inner).network)
-        self._trainer = OnlineTrainer(self._adapter, options.train_config())
+        self._adapter = adapter_for(inner.network)
+        self._trainer = OnlineTrainer(self._adapter, options)
         self._checkpoints = None if options.folder is None else Checkpoints(Path(options.folder), self._adapter.shadow)
         self._task: BackgroundTask[Report] = BackgroundTask(options.threads if options.background else 0)
         self._buffer = ReplayBuffer(options.positions, options.megabytes * 2**20)
         self._records: dict[int, RowRecord] = {}
         self._steps: list[StepRecord] = []  # of the last steps, still on the target's device
         self._requests = 0  # requests that have ended since the last update began
-        self.reports: tuple[Report, ...] = ()
-        if self._checkpoints is not None and self._checkpoints.resume(self._trainer):
-            self.reports = self._checkpoints.reports
+        self.reports = () if self._checkpoints is None else self._checkpoints.resume(self._trainer)
+        if self.reports:
             self._adapter.publish()
 
     @property
     def version(self) -> int:
         """The number of changes of the served weights."""
-        return self.reports[-1].version if self.reports else self._trainer.version
+        return self.reports[-1].version if self.reports else 0
 
     def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
         self._inner.admit(row, prompt, hidden)
@@ -189,28 +135,78 @@ class Online(Background):
         if report is not None:
             if report.outcome != "refused":
                 self._adapter.publish()
-            self.reports = (*self.reports[1 - _REPORTS :], report)
+            self.reports = self._reports_with(report)
 
     def _learn(self, samples: list[Sample]) -> Report:
         report = self._trainer.learn(samples)
         if self._checkpoints is not None:
-            self._checkpoints.save(self._trainer, report)
+            self._checkpoints.save(self._trainer, self._reports_with(report))
         return report
 
-
-_UNREAD = 32
-"""Most steps without a draft that are recorded later; beyond, a step reads them back and waits for the device."""
-_REPORTS = 1000
-"""Number of latest reports kept."""
+    def _reports_with(self, report: Report) -> tuple[Report, ...]:
+        return (*self.reports[1 - _REPORTS :], report)
 
 
-def _trainable(inner: Drafter) -> Trainable:
-    if not isinstance(inner, Trainable):
-        raise DrafterError(
-            f"{inner.__class__.__name__} has no weights to train: online needs a draft model or a trained head inside, "
-            "such as online:[draft_model:PATH]."
-        )
-    return inner
+class BackgroundTask(Generic[T]):
+    """Runs one function at a time in its own thread; the caller takes the result later.
+
+    After an error no more tasks are run, and a warning is issued: requests in flight must not fail because of it.
+
+    Args:
+        threads: torch threads for the task; 0 runs it immediately in the caller's thread.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+        self._future: Future[T] | None = None
+        self._broken = False
+
+    @property
+    def idle(self) -> bool:
+        """True if another task may begin."""
+        return self._future is None and not self._broken
+
+    def begin(self, task: Callable[[], T]) -> None:
+        """Run a task."""
+        if self._threads:
+            threads = self._threads, torch.get_num_threads()
+            pool = ThreadPoolExecutor(1, "foredraft-online", _set_threads_here, threads)
+            self._future = pool.submit(task)
+            pool.shutdown(wait=False)
+            return
+        future: Future[T] = Future()
+        try:
+            future.set_result(task())
+        except Exception as error:
+            future.set_exception(error)
+        self._future = future
+
+    def wait(self) -> None:
+        """Wait for the running task."""
+        if self._future is not None:
+            concurrent.futures.wait([self._future])
+
+    def take(self) -> T | None:
+        """The result of a completed task, once; None if there is none."""
+        if self._future is None or not self._future.done():
+            return None
+        future, self._future = self._future, None
+        error = future.exception()
+        if error is None:
+            return future.result()
+        self._broken = True
+        warnings.warn(f"The drafter has stopped learning: {error}", RuntimeWarning, stacklevel=2)
+        return None
+
+
+def _set_threads_here(threads: int, default: int) -> None:
+    """Set torch's thread count for the calling thread only. A thread takes the last count set anywhere at its first
+    query: so this thread queries first, and a short-lived thread restores the default."""
+    torch.get_num_threads()
+    torch.set_num_threads(threads)
+    last = threading.Thread(target=torch.set_num_threads, args=(default,))
+    last.start()
+    last.join()
 
 
 def build(options: Options, context: BuildContext) -> Online:

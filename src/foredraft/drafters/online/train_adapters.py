@@ -1,31 +1,87 @@
 """Training forwards that match drafting-time inputs, one adapter per kind of network."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from functools import singledispatch
-from typing import final
+from typing import Generic, NamedTuple, TypeVar, final
 
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor
+from jaxtyping import Int
+from torch import Tensor, nn
 
 from foredraft.core.errors import DrafterError
-from foredraft.drafters.online.trainable import TrainAdapter, TrainBatch
+from foredraft.core.topk_distribution import coarsen
+from foredraft.drafters.online.samples import TrainBatch
 from foredraft.heads.nets.eagle import EagleNet
 from foredraft.heads.nets.hydra import Hydra
 from foredraft.heads.nets.medusa import Blockwise, Medusa
 from foredraft.heads.nets.target_parts import FINAL
 from foredraft.heads.nets.ttt_attention import Unrolled, take
-from foredraft.model.cpu_linear import plain_copy
+from foredraft.model.cpu_linear import copy_weights, plain_copy
 from foredraft.model.head_parts import parts_of
 from foredraft.model.hf import CausalLM
 from foredraft.model.taps import body
+
+N = TypeVar("N", bound=nn.Module)
 
 _UNROLLED = 3
 """Levels of a draft on which an EAGLE head is trained; after the first it reads its own states."""
 
 
+class Prediction(NamedTuple):
+    """Target and predicted laws ``p`` and ``log_q`` [m, k + 1], and the laws' numbers in the batch [m]."""
+
+    p: Tensor
+    log_q: Tensor
+    laws: Tensor
+
+
+class TrainAdapter(ABC, Generic[N]):
+    """A served network and a trainable copy of it. Subclasses are final.
+
+    Args:
+        served: the network that drafts; may have packed weights.
+        shadow: its ``plain_copy``.
+        vocabulary: target ids of the network's vocabulary, ascending; None for all below ``width``.
+        width: size of the network's vocabulary.
+
+    Raises:
+        DrafterError: the weights cannot be trained.
+    """
+
+    def __init__(self, served: nn.Module, shadow: N, width: int, vocabulary: Tensor | None = None) -> None:
+        if not all(weight.is_floating_point() for weight in shadow.parameters()):
+            raise DrafterError("The draft's weights are quantised and cannot be trained: load it in full precision.")
+        self.served = served
+        self.shadow: N = shadow.requires_grad_(True)
+        self._width = width
+        self._vocabulary = vocabulary
+
+    def publish(self) -> None:
+        """Copy the trained weights into the served network."""
+        copy_weights(self.served, self.shadow)
+
+    def predict(self, batch: TrainBatch) -> Iterator[Prediction]:
+        """The copy's predictions of the laws of a batch, for each level of a draft that the network supports; level 0
+        is a draft's first token."""
+        for logits, laws in self._logits_by_level(batch):
+            ids, known = self._draft_ids(batch.ids[laws])
+            yield Prediction(*coarsen(logits.float(), ids, known, batch.p[laws]), laws)
+
+    @abstractmethod
+    def _logits_by_level(self, batch: TrainBatch) -> Iterator[tuple[Tensor, Tensor]]:
+        """For each level, logits [m, v] and the numbers of the laws that they predict [m]."""
+
+    def _draft_ids(self, ids: Int[Tensor, "m k"]) -> tuple[Tensor, Tensor]:
+        """The draft's ids of target tokens, and which of them it has."""
+        if self._vocabulary is None:
+            return ids.clamp(max=self._width - 1), ids < self._width
+        place = torch.searchsorted(self._vocabulary, ids).clamp(max=self._width - 1)
+        return place, self._vocabulary[place] == ids
+
+
 @final
-class ModelAdapter(TrainAdapter):
+class ModelAdapter(TrainAdapter[nn.Module]):
     """A whole model. It reads each sample from position 0, whatever its position in the row."""
 
     def __init__(self, model: CausalLM) -> None:
@@ -41,21 +97,18 @@ class ModelAdapter(TrainAdapter):
 
 
 @final
-class EagleAdapter(TrainAdapter):
+class EagleAdapter(TrainAdapter[EagleNet]):
     """An EAGLE head, unrolled over its own states as in training-time test (arXiv:2503.01840, section 3.2).
 
     Entry j reads feature j and token j + 1; at level k it reads token j + 1 + k and predicts the law after it.
     """
 
     def __init__(self, net: EagleNet) -> None:
-        shadow = plain_copy(net, shared=(net.target,))
-        assert isinstance(shadow, EagleNet)
         width = net.target.vocab_size if net.vocabulary is None else net.vocabulary.shape[0]
-        super().__init__(net, shadow, width, net.vocabulary)
-        self._net = shadow
+        super().__init__(net, plain_copy(net, shared=(net.target,)), width, net.vocabulary)
 
     def _logits_by_level(self, batch: TrainBatch) -> Iterator[tuple[Tensor, Tensor]]:
-        net, (rows, length) = self._net, batch.tokens.shape
+        net, (rows, length) = self.shadow, batch.tokens.shape
         place = torch.arange(length - 1, device=batch.tokens.device).expand(rows, -1)
         unrolled = Unrolled(sample := _rows_with_laws(batch), net.window)
         states = net.features({tap: hidden[:, :-1] for tap, hidden in batch.hidden.items()})
@@ -79,39 +132,28 @@ def _rows_with_laws(batch: TrainBatch) -> Int[Tensor, "B M"]:
 
 
 @final
-class AheadAdapter(TrainAdapter):
+class AheadAdapter(TrainAdapter[Medusa | Blockwise | Hydra]):
     """Heads on the target's last hidden state: head i at entry j predicts the law after token j + 1 + i."""
 
     def __init__(self, net: Medusa | Blockwise | Hydra) -> None:
-        shadow = plain_copy(net, shared=(net.target,))
-        assert isinstance(shadow, (Medusa, Blockwise, Hydra))
-        super().__init__(net, shadow, net.target.vocab_size)
-        self._net = shadow
+        super().__init__(net, plain_copy(net, shared=(net.target,)), net.target.vocab_size)
 
     def _logits_by_level(self, batch: TrainBatch) -> Iterator[tuple[Tensor, Tensor]]:
-        hidden = batch.hidden[FINAL]
-        if isinstance(self._net, Hydra) and self._net.prefix is not None:
+        net, hidden = self.shadow, batch.hidden[FINAL]
+        if isinstance(net, Hydra) and net.prefix is not None:
             place = torch.arange(hidden.shape[1], device=hidden.device).expand(hidden.shape[0], -1)
-            hidden = self._net.prefix(hidden, place, Unrolled(place).first)
-        for head in range(self._net.count):
+            hidden = net.prefix(hidden, place, Unrolled(place).first)
+        for head in range(net.count):
             entry = batch.places - 1 - head
             laws = (entry >= 0).nonzero()[:, 0]
             entry, row = entry[laws], batch.rows[laws]
-            yield self._logits(hidden[row, entry][None], batch, row, entry, head)[0], laws
-
-    def _logits(
-        self,
-        states: Float[Tensor, "1 m H"],
-        batch: TrainBatch,
-        row: Int[Tensor, "m"],
-        entry: Int[Tensor, "m"],
-        head: int,
-    ) -> Float[Tensor, "1 m V"]:
-        net = self._net
-        if isinstance(net, Hydra):
-            ahead = entry[:, None] + torch.arange(1, head + 2, device=entry.device)
-            return net.logits(states, batch.tokens[row[:, None], ahead][None], head)
-        return net.logits(net.states(states, head), head)
+            states = hidden[row, entry][None]
+            if isinstance(net, Hydra):
+                ahead = entry[:, None] + torch.arange(1, head + 2, device=entry.device)
+                logits = net.logits(states, batch.tokens[row[:, None], ahead][None], head)
+            else:
+                logits = net.logits(net.states(states, head), head)
+            yield logits[0], laws
 
 
 @singledispatch

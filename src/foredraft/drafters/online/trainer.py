@@ -9,19 +9,25 @@ import functools
 import math
 import statistics
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from foredraft.core.divergence import Distance, jensen_shannon, kl, overlap, reverse_kl
-from foredraft.drafters.online.trainable import Sample, TrainAdapter, TrainBatch
+from foredraft.core.draft import Law
+from foredraft.core.errors import OptionError
+from foredraft.core.options import DrafterOptions
+from foredraft.core.sampling.params import check_known
+from foredraft.drafters.online.samples import Sample, TrainBatch
+from foredraft.drafters.online.train_adapters import TrainAdapter
 
 Weights = dict[str, Tensor]
 
-LOSSES = ("forward_kl", "reverse_kl", "jsd")
+LEARN = ("rejected", "all")
+LOSSES: dict[str, Distance] = {"forward_kl": kl, "reverse_kl": reverse_kl, "jsd": jensen_shannon}
 MIN_SAMPLES = 8
 """Samples needed before a version is compared."""
 SURE = 3.0
@@ -32,21 +38,60 @@ _DECAY = 0.8  # the weight of level k of a draft is this to the power of k, as i
 _CLIP = 1.0  # largest gradient norm
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainConfig:
-    """Options of the trainer; see ``online.Options``."""
+@dataclass(frozen=True, slots=True)
+class Options(DrafterOptions):
+    """When and how the inner drafter is trained; its own options set how it drafts.
 
-    lr: float
-    loss: str
-    jsd_weight: float
-    every_law: bool
-    passes: int
-    batch: int
+    interval: requests between updates.
+    interval_positions: also update after this many verified positions; 0: never.
+    learn: all (verified positions) or rejected (only those where a draft was rejected).
+    loss: forward_kl, reverse_kl or jsd, between the target's and the draft's distributions.
+    jsd_weight: weight of the target's distribution in the Jensen-Shannon divergence.
+    lr: learning rate of AdamW, constant.
+    passes: passes over the positions of an interval.
+    batch: samples per optimizer step.
+    context: tokens of a sample; longer ones are split.
+    top_laws: tokens kept of each target distribution; the others count as one outcome.
+    positions: most positions in the replay buffer; the oldest are dropped first.
+    megabytes: most megabytes in the replay buffer.
+    background: yes, train in a thread while serving; no, train between requests.
+    threads: CPU threads for training in the background.
+    folder: folder for saved versions, from which another process continues.
+    """
 
-    def distance(self) -> Distance:
-        """The loss as a function of laws."""
-        jsd = functools.partial(jensen_shannon, weight=self.jsd_weight)
-        return {"forward_kl": kl, "reverse_kl": reverse_kl, "jsd": jsd}[self.loss]
+    interval: int = 8
+    interval_positions: int = 0
+    learn: str = "all"
+    loss: str = "forward_kl"
+    jsd_weight: float = 0.5
+    lr: float = 1e-4
+    passes: int = 1
+    batch: int = 4
+    context: int = 512
+    top_laws: int = 64
+    positions: int = 32768
+    megabytes: int = 256
+    background: bool = True
+    threads: int = 1
+    folder: str | None = field(default=None, metadata={"unset": "not saved"})
+
+    @property
+    def law(self) -> Law:
+        """The law of a draft model; for a spec, the law of the inner drafter counts."""
+        return Law.CHAIN
+
+    def __post_init__(self) -> None:
+        check_known("loss", {self.loss: None}, list(LOSSES))
+        check_known("learn", {self.learn: None}, LEARN)
+        for name in ("interval", "passes", "batch", "top_laws", "positions", "megabytes", "threads"):
+            if getattr(self, name) < 1:
+                raise OptionError(f"{name} must be 1 or more.")
+        if self.interval_positions < 0:
+            raise OptionError("interval_positions must be 0 or more.")
+        if self.context < 16:
+            raise OptionError("context must be 16 or more.")
+        if not self.lr > 0 or not 0 < self.jsd_weight < 1:
+            raise OptionError("lr must be above 0, and jsd_weight above 0 and below 1.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +119,11 @@ class Report:
 class OnlineTrainer:
     """Trains the adapter's copy, never the served network. Called from one thread at a time."""
 
-    def __init__(self, adapter: TrainAdapter, config: TrainConfig) -> None:
+    def __init__(self, adapter: TrainAdapter, options: Options) -> None:
         self._adapter = adapter
-        self._config = config
-        self._distance = config.distance()
+        self._options = options
+        jsd = functools.partial(jensen_shannon, weight=options.jsd_weight)
+        self._distance = jsd if options.loss == "jsd" else LOSSES[options.loss]
         self._weights = dict(adapter.shadow.named_parameters())
         self._best = self._copy()
         self._differences: deque[float] = deque(maxlen=_WINDOW)  # acceptance minus that of the best version, by sample
@@ -87,24 +133,26 @@ class OnlineTrainer:
     def learn(self, samples: Sequence[Sample]) -> Report:
         """Evaluate, then restore the best version or train."""
         with torch.inference_mode(False), torch.enable_grad():
-            served, best = self._evaluate(samples)
-            self._differences += [a - b for a, b in zip(served, best, strict=True)] if self.version else []
+            before = self._copy()
+            served = best = self._acceptance(samples)
+            if self.version:
+                self._load(self._best)
+                best = self._acceptance(samples)
+                self._load(before)
+                self._differences += [a - b for a, b in zip(served, best, strict=True)]
             verdict = compare_to_best(self._differences)
             if verdict != "unsure":
                 self._differences.clear()
             if verdict == "worse":
-                self._load(self._best)
-                self._optimizer = self._fresh_optimizer()
                 outcome, loss = "returned", math.nan
+                self._restart(self._best)
             else:
-                before = self._copy()
                 if verdict == "as good":
                     self._best = before
                 loss = self._train(samples)
                 outcome = "learned" if math.isfinite(loss) else "refused"
                 if outcome == "refused":
-                    self._load(before)
-                    self._optimizer = self._fresh_optimizer()
+                    self._restart(before)
             self.version += outcome != "refused"
             laws = sum(sample.places.shape[0] for sample in samples)
             means = statistics.fmean(served), statistics.fmean(best)
@@ -118,7 +166,7 @@ class OnlineTrainer:
             "best": self._best,
             "differences": list(self._differences),
             "optimizer": self._optimizer.state_dict(),
-            "study": asdict(self._config),
+            "study": self._study(),
         }
 
     def resume(self, state: dict[str, Any]) -> None:
@@ -130,28 +178,24 @@ class OnlineTrainer:
         for weights in (state["weights"], state["best"]):
             if {name: w.shape for name, w in weights.items()} != {n: w.shape for n, w in self._weights.items()}:
                 raise ValueError("other weights")
-        if state["study"] == asdict(self._config):
+        if state["study"] == self._study():
             self._optimizer.load_state_dict(state["optimizer"])
         self._load(state["weights"])
         self._best = {name: weight.to(self._weights[name].device) for name, weight in state["best"].items()}
         self._differences.extend(state["differences"])
         self.version = state["version"]
 
-    def _evaluate(self, samples: Sequence[Sample]) -> tuple[list[float], list[float]]:
-        """Acceptance on each sample with the current weights and with the best ones."""
-        served = self._acceptance(samples)
-        if not self.version:
-            return served, served
-        current = self._copy()
-        self._load(self._best)
-        best = self._acceptance(samples)
-        self._load(current)
-        return served, best
+    def _study(self) -> dict[str, Any]:
+        """The options that the optimizer's state depends on."""
+        every_law = self._options.learn == "all"
+        names = ("lr", "loss", "jsd_weight", "passes", "batch")
+        return {"every_law": every_law, **{name: getattr(self._options, name) for name in names}}
 
     @torch.no_grad()
     def _acceptance(self, samples: Sequence[Sample]) -> list[float]:
+        """Acceptance on each sample with the current weights."""
         found: list[float] = []
-        for batch in self._batches(samples, list(range(len(samples)))):
+        for batch in self._batches(samples):
             p, log_q, laws = next(self._adapter.predict(batch))
             rows = batch.rows[laws]
             total = torch.zeros(batch.tokens.shape[0], device=rows.device)
@@ -164,9 +208,9 @@ class OnlineTrainer:
         """Run the optimizer steps of one interval; return the mean loss, or NaN if a loss or gradient is not finite."""
         generator = torch.Generator().manual_seed(self.version)
         losses: list[float] = []
-        for _ in range(self._config.passes):
+        for _ in range(self._options.passes):
             order = torch.randperm(len(samples), generator=generator).tolist()
-            for batch in self._batches(samples, order):
+            for batch in self._batches([samples[i] for i in order]):
                 loss = self._loss(batch)
                 if loss is None:
                     continue
@@ -184,22 +228,26 @@ class OnlineTrainer:
         """The mean over the selected laws, weighted by level; None if there are none."""
         total: Tensor | None = None
         for level, (p, log_q, laws) in enumerate(self._adapter.predict(batch)):
-            selected = torch.ones_like(laws, dtype=torch.bool) if self._config.every_law else batch.refused[laws]
+            selected = batch.refused[laws] | (self._options.learn == "all")
             if bool(selected.any()):
                 loss = _DECAY**level * self._distance(p, log_q)[selected].mean()
                 total = loss if total is None else total + loss
         return total
 
-    def _batches(self, samples: Sequence[Sample], order: list[int]):
+    def _batches(self, samples: Sequence[Sample]) -> Iterator[TrainBatch]:
         device = next(iter(self._weights.values())).device
-        for begin in range(0, len(order), self._config.batch):
-            yield TrainBatch.of([samples[i] for i in order[begin : begin + self._config.batch]], device)
+        for begin in range(0, len(samples), self._options.batch):
+            yield TrainBatch.of(samples[begin : begin + self._options.batch], device)
 
     def _fresh_optimizer(self) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(self._weights.values(), lr=self._config.lr, betas=(0.9, 0.95), weight_decay=0.0)
+        return torch.optim.AdamW(self._weights.values(), lr=self._options.lr, betas=(0.9, 0.95), weight_decay=0.0)
 
     def _copy(self) -> Weights:
         return {name: weight.detach().clone() for name, weight in self._weights.items()}
+
+    def _restart(self, weights: Weights) -> None:
+        self._load(weights)
+        self._optimizer = self._fresh_optimizer()
 
     @torch.no_grad()
     def _load(self, weights: Weights) -> None:

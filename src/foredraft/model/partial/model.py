@@ -5,7 +5,7 @@ number of tokens left out before it. Keys keep the rotation of their own positio
 slots. A row that fits is cached as a whole.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple, final
 
@@ -22,9 +22,19 @@ from foredraft.model.cache import PassthroughCache, SlotCache, SlotView
 from foredraft.model.hf import CausalLM
 from foredraft.model.masks import StepIn, address
 from foredraft.model.partial.attention_scores import AttentionScores
-from foredraft.model.partial.kv_copy import Copy, copy_tokens
 from foredraft.model.partial.kv_selection import Selection
 from foredraft.model.support import UNBOUNDED
+
+_SHORT = 32
+"""Rows with at most this many new tokens are copied in one indexed copy; longer ones as one slice each."""
+
+
+class _Copy(NamedTuple):
+    """The tokens ``begin`` to ``end`` of a row; ``left_out`` tokens before them are not in the partial cache."""
+
+    left_out: int
+    begin: int
+    end: int
 
 
 class _Pending(NamedTuple):
@@ -120,7 +130,7 @@ class PartialLM(TargetModel):
             self._scores.drop()
         self.cache.reserve(max(rows) + 1, max(extents) + ahead)
         self._begin([row for row in rows if row not in self._synced])
-        copies: dict[int, Copy] = {}
+        copies: dict[int, _Copy] = {}
         evicted, selected = [], []
         for row, extent in zip(rows, extents, strict=True):
             left, synced, end = self.left_out(row), self._synced.get(row, 0), extent - 1
@@ -128,7 +138,7 @@ class PartialLM(TargetModel):
             fits = end - left + 1 + ahead <= self.capacity and not again
             evicts = not fits and not again and self._scores is not None and 0 < synced <= end <= left + self.capacity
             if fits or evicts:
-                copies[row] = Copy(left, synced, end)
+                copies[row] = _Copy(left, synced, end)
             if evicts:
                 evicted.append(row)
             elif not fits:
@@ -137,7 +147,7 @@ class PartialLM(TargetModel):
                 self._left_out[row] = border - self._selection.budget
                 selected.append(row)
             self._synced[row] = end
-        copy_tokens(self._full, self.cache, copies, range(self._model.layers))
+        _copy_tokens(self._full, self.cache, copies, self._model.layers)
         for row in evicted:
             self._evict(row)
         return selected + evicted
@@ -289,3 +299,36 @@ class _ProbeObserver(AttentionObserver):
 
 def _gather_slots(buffer: Float[Tensor, "K S E"], slots: Int[Tensor, "K T"]) -> Float[Tensor, "K T E"]:
     return buffer.gather(1, slots[..., None].expand(-1, -1, buffer.shape[-1]))
+
+
+def _copy_tokens(full: SlotCache, part: SlotCache, copies: Mapping[int, _Copy], layers: int) -> None:
+    """Copy keys and values of new tokens, by row, from the full to the partial cache, overwriting their slots."""
+    short: dict[int, _Copy] = {}
+    long: dict[_Copy, list[int]] = {}
+    for row, copy in copies.items():
+        if copy.end - copy.begin > _SHORT:
+            long.setdefault(copy, []).append(row)
+        elif copy.end > copy.begin:
+            short[row] = copy
+    if not short and not long:
+        return
+    table = _copy_table(short, full.stored(0)[0].device) if short else None
+    for layer in range(layers):
+        stored = full.stored(layer)
+        for source, target in zip(stored, part.buffers(layer, *stored), strict=True):
+            if table is not None:
+                rows, read, written = table
+                target[rows, :, written] = source[rows, :, read]
+            for (left_out, begin, end), group in long.items():
+                target[group, :, begin - left_out : end - left_out] = source[group, :, begin:end]
+
+
+def _copy_table(
+    copies: Mapping[int, _Copy], device: torch.device
+) -> tuple[Int[Tensor, "B 1"], Int[Tensor, "B W"], Int[Tensor, "B W"]]:
+    """Rows, slots to read and slots to write; rows with fewer tokens repeat their last one."""
+    lines = [(row, copy.left_out, copy.begin, copy.end - 1) for row, copy in copies.items()]
+    width = max(last + 1 - begin for _, _, begin, last in lines)
+    rows, left_out, begin, last = torch.tensor(lines, device=device)[..., None].unbind(1)
+    read = (begin + torch.arange(width, device=device)).minimum(last)
+    return rows, read, read - left_out

@@ -10,7 +10,7 @@ from torch import Tensor
 from foredraft.heads.nets.eagle import Eagle
 from foredraft.heads.nets.target_parts import FINAL
 from foredraft.heads.nets.ttt_attention import Unrolled, sample_rows, take
-from foredraft.train.losses import loss_of, weighted_mean
+from foredraft.train.losses import hit_rate, loss_of, weighted_mean
 from foredraft.train.recipe import Recipe, TrainBatch, recompute
 
 
@@ -67,4 +67,4 @@ class EagleRecipe(Recipe[Eagle]):
             p = self.net.target.head(labels).float().softmax(-1)
         logits = self.net.logits(states).float()
         loss = weighted_mean(self._loss(p, logits.log_softmax(-1)), weights)
-        return loss, weighted_mean((logits.argmax(-1) == p.argmax(-1)).float(), weights).detach()
+        return loss, hit_rate(logits, p, weights)

@@ -11,7 +11,7 @@ from foredraft.core.errors import OptionError
 from foredraft.heads.nets.eagle import Eagle3
 from foredraft.heads.nets.target_parts import FINAL
 from foredraft.heads.nets.ttt_attention import Unrolled, sample_rows, take
-from foredraft.train.losses import loss_of, weighted_mean
+from foredraft.train.losses import chain_metrics, hit_rate, loss_of, weighted_mean
 from foredraft.train.recipe import Recipe, TrainBatch, recompute
 
 
@@ -61,8 +61,7 @@ class Eagle3Recipe(Recipe[Eagle3]):
         place = torch.arange(rows, device=batch.tokens.device).expand(size, -1)
         states = net.features(batch.hidden)[:, :rows]
         total = torch.zeros((), device=states.device)
-        metrics: dict[str, Tensor] = {}
-        reach = torch.ones(())
+        rates: list[Tensor] = []
         for step in range(options.steps):
             if step == 1:
                 states, place = take(states, sample), sample
@@ -71,10 +70,8 @@ class Eagle3Recipe(Recipe[Eagle3]):
             states = net(batch.tokens.gather(1, place + step + 1), carried, place + step, attend)
             loss, hits = recompute(options.recompute, self._loss_and_hits, states, p, weights, place + step + 1)
             total = total + options.decay**step * loss
-            metrics[f"hit_{step}"] = hits
-            reach = reach.to(hits.device) * hits
-            metrics["length"] = metrics.get("length", torch.ones_like(hits)) + reach
-        return {"loss": total, **metrics}
+            rates.append(hits)
+        return {"loss": total, **chain_metrics(rates)}
 
     @torch.no_grad()
     def _labels(self, batch: TrainBatch) -> tuple[Float[Tensor, "B T v"], Float[Tensor, "B T"]]:
@@ -99,4 +96,4 @@ class Eagle3Recipe(Recipe[Eagle3]):
         p, weights = take(p, labels), take(weights, labels)
         logits = self.net.logits(states).float()
         loss = weighted_mean(self._loss(p, logits.log_softmax(-1)), weights)
-        return loss, weighted_mean((logits.argmax(-1) == p.argmax(-1)).float(), weights).detach()
+        return loss, hit_rate(logits, p, weights)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from foredraft.core.errors import DrafterError
+from foredraft.heads.formats.layers import default_taps
 from foredraft.heads.nets.blocks import Attention
 from foredraft.heads.nets.eagle import Eagle, Eagle3, Eagle3Config, EagleConfig
 from foredraft.heads.nets.hydra import Hydra, HydraConfig
@@ -46,7 +47,7 @@ def new_eagle3(
         vocab_size=parts.vocab_size,
         draft_vocab_size=parts.vocab_size if vocabulary is None else len(vocabulary),
         target_hidden_size=parts.hidden_size,
-        taps=taps or default_taps(target.layers),
+        taps=taps or _new_taps(target.layers),
     )
     net = Eagle3(config, rotary_of(block), parts)
     _initialize(net)
@@ -57,18 +58,16 @@ def new_eagle3(
     return net
 
 
-def default_taps(layers: int) -> tuple[int, ...]:
-    """Layers 2, N/2 and N - 3, or nearby layers in small models where these coincide.
+def _new_taps(layers: int) -> tuple[int, ...]:
+    """The default taps, or nearby layers in small models where these coincide.
 
     Raises:
         DrafterError: fewer than three layers.
     """
-    taps = (2, layers // 2, layers - 3)
-    if 0 < taps[0] < taps[1] < taps[2]:
-        return taps
     if layers < 3:
         raise DrafterError(f"EAGLE-3 fuses three hidden layers; this target has {layers}.")
-    return (1, max(2, (layers + 1) // 2), layers)
+    taps = default_taps(layers)
+    return taps if len(taps) == 3 and taps[0] > 0 else (1, max(2, (layers + 1) // 2), layers)
 
 
 @torch.no_grad()

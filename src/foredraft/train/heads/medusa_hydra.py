@@ -12,7 +12,7 @@ from foredraft.heads.nets.hydra import Hydra
 from foredraft.heads.nets.medusa import Blockwise, Medusa
 from foredraft.heads.nets.target_parts import FINAL
 from foredraft.heads.nets.ttt_attention import Unrolled, sample_rows, take
-from foredraft.train.losses import loss_of, weighted_mean
+from foredraft.train.losses import chain_metrics, hit_rate, loss_of, weighted_mean
 from foredraft.train.recipe import Recipe, TrainBatch, recompute
 
 Ahead = TypeVar("Ahead", bound=Medusa | Blockwise | Hydra)
@@ -57,15 +57,12 @@ class _Ahead(Recipe[Ahead]):
             raise OptionError(f"Samples of {length} tokens are too short for {count} heads: raise --length.")
         rows = sample_rows(length - 1 - count, size, self._options.share, batch.rng())
         total = torch.zeros((), device=batch.tokens.device)
-        metrics: dict[str, Tensor] = {}
-        reach = torch.ones_like(total)
+        rates: list[Tensor] = []
         for head in range(count):
             loss, hits = recompute(self._options.recompute, self._loss_and_hits, batch, rows, head, logits_of)
             total = total + self._options.decay**head * loss
-            metrics[f"hit_{head}"] = hits
-            reach = reach * hits
-            metrics["length"] = metrics.get("length", torch.ones_like(hits)) + reach
-        return {"loss": total, **metrics}
+            rates.append(hits)
+        return {"loss": total, **chain_metrics(rates)}
 
     def _loss_and_hits(self, batch: TrainBatch, rows: Tensor, head: int, logits_of: Logits) -> tuple[Tensor, Tensor]:
         labels = rows + 1 + head  # the target's law at position j + 1 + i is that of token j + 2 + i
@@ -78,8 +75,7 @@ class _Ahead(Recipe[Ahead]):
         else:
             following = take(batch.tokens[:, 1:], labels)
             loss = -log_q.gather(-1, following[..., None])[..., 0]
-        hits = weighted_mean((log_q.argmax(-1) == p.argmax(-1)).float(), weights)
-        return weighted_mean(loss, weights), hits.detach()
+        return weighted_mean(loss, weights), hit_rate(log_q, p, weights)
 
     def _target_law(self, states: Tensor) -> Tensor:
         return self.net.target.head(states).float().softmax(-1)

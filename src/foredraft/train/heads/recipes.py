@@ -70,22 +70,9 @@ RECIPES: dict[str, RecipeKind] = {
         _CHAIN_OF_5,
         reduces=True,
     ),
-    "medusa": RecipeKind(
-        _new_medusa,
-        Medusa,
-        heads.MedusaRecipe,
-        heads.Options,
-        "blockwise",
-        {},
-    ),
+    "medusa": RecipeKind(_new_medusa, Medusa, heads.MedusaRecipe, heads.Options, "blockwise", {}),
     "medusa2": RecipeKind(
-        _new_medusa,
-        Medusa,
-        medusa2.Medusa2Recipe,
-        medusa2.Options,
-        "blockwise",
-        {},
-        join=medusa2.Joint,
+        _new_medusa, Medusa, medusa2.Medusa2Recipe, medusa2.Options, "blockwise", {}, join=medusa2.Joint
     ),
     "hydra": RecipeKind(
         lambda target, shape, ids: start.new_hydra(target, shape.heads, shape.layers, shape.own_heads, prefix=False),

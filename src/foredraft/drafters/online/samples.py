@@ -1,4 +1,4 @@
-"""Records training samples with the target's laws while serving, in bounded memory.
+"""Training samples with the target's laws, recorded while serving in bounded memory, and batches of them.
 
 Laws are the target's at temperature 1, whatever a request's parameters, since one draft serves all. Each is stored by
 its likeliest tokens; its context is a position in a sample, not a copy. Long outputs are split into samples, each of
@@ -6,30 +6,91 @@ which begins with the end of the one before.
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from foredraft.core.draft import Draft, Verdict
 from foredraft.core.drafter import StepOut, View
 from foredraft.core.topk_distribution import TopKDistribution, topk_distribution
-from foredraft.drafters.online.trainable import Sample
 
 _STATES = torch.bfloat16  # the dtype of stored features in train/data/features
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A part of one row that the target has read, with its laws at n positions.
+
+    ``places[i]``: law i is that of the token after this position, as a ``TopKDistribution``. ``refused[i]``: a draft
+    was rejected there. ``hidden``: the target's states by tap, without those of the last token or two.
+    """
+
+    tokens: Int[Tensor, "T"]
+    hidden: Mapping[int, Float[Tensor, "S H"]]
+    places: Int[Tensor, "n"]
+    ids: Int[Tensor, "n k"]
+    p: Float[Tensor, "n m"]
+    refused: Bool[Tensor, "n"]
+
+    @property
+    def nbytes(self) -> int:
+        tensors = (self.tokens, self.places, self.ids, self.p, self.refused, *self.hidden.values())
+        return sum(tensor.nbytes for tensor in tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainBatch:
+    """Samples padded on the right. Law i belongs to row ``rows[i]``, position ``places[i]``."""
+
+    tokens: Int[Tensor, "B T"]
+    hidden: Mapping[int, Float[Tensor, "B T H"]]
+    rows: Int[Tensor, "n"]
+    places: Int[Tensor, "n"]
+    ids: Int[Tensor, "n k"]
+    p: Float[Tensor, "n m"]
+    refused: Bool[Tensor, "n"]
+
+    @classmethod
+    def of(cls, samples: Sequence[Sample], device: torch.device) -> "TrainBatch":
+        """Stack samples on the device of the network."""
+        tokens = pad_sequence([sample.tokens for sample in samples], batch_first=True)
+
+        def padded(tap: int) -> Tensor:
+            states = [sample.hidden[tap].float() for sample in samples]
+            return torch.stack([F.pad(each, (0, 0, 0, tokens.shape[1] - each.shape[0])) for each in states])
+
+        return cls(
+            tokens.to(device),
+            {tap: padded(tap).to(device) for tap in samples[0].hidden},
+            torch.cat([torch.full_like(sample.places, row) for row, sample in enumerate(samples)]).to(device),
+            torch.cat([sample.places for sample in samples]).to(device),
+            torch.cat([sample.ids for sample in samples]).long().to(device),
+            torch.cat([sample.p for sample in samples]).float().to(device),
+            torch.cat([sample.refused for sample in samples]).to(device),
+        )
+
+    def laws_at(self, places: Int[Tensor, "B M"]) -> Int[Tensor, "B M"]:
+        """The number of the law at each of these positions; -1 where there is no law or no such position."""
+        table = torch.full_like(self.tokens, -1)
+        table[self.rows, self.places] = torch.arange(self.rows.shape[0], device=table.device)
+        last = self.tokens.shape[1] - 1
+        inside = (places >= 0) & (places <= last)
+        return torch.where(inside, table.gather(1, places.clamp(0, last)), -1)
 
 
 class StepRecord(NamedTuple):
     """Results of a step, on the target's device. D is the length of the longest path.
 
-    ``extents`` are the rows' lengths before the step; ``counts`` the number of laws, and of new tokens, of each.
+    ``counts`` is the number of laws, and of new tokens, of each row.
     """
 
     rows: tuple[int, ...]
-    extents: tuple[int, ...]
     roots: Int[Tensor, "B"]
     emitted: Int[Tensor, "B D"]
     counts: Int[Tensor, "B"]
@@ -40,30 +101,27 @@ class StepRecord(NamedTuple):
     @classmethod
     def of(cls, view: View, draft: Draft, verdict: Verdict, out: StepOut, count: int) -> "StepRecord":
         """Record a step without reading back from the device. ``count``: tokens stored of each law."""
-        tree, path = draft.tree, verdict.path.clamp(min=0)[..., None]
-        last = verdict.path.gather(1, verdict.accepted()[:, None])
-        logits = out.logits.gather(1, path.expand(-1, -1, out.logits.shape[-1]))
-        hidden = {tap: h.gather(1, path.expand(-1, -1, h.shape[-1])).to(_STATES) for tap, h in out.hidden.items()}
+        tree, last = draft.tree, verdict.path.gather(1, verdict.accepted()[:, None])
         return cls(
             view.rows,
-            view.extents,
             view.roots,
             verdict.emitted(tree),
             verdict.accepted() + 1,
             ((tree.parents == last) & tree.valid).any(1),
-            topk_distribution(logits, count),
-            hidden,
+            topk_distribution(verdict.on_path(out.logits), count),
+            {tap: verdict.on_path(states).to(_STATES) for tap, states in out.hidden.items()},
         )
 
     def read_back(self) -> "StepRecord":
         """Copy the record to the host."""
-        return self._replace(
-            roots=self.roots.cpu(),
-            emitted=self.emitted.cpu(),
-            counts=self.counts.cpu(),
-            refused=self.refused.cpu(),
-            law=TopKDistribution(self.law.ids.cpu(), self.law.p.cpu()),
-            hidden={tap: states.cpu() for tap, states in self.hidden.items()},
+        return StepRecord(
+            self.rows,
+            self.roots.cpu(),
+            self.emitted.cpu(),
+            self.counts.cpu(),
+            self.refused.cpu(),
+            TopKDistribution(self.law.ids.cpu(), self.law.p.cpu()),
+            {tap: states.cpu() for tap, states in self.hidden.items()},
         )
 
 
