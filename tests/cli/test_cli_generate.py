@@ -163,10 +163,10 @@ def test_what_came_before_nan_is_printed(run: Run, model: Path, broken_model: Pa
     spec = drafter if drafter == "none" else f"draft_model:{model},num_assistant_tokens=2"
     ended = run("generate", "-m", broken_model, "-d", spec, PROMPT, *SHORT)
     assert ended.status == 2
-    assert "not numbers" in ended.sentence
+    assert "NaN or +inf logits" in ended.sentence
     printed = ended.out.rstrip("\n")
     assert printed and expected().text.startswith(printed)
     found = json.loads(run("generate", "-m", broken_model, "-d", spec, "--json", PROMPT, *SHORT).out)
     assert found["tokens"] == expected().tokens[: len(found["tokens"])]
     assert len(found["tokens"]) in range(1, NAN_AFTER + 1)
-    assert (found["finish_reason"], found["text"]) == ("cancelled", printed) and "not numbers" in found["error"]
+    assert (found["finish_reason"], found["text"]) == ("cancelled", printed) and "NaN or +inf logits" in found["error"]
