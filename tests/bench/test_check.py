@@ -69,6 +69,7 @@ def draw(view: View, q: torch.Tensor) -> torch.Tensor:
     return (q[:, 0].cumsum(-1) < u[:, None]).sum(-1).clamp(max=VOCAB - 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("branching", [None, (3, 2)])
 def test_a_sound_loop_passes_twenty_times(branching: tuple[int, ...] | None):
     generator = sound(branching)
@@ -87,6 +88,7 @@ def test_a_sound_loop_passes_with_any_sampling(params: dict[str, Any]):
     assert check_sampled(sound(), PROMPTS, options, TOKENS).passed
 
 
+@pytest.mark.slow
 def test_p_values_are_spread_evenly_where_all_is_well():
     """Not only not small: the law is the right one."""
     generator = sound()

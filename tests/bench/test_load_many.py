@@ -34,6 +34,7 @@ def closed(monkeypatch: pytest.MonkeyPatch) -> list[CausalLM]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_generators_on_one_target_say_what_each_says_alone(temperature: float):
     options = {"max_new_tokens": 8, "temperature": temperature, "seed": 3}

@@ -62,6 +62,7 @@ def test_parts_that_add_nothing_are_found(temperature: float):
     assert own(frozenset({Sublayer(0, "attention")})).tokens[0] < 1.9, "this test cannot fail"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("without", [{Sublayer(0, "attention")}, {Sublayer(2, "attention"), Sublayer(0, "mlp")}])
 def test_a_trial_is_what_the_loop_does(without: set[Sublayer]):
     """Greedy, to the last step: the drafter of these parts, in the loop, with drafts of each length."""

@@ -110,6 +110,7 @@ def test_the_best_size_is_chosen_and_was_predicted(machine: Machine, target: Cau
     assert abs(found.chosen.error or 0.0) < 0.02
 
 
+@pytest.mark.slow
 def test_every_size_is_predicted_as_it_runs(machine: Machine, target: CausalLM, twin: str):
     machine.target, machine.draft = (lambda rows: 1.0 + 0.1 * (rows - 1)), 0.3
     found = tuned(target, twin, verify=8, max_new_tokens=66)

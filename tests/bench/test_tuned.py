@@ -111,6 +111,7 @@ def drafted(results: Sequence[Result]) -> list[bool]:
     return [result.stats.drafted > 0 for result in results]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter", [HEAD, DRAFT, "prompt_lookup"])
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_drafting_stops_at_the_batch_and_no_text_changes(

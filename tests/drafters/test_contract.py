@@ -255,7 +255,10 @@ VARIANTS = {
     "online eagle3": Variant("online", {"interval": 10**6}, lambda d, o, t, _: d(o, learning_head(t))),
     "prompt_lookup tree": Variant("prompt_lookup", {"prompt_lookup_num_tokens": 3, "continuations": 3}, alone),
 }
-EVERY = pytest.mark.parametrize("name", VARIANTS)
+EVERY = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if " " in name else name for name in VARIANTS]
+)
+"""Each method once; its further configurations, whose names have two words, are among the long tests."""
 
 
 def test_the_suite_covers_the_table():

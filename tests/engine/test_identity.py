@@ -90,7 +90,11 @@ RUNS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "fast", "kind"), RUNS, ids=lambda v: {True: "fast", False: "slow"}.get(v, v))
+@pytest.mark.parametrize(
+    ("name", "fast", "kind"),
+    [pytest.param(*run, marks=() if run[1] else pytest.mark.slow) for run in RUNS],
+    ids=lambda v: {True: "fast", False: "slow"}.get(v, v),
+)
 def test_greedy_text_is_that_of_transformers(name: str, fast: bool, kind: str):
     c = case(name, fast)
     results = with_drafter(c, kind).generate(c.prompts, max_new_tokens=NEW)
