@@ -93,6 +93,7 @@ def sized(twin: str, tokens: int) -> str:
     return f"{twin},num_assistant_tokens={tokens},{CONSTANT}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_the_best_size_is_chosen_and_was_predicted(machine: Machine, target: CausalLM, twin: str, temperature: float):
     machine.target = stepped

@@ -29,6 +29,7 @@ from foredraft.model.hf import CausalLM
 # It learns.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
 def test_acceptance_rises_and_stays_up(name: str):
     sampled = name in ("draft_model", "eagle1")  # these draw from q, the others pick

@@ -136,6 +136,7 @@ def test_a_target_that_drafts_for_itself_in_other_tokens_is_accepted_whole(way: 
             assert (r.stats.accepted, r.stats.drafted, r.stats.target_forwards) == (15, 15, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=0.9, repetition_penalty=1.2, seed=0)])
 def test_with_the_targets_own_tokenizer_it_is_draft_model(way: str, params: SamplingParams):
