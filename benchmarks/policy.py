@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from origin import provenance
+from policy_tables import PLAIN, POLICY, Cell, read
 
 import foredraft
 from foredraft.bench.prompts import read_prompts
@@ -26,15 +27,13 @@ from foredraft.engine.generator import Generator, Prompt
 from foredraft.engine.policy import Constant, Policy, Throughput
 
 METHODS = ("eagle3", "eagle1", "draft_model", "medusa", "prompt_lookup")
-Cell = tuple[str, str, float, str]
-"""Target, method, temperature, and file of prompts."""
 
 
 def arms_of(generator: Generator) -> dict[str, Policy]:
     """The policy that its options ask for, and every size of it that is not 0."""
     policy, needs = generator.engine.policy, generator.engine.drafter.needs
     assert isinstance(policy, Throughput)
-    arms: dict[str, Policy] = {"policy": policy}
+    arms: dict[str, Policy] = {POLICY: policy}
     for size in policy.state()["sizes"][1:]:
         length = needs.longest if needs.scored else size
         arms[str(size)] = Constant(length, policy.confidence, nodes=size if needs.scored else 0)
@@ -46,7 +45,7 @@ def run_cell(
 ) -> Iterator[dict[str, Any]]:
     """The results of a cell, in the order in which they were measured."""
     policies = arms_of(drafting)
-    names = ["0", *policies]
+    names = [PLAIN, *policies]
     said: dict[str, int] = defaultdict(int)
     for number in range(args.rounds * len(prompts)):
         params = SamplingParams(
@@ -54,8 +53,8 @@ def run_cell(
         )
         first = number % len(names)
         for name in names[first:] + names[:first]:
-            generator = plain if name == "0" else drafting
-            if name != "0":
+            generator = plain if name == PLAIN else drafting
+            if name != PLAIN:
                 drafting.engine.policy = policies[name]
             stats = generator.generate(prompts[number % len(prompts)], params).stats
             said[name] += stats.tokens
@@ -68,36 +67,16 @@ def run_cell(
             }
         if min(said.values()) >= args.tokens:
             break
-    drafting.engine.policy = policies["policy"]
+    drafting.engine.policy = policies[POLICY]
 
 
-def summary(lines: list[dict[str, Any]]) -> str:
+def summary(cell: Cell) -> str:
     """All tokens over all seconds: the policy against the best fixed size in hindsight, 0 included, and against 0."""
-    tokens, seconds, forwards = (defaultdict(float) for _ in range(3))
-    for line in lines:
-        tokens[line["arm"]] += line["tokens"]
-        seconds[line["arm"]] += line["seconds"]
-        forwards[line["arm"]] += line["forwards"]
-    rates = {arm: tokens[arm] / seconds[arm] for arm in tokens}
-    fixed = {arm: rate for arm, rate in rates.items() if arm != "policy"}
-    best = max(fixed, key=fixed.__getitem__)
-    sizes = " ".join(f"{arm}:{rate / rates['0']:.2f}" for arm, rate in fixed.items())
-    length = tokens["policy"] / forwards["policy"]
+    sizes = " ".join(f"{arm}:{cell.speed_up(arm):.2f}" for arm in cell.arms if arm != POLICY)
     return (
-        f"policy/best {rates['policy'] / rates[best]:.3f} (size {best}), "
-        f"policy/plain {rates['policy'] / rates['0']:.3f}, {length:.2f} tokens a forward; {sizes}"
+        f"policy/best {cell.ratio:.3f} (size {cell.best}), policy/plain {cell.speed_up(POLICY):.3f}, "
+        f"{cell.arms[POLICY].length:.2f} tokens a forward; {sizes}"
     )
-
-
-def finished(path: Path) -> dict[Cell, list[dict[str, Any]]]:
-    """Cells of a file that were run to their end."""
-    cells: dict[Cell, list[dict[str, Any]]] = {}
-    if path.exists():
-        for text in path.read_text(encoding="utf-8").splitlines():
-            line = json.loads(text)
-            if line["kind"] == "cell":
-                cells[line["target"], line["method"], line["temperature"], line["prompts"]] = line["runs"]
-    return cells
 
 
 def spec_of(method: str, args: argparse.Namespace) -> str:
@@ -124,7 +103,8 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    done = finished(args.out)
+    cells = read(args.out)[0] if args.out.exists() else []
+    done = {(cell.target, cell.method, cell.temperature, cell.task): cell for cell in cells}
     name = Path(args.target).name
     plain, *drafting = foredraft.load_many(args.target, ["none", *(spec_of(method, args) for method in args.methods)])
     with args.out.open("a", encoding="utf-8") as out:
@@ -137,10 +117,12 @@ def main() -> None:
                 for temperature in args.temperatures:
                     cell = (name, method, temperature, task)
                     if cell not in done:
-                        done[cell] = list(run_cell(plain, generator, prompts, temperature, args))
+                        runs = list(run_cell(plain, generator, prompts, temperature, args))
                         keys = dict(zip(("target", "method", "temperature", "prompts"), cell, strict=True))
-                        out.write(json.dumps({"kind": "cell", **keys, "runs": done[cell]}) + "\n")
+                        line = {"kind": "cell", **keys, "runs": runs}
+                        out.write(json.dumps(line) + "\n")
                         out.flush()
+                        done[cell] = Cell.of(line)
                     print(*cell, summary(done[cell]), flush=True)
 
 

@@ -37,8 +37,23 @@ class Cell(NamedTuple):
         """The fastest fixed size that drafts."""
         return max((arm for arm in self.arms if arm not in (POLICY, PLAIN)), key=lambda arm: self.arms[arm].rate)
 
+    @property
+    def ratio(self) -> float:
+        """Speed of the policy over the best fixed size, plain decoding included."""
+        return self.arms[POLICY].rate / self.arms[self.best].rate
+
     def speed_up(self, arm: str) -> float:
         return self.arms[arm].rate / self.arms[PLAIN].rate
+
+    @classmethod
+    def of(cls, line: dict[str, Any]) -> "Cell":
+        """A cell from its line of the file."""
+        sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
+        for run in line["runs"]:
+            for i, name in enumerate(("tokens", "seconds", "forwards")):
+                sums[run["arm"]][i] += run[name]
+        arms = {arm: Arm(tokens / seconds, tokens / forwards) for arm, (tokens, seconds, forwards) in sums.items()}
+        return cls(line["target"], line["method"], line["temperature"], line["prompts"], arms)
 
 
 def read(path: Path = RESULTS) -> tuple[list[Cell], dict[str, Any]]:
@@ -47,12 +62,7 @@ def read(path: Path = RESULTS) -> tuple[list[Cell], dict[str, Any]]:
     for text in path.read_text(encoding="utf-8").splitlines():
         line = json.loads(text)
         if line["kind"] == "cell":
-            sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
-            for run in line["runs"]:
-                for i, name in enumerate(("tokens", "seconds", "forwards")):
-                    sums[run["arm"]][i] += run[name]
-            arms = {arm: Arm(tokens / seconds, tokens / n) for arm, (tokens, seconds, n) in sums.items()}
-            cells.append(Cell(line["target"], line["method"], line["temperature"], line["prompts"], arms))
+            cells.append(Cell.of(line))
         else:
             origin = line
     return cells, origin
@@ -66,8 +76,7 @@ def by_cell(cells: Sequence[Cell]) -> str:
     ]
     for cell in cells:
         size = cell.best_draft
-        ratio = cell.arms[POLICY].rate / cell.arms[cell.best].rate
-        best = f"{ratio:.2f}" + (" (plain)" if cell.best == PLAIN else "")
+        best = f"{cell.ratio:.2f}" + (" (plain)" if cell.best == PLAIN else "")
         task = TITLES.get(cell.task, cell.task)
         lines.append(
             f"| {cell.target} | {cell.method} | {cell.temperature:g} | {task} | {size} | {_shown(cell, size)} | "
@@ -78,7 +87,7 @@ def by_cell(cells: Sequence[Cell]) -> str:
 
 def verdict(cells: Sequence[Cell]) -> str:
     """How often the policy is close to the best fixed size, and to plain decoding."""
-    near = [cell.arms[POLICY].rate / cell.arms[cell.best].rate >= 0.95 for cell in cells]
+    near = [cell.ratio >= 0.95 for cell in cells]
     safe = [cell.speed_up(POLICY) >= 0.95 for cell in cells]
     return (
         f"The policy reaches 0.95 of the best fixed size (plain decoding included) in {sum(near)} of {len(cells)} "
