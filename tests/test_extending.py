@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import foredraft
+from foredraft.cli.methods import described
 from foredraft.core.errors import DrafterError
 from foredraft.drafters import METHODS, Methods
 
@@ -94,3 +95,7 @@ def test_a_broken_package_is_one_sentence_and_hides_nothing(tmp_path: Path, monk
     assert {"broken", "odd"} <= set(methods) and set(methods.usable()) == set(METHODS.usable())
     assert methods["none"] is METHODS["none"], "a package cannot replace one of foredraft's own"
     assert len(methods) == len(list(methods)) and "broken" in methods
+    monkeypatch.setattr("foredraft.drafters.METHODS", methods)
+    with pytest.raises(DrafterError, match="The drafter broken .* cannot be imported"):
+        described("broken")
+    assert [each["name"] for each in described()] == list(methods.usable())

@@ -47,6 +47,7 @@ def described(only: str | None = None) -> list[dict[str, Any]]:
     from foredraft.core.verify import DEFAULT
     from foredraft.drafters import METHODS
 
+    methods = METHODS.usable() if only is None else {only: METHODS[only]}
     return [
         {
             "name": name,
@@ -57,8 +58,7 @@ def described(only: str | None = None) -> list[dict[str, Any]]:
             "paper": method.paper,
             "options": option_defaults(name),
         }
-        for name, method in METHODS.usable().items()
-        if only in (None, name)
+        for name, method in methods.items()
     ]
 
 
