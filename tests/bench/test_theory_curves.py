@@ -235,20 +235,6 @@ def test_points_stand_where_they_were_measured_and_predicted():
     assert [text.get_text() for text in key.get_texts()] == names
 
 
-@pytest.mark.parametrize("width, height", [(11.0, 3.8), (7.2, 2.9)])
-@pytest.mark.parametrize("given", [(), (0.6, 0.5), (0.97, 0.01)])
-@pytest.mark.parametrize("measured", [False, True])
-def test_no_text_lies_on_another(width: float, height: float, given: tuple[float, ...], measured: bool):
-    points = some_points() if measured else []
-    figure = curves.theory_figure(*given, points=points, width=width, height=height)
-    figure.draw_without_rendering()
-    for axes in figure.axes:
-        boxes = [(text.get_text(), text.get_window_extent()) for text in (*axes.texts, axes._left_title)]
-        for i, (name, box) in enumerate(boxes):
-            for other, with_box in boxes[:i]:
-                assert not box.padded(-1).overlaps(with_box), f"{name} on {other}"
-
-
 def file_of(folder: Path, runs: Sequence[Run]) -> Path:
     path = folder / "run.jsonl"
     path.write_text("".join(json.dumps(run.line()) + "\n" for run in runs), "utf-8")

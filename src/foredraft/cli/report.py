@@ -104,7 +104,7 @@ def _write(summary: "Summary", html: Path | None, folder: Path | None, suffix: s
             sentences.append(f"Wrote {len(write_figures(found, folder, suffix))} figures to {folder}.")
     except OSError as error:
         raise OptionError(f"Cannot write {error.filename or html or folder}: {error.strerror}.") from None
-    return sentences + [f"Missing figure: {sentence}" for sentence in missing_figures(found, summary)]
+    return sentences + [f"Missing figure: {sentence}" for sentence in missing_figures(found)]
 
 
 def to_json(summary: "Summary") -> dict[str, Any]:

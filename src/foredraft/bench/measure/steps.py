@@ -1,4 +1,4 @@
-"""Step times, acceptance rates, and the speed-up that Leviathan et al.'s formula (arXiv 2211.17192) predicts."""
+"""Step times, and acceptance rates in the terms of Leviathan et al. (arXiv 2211.17192)."""
 
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
@@ -90,27 +90,3 @@ def rate(drafted: Sequence[int], accepted: Sequence[int]) -> Rate:
 def predicted_tokens(alpha: float, drafted: Sequence[int], steps: int) -> float:
     """Expected tokens per step, 1 + sum_d (n_d / steps) alpha^d: equation (1) averaged over draft lengths."""
     return 1.0 + sum(n * alpha**depth for depth, n in enumerate(drafted, start=1)) / steps
-
-
-def alpha(runs: Iterable[Run]) -> float | None:
-    """Probability that a drafted level is accepted if the previous one was, pooled over depths (see ``rate``).
-
-    For a tree: that one of the level's nodes is accepted. None if nothing was drafted.
-    """
-    depths = by_depth(runs)
-    return rate([d.reached for d in depths], [d.accepted for d in depths]).alpha if depths else None
-
-
-def predicted(runs: Sequence[Run], plain: Sequence[Run]) -> float | None:
-    """Speed-up by Theorem 3.8, from measured acceptance and draft time.
-
-    Takes alpha from the depths, tokens per step averaged over draft lengths, and c k: drafting time per step over the
-    time of a plain step. The formula assumes independent acceptances, forwards of k + 1 rows at the cost of one, and no
-    other costs.
-    """
-    ours, theirs, chance = step_times(runs), step_times(plain), alpha(runs)
-    forwards = sum(run.forwards for run in runs)
-    if ours is None or theirs is None or chance is None or not forwards:
-        return None
-    tokens = predicted_tokens(chance, [depth.reached for depth in by_depth(runs)], forwards)
-    return tokens / (1.0 + ours.draft / theirs.seconds)

@@ -1,18 +1,15 @@
-"""Figures of speed: speed-up by task and method, parts of a step, theory, batch size, cost of a forward."""
+"""Figures of speed: speed-up by task and method, parts of a step, batch size, cost of a forward."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
 from foredraft.bench.measure.records import Cost, Run
-from foredraft.bench.measure.steps import StepTimes, predicted, step_times
+from foredraft.bench.measure.steps import StepTimes, step_times
 from foredraft.bench.measure.summary import Setting, Spread, Summary, grouped
 from foredraft.bench.report import plots
 from foredraft.bench.report.plots import Panel, Points, color
 from foredraft.bench.report.tables import heading, label
-
-_MARKS = "osD^vP*Xph<>"
-
 
 def speed_up(summary: Summary) -> Iterator[Panel]:
     """One row per method, fastest first: the mean over tasks as a bar, and each task with its quartiles."""
@@ -77,42 +74,6 @@ def _step_parts(times: Mapping[str, StepTimes], plain: StepTimes | None) -> Any:
     return figure
 
 
-def theory(summary: Summary) -> Iterator[Panel]:
-    """One point per method and task: predicted and total measured speed-up."""
-    for setting in summary.settings:
-        points: dict[str, list[tuple[float, float]]] = {}
-        for arm in summary.arms(setting):
-            for task in summary.tasks(setting):
-                point = _point(summary, setting, task, arm)
-                if arm != summary.baseline and point is not None:
-                    points.setdefault(arm, []).append(point)
-        if points:
-            yield Panel(heading(setting), _theory(points))
-
-
-def _point(summary: Summary, setting: Setting, task: str, arm: str) -> tuple[float, float] | None:
-    cell = summary.cell(setting, task, arm)
-    if cell is None or cell.total_speed_up is None or summary.baseline is None:
-        return None
-    prediction = predicted(_runs(summary, setting, arm, task), _runs(summary, setting, summary.baseline, task))
-    return None if prediction is None else (prediction, cell.total_speed_up)
-
-
-def _theory(points: Mapping[str, Points]) -> Any:
-    figure, axes = plots.canvas(plots.WIDTH, 3.9 + 0.16 * (-(-len(points) // 3)))
-    marks = []
-    for number, some in enumerate(points.values()):
-        marks += axes.plot(*zip(*some, strict=True), _MARKS[number % len(_MARKS)], color=color(number), markersize=5)
-    values = [value for some in points.values() for point in some for value in point]
-    limits = (min(values) - 0.1 * max(values), 1.06 * max(values))
-    axes.plot(limits, limits, zorder=1, **plots.DASHED)
-    axes.set(xlim=limits, ylim=limits, aspect="equal", xlabel="predicted speed-up", ylabel="measured speed-up")
-    axes.locator_params(nbins=6)
-    axes.grid(axis="both", visible=True)
-    plots.legend(figure, marks, [plots.wrapped(arm, 14) for arm in points])
-    return figure
-
-
 def batches(summary: Summary) -> Iterator[Panel]:
     """Mean speed-up over tasks against batch size, one small panel per method."""
     for where, settings in grouped(sorted(summary.settings), lambda setting: setting[:2]).items():
@@ -159,12 +120,7 @@ def _costs(found: Sequence[Cost]) -> Any:
     return figure
 
 
-def _runs(summary: Summary, setting: Setting, arm: str, task: str | None = None) -> list[Run]:
+def _runs(summary: Summary, setting: Setting, arm: str) -> list[Run]:
     key = (*setting, arm)
-    return [
-        run
-        for run in summary.file.runs
-        if not run.error
-        and (run.model, run.temperature, run.batch, run.arm) == key
-        and (task is None or run.task == task)
-    ]
+    runs = (run for run in summary.file.runs if not run.error)
+    return [run for run in runs if (run.model, run.temperature, run.batch, run.arm) == key]

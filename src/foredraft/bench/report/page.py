@@ -11,50 +11,29 @@ from foredraft.bench.report.plots import themed_svg
 from foredraft.bench.report.tables import Entry, Table
 
 _STYLE = """
-:root { color-scheme: light dark; --ink: #1b1f24; --soft: #5c6670; --line: #d9dee3; --page: #fff; --box: #f6f8fa;
-  --best: #12703f; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e4e8ec; --soft: #9aa4ae; --line: #343b43; --page: #14171b;
-  --box: #1c2127; --best: #5fce8f; } }
-* { box-sizing: border-box; }
+:root { color-scheme: light dark; --ink: #1b1f24; --soft: #5c6670; --line: #d9dee3; --page: #fff; --best: #12703f; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e4e8ec; --soft: #9aa4ae; --line: #343b43; --page: #14171b; --best: #5fce8f; } }
 body { margin: 0 auto; max-width: 66rem; padding: 1.5rem 1rem 4rem; color: var(--ink); background: var(--page);
-  font: 1rem/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "Liberation Sans", sans-serif;
-  -webkit-text-size-adjust: 100%; overflow-wrap: anywhere; }
-h1 { font-size: 1.6rem; line-height: 1.25; margin: 0 0 .25rem; }
-h2 { font-size: 1.25rem; margin: 2.75rem 0 .5rem; }
-h3 { font-size: 1rem; margin: 1.75rem 0 .5rem; }
-p { margin: .5rem 0; max-width: 44rem; }
-a { color: inherit; text-underline-offset: .2em; text-decoration-color: var(--soft); }
-nav { margin: 1rem 0; display: flex; flex-wrap: wrap; gap: .25rem 1.1rem; font-size: .9rem; }
-nav a { padding: .2rem 0; }
+  font: 1rem/1.55 system-ui, "Segoe UI", Roboto, "Liberation Sans", sans-serif; overflow-wrap: anywhere; }
+h2 { margin: 2.75rem 0 .5rem; }
+p, figcaption { margin: .5rem 0 1rem; max-width: 44rem; }
+a { color: inherit; }
+nav { display: flex; flex-wrap: wrap; gap: .25rem 1.1rem; }
 .soft, figcaption, footer, summary { color: var(--soft); font-size: .9rem; }
 figure { margin: 0; }
-figcaption { margin: 0 0 1rem; max-width: 44rem; }
-.panels { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 24rem), 1fr)); gap: 1.5rem 2.5rem;
-  align-items: start; }
+.panels { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 24rem), 1fr)); gap: 1.5rem 2.5rem; }
 .panel { max-width: 31rem; min-width: 0; }
-.panel h3 { margin: 0 0 .5rem; font-size: .9rem; font-weight: 600; }
 .panel svg { display: block; width: 100%; height: auto; overflow: visible; }
 .panel svg text { font-family: inherit !important; }
-.table { overflow-x: auto; border: 1px solid var(--line); border-radius: .4rem; margin: .5rem 0;
-  max-width: max-content; background: linear-gradient(to left, var(--page) 1.5rem, transparent) right / 3rem 100%
-  no-repeat local, linear-gradient(to left, var(--line), transparent) right / 1.25rem 100% no-repeat; }
-.table:focus-visible { outline: 2px solid var(--soft); }
+.table { overflow-x: auto; border: 1px solid var(--line); margin: .5rem 0; max-width: max-content; }
 table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
-th, td { padding: .4rem .75rem; text-align: right; white-space: nowrap; vertical-align: top; }
-th { font-weight: 600; }
+th, td { padding: .4rem .75rem; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--line); }
 .word { text-align: left; }
-thead th { background: var(--box); border-bottom: 1px solid var(--line); }
-tbody tr + tr > * { border-top: 1px solid var(--line); }
-th:first-child { position: sticky; left: 0; background: var(--box); white-space: normal; min-width: 8rem;
-  max-width: 13rem; border-right: 1px solid var(--line); overflow-wrap: break-word; }
-tbody th { font-weight: 500; }
-td small { display: block; color: var(--soft); font-size: .85em; line-height: 1.3; }
+th:first-child { position: sticky; left: 0; background: var(--page); white-space: normal; min-width: 7.25rem;
+  max-width: 13rem; overflow-wrap: break-word; }
+td small { display: block; color: var(--soft); }
 td b { color: var(--best); }
-summary { cursor: pointer; padding: .35rem 0; }
-footer { border-top: 1px solid var(--line); margin-top: 3rem; padding-top: .5rem; }
-footer p { max-width: none; }
-@media (max-width: 34rem) { th, td { padding: .35rem .5rem; } th:first-child { min-width: 7.25rem; } }
-@media print { details > * { display: block; } figure, .table { break-inside: avoid; } }
 """
 
 
@@ -66,7 +45,7 @@ def page(summary: Summary, found: Sequence[FigureSet]) -> str:
     links = [("tables", "Tables")] if summary.settings else []
     links += [*((each.kind.name, escape(each.kind.title)) for each in shown), ("provenance", "Provenance")]
     contents = "".join(f'<a href="#{name}">{text}</a>' for name, text in links)
-    trained, missing = tables.training(summary), missing_figures(found, summary)
+    trained, missing = tables.training(summary), missing_figures(found)
     items = "".join(f"<li>{escape(each)}</li>\n" for each in missing)
     origins = "\n".join(f"<p>{escape(each)}</p>" for each in tables.origins(summary))
     parts = [
