@@ -71,7 +71,7 @@ class TableLM(TargetModel):
 
     def address(self, tree: TokenTree, bases: Tensor, rows: Sequence[int], reach: int, *, start: int = 0) -> StepIn:
         layout = Layout({"all": None}, by_type=False)
-        return address(tree, bases, rows, reach, layout, dtype=self.dtype, max_position=self.max_length, start=start)
+        return address(tree, bases, rows, reach, layout, max_position=self.max_length, start=start)
 
     def forward(self, step: StepIn, cache: SlotCache, keep: Tensor | None = None) -> StepOut:
         missing = int(step.rows.max()) + 1 - len(self._tokens)
@@ -79,9 +79,9 @@ class TableLM(TargetModel):
         self._tokens[step.rows[:, None], step.slots] = step.tokens
         self.read += step.tokens.numel()
         said = self._tokens[step.rows]
-        laws = []
+        laws, mask = [], step.masks(self.dtype)["all"]
         for node in range(step.tokens.shape[1]):
-            seen = (step.masks["all"][:, 0, node] == 0).sum(1)
+            seen = (mask[:, 0, node] == 0).sum(1)
             place, padding = step.positions[:, node], step.positions[:, node] == step.positions[:, 0]
             assert bool(((seen == place + 1) | padding).all()), "a chain sees what stands before it"
             assert bool((said[torch.arange(64) < seen[:, None]] >= 0).all()), "a slot was never written"

@@ -12,6 +12,7 @@ from foredraft.core.errors import ModelError, OptionError
 from foredraft.core.tree import TokenTree
 from foredraft.model.cache import SlotCache
 from foredraft.model.hf import CausalLM
+from foredraft.model.masks import StepIn
 from foredraft.model.partial.kv_selection import HeavyHitters, Retrieval, Selection, Window
 from foredraft.model.partial.model import PartialLM
 from foredraft.model.prefill import prefill
@@ -73,7 +74,7 @@ def test_a_full_budget_gives_the_full_logits(name: str, kind: Selection):
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
-def test_a_window_says_what_the_model_says_that_cannot_see_the_rest(name: str):
+def test_a_window_says_what_the_model_says_that_cannot_see_the_rest(name: str, monkeypatch: pytest.MonkeyPatch):
     """Positions stay those of the text, whatever slots the tokens are in."""
     model, rows = CausalLM(tiny.build(name)), [1, 0, 2]
     full, tree = read(model, TEXTS, rows), branching(TEXTS)
@@ -82,9 +83,11 @@ def test_a_window_says_what_the_model_says_that_cannot_see_the_rest(name: str):
     found = say(partial, partial.cache, tree, TEXTS, rows)
     bases = torch.tensor([len(text) - 1 for text in TEXTS])
     step = model.address(tree, bases, rows, 80)
-    for mask in step.masks.values():
+    masks = step.masks(model.dtype)
+    for mask in masks.values():
         for line, text in enumerate(TEXTS[:2]):
             mask[line, :, :, 3 : len(text) - 1 - 13] = torch.finfo(mask.dtype).min
+    monkeypatch.setattr(StepIn, "masks", lambda *_: masks)
     assert (found - model.forward(step, full).logits).abs().max() < TOLERANCE
 
 

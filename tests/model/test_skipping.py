@@ -138,7 +138,7 @@ def test_beside_a_text_pieces_of_it_see_what_the_whole_model_has_left(name: str)
     tokens = [[text[place] for place in own] for text, own in zip(texts, places, strict=True)]
     roots = [[start for start in own for _ in range(length)] for own in starts]
     padded = [torch.tensor([rows[0], rows[1] + [pad] * 3]) for rows, pad in ((tokens, 0), (places, 0), (roots, -1))]
-    step = address_segments(*padded, 20, (0, 1), model.layout, dtype=model.dtype)
+    step = address_segments(*padded, 20, (0, 1), model.layout)
     found = Layers(model).without((1,), (2,)).forward(step, cache).logits
     assert (torch.cat([found[0], found[1, :6]]) - torch.stack(expected)).abs().max() < TOLERANCE
 

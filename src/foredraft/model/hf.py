@@ -178,9 +178,7 @@ class CausalLM(TargetModel):
     def address(
         self, tree: TokenTree, bases: Int[Tensor, "B"], rows: Sequence[int], reach: int, *, start: int = 0
     ) -> StepIn:
-        return address(
-            tree, bases, rows, reach, self.layout, dtype=self.dtype, max_position=self.max_length, start=start
-        )
+        return address(tree, bases, rows, reach, self.layout, max_position=self.max_length, start=start)
 
     @torch.inference_mode()
     def forward(self, step: StepIn, cache: SlotCache, keep: Int[Tensor, "M"] | None = None) -> StepOut:
@@ -191,7 +189,8 @@ class CausalLM(TargetModel):
         self, step: StepIn, view: Cache, keep: Int[Tensor, "M"] | None = None, observer: AttentionObserver | None = None
     ) -> StepOut:
         """``forward`` over the given cache view; an observer chooses the keys and values to attend to."""
-        masks = step.masks if self.layout.by_type else next(iter(step.masks.values()))
+        by_type = step.masks(self.dtype)
+        masks = by_type if self.layout.by_type else next(iter(by_type.values()))
         options: dict[str, Any] = {"logits_to_keep": keep} if keep is not None and self._keeps_logits else {}
         if observer is not None:
             options["observer"] = observer

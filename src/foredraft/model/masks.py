@@ -26,20 +26,49 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
+class Visible:
+    """The slots that N nodes attend to in layers of one type: those in [begin, end), and nodes of a tree.
+
+    ``begin``: None for 0. ``tree[b, i, j]``: node i attends to slot ``base[b] + j``; None if ``end`` covers all nodes.
+    """
+
+    begin: Int[Tensor, "B N"] | None
+    end: Int[Tensor, "B N"] | Int[Tensor, "B 1"]
+    base: Int[Tensor, "B 1"]
+    tree: Bool[Tensor, "B N T"] | None = None
+
+    def mask(self, extent: int, dtype: torch.dtype) -> Float[Tensor, "B 1 N S"]:
+        """The additive mask over the first ``extent`` slots: 0 where a node attends, the dtype's minimum elsewhere."""
+        index = torch.arange(extent, device=self.end.device)
+        seen = index < self.end[..., None]
+        if self.begin is not None:
+            seen = seen & (index >= self.begin[..., None])
+        if self.tree is not None:
+            places = (self.base + index[: self.tree.shape[2]])[:, None].expand_as(self.tree)
+            seen = seen.expand(-1, self.tree.shape[1], -1).scatter(2, places, self.tree)
+        mask = torch.full(seen.shape, torch.finfo(dtype).min, dtype=dtype, device=seen.device)
+        return mask.masked_fill_(seen, 0.0)[:, None]
+
+
+@dataclass(frozen=True, slots=True)
 class StepIn:
     """One forward: N nodes for each of B rows, over the first S slots of the cache.
 
-    ``masks``: additive, one per layer type: 0 where a node attends, the dtype's minimum elsewhere. ``rows``: cache
-    rows. ``prefix``: B if the rows are 0 .. B-1, else None. ``extent``: S.
+    ``visible``: what the nodes attend to, by layer type. ``rows``: cache rows. ``prefix``: B if the rows are 0 .. B-1,
+    else None. ``extent``: S.
     """
 
     tokens: Int[Tensor, "B N"]
     positions: Int[Tensor, "B N"]
     slots: Int[Tensor, "B N"]
-    masks: Mapping[str, Float[Tensor, "B 1 N S"]]
+    visible: Mapping[str, Visible]
     rows: Int[Tensor, "B"]
     prefix: int | None
     extent: int
+
+    def masks(self, dtype: torch.dtype) -> dict[str, Float[Tensor, "B 1 N S"]]:
+        """The additive masks by layer type."""
+        return {kind: visible.mask(self.extent, dtype) for kind, visible in self.visible.items()}
 
 
 def address(
@@ -49,11 +78,10 @@ def address(
     reach: int,
     layout: Layout,
     *,
-    dtype: torch.dtype,
     max_position: int,
     start: int = 0,
 ) -> StepIn:
-    """Compute the position, slot and mask of every node of a tree.
+    """Compute the position and slot of every node of a tree, and what it attends to.
 
     Args:
         bases: slot and position of each row's root; everything before it is committed and visible.
@@ -63,28 +91,22 @@ def address(
     """
     nodes = tree.tokens.shape[1]
     device = tree.tokens.device
-    extent = extent_of(reach)
     index = torch.arange(nodes, device=device)
-    slots = bases[:, None] + index
-    offsets = torch.arange(extent, device=device) - bases[:, None]  # slots relative to the root
-    if tree.linear:
-        steps = index.expand_as(slots)
-        visible = offsets[:, None] <= index[:, None]
-    else:
-        on_path = ancestors(tree.parents)
-        steps = on_path.sum(-1) - 1
-        inside = on_path.gather(2, offsets.clamp(0, nodes - 1)[:, None].expand(-1, nodes, -1))
-        visible = (offsets < 0)[:, None] | (inside & ((offsets >= 0) & (offsets < nodes))[:, None])
-    positions = bases[:, None] + torch.where(tree.parents == PAD, 0, steps)
-    masks = {}
+    root = bases[:, None]
+    slots = root + index
+    on_path = None if tree.linear else ancestors(tree.parents)
+    steps = index if on_path is None else on_path.sum(-1) - 1
+    positions = root + torch.where(tree.parents == PAD, 0, steps)
+    end = slots[:, start:] + 1 if on_path is None else root
+    visible = {}
     for kind, bound in layout.kinds.items():
-        seen = visible[:, start:]
+        begin, seen = None, on_path if on_path is None else on_path[:, start:]
         if bound is not None:
-            where = _positions_of_slots(positions, slots, extent)
-            seen = seen & _near(positions[:, start:], where, bound, kind in layout.chunked)
-        masks[kind] = _additive(seen, dtype)
+            begin = _begin(positions[:, start:], bound, kind in layout.chunked)
+            seen = seen if seen is None else seen & (positions[:, None] >= begin[..., None])
+        visible[kind] = Visible(begin, end, root, seen)
     positions = positions[:, start:].clamp(max=max_position - 1)
-    return StepIn(tree.tokens[:, start:], positions, slots[:, start:], masks, *_rows(rows, device), extent)
+    return StepIn(tree.tokens[:, start:], positions, slots[:, start:], visible, *_rows(rows, device), extent_of(reach))
 
 
 def address_segments(
@@ -94,8 +116,6 @@ def address_segments(
     first_slot: int,
     rows: Sequence[int],
     layout: Layout,
-    *,
-    dtype: torch.dtype,
 ) -> StepIn:
     """Addresses for segments of a cached sequence, written after it. A node attends to the cached tokens before its
     segment, to the earlier nodes of its segment, and to itself.
@@ -108,30 +128,20 @@ def address_segments(
         first_slot: slot of the first node; the sequences must end before it.
     """
     nodes, device = tokens.shape[1], tokens.device
-    extent = extent_of(first_slot + nodes)
     slots = (first_slot + torch.arange(nodes, device=device)).expand_as(tokens)
-    index = torch.arange(extent, device=device)
-    prefix = index < roots[..., None].clamp(max=first_slot)
     segment = (roots[:, :, None] == roots[:, None]) & (positions[:, None] <= positions[:, :, None])
-    visible = prefix | torch.nn.functional.pad(segment, (first_slot, extent - first_slot - nodes))
-    masks = {}
+    end = roots.clamp(max=first_slot)
+    visible = {}
     for kind, bound in layout.kinds.items():
-        seen = visible
-        if bound is not None:
-            where = _positions_of_slots(positions, slots, extent)
-            seen = seen & _near(positions, where, bound, kind in layout.chunked)
-        masks[kind] = _additive(seen, dtype)
-    return StepIn(tokens, positions, slots, masks, *_rows(rows, device), extent)
+        begin = None if bound is None else _begin(positions, bound, kind in layout.chunked)
+        seen = segment if begin is None else segment & (positions[:, None] >= begin[..., None])
+        visible[kind] = Visible(begin, end, slots[:, :1], seen)
+    return StepIn(tokens, positions, slots, visible, *_rows(rows, device), extent_of(first_slot + nodes))
 
 
 def extent_of(reach: int) -> int:
     """Number of slots that a forward reads to cover ``reach`` slots."""
     return -(-reach // GRAIN) * GRAIN
-
-
-def _additive(seen: Bool[Tensor, "B N S"], dtype: torch.dtype) -> Float[Tensor, "B 1 N S"]:
-    blank = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
-    return blank.masked_fill_(~seen, torch.finfo(dtype).min)[:, None]
 
 
 def _rows(rows: Sequence[int], device: torch.device) -> tuple[Int[Tensor, "B"], int | None]:
@@ -142,16 +152,8 @@ def _rows(rows: Sequence[int], device: torch.device) -> tuple[Int[Tensor, "B"], 
     return torch.tensor(list(rows), device=device), None
 
 
-def _positions_of_slots(positions: Int[Tensor, "B N"], slots: Int[Tensor, "B N"], extent: int) -> Int[Tensor, "B S"]:
-    """Position of the token in each slot: the slot number for committed tokens, the node's position in the tree."""
-    committed = torch.arange(extent, device=positions.device).expand(positions.shape[0], -1)
-    return committed.scatter(1, slots, positions)
-
-
-def _near(queries: Int[Tensor, "B N"], keys: Int[Tensor, "B S"], bound: int, chunked: bool) -> Bool[Tensor, "B N S"]:
+def _begin(positions: Int[Tensor, "B N"], bound: int, chunked: bool) -> Int[Tensor, "B N"]:
+    """The first position that each node attends to."""
     if chunked:
-        return (
-            torch.div(queries, bound, rounding_mode="floor")[:, :, None]
-            == torch.div(keys, bound, rounding_mode="floor")[:, None]
-        )
-    return queries[:, :, None] - keys[:, None] < bound
+        return torch.div(positions, bound, rounding_mode="floor") * bound
+    return positions - (bound - 1)

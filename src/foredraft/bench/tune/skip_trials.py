@@ -131,7 +131,6 @@ class SkipEvaluator:
                 self._longest_sample,
                 range(begin, begin + len(group)),
                 full.layout,
-                dtype=full.dtype,
             )
             logits = model.forward(step, self._cache).logits
             for line, drafts in enumerate(group):

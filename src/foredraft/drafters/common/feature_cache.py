@@ -21,7 +21,7 @@ from foredraft.heads.nets.eagle import EagleNet
 from foredraft.model.attention import masked_attention
 from foredraft.model.cache import SlotCache, SlotView, bucket, persistent_zeros
 from foredraft.model.cpu_linear import any_weight
-from foredraft.model.masks import Layout, StepIn, address, extent_of
+from foredraft.model.masks import Layout, StepIn, Visible, address, extent_of
 from foredraft.model.prefill import catch_up
 
 _CHUNK = 512
@@ -171,7 +171,6 @@ class FeatureCache:
             view.rows,
             max(starts) + width,
             self._layout,
-            dtype=features.dtype,
             max_position=_MAX_POSITION,
         )
         return self.forward(step, features)
@@ -179,7 +178,7 @@ class FeatureCache:
     def forward(self, step: StepIn, features: Float[Tensor, "B N F"]) -> Float[Tensor, "B N H"]:
         """The head's states for a step; its keys and values are written to their slots."""
         window = SlotView(self._cache, step.rows, step.prefix, step.slots, step.extent)
-        mask = step.masks["rows"]
+        mask = step.masks(features.dtype)["rows"]
 
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             keys, values = self._cache.write(layer, key, value, window)
@@ -220,8 +219,6 @@ class HeadTree:
         self._rows = torch.tensor(rows, device=device)
         self._prefix = len(rows) if rows == list(range(len(rows))) else None
         self._extent = extent_of(max(max(view.extents) - 2, 0) + nodes)
-        self._slots = torch.arange(self._extent, device=device)
-        self._committed = (self._slots < self._bases)[:, None]  # [B, 1, S]
         self._visible = torch.ones(len(rows), 1, 1, dtype=torch.bool, device=device)  # node i attends to node j
         self._depths = [0]
 
@@ -236,19 +233,15 @@ class HeadTree:
         itself = torch.eye(count, dtype=torch.bool, device=tokens.device).expand(rows, -1, -1)
         drafted = torch.cat([above, itself], dim=2)
         self._visible = torch.cat([torch.nn.functional.pad(self._visible, (0, count)), drafted], dim=1)
-        committed, window = self._committed, self._cache.window
+        begin, window = None, self._cache.window
         if window is not None:
-            committed = committed & (self._bases + depth - self._slots < window)[:, None]
+            begin = self._bases + (depth - window + 1)
             drafted = drafted & torch.tensor([depth - other < window for other in self._depths], device=drafted.device)
-        places = self._bases + torch.arange(before + count, device=tokens.device)
-        visible = committed.expand(-1, count, -1).scatter(2, places[:, None].expand(-1, count, -1), drafted)
-        mask = torch.zeros(visible.shape, dtype=features.dtype, device=tokens.device)
-        mask.masked_fill_(~visible, torch.finfo(features.dtype).min)
         step = StepIn(
             tokens=tokens,
             positions=(self._bases + depth).expand(-1, count),
-            slots=places[:, before:],
-            masks={"rows": mask[:, None]},
+            slots=self._bases + torch.arange(before, before + count, device=tokens.device),
+            visible={"rows": Visible(begin, self._bases, self._bases, drafted)},
             rows=self._rows,
             prefix=self._prefix,
             extent=self._extent,

@@ -184,13 +184,10 @@ class PartialLM(TargetModel):
     ) -> StepIn:
         left = torch.tensor([self.left_out(row) for row in rows], device=bases.device)
         layout, most = self._model.layout, self.capacity
-        step = address(
-            tree, bases - left, rows, min(reach, most), layout, dtype=self.dtype, max_position=UNBOUNDED, start=start
-        )
+        step = address(tree, bases - left, rows, min(reach, most), layout, max_position=UNBOUNDED, start=start)
         return replace(
             step,
             positions=(step.positions + left[:, None]).clamp(max=self.max_length - 1),
-            masks={kind: mask[..., :most] for kind, mask in step.masks.items()},
             extent=min(step.extent, most),
         )
 
