@@ -182,10 +182,17 @@ class _Loader:
         law = drafter.needs.law or (spec.drafting.law if isinstance(spec, Spec) else None)
         if drafter.needs.hidden_layers:
             shared.tap(drafter.needs.hidden_layers)
+        policy = policy or _policy(spec, drafter, kind.lossless)
+        if shared.ranks > 1 and (policy.learns or drafter.needs.learns):
+            raise DrafterError(
+                f"The {shared.ranks} processes of a tensor-parallel target must draft alike, and {kind.method} as given "
+                "depends on what each of them measures: add num_assistant_tokens_schedule=constant, or use another "
+                "drafter."
+            )
         engine = Engine(
             shared,
             drafter,
-            policy or _policy(spec, drafter, kind.lossless),
+            policy,
             rule=self.verifier,
             max_rows=self.max_batch_size,
             exact_nodes=1 + drafter.needs.max_nodes if self.exact else 0,
@@ -209,11 +216,11 @@ class _Loader:
         return drafter
 
     def _max_slots(self, models: Sequence[CausalLM]) -> int | None:
-        """How many tokens fit into the caches of these models; None if the free memory is unknown."""
+        """How many tokens fit into the caches of these models; None if unknown."""
         size = self.kv_bytes
         if size is None:
             free = available_bytes(models[0].device)
-            if free is None:
+            if free is None or models[0].ranks > 1:  # free memory differs between processes
                 return None
             size = int(_KV_SHARE * free)
         token_bytes = sum(model.token_bytes for model in models)

@@ -21,6 +21,7 @@ class TargetModel(ABC):
 
     ``vocab_size``: width of its logits. ``max_length``: its context. ``weight_bytes``: weight bytes that a forward
     reads. ``token_bytes``: cache bytes per token; 0 if unknown. ``first_token``: starts an output without a prompt.
+    ``ranks``: processes that each run a part of it (tensor parallelism).
     """
 
     name: str = "model"
@@ -29,6 +30,7 @@ class TargetModel(ABC):
     weight_bytes: int = 0
     token_bytes: int = 0
     first_token: int = 0
+    ranks: int = 1
 
     @property
     @abstractmethod

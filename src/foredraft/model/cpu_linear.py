@@ -285,11 +285,12 @@ def draft_dtype() -> torch.dtype:
 
 
 def _packable(layer: nn.Module) -> bool:
-    """Whether this is a plain float32 linear layer on the CPU (not a subclass) without hooks."""
+    """Whether this is a plain float32 linear layer on the CPU without hooks; subclasses of layers (bitsandbytes) and of
+    weights (torchao) are quantised."""
     if type(layer) not in _CLASSES or "forward" in vars(layer) or layer._forward_hooks or layer._forward_pre_hooks:
         return False
     weight: Any = layer.weight
-    return weight.device.type == "cpu" and weight.dtype == torch.float32
+    return type(weight) is nn.Parameter and weight.device.type == "cpu" and weight.dtype == torch.float32
 
 
 def _adapted(model: nn.Module) -> set[nn.Module]:

@@ -4,6 +4,7 @@ import functools
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -11,6 +12,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from foredraft.core.errors import ModelError
 from foredraft.heads.nets.blocks import BlockConfig, Rotary
 from foredraft.heads.nets.target_parts import TargetParts
+from foredraft.model.cpu_linear import any_weight
+from foredraft.model.memory import is_plain
 
 
 def parts_of(model: PreTrainedModel) -> TargetParts:
@@ -28,6 +31,25 @@ def parts_of(model: PreTrainedModel) -> TargetParts:
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
     )
+
+
+@torch.no_grad()
+def output_weight(model: PreTrainedModel) -> Float[Tensor, "V H"]:
+    """The weight of a model's output layer, computed from its products if the layer is quantised.
+
+    Raises:
+        ModelError: the model does not name its output layer.
+    """
+    layer: nn.Module | None = model.get_output_embeddings()
+    if layer is None:
+        raise ModelError(f"{model.__class__.__name__} does not name its output layer.")
+    if is_plain(layer.weight):
+        return layer.weight.detach()
+    weight = any_weight(model)
+    size = model.config.get_text_config().hidden_size
+    unit = torch.eye(size, device=weight.device, dtype=weight.dtype)
+    zero = layer(torch.zeros_like(unit[:1]))  # the bias
+    return (layer(unit) - zero).T
 
 
 def _embed(model: PreTrainedModel, tokens: Tensor) -> Tensor:

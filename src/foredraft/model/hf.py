@@ -60,6 +60,7 @@ class CausalLM(TargetModel):
         self.max_length: int = context_of(model)
         self.layout: Layout = layout_of(model)
         self.weight_bytes: int = weight_bytes(model)
+        self.ranks: int = model.tp_size or 1
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._taps = Taps(model, ())
         weight = any_weight(model)

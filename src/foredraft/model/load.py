@@ -22,7 +22,7 @@ from transformers.utils import logging as hf_logging
 
 from foredraft.core.errors import ModelError, OptionError, kind_of
 from foredraft.model.memory import available_bytes, format_bytes
-from foredraft.model.support import check_generates
+from foredraft.model.support import check_generates, is_quantised
 from foredraft.model.tokenizer import Tokenizer
 
 BUNDLED = {
@@ -35,6 +35,10 @@ BUNDLED = {
 """Models that ship with the package, by name."""
 
 _log = logging.getLogger(__name__)
+
+_PLACEMENT = {"device_map", "tp_plan", "tp_size", "device_mesh", "distributed_config"}
+"""Options of ``from_pretrained`` that say where weights go; transformers refuses a device map beside a tensor-parallel
+plan."""
 
 _WEIGHTS = ("*.safetensors", "*.bin", "*.safetensors.index.json", "*.bin.index.json")
 
@@ -77,7 +81,7 @@ def load_model(
     device = str(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     given = dict(options or {})
     given.setdefault("dtype", _dtype(dtype, device))
-    if "device_map" not in given and device != "cpu":
+    if device != "cpu" and not _PLACEMENT & given.keys():
         given["device_map"] = as_device(device)
     _check_folder(path)
     _log.debug("Loading %s from %s for %s.", name, path, device)
@@ -177,10 +181,11 @@ def _check_folder(path: str) -> None:
 
 def _check_fits(name: str, config: PreTrainedConfig, given: Mapping[str, Any], device: str) -> None:
     """Raise a ``ModelError`` if the weights do not fit on the device, before reading them. Quantised weights and
-    weights with a ``device_map`` are not checked, since their size on the device is unknown."""
+    weights that are placed otherwise are not checked, since their size on the device is unknown."""
     free = available_bytes(torch.device(device))
     quantised = getattr(config, "quantization_config", None) is not None or "quantization_config" in given
-    if free is None or quantised or not isinstance(given.get("device_map", torch.device(device)), torch.device):
+    placed = {key for key in _PLACEMENT & given.keys() if not isinstance(given[key], torch.device)}
+    if free is None or quantised or placed:
         return
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(
@@ -200,7 +205,7 @@ def _check_fits(name: str, config: PreTrainedConfig, given: Mapping[str, Any], d
 def _check_complete(name: str, model: PreTrainedModel, missing: Collection[str]) -> None:
     """Raise a ``ModelError`` for missing weights, which transformers would initialise randomly. Quantised models are
     not checked; they may list weights that they do not need."""
-    if missing and getattr(model.config, "quantization_config", None) is None:
+    if missing and not is_quantised(model):
         raise ModelError(
             f"The weights of {name!r} are incomplete: {min(missing)} and {len(missing) - 1} more are missing."
         )

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transformers import PreTrainedModel
 
 _MEMINFO = Path("/proc/meminfo")
@@ -28,8 +29,17 @@ def available_bytes(device: torch.device) -> int | None:
 
 
 def stored_bytes(module: nn.Module) -> int:
-    """Bytes of a module's weights: parameters, and the buffers of quantised layers (as in GPTQ and AWQ)."""
-    return sum(each.nbytes for each in _weights(module))
+    """Bytes of a module's weights: parameters, and the buffers of quantised layers (as in GPTQ and AWQ).
+
+    Scales that a library keeps outside of both, as bitsandbytes does for 4 bits, are not counted.
+    """
+    return sum(_stored(each) for each in _weights(module))
+
+
+def is_plain(weight: object) -> bool:
+    """Whether this is a weight of at least 16 bits that is stored as it is, not a quantised one."""
+    plain = type(weight) in (Tensor, nn.Parameter)
+    return plain and weight.is_floating_point() and weight.dtype.itemsize > 1  # type: ignore[attr-defined]
 
 
 def has_matrices(module: nn.Module) -> bool:
@@ -58,6 +68,14 @@ def _weights(module: nn.Module) -> list[Tensor]:
 def _is_quantised(buffer: Tensor) -> bool:
     """Whether this is an integer matrix, which only quantised layers have (masks are bool)."""
     return buffer.ndim > 1 and not buffer.is_floating_point() and buffer.dtype != torch.bool
+
+
+def _stored(weight: Tensor) -> int:
+    """Bytes of a weight; a tensor subclass (torchao, quanto, this process's part of a weight) has those of its parts."""
+    if not is_traceable_wrapper_subclass(weight):
+        return weight.nbytes
+    parts = (getattr(weight, name) for name in weight.__tensor_flatten__()[0])
+    return sum(_stored(part) for part in parts if isinstance(part, Tensor))
 
 
 def format_bytes(size: int) -> str:

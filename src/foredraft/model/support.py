@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from transformers import PreTrainedModel
+from transformers import BitsAndBytesConfig, PreTrainedModel
 
 from foredraft.core.errors import ModelError
 from foredraft.model.masks import Layout
@@ -32,6 +32,11 @@ def check_supported(model: PreTrainedModel) -> None:
             f"The weights of this {name} are on several devices or are offloaded ({where}); foredraft runs a model on "
             'one device: load it with device_map={"": 0}, in a smaller dtype or quantised if needed.'
         )
+    if _mixes_rows(model):
+        raise ModelError(
+            f"This {name} is in 8 bits with outliers in float16 (LLM.int8): which columns are outliers depends on all "
+            "tokens of a forward, so drafts would change the output; load it with llm_int8_threshold=0.0 or in 4 bits."
+        )
     if model._is_stateful or unknown:
         what = f"layers of type {', '.join(unknown)}" if unknown else "a recurrent state"
         raise ModelError(
@@ -44,6 +49,17 @@ def check_generates(model: PreTrainedModel) -> None:
     """Raise a ``ModelError`` for a model without a language-model head, such as an ``AutoModel``."""
     if not model.can_generate():
         raise ModelError(f"{model.__class__.__name__} has no language-model head; load a ...ForCausalLM.")
+
+
+def is_quantised(model: PreTrainedModel) -> bool:
+    """Whether transformers quantised the model when it was loaded."""
+    return getattr(model.config, "quantization_config", None) is not None
+
+
+def _mixes_rows(model: PreTrainedModel) -> bool:
+    """Whether bitsandbytes chooses the precision of a column by all rows of a product (LLM.int8)."""
+    config = getattr(model.config, "quantization_config", None)
+    return isinstance(config, BitsAndBytesConfig) and config.load_in_8bit and config.llm_int8_threshold > 0
 
 
 def context_of(model: PreTrainedModel) -> int:

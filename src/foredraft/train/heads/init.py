@@ -12,8 +12,9 @@ from foredraft.heads.nets.blocks import Attention
 from foredraft.heads.nets.eagle import Eagle, Eagle3, Eagle3Config, EagleConfig
 from foredraft.heads.nets.hydra import Hydra, HydraConfig
 from foredraft.heads.nets.medusa import Blockwise, BlockwiseConfig, Medusa, MedusaConfig
-from foredraft.model.head_parts import block_like, parts_of, rotary_of
+from foredraft.model.head_parts import block_like, output_weight, parts_of, rotary_of
 from foredraft.model.hf import CausalLM
+from foredraft.model.memory import is_plain
 from foredraft.model.taps import body, decoder_layers
 
 
@@ -73,10 +74,9 @@ def _new_taps(layers: int) -> tuple[int, ...]:
 @torch.no_grad()
 def _warm_eagle3(net: Eagle3, target: CausalLM) -> None:
     """Copy output layer, norms and last decoder layer from the target; pass the highest feature through."""
-    head: nn.Module | None = target.model.get_output_embeddings()
-    if net.lm_head is not None and head is not None:
+    if net.lm_head is not None:
         rows = slice(None) if net.vocabulary is None else net.vocabulary
-        net.lm_head.weight.copy_(head.weight[rows])  # type: ignore[index]
+        net.lm_head.weight.copy_(output_weight(target.model)[rows])
     norm = getattr(body(target.model), "norm", None)
     if norm is not None and norm.weight.shape == net.norm.weight.shape:
         net.norm.weight.copy_(norm.weight)
@@ -88,8 +88,9 @@ def _warm_eagle3(net: Eagle3, target: CausalLM) -> None:
 
 @torch.no_grad()
 def _copy_layer(mine: nn.Module, theirs: nn.Module) -> None:
-    """Copy parameters of the same name from the target's layer; wider projections keep new weights for the rest."""
-    source: dict[str, Tensor] = dict(theirs.named_parameters())
+    """Copy parameters of the same name from the target's layer, but no quantised ones; wider projections keep new
+    weights for the rest."""
+    source: dict[str, Tensor] = {name: each for name, each in theirs.named_parameters() if is_plain(each)}
     if isinstance(getattr(mine, "self_attn", None), Attention) and hasattr(mine, "hidden_norm"):
         source["hidden_norm.weight"] = source.get("input_layernorm.weight", torch.empty(0))
     for name, weight in mine.named_parameters():
@@ -175,9 +176,8 @@ def new_hydra(target: CausalLM, heads: int, layers: int, own_heads: bool, prefix
 @torch.no_grad()
 def _copy_output_layers(heads: nn.ModuleList, target: CausalLM) -> None:
     """Initialize every output layer with the target's."""
-    theirs: nn.Module | None = target.model.get_output_embeddings()
+    weight = output_weight(target.model)
     for head in heads:
-        if theirs is not None:
-            head.weight.copy_(theirs.weight)  # type: ignore[union-attr,operator]
-            if head.bias is not None:
-                head.bias.zero_()  # type: ignore[union-attr,operator]
+        head.weight.copy_(weight)  # type: ignore[union-attr,operator]
+        if head.bias is not None:
+            head.bias.zero_()  # type: ignore[union-attr,operator]
