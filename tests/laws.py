@@ -21,7 +21,7 @@ from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Drafter, Plan, View
 from foredraft.core.rng import HashedRng, Stream, _exponentials, derive_seeds, draw
 from foredraft.core.sampling.params import SamplingParams
-from foredraft.core.sampling.warp import Paths, Warp
+from foredraft.core.sampling.warp import Paths
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.blockwise import BlockwiseDrafter, Options as BlockwiseOptions
 from foredraft.drafters.cascade import Cascade, Options as CascadeOptions
@@ -199,13 +199,7 @@ def law(setting: str) -> Tensor:
     texts = torch.tensor([PROMPT])
     for _ in range(LENGTH):
         count = texts.shape[0]
-        warp = Warp.of(
-            [params(setting)] * count,
-            vocab_size=VOCAB,
-            eos_token_ids=[()] * count,
-            prompt_lengths=[len(PROMPT)] * count,
-            device="cpu",
-        )
+        warp = tiny.warp([params(setting)] * count, VOCAB, [len(PROMPT)] * count)
         lengths = torch.full((count,), texts.shape[1])
         logits = target.stock_logits(texts)[:, -1:].double()
         p = warp(logits, Paths(texts, lengths, TokenTree.root(texts[:, -1]))).p

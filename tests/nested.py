@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
+import tiny
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Needs, Plan, Rewindable, StepOut, View
 from foredraft.core.rng import Noise, VerifierRng
 from foredraft.core.sampling.params import SamplingParams
-from foredraft.core.sampling.warp import Warp
 from foredraft.core.tree import TokenTree
 from foredraft.core.verify import verify
 from foredraft.engine import step
@@ -155,21 +155,6 @@ class TableDrafter(Rewindable):
     def rewind(self, row: int, length: int) -> None: ...
 
 
-def view_of(rows: int, vocabulary: int) -> View:
-    """So many rows that have all said the prompt."""
-    warp = Warp.of(
-        [SamplingParams(temperature=1.0)] * rows,
-        vocab_size=vocabulary,
-        eos_token_ids=[()] * rows,
-        prompt_lengths=[len(PROMPT)] * rows,
-        device="cpu",
-    )
-    lengths = torch.full((rows,), len(PROMPT))
-    history = torch.tensor(PROMPT).expand(rows, -1)
-    noise = Noise(torch.zeros(rows, dtype=torch.long), lengths)
-    return View(tuple(range(rows)), history, lengths, (len(PROMPT),) * rows, warp, noise)
-
-
 @dataclass(frozen=True)
 class Nested:
     """Every draft that a drafter can make, how likely each is, and how much its first inner step said."""
@@ -205,7 +190,9 @@ def enumerated(
             drafter = make(chances)
             for row in range(rows):
                 drafter.admit(row, torch.tensor(PROMPT[:-1]), {})
-            draft = drafter.propose(view_of(rows, vocabulary), Plan((length,) * rows))
+            draft = drafter.propose(
+                tiny.view([PROMPT] * rows, SamplingParams(temperature=1.0), vocabulary), Plan((length,) * rows)
+            )
         assert bool(draft.tree.valid.all()) and draft.tree.tokens.shape[1] == length + 1
         law, closed = draft.law, ~chances.coins.open
         tokens.append(draft.tree.tokens[closed])

@@ -15,6 +15,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreT
 
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Drafter, Needs, Plan, View
+from foredraft.core.rng import Noise
+from foredraft.core.sampling.params import SamplingParams
+from foredraft.core.sampling.warp import Warp
 from foredraft.core.tree import PAD, TokenTree
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
 from foredraft.drafters.none import NoDrafter
@@ -24,6 +27,7 @@ from foredraft.engine.policy import Constant, Policy
 from foredraft.model.hf import CausalLM
 
 VOCAB = 96
+GREEDY = SamplingParams()
 WINDOW = 8
 MIXED = ["sliding_attention", "full_attention"]
 BASE: dict[str, Any] = {
@@ -185,6 +189,51 @@ def generator(
     drafter = drafter or NoDrafter()
     policy = policy or Constant(drafter.needs.longest)
     return Generator(Engine(target, drafter, policy, **options), tokenizer, eos, Kind("tiny", True))
+
+
+def warp(params: Sequence[SamplingParams], vocab: int = VOCAB, prompt_lengths: Sequence[int] | None = None) -> Warp:
+    """Of rows without end-of-sequence ids on the CPU; prompts have one token unless told otherwise."""
+    return Warp.of(
+        params,
+        vocab_size=vocab,
+        eos_token_ids=[()] * len(params),
+        prompt_lengths=prompt_lengths or [1] * len(params),
+        device="cpu",
+    )
+
+
+def view(
+    texts: Sequence[Sequence[int]],
+    params: SamplingParams | Sequence[SamplingParams] = GREEDY,
+    vocab: int = VOCAB,
+    seeds: Sequence[int] | None = None,
+) -> View:
+    """Rows whose committed tokens are ``texts``, as the engine shows them to a drafter in their first step.
+
+    What stands behind a row's end is its own beginning again, so that a drafter that looks there is found out.
+    """
+    lengths = [len(text) for text in texts]
+    width = max(lengths) + 3
+    history = torch.tensor([[text[i % len(text)] for i in range(width)] for text in texts])
+    rows = [params] * len(texts) if isinstance(params, SamplingParams) else params
+    extents = torch.tensor(lengths)
+    noise = Noise(torch.tensor(seeds or [0] * len(texts)), extents)
+    return View(tuple(range(len(texts))), history, extents, tuple(lengths), warp(rows, vocab, lengths), noise)
+
+
+def admit(drafter: Drafter, texts: Sequence[Sequence[int]]) -> None:
+    """Start a row for each text with a drafter that reads no hidden layers."""
+    for row, text in enumerate(texts):
+        drafter.admit(row, torch.tensor(text[:-1], dtype=torch.long), {})
+
+
+def paths(tree: TokenTree, row: int) -> dict[int, tuple[int, ...]]:
+    """The drafted tokens from the root to each valid node of a row, by node; the root's path is empty."""
+    found: dict[int, tuple[int, ...]] = {0: ()}
+    for node in range(1, tree.tokens.shape[1]):
+        if tree.valid[row, node]:
+            found[node] = (*found[int(tree.parents[row, node])], int(tree.tokens[row, node]))
+    return found
 
 
 def pending(generator: Generator) -> int:

@@ -8,12 +8,11 @@ import pytest
 import torch
 
 import foredraft
+import tiny
 from foredraft.bench.tune.engines import server_config
 from foredraft.core.drafter import Needs, Plan, View
 from foredraft.core.errors import DrafterError, OptionError
-from foredraft.core.rng import Noise
 from foredraft.core.sampling.params import SamplingParams
-from foredraft.core.sampling.warp import Warp
 from foredraft.drafters import METHODS
 from foredraft.drafters.draft_model import Options as DraftOptions
 from foredraft.drafters.prompt_lookup import Options as LookupOptions
@@ -177,23 +176,7 @@ class Watched(Policy):
 
 
 def view(*temperatures: float) -> View:
-    rows = len(temperatures)
-    lengths = torch.full((rows,), 4)
-    warp = Warp.of(
-        [SamplingParams(temperature=each) for each in temperatures],
-        vocab_size=8,
-        eos_token_ids=[()] * rows,
-        prompt_lengths=[4] * rows,
-        device="cpu",
-    )
-    return View(
-        tuple(range(rows)),
-        torch.zeros(rows, 4, dtype=torch.long),
-        lengths,
-        (4,) * rows,
-        warp,
-        Noise(lengths, lengths),
-    )
+    return tiny.view([[0] * 4] * len(temperatures), [SamplingParams(temperature=each) for each in temperatures])
 
 
 @pytest.mark.parametrize("picked", [True, False])

@@ -5,30 +5,15 @@ import torch
 
 import tiny
 from foredraft.compose.load import load
-from foredraft.core.drafter import Plan, View
+from foredraft.core.drafter import Plan
 from foredraft.core.errors import DrafterError, OptionError
-from foredraft.core.rng import Noise
 from foredraft.core.sampling.params import SamplingParams
-from foredraft.core.sampling.warp import Warp
 from foredraft.drafters.cape import Cape, Options
 from foredraft.drafters.common.tree_ops import SHARPEST
 from foredraft.engine.policy import Constant
 from foredraft.model.hf import CausalLM
 
 TEXTS = tiny.prompts((4, 11))
-
-
-def view(params: SamplingParams) -> View:
-    lengths = torch.tensor([len(text) for text in TEXTS])
-    warp = Warp.of(
-        [params] * 2,
-        vocab_size=tiny.VOCAB,
-        eos_token_ids=[()] * 2,
-        prompt_lengths=lengths.tolist(),
-        device="cpu",
-    )
-    history = torch.tensor([text + [0] * (11 - len(text)) for text in TEXTS])
-    return View((0, 1), history, lengths, (4, 11), warp, Noise(lengths, lengths))
 
 
 def warped(logits: torch.Tensor, path: list[int], params: SamplingParams) -> torch.Tensor:
@@ -56,7 +41,7 @@ def test_the_tree_is_what_the_draft_says_step_by_step(params: SamplingParams):
     drafter = Cape(Options(num_assistant_tokens=4, widths=(5, 3, 2, 1)), model, tiny.VOCAB)
     for row, text in enumerate(TEXTS):
         drafter.admit(row, torch.tensor(text[:-1]), {})
-    draft = drafter.propose(view(params), Plan((4, 4)))
+    draft = drafter.propose(tiny.view(TEXTS, params), Plan((4, 4)))
     heat = max(SHARPEST, params.temperature)
     widths = set()
     for row, text in enumerate(TEXTS):
@@ -95,9 +80,9 @@ def test_banned_tokens_are_no_candidates():
     drafter = Cape(Options(num_assistant_tokens=2, widths=(7,)), model, tiny.VOCAB)
     for row, text in enumerate(TEXTS):
         drafter.admit(row, torch.tensor(text[:-1]), {})
-    first = drafter.propose(view(SamplingParams()), Plan((2, 2))).tree.tokens[0, 1]
+    first = drafter.propose(tiny.view(TEXTS), Plan((2, 2))).tree.tokens[0, 1]
     banned = SamplingParams(bad_words_ids=((int(first),),))
-    assert int(first) not in drafter.propose(view(banned), Plan((2, 2))).tree.tokens[0, 1:].tolist()
+    assert int(first) not in drafter.propose(tiny.view(TEXTS, banned), Plan((2, 2))).tree.tokens[0, 1:].tolist()
 
 
 def test_what_cannot_be_is_said():

@@ -13,8 +13,6 @@ from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Plan, StepOut, View
 from foredraft.core.errors import OptionError
 from foredraft.core.rng import Noise, Stream
-from foredraft.core.sampling.params import SamplingParams
-from foredraft.core.sampling.warp import Warp
 from foredraft.core.tree import PAD, TokenTree, merge_paths
 from foredraft.core.verify import greedy
 from foredraft.drafters.common.ngram_pool import NgramPool
@@ -122,21 +120,6 @@ class Slow:
         return emitted
 
 
-def view_of(texts: Sequence[Sequence[int]]) -> View:
-    lengths = [len(text) for text in texts]
-    warp = Warp.of(
-        [SamplingParams()] * len(texts),
-        vocab_size=VOCAB,
-        eos_token_ids=[()] * len(texts),
-        prompt_lengths=lengths,
-        device="cpu",
-    )
-    history = torch.tensor([[*text, *[0] * (max(lengths) + 3 - len(text))] for text in texts])
-    extents = torch.tensor(lengths)
-    noise = Noise(torch.zeros_like(extents), extents)
-    return View(tuple(range(len(texts))), history, extents, tuple(lengths), warp, noise)
-
-
 def path_to(draft: Draft, row: int, node: int) -> list[int]:
     path = []
     while node > 0:
@@ -202,7 +185,7 @@ def test_it_is_the_algorithm_step_by_step(options: Options, model: Model):
     for count in range(40):
         full = drafter.needs.longest
         lengths = [full if (count + row) % 5 else 1 + (count + row) % full for row in range(3)]
-        draft, emitted = run_step(drafter, model, view_of([each.text for each in slow]), lengths)
+        draft, emitted = run_step(drafter, model, tiny.view([each.text for each in slow], vocab=VOCAB), lengths)
         assert draft.law is Law.FIXED and draft.q is None
         for row, (each, most) in enumerate(zip(slow, lengths, strict=True)):
             nodes = paths_of(draft, row)
@@ -238,7 +221,7 @@ def test_levels_fill_and_ngrams_come_as_published():
                 first = [text[-1], *levels[0]]
                 pool |= {(*ngram[:1], *ngram[1], ngram[2]) for ngram in zip(first, columns, results, strict=True)}
                 levels = [levels[1][1:], *levels[2:], results]
-        _, ((new,),) = run_step(drafter, chaotic, view_of([text]), [drafter.needs.longest])
+        _, ((new,),) = run_step(drafter, chaotic, tiny.view([text], vocab=VOCAB), [drafter.needs.longest])
         text = [*text, new]
         assert set(pooled(drafter, 0)) == pool
     assert len(pool) == width * (12 - (size - 2))
@@ -250,7 +233,7 @@ def test_a_filling_step_is_a_chain():
     drafter = Lookahead(options, CPU)
     text = prompts(30)[0]
     drafter.admit(0, torch.tensor(text[:-1]), {})
-    draft, _ = run_step(drafter, chaotic, view_of([text]), [drafter.needs.longest])
+    draft, _ = run_step(drafter, chaotic, tiny.view([text], vocab=VOCAB), [drafter.needs.longest])
     assert int(draft.tree.valid.sum()) == 1 + 4 + 5 - 3
 
 
@@ -262,7 +245,7 @@ def test_ngrams_are_the_targets_own():
     drafter.admit(0, torch.tensor(text[:-1]), {})
     count = 0
     for _ in range(30):
-        _, (emitted,) = run_step(drafter, wandering, view_of([text]), [drafter.needs.longest])
+        _, (emitted,) = run_step(drafter, wandering, tiny.view([text], vocab=VOCAB), [drafter.needs.longest])
         text = text + emitted
         count = max(count, len(pooled(drafter, 0)))
         assert all(min(ngram[1:]) >= SAID for ngram in pooled(drafter, 0))
@@ -276,7 +259,7 @@ def lengths_on(options: Options, model: Model, steps: int) -> list[int]:
     drafter.admit(0, torch.tensor(text[:-1]), {})
     lengths = []
     for _ in range(steps):
-        _, (emitted,) = run_step(drafter, model, view_of([text]), [drafter.needs.longest])
+        _, (emitted,) = run_step(drafter, model, tiny.view([text], vocab=VOCAB), [drafter.needs.longest])
         text = text + emitted
         lengths.append(len(emitted))
     return lengths
@@ -303,11 +286,11 @@ def test_a_row_without_a_plan_waits():
         drafter.admit(row, torch.tensor(text[:-1]), {})
     full = drafter.needs.longest
     for _ in range(4):
-        _, emitted = run_step(drafter, wandering, view_of(texts), [full, full])
+        _, emitted = run_step(drafter, wandering, tiny.view(texts, vocab=VOCAB), [full, full])
         texts = [text + new for text, new in zip(texts, emitted, strict=True)]
-    drafter.propose(view_of(texts), Plan((full, full)))  # now the window stands at the root
+    drafter.propose(tiny.view(texts, vocab=VOCAB), Plan((full, full)))  # now the window stands at the root
     before, pool = drafter._window[1].clone(), pooled(drafter, 1)
-    draft, emitted = run_step(drafter, wandering, view_of(texts), [full, 0])
+    draft, emitted = run_step(drafter, wandering, tiny.view(texts, vocab=VOCAB), [full, 0])
     assert not draft.tree.valid[1, 1:].any() and len(emitted[1]) == 1
     after = drafter._window[1]
     assert torch.equal(after[1:], before[1:]) and torch.equal(after[0, 1:], before[0, 1:])  # but for the root
@@ -322,7 +305,7 @@ def test_columns_that_wait_hold_what_is_guessed_for_their_places(most: int):
     places = torch.arange(5)[:, None] + torch.arange(3)
     anchor = int(drafter._anchors[0])
     drafter._window[0] = SAID + (anchor + places) % 12
-    run_step(drafter, by_place, view_of([view.history[0, : view.extents[0]].tolist()]), [most])
+    run_step(drafter, by_place, tiny.view([view.history[0, : view.extents[0]].tolist()], vocab=VOCAB), [most])
     assert int(drafter._anchors[0]) == anchor + 1
     right = drafter._window[0] == SAID + (anchor + 1 + places) % 12
     assert right[:4].all(), "the last column is that of the place that was left, or has moved on itself"
@@ -333,7 +316,7 @@ def begun(options: Options, text: list[int]) -> tuple[Lookahead, View, Draft]:
     """A drafter that has been asked once."""
     drafter = Lookahead(options, CPU)
     drafter.admit(0, torch.tensor(text[:-1]), {})
-    view = view_of([text])
+    view = tiny.view([text], vocab=VOCAB)
     return drafter, view, drafter.propose(view, Plan((drafter.needs.longest,)))
 
 
@@ -353,7 +336,7 @@ def test_of_a_tree_that_was_cut_or_padded_the_columns_move_that_the_target_has_s
 def test_what_was_asked_of_another_draft_moves_nothing():
     """Neither the root alone, nor the rows of somebody else."""
     text = prompts(20)[0]
-    for others in (view_of([text]), view_of([text, text])):
+    for others in (tiny.view([text], vocab=VOCAB), tiny.view([text, text], vocab=VOCAB)):
         drafter, _, _ = begun(Options(window_size=3, ngram_size=3, guess_set_size=0), text)
         before = drafter._window.clone()
         alone = Draft(TokenTree.root(others.roots), Law.FIXED)
@@ -366,7 +349,7 @@ def test_a_text_that_is_taken_back_finds_its_window():
     text = prompts(12)[0]
     drafter, view, _ = begun(Options(window_size=4, ngram_size=3, guess_set_size=2), text)
     before = drafter._window[0].clone()
-    drafter.propose(view_of([[*text, 3, 4]]), Plan((4,)))
+    drafter.propose(tiny.view([[*text, 3, 4]], vocab=VOCAB), Plan((4,)))
     assert not torch.equal(drafter._window[0], before)
     drafter.rewind(0, len(text))
     drafter.propose(view, Plan((4,)))

@@ -5,12 +5,10 @@ import random
 import pytest
 import torch
 
+import tiny
 from foredraft.core.draft import Draft, Law, Verdict
 from foredraft.core.drafter import Plan, StepOut, View
 from foredraft.core.errors import OptionError
-from foredraft.core.rng import Noise
-from foredraft.core.sampling.params import SamplingParams
-from foredraft.core.sampling.warp import Warp
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.max_gram import MaxGram, Options, longest_match
 
@@ -40,16 +38,7 @@ def padded(rows: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def view_of(rows: list[list[int]]) -> View:
-    history, lengths = padded(rows)
-    warp = Warp.of(
-        [SamplingParams()] * len(rows),
-        vocab_size=50,
-        eos_token_ids=[()] * len(rows),
-        prompt_lengths=[1] * len(rows),
-        device="cpu",
-    )
-    extents = tuple(len(row) for row in rows)
-    return View(tuple(range(len(rows))), history, lengths, extents, warp, Noise(torch.zeros_like(lengths), lengths))
+    return tiny.view(rows, vocab=50)
 
 
 def said(draft: Draft) -> list[list[int]]:

@@ -8,10 +8,9 @@ import torch
 
 import tiny
 from foredraft.core.draft import Draft, Law
-from foredraft.core.drafter import Drafter, Plan, View
+from foredraft.core.drafter import Drafter, Plan
 from foredraft.core.rng import HashedRng, Noise
 from foredraft.core.sampling.params import SamplingParams
-from foredraft.core.sampling.warp import Warp
 from foredraft.core.tree import TokenTree
 from foredraft.core.verify import RULES, greedy
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
@@ -50,23 +49,13 @@ MAKERS = (tree_of_draft_model, specinfer, two_in_specinfer)
 def proposed(drafter: Drafter, lines: list[int], params: list[SamplingParams], confidence: float = 0.0) -> Draft:
     """The first draft for these lines of the table alone."""
     texts = [TEXTS[line] for line in lines]
-    for row, text in enumerate(texts):
-        drafter.admit(row, torch.tensor(text[:-1]), {})
-    extents = [len(text) for text in texts]
-    warp = Warp.of(params, vocab_size=tiny.VOCAB, eos_token_ids=[()] * len(texts), prompt_lengths=extents, device="cpu")
-    history = torch.tensor([text + [0] * (max(extents) - len(text)) for text in texts])
-    lengths = torch.tensor(extents)
-    noise = Noise(7 + torch.tensor(lines), lengths)
-    view = View(tuple(range(len(texts))), history, lengths, tuple(extents), warp, noise)
+    tiny.admit(drafter, texts)
+    view = tiny.view(texts, params, seeds=[7 + line for line in lines])
     return drafter.propose(view, Plan((3,) * len(texts), confidence=confidence))
 
 
 def paths(draft: Draft, row: int) -> set[tuple[int, ...]]:
-    found: dict[int, tuple[int, ...]] = {0: ()}
-    for node in range(1, draft.tree.tokens.shape[1]):
-        if draft.tree.valid[row, node]:
-            found[node] = (*found[int(draft.tree.parents[row, node])], int(draft.tree.tokens[row, node]))
-    return set(found.values())
+    return set(tiny.paths(draft.tree, row).values())
 
 
 @pytest.mark.parametrize("make", MAKERS)

@@ -15,9 +15,7 @@ import tiny
 from foredraft.core.draft import Draft, Verdict
 from foredraft.core.drafter import Plan, StepOut, Trainable, View
 from foredraft.core.errors import DrafterError, LawError, OptionError
-from foredraft.core.rng import Noise
 from foredraft.core.sampling.params import SamplingParams
-from foredraft.core.sampling.warp import Warp
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
 from foredraft.drafters.online.method import BackgroundTask, Online, Options
 from foredraft.drafters.online.samples import ReplayBuffer, Sample, TrainBatch
@@ -118,7 +116,7 @@ def test_the_copy_says_what_the_drafter_drafts(name: str):
         taps = drafter.needs.hidden_layers
         hidden = served.read(text[None, :-1], taps) if taps else {}
         drafter.admit(0, text[:-1], hidden)
-        view = one_row(text)
+        view = tiny.view([text.tolist()], SamplingParams(temperature=1.0), SMALL["vocab_size"], [1])
         draft = drafter.propose(view, Plan((1,)))
         drafter.release(0)
         token = int(draft.tree.tokens[0, 1])
@@ -132,18 +130,6 @@ def test_the_copy_says_what_the_drafter_drafts(name: str):
             assert float(said[law][law_ids.index(token)]) == pytest.approx(chance, abs=2e-2)
             checked += 1
     assert checked > 4
-
-
-def one_row(text: Tensor) -> View:
-    lengths = torch.tensor([len(text)])
-    warp = Warp.of(
-        [SamplingParams(temperature=1.0)],
-        vocab_size=SMALL["vocab_size"],
-        eos_token_ids=[()],
-        prompt_lengths=[len(text)],
-        device="cpu",
-    )
-    return View((0,), text[None], lengths, (len(text),), warp, Noise(torch.tensor([1]), lengths))
 
 
 def test_further_levels_are_about_the_tokens_further_ahead():

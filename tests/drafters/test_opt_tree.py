@@ -10,9 +10,7 @@ import tiny
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Plan, View
 from foredraft.core.errors import OptionError
-from foredraft.core.rng import Noise
 from foredraft.core.sampling.params import SamplingParams
-from foredraft.core.sampling.warp import Warp
 from foredraft.drafters.common.tree_ops import SHARPEST
 from foredraft.drafters.opt_tree import Options, OptTree
 from foredraft.engine.policy import Constant
@@ -30,23 +28,14 @@ def model(seed: int) -> CausalLM:
 
 
 def shown(drafter: OptTree, params: SamplingParams) -> View:
-    for row, text in enumerate(TEXTS):
-        drafter.admit(row, torch.tensor(text[:-1], dtype=torch.long), {})
-    extents = [len(text) for text in TEXTS]
-    warp = Warp.of([params] * 3, vocab_size=VOCAB, eos_token_ids=[()] * 3, prompt_lengths=[1] * 3, device="cpu")
-    history = torch.tensor([[*text, *[0] * (max(extents) - len(text))] for text in TEXTS])
-    lengths = torch.tensor(extents)
-    return View((0, 1, 2), history, lengths, tuple(extents), warp, Noise(lengths, lengths))
+    tiny.admit(drafter, TEXTS)
+    return tiny.view(TEXTS, params, VOCAB)
 
 
 def said(draft: Draft, row: int) -> dict[Path, float]:
     """The paths of a tree, and what they score."""
     assert draft.scores is not None
-    found: dict[int, Path] = {0: ()}
-    for node in range(1, draft.tree.tokens.shape[1]):
-        if draft.tree.valid[row, node]:
-            found[node] = (*found[int(draft.tree.parents[row, node])], int(draft.tree.tokens[row, node]))
-    return {path: float(draft.scores[row, node]) for node, path in found.items() if path}
+    return {path: float(draft.scores[row, node]) for node, path in tiny.paths(draft.tree, row).items() if path}
 
 
 def slow_tree(text: list[int], options: Options, heat: float, penalty: float = 1.0) -> dict[Path, float]:

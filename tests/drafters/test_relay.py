@@ -13,7 +13,6 @@ from foredraft.core.drafter import Plan, Rewindable, View
 from foredraft.core.errors import DrafterError, LawError, OptionError
 from foredraft.core.rng import Noise
 from foredraft.core.sampling.params import SamplingParams
-from foredraft.core.sampling.warp import Warp
 from foredraft.core.verify import RULES
 from foredraft.drafters.common.build_context import NestedDrafter
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
@@ -33,19 +32,7 @@ VOCAB = 12
 
 
 def view_of(texts: list[list[int]], temperature: float = 0.0) -> View:
-    lengths = [len(text) for text in texts]
-    warp = Warp.of(
-        [SamplingParams(temperature=temperature)] * len(texts),
-        vocab_size=VOCAB,
-        eos_token_ids=[()] * len(texts),
-        prompt_lengths=[1] * len(texts),
-        device="cpu",
-    )
-    history = torch.tensor([text + [0] * (max(lengths) - len(text)) for text in texts])
-    extents = torch.tensor(lengths)
-    return View(
-        tuple(range(len(texts))), history, extents, tuple(lengths), warp, Noise(torch.arange(len(texts)), extents)
-    )
+    return tiny.view(texts, SamplingParams(temperature=temperature), VOCAB, range(len(texts)))
 
 
 def model_part(tokens: int, confidence: float = 0.0) -> NestedDrafter:

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import permutations
 
 import pytest
@@ -14,7 +15,6 @@ from foredraft.core.drafter import Plan, View
 from foredraft.core.errors import OptionError
 from foredraft.core.rng import HashedRng, Noise, Stream, derive_seeds, draw
 from foredraft.core.sampling.params import SamplingParams
-from foredraft.core.sampling.warp import Warp
 from foredraft.core.tree_optimizer import OptimalTrees
 from foredraft.core.verify import RULES
 from foredraft.drafters import sequoia
@@ -39,20 +39,8 @@ def model(seed: int) -> CausalLM:
 
 def shown(drafter: Sequoia, texts: Sequence[Sequence[int]], params: SamplingParams, seeds: Sequence[int]) -> View:
     """Rows in their first step."""
-    for row, text in enumerate(texts):
-        drafter.admit(row, torch.tensor(text[:-1], dtype=torch.long), {})
-    extents = [len(text) for text in texts]
-    warp = Warp.of(
-        [params] * len(texts),
-        vocab_size=VOCAB,
-        eos_token_ids=[()] * len(texts),
-        prompt_lengths=extents,
-        device="cpu",
-    )
-    history = torch.tensor([[*text, *[0] * (max(extents) - len(text))] for text in texts])
-    lengths = torch.tensor(extents)
-    noise = Noise(torch.tensor(seeds), lengths)
-    return View(tuple(range(len(texts))), history, lengths, tuple(extents), warp, noise)
+    tiny.admit(drafter, texts)
+    return tiny.view(texts, params, VOCAB, seeds)
 
 
 def law(seed: int, text: Sequence[int]) -> Tensor:
@@ -175,9 +163,7 @@ def test_each_step_has_random_numbers_of_its_own():
     text, seeds = [0, 1, 0], derive_seeds(5, rows)
     view = shown(drafter, [text] * rows, SamplingParams(temperature=1.0), seeds)
     first = drafter.propose(view, Plan((2,) * rows)).tree.tokens
-    later = View(
-        view.rows, view.history, view.lengths, view.extents, view.warp, Noise(view.noise.seeds, view.lengths + 1)
-    )
+    later = replace(view, noise=Noise(view.noise.seeds, view.lengths + 1))
     assert not torch.equal(first, drafter.propose(later, Plan((2,) * rows)).tree.tokens)
     assert torch.equal(first, drafter.propose(view, Plan((2,) * rows)).tree.tokens)
 

@@ -8,11 +8,9 @@ import torch
 import tiny
 from foredraft.compose.load import load
 from foredraft.core.draft import Draft, Law
-from foredraft.core.drafter import Plan, View
+from foredraft.core.drafter import Plan
 from foredraft.core.errors import DrafterError, LawError, OptionError
-from foredraft.core.rng import Noise
 from foredraft.core.sampling.params import SamplingParams
-from foredraft.core.sampling.warp import Warp
 from foredraft.core.tree import PAD, TokenTree, merge_duplicates
 from foredraft.core.verify import RULES
 from foredraft.drafters.specinfer import Options, SpecInfer
@@ -80,25 +78,11 @@ def test_children_of_twins_go_to_the_first():
     assert merge_duplicates(deep, keep_duplicates=False).parents.tolist() == [[-1, 0, 1, 2, PAD, PAD, 2]]
 
 
-def view(texts: list[list[int]], params: SamplingParams, vocab: int) -> View:
-    lengths = torch.tensor([len(text) for text in texts])
-    warp = Warp.of(
-        [params] * len(texts),
-        vocab_size=vocab,
-        eos_token_ids=[()] * len(texts),
-        prompt_lengths=lengths.tolist(),
-        device="cpu",
-    )
-    history = torch.tensor([text + [0] * (int(lengths.max()) - len(text)) for text in texts])
-    return View(tuple(range(len(texts))), history, lengths, tuple(lengths.tolist()), warp, Noise(lengths * 7, lengths))
-
-
 def proposed(models: list[CausalLM], params: SamplingParams, options: Options) -> Draft:
     drafter = SpecInfer(options, models, tiny.VOCAB)
     texts = tiny.prompts((3, 9))
-    for row, text in enumerate(texts):
-        drafter.admit(row, torch.tensor(text[:-1]), {})
-    return drafter.propose(view(texts, params, tiny.VOCAB), Plan((3, 3)))
+    tiny.admit(drafter, texts)
+    return drafter.propose(tiny.view(texts, params, seeds=(21, 63)), Plan((3, 3)))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -119,10 +103,7 @@ def test_each_model_drafts_as_it_does_alone(temperature: float):
 
 
 def paths(tree: TokenTree, row: int) -> set[tuple[int, ...]]:
-    found: dict[int, tuple[int, ...]] = {0: ()}
-    for node in range(1, tree.tokens.shape[1]):
-        if tree.valid[row, node]:
-            found[node] = (*found[int(tree.parents[row, node])], int(tree.tokens[row, node]))
+    found = tiny.paths(tree, row)
     assert len(set(found.values())) == len(found), "a picked path stands there once"
     return set(found.values())
 

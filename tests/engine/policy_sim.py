@@ -2,14 +2,13 @@
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
+import tiny
 from foredraft.core.drafter import Needs, View
-from foredraft.core.rng import Noise
 from foredraft.core.sampling.params import SamplingParams
-from foredraft.core.sampling.warp import Warp
 from foredraft.engine.policy import Policy
 from foredraft.engine.step import RowStep, StepDone
 
@@ -85,16 +84,7 @@ class Ran:
 
 
 def view(*rows: int, temperature: float = 0.0) -> View:
-    lengths = torch.full((len(rows),), 4)
-    warp = Warp.of(
-        [SamplingParams(temperature=temperature)] * len(rows),
-        vocab_size=8,
-        eos_token_ids=[()] * len(rows),
-        prompt_lengths=[4] * len(rows),
-        device="cpu",
-    )
-    history = torch.zeros(len(rows), 4, dtype=torch.long)
-    return View(rows, history, lengths, (4,) * len(rows), warp, Noise(lengths, lengths))
+    return replace(tiny.view([[0] * 4] * len(rows), SamplingParams(temperature=temperature)), rows=rows)
 
 
 def run(policy: Policy, world: World, steps: int, rows: int = 1) -> Ran:

@@ -15,9 +15,8 @@ import tiny
 from foredraft.core.draft import Draft, Law, Verdict
 from foredraft.core.drafter import Rewindable, View
 from foredraft.core.errors import DrafterError, LawError
-from foredraft.core.rng import Noise, VerifierRng
+from foredraft.core.rng import VerifierRng
 from foredraft.core.sampling.params import SamplingParams
-from foredraft.core.sampling.warp import Warp
 from foredraft.core.tree import TokenTree
 from foredraft.core.verify import RULES, Rule
 from foredraft.core.verify.parts import at as at_node, drawn_from, first_child, of_tokens, path_from, ratio, residual
@@ -196,17 +195,7 @@ def loop(middle: CausalLM, draft: CausalLM, vocab: int = 12) -> NestedLoop:
 
 
 def view_of(texts: list[list[int]], temperature: float, vocab: int = 12) -> View:
-    lengths = [len(text) for text in texts]
-    warp = Warp.of(
-        [SamplingParams(temperature=temperature)] * len(texts),
-        vocab_size=vocab,
-        eos_token_ids=[()] * len(texts),
-        prompt_lengths=[3] * len(texts),
-        device="cpu",
-    )
-    history = torch.tensor([text + [0] * (max(lengths) - len(text)) for text in texts])
-    noise = Noise(torch.arange(len(texts)), torch.tensor(lengths))
-    return View(tuple(range(len(texts))), history, noise.positions, tuple(lengths), warp, noise)
+    return tiny.view(texts, SamplingParams(temperature=temperature), vocab, range(len(texts)))
 
 
 def admitted(loop: NestedLoop, rows: int) -> NestedLoop:

@@ -13,11 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
+import tiny
 from foredraft.core.draft import Draft, Law
-from foredraft.core.drafter import Needs, Plan, View
-from foredraft.core.rng import Noise
+from foredraft.core.drafter import Needs, Plan
 from foredraft.core.sampling.params import SamplingParams
-from foredraft.core.sampling.warp import Warp
 from foredraft.core.tree import PAD, TokenTree
 from foredraft.core.verify import DEFAULT, RULES
 from foredraft.engine.policy import Calibrated, Constant, Heuristic, OffFrom, Policy, Throughput
@@ -107,13 +106,6 @@ def ready(needs: Needs, more: float, confidence: float = 0.0) -> Throughput:
     return policy
 
 
-def view(text: tuple[int, ...]) -> View:
-    lengths = torch.tensor([1 + len(text)])
-    params = [SamplingParams(temperature=1.0)]
-    warp = Warp.of(params, vocab_size=V, eos_token_ids=[()], prompt_lengths=[1], device="cpu")
-    return View((0,), torch.tensor([[0, *text]]), lengths, (1 + len(text),), warp, Noise(lengths, lengths))
-
-
 def after(table: Table, text: tuple[int, ...]) -> Table:
     """The laws of what follows a text."""
     place = sum(token * V**i for i, token in enumerate(reversed(text)))
@@ -169,7 +161,7 @@ def law(
             place = sum(token * V**i for i, token in enumerate(reversed(branch.text[:LENGTH])))
             total[place] += branch.weight
             continue
-        seen = view(branch.text)
+        seen = tiny.view([[0, *branch.text]], SamplingParams(temperature=1.0), V)
         plan = branch.policy.plan(seen, [min(DEEPEST, LENGTH - len(branch.text) - 1)])
         plans.add((plan.length, plan.nodes))
         laws = after(p, branch.text), after(q, branch.text)

@@ -14,7 +14,6 @@ import random_heads as heads
 import tiny
 from foredraft.core.drafter import Plan
 from foredraft.core.sampling.params import SamplingParams
-from foredraft.core.sampling.warp import Warp
 from foredraft.core.tree import PAD
 from foredraft.drafters.common.dynamic_tree import frontier
 from foredraft.drafters.common.tree_ops import SHARPEST, Candidates, keep_best, ranked
@@ -152,7 +151,7 @@ def test_equal_scores_of_a_level_keep_their_order():
 
 def test_logits_that_are_no_numbers_make_scores_that_are():
     logits = torch.tensor([[[0.0, math.nan, math.inf, -math.inf], [math.nan] * 4, [-math.inf] * 4]])
-    ids, scores = ranked(logits, 4, warp(SamplingParams(temperature=0.0)))
+    ids, scores = ranked(logits, 4, tiny.warp([SamplingParams()], 9))
     assert scores.isfinite().all() and (scores <= 0).all()
     assert all(sorted(line) == [0, 1, 2, 3] for line in ids[0].tolist())
 
@@ -163,16 +162,11 @@ def test_scores_are_those_of_the_rows_temperature():
     temperatures = (0.0, 1.7, 1.0, 0.2)
     rows = [SamplingParams(temperature=t) for t in temperatures]
     for chosen in ([0, 1, 2, 3], [2], [0], [1, 3], [0, 2]):
-        ids, scores = ranked(logits[chosen], 3, warp(*(rows[i] for i in chosen)))
+        ids, scores = ranked(logits[chosen], 3, tiny.warp([rows[i] for i in chosen], 9))
         for b, i in enumerate(chosen):
             law = (logits[i] / max(temperatures[i], SHARPEST)).log_softmax(-1)
             assert torch.allclose(scores[b], law.gather(-1, ids[b]))
             assert torch.equal(ids[b], logits[i].topk(3).indices)
-
-
-def warp(*params: SamplingParams) -> Warp:
-    ends = [()] * len(params)
-    return Warp.of(params, vocab_size=9, eos_token_ids=ends, prompt_lengths=[1] * len(params), device="cpu")
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 5, 9, 40])

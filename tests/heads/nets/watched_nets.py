@@ -13,9 +13,6 @@ from torch import Tensor
 import tiny
 from foredraft.core.draft import Draft
 from foredraft.core.drafter import Drafter, Plan, View
-from foredraft.core.rng import Noise
-from foredraft.core.sampling.params import SamplingParams
-from foredraft.core.sampling.warp import Warp
 from foredraft.engine.policy import Constant
 from foredraft.heads.nets.blocks import BlockConfig, Rotary
 from foredraft.model.hf import CausalLM
@@ -157,18 +154,7 @@ def first_step(drafter: Drafter, texts: Sequence[Sequence[int]]) -> View:
     for row, text in enumerate(texts):
         hidden = target().read(torch.tensor([list(text)]), taps)
         drafter.admit(row, torch.tensor(list(text[:-1])), {tap: states[:, :-1] for tap, states in hidden.items()})
-    lengths = list(map(len, texts))
-    warp = Warp.of(
-        [SamplingParams()] * len(texts),
-        vocab_size=VOCAB,
-        eos_token_ids=[()] * len(texts),
-        prompt_lengths=lengths,
-        device="cpu",
-    )
-    history = torch.tensor([[*text, *[0] * (max(lengths) - len(text))] for text in texts])
-    extents = torch.tensor(lengths)
-    noise = Noise(torch.zeros_like(extents), extents)
-    return View(tuple(range(len(texts))), history, extents, tuple(lengths), warp, noise)
+    return tiny.view(texts, vocab=VOCAB)
 
 
 def partly_accepted(proposals: Sequence[Proposal]) -> int:
