@@ -38,6 +38,62 @@ def test_it_is_refused_in_these_words(drafter: str, verifier: str, kind: str, sa
     assert bundled().generate("1, 2,", max_new_tokens=2).tokens, "the target is as it was"
 
 
+REFUSED = {
+    "bandit:prompt_lookup,exploration=-1": "exploration",
+    "bandit:prompt_lookup,hold=1": "hold must be 2",
+    "bandit:prompt_lookup+nothing": "Unknown drafter 'nothing'",
+    "cape": "cape needs a small model",
+    "cape:sample-draft,num_assistant_tokens=0": "num_assistant_tokens",
+    "cascade": "a middle model and a drafter for it",
+    "cascade:sample-draft+[relay:max_gram+medusa]": "medusa cannot be used inside relay",
+    "cascade:sample-draft+max_gram,inner_tokens=0": "inner_tokens must be 1 or more",
+    "cascade:sample-draft+max_gram,num_assistant_tokens=0": "1 or more",
+    "cascade:sample-draft+nothing": "Unknown drafter 'nothing'",
+    "cascade:sample-draft+prompt_lookup+none": "a middle model and a drafter for it",
+    "early_exit,assistant_early_exit=0": "1 or more",
+    "early_exit,assistant_early_exit=9": "1 to 8 of them",
+    "layer_skip,skip_mlp=8": "layers 0 to 7",
+    "lookahead,guess_set_size=-1": "guess_set_size",
+    "lookahead,pool=mine": "request or shared",
+    "lookahead,pool_size=2": "pool_size",
+    "lookahead,window_size=0": "window_size",
+    "lookahead,window_size=1,ngram_size=2,guess_set_size=0": "drafts nothing",
+    "max_gram,min_matching_ngram_size=0": "1 or more",
+    "max_gram,num_assistant_tokens=0": "1 or more",
+    "online:draft": "Unknown drafter 'draft'",
+    "online:draft_model+eagle3": "online takes one inner drafter, not 2",
+    "opt_tree:sample-draft,depth=0": "1 or more",
+    "opt_tree:sample-draft,top_k=0": "1 or more",
+    "partial,cache=h2o,budget=8,recent=9": "leaves no room for heavy hitters",
+    "partial,cache=window,budget=4": "leaves no room for a window in a budget of 4 tokens",
+    "partial,room=0": "room must be 1 or more",
+    "relay": "two drafters or more",
+    "relay:max_gram+[prompt_lookup,continuations=2]": "PromptLookup drafts trees",
+    "sequoia:sample-draft,acceptance=0.5/x": "such as 0.62/0.14/0.06",
+    "sequoia:sample-draft,depth=-1": "1 or more",
+    "sequoia:sample-draft,nodes=0": "1 or more",
+    "sequoia:sample-draft,sampled_acceptance=0.9/0.9": "sum to 1 or less",
+    "specinfer:sample-draft,expansion=2x0": "such as 1x1x3x1",
+    "triforce:[medusa]": "medusa cannot be used inside triforce",
+    "triforce:sample-draft+[prompt_lookup]": "triforce takes one drafter for its middle level",
+    "triforce:sample-draft,budget=8": "A budget of 8 must be a multiple of the chunk size 8, two chunks or more.",
+    "triforce:sample-draft,gamma=0": "gamma, inner_gamma and room must be 1 or more",
+    "triforce:sample-draft,window=18": "A window of 18 tokens is too short for 16 sinks and 3 drafted nodes",
+    "triforce:sample-draft,window=4096": "longer than the draft's 2048",
+    "universal:sample-draft,assistant_lookbehind=0": "target_lookbehind and assistant_lookbehind must be 1 or more",
+    "universal:sample-draft,method=text": "slem",
+    "universal:sample-draft,num_assistant_tokens=0": "num_assistant_tokens must be 1 or more",
+}
+"""Specs of which the page has another example, or none."""
+
+
+@pytest.mark.parametrize("drafter", REFUSED)
+def test_it_is_refused_in_one_sentence(drafter: str):
+    with pytest.raises(UsageError) as caught:
+        load(bundled().engine.target, drafter, tokenizer=bundled().tokenizer)
+    assert REFUSED[drafter] in str(caught.value) and "\n" not in str(caught.value)
+
+
 def test_the_page_has_something_on_every_method_that_can_be_asked_for_wrongly():
     named = {row[0].partition(":")[0].partition(",")[0] for row in ROWS}
     assert len(ROWS) > 30

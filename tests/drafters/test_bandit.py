@@ -10,7 +10,6 @@ import laws
 import tiny
 from foredraft.compose.load import load
 from foredraft.core.drafter import Plan, View
-from foredraft.core.errors import DrafterError, OptionError
 from foredraft.drafters.bandit import Arm, Bandit, Options, Ucb
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
 from foredraft.drafters.prompt_lookup import Options as LookupOptions, PromptLookup
@@ -169,16 +168,3 @@ def test_by_spec_with_plain_decoding_among_the_arms():
     assert [result.tokens for result in results] == expected
     assert sum(result.stats.accepted for result in results) > 0
     g.close()
-
-
-def test_what_cannot_be_is_said():
-    with pytest.raises(OptionError, match="hold must be 2"):
-        Options(hold=1)
-    with pytest.raises(OptionError, match="exploration"):
-        Options(exploration=-1.0)
-    with pytest.raises(OptionError, match="at least one drafter"):
-        Bandit(Options(), [])
-    with pytest.raises(DrafterError, match="bandit needs specs of other drafters"):
-        load("sample", drafter="bandit")
-    with pytest.raises(OptionError, match="drafter"):
-        load("sample", drafter="bandit:prompt_lookup+nothing_such")

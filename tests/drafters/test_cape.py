@@ -4,9 +4,7 @@ import pytest
 import torch
 
 import tiny
-from foredraft.compose.load import load
 from foredraft.core.drafter import Plan
-from foredraft.core.errors import DrafterError, OptionError
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.drafters.cape import Cape, Options
 from foredraft.drafters.common.tree_ops import SHARPEST
@@ -83,12 +81,3 @@ def test_banned_tokens_are_no_candidates():
     first = drafter.propose(tiny.view(TEXTS), Plan((2, 2))).tree.tokens[0, 1]
     banned = SamplingParams(bad_words_ids=((int(first),),))
     assert int(first) not in drafter.propose(tiny.view(TEXTS, banned), Plan((2, 2))).tree.tokens[0, 1:].tolist()
-
-
-def test_what_cannot_be_is_said():
-    with pytest.raises(OptionError, match="such as 7x5x3x1"):
-        Options(widths=(3, 0))
-    with pytest.raises(OptionError, match="num_assistant_tokens"):
-        Options(num_assistant_tokens=0)
-    with pytest.raises(DrafterError, match="cape needs a small model"):
-        load("sample", drafter="cape")

@@ -6,7 +6,6 @@ import pytest
 
 import foredraft
 import tiny
-from foredraft.core.errors import OptionError, UsageError
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.drafters.cascade import Cascade, Options
 from foredraft.drafters.common.build_context import NestedDrafter
@@ -126,29 +125,3 @@ def test_inside_a_narrower_middle_laws_are_as_wide_as_the_targets(inner: str, sl
         assert sum(result.stats.drafted for result in results) > 0
         assert all(len(result.tokens) == 12 or result.finish_reason == "stop" for result in results)
     g.close()
-
-
-@pytest.mark.parametrize(
-    "spec, sentence",
-    [
-        ("cascade", "a middle model and a drafter for it"),
-        ("cascade:sample-draft", "a middle model and a drafter for it"),
-        ("cascade:sample-draft+prompt_lookup+none", "a middle model and a drafter for it"),
-        ("cascade:sample-draft+eagle3:sample-eagle3", "eagle3 cannot be used inside cascade: .* prompt_lookup"),
-        ("cascade:sample-draft+[relay:max_gram+medusa]", "medusa cannot be used inside relay"),
-        ("cascade:sample-draft+nothing", "Unknown drafter 'nothing'"),
-        ("cascade:sample-draft+max_gram,inner_tokens=0", "inner_tokens must be 1 or more"),
-        ("relay", "two drafters or more"),
-        ("relay:max_gram", "two drafters or more"),
-        ("relay:max_gram+[prompt_lookup,continuations=2]", "PromptLookup drafts trees"),
-    ],
-)
-def test_what_cannot_be_is_one_clear_sentence(spec: str, sentence: str):
-    with pytest.raises(UsageError, match=sentence):
-        foredraft.load(sample()[0].engine.target, spec, tokenizer=sample()[0].tokenizer.inner)
-
-
-def test_options_out_of_range_are_errors():
-    for wrong in ({"num_assistant_tokens": 0}, {"inner_tokens": 0}):
-        with pytest.raises(OptionError, match="1 or more"):
-            Options(**wrong)

@@ -8,7 +8,6 @@ import torch
 import tiny
 from foredraft.core.draft import Draft, Law, Verdict
 from foredraft.core.drafter import Plan, StepOut, View
-from foredraft.core.errors import OptionError
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.max_gram import MaxGram, Options, longest_match
 
@@ -102,9 +101,3 @@ def test_bigrams_are_of_all_texts_in_flight_and_are_forgotten_with_the_last():
     drafter.release(1)
     drafter.admit(0, torch.tensor([7]), {})
     assert said(drafter.propose(view_of([[13]]), Plan((4,)))) == [[13]]
-
-
-def test_options_out_of_range_are_errors():
-    for wrong in ({"num_assistant_tokens": 0}, {"min_matching_ngram_size": 0}):
-        with pytest.raises(OptionError, match="1 or more"):
-            Options(**wrong)

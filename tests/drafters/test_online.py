@@ -14,7 +14,7 @@ import laws
 import tiny
 from foredraft.core.draft import Draft, Verdict
 from foredraft.core.drafter import Plan, StepOut, Trainable, View
-from foredraft.core.errors import DrafterError, LawError, OptionError
+from foredraft.core.errors import LawError, OptionError
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
 from foredraft.drafters.online.method import BackgroundTask, Online, Options
@@ -332,20 +332,6 @@ def test_steps_that_lead_nowhere_do_no_lasting_harm(lr: float):
 
 
 # What cannot be.
-
-
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        ("online:prompt_lookup", "PromptLookup has no weights to train: online needs a draft model"),
-        ("online", "online needs a draft model or a trained head inside"),
-        ("online:draft_model+eagle3", "online takes one inner drafter, not 2"),
-        ("online:draft", "Unknown drafter 'draft'"),
-    ],
-)
-def test_what_cannot_learn_is_refused(spec: str, message: str):
-    with pytest.raises((DrafterError, OptionError), match=message):
-        foredraft.load("sample", spec)
 
 
 WRONG: list[dict[str, Any]] = [

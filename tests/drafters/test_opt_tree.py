@@ -9,7 +9,6 @@ import torch
 import tiny
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Plan, View
-from foredraft.core.errors import OptionError
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.drafters.common.tree_ops import SHARPEST
 from foredraft.drafters.opt_tree import Options, OptTree
@@ -97,9 +96,3 @@ def test_a_draft_that_is_the_target_is_accepted_to_the_end():
     for result in g.generate(tiny.prompts((1, 7, 20)), max_new_tokens=1 + 5 * 6):
         assert result.stats.target_forwards <= 7
         assert result.stats.acceptance_length >= 4.4
-
-
-@pytest.mark.parametrize("options", [{"nodes": 0}, {"depth": 0}, {"top_k": 0}])
-def test_options_that_cannot_be(options: dict[str, int]):
-    with pytest.raises(OptionError, match="1 or more"):
-        Options(**options)

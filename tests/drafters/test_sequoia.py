@@ -259,21 +259,6 @@ def test_acceptance_as_text():
     assert as_text(rates) == "0.625/0.14/0" and read_acceptance(as_text(rates)) == rates
 
 
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"nodes": 0}, "1 or more"),
-        ({"depth": -1}, "1 or more"),
-        ({"acceptance": "0.5/x"}, "such as 0.62/0.14/0.06"),
-        ({"acceptance": ""}, "such as 0.62/0.14/0.06"),
-        ({"sampled_acceptance": "0.9/0.9"}, "sum to 1 or less"),
-    ],
-)
-def test_options_that_cannot_be(options: dict, sentence: str):
-    with pytest.raises(OptionError, match=sentence):
-        Options(**options)
-
-
 def test_a_draft_is_never_larger_than_the_plan():
     drafter = Sequoia(Options(nodes=9, depth=4, acceptance=RATES), model(2), model(1), VOCAB)
     view = shown(drafter, [[0, 1], [2]], SamplingParams(temperature=1.0), [1, 2])

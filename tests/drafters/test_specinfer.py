@@ -6,10 +6,8 @@ import pytest
 import torch
 
 import tiny
-from foredraft.compose.load import load
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Plan
-from foredraft.core.errors import DrafterError, LawError, OptionError
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.tree import PAD, TokenTree, merge_duplicates
 from foredraft.core.verify import RULES
@@ -117,14 +115,3 @@ def test_of_two_drafts_one_is_the_target(temperature: float):
     result = g.generate(tiny.prompts(), max_new_tokens=24, temperature=temperature, seed=3)
     lengths = [r.stats.acceptance_length for r in result]
     assert min(lengths) == 4.0 if temperature == 0 else min(lengths) > 1.9
-
-
-def test_what_cannot_be_is_said():
-    with pytest.raises(OptionError, match="such as 1x1x3x1"):
-        Options(expansion=(2, 0))
-    with pytest.raises(DrafterError, match="specinfer needs one or several small models"):
-        load("sample", drafter="specinfer")
-    with pytest.raises(OptionError, match="empty entry"):
-        load("sample", drafter="specinfer:sample-draft+")
-    with pytest.raises(LawError, match="'block'"):
-        load("sample", drafter="specinfer:sample-draft", verifier="block")
