@@ -1,6 +1,5 @@
 """docs/extending.md, run as it is written: the drafter, its registration, each command."""
 
-import os
 import re
 import shlex
 import subprocess
@@ -10,9 +9,11 @@ from pathlib import Path
 import pytest
 
 import foredraft
+from foredraft.cli import main
 from foredraft.cli.methods import described
 from foredraft.core.errors import DrafterError
 from foredraft.drafters import METHODS, Methods
+from processes import environment
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "extending.md").read_text("utf-8")
@@ -41,10 +42,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(site: Path, command: str, folder: Path) -> str:
     program, *words = shlex.split(command)
     assert program == "foredraft"
-    paths = os.pathsep.join([str(site), str(Path(foredraft.__path__[0]).parent)])
     done = subprocess.run(
         [sys.executable, "-m", "foredraft", *words],
-        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+        env=environment(site),
         cwd=folder,
         capture_output=True,
         text=True,
@@ -70,8 +70,12 @@ def test_the_drafter_drafts_and_is_lossless(site: Path, monkeypatch: pytest.Monk
     assert len(ours.stats.accepted_by_depth) >= 3, "an off-by-one would accept less"
 
 
-def test_its_options_are_explained(site: Path, tmp_path: Path):
-    shown = run(site, COMMANDS[0], tmp_path)
+def test_its_options_are_explained(site: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.syspath_prepend(str(site))
+    monkeypatch.setattr(METHODS, "_entry_points", Methods()._entry_points)
+    monkeypatch.setenv("COLUMNS", "100")
+    assert main(shlex.split(COMMANDS[0])[1:]) == 0
+    shown = capsys.readouterr().out
     assert "Copies bigrams of the row." in shown
     assert re.search(r"length\s+default: 4\s+most tokens of a draft\.", shown)
     assert "num_assistant_tokens_schedule" in shown

@@ -1,7 +1,6 @@
 """House rules that no tool checks: optional packages, the package's face, sizes, silence below the cli."""
 
 import ast
-import os
 import pkgutil
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from types import ModuleType
 import pytest
 
 import foredraft
+from processes import environment
 
 ROOT = Path(foredraft.__path__[0])
 FILES = sorted(ROOT.rglob("*.py"))
@@ -32,10 +32,9 @@ for name in names:
 
 
 def import_without(absent: tuple[str, ...], names: list[str]) -> subprocess.CompletedProcess:
-    path = os.pathsep.join([str(ROOT.parent), os.environ.get("PYTHONPATH", "")])
     return subprocess.run(
         [sys.executable, "-c", IMPORT_ALL, ",".join(names), ",".join(absent)],
-        env={**os.environ, "PYTHONPATH": path},
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=300,

@@ -1,7 +1,6 @@
 """A tiny model that speaks with the bundled tokenizer, and ways to run the command line on it."""
 
 import io
-import os
 import shutil
 import sys
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ import torch
 from cli_cases import BUNDLED, NAN_AFTER, PROMPT, Ended, Run
 
 import foredraft
+import processes
 import tiny
 from foredraft.cli import main
 
@@ -39,10 +39,8 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.fixture(scope="session")
 def environment() -> dict[str, str]:
     """For commands in a process of their own."""
-    source = Path(foredraft.__path__[0]).parent
-    path = os.pathsep.join([str(source), os.environ.get("PYTHONPATH", "")])
-    keep = {k: v for k, v in os.environ.items() if k not in ("FORCE_COLOR", "NO_COLOR", "FOREDRAFT_DEBUG")}
-    return {**keep, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "TERM": "xterm-256color", "COLUMNS": "100"}
+    keep = {k: v for k, v in processes.environment().items() if k not in ("FORCE_COLOR", "NO_COLOR", "FOREDRAFT_DEBUG")}
+    return {**keep, "TERM": "xterm-256color", "COLUMNS": "100"}
 
 
 def save_model(folder: Path, **changes: object) -> Path:

@@ -125,6 +125,14 @@ def test_drafts_have_no_escapes_where_there_is_no_terminal(run: Run, model: Path
     assert ended.out == expected().text + "\n" and "\x1b" not in ended.err
 
 
+def test_drafts_are_coloured_on_a_terminal(run: Run, model: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    spec = f"draft_model:{model},num_assistant_tokens_schedule=constant,num_assistant_tokens=2"
+    ended = run("generate", "-m", model, "-d", spec, "--show-drafts", "--max-new-tokens", "9", PROMPT)
+    assert ended.status == 0 and ended.out.count("\x1b[1;32m") >= 3
+    assert "accepted drafts" in ended.out and "9 tokens in" in ended.err
+
+
 def interrupt_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
     """Ctrl-C in the middle of a step."""
     step, count = Engine.step, 0

@@ -1,10 +1,5 @@
 """What was learned outlives the process: killed, damaged, or out of disk."""
 
-import os
-import resource
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +7,12 @@ import pytest
 import torch
 from online_cases import draft, generator, same, serve, target, weights
 
-import foredraft
 from foredraft.core.errors import DataError, OptionError
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
 from foredraft.drafters.online.checkpoints import fingerprint
 from foredraft.drafters.online.method import Online
 from foredraft.engine.generator import Generator
+from processes import disk_for, killed_after
 
 KILLED = """
 import sys
@@ -38,15 +33,7 @@ def begun(folder: Path, name: str = "draft_model", **options: Any) -> tuple[Gene
 
 def test_a_killed_service_goes_on_from_its_last_interval(tmp_path: Path):
     """Killed after 20 requests, of which the last 4 had not been learned from; then it is as one that was not."""
-    here = Path(__file__).parent
-    paths = os.pathsep.join(map(str, (Path(foredraft.__path__[0]).parent, here, here.parent)))
-    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    command, pipe = [sys.executable, "-c", KILLED, str(tmp_path / "killed")], subprocess.PIPE
-    with subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True) as process:
-        assert process.stdout is not None
-        assert [next(process.stdout, "").strip() for _ in range(5)] == ["4", "8", "12", "16", "20"]
-        process.send_signal(signal.SIGKILL)
-        assert process.wait(60) == -signal.SIGKILL
+    killed_after(["4", "8", "12", "16", "20"], KILLED, tmp_path / "killed", folder=Path(__file__).parent)
     whole, undisturbed = begun(tmp_path / "whole")
     serve(whole, range(0, 16, 4))
     again, online = begun(tmp_path / "killed")
@@ -120,13 +107,8 @@ def test_with_other_options_the_weights_go_on_and_the_moments_do_not(tmp_path: P
 def test_a_full_disk_ends_learning_with_a_warning_and_leaves_what_was_there(tmp_path: Path):
     g, _ = begun(tmp_path)
     serve(g, range(0, 8, 4))
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, hard))
-    try:
-        with pytest.warns(RuntimeWarning, match="has stopped learning: A version cannot be written to"):
-            serve(g, range(8, 16, 4))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with disk_for(5000), pytest.warns(RuntimeWarning, match="has stopped learning: A version cannot be written to"):
+        serve(g, range(8, 16, 4))
     serve(g, range(16, 32, 4))
     assert [path.name for path in tmp_path.iterdir()] == ["version-00000001.pt"]
     assert begun(tmp_path)[1].version == 1

@@ -179,15 +179,18 @@ def test_prompts_that_are_nothing():
 def test_a_hub_name_without_a_network_is_one_sentence():
     """In a process of its own, since huggingface_hub reads its switches when it is imported."""
     code = (
-        "import foredraft\ntry:\n    foredraft.load('nobody/nothing', None)\n"
-        "except foredraft.UsageError as e:\n    print(e)"
+        "import foredraft\nfrom foredraft.model.hub import fetch\n"
+        "for what in (lambda: foredraft.load('nobody/nothing', None), lambda: fetch('nobody/nothing')):\n"
+        "    try:\n        what()\n    except foredraft.UsageError as e:\n        print(e)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
         timeout=120,
-        env={"HF_HUB_OFFLINE": "1", "PYTHONPATH": ":".join(sys.path), "PATH": ""},
+        env={"HF_HUB_OFFLINE": "1", "PYTHONPATH": ":".join(sys.path), "PATH": "", "HOME": "/nowhere"},
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("Cannot load a causal LM from 'nobody/nothing': ") and done.stdout.count("\n") == 1
+    model, head = done.stdout.splitlines()
+    assert model.startswith("Cannot load a causal LM from 'nobody/nothing': ")
+    assert head.startswith("There is no folder 'nobody/nothing', and downloading it from the hub failed: ")

@@ -1,8 +1,5 @@
 """Targets of which each process runs a part."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +9,7 @@ import foredraft
 import tiny
 from foredraft.core.errors import DrafterError
 from foredraft.model.load import load_model
+from processes import two_processes
 
 BOTH = """
 import sys
@@ -36,22 +34,14 @@ for drafter in ("none", "prompt_lookup," + constant, f"draft_model:{sys.argv[2]}
 
 @pytest.mark.slow
 def test_two_processes_write_what_one_writes(tmp_path: Path):
-    if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
-        pytest.skip("this torch has no gloo")
     tiny.build("llama", num_hidden_layers=3).save_pretrained(tmp_path / "target")
     tiny.build("llama", seed=5).save_pretrained(tmp_path / "draft")
     (tmp_path / "both.py").write_text(BOTH)
-    paths = os.pathsep.join(map(str, (Path(foredraft.__path__[0]).parent, Path(__file__).parent.parent)))
-    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += [str(tmp_path / "both.py"), str(tmp_path / "target"), str(tmp_path / "draft")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    if done.returncode and "Address" in done.stderr:
-        pytest.skip(f"processes cannot meet here: {done.stderr[-300:]}")
-    assert done.returncode == 0, done.stderr[-3000:]
+    folders = (tmp_path / "target", tmp_path / "draft")
+    printed = two_processes(tmp_path / "both.py", *folders, folder=Path(__file__).parent)
     with foredraft.load(str(tmp_path / "target"), "none", device="cpu") as g:
         expected = str([each.tokens for each in g.generate(tiny.prompts((5, 17)), max_new_tokens=16)])
-    assert done.stdout.count(expected) == done.stdout.count("[[") == 12, done.stdout
+    assert printed.count(expected) == printed.count("[[") == 12, printed
 
 
 def test_processes_that_would_draft_unlike_each_other_are_refused(monkeypatch: pytest.MonkeyPatch):

@@ -1,9 +1,7 @@
 """Hidden states on disk: the same lessons, bounded, and no harm when a disk is full or a run is killed."""
 
 import contextlib
-import resource
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from foredraft.heads.nets.target_parts import FINAL
 from foredraft.train.data import features
 from foredraft.train.data.batches import LiveFeatures
 from foredraft.train.data.features import StoredFeatures, fingerprint
+from processes import disk_for
 
 WINDOWS, LENGTH, WIDTH = 6, 8, 32
 SHAPE = (WINDOWS, LENGTH, WIDTH)
@@ -106,17 +105,6 @@ def test_the_bound(tmp_path: Path):
     assert sum(marks(tmp_path)) == 3
     assert_right(stored(tmp_path, bound=3 * ONE), [5, 4])
     assert sum(marks(tmp_path)) == 3, "what earlier runs have kept counts too"
-
-
-@contextlib.contextmanager
-def disk_for(size: int) -> Iterator[None]:
-    """No file may be written beyond this size."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_full_disk_ends_storing_and_not_the_training(tmp_path: Path):

@@ -2,12 +2,6 @@
 
 import json
 import os
-import resource
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +11,11 @@ import torch
 from torch import nn
 from trainees import SHORT, assert_same_run, log_of, stop_at, train_draft, train_head, weights_of
 
-import foredraft
 from foredraft.core.errors import DataError, OptionError
 from foredraft.train.checkpoint import Checkpoints, Log, RunState, check_resume, lock_folder
 from foredraft.train.heads.eagle3 import Options
 from foredraft.train.heads.recipes import HeadShape
+from processes import disk_for, killed_after
 
 KILLED = """
 import sys
@@ -53,24 +47,10 @@ def whole(place: Path) -> Path:
     return place / "whole"
 
 
-def kill_in_the_middle(method: str, place: Path, out: Path) -> None:
-    """After the fifth of six steps; the last checkpoint is of the fourth."""
-    here = Path(__file__).parent
-    source = Path(foredraft.__path__[0]).parent
-    paths = os.pathsep.join(map(str, (source, here, here.parent)))
-    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    pipe = subprocess.PIPE
-    command = [sys.executable, "-c", KILLED, method, str(place), str(out)]
-    with subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True) as process:
-        assert process.stdout is not None
-        steps = [next(process.stdout, "") for _ in range(6)]  # 1 to 5, and the validation of step 4
-        process.send_signal(signal.SIGKILL)
-        assert process.wait(30) == -signal.SIGKILL and steps[-1] == "5\n"
-
-
 def test_a_killed_run_ends_where_it_would_have_ended(place: Path, whole: Path):
     out = place / "killed"
-    kill_in_the_middle("eagle3", place, out)
+    steps = ["1", "2", "3", "4", "4", "5"]  # the second line of step 4 is its validation
+    killed_after(steps, KILLED, "eagle3", place, out, folder=Path(__file__).parent)
     assert torch.load(out / "checkpoint.pt", weights_only=True)["step"] == 4
     assert log_of(out)[-1]["step"] == 5, "this line is to be written once more"
     (out / "checkpoint.pt.partial").write_bytes(b"half a checkpoint")
@@ -212,17 +192,6 @@ def test_a_folder_is_free_after_an_error(place: Path, tmp_path: Path):
 def small(folder: Path, options: dict[str, Any] | None = None) -> tuple[Checkpoints, nn.Module]:
     net = nn.Linear(200, 200)
     return Checkpoints(folder / "checkpoint.pt", net, torch.optim.AdamW(net.parameters()), options or {"a": 1}), net
-
-
-@contextmanager
-def disk_for(size: int) -> Iterator[None]:
-    """No file may grow beyond this: what is written beyond raises OSError, as on a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_full_disk_leaves_the_checkpoint_that_was_there(tmp_path: Path):

@@ -11,6 +11,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
+import foredraft
 import tiny
 from foredraft.model.hf import CausalLM
 from foredraft.train.drafts.run import run_drafts
@@ -92,6 +93,16 @@ def train_draft(method: str, place: Path, out: Path, loop: LoopOptions = SHORT, 
     data = Data(sources=(str(place / "texts.jsonl"),), store=options.pop("store", 0.0))
     with patch.multiple("foredraft.train.heads.validate", _PROMPT=8, _NEW=6, _PROMPTS=3):
         return run_drafts(method, str(place / "target"), out, data, loop=loop, device="cpu", **options)
+
+
+def assert_drafts_losslessly(target: Path | str, spec: str) -> None:
+    """With this drafter the target writes what it writes alone, and something was drafted."""
+    written = []
+    for drafter in (spec, "none"):
+        with foredraft.load(str(target), drafter=drafter, device="cpu", dtype="float32") as generator:
+            written.append(generator.generate("abacus barb", max_new_tokens=24))
+    drafted, plain = written
+    assert drafted.tokens == plain.tokens and drafted.stats.drafted > 0 == plain.stats.drafted
 
 
 def stop_at(step: int, stage: int = 1) -> Callable[[dict[str, Any]], None]:
