@@ -29,6 +29,8 @@ _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15, the increment of splitmix6
 _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
 _BLOCK = 64
+_LEAST = 1e-300
+"""Least rate in a race: what has probability 0 arrives after all else, at a finite time."""
 
 
 def _shift(x: Int[Tensor, "..."], bits: int) -> Int[Tensor, "..."]:
@@ -142,6 +144,39 @@ def draw(law: Float[Tensor, "*k V"], bits: Int[Tensor, "*k"]) -> Int[Tensor, "*k
     if whole < vocab_size:
         block = torch.where(tokens < vocab_size, block, 0.0)
     return (first + block.argmax(-1)).clamp(max=vocab_size - 1)
+
+
+def draw_distinct(
+    law: Float[Tensor, "*k V"], bits: Int[Tensor, "*k"], count: int
+) -> tuple[Int[Tensor, "*k n"], Float[Tensor, "*k n"]]:
+    """Draw ``count`` tokens from each law one after another, each from the law without the earlier ones.
+
+    The first arrivals of a race in which token i arrives after an exponential time of rate law[i] (Efraimidis and
+    Spirakis 2006; the Gumbel top-k trick). As in ``draw`` there are two rounds. A block's first arrival is exponential
+    with its mass, so the winners are in the ``count`` blocks that are first. There, a fresh race gives the delays
+    after the first arrival, which do not depend on its time.
+
+    Returns:
+        the tokens in the order drawn, and their probabilities: 0 for those that do not exist, since the law has fewer
+        tokens; they are last.
+    """
+    vocab_size = law.shape[-1]
+    size = 1 << (vocab_size.bit_length() // 2)
+    whole = -(-max(vocab_size, count) // size) * size
+    padded = law if whole == vocab_size else torch.nn.functional.pad(law, (0, whole - vocab_size))
+    blocks = padded.unflatten(-1, (-1, size))
+    masses = blocks.sum(-1).double().clamp_(min=_LEAST)
+    number = masses.shape[-1]
+    entered = min(count, number)
+    times = _exponentials(bits, number + entered * size)
+    first = (times[..., :number] / masses).topk(entered, dim=-1, largest=False)
+    inside = blocks.gather(-2, first.indices[..., None].expand(*first.indices.shape, size)).double()
+    delays = times[..., number:].view(inside.shape) / inside.clamp(min=_LEAST)
+    arrivals = first.values[..., None] + (delays - delays.amin(-1, keepdim=True))
+    chosen = arrivals.flatten(-2).topk(count, dim=-1, largest=False).indices
+    tokens = first.indices.gather(-1, chosen // size) * size + chosen % size
+    chances = inside.flatten(-2).gather(-1, chosen).to(law.dtype)
+    return tokens.clamp_(max=vocab_size - 1), chances
 
 
 def _exponentials(bits: Int[Tensor, "*k"], count: int) -> Float[Tensor, "*k n"]:

@@ -19,7 +19,7 @@ from foredraft.core.tree import TokenTree
 from foredraft.core.tree_optimizer import check_acceptance
 from foredraft.core.verify.parts import of_token, ratio, residual
 from foredraft.drafters.common.draft_runner import DraftRunner
-from foredraft.drafters.common.tree_ops import draw_siblings, likeliest, normalize_or_uniform
+from foredraft.drafters.common.tree_ops import draw_siblings, likeliest, normalize_or_uniform, without_earlier
 from foredraft.model.base import TargetModel
 
 SAMPLES, PREFIX, TOKENS = 16, 8, 40
@@ -85,13 +85,15 @@ def accepted_ranks(
         return ((drafted[:, 0] == best) & exist[:, 0]).sum(0).double()
     p = view.warp.law(target, _at_roots(view))[:, 0]
     index = torch.arange(1, width + 1, device=p.device).expand(len(view.rows), 1, -1)
-    drawn = draw_siblings(
-        normalize_or_uniform(view.warp.law(draft, _at_roots(view))), view.noise.bits(Stream.DRAFT, index)
-    )
+    law = normalize_or_uniform(view.warp.law(draft, _at_roots(view)))
+    drawn = draw_siblings(law, view.noise.bits(Stream.DRAFT, index))
+    earlier = torch.ones(width, width, dtype=law.dtype, device=law.device).tril(-1)
+    tokens, chances = (each.expand(-1, width, -1) for each in drawn)
+    laws = without_earlier(law.repeat(1, width, 1), tokens, chances * earlier)
     reached = torch.ones_like(p[:, 0])
     found = []
     for rank in range(width):  # recursive rejection, with probabilities instead of outcomes
-        token, q, exist = drawn.tokens[:, 0, rank], drawn.laws[:, 0, rank], drawn.exist[:, 0, rank]
+        token, q, exist = tokens[:, 0, rank], laws[:, rank], chances[:, 0, rank] > 0
         chance = ratio(of_token(p, token), of_token(q, token)).clamp(max=1.0) * exist
         found.append((reached * chance).sum().double())
         reached = reached * (1.0 - chance)

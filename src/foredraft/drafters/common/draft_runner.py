@@ -170,5 +170,5 @@ class RunnerTreeBuilder(TreeBuilder):
         warp = self.view.warp
         return ranked(warp.processed(self.logits, self.paths), count, warp)
 
-    def _read_level(self) -> Float[Tensor, "B F V"]:
+    def _read_level(self, tokens: Int[Tensor, "B F"], places: Int[Tensor, "B F"]) -> Float[Tensor, "B F V"]:
         return self._runner.read_level(self.view, self.read, self.begin)

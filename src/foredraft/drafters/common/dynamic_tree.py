@@ -107,7 +107,7 @@ def build_dynamic_tree(builder: TreeBuilder, plan: Plan, allowed: Int[Tensor, "B
             break
         numbers = 1 + count + chosen
         count += tokens.shape[1]
-        builder.add_level(tokens.gather(1, chosen), builder.begin + chosen // width)
+        builder.add_level(tokens.gather(1, chosen), chosen // width)
     tokens, parents, scores = (torch.cat(each, 1) for each in zip(*parts, strict=True))
     candidates = Candidates(tokens, parents, scores, torch.cat(levels), len(levels))
     return keep_best(candidates, roots, nodes, allowed)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, final
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
 from foredraft.core.draft import Verdict
@@ -208,7 +208,7 @@ def eagle_cache(net: EagleNet) -> FeatureCache:
 class HeadTree:
     """The draft tree of one proposal in the head's cache: each node attends to its ancestors and the committed tokens.
 
-    Nodes are numbered in the order in which they are added; the root is 0.
+    Nodes have the slots from the root's on, in the order in which they are added.
     """
 
     def __init__(self, cache: FeatureCache, view: View, nodes: int) -> None:
@@ -219,34 +219,48 @@ class HeadTree:
         self._rows = torch.tensor(rows, device=device)
         self._prefix = len(rows) if rows == list(range(len(rows))) else None
         self._extent = extent_of(max(max(view.extents) - 2, 0) + nodes)
-        self._visible = torch.ones(len(rows), 1, 1, dtype=torch.bool, device=device)  # node i attends to node j
-        self._depths = [0]
+        self._index = torch.arange(nodes, device=device)
+        self._slots = self._bases + self._index
+        self._nodes = 1
+        self._starts = [0]  # the first node of each level
+        self._family = (self._index == 0).expand(len(rows), 1, -1)  # ancestors of the newest level, which include it
 
     def add_level(
-        self, tokens: Int[Tensor, "B F"], parents: Int[Tensor, "B F"], features: Float[Tensor, "B F K"]
+        self, tokens: Int[Tensor, "B F"], places: Int[Tensor, "B F"], states: Float[Tensor, "B G K"]
     ) -> Float[Tensor, "B F H"]:
-        """The states of another level of nodes. ``features`` replace the target's, which do not exist yet."""
-        (rows, count), before = tokens.shape, len(self._depths)
-        depth = self._depths[-1] + 1
-        self._depths += [depth] * count
-        above = self._visible.gather(1, parents[..., None].expand(-1, -1, before))
-        itself = torch.eye(count, dtype=torch.bool, device=tokens.device).expand(rows, -1, -1)
-        drafted = torch.cat([above, itself], dim=2)
-        self._visible = torch.cat([torch.nn.functional.pad(self._visible, (0, count)), drafted], dim=1)
+        """The states of another level of nodes.
+
+        Args:
+            places: the positions of their parents on the level before.
+            states: of the level before; they replace the target's features, which do not exist yet.
+        """
+        rows, count = tokens.shape
+        depth, added = len(self._starts), slice(self._nodes, self._nodes + count)
+        self._starts.append(self._nodes)
+        self._nodes += count
+        own = self._index[added, None].expand(rows, -1, -1)
+        self._family = _at(self._family, places).scatter_(2, own, True)
+        positions = (self._bases + depth).expand(-1, count)
         begin, window = None, self._cache.window
         if window is not None:
-            begin = self._bases + (depth - window + 1)
-            drafted = drafted & torch.tensor([depth - other < window for other in self._depths], device=drafted.device)
+            begin = positions - (window - 1)
+            if depth >= window:
+                self._family[..., : self._starts[depth - window + 1]] = False
         step = StepIn(
             tokens=tokens,
-            positions=(self._bases + depth).expand(-1, count),
-            slots=self._bases + torch.arange(before, before + count, device=tokens.device),
-            visible={"rows": Visible(begin, self._bases, self._bases, drafted)},
+            positions=positions,
+            slots=self._slots[:, added],
+            visible={"rows": Visible(begin, self._bases, self._bases, self._family)},
             rows=self._rows,
             prefix=self._prefix,
             extent=self._extent,
         )
-        return self._cache.forward(step, features)
+        return self._cache.forward(step, _at(states, places))
+
+
+def _at(values: Shaped[Tensor, "B G K"], places: Int[Tensor, "B F"]) -> Shaped[Tensor, "B F K"]:
+    """``values`` at these places of each row."""
+    return values.gather(1, places[..., None].expand(-1, -1, values.shape[2]))
 
 
 @final
@@ -266,7 +280,8 @@ class HeadTreeBuilder(TreeBuilder):
         least, size = torch.finfo(self.logits.dtype).min, self._net.target.vocab_size
         logits = self.logits.nan_to_num(nan=least, posinf=0.0, neginf=least)
         if self._net.vocabulary is None:
-            return torch.nn.functional.pad(logits, (0, size - logits.shape[-1]), value=least)
+            missing = size - logits.shape[-1]
+            return torch.nn.functional.pad(logits, (0, missing), value=least) if missing else logits
         wide = logits.new_full((*logits.shape[:-1], size), least)
         return wide.index_copy(-1, self._net.vocabulary, logits)
 
@@ -274,10 +289,6 @@ class HeadTreeBuilder(TreeBuilder):
         ids, scores = ranked(self.logits, count, self.view.warp)
         return ids if self._net.vocabulary is None else self._net.vocabulary[ids], scores
 
-    def _read_level(self) -> Float[Tensor, "B F v"]:
-        parents = self.read.parents[:, self.begin :]
-        above = parents - (self.begin - self._states.shape[1])  # positions among the states of the level before
-        carried = self._net.carry(self._states)
-        carried = carried.gather(1, above[..., None].expand(-1, -1, carried.shape[2]))
-        self._states = self._tree.add_level(self.read.tokens[:, self.begin :], parents, carried)
+    def _read_level(self, tokens: Int[Tensor, "B F"], places: Int[Tensor, "B F"]) -> Float[Tensor, "B F v"]:
+        self._states = self._tree.add_level(tokens, places, self._net.carry(self._states))
         return self._net.logits(self._states)

@@ -13,37 +13,48 @@ from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import View
 from foredraft.core.rng import Stream
 from foredraft.core.sampling.warp import Paths
-from foredraft.core.tree import PAD, TokenTree
+from foredraft.core.tree import PAD, ROOT, TokenTree
 from foredraft.drafters.common.templates import Template
-from foredraft.drafters.common.tree_ops import Siblings, draw_siblings, likeliest, normalize_or_uniform
+from foredraft.drafters.common.tree_ops import (
+    Siblings,
+    draw_siblings,
+    likeliest,
+    normalize_or_uniform,
+    without_earlier,
+)
 
 
 class TreeBuilder(ABC):
     """A tree under construction: expanded nodes and frontier logits.
 
-    ``read`` holds the nodes that the draft has read, in that order, root first; ``begin`` is the first of the F
-    frontier nodes. ``logits`` [B, F, v] are in the draft's own token ids.
+    ``begin`` is the number of the first of the F frontier nodes among those that the draft has read. ``logits``
+    [B, F, v] are in the draft's own token ids.
     """
 
     def __init__(self, view: View, logits: Float[Tensor, "B 1 v"]) -> None:
         self.view = view
-        self.read = TokenTree.root(view.roots)
         self.begin = 0
         self.logits = logits
+        self._tokens = [view.roots[:, None]]
+        self._parents = [torch.full_like(self._tokens[0], ROOT)]
+
+    @property
+    def read(self) -> TokenTree:
+        """The nodes that the draft has read, in that order, root first."""
+        depth = len(self._tokens) - 1
+        return TokenTree(torch.cat(self._tokens, 1), torch.cat(self._parents, 1), depth, linear=depth == 0)
 
     @property
     def paths(self) -> Paths:
         """The paths to the frontier nodes."""
         return Paths(self.view.history, self.view.lengths, self.read, self.begin)
 
-    def add_level(self, tokens: Int[Tensor, "B F"], parents: Int[Tensor, "B F"]) -> None:
-        """Read another level; ``parents`` are numbers in ``read``, all of the current frontier."""
-        before = self.read
-        self.begin = before.tokens.shape[1]
-        self.read = TokenTree(
-            torch.cat([before.tokens, tokens], 1), torch.cat([before.parents, parents], 1), depth=before.depth + 1
-        )
-        self.logits = self._read_level()
+    def add_level(self, tokens: Int[Tensor, "B G"], places: Int[Tensor, "B G"]) -> None:
+        """Read another level, the new frontier; ``places``: the positions of the parents on the frontier."""
+        self._parents.append(places + self.begin)
+        self.begin += self._tokens[-1].shape[1]
+        self._tokens.append(tokens)
+        self.logits = self._read_level(tokens, places)
 
     @abstractmethod
     def target_logits(self) -> Float[Tensor, "B F V"]:
@@ -55,33 +66,30 @@ class TreeBuilder(ABC):
         acceptance probabilities."""
 
     @abstractmethod
-    def _read_level(self) -> Float[Tensor, "B F v"]:
+    def _read_level(self, tokens: Int[Tensor, "B F"], places: Int[Tensor, "B F"]) -> Float[Tensor, "B F v"]:
         """Read the frontier nodes; return the logits after them."""
-
-
-class _ParentGroup(NamedTuple):
-    """Parents with the same number of children: their positions on their level, and the numbers of their children."""
-
-    places: Int[Tensor, "G"]
-    nodes: Int[Tensor, "G C"]
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
     """The K nodes of a level of a static tree, whose parents are the F inner nodes of the level above.
 
-    ``groups`` hold all nodes in another order; ``order`` restores it. ``ranked``: the index of each node in a table of
-    the ``width`` best children of each parent. ``parents``: numbers in the tree. ``inner``: the nodes with children;
-    ``inner_parents``: the positions of their parents among the F.
+    ``children``: the numbers of each parent's children, padded to the ``width`` of the largest family with 0.
+    ``chosen``: the index of each node in this table. ``places``: the position of its parent among the F; ``above``:
+    that among all nodes of the level above. ``earlier``: 1 for each of the first ``width - 1`` siblings of a node that
+    comes before it. ``parents``: numbers in the tree. ``inner``: positions on the level of the nodes with children;
+    ``inner_places``: the positions of their parents among the F.
     """
 
-    groups: tuple[_ParentGroup, ...]
-    order: Int[Tensor, "K"]
-    ranked: Int[Tensor, "K"]
+    children: Int[Tensor, "F W"]
+    chosen: Int[Tensor, "K"]
     width: int
+    places: Int[Tensor, "K"]
+    above: Int[Tensor, "K"]
+    earlier: Float[Tensor, "K E"]
     parents: Int[Tensor, "K"]
     inner: Int[Tensor, "G"]
-    inner_parents: Int[Tensor, "G"]
+    inner_places: Int[Tensor, "G"]
 
     @classmethod
     def all_of(cls, template: Template, device: torch.device) -> tuple["Level", ...]:
@@ -95,23 +103,26 @@ class Level:
         def fixed(numbers: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
             return torch.tensor(numbers, dtype=torch.long, device=device)
 
-        nodes, above, places = template.level(level), template.above(level), template.places(level)
-        children: dict[int, list[int]] = {}
-        for node, place in zip(nodes, places, strict=True):
-            children.setdefault(place, []).append(node)
-        counts = sorted({len(own) for own in children.values()}, reverse=True)
-        groups = [{place: own for place, own in children.items() if len(own) == count} for count in counts]
-        drawn = [node for group in groups for own in group.values() for node in own]
-        width = counts[0]
-        ranked = [place * width + rank for place, rank in zip(places, template.ranks(nodes), strict=True)]
+        nodes, places, inner = template.level(level), template.places(level), template.inner_places(level)
+        ranks, before = (
+            template.ranks(nodes),
+            (0, *template.level(level - 1)) if level == 1 else template.level(level - 1),
+        )
+        width = max(ranks) + 1
+        children = [[0] * width for _ in template.inner(level - 1)]
+        for node, place, rank in zip(nodes, places, ranks, strict=True):
+            children[place][rank] = node
+        parents = template.above(level)
         return cls(
-            groups=tuple(_ParentGroup(fixed(list(each)), fixed(list(each.values()))) for each in groups),
-            order=fixed([drawn.index(node) for node in nodes]),
-            ranked=fixed(ranked),
+            children=fixed(children),
+            chosen=fixed([place * width + rank for place, rank in zip(places, ranks, strict=True)]),
             width=width,
-            parents=fixed(above),
-            inner=fixed(template.inner(level)),
-            inner_parents=fixed([places[own] for own in template.inner_places(level)]),
+            places=fixed(places),
+            above=fixed([before.index(parent) for parent in parents]),
+            earlier=(torch.arange(width - 1) < fixed(ranks).cpu()[:, None]).float().to(device),
+            parents=fixed(parents),
+            inner=fixed(inner),
+            inner_places=fixed([places[own] for own in inner]),
         )
 
 
@@ -129,6 +140,14 @@ class SiblingSampling(NamedTuple):
 WITHOUT_REPLACEMENT = SiblingSampling(draw_siblings, Law.WITHOUT_REPLACEMENT)
 
 
+class _Nodes(NamedTuple):
+    """The nodes of a level: tokens, which of them exist, and the law of each, if they are drawn."""
+
+    tokens: Int[Tensor, "B K"]
+    exist: Bool[Tensor, "B K"]
+    laws: Float[Tensor, "B K V"] | None
+
+
 def build_static_tree(
     builder: TreeBuilder,
     levels: Sequence[Level],
@@ -144,51 +163,64 @@ def build_static_tree(
     Args:
         allowed: the number of levels that each row may have.
     """
-    view = builder.view
-    tree = TokenTree.root(view.roots)
-    laws: list[Tensor] = []
+    view, last = builder.view, levels[-1]
+    rows, count = len(view.rows), sum(len(level.parents) for level in levels)
+    bits = None
+    if not view.warp.greedy:
+        index = torch.arange(sampling.first, sampling.first + 1 + count, device=view.lengths.device)
+        bits = view.noise.bits(Stream.DRAFT, index.expand(rows, -1))
+    parts: list[_Nodes] = []
+    exist: Tensor | None = None
     for number, level in enumerate(levels, start=1):
-        scores = view.warp.scores(builder.target_logits(), builder.paths)
-        if view.warp.greedy:
-            tokens, exist = _picked(scores, level)
-        else:
-            tokens, exist, law = _drawn(view, normalize_or_uniform(scores.softmax(-1)), level, sampling)
-            if view.warp.greedy_rows is not None:
-                greedy, (best, best_exist) = view.warp.greedy_rows, _picked(scores, level)
-                tokens = torch.where(greedy[:, 0], best, tokens)
-                exist = torch.where(greedy[:, 0], best_exist, exist)
-                law = torch.where(greedy, torch.zeros_like(law).scatter_(-1, best[..., None], 1.0), law)
-            laws.append(law)
-        above = level.parents.expand(tokens.shape)
-        exist = exist & (allowed >= number)[:, None] & tree.valid.gather(1, above)
-        parents = torch.where(exist, above, PAD)
-        tree = TokenTree(torch.cat([tree.tokens, tokens], 1), torch.cat([tree.parents, parents], 1), depth=number)
-        if number < len(levels):
-            builder.add_level(
-                tree.tokens[:, level.inner], (builder.begin + level.inner_parents).expand(len(view.rows), -1)
-            )
+        nodes = _nodes(builder, level, sampling, bits)
+        own = nodes.exist & (allowed >= number)[:, None]
+        exist = own if exist is None else own & exist.index_select(1, level.above)
+        parts.append(nodes._replace(exist=exist))
+        if level is not last:
+            builder.add_level(nodes.tokens.index_select(1, level.inner), level.inner_places.expand(rows, -1))
+    tokens = torch.cat([view.roots[:, None], *(each.tokens for each in parts)], 1)
+    parents = torch.cat([level.parents for level in levels])
+    parents = torch.where(torch.cat([each.exist for each in parts], 1), parents, PAD)
+    tree = TokenTree(tokens, torch.nn.functional.pad(parents, (1, 0), value=ROOT), depth=len(levels))
     if view.warp.greedy:
         return Draft(tree, Law.FIXED)
+    laws = [each.laws for each in parts if each.laws is not None]
     root = torch.zeros_like(laws[0][:, :1])  # never read
     return Draft(tree, sampling.law, torch.cat([root, *laws], 1))
 
 
-def _picked(scores: Float[Tensor, "B F V"], level: Level) -> tuple[Int[Tensor, "B K"], Bool[Tensor, "B K"]]:
-    """The likeliest tokens for the nodes of a level, and which of them exist."""
+def _nodes(builder: TreeBuilder, level: Level, sampling: SiblingSampling, bits: Int[Tensor, "B N"] | None) -> _Nodes:
+    """The nodes of a level: the likeliest tokens in greedy rows, else drawn with ``bits``."""
+    warp = builder.view.warp
+    scores = warp.scores(builder.target_logits(), builder.paths)
+    if bits is None:
+        return _picked(scores, level)
+    drawn = _drawn(normalize_or_uniform(scores.softmax(-1)), level, sampling, bits)
+    if warp.greedy_rows is None:
+        return drawn
+    best, greedy = _picked(scores, level), warp.greedy_rows
+    assert drawn.laws is not None
+    one_hot = torch.zeros_like(drawn.laws).scatter_(-1, best.tokens[..., None], 1.0)
+    return _Nodes(
+        torch.where(greedy[:, 0], best.tokens, drawn.tokens),
+        torch.where(greedy[:, 0], best.exist, drawn.exist),
+        torch.where(greedy, one_hot, drawn.laws),
+    )
+
+
+def _picked(scores: Float[Tensor, "B F V"], level: Level) -> _Nodes:
+    """The likeliest tokens for the nodes of a level."""
     tokens, exist = likeliest(scores, level.width)
-    return tokens.flatten(1)[:, level.ranked], exist.flatten(1)[:, level.ranked]
+    return _Nodes(tokens.flatten(1).index_select(1, level.chosen), exist.flatten(1).index_select(1, level.chosen), None)
 
 
-def _drawn(
-    view: View, law: Float[Tensor, "B F V"], level: Level, sampling: SiblingSampling
-) -> tuple[Int[Tensor, "B K"], Bool[Tensor, "B K"], Float[Tensor, "B K V"]]:
-    """Tokens of the nodes of a level, which of them exist, and the law of each."""
-    parts = []
-    for group in level.groups:
-        index = sampling.first + group.nodes.expand(len(view.rows), -1, -1)
-        drawn = sampling.draw(law[:, group.places], view.noise.bits(Stream.DRAFT, index))
-        parts.append((drawn.tokens.flatten(1), drawn.exist.flatten(1), drawn.laws.flatten(1, 2)))
-    if len(parts) == 1:
-        return parts[0]
-    tokens, exist, laws = (torch.cat(each, 1) for each in zip(*parts, strict=True))
-    return tokens[:, level.order], exist[:, level.order], laws[:, level.order]
+def _drawn(law: Float[Tensor, "B F V"], level: Level, sampling: SiblingSampling, bits: Int[Tensor, "B N"]) -> _Nodes:
+    """Tokens drawn for the nodes of a level. As many are drawn for each parent as the largest family has; what is
+    beyond a family is not used, which does not change the law of the others."""
+    drawn = sampling.draw(law, bits[:, level.children])
+    own = law.index_select(1, level.places)
+    if sampling.law is Law.WITHOUT_REPLACEMENT and level.width > 1:
+        siblings, chances = (each[..., :-1].index_select(1, level.places) for each in drawn)
+        own = without_earlier(own, siblings, chances * level.earlier)
+    tokens, chances = (each.flatten(1).index_select(1, level.chosen) for each in drawn)
+    return _Nodes(tokens, chances > 0, own)

@@ -1,6 +1,5 @@
 """Operations on draft trees: draw siblings, pick the likeliest tokens, keep the best candidates."""
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -8,7 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from foredraft.core.draft import Draft, Law
-from foredraft.core.rng import draw
+from foredraft.core.rng import draw, draw_distinct
 from foredraft.core.sampling.warp import Warp
 from foredraft.core.tree import PAD, ROOT, TokenTree
 
@@ -33,13 +32,11 @@ class Candidates(NamedTuple):
     depth: int
 
 
-@dataclass(frozen=True, slots=True)
-class Siblings:
-    """K children of each of F nodes: tokens, the law of each, and whether it exists."""
+class Siblings(NamedTuple):
+    """K children of each of F nodes: tokens, and their probabilities under the law of their parent; 0: no child."""
 
     tokens: Int[Tensor, "B F K"]
-    laws: Float[Tensor, "B F K V"]
-    exist: Bool[Tensor, "B F K"]
+    chances: Float[Tensor, "B F K"]
 
 
 def draw_siblings(law: Float[Tensor, "B F V"], bits: Int[Tensor, "B F K"]) -> Siblings:
@@ -48,33 +45,32 @@ def draw_siblings(law: Float[Tensor, "B F V"], bits: Int[Tensor, "B F K"]) -> Si
     If the law has fewer than K tokens, the remaining children do not exist. This depends on the law alone, not on the
     tokens drawn, so it does not anticipate.
     """
-    tokens, laws, exist = [], [], []
-    rest = law
-    for k in range(bits.shape[-1]):
-        total = rest.sum(-1, keepdim=True)
-        exist.append(total[..., 0] > 0)
-        own = torch.where(total > 0, rest / total.clamp(min=torch.finfo(rest.dtype).tiny), rest)
-        token = draw(own, bits[..., k])
-        tokens.append(token)
-        laws.append(own)
-        rest = rest.scatter(-1, token[..., None], 0.0)
-    return Siblings(torch.stack(tokens, -1), torch.stack(laws, -2), torch.stack(exist, -1))
+    return Siblings(*draw_distinct(law, bits[..., 0], bits.shape[-1]))
 
 
 def draw_independent(law: Float[Tensor, "B F V"], bits: Int[Tensor, "B F K"]) -> Siblings:
     """Draw K children per node independently; tokens may repeat."""
-    count = bits.shape[-1]
-    tokens = torch.stack([draw(law, bits[..., k]) for k in range(count)], -1)
-    exist = (law.sum(-1) > 0)[..., None].expand_as(tokens)
-    return Siblings(tokens, law[:, :, None].expand(-1, -1, count, -1), exist)
+    tokens = draw(law[:, :, None].expand(-1, -1, bits.shape[-1], -1), bits)
+    return Siblings(tokens, law.gather(-1, tokens))
+
+
+def without_earlier(
+    law: Float[Tensor, "B N V"], earlier: Int[Tensor, "B N E"], chances: Float[Tensor, "B N E"]
+) -> Float[Tensor, "B N V"]:
+    """Each law without the earlier siblings, renormalised; ``chances``: their probabilities under ``law``, 0 for those
+    that are not earlier. It is 0 where no token is left. Overwrites ``law``."""
+    rest = law.scatter_add_(-1, earlier, -chances)
+    return rest.div_(rest.sum(-1, keepdim=True).clamp_(min=torch.finfo(law.dtype).tiny))
 
 
 def likeliest(scores: Float[Tensor, "B F V"], count: int) -> tuple[Int[Tensor, "B F K"], Bool[Tensor, "B F K"]]:
     """The ``count`` best tokens of each node, and which of them exist: banned ones do not, and V may be below K."""
     best = scores.topk(min(count, scores.shape[-1]), dim=-1)
-    missing = (0, count - best.indices.shape[-1])
-    exist = torch.nn.functional.pad(best.values > -torch.inf, missing, value=False)
-    return torch.nn.functional.pad(best.indices, missing), exist
+    tokens, exist = best.indices, best.values > -torch.inf
+    if scores.shape[-1] < count:
+        missing = (0, count - scores.shape[-1])
+        return torch.nn.functional.pad(tokens, missing), torch.nn.functional.pad(exist, missing, value=False)
+    return tokens, exist
 
 
 def ranked(
@@ -89,8 +85,8 @@ def ranked(
 
 
 def normalize_or_uniform(law: Float[Tensor, "B N V"]) -> Float[Tensor, "B N V"]:
-    """The law itself, or the uniform law if it is all 0 or NaN (all known tokens banned, or NaN logits)."""
-    return torch.where(law.sum(-1, keepdim=True) > 0, law, 1.0 / law.shape[-1])
+    """The output of a softmax, or the uniform law where it is NaN (all known tokens banned, or NaN logits)."""
+    return law.nan_to_num(nan=1.0 / law.shape[-1])
 
 
 def keep_best(
