@@ -19,7 +19,7 @@ import tiny
 from dialects import strangers
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Drafter, Plan, View
-from foredraft.core.rng import HashedRng, Stream, _exponentials, derive_seeds, draw
+from foredraft.core.rng import HashedRng, Stream, derive_seeds, draw, exponentials
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.sampling.warp import Paths
 from foredraft.core.tree import TokenTree
@@ -324,7 +324,7 @@ def _chain(view: View, q: Tensor, token: Tensor, lengths: Tensor | None = None) 
 def same_numbers_for_drafting_and_accepting(self: HashedRng, probability: Tensor, index: int) -> Tensor:
     """Accept by the exponential number that the first block of tokens had in the race that drew the draft."""
     bits = self.noise.bits(Stream.DRAFT, torch.full_like(self.noise.positions, index))
-    return (-_exponentials(bits, 1)[:, 0]).exp() < probability
+    return (-exponentials(bits, 1)[:, 0]).exp() < probability
 
 
 FAULTS = {f.__name__: f for f in (argmax_with_softmax_q, pruned_by_what_was_drawn, law_of_another_node)}

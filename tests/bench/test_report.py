@@ -254,6 +254,8 @@ def test_missing_data_are_named_with_the_option_that_makes_them():
 
 
 LOG = [{"run": "a", "step": n, "tokens": 8 * n, "loss": 4.0 / n} for n in (1, 2)]
+
+
 @pytest.mark.parametrize(
     ("kind", "file"),
     [

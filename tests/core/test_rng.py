@@ -1,10 +1,23 @@
 """The random numbers: as splitmix64 defines them, uniform, independent along every axis that is used."""
 
+import itertools
+
 import pytest
 import torch
 from scipy import stats
 
-from foredraft.core.rng import HashedRng, Noise, Stream, derive_seeds, draw, request_seed, resolve_seed
+from foredraft.core.rng import (
+    HashedRng,
+    Noise,
+    Stream,
+    derive_seeds,
+    draw,
+    draw_distinct,
+    exponentials,
+    race_size,
+    request_seed,
+    resolve_seed,
+)
 
 WORD = (1 << 64) - 1
 BINS = 16
@@ -126,6 +139,39 @@ def test_draw_follows_the_law(size: int) -> None:
     assert int(counts[~possible].sum()) == 0
     expected = law[possible] / law.sum() * count
     assert stats.chisquare(counts[possible], expected).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("size", [4, 5, 9])
+def test_distinct_draws_follow_the_law_without_the_earlier_ones(size: int) -> None:
+    """Every ordered triple, in one block, across blocks, and with an incomplete last block."""
+    count = 200_000
+    law = torch.rand(size, generator=torch.Generator().manual_seed(size), dtype=torch.float64) ** 2 + 0.02
+    law[1] = 0.0
+    law = law / law.sum()
+    times = exponentials(bits(count)[0], 3 * race_size(size))
+    tokens, chances = draw_distinct(law.expand(count, -1), times, 3)
+    assert torch.equal(chances, law[tokens])
+    found = (tokens @ torch.tensor([size * size, size, 1])).bincount(minlength=size**3)
+    expected = torch.zeros(size, size, size, dtype=torch.float64)
+    for a, b, c in itertools.permutations([token for token in range(size) if token != 1], 3):
+        expected[a, b, c] = law[a] * law[b] / (1 - law[a]) * law[c] / (1 - law[a] - law[b])
+    expected = expected.flatten() * count
+    possible = expected > 0
+    assert int(found[~possible].sum()) == 0
+    assert stats.chisquare(found[possible], expected[possible]).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 8, 100])
+def test_distinct_draws_end_with_the_law(size: int) -> None:
+    """Each token of the law once, then none; a draw of all tokens begins with a draw of one."""
+    law = torch.rand(500, size, generator=torch.Generator().manual_seed(size)) + 0.1
+    law[:, 2::3] = 0.0
+    count, support = size + 2, int((law[0] > 0).sum())
+    times = exponentials(bits(500)[0], count * race_size(size))
+    tokens, chances = draw_distinct(law, times, count)
+    assert torch.equal(chances > 0, (torch.arange(count) < support).expand(500, -1))
+    assert torch.equal(tokens[:, :support].sort(1).values, (law[0] > 0).nonzero()[:, 0].expand(500, -1))
+    assert torch.equal(draw_distinct(law, times, 1)[0], draw_distinct(law, times, size)[0][:, :1])
 
 
 def test_draws_of_a_position_and_of_the_next_are_independent() -> None:

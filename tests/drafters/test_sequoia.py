@@ -13,7 +13,7 @@ import tiny
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Plan, View
 from foredraft.core.errors import OptionError
-from foredraft.core.rng import HashedRng, Noise, Stream, derive_seeds, draw
+from foredraft.core.rng import HashedRng, Noise, Stream, derive_seeds, draw_distinct, exponentials, race_size
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.tree_optimizer import OptimalTrees
 from foredraft.core.verify import RULES
@@ -129,14 +129,16 @@ def slow_draft(view: View, row: int, parents: Sequence[int], temperature: float)
         while up:
             path.insert(0, tokens[up])
             up = parents[up - 1]
-        elders = [tokens[other] for other in range(1, node) if parents[other - 1] == parent]
+        family = [other for other in range(1, 1 + len(parents)) if parents[other - 1] == parent]
+        elders = [tokens[other] for other in family if other < node]
         logits = model(2).stock_logits(torch.tensor([text + path]))[0, -1]
         q = (logits / temperature).softmax(-1)
+        index = sorted(set(parents)).index(parent)
+        bits = view.noise.bits(Stream.DRAFT, torch.full((len(view.rows),), index))[row]
+        drawn, _ = draw_distinct(q, exponentials(bits, len(family) * race_size(VOCAB)), len(family))
+        tokens.append(int(drawn[len(elders)]))
         q[elders] = 0.0
-        q = q / q.sum()
-        bits = view.noise.bits(Stream.DRAFT, torch.full((len(view.rows),), node))[row]
-        tokens.append(int(draw(q[None], bits[None])[0]))
-        laws.append(q)
+        laws.append(q / q.sum())
     return tokens, laws
 
 

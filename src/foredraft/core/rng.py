@@ -130,56 +130,69 @@ def draw(law: Float[Tensor, "*k V"], bits: Int[Tensor, "*k"]) -> Int[Tensor, "*k
     There are two rounds, first between blocks of neighbouring tokens and then within the winning block, so it hashes
     about 2 * sqrt(V) numbers instead of V. A token of probability 0 is never returned unless the whole law is 0.
     """
+    return draw_first(law, exponentials(bits, race_size(law.shape[-1])))
+
+
+def race_size(vocab_size: int) -> int:
+    """How many exponentials a draw from a law over ``vocab_size`` tokens needs."""
+    size = _block_size(vocab_size)
+    return -(-vocab_size // size) + size
+
+
+def draw_first(law: Float[Tensor, "*k V"], times: Float[Tensor, "*k n"]) -> Int[Tensor, "*k"]:
+    """``draw`` with given exponentials."""
     vocab_size = law.shape[-1]
-    size = 1 << (vocab_size.bit_length() // 2)
+    size = _block_size(vocab_size)
     whole = vocab_size - vocab_size % size
     masses = law[..., :whole].unflatten(-1, (-1, size)).sum(-1)
     if whole < vocab_size:
         masses = torch.cat([masses, law[..., whole:].sum(-1, keepdim=True)], -1)
     blocks = masses.shape[-1]
-    times = _exponentials(bits, blocks + size)
     first = (masses / times[..., :blocks]).argmax(-1) * size
     tokens = first[..., None] + torch.arange(size, device=law.device)
-    block = law.gather(-1, tokens.clamp(max=vocab_size - 1)) / times[..., blocks:]
+    block = law.gather(-1, tokens.clamp(max=vocab_size - 1)) / times[..., blocks : blocks + size]
     if whole < vocab_size:
         block = torch.where(tokens < vocab_size, block, 0.0)
     return (first + block.argmax(-1)).clamp(max=vocab_size - 1)
 
 
 def draw_distinct(
-    law: Float[Tensor, "*k V"], bits: Int[Tensor, "*k"], count: int
-) -> tuple[Int[Tensor, "*k n"], Float[Tensor, "*k n"]]:
+    law: Float[Tensor, "*k V"], times: Float[Tensor, "*k n"], count: int
+) -> tuple[Int[Tensor, "*k c"], Float[Tensor, "*k c"]]:
     """Draw ``count`` tokens from each law one after another, each from the law without the earlier ones.
 
-    The first arrivals of a race in which token i arrives after an exponential time of rate law[i] (Efraimidis and
-    Spirakis 2006; the Gumbel top-k trick). As in ``draw`` there are two rounds. A block's first arrival is exponential
-    with its mass, so the winners are in the ``count`` blocks that are first. There, a fresh race gives the delays
-    after the first arrival, which do not depend on its time.
+    They are the first arrivals of a race in which token i arrives after an exponential time of rate law[i] (Efraimidis
+    and Spirakis 2006; the Gumbel top-k trick). As in ``draw`` there are two rounds. A block's first arrival is
+    exponential with its mass, and the winners are in the ``count`` blocks whose first arrivals are earliest. In these,
+    a fresh race gives the first token and the delays of the others after it, which do not depend on its time.
+
+    Args:
+        times: independent exponentials, ``count * race_size(V)`` for each law.
 
     Returns:
-        the tokens in the order drawn, and their probabilities: 0 for those that do not exist, since the law has fewer
-        tokens; they are last.
+        the tokens in the order drawn, and their probabilities. Where the law has fewer tokens, the last ones do not
+        exist: their probabilities are 0.
     """
     vocab_size = law.shape[-1]
-    size = 1 << (vocab_size.bit_length() // 2)
-    whole = -(-max(vocab_size, count) // size) * size
-    padded = law if whole == vocab_size else torch.nn.functional.pad(law, (0, whole - vocab_size))
-    blocks = padded.unflatten(-1, (-1, size))
+    size = _block_size(vocab_size)
+    padding = -(-max(vocab_size, count) // size) * size - vocab_size
+    blocks = (torch.nn.functional.pad(law, (0, padding)) if padding else law).unflatten(-1, (-1, size))
     masses = blocks.sum(-1).double().clamp_(min=_LEAST)
-    number = masses.shape[-1]
-    entered = min(count, number)
-    times = _exponentials(bits, number + entered * size)
-    first = (times[..., :number] / masses).topk(entered, dim=-1, largest=False)
-    inside = blocks.gather(-2, first.indices[..., None].expand(*first.indices.shape, size)).double()
-    delays = times[..., number:].view(inside.shape) / inside.clamp(min=_LEAST)
-    arrivals = first.values[..., None] + (delays - delays.amin(-1, keepdim=True))
+    number, entered = masses.shape[-1], min(count, masses.shape[-1])
+    first, places = (times[..., :number] / masses).topk(entered, dim=-1, largest=False)
+    inside = blocks.gather(-2, places[..., None].expand(*places.shape, size)).double()
+    delays = times[..., number : number + entered * size].unflatten(-1, (entered, size)) / inside.clamp(min=_LEAST)
+    arrivals = first[..., None] + (delays - delays.amin(-1, keepdim=True))
     chosen = arrivals.flatten(-2).topk(count, dim=-1, largest=False).indices
-    tokens = first.indices.gather(-1, chosen // size) * size + chosen % size
-    chances = inside.flatten(-2).gather(-1, chosen).to(law.dtype)
-    return tokens.clamp_(max=vocab_size - 1), chances
+    tokens = (places[..., None] * size + torch.arange(size, device=law.device)).flatten(-2).gather(-1, chosen)
+    return tokens.clamp_(max=vocab_size - 1), inside.flatten(-2).gather(-1, chosen).to(law.dtype)
 
 
-def _exponentials(bits: Int[Tensor, "*k"], count: int) -> Float[Tensor, "*k n"]:
+def _block_size(vocab_size: int) -> int:
+    return 1 << (vocab_size.bit_length() // 2)
+
+
+def exponentials(bits: Int[Tensor, "*k"], count: int) -> Float[Tensor, "*k n"]:
     """``count`` independent float64 exponentials for each entry of ``bits``, from splitmix64."""
     steps = torch.arange(1, count + 1, device=bits.device) * _GOLDEN
     uniform = (_shift(_mix(bits[..., None] + steps), 11).double() + 0.5) * 2.0**-53

@@ -25,7 +25,7 @@ from transformers.pytorch_utils import Conv1D
 from foredraft.model.memory import available_bytes
 
 _LEAST_ROWS = 2
-"""A single row is padded with zeros to two: oneDNN's matrix-vector kernel is slower than two rows."""
+"""A single row is repeated: oneDNN's matrix-vector kernel is slower than two rows."""
 
 _log = logging.getLogger(__name__)
 M = TypeVar("M", bound=nn.Module)
@@ -81,13 +81,14 @@ class _Packed(nn.Module):
             return F.linear(x, self._outputs_first(self.weight).to(x.dtype), bias)
         if pack.stale(weight, bias):
             pack = self._pack = _packed(self, pack.dtype, keep=True)
-        outputs, inputs = pack.weight.shape
-        flat = x.reshape(-1, inputs)
-        rows = flat.shape[0]
-        if rows < _LEAST_ROWS:
-            flat = F.pad(flat, (0, 0, 0, _LEAST_ROWS - rows))
-        y = torch.ops.mkldnn._linear_pointwise(flat.to(pack.dtype), pack.weight, pack.bias, "none", [], "").to(x.dtype)
-        return y[:rows].view(*x.shape[:-1], outputs)
+        single = x.numel() == x.shape[-1]
+        rows = x if x.dtype == pack.dtype else x.to(pack.dtype)
+        if single:
+            rows = rows.reshape(1, -1).expand(_LEAST_ROWS, -1)
+        y = torch.ops.mkldnn._linear_pointwise(rows, pack.weight, pack.bias, "none", [], "")
+        if single:
+            y = y[0].view(*x.shape[:-1], -1)
+        return y if x.dtype == pack.dtype else y.to(x.dtype)
 
     def plain_state(self) -> dict[str, Any]:
         """The attributes of the plain layer."""

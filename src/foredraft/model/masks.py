@@ -46,7 +46,8 @@ class Visible:
         if self.tree is not None:
             places = (self.base + index[: self.tree.shape[2]])[:, None].expand_as(self.tree)
             seen = seen.expand(-1, self.tree.shape[1], -1).scatter(2, places, self.tree)
-        return torch.where(seen, 0.0, torch.finfo(dtype).min).to(dtype)[:, None]
+        mask = torch.full(seen.shape, torch.finfo(dtype).min, dtype=dtype, device=seen.device)
+        return mask.masked_fill_(seen, 0.0)[:, None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from foredraft.bench.report import plots
 from foredraft.bench.report.plots import Panel, Points, color
 from foredraft.bench.report.tables import heading, label
 
+
 def speed_up(summary: Summary) -> Iterator[Panel]:
     """One row per method, fastest first: the mean over tasks as a bar, and each task with its quartiles."""
     for setting in summary.settings:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from foredraft.core.drafter import View
 from foredraft.core.errors import OptionError
-from foredraft.core.rng import Noise, Stream, derive_seeds, draw
+from foredraft.core.rng import Noise, Stream, derive_seeds, draw, exponentials, race_size
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.sampling.warp import Paths, Warp
 from foredraft.core.tree import TokenTree
@@ -84,9 +84,9 @@ def accepted_ranks(
         drafted, exist = likeliest(view.warp.scores(draft, _at_roots(view)), width)
         return ((drafted[:, 0] == best) & exist[:, 0]).sum(0).double()
     p = view.warp.law(target, _at_roots(view))[:, 0]
-    index = torch.arange(1, width + 1, device=p.device).expand(len(view.rows), 1, -1)
     law = normalize_or_uniform(view.warp.law(draft, _at_roots(view)))
-    drawn = draw_siblings(law, view.noise.bits(Stream.DRAFT, index))
+    bits = view.noise.bits(Stream.DRAFT, torch.zeros_like(view.lengths)[:, None])
+    drawn = draw_siblings(law, exponentials(bits, width * race_size(law.shape[-1])), width)
     earlier = torch.ones(width, width, dtype=law.dtype, device=law.device).tril(-1)
     tokens, chances = (each.expand(-1, width, -1) for each in drawn)
     laws = without_earlier(law.repeat(1, width, 1), tokens, chances * earlier)

@@ -160,7 +160,7 @@ class RunnerTreeBuilder(TreeBuilder):
     """A tree built with a draft model. ``logits`` are those of ``DraftRunner.read``, after the root."""
 
     def __init__(self, runner: TreeRunner, view: View, logits: Float[Tensor, "B 1 V"]) -> None:
-        super().__init__(view, logits)
+        super().__init__(view, logits, logits.shape[-1])
         self._runner = runner
 
     def target_logits(self) -> Float[Tensor, "B F V"]:

@@ -271,13 +271,13 @@ class HeadTreeBuilder(TreeBuilder):
     def __init__(
         self, net: EagleNet, cache: FeatureCache, view: View, states: Float[Tensor, "B 1 H"], nodes: int
     ) -> None:
-        super().__init__(view, net.logits(states))
+        super().__init__(view, net.logits(states), net.target.vocab_size)
         self._net = net
         self._tree = cache.head_tree(view, nodes)
         self._states = states
 
     def target_logits(self) -> Float[Tensor, "B F V"]:
-        least, size = torch.finfo(self.logits.dtype).min, self._net.target.vocab_size
+        least, size = torch.finfo(self.logits.dtype).min, self.vocab_size
         logits = self.logits.nan_to_num(nan=least, posinf=0.0, neginf=least)
         if self._net.vocabulary is None:
             missing = size - logits.shape[-1]

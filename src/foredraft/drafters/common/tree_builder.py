@@ -1,7 +1,7 @@
 """Draft trees built level by level on a draft model or head, and static trees built with them."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import View
-from foredraft.core.rng import Stream
+from foredraft.core.rng import Stream, exponentials, race_size
 from foredraft.core.sampling.warp import Paths
 from foredraft.core.tree import PAD, ROOT, TokenTree
 from foredraft.drafters.common.templates import Template
@@ -28,11 +28,12 @@ class TreeBuilder(ABC):
     """A tree under construction: expanded nodes and frontier logits.
 
     ``begin`` is the number of the first of the F frontier nodes among those that the draft has read. ``logits``
-    [B, F, v] are in the draft's own token ids.
+    [B, F, v] are in the draft's own token ids; V is the target's ``vocab_size``.
     """
 
-    def __init__(self, view: View, logits: Float[Tensor, "B 1 v"]) -> None:
+    def __init__(self, view: View, logits: Float[Tensor, "B 1 v"], vocab_size: int) -> None:
         self.view = view
+        self.vocab_size = vocab_size
         self.begin = 0
         self.logits = logits
         self._tokens = [view.roots[:, None]]
@@ -74,14 +75,13 @@ class TreeBuilder(ABC):
 class Level:
     """The K nodes of a level of a static tree, whose parents are the F inner nodes of the level above.
 
-    ``children``: the numbers of each parent's children, padded to the ``width`` of the largest family with 0.
-    ``chosen``: the index of each node in this table. ``places``: the position of its parent among the F; ``above``:
+    ``width``: the size of the largest family. ``chosen``: the index of each node in a table of ``width`` children for
+    each parent. ``places``: the position of its parent among the F; ``above``:
     that among all nodes of the level above. ``earlier``: 1 for each of the first ``width - 1`` siblings of a node that
     comes before it. ``parents``: numbers in the tree. ``inner``: positions on the level of the nodes with children;
     ``inner_places``: the positions of their parents among the F.
     """
 
-    children: Int[Tensor, "F W"]
     chosen: Int[Tensor, "K"]
     width: int
     places: Int[Tensor, "K"]
@@ -109,12 +109,8 @@ class Level:
             (0, *template.level(level - 1)) if level == 1 else template.level(level - 1),
         )
         width = max(ranks) + 1
-        children = [[0] * width for _ in template.inner(level - 1)]
-        for node, place, rank in zip(nodes, places, ranks, strict=True):
-            children[place][rank] = node
         parents = template.above(level)
         return cls(
-            children=fixed(children),
             chosen=fixed([place * width + rank for place, rank in zip(places, ranks, strict=True)]),
             width=width,
             places=fixed(places),
@@ -126,11 +122,11 @@ class Level:
         )
 
 
-Draw = Callable[[Float[Tensor, "B F V"], Int[Tensor, "B F K"]], Siblings]
+Draw = Callable[[Float[Tensor, "B F V"], Float[Tensor, "B F n"], int], Siblings]
 
 
 class SiblingSampling(NamedTuple):
-    """How siblings are drawn, and the resulting law; uses random numbers from index ``first`` on, one per node."""
+    """How siblings are drawn, and the resulting law; uses random numbers from index ``first`` on, one per parent."""
 
     draw: Draw
     law: Law
@@ -164,15 +160,12 @@ def build_static_tree(
         allowed: the number of levels that each row may have.
     """
     view, last = builder.view, levels[-1]
-    rows, count = len(view.rows), sum(len(level.parents) for level in levels)
-    bits = None
-    if not view.warp.greedy:
-        index = torch.arange(sampling.first, sampling.first + 1 + count, device=view.lengths.device)
-        bits = view.noise.bits(Stream.DRAFT, index.expand(rows, -1))
+    rows = len(view.rows)
+    races = None if view.warp.greedy else _races(view, levels, sampling.first, builder.vocab_size)
     parts: list[_Nodes] = []
     exist: Tensor | None = None
     for number, level in enumerate(levels, start=1):
-        nodes = _nodes(builder, level, sampling, bits)
+        nodes = _nodes(builder, level, sampling, None if races is None else next(races))
         own = nodes.exist & (allowed >= number)[:, None]
         exist = own if exist is None else own & exist.index_select(1, level.above)
         parts.append(nodes._replace(exist=exist))
@@ -189,13 +182,23 @@ def build_static_tree(
     return Draft(tree, sampling.law, torch.cat([root, *laws], 1))
 
 
-def _nodes(builder: TreeBuilder, level: Level, sampling: SiblingSampling, bits: Int[Tensor, "B N"] | None) -> _Nodes:
-    """The nodes of a level: the likeliest tokens in greedy rows, else drawn with ``bits``."""
+def _races(view: View, levels: Sequence[Level], first: int, vocab_size: int) -> Iterator[Float[Tensor, "B F n"]]:
+    """The exponentials for the parents of each level, hashed together since a hash takes many small operations."""
+    sizes = [1, *(len(level.inner) for level in levels[:-1])]
+    index = torch.arange(first, first + sum(sizes), device=view.lengths.device).expand(len(view.rows), -1)
+    count = max(level.width for level in levels) * race_size(vocab_size)
+    return iter(exponentials(view.noise.bits(Stream.DRAFT, index), count).split(sizes, dim=1))
+
+
+def _nodes(
+    builder: TreeBuilder, level: Level, sampling: SiblingSampling, times: Float[Tensor, "B F n"] | None
+) -> _Nodes:
+    """The nodes of a level: the likeliest tokens in greedy rows, else drawn with the exponentials ``times``."""
     warp = builder.view.warp
     scores = warp.scores(builder.target_logits(), builder.paths)
-    if bits is None:
+    if times is None:
         return _picked(scores, level)
-    drawn = _drawn(normalize_or_uniform(scores.softmax(-1)), level, sampling, bits)
+    drawn = _drawn(normalize_or_uniform(scores.softmax(-1)), level, sampling, times)
     if warp.greedy_rows is None:
         return drawn
     best, greedy = _picked(scores, level), warp.greedy_rows
@@ -214,10 +217,12 @@ def _picked(scores: Float[Tensor, "B F V"], level: Level) -> _Nodes:
     return _Nodes(tokens.flatten(1).index_select(1, level.chosen), exist.flatten(1).index_select(1, level.chosen), None)
 
 
-def _drawn(law: Float[Tensor, "B F V"], level: Level, sampling: SiblingSampling, bits: Int[Tensor, "B N"]) -> _Nodes:
+def _drawn(
+    law: Float[Tensor, "B F V"], level: Level, sampling: SiblingSampling, times: Float[Tensor, "B F n"]
+) -> _Nodes:
     """Tokens drawn for the nodes of a level. As many are drawn for each parent as the largest family has; what is
     beyond a family is not used, which does not change the law of the others."""
-    drawn = sampling.draw(law, bits[:, level.children])
+    drawn = sampling.draw(law, times, level.width)
     own = law.index_select(1, level.places)
     if sampling.law is Law.WITHOUT_REPLACEMENT and level.width > 1:
         siblings, chances = (each[..., :-1].index_select(1, level.places) for each in drawn)

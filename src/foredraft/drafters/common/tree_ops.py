@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from foredraft.core.draft import Draft, Law
-from foredraft.core.rng import draw, draw_distinct
+from foredraft.core.rng import draw_distinct, draw_first, race_size
 from foredraft.core.sampling.warp import Warp
 from foredraft.core.tree import PAD, ROOT, TokenTree
 
@@ -39,18 +39,19 @@ class Siblings(NamedTuple):
     chances: Float[Tensor, "B F K"]
 
 
-def draw_siblings(law: Float[Tensor, "B F V"], bits: Int[Tensor, "B F K"]) -> Siblings:
-    """Draw K children per node without replacement.
+def draw_siblings(law: Float[Tensor, "B F V"], times: Float[Tensor, "B F n"], count: int) -> Siblings:
+    """Draw ``count`` children per node without replacement; ``times``: ``count * race_size(V)`` exponentials for each.
 
     If the law has fewer than K tokens, the remaining children do not exist. This depends on the law alone, not on the
     tokens drawn, so it does not anticipate.
     """
-    return Siblings(*draw_distinct(law, bits[..., 0], bits.shape[-1]))
+    return Siblings(*draw_distinct(law, times, count))
 
 
-def draw_independent(law: Float[Tensor, "B F V"], bits: Int[Tensor, "B F K"]) -> Siblings:
-    """Draw K children per node independently; tokens may repeat."""
-    tokens = draw(law[:, :, None].expand(-1, -1, bits.shape[-1], -1), bits)
+def draw_independent(law: Float[Tensor, "B F V"], times: Float[Tensor, "B F n"], count: int) -> Siblings:
+    """Draw ``count`` children per node independently, with ``times`` as in ``draw_siblings``; tokens may repeat."""
+    races = times[..., : count * race_size(law.shape[-1])].unflatten(-1, (count, -1))
+    tokens = draw_first(law[:, :, None].expand(-1, -1, count, -1), races)
     return Siblings(tokens, law.gather(-1, tokens))
 
 

@@ -3,7 +3,7 @@
 Attention is an argument because it differs: over cache slots when drafting, causal or unrolled when training.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -61,23 +61,23 @@ class Rotary(nn.Module):
         self.frequencies: Tensor
         self.register_buffer("frequencies", frequencies.float(), persistent=False)
         self.scale = scale
-        self._table: tuple[Tensor, Tensor] | None = None
+        self._table: Tensor | None = None  # [L, 2, E]: cosines and sines
 
     def reserve(self, length: int) -> None:
         """Precompute a table for positions below ``length``."""
-        have = 0 if self._table is None else self._table[0].shape[0]
+        have = 0 if self._table is None else self._table.shape[0]
         if have < length <= _LONGEST_TABLE:
             size = -(-length // _TABLE_GRAIN) * _TABLE_GRAIN
             cos, sin = self._computed(torch.arange(size, device=self.frequencies.device)[None])
-            self._table = cos[0, 0], sin[0, 0]
+            self._table = torch.stack([cos[0, 0], sin[0, 0]], 1)
         elif length > _LONGEST_TABLE:
             self._table = None
 
     def forward(self, positions: Int[Tensor, "B N"]) -> tuple[Float[Tensor, "B 1 N E"], Float[Tensor, "B 1 N E"]]:
         if self._table is None:
             return self._computed(positions)
-        cos, sin = self._table
-        return cos[positions][:, None], sin[positions][:, None]
+        cos, sin = self._table[positions].unsqueeze(1).unbind(3)
+        return cos, sin
 
     def _computed(self, positions: Int[Tensor, "B N"]) -> tuple[Float[Tensor, "B 1 N E"], Float[Tensor, "B 1 N E"]]:
         with torch.autocast(positions.device.type, enabled=False):
@@ -132,18 +132,24 @@ class Attention(nn.Module):
         self.fused = concatenated(self.q_proj, self.k_proj, self.v_proj)
         del self.q_proj, self.k_proj, self.v_proj
 
-    def _projected(self, x: Float[Tensor, "B N I"]) -> Sequence[Float[Tensor, "B N h E"]]:
-        if self.fused is not None:
-            return self.fused(x).unflatten(-1, (-1, self.head_dim)).split(self.heads, dim=2)
-        projections = (self.q_proj, self.k_proj, self.v_proj)
-        return [projection(x).unflatten(-1, (-1, self.head_dim)) for projection in projections]
+    def _projected(self, x: Float[Tensor, "B N I"]) -> tuple[Float[Tensor, "B N h E"], Float[Tensor, "B N g E"]]:
+        """Queries and keys, one after the other, and values."""
+        queries, keys, values = self.heads
+        if self.fused is None:
+            projections = (self.q_proj, self.k_proj, self.v_proj)
+            query, key, value = (projection(x).unflatten(-1, (-1, self.head_dim)) for projection in projections)
+        else:
+            both, value = self.fused(x).unflatten(-1, (-1, self.head_dim)).split((queries + keys, values), dim=2)
+            if isinstance(self.q_norm, nn.Identity):
+                return both, value
+            query, key = both.split((queries, keys), dim=2)
+        return torch.cat([self.q_norm(query), self.k_norm(key)], 2), value
 
     def forward(
         self, x: Float[Tensor, "B N I"], turn: tuple[Tensor, Tensor], layer: int, attend: Attend
     ) -> Float[Tensor, "B N H"]:
-        query, key, value = self._projected(x)
-        query = rotate(self.q_norm(query).transpose(1, 2), *turn)
-        key = rotate(self.k_norm(key).transpose(1, 2), *turn)
+        both, value = self._projected(x)
+        query, key = rotate(both.transpose(1, 2), *turn).split(self.heads[:2], dim=1)
         output = attend(layer, query, key, value.transpose(1, 2))
         return self.o_proj(output.flatten(2))
 
