@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import tiny
+from foredraft.heads.formats import save_head
 from foredraft.model.hf import CausalLM
 
 H, V, VD, INNER, HEADS, KV, LAYERS = 32, 96, 40, 48, 4, 16, 8
@@ -61,18 +62,22 @@ LLAMA: dict[str, Any] = {
     "torch_dtype": "float16",
 }
 
-EAGLE1: dict[str, tuple[int, ...]] = {
-    "fc.weight": (H, 2 * H),
-    "fc.bias": (H,),
-    "layers.0.self_attn.q_proj.weight": (H, H),
-    "layers.0.self_attn.k_proj.weight": (KV, H),
-    "layers.0.self_attn.v_proj.weight": (KV, H),
-    "layers.0.self_attn.o_proj.weight": (H, H),
-    "layers.0.mlp.gate_proj.weight": (INNER, H),
-    "layers.0.mlp.up_proj.weight": (INNER, H),
-    "layers.0.mlp.down_proj.weight": (H, INNER),
-    "layers.0.post_attention_layernorm.weight": (H,),
-}
+
+def layer_shapes(prefix: str, reads: int = H) -> dict[str, tuple[int, ...]]:
+    """A Llama layer without its input norm, whose attention reads vectors of this width."""
+    return {
+        f"{prefix}self_attn.q_proj.weight": (H, reads),
+        f"{prefix}self_attn.k_proj.weight": (KV, reads),
+        f"{prefix}self_attn.v_proj.weight": (KV, reads),
+        f"{prefix}self_attn.o_proj.weight": (H, H),
+        f"{prefix}mlp.gate_proj.weight": (INNER, H),
+        f"{prefix}mlp.up_proj.weight": (INNER, H),
+        f"{prefix}mlp.down_proj.weight": (H, INNER),
+        f"{prefix}post_attention_layernorm.weight": (H,),
+    }
+
+
+EAGLE1: dict[str, tuple[int, ...]] = {"fc.weight": (H, 2 * H), "fc.bias": (H,), **layer_shapes("layers.0.")}
 
 
 def eagle3_shapes(
@@ -83,14 +88,7 @@ def eagle3_shapes(
         "fc.weight": (H, taps * width),
         f"{prefix}input_layernorm.weight": (H,),
         f"{prefix}hidden_norm.weight": (H,),
-        f"{prefix}self_attn.q_proj.weight": (H, 2 * H),
-        f"{prefix}self_attn.k_proj.weight": (KV, 2 * H),
-        f"{prefix}self_attn.v_proj.weight": (KV, 2 * H),
-        f"{prefix}self_attn.o_proj.weight": (H, H),
-        f"{prefix}mlp.gate_proj.weight": (INNER, H),
-        f"{prefix}mlp.up_proj.weight": (INNER, H),
-        f"{prefix}mlp.down_proj.weight": (H, INNER),
-        f"{prefix}post_attention_layernorm.weight": (H,),
+        **layer_shapes(prefix, 2 * H),
         "norm.weight": (H,),
         "lm_head.weight": (draft, H),
     }
@@ -161,15 +159,8 @@ def hydra_plus_shapes(heads: int = 2) -> dict[str, tuple[int, ...]]:
     """Section 1.6, prefix-mlp, four layers: index 0 is a Dropout, the further blocks stand at 3, 5 and 7."""
     found: dict[str, tuple[int, ...]] = {
         "prefix_embeding_layer.embed_tokens.weight": (V, H),
-        "prefix_embeding_layer.layers.0.self_attn.q_proj.weight": (H, H),
-        "prefix_embeding_layer.layers.0.self_attn.k_proj.weight": (KV, H),
-        "prefix_embeding_layer.layers.0.self_attn.v_proj.weight": (KV, H),
-        "prefix_embeding_layer.layers.0.self_attn.o_proj.weight": (H, H),
-        "prefix_embeding_layer.layers.0.mlp.gate_proj.weight": (INNER, H),
-        "prefix_embeding_layer.layers.0.mlp.up_proj.weight": (INNER, H),
-        "prefix_embeding_layer.layers.0.mlp.down_proj.weight": (H, INNER),
+        **layer_shapes("prefix_embeding_layer.layers.0."),
         "prefix_embeding_layer.layers.0.input_layernorm.weight": (H,),
-        "prefix_embeding_layer.layers.0.post_attention_layernorm.weight": (H,),
         "prefix_embeding_layer.norm.weight": (H,),
     }
     for i in range(heads):
@@ -199,6 +190,13 @@ def put(
     elif file:
         torch.save(dict(tensors), folder / file)
     return str(folder)
+
+
+def save(net: Any, folder: Path, to: str, lm: CausalLM, dtype: torch.dtype = torch.float32, **more: Any) -> None:
+    """Write a head for this target."""
+    save_head(
+        net, folder, to=to, target_name="someone/target", target_config=lm.model.config.to_dict(), dtype=dtype, **more
+    )
 
 
 def stored(folder: Path, file: str = "model.safetensors") -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ from transformers import LlamaConfig
 
 import tiny
 from foredraft.core.errors import DrafterError
-from foredraft.heads.formats import default_format, inspect_head, load_head, save_head
+from foredraft.heads.formats import default_format, inspect_head, load_head
 from foredraft.heads.nets.eagle import Eagle3
 from foredraft.model.hf import CausalLM
 
@@ -265,7 +265,7 @@ def test_the_blocks_words_and_back(tmp_path: Path, lm: CausalLM, case: str):
     block = head.info.config.block
     assert {name: getattr(block, name) for name in wanted} == wanted
     for to in ("speculators", "foredraft"):
-        save(head.net, tmp_path / to, to, lm)
+        hf.save(head.net, tmp_path / to, to, lm)
         again = load_head(str(tmp_path / to), lm)
         assert again.info.config == head.info.config
         hf.same(again.net.state_dict(), head.net.state_dict())
@@ -274,37 +274,20 @@ def test_the_blocks_words_and_back(tmp_path: Path, lm: CausalLM, case: str):
 
 def test_further_layers(tmp_path: Path, lm: CausalLM):
     """The first reads two things side by side, the others are ordinary; SGLang numbers those apart."""
-    ordinary: dict[str, tuple[int, ...]] = {
-        "self_attn.q_proj.weight": (H, H),
-        "self_attn.k_proj.weight": (16, H),
-        "self_attn.v_proj.weight": (16, H),
-        "self_attn.o_proj.weight": (H, H),
-        "mlp.gate_proj.weight": (48, H),
-        "mlp.up_proj.weight": (48, H),
-        "mlp.down_proj.weight": (H, 48),
-        "input_layernorm.weight": (H,),
-        "post_attention_layernorm.weight": (H,),
-    }
-    second = hf.filled(ordinary, seed=9)
+    second = hf.filled({**hf.layer_shapes(""), "input_layernorm.weight": (H,)}, seed=9)
     config = hf.speculators({"num_hidden_layers": 2})
     path = write(tmp_path / "a", config, "layers.0.", tensors={f"layers.1.{k}": v for k, v in second.items()})
     net = net_of(path, lm)
     assert net.depth == 2
     hf.same(net.layers[0].state_dict(), second)
-    save(net, tmp_path / "again", "speculators", lm)
+    hf.save(net, tmp_path / "again", "speculators", lm)
     hf.same(hf.stored(tmp_path / "again"), hf.stored(tmp_path / "a"))
     apart = {f"additional_layers.0.{k.replace('input_layernorm', 'hidden_norm')}": v for k, v in second.items()}
     other = net_of(write(tmp_path / "b", {**SPECFORGE, "num_hidden_layers": 2}, tensors=apart), lm)
     hf.same(other.layers[0].state_dict(), second)
     assert any("SGLang omits the residual" in note for note in inspect_head(str(tmp_path / "b")).notes)
     with pytest.raises(DrafterError, match="'sglang' cannot hold this head: num_layers"):
-        save(net, tmp_path / "c", "sglang", lm)
-
-
-def save(net: Any, folder: Path, to: str, lm: CausalLM, dtype: torch.dtype = torch.float32, **more: Any) -> None:
-    save_head(
-        net, folder, to=to, target_name="someone/target", target_config=lm.model.config.to_dict(), dtype=dtype, **more
-    )
+        hf.save(net, tmp_path / "c", "sglang", lm)
 
 
 @pytest.mark.parametrize("to", ["eagle", "sglang", "speculators", "foredraft"])
@@ -313,7 +296,7 @@ def test_round_trips_are_exact(tmp_path: Path, lm: CausalLM, to: str, dtype: tor
     original = hf.filled(hf.eagle3_shapes()) | hf.maps()
     original = {k: v.to(dtype) if v.is_floating_point() else v for k, v in original.items()}
     head = load_head(hf.put(tmp_path / "a", SAFE, original), lm)
-    save(head.net, tmp_path / "b", to, lm, dtype, provenance={"command": "test"})
+    hf.save(head.net, tmp_path / "b", to, lm, dtype, provenance={"command": "test"})
     assert (tmp_path / "b" / "provenance.json").exists() and not list((tmp_path / "b").glob(".*"))
     again = load_head(str(tmp_path / "b"), lm)
     assert again.info.config == head.info.config and again.info.dtype == dtype
@@ -340,7 +323,7 @@ def logits(net: Any) -> Tensor:
 
 def test_what_sglang_reads(tmp_path: Path, lm: CausalLM):
     net = net_of(write(tmp_path / "a", SAFE), lm)
-    save(net, tmp_path / "b", "sglang", lm, torch.bfloat16)
+    hf.save(net, tmp_path / "b", "sglang", lm, torch.bfloat16)
     config = hf.config_of(tmp_path / "b")
     assert config["architectures"] == ["LlamaForCausalLMEagle3"]
     assert config["eagle_config"] == {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": [1, 3, 4]}
@@ -367,7 +350,7 @@ def test_what_sglang_reads(tmp_path: Path, lm: CausalLM):
 
 def test_what_vllm_reads(tmp_path: Path, lm: CausalLM):
     net = net_of(write(tmp_path / "a", SAFE), lm)
-    save(net, tmp_path / "b", "speculators", lm)
+    hf.save(net, tmp_path / "b", "speculators", lm)
     config = hf.config_of(tmp_path / "b")
     keys = """architectures speculators_model_type speculators_version draft_vocab_size norm_before_residual
     target_hidden_size eagle_aux_hidden_state_layer_ids norm_before_fc fc_norm norm_output embed_requires_grad
@@ -386,12 +369,12 @@ def test_what_vllm_reads(tmp_path: Path, lm: CausalLM):
 
 def test_what_safeailab_reads(tmp_path: Path, lm: CausalLM):
     net = net_of(write(tmp_path / "a", SAFE), lm)
-    save(net, tmp_path / "b", "eagle", lm)
+    hf.save(net, tmp_path / "b", "eagle", lm)
     config = hf.config_of(tmp_path / "b")
     assert config["draft_vocab_size"] == VD and config["rope_theta"] == 10000.0
     assert not {"eagle_config", "norm_output", "target_hidden_size"} & config.keys()
     assert hf.stored(tmp_path / "b").keys() == {*hf.eagle3_shapes(), "d2t", "t2d"}
-    save(net, tmp_path / "c", "eagle", lm, embed=True)
+    hf.save(net, tmp_path / "c", "eagle", lm, embed=True)
     assert torch.equal(hf.stored(tmp_path / "c")["embed_tokens.weight"], hf.table(lm))
 
 
@@ -403,7 +386,7 @@ def test_a_full_vocabulary_has_no_maps(tmp_path: Path, lm: CausalLM):
         net = net_of(hf.put(tmp_path / name, config, tensors | more), lm)
         assert net.vocabulary is None
     for to, maps in (("eagle", False), ("sglang", True), ("speculators", False)):
-        save(net, tmp_path / to, to, lm)
+        hf.save(net, tmp_path / to, to, lm)
         found = hf.stored(tmp_path / to)
         assert ("d2t" in found, "t2d" in found) == (maps, maps)
     assert not hf.stored(tmp_path / "sglang")["d2t"].any() and hf.stored(tmp_path / "sglang")["t2d"].all()
@@ -414,12 +397,12 @@ def test_the_targets_output_layer(tmp_path: Path, lm: CausalLM):
     path = write(tmp_path / "a", {**SPECFORGE, "draft_vocab_size": None}, drop=("lm_head.weight", "d2t", "t2d"))
     net = net_of(path, lm)
     assert net.lm_head is None and net.vocabulary is None and net.logits(torch.zeros(1, 1, H)).shape[-1] == V
-    save(net, tmp_path / "b", "sglang", lm)
+    hf.save(net, tmp_path / "b", "sglang", lm)
     assert hf.config_of(tmp_path / "b")["draft_vocab_size"] is None
     again = net_of(str(tmp_path / "b"), lm)
     assert again.config == net.config
     with pytest.raises(DrafterError, match="'speculators' cannot hold this head: own_head=False"):
-        save(net, tmp_path / "c", "speculators", lm)
+        hf.save(net, tmp_path / "c", "speculators", lm)
     assert default_format(net) == "sglang"
     with pytest.raises(DrafterError, match="lm_head.weight is missing"):
         load_head(
@@ -445,7 +428,7 @@ def test_another_width_has_an_embedding_of_its_own(tmp_path: Path):
     assert net.embed_tokens is not None and torch.equal(net.embed_tokens.weight, own["embed_tokens.weight"])
     assert net.fc.in_features == 3 * 64
     for to in ("sglang", "speculators", "eagle"):
-        save(net, tmp_path / to, to, wide)
+        hf.save(net, tmp_path / to, to, wide)
         assert net_of(str(tmp_path / to), wide).config == net.config
         assert torch.equal(hf.stored(tmp_path / to)["embed_tokens.weight"], own["embed_tokens.weight"])
     with pytest.raises(DrafterError, match="embed_tokens.weight is missing"):
@@ -463,7 +446,7 @@ def test_a_stored_embedding(tmp_path: Path, lm: CausalLM):
     net = net_of(write(tmp_path / "d", spec, "layers.0.", tensors=other), lm)
     assert net.embed_tokens is not None and torch.equal(net.embed_tokens.weight, other["embed_tokens.weight"])
     with pytest.raises(DrafterError, match="'sglang' cannot hold this head: own_embedding"):
-        save(net, tmp_path / "e", "sglang", lm)
+        hf.save(net, tmp_path / "e", "sglang", lm)
 
 
 def test_rope_theta_by_hand(tmp_path: Path, lm: CausalLM):
@@ -507,9 +490,9 @@ def test_what_a_format_cannot_hold(tmp_path: Path, lm: CausalLM, to: str, change
         extra["midlayer.self_attn.o_proj.weight"] = (H, 64)
     net = net_of(write(tmp_path / "a", {**SPECFORGE, **changes}, tensors=hf.filled(extra)), lm)
     with pytest.raises(DrafterError, match=f"The format '{to}' cannot hold this head: {part}"):
-        save(net, tmp_path / "b", to, lm)
+        hf.save(net, tmp_path / "b", to, lm)
     assert not (tmp_path / "b").exists()
-    save(net, tmp_path / "c", "foredraft", lm)
+    hf.save(net, tmp_path / "c", "foredraft", lm)
     assert net_of(str(tmp_path / "c"), lm).config == net.config
 
 
@@ -519,7 +502,7 @@ def test_transformers_reads_the_positions_as_we_do(tmp_path: Path, lm: CausalLM,
     """vLLM and SGLang take the words through transformers' config classes."""
     path = write(tmp_path / "a", {**SPECFORGE, **BLOCKS[case][0]})
     net = net_of(path, lm)
-    save(net, tmp_path / "b", to, lm)
+    hf.save(net, tmp_path / "b", to, lm)
     config = hf.config_of(tmp_path / "b")
     words = config["transformer_layer_config"] if to == "speculators" else config
     rope = LlamaConfig(**words).rope_parameters
@@ -531,9 +514,9 @@ def test_transformers_reads_the_positions_as_we_do(tmp_path: Path, lm: CausalLM,
 def test_scalings_that_safeailab_does_not_know(tmp_path: Path, lm: CausalLM):
     linear = {"rope_scaling": {"type": "linear", "factor": 2.0}}
     net = net_of(write(tmp_path / "a", {**SAFE, **linear}), lm)
-    save(net, tmp_path / "b", "eagle", lm)
+    hf.save(net, tmp_path / "b", "eagle", lm)
     assert hf.config_of(tmp_path / "b")["rope_scaling"] == linear["rope_scaling"]
     net = net_of(write(tmp_path / "c", {**SAFE, **BLOCKS["llama3"][0]}), lm)
     with pytest.raises(DrafterError, match="linear and dynamic rope_scaling only, not 'llama3'"):
-        save(net, tmp_path / "d", "eagle", lm)
+        hf.save(net, tmp_path / "d", "eagle", lm)
     assert default_format(net) == "speculators"

@@ -11,7 +11,7 @@ from head_files import EAGLE1, LLAMA, H, V
 
 import random_heads as heads
 from foredraft.core.errors import DrafterError
-from foredraft.heads.formats import default_format, inspect_head, load_head, save_head
+from foredraft.heads.formats import default_format, inspect_head, load_head
 from foredraft.heads.nets.eagle import Eagle
 from foredraft.heads.nets.hydra import Hydra
 from foredraft.heads.nets.medusa import Blockwise, Medusa
@@ -22,12 +22,6 @@ from foredraft.model.hf import CausalLM
 @pytest.fixture(scope="module")
 def lm() -> CausalLM:
     return hf.target()
-
-
-def save(net: Any, folder: Path, to: str, lm: CausalLM, dtype: torch.dtype = torch.float32, **more: Any) -> None:
-    save_head(
-        net, folder, to=to, target_name="someone/target", target_config=lm.model.config.to_dict(), dtype=dtype, **more
-    )
 
 
 @pytest.mark.parametrize("file", ["pytorch_model.bin", "model.safetensors"])
@@ -52,7 +46,7 @@ def test_eagle1_with_other_biases(tmp_path: Path, lm: CausalLM):
     path = hf.put(tmp_path / "a", {**LLAMA, "bias": False, "qkv_bias": True}, hf.filled(shapes | biases))
     head = load_head(path, lm)
     assert not head.info.config.fc_bias and head.info.config.block.attention_bias
-    save(head.net, tmp_path / "b", "eagle", lm, embed=False)
+    hf.save(head.net, tmp_path / "b", "eagle", lm, embed=False)
     hf.same(hf.stored(tmp_path / "b"), hf.stored(tmp_path / "a"))
     assert load_head(str(tmp_path / "b"), lm).info.config == head.info.config
     with pytest.raises(DrafterError, match=r"EAGLE-1/2 as its config.json describes it: fc.bias is missing; layers"):
@@ -65,7 +59,7 @@ def test_eagle1_round_trip(tmp_path: Path, lm: CausalLM, dtype: torch.dtype):
     config = {**LLAMA, "rope_theta": 500000.0, "rope_scaling": {"type": "dynamic", "factor": 4.0}}
     head = load_head(hf.put(tmp_path / "a", config, own), lm)
     assert default_format(head.net) == "eagle"
-    save(head.net, tmp_path / "b", "eagle", lm, dtype)
+    hf.save(head.net, tmp_path / "b", "eagle", lm, dtype)
     found = hf.stored(tmp_path / "b")
     table = hf.table(lm).to(dtype)
     hf.same(found, own | {"embed_tokens.weight": table})
@@ -119,7 +113,7 @@ def test_medusa1(tmp_path: Path, lm: CausalLM, layers: int):
         assert torch.equal(net.blocks[i].linear.weight, tensors[f"{i}.0.linear.weight"])
         assert torch.equal(net.blocks[i].linear.bias, tensors[f"{i}.0.linear.bias"])
         assert torch.equal(net.heads[i].weight, tensors[f"{i}.{layers}.weight"])
-    save(net, tmp_path / "b", "medusa", lm)
+    hf.save(net, tmp_path / "b", "medusa", lm)
     hf.same(hf.stored(tmp_path / "b", "medusa_lm_head.safetensors"), tensors)
     hf.same(torch.load(tmp_path / "b" / "medusa_lm_head.pt", weights_only=True), tensors)
     words = hf.config_of(tmp_path / "b")
@@ -137,7 +131,7 @@ def test_medusa1_version_2_shares_the_targets_output_layer(tmp_path: Path, lm: C
     head = load_head(path, lm)
     assert head.info.format == "Medusa-1 version 2" and not head.net.config.own_heads
     assert head.net.config.vocab_size == V
-    save(head.net, tmp_path / "b", "medusa", lm)
+    hf.save(head.net, tmp_path / "b", "medusa", lm)
     hf.same(hf.stored(tmp_path / "b", "medusa_lm_head.safetensors"), tensors)
     assert hf.config_of(tmp_path / "b")["version"] == "2"
     assert not (tmp_path / "b" / "medusa_lm_head.pt").exists()
@@ -207,12 +201,12 @@ def test_hydra(tmp_path: Path, lm: CausalLM):
                 stored = tensors[f"hydra_mlp.{i}.0.{part}.{kind}"]
                 assert torch.equal(getattr(getattr(net.mlps[i], part), kind), stored)
         assert torch.equal(net.heads[i].bias, tensors[f"hydra_lm_head.{i}.bias"])
-    save(net, tmp_path / "b", "hydra", lm)
+    hf.save(net, tmp_path / "b", "hydra", lm)
     hf.same(torch.load(tmp_path / "b" / "hydra_lm_head.pt", weights_only=True), tensors)
     hf.same(hf.stored(tmp_path / "b", "hydra_lm_head.safetensors"), tensors)
     words = hf.config_of(tmp_path / "b")
     assert {key: words[key] for key in HYDRA} == {**HYDRA, "base_model_name_or_path": "someone/target"}
-    save(net, tmp_path / "c", "hydra", lm, embed=True)
+    hf.save(net, tmp_path / "c", "hydra", lm, embed=True)
     assert torch.equal(hf.stored(tmp_path / "c", "hydra_lm_head.safetensors")["input_embed_fn.weight"], hf.table(lm))
     other = hf.filled({"input_embed_fn.weight": (V, H)}, seed=3)
     with pytest.raises(DrafterError, match="is not this target's"):
@@ -239,7 +233,7 @@ def test_hydra_plus(tmp_path: Path, lm: CausalLM):
         assert net.mlps[i].block is not None
         assert torch.equal(net.mlps[i].block.weight, tensors[f"hydra_mlp.{i}.3.linear.weight"])
         assert torch.equal(net.heads[i].weight, tensors[f"hydra_lm_head.{i}.1.weight"])
-    save(net, tmp_path / "b", "hydra", lm)
+    hf.save(net, tmp_path / "b", "hydra", lm)
     own = {name: tensor for name, tensor in tensors.items() if "embed_tokens" not in name}
     hf.same(torch.load(tmp_path / "b" / "hydra_lm_head.pt", weights_only=True), own)
     again = load_head(str(tmp_path / "b"), lm)
@@ -295,7 +289,7 @@ def nets(lm: CausalLM) -> dict[str, Any]:
 @pytest.mark.parametrize("name", ["eagle", "eagle3", "medusa", "medusa shared", "hydra", "blockwise"])
 def test_our_own_files_hold_every_net(tmp_path: Path, lm: CausalLM, name: str, dtype: torch.dtype):
     net = nets(lm)[name].to(dtype).float()
-    save(net, tmp_path / "a", "foredraft", lm, dtype)
+    hf.save(net, tmp_path / "a", "foredraft", lm, dtype)
     info = inspect_head(str(tmp_path / "a"))
     assert (info.method, info.format) == (name.split()[0], f"foredraft {name.split()[0]}") and info.dtype == dtype
     head = load_head(str(tmp_path / "a"), lm)
@@ -310,9 +304,9 @@ def test_blockwise_has_our_format_only(tmp_path: Path, lm: CausalLM):
     net = nets(lm)["blockwise"]
     assert isinstance(net, Blockwise) and default_format(net) == "foredraft"
     with pytest.raises(DrafterError, match="A head of the kind Blockwise cannot be written in the format 'medusa'"):
-        save(net, tmp_path / "a", "medusa", lm)
+        hf.save(net, tmp_path / "a", "medusa", lm)
     with pytest.raises(DrafterError, match="Unknown format 'vllm'. Known: eagle, sglang, speculators"):
-        save(net, tmp_path / "a", "vllm", lm)
+        hf.save(net, tmp_path / "a", "vllm", lm)
     with pytest.raises(DrafterError, match="Linear is not a draft head"):
         default_format(torch.nn.Linear(1, 1))
 
@@ -329,7 +323,7 @@ def test_blockwise_has_our_format_only(tmp_path: Path, lm: CausalLM):
     ],
 )
 def test_our_own_configs_that_are_broken(tmp_path: Path, lm: CausalLM, path: tuple[str, ...], value: Any, part: str):
-    save(nets(lm)["blockwise"], tmp_path, "foredraft", lm)
+    hf.save(nets(lm)["blockwise"], tmp_path, "foredraft", lm)
     words = hf.config_of(tmp_path)
     place = words
     for key in path[:-1]:
@@ -345,7 +339,7 @@ def test_measured_accuracies_go_with_the_head(tmp_path: Path, lm: CausalLM, name
     net = nets(lm)[name]
     net.config = replace(net.config, accuracies=((0.5, 0.25), (0.125, 0.0), (1.0,)))
     for to in (name.split()[0], "foredraft"):
-        save(net, tmp_path / to, to, lm)
+        hf.save(net, tmp_path / to, to, lm)
         assert load_head(str(tmp_path / to), lm).info.config == net.config
         words = hf.config_of(tmp_path / to)
         words.get("head", words)["accuracies"] = [[0.5, 2.0]]

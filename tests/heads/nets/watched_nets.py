@@ -77,12 +77,7 @@ class Proposal:
 
     def paths(self, b: int) -> list[Path]:
         """The drafted paths of a row, by node."""
-        tokens, parents = self.draft.tree.tokens[b].tolist(), self.draft.tree.parents[b].tolist()
-        paths: dict[int, Path] = {0: ()}
-        for node in range(1, len(tokens)):
-            if parents[node] >= 0:
-                paths[node] = (*paths[parents[node]], tokens[node])
-        return list(paths.values())[1:]
+        return list(tiny.paths(self.draft.tree, b).values())[1:]
 
 
 def doubled(net: Any) -> Any:
