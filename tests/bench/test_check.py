@@ -15,7 +15,6 @@ from foredraft.bench.check import check_greedy, check_sampled
 from foredraft.cli import main
 from foredraft.core.draft import Draft, Law, Target, Verdict
 from foredraft.core.drafter import Plan, View
-from foredraft.core.errors import DataError
 from foredraft.core.rng import HashedRng, Stream
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.sampling.warp import Paths, Warp
@@ -85,7 +84,7 @@ def test_a_sound_loop_passes_twenty_times(branching: tuple[int, ...] | None):
 )
 def test_a_sound_loop_passes_with_any_sampling(params: dict[str, Any]):
     options = SamplingParams(temperature=0.9, max_new_tokens=3, eos_token_id=(), seed=0, **params)
-    assert check_sampled(sound(), PROMPTS, options, TOKENS).passed
+    assert check_sampled(sound(), PROMPTS, options, TOKENS // 3).passed
 
 
 @pytest.mark.slow
@@ -253,46 +252,3 @@ def test_bad_options_are_refused(capsys: pytest.CaptureFixture[str]):
     assert main(["check", "--count", "0"]) == 2
     assert main(["check", "--prompts", "nowhere.jsonl"]) == 2
     assert "nowhere.jsonl" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("content", "sentence"),
-    [
-        (b'{"turns": ["a"]}\n{"turns": [', "p.jsonl, line 2: invalid JSON"),
-        (b'{"turns": []}', "p.jsonl, line 1: turns must be a list of non-empty strings"),
-        (b"\n[1]", "p.jsonl, line 2: expected a JSON object"),
-        (b'{"question": "a"}', "missing field: turns, messages, prompt or text"),
-        (b'{"messages": [{"role": "user"}]}', "messages must be a list of objects with strings role and content"),
-        (b'{"prompt": " "}', "prompt must be a non-empty string"),
-        (b'{"text": "a"}\n{"text": "\xff"}', "line 2: not valid UTF-8"),
-        (b"\n\n", "the file has no prompts"),
-    ],
-)
-def test_bad_prompt_files_name_file_line_and_field(content: bytes, sentence: str, tmp_path: Path):
-    from foredraft.bench.prompts import read_prompts
-
-    path = tmp_path / "p.jsonl"
-    path.write_bytes(content)
-    with pytest.raises(DataError) as error:
-        read_prompts(path)
-    assert sentence in str(error.value)
-
-
-def test_prompt_files_of_all_kinds(tmp_path: Path):
-    from foredraft.bench.prompts import read_prompts
-
-    path = tmp_path / "p.jsonl"
-    rows = [
-        {"turns": ["one", "two"], "category": "math", "question_id": 81},
-        {"task_id": "HumanEval/0", "prompt": "def f():\n"},
-        {"messages": [{"role": "user", "content": "hi"}]},
-        {"text": "plain"},
-    ]
-    path.write_text("\n".join(map(json.dumps, rows)))
-    asks = read_prompts(path)
-    assert [ask.prompt for ask in asks] == ["one", "def f():", [{"role": "user", "content": "hi"}], "plain"]
-    assert asks[0].turns == ("one", "two") and [ask.category for ask in asks] == ["math", "HumanEval", "text", "text"]
-    assert read_prompts(path, chat=True)[0].prompt == [{"role": "user", "content": "one"}]
-    text = tmp_path / "p.txt"
-    text.write_text("a\nb\n---\n\nc\n")
-    assert [ask.prompt for ask in read_prompts(text)] == ["a\nb", "c"]

@@ -97,14 +97,14 @@ def test_the_rate_that_steps_were_drawn_with_comes_back(alpha: float, lengths: t
     assert rate_of(drawn(alpha, lengths, 20_000)).alpha == pytest.approx(alpha, abs=0.01)
 
 
-@pytest.mark.parametrize("seed", range(200))
-def test_the_true_rate_lies_within_the_bounds_whatever_the_lengths_depend_on(seed: int):
-    dice = random.Random(seed)
-    lengths = [dice.randint(0, 5) for _ in range(dice.randint(0, 11))] + [dice.randint(1, 5)]
-    steps = [(length, dice.randint(0, length)) for length in lengths]
-    found = rate_of(steps)
-    assert found.least - 1e-12 <= sum(accepted for _, accepted in steps) / judged(steps) <= found.most + 1e-12
-    assert 0.0 <= found.least <= found.alpha + 1e-12 <= found.most + 2e-12 <= 1.0 + 3e-12
+def test_the_true_rate_lies_within_the_bounds_whatever_the_lengths_depend_on():
+    dice = random.Random(0)
+    for _ in range(200):
+        lengths = [dice.randint(0, 5) for _ in range(dice.randint(0, 11))] + [dice.randint(1, 5)]
+        steps = [(length, dice.randint(0, length)) for length in lengths]
+        found = rate_of(steps)
+        assert found.least - 1e-12 <= sum(accepted for _, accepted in steps) / judged(steps) <= found.most + 1e-12
+        assert 0.0 <= found.least <= found.alpha + 1e-12 <= found.most + 2e-12 <= 1.0 + 3e-12
 
 
 def test_a_prediction_is_equation_1_averaged_over_the_lengths():

@@ -152,7 +152,7 @@ def test_a_choice_that_pays_for_one_text_is_not_switched_off_for_one(
     machine.target = stepped
     noisy = [BatchPoint(1, 0.9), BatchPoint(2, 1.5), BatchPoint(4, 1.0)]
     monkeypatch.setattr(Tuner, "_batches", lambda *args: (noisy, {}))
-    assert tuned(target, twin, batches=(1, 2, 4)).off_from == 4
+    assert tuned(target, sized(twin, 3), batches=(1, 2, 4)).off_from == 4
 
 
 def test_two_drafts_of_one_method_are_told_apart(machine: Machine, target: CausalLM, twin: str, fool: str):
@@ -174,8 +174,8 @@ def test_what_cannot_be_loaded_is_skipped_with_its_sentence(
     machine: Machine, target: CausalLM, twin: str, tmp_path: Path
 ):
     machine.target = stepped
-    found = tuned(target, f"draft_model:{tmp_path / 'absent'}", "hydra", twin, verify=1)
-    assert found.chosen is not None and found.chosen.family == twin
+    found = tuned(target, f"draft_model:{tmp_path / 'absent'}", "hydra", sized(twin, 3), verify=1)
+    assert found.chosen is not None and found.chosen.family == sized(twin, 3)
     absent, hydra = found.skipped
     assert absent.startswith(f"draft_model:{tmp_path / 'absent'}: ") and "absent" in absent.partition(": ")[2]
     assert hydra == "hydra: hydra needs Hydra heads: write hydra:PATH with a folder or hub name."

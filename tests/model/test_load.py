@@ -12,8 +12,8 @@ from transformers.utils import logging as hf_logging
 
 import foredraft
 import tiny
-from foredraft.core.errors import DrafterError, ForedraftError, ModelError, OptionError, PromptError
-from foredraft.model.load import as_loaded, eos_token_ids, load_model, resolve
+from foredraft.core.errors import DrafterError, ForedraftError, ModelError, PromptError
+from foredraft.model.load import eos_token_ids, load_model, resolve
 from foredraft.model.tokenizer import Tokenizer
 
 
@@ -114,25 +114,6 @@ def test_all_ids_that_end_a_text(folder: Path):
     assert eos_token_ids(model, text) == (7,)
     model.generation_config.eos_token_id = [3, 4]
     assert eos_token_ids(model, text) == (3, 4)
-
-
-def test_only_a_transformers_model_is_a_model():
-    with pytest.raises(ModelError, match="a folder, a hub name or a transformers model"):
-        as_loaded(torch.nn.Linear(2, 2))
-
-
-def test_a_load_that_fails_leaves_the_callers_model_as_it_was(folder: Path):
-    model = tiny.build("llama")
-    attention, head, kind = model.config._attn_implementation, model.lm_head, type(model.lm_head)
-    for drafter, error in (
-        ("draft_model:./nothing", ModelError),
-        ("draft_model", DrafterError),
-        ("prompt_lookup,num_assistant_tokens_schedule=never", OptionError),
-    ):
-        with pytest.raises(error):
-            foredraft.load(model, drafter)
-        assert model.config._attn_implementation == attention and model.lm_head is head
-    assert type(head) is kind
 
 
 def test_closing_a_generator_takes_everything_off_again(folder: Path):
