@@ -71,7 +71,7 @@ def _is_quantised(buffer: Tensor) -> bool:
 
 
 def _stored(weight: Tensor) -> int:
-    """Bytes of a weight; a tensor subclass (torchao, quanto, this process's part of a weight) has those of its parts."""
+    """Bytes of a weight; a tensor subclass (torchao, quanto, a part of a distributed weight) has those of its parts."""
     if not is_traceable_wrapper_subclass(weight):
         return weight.nbytes
     parts = (getattr(weight, name) for name in weight.__tensor_flatten__()[0])

@@ -1,0 +1,435 @@
+"""What only a GPU can show, in one call of less than ten minutes: appends JSON Lines to OUT/gpu.jsonl as they are made.
+
+Needs no download and no files but this repository. The models have the shapes of Llama-3.1-8B, Llama-3.2-1B and a
+published EAGLE-3 head, with random weights and forced acceptance (see forced.py). Parts run in order, each within its
+share of the time; one that fails or runs out of time is recorded with its error, and the next one begins.
+
+    PYTHONPATH=src python benchmarks/gpu.py --out results
+    PYTHONPATH=src python benchmarks/gpu.py --out results --device cpu --tiny       # to test the script
+    PYTHONPATH=src python benchmarks/gpu.py --out results --options '{}' --options '{"exact": true}'
+"""
+
+import argparse
+import gc
+import json
+import signal
+import statistics
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TextIO, final
+
+import forced
+import torch
+import transformers
+from origin import provenance
+from transformers import LlamaConfig
+
+import foredraft
+from foredraft.bench.check import check_greedy, check_sampled, draft_always
+from foredraft.compose.load import BUNDLED_DRAFTS
+from foredraft.core.drafter import Plan, View
+from foredraft.core.sampling.params import SamplingParams
+from foredraft.drafters.eagle3 import Eagle3Drafter, Options
+from foredraft.engine.cost_model import measure_bandwidth, measure_costs
+from foredraft.engine.policy import Constant, Policy
+from foredraft.engine.step import StepDone
+from foredraft.model.hf import CausalLM
+from foredraft.model.hf_baseline import HFBaseline
+
+_ROPE = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0}
+_ROPE |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+_NO_ENDS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+LLAMA_8B = {"vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32}
+LLAMA_8B |= {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128}
+LLAMA_8B |= {"max_position_embeddings": 131072, "rope_parameters": _ROPE, **_NO_ENDS}
+LLAMA_1B = LLAMA_8B | {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "head_dim": 64}
+SMALL = {"vocab_size": 512, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 6}
+SMALL |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 4096}
+SMALL |= _NO_ENDS
+SMALLER = SMALL | {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "head_dim": 16}
+
+DRAFT = "draft_model,num_assistant_tokens={},assistant_confidence_threshold=0"
+WARM_UP = 6
+"""Steps at the start of a run that do not count: prefill, the draft's reading of the prompt, and new shapes."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What is measured: full on a GPU, tiny to test the script."""
+
+    target: dict[str, Any]
+    draft: dict[str, Any]
+    tokens: int  # that the text uses, which is the head's vocabulary
+    cells: tuple[tuple[int, int], ...]  # (batch, cached tokens), the most important ones first
+    new_tokens: int
+    nodes: int  # of the tree
+    cost_nodes: int
+    lawful: tuple[str, ...]  # methods of the law check
+    sampled: int  # tokens of the law check
+    bandwidth: int  # MiB read to measure it
+
+
+FULL = Sizes(
+    LLAMA_8B,
+    LLAMA_1B,
+    32_000,
+    ((1, 1024), (8, 1024), (32, 1024), (1, 7168), (8, 7168), (4, 1024), (16, 1024)),
+    96,
+    60,
+    64,
+    ("eagle3", "draft_model", "prompt_lookup", "sequoia", "eagle1", "medusa", "opt_tree", "triforce", "lookahead"),
+    4000,
+    4096,
+)
+TINY = Sizes(SMALL, SMALLER, 256, ((1, 64), (2, 160)), 40, 15, 8, ("eagle3",), 200, 64)
+
+
+class Bench:
+    """The models and the measured floor; each is made when a part first needs it."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.device = torch.device(args.device)
+        self.dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
+        self.sizes = TINY if args.tiny else FULL
+        self.options: list[dict[str, Any]] = [json.loads(text) for text in args.options]
+
+    @cached_property
+    def text(self) -> forced.Text:
+        return forced.Text.of(self.sizes.tokens, self.device)
+
+    @cached_property
+    def target(self) -> CausalLM:
+        return forced.model(LlamaConfig(**self.sizes.target), self.text, self.dtype, draft=False)
+
+    @cached_property
+    def draft(self) -> CausalLM:
+        return forced.model(LlamaConfig(**self.sizes.draft), self.text, self.dtype, draft=True)
+
+    @cached_property
+    def head(self) -> Any:
+        return forced.eagle3(self.target, self.text)
+
+    @cached_property
+    def bandwidth(self) -> float:
+        return measure_bandwidth(self.device, self.sizes.bandwidth)
+
+    def floor(self, batch: int, cached: int) -> float:
+        """Seconds to read the target's weights and the rows' keys and values once."""
+        return (self.target.weight_bytes + batch * cached * self.target.token_bytes) / self.bandwidth
+
+    def synchronize(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def free(self) -> None:
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def machine(bench: Bench) -> Iterator[dict[str, Any]]:
+    """The device, its bandwidth, and the bytes that a step reads."""
+    facts: dict[str, Any] = {"kind": "machine", "bandwidth": bench.bandwidth, "dtype": str(bench.dtype)}
+    if bench.device.type == "cuda":
+        facts |= {"device": torch.cuda.get_device_name(), "memory": torch.cuda.mem_get_info()[1]}
+        facts |= {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
+    facts |= {"weight_bytes": bench.target.weight_bytes, "token_bytes": bench.target.token_bytes}
+    yield facts | {"draft_weight_bytes": bench.draft.weight_bytes, "first": forced.FIRST, "second": forced.SECOND}
+
+
+def forwards(bench: Bench) -> Iterator[dict[str, Any]]:
+    """Milliseconds of one forward by nodes, eager, and over the floor."""
+    for batch, cached in bench.sizes.cells:
+        if batch * cached > 32 * 1024:
+            continue
+        costs = measure_costs(bench.target, cached, budget=4.0, longest=bench.sizes.cost_nodes, batch=batch)
+        floor = bench.floor(batch, cached)
+        yield {
+            "kind": "forward",
+            "batch": batch,
+            "cached": cached,
+            "nodes": [rows // batch for rows in costs.rows],
+            "ms": [1e3 * seconds for seconds in costs.seconds],
+            "over_floor": [seconds / floor for seconds in costs.seconds],
+        }
+        bench.free()
+
+
+@final
+class Timed(Policy):
+    """The whole draft in every step, with the time between steps and the parts that the engine measures."""
+
+    def __init__(self, length: int) -> None:
+        self._inner = Constant(length)
+        self._last = time.perf_counter()
+        self.steps: list[tuple[float, float, float, int]] = []  # whole, draft, verify, tokens
+
+    @property
+    def learns(self) -> bool:
+        return False
+
+    def plan(self, view: View, limits: Sequence[int]) -> Plan:
+        return self._inner.plan(view, limits)
+
+    def observe(self, view: View, plan: Plan, done: StepDone) -> None:
+        now, tokens = time.perf_counter(), sum(len(row.emitted) for row in done.rows)
+        self.steps.append((now - self._last, done.draft_seconds, done.verify_seconds, tokens))
+        self._last = now
+
+    def release(self, row: int) -> None: ...
+
+
+def arms(bench: Bench) -> Iterator[dict[str, Any]]:
+    """Decoding by method, batch, cached tokens and temperature, for each set of ``load``'s options."""
+    chain = Options(nodes=5, depth=5, top_k=1)
+    tree = Options(nodes=bench.sizes.nodes, depth=7, top_k=10)
+    methods: dict[str, Callable[[], Any]] = {
+        "none": lambda: None,
+        "eagle3 tree": lambda: Eagle3Drafter(tree, bench.head),
+        "eagle3 chain": lambda: Eagle3Drafter(chain, bench.head),
+        "draft_model": lambda: (DRAFT.format(5), bench.draft.model),
+    }
+    for index, (batch, cached) in enumerate(bench.sizes.cells):
+        for temperature in (0.0, 1.0) if index == 0 else (0.0,):
+            for name, drafter in methods.items():
+                for options in bench.options:
+                    arm = {"kind": "arm", "method": name, "batch": batch, "cached": cached, "options": options}
+                    yield arm | {"temperature": temperature} | _decode(bench, drafter(), arm, temperature)
+                    bench.free()
+
+
+def _decode(bench: Bench, drafter: Any, arm: dict[str, Any], temperature: float) -> dict[str, Any]:
+    policy = Timed(0 if drafter is None else 64)
+    batch, cached, options = arm["batch"], arm["cached"], arm["options"]
+    with foredraft.load(bench.target, drafter, policy=policy, max_batch_size=batch, **options) as g:
+        results = g.generate(
+            bench.text.prompts(batch, cached),
+            max_new_tokens=bench.sizes.new_tokens,
+            temperature=temperature,
+            eos_token_id=(),
+            seed=0,
+        )
+    steps = policy.steps[WARM_UP:] if len(policy.steps) > 2 * WARM_UP else policy.steps[len(policy.steps) // 2 :]
+    whole, draft, verify = (1e3 * statistics.median(values) for values in list(zip(*steps, strict=True))[:3])
+    floor = 1e3 * bench.floor(batch, cached)
+    return {
+        "steps": len(steps),
+        "step_ms": whole,
+        "draft_ms": draft,
+        "verify_ms": verify,
+        "floor_ms": floor,
+        "over_floor": whole / floor,
+        "acceptance_length": statistics.mean(result.stats.acceptance_length for result in results),
+        "tokens_per_second": sum(step[3] for step in steps) / sum(step[0] for step in steps),
+    }
+
+
+def baselines(bench: Bench) -> Iterator[dict[str, Any]]:
+    """transformers' own ``generate`` and assisted generation. The static cache is last: it is compiled first."""
+    plain, assistant = HFBaseline(bench.target.model, ()), HFBaseline(bench.draft.model, ())
+    bench.draft.model.generation_config.num_assistant_tokens = 5
+    bench.draft.model.generation_config.num_assistant_tokens_schedule = "constant"
+    bench.draft.model.generation_config.assistant_confidence_threshold = 0.0
+    params = SamplingParams(max_new_tokens=bench.sizes.new_tokens)
+    for batch, cached in bench.sizes.cells[:5]:
+        for name, other in {"generate": None, "assisted": assistant}.items():
+            if other is not None and batch > 1:
+                continue
+            call = plain.generate(bench.text.prompts(batch, cached), params, assistant=other)
+            yield _baseline(bench, name, batch, cached, call.seconds - call.first_seconds, sum(call.blocks[1:]))
+            bench.free()
+    for batch, cached in bench.sizes.cells[:1]:
+        seconds, count = _static(bench, batch, cached)
+        yield _baseline(bench, "generate, static cache, compiled", batch, cached, seconds, count)
+
+
+def _static(bench: Bench, batch: int, cached: int) -> tuple[float, int]:
+    """Seconds and tokens between a short and a long call; the first call compiles."""
+    ids = torch.tensor(bench.text.prompts(batch, cached), device=bench.device)
+    short, long = 8, 8 + bench.sizes.new_tokens
+    total = cached + long + 8
+    times = []
+    for count in (short, short, long):
+        bench.synchronize()
+        started = time.perf_counter()
+        bench.target.model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            min_new_tokens=count,
+            max_new_tokens=count,
+            do_sample=False,
+            pad_token_id=0,
+            cache_implementation="static",
+            max_cache_len=total,
+        )
+        bench.synchronize()
+        times.append(time.perf_counter() - started)
+    return times[2] - times[1], long - short
+
+
+def _baseline(bench: Bench, name: str, batch: int, cached: int, seconds: float, tokens: int) -> dict[str, Any]:
+    """``tokens`` are those of one row."""
+    found = {"kind": "baseline", "method": name, "batch": batch, "cached": cached, "tokens": tokens}
+    each = seconds / tokens
+    return found | {
+        "ms_per_token": 1e3 * each,
+        "tokens_per_second": batch / each,
+        "over_floor": each / bench.floor(batch, cached),
+    }
+
+
+def profile(bench: Bench) -> Iterator[dict[str, Any]]:
+    """The kernels of a few steps by time; none of them may be cuDNN's attention, which plans anew for each shape."""
+    drafter = Eagle3Drafter(Options(nodes=bench.sizes.nodes, depth=7, top_k=10), bench.head)
+    batch, cached = bench.sizes.cells[0]
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if bench.device.type == "cuda":
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    with foredraft.load(bench.target, drafter, policy=Timed(64)) as g:
+        prompts = bench.text.prompts(batch, cached)
+        g.generate(prompts, max_new_tokens=8, eos_token_id=())
+        with torch.profiler.profile(activities=activities) as recorded:
+            g.generate(prompts, max_new_tokens=24, eos_token_id=())
+    on_device = bench.device.type == "cuda"
+    events = [e for e in recorded.key_averages() if not on_device or e.device_type == torch.autograd.DeviceType.CUDA]
+    times = {event.key: event.self_device_time_total if on_device else event.self_cpu_time_total for event in events}
+    largest = sorted(times, key=times.__getitem__, reverse=True)[:15]
+    yield {
+        "kind": "profile",
+        "cudnn": sorted(name for name in times if "cudnn" in name.lower()),
+        "microseconds": {name[:120]: times[name] for name in largest},
+    }
+
+
+def laws(bench: Bench) -> Iterator[dict[str, Any]]:
+    """Greedy identity and a chi-square test on the bundled model, in float32 on the device."""
+    prompts = ["def add(a, b):\n    return", "Once upon a time there was", "2 + 2 ="]
+    greedy = SamplingParams(max_new_tokens=bench.sizes.new_tokens // 2, eos_token_id=())
+    # a narrow law, so that a few thousand tokens are enough
+    sampled = SamplingParams(max_new_tokens=2, temperature=1.0, top_k=8, seed=1, eos_token_id=())
+    plain = foredraft.load("sample", "none", device=str(bench.device), dtype="float32")
+    with plain:
+        for drafter in bench.sizes.lawful:
+            path = BUNDLED_DRAFTS["sample"].get(drafter)
+            with foredraft.load(plain, f"{drafter}:{path}" if path else drafter) as g:
+                draft_always(g)
+                same = check_greedy(g, prompts, greedy)
+                law = check_sampled(g, prompts[:1], sampled, bench.sizes.sampled)
+                differences = [{"text": d.text, "place": d.place, "tied": d.tied} for d in same.differences]
+                yield {
+                    "kind": "law",
+                    "method": drafter,
+                    "greedy_passed": same.passed,
+                    "differences": differences,
+                    "p_value": law.p_value,
+                    "sampled_passed": law.passed,
+                    "contexts": law.contexts,
+                }
+
+
+PARTS: dict[str, tuple[Callable[[Bench], Iterator[dict[str, Any]]], float]] = {
+    "machine": (machine, 0.1),
+    "laws": (laws, 0.15),
+    "forwards": (forwards, 0.1),
+    "arms": (arms, 0.4),
+    "profile": (profile, 0.05),
+    "baselines": (baselines, 0.2),
+}
+"""Each part and its share of the time; what one leaves over goes to the others."""
+
+
+@contextmanager
+def limit(seconds: float) -> Iterator[None]:
+    """Raise a ``TimeoutError`` in this thread after so many seconds."""
+
+    def stop(number: int, frame: object) -> None:
+        raise TimeoutError(f"out of time after {seconds:.0f} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.01))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def run(bench: Bench, names: Sequence[str], seconds: float, out: TextIO) -> list[dict[str, Any]]:
+    """Run the parts; write each record as soon as it exists."""
+    records, begun = [], time.perf_counter()
+    for index, name in enumerate(names):
+        part, share = PARTS[name]
+        left = seconds - (time.perf_counter() - begun)
+        rest = sum(PARTS[other][1] for other in names[index:])
+        started = time.perf_counter()
+        try:
+            with limit(left * share / rest):
+                for record in part(bench):
+                    records.append(record | {"part": name, "at": time.perf_counter() - begun})
+                    _write(out, records[-1])
+        except Exception as error:  # the next part does not depend on this one
+            trace = traceback.format_exc().splitlines()[-12:]
+            records.append({"kind": "error", "part": name, "error": f"{error.__class__.__name__}: {error}"})
+            _write(out, records[-1] | {"trace": trace})
+        bench.free()
+        print(f"-- {name}: {time.perf_counter() - started:.0f} s", flush=True)
+    return records
+
+
+def _write(out: TextIO, record: dict[str, Any]) -> None:
+    out.write(json.dumps(record) + "\n")
+    out.flush()
+    print(_line(record), flush=True)
+
+
+def _line(record: dict[str, Any]) -> str:
+    """A record for people."""
+    where = " ".join(f"{key}={record[key]}" for key in ("batch", "cached", "temperature", "options") if key in record)
+    match record["kind"]:
+        case "arm":
+            return (
+                f"{record['method']:13} {where}: {record['step_ms']:.2f} ms a step ({record['draft_ms']:.2f} draft), "
+                f"{record['over_floor']:.2f} of the floor, {record['acceptance_length']:.2f} tokens a step, "
+                f"{record['tokens_per_second']:.0f} tokens/s"
+            )
+        case "baseline":
+            return (
+                f"{record['method']:13} {where}: {record['ms_per_token']:.2f} ms a token, "
+                f"{record['over_floor']:.2f} of the floor, {record['tokens_per_second']:.0f} tokens/s"
+            )
+        case "forward":
+            pairs = zip(record["nodes"], record["ms"], record["over_floor"], strict=True)
+            return f"forward {where}: " + ", ".join(f"{n}: {ms:.2f} ms ({x:.2f})" for n, ms, x in pairs)
+        case "law":
+            verdict = "equal" if record["greedy_passed"] else f"DIFFERS {record['differences']}"
+            return f"{record['method']:13} greedy {verdict}, p = {record['p_value']:.3g}"
+        case _:
+            return json.dumps(record)[:1500]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder; lines are appended to its gpu.jsonl")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="tiny models and few tokens")
+    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
+    parser.add_argument("--seconds", type=float, default=540.0, help="for all parts together")
+    parser.add_argument("--options", action="append", help="more arms: keywords of foredraft.load as JSON; repeatable")
+    args = parser.parse_args()
+    args.options = args.options or ["{}"]
+    transformers.logging.set_verbosity_error()
+    args.out.mkdir(parents=True, exist_ok=True)
+    bench = Bench(args)
+    with (args.out / "gpu.jsonl").open("a", encoding="utf-8") as out:
+        command = "python benchmarks/gpu.py" + (" --tiny" if args.tiny else "")
+        _write(out, provenance(command, parts=args.parts, options=bench.options))
+        run(bench, args.parts, args.seconds, out)
+
+
+if __name__ == "__main__":
+    main()

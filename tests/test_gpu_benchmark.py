@@ -1,0 +1,68 @@
+"""benchmarks/gpu.py at tiny size on a CPU: every part makes its records, and one that fails stops nothing."""
+
+import importlib
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import foredraft
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return importlib.import_module("gpu")
+
+
+def test_a_part_that_fails_or_takes_too_long_is_recorded_and_the_next_one_begins(
+    gpu: Any, monkeypatch: pytest.MonkeyPatch
+):
+    def fails(bench: Any) -> Iterator[dict[str, Any]]:
+        yield {"kind": "good", "number": 1}
+        raise ValueError("broken")
+
+    def sleeps(bench: Any) -> Iterator[dict[str, Any]]:
+        yield {"kind": "good", "number": 2}
+        time.sleep(60)
+
+    def works(bench: Any) -> Iterator[dict[str, Any]]:
+        yield {"kind": "good", "number": 3}
+
+    monkeypatch.setattr(gpu, "PARTS", {"fails": (fails, 1.0), "sleeps": (sleeps, 1.0), "works": (works, 1.0)})
+    out = io.StringIO()
+    gpu.run(SimpleNamespace(free=lambda: None), ["fails", "sleeps", "works"], 3.0, out)
+    lines = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert [line.get("number", line.get("error", "")[:12]) for line in lines] == [
+        1,
+        "ValueError: ",
+        2,
+        "TimeoutError",
+        3,
+    ]
+    assert [line["part"] for line in lines] == ["fails", "fails", "sleeps", "sleeps", "works"]
+
+
+@pytest.mark.slow
+def test_the_whole_script(tmp_path: Path):
+    command = [sys.executable, str(BENCHMARKS / "gpu.py"), "--out", str(tmp_path), "--device", "cpu", "--tiny"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(foredraft.__path__[0]).parent), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=550)
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = [json.loads(line) for line in (tmp_path / "gpu.jsonl").read_text().splitlines()]
+    kinds = {line["kind"] for line in lines}
+    assert kinds == {"provenance", "machine", "law", "forward", "arm", "profile", "baseline"}, kinds
+    assert all(line["greedy_passed"] and line["sampled_passed"] for line in lines if line["kind"] == "law")
+    lengths = {line["method"]: line["acceptance_length"] for line in lines if line["kind"] == "arm"}
+    assert lengths["none"] == 1 and lengths["eagle3 tree"] > lengths["eagle3 chain"] > 1.8
+    assert lengths["draft_model"] > 1.8
