@@ -1,15 +1,17 @@
 """The forward over slots: trees, ragged rows, windows, chunks and taps give what the stock model gives."""
 
 import random
+from typing import ClassVar
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import tiny
 from foredraft.core.errors import ModelError
 from foredraft.core.tree import PAD, TokenTree
-from foredraft.model import prefill as prefill_module
+from foredraft.model import attention, prefill as prefill_module
 from foredraft.model.attention import NoCudnn, masked_attention
 from foredraft.model.cache import SlotCache
 from foredraft.model.hf import CausalLM
@@ -129,6 +131,42 @@ def test_prefill_in_chunks_is_prefill(name: str, monkeypatch: pytest.MonkeyPatch
             assert torch.allclose(state[row, own], chunked_states[layer][row, own], atol=TOLERANCE)
     for row, text in enumerate(texts):
         assert (whole[row, 0] - stock(model, text)[-1]).abs().max() < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gpt_oss"])
+def test_scores_that_no_fused_kernel_keeps_to_itself_are_bounded(name: str, monkeypatch: pytest.MonkeyPatch):
+    """Soft caps and sinks: a prompt's scores would else take memory as its length squared."""
+    model, tokens = CausalLM(tiny.build(name)), torch.tensor([tiny.prompts((40,))[0]])
+    step = model.address(TokenTree.chain(tokens), torch.tensor([0]), (0,), 40)
+    logits, most, softmax = [], [], attention._softmax
+    monkeypatch.setattr(attention, "_softmax", lambda *args: most.append(args[0].numel()) or softmax(*args))
+    for bound in (1 << 25, 3000):
+        monkeypatch.setattr(attention, "_MOST_SCORES", bound)
+        most.clear()
+        cache = model.new_cache()
+        cache.reserve(1, 64)
+        logits.append(model.forward(step, cache).logits)
+        assert 2000 < max(most) <= bound and (len(most) > 2) == (bound == 3000)
+    assert (logits[0] - logits[1]).abs().max() < TOLERANCE
+
+
+def test_a_mask_is_repeated_once_a_forward():
+    """Heads that share keys need it repeated, if it does not fit small products; all layers get the same one."""
+
+    class Repeats(TorchDispatchMode):
+        sizes: ClassVar[list[torch.Size]] = []
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func is torch.ops.aten.repeat.default and args[0].ndim == 4:
+                self.sizes.append(args[0].shape)
+            return func(*args, **(kwargs or {}))
+
+    model, tokens = CausalLM(tiny.build("llama")), torch.zeros(1, 40, dtype=torch.long)
+    cache = model.new_cache()
+    cache.reserve(1, 64)
+    with Repeats() as seen:
+        model.forward(model.address(TokenTree.chain(tokens), torch.tensor([0]), (0,), 40), cache)
+    assert seen.sizes == [(1, 1, 40, 64)] and not attention._REPEATED
 
 
 def test_prefill_continues_where_a_row_stands():

@@ -1,26 +1,36 @@
 """Attention over slots, registered with transformers under one name.
 
-With grouped-query attention (GQA) the heads of a group become additional queries of one head, so keys and values are
-read from the cache without a copy. Stock SDPA repeats them if a mask is given.
+Its mask is additive, or a table for the kernel in ``tree_attention``. With grouped-query attention (GQA) the heads of a
+group become additional queries of one head, so keys and values are read from the cache without a copy. Stock SDPA
+repeats them if a mask is given.
 """
 
+import functools
+import logging
+import os
 import threading
 import weakref
 from abc import ABC, abstractmethod
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
 
 from foredraft.core.errors import ModelError
+
+_log = logging.getLogger(__name__)
 
 NAME = "foredraft_slots"
 _FIELD = "_attn_implementation_internal"
 _FEW = 64
 """On a CPU, up to this many queries per head, two matrix products and a softmax beat the fused kernel."""
+_MOST_SCORES = 1 << 25
+"""Most scores in memory at a time where no fused kernel applies; bounds the prefill of such models."""
 
 
 class AttentionObserver(ABC):
@@ -65,7 +75,8 @@ def slot_attention(
 
     Args:
         query: [B, heads, N, E]; ``key`` [B, groups, S, E]; ``value`` [B, groups, S, F].
-        attention_mask: [B, 1, N, S], additive; None only if something else runs the model during a forward.
+        attention_mask: [B, 1, N, S], additive; or a ``Visible.table``, with key and value as the cache stores them;
+            None only if something else runs the model during a forward.
         softcap: scores become softcap * tanh(scores / softcap), as in Gemma 2.
         s_aux: one sink logit per head that takes part in the softmax, as in GPT-OSS.
         observer: if given, ``key`` and ``value`` are those of the new nodes only.
@@ -113,19 +124,40 @@ def _attend(
     softcap: float | None,
     s_aux: Tensor | None,
 ) -> Tensor:
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if attention_mask.dtype == torch.int64:
+        from foredraft.model.tree_attention import tree_attention  # needs Triton
+
+        return tree_attention(query, key, value, attention_mask, scaling=scale, softcap=softcap, s_aux=s_aux)
     rows, heads, nodes, _ = query.shape
     groups = key.shape[1]
     share = heads // groups
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    packed = query.reshape(rows, groups, share * nodes, query.shape[-1])
     plain = softcap is None and s_aux is None
     if plain and (query.is_cuda or share * nodes > _FEW):
-        mask = attention_mask.repeat(1, 1, share, 1) if share > 1 else attention_mask
+        packed = query.reshape(rows, groups, share * nodes, query.shape[-1])
+        mask = _repeated(attention_mask, share)
         output = F.scaled_dot_product_attention(packed, key, value, attn_mask=mask, scale=scale)
     else:
-        weights = attention_weights(query, key, attention_mask, scale, softcap, s_aux).to(value.dtype)
-        output = weights.view(rows, groups, share * nodes, -1) @ value
+        step = max(_MOST_SCORES // (rows * heads * key.shape[2]), 1)
+        parts = []
+        for queries, mask in zip(query.split(step, 2), attention_mask.split(step, 2), strict=True):
+            weights = attention_weights(queries, key, mask, scale, softcap, s_aux).to(value.dtype)
+            parts.append((weights.flatten(2, 3) @ value).view(rows, heads, queries.shape[2], -1))
+        output = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
     return output.reshape(rows, heads, nodes, -1).transpose(1, 2).contiguous()  # as stock functions do
+
+
+_REPEATED = WeakTensorKeyDictionary()
+
+
+def _repeated(mask: Float[Tensor, "B 1 N S"], share: int) -> Float[Tensor, "B 1 M S"]:
+    """The mask of the packed queries of ``share`` heads, made once for all layers that get the same mask."""
+    if share == 1:
+        return mask
+    found = _REPEATED.get(mask)
+    if found is None or found.shape[2] != share * mask.shape[2]:
+        found = _REPEATED[mask] = mask.repeat(1, 1, share, 1)
+    return found
 
 
 def attention_weights(
@@ -157,6 +189,24 @@ def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
 
 def _wide(scores: Tensor) -> torch.dtype:
     return torch.promote_types(scores.dtype, torch.float32)
+
+
+@functools.cache
+def runs_kernel(device: torch.device) -> bool:
+    """Whether ``tree_attention`` runs on this device: on a GPU with Triton, and anywhere in Triton's interpreter."""
+    if find_spec("triton") is None or not (device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"):
+        return False
+    values = torch.arange(1024.0, device=device).half().view(1, 1, 64, 16)
+    table = torch.tensor([[[[0, 0, 64, 7, 8]]]], device=device)  # slot 7 alone
+    try:
+        found = masked_attention(values[:, :, :1], values, values, table)
+        works = bool((found[0, 0] == values[0, :, 7]).all())
+        reason = "wrong results"
+    except Exception as error:  # a driver, a GPU or a C compiler that Triton misses
+        works, reason = False, str(error)
+    if not works:
+        _log.warning("Triton does not run on %s, so attention reads masks: %s", device, reason)
+    return works
 
 
 def _no_mask(*args: object, **kwargs: object) -> None:
@@ -192,6 +242,11 @@ class AttentionSwap:
             raise
         self._configs = [config for config, ours in zip(self._configs, swapped, strict=True) if ours]
         self._before = [own for own, ours in zip(self._before, swapped, strict=True) if ours]
+
+    @property
+    def applies(self) -> bool:
+        """Whether the model takes our attention."""
+        return bool(self._configs)
 
     def __enter__(self) -> None:
         for index, config in enumerate(self._configs):

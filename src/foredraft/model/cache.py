@@ -66,11 +66,14 @@ class SlotCache:
     def write(
         self, layer: int, key: Float[Tensor, "B K N E"], value: Float[Tensor, "B K N F"], view: "SlotView"
     ) -> tuple[Float[Tensor, "B K S E"], Float[Tensor, "B K S F"]]:
-        """Store keys and values of N nodes in their slots; return the first ``view.extent`` slots of these rows."""
+        """Store keys and values of N nodes in their slots; return the first ``view.extent`` slots of these rows, or
+        the buffers (``view.stored``)."""
         keys, values = self.buffers(layer, key, value)
         where = view.rows[:, None]
         keys[where, :, view.nodes] = key.transpose(1, 2)
         values[where, :, view.nodes] = value.transpose(1, 2)
+        if view.stored:
+            return keys, values
         keys, values = keys[:, :, : view.extent], values[:, :, : view.extent]
         if view.prefix is not None:
             return keys[: view.prefix], values[: view.prefix]
@@ -131,10 +134,20 @@ class SlotCache:
 
 
 class SlotView(Cache):
-    """A ``SlotCache`` as the ``past_key_values`` of one forward of a stock model."""
+    """A ``SlotCache`` as the ``past_key_values`` of one forward of a stock model.
+
+    ``stored``: attention reads keys and values as the cache stores them, all rows and slots.
+    """
 
     def __init__(
-        self, store: SlotCache, rows: Int[Tensor, "B"], prefix: int | None, nodes: Int[Tensor, "B N"], extent: int
+        self,
+        store: SlotCache,
+        rows: Int[Tensor, "B"],
+        prefix: int | None,
+        nodes: Int[Tensor, "B N"],
+        extent: int,
+        *,
+        stored: bool = False,
     ) -> None:
         super().__init__(layers=[])
         self.store = store
@@ -142,10 +155,11 @@ class SlotView(Cache):
         self.prefix = prefix  # rows are 0 .. prefix-1, so no copy is needed; None: arbitrary rows
         self.nodes = nodes
         self.extent = extent
+        self.stored = stored
 
     @classmethod
-    def of(cls, store: SlotCache, step: StepIn) -> "SlotView":
-        return cls(store, step.rows, step.prefix, step.slots, step.extent)
+    def of(cls, store: SlotCache, step: StepIn, *, stored: bool = False) -> "SlotView":
+        return cls(store, step.rows, step.prefix, step.slots, step.extent, stored=stored)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object

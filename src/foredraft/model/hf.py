@@ -1,6 +1,7 @@
 """A stock causal LM behind the ``TargetModel`` forward."""
 
 import inspect
+import logging
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,7 @@ from transformers.cache_utils import Cache
 from foredraft.core.drafter import StepOut
 from foredraft.core.errors import ModelError, kind_of
 from foredraft.core.tree import TokenTree
-from foredraft.model.attention import AttentionObserver, AttentionSwap, NoCudnn
+from foredraft.model.attention import AttentionObserver, AttentionSwap, NoCudnn, runs_kernel
 from foredraft.model.base import TargetModel
 from foredraft.model.cache import SlotCache, SlotView
 from foredraft.model.cpu_linear import PackedWeights, any_weight, plain_copy
@@ -24,6 +25,8 @@ from foredraft.model.masks import Layout, StepIn, address
 from foredraft.model.memory import weight_bytes
 from foredraft.model.support import check_supported, context_of, layout_of
 from foredraft.model.taps import Taps, body
+
+_log = logging.getLogger(__name__)
 
 MODEL_ERRORS = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError, AssertionError)
 """Errors that an unsupported model may raise in a forward."""
@@ -67,13 +70,14 @@ class CausalLM(TargetModel):
         self._device_and_dtype = (weight.device, weight.dtype)
         self._attention = AttentionSwap(model)
         self._kernels = NoCudnn(weight.device)
+        self._tables = self._attention.applies and runs_kernel(weight.device)
         self._running = threading.RLock()
         self._holders = 1
         self._owned = owned
         self._packed: PackedWeights | None = None
         try:
             model.eval()
-            self.vocab_size: int = self._probe(self._expected() if verify else None)
+            self.vocab_size: int = self._choose_attention(self._expected() if verify else None)
             if fast:
                 self.pack()
             vars(model)[_OWNER] = _Owner(self)
@@ -183,14 +187,16 @@ class CausalLM(TargetModel):
 
     @torch.inference_mode()
     def forward(self, step: StepIn, cache: SlotCache, keep: Int[Tensor, "M"] | None = None) -> StepOut:
-        return self.run(step, SlotView.of(cache, step), keep)
+        step = step.within(cache.slots)
+        return self.run(step, SlotView.of(cache, step, stored=self._tables and step.few), keep)
 
     @torch.inference_mode()
     def run(
         self, step: StepIn, view: Cache, keep: Int[Tensor, "M"] | None = None, observer: AttentionObserver | None = None
     ) -> StepOut:
         """``forward`` over the given cache view; an observer chooses the keys and values to attend to."""
-        by_type = step.masks(self.dtype)
+        by_table = isinstance(view, SlotView) and view.stored
+        by_type = step.tables() if by_table else step.masks(self.dtype)
         masks = by_type if self.layout.by_type else next(iter(by_type.values()))
         options: dict[str, Any] = {"logits_to_keep": keep} if keep is not None and self._keeps_logits else {}
         if observer is not None:
@@ -244,6 +250,16 @@ class CausalLM(TargetModel):
             return torch.stack([self.stock_logits(path[None])[0, -1] for path in (long, short)])
         except MODEL_ERRORS as error:
             raise ModelError(f"{self.name} cannot run a plain forward: {first_line(error)}.") from error
+
+    def _choose_attention(self, expected: Tensor | None) -> int:
+        """Probe the model with the tree attention kernel, where it runs, or else with masks; see ``_probe``."""
+        if self._tables:
+            try:
+                return self._probe(expected)
+            except Exception as error:  # Triton's own too, such as heads too wide for the GPU's shared memory
+                self._tables = False
+                _log.warning("Tree attention does not suit this model, so its attention reads masks: %s", error)
+        return self._probe(expected)
 
     @torch.inference_mode()
     def _probe(self, expected: Tensor | None) -> int:

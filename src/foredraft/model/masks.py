@@ -1,7 +1,7 @@
 """Addresses of tree nodes: positions, cache slots, and attention masks by layer type."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -10,7 +10,13 @@ from torch import Tensor
 from foredraft.core.tree import PAD, TokenTree, ancestors
 
 GRAIN = 64
-"""A forward reads a multiple of this many cache slots, so that shapes repeat."""
+"""A forward reads a multiple of this many cache slots (on CUDA a power of two), so that shapes repeat."""
+MAX_TABLE_NODES = 128
+"""Most nodes of a forward that attends by tables; others, such as prefill, are matrix products with a mask."""
+WORD = 64
+"""Tree nodes per word of a ``Visible.table``."""
+TABLE_COLUMNS = 5
+"""Columns of a ``Visible.table`` before the words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +55,21 @@ class Visible:
         mask = torch.full(seen.shape, torch.finfo(dtype).min, dtype=dtype, device=seen.device)
         return mask.masked_fill_(seen, 0.0)[:, None]
 
+    def table(self, rows: Int[Tensor, "B"]) -> Int[Tensor, "B 1 N C"]:
+        """The same as a table for kernels that read the cache as it is stored.
+
+        Columns: the cache row; the slot of tree node 0; the end of all slots that the row's nodes attend to; begin;
+        end; and the tree as bits, ``WORD`` nodes per word, lowest first. The first three are the same for all nodes.
+        """
+        nodes = self.end.shape[1] if self.tree is None else self.tree.shape[1]
+        last = self.end[:, -1:] if self.tree is None else self.base + self.tree.shape[2]
+        begin = torch.zeros_like(self.end) if self.begin is None else self.begin.clamp(min=0)
+        columns = [column.expand(-1, nodes) for column in (rows[:, None], self.base, last, begin, self.end)]
+        table = torch.stack(columns, dim=-1)
+        if self.tree is not None:
+            table = torch.cat([table, _words(self.tree)], dim=-1)
+        return table[:, None]
+
 
 @dataclass(frozen=True, slots=True)
 class StepIn:
@@ -69,6 +90,19 @@ class StepIn:
     def masks(self, dtype: torch.dtype) -> dict[str, Float[Tensor, "B 1 N S"]]:
         """The additive masks by layer type."""
         return {kind: visible.mask(self.extent, dtype) for kind, visible in self.visible.items()}
+
+    def tables(self) -> dict[str, Int[Tensor, "B 1 N C"]]:
+        """The ``Visible.table`` of each layer type."""
+        return {kind: visible.table(self.rows) for kind, visible in self.visible.items()}
+
+    @property
+    def few(self) -> bool:
+        """Whether this is the forward of a tree or a short chain, and not a prefill."""
+        return self.tokens.shape[1] <= MAX_TABLE_NODES
+
+    def within(self, slots: int) -> "StepIn":
+        """The same step over at most so many slots, as a cache has."""
+        return self if self.extent <= slots else replace(self, extent=slots)
 
 
 def address(
@@ -106,7 +140,9 @@ def address(
             seen = seen if seen is None else seen & (positions[:, None] >= begin[..., None])
         visible[kind] = Visible(begin, end, root, seen)
     positions = positions[:, start:].clamp(max=max_position - 1)
-    return StepIn(tree.tokens[:, start:], positions, slots[:, start:], visible, *_rows(rows, device), extent_of(reach))
+    return StepIn(
+        tree.tokens[:, start:], positions, slots[:, start:], visible, *_rows(rows, device), extent_of(reach, device)
+    )
 
 
 def address_segments(
@@ -136,12 +172,20 @@ def address_segments(
         begin = None if bound is None else _begin(positions, bound, kind in layout.chunked)
         seen = segment if begin is None else segment & (positions[:, None] >= begin[..., None])
         visible[kind] = Visible(begin, end, slots[:, :1], seen)
-    return StepIn(tokens, positions, slots, visible, *_rows(rows, device), extent_of(first_slot + nodes))
+    return StepIn(tokens, positions, slots, visible, *_rows(rows, device), extent_of(first_slot + nodes, device))
 
 
-def extent_of(reach: int) -> int:
-    """Number of slots that a forward reads to cover ``reach`` slots."""
+def extent_of(reach: int, device: torch.device) -> int:
+    """Number of slots that a forward with masks reads to cover ``reach`` slots; a cache may have fewer."""
+    if device.type == "cuda":
+        return max(GRAIN, 1 << (reach - 1).bit_length())
     return -(-reach // GRAIN) * GRAIN
+
+
+def _words(tree: Bool[Tensor, "B N T"]) -> Int[Tensor, "B N W"]:
+    """Tree nodes as bits."""
+    padded = torch.nn.functional.pad(tree, (0, -tree.shape[2] % WORD)).unflatten(2, (-1, WORD))
+    return (padded.long() << torch.arange(WORD, device=tree.device)).sum(-1)
 
 
 def _rows(rows: Sequence[int], device: torch.device) -> tuple[Int[Tensor, "B"], int | None]:

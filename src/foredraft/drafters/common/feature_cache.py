@@ -18,7 +18,7 @@ from foredraft.core.tree import TokenTree
 from foredraft.drafters.common.tree_builder import TreeBuilder
 from foredraft.drafters.common.tree_ops import ranked
 from foredraft.heads.nets.eagle import EagleNet
-from foredraft.model.attention import masked_attention
+from foredraft.model.attention import masked_attention, runs_kernel
 from foredraft.model.cache import SlotCache, SlotView, bucket, persistent_zeros
 from foredraft.model.cpu_linear import any_weight
 from foredraft.model.masks import Layout, StepIn, Visible, address, extent_of
@@ -77,6 +77,7 @@ class FeatureCache:
         self._to_features = features
         self._cache = SlotCache(layers)
         self._features = torch.zeros(0, 0, 0, device=weight.device, dtype=weight.dtype)
+        self._tables = runs_kernel(weight.device)
         self._layout = Layout({"rows": window}, by_type=False)
         self.window = window
         self._known: dict[int, int] = {}  # entries of each row whose keys and values come from true features
@@ -177,8 +178,9 @@ class FeatureCache:
 
     def forward(self, step: StepIn, features: Float[Tensor, "B N F"]) -> Float[Tensor, "B N H"]:
         """The head's states for a step; its keys and values are written to their slots."""
-        window = SlotView(self._cache, step.rows, step.prefix, step.slots, step.extent)
-        mask = step.masks(features.dtype)["rows"]
+        step, tables = step.within(self._cache.slots), self._tables and step.few
+        window = SlotView.of(self._cache, step, stored=tables)
+        mask = (step.tables() if tables else step.masks(features.dtype))["rows"]
 
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             keys, values = self._cache.write(layer, key, value, window)
@@ -218,7 +220,7 @@ class HeadTree:
         self._bases = (view.lengths - 2).clamp(min=0)[:, None]
         self._rows = torch.tensor(rows, device=device)
         self._prefix = len(rows) if rows == list(range(len(rows))) else None
-        self._extent = extent_of(max(max(view.extents) - 2, 0) + nodes)
+        self._extent = extent_of(max(max(view.extents) - 2, 0) + nodes, device)
         self._index = torch.arange(nodes, device=device)
         self._slots = self._bases + self._index
         self._nodes = 1

@@ -193,6 +193,7 @@ class PartialLM(TargetModel):
 
     @torch.inference_mode()
     def forward(self, step: StepIn, cache: SlotCache, keep: Int[Tensor, "M"] | None = None) -> StepOut:
+        step = step.within(cache.slots)
         pending: dict[int, _Pending] = {}
         if self._pending:
             rows = enumerate(step.rows.tolist())
