@@ -29,14 +29,16 @@ from foredraft.engine.policy import Constant, Policy, Throughput
 METHODS = ("eagle3", "eagle1", "draft_model", "medusa", "prompt_lookup")
 
 
-def arms_of(generator: Generator) -> dict[str, Policy]:
-    """The policy that its options ask for, and every size of it that is not 0."""
+def arms_of(generator: Generator, sampled: bool) -> dict[str, Policy]:
+    """The policy that its options ask for, and every size of it that is not 0; drawn trees for sampled rows."""
     policy, needs = generator.engine.policy, generator.engine.drafter.needs
     assert isinstance(policy, Throughput)
     arms: dict[str, Policy] = {POLICY: policy}
-    for size in policy.state()["sizes"][1:]:
+    for size in policy.sizes[1:]:
         length = needs.longest if needs.scored else size
         arms[str(size)] = Constant(length, policy.confidence, nodes=size if needs.scored else 0)
+    for nodes in needs.drawn if sampled else ():
+        arms[f"drawn {nodes}"] = Constant(needs.longest, policy.confidence, nodes=nodes, drawn=True)
     return arms
 
 
@@ -44,19 +46,19 @@ def run_cell(
     plain: Generator, drafting: Generator, prompts: Sequence[Prompt], temperature: float, args: argparse.Namespace
 ) -> Iterator[dict[str, Any]]:
     """The results of a cell, in the order in which they were measured."""
-    policies = arms_of(drafting)
+    policies = arms_of(drafting, temperature > 0)
     names = [PLAIN, *policies]
     said: dict[str, int] = defaultdict(int)
     for number in range(args.rounds * len(prompts)):
-        params = SamplingParams(
-            max_new_tokens=args.new_tokens, temperature=temperature, seed=number, eos_token_id=(), top_p=None
-        )
+        params = SamplingParams(max_new_tokens=args.new_tokens, temperature=temperature, eos_token_id=(), top_p=None)
         first = number % len(names)
         for name in names[first:] + names[:first]:
             generator = plain if name == PLAIN else drafting
             if name != PLAIN:
                 drafting.engine.policy = policies[name]
-            stats = generator.generate(prompts[number % len(prompts)], params).stats
+            sequences = generator.submit([prompts[number % len(prompts)]], params, seed=number)
+            generator.engine.run(sequences)
+            stats = sequences[0].stats
             said[name] += stats.tokens
             yield {
                 "arm": name,

@@ -75,8 +75,18 @@ HEADS: dict[str, Callable[[CausalLM], Drafter]] = {
         Eagle3Options(nodes=4, depth=2, top_k=2),
         heads.eagle3(target, taps=(0, 1), vocabulary=torch.tensor([0, 2, 3, 4])),
     ),
+    "eagle3 drawn": lambda target: Eagle3Drafter(
+        Eagle3Options(nodes=4, depth=2, top_k=2, sampled_tree="drawn"),
+        heads.eagle3(target, taps=(0, 1), vocabulary=torch.tensor([0, 2, 3, 4])),
+    ),
     "medusa": lambda target: MedusaDrafter(MedusaOptions(tree="2x2"), heads.medusa(target, heads=2)),
+    "medusa drawn": lambda target: MedusaDrafter(
+        MedusaOptions(tree="2x2", sampled_tree="drawn"), heads.medusa(target, heads=2)
+    ),
     "hydra": lambda target: HydraDrafter(HydraOptions(tree="2x2"), heads.hydra(target, heads=2, prefix=True)),
+    "hydra drawn": lambda target: HydraDrafter(
+        HydraOptions(tree="2x2", sampled_tree="drawn"), heads.hydra(target, heads=2, prefix=True)
+    ),
     "blockwise": lambda target: BlockwiseDrafter(BlockwiseOptions(), heads.blockwise(target, heads=2)),
 }
 """Heads with random weights, by the method that drafts with them."""

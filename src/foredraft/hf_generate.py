@@ -202,7 +202,7 @@ class speculative:
             try:
                 for row, (prompt, padding, seed) in enumerate(zip(prompts, paddings, seeds, strict=True)):
                     own = _sampling(config, for_row(logits_processor, row), width, padding)
-                    own = replace(own, stop_strings=call.stop_strings)
+                    own = replace(own, stop_strings=call.stop_strings, seed=seed)
                     request = generator.engine.request(prompt, own, generator.eos_token_ids)
                     sequences += generator.engine.submit([request], call.decode, [seed])
                 _run(generator, sequences, input_ids, stopping_criteria, call.streamer)

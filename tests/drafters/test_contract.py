@@ -183,6 +183,7 @@ def with_other_tokens(drafter: Any, options: Any, target: CausalLM, draft: Causa
 
 
 SMALL = {"nodes": 9, "depth": 3, "top_k": 3}
+DRAWN = {**SMALL, "sampled_tree": "drawn"}
 CHAIN = {"nodes": 4, "depth": 4, "top_k": 1}
 RATES = ((0.6, 0.2, 0.1), (0.5, 0.2, 0.1), (0.4, 0.1, 0.1))
 
@@ -223,12 +224,15 @@ VARIANTS = {
     "eagle2": Variant("eagle2", SMALL, lambda d, o, t, _: d(o, heads.eagle(t))),
     "eagle2 chain": Variant("eagle2", CHAIN, lambda d, o, t, _: d(o, heads.eagle(t, num_layers=2))),
     "eagle3": Variant("eagle3", SMALL, lambda d, o, t, _: d(o, narrow_eagle3(t))),
+    "eagle3 drawn": Variant("eagle3", DRAWN, lambda d, o, t, _: d(o, narrow_eagle3(t))),
     "eagle3 window": Variant("eagle3", SMALL, lambda d, o, t, _: d(o, heads.eagle3(t, block={"sliding_window": 6}))),
     "medusa": Variant("medusa", {"tree": "medusa"}, lambda d, o, t, _: d(o, heads.medusa(t))),
     "medusa measured": Variant("medusa", {"nodes": 9}, lambda d, o, t, _: d(o, heads.medusa(t, accuracies=RATES))),
+    "medusa drawn": Variant("medusa", {"sampled_tree": "drawn"}, lambda d, o, t, _: d(o, heads.medusa(t))),
     "blockwise": Variant("blockwise", {}, lambda d, o, t, _: d(o, heads.blockwise(t))),
     "hydra": Variant("hydra", {"nodes": 12}, lambda d, o, t, _: d(o, heads.hydra(t))),
     "hydra++": Variant("hydra", {"tree": "3x2x1"}, lambda d, o, t, _: d(o, heads.hydra(t, prefix=True, layers=2))),
+    "hydra drawn": Variant("hydra", {"sampled_tree": "drawn"}, lambda d, o, t, _: d(o, heads.hydra(t, prefix=True))),
     "lookahead": Variant("lookahead", {"window_size": 4, "ngram_size": 3, "guess_set_size": 2}, on_device),
     "lookahead long": Variant("lookahead", {"window_size": 2, "ngram_size": 5, "pool_size": 9}, on_device),
     "jacobi": Variant("lookahead", {"window_size": 5, "ngram_size": 2, "guess_set_size": 0}, on_device),

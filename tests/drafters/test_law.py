@@ -52,7 +52,7 @@ TABLE = [
     ("eagle1", "temperature", MANY),
     *[("eagle1", setting, SOME) for setting in ("top_k", "cutoffs", "history")],
     *[(name, "temperature", SOME) for name in laws.HEADS if name != "eagle1"],
-    ("eagle3", "history", SOME),
+    *[(name, "history", SOME) for name in ("eagle3", "eagle3 drawn", "hydra drawn")],
     *[(name, setting, LESS) for name in ("specinfer", "specinfer apart") for setting in ("temperature", "history")],
     *[("sequoia", setting, LESS) for setting in ("temperature", "cutoffs", "history")],
     ("opt_tree", "temperature", LESS),

@@ -46,7 +46,8 @@ class World:
     """What drafts bring and steps take.
 
     cost: seconds of a step by size and rows. start: seconds that the first draft of a row takes besides. noise: of the
-    logarithm of each time. spikes: so many steps take ten times as long. life: steps of a request.
+    logarithm of each time. spikes: so many steps take ten times as long. life: steps of a request. picked, drawn: the
+    share of accepted tokens that picked and drawn trees keep.
     """
 
     needs: Needs
@@ -57,12 +58,16 @@ class World:
     spikes: float = 0.0
     life: int = 80
     temperature: float = 0.0
+    picked: float = 1.0
+    drawn: float = 1.0
     chance: random.Random = field(default_factory=lambda: random.Random(0))
 
-    def step(self, size: int, rows: int, fresh: int) -> tuple[list[RowStep], float]:
+    def step(self, size: int, rows: int, fresh: int, drawn: bool = False) -> tuple[list[RowStep], float]:
         results = []
         for _ in range(rows):
             ranks = tuple(rank for rank in self.ranks(self.chance) if rank <= size)
+            share = self.drawn if drawn else self.picked
+            ranks = tuple(rank for rank in ranks if self.chance.random() < share) if share < 1 else ranks
             drafted = RowStep([0] * (1 + len(ranks)), size, min(size, 9), len(ranks), True, ranks, refused=size > 0)
             results.append(drafted)
         seconds = self.cost(size, rows) + (self.start * fresh if size else 0.0)
@@ -72,9 +77,10 @@ class World:
 
 @dataclass
 class Ran:
-    """The sizes of some steps, their tokens, and their seconds."""
+    """The sizes of some steps, how many drew trees, their tokens, and their seconds."""
 
     sizes: list[int] = field(default_factory=list)
+    drawn: int = 0
     tokens: int = 0
     seconds: float = 0.0
 
@@ -83,13 +89,14 @@ class Ran:
         return self.tokens / self.seconds
 
 
-def view(*rows: int, temperature: float = 0.0) -> View:
-    return replace(tiny.view([[0] * 4] * len(rows), SamplingParams(temperature=temperature)), rows=rows)
+def view(*rows: int, temperature: float = 0.0, seeded: bool = False) -> View:
+    rows_of_four = tiny.view([[0] * 4] * len(rows), SamplingParams(temperature=temperature))
+    return replace(rows_of_four, rows=rows, seeded=seeded)
 
 
-def run(policy: Policy, world: World, steps: int, rows: int = 1) -> Ran:
+def run(policy: Policy, world: World, steps: int, rows: int = 1, seeded: bool = False) -> Ran:
     """Some steps of requests that come one after another, as many as rows at once."""
-    ran, seen, drafting = Ran(), view(*range(rows), temperature=world.temperature), False
+    ran, seen, drafting = Ran(), view(*range(rows), temperature=world.temperature, seeded=seeded), False
     for step in range(steps):
         if step % world.life == 0:
             for row in range(rows if step else 0):
@@ -97,11 +104,12 @@ def run(policy: Policy, world: World, steps: int, rows: int = 1) -> Ran:
             drafting = False
         plan = policy.plan(seen, [100] * rows)
         size = (plan.nodes or plan.length) if plan.length else 0
-        results, seconds = world.step(size, rows, 0 if drafting else rows)
+        results, seconds = world.step(size, rows, 0 if drafting else rows, plan.drawn)
         drafting = drafting or size > 0
         levels = results[0].depth
         policy.observe(seen, plan, StepDone(results, EMPTY, EMPTY[:, 0], None, 0.1 * seconds, 0.9 * seconds, levels))
         ran.sizes.append(size)
+        ran.drawn += plan.drawn
         ran.tokens += sum(len(result.emitted) for result in results)
         ran.seconds += seconds
     return ran

@@ -79,7 +79,15 @@ def picked(p: Table, q: Table, plan: Plan) -> Draws:
     return Draws(draft, torch.ones(1, dtype=torch.float64), torch.stack(at)[None])
 
 
+def picked_or_drawn(p: Table, q: Table, plan: Plan) -> Draws:
+    """As the plan says; a drawn tree is two siblings, the elder of which has a child."""
+    if not plan.drawn:
+        return picked(p, q, plan)
+    return grow([-1, 0, 0, 1] if plan.length > 1 else [-1, 0, 0], Law.WITHOUT_REPLACEMENT, p, q)
+
+
 CHAIN, TREE = Needs(max_nodes=2), Needs(max_nodes=6, max_depth=2, scored=True)
+BOTH = replace(TREE, drawn=(3,))
 CASES: dict[str, tuple[Callable[[], Policy], Drafted, float]] = {
     "constant": (lambda: Constant(2), chain, CHEAP),
     "unsure": (lambda: Constant(2, confidence=0.45), chain, CHEAP),
@@ -90,18 +98,23 @@ CASES: dict[str, tuple[Callable[[], Policy], Drafted, float]] = {
     "throughput, dear": (lambda: ready(CHAIN, 0.5), chain, DEAR),
     "throughput of trees": (lambda: ready(TREE, 0.1), picked, CHEAP),
     "throughput of trees, dear": (lambda: ready(TREE, 0.5), picked, DEAR),
+    "throughput of picked and drawn trees": (lambda: ready(BOTH, 0.2, drawn=0.05), picked_or_drawn, CHEAP),
 }
 
 
-def ready(needs: Needs, more: float, confidence: float = 0.0) -> Throughput:
+def ready(needs: Needs, more: float, confidence: float = 0.0, drawn: float = 0.0) -> Throughput:
     """One that has timed all sizes, so that what was drawn and accepted decides from the first step on.
 
     Args:
         more: what the smallest draft takes beyond a plain step, as a share of it; larger ones take a little more.
+        drawn: what a drawn tree takes beyond a picked one.
     """
     policy = Throughput(needs, confidence)
+    policy.HOLD = 1  # each step may decide anew
     sizes = policy.state()["sizes"]
     seconds = [1.0 + (more + 0.1 * size if size else 0.0) for size in sizes]
+    if needs.drawn:
+        seconds[-1] += drawn
     policy.restore({"sizes": sizes, "seconds": {"1/2": seconds}, "accepted": {}})
     return policy
 
@@ -126,10 +139,10 @@ def results(draws: Draws) -> dict[tuple, float]:
             valid = tree.valid[row, 1:]
             drafted = int(valid.sum())
             own = () if scores is None else tuple(scores[row, 1:][valid].tolist())
-            order = sorted(range(drafted), key=lambda i, own=own: -own[i])
+            order = sorted(range(len(own)), key=lambda i, own=own: -own[i])
             path = [node for node in verdict.path[row, 1:].tolist() if node >= 0]
             last = path[-1] if path else 0
-            ranks = tuple(1 + order.index(node - 1) for node in path) if draws.draft.law is Law.FIXED else ()
+            ranks = tuple(1 + order.index(node - 1) for node in path) if own and draws.draft.law is Law.FIXED else ()
             refused = bool((tree.parents[row] == last).any())
             depth = tree.depth if not tree.linear else drafted
             key = (tuple(emitted[row][: counts[row]]), drafted, min(depth, drafted), ranks, refused, own)
@@ -150,10 +163,10 @@ def results(draws: Draws) -> dict[tuple, float]:
 
 def law(
     make: Callable[[], Policy], drafted: Drafted, level: float, p: Table, q: Table
-) -> tuple[Tensor, set[tuple[int, int]]]:
-    """The law of texts of ``LENGTH`` tokens, and the plans (length, nodes) that came up on the way."""
+) -> tuple[Tensor, set[tuple[int, int, bool]]]:
+    """The law of texts of ``LENGTH`` tokens, and the plans (length, nodes, drawn) that came up on the way."""
     total = torch.zeros(V**LENGTH, dtype=torch.float64)
-    plans: set[tuple[int, int]] = set()
+    plans: set[tuple[int, int, bool]] = set()
     open_branches = [Branch((), 1.0, make())]
     while open_branches:
         branch = open_branches.pop()
@@ -163,7 +176,7 @@ def law(
             continue
         seen = tiny.view([[0, *branch.text]], SamplingParams(temperature=1.0), V)
         plan = branch.policy.plan(seen, [min(DEEPEST, LENGTH - len(branch.text) - 1)])
-        plans.add((plan.length, plan.nodes))
+        plans.add((plan.length, plan.nodes, plan.drawn))
         laws = after(p, branch.text), after(q, branch.text)
         draws = drafted(*laws, plan) if plan.length else grow([-1], Law.CHAIN, *laws)
         for (emitted, nodes, depth, ranks, refused, scores), weight in results(draws).items():
@@ -184,6 +197,11 @@ def test_a_text_has_the_targets_law_whatever_the_policy_makes_of_the_past(name: 
     found, plans = law(*CASES[name], p, q)
     assert total_variation(found, true_law(p[:LENGTH])) < 1e-12
     assert len(plans) > 1
+
+
+def test_both_kinds_of_trees_came_up():
+    _, plans = law(*CASES["throughput of picked and drawn trees"], *tables())
+    assert {drawn for length, _, drawn in plans if length} == {True, False}
 
 
 def test_the_sum_sees_a_policy_that_looks_at_what_was_drawn():

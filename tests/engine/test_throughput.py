@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from policy_sim import EMPTY, World, chain, fixed, run, tree, view
 
+from foredraft.core.draft import Law
 from foredraft.core.drafter import Needs, Plan
 from foredraft.engine.policy import Throughput
 from foredraft.engine.step import RowStep, StepDone
@@ -64,6 +65,40 @@ def test_drafts_that_do_not_pay_lose_little(name: str):
 @pytest.mark.parametrize("name", [*PAYS, *LOSES])
 def test_noisy_times_are_tolerated(name: str):
     assert share_of_best(replace((PAYS | LOSES)[name], noise=0.1, spikes=0.05)) > 0.96
+
+
+def both(picked: float, drawn: float, temperature: float = 1.0) -> World:
+    """A head with picked trees and drawn ones, of which these shares are accepted."""
+    needs = replace(TREE, drawn=(7, 15, 23))
+    costs = PAYS["good tree"].cost
+    return World(needs, tree(0.8), costs, picked=picked, drawn=drawn, temperature=temperature, noise=0.05)
+
+
+def test_drawn_trees_are_taken_where_more_of_them_is_accepted():
+    assert run(Throughput(both(0.5, 1.0).needs), both(0.5, 1.0), STEPS).drawn > 0.9 * STEPS
+    assert run(Throughput(both(1.0, 0.5).needs), both(1.0, 0.5), STEPS).drawn < 0.1 * STEPS
+
+
+def test_drawn_trees_are_not_for_greedy_rows_nor_for_requests_with_a_seed():
+    greedy, sampled = both(0.5, 1.0, temperature=0.0), both(0.5, 1.0)
+    assert run(Throughput(greedy.needs), greedy, STEPS).drawn == 0
+    assert run(Throughput(sampled.needs), sampled, STEPS, seeded=True).drawn == 0
+
+
+def test_a_drafter_that_draws_all_its_trees_is_never_asked_to_pick():
+    world = both(1.0, 0.9)
+    policy = Throughput(replace(world.needs, law=Law.WITHOUT_REPLACEMENT))
+    ran = run(policy, world, STEPS, seeded=True)
+    assert ran.drawn == sum(size > 0 for size in ran.sizes) > 0.9 * STEPS
+
+
+def test_what_was_learned_about_drawn_trees_is_restored():
+    world = both(0.5, 1.0)
+    learned = Throughput(world.needs)
+    run(learned, world, STEPS)
+    fresh = Throughput(world.needs)
+    fresh.restore(json.loads(json.dumps(learned.state())))
+    assert run(fresh, world, 20).drawn > 15
 
 
 def test_rows_count():

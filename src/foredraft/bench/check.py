@@ -124,8 +124,8 @@ def check_sampled(generator: Generator, prompts: Sequence[Any], params: Sampling
     seen = accepted = contexts = 0
     found = _ChiSquareSum()
     for prompt, seed in zip(prompts, derive_seeds(resolve_seed(params.seed), 1 + len(prompts))[1:], strict=True):
-        own = replace(params, seed=seed)
-        sequences = generator.submit([prompt], own, each)
+        own = replace(params, seed=None)  # as for users without a seed, whose trees may be drawn
+        sequences = generator.submit([prompt], own, each, seed=seed)
         generator.engine.run(sequences)
         after: dict[tuple[int, ...], list[int]] = {}
         for sequence in sequences:

@@ -34,7 +34,8 @@ class Needs:
     knows each path's probability, so it follows ``Plan.nodes`` and, if each level costs a forward,
     ``Plan.level_worth``. ``law``: the law of its drafts for sampled rows, if the options do not determine it; None:
     the options' law. ``learns``: drafts depend on other requests, so requests never share random numbers.
-    ``target_cache``: it drafts in the target's KV cache, which then holds committed tokens only.
+    ``target_cache``: it drafts in the target's KV cache, which then holds committed tokens only. ``drawn``: the node
+    counts of trees that it can also draw without replacement for sampled rows, in rising order; see ``Plan.drawn``.
     """
 
     hidden_layers: tuple[int, ...] = ()
@@ -44,6 +45,7 @@ class Needs:
     law: Law | None = None
     learns: bool = False
     target_cache: bool = False
+    drawn: tuple[int, ...] = ()
 
     @property
     def longest(self) -> int:
@@ -61,12 +63,14 @@ class Plan:
     ``nodes``: for scored drafters, the most drafted nodes per row; the likeliest are kept (0: no limit).
     ``level_worth``: for scored drafters, do not expand a level whose parents' probabilities sum to less than this
     over all rows. Picked tokens may be dropped for any reason.
+    ``drawn``: draw the tree of ``nodes`` nodes without replacement (see ``Needs.drawn``) instead of picking tokens.
     """
 
     lengths: tuple[int, ...]
     confidence: float = 0.0
     nodes: int = 0
     level_worth: float = 0.0
+    drawn: bool = False
 
     @property
     def length(self) -> int:
@@ -84,7 +88,7 @@ class View:
 
     ``rows``: the row numbers used at admission; B follows their order. ``history``: the committed tokens of each
     row, prompt included, with the root at ``lengths[b] - 1``; later columns are undefined. ``extents``: the same
-    lengths on the host.
+    lengths on the host. ``seeded``: a sampled request asked for a seed, so its output should not depend on the plan.
     """
 
     rows: tuple[int, ...]
@@ -93,6 +97,7 @@ class View:
     extents: tuple[int, ...]
     warp: Warp
     noise: Noise
+    seeded: bool = False
 
     @property
     def roots(self) -> Int[Tensor, "B"]:

@@ -156,7 +156,7 @@ _BUILT_IN: dict[str, Method] = {
     ),
     "eagle2": Method(
         "foredraft.drafters.eagle2:Eagle2",
-        (Law.FIXED,),
+        (Law.FIXED, Law.WITHOUT_REPLACEMENT),
         True,
         "an EAGLE head",
         "EAGLE-1's head with a dynamic tree, deeper where the head is confident.",
@@ -165,7 +165,7 @@ _BUILT_IN: dict[str, Method] = {
     ),
     "eagle3": Method(
         "foredraft.drafters.eagle3:Eagle3Drafter",
-        (Law.FIXED,),
+        (Law.FIXED, Law.WITHOUT_REPLACEMENT),
         True,
         "an EAGLE-3 head",
         "A head on features of three layers, trained on its own drafts; EAGLE-2's dynamic tree.",
@@ -174,7 +174,7 @@ _BUILT_IN: dict[str, Method] = {
     ),
     "medusa": Method(
         "foredraft.drafters.medusa:MedusaDrafter",
-        (Law.FIXED,),
+        (Law.FIXED, Law.WITHOUT_REPLACEMENT),
         True,
         "Medusa heads",
         "Heads on the last hidden state, each for one position further ahead; a static tree.",
@@ -183,7 +183,7 @@ _BUILT_IN: dict[str, Method] = {
     ),
     "hydra": Method(
         "foredraft.drafters.hydra:HydraDrafter",
-        (Law.FIXED,),
+        (Law.FIXED, Law.WITHOUT_REPLACEMENT),
         True,
         "Hydra heads",
         "Medusa heads that also read the tokens drafted before; Hydra++ adds a prefix layer.",

@@ -22,14 +22,14 @@ class HydraDrafter(StaticTreeDrafter):
     def __init__(self, options: Options, net: Hydra) -> None:
         state = LastHidden() if net.prefix is None else _prefix_cache(net.prefix)
         template = options.template(net.config.accuracies, net.count)
-        super().__init__(template, state)
+        super().__init__(template, state, options.sampled_tree, net.target.vocab_size)
         self._net = net
 
     @property
     def network(self) -> Hydra:
         return self._net
 
-    def _logits(self, hidden: Float[Tensor, "B 1 H"], paths: Int[Tensor, "B F K"], head: int) -> Float[Tensor, "B F v"]:
+    def logits(self, hidden: Float[Tensor, "B 1 H"], paths: Int[Tensor, "B F K"], head: int) -> Float[Tensor, "B F v"]:
         return self._net.logits(hidden.expand(-1, paths.shape[1], -1), paths, head)
 
 

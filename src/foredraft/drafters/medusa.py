@@ -22,14 +22,14 @@ class MedusaDrafter(StaticTreeDrafter):
 
     def __init__(self, options: Options, net: Medusa) -> None:
         template = options.template(net.config.accuracies, net.count)
-        super().__init__(template, LastHidden())
+        super().__init__(template, LastHidden(), options.sampled_tree, net.target.vocab_size)
         self._net = net
 
     @property
     def network(self) -> Medusa:
         return self._net
 
-    def _logits(self, hidden: Float[Tensor, "B 1 H"], paths: Int[Tensor, "B F K"], head: int) -> Float[Tensor, "B 1 v"]:
+    def logits(self, hidden: Float[Tensor, "B 1 H"], paths: Int[Tensor, "B F K"], head: int) -> Float[Tensor, "B 1 v"]:
         return self._net.logits(self._net.states(hidden, head), head)
 
 

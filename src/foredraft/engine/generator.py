@@ -218,10 +218,11 @@ class Generator(Source):
         if progress is not None and not callable(progress):
             raise OptionError(f"progress must be a function of (done, tokens), not {kind_of(progress)}.")
         chosen = as_params(params, options)
-        seed = resolve_seed(chosen.seed)
+        seed = chosen.seed
 
         def submit(number: int, prompt: Prompt) -> Sequence:
-            return self.submit([prompt], replace(chosen, seed=derived_seed(seed, number)))[0]
+            own = chosen if seed is None else replace(chosen, seed=derived_seed(seed, number))
+            return self.submit([prompt], own)[0]
 
         return completions(self, submit, several, progress)
 
@@ -274,14 +275,21 @@ class Generator(Source):
         """``stream`` for asyncio."""
         return AsyncStream(self, self.submit([prompt], as_params(params, options))[0])
 
-    def submit(self, prompts: Seq[Prompt], params: SamplingParams, count: int = 1) -> list[Sequence]:
-        """Queue prompts without running them; all are checked before any is queued."""
+    def submit(
+        self, prompts: Seq[Prompt], params: SamplingParams, count: int = 1, *, seed: int | None = None
+    ) -> list[Sequence]:
+        """Queue prompts without running them; all are checked before any is queued.
+
+        ``seed``: of the random numbers if ``params`` has none. Unlike a request's own seed it does not promise the
+        same output, so policies treat the requests as those of users without a seed (see ``View.seeded``).
+        """
         check_count("num_return_sequences", count)
         if not prompts:
             raise PromptError("There are no prompts.")
         requests = self._requests(prompts, params)
         outputs = [request for request in requests for _ in range(count)]
-        return self.engine.submit(outputs, self._decode, derive_seeds(resolve_seed(params.seed), len(outputs)))
+        base = resolve_seed(seed if params.seed is None else params.seed)
+        return self.engine.submit(outputs, self._decode, derive_seeds(base, len(outputs)))
 
     def _requests(self, prompts: Seq[Prompt], params: SamplingParams) -> list[Request]:
         """Check prompts and make requests of them; an error names the prompt if there are several."""

@@ -108,6 +108,7 @@ class Batch:
             extents=self.extents,
             warp=warp,
             noise=Noise(now.seeds, now.lengths),
+            seeded=any(not each.params.greedy and each.params.seed is not None for each in now.sequences),
         )
 
     def append(self, emitted: Int[Tensor, "B D"], counts: Int[Tensor, "B"]) -> None:

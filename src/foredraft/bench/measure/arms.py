@@ -57,7 +57,10 @@ class LoopArm(Arm):
 
     def run(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> Call:
         started = time.perf_counter()
-        results = self.generator.batch([list(prompt) for prompt in prompts], params)
+        unseeded = replace(params, seed=None)  # as for users without a seed, whose trees may be drawn
+        sequences = self.generator.submit([list(prompt) for prompt in prompts], unseeded, seed=params.seed)
+        self.generator.engine.run(sequences)
+        results = [self.generator.result_of(sequence) for sequence in sequences]
         seconds = time.perf_counter() - started
         if isinstance(drafter := self.generator.engine.drafter, Background):
             drafter.wait()  # so that it does not slow the next arm

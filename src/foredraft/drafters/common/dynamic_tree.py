@@ -15,9 +15,10 @@ from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Needs, Plan, Trainable, View
 from foredraft.core.errors import OptionError
 from foredraft.core.tree import TokenTree
+from foredraft.drafters.common.drawn_tree import DrawnTrees, DrawsTrees
 from foredraft.drafters.common.feature_cache import FeatureCache, HeadTreeBuilder, eagle_cache
 from foredraft.drafters.common.head import EagleOptions, HeadDrafter
-from foredraft.drafters.common.tree_builder import TreeBuilder
+from foredraft.drafters.common.tree_builder import TreeBuilder, build_static_tree
 from foredraft.drafters.common.tree_ops import Candidates, keep_best
 from foredraft.heads.nets.eagle import EagleNet
 
@@ -37,12 +38,15 @@ class TreeLimits(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Options(EagleOptions):
+class Options(DrawsTrees, EagleOptions):
     """The shape of the tree.
 
     nodes: most nodes of the tree (total_token minus one in the published code).
     depth: levels of the tree (depth plus one in the published code).
     top_k: nodes expanded per level, and children scored for each.
+    sampled_tree: for sampled rows, picked (the likeliest tokens; a seed gives the output of plain decoding), drawn
+        (without replacement from the head's law, a static shape; more tokens are accepted), or auto: the one with more
+        tokens per second, picked for requests with a seed and under the schedules constant and heuristic.
     num_assistant_tokens_schedule: auto, the number of nodes with the most tokens per second; constant, always the whole
         tree; or heuristic, transformers' rule of two more and one less, for the depth.
     """
@@ -50,19 +54,24 @@ class Options(EagleOptions):
     nodes: int = 23
     depth: int = 6
     top_k: int = 4
+    sampled_tree: str = "auto"
 
     def __post_init__(self) -> None:
+        DrawsTrees.__post_init__(self)
         if min(self.nodes, self.depth, self.top_k) < 1:
             raise OptionError("nodes, depth and top_k must be 1 or more.")
 
 
 class DynamicTreeDrafter(HeadDrafter[FeatureCache], Trainable):
-    """A tree of the head's most confident tokens: picked, so lossless at every temperature."""
+    """A tree of the head's most confident tokens: picked, so lossless at every temperature. For sampled rows also a
+    static tree of drawn tokens."""
 
     def __init__(self, options: Options, net: EagleNet) -> None:
         self._net = net
         self._options = options
-        super().__init__(eagle_cache(net), Needs(net.taps, options.nodes, options.depth, scored=True))
+        self._drawn = drawn = DrawnTrees(options.sampled_tree, options.nodes, options.depth)
+        needs = Needs(net.taps, options.nodes, options.depth, scored=True, law=drawn.law, drawn=drawn.sizes)
+        super().__init__(eagle_cache(net), needs)
 
     @property
     def network(self) -> EagleNet:
@@ -73,10 +82,14 @@ class DynamicTreeDrafter(HeadDrafter[FeatureCache], Trainable):
         if not plan.length:
             return Draft(TokenTree.root(view.roots), Law.FIXED)
         limits = TreeLimits(self._options.nodes, self._options.depth, self._options.top_k)
-        room = 1 + min(plan.length, limits.depth, plan.at_most(limits.nodes)) * limits.top_k
+        levels = self._drawn.levels(view, plan)
+        expanded = min(plan.length, limits.depth, plan.at_most(limits.nodes)) * limits.top_k
+        room = 1 + (limits.nodes if levels else expanded)
         state = self._state.extend(view, room)
         allowed = torch.tensor(plan.lengths, device=view.lengths.device) * state.known
         builder = HeadTreeBuilder(self._net, self._state, view, state.states, room)
+        if levels:
+            return build_static_tree(builder, levels, allowed)
         return build_dynamic_tree(builder, plan, allowed, limits)
 
 

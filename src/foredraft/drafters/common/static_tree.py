@@ -1,11 +1,12 @@
 """Static trees with one head per level: the base class of Medusa and Hydra.
 
-A node's children are the likeliest tokens of its level's head: picked, so lossless at every temperature.
+A node's children are the likeliest tokens of its level's head: picked, so lossless at every temperature. For sampled
+rows they may be drawn from the head's law instead.
 """
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, final
 
 import torch
 from jaxtyping import Float, Int
@@ -16,27 +17,35 @@ from foredraft.core.drafter import Needs, Plan, Trainable, View
 from foredraft.core.errors import OptionError
 from foredraft.core.options import SizedOptions
 from foredraft.core.tree import TokenTree
+from foredraft.drafters.common.drawn_tree import DrawnTrees, DrawsTrees
 from foredraft.drafters.common.head import HeadDrafter, HeadState
 from foredraft.drafters.common.templates import NAMED, Rates, Template, best_template
+from foredraft.drafters.common.tree_builder import TreeBuilder, build_static_tree
 from foredraft.drafters.common.tree_ops import Candidates, keep_best, ranked
 from foredraft.heads.nets.target_parts import FINAL
+from foredraft.model.base import widened
 
 
 @dataclass(frozen=True, slots=True)
-class Options(SizedOptions):
+class Options(DrawsTrees, SizedOptions):
     """The shape of the tree.
 
     tree: medusa (the published tree of 63 nodes), eagle (25 nodes), children by level, such as 4x2x1, or measured: the
         best tree for the heads' accuracies, which training saves with them.
     nodes: nodes of a measured tree.
+    sampled_tree: for sampled rows, picked (the likeliest tokens; a seed gives the output of plain decoding), drawn
+        (without replacement from the heads' laws, a shape of its own), or auto: the one with more tokens per second,
+        picked for requests with a seed and under the schedules constant and heuristic.
     num_assistant_tokens_schedule: auto, the number of nodes with the most tokens per second; constant, always the whole
         tree; or heuristic, transformers' rule of two more and one less, for the depth.
     """
 
     tree: str = "measured"
     nodes: int = 24
+    sampled_tree: str = "auto"
 
     def __post_init__(self) -> None:
+        DrawsTrees.__post_init__(self)
         if self.nodes < 1:
             raise OptionError("nodes must be 1 or more.")
         if self.tree != "measured":
@@ -75,15 +84,24 @@ class _Level(NamedTuple):
 
 
 class StaticTreeDrafter(HeadDrafter[HeadState], Trainable):
-    """Builds a static tree from the heads' likeliest tokens. Subclasses compute the heads' logits."""
+    """Builds a static tree from the heads' likeliest tokens. Subclasses compute the heads' logits.
 
-    def __init__(self, template: Template, state: HeadState) -> None:
-        super().__init__(state, Needs((FINAL,), template.nodes, template.depth, scored=True))
+    Args:
+        template: of picked trees.
+        sampled_tree: the option.
+        vocab_size: of the target.
+    """
+
+    def __init__(self, template: Template, state: HeadState, sampled_tree: str, vocab_size: int) -> None:
+        self._drawn = drawn = DrawnTrees(sampled_tree, template.nodes, template.depth)
+        needs = Needs((FINAL,), template.nodes, template.depth, scored=True, law=drawn.law, drawn=drawn.sizes)
+        super().__init__(state, needs)
+        self.vocab_size = vocab_size
         self._template = template
         self._levels: tuple[_Level, ...] = ()  # made at the first draft, on the device of the rows
 
     @abstractmethod
-    def _logits(
+    def logits(
         self, hidden: Float[Tensor, "B 1 H"], paths: Int[Tensor, "B F K"], head: int
     ) -> Float[Tensor, "B F v"] | Float[Tensor, "B 1 v"]:
         """Logits of one head after each of F paths of K = head + 1 tokens, root included."""
@@ -98,11 +116,14 @@ class StaticTreeDrafter(HeadDrafter[HeadState], Trainable):
         if not levels:
             return Draft(TokenTree.root(view.roots), Law.FIXED)
         hidden, known = self._state.extend(view, 1)
+        allowed = torch.tensor(plan.lengths, device=hidden.device) * known
+        if drawn := self._drawn.levels(view, plan):
+            return build_static_tree(_HeadsBuilder(self, view, hidden), drawn, allowed)
         paths = view.roots[:, None, None]  # the tokens from the root to each inner node of a level
         above = torch.zeros_like(paths[:, :, 0], dtype=torch.float32)  # log-probability of each of these paths
         parts: list[tuple[Tensor, Tensor, Tensor]] = []
         for head, level in enumerate(levels):
-            ids, scores = ranked(self._logits(hidden, paths, head), level.width, view.warp)
+            ids, scores = ranked(self.logits(hidden, paths, head), level.width, view.warp)
             rank = level.ranks.clamp(max=ids.shape[2] - 1)
             own = level.places.clamp(max=ids.shape[1] - 1)
             tokens, scores = ids[:, own, rank], above[:, level.places] + scores[:, own, rank]
@@ -111,7 +132,30 @@ class StaticTreeDrafter(HeadDrafter[HeadState], Trainable):
             above = scores[:, level.inner]
         tokens, parents, scores = (torch.cat(each, 1) for each in zip(*parts, strict=True))
         depths = torch.cat([torch.full_like(level.ranks, number) for number, level in enumerate(levels, start=1)])
-        allowed = torch.tensor(plan.lengths, device=hidden.device) * known
         candidates = Candidates(tokens, parents, scores, depths, len(levels))
         linear = self._template.nodes == self._template.depth
         return keep_best(candidates, view.roots, nodes, allowed, linear)
+
+
+@final
+class _HeadsBuilder(TreeBuilder):
+    """A drawn tree: level i has the logits of head i. ``hidden``: the target's states at the roots."""
+
+    def __init__(self, heads: StaticTreeDrafter, view: View, hidden: Float[Tensor, "B 1 H"]) -> None:
+        self._heads = heads
+        self._hidden = hidden
+        self._paths = view.roots[:, None, None]  # [B, F, K]: the tokens from the root to each frontier node
+        super().__init__(view, heads.logits(hidden, self._paths, 0))
+
+    def target_logits(self) -> Float[Tensor, "B F V"]:
+        return widened(self.logits, self._heads.vocab_size)
+
+    def ranked(self, count: int) -> tuple[Int[Tensor, "B F K"], Float[Tensor, "B F K"]]:
+        return ranked(self.logits, count, self.view.warp)
+
+    def _read_level(self) -> Float[Tensor, "B F v"]:
+        above = self.read.parents[:, self.begin :] - (self.begin - self._paths.shape[1])  # positions in ``_paths``
+        before = self._paths.gather(1, above[..., None].expand(-1, -1, self._paths.shape[2]))
+        self._paths = torch.cat([before, self.read.tokens[:, self.begin :, None]], 2)
+        logits = self._heads.logits(self._hidden, self._paths, self._paths.shape[2] - 1)
+        return logits.expand(-1, above.shape[1], -1)

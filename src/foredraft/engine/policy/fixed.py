@@ -18,19 +18,22 @@ class Constant(Policy):
         length: of the longest path.
         confidence: a path ends after its first token with a draft probability below this; that token is kept.
         nodes: for drafters that score their trees, the number of drafted nodes; 0 is the most they can draft.
+        drawn: see ``Plan.drawn``.
     """
 
-    def __init__(self, length: int, confidence: float = 0.0, nodes: int = 0) -> None:
+    def __init__(self, length: int, confidence: float = 0.0, nodes: int = 0, drawn: bool = False) -> None:
         self._length = length
         self._confidence = confidence
         self._nodes = nodes
+        self._drawn = drawn
 
     @property
     def learns(self) -> bool:
         return False
 
     def plan(self, view: View, limits: Sequence[int]) -> Plan:
-        return Plan(tuple(min(self._length, limit) for limit in limits), self._confidence, self._nodes)
+        lengths = tuple(min(self._length, limit) for limit in limits)
+        return Plan(lengths, self._confidence, self._nodes, drawn=self._drawn)
 
     def observe(self, view: View, plan: Plan, done: StepDone) -> None: ...
 

@@ -8,6 +8,7 @@ from itertools import accumulate, pairwise
 from operator import add, mul
 from typing import Any, final
 
+from foredraft.core.draft import Law
 from foredraft.core.drafter import Needs, Plan, View
 from foredraft.engine.policy.base import Policy
 from foredraft.engine.step import StepDone
@@ -24,11 +25,12 @@ NEUTRAL = 0.65
 class Throughput(Policy):
     """Chooses the draft size, 0 included, with the most tokens per second.
 
-    Keeps the step times of each size, by batch size bucket and temperature bucket, and the accepted tokens within each
-    size (a large draft also shows what a smaller one would have yielded). Takes the best size and sometimes tries
-    another; the interval between trials grows with the square of the expected loss. A budget caps the time lost to all
-    trials at ``SHARE``. A step in which the drafter first reads a prompt does not count as a timing of its size: its
-    extra time is spread over the tokens of a request.
+    A size is a length, a number of picked nodes, or a drawn tree (``Needs.drawn``). Drawn trees are for sampled rows
+    without a seed of their own. Keeps the step times of each size, by batch size bucket and temperature bucket, and the
+    accepted tokens within each size (a large draft also shows what a smaller one would have yielded). Takes the best
+    size and sometimes tries another; the interval between trials grows with the square of the expected loss. A budget
+    caps the time lost to all trials at ``SHARE``. A step in which the drafter first reads a prompt does not count as a
+    timing of its size: its extra time is spread over the tokens of a request.
 
     Args:
         needs: of the drafter.
@@ -49,6 +51,7 @@ class Throughput(Policy):
         self._needs = needs
         self.confidence = confidence
         self._sizes = (0, *(size for size in (NODES if needs.scored else LENGTHS) if size < most), most)
+        self._twins = tuple(bisect_right(self._sizes, size) - 1 for size in needs.drawn)  # these come after the others
         self._prior = _expected(self._sizes, min(max(prior, 0.05), 0.95), needs.scored)
         self._timed: dict[tuple[int, int], _Timed] = {}  # by row and temperature bucket; see ``_records``
         self._accepted: dict[int, _Accepted] = {}  # by temperature
@@ -59,13 +62,22 @@ class Throughput(Policy):
         self._read: set[int] = set()  # rows whose prompt the drafter has read
         self._start, self._life = _Window(), _Window()  # extra seconds of a row's first draft; tokens per request
 
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The candidate sizes but for drawn trees, 0 first."""
+        return self._sizes
+
     def plan(self, view: View, limits: Sequence[int]) -> Plan:
         active = sum(limit > 0 for limit in limits)
         self._chosen = None
         if not active:
             return Plan((0,) * len(limits))
         timed, accepted = self._records(view)
-        self._chosen = choice = self._choose(timed, accepted, len(limits), active)
+        self._chosen = choice = self._choose(timed, accepted, len(limits), active, self._offered(view))
+        drawn = choice.index - len(self._sizes)
+        if drawn >= 0:
+            lengths = tuple(min(self._needs.longest, limit) for limit in limits)
+            return Plan(lengths, self.confidence, nodes=self._needs.drawn[drawn], drawn=True)
         size = self._sizes[choice.index]
         if not self._needs.scored or not size:
             return Plan(tuple(min(size, limit) for limit in limits), self.confidence)
@@ -90,7 +102,7 @@ class Throughput(Policy):
             whole = plan.length == (self._depth(index) if index else 0)
             if clean and whole and timed.last[index]:
                 timed.seconds[index].add(seconds)
-                if done.levels:
+                if done.levels and not plan.drawn:
                     timed.level.add(done.draft_seconds / done.levels)
             timed.last[index] = timed.now
             if drafting:
@@ -107,34 +119,42 @@ class Throughput(Policy):
     def state(self) -> dict[str, Any]:
         """The learned timings and acceptances, as JSON types."""
         return {
-            "sizes": list(self._sizes),
+            "sizes": [*self._sizes, *self._needs.drawn],
             "seconds": {f"{rows}/{heat}": each.state() for (rows, heat), each in self._timed.items()},
             "accepted": {str(heat): each.state() for heat, each in self._accepted.items()},
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Load the ``state`` of another policy; ignored if its sizes differ."""
-        if state.get("sizes") != list(self._sizes):
+        if state.get("sizes") != [*self._sizes, *self._needs.drawn]:
             return
         for key, seconds in state["seconds"].items():
             rows, heat = (int(number) for number in key.split("/"))
-            self._timed[rows, heat] = _Timed.restored(self._sizes, seconds)
-        for heat, (within, of) in state["accepted"].items():
-            self._accepted[int(heat)] = _Accepted(self._sizes, self._prior, within, of)
+            self._timed[rows, heat] = _Timed.restored(self._sizes, self._twins, seconds)
+        for heat, counts in state["accepted"].items():
+            self._accepted[int(heat)] = _Accepted(self._sizes, self._twins, self._prior, *counts)
 
     def _records(self, view: View) -> "tuple[_Timed, _Accepted]":
         """The timings and acceptances of this step's buckets."""
         heat = 0 if view.warp.greedy else 1 + (view.warp.hottest > 0.5)
         key = len(view.rows).bit_length(), heat
         if key not in self._timed:
-            self._timed[key] = _Timed(self._sizes)
+            self._timed[key] = _Timed(self._sizes, self._twins)
         if heat not in self._accepted:
-            self._accepted[heat] = _Accepted(self._sizes, self._prior)
+            self._accepted[heat] = _Accepted(self._sizes, self._twins, self._prior)
         return self._timed[key], self._accepted[heat]
 
+    def _offered(self, view: View) -> list[int]:
+        """The sizes for these rows, by index."""
+        picked, drawn = list(range(len(self._sizes))), [len(self._sizes) + i for i in range(len(self._twins))]
+        if view.warp.greedy:
+            return picked
+        if self._needs.law is Law.WITHOUT_REPLACEMENT:
+            return [0, *drawn]
+        return picked if view.seeded else picked + drawn
+
     def _depth(self, index: int) -> int:
-        size = self._sizes[index]
-        return self._needs.longest if self._needs.scored else size
+        return self._needs.longest if self._needs.scored else self._sizes[index]
 
     def _rates(self, timed: "_Timed", accepted: "_Accepted", rows: int, active: int) -> list[float]:
         """Expected tokens per second of the batch, by size."""
@@ -145,28 +165,30 @@ class Throughput(Policy):
             found.append(tokens / (seconds + start * tokens if gain else seconds))
         return found
 
-    def _choose(self, timed: "_Timed", accepted: "_Accepted", rows: int, active: int) -> "_Choice":
-        """The size of this step; chosen again every few steps."""
+    def _choose(
+        self, timed: "_Timed", accepted: "_Accepted", rows: int, active: int, offered: Sequence[int]
+    ) -> "_Choice":
+        """The size of this step, one of ``offered``; chosen again every few steps."""
         timed.now += 1
         old = timed.choice
         broke = old.index not in (0, old.best) and self._credit <= 0
-        if timed.left and not broke:
+        if timed.left and not broke and old.index in offered:
             timed.left -= 1
             return old
         timed.estimate()
         rates = self._rates(timed, accepted, rows, active)
-        best = max((i for i, each in enumerate(timed.seconds) if each.known), key=rates.__getitem__, default=0)
-        index, count = self._trial(timed, rates, best)
+        best = max((i for i in offered if timed.seconds[i].known), key=rates.__getitem__, default=0)
+        index, count = self._trial(timed, rates, best, offered)
         timed.choice = _Choice(index, best, 1 - rates[index] / rates[best], rates[best])
         timed.left = count - 1
         return timed.choice
 
-    def _trial(self, timed: "_Timed", rates: Sequence[float], best: int) -> tuple[int, int]:
+    def _trial(self, timed: "_Timed", rates: Sequence[float], best: int, offered: Sequence[int]) -> tuple[int, int]:
         """The next size and for how many steps: the best, or one whose trial is due."""
         estimates = timed.estimates
         if not timed.seconds[0].known:
             return 0, 1
-        others = [i for i in range(len(rates)) if i != best]
+        others = [i for i in offered if i != best]
         if not best:  # drafting does not pay: try only the most promising size
             others = [max(others, key=rates.__getitem__)]
         gaps = {i: max(1 - rates[i] / rates[best], 0.0) for i in others}
@@ -197,6 +219,10 @@ class Throughput(Policy):
     def _count(self, accepted: "_Accepted", index: int, plan: Plan, done: StepDone) -> None:
         """Count the accepted tokens within each size for the rows that drafted."""
         rows = []
+        if plan.drawn:
+            whole = [r.accepted for n, r in zip(plan.lengths, done.rows, strict=True) if n == self._needs.longest]
+            accepted.add_drawn(index - len(self._sizes), whole)
+            return
         for length, result in zip(plan.lengths, done.rows, strict=True):
             ranks = sorted(result.ranks)
             if length and not self._needs.scored:
@@ -279,12 +305,13 @@ class _Timed:
 
     SLOPE = 0.03  # assumed extra time per unit of size, as a share of a plain step, for sizes without timings
 
-    def __init__(self, sizes: Sequence[int]) -> None:
+    def __init__(self, sizes: Sequence[int], twins: Sequence[int]) -> None:
         self._sizes = sizes
-        self.seconds = [_Window() for _ in sizes]
+        self._twins = twins  # for each drawn tree, the index of the picked size with as many nodes
+        self.seconds = [_Window() for _ in (*sizes, *twins)]
         self.level = _Window()
         self.now = 0  # steps
-        self.last = [0] * len(sizes)  # the step in which each size was run; 0 is never
+        self.last = [0] * len(self.seconds)  # the step in which each size was run; 0 is never
         self.choice = _Choice(0, 0, 0.0, 0.0)
         self.left = 0  # further steps with this choice
         self.estimates: list[float] = []  # seconds of a step, by size
@@ -295,9 +322,19 @@ class _Timed:
 
         Times must rise with the size; where they do not, it is noise and neighbours are averaged.
         """
-        known = [i for i, each in enumerate(self.seconds) if each.known]
-        rising = dict(zip(known, _rising([self.seconds[i] for i in known]), strict=True))
-        self.estimates = [self._between(i, rising) for i in range(len(self._sizes))]
+        count = len(self._sizes)
+        rising = self._known(range(count))
+        self.estimates = [self._between(i, rising) for i in range(count)]
+        drawn = self._known(range(count, len(self.seconds)))
+        as_twins = sum(self.estimates[self._twins[i - count]] for i in drawn)
+        factor = sum(drawn.values()) / as_twins if drawn else 1.0
+        for i, twin in enumerate(self._twins, start=count):
+            self.estimates.append(drawn.get(i, self.estimates[twin] * factor))
+
+    def _known(self, indices: Sequence[int]) -> dict[int, float]:
+        """The measured of these sizes, in rising order of time."""
+        known = [i for i in indices if self.seconds[i].known]
+        return dict(zip(known, _rising([self.seconds[i] for i in known]), strict=True))
 
     def _between(self, i: int, known: Mapping[int, float]) -> float:
         below = max((j for j in known if j <= i), default=None)
@@ -313,8 +350,8 @@ class _Timed:
         return [each.value if each.known else None for each in self.seconds]
 
     @classmethod
-    def restored(cls, sizes: Sequence[int], seconds: Sequence[float | None]) -> "_Timed":
-        timed = cls(sizes)
+    def restored(cls, sizes: Sequence[int], twins: Sequence[int], seconds: Sequence[float | None]) -> "_Timed":
+        timed = cls(sizes, twins)
         timed.seconds = [_Window([] if value is None else [value] * _Window.ENOUGH) for value in seconds]
         timed.last = [int(each.known) for each in timed.seconds]
         return timed
@@ -324,15 +361,25 @@ class _Accepted:
     """Expected accepted tokens within each size.
 
     Stored as ratios: the gain of each size increment over the gain of the one before, from drafts at least that
-    large. When smaller sizes gain less, the estimates of larger sizes fall with them.
+    large. When smaller sizes gain less, the estimates of larger sizes fall with them. A drawn tree has a mean of its
+    own; until it is known, it is that of the picked tree of its size, times what other drawn trees gain over theirs.
     """
 
     FADE = 0.99  # decay per step
     WEIGHT = 2.0  # weight of the prior, in tokens
+    DRAWN, STEPS = 1.2, 8.0  # expected gain of drawn over picked trees; weight of that prior, in steps
 
     def __init__(
-        self, sizes: Sequence[int], prior: Sequence[float], within: Sequence[float] = (), of: Sequence[float] = ()
+        self,
+        sizes: Sequence[int],
+        twins: Sequence[int],
+        prior: Sequence[float],
+        within: Sequence[float] = (),
+        of: Sequence[float] = (),
+        drawn: Sequence[Sequence[float]] = (),
     ) -> None:
+        self._twins = twins
+        self._drawn = [list(each) for each in drawn] or [[0.0, 0.0] for _ in twins]  # accepted tokens, steps
         self._prior = [after / before for before, after in pairwise((1.0, *prior))]
         widths = [1, *(high - low for low, high in pairwise(sizes))]
         self._most = [after / before for before, after in pairwise(widths)]
@@ -347,7 +394,15 @@ class _Accepted:
         for within, of, prior, most in zip(self._within, self._records, self._prior, self._most, strict=True):
             ratios.append((within + self.WEIGHT * min(usual * prior, most)) / (of + self.WEIGHT))
             usual = ratios[-1] / prior
-        return [0.0, *accumulate(accumulate(ratios, mul))]
+        picked = [0.0, *accumulate(accumulate(ratios, mul))]
+        usual = [picked[twin] for twin in self._twins]
+        most = self.STEPS * self.DRAWN + sum(
+            accepted / gain for (accepted, _), gain in zip(self._drawn, usual, strict=True)
+        )
+        factor = most / (self.STEPS + sum(steps for _, steps in self._drawn))
+        for gain, (accepted, steps) in zip(usual, self._drawn, strict=True):
+            picked.append((accepted + self.STEPS * factor * gain) / (steps + self.STEPS))
+        return picked
 
     @property
     def child_rate(self) -> float:
@@ -361,13 +416,20 @@ class _Accepted:
             self._within[i] = self._within[i] * self.FADE + sum(row[i] for row in reached)
             self._records[i] = self._records[i] * self.FADE + sum(row[i - 1] if i else 1 for row in reached)
 
+    def add_drawn(self, tree: int, accepted: Sequence[int]) -> None:
+        """Add a step with this drawn tree: the accepted tokens of each row."""
+        for each in self._drawn:
+            each[:] = each[0] * self.FADE, each[1] * self.FADE
+        self._drawn[tree][0] += sum(accepted)
+        self._drawn[tree][1] += len(accepted)
+
     def add_nodes(self, accepted: int, refused: int) -> None:
         """Add a step's number of accepted nodes, and of paths that ended at a node whose children were refused."""
         self._nodes[0] = self._nodes[0] * self.FADE + accepted
         self._nodes[1] = self._nodes[1] * self.FADE + accepted + refused
 
-    def state(self) -> list[list[float]]:
-        return [list(self._within), list(self._records)]
+    def state(self) -> list[list[Any]]:
+        return [list(self._within), list(self._records), [list(each) for each in self._drawn]]
 
 
 def _expected(sizes: Sequence[int], prior: float, scored: bool) -> list[float]:

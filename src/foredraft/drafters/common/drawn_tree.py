@@ -1,0 +1,75 @@
+"""Static trees of heads with siblings drawn without replacement, for sampled rows.
+
+Of a picked tree, the node is accepted that the target draws by itself. A drawn tree comes with its q, so traversal
+verification can accept more tokens of the same head. The shapes are Sequoia's (Chen et al., arXiv:2402.12374): the
+most expected tokens for the acceptance of each rank among siblings.
+"""
+
+from functools import cache
+from typing import final
+
+from foredraft.core.draft import Law
+from foredraft.core.drafter import Plan, View
+from foredraft.core.sampling.params import check_known
+from foredraft.drafters.common.templates import Template, best_template
+from foredraft.drafters.common.tree_builder import Level
+
+SIZES = (7, 15, 23, 31, 47, 63)
+"""Node counts of drawn trees, up to that of the largest picked tree."""
+ACCEPTANCE = (0.56, 0.095, 0.048, 0.03, 0.018, 0.012, 0.01, 0.008)
+"""Acceptance of the first, second, ... sibling if the parent is accepted: that of the bundled EAGLE-3 head at
+temperature 1 on HumanEval, GSM8K and MT-bench, about the same on its first six levels."""
+MODES = ("auto", "picked", "drawn")
+
+
+class DrawsTrees:
+    """Base of the options of drafters whose trees for sampled rows are picked or drawn."""
+
+    __slots__ = ()
+    sampled_tree: str
+
+    @property
+    def law(self) -> Law:
+        """The law of drafts for sampled rows; a plan may ask for drawn trees all the same, see ``Plan.drawn``."""
+        return Law.WITHOUT_REPLACEMENT if self.sampled_tree == "drawn" else Law.FIXED
+
+    def __post_init__(self) -> None:
+        check_known("sampled_tree", {self.sampled_tree: None}, MODES)
+
+
+@final
+class DrawnTrees:
+    """The drawn trees of a drafter, one per size.
+
+    Args:
+        mode: the option ``sampled_tree``.
+        nodes, depth: most nodes and levels.
+
+    ``sizes``: their node counts, in rising order; none if all trees are picked.
+    """
+
+    def __init__(self, mode: str, nodes: int, depth: int) -> None:
+        self._always = mode == "drawn"
+        wanted = () if mode == "picked" else (*(size for size in SIZES if size < nodes), nodes)
+        self._templates = {each.nodes: each for each in (_template(size, depth) for size in wanted)}
+        self._levels: dict[int, tuple[Level, ...]] = {}  # made at the first draft, on the device of the rows
+        self.sizes = tuple(self._templates)
+
+    @property
+    def law(self) -> Law | None:
+        """``Needs.law`` of the drafter."""
+        return Law.WITHOUT_REPLACEMENT if self._always else None
+
+    def levels(self, view: View, plan: Plan) -> tuple[Level, ...]:
+        """The levels of the planned tree; none if the tree of this step is picked."""
+        if view.warp.greedy or not (self._always or plan.drawn):
+            return ()
+        size = max((size for size in self.sizes if size <= plan.at_most(self.sizes[-1])), default=self.sizes[0])
+        if size not in self._levels:
+            self._levels[size] = Level.all_of(self._templates[size], view.lengths.device)
+        return self._levels[size][: plan.length]
+
+
+@cache
+def _template(nodes: int, depth: int) -> Template:
+    return best_template([ACCEPTANCE] * depth, nodes)
