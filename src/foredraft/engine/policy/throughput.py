@@ -1,16 +1,14 @@
 """The policy that chooses the draft size with the most tokens per second, from timings of whole steps."""
 
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import accumulate, pairwise
-from operator import add, mul
+from itertools import pairwise
 from typing import Any, final
 
 from foredraft.core.draft import Law
 from foredraft.core.drafter import Needs, Plan, View
 from foredraft.engine.policy.base import Policy
+from foredraft.engine.policy.estimates import Acceptance, Choice, Timings, Window, expected_gains
 from foredraft.engine.step import StepDone
 
 LENGTHS = (1, 2, 3, 4, 5, 7, 11, 15, 23, 31, 47, 63)
@@ -52,15 +50,15 @@ class Throughput(Policy):
         self.confidence = confidence
         self._sizes = (0, *(size for size in (NODES if needs.scored else LENGTHS) if size < most), most)
         self._twins = tuple(bisect_right(self._sizes, size) - 1 for size in needs.drawn)  # these come after the others
-        self._prior = _expected(self._sizes, min(max(prior, 0.05), 0.95), needs.scored)
-        self._timed: dict[tuple[int, int], _Timed] = {}  # by row and temperature bucket; see ``_records``
-        self._accepted: dict[int, _Accepted] = {}  # by temperature
+        self._prior = expected_gains(self._sizes, min(max(prior, 0.05), 0.95), needs.scored)
+        self._timed: dict[tuple[int, int], Timings] = {}  # by row and temperature bucket; see ``_records``
+        self._accepted: dict[int, Acceptance] = {}  # by temperature
         self._credit = self.FIRST
-        self._chosen: _Choice | None = None
+        self._chosen: Choice | None = None
         self._drafted: frozenset[int] = frozenset()  # rows that drafted in the last step
         self._tokens: dict[int, int] = {}  # tokens by row in flight
         self._read: set[int] = set()  # rows whose prompt the drafter has read
-        self._start, self._life = _Window(), _Window()  # extra seconds of a row's first draft; tokens per request
+        self._start, self._life = Window(), Window()  # extra seconds of a row's first draft; tokens per request
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -130,18 +128,18 @@ class Throughput(Policy):
             return
         for key, seconds in state["seconds"].items():
             rows, heat = (int(number) for number in key.split("/"))
-            self._timed[rows, heat] = _Timed.restored(self._sizes, self._twins, seconds)
+            self._timed[rows, heat] = Timings.restored(self._sizes, self._twins, seconds)
         for heat, counts in state["accepted"].items():
-            self._accepted[int(heat)] = _Accepted(self._sizes, self._twins, self._prior, *counts)
+            self._accepted[int(heat)] = Acceptance(self._sizes, self._twins, self._prior, *counts)
 
-    def _records(self, view: View) -> "tuple[_Timed, _Accepted]":
+    def _records(self, view: View) -> tuple[Timings, Acceptance]:
         """The timings and acceptances of this step's buckets."""
         heat = 0 if view.warp.greedy else 1 + (view.warp.hottest > 0.5)
         key = len(view.rows).bit_length(), heat
         if key not in self._timed:
-            self._timed[key] = _Timed(self._sizes, self._twins)
+            self._timed[key] = Timings(self._sizes, self._twins)
         if heat not in self._accepted:
-            self._accepted[heat] = _Accepted(self._sizes, self._twins, self._prior)
+            self._accepted[heat] = Acceptance(self._sizes, self._twins, self._prior)
         return self._timed[key], self._accepted[heat]
 
     def _offered(self, view: View) -> list[int]:
@@ -156,7 +154,7 @@ class Throughput(Policy):
     def _depth(self, index: int) -> int:
         return self._needs.longest if self._needs.scored else self._sizes[index]
 
-    def _rates(self, timed: "_Timed", accepted: "_Accepted", rows: int, active: int) -> list[float]:
+    def _rates(self, timed: Timings, accepted: Acceptance, rows: int, active: int) -> list[float]:
         """Expected tokens per second of the batch, by size."""
         start = self._start.value / (self._life.value or self.LIFE)
         found = []
@@ -165,9 +163,7 @@ class Throughput(Policy):
             found.append(tokens / (seconds + start * tokens if gain else seconds))
         return found
 
-    def _choose(
-        self, timed: "_Timed", accepted: "_Accepted", rows: int, active: int, offered: Sequence[int]
-    ) -> "_Choice":
+    def _choose(self, timed: Timings, accepted: Acceptance, rows: int, active: int, offered: Sequence[int]) -> Choice:
         """The size of this step, one of ``offered``; chosen again every few steps."""
         timed.now += 1
         old = timed.choice
@@ -179,11 +175,11 @@ class Throughput(Policy):
         rates = self._rates(timed, accepted, rows, active)
         best = max((i for i in offered if timed.seconds[i].known), key=rates.__getitem__, default=0)
         index, count = self._trial(timed, rates, best, offered)
-        timed.choice = _Choice(index, best, 1 - rates[index] / rates[best], rates[best])
+        timed.choice = Choice(index, best, 1 - rates[index] / rates[best], rates[best])
         timed.left = count - 1
         return timed.choice
 
-    def _trial(self, timed: "_Timed", rates: Sequence[float], best: int, offered: Sequence[int]) -> tuple[int, int]:
+    def _trial(self, timed: Timings, rates: Sequence[float], best: int, offered: Sequence[int]) -> tuple[int, int]:
         """The next size and for how many steps: the best, or one whose trial is due."""
         estimates = timed.estimates
         if not timed.seconds[0].known:
@@ -201,13 +197,13 @@ class Throughput(Policy):
 
         index = max(others, key=urgency)
         count = 1 if index and best else self.TRIAL
-        count = count if timed.seconds[index].known else 1 + _Window.ENOUGH
+        count = count if timed.seconds[index].known else 1 + Window.ENOUGH
         loss = count * gaps[index] * estimates[index] / estimates[0]
         if urgency(index)[0] < 1 or (index and self._credit < max(min(loss, self.CREDIT), 0.0)):
             return best, self.HOLD  # a trial of plain steps (index 0) needs no budget
         return index, count
 
-    def _book(self, timed: "_Timed", choice: "_Choice", seconds: float) -> None:
+    def _book(self, timed: Timings, choice: Choice, seconds: float) -> None:
         """Charge the loss of a trial to the budget, in plain steps' time. The first step of a size is not charged:
         kernels are compiled in it."""
         estimates = timed.estimates
@@ -216,7 +212,7 @@ class Throughput(Policy):
             lost = seconds - estimates[choice.index] * (1 - choice.gap)
             self._credit = max(self._credit - max(lost / estimates[0], 0.0), -self.DEBT)
 
-    def _count(self, accepted: "_Accepted", index: int, plan: Plan, done: StepDone) -> None:
+    def _count(self, accepted: Acceptance, index: int, plan: Plan, done: StepDone) -> None:
         """Count the accepted tokens within each size for the rows that drafted."""
         rows = []
         if plan.drawn:
@@ -235,208 +231,3 @@ class Throughput(Policy):
         accepted.add(rows)
         drew = [result for length, result in zip(plan.lengths, done.rows, strict=True) if length]
         accepted.add_nodes(sum(each.accepted for each in drew), sum(each.refused for each in drew))
-
-
-@dataclass(frozen=True, slots=True)
-class _Choice:
-    """The chosen and the best size, by index.
-
-    ``gap`` is the expected loss of the chosen size as a share of ``rate``, the best tokens per second.
-    """
-
-    index: int
-    best: int
-    gap: float
-    rate: float
-
-
-class _Window:
-    """Mean of the latest values, robust against a few that are far above the median (stalls). The median of fewer than
-    ``MANY`` values."""
-
-    KEPT, ENOUGH, MANY, STALL = 32, 4, 8, 2.0
-
-    def __init__(self, values: Sequence[float] = ()) -> None:
-        self._latest = deque(values, maxlen=self.KEPT)
-        self._value: float | None = None
-
-    def add(self, value: float) -> None:
-        self._latest.append(value)
-        self._value = None
-
-    @property
-    def count(self) -> int:
-        return len(self._latest)
-
-    @property
-    def known(self) -> bool:
-        """True if there are enough values that an outlier cannot dominate."""
-        return len(self._latest) >= self.ENOUGH
-
-    @property
-    def value(self) -> float:
-        """The robust mean; 0 without values."""
-        if self._value is None:
-            self._value = self._robust_mean() if self._latest else 0.0
-        return self._value
-
-    def _robust_mean(self) -> float:
-        ordered = sorted(self._latest)
-        middle = ordered[(len(ordered) - 1) // 2]
-        if len(ordered) < self.MANY:
-            return middle
-        rare, most = len(ordered) - len(ordered) // self.MANY, self.STALL * middle
-        kept = ordered[:rare] + [value for value in ordered[rare:] if value <= most]
-        return sum(min(value, most) for value in kept) / len(kept)
-
-
-def _rising(windows: Sequence[_Window]) -> list[float]:
-    """Isotonic regression: the closest non-decreasing values, by pooling adjacent violators."""
-    pools: list[tuple[float, int, int]] = []  # sum, weight, windows
-    for each in windows:
-        pools.append((each.value * each.count, each.count, 1))
-        while len(pools) > 1 and pools[-2][0] * pools[-1][1] > pools[-1][0] * pools[-2][1]:
-            pools[-2:] = [tuple(map(add, *pools[-2:]))]
-    return [total / weight for total, weight, width in pools for _ in range(width)]
-
-
-class _Timed:
-    """Step seconds by size for one bucket, and when each size was last run."""
-
-    SLOPE = 0.03  # assumed extra time per unit of size, as a share of a plain step, for sizes without timings
-
-    def __init__(self, sizes: Sequence[int], twins: Sequence[int]) -> None:
-        self._sizes = sizes
-        self._twins = twins  # for each drawn tree, the index of the picked size with as many nodes
-        self.seconds = [_Window() for _ in (*sizes, *twins)]
-        self.level = _Window()
-        self.now = 0  # steps
-        self.last = [0] * len(self.seconds)  # the step in which each size was run; 0 is never
-        self.choice = _Choice(0, 0, 0.0, 0.0)
-        self.left = 0  # further steps with this choice
-        self.estimates: list[float] = []  # seconds of a step, by size
-        self.estimate()
-
-    def estimate(self) -> None:
-        """Update the estimates: as measured, or interpolated between the nearest measured sizes.
-
-        Times must rise with the size; where they do not, it is noise and neighbours are averaged.
-        """
-        count = len(self._sizes)
-        rising = self._known(range(count))
-        self.estimates = [self._between(i, rising) for i in range(count)]
-        drawn = self._known(range(count, len(self.seconds)))
-        as_twins = sum(self.estimates[self._twins[i - count]] for i in drawn)
-        factor = sum(drawn.values()) / as_twins if drawn else 1.0
-        for i, twin in enumerate(self._twins, start=count):
-            self.estimates.append(drawn.get(i, self.estimates[twin] * factor))
-
-    def _known(self, indices: Sequence[int]) -> dict[int, float]:
-        """The measured of these sizes, in rising order of time."""
-        known = [i for i in indices if self.seconds[i].known]
-        return dict(zip(known, _rising([self.seconds[i] for i in known]), strict=True))
-
-    def _between(self, i: int, known: Mapping[int, float]) -> float:
-        below = max((j for j in known if j <= i), default=None)
-        above = min((j for j in known if j >= i), default=None)
-        if below is None or above is None:
-            near = above if below is None else below
-            shape = 1 + self.SLOPE * self._sizes[i]
-            return shape if near is None else known[near] * shape / (1 + self.SLOPE * self._sizes[near])
-        share = (self._sizes[i] - self._sizes[below]) / max(self._sizes[above] - self._sizes[below], 1)
-        return known[below] + (known[above] - known[below]) * share
-
-    def state(self) -> list[float | None]:
-        return [each.value if each.known else None for each in self.seconds]
-
-    @classmethod
-    def restored(cls, sizes: Sequence[int], twins: Sequence[int], seconds: Sequence[float | None]) -> "_Timed":
-        timed = cls(sizes, twins)
-        timed.seconds = [_Window([] if value is None else [value] * _Window.ENOUGH) for value in seconds]
-        timed.last = [int(each.known) for each in timed.seconds]
-        return timed
-
-
-class _Accepted:
-    """Expected accepted tokens within each size.
-
-    Stored as ratios: the gain of each size increment over the gain of the one before, from drafts at least that
-    large. When smaller sizes gain less, the estimates of larger sizes fall with them. A drawn tree has a mean of its
-    own; until it is known, it is that of the picked tree of its size, times what other drawn trees gain over theirs.
-    """
-
-    FADE = 0.99  # decay per step
-    WEIGHT = 2.0  # weight of the prior, in tokens
-    DRAWN, STEPS = 1.2, 8.0  # expected gain of drawn over picked trees; weight of that prior, in steps
-
-    def __init__(
-        self,
-        sizes: Sequence[int],
-        twins: Sequence[int],
-        prior: Sequence[float],
-        within: Sequence[float] = (),
-        of: Sequence[float] = (),
-        drawn: Sequence[Sequence[float]] = (),
-    ) -> None:
-        self._twins = twins
-        self._drawn = [list(each) for each in drawn] or [[0.0, 0.0] for _ in twins]  # accepted tokens, steps
-        self._prior = [after / before for before, after in pairwise((1.0, *prior))]
-        widths = [1, *(high - low for low, high in pairwise(sizes))]
-        self._most = [after / before for before, after in pairwise(widths)]
-        self._within = list(within) or [0.0] * len(prior)
-        self._records = list(of) or [0.0] * len(prior)
-        self._nodes = [1.0, 1.0]  # accepted nodes; accepted nodes plus nodes whose children were all refused
-
-    def gains(self) -> list[float]:
-        """Expected accepted tokens per row, by size."""
-        ratios: list[float] = []
-        usual = 1.0  # ratio of the previous estimate to its prior
-        for within, of, prior, most in zip(self._within, self._records, self._prior, self._most, strict=True):
-            ratios.append((within + self.WEIGHT * min(usual * prior, most)) / (of + self.WEIGHT))
-            usual = ratios[-1] / prior
-        picked = [0.0, *accumulate(accumulate(ratios, mul))]
-        usual = [picked[twin] for twin in self._twins]
-        most = self.STEPS * self.DRAWN + sum(
-            accepted / gain for (accepted, _), gain in zip(self._drawn, usual, strict=True)
-        )
-        factor = most / (self.STEPS + sum(steps for _, steps in self._drawn))
-        for gain, (accepted, steps) in zip(usual, self._drawn, strict=True):
-            picked.append((accepted + self.STEPS * factor * gain) / (steps + self.STEPS))
-        return picked
-
-    @property
-    def child_rate(self) -> float:
-        """How often a child of an accepted node was accepted."""
-        return self._nodes[0] / self._nodes[1]
-
-    def add(self, rows: Sequence[Sequence[int]]) -> None:
-        """Add a step: for each row the accepted tokens by size increment, up to the size drafted."""
-        for i in range(max(map(len, rows), default=0)):
-            reached = [row for row in rows if len(row) > i]
-            self._within[i] = self._within[i] * self.FADE + sum(row[i] for row in reached)
-            self._records[i] = self._records[i] * self.FADE + sum(row[i - 1] if i else 1 for row in reached)
-
-    def add_drawn(self, tree: int, accepted: Sequence[int]) -> None:
-        """Add a step with this drawn tree: the accepted tokens of each row."""
-        for each in self._drawn:
-            each[:] = each[0] * self.FADE, each[1] * self.FADE
-        self._drawn[tree][0] += sum(accepted)
-        self._drawn[tree][1] += len(accepted)
-
-    def add_nodes(self, accepted: int, refused: int) -> None:
-        """Add a step's number of accepted nodes, and of paths that ended at a node whose children were refused."""
-        self._nodes[0] = self._nodes[0] * self.FADE + accepted
-        self._nodes[1] = self._nodes[1] * self.FADE + accepted + refused
-
-    def state(self) -> list[list[Any]]:
-        return [list(self._within), list(self._records), [list(each) for each in self._drawn]]
-
-
-def _expected(sizes: Sequence[int], prior: float, scored: bool) -> list[float]:
-    """Prior gain of each size increment: for chains with a constant acceptance rate, for trees with diminishing
-    returns per node."""
-    if not scored:
-        return [sum(prior**d for d in range(low + 1, high + 1)) for low, high in pairwise(sizes)]
-    widths = [high - low for low, high in pairwise(sizes)]
-    shares = (0.6 * width / before for before, width in pairwise(widths))
-    return list(accumulate(shares, mul, initial=prior))
