@@ -185,8 +185,9 @@ class _Loader:
         policy = policy or _policy(spec, drafter, kind.lossless)
         if shared.ranks > 1 and (policy.learns or drafter.needs.learns):
             raise DrafterError(
-                f"The {shared.ranks} processes of a tensor-parallel target must draft alike, but {kind.method} here "
-                "depends on what each of them measures: add num_assistant_tokens_schedule=constant, or use another drafter."
+                f"The {shared.ranks} processes of a tensor-parallel target must draft alike, and here {kind.method} "
+                "depends on what each of them measures: add num_assistant_tokens_schedule=constant, or use another "
+                "drafter."
             )
         engine = Engine(
             shared,

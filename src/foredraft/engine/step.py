@@ -46,8 +46,9 @@ class RowStep:
 
 @dataclass(frozen=True, slots=True)
 class StepDone:
-    """A step's results by row, its new tokens as tensors, and its times (seconds, measured on the host).
+    """A step's results by row, its new tokens as tensors, and its times in seconds.
 
+    ``draft_seconds`` is the device's time for the draft, ``verify_seconds`` the rest of the step on the host's clock.
     ``logprobs[b, i]`` is the model's law before any warp at new token i of row b. ``laws[b, i]`` is the processed law
     that the token was drawn from; None if not requested or if all rows are greedy. ``levels``: levels drafted; may
     exceed the depth kept after pruning. ``host_seconds`` is the engine's time around the step, filled in by the engine.
@@ -81,9 +82,9 @@ class Stepper:
     @torch.inference_mode()
     def __call__(self, view: View, plan: Plan, logprobs: bool = False, laws: bool = False) -> StepDone:
         """Run one step for every row of ``view``, with a single read-back from the device at its end."""
-        started = time.perf_counter()
+        begun = _Mark(self.target.device)
         draft, proposal = self._propose(view, plan)
-        proposed = time.perf_counter()
+        proposed = _Mark(self.target.device)
         tree = draft.tree
         bases = view.lengths - 1
         reach = max(view.extents) - 1 + tree.tokens.shape[1]
@@ -98,14 +99,14 @@ class Stepper:
         self.drafter.commit(view, draft, verdict, out)
         emitted, counts = verdict.emitted(tree), verdict.accepted() + 1
         rows = _read_back(draft, proposal, emitted, counts, law, verdict)
-        ended = time.perf_counter()
+        seconds, draft_seconds = begun.host_seconds(), begun.until(proposed)
         return StepDone(
             rows=rows,
             emitted=emitted,
             counts=counts,
             logprobs=verdict.on_path(out.logits).float().log_softmax(-1) if logprobs else None,
-            draft_seconds=proposed - started,
-            verify_seconds=ended - proposed,
+            draft_seconds=draft_seconds,
+            verify_seconds=seconds - draft_seconds,
             levels=tree.depth,
             laws=verdict.on_path(law.p) if laws and law.p is not None else None,
         )
@@ -126,6 +127,26 @@ class Stepper:
             used = draft.tree.valid.any(0).nonzero().flatten().tolist()
             draft = _resized(draft, round_up(used[-1] + 1 if used else 1))
         return draft, proposal
+
+
+class _Mark:
+    """A point in a device's work. CUDA runs it after the calls that enqueue it have returned, so an event marks it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._host = time.perf_counter()
+        self._event = torch.cuda.Event(enable_timing=True) if device.type == "cuda" else None
+        if self._event is not None:
+            self._event.record(torch.cuda.current_stream(device))
+
+    def host_seconds(self) -> float:
+        """Seconds since then on the host's clock."""
+        return time.perf_counter() - self._host
+
+    def until(self, end: "_Mark") -> float:
+        """Seconds between two marks that the device has reached."""
+        if self._event is None or end._event is None:
+            return end._host - self._host
+        return self._event.elapsed_time(end._event) / 1000
 
 
 def round_up(nodes: int) -> int:
