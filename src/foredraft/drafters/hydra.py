@@ -22,7 +22,7 @@ class HydraDrafter(StaticTreeDrafter):
     def __init__(self, options: Options, net: Hydra) -> None:
         state = LastHidden() if net.prefix is None else _prefix_cache(net.prefix)
         template = options.template(net.config.accuracies, net.count)
-        super().__init__(template, state, options.sampled_tree, net.target.vocab_size)
+        super().__init__(template, state, options.sampled_tree, net.config.accuracies, net.target.vocab_size)
         self._net = net
 
     @property

@@ -22,7 +22,7 @@ class MedusaDrafter(StaticTreeDrafter):
 
     def __init__(self, options: Options, net: Medusa) -> None:
         template = options.template(net.config.accuracies, net.count)
-        super().__init__(template, LastHidden(), options.sampled_tree, net.target.vocab_size)
+        super().__init__(template, LastHidden(), options.sampled_tree, net.config.accuracies, net.target.vocab_size)
         self._net = net
 
     @property

@@ -5,13 +5,12 @@ verification can accept more tokens of the same head. The shapes are Sequoia's (
 most expected tokens for the acceptance of each rank among siblings.
 """
 
-from functools import cache
 from typing import final
 
 from foredraft.core.draft import Law
 from foredraft.core.drafter import Plan, View
 from foredraft.core.sampling.params import check_known
-from foredraft.drafters.common.templates import Template, best_template
+from foredraft.drafters.common.templates import Rates, best_template
 from foredraft.drafters.common.tree_builder import Level
 
 SIZES = (7, 15, 23, 31, 47, 63)
@@ -44,14 +43,16 @@ class DrawnTrees:
     Args:
         mode: the option ``sampled_tree``.
         nodes, depth: most nodes and levels.
+        accuracies: measured accuracies by level and rank, which stand in for the acceptance of drawn siblings.
 
     ``sizes``: their node counts, in rising order; none if all trees are picked.
     """
 
-    def __init__(self, mode: str, nodes: int, depth: int) -> None:
+    def __init__(self, mode: str, nodes: int, depth: int, accuracies: Rates | None = None) -> None:
+        rates = accuracies[:depth] if accuracies else (ACCEPTANCE,) * depth
         self._always = mode == "drawn"
         wanted = () if mode == "picked" else (*(size for size in SIZES if size < nodes), nodes)
-        self._templates = {each.nodes: each for each in (_template(size, depth) for size in wanted)}
+        self._templates = {each.nodes: each for each in (best_template(rates, size) for size in wanted)}
         self._levels: dict[int, tuple[Level, ...]] = {}  # made at the first draft, on the device of the rows
         self.sizes = tuple(self._templates)
 
@@ -68,8 +69,3 @@ class DrawnTrees:
         if size not in self._levels:
             self._levels[size] = Level.all_of(self._templates[size], view.lengths.device)
         return self._levels[size][: plan.length]
-
-
-@cache
-def _template(nodes: int, depth: int) -> Template:
-    return best_template([ACCEPTANCE] * depth, nodes)

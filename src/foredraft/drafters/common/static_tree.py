@@ -89,11 +89,14 @@ class StaticTreeDrafter(HeadDrafter[HeadState], Trainable):
     Args:
         template: of picked trees.
         sampled_tree: the option.
+        accuracies: of the heads, if known.
         vocab_size: of the target.
     """
 
-    def __init__(self, template: Template, state: HeadState, sampled_tree: str, vocab_size: int) -> None:
-        self._drawn = drawn = DrawnTrees(sampled_tree, template.nodes, template.depth)
+    def __init__(
+        self, template: Template, state: HeadState, sampled_tree: str, accuracies: Rates | None, vocab_size: int
+    ) -> None:
+        self._drawn = drawn = DrawnTrees(sampled_tree, template.nodes, template.depth, accuracies)
         needs = Needs((FINAL,), template.nodes, template.depth, scored=True, law=drawn.law, drawn=drawn.sizes)
         super().__init__(state, needs)
         self.vocab_size = vocab_size
