@@ -148,17 +148,16 @@ class _HeadsBuilder(TreeBuilder):
         self._heads = heads
         self._hidden = hidden
         self._paths = view.roots[:, None, None]  # [B, F, K]: the tokens from the root to each frontier node
-        super().__init__(view, heads.logits(hidden, self._paths, 0))
+        super().__init__(view, heads.logits(hidden, self._paths, 0), heads.vocab_size)
 
     def target_logits(self) -> Float[Tensor, "B F V"]:
-        return widened(self.logits, self._heads.vocab_size)
+        return widened(self.logits, self.vocab_size)
 
     def ranked(self, count: int) -> tuple[Int[Tensor, "B F K"], Float[Tensor, "B F K"]]:
         return ranked(self.logits, count, self.view.warp)
 
-    def _read_level(self) -> Float[Tensor, "B F v"]:
-        above = self.read.parents[:, self.begin :] - (self.begin - self._paths.shape[1])  # positions in ``_paths``
-        before = self._paths.gather(1, above[..., None].expand(-1, -1, self._paths.shape[2]))
-        self._paths = torch.cat([before, self.read.tokens[:, self.begin :, None]], 2)
+    def _read_level(self, tokens: Int[Tensor, "B F"], places: Int[Tensor, "B F"]) -> Float[Tensor, "B F v"]:
+        before = self._paths.gather(1, places[..., None].expand(-1, -1, self._paths.shape[2]))
+        self._paths = torch.cat([before, tokens[..., None]], 2)
         logits = self._heads.logits(self._hidden, self._paths, self._paths.shape[2] - 1)
-        return logits.expand(-1, above.shape[1], -1)
+        return logits.expand(-1, tokens.shape[1], -1)
