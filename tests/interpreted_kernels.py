@@ -94,7 +94,7 @@ def test_equals_attention_over_a_dense_mask(name: str):
     keys = torch.randn(max(rows) + 1, case.groups, step.extent, case.width).to(case.dtype)
     values = torch.randn(max(rows) + 1, case.groups, step.extent, case.out_width).to(case.dtype)
     sinks = torch.randn(case.heads) * 2 if case.sinks else None
-    table = step.visible["all"].table(step.rows)
+    table = step.tables(step.rows)["all"]
     found = tree_attention(
         query, keys, values, table, scaling=0.3, softcap=case.softcap, s_aux=sinks, splits=case.splits
     )

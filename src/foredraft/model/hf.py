@@ -195,8 +195,10 @@ class CausalLM(TargetModel):
         self, step: StepIn, view: Cache, keep: Int[Tensor, "M"] | None = None, observer: AttentionObserver | None = None
     ) -> StepOut:
         """``forward`` over the given cache view; an observer chooses the keys and values to attend to."""
-        by_table = isinstance(view, SlotView) and view.stored
-        by_type = step.tables() if by_table else step.masks(self.dtype)
+        if isinstance(view, SlotView) and view.stored:
+            by_type = step.tables(view.rows)
+        else:
+            by_type = step.masks(self.dtype)
         masks = by_type if self.layout.by_type else next(iter(by_type.values()))
         options: dict[str, Any] = {"logits_to_keep": keep} if keep is not None and self._keeps_logits else {}
         if observer is not None:

@@ -91,9 +91,9 @@ class StepIn:
         """The additive masks by layer type."""
         return {kind: visible.mask(self.extent, dtype) for kind, visible in self.visible.items()}
 
-    def tables(self) -> dict[str, Int[Tensor, "B 1 N C"]]:
-        """The ``Visible.table`` of each layer type."""
-        return {kind: visible.table(self.rows) for kind, visible in self.visible.items()}
+    def tables(self, rows: Int[Tensor, "B"]) -> dict[str, Int[Tensor, "B 1 N C"]]:
+        """The ``Visible.table`` of each layer type, for these rows of a cache's buffers."""
+        return {kind: visible.table(rows) for kind, visible in self.visible.items()}
 
     @property
     def few(self) -> bool:

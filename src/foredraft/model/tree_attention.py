@@ -58,18 +58,19 @@ def tree_attention(
     query = query if query.stride(3) == 1 else query.contiguous()
     partial = query.new_empty(rows, heads, nodes, splits, out_width, dtype=torch.float32)
     sums = query.new_empty(rows, heads, nodes, splits, dtype=torch.float32)
-    _attend_split[(tiles * splits, groups, rows)](
-        query, keys, values, table, partial, sums,
-        *query.stride()[:3], *keys.stride()[:3], *values.stride()[:3],
-        scaling, softcap or 0.0, nodes, share, splits, width, out_width,
-        WORDS=table.shape[3] - TABLE_COLUMNS, CAPPED=softcap is not None,
-        BLOCK_M=block_m, BLOCK_S=block_s, BLOCK_E=block_e, BLOCK_F=block_f, num_stages=2,
-    )  # fmt: skip
     output = query.new_empty(rows, nodes, heads, out_width)
-    _combine[(nodes, heads, rows)](
-        partial, sums, sums if s_aux is None else s_aux, output, splits, out_width,
-        SINKS=s_aux is not None, BLOCK_P=triton.next_power_of_2(splits), BLOCK_F=block_f,
-    )  # fmt: skip
+    with torch.cuda.device_of(query):  # kernels run on the current device
+        _attend_split[(tiles * splits, groups, rows)](
+            query, keys, values, table, partial, sums,
+            *query.stride()[:3], *keys.stride()[:3], *values.stride()[:3],
+            scaling, softcap or 0.0, nodes, share, splits, width, out_width,
+            WORDS=table.shape[3] - TABLE_COLUMNS, CAPPED=softcap is not None,
+            BLOCK_M=block_m, BLOCK_S=block_s, BLOCK_E=block_e, BLOCK_F=block_f, num_stages=2,
+        )  # fmt: skip
+        _combine[(nodes, heads, rows)](
+            partial, sums, sums if s_aux is None else s_aux, output, splits, out_width,
+            SINKS=s_aux is not None, BLOCK_P=triton.next_power_of_2(splits), BLOCK_F=block_f,
+        )  # fmt: skip
     return output
 
 

@@ -180,7 +180,7 @@ class FeatureCache:
         """The head's states for a step; its keys and values are written to their slots."""
         step, tables = step.within(self._cache.slots), self._tables and step.few
         window = SlotView.of(self._cache, step, stored=tables)
-        mask = (step.tables() if tables else step.masks(features.dtype))["rows"]
+        mask = (step.tables(window.rows) if tables else step.masks(features.dtype))["rows"]
 
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             keys, values = self._cache.write(layer, key, value, window)
