@@ -18,7 +18,7 @@ from foredraft.core.errors import LawError, OptionError
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
 from foredraft.drafters.online.method import BackgroundTask, Online, Options
-from foredraft.drafters.online.samples import ReplayBuffer, Sample, TrainBatch
+from foredraft.drafters.online.samples import ReplayBuffer, Sample, SampleBatch
 from foredraft.drafters.online.trainer import MIN_SAMPLES, compare_to_best
 from foredraft.engine.policy import Constant
 from foredraft.engine.reference import reference
@@ -42,8 +42,8 @@ def test_acceptance_rises_and_stays_up(name: str):
     assert sum(lengths[4:]) / 2 > 1.05 * sum(rest) / 2
 
 
-@pytest.mark.parametrize("options", [{"loss": "reverse_kl"}, {"loss": "jsd", "jsd_weight": 0.3}, {"learn": "rejected"}])
-def test_every_loss_and_source_teaches(options: dict[str, Any]):
+@pytest.mark.parametrize("options", [{"loss": "reverse_kl"}, {"loss": "jsd"}])
+def test_every_loss_teaches(options: dict[str, Any]):
     g, online = generator("draft_model", **options)
     serve(g, range(0, 32, 8), temperature=1.0)
     assert online.reports[-1].acceptance > online.reports[0].acceptance + 0.03
@@ -98,14 +98,13 @@ def test_the_laws_and_states_are_those_that_the_target_has_there(name: str, cont
         (number, place) for number, text in enumerate(texts) for place in range(len(text) - NEW - 1, len(text) - 1)
     ]
     assert sorted(places) == every, "every new token has one law, and nothing else has"
-    assert any(bool(sample.refused.any()) for sample in found)
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_the_copy_says_what_the_drafter_drafts(name: str):
     """At the beginning: the first level's law is the law of a draft's first token, at every place."""
     found, online, _ = samples(name)
-    batch = TrainBatch.of(found, torch.device("cpu"))
+    batch = SampleBatch.of(found, torch.device("cpu"))
     with torch.no_grad():
         first = next(online._adapter.predict(batch))
     said = dict(zip(first.laws.tolist(), first.log_q.exp(), strict=True))
@@ -139,7 +138,6 @@ def test_further_levels_are_about_the_tokens_further_ahead():
     g = tiny.generator(served, online, Constant(4))
     g.generate(stream(6), max_new_tokens=NEW, temperature=1.0, seed=0)
     found = online._buffer.take()
-    assert not any(sample.refused.any() for sample in found), "a draft that is the target is never turned down"
     assert online._trainer._acceptance(found) == pytest.approx([1.0] * 6, abs=5e-3)
 
 
@@ -147,29 +145,24 @@ def test_what_waits_is_bounded():
     def sample(laws: int) -> Sample:
         zeros = torch.zeros(laws, 4)
         tokens = torch.zeros(laws + 2, dtype=torch.long)
-        return Sample(tokens, {}, tokens[:laws], zeros.int(), zeros.half(), torch.zeros(laws, dtype=torch.bool))
+        return Sample(tokens, {}, tokens[:laws], zeros.int(), zeros.half())
 
-    buffer = ReplayBuffer(100, 10**9)
-    for count in (30, 40, 20):
+    buffer = ReplayBuffer(3 * sample(10).nbytes)
+    for count in (30, 10, 11, 10, 9):
         buffer.add(sample(count))
-    assert (len(buffer), buffer.laws) == (3, 90)
-    buffer.add(sample(50))
-    assert [p.places.shape[0] for p in buffer.take()] == [20, 50]
-    assert (len(buffer), buffer.laws, buffer.nbytes) == (0, 0, 0)
-    buffer.add(sample(101))
-    assert len(buffer) == buffer.laws == buffer.nbytes == 0
-    buffer = ReplayBuffer(10**9, 3 * sample(10).nbytes)
-    for _ in range(10):
-        buffer.add(sample(10))
-    assert len(buffer) == 3 and buffer.nbytes == 3 * sample(10).nbytes
+    assert len(buffer) == 3 and buffer.nbytes <= 3 * sample(10).nbytes
+    assert [each.places.shape[0] for each in buffer.take()] == [11, 10, 9] and len(buffer) == buffer.nbytes == 0
+    buffer.add(sample(60))
+    assert len(buffer) == buffer.nbytes == 0
 
 
 def test_a_service_that_never_gets_to_learn_keeps_no_more_than_it_may():
-    g, online = generator("eagle3", interval=10**6, positions=100)
+    g, online = generator("eagle3", interval=10**6)
+    online._buffer = ReplayBuffer(limit := 40_000)
     for begin in range(0, 32, 8):
         serve(g, range(begin, begin + 8, 8))
-        assert online._buffer.laws <= 100
-    assert online._buffer.laws > 50 and not online._records and not online.reports
+        assert online._buffer.nbytes <= limit
+    assert online._buffer.nbytes > limit / 2 and not online._records and not online.reports
 
 
 # What it may not do.
@@ -335,9 +328,8 @@ def test_steps_that_lead_nowhere_do_no_lasting_harm(lr: float):
 
 
 WRONG: list[dict[str, Any]] = [
-    *[{name: 0} for name in ("interval", "passes", "batch", "top_laws", "positions", "megabytes", "threads")],
-    *[{"lr": 0.0}, {"jsd_weight": 1.0}, {"context": 8}, {"interval_positions": -1}],
-    *[{"loss": "kl"}, {"learn": "some"}],
+    *[{name: 0} for name in ("interval", "passes", "batch", "top_laws", "megabytes", "threads")],
+    *[{"lr": 0.0}, {"context": 8}, {"loss": "kl"}],
 ]
 
 
@@ -353,9 +345,3 @@ def test_a_verifier_is_held_against_the_drafter_inside():
     g = foredraft.load("sample", "online:[draft_model:sample-draft,num_assistant_tokens=3],lr=1e-5", verifier="block")
     assert g.engine.drafter.needs.max_nodes == 3
     g.close()
-
-
-def test_after_so_many_positions_an_update_begins_too():
-    g, online = generator("draft_model", interval=10**6, interval_positions=40, passes=1)
-    g.generate(stream(10), max_new_tokens=NEW)
-    assert [report.laws for report in online.reports] == [4 * NEW, 4 * NEW] and online._buffer.laws == 2 * NEW

@@ -8,8 +8,8 @@ import torch
 from online_cases import draft, generator, same, serve, target, weights
 
 from foredraft.core.errors import DataError, OptionError
+from foredraft.core.io import fingerprint
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
-from foredraft.drafters.online.checkpoints import fingerprint
 from foredraft.drafters.online.method import Online
 from foredraft.engine.generator import Generator
 from processes import disk_for, killed_after
@@ -47,37 +47,27 @@ def test_a_killed_service_goes_on_from_its_last_interval(tmp_path: Path):
     assert same(weights(online), weights(undisturbed))
 
 
-def test_two_versions_are_kept_and_the_older_stands_in_for_a_damaged_one(tmp_path: Path):
+def test_a_damaged_file_is_refused_and_half_a_new_one_is_ignored(tmp_path: Path):
     g, online = begun(tmp_path)
     serve(g, range(0, 16, 4))
-    before = weights(online)
-    serve(g, range(16, 24, 4))
-    files = sorted(path.name for path in tmp_path.iterdir())
-    assert files == ["version-00000002.pt", "version-00000003.pt"]
-    last = tmp_path / files[1]
-    whole = last.read_bytes()
+    (file,) = tmp_path.iterdir()
+    whole = file.read_bytes()
+    (tmp_path / "online.pt.partial").write_bytes(b"half of one")
+    assert begun(tmp_path)[1].version == online.version == 2
     for damaged in (whole[: len(whole) // 2], b"", b"no version"):
-        last.write_bytes(damaged)
-        _, other = begun(tmp_path)
-        assert other.version == 2 and same(weights(other), before)
-    (tmp_path / "version-00000004.partial").write_bytes(b"half of one")
-    g, other = begun(tmp_path)
-    serve(g, range(16, 24, 4))
-    assert other.version == 3 and same(weights(other), weights(online)), "it is written anew"
-    for path in tmp_path.glob("*.pt"):
-        path.write_bytes(b"no version")
-    with pytest.raises(DataError, match="No version in .* can be read: delete them to start from the original draft"):
-        begun(tmp_path)
+        file.write_bytes(damaged)
+        with pytest.raises(DataError, match=r"Cannot read .*online.pt: delete it to start from the original draft"):
+            begun(tmp_path)
 
 
 def test_other_drafts_and_model_folders_are_refused(tmp_path: Path):
     g, _ = begun(tmp_path)
     serve(g, range(0, 8, 4))
     for other in ("eagle3", "medusa"):
-        with pytest.raises(OptionError, match="holds versions of another draft than this one"):
+        with pytest.raises(OptionError, match="holds a version of another draft than this one"):
             begun(tmp_path, other)
     served = target()
-    with pytest.raises(OptionError, match="holds versions of another draft than this one"):
+    with pytest.raises(OptionError, match="holds a version of another draft than this one"):
         generator(DraftModel(DraftOptions(), draft(0.3), served.vocab_size), served, folder=str(tmp_path))
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(OptionError, match="is a model's folder, which is never changed: give online another folder"):
@@ -110,5 +100,5 @@ def test_a_full_disk_ends_learning_with_a_warning_and_leaves_what_was_there(tmp_
     with disk_for(5000), pytest.warns(RuntimeWarning, match="has stopped learning: A version cannot be written to"):
         serve(g, range(8, 16, 4))
     serve(g, range(16, 32, 4))
-    assert [path.name for path in tmp_path.iterdir()] == ["version-00000001.pt"]
+    assert [path.name for path in tmp_path.iterdir()] == ["online.pt"]
     assert begun(tmp_path)[1].version == 1

@@ -12,10 +12,11 @@ from torch import Tensor
 from trainees import target
 
 import tiny
+from foredraft.core.io import fingerprint
 from foredraft.heads.nets.target_parts import FINAL
 from foredraft.train.data import features
 from foredraft.train.data.batches import LiveFeatures
-from foredraft.train.data.features import StoredFeatures, fingerprint
+from foredraft.train.data.features import StoredFeatures
 from processes import disk_for
 
 WINDOWS, LENGTH, WIDTH = 6, 8, 32

@@ -1,6 +1,7 @@
 """File output: atomic writes, small JSON files, provenance."""
 
 import datetime
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
+from torch import nn
 
 from foredraft.core.errors import DrafterError, OptionError, UsageError
 from foredraft.core.version import __version__
@@ -96,6 +98,17 @@ def provenance(command: str | None = None) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else processor(),
     }
+
+
+def fingerprint(net: nn.Module) -> str:
+    """A hash of the names, shapes and some values of all weights, rounded to bfloat16, so that it does not depend on
+    the precision in which the network is loaded."""
+    digest = hashlib.sha256()
+    for name, weight in net.named_parameters():
+        some = weight.detach().flatten()[:: max(1, weight.numel() // 1024)].bfloat16().float().cpu()
+        digest.update(f"{name} {tuple(weight.shape)}".encode())
+        digest.update(some.numpy().tobytes())
+    return digest.hexdigest()[:16]
 
 
 def stored_acceptance_length(folder: str) -> float | None:

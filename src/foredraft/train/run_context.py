@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foredraft.core.errors import DataError, OptionError
+from foredraft.core.io import fingerprint
 from foredraft.model.hf import CausalLM
 from foredraft.model.load import Loaded, load_model
 from foredraft.train import devices
 from foredraft.train.checkpoint import check_resume, lock_folder
 from foredraft.train.data.batches import LiveFeatures, TrainBatches
-from foredraft.train.data.features import StoredFeatures, fingerprint
+from foredraft.train.data.features import StoredFeatures
 from foredraft.train.data.tokens import TokenStore
 from foredraft.train.loop import LoopOptions
 from foredraft.train.precision import autocast

@@ -5,23 +5,24 @@ distilled on them in the background; its weights are replaced between two steps.
 """
 
 import concurrent.futures
+import pickle
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Generic, TypeVar, final
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from foredraft.core.draft import Draft, Verdict
 from foredraft.core.drafter import Background, Drafter, Plan, StepOut, Trainable, View
-from foredraft.core.errors import DrafterError
+from foredraft.core.errors import DataError, DrafterError, OptionError
+from foredraft.core.io import atomic_save, fingerprint
 from foredraft.drafters.common.build_context import BuildContext
-from foredraft.drafters.online.checkpoints import Checkpoints
 from foredraft.drafters.online.samples import ReplayBuffer, RowRecord, Sample, StepRecord
 from foredraft.drafters.online.train_adapters import adapter_for
 from foredraft.drafters.online.trainer import OnlineTrainer, Options, Report
@@ -57,13 +58,13 @@ class Online(Background):
         self.needs = replace(inner.needs, learns=True)
         self._adapter = adapter_for(inner.network)
         self._trainer = OnlineTrainer(self._adapter, options)
-        self._checkpoints = None if options.folder is None else Checkpoints(Path(options.folder), self._adapter.shadow)
+        self._checkpoint = None if options.folder is None else Checkpoint(Path(options.folder), self._adapter.shadow)
         self._task: BackgroundTask[Report] = BackgroundTask(options.threads if options.background else 0)
-        self._buffer = ReplayBuffer(options.positions, options.megabytes * 2**20)
+        self._buffer = ReplayBuffer(options.megabytes * 2**20)
         self._records: dict[int, RowRecord] = {}
         self._steps: list[StepRecord] = []  # of the last steps, still on the target's device
         self._requests = 0  # requests that have ended since the last update began
-        self.reports = () if self._checkpoints is None else self._checkpoints.resume(self._trainer)
+        self.reports = () if self._checkpoint is None else self._checkpoint.resume(self._trainer)
         if self.reports:
             self._adapter.publish()
 
@@ -123,9 +124,7 @@ class Online(Background):
     def _update(self) -> None:
         """Between steps: publish a finished update, and begin another if it is due."""
         self._publish()
-        enough = self._options.interval_positions
-        due = self._requests >= self._options.interval or (enough and self._buffer.laws >= enough)
-        if due and len(self._buffer) and self._task.idle:
+        if self._requests >= self._options.interval and len(self._buffer) and self._task.idle:
             samples, self._requests = self._buffer.take(), 0
             self._task.begin(lambda: self._learn(samples))
             self._publish()
@@ -139,12 +138,65 @@ class Online(Background):
 
     def _learn(self, samples: list[Sample]) -> Report:
         report = self._trainer.learn(samples)
-        if self._checkpoints is not None:
-            self._checkpoints.save(self._trainer, self._reports_with(report))
+        if self._checkpoint is not None:
+            self._checkpoint.save(self._trainer, self._reports_with(report))
         return report
 
     def _reports_with(self, report: Report) -> tuple[Report, ...]:
         return (*self.reports[1 - _REPORTS :], report)
+
+
+class Checkpoint:
+    """The last version on disk: the file ``online.pt`` in a folder, written atomically.
+
+    Args:
+        folder: created if missing; must not be a model's folder.
+        base: the network before any online training.
+    """
+
+    def __init__(self, folder: Path, base: nn.Module) -> None:
+        folder = folder.expanduser()
+        self._path = folder / "online.pt"
+        self._base = fingerprint(base)
+        if (folder / "config.json").exists():
+            raise OptionError(f"{folder} is a model's folder, which is never changed: give online another folder.")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OptionError(f"online cannot write to the folder {folder}: {error.strerror}.") from error
+
+    def resume(self, trainer: OnlineTrainer) -> tuple[Report, ...]:
+        """Load the saved version into the trainer; return its reports, or none if nothing is saved.
+
+        Raises:
+            OptionError: the file holds a version of another draft.
+            DataError: it cannot be read.
+        """
+        if not self._path.exists():
+            return ()
+        try:
+            state = torch.load(self._path, map_location="cpu", weights_only=True)
+            base, learner, reports = state["base"], state["learner"], state["reports"]
+        except (OSError, EOFError, KeyError, RuntimeError, TypeError, ValueError, pickle.UnpicklingError) as error:
+            raise DataError(f"Cannot read {self._path}: delete it to start from the original draft.") from error
+        if base != self._base:
+            raise OptionError(
+                f"{self._path} holds a version of another draft than this one: give online another folder."
+            )
+        trainer.resume(learner)
+        return tuple(Report(**report) for report in reports)
+
+    def save(self, trainer: OnlineTrainer, reports: Sequence[Report]) -> None:
+        """Replace the file by the current version and the latest reports.
+
+        Raises:
+            DataError: it cannot be written; the earlier version is kept.
+        """
+        state = {"base": self._base, "reports": [asdict(report) for report in reports], "learner": trainer.state()}
+        try:
+            atomic_save(self._path, state)
+        except (OSError, RuntimeError) as error:
+            raise DataError(f"A version cannot be written to {self._path.parent}: {error}.") from error
 
 
 class BackgroundTask(Generic[T]):

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -27,8 +27,8 @@ _STATES = torch.bfloat16  # the dtype of stored features in train/data/features
 class Sample:
     """A part of one row that the target has read, with its laws at n positions.
 
-    ``places[i]``: law i is that of the token after this position, as a ``TopKDistribution``. ``refused[i]``: a draft
-    was rejected there. ``hidden``: the target's states by tap, without those of the last token or two.
+    ``places[i]``: law i is that of the token after this position, as a ``TopKDistribution``. ``hidden``: the target's
+    states by tap, without those of the last token or two.
     """
 
     tokens: Int[Tensor, "T"]
@@ -36,16 +36,15 @@ class Sample:
     places: Int[Tensor, "n"]
     ids: Int[Tensor, "n k"]
     p: Float[Tensor, "n m"]
-    refused: Bool[Tensor, "n"]
 
     @property
     def nbytes(self) -> int:
-        tensors = (self.tokens, self.places, self.ids, self.p, self.refused, *self.hidden.values())
+        tensors = (self.tokens, self.places, self.ids, self.p, *self.hidden.values())
         return sum(tensor.nbytes for tensor in tensors)
 
 
 @dataclass(frozen=True, slots=True)
-class TrainBatch:
+class SampleBatch:
     """Samples padded on the right. Law i belongs to row ``rows[i]``, position ``places[i]``."""
 
     tokens: Int[Tensor, "B T"]
@@ -54,10 +53,9 @@ class TrainBatch:
     places: Int[Tensor, "n"]
     ids: Int[Tensor, "n k"]
     p: Float[Tensor, "n m"]
-    refused: Bool[Tensor, "n"]
 
     @classmethod
-    def of(cls, samples: Sequence[Sample], device: torch.device) -> "TrainBatch":
+    def of(cls, samples: Sequence[Sample], device: torch.device) -> "SampleBatch":
         """Stack samples on the device of the network."""
         tokens = pad_sequence([sample.tokens for sample in samples], batch_first=True)
 
@@ -72,7 +70,6 @@ class TrainBatch:
             torch.cat([sample.places for sample in samples]).to(device),
             torch.cat([sample.ids for sample in samples]).long().to(device),
             torch.cat([sample.p for sample in samples]).float().to(device),
-            torch.cat([sample.refused for sample in samples]).to(device),
         )
 
     def laws_at(self, places: Int[Tensor, "B M"]) -> Int[Tensor, "B M"]:
@@ -94,20 +91,17 @@ class StepRecord(NamedTuple):
     roots: Int[Tensor, "B"]
     emitted: Int[Tensor, "B D"]
     counts: Int[Tensor, "B"]
-    refused: Bool[Tensor, "B"]
     law: TopKDistribution
     hidden: dict[int, Float[Tensor, "B D H"]]
 
     @classmethod
     def of(cls, view: View, draft: Draft, verdict: Verdict, out: StepOut, count: int) -> "StepRecord":
         """Record a step without reading back from the device. ``count``: tokens stored of each law."""
-        tree, last = draft.tree, verdict.path.gather(1, verdict.accepted()[:, None])
         return cls(
             view.rows,
             view.roots,
-            verdict.emitted(tree),
+            verdict.emitted(draft.tree),
             verdict.accepted() + 1,
-            ((tree.parents == last) & tree.valid).any(1),
             topk_distribution(verdict.on_path(out.logits), count),
             {tap: verdict.on_path(states).to(_STATES) for tap, states in out.hidden.items()},
         )
@@ -119,7 +113,6 @@ class StepRecord(NamedTuple):
             self.roots.cpu(),
             self.emitted.cpu(),
             self.counts.cpu(),
-            self.refused.cpu(),
             TopKDistribution(self.law.ids.cpu(), self.law.p.cpu()),
             {tap: states.cpu() for tap, states in self.hidden.items()},
         )
@@ -137,7 +130,6 @@ class RowRecord:
     places: list[int] = field(default_factory=list)
     ids: list[Tensor] = field(default_factory=list)
     p: list[Tensor] = field(default_factory=list)
-    refused: list[bool] = field(default_factory=list)
     rooted: bool = False
     sound: bool = True
 
@@ -165,7 +157,6 @@ class RowRecord:
         self.places += range(root, root + count)
         self.ids.append(step.law.ids[b, :count].clone())
         self.p.append(p.clone())
-        self.refused += [False] * (count - 1) + [bool(step.refused[b])]
 
     def sample(self) -> Sample | None:
         """The record as a training sample; None if it has no laws."""
@@ -177,7 +168,6 @@ class RowRecord:
             torch.tensor(self.places),
             torch.cat(self.ids),
             torch.cat(self.p),
-            torch.tensor(self.refused),
         )
 
     def rest(self, most: int) -> "RowRecord":
@@ -187,30 +177,26 @@ class RowRecord:
 
 
 class ReplayBuffer:
-    """Completed samples, the oldest first. Above the limit of laws or bytes, the oldest are dropped."""
+    """Completed samples, the oldest first. Above the limit of bytes, the oldest are dropped."""
 
-    def __init__(self, laws: int, nbytes: int) -> None:
-        self._limits = laws, nbytes
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
         self._samples: deque[Sample] = deque()
-        self.laws = 0
         self.nbytes = 0
 
     def __len__(self) -> int:
         return len(self._samples)
 
     def add(self, sample: Sample) -> None:
-        """Add a sample; one that exceeds a limit by itself is dropped."""
+        """Add a sample; one that exceeds the limit by itself is dropped."""
         self._samples.append(sample)
-        self.laws += sample.places.shape[0]
         self.nbytes += sample.nbytes
-        while self.laws > self._limits[0] or self.nbytes > self._limits[1]:
-            dropped = self._samples.popleft()
-            self.laws -= dropped.places.shape[0]
-            self.nbytes -= dropped.nbytes
+        while self.nbytes > self._limit:
+            self.nbytes -= self._samples.popleft().nbytes
 
     def take(self) -> list[Sample]:
         """Return all samples and empty the buffer."""
         taken = list(self._samples)
         self._samples.clear()
-        self.laws = self.nbytes = 0
+        self.nbytes = 0
         return taken

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from foredraft.core.errors import DrafterError
 from foredraft.core.topk_distribution import coarsen
-from foredraft.drafters.online.samples import TrainBatch
+from foredraft.drafters.online.samples import SampleBatch
 from foredraft.heads.nets.eagle import EagleNet
 from foredraft.heads.nets.hydra import Hydra
 from foredraft.heads.nets.medusa import Blockwise, Medusa
@@ -61,7 +61,7 @@ class TrainAdapter(ABC, Generic[N]):
         """Copy the trained weights into the served network."""
         copy_weights(self.served, self.shadow)
 
-    def predict(self, batch: TrainBatch) -> Iterator[Prediction]:
+    def predict(self, batch: SampleBatch) -> Iterator[Prediction]:
         """The copy's predictions of the laws of a batch, for each level of a draft that the network supports; level 0
         is a draft's first token."""
         for logits, laws in self._logits_by_level(batch):
@@ -69,7 +69,7 @@ class TrainAdapter(ABC, Generic[N]):
             yield Prediction(*coarsen(logits.float(), ids, known, batch.p[laws]), laws)
 
     @abstractmethod
-    def _logits_by_level(self, batch: TrainBatch) -> Iterator[tuple[Tensor, Tensor]]:
+    def _logits_by_level(self, batch: SampleBatch) -> Iterator[tuple[Tensor, Tensor]]:
         """For each level, logits [m, v] and the numbers of the laws that they predict [m]."""
 
     def _draft_ids(self, ids: Int[Tensor, "m k"]) -> tuple[Tensor, Tensor]:
@@ -90,7 +90,7 @@ class ModelAdapter(TrainAdapter[nn.Module]):
         self._body = body(shadow)
         self._head = parts_of(shadow).head
 
-    def _logits_by_level(self, batch: TrainBatch) -> Iterator[tuple[Tensor, Tensor]]:
+    def _logits_by_level(self, batch: SampleBatch) -> Iterator[tuple[Tensor, Tensor]]:
         states = self._body(input_ids=batch.tokens.clamp(max=self._width - 1), use_cache=False)[0]
         every = torch.arange(batch.rows.shape[0], device=batch.rows.device)
         yield self._head(states[batch.rows, batch.places]), every
@@ -107,7 +107,7 @@ class EagleAdapter(TrainAdapter[EagleNet]):
         width = net.target.vocab_size if net.vocabulary is None else net.vocabulary.shape[0]
         super().__init__(net, plain_copy(net, shared=(net.target,)), width, net.vocabulary)
 
-    def _logits_by_level(self, batch: TrainBatch) -> Iterator[tuple[Tensor, Tensor]]:
+    def _logits_by_level(self, batch: SampleBatch) -> Iterator[tuple[Tensor, Tensor]]:
         net, (rows, length) = self.shadow, batch.tokens.shape
         place = torch.arange(length - 1, device=batch.tokens.device).expand(rows, -1)
         unrolled = Unrolled(sample := _rows_with_laws(batch), net.window)
@@ -122,7 +122,7 @@ class EagleAdapter(TrainAdapter[EagleNet]):
             yield net.logits(states[laws >= 0][None])[0], laws[laws >= 0]
 
 
-def _rows_with_laws(batch: TrainBatch) -> Int[Tensor, "B M"]:
+def _rows_with_laws(batch: SampleBatch) -> Int[Tensor, "B M"]:
     """The entries that drafts start from, padded with entry 0 to the same number for each row."""
     counts = batch.rows.bincount(minlength=batch.tokens.shape[0])
     found = batch.tokens.new_zeros(counts.shape[0], int(counts.max()))
@@ -138,7 +138,7 @@ class AheadAdapter(TrainAdapter[Medusa | Blockwise | Hydra]):
     def __init__(self, net: Medusa | Blockwise | Hydra) -> None:
         super().__init__(net, plain_copy(net, shared=(net.target,)), net.target.vocab_size)
 
-    def _logits_by_level(self, batch: TrainBatch) -> Iterator[tuple[Tensor, Tensor]]:
+    def _logits_by_level(self, batch: SampleBatch) -> Iterator[tuple[Tensor, Tensor]]:
         net, hidden = self.shadow, batch.hidden[FINAL]
         if isinstance(net, Hydra) and net.prefix is not None:
             place = torch.arange(hidden.shape[1], device=hidden.device).expand(hidden.shape[0], -1)

@@ -5,7 +5,6 @@ positions, which neither was trained on. So harder samples are not mistaken for 
 better one.
 """
 
-import functools
 import math
 import statistics
 from collections import deque
@@ -21,12 +20,11 @@ from foredraft.core.draft import Law
 from foredraft.core.errors import OptionError
 from foredraft.core.options import DrafterOptions
 from foredraft.core.sampling.params import check_known
-from foredraft.drafters.online.samples import Sample, TrainBatch
+from foredraft.drafters.online.samples import Sample, SampleBatch
 from foredraft.drafters.online.train_adapters import TrainAdapter
 
 Weights = dict[str, Tensor]
 
-LEARN = ("rejected", "all")
 LOSSES: dict[str, Distance] = {"forward_kl": kl, "reverse_kl": reverse_kl, "jsd": jensen_shannon}
 MIN_SAMPLES = 8
 """Samples needed before a version is compared."""
@@ -43,33 +41,25 @@ class Options(DrafterOptions):
     """When and how the inner drafter is trained; its own options set how it drafts.
 
     interval: requests between updates.
-    interval_positions: also update after this many verified positions; 0: never.
-    learn: all (verified positions) or rejected (only those where a draft was rejected).
     loss: forward_kl, reverse_kl or jsd, between the target's and the draft's distributions.
-    jsd_weight: weight of the target's distribution in the Jensen-Shannon divergence.
     lr: learning rate of AdamW, constant.
     passes: passes over the positions of an interval.
     batch: samples per optimizer step.
     context: tokens of a sample; longer ones are split.
     top_laws: tokens kept of each target distribution; the others count as one outcome.
-    positions: most positions in the replay buffer; the oldest are dropped first.
-    megabytes: most megabytes in the replay buffer.
+    megabytes: most megabytes of samples that wait for the next update; the oldest are dropped first.
     background: yes, train in a thread while serving; no, train between requests.
     threads: CPU threads for training in the background.
-    folder: folder for saved versions, from which another process continues.
+    folder: folder where the last version is saved, from which another process continues.
     """
 
     interval: int = 8
-    interval_positions: int = 0
-    learn: str = "all"
     loss: str = "forward_kl"
-    jsd_weight: float = 0.5
     lr: float = 1e-4
     passes: int = 1
     batch: int = 4
     context: int = 512
     top_laws: int = 64
-    positions: int = 32768
     megabytes: int = 256
     background: bool = True
     threads: int = 1
@@ -82,16 +72,12 @@ class Options(DrafterOptions):
 
     def __post_init__(self) -> None:
         check_known("loss", {self.loss: None}, list(LOSSES))
-        check_known("learn", {self.learn: None}, LEARN)
-        for name in ("interval", "passes", "batch", "top_laws", "positions", "megabytes", "threads"):
-            if getattr(self, name) < 1:
-                raise OptionError(f"{name} must be 1 or more.")
-        if self.interval_positions < 0:
-            raise OptionError("interval_positions must be 0 or more.")
-        if self.context < 16:
-            raise OptionError("context must be 16 or more.")
-        if not self.lr > 0 or not 0 < self.jsd_weight < 1:
-            raise OptionError("lr must be above 0, and jsd_weight above 0 and below 1.")
+        for name in ("interval", "passes", "batch", "context", "top_laws", "megabytes", "threads"):
+            least = 16 if name == "context" else 1
+            if getattr(self, name) < least:
+                raise OptionError(f"{name} must be {least} or more.")
+        if not self.lr > 0:
+            raise OptionError("lr must be above 0.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +108,7 @@ class OnlineTrainer:
     def __init__(self, adapter: TrainAdapter, options: Options) -> None:
         self._adapter = adapter
         self._options = options
-        jsd = functools.partial(jensen_shannon, weight=options.jsd_weight)
-        self._distance = jsd if options.loss == "jsd" else LOSSES[options.loss]
+        self._distance = LOSSES[options.loss]
         self._weights = dict(adapter.shadow.named_parameters())
         self._best = self._copy()
         self._differences: deque[float] = deque(maxlen=_WINDOW)  # acceptance minus that of the best version, by sample
@@ -166,11 +151,11 @@ class OnlineTrainer:
             "best": self._best,
             "differences": list(self._differences),
             "optimizer": self._optimizer.state_dict(),
-            "study": self._study(),
+            "options": asdict(self._options),
         }
 
     def resume(self, state: dict[str, Any]) -> None:
-        """Continue from a ``state``; if the training options differ, the optimizer starts afresh.
+        """Continue from a ``state``; if the options differ, the optimizer starts afresh.
 
         Raises:
             KeyError, RuntimeError, ValueError: not a state, or the state of another network.
@@ -178,18 +163,12 @@ class OnlineTrainer:
         for weights in (state["weights"], state["best"]):
             if {name: w.shape for name, w in weights.items()} != {n: w.shape for n, w in self._weights.items()}:
                 raise ValueError("other weights")
-        if state["study"] == self._study():
+        if state["options"] == asdict(self._options):
             self._optimizer.load_state_dict(state["optimizer"])
         self._load(state["weights"])
         self._best = {name: weight.to(self._weights[name].device) for name, weight in state["best"].items()}
         self._differences.extend(state["differences"])
         self.version = state["version"]
-
-    def _study(self) -> dict[str, Any]:
-        """The options that the optimizer's state depends on."""
-        every_law = self._options.learn == "all"
-        names = ("lr", "loss", "jsd_weight", "passes", "batch")
-        return {"every_law": every_law, **{name: getattr(self._options, name) for name in names}}
 
     @torch.no_grad()
     def _acceptance(self, samples: Sequence[Sample]) -> list[float]:
@@ -224,20 +203,19 @@ class OnlineTrainer:
         self._optimizer.zero_grad(set_to_none=True)
         return statistics.fmean(losses) if losses else 0.0
 
-    def _loss(self, batch: TrainBatch) -> Tensor | None:
-        """The mean over the selected laws, weighted by level; None if there are none."""
+    def _loss(self, batch: SampleBatch) -> Tensor | None:
+        """The mean over the laws, weighted by level; None if there are none."""
         total: Tensor | None = None
         for level, (p, log_q, laws) in enumerate(self._adapter.predict(batch)):
-            selected = batch.refused[laws] | (self._options.learn == "all")
-            if bool(selected.any()):
-                loss = _DECAY**level * self._distance(p, log_q)[selected].mean()
+            if len(laws):
+                loss = _DECAY**level * self._distance(p, log_q).mean()
                 total = loss if total is None else total + loss
         return total
 
-    def _batches(self, samples: Sequence[Sample]) -> Iterator[TrainBatch]:
+    def _batches(self, samples: Sequence[Sample]) -> Iterator[SampleBatch]:
         device = next(iter(self._weights.values())).device
         for begin in range(0, len(samples), self._options.batch):
-            yield TrainBatch.of(samples[begin : begin + self._options.batch], device)
+            yield SampleBatch.of(samples[begin : begin + self._options.batch], device)
 
     def _fresh_optimizer(self) -> torch.optim.Optimizer:
         return torch.optim.AdamW(self._weights.values(), lr=self._options.lr, betas=(0.9, 0.95), weight_decay=0.0)

@@ -7,7 +7,6 @@ stops storing, not the training.
 States are rounded to bfloat16 with or without a store, so batches do not depend on what is stored.
 """
 
-import hashlib
 import os
 import shutil
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from foredraft.train.data.batches import Source
 
@@ -89,16 +88,6 @@ class StoredFeatures:
             _put(self._folder / "there.bin", {window: np.ones(1, np.uint8) for window in windows})
         except OSError:
             self._capacity = 0
-
-
-def fingerprint(model: nn.Module) -> str:
-    """A hash of a sample of each weight tensor."""
-    digest = hashlib.sha256()
-    for name, weight in model.named_parameters():
-        some = weight.detach().flatten()[:: max(1, weight.numel() // 64)]
-        digest.update(f"{name} {tuple(weight.shape)}".encode())
-        digest.update(some.float().cpu().numpy().tobytes())
-    return digest.hexdigest()[:16]
 
 
 def _owned(parent: Path, owner: str) -> Path:

@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from foredraft.core.errors import DataError, OptionError
-from foredraft.core.io import read_json, write_json
+from foredraft.core.io import fingerprint, read_json, write_json
 from foredraft.core.options import parts, read_options, read_pairs
 from foredraft.core.sampling.params import check_known
 from foredraft.heads.nets.pruning_masks import Kept, Sizes
 from foredraft.model.pruning import cut
-from foredraft.train.data.features import fingerprint
 from foredraft.train.drafts import distil
 from foredraft.train.drafts.distil import Teacher
 from foredraft.train.drafts.importance import select_by_importance

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from foredraft.core.errors import DataError, OptionError
-from foredraft.core.io import provenance, short
+from foredraft.core.io import fingerprint, provenance, short
 from foredraft.core.sampling.params import check_known
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
 from foredraft.model.hf import CausalLM
@@ -15,7 +15,6 @@ from foredraft.model.load import load_model
 from foredraft.model.pruning import sizes_of
 from foredraft.model.tokenizer import check_same_tokenizer
 from foredraft.train.data.batches import TrainBatches
-from foredraft.train.data.features import fingerprint
 from foredraft.train.data.tokens import TokenStore
 from foredraft.train.drafts import boost, distil, prune
 from foredraft.train.drafts.distil import DistilRecipe, Student, Teacher
