@@ -11,7 +11,7 @@ POLICY, PLAIN = "policy", "0"
 TITLES = {"humaneval": "HumanEval", "gsm8k": "GSM8K", "mt_bench": "MT-bench"}
 
 
-class Arm(NamedTuple):
+class BenchArm(NamedTuple):
     """All runs of an arm: tokens a second, and tokens per forward of the target."""
 
     rate: float
@@ -25,7 +25,7 @@ class Cell(NamedTuple):
     method: str
     temperature: float
     task: str
-    arms: dict[str, Arm]
+    arms: dict[str, BenchArm]
 
     @property
     def best(self) -> str:
@@ -52,7 +52,7 @@ class Cell(NamedTuple):
         for run in line["runs"]:
             for i, name in enumerate(("tokens", "seconds", "forwards")):
                 sums[run["arm"]][i] += run[name]
-        arms = {arm: Arm(tokens / seconds, tokens / forwards) for arm, (tokens, seconds, forwards) in sums.items()}
+        arms = {arm: BenchArm(tokens / seconds, tokens / forwards) for arm, (tokens, seconds, forwards) in sums.items()}
         return cls(line["target"], line["method"], line["temperature"], line["prompts"], arms)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from foredraft.bench.measure.arms import Arm, Call
+from foredraft.bench.measure.arms import BenchArm, Call
 from foredraft.bench.measure.records import read_runs
 from foredraft.bench.measure.run import Settings
 from foredraft.bench.prompts import BenchPrompt
@@ -16,7 +16,7 @@ SETTINGS = Settings("tiny", max_new_tokens=4)
 Prompts = Sequence[Sequence[int]]
 
 
-class Fake(Arm):
+class Fake(BenchArm):
     """Notes what it is asked, and answers with its own token, as often as there are tokens in the prompt."""
 
     def __init__(self, name: str, log: list["Fake"] | None = None, most: int = 8, token: int = 40) -> None:

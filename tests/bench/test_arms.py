@@ -7,7 +7,7 @@ from typing import Any, final
 import pytest
 
 import tiny
-from foredraft.bench.measure.arms import Arm, ArmContext, ArmSpec, LoopArm, StockArm, make_arms
+from foredraft.bench.measure.arms import ArmContext, ArmSpec, BenchArm, LoopArm, StockArm, make_arms
 from foredraft.bench.measure.records import Run
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Background, Plan, View
@@ -23,7 +23,7 @@ COUNTED = "- red\n- green\n- blue\n- red\n- green\n-"
 
 
 @pytest.fixture(scope="module")
-def sample() -> Iterator[dict[str, Arm]]:
+def sample() -> Iterator[dict[str, BenchArm]]:
     specs = [ASSISTED if name == ASSISTED.name else ArmSpec(name, name) for name in ALL]
     made = make_arms(specs, ArmContext("sample", None, "cpu", 2))
     assert [arm.name for arm in made] == list(ALL)
@@ -74,7 +74,7 @@ def greedy(count: int = 12, **given: Any) -> SamplingParams:
     return SamplingParams(max_new_tokens=count, **given)
 
 
-def lengths(arm: Arm, prompt: list[int], params: SamplingParams) -> list[int]:
+def lengths(arm: BenchArm, prompt: list[int], params: SamplingParams) -> list[int]:
     """Tokens by forward, from what the arm counts; everything that it counts must fit."""
     call = arm.run([prompt], params)
     stats = call.stats
@@ -85,7 +85,7 @@ def lengths(arm: Arm, prompt: list[int], params: SamplingParams) -> list[int]:
     return made
 
 
-def test_all_greedy_arms_say_the_same_of_the_bundled_model(sample: dict[str, Arm]):
+def test_all_greedy_arms_say_the_same_of_the_bundled_model(sample: dict[str, BenchArm]):
     host = sample["none"]
     assert isinstance(host, LoopArm)
     for text in ("def fibonacci(n):", COUNTED):
@@ -99,7 +99,7 @@ def test_all_greedy_arms_say_the_same_of_the_bundled_model(sample: dict[str, Arm
     assert calls["eagle3"].stats.accepted > 0 and calls["transformers_assisted"].stats.target_forwards < 10
 
 
-def test_arms_of_one_prompt_at_a_time_say_so(sample: dict[str, Arm]):
+def test_arms_of_one_prompt_at_a_time_say_so(sample: dict[str, BenchArm]):
     assert {name: arm.max_batch for name, arm in sample.items()} == {
         **dict.fromkeys(ALL, 2),
         "transformers_assisted": 1,

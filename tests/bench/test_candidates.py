@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from foredraft.bench.tune.candidates import Candidate, Family, default_drafters, families
-from foredraft.bench.tune.probe import Shape
+from foredraft.bench.tune.probe import DraftSize
 from foredraft.compose.load import BUNDLED_DRAFTS, Spec
 from foredraft.core.errors import OptionError
 from foredraft.drafters import METHODS
@@ -44,7 +44,7 @@ def test_every_shape_is_its_specs_own_and_fits_into_the_probe(method: str):
     """A candidate without limits is the probe itself."""
     for family, candidate in each(families(method, ALONE)):
         own, probe, shape = Spec.parse(candidate.spec).options, Spec.parse(family.probe).options, candidate.shape
-        if shape == Shape():
+        if shape == DraftSize():
             assert candidate.spec == family.probe
         elif method in ("eagle2", "eagle3", "opt_tree"):
             assert (own.depth, own.top_k) == (shape.depth, probe.top_k) and own.nodes == (shape.nodes or shape.depth)
@@ -54,7 +54,7 @@ def test_every_shape_is_its_specs_own_and_fits_into_the_probe(method: str):
             assert own.depth <= own.nodes <= most, "no tree asks for more nodes than can be scored"
         else:
             option = "prompt_lookup_num_tokens" if method == "prompt_lookup" else "num_assistant_tokens"
-            assert shape == Shape(depth=getattr(own, option)) and shape.depth <= getattr(probe, option)
+            assert shape == DraftSize(depth=getattr(own, option)) and shape.depth <= getattr(probe, option)
 
 
 def test_trees_and_chains_of_a_head_have_probes_of_their_own():

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from foredraft.bench.tune.predict import StepModel, predict
-from foredraft.bench.tune.probe import Fit, Shape, Step, typical
+from foredraft.bench.tune.probe import DraftSize, Fit, Step, typical
 from foredraft.engine.cost_model import CostTable
 from foredraft.engine.step import SIZES, round_up
 
@@ -87,17 +87,17 @@ def test_forwards_are_padded_where_they_are():
 def test_a_prediction_by_hand():
     steps = [chain(4, a) for a in (4, 2, 0, 2)] + [chain(1, 1, short=True)] * 4
     model = StepModel.of(steps, GENTLE, 0.1, padded=True)
-    two = predict(steps, model, Shape(depth=2), 1.6)
+    two = predict(steps, model, DraftSize(depth=2), 1.6)
     assert two.tokens == pytest.approx((3 + 3 + 1 + 3) / 4), "short steps bring nothing"
     assert two.seconds == pytest.approx(GENTLE(4) + 0.5 + 0.04 + 0.1)
     assert two.speed_up == pytest.approx(2.5 * 1.6 / two.seconds)
-    four = predict(steps, model, Shape(depth=4), 1.6)
+    four = predict(steps, model, DraftSize(depth=4), 1.6)
     assert (four.tokens, four.seconds) == pytest.approx((3.0, GENTLE(6) + 0.5 + 0.08 + 0.1))
 
 
 def test_steps_in_which_nothing_was_drafted_cost_a_forward_of_one():
     steps = [chain(4, 4), *[chain(0, 0)] * 3] * 4
-    found = predict(steps, StepModel.of(steps, GENTLE, 0.0, padded=True), Shape(depth=4), 1.5)
+    found = predict(steps, StepModel.of(steps, GENTLE, 0.0, padded=True), DraftSize(depth=4), 1.5)
     assert found.tokens == 2.0
     bare = GENTLE(1) + 0.5  # and the draft's own time, which was not nothing where nothing came of it
     least, most = ((GENTLE(6) + 0.58 + 3 * each) / 4 for each in (bare, bare + 0.08))
@@ -108,7 +108,7 @@ def test_reading_a_prompt_is_shared_out_over_its_text():
     steps = [chain(4, 4, reads=3.0), *[chain(4, 1)] * 5, chain(1, 1, short=True, reads=50.0), chain(1, 1, short=True)]
     model = StepModel.of(steps, GENTLE, 0.0, padded=True)
     assert model.prefill == pytest.approx(3.0 / (5 + 5 * 2)), "short texts only show what levels cost"
-    found = predict(steps, model, Shape(depth=4), 1.5)
+    found = predict(steps, model, DraftSize(depth=4), 1.5)
     assert found.tokens == pytest.approx(15 / 6)
     assert found.seconds == pytest.approx(GENTLE(6) + 0.5 + 0.08 + 3.0 / 6)
 
@@ -120,7 +120,7 @@ def test_a_forward_is_never_taken_for_less_than_half_of_one():
 
 def test_first_steps_alone_say_nothing_of_costs_but_break_nothing():
     steps = [chain(1, 1, reads=0.3)] * 2
-    found = predict(steps, StepModel.of(steps, GENTLE, 0.0, padded=True), Shape(depth=1), 1.0)
+    found = predict(steps, StepModel.of(steps, GENTLE, 0.0, padded=True), DraftSize(depth=1), 1.0)
     assert found.tokens == 2.0 and found.seconds == pytest.approx(GENTLE(2) + 0.32)
 
 
@@ -136,7 +136,7 @@ def test_steps_that_cost_what_the_table_says_are_predicted_exactly(padded: bool)
     for depth in (1, 2, 3, 5, 8):
         truth = [chain(depth, min(a, depth), beside=0.0, costs=costs, padded=padded) for a in accepted]
         seconds = sum(step.draft_seconds + step.verify_seconds for step in truth) / len(truth)
-        found = predict(steps, model, Shape(depth=depth), 1.01)
+        found = predict(steps, model, DraftSize(depth=depth), 1.01)
         assert found.tokens == pytest.approx(sum(1 + min(a, depth) for a in accepted) / 40)
         assert found.seconds == pytest.approx(seconds)
         assert found.speed_up == pytest.approx(found.tokens * 1.01 / seconds)
@@ -145,10 +145,12 @@ def test_steps_that_cost_what_the_table_says_are_predicted_exactly(padded: bool)
 @pytest.mark.parametrize("depth", [1, 2, 5, 8])
 def test_free_drafts_that_are_all_accepted_bring_one_more_than_their_length(depth: int):
     steps = [chain(8, 8, level=0.0, beside=0.0, costs=FLAT)] * 6
-    assert predict(steps, StepModel.of(steps, FLAT, 0.0, padded=True), Shape(depth=depth), 1.0).speed_up == depth + 1
+    assert (
+        predict(steps, StepModel.of(steps, FLAT, 0.0, padded=True), DraftSize(depth=depth), 1.0).speed_up == depth + 1
+    )
 
 
 def test_drafts_that_are_never_accepted_cost_what_they_cost():
     steps = [chain(8, 0, beside=0.0)] * 6
-    found = predict(steps, StepModel.of(steps, GENTLE, 0.0, padded=True), Shape(depth=8), 1.0)
+    found = predict(steps, StepModel.of(steps, GENTLE, 0.0, padded=True), DraftSize(depth=8), 1.0)
     assert found.tokens == 1.0 and found.speed_up == pytest.approx(1.0 / (GENTLE(12) + 0.16))

@@ -8,7 +8,7 @@ import torch
 
 import foredraft
 import tiny
-from foredraft.bench.tune.probe import Outcome, Probe, Shape, Step, StepRecorder
+from foredraft.bench.tune.probe import DraftSize, Outcome, Probe, Step, StepRecorder
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Drafter, Plan, View
 from foredraft.core.sampling.params import SamplingParams
@@ -44,7 +44,7 @@ TREE = made((1, 1, 1, 2, 2, 2), (1, 3), (-0.1, -0.5, -2.0, -0.7, -3.0, -2.0))
 @pytest.mark.parametrize(("depth", "tokens"), [(1, 2), (2, 3), (3, 4), (4, 4), (9, 4), (0, 4)])
 def test_a_shorter_chain_is_the_beginning_of_a_chain(depth: int, tokens: int):
     deep = min(depth or 4, 4)
-    assert CHAIN.under(Shape(depth=depth)) == Outcome(tokens, deep, deep)
+    assert CHAIN.under(DraftSize(depth=depth)) == Outcome(tokens, deep, deep)
 
 
 @pytest.mark.parametrize(
@@ -52,43 +52,43 @@ def test_a_shorter_chain_is_the_beginning_of_a_chain(depth: int, tokens: int):
     [(1, 1), (2, 2), (3, 3), (4, 3), (6, 3), (50, 3)],
 )
 def test_a_smaller_tree_has_the_likeliest_nodes(nodes: int, tokens: int):
-    assert TREE.under(Shape(nodes=nodes)) == Outcome(tokens, min(nodes, 6), 2)
+    assert TREE.under(DraftSize(nodes=nodes)) == Outcome(tokens, min(nodes, 6), 2)
 
 
 def test_of_equal_scores_the_earlier_node_is_taken():
     tied = made((1, 1, 1), (1,), (-1.0, -1.0, -1.0))
-    assert [tied.under(Shape(nodes)).tokens for nodes in (1, 2, 3)] == [1, 2, 2]
+    assert [tied.under(DraftSize(nodes)).tokens for nodes in (1, 2, 3)] == [1, 2, 2]
     late = made((1, 1, 2, 2), (0, 3), (-0.1, -0.2, -2.0, -2.0))
-    assert [late.under(Shape(nodes)).tokens for nodes in (3, 4)] == [2, 3]
+    assert [late.under(DraftSize(nodes)).tokens for nodes in (3, 4)] == [2, 3]
 
 
 def test_a_tree_has_both_limits():
-    assert TREE.under(Shape(nodes=2, depth=1)) == Outcome(2, 2, 1)
-    assert TREE.under(Shape(nodes=1, depth=1)) == Outcome(1, 1, 1)
-    assert TREE.under(Shape(nodes=3, depth=2)) == Outcome(3, 3, 2)
+    assert TREE.under(DraftSize(nodes=2, depth=1)) == Outcome(2, 2, 1)
+    assert TREE.under(DraftSize(nodes=1, depth=1)) == Outcome(1, 1, 1)
+    assert TREE.under(DraftSize(nodes=3, depth=2)) == Outcome(3, 3, 2)
 
 
 def test_room_that_deeper_nodes_had_is_filled():
     """Of the six nodes three are too deep: the smaller tree would have had others, which were not good enough here."""
-    assert TREE.under(Shape(nodes=5, depth=1)) == Outcome(2, 5, 1)
-    assert TREE.under(Shape(nodes=9, depth=1)).nodes == 6, "but not more than could be drafted at all"
+    assert TREE.under(DraftSize(nodes=5, depth=1)) == Outcome(2, 5, 1)
+    assert TREE.under(DraftSize(nodes=9, depth=1)).nodes == 6, "but not more than could be drafted at all"
 
 
 def test_nodes_that_are_not_scored_are_taken_in_their_order():
     plain = made((1, 1, 2, 2), (1, 3))
-    assert [plain.under(Shape(nodes)) for nodes in (1, 2, 3, 4)] == [(1, 1, 2), (2, 2, 2), (2, 3, 2), (3, 4, 2)]
+    assert [plain.under(DraftSize(nodes)) for nodes in (1, 2, 3, 4)] == [(1, 1, 2), (2, 2, 2), (2, 3, 2), (3, 4, 2)]
 
 
 def test_where_nothing_was_drafted_there_is_the_bonus():
-    for shape in (Shape(), Shape(5, 3), Shape(depth=2)):
+    for shape in (DraftSize(), DraftSize(5, 3), DraftSize(depth=2)):
         assert made(()).under(shape) == Outcome(1, 0, 0)
 
 
 def test_levels_that_were_drafted_in_vain_are_counted():
     """They took their time, though no node of them was good enough."""
     step = made((1, 1, 2), (), (-1.0, -1.1, -1.2), levels=5)
-    assert step.under(Shape()).levels == step.under(Shape(3, 8)).levels == 5
-    assert step.under(Shape(3, 4)).levels == 4
+    assert step.under(DraftSize()).levels == step.under(DraftSize(3, 8)).levels == 5
+    assert step.under(DraftSize(3, 4)).levels == 4
 
 
 def watched(target: CausalLM, drafter: Drafter, *, confidence: float = 0.0, rows: int = 1) -> tuple[Generator, Probe]:
@@ -126,7 +126,7 @@ def test_the_steps_of_a_text_are_all_there(target: CausalLM, truths: list[list[i
         assert not any(step.short for step in probe.steps)
         for step in probe.steps:
             assert [step.depths[place] for place in step.path] == list(range(1, len(step.path) + 1))
-            assert step.under(Shape()).tokens == 1 + len(step.path)
+            assert step.under(DraftSize()).tokens == 1 + len(step.path)
 
 
 def test_some_of_these_steps_say_something(target: CausalLM, truths: list[list[int]]):
@@ -176,7 +176,7 @@ def test_scores_are_those_of_the_nodes_that_are_there(target: CausalLM, truths: 
     generator.batch([prompt], SamplingParams(max_new_tokens=9))
     step = probe.steps[0]
     assert (step.depths, step.scores, step.path) == ((1, 1, 2, 2), (-1.0, -2.0, -4.0, -3.0), (1, 3))
-    assert [step.under(Shape(nodes)).tokens for nodes in (1, 2, 3, 4)] == [1, 2, 3, 3]
+    assert [step.under(DraftSize(nodes)).tokens for nodes in (1, 2, 3, 4)] == [1, 2, 3, 3]
 
 
 class Seen(NamedTuple):
@@ -220,23 +220,23 @@ def plain() -> Generator:
 TREES = [(15, 2), (5, 3), (31, 4), (47, 6), (11, 8), (47, 8)]
 WHOLE = "nodes=47,depth=8"
 CASES = {
-    "trees": ("eagle3:sample-eagle3", WHOLE, [(f"nodes={n},depth={d}", Shape(n, d)) for n, d in TREES], 0.0),
+    "trees": ("eagle3:sample-eagle3", WHOLE, [(f"nodes={n},depth={d}", DraftSize(n, d)) for n, d in TREES], 0.0),
     "chains of a head": (
         "eagle3:sample-eagle3",
         "nodes=6,depth=6,top_k=1",
-        [(f"nodes={k},depth={k},top_k=1", Shape(depth=k)) for k in (1, 3, 5)],
+        [(f"nodes={k},depth={k},top_k=1", DraftSize(depth=k)) for k in (1, 3, 5)],
         0.0,
     ),
     "a draft model": (
         "draft_model:sample-draft",
         "num_assistant_tokens=10",
-        [(f"num_assistant_tokens={k}", Shape(depth=k)) for k in (1, 2, 4, 8)],
+        [(f"num_assistant_tokens={k}", DraftSize(depth=k)) for k in (1, 2, 4, 8)],
         0.4,
     ),
     "a lookup": (
         "prompt_lookup",
         "prompt_lookup_num_tokens=10",
-        [(f"prompt_lookup_num_tokens={k}", Shape(depth=k)) for k in (1, 3, 10)],
+        [(f"prompt_lookup_num_tokens={k}", DraftSize(depth=k)) for k in (1, 3, 10)],
         0.0,
     ),
 }

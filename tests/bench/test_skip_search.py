@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import tiny
-from foredraft.bench.tune.skip_search import SearchBudget, search
-from foredraft.bench.tune.skip_trials import Sample, SkipEvaluator, Sublayer, Trial, TrialLog
+from foredraft.bench.tune.skip_search import SearchBudget, SkipTrial, Sublayer, search
+from foredraft.bench.tune.skip_trials import Sample, SkipEvaluator, TrialLog
 from foredraft.core.errors import DataError, OptionError
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.drafters.layer_skip import LayerSkip, Options
@@ -132,18 +132,18 @@ def _overlap(text: Sample, root: int, place: int, without: frozenset[Sublayer]) 
 
 
 def test_what_a_trial_is_worth():
-    trial = Trial(frozenset({PARTS[0]}), 0.5, (1.8, 2.4, 2.6))
+    trial = SkipTrial(frozenset({PARTS[0]}), 0.5, (1.8, 2.4, 2.6))
     assert [trial.rate(k) for k in (1, 2, 3)] == pytest.approx([1.2, 1.2, 1.04])
     assert trial.best == 1 and trial.score == pytest.approx(1.2), "of two that are worth the same, the shorter"
 
 
-def made_up(weights: dict[Sublayer, float]) -> Callable[[frozenset[Sublayer]], Trial]:
+def made_up(weights: dict[Sublayer, float]) -> Callable[[frozenset[Sublayer]], SkipTrial]:
     """Each part costs a sixteenth, and takes so much of the acceptance away; two of them need each other."""
 
-    def judged(without: frozenset[Sublayer]) -> Trial:
+    def judged(without: frozenset[Sublayer]) -> SkipTrial:
         odd = len(without & set(PARTS[4:6])) == 1
         share = max(1.0 - sum(weights[part] for part in without) - 0.3 * odd, 0.0)
-        return Trial(without, 1 - len(without) / 10, (1 + share, 1 + share + share**2))
+        return SkipTrial(without, 1 - len(without) / 10, (1 + share, 1 + share + share**2))
 
     return judged
 
@@ -169,7 +169,7 @@ def test_a_search_that_was_cut_off_goes_on_where_it_was(tmp_path: Path):
     own = judge()
     whole: list[frozenset[Sublayer]] = []
 
-    def counting(without: frozenset[Sublayer]) -> Trial:
+    def counting(without: frozenset[Sublayer]) -> SkipTrial:
         whole.append(without)
         return own(without)
 
@@ -177,7 +177,7 @@ def test_a_search_that_was_cut_off_goes_on_where_it_was(tmp_path: Path):
 
     tried: list[frozenset[Sublayer]] = []
 
-    def cut_off(without: frozenset[Sublayer]) -> Trial:
+    def cut_off(without: frozenset[Sublayer]) -> SkipTrial:
         if len(tried) == 17:
             raise KeyboardInterrupt
         tried.append(without)
@@ -189,7 +189,7 @@ def test_a_search_that_was_cut_off_goes_on_where_it_was(tmp_path: Path):
         file.write('{"attention": [0], "ml')  # the machine went down in the middle of a line
     rest: list[frozenset[Sublayer]] = []
 
-    def going_on(without: frozenset[Sublayer]) -> Trial:
+    def going_on(without: frozenset[Sublayer]) -> SkipTrial:
         rest.append(without)
         return own(without)
 

@@ -10,7 +10,7 @@ import pytest
 import tiny
 from foredraft.bench.tune import tune
 from foredraft.bench.tune.predict import Prediction
-from foredraft.bench.tune.tune import PAYS, BatchPoint, Trial, TuneConfig, Tuner, Tuning
+from foredraft.bench.tune.tune import PAYS, BatchPoint, Configuration, TuneConfig, Tuner, Tuning
 from foredraft.core.errors import OptionError
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.stats import DecodeStats
@@ -231,11 +231,11 @@ def test_what_is_being_measured_is_told(machine: Machine, target: CausalLM, twin
     ]
 
 
-def trial(family: str, extra: str, speed_up: float) -> Trial:
-    return Trial(family, f"{family},{extra}", Prediction(2.0, 1.0, speed_up), None, 2.0)
+def trial(family: str, extra: str, speed_up: float) -> Configuration:
+    return Configuration(family, f"{family},{extra}", Prediction(2.0, 1.0, speed_up), None, 2.0)
 
 
-def verified(target: CausalLM, trials: list[Trial], verify: int) -> tuple[list[str], list[Trial]]:
+def verified(target: CausalLM, trials: list[Configuration], verify: int) -> tuple[list[str], list[Configuration]]:
     """The specs that are run, in order, and what comes of them if run i turns out to be i times as fast."""
     ran: list[str] = []
 

@@ -12,7 +12,7 @@ from bench_cases import Fake, asks
 
 import tiny
 from foredraft.bench.measure import watch as watching
-from foredraft.bench.measure.arms import Arm, LoopArm
+from foredraft.bench.measure.arms import BenchArm, LoopArm
 from foredraft.bench.measure.records import RunFile, read_runs
 from foredraft.bench.measure.run import Settings
 from foredraft.bench.measure.watch import ExtraMeasurements, Recorder, watch
@@ -81,7 +81,7 @@ def test_a_recorder_passes_everything_on(truth: list[int]):
 
 
 def besides(
-    arms: Sequence[Arm], prompts: Sequence[str] = (), batches: Sequence[int] = (), **given: Any
+    arms: Sequence[BenchArm], prompts: Sequence[str] = (), batches: Sequence[int] = (), **given: Any
 ) -> ExtraMeasurements:
     usual: dict[str, Any] = {"temperatures": [0.0], "cached": (4, 8, 4000), "seconds": 0.001}
     settings = Settings("tiny", max_new_tokens=3 * STEPS)
@@ -89,7 +89,7 @@ def besides(
 
 
 @pytest.fixture
-def arms(truth: list[int], monkeypatch: pytest.MonkeyPatch) -> list[Arm]:
+def arms(truth: list[int], monkeypatch: pytest.MonkeyPatch) -> list[BenchArm]:
     monkeypatch.setattr(watching, "measure_bandwidth", lambda device: 2.5e9)
     return [Fake("fake"), LoopArm("none", generator(), 2), LoopArm("tree", generator(static(truth)), 2)]
 
@@ -99,7 +99,7 @@ def written(path: Path, lines: list[dict[str, Any]]) -> RunFile:
     return read_runs(path)
 
 
-def test_costs_are_timed_once_for_each_size_that_fits(arms: list[Arm], tmp_path: Path):
+def test_costs_are_timed_once_for_each_size_that_fits(arms: list[BenchArm], tmp_path: Path):
     what = besides(arms, batches=(1, 2))
     lines = list(what.lines(RunFile()))
     file = written(tmp_path / "run.jsonl", lines)
@@ -113,7 +113,7 @@ def test_costs_are_timed_once_for_each_size_that_fits(arms: list[Arm], tmp_path:
     assert [(line["batch"], line["cached"]) for line in what.lines(cut)] == [(2, 8)]
 
 
-def test_drafts_are_watched_once_for_each_arm_prompt_and_temperature(arms: list[Arm], tmp_path: Path):
+def test_drafts_are_watched_once_for_each_arm_prompt_and_temperature(arms: list[BenchArm], tmp_path: Path):
     what = besides(arms, [PROMPT], temperatures=[0.0, 0.5])
     lines = list(what.lines(RunFile()))
     assert [(line["kind"], line["arm"], line["prompt"], line["temperature"]) for line in lines] == [
@@ -131,7 +131,7 @@ def test_a_prompt_that_cannot_be_continued_is_left_out(truth: list[int]):
     assert [line["prompt"] for line in lines] == ["1"]
 
 
-def test_nothing_is_measured_unless_it_was_asked_for(arms: list[Arm]):
+def test_nothing_is_measured_unless_it_was_asked_for(arms: list[BenchArm]):
     assert list(besides(arms).lines(RunFile())) == []
 
 

@@ -48,8 +48,8 @@ def test_what_people_see(run: Run, model: Path, tmp_path: Path, monkeypatch: pyt
 
 
 WRONG: dict[str, tuple[tuple[Any, ...], str]] = {
-    "no prompts wanted": (("--count", "0"), "--count and --longest must be 1 or more"),
-    "no drafts": (("--longest", "0"), "--count and --longest must be 1 or more"),
+    "no prompts wanted": (("--count", "-1"), "--count must be 0 or more"),
+    "no drafts": (("--longest", "0"), "--longest must be 1 or more"),
     "no trials": (("--trials", "0"), "trials must be 1 or more"),
     "a folder that is not there": (("--out", "absent/skips.json"), "there is no such folder"),
     "too short answers": (("--max-new-tokens", "4", "--longest", "5"), "No answer has 5 tokens"),

@@ -43,8 +43,6 @@ def test_names_to_complete_are_those_of_the_tables():
     assert names.FORMATS == FORMATS
     assert names.HEADS == tuple(RECIPES) and names.MODELS == tuple(DRAFTS)
     assert names.methods("") == list(METHODS)
-    kinds = {name: kind.options for name, kind in [*RECIPES.items(), *DRAFTS.items()]}
-    assert names.RECIPE_OPTIONS == {name: tuple(each.name for each in fields(kind)) for name, kind in kinds.items()}
     assert names.VERIFIERS == tuple(RULES)
     assert tuple(f".{name}" for name in names.FIGURES) == SUFFIXES
 

@@ -9,7 +9,7 @@ from cli_cases import PROMPT, Run
 
 import foredraft
 from foredraft.bench.tune.predict import Prediction
-from foredraft.bench.tune.tune import BatchPoint, Trial, TuneConfig, Tuner, Tuning
+from foredraft.bench.tune.tune import BatchPoint, Configuration, TuneConfig, Tuner, Tuning
 from foredraft.engine.cost_model import CostTable
 from foredraft.heads.formats.tuned import Tuned, read_tuned, write_tuned
 
@@ -72,8 +72,8 @@ def test_the_bundled_model_and_its_head(run: Run, tmp_path: Path, monkeypatch: p
 
 
 WRONG: dict[str, tuple[tuple[Any, ...], str]] = {
-    "no prompts wanted": (("--count", "0"), "--count, --verify and --batch-size must be 1 or more"),
-    "nothing verified": (("--verify", "0"), "--count, --verify and --batch-size must be 1 or more"),
+    "no prompts wanted": (("--count", "-1"), "--count must be 0 or more"),
+    "nothing verified": (("--verify", "0"), "--verify and --batch-size must be 1 or more"),
     "no texts at once": (("--batch-size", "4", "--batch-size", "0"), "must be 1 or more"),
     "no tokens": (("--max-new-tokens", "0"), "max_new_tokens"),
     "a cold temperature": (("--temperature", "-1"), "temperature"),
@@ -107,8 +107,8 @@ def test_a_prompt_that_is_too_long_is_one_sentence(run: Run, model: Path, tmp_pa
     assert ended.status == 2 and "4096" in ended.sentence
 
 
-def trial(spec: str, predicted: float, measured: float | None = None, family: str = "eagle3:[H]") -> Trial:
-    return Trial(family, spec, Prediction(2.5, 1.0, predicted), measured, 2.5)
+def trial(spec: str, predicted: float, measured: float | None = None, family: str = "eagle3:[H]") -> Configuration:
+    return Configuration(family, spec, Prediction(2.5, 1.0, predicted), measured, 2.5)
 
 
 TREE = trial(f"eagle3:[H],nodes=23,depth=5,{CONSTANT}", 2.2, 2.0)
@@ -125,7 +125,7 @@ POINTS = (BatchPoint(1, 2.0), BatchPoint(4, 1.3), BatchPoint(8, 0.9))
 def tune(run: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """What the command prints and writes where this was found."""
 
-    def tune(chosen: Trial | None, off_from: int | None, *arguments: str) -> tuple[str, Tuned, TuneConfig]:
+    def tune(chosen: Configuration | None, off_from: int | None, *arguments: str) -> tuple[str, Tuned, TuneConfig]:
         asked: list[TuneConfig] = []
         trials = (*OTHERS, TREE, SMALLER, *CHAINS, OWN)
         batches = POINTS if chosen is not None else ()
@@ -177,7 +177,7 @@ def test_it_says_plainly_that_speculation_does_not_pay(tune: Any):
     ],
     ids=["a tree", "a chain", "a schedule of our own"],
 )
-def test_servers_are_told_the_same_choice(tune: Any, chosen: Trial, chain: int, flags: str):
+def test_servers_are_told_the_same_choice(tune: Any, chosen: Configuration, chain: int, flags: str):
     """A server without trees gets the best chain of the same head, and one without our schedules the best size."""
     out, written, _ = tune(chosen, None)
     config = {"method": "eagle3", "model": "[H]", "num_speculative_tokens": chain}

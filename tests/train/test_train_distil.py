@@ -19,7 +19,7 @@ from foredraft.model.hf import CausalLM
 from foredraft.model.load import load_model
 from foredraft.train.drafts import boost
 from foredraft.train.drafts.distil import DistilRecipe, Options, Student, Teacher
-from foredraft.train.drafts.prune import Shape
+from foredraft.train.drafts.prune import PrunedShape
 
 
 def small(**changes: Any) -> Any:
@@ -195,7 +195,7 @@ def test_a_draft_that_agrees_everywhere_leaves_nothing_to_the_next(place: Path, 
     [
         ("draft", {}, "draft trains a model: give the initial model with --draft MODEL."),
         ("draft", {"drafts": ("a", "b")}, "draft takes one --draft, not 2; boost takes several."),
-        ("draft", {"drafts": ("a",), "shape": Shape(layers=1)}, "draft has no --shape, which is for prune."),
+        ("draft", {"drafts": ("a",), "shape": PrunedShape(layers=1)}, "draft has no --shape, which is for prune."),
         ("prune", {}, "prune needs --shape, e.g. layers=2,hidden=256."),
         ("boost", {"drafts": ("a",)}, "boost trains 2 or more models: give the initial model with --draft MODEL."),
     ],

@@ -19,7 +19,7 @@ from foredraft.model.hf import CausalLM
 from foredraft.model.load import load_model
 from foredraft.model.pruning import Masking, cut, sizes_of
 from foredraft.train.drafts.importance import select_by_importance
-from foredraft.train.drafts.prune import Options, Shape
+from foredraft.train.drafts.prune import Options, PrunedShape
 from foredraft.train.recipe import TrainBatch
 
 SIZES = Sizes(layers=4, hidden=32, intermediate=48, heads=4, groups=2)
@@ -109,7 +109,7 @@ def test_other_layouts_are_refused():
 )
 def test_impossible_shapes_have_a_sentence_each(text: str, sentence: str):
     with pytest.raises(OptionError, match=re.escape(sentence)):
-        Shape.parse(text).of(SIZES)
+        PrunedShape.parse(text).of(SIZES)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_impossible_shapes_have_a_sentence_each(text: str, sentence: str):
     ],
 )
 def test_what_a_shape_leaves_out_stays(text: str, sizes: Sizes):
-    assert Shape.parse(text).of(SIZES) == sizes
+    assert PrunedShape.parse(text).of(SIZES) == sizes
 
 
 # Importance.
@@ -233,7 +233,7 @@ def test_the_best_are_as_many_as_are_wanted():
 
 # Runs.
 
-HALF = Shape(layers=2, hidden=24, intermediate=20, heads=2)
+HALF = PrunedShape(layers=2, hidden=24, intermediate=20, heads=2)
 
 
 @pytest.mark.parametrize(
@@ -293,7 +293,7 @@ def test_the_target_is_as_it_was(place: Path):
 @pytest.mark.slow
 def test_learned_masks_come_to_the_shape(place: Path, tmp_path: Path):
     options = Options(by="masks", mask_tokens=250 * 64)
-    shape = Shape(layers=2, hidden=24, intermediate=24)
+    shape = PrunedShape(layers=2, hidden=24, intermediate=24)
     train_draft("prune", place, tmp_path, shape=shape, recipe_options=options)
     last = [line for line in log_of(tmp_path / "masks") if "loss" in line][-1]
     assert last["open_layers"] == pytest.approx(2 / 3, abs=0.05)

@@ -51,7 +51,6 @@ class Commands(TyperGroup):
         if args and args[0] in COMMANDS:
             self.commands[args[0]] = build(args[0])
             if ctx.resilient_parsing:
-                ctx.obj = args[1:]  # click does not parse earlier arguments while an option still lacks its value
                 _skip_conversion(self.commands[args[0]], ctx)
         return super().resolve_command(ctx, args)
 

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from foredraft.cli import completion_names as names
-from foredraft.cli.choices import SAMPLING
+from foredraft.cli.choices import SAMPLING, PromptChoice, TargetChoice
 from foredraft.cli.console import busy, errors, output
 from foredraft.cli.exit_status import FAILED, UNJUDGED, Interrupted
 from foredraft.cli.flags import Group, flags
@@ -25,10 +25,9 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Arms:
+class Compared(TargetChoice):
     """What to compare."""
 
-    model: str = field(default="sample", metadata={"names": ("--model", "-m"), "help": "Folder, hub name or sample."})
     drafter: tuple[str, ...] = field(
         default=("none", "auto", "transformers"),
         metadata={
@@ -38,20 +37,12 @@ class Arms:
             "complete": names.arms,
         },
     )
-    dtype: str | None = field(default=None, metadata={"help": "E.g. bfloat16; default as for generate."})
-    device: str | None = field(default=None, metadata={"help": "E.g. cuda:1 or cpu; default: a GPU if available."})
 
 
 @dataclass(frozen=True, slots=True)
-class Prompts:
-    """The prompts."""
+class Prompts(PromptChoice):
+    """The prompts; with ``--chat`` all their turns."""
 
-    prompts: tuple[str, ...] = field(
-        default=(),
-        metadata={"help": "Prompt file; repeatable. Default: eight built-in prompts."},
-    )
-    count: int = field(default=0, metadata={"help": "Prompts to use from each file; 0 (default): all."})
-    chat: bool = field(default=False, metadata={"help": "Use the chat template and run all turns."})
     batch_size: tuple[int, ...] = field(default=(1,), metadata={"help": "Prompts per batch; repeatable. Default: 1."})
     repeats: int = field(default=1, metadata={"help": "Repeat all runs this many times."})
 
@@ -85,7 +76,7 @@ class Output:
 
 
 _GROUPS = {
-    "arms": Group(Arms, "Compared"),
+    "compared": Group(Compared, "Compared"),
     "what": Group(Prompts, "Prompts"),
     "sampling": Group(Sampling, "Sampling"),
     "kept": Group(Output, "Output"),
@@ -111,7 +102,7 @@ def command(
     ] = None,
     tolerance: Annotated[float, typer.Option(metavar="FLOAT", help=_TOLERANCE)] = 0.05,
     *,
-    arms: Arms,
+    compared: Compared,
     what: Prompts,
     sampling: Sampling,
     kept: Output,
@@ -125,51 +116,45 @@ def command(
     if compare is not None:
         raise typer.Exit(_compared(Path(compare[0]), Path(compare[1]), tolerance, kept.json))
     _check(what, kept)
-    asks = _asks(what)
+    asks = what.read()
     from foredraft.bench.measure.arms import ArmContext, ArmSpec, make_arms, short_name
     from foredraft.bench.measure.run import Bench, Settings, make_groups, read_existing
     from foredraft.bench.measure.watch import ExtraMeasurements
 
     names = ("max_new_tokens", "min_new_tokens", "top_k", "top_p", "repetition_penalty", "seed")
     options = {name: getattr(sampling, name) for name in names}
-    settings = Settings(short_name(arms.model), chat=what.chat, dtype=arms.dtype, device=arms.device, **options)
+    settings = Settings(
+        short_name(compared.model), chat=what.chat, dtype=compared.dtype, device=compared.device, **options
+    )
     for temperature in sampling.temperature:  # fail before loading or writing
         settings.params(temperature, 0)
     groups = make_groups(asks, sampling.temperature, what.batch_size, what.repeats)
     path = Path(kept.out)
     read_existing(path, settings)  # fail before loading if the file has other settings
-    with busy(f"Loading {arms.model}"):
-        specs = [ArmSpec.parse(text) for text in arms.drafter]
-        made = make_arms(specs, ArmContext(arms.model, arms.dtype, arms.device, max(what.batch_size)))
+    with busy(f"Loading {compared.model}"):
+        specs = [ArmSpec.parse(text) for text in compared.drafter]
+        made = make_arms(specs, ArmContext(compared.model, compared.dtype, compared.device, max(what.batch_size)))
     bench = Bench(made, settings, path, keep_texts=kept.texts)
-    besides = ExtraMeasurements(
+    extra = ExtraMeasurements(
         made, settings, sampling.temperature, what.batch_size if kept.costs else (), _first(asks, kept.watch)
     )
     try:
         with _progress() as report:
             bench.run(groups, report)
         with busy("Recording drafts and timing forwards"):
-            bench.append(besides.lines(read_existing(path, settings)))
+            bench.append(extra.lines(read_existing(path, settings)))
     except KeyboardInterrupt:
         raise Interrupted(f"Interrupted; {path} keeps what was measured, and the same command continues it.") from None
     _show(path, kept)
 
 
 def _check(what: Prompts, kept: Output) -> None:
-    if what.count < 0 or what.repeats < 1 or kept.watch < 0:
-        raise OptionError("--count and --watch must be 0 or more, and --repeats 1 or more.")
+    if what.repeats < 1 or kept.watch < 0:
+        raise OptionError("--watch must be 0 or more, and --repeats 1 or more.")
     if min(what.batch_size) < 1:
         raise OptionError("--batch-size must be 1 or more.")
     if kept.spec_bench is not None and not kept.texts:
         raise OptionError("--spec-bench needs the outputs: remove --no-texts.")
-
-
-def _asks(what: Prompts) -> "list[BenchPrompt]":
-    from foredraft.bench.prompts import read_prompts, standard_prompts
-
-    if not what.prompts:
-        return standard_prompts(what.chat)[: what.count or None]
-    return [ask for path in what.prompts for ask in read_prompts(path, what.chat)[: what.count or None]]
 
 
 def _first(asks: "list[BenchPrompt]", count: int) -> "list[BenchPrompt]":

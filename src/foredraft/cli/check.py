@@ -2,11 +2,11 @@
 
 import json
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
-from foredraft.cli.choices import MODEL, SAMPLING, ModelChoice
+from foredraft.cli.choices import MODEL, SAMPLING, ModelChoice, PromptChoice
 from foredraft.cli.console import busy, output
 from foredraft.cli.flags import Group, flags
 from foredraft.core.errors import OptionError
@@ -39,15 +39,10 @@ _LAW = {
 
 
 @dataclass(frozen=True, slots=True)
-class What:
+class What(PromptChoice):
     """What to check, on which prompts."""
 
-    prompts: str | None = field(
-        default=None,
-        metadata={"help": "Prompt file (JSON Lines or text); default: eight built-in prompts."},
-    )
-    count: int = field(default=16, metadata={"help": "Number of prompts to use from the file."})
-    chat: bool = field(default=False, metadata={"help": "Use the chat template."})
+    count: int = field(default=16, metadata={"help": "Prompts to use from each file; 0: all."})
     tokens: int = field(default=6000, metadata={"help": "Total sampled tokens; 0: check greedy only."})
     greedy_tokens: int = field(default=64, metadata={"help": "Tokens per greedy output."})
     json: bool = field(default=False, metadata={"help": "Print one JSON object."})
@@ -67,15 +62,12 @@ def command(*, choice: ModelChoice, what: What, law: Law) -> None:
     statistical test compares sampled tokens with the model's own distribution. Exit status: 0 lossless, 1 not.
     """
     from foredraft.bench.check import check_greedy, check_sampled, draft_always
-    from foredraft.bench.prompts import STANDARD, read_prompts
 
-    if what.count < 1 or what.tokens < 0:
-        raise OptionError("--count must be 1 or more, and --tokens 0 or more.")
+    if what.tokens < 0:
+        raise OptionError("--tokens must be 0 or more.")
     if what.tokens and law.temperature <= 0:
         raise OptionError("Sampling needs --temperature above 0; --tokens 0 checks greedy output only.")
-    prompts: list[Any] = list(STANDARD)
-    if what.prompts is not None:
-        prompts = [ask.prompt for ask in read_prompts(what.prompts, what.chat)[: what.count]]
+    prompts = [prompt.prompt for prompt in what.read()]
     generator = choice.load()
     draft_always(generator)
     with busy("Greedy outputs"):

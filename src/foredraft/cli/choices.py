@@ -8,24 +8,32 @@ from typing import TYPE_CHECKING
 from foredraft.cli import completion_names as names
 from foredraft.cli.console import busy
 from foredraft.cli.flags import Group
-from foredraft.core.errors import PromptError
+from foredraft.core.errors import OptionError, PromptError
 from foredraft.core.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
+    from foredraft.bench.prompts import BenchPrompt
     from foredraft.engine.generator import Generator
 
 
 @dataclass(frozen=True, slots=True)
-class ModelChoice:
-    """Target and drafter options; see ``foredraft.load``."""
+class TargetChoice:
+    """Target options; see ``foredraft.load``."""
 
     model: str = field(
         default="sample",
-        metadata={
-            "names": ("--model", "-m"),
-            "help": "Target: folder, hub name, or sample (bundled).",
-        },
+        metadata={"names": ("--model", "-m"), "help": "Target: folder, hub name, or sample (bundled)."},
     )
+    dtype: str | None = field(
+        default=None, metadata={"help": "E.g. bfloat16; default: float32 on CPU, else the checkpoint's."}
+    )
+    device: str | None = field(default=None, metadata={"help": "E.g. cuda:1 or cpu; default: a GPU if available."})
+
+
+@dataclass(frozen=True, slots=True)
+class ModelChoice(TargetChoice):
+    """Target and drafter options; see ``foredraft.load``."""
+
     drafter: str = field(
         default="auto",
         metadata={
@@ -34,19 +42,11 @@ class ModelChoice:
             "complete": names.drafters,
         },
     )
-    dtype: str | None = field(
-        default=None,
-        metadata={"help": "E.g. bfloat16; default: float32 on CPU, else the checkpoint's."},
-    )
-    device: str | None = field(default=None, metadata={"help": "E.g. cuda:1 or cpu; default: a GPU if available."})
     verifier: str | None = field(
         default=None,
         metadata={"help": "Verification rule; default: the best lossless one.", "complete": names.verifiers},
     )
-    exact: bool = field(
-        default=False,
-        metadata={"help": "One shape for all forwards: drafts cannot flip near-ties."},
-    )
+    exact: bool = field(default=False, metadata={"help": "One shape for all forwards: drafts cannot flip near-ties."})
 
     def load(self) -> "Generator":
         """Load the generator, with a spinner on a terminal."""
@@ -64,6 +64,49 @@ class ModelChoice:
 
 
 MODEL = Group(ModelChoice, "Model")
+
+
+@dataclass(frozen=True, slots=True)
+class PromptChoice:
+    """Prompts from files."""
+
+    prompts: tuple[str, ...] = field(
+        default=(), metadata={"help": "Prompt file; repeatable. Default: eight built-in prompts."}
+    )
+    count: int = field(default=0, metadata={"help": "Prompts to use from each file; 0: all."})
+    chat: bool = field(default=False, metadata={"help": "Use the chat template."})
+
+    def read(self) -> "list[BenchPrompt]":
+        """The prompts.
+
+        Raises:
+            OptionError: negative count.
+            DataError: a file cannot be read.
+        """
+        from foredraft.bench.prompts import read_prompts, standard_prompts
+
+        if self.count < 0:
+            raise OptionError("--count must be 0 or more.")
+        files = [read_prompts(path, self.chat) for path in self.prompts] or [standard_prompts(self.chat)]
+        return [prompt for prompts in files for prompt in prompts[: self.count or None]]
+
+
+@dataclass(frozen=True, slots=True)
+class OutputChoice(PromptChoice):
+    """Prompts, and how the target answers them."""
+
+    max_new_tokens: int = field(default=64, metadata={"help": "Maximum tokens per output."})
+    min_new_tokens: int = field(default=0, metadata={"help": "Minimum tokens per output."})
+    temperature: float = field(default=0.0, metadata={"help": "0 (default): greedy decoding."})
+
+    def params(self, seed: int = 0) -> SamplingParams:
+        return SamplingParams(
+            max_new_tokens=self.max_new_tokens,
+            min_new_tokens=self.min_new_tokens,
+            temperature=self.temperature,
+            seed=seed,
+        )
+
 
 _HELP = {
     "max_new_tokens": "Maximum number of new tokens.",

@@ -1,6 +1,6 @@
 """Names for shell completion. Nothing here imports torch: every press of Tab starts a process."""
 
-import typer
+from collections.abc import Callable, Iterable
 
 from foredraft.drafters import METHODS
 from foredraft.train.options import PRECISIONS
@@ -11,21 +11,6 @@ HEADS = ("eagle", "eagle3", "medusa", "medusa2", "hydra", "hydra++", "blockwise"
 MODELS = ("draft", "prune", "boost")
 """Recipes of ``foredraft train``, from ``train.heads.recipes.RECIPES`` and ``train.drafts.run.DRAFTS``."""
 RECIPES = (*HEADS, *MODELS)
-_DISTIL = ("loss", "weight", "rows")
-_HEAD = ("teacher", "loss", "decay", "share", "recompute")
-RECIPE_OPTIONS = {
-    "eagle": ("regression", "classification", "loss", "noise", "share", "recompute"),
-    "eagle3": ("steps", "loss", "decay", "share", "any_label", "recompute"),
-    "medusa": _HEAD,
-    "medusa2": (*_HEAD, "alone", "ramp", "weight", "pace", "own"),
-    "hydra": _HEAD,
-    "hydra++": _HEAD,
-    "blockwise": _HEAD,
-    "draft": _DISTIL,
-    "prune": (*_DISTIL, "by", "texts", "mask_tokens", "mask_lr", "rise", "tune"),
-    "boost": (*_DISTIL, "easy"),
-}
-"""The options of each recipe."""
 VERIFIERS = ("target_sampling", "token", "block", "recursive", "kseq", "traversal", "typical")
 """The names in ``core.verify.RULES``."""
 FIGURES = ("svg", "png", "pdf")
@@ -44,40 +29,15 @@ def arms(incomplete: str) -> list[str]:
     return _spec(incomplete, "auto", *METHODS, *_STOCK)
 
 
-def methods(incomplete: str) -> list[str]:
-    """Methods for ``foredraft methods NAME``."""
-    return _with_prefix(incomplete, *METHODS)
+def _one_of(known: Iterable[str]) -> Callable[[str], list[str]]:
+    def complete(incomplete: str) -> list[str]:
+        return _with_prefix(incomplete, *known)
+
+    return complete
 
 
-def recipes(incomplete: str) -> list[str]:
-    """Recipes of ``foredraft train``."""
-    return _with_prefix(incomplete, *RECIPES)
-
-
-def recipe_options(ctx: typer.Context, incomplete: str) -> list[str]:
-    """The options of the recipe on the command line; ``ctx.obj`` holds the preceding words."""
-    recipe = next((word for word in ctx.obj if word in RECIPE_OPTIONS), None)
-    return _with_prefix(incomplete, *(f"{name}=" for name in RECIPE_OPTIONS[recipe])) if recipe else []
-
-
-def precisions(incomplete: str) -> list[str]:
-    """Precisions of ``foredraft train``."""
-    return _with_prefix(incomplete, *PRECISIONS)
-
-
-def verifiers(incomplete: str) -> list[str]:
-    """Verification rules."""
-    return _with_prefix(incomplete, *VERIFIERS)
-
-
-def formats(incomplete: str) -> list[str]:
-    """Formats of ``foredraft export``."""
-    return _with_prefix(incomplete, *FORMATS)
-
-
-def figures(incomplete: str) -> list[str]:
-    """Figure formats of ``foredraft report``."""
-    return _with_prefix(incomplete, *FIGURES)
+methods, recipes, precisions = _one_of(METHODS), _one_of(RECIPES), _one_of(PRECISIONS)
+verifiers, formats, figures = _one_of(VERIFIERS), _one_of(FORMATS), _one_of(FIGURES)
 
 
 def _spec(incomplete: str, *known: str) -> list[str]:

@@ -3,9 +3,10 @@
 import contextlib
 import io
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from rich.console import Console
+from rich.markup import escape
 from rich.text import Text
 
 DRAFTED = "bold green"
@@ -30,14 +31,14 @@ def errors() -> Console:
 
 
 @contextlib.contextmanager
-def busy(doing: str) -> Iterator[None]:
-    """Show a spinner, on a terminal only."""
+def busy(doing: str) -> Iterator[Callable[[str], None]]:
+    """Show a spinner, on a terminal only; yields a function that changes its text."""
     console = errors()
-    if console.is_terminal:
-        with console.status(f"[dim]{doing}[/dim]"):
-            yield
-    else:
-        yield
+    if not console.is_terminal:
+        yield lambda text: None
+        return
+    with console.status(f"[dim]{escape(doing)}[/dim]", refresh_per_second=4) as status:
+        yield lambda text: status.update(f"[dim]{escape(text)}[/dim]")
 
 
 class TextOut:

@@ -1,16 +1,21 @@
 """``foredraft demo``: the same model with and without drafts, side by side."""
 
+import contextlib
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
 from rich.table import Table
+from rich.text import Text
 
 from foredraft.cli.choices import MODEL, ModelChoice
-from foredraft.cli.console import busy, errors, output
+from foredraft.cli.console import DRAFTED, busy, errors, legend, output
 from foredraft.cli.exit_status import CtrlC, Interrupted
 from foredraft.cli.flags import flags
 from foredraft.core.errors import OptionError
@@ -36,6 +41,11 @@ _LOOKUP = f"prompt_lookup,{_STEADY}"
 _TIME_LIMIT = 15.0
 """No further run starts after this many seconds."""
 _WARM_UP = 24
+_FRAME = 0.05
+_FEWEST, _MOST = 5, 11
+"""Lines of text in a panel."""
+_BELOW = 14
+"""Lines left free for later output."""
 
 
 EXAMPLES = ("foredraft demo", 'foredraft demo -m PATH -d prompt_lookup "def test_add():"')
@@ -56,24 +66,22 @@ def command(
     Both decode greedily and take turns, step by step; only a side's own steps count towards its time. By default the
     bundled EAGLE-3 head drafts trees of 15 tokens. Exit status: 1 if the tokens differ.
     """
-    from foredraft.cli.panels import shown
-
     if runs < 1:
         raise OptionError("--runs must be 1 or more.")
     choice = replace(choice, dtype=choice.dtype or "float32")  # half precision may flip near-ties
     if (choice.model, choice.drafter) == ("sample", "auto"):
         choice = replace(choice, drafter=_DRAFTER)
     params = SamplingParams(max_new_tokens=max_new_tokens)
-    plain = Arm("plain", replace(choice, drafter="none").load())
-    fast = Arm.of(choice)
+    plain = Side("plain", replace(choice, drafter="none").load())
+    fast = Side.of(choice)
     question: Any = prompt or [{"role": "user", "content": QUESTION}]
     if choice.model == "sample" and prompt is None:
         errors().print("[dim]The sample model has only 16 million parameters: its answers are poor.[/dim]")
     _warm_up([plain, fast], question, params)
-    with shown(prompt or QUESTION, [plain, fast]) as refresh:
+    with _shown(prompt or QUESTION, [plain, fast]) as refresh:
         contests = [Contest.run([plain, fast], question, params, runs, refresh)]
     if prompt is None:
-        lookup = Arm.of(replace(choice, drafter=_LOOKUP))
+        lookup = Side.of(replace(choice, drafter=_LOOKUP))
         _warm_up([plain, lookup], REPEATING, params)
         errors().print("Now prompt_lookup on repetitive text ...", style="dim")
         contests.append(Contest.run([plain, lookup], REPEATING, params, runs, lambda: None))
@@ -83,7 +91,7 @@ def command(
 
 
 @dataclass
-class Arm:
+class Side:
     """A generator and its running request."""
 
     name: str
@@ -94,7 +102,7 @@ class Arm:
     done: bool = True
 
     @classmethod
-    def of(cls, choice: ModelChoice) -> "Arm":
+    def of(cls, choice: ModelChoice) -> "Side":
         generator = choice.load()
         return cls(generator.kind.method, generator)
 
@@ -122,54 +130,115 @@ class Arm:
 
 @dataclass(frozen=True, slots=True)
 class Contest:
-    """Results of several runs: statistics per arm, and whether all outputs were equal."""
+    """Results of several runs: statistics per side, and whether all outputs were equal."""
 
     names: list[str]
-    stats: list[list[DecodeStats]]  # by run, then by arm
+    stats: list[list[DecodeStats]]  # by run, then by side
     same: bool
 
     @classmethod
     def run(
-        cls, arms: list[Arm], prompt: "Prompt", params: SamplingParams, runs: int, refresh: Callable[[], None]
+        cls,
+        sides: list[Side],
+        prompt: "Prompt",
+        params: SamplingParams,
+        runs: int,
+        refresh: Callable[[], None],
     ) -> "Contest":
-        """Race the arms several times."""
+        """Race the sides several times."""
         begun = time.perf_counter()
         stats: list[list[DecodeStats]] = []
         outputs: list[list[int]] = []
         while len(stats) < runs and (not stats or time.perf_counter() - begun < _TIME_LIMIT):
-            _race(arms, prompt, params, refresh)
-            stats.append([arm.stats for arm in arms])
-            outputs += [arm.sequence.tokens for arm in arms if arm.sequence]
-        return cls([arm.name for arm in arms], stats, all(tokens == outputs[0] for tokens in outputs))
+            _race(sides, prompt, params, refresh)
+            stats.append([side.stats for side in sides])
+            outputs += [side.sequence.tokens for side in sides if side.sequence]
+        return cls([side.name for side in sides], stats, all(tokens == outputs[0] for tokens in outputs))
 
-    def speed(self, arm: int) -> float:
+    def speed(self, side: int) -> float:
         """Median tokens per second."""
-        return statistics.median(run[arm].tokens_per_second for run in self.stats)
+        return statistics.median(run[side].tokens_per_second for run in self.stats)
 
-    def acceptance_length(self, arm: int) -> float:
-        return sum((run[arm] for run in self.stats), DecodeStats()).acceptance_length
+    def acceptance_length(self, side: int) -> float:
+        return sum((run[side] for run in self.stats), DecodeStats()).acceptance_length
 
 
-def _race(arms: list[Arm], prompt: "Prompt", params: SamplingParams, refresh: Callable[[], None]) -> None:
-    """Always advance the arm that has used less time, so that each shows the progress it would make alone."""
-    for arm in arms:
-        arm.start(prompt, params)
+def _race(sides: list[Side], prompt: "Prompt", params: SamplingParams, refresh: Callable[[], None]) -> None:
+    """Always advance the side that has used less time, so that each shows the progress it would make alone."""
+    for side in sides:
+        side.start(prompt, params)
     with CtrlC() as ctrl_c:
-        while active := [arm for arm in arms if not arm.done]:
-            min(active, key=lambda arm: arm.stats.seconds).advance()
+        while active := [side for side in sides if not side.done]:
+            min(active, key=lambda side: side.stats.seconds).advance()
             refresh()
             if ctrl_c.pressed:
                 raise Interrupted("Interrupted.")
 
 
-def _warm_up(arms: list[Arm], prompt: "Prompt", params: SamplingParams) -> None:
+def _warm_up(sides: list[Side], prompt: "Prompt", params: SamplingParams) -> None:
     """The first steps of a process are slow, and a policy may measure costs."""
     with busy("Warming up"):
         short = min(_WARM_UP, params.max_new_tokens)
-        _race(arms, prompt, replace(params, max_new_tokens=short), lambda: None)
+        _race(sides, prompt, replace(params, max_new_tokens=short), lambda: None)
 
 
-def _report(contests: list[Contest], plain: Arm) -> None:
+@contextlib.contextmanager
+def _shown(prompt: str, sides: list[Side]) -> Iterator[Callable[[], None]]:
+    """Show the sides while they run; yields a callback to call after each step."""
+    console = output()
+    console.print(Text.assemble(("prompt: ", "dim"), prompt))
+    if not console.is_terminal:
+        yield lambda: None
+        for side in sides:
+            console.print(f"\n{side.name}:")
+            console.print("".join(piece.text for piece in side.pieces), markup=False, soft_wrap=True)
+        console.print()
+        return
+    latest = 0.0
+    height = max(_FEWEST, min(_MOST, console.height - _BELOW))
+    # refreshed between steps: a drawing thread would slow decoding
+    with Live(console=console, auto_refresh=False) as live:
+
+        def refresh() -> None:
+            nonlocal latest
+            now = time.perf_counter()
+            if now - latest > _FRAME or all(side.done for side in sides):
+                live.update(_side_by_side(console, sides, height), refresh=True)
+                latest = time.perf_counter()
+
+        yield refresh
+
+
+def _side_by_side(console: Console, sides: list[Side], height: int) -> Group:
+    width = console.width // len(sides)
+    grid = Table.grid(expand=True)
+    for _ in sides:
+        grid.add_column(ratio=1)
+    grid.add_row(*[_panel(console, side, width, height) for side in sides])
+    return Group(grid, legend(console))
+
+
+def _panel(console: Console, side: Side, width: int, height: int) -> Panel:
+    """The last lines of the output, and the numbers so far."""
+    text = Text(tab_size=4)
+    for piece in side.pieces:
+        text.append(piece.text, style=DRAFTED if piece.drafted else "")
+    text.expand_tabs()
+    lines = text.wrap(console, width - 4)[-height:]
+    stats = side.stats
+    numbers = f"{stats.tokens_per_second:.0f} tokens/s"
+    if width >= 44:
+        numbers += f" · {stats.acceptance_length:.2f} tokens/forward"
+    return Panel(
+        Text("\n").join(lines),
+        title=f"[bold]{side.name}[/bold]",
+        subtitle=numbers,
+        height=height + 2,
+        border_style="green" if side.done else "dim",
+    )
+
+
+def _report(contests: list[Contest], plain: Side) -> None:
     import torch
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
@@ -179,10 +248,10 @@ def _report(contests: list[Contest], plain: Arm) -> None:
     for number, contest in enumerate(contests):
         if number:
             table.add_row("[dim]repetitive text[/dim]")
-        for arm, name in enumerate(contest.names):
-            speed = contest.speed(arm)
-            row = [name, f"{speed:.1f}", f"{contest.acceptance_length(arm):.2f}"]
-            if arm:
+        for side, name in enumerate(contest.names):
+            speed = contest.speed(side)
+            row = [name, f"{speed:.1f}", f"{contest.acceptance_length(side):.2f}"]
+            if side:
                 same = "[green]yes[/green]" if contest.same else "[bold red]no[/bold red]"
                 row += [f"[bold]{speed / (contest.speed(0) or 1.0):.2f}x[/bold]", same]
             table.add_row(*row)

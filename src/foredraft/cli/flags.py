@@ -10,6 +10,7 @@ from typing import Annotated, Any, get_args, get_origin
 import typer
 
 from foredraft.core.errors import OptionError
+from foredraft.core.options import describe_options
 
 _METAVARS = {int: "INT", float: "FLOAT", str: "TEXT", bool: ""}
 
@@ -21,7 +22,7 @@ class Group:
     A flag that is on by default becomes ``--no-...``. Fields whose type has no command-line form (mappings, functions)
     and those in ``without`` are left out. ``names`` overrides option names, which default to the field's name with
     dashes; ``complete`` gives functions that complete values. ``help``, ``names`` and ``complete`` may also be in a
-    field's metadata.
+    field's metadata, and help in the docstring (see ``describe_options``).
     """
 
     kind: type
@@ -33,21 +34,21 @@ class Group:
 
     def parameters(self) -> list[inspect.Parameter]:
         """One keyword parameter per field, as typer reads them from a signature."""
-        found = []
+        found, documented = [], {option.name: option.meaning for option in describe_options(self.kind)}
         for each in fields(self.kind):
-            shape = _shape(each.type)
-            if shape is None or each.name in self.without:
+            form = _form(each.type)
+            if form is None or each.name in self.without:
                 continue
-            default = (False if each.default is True else each.default) if shape.simple else None
+            default = (False if each.default is True else each.default) if form.simple else None
             info = typer.Option(
                 *self._names(each),
-                help=self.help.get(each.name, each.metadata.get("help")),
-                metavar=shape.metavar,
+                help=self.help.get(each.name) or each.metadata.get("help") or _capitalized(documented[each.name]),
+                metavar=form.metavar,
                 show_default=default not in (None, "", 0) and not isinstance(default, bool),
                 autocompletion=self.complete.get(each.name, each.metadata.get("complete")),
                 rich_help_panel=self.panel,
             )
-            kind = Annotated[shape.annotation, info]
+            kind = Annotated[form.annotation, info]
             found.append(inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind))
         return found
 
@@ -56,13 +57,13 @@ class Group:
         values = {}
         for each in fields(self.kind):
             value = given.get(each.name)
-            shape = _shape(each.type)
-            if shape is None or value is None or (not shape.simple and not value):
+            form = _form(each.type)
+            if form is None or value is None or (not form.simple and not value):
                 continue
-            if shape.simple:
+            if form.simple:
                 values[each.name] = not value if each.default is True else value
             else:
-                values[each.name] = _numbers(each.name, value) if shape.nested else tuple(value)
+                values[each.name] = _numbers(each.name, value) if form.nested else tuple(value)
         return self.kind(**values)
 
     def _names(self, each: Field[Any]) -> tuple[str, ...]:
@@ -71,7 +72,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class _Shape:
+class _Form:
     """Command-line form of a field's type; ``simple`` if the option is not repeatable."""
 
     item: type
@@ -81,21 +82,25 @@ class _Shape:
     metavar: str | None = None
 
 
-def _shape(hint: Any) -> _Shape | None:
+def _form(hint: Any) -> _Form | None:
     """None if the type has no command-line form."""
     optional = NoneType in get_args(hint)
     if optional:
         hint = next(part for part in get_args(hint) if part is not NoneType)
     if hint in _METAVARS:
-        return _Shape(hint, hint | None if optional else hint, metavar=_METAVARS[hint])
+        return _Form(hint, hint | None if optional else hint, metavar=_METAVARS[hint])
     if get_origin(hint) is not tuple or get_args(hint)[1:] != (...,):
         return None
     item = get_args(hint)[0]
     if item in _METAVARS:
-        return _Shape(item, list[item] | None, simple=False, metavar=_METAVARS[item])  # type: ignore[valid-type]
+        return _Form(item, list[item] | None, simple=False, metavar=_METAVARS[item])  # type: ignore[valid-type]
     if item == tuple[int, ...]:
-        return _Shape(item, list[str] | None, simple=False, nested=True, metavar="IDS")
+        return _Form(item, list[str] | None, simple=False, nested=True, metavar="IDS")
     return None
+
+
+def _capitalized(meaning: str) -> str | None:
+    return meaning[:1].upper() + meaning[1:] or None
 
 
 def _numbers(name: str, given: list[str]) -> tuple[tuple[int, ...], ...]:

@@ -1,5 +1,6 @@
 """``foredraft train``."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -7,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foredraft.cli import completion_names as names
-from foredraft.cli.console import errors
+from foredraft.cli.console import busy, errors
 from foredraft.cli.exit_status import Interrupted
 from foredraft.cli.flags import Group, flags
 from foredraft.core.errors import OptionError
@@ -16,7 +17,7 @@ from foredraft.core.sampling.params import check_known
 from foredraft.train.options import HeadShape, LoopOptions
 
 if TYPE_CHECKING:
-    from foredraft.train.drafts.prune import Shape
+    from foredraft.train.drafts.prune import PrunedShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,39 +49,10 @@ class Small:
     shape: str | None = field(default=None, metadata={"help": "prune: e.g. layers=2,hidden=256,heads=4."})
 
     @property
-    def cut(self) -> "Shape | None":
-        from foredraft.train.drafts.prune import Shape
+    def cut(self) -> "PrunedShape | None":
+        from foredraft.train.drafts.prune import PrunedShape
 
-        return Shape.parse(self.shape) if self.shape is not None else None
-
-
-_LOOP = {
-    "tokens": "Total training tokens.",
-    "length": "Tokens per sample.",
-    "batch": "Samples per batch.",
-    "accumulate": "Batches per optimizer step.",
-    "lr": "Peak learning rate.",
-    "floor": "Final learning rate, as a fraction of the peak.",
-    "warmup": "Fraction of steps that warm up.",
-    "weight_decay": "AdamW's weight decay.",
-    "beta1": "AdamW's first beta.",
-    "beta2": "AdamW's second beta.",
-    "clip": "Gradient norm limit.",
-    "precision": "bf16, fp32, or auto.",
-    "seed": "Seed of data order and noise.",
-    "validate": "Steps between validations.",
-    "checkpoint": "Steps between checkpoints.",
-    "report": "Steps between log lines.",
-}
-_SHAPE = {
-    "vocabulary": "EAGLE-3: draft vocabulary; 0: the target's.",
-    "taps": "EAGLE-3: hidden layer to read; repeatable. Default: 2, N/2, N-3.",
-    "heads": "Medusa, Hydra, blockwise: number of heads.",
-    "layers": "Layers per head.",
-    "own_heads": "One output layer per head.",
-    "start": "Trained head to start from.",
-    "cold": "Do not initialize from the target's weights.",
-}
+        return PrunedShape.parse(self.shape) if self.shape is not None else None
 
 
 _RECIPE = "Recipe option, such as loss=lk or steps=7; repeatable."
@@ -92,9 +64,9 @@ EXAMPLES = (
 
 @flags(
     source=Group(Source, "Data"),
-    head=Group(HeadShape, "Head", help=_SHAPE),
+    head=Group(HeadShape, "Head"),
     small=Group(Small, "Draft model"),
-    loop=Group(LoopOptions, "Training", help=_LOOP, complete={"precision": names.precisions}),
+    loop=Group(LoopOptions, "Training", complete={"precision": names.precisions}),
 )
 def command(
     method: Annotated[
@@ -109,9 +81,7 @@ def command(
     ] = "head",
     recipe: Annotated[
         list[str] | None,
-        typer.Option(
-            "--recipe", metavar="NAME=VALUE", help=_RECIPE, autocompletion=names.recipe_options, show_default=False
-        ),
+        typer.Option("--recipe", metavar="NAME=VALUE", help=_RECIPE, show_default=False),
     ] = None,
     device: Annotated[
         str | None, typer.Option(metavar="TEXT", help="cpu: train without a GPU.", show_default=False)
@@ -142,7 +112,8 @@ def command(
     if source.regenerate or method == "boost":
         source = _regenerated(source, model, Path(out) / "answers.jsonl", device)
     data = Data(sources=tuple(source.data), cache=source.cache, store=source.store)
-    with Progress() as progress:
+    with busy("Reading") as update:
+        progress = Progress(update)
         common: dict[str, Any] = {"recipe_options": options, "loop": loop, "device": device, "report": progress.report}
         try:
             if method in RECIPES:
@@ -206,7 +177,8 @@ def _write_answers(source: Source, model: str, path: Path, device: str | None) -
         new_tokens=source.answer_tokens,
         temperature=source.answer_temperature,
     )
-    with lock_folder(path.parent), Progress() as progress:
+    with lock_folder(path.parent), busy("Reading") as update:
+        progress = Progress(update)
         generator = load(model, source.answer_drafter, device=device, max_batch_size=options.batch)
         try:
             regenerate(generator, list(source.data), path, options, progress.report)
@@ -228,31 +200,21 @@ def _drafts_as(kind: str) -> list[str]:
 
 
 class Progress:
-    """Shows log lines: in a status line on a terminal, as lines elsewhere."""
+    """Shows log lines: on a terminal in the status line that ``update`` changes, as lines elsewhere."""
 
-    def __init__(self) -> None:
+    def __init__(self, update: Callable[[str], None]) -> None:
         self._console = errors()
-        self._status: Any = None
+        self._update = update
         self.step = self.answers = 0
-
-    def __enter__(self) -> "Progress":
-        if self._console.is_terminal:
-            self._status = self._console.status("[dim]Reading[/dim]")
-            self._status.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._status is not None:
-            self._status.stop()
 
     def report(self, line: dict[str, Any]) -> None:
         """Show one log line."""
         text = _format(line)
         self.step, self.answers = line.get("step", self.step), line.get("answers", self.answers)
-        if self._status is None or not line.keys().isdisjoint(("validation", "note", "resumed")):
+        if not self._console.is_terminal or not line.keys().isdisjoint(("validation", "note", "resumed")):
             self._console.print(text, style="dim", soft_wrap=True)
         else:
-            self._status.update(f"[dim]{text}[/dim]")
+            self._update(text)
 
 
 def _format(line: dict[str, Any]) -> str:

@@ -2,7 +2,6 @@
 
 import json
 import shlex
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,20 +12,20 @@ from rich.markup import escape
 from rich.table import Table
 
 from foredraft.cli import completion_names as names
-from foredraft.cli.console import busy, errors, output
+from foredraft.cli.choices import OutputChoice, TargetChoice
+from foredraft.cli.console import busy, output
 from foredraft.cli.flags import Group, flags
 from foredraft.core.errors import OptionError
 
 if TYPE_CHECKING:
     from foredraft.bench.tune.engines import ServerConfig
-    from foredraft.bench.tune.tune import Trial, TuneConfig, Tuning
+    from foredraft.bench.tune.tune import Configuration, Tuning
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(TargetChoice):
     """The candidates."""
 
-    model: str = field(default="sample", metadata={"names": ("--model", "-m"), "help": "Folder, hub name or sample."})
     drafter: tuple[str, ...] = field(
         default=(),
         metadata={
@@ -36,23 +35,14 @@ class Choice:
             "complete": names.drafters,
         },
     )
-    dtype: str | None = field(default=None, metadata={"help": "E.g. bfloat16; default as for generate."})
-    device: str | None = field(default=None, metadata={"help": "E.g. cuda:1 or cpu; default: a GPU if available."})
 
 
 @dataclass(frozen=True, slots=True)
-class What:
+class What(OutputChoice):
     """The prompts."""
 
-    prompts: tuple[str, ...] = field(
-        default=(),
-        metadata={"help": "File of representative prompts; repeatable. Default: eight built-in prompts."},
-    )
-    count: int = field(default=4, metadata={"help": "Number of prompts to use from each file."})
-    chat: bool = field(default=False, metadata={"help": "Use the chat template."})
+    count: int = field(default=4, metadata={"help": "Prompts to use from each file; 0: all."})
     max_new_tokens: int = field(default=96, metadata={"help": "Maximum tokens per output."})
-    min_new_tokens: int = field(default=0, metadata={"help": "Minimum tokens per output."})
-    temperature: float = field(default=0.0, metadata={"help": "0 (default): greedy decoding."})
     batch_size: tuple[int, ...] = field(
         default=(1, 2, 4, 8, 16), metadata={"help": "Batch sizes to test; repeatable. Default: 1, 2, 4, 8, 16."}
     )
@@ -80,65 +70,37 @@ def command(*, choice: Choice, what: What, shown: Output) -> None:
     Times forwards, runs each method once at its largest size, predicts all smaller sizes, and runs the best of them.
     Writes the choice to a file for --drafter, and prints it for vLLM and SGLang.
     """
-    if what.count < 1 or shown.verify < 1 or min(what.batch_size) < 1:
-        raise OptionError("--count, --verify and --batch-size must be 1 or more.")
+    if shown.verify < 1 or min(what.batch_size) < 1:
+        raise OptionError("--verify and --batch-size must be 1 or more.")
     if not shown.out.endswith(".json"):
         raise OptionError(f"--out {shown.out}: the name must end in .json, which --drafter needs to recognize it.")
     if not Path(shown.out).parent.is_dir():  # before minutes of measuring
         raise OptionError(f"Cannot write {shown.out}: there is no such folder.")
-    config = _config(what, shown)
+    prompts = [prompt.prompt for prompt in what.read()]
     from foredraft.bench.tune.candidates import default_drafters
     from foredraft.bench.tune.engines import server_config
-    from foredraft.bench.tune.tune import Tuner
+    from foredraft.bench.tune.tune import TuneConfig, Tuner
     from foredraft.compose.load import load
 
     with busy(f"Loading {choice.model}"):
         plain = load(
             choice.model, "none", dtype=choice.dtype, device=choice.device, max_batch_size=max(what.batch_size)
         )
-    with _StatusLine() as report:
-        found = Tuner(plain, choice.drafter or default_drafters(choice.model), choice.model, report).run(config)
+    config = TuneConfig(prompts, what.params(), shown.verify, what.batch_size)
+    with busy("Measuring") as update:
+        tuner = Tuner(
+            plain,
+            choice.drafter or default_drafters(choice.model),
+            choice.model,
+            lambda what: update(f"Measuring {what}"),
+        )
+        found = tuner.run(config)
     servers = server_config(_sized(found), _chain(found)) if found.chosen is not None else None
     _write(shown.out, choice.model, found, what)
     if shown.json:
         typer.echo(json.dumps(_to_json(found, servers)))
         return
     _print(found, servers, shown.out, choice.model)
-
-
-def _config(what: What, shown: Output) -> "TuneConfig":
-    from foredraft.bench.prompts import read_prompts, standard_prompts
-    from foredraft.bench.tune.tune import TuneConfig
-    from foredraft.core.sampling.params import SamplingParams
-
-    asks = [ask for path in what.prompts for ask in read_prompts(path, what.chat)[: what.count]]
-    asks = asks if what.prompts else standard_prompts(what.chat)[: what.count]
-    params = SamplingParams(
-        max_new_tokens=what.max_new_tokens,
-        min_new_tokens=what.min_new_tokens,
-        temperature=what.temperature,
-        seed=0,
-    )
-    return TuneConfig([ask.prompt for ask in asks], params, shown.verify, what.batch_size)
-
-
-class _StatusLine:
-    """On a terminal, a status line with the current measurement."""
-
-    def __enter__(self) -> Callable[[str], None]:
-        console = errors()
-        self._status = console.status("[dim]Measuring[/dim]", refresh_per_second=2) if console.is_terminal else None
-        if self._status is not None:
-            self._status.start()
-        return self._update
-
-    def _update(self, what: str) -> None:
-        if self._status is not None:
-            self._status.update(f"[dim]Measuring {what}[/dim]")
-
-    def __exit__(self, *error: object) -> None:
-        if self._status is not None:
-            self._status.stop()
 
 
 def _sized(found: "Tuning") -> str:
@@ -236,7 +198,7 @@ def _table(found: "Tuning") -> Table:
     return table
 
 
-def _cells(trial: "Trial") -> list[str]:
+def _cells(trial: "Configuration") -> list[str]:
     from foredraft.bench.tune.candidates import short_spec
 
     off = "" if trial.error is None else f"{100 * trial.error:+.0f}%"

@@ -12,9 +12,10 @@ PRECISIONS = ("auto", "bf16", "fp32")
 class HeadShape:
     """Shape and initialization of a new head.
 
-    vocabulary: size of an EAGLE-3 head's draft vocabulary, the most frequent tokens; 0: the target's vocabulary.
-    taps: the target's hidden layers that an EAGLE-3 head reads; by default 2, N/2 and N - 3.
-    heads, layers: number of Medusa, Hydra or blockwise heads, and layers per head.
+    vocabulary: EAGLE-3: size of the draft vocabulary, the most frequent tokens; 0: the target's.
+    taps: EAGLE-3: hidden layer of the target to read; repeatable. Default: 2, N/2, N-3.
+    heads: Medusa, Hydra, blockwise: number of heads.
+    layers: layers per head.
     own_heads: give each Medusa or Hydra head its own output layer instead of the target's.
     cold: do not initialize from the target's weights.
     start: trained head to start from, a folder or hub name; its shape overrides these options.
@@ -40,13 +41,20 @@ class LoopOptions:
     """Options of the training loop.
 
     tokens: total training tokens; the data is repeated if it has fewer.
-    length, batch, accumulate: tokens per sample, samples per batch, and batches per optimizer step.
-    lr, floor, warmup: peak learning rate, final rate as a fraction of the peak, and fraction of steps that warm up.
-    weight_decay, beta1, beta2, clip: AdamW's weight decay and betas, and the gradient norm limit.
+    length: tokens per sample.
+    batch: samples per batch.
+    accumulate: batches per optimizer step.
+    lr: peak learning rate.
+    floor: final learning rate, as a fraction of the peak.
+    warmup: fraction of steps that warm up.
+    weight_decay: AdamW's weight decay.
+    beta1, beta2: AdamW's betas.
+    clip: gradient norm limit.
     precision: bf16, fp32, or auto, which is bf16 on hardware that is fast at it.
     seed: seed of data order and noise.
-    validate, checkpoint, report: steps between validations, checkpoints and log lines; these three may change when a
-        run resumes.
+    validate: steps between validations.
+    checkpoint: steps between checkpoints.
+    report: steps between log lines.
     """
 
     tokens: int = 4_000_000

@@ -34,7 +34,7 @@ class Call:
     decoded: int
 
 
-class Arm(ABC):
+class BenchArm(ABC):
     """A way to generate, limited to ``max_batch`` prompts per call. Subclasses are final."""
 
     def __init__(self, name: str, max_batch: int, lossless: bool = True) -> None:
@@ -48,7 +48,7 @@ class Arm(ABC):
 
 
 @final
-class LoopArm(Arm):
+class LoopArm(BenchArm):
     """Our loop with one drafter."""
 
     def __init__(self, name: str, generator: Generator, max_batch: int) -> None:
@@ -70,7 +70,7 @@ class LoopArm(Arm):
 
 
 @final
-class StockArm(Arm):
+class StockArm(BenchArm):
     """transformers' generate. Prefill yields each row's first token, which does not count as decoded."""
 
     def __init__(self, name: str, model: HFBaseline, max_batch: int, assistant: HFBaseline | None, lookup: int) -> None:
@@ -129,7 +129,7 @@ class ArmContext:
     max_batch: int = 1
 
 
-def make_arms(specs: Sequence[ArmSpec], context: ArmContext) -> list[Arm]:
+def make_arms(specs: Sequence[ArmSpec], context: ArmContext) -> list[BenchArm]:
     """Load the arms; ours share one copy of the model, those of transformers another.
 
     Raises:
@@ -143,7 +143,7 @@ def make_arms(specs: Sequence[ArmSpec], context: ArmContext) -> list[Arm]:
         if names.count(name) > 1:
             raise OptionError(f"Two arms are named {name!r}; rename one, as in {name}-2={name}:PATH.")
     ours = [each for each in specs if not each.stock]
-    made: dict[str, Arm] = {}
+    made: dict[str, BenchArm] = {}
     if ours:
         generators = load_many(
             context.model,
@@ -159,10 +159,10 @@ def make_arms(specs: Sequence[ArmSpec], context: ArmContext) -> list[Arm]:
     return [made[name] for name in names]
 
 
-def _stock_arms(specs: Sequence[ArmSpec], context: ArmContext) -> dict[str, Arm]:
+def _stock_arms(specs: Sequence[ArmSpec], context: ArmContext) -> dict[str, BenchArm]:
     loaded = load_model(context.model, dtype=context.dtype, device=context.device)
     model = HFBaseline(loaded.model, loaded.eos_token_ids, loaded.tokenizer)
-    made: dict[str, Arm] = {}
+    made: dict[str, BenchArm] = {}
     for each in specs:
         kind, _, path = each.spec.partition(":")
         assistant = None

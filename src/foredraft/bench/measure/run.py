@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from foredraft.bench.measure.arms import Arm, Call, LoopArm
+from foredraft.bench.measure.arms import BenchArm, Call, LoopArm
 from foredraft.bench.measure.records import Output, Run, RunFile, digest, read_runs, repair_end
 from foredraft.bench.prompts import BenchPrompt
 from foredraft.core.errors import DataError, ForedraftError, OptionError
@@ -127,7 +127,7 @@ class Bench:
 
     def __init__(
         self,
-        arms: Sequence[Arm],
+        arms: Sequence[BenchArm],
         settings: Settings,
         path: Path,
         *,
@@ -204,7 +204,7 @@ class Bench:
                 answers[prompt.name].append(text)
 
     def _run_arm(
-        self, arm: Arm, group: Group, turn: int, turns: Sequence[tuple[BenchPrompt, Any]], params: SamplingParams
+        self, arm: BenchArm, group: Group, turn: int, turns: Sequence[tuple[BenchPrompt, Any]], params: SamplingParams
     ) -> Run:
         """One call of one arm."""
         asks = [ask for ask, _ in turns]
@@ -244,7 +244,9 @@ class Bench:
         text = self._host.tokenizer.decode(tokens) if self._host.tokenizer is not None else ""
         return Output(ask.name, len(prompt), len(tokens), digest(tokens), tuple(tokens), text)
 
-    def _try(self, arm: Arm, prompts: Sequence[Prompt], params: SamplingParams) -> tuple[list[list[int]], Call] | str:
+    def _try(
+        self, arm: BenchArm, prompts: Sequence[Prompt], params: SamplingParams
+    ) -> tuple[list[list[int]], Call] | str:
         """The prompts' tokens and the call, or an error message: a failing prompt must not stop the benchmark."""
         try:
             tokens = [self._host.encode(prompt) for prompt in prompts]
@@ -258,7 +260,7 @@ class Bench:
             return f"{error.__class__.__name__}: {lines[0] if lines else ''}".rstrip(": ")
 
 
-def _host(arms: Sequence[Arm]) -> Generator:
+def _host(arms: Sequence[BenchArm]) -> Generator:
     """The generator that tokenizes and decodes for all arms."""
     ours = next((arm for arm in arms if isinstance(arm, LoopArm)), None)
     if ours is None:

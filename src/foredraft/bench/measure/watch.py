@@ -8,7 +8,7 @@ from typing import Any, final
 
 import torch
 
-from foredraft.bench.measure.arms import Arm, LoopArm
+from foredraft.bench.measure.arms import BenchArm, LoopArm
 from foredraft.bench.measure.recording_drafter import RecordingDrafter
 from foredraft.bench.measure.records import Cost, RunFile, Watched
 from foredraft.bench.measure.run import Settings
@@ -64,7 +64,7 @@ class ExtraMeasurements:
     empty. ``seconds``: time budget per cost table.
     """
 
-    arms: Sequence[Arm]
+    arms: Sequence[BenchArm]
     settings: Settings
     temperatures: Sequence[float]
     batches: Sequence[int]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from foredraft.bench.tune.probe import Shape
+from foredraft.bench.tune.probe import DraftSize
 from foredraft.compose.load import BUNDLED_DRAFTS, Spec
 from foredraft.core.errors import OptionError
 from foredraft.core.options import parts
@@ -21,7 +21,7 @@ class Candidate:
     """A drafter spec of constant size, and its shape within the probe's drafts."""
 
     spec: str
-    shape: Shape
+    shape: DraftSize
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def _chain(option: str, longest: int, shape: str = ""):
         if fixed & {option, shape}:
             return _fixed(base, given, fixed)
         lengths = [length for length in _LENGTHS if length <= longest]
-        made = [_candidate(base, given, [f"{option}={k}"], Shape(depth=k)) for k in lengths]
+        made = [_candidate(base, given, [f"{option}={k}"], DraftSize(depth=k)) for k in lengths]
         return [([f"{option}={longest}"], made)]
 
     return make
@@ -84,13 +84,13 @@ def _dynamic_trees(base: str, given: Sequence[str], fixed: set[str]) -> _Probes:
     if fixed & {"nodes", "depth", "top_k"}:
         return _fixed(base, given, fixed)
     trees = [
-        _candidate(base, given, [f"nodes={nodes}", f"depth={depth}"], Shape(nodes, depth))
+        _candidate(base, given, [f"nodes={nodes}", f"depth={depth}"], DraftSize(nodes, depth))
         for depth in _DEPTHS
         for nodes in _NODES
         if depth < nodes <= 8 * depth
     ]
     chains = [
-        _candidate(base, given, [f"nodes={k}", f"depth={k}", "top_k=1"], Shape(depth=k)) for k in _LENGTHS if k <= 6
+        _candidate(base, given, [f"nodes={k}", f"depth={k}", "top_k=1"], DraftSize(depth=k)) for k in _LENGTHS if k <= 6
     ]
     return [
         ([f"nodes={max(_NODES)}", f"depth={max(_DEPTHS)}"], trees),
@@ -105,13 +105,13 @@ def _static(option: str, values: Sequence[str | int], shape: str = "tree"):
         if fixed & {option, shape}:
             return _fixed(base, given, fixed)
         extras = [[f"{option}={value}"] for value in values]
-        return [(extra, [_candidate(base, given, extra, Shape())]) for extra in extras]
+        return [(extra, [_candidate(base, given, extra, DraftSize())]) for extra in extras]
 
     return make
 
 
 def _fixed(base: str, given: Sequence[str], fixed: set[str]) -> _Probes:
-    return [([], [_candidate(base, given, [], Shape())])]
+    return [([], [_candidate(base, given, [], DraftSize())])]
 
 
 _MAKERS = {
@@ -139,7 +139,7 @@ def short_spec(spec: str, mark: str = "") -> str:
     return f"{mark}{bare}{mark}" if CONSTANT in spec else f"{mark}{bare}{mark} (default schedule)"
 
 
-def _candidate(base: str, given: Sequence[str], extra: Sequence[str], shape: Shape) -> Candidate:
+def _candidate(base: str, given: Sequence[str], extra: Sequence[str], shape: DraftSize) -> Candidate:
     return Candidate(_joined(base, [*given, *extra, CONSTANT]), shape)
 
 

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from foredraft.bench.tune.probe import Fit, Shape, Step
+from foredraft.bench.tune.probe import DraftSize, Fit, Step
 from foredraft.engine.cost_model import CostTable
 from foredraft.engine.step import round_up
 
@@ -56,7 +56,7 @@ class StepModel:
         return max(self.costs(count) + self.overhead(count), self.costs(1) / 2) + drafting + self.other
 
 
-def predict(steps: Sequence[Step], model: StepModel, shape: Shape, plain_seconds: float) -> Prediction:
+def predict(steps: Sequence[Step], model: StepModel, shape: DraftSize, plain_seconds: float) -> Prediction:
     """Predict drafts of this shape from a probe's steps.
 
     Args:

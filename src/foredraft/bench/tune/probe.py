@@ -17,7 +17,7 @@ from foredraft.engine.policy import Policy
 from foredraft.engine.step import StepDone
 
 
-class Shape(NamedTuple):
+class DraftSize(NamedTuple):
     """Size limits of a draft; 0 is unlimited."""
 
     nodes: int = 0
@@ -50,7 +50,7 @@ class Step:
     short: bool
     first: bool
 
-    def under(self, shape: Shape) -> Outcome:
+    def under(self, shape: DraftSize) -> Outcome:
         """The outcome with a smaller draft.
 
         A shallower tree of the same size would hold other nodes in place of the deep ones; they count as rejected.

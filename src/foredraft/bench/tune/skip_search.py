@@ -9,7 +9,6 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from foredraft.bench.tune.skip_trials import Sublayer, Trial
 from foredraft.core.errors import OptionError
 
 _WIDTH = 6
@@ -18,12 +17,47 @@ _SHARE = 0.75
 """The greedy phase skips at most this fraction of all sublayers."""
 
 
+@dataclass(frozen=True, order=True, slots=True)
+class Sublayer:
+    """A sublayer that can be skipped. ``kind`` is attention or mlp; the first layer is 0."""
+
+    layer: int
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class SkipTrial:
+    """Result for a set of skipped sublayers.
+
+    ``tokens[k - 1]``: mean tokens per step, including the bonus token, at draft length k. ``cost``: weights that a
+    draft step reads, as a fraction of the full model's.
+    """
+
+    without: frozenset[Sublayer]
+    cost: float
+    tokens: tuple[float, ...]
+
+    @property
+    def best(self) -> int:
+        """The best draft length."""
+        return max(range(1, len(self.tokens) + 1), key=lambda k: (self.rate(k), -k))
+
+    def rate(self, length: int) -> float:
+        """Tokens per full read of the weights: each drafted token costs ``cost``, verification 1."""
+        return self.tokens[length - 1] / (1.0 + length * self.cost)
+
+    @property
+    def score(self) -> float:
+        """Speed-up over plain decoding if time is proportional to weights read."""
+        return self.rate(self.best)
+
+
 @dataclass(frozen=True, slots=True)
 class SearchBudget:
     """Limits of a search.
 
-    trials: maximum number of sets to try.
-    seed: seed of the local search.
+    trials: number of layer sets to try.
+    seed: seed of outputs and search.
     """
 
     trials: int = 250
@@ -36,10 +70,10 @@ class SearchBudget:
 
 def search(
     parts: list[Sublayer],
-    evaluate: Callable[[frozenset[Sublayer]], Trial],
+    evaluate: Callable[[frozenset[Sublayer]], SkipTrial],
     budget: SearchBudget,
-    report: Callable[[int, Trial], None] = lambda number, best: None,
-) -> Trial:
+    report: Callable[[int, SkipTrial], None] = lambda number, best: None,
+) -> SkipTrial:
     """Find the set of skipped sublayers with the most tokens per weight read.
 
     Args:
@@ -62,19 +96,19 @@ class _Trials:
     """Evaluates each set once, up to a limit."""
 
     def __init__(
-        self, evaluate: Callable[[frozenset[Sublayer]], Trial], limit: int, report: Callable[[int, Trial], None]
+        self, evaluate: Callable[[frozenset[Sublayer]], SkipTrial], limit: int, report: Callable[[int, SkipTrial], None]
     ) -> None:
         self._evaluate = evaluate
         self._limit = limit
         self._report = report
-        self._tried: dict[frozenset[Sublayer], Trial] = {}
-        self.best: Trial | None = None
+        self._tried: dict[frozenset[Sublayer], SkipTrial] = {}
+        self.best: SkipTrial | None = None
 
     @property
     def full(self) -> bool:
         return len(self._tried) >= self._limit
 
-    def __call__(self, without: frozenset[Sublayer]) -> Trial:
+    def __call__(self, without: frozenset[Sublayer]) -> SkipTrial:
         if without not in self._tried:
             trial = self._tried[without] = self._evaluate(without)
             if self.best is None or trial.score > self.best.score:

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from foredraft.bench.jsonl import objects
+from foredraft.bench.tune.skip_search import SkipTrial, Sublayer
 from foredraft.core.errors import DataError, OptionError
 from foredraft.core.io import atomic_write_text
 from foredraft.core.theory import acceptance
@@ -29,41 +30,6 @@ class Sample:
 
     tokens: tuple[int, ...]
     prompt: int
-
-
-@dataclass(frozen=True, order=True, slots=True)
-class Sublayer:
-    """A sublayer that can be skipped. ``kind`` is attention or mlp; the first layer is 0."""
-
-    layer: int
-    kind: str
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """Result for a set of skipped sublayers.
-
-    ``tokens[k - 1]``: mean tokens per step, including the bonus token, at draft length k. ``cost``: weights that a
-    draft step reads, as a fraction of the full model's.
-    """
-
-    without: frozenset[Sublayer]
-    cost: float
-    tokens: tuple[float, ...]
-
-    @property
-    def best(self) -> int:
-        """The best draft length."""
-        return max(range(1, len(self.tokens) + 1), key=lambda k: (self.rate(k), -k))
-
-    def rate(self, length: int) -> float:
-        """Tokens per full read of the weights: each drafted token costs ``cost``, verification 1."""
-        return self.tokens[length - 1] / (1.0 + length * self.cost)
-
-    @property
-    def score(self) -> float:
-        """Speed-up over plain decoding if time is proportional to weights read."""
-        return self.rate(self.best)
 
 
 class SkipEvaluator:
@@ -105,7 +71,7 @@ class SkipEvaluator:
         """Number of tokens in the evaluation."""
         return sum(drafts.count for drafts in self._drafts)
 
-    def __call__(self, without: frozenset[Sublayer]) -> Trial:
+    def __call__(self, without: frozenset[Sublayer]) -> SkipTrial:
         thinned = self._layers.without(
             [part.layer for part in without if part.kind == "attention"],
             [part.layer for part in without if part.kind == "mlp"],
@@ -116,7 +82,7 @@ class SkipEvaluator:
             reached = drafts.table(accepted, self._longest).cumprod(1).tolist()
             for k in range(1, self._longest + 1):
                 steps[k - 1] += _steps(reached, k)
-        return Trial(without, thinned.cost, tuple(self.tokens / count for count in steps))
+        return SkipTrial(without, thinned.cost, tuple(self.tokens / count for count in steps))
 
     def _laws(self, model: CausalLM | LayerSkipLM) -> list[Tensor]:
         """Per sample, the model's argmax [N] or law [N, V] after each draft token."""
@@ -215,7 +181,7 @@ class TrialLog:
 
     def __init__(self, path: Path, about: dict[str, Any]) -> None:
         self._path = path
-        self.known: dict[frozenset[Sublayer], Trial] = {}
+        self.known: dict[frozenset[Sublayer], SkipTrial] = {}
         about = json.loads(json.dumps(about))  # as read back from JSON
         try:
             if path.exists():
@@ -228,10 +194,12 @@ class TrialLog:
         except OSError as error:
             raise OptionError(f"Cannot write {path}: {error.strerror}.") from None
 
-    def cached(self, evaluate: Callable[[frozenset[Sublayer]], Trial]) -> Callable[[frozenset[Sublayer]], Trial]:
+    def cached(
+        self, evaluate: Callable[[frozenset[Sublayer]], SkipTrial]
+    ) -> Callable[[frozenset[Sublayer]], SkipTrial]:
         """Wrap an evaluator: known trials are returned, new ones are evaluated and logged."""
 
-        def lookup(without: frozenset[Sublayer]) -> Trial:
+        def lookup(without: frozenset[Sublayer]) -> SkipTrial:
             if without not in self.known:
                 trial = self.known[without] = evaluate(without)
                 with self._path.open("a", encoding="utf-8") as file:
@@ -241,11 +209,11 @@ class TrialLog:
         return lookup
 
 
-def _to_json(trial: Trial) -> dict[str, Any]:
+def _to_json(trial: SkipTrial) -> dict[str, Any]:
     kinds = {kind: sorted(p.layer for p in trial.without if p.kind == kind) for kind in ("attention", "mlp")}
     return {**kinds, "cost": trial.cost, "tokens": trial.tokens}
 
 
-def _read(line: dict[str, Any]) -> Trial:
+def _read(line: dict[str, Any]) -> SkipTrial:
     without = frozenset(Sublayer(layer, kind) for kind in ("attention", "mlp") for layer in line[kind])
-    return Trial(without, line["cost"], tuple(line["tokens"]))
+    return SkipTrial(without, line["cost"], tuple(line["tokens"]))

@@ -23,7 +23,7 @@ Report = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class Configuration:
     """A configuration with its prediction and, if it was run, its measurement.
 
     ``acceptance_length``: tokens per forward, measured if it was run, else predicted.
@@ -57,8 +57,8 @@ class Tuning:
     all sizes. ``learned``: the state of the chosen drafter's policy.
     """
 
-    trials: tuple[Trial, ...]
-    chosen: Trial | None
+    trials: tuple[Configuration, ...]
+    chosen: Configuration | None
     batches: tuple[BatchPoint, ...]
     off_from: int | None
     costs: tuple[CostTable, ...]
@@ -110,7 +110,7 @@ class Tuner:
         context = round(statistics.fmean(map(len, prompts))) + config.params.max_new_tokens // 2
         tables = self._costs(config.batches, context)
         self._plain.batch(prompts[:1], config.params)  # warms up
-        trials: list[Trial] = []
+        trials: list[Configuration] = []
         skipped: list[str] = []
         for family in self._families:
             self._report(family.probe)
@@ -137,7 +137,7 @@ class Tuner:
 
     def _predicted(
         self, family: Family, prompts: Sequence[list[int]], params: SamplingParams, costs: CostTable
-    ) -> list[Trial]:
+    ) -> list[Configuration]:
         """Run a family's probe alternating with plain decoding, and predict all its candidates."""
         loaded = load(self._target, family.probe, tokenizer=self._plain.tokenizer)
         try:
@@ -158,7 +158,7 @@ class Tuner:
         plain_step = typical([s.draft_seconds + s.verify_seconds for s in plain.probe.steps]) + plain.other
         predictions = [predict(steps, model, each.shape, plain_step) for each in family.candidates]
         return [
-            Trial(family.name, each.spec, prediction, None, prediction.tokens)
+            Configuration(family.name, each.spec, prediction, None, prediction.tokens)
             for each, prediction in zip(family.candidates, predictions, strict=True)
         ]
 
@@ -168,10 +168,12 @@ class Tuner:
         engine = Engine(self._target, recorder, probe, max_rows=1)
         return _Probed(Generator(engine, None, self._plain.eos_token_ids, generator.kind), probe)
 
-    def _verified(self, trials: list[Trial], prompts: Sequence[list[int]], config: TuneConfig) -> list[Trial]:
+    def _verified(
+        self, trials: list[Configuration], prompts: Sequence[list[int]], config: TuneConfig
+    ) -> list[Configuration]:
         """Run the best of each family, then the next best, and the best family with its default schedule."""
-        distinct: dict[tuple[str, Prediction], Trial] = {}  # equal predictions: larger sizes never drafted more
-        best: dict[str, Trial] = {}
+        distinct: dict[tuple[str, Prediction], Configuration] = {}  # equal predictions: larger sizes never drafted more
+        best: dict[str, Configuration] = {}
         for trial in trials:
             distinct.setdefault((trial.family, trial.predicted), trial)
             best.setdefault(_family(trial), trial)
@@ -213,7 +215,7 @@ class Tuner:
                 generator.close()
 
     def _batches(
-        self, chosen: Trial, prompts: Sequence[list[int]], config: TuneConfig
+        self, chosen: Configuration, prompts: Sequence[list[int]], config: TuneConfig
     ) -> tuple[list[BatchPoint], dict[str, Any]]:
         """Speed-up of the chosen drafter by batch size, and what its policy has learned."""
         generator = load(self._target, chosen.spec, tokenizer=self._plain.tokenizer, max_batch_size=max(config.batches))
@@ -258,7 +260,7 @@ class _Probed:
         return self._other / max(self._forwards, 1)
 
 
-def _family(trial: Trial) -> str:
+def _family(trial: Configuration) -> str:
     """Family, with chains and trees of one head kept apart, as servers do."""
     return trial.family + (" chain" if "top_k=1" in trial.spec.split(",") else "")
 

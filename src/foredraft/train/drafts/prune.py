@@ -21,7 +21,7 @@ from foredraft.train.run_context import RunContext
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class PrunedShape:
     """Shape of the pruned model; None: unchanged. ``heads`` are query heads, pruned in whole groups."""
 
     layers: int | None = None
@@ -31,7 +31,7 @@ class Shape:
     kv_heads: int | None = None
 
     @classmethod
-    def parse(cls, text: str) -> "Shape":
+    def parse(cls, text: str) -> "PrunedShape":
         """Parse layers=2,hidden=256,...
 
         Raises:

@@ -64,7 +64,7 @@ def run_drafts(
     data: Data,
     *,
     drafts: tuple[str, ...] = (),
-    shape: prune.Shape | None = None,
+    shape: prune.PrunedShape | None = None,
     recipe_options: Any = None,
     loop: LoopOptions | None = None,
     device: str | None = None,
@@ -95,7 +95,7 @@ def run_drafts(
         return [_distil(run, drafts[0])]
 
 
-def check_parts(method: str, drafts: tuple[str, ...], shape: prune.Shape | None) -> None:
+def check_parts(method: str, drafts: tuple[str, ...], shape: prune.PrunedShape | None) -> None:
     """Check the number of drafts and the shape.
 
     Raises:
@@ -118,7 +118,7 @@ def _distil(run: _Run, name: str) -> Path:
     return _train_draft(run, recipe, run.context.folder, run.context.store, {"start": short(name)})
 
 
-def _prune(run: _Run, name: str | None, shape: prune.Shape) -> Path:
+def _prune(run: _Run, name: str | None, shape: prune.PrunedShape) -> Path:
     context = run.context
     source = context.loaded.model if name is None else _load_draft(context, name)
     wanted = shape.of(sizes_of(source))
