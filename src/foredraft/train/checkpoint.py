@@ -1,28 +1,21 @@
 """Checkpoints, logs and locks of a run: atomic writes, one run per folder."""
 
 import contextlib
-import errno
 import json
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 from torch import nn
 
 from foredraft.core.errors import DataError, OptionError
 from foredraft.core.io import atomic_save, atomic_write_text, read_json, write_json
 
-if sys.platform == "win32":
-    import msvcrt
-else:
-    import fcntl
-
 REPORTING = frozenset({"validate", "checkpoint", "report"})
 """Loop options that do not affect the weights and may change when a run resumes."""
-_LOCKED = {errno.EWOULDBLOCK, errno.EACCES, errno.EDEADLK}  # errors if another process has the lock
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +28,7 @@ class RunState:
 
 @contextlib.contextmanager
 def lock_folder(folder: Path, lock: str = ".lock") -> Iterator[None]:
-    """Lock a folder for one run, creating it if needed.
-
-    This is an OS lock: it ends with the process, and the remaining empty file locks nothing. On file systems without
-    locks it has no effect.
+    """Lock a folder for one run, creating it if needed. The lock ends with the process.
 
     Args:
         lock: name of the lock file.
@@ -46,30 +36,18 @@ def lock_folder(folder: Path, lock: str = ".lock") -> Iterator[None]:
     Raises:
         OptionError: another run uses the folder, or it is not writable.
     """
+    held = FileLock(folder / lock, blocking=False)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / lock).open("ab")
+        held.acquire()
+    except Timeout:
+        raise OptionError(f"Another run uses {folder}: wait until it ends, or use another folder.") from None
     except OSError as error:
         raise OptionError(f"Cannot write to the folder {folder}: {error.strerror}.") from None
-    with file:
-        try:
-            _lock(file.fileno())
-        except OSError as error:
-            if error.errno in _LOCKED:
-                raise OptionError(f"Another run uses {folder}: wait until it ends, or use another folder.") from None
+    try:
         yield
-
-
-def _lock(number: int) -> None:
-    """Lock an open file until it is closed, without waiting.
-
-    Raises:
-        OSError: it cannot be locked.
-    """
-    if sys.platform == "win32":
-        msvcrt.locking(number, msvcrt.LK_NBLCK, 1)
-    else:
-        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        held.release()
 
 
 def _settings_changed(folder: Path, changed: set[str]) -> OptionError:

@@ -2,12 +2,10 @@
 errors."""
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
 from foredraft.core.errors import OptionError
-from foredraft.core.io import atomic_write
 from foredraft.train.data.batches import TrainBatches
 from foredraft.train.data.tokens import TokenStore
 from foredraft.train.drafts import distil
@@ -55,16 +53,6 @@ def missed(
             place = counts[begin : begin + len(row)]
             place[row] = np.minimum(place[row], easy)
     return replace(store, counts=counts)
-
-
-def load_counts(path: Path, store: TokenStore) -> TokenStore | None:
-    """The store with the weights of an earlier run; None if there are none."""
-    return replace(store, counts=np.load(path)) if path.exists() else None
-
-
-def save_counts(path: Path, store: TokenStore) -> None:
-    """Save the store's weights atomically."""
-    atomic_write(path, lambda file: np.save(file, store.counts))
 
 
 def share(rest: TokenStore, whole: TokenStore, length: int) -> float:

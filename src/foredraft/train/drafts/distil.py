@@ -20,8 +20,11 @@ from foredraft.model.head_parts import parts_of
 from foredraft.model.hf import CausalLM
 from foredraft.model.taps import body
 from foredraft.train.losses import weighted_mean
+from foredraft.train.options import LoopOptions
 from foredraft.train.recipe import Recipe, TrainBatch, recompute
+from foredraft.train.run_context import RunContext
 
+Report = Callable[[dict[str, Any]], None]
 LOSSES = ("forward_kl", "reverse_kl", "jsd", "hard", "text")
 
 
@@ -45,6 +48,18 @@ class Options:
             raise OptionError("weight must be above 0 and below 1.")
         if self.rows < 1:
             raise OptionError("rows must be 1 or more.")
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRun:
+    """A training run of draft models. ``options``: of the recipe ``method``; ``report``: called with each log line."""
+
+    context: RunContext
+    method: str
+    target_name: str
+    options: Any
+    loop: LoopOptions
+    report: Report
 
 
 @final

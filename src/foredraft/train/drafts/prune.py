@@ -1,6 +1,5 @@
 """Pruning a model to a given shape, e.g. a shallow and wide draft model (arXiv:2402.01528)."""
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,11 @@ from foredraft.core.sampling.params import check_known
 from foredraft.heads.nets.pruning_masks import Kept, Sizes
 from foredraft.model.pruning import cut
 from foredraft.train.drafts import distil
-from foredraft.train.drafts.distil import Teacher
+from foredraft.train.drafts.distil import DraftRun, Teacher
 from foredraft.train.drafts.importance import select_by_importance
 from foredraft.train.drafts.masks import Masked, MaskRecipe
 from foredraft.train.heads.validate import mean_losses
-from foredraft.train.loop import LoopOptions, train
-from foredraft.train.run_context import RunContext
+from foredraft.train.loop import train
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,80 +99,52 @@ class Options(distil.Options):
             raise OptionError("mask_lr must be above 0, rise above 0 and at most 1, and tune 0 or more.")
 
 
-def pruned(
-    context: RunContext,
-    source: Any,
-    wanted: Sizes,
-    options: Options,
-    loop: LoopOptions,
-    report: Callable[[dict[str, Any]], None],
-) -> Any:
-    """Prune a model, without distillation. Writes the kept indices to kept.json in the run's folder.
+def pruned(run: DraftRun, source: Any, wanted: Sizes) -> Any:
+    """Prune a model to the wanted sizes, without distillation; the run's kept.json has the kept indices.
 
     Args:
         source: the model, unchanged; may be the target's.
-        wanted: the sizes to prune to.
     """
-    if options.by == "masks":
-        net = _learn_masks(context, source, wanted, options, loop, report)
+    if run.options.by == "masks":
+        net = _learn_masks(run, source, wanted)
         kept, source = net.gates.kept(wanted), net.whole
-        if context.first:
-            _write(context.folder / "kept.json", kept, {"sizes": asdict(wanted)})
+        if run.context.first:
+            _write(run.context.folder / "kept.json", kept, {"sizes": asdict(wanted)})
     else:
-        with context.accelerator.main_process_first():
-            kept = _select_by_importance(context, source, wanted, options, loop, report)
+        with run.context.accelerator.main_process_first():
+            kept = _select_by_importance(run, source, wanted)
     return cut(source, kept)
 
 
-def _select_by_importance(
-    context: RunContext,
-    source: Any,
-    wanted: Sizes,
-    options: Options,
-    loop: LoopOptions,
-    report: Callable[[dict[str, Any]], None],
-) -> Kept:
+def _select_by_importance(run: DraftRun, source: Any, wanted: Sizes) -> Kept:
     """The indices to keep, by importance, or as found by an earlier call."""
+    context, count = run.context, run.options.texts
     path = context.folder / "kept.json"
-    terms = {"sizes": asdict(wanted), "texts": options.texts, "length": loop.length, "seed": loop.seed}
+    terms = {"sizes": asdict(wanted), "texts": count, "length": run.loop.length, "seed": run.loop.seed}
     terms |= {"model": fingerprint(source), "data": context.store.folder.name}
     if (kept := _read(path, terms)) is not None:
         return kept
-    batches, single = context.batches((), loop), replace(loop, batch=1)
-    samples = [batches.batch(number, single, (0, 1)) for number in range(options.texts)]
+    batches, single = context.batches((), run.loop), replace(run.loop, batch=1)
+    samples = [batches.batch(number, single, (0, 1)) for number in range(count)]
     source.requires_grad_(False)
-    kept = select_by_importance(source, samples, wanted, lambda sentence: report({"note": sentence}))
+    kept = select_by_importance(source, samples, wanted, lambda sentence: run.report({"note": sentence}))
     _write(path, kept, terms)
     return kept
 
 
-def _learn_masks(
-    context: RunContext,
-    source: Any,
-    wanted: Sizes,
-    options: Options,
-    loop: LoopOptions,
-    report: Callable[[dict[str, Any]], None],
-) -> Masked:
+def _learn_masks(run: DraftRun, source: Any, wanted: Sizes) -> Masked:
     """Learn masks in a resumable sub-run with its own folder."""
+    context, options = run.context, run.options
     net = Masked(source, wanted, tuned=options.tune > 0)
     recipe = MaskRecipe(net, Teacher(context.target, options), options.rise, options.tune)
-    mask_loop = replace(loop, tokens=options.mask_tokens, lr=options.mask_lr)
-    batches = context.batches(recipe.taps, mask_loop)
+    loop = replace(run.loop, tokens=options.mask_tokens, lr=options.mask_lr)
+    batches, folder = context.batches(recipe.taps, loop), context.folder / "masks"
 
     def validate() -> dict[str, float]:
         recipe.eval()
         return mean_losses(recipe, batches.held_out(4))
 
-    train(
-        recipe,
-        batches,
-        context.folder / "masks",
-        mask_loop,
-        validate=validate,
-        report=report,
-        accelerator=context.accelerator,
-    )
+    train(recipe, batches, folder, loop, validate=validate, report=run.report, accelerator=context.accelerator)
     return net
 
 

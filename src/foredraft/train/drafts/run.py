@@ -1,13 +1,14 @@
 """Training runs of draft models: distilled, pruned and distilled, or several boost-tuned in turn."""
 
 import functools
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from foredraft.core.errors import DataError, OptionError
-from foredraft.core.io import fingerprint, provenance, short
+from foredraft.core.io import atomic_write, fingerprint, provenance, short
 from foredraft.core.sampling.params import check_known
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
 from foredraft.model.hf import CausalLM
@@ -17,13 +18,12 @@ from foredraft.model.tokenizer import check_same_tokenizer
 from foredraft.train.data.batches import TrainBatches
 from foredraft.train.data.tokens import TokenStore
 from foredraft.train.drafts import boost, distil, prune
-from foredraft.train.drafts.distil import DistilRecipe, Student, Teacher
+from foredraft.train.drafts.distil import DistilRecipe, DraftRun, Report, Student, Teacher
 from foredraft.train.heads.export import save_draft
 from foredraft.train.heads.validate import validation_length, validation_losses
 from foredraft.train.loop import LoopOptions, train
 from foredraft.train.run_context import Data, RunContext
 
-Report = Callable[[dict[str, Any]], None]
 _CHAIN = DraftOptions(num_assistant_tokens=5, assistant_confidence_threshold=0.0)
 
 
@@ -43,18 +43,6 @@ DRAFTS = {
     "boost": DraftKind(boost.Options, 2, 64),
 }
 """Recipes for draft models; those for heads are ``train.heads.recipes.RECIPES``."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """Shared state of a run."""
-
-    context: RunContext
-    method: str
-    target_name: str
-    options: Any
-    loop: LoopOptions
-    report: Report
 
 
 def run_drafts(
@@ -86,7 +74,7 @@ def run_drafts(
     check_parts(method, drafts, shape)
     loop, options = loop or LoopOptions(), recipe_options or DRAFTS[method].options()
     with RunContext.open(target_name, out, data, device) as context:
-        run = _Run(context, method, target_name, options, loop, report)
+        run = DraftRun(context, method, target_name, options, loop, report)
         if method == "boost":
             return _boost(run, drafts)
         if method == "prune":
@@ -112,13 +100,13 @@ def check_parts(method: str, drafts: tuple[str, ...], shape: prune.PrunedShape |
         raise OptionError(f"{method} {reason}.")
 
 
-def _distil(run: _Run, name: str) -> Path:
+def _distil(run: DraftRun, name: str) -> Path:
     run.context.check_resume(_terms(run, {"draft": short(name)}))
     recipe = _recipe(run, _load_draft(run.context, name))
     return _train_draft(run, recipe, run.context.folder, run.context.store, {"start": short(name)})
 
 
-def _prune(run: _Run, name: str | None, shape: prune.PrunedShape) -> Path:
+def _prune(run: DraftRun, name: str | None, shape: prune.PrunedShape) -> Path:
     context = run.context
     source = context.loaded.model if name is None else _load_draft(context, name)
     wanted = shape.of(sizes_of(source))
@@ -127,12 +115,12 @@ def _prune(run: _Run, name: str | None, shape: prune.PrunedShape) -> Path:
     context.check_resume(terms)
     if run.options.by == "masks":
         context.check_resume(terms, context.folder / "masks")
-    small = prune.pruned(context, source, wanted, run.options, run.loop, run.report)
+    small = prune.pruned(run, source, wanted)
     del source
     return _train_draft(run, _recipe(run, small), context.folder, context.store, notes)
 
 
-def _boost(run: _Run, names: tuple[str, ...]) -> list[Path]:
+def _boost(run: DraftRun, names: tuple[str, ...]) -> list[Path]:
     context, made = run.context, []
     rest = context.store
     for number, name in enumerate(names, start=1):
@@ -153,20 +141,20 @@ def _boost(run: _Run, names: tuple[str, ...]) -> list[Path]:
     return made
 
 
-def _rest(run: _Run, recipe: DistilRecipe, store: TokenStore, folder: Path) -> TokenStore:
+def _rest(run: DraftRun, recipe: DistilRecipe, store: TokenStore, folder: Path) -> TokenStore:
     """The data of the next draft: one process computes it, the others and later runs read it."""
     model = recipe.net.model.bfloat16().float()  # rounded as it is saved
     path = folder / f"missed-{fingerprint(model)}-{run.options.easy:g}.npy"
     with run.context.accelerator.main_process_first():
-        rest = boost.load_counts(path, store)
-        if rest is None:
-            batches = run.context.batches(recipe.taps, run.loop, store)
-            rest = boost.missed(store, recipe, batches, run.loop, run.options.easy)
-            boost.save_counts(path, rest)
+        if path.exists():
+            return replace(store, counts=np.load(path))
+        batches = run.context.batches(recipe.taps, run.loop, store)
+        rest = boost.missed(store, recipe, batches, run.loop, run.options.easy)
+        atomic_write(path, lambda file: np.save(file, rest.counts))
     return rest
 
 
-def _terms(run: _Run, more: dict[str, Any]) -> dict[str, Any]:
+def _terms(run: DraftRun, more: dict[str, Any]) -> dict[str, Any]:
     options = {key: value for key, value in asdict(run.options).items() if key != "rows"}
     return {"recipe": run.method, "model": Path(run.target_name).name, **options, **more}
 
@@ -180,12 +168,12 @@ def _load_draft(context: RunContext, name: str) -> Any:
     return found.model
 
 
-def _recipe(run: _Run, model: Any) -> DistilRecipe:
+def _recipe(run: DraftRun, model: Any) -> DistilRecipe:
     CausalLM(model, fast=False).close()  # fails early for unsupported models
     return DistilRecipe(Student(model), Teacher(run.context.target, run.options))
 
 
-def _train_draft(run: _Run, recipe: DistilRecipe, folder: Path, store: TokenStore, notes: dict[str, Any]) -> Path:
+def _train_draft(run: DraftRun, recipe: DistilRecipe, folder: Path, store: TokenStore, notes: dict[str, Any]) -> Path:
     """Train a draft model and save it in ``folder/draft``."""
     context, loop = run.context, run.loop
     batches = context.batches(recipe.taps, loop, store)
