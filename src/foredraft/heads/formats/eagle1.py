@@ -1,6 +1,5 @@
 """SafeAILab's EAGLE-1 and EAGLE-2 files (heads.md 1.1): one format, since EAGLE-2 changes only the tree."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ from foredraft.core.errors import DrafterError
 from foredraft.heads.formats.assemble import identity_names, parameter_names, same_embedding
 from foredraft.heads.formats.block import old_scaling, override_theta, read_block, unsupported_by_block, write_block
 from foredraft.heads.formats.files import Checkpoint
-from foredraft.heads.formats.info import Overrides, Reading, TargetNeeds
+from foredraft.heads.formats.info import Contents, ExportOptions, Overrides, Reading, TargetNeeds
 from foredraft.heads.nets.eagle import Eagle, EagleConfig
 from foredraft.model.hf import CausalLM
 
@@ -60,26 +59,24 @@ def read(checkpoint: Checkpoint, target: CausalLM | None, overrides: Overrides) 
     )
 
 
-def unsupported(net: Eagle) -> list[str]:
+def unsupported(net: Eagle, layers: int | None) -> list[str]:
     """Config fields of this head that SafeAILab's code does not support."""
     return unsupported_by_block(net.config.block, allowed=("attention_bias",))
 
 
-def write(
-    net: Eagle, target: Mapping[str, Any], *, dtype: torch.dtype, embed: bool
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """config.json and tensors. ``embed``: add the target's embedding, which the strict loader of v1 requires."""
+def write(net: Eagle, options: ExportOptions) -> Contents:
+    """config.json and tensors, with the target's embedding if requested, which the strict loader of v1 requires."""
     block, config = net.config.block, net.config
     entries = {
         "architectures": ["LlamaForCausalLM"],
-        **write_block(block, target, vocab_size=net.target.vocab_size, layers=config.num_layers),
+        **write_block(block, options.target, vocab_size=net.target.vocab_size, layers=config.num_layers),
         "rope_scaling": old_scaling(block),
         "bias": config.fc_bias,
         "qkv_bias": block.attention_bias,
-        "torch_dtype": str(dtype).removeprefix("torch."),
+        "torch_dtype": options.dtype_name,
     }
     tensors = dict(net.state_dict())
-    if embed:
+    if options.embed:
         tensors[_TABLE] = target_table(net)
     return entries, tensors
 

@@ -1,6 +1,5 @@
 """Writes EAGLE-3 heads in the formats of SafeAILab's code, SGLang and vLLM (heads.md 1.2 to 1.4)."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,87 +8,78 @@ from torch import Tensor
 from foredraft.heads.formats.block import old_scaling, unsupported_by_block, write_block
 from foredraft.heads.formats.eagle1 import target_table
 from foredraft.heads.formats.eagle3 import TABLE
+from foredraft.heads.formats.info import Contents, ExportOptions
 from foredraft.heads.formats.layers import KEY, default_taps
 from foredraft.heads.nets.eagle import Eagle3
 from foredraft.heads.nets.target_parts import member_mask, offsets_of
+from foredraft.model.hub import TRANSFORMERS
 
 SPECULATIVE_TOKENS = 5
 """The default draft length that a speculators file gives vLLM; users can override it."""
 
 
-def unsupported_by_safeailab(net: Eagle3, layers: int | None) -> list[str]:
-    """Config fields that SafeAILab's code does not support. ``layers``: the target's depth; None skips that check."""
-    config = net.config
-    found = unsupported_by_block(config.block) + _flags(
-        net, "norm_before_residual", "norm_before_fc", "fc_norm", "fc_bias"
-    )
-    found += _flags(net, "norm_carried") + _common(net)
-    if not config.norm_logits:
-        found.append("norm_logits=False")
-    if config.num_layers > 1:
-        found.append("num_layers")
-    if config.own_embedding != (config.target_hidden_size != config.block.hidden_size):
-        found.append("own_embedding")
-    if layers is not None and tuple(config.taps) != default_taps(layers):
+_UNSUPPORTED = {
+    "eagle": (
+        *("head_dim", "attention_bias", "output_bias", "mlp_bias", "qk_norm", "sliding_window"),
+        *("norm_before_residual", "norm_before_fc", "fc_norm", "fc_bias", "norm_carried", "num_layers"),
+        *("own_embedding", "own_head=False", "norm_logits=False"),
+    ),
+    "sglang": (
+        *("mlp_bias", "qk_norm", "sliding_window", "output_bias without attention_bias"),
+        *("norm_before_residual", "norm_before_fc", "norm_carried", "num_layers"),
+        *("own_embedding", "own_head=False with a smaller vocabulary", "the embedding as a tap"),
+    ),
+    "speculators": (
+        *("output_bias without attention_bias", "fc_bias", "own_head=False", "norm_logits=False"),
+        "own_embedding=False with another target_hidden_size",
+    ),
+}
+"""The features that SafeAILab's code, SGLang and vLLM do not support. SGLang's additional layers omit the residual, so
+they differ from ours."""
+
+
+def unsupported(to: str, net: Eagle3, layers: int | None) -> list[str]:
+    """Features of this head that a format does not support. ``layers``: the target's depth; None skips that check."""
+    config, block = net.config, net.config.block
+    smaller, wider = config.draft_vocab_size != config.vocab_size, bool(_width(net))
+    features = dict.fromkeys(unsupported_by_block(block), True)
+    for name in ("norm_before_residual", "norm_before_fc", "fc_norm", "fc_bias", "norm_carried"):
+        features[name] = getattr(config, name)
+    features |= {
+        "num_layers": config.num_layers > 1,
+        "own_embedding": config.own_embedding != wider,
+        "own_embedding=False with another target_hidden_size": wider and not config.own_embedding,
+        "own_head=False": not config.own_head,
+        "own_head=False with a smaller vocabulary": smaller and not config.own_head,
+        "norm_logits=False": not config.norm_logits,
+        "output_bias without attention_bias": block.output_bias and not block.attention_bias,
+        "the embedding as a tap": min(config.taps) < 1,
+    }
+    found = [name for name in _UNSUPPORTED[to] if features.get(name)]
+    if to == "eagle" and layers is not None and tuple(config.taps) != default_taps(layers):
         found.append(f"taps {config.taps} other than {default_taps(layers)}")
     return found
 
 
-def unsupported_by_sglang(net: Eagle3) -> list[str]:
-    """Config fields that SGLang does not support. Its additional layers omit the residual, so they differ from ours."""
-    config = net.config
-    found = unsupported_by_block(config.block, ("head_dim", "attention_bias", "output_bias"))
-    found += _flags(net, "norm_before_residual", "norm_before_fc", "norm_carried")
-    if config.num_layers > 1:
-        found.append("num_layers")
-    if config.block.output_bias and not config.block.attention_bias:
-        found.append("output_bias without attention_bias")
-    if config.own_embedding != (config.target_hidden_size != config.block.hidden_size):
-        found.append("own_embedding")
-    if min(config.taps) < 1:
-        found.append("the embedding as a tap")
-    if not config.own_head and config.draft_vocab_size != config.vocab_size:
-        found.append("own_head=False")
-    return found
-
-
-def unsupported_by_speculators(net: Eagle3) -> list[str]:
-    """Config fields that vLLM does not support."""
-    config = net.config
-    allowed = ("head_dim", "attention_bias", "output_bias", "mlp_bias", "qk_norm", "sliding_window")
-    found = unsupported_by_block(config.block, allowed) + _flags(net, "fc_bias") + _common(net)
-    if config.block.output_bias and not config.block.attention_bias:
-        found.append("output_bias without attention_bias")
-    if not config.norm_logits:
-        found.append("norm_logits=False")
-    if config.target_hidden_size != config.block.hidden_size and not config.own_embedding:
-        found.append("own_embedding=False with another target_hidden_size")
-    return found
-
-
-def write_safeailab(
-    net: Eagle3, target: Mapping[str, Any], *, dtype: torch.dtype, embed: bool
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def write_safeailab(net: Eagle3, options: ExportOptions) -> Contents:
     """config.json and tensors for SafeAILab's inference code, which loads the target's embedding itself."""
     entries = {
         "architectures": ["LlamaForCausalLM"],
-        **_llama(net, target),
+        **_llama(net, options),
         "rope_scaling": old_scaling(net.config.block),
         "draft_vocab_size": net.config.draft_vocab_size,
         **_width(net),
-        "torch_dtype": _name(dtype),
+        "torch_dtype": options.dtype_name,
     }
-    return entries, _tensors(net, embed=embed, maps=net.vocabulary is not None)
+    return entries, _tensors(net, embed=options.embed, maps=net.vocabulary is not None)
 
 
-def write_sglang(
-    net: Eagle3, target: Mapping[str, Any], *, dtype: torch.dtype, embed: bool
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def write_sglang(net: Eagle3, options: ExportOptions) -> Contents:
     """config.json and tensors for SGLang. ``target_hidden_size`` must be absent unless it differs."""
     config, block = net.config, net.config.block
     entries = {
         "architectures": ["LlamaForCausalLMEagle3"],
-        **_llama(net, target),
+        **_llama(net, options),
         "head_dim": block.head_dim,
         "attention_bias": block.attention_bias,
         "bias": config.fc_bias,
@@ -98,23 +88,21 @@ def write_sglang(
         "fc_norm": config.fc_norm,
         "norm_output": config.norm_logits,
         "eagle_config": {"use_aux_hidden_state": True, KEY: [tap - 1 for tap in config.taps]},
-        "torch_dtype": _name(dtype),
+        "torch_dtype": options.dtype_name,
     }
-    return entries, _tensors(net, embed=embed, maps=config.own_head)
+    return entries, _tensors(net, embed=options.embed, maps=config.own_head)
 
 
-def write_speculators(
-    net: Eagle3, target: Mapping[str, Any], *, dtype: torch.dtype, embed: bool, name: str, version: str
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """config.json and tensors for vLLM. ``name``: the target's. ``version``: of transformers."""
+def write_speculators(net: Eagle3, options: ExportOptions) -> Contents:
+    """config.json and tensors for vLLM."""
     config, block = net.config, net.config.block
     layer = {
         "architectures": ["LlamaForCausalLM"],
-        **_llama(net, target),
+        **_llama(net, options),
         "head_dim": block.head_dim,
         "attention_bias": block.attention_bias,
         "mlp_bias": block.mlp_bias,
-        "torch_dtype": _name(dtype),
+        "torch_dtype": options.dtype_name,
     }
     if block.qk_norm:
         layer |= {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
@@ -127,6 +115,7 @@ def write_speculators(
         "verifier_accept_k": 1,
         "accept_tolerance": 0.0,
     }
+    architectures = list(options.target.get("architectures") or [])
     entries = {
         "architectures": ["Eagle3Speculator"],
         "speculators_model_type": "eagle3",
@@ -144,13 +133,13 @@ def write_speculators(
             "algorithm": "eagle3",
             "proposal_methods": [proposal],
             "default_proposal_method": "greedy",
-            "verifier": {"name_or_path": name, "architectures": list(target.get("architectures") or [])},
+            "verifier": {"name_or_path": options.name, "architectures": architectures},
         },
         "transformer_layer_config": layer,
-        "torch_dtype": _name(dtype),
-        "transformers_version": version,
+        "torch_dtype": options.dtype_name,
+        "transformers_version": TRANSFORMERS,
     }
-    return entries, _renumbered(_tensors(net, embed=embed, maps=net.vocabulary is not None))
+    return entries, _renumbered(_tensors(net, embed=options.embed, maps=net.vocabulary is not None))
 
 
 def _renumbered(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -167,9 +156,9 @@ def _renumbered(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def _llama(net: Eagle3, target: Mapping[str, Any]) -> dict[str, Any]:
+def _llama(net: Eagle3, options: ExportOptions) -> dict[str, Any]:
     config = net.config
-    return write_block(config.block, target, vocab_size=config.vocab_size, layers=config.num_layers)
+    return write_block(config.block, options.target, vocab_size=config.vocab_size, layers=config.num_layers)
 
 
 def _tensors(net: Eagle3, *, embed: bool, maps: bool) -> dict[str, Tensor]:
@@ -188,15 +177,3 @@ def _width(net: Eagle3) -> dict[str, int]:
     config = net.config
     other = config.target_hidden_size != config.block.hidden_size
     return {"target_hidden_size": config.target_hidden_size} if other else {}
-
-
-def _flags(net: Eagle3, *names: str) -> list[str]:
-    return [name for name in names if getattr(net.config, name)]
-
-
-def _common(net: Eagle3) -> list[str]:
-    return [] if net.config.own_head else ["own_head=False"]
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -1,22 +1,21 @@
 """Hydra and Hydra++ heads (heads.md 1.6): the grounded architectures mlp and prefix-mlp."""
 
 import re
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
-
-from torch import Tensor
 
 from foredraft.core.errors import DrafterError
 from foredraft.heads.formats.assemble import same_embedding
 from foredraft.heads.formats.block import override_theta
+from foredraft.heads.formats.eagle1 import target_table
 from foredraft.heads.formats.files import Checkpoint, Fields
-from foredraft.heads.formats.info import Overrides, Reading, TargetNeeds
+from foredraft.heads.formats.info import Contents, ExportOptions, Overrides, Reading, TargetNeeds
 from foredraft.heads.formats.native import accuracies_of, block_from
 from foredraft.heads.nets.blocks import BlockConfig
 from foredraft.heads.nets.hydra import Hydra, HydraConfig
 from foredraft.model.head_parts import block_like
 from foredraft.model.hf import CausalLM
+from foredraft.model.hub import TRANSFORMERS
 
 PLAIN, PLUS = "Hydra", "Hydra++"
 _PREFIX = "prefix_embeding_layer."  # sic
@@ -174,24 +173,27 @@ def _dropout(fields: Fields) -> float:
     return min(fields.number("dropout_rate"), 1.0) if fields.values.get("dropout_rate") else 0.0
 
 
-def write(
-    net: Hydra, target: Mapping[str, Any], *, name: str, version: str, table: Tensor | None
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """config.json and tensors. ``table``: the target's embedding, to store it as well."""
+def unsupported(net: Hydra, layers: int | None) -> list[str]:
+    """Config fields of this head that the published code does not support."""
+    return [] if net.config.own_heads else ["own_heads=False"]
+
+
+def write(net: Hydra, options: ExportOptions) -> Contents:
+    """config.json and tensors, with the target's embedding if requested."""
     config, state = net.config, net.state_dict()
     entries: dict[str, Any] = {
         "hydra_num_heads": config.num_heads,
         "hydra_num_layers": config.num_layers,
         "hydra_head_arch": "prefix-mlp" if config.prefix else "mlp",
-        "base_model_name_or_path": name,
+        "base_model_name_or_path": options.name,
         "grounded_heads": True,
         "hidden_state_offset": 0,
         "dropout_rate": config.dropout,
-        "transformers_version": version,
+        "transformers_version": TRANSFORMERS,
     }
     if config.accuracies is not None:
         entries["accuracies"] = config.accuracies
     if config.prefix is not None:
         entries[_OWN] = asdict(config.prefix)
     tensors = {alias: state[parameter] for parameter, aliases in names(config).items() for alias in aliases}
-    return entries, tensors if table is None else {**tensors, _TABLE: table}
+    return entries, {**tensors, _TABLE: target_table(net)} if options.embed else tensors

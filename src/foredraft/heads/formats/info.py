@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -54,6 +55,25 @@ class Head:
 
     net: nn.Module
     info: HeadInfo
+
+
+@dataclass(frozen=True, slots=True)
+class ExportOptions:
+    """What a written head needs besides its net. ``target``: the target's config; ``name``: its name; ``dtype``: of the
+    weights in the file; ``embed``: also store the target's embedding."""
+
+    target: Mapping[str, Any]
+    name: str
+    dtype: torch.dtype
+    embed: bool
+
+    @property
+    def dtype_name(self) -> str:
+        return str(self.dtype).removeprefix("torch.")
+
+
+Contents = tuple[dict[str, Any], dict[str, Tensor]]
+"""The entries of config.json, and tensors."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,17 +5,15 @@ A head is a Sequential of L residual blocks (one module, repeated) and an output
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping
 from typing import Any
-
-from torch import Tensor
 
 from foredraft.core.errors import DrafterError
 from foredraft.heads.formats.files import Checkpoint
-from foredraft.heads.formats.info import Overrides, Reading, TargetNeeds
+from foredraft.heads.formats.info import Contents, ExportOptions, Overrides, Reading, TargetNeeds
 from foredraft.heads.formats.native import accuracies_of
 from foredraft.heads.nets.medusa import Medusa, MedusaConfig
 from foredraft.model.hf import CausalLM
+from foredraft.model.hub import TRANSFORMERS
 
 FIRST, SECOND_VERSION, SECOND = "Medusa-1", "Medusa-1 version 2", "Medusa-2"
 _PREFIX = "medusa_head."
@@ -110,29 +108,27 @@ def _blocks(checkpoint: Checkpoint) -> dict[int, set[int]]:
     return dict(found)
 
 
-def write(
-    net: Medusa, target: Mapping[str, Any], *, name: str, version: str
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def write(net: Medusa, options: ExportOptions) -> Contents:
     """config.json and tensors; heads that share the target's output layer are version 2."""
     config = net.config
     entries, tensors = _entries(net, "")
     entries |= {
-        "base_model_name_or_path": name,
+        "base_model_name_or_path": options.name,
         "hidden_size": config.hidden_size,
         "vocab_size": config.vocab_size,
-        "transformers_version": version,
+        "transformers_version": TRANSFORMERS,
     }
     if not config.own_heads:
         entries["version"] = "2"
     return entries, tensors
 
 
-def write_second(net: Medusa) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def write_second(net: Medusa) -> Contents:
     """The additions of Medusa-2 to the config.json and tensors of its target."""
     return _entries(net, _PREFIX)
 
 
-def _entries(net: Medusa, prefix: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _entries(net: Medusa, prefix: str) -> Contents:
     config, state = net.config, net.state_dict()
     entries: dict[str, Any] = {"medusa_num_heads": config.num_heads, "medusa_num_layers": config.num_layers}
     if config.accuracies is not None:

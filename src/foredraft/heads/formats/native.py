@@ -8,18 +8,16 @@ from collections.abc import Mapping
 from dataclasses import MISSING, asdict, fields as fields_of, replace
 from typing import Any
 
-from torch import Tensor, nn
-
 from foredraft.core.errors import DrafterError
 from foredraft.heads.formats.assemble import block_of, identity_names, parameter_names
 from foredraft.heads.formats.block import override_theta
 from foredraft.heads.formats.files import MOST, Checkpoint, Fields
-from foredraft.heads.formats.info import NetConfig, Overrides, Reading, TargetNeeds
+from foredraft.heads.formats.info import Contents, ExportOptions, NetConfig, Overrides, Reading, TargetNeeds
 from foredraft.heads.formats.vocabulary import read_vocabulary
 from foredraft.heads.nets.blocks import ACTIVATIONS, BlockConfig
 from foredraft.heads.nets.eagle import Eagle, Eagle3, Eagle3Config, EagleConfig
-from foredraft.heads.nets.hydra import HydraConfig
-from foredraft.heads.nets.medusa import BlockwiseConfig, MedusaConfig
+from foredraft.heads.nets.hydra import Hydra, HydraConfig
+from foredraft.heads.nets.medusa import Blockwise, BlockwiseConfig, Medusa, MedusaConfig
 from foredraft.heads.nets.target_parts import offsets_of
 from foredraft.model.hf import CausalLM
 
@@ -74,27 +72,21 @@ def read(checkpoint: Checkpoint, target: CausalLM | None, overrides: Overrides) 
     )
 
 
-def write(net: nn.Module, config: NetConfig, *, name: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def write(net: Eagle | Eagle3 | Medusa | Hydra | Blockwise, options: ExportOptions) -> Contents:
     """config.json and tensors."""
+    config = net.config
     method = next(method for method, kind in CONFIGS.items() if isinstance(config, kind))
     entries = {
         "foredraft_head": method,
         "foredraft_version": VERSION,
-        "base_model_name_or_path": name,
-        "vocab_size": _vocab(net, config),
+        "base_model_name_or_path": options.name,
+        "vocab_size": net.target.vocab_size if isinstance(net, Eagle) else net.config.vocab_size,
         "head": asdict(config),
     }
     tensors = dict(net.state_dict())
     if isinstance(net, Eagle3) and net.vocabulary is not None:
         tensors["d2t"] = offsets_of(net.vocabulary)
     return entries, tensors
-
-
-def _vocab(net: nn.Module, config: NetConfig) -> int:
-    if isinstance(net, Eagle):
-        return net.target.vocab_size
-    assert not isinstance(config, EagleConfig)
-    return config.vocab_size
 
 
 def block_from(values: Mapping[str, Any], name: str) -> BlockConfig:

@@ -6,6 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +16,47 @@ from torch import Tensor, nn
 
 from foredraft.core.errors import DrafterError
 from foredraft.heads.formats import eagle1, eagle3_export, hydra, medusa, native
-from foredraft.heads.formats.eagle1 import target_table
+from foredraft.heads.formats.info import Contents, ExportOptions
 from foredraft.heads.nets.eagle import Eagle, Eagle3
 from foredraft.heads.nets.hydra import Hydra
 from foredraft.heads.nets.medusa import Blockwise, Medusa
-from foredraft.model.hub import TRANSFORMERS
 
-FORMATS = ("eagle", "sglang", "speculators", "medusa", "hydra", "foredraft")
 
-Contents = tuple[dict[str, Any], dict[str, Tensor], tuple[str, ...]]
-"""config.json, tensors, and the names of the weight files."""
+def _supported(net: nn.Module, layers: int | None) -> list[str]:
+    return []
+
+
+@dataclass(frozen=True, slots=True)
+class _Writer:
+    """How to write one kind of net in one format.
+
+    ``unsupported``: features of a net that the format does not support, given the target's depth, if known.
+    """
+
+    write: Callable[[Any, ExportOptions], Contents]
+    unsupported: Callable[[Any, int | None], list[str]] = _supported
+
+
+def _eagle3(to: str, write: Callable[[Any, ExportOptions], Contents]) -> dict[type, _Writer]:
+    return {Eagle3: _Writer(write, functools.partial(eagle3_export.unsupported, to))}
+
+
+_WRITERS: dict[str, dict[type, _Writer]] = {
+    "eagle": {Eagle: _Writer(eagle1.write, eagle1.unsupported), **_eagle3("eagle", eagle3_export.write_safeailab)},
+    "sglang": _eagle3("sglang", eagle3_export.write_sglang),
+    "speculators": _eagle3("speculators", eagle3_export.write_speculators),
+    "medusa": {Medusa: _Writer(medusa.write)},
+    "hydra": {Hydra: _Writer(hydra.write, hydra.unsupported)},
+    "foredraft": dict.fromkeys((Eagle, Eagle3, Medusa, Hydra, Blockwise), _Writer(native.write)),
+}
+FORMATS = tuple(_WRITERS)
 
 
 def default_format(net: nn.Module) -> str:
     """The most widely supported format for this head; "foredraft" if no other can hold it."""
     for to in FORMATS if not isinstance(net, Eagle3) else ("speculators", "sglang", "foredraft"):
-        if isinstance(net, _kinds(to)) and not _unsupported(net, to, None):
+        writer = _WRITERS[to].get(type(net))
+        if writer is not None and not writer.unsupported(net, None):
             return to
     raise DrafterError(f"{net.__class__.__name__} is not a draft head.")
 
@@ -62,73 +88,28 @@ def save_head(
     """
     if to not in FORMATS:
         raise DrafterError(f"Unknown format {to!r}. Known: {', '.join(FORMATS)}.")
-    if not isinstance(net, _kinds(to)):
+    writer = _WRITERS[to].get(type(net))
+    if writer is None:
         raise DrafterError(f"A head of the kind {net.__class__.__name__} cannot be written in the format {to!r}.")
     text = target_config.get("text_config")
     target = {**target_config, **text} if isinstance(text, Mapping) else dict(target_config)
     depth = target.get("num_hidden_layers")
-    unsupported = _unsupported(net, to, depth if isinstance(depth, int) else None)
+    unsupported = writer.unsupported(net, depth if isinstance(depth, int) else None)
     if unsupported:
         raise DrafterError(f"The format {to!r} cannot hold this head: {', '.join(unsupported)}.")
     embed = isinstance(net, Eagle) if embed is None else embed
-    config, tensors, files = _contents(net, to, target, target_name, dtype=dtype, embed=embed)
+    config, tensors = writer.write(net, ExportOptions(target, target_name, dtype, embed))
     stored = {name: _stored(tensor, dtype) for name, tensor in tensors.items()}
     extra = {"provenance.json": dict(provenance)} if provenance is not None else {}
-    _write(Path(folder).expanduser(), {**extra, "config.json": config}, stored, files)
+    _write(Path(folder).expanduser(), {**extra, "config.json": config}, stored, _files(net, to))
 
 
-def _kinds(to: str) -> tuple[type, ...]:
-    """The net classes that a format supports."""
-    return {
-        "eagle": (Eagle, Eagle3),
-        "sglang": (Eagle3,),
-        "speculators": (Eagle3,),
-        "medusa": (Medusa,),
-        "hydra": (Hydra,),
-        "foredraft": (Eagle, Eagle3, Medusa, Hydra, Blockwise),
-    }[to]
-
-
-def _unsupported(net: nn.Module, to: str, layers: int | None) -> list[str]:
-    """Config fields of this head that the format does not support."""
-    if isinstance(net, Eagle) and to == "eagle":
-        return eagle1.unsupported(net)
-    if isinstance(net, Eagle3) and to == "eagle":
-        return eagle3_export.unsupported_by_safeailab(net, layers)
-    if isinstance(net, Eagle3) and to == "sglang":
-        return eagle3_export.unsupported_by_sglang(net)
-    if isinstance(net, Eagle3) and to == "speculators":
-        return eagle3_export.unsupported_by_speculators(net)
-    if isinstance(net, Hydra) and to == "hydra" and not net.config.own_heads:
-        return ["own_heads=False"]
-    return []
-
-
-def _contents(
-    net: nn.Module, to: str, target: Mapping[str, Any], name: str, *, dtype: torch.dtype, embed: bool
-) -> Contents:
-    plain = ("model.safetensors",)
-    if to == "medusa":
-        assert isinstance(net, Medusa)
-        # the published loader reads the pickle; version 2 has none
-        files = ("medusa_lm_head.safetensors", *(("medusa_lm_head.pt",) if net.config.own_heads else ()))
-        return *medusa.write(net, target, name=name, version=TRANSFORMERS), files
-    if to == "hydra":
-        assert isinstance(net, Hydra)
-        table = target_table(net) if embed else None
-        config, tensors = hydra.write(net, target, name=name, version=TRANSFORMERS, table=table)
-        return config, tensors, ("hydra_lm_head.safetensors", "hydra_lm_head.pt")
-    if to == "foredraft":
-        assert isinstance(net, (Eagle, Eagle3, Medusa, Hydra, Blockwise))
-        return *native.write(net, net.config, name=name), plain
-    if isinstance(net, Eagle):
-        return *eagle1.write(net, target, dtype=dtype, embed=embed), plain
-    assert isinstance(net, Eagle3)
-    if to == "speculators":
-        write = functools.partial(eagle3_export.write_speculators, name=name, version=TRANSFORMERS)
-    else:
-        write = eagle3_export.write_sglang if to == "sglang" else eagle3_export.write_safeailab
-    return *write(net, target, dtype=dtype, embed=embed), plain
+def _files(net: nn.Module, to: str) -> tuple[str, ...]:
+    """The names of the weight files; the published loaders of Medusa (but for version 2) and Hydra read the pickle."""
+    if to not in ("medusa", "hydra"):
+        return ("model.safetensors",)
+    pickled = not isinstance(net, Medusa) or net.config.own_heads
+    return (f"{to}_lm_head.safetensors", *((f"{to}_lm_head.pt",) if pickled else ()))
 
 
 def _stored(tensor: Tensor, dtype: torch.dtype) -> Tensor:
