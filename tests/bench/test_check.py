@@ -177,7 +177,7 @@ def test_near_ties_are_excused_unless_in_exact_mode(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(generator, "batch", turned)
     found = check_greedy(generator, PROMPTS, GREEDY)
-    assert not found.passed and [(each.text, each.place, each.tied) for each in found.differences] == [(0, 2, False)]
+    assert not found.passed and [(each.output, each.place, each.tied) for each in found.differences] == [(0, 2, False)]
     for gap, passed in ((0.0, True), (1e-6, True), (1e-3, False)):
         monkeypatch.setattr(check, "_logits", lambda *args, gap=gap: gap * torch.arange(VOCAB).view(1, 1, -1) + 4)
         assert check_greedy(generator, PROMPTS, GREEDY).passed == passed

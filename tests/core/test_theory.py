@@ -10,7 +10,6 @@ from foredraft.core.theory import (
     acceptance,
     best_length,
     expected_tokens,
-    least_speed_up,
     operations_factor,
     speed_up,
 )
@@ -63,14 +62,7 @@ def test_best_length_is_the_argmax_of_all(alpha: float, cost: float):
     best = best_length(alpha, cost, longest=40)
     assert best.speed_up == pytest.approx(max(gains), rel=1e-12)
     assert best.speed_up == gains[best.length]
-    assert best.speed_up >= least_speed_up(alpha, cost) - 1e-12
-    assert (best.length > 0) == (alpha > cost) == (least_speed_up(alpha, cost) > 1.0)
-
-
-def test_the_least_speed_up_is_that_of_one_token():
-    assert least_speed_up(0.8, 0.1) == pytest.approx(1.8 / 1.1)
-    assert least_speed_up(0.8, 0.1) == pytest.approx(speed_up(0.8, 1, 0.1))
-    assert least_speed_up(0.1, 0.2) == 1.0
+    assert (best.length > 0) == (alpha > cost)
 
 
 def test_operations_count_the_draft():
@@ -126,8 +118,6 @@ def test_simulation_of_steps():
         lambda: speed_up(0.5, 3, -0.1),
         lambda: speed_up(0.5, 3, math.inf),
         lambda: operations_factor(0.5, 3, math.nan),
-        lambda: least_speed_up(2.0, 0.1),
-        lambda: least_speed_up(0.5, -1.0),
         lambda: best_length(0.5, 0.1, longest=-1),
         lambda: best_length(1.5, 0.1),
     ],

@@ -33,11 +33,11 @@ _TIE_ROUNDINGS = 16
 class Difference:
     """First difference between an output with and without speculation.
 
-    ``text``: index of the prompt; ``place``: index of the token; ``gap``: difference of the two tokens' logits in the
+    ``output``: its index; ``place``: index of the token; ``gap``: difference of the two tokens' logits in the
     stock forward; ``tied``: a near-tie.
     """
 
-    text: int
+    output: int
     place: int
     gap: float
     tied: bool
@@ -47,7 +47,7 @@ class Difference:
 class GreedyCheck:
     """Greedy outputs with speculation against those without; with ``exact``, near-ties fail too."""
 
-    texts: int
+    outputs: int
     tokens: int
     differences: tuple[Difference, ...]
     exact: bool

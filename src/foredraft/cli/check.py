@@ -92,12 +92,12 @@ def command(*, choice: ModelChoice, what: What, law: Law) -> None:
 
 
 def _greedy(found: "GreedyCheck") -> list[str]:
-    same = found.texts - len(found.differences)
-    lines = [f"Greedy: {same} of {found.texts} outputs equal plain decoding ({found.tokens:,} tokens)."]
+    same = found.outputs - len(found.differences)
+    lines = [f"Greedy: {same} of {found.outputs} outputs equal plain decoding ({found.tokens:,} tokens)."]
     for each in found.differences:
         why = "a near-tie" if each.tied and not found.exact else "not a near-tie"
         lines.append(
-            f"  output {each.text + 1} differs from token {each.place + 1}: {why}, logits {each.gap:.3g} apart."
+            f"  output {each.output + 1} differs from token {each.place + 1}: {why}, logits {each.gap:.3g} apart."
         )
     return lines
 

@@ -25,9 +25,9 @@ def acceptance(p: Float[Tensor, "*k V"], q: Float[Tensor, "*k V"]) -> Float[Tens
 
 def expected_tokens(alpha: float, length: int) -> float:
     """Tokens per step, bonus included: (1 - alpha^(k+1)) / (1 - alpha), equation (1); k + 1 at alpha = 1."""
-    check_alpha(alpha)
-    check_length("length", length)
-    return geometric(alpha, length + 1)
+    _check_alpha(alpha)
+    _check_length("length", length)
+    return _geometric(alpha, length + 1)
 
 
 def speed_up(alpha: float, length: int, cost: float) -> float:
@@ -35,18 +35,8 @@ def speed_up(alpha: float, length: int, cost: float) -> float:
 
     Assumes that a target forward of k + 1 tokens takes the time of one; below 1 speculation is slower.
     """
-    check_cost(cost)
+    _check_cost(cost)
     return expected_tokens(alpha, length) / (cost * length + 1.0)
-
-
-def least_speed_up(alpha: float, cost: float) -> float:
-    """Lower bound on the best speed-up: (1 + alpha) / (1 + c) if alpha > c, else 1 (Corollary 3.9).
-
-    One drafted token attains it. If alpha <= c, no length is faster than plain decoding.
-    """
-    check_alpha(alpha)
-    check_cost(cost)
-    return (1.0 + alpha) / (1.0 + cost) if alpha > cost else 1.0
 
 
 def operations_factor(alpha: float, length: int, cost: float) -> float:
@@ -54,7 +44,7 @@ def operations_factor(alpha: float, length: int, cost: float) -> float:
 
     Here ``cost`` is a ratio of operations (c hat in the paper), not of time: the draft's per token over the target's.
     """
-    check_cost(cost)
+    _check_cost(cost)
     return (length * cost + length + 1.0) / expected_tokens(alpha, length)
 
 
@@ -74,7 +64,7 @@ def best_length(alpha: float, cost: float, longest: int = 64) -> BestLength:
     The speed-up has a single peak, since each further token adds alpha^k at the same cost. The search stops at the
     first k that is slower than the one before. On ties the longer k is taken.
     """
-    check_length("longest", longest)
+    _check_length("longest", longest)
     best = BestLength(0, speed_up(alpha, 0, cost))
     if alpha <= cost:
         return best
@@ -86,26 +76,26 @@ def best_length(alpha: float, cost: float, longest: int = 64) -> BestLength:
     return best
 
 
-def geometric(ratio: float, terms: int) -> float:
+def _geometric(ratio: float, terms: int) -> float:
     """The sum 1 + ratio + ratio^2 + ... of ``terms`` terms, accurate for a ratio near 1."""
     if ratio in (0.0, 1.0):
         return 1.0 if ratio == 0.0 else float(terms)
     return -math.expm1(terms * math.log(ratio)) / (1.0 - ratio)
 
 
-def check_alpha(alpha: float) -> None:
+def _check_alpha(alpha: float) -> None:
     """Raise an ``OptionError`` unless it is a probability."""
     if not 0.0 <= alpha <= 1.0:
         raise OptionError(f"alpha must be a probability between 0 and 1, not {alpha!r}.")
 
 
-def check_cost(cost: float) -> None:
+def _check_cost(cost: float) -> None:
     """Raise an ``OptionError`` unless it is finite and not negative."""
     if not 0.0 <= cost < math.inf:
         raise OptionError(f"cost must be a finite number, 0 or more, not {cost!r}.")
 
 
-def check_length(name: str, length: int) -> None:
+def _check_length(name: str, length: int) -> None:
     """Raise an ``OptionError`` unless it is 0 or more."""
     if length < 0:
         raise OptionError(f"{name} must be a whole number, 0 or more, not {length!r}.")

@@ -22,11 +22,8 @@ class Source(ABC):
         """The result of an ended request from which a stream has already taken these pieces."""
 
 
-class Stream(Iterator[Piece]):
-    """Yields the pieces of one output as their text becomes final; ``result`` holds all of it.
-
-    A stream that is garbage-collected, for example after ``break`` in a ``for`` loop, is cancelled at the next step.
-    """
+class _OneOutput:
+    """The output of one request, taken piece by piece; it is cancelled if the object is garbage-collected."""
 
     def __init__(self, source: Source, sequence: Sequence) -> None:
         self._source = source
@@ -34,10 +31,33 @@ class Stream(Iterator[Piece]):
         self._taken: list[Piece] = []
 
     def __repr__(self) -> str:
-        return f"Stream({_state(self._sequence, self.finish_reason)})"
+        state = "running" if self.finish_reason is None else f"finish_reason={self.finish_reason}"
+        return f"{self.__class__.__name__}(tokens={len(self._sequence.tokens)}, {state})"
 
-    def __iter__(self) -> "Stream":
-        return self
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why the request ended; None while it runs."""
+        return self._sequence.finish_reason
+
+    def _take(self) -> Piece | None:
+        """The next piece; None after the last one, or the error that ended the request."""
+        if self._sequence.pieces:
+            self._taken.append(self._sequence.pieces.popleft())
+            return self._taken[-1]
+        if self._sequence.error is not None:
+            raise self._sequence.error
+        return None
+
+    def __del__(self) -> None:
+        if not self._sequence.finished:
+            self._source.engine.abandon([self._sequence])
+
+
+class Stream(_OneOutput, Iterator[Piece]):
+    """Yields the pieces of one output as their text becomes final; ``result`` holds all of it.
+
+    A stream that is garbage-collected, for example after ``break`` in a ``for`` loop, is cancelled at the next step.
+    """
 
     def __next__(self) -> Piece:
         sequence, engine = self._sequence, self._source.engine
@@ -50,21 +70,14 @@ class Stream(Iterator[Piece]):
         if not sequence.pieces:
             with engine.exclusive():  # another thread may still be in the step that ended it
                 pass
-        if sequence.pieces:
-            self._taken.append(sequence.pieces.popleft())
-            return self._taken[-1]
-        if sequence.error is not None:
-            raise sequence.error
-        raise StopIteration
+        piece = self._take()
+        if piece is None:
+            raise StopIteration
+        return piece
 
     def close(self) -> None:
         """Cancel the request if it is still running; its output so far stays in ``result``."""
         self._source.engine.cancel([self._sequence])
-
-    @property
-    def finish_reason(self) -> FinishReason | None:
-        """Why the request ended; None while it runs."""
-        return self._sequence.finish_reason
 
     @property
     def result(self) -> Result:
@@ -78,40 +91,24 @@ class Stream(Iterator[Piece]):
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        if not self._sequence.finished:
-            self._source.engine.abandon([self._sequence])
 
-
-class AsyncStream(AsyncIterator[Piece]):
+class AsyncStream(_OneOutput, AsyncIterator[Piece]):
     """``Stream`` for asyncio: steps run in a thread that all streams and calls of the generator share.
 
     A stream is cancelled at the next step if it is closed or garbage-collected, or if its waiting task is cancelled.
     """
 
-    def __init__(self, source: Source, sequence: Sequence) -> None:
-        self._source = source
-        self._sequence = sequence
-        self._taken: list[Piece] = []
-        self._ended = False  # set between steps, when no more pieces can come
-
-    def __repr__(self) -> str:
-        return f"AsyncStream({_state(self._sequence, self.finish_reason)})"
-
-    def __aiter__(self) -> "AsyncStream":
-        return self
+    _ended = False  # set between steps, when no more pieces can come
 
     async def __anext__(self) -> Piece:
         sequence = self._sequence
         while not sequence.pieces and not self._ended:
             await self._source.driver.more(sequence)
             self._ended = sequence.finished and not sequence.pieces
-        if sequence.pieces:
-            self._taken.append(sequence.pieces.popleft())
-            return self._taken[-1]
-        if sequence.error is not None:
-            raise sequence.error
-        raise StopAsyncIteration
+        piece = self._take()
+        if piece is None:
+            raise StopAsyncIteration
+        return piece
 
     async def aclose(self) -> None:
         """Cancel the request, and wait until it has ended; its output so far stays in ``result``."""
@@ -141,12 +138,3 @@ class AsyncStream(AsyncIterator[Piece]):
 
     async def __aexit__(self, *error: object) -> None:
         await self.aclose()
-
-    def __del__(self) -> None:
-        if not self._sequence.finished:
-            self._source.engine.abandon([self._sequence])
-
-
-def _state(sequence: Sequence, reason: FinishReason | None) -> str:
-    state = "running" if reason is None else f"finish_reason={reason}"
-    return f"tokens={len(sequence.tokens)}, {state}"
