@@ -13,7 +13,6 @@ from foredraft.core.errors import NumericsError, OptionError, PromptError
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.engine.beam.cache import assign_rows
 from foredraft.engine.beam.search import BeamOptions, Hypothesis, beam_search
-from foredraft.engine.reference import reference
 from foredraft.model.hf import CausalLM
 
 NEW = 12
@@ -81,9 +80,10 @@ def same(found: list[Found], expected: list[Found]) -> None:
         assert [score for _, score in mine] == pytest.approx([score for _, score in theirs], rel=1e-5, abs=1e-4)
 
 
-@pytest.mark.parametrize("ends", [0, 1, 4])
-@pytest.mark.parametrize("beams", [2, 3, 5])
-@pytest.mark.parametrize("name", ["llama", "gpt2", "mistral"])
+@pytest.mark.parametrize(
+    ("name", "beams", "ends"),
+    [*itertools.product(["llama"], [2, 3, 5], [0, 1, 4]), *itertools.product(["gpt2", "mistral"], [3], [0, 4])],
+)
 def test_finds_what_transformers_finds(name: str, beams: int, ends: int):
     model, target = models(name)
     eos = said(name)[:ends]
@@ -203,33 +203,6 @@ def test_as_many_beams_as_there_are_texts_find_the_best_one():
     best, score = ours(target, [prompt], (), num_beams=12, max_new_tokens=2, length_penalty=0.0)[0][0]
     assert best == texts[scores.index(max(scores))]
     assert score == pytest.approx(max(scores), abs=1e-4)
-
-
-def test_scores_are_those_of_the_texts():
-    """Sum of log-probabilities by length to the penalty; best first; no text twice."""
-    _, target = models("gpt2")
-    prompt = tiny.prompts((6,))[0]
-    found = ours(target, [prompt], ENDS, num_beams=4, num_return_sequences=4, max_new_tokens=NEW, length_penalty=1.5)
-    scores = [score for _, score in found[0]]
-    assert scores == sorted(scores, reverse=True)
-    assert len({tuple(text) for text, _ in found[0]}) == 4
-    for text, score in found[0]:
-        law = target.stock_logits(torch.tensor([prompt + text]))[0, len(prompt) - 1 : -1].log_softmax(-1)
-        total = float(law.gather(1, torch.tensor(text)[:, None]).sum())
-        assert score == pytest.approx(total / len(text) ** 1.5, abs=1e-4)
-
-
-def test_a_sure_model_says_what_greedy_search_says():
-    """Where one token has nearly all the mass at every step, no other text can be likelier."""
-    model = tiny.build("llama")
-    model.lm_head.weight.data *= 40.0
-    target = CausalLM(model)
-    prompt = tiny.prompts((6,))[0]
-    found = ours(target, [prompt], (), num_beams=3, max_new_tokens=NEW)
-    greedy = reference(target, prompt, SamplingParams(max_new_tokens=NEW))
-    law = target.stock_logits(torch.tensor([prompt + greedy]))[0, len(prompt) - 1 : -1].softmax(-1)
-    assert float(law.amax(-1).prod()) > 0.5, "this model is not sure"
-    assert found[0][0][0] == greedy
 
 
 def test_the_end_of_the_context_ends_a_text():

@@ -14,7 +14,7 @@ from foredraft.engine.policy import Constant
 from foredraft.engine.reference import reference
 from foredraft.model.hf import CausalLM
 
-NEW = 48
+NEW = 40
 GAP = 1e-3
 """Least gap between the two best logits; what two ways to compute them differ by is a hundred times less."""
 
