@@ -24,6 +24,7 @@ from foredraft.drafters.none import NoDrafter
 from foredraft.engine.engine import Engine
 from foredraft.engine.generator import Generator, Kind
 from foredraft.engine.policy import Constant, Policy
+from foredraft.engine.step import StepDone
 from foredraft.model.hf import CausalLM
 
 VOCAB = 96
@@ -280,6 +281,27 @@ class ScriptedDrafter(Drafter):
 
     def release(self, row: int) -> None:
         self.rows.remove(row)
+
+
+@final
+class ScriptedPolicy(Policy):
+    """Plans what a function says, and keeps a record of what it was told."""
+
+    learns = False
+
+    def __init__(self, plan: Callable[[View, Sequence[int]], Plan]) -> None:
+        self._plan = plan
+        self.observed: list[tuple[Plan, StepDone]] = []
+        self.released: list[int] = []
+
+    def plan(self, view: View, limits: Sequence[int]) -> Plan:
+        return self._plan(view, limits)
+
+    def observe(self, view: View, plan: Plan, done: StepDone) -> None:
+        self.observed.append((plan, done))
+
+    def release(self, row: int) -> None:
+        self.released.append(row)
 
 
 class Liar:

@@ -1,7 +1,6 @@
 """What a probe writes down of steps, and that what it reads off them is what smaller options would have done."""
 
 from collections.abc import Sequence
-from typing import NamedTuple, final
 
 import pytest
 import torch
@@ -16,8 +15,7 @@ from foredraft.core.tree import PAD, ROOT, TokenTree
 from foredraft.drafters.none import NoDrafter
 from foredraft.engine.engine import Engine
 from foredraft.engine.generator import Generator
-from foredraft.engine.policy import Constant, Policy
-from foredraft.engine.step import StepDone
+from foredraft.engine.policy import Constant
 from foredraft.model.hf import CausalLM
 
 TEXTS = (
@@ -179,33 +177,6 @@ def test_scores_are_those_of_the_nodes_that_are_there(target: CausalLM, truths: 
     assert [step.under(DraftSize(nodes)).tokens for nodes in (1, 2, 3, 4)] == [1, 2, 3, 3]
 
 
-class Seen(NamedTuple):
-    tokens: int
-    nodes: int
-    levels: int
-
-
-@final
-class First(Policy):
-    """Always the same plan, and what the loop itself says of the first step."""
-
-    def __init__(self, length: int, confidence: float) -> None:
-        self._inner = Constant(length, confidence)
-        self.seen: Seen | None = None
-
-    @property
-    def learns(self) -> bool:
-        return False
-
-    def plan(self, view: View, limits: Sequence[int]) -> Plan:
-        return self._inner.plan(view, limits)
-
-    def observe(self, view: View, plan: Plan, done: StepDone) -> None:
-        self.seen = self.seen or Seen(1 + done.rows[0].accepted, done.rows[0].drafted, done.levels)
-
-    def release(self, row: int) -> None: ...
-
-
 def one_step(generator: Generator, prompt: list[int], params: SamplingParams) -> None:
     sequences = generator.submit([prompt], params)
     generator.engine.step()
@@ -262,10 +233,12 @@ def test_a_probe_replayed_is_what_the_smaller_options_do(plain: Generator, case:
     for options, shape in smaller:
         small = opened(options)
         for (prompt, params), step in zip(asked, probe.steps, strict=True):
-            first = First(small.engine.drafter.needs.longest, confidence)
-            loop = Generator(Engine(shared, small.engine.drafter, first, max_rows=1), None, (), small.kind)
+            policy = tiny.ScriptedPolicy(Constant(small.engine.drafter.needs.longest, confidence).plan)
+            loop = Generator(Engine(shared, small.engine.drafter, policy, max_rows=1), None, (), small.kind)
             one_step(loop, prompt, params)
-            assert first.seen == tuple(step.under(shape)), (options, prompt, params.temperature)
-            differ.add(first.seen)
+            first = policy.observed[0][1]
+            seen = (1 + first.rows[0].accepted, first.rows[0].drafted, first.levels)
+            assert seen == tuple(step.under(shape)), (options, prompt, params.temperature)
+            differ.add(seen)
         small.close()
     assert len(differ) > 2, "sizes that all do the same would show nothing"

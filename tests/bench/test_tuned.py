@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, final
 
 import pytest
 import torch
@@ -17,7 +16,7 @@ from foredraft.drafters import METHODS
 from foredraft.drafters.draft_model import Options as DraftOptions
 from foredraft.drafters.prompt_lookup import Options as LookupOptions
 from foredraft.engine.generator import Generator, Result
-from foredraft.engine.policy import OffFrom, Policy, policy_for
+from foredraft.engine.policy import OffFrom, policy_for
 from foredraft.engine.step import StepDone
 from foredraft.heads.formats.tuned import Tuned, read_tuned, write_tuned
 
@@ -158,21 +157,8 @@ def test_a_bundled_head_needs_no_path_in_the_file(tmp_path: Path):
     generator.close()
 
 
-@final
-class Watched(Policy):
-    """Plans three tokens for each row, and remembers what it is told."""
-
-    def __init__(self) -> None:
-        self.told: list[Any] = []
-
-    def plan(self, view: View, limits: Sequence[int]) -> Plan:
-        return Plan(tuple(min(3, limit) for limit in limits))
-
-    def observe(self, view: View, plan: Plan, done: StepDone) -> None:
-        self.told.append(plan.lengths)
-
-    def release(self, row: int) -> None:
-        self.told.append(row)
+def three_each(view: View, limits: Sequence[int]) -> Plan:
+    return Plan(tuple(min(3, limit) for limit in limits))
 
 
 def view(*temperatures: float) -> View:
@@ -185,18 +171,19 @@ def view(*temperatures: float) -> View:
 )
 def test_below_so_many_rows_plans_are_the_other_policies(temperatures: tuple[float, ...], picked: bool):
     off = len(temperatures) >= 2 and (picked or not any(temperatures))
-    plan = OffFrom(Watched(), 2, picked).plan(view(*temperatures), [9, 2, 9][: len(temperatures)])
+    plan = OffFrom(tiny.ScriptedPolicy(three_each), 2, picked).plan(view(*temperatures), [9, 2, 9][: len(temperatures)])
     assert plan.lengths == tuple((0 if off else length) for length in (3, 2, 3)[: len(temperatures)])
 
 
 def test_the_other_policy_hears_everything():
-    inner = Watched()
+    inner = tiny.ScriptedPolicy(three_each)
     below = OffFrom(inner, 1, True)
     seen = view(0.0)
     empty = torch.zeros(1, 1, dtype=torch.long)
-    below.observe(seen, below.plan(seen, [9]), StepDone([], empty, empty[:, 0], None, 0.0, 0.0))
+    done = StepDone([], empty, empty[:, 0], None, 0.0, 0.0)
+    below.observe(seen, below.plan(seen, [9]), done)
     below.release(0)
-    assert inner.told == [(0,), 0]
+    assert inner.observed == [(Plan((0,)), done)] and inner.released == [0]
 
 
 @pytest.mark.parametrize("schedule", ["auto", "constant", "heuristic"])

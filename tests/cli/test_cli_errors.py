@@ -21,7 +21,6 @@ CASES = {
     "option without a value": ((PROMPT, "--seed"), "--seed"),
     "not a number": (("--top-k", "many", PROMPT), "--top-k"),
     "out of range": (("--top-p", "1.5", PROMPT), "top_p"),
-    "nan": (("--temperature", "nan", PROMPT), "temperature"),
     "bad ids": (("--bad-words-ids", "1,x", PROMPT), "--bad-words-ids"),
     "no texts wanted": (("--num-return-sequences", "0", PROMPT), "--num-return-sequences must be 1 or more"),
     "logprobs without json": (("--logprobs", "1", PROMPT), "--json"),
@@ -31,11 +30,8 @@ CASES = {
     "prompt file is a folder": (("--prompt-file", "."), "directory"),
     "not text": (("caf\udce9",), "UTF-8"),
     "unknown drafter": (("-d", "prompt_lokup", PROMPT), "Did you mean prompt_lookup?"),
-    "unknown drafter option": (("-d", "prompt_lookup,tokens=3", PROMPT), "prompt_lookup_num_tokens"),
-    "drafter without a model": (("-d", "draft_model", PROMPT), "draft_model:PATH"),
     "unknown verifier": (("--verifier", "magic", PROMPT), "target_sampling"),
     "unknown dtype": (("--dtype", "float3", PROMPT), "float32"),
-    "unknown device": (("--device", "abacus", PROMPT), "abacus"),
 }
 
 

@@ -76,16 +76,12 @@ WRONG: dict[str, tuple[tuple[Any, ...], str]] = {
     "nothing verified": (("--verify", "0"), "--verify and --batch-size must be 1 or more"),
     "no texts at once": (("--batch-size", "4", "--batch-size", "0"), "must be 1 or more"),
     "no tokens": (("--max-new-tokens", "0"), "max_new_tokens"),
-    "a cold temperature": (("--temperature", "-1"), "temperature"),
     "not a number": (("--batch-size", "all"), "--batch-size"),
     "another suffix": (("--out", "tuned.yaml"), "must end in .json"),
     "no such folder": (("--out", "no/such/folder/tuned.json"), "no/such/folder/tuned.json: there is no such folder"),
     "no such prompts": (("--prompts", "nowhere.jsonl"), "nowhere.jsonl"),
     "an unknown method": (("-d", "prompt_lokup"), "Did you mean prompt_lookup?"),
-    "an unknown option": (("-d", "prompt_lookup,nodes=3"), "Unknown option of prompt_lookup"),
     "plain decoding": (("-d", "none"), "none is plain decoding"),
-    "nothing that can be had": (("-d", "hydra", *SMALL), "No drafter could be loaded: hydra: hydra needs"),
-    "no room for drafts": (("--max-new-tokens", "1", "--batch-size", "1"), "no step drafted anything"),
     "a word too many": (("prompt_lookup",), "prompt_lookup"),
 }
 

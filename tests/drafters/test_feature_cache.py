@@ -1,6 +1,7 @@
 """What a head remembers while drafting rests: features made later, all at once, are those made step by step."""
 
-from typing import Any, final
+import itertools
+from collections.abc import Sequence
 
 import pytest
 
@@ -10,26 +11,18 @@ from foredraft.core.draft import Draft
 from foredraft.core.drafter import Plan, View
 from foredraft.drafters.common import feature_cache
 from foredraft.drafters.eagle3 import Eagle3Drafter, Options
-from foredraft.engine.policy import Policy
-from foredraft.engine.step import StepDone
 from foredraft.model.hf import CausalLM
 
 
-@final
-class Seldom(Policy):
+def seldom() -> tiny.ScriptedPolicy:
     """A draft in every fifth step."""
+    steps = itertools.count(1)
 
-    def __init__(self) -> None:
-        self._steps = 0
-
-    def plan(self, view: View, limits: Any) -> Plan:
-        self._steps += 1
-        length = 0 if self._steps % 5 else 3
+    def plan(view: View, limits: Sequence[int]) -> Plan:
+        length = 0 if next(steps) % 5 else 3
         return Plan(tuple(min(length, limit) for limit in limits))
 
-    def observe(self, view: View, plan: Plan, done: StepDone) -> None: ...
-
-    def release(self, row: int) -> None: ...
+    return tiny.ScriptedPolicy(plan)
 
 
 def drafted(monkeypatch: pytest.MonkeyPatch, waiting: int, exact: int) -> tuple[list[list[int]], list[list[int]]]:
@@ -47,7 +40,7 @@ def drafted(monkeypatch: pytest.MonkeyPatch, waiting: int, exact: int) -> tuple[
         return draft
 
     monkeypatch.setattr(drafter, "propose", watched)
-    g = tiny.generator(target, drafter, policy=Seldom(), max_rows=2, exact_nodes=exact)
+    g = tiny.generator(target, drafter, policy=seldom(), max_rows=2, exact_nodes=exact)
     texts = [
         result.tokens
         for news in (12, 31, 23)

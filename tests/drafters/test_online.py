@@ -1,19 +1,17 @@
 """A drafter that learns: it does learn, what it learns from is what happened, and nothing of it shows in the texts."""
 
 import threading
-from collections.abc import Mapping
-from typing import Any, final
+from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
 from online_cases import KINDS, NEW, SMALL, draft, generator, inner, same, serve, stream, target, weights
-from torch import Tensor
 
 import foredraft
 import laws
 import tiny
-from foredraft.core.draft import Draft, Verdict
-from foredraft.core.drafter import Plan, StepOut, Trainable, View
+from foredraft.core.drafter import Plan
 from foredraft.core.errors import LawError, OptionError
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
@@ -168,49 +166,24 @@ def test_a_service_that_never_gets_to_learn_keeps_no_more_than_it_may():
 # What it may not do.
 
 
-@final
-class Spy(Trainable):
-    """Passes everything on, and writes down in which order things happen."""
-
-    def __init__(self, drafter: DraftModel) -> None:
-        self._inner, self.needs = drafter, drafter.needs
-        self.events: list[str] = []
-
-    @property
-    def network(self) -> Any:
-        return self._inner.network
-
-    def watch(self, online: Online) -> None:
-        adapter, events = online._adapter, self.events
-        publish = adapter.publish
-
-        def noted() -> None:
-            events.append(f"publish in {threading.current_thread().name}")
-            publish()
-
-        adapter.publish = noted  # type: ignore[method-assign]
-
-    def admit(self, row: int, prompt: Tensor, hidden: Mapping[int, Tensor]) -> None:
-        self._inner.admit(row, prompt, hidden)
-
-    def propose(self, view: View, plan: Plan) -> Draft:
-        self.events.append("propose")
-        return self._inner.propose(view, plan)
-
-    def commit(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None:
-        self.events.append("commit")
-        self._inner.commit(view, draft, verdict, out)
-
-    def release(self, row: int) -> None:
-        self._inner.release(row)
-
-
 @pytest.mark.parametrize("background", [True, False])
 def test_weights_change_between_two_steps_and_on_the_loops_thread(background: bool):
-    served = target()
-    spy = Spy(DraftModel(DraftOptions(num_assistant_tokens=4), draft(), served.vocab_size))
-    g, online = generator(spy, served, interval=2, background=background, passes=1)
-    spy.watch(online)
+    served, events = target(), []
+    drafter = DraftModel(DraftOptions(num_assistant_tokens=4), draft(), served.vocab_size)
+    g, online = generator(drafter, served, interval=2, background=background, passes=1)
+
+    def note(owner: Any, name: str) -> None:
+        """From now on calls of this method are events, with their thread."""
+        method = getattr(owner, name)
+
+        def noted(*arguments: Any) -> Any:
+            events.append((name, threading.current_thread().name))
+            return method(*arguments)
+
+        setattr(owner, name, noted)
+
+    for owner, name in ((drafter, "propose"), (drafter, "commit"), (online._adapter, "publish")):
+        note(owner, name)
     prompts = stream(60)
     expected = [reference(served, prompt, SamplingParams(max_new_tokens=NEW)) for prompt in prompts[:12]]
     for begin in range(0, 60, 12):
@@ -218,11 +191,12 @@ def test_weights_change_between_two_steps_and_on_the_loops_thread(background: bo
         if not begin:
             assert [r.tokens for r in results] == expected
     online.wait()
-    swaps = [event for event in spy.events if event.startswith("publish")]
-    assert len(swaps) >= 2 and set(swaps) == {"publish in MainThread"}
-    for event, following in zip(spy.events, spy.events[1:], strict=False):
-        assert event != "propose" or following == "commit"
-    assert any(a.startswith("publish") and b == "propose" for a, b in zip(spy.events, spy.events[1:], strict=False))
+    assert {thread for _, thread in events} == {"MainThread"}
+    names = [name for name, _ in events]
+    assert names.count("publish") >= 2
+    pairs = list(pairwise(names))
+    assert all(following == "commit" for name, following in pairs if name == "propose")
+    assert ("publish", "propose") in pairs
 
 
 @pytest.mark.parametrize("name", ["eagle3", "medusa"])

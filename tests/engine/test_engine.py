@@ -11,6 +11,7 @@ import torch
 
 import tiny
 from foredraft.core.draft import Draft, Law
+from foredraft.core.drafter import Plan, View
 from foredraft.core.errors import NumericsError, OptionError, PromptError
 from foredraft.core.rng import derive_seeds
 from foredraft.core.sampling.params import SamplingParams
@@ -514,38 +515,24 @@ def test_a_draft_model_that_says_nan_costs_nothing_but_speed():
 
 
 def failing(moment: str, after: int) -> tiny.ScriptedDrafter:
-    """A drafter that raises when it is asked for the ``after``-th time."""
-    count = 0
+    """A drafter that raises when this method is called for the ``after``-th time."""
 
-    def tick(now: str) -> None:
+    def propose(view: View, plan: Plan) -> Draft:
+        ones = torch.ones(len(view.rows), 2, dtype=torch.long)
+        return Draft(TokenTree.chain(torch.cat([view.roots[:, None], ones], 1)), Law.FIXED)
+
+    drafter, count = tiny.ScriptedDrafter(propose, max_nodes=2), 0
+    method = getattr(drafter, moment)
+
+    def counted(*arguments: Any) -> Any:
         nonlocal count
-        if now == moment:
-            count += 1
-            if count == after:
-                raise ZeroDivisionError("a fault of the drafter")
+        count += 1
+        if count == after:
+            raise ZeroDivisionError("a fault of the drafter")
+        return method(*arguments)
 
-    class Failing(tiny.ScriptedDrafter.__mro__[1]):  # not of ScriptedDrafter itself, which is final
-        def __init__(self) -> None:
-            self.needs = tiny.Needs(max_nodes=2)
-            self.rows: set[int] = set()
-
-        def admit(self, row, prompt, hidden) -> None:
-            tick("admit")
-            self.rows.add(row)
-
-        def propose(self, view, plan) -> Draft:
-            tick("propose")
-            return Draft(
-                TokenTree.chain(torch.cat([view.roots[:, None], torch.ones(len(view.rows), 2).long()], 1)), Law.FIXED
-            )
-
-        def commit(self, view, draft, verdict, out) -> None:
-            tick("commit")
-
-        def release(self, row) -> None:
-            self.rows.remove(row)
-
-    return Failing()
+    setattr(drafter, moment, counted)
+    return drafter
 
 
 @pytest.mark.parametrize("moment", ["admit", "propose", "commit"])

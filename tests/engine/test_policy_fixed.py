@@ -107,20 +107,11 @@ def test_calibrated_is_for_chains_with_a_threshold():
 
 
 def test_the_engine_tells_the_whole_time_of_each_step():
-    seen: list[StepDone] = []
-
-    class Watching(Policy):
-        def plan(self, view, limits):
-            return Plan((1,) * len(limits))
-
-        def observe(self, view, plan, done):
-            seen.append(done)
-
-        def release(self, row): ...
-
+    policy = tiny.ScriptedPolicy(lambda view, limits: Plan((1,) * len(limits)))
     target = CausalLM(tiny.build("llama"))
     drafter, _ = tiny.draft_model(target, target)
-    result = tiny.generator(target, drafter, Watching()).generate(tiny.prompts((5,))[0], max_new_tokens=6)
+    result = tiny.generator(target, drafter, policy).generate(tiny.prompts((5,))[0], max_new_tokens=6)
+    seen = [done for _, done in policy.observed]
     assert all(min(done.draft_seconds, done.verify_seconds, done.host_seconds) > 0 for done in seen)
     steps = sum(done.draft_seconds + done.verify_seconds + done.host_seconds for done in seen)
     assert steps <= result.stats.seconds - result.stats.prefill_seconds
