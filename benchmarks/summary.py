@@ -1,4 +1,4 @@
-"""Generated tables from JSON Lines files: README.md, docs/results.md, docs/heads.md and docs/methods.
+"""Generated tables from JSON Lines files: README.md, docs/results.md, docs/heads.md, docs/performance.md, docs/methods.
 
 python benchmarks/summary.py            # print the summary of benchmarks/results/speed.jsonl
 python benchmarks/summary.py --write    # write all tables between the markers of the pages
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import heads_summary
 import policy_tables
+import step
 from method_tables import TABLES
 from reading import quartiles, read
 
@@ -282,6 +283,7 @@ def pages() -> dict[Path, str]:
             "tune": predictions(),
             "speed": markdown(read(RESULTS)),
         },
+        "docs/performance.md": {"step": step.table()},
         "docs/heads.md": {"heads": heads_summary.markdown(read(heads_summary.RESULTS))},
     }
     pages = {ROOT / page: filled((ROOT / page).read_text(encoding="utf-8"), some) for page, some in blocks.items()}

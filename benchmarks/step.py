@@ -1,0 +1,197 @@
+"""Where a step's time goes: operators, host waits and milliseconds of each phase, by method.
+
+Runs every method on one prompt with a fixed draft length, so that every step drafts. One run counts operators (without
+views and allocations) and waits; others are timed, in CPU time, so that other programs do not count. The floor of a
+forward is the bytes of the target's weights over the measured memory bandwidth. Waits are counted on a CPU: branches
+for CPUs, where reading is free, are included.
+
+    python benchmarks/step.py
+    python benchmarks/step.py --methods eagle1 hydra:HEAD --batch 4
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from operators import HostReads, Operators
+from origin import provenance
+from reading import read
+
+import foredraft
+from foredraft.core.sampling.params import SamplingParams
+from foredraft.core.sampling.warp import Warp
+from foredraft.engine import step as step_module
+from foredraft.engine.cost_model import measure_bandwidth
+from foredraft.engine.generator import Generator
+from foredraft.engine.policy import Constant
+
+RESULTS = Path(__file__).resolve().parent / "results" / "step.jsonl"
+PHASES = ("propose", "address", "forward", "warp", "verify", "compact", "read back", "other")
+"""``compact`` includes the drafter's ``commit``; ``other`` is what a step does outside of the named phases."""
+METHODS = (
+    "none",
+    "prompt_lookup",
+    "draft_model",
+    "draft_model,branching=4x2x2x1",
+    "eagle1",
+    "eagle2",
+    "eagle3",
+    "medusa",
+    "lookahead",
+)
+PROMPT = "def fibonacci(n):\n    if n < 2:\n        return n\n    return "
+_WARM_UP = 4
+
+
+class Recorder:
+    """Sums by phase and step; work inside a phase belongs to the outermost one."""
+
+    def __init__(self) -> None:
+        self.steps: list[dict[str, list[float]]] = []
+        self._inside = False
+
+    @contextmanager
+    def step(self, now: Callable[[], list[float]]) -> Iterator[None]:
+        self.steps.append(defaultdict(lambda: [0.0, 0.0, 0.0]))
+        before = now()
+        yield
+        named = [sum(values) for values in zip(*self.steps[-1].values(), strict=True)]
+        self._add("other", [b - a - own for a, b, own in zip(before, now(), named, strict=True)])
+
+    def phase(self, name: str, function: Callable[..., Any], now: Callable[[], list[float]]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if self._inside or not self.steps:
+                return function(*args, **kwargs)
+            self._inside, before = True, now()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._inside = False
+                self._add(name, [b - a for a, b in zip(before, now(), strict=True)])
+
+        return run
+
+    def _add(self, name: str, values: list[float]) -> None:
+        self.steps[-1][name] = [a + b for a, b in zip(self.steps[-1][name], values, strict=True)]
+
+    def medians(self, kind: int) -> dict[str, float]:
+        steps = self.steps[_WARM_UP:] or self.steps
+        return {phase: statistics.median(step[phase][kind] for step in steps) for phase in PHASES}
+
+
+def record(generator: Generator, params: SamplingParams, batch: int, operators: Operators | None) -> Recorder:
+    """Run the prompt and record every step: counts with ``operators``, else seconds."""
+    engine, recorder = generator.engine, Recorder()
+    target, drafter, cache = type(engine.target), type(engine.drafter), step_module.SlotCache
+    places = (
+        ("propose", step_module.Stepper, "_propose"),
+        ("address", target, "address"),
+        ("forward", target, "forward"),
+        ("warp", Warp, "__call__"),
+        ("verify", step_module, "verify"),
+        ("compact", cache, "compact"),
+        ("compact", drafter, "commit"),
+        ("read back", step_module, "_read_back"),
+    )
+
+    def now() -> list[float]:
+        return [operators.count, operators.waits, 0.0] if operators else [0.0, 0.0, time.process_time()]
+
+    call = step_module.Stepper.__call__
+
+    def whole(*args: Any, **kwargs: Any) -> Any:
+        if recorder._inside:  # a nested loop's step belongs to the phase that runs it
+            return call(*args, **kwargs)
+        with recorder.step(now):
+            return call(*args, **kwargs)
+
+    with ExitStack() as stack:
+        for name, owner, attribute in places:
+            function = getattr(owner, attribute)
+            stack.enter_context(patch.object(owner, attribute, recorder.phase(name, function, now)))
+        stack.enter_context(patch.object(step_module.Stepper, "__call__", whole))
+        if operators:
+            stack.enter_context(operators)
+            stack.enter_context(HostReads(operators))
+        generator.generate([PROMPT] * batch, params)
+    return recorder
+
+
+def line(method: str, generator: Generator, temperature: float, args: argparse.Namespace) -> dict[str, Any]:
+    """The result for one method and temperature."""
+    needs = generator.engine.drafter.needs
+    generator.engine.policy = Constant(needs.longest)
+    params = SamplingParams(max_new_tokens=args.new_tokens, temperature=temperature, seed=0, eos_token_id=())
+    counted = record(generator, params, args.batch, Operators())
+    timed = [record(generator, params, args.batch, None) for _ in range(args.repeats)]
+    milliseconds = {phase: 1e3 * statistics.median(each.medians(2)[phase] for each in timed) for phase in PHASES}
+    return {
+        "kind": "step",
+        "method": method,
+        "temperature": temperature,
+        "batch": args.batch,
+        "operators": counted.medians(0),
+        "waits": counted.medians(1),
+        "milliseconds": milliseconds,
+    }
+
+
+def table(path: Path = RESULTS) -> str:
+    """The tables of docs/performance.md."""
+    kinds = read(path)
+    origin, steps = kinds["provenance"][0], kinds["step"]
+    floor = 1e3 * origin["weight_bytes"] / origin["bandwidth"]
+    facts = (
+        f"The floor is {origin['weight_bytes'] / 1e6:.0f} MB of weights at {origin['bandwidth'] / 1e9:.1f} GB/s. Batch "
+        f"{steps[0]['batch']}, {origin['threads']} thread{'s' if origin['threads'] > 1 else ''} on {origin['device']}, "
+        f"torch {origin['torch']}, commit {origin['commit'][:9]}, {origin['date']}. Made by `{origin['command']}`."
+    )
+    tables = [_columns(steps, "operators", 0), _columns(steps, "waits", 0), _columns(steps, "milliseconds", 2, floor)]
+    return "\n\n".join([*tables, facts])
+
+
+def _columns(steps: list[dict[str, Any]], key: str, digits: int, floor: float | None = None) -> str:
+    """One kind of number by phase, the sum last; ``floor`` beside the forward."""
+    titles = [*PHASES, "total"]
+    if floor is not None:
+        titles.insert(titles.index("forward") + 1, "floor")
+    lines = [f"| {key} | {' | '.join(titles)} |", "| --- |" + " ---: |" * len(titles)]
+    for step in steps:
+        values = step[key] | {"total": sum(step[key].values()), "floor": floor}
+        cells = " | ".join(f"{values[title]:.{digits}f}" for title in titles)
+        lines.append(f"| {step['method']}, T={step['temperature']:g} | {cells} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", default="sample")
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), help="specs of drafters")
+    parser.add_argument("--temperatures", nargs="+", type=float, default=[0.0, 1.0])
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--new-tokens", type=int, default=48)
+    parser.add_argument("--repeats", type=int, default=3, help="timed runs")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    args = parser.parse_args()
+    generators = foredraft.load_many(args.target, args.methods)
+    target = generators[0].engine.target
+    facts = {"weight_bytes": target.weight_bytes, "bandwidth": measure_bandwidth(torch.device("cpu"))}
+    lines = [provenance("python benchmarks/step.py", target=Path(args.target).name, **facts)]
+    for method, generator in zip(args.methods, generators, strict=True):
+        for temperature in args.temperatures:
+            lines.append(line(method, generator, temperature, args))
+            print(method, temperature, {phase: round(n) for phase, n in lines[-1]["operators"].items()}, flush=True)
+    args.out.write_text("".join(json.dumps(each) + "\n" for each in lines), encoding="utf-8")
+    print(table(args.out))
+
+
+if __name__ == "__main__":
+    main()
