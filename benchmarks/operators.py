@@ -30,13 +30,19 @@ class Operators(TorchDispatchMode):
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         name = func.overloadpacket.__name__
-        self.count += not (func.is_view or name in _FREE)
+        result = func(*args, **(kwargs or {}))
+        self.count += not (name in _FREE or (func.is_view and _shares(result, args[0])))
         by_mask = name in ("index", "index_put", "index_put_") and any(
             isinstance(index, torch.Tensor) and index.dtype == torch.bool for index in args[1]
         )
         copied = name == "lift_fresh" and args[0].ndim > 0  # single numbers become arguments of kernels
         self.waits += name in _READS or copied or by_mask
-        return func(*args, **(kwargs or {}))
+        return result
+
+
+def _shares(result: Any, source: Any) -> bool:
+    """Whether a view is one: ``to``, ``reshape`` and others may copy."""
+    return not isinstance(result, torch.Tensor) or result.untyped_storage()._cdata == source.untyped_storage()._cdata
 
 
 class HostReads(TorchFunctionMode):

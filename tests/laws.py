@@ -331,10 +331,10 @@ def _chain(view: View, q: Tensor, token: Tensor, lengths: Tensor | None = None) 
     return Draft(tree, Law.CHAIN, torch.stack([torch.zeros_like(q), q], 1))
 
 
-def same_numbers_for_drafting_and_accepting(self: HashedRng, probability: Tensor, index: int) -> Tensor:
+def same_numbers_for_drafting_and_accepting(self: HashedRng, probability: Tensor) -> Tensor:
     """Accept by the exponential number that the first block of tokens had in the race that drew the draft."""
-    bits = self.noise.bits(Stream.DRAFT, torch.full_like(self.noise.positions, index))
-    return (-exponentials(bits, 1)[:, 0]).exp() < probability
+    bits = self.noise.bits(Stream.DRAFT, torch.arange(probability.shape[1]).expand_as(probability))
+    return (-exponentials(bits, 1)[..., 0]).exp() < probability
 
 
 FAULTS = {f.__name__: f for f in (argmax_with_softmax_q, pruned_by_what_was_drawn, law_of_another_node)}

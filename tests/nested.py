@@ -23,7 +23,7 @@ from foredraft.engine import step
 from foredraft.model.base import TargetModel
 from foredraft.model.cache import SlotCache
 from foredraft.model.masks import Layout, StepIn, address
-from oracle import EnumeratingRng, Table
+from oracle import EnumeratingRng, Table, draw_down
 
 PROMPT = (1, 0, 1)
 
@@ -113,16 +113,20 @@ class StepCoins(VerifierRng):
     def __init__(self, chances: Chances, noise: Noise) -> None:
         self._chances = chances
         self._positions = noise.positions
+        self.tree: TokenTree | None = None
 
-    def accept(self, probability: Tensor, index: int) -> Tensor:
+    def accept(self, probability: Tensor) -> Tensor:
         yes = probability.double()
-        return self._chances.decide(torch.stack([1 - yes, yes], 1), self._positions) == 1
+        weights = [torch.stack([1 - each, each], 1) for each in yes.unbind(1)]
+        return torch.stack([self._chances.decide(each, self._positions) == 1 for each in weights], 1)
 
     def residual(self, law: Tensor) -> Tensor:
         return self._chances.decide(law / law.sum(1, keepdim=True), self._positions)
 
-    def target(self, law: Tensor, depth: int) -> Tensor:
-        return self._chances.decide(law / law.sum(1, keepdim=True), self._positions)
+    def target(self, law: Tensor, depths: Tensor) -> Tensor:
+        assert self.tree is not None
+        own = law / law.sum(-1, keepdim=True)
+        return draw_down(self.tree, own, lambda weights: self._chances.decide(weights, self._positions))
 
 
 @final
@@ -180,6 +184,7 @@ def enumerated(
             return StepCoins(chances, noise)
 
         def judge(target, draft, coins, rule, steps: list[Tensor] = steps):
+            coins.tree = draft.tree
             verdict = verify(target, draft, coins, rule)
             steps.append(verdict.accepted() + 1)
             return verdict

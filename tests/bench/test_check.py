@@ -136,8 +136,9 @@ def test_the_same_drafts_without_a_fault_pass():
 
 
 def test_a_shared_random_stream_is_caught(monkeypatch: pytest.MonkeyPatch):
-    def same(self: HashedRng, probability: torch.Tensor, index: int) -> torch.Tensor:
-        return self.noise.uniform(Stream.DRAFT, torch.full_like(self.noise.positions, index)) < probability
+    def same(self: HashedRng, probability: torch.Tensor) -> torch.Tensor:
+        nodes = torch.arange(probability.shape[1]).expand_as(probability)
+        return self.noise.uniform(Stream.DRAFT, nodes) < probability
 
     monkeypatch.setattr(HashedRng, "accept", same)
     assert check_sampled(scripted(one_of_another), PROMPTS, SAMPLED, TOKENS).p_value < 1e-9

@@ -100,17 +100,20 @@ def test_rows_are_their_own() -> None:
 
 def test_coins_toss_the_numbers_of_their_streams() -> None:
     seeds, positions = torch.arange(50), torch.full((50,), 4)
-    noise, half = Noise(seeds, positions), torch.full((50,), 0.5)
+    noise = Noise(seeds, positions)
     coins = HashedRng(noise)
-    for index in (1, 63, 64, 200, 1):
+    half = torch.full((50, 200), 0.5)
+    tossed = coins.accept(half)
+    for index in (0, 1, 63, 64, 199):
         expected = noise.uniform(Stream.ACCEPT, torch.full((50,), index)) < 0.5
-        assert torch.equal(coins.accept(half, index), expected)
-    assert not bool(coins.accept(torch.zeros(50), 2).any()) and bool(coins.accept(torch.ones(50), 2).all())
-    law = torch.tensor([0.2, 0.5, 0.3]).expand(50, -1)
-    ahead = HashedRng(Noise(seeds, positions + 3))
-    assert torch.equal(coins.target(law, 3), ahead.target(law, 0))  # keyed by the place in the text
-    assert not torch.equal(coins.target(law, 3), coins.target(law, 0))
-    assert not torch.equal(coins.target(law, 0), coins.residual(law))
+        assert torch.equal(tossed[:, index], expected)
+    assert not bool(coins.accept(torch.zeros(50, 2)).any()) and bool(coins.accept(torch.ones(50, 2)).all())
+    law = torch.tensor([0.2, 0.5, 0.3]).expand(50, 4, -1)
+    drawn = coins.target(law, torch.tensor([0, 3, 1, 3]).expand(50, -1))
+    ahead = HashedRng(Noise(seeds, positions + 3)).target(law[:, :1], torch.zeros(50, 1, dtype=torch.long))
+    assert torch.equal(drawn[:, 1:2], ahead)  # keyed by the place in the text
+    assert torch.equal(drawn[:, 1], drawn[:, 3]) and not torch.equal(drawn[:, 1], drawn[:, 0])
+    assert not torch.equal(drawn[:, 0], coins.residual(law[:, 0]))
 
 
 def bits(count: int, rows: int = 1) -> torch.Tensor:

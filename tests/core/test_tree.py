@@ -1,9 +1,11 @@
 """Trees of tokens against slow, plain readings of what they mean."""
 
+from dataclasses import replace
+
 import torch
 from hypothesis import given, settings, strategies as st
 
-from foredraft.core.tree import PAD, ROOT, TokenTree, ancestors, depths, from_paths
+from foredraft.core.tree import PAD, ROOT, TokenTree, from_paths
 
 
 def test_chain() -> None:
@@ -50,20 +52,47 @@ def _path(parents: list[int], node: int) -> set[int]:
     return path
 
 
+def _turn(parents: list[int], node: int) -> int:
+    """Steps from the root, each to a first child or to the next sibling."""
+    if parents[node] < 0:
+        return 0
+    elders = [i for i in range(node) if parents[i] == parents[node]]
+    return 1 + _turn(parents, elders[-1] if elders else parents[node])
+
+
 @given(parent_lists())
 @settings(max_examples=100, deadline=None)
-def test_ancestors_and_depths(parents: list[int]) -> None:
-    seen = ancestors(torch.tensor([parents]))
-    for node in range(len(parents)):
-        assert {j for j in range(len(parents)) if seen[0, node, j]} == _path(parents, node)
-    expected = [len(_path(parents, node)) - 1 for node in range(len(parents))]
-    assert depths(torch.tensor([parents])).tolist() == [expected]
+def test_paths_depths_and_turns(parents: list[int]) -> None:
+    nodes = range(len(parents))
+    expected = [len(_path(parents, node)) - 1 for node in nodes]
+    tree = TokenTree(torch.zeros(1, len(parents)).long(), torch.tensor([parents]), depth=max(expected))
+    for node in nodes:
+        assert {j for j in nodes if tree.on_path[0, node, j]} == _path(parents, node)
+    turns = [_turn(parents, node) for node in nodes]
+    assert tree.depths.tolist() == [expected] and tree.turn.tolist() == [turns]
+    drafted = [turn for turn, parent in zip(turns, parents, strict=True) if parent >= 0]
+    assert tree.turns is None
+    assert tree.counted().turns == tuple(drafted.count(turn) for turn in range(1, max(drafted, default=0) + 1))
 
 
-def test_ancestors_of_a_long_chain() -> None:
+def test_turns_bound_all_rows() -> None:
+    parents = torch.tensor([[-1, 0, 0, 0], [-1, 0, 1, 0], [-1, PAD, PAD, PAD]])
+    assert TokenTree(torch.zeros_like(parents), parents, depth=2).counted().turns == (1, 2, 1)
+
+
+def test_paths_of_a_long_chain() -> None:
     for nodes in (1, 2, 3, 64, 65, 130):
-        seen = ancestors(torch.arange(-1, nodes - 1)[None])
-        assert torch.equal(seen[0], torch.ones(nodes, nodes).tril().bool())
+        chain = TokenTree.chain(torch.zeros(1, nodes).long())
+        for tree in (chain, replace(chain, linear=False)):
+            assert torch.equal(tree.on_path[0], torch.ones(nodes, nodes).tril().bool())
+            assert tree.depths.tolist() == [list(range(nodes))]
+
+
+def test_a_path_deeper_than_claimed_is_seen() -> None:
+    for nodes in range(3, 20):
+        for depth in range(nodes - 1):
+            tree = TokenTree(torch.zeros(1, nodes).long(), torch.arange(-1, nodes - 1)[None], depth=depth)
+            assert int(tree.depths.amax()) > depth
 
 
 @st.composite

@@ -173,10 +173,13 @@ def test_impossible_claim_does_no_harm_to_a_greedy_row(rule: str) -> None:
 class NoCoins(VerifierRng):
     """Greedy drafts are judged without chance."""
 
-    def accept(self, probability, index):
+    def accept(self, probability):
         raise AssertionError
 
-    residual = target = accept
+    residual = accept
+
+    def target(self, law, depths):
+        raise AssertionError
 
 
 LEGAL = {

@@ -88,6 +88,7 @@ FORM: dict[str, tuple[Callable[[View], Draft], Fault, str]] = {
         "its parents must be on cpu, not on meta",
     ),
     "half a depth": (tree, lambda d: replace(d, tree=forced(d.tree, depth=1.5)), "its depth must be a whole number"),
+    "half a turn": (tree, lambda d: replace(d, tree=forced(d.tree, turns=(1.5,))), "its turns must be whole numbers"),
 }
 VALUES: dict[str, tuple[Callable[[View], Draft], Fault, str]] = {
     "no root": (tree, lambda d: with_tree(d, tokens=put(d.tree.tokens, 0, 95)), "node 0 is token 95 below -1"),

@@ -19,7 +19,7 @@ from foredraft.core.rng import VerifierRng
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.tree import TokenTree
 from foredraft.core.verify import RULES, Rule
-from foredraft.core.verify.parts import at as at_node, drawn_from, first_child, of_tokens, path_from, ratio, residual
+from foredraft.core.verify.parts import at as at_node, descend, drawn_from, of_tokens, path_from, ratio
 from foredraft.drafters.cascade import Cascade, Options
 from foredraft.drafters.common.build_context import NestedDrafter
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
@@ -117,17 +117,9 @@ def test_four_levels_are_exact(monkeypatch: pytest.MonkeyPatch):
 
 def from_p_instead_of_the_residual(p: Tensor, draft: Draft, coins: VerifierRng) -> Verdict:
     """Token verification as TriForce's code has it inside: after a rejection it draws from p (methods.md 10)."""
-    tree, q = draft.tree, drawn_from(draft)
-    chance = ratio(*of_tokens(p, q, tree))
-    current = torch.zeros_like(tree.parents[:, 0])
-    on = [current == 0]
-    for i in range(1, p.shape[1]):
-        accepted = coins.accept(torch.where(tree.parents[:, i] == current, chance[:, i], 0.0).clamp(max=1.0), i)
-        current = torch.where(accepted, i, current)
-        on.append(accepted)
-    rejected, child = first_child(tree, current)
-    law = residual(at_node(p, current), at_node(q, child), rejected & False)
-    return Verdict(path_from(torch.stack(on, 1), tree.depth), coins.residual(law))
+    chance = ratio(*of_tokens(p, drawn_from(draft), draft.tree)).clamp(max=1.0)
+    path = path_from(descend(draft.tree, coins.accept(chance)), draft.tree)
+    return Verdict(path, coins.residual(at_node(p, path.amax(1))))
 
 
 def test_it_is_seen_if_a_rejection_inside_draws_from_p(monkeypatch: pytest.MonkeyPatch):

@@ -9,6 +9,7 @@ import secrets
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -28,7 +29,6 @@ class Stream(IntEnum):
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15, the increment of splitmix64
 _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
-_BLOCK = 64
 _LEAST = 1e-300
 """Least rate in a race: what has probability 0 arrives after all else, at a finite time."""
 
@@ -69,12 +69,12 @@ def request_seed(seed: int, number: int) -> int:
     return int(_mix(_mix(torch.tensor(seed) + _MIX_1) ^ (torch.tensor(number + 1) * _GOLDEN)))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Noise:
     """Random numbers of B rows at their current positions.
 
     ``positions[b]`` is the number of committed tokens of row b. It grows with every step, so a request never reuses
-    a (position, stream, index).
+    a (position, stream, index). The hashes of seeds and positions are computed once.
     """
 
     seeds: Int[Tensor, "B"]
@@ -82,23 +82,28 @@ class Noise:
 
     def uniform(self, stream: Stream, index: Int[Tensor, "B *k"]) -> Float[Tensor, "B *k"]:
         """Float64 numbers in [0, 1), one per index, at the rows' positions."""
-        return self.uniform_at(self.positions.view(-1, *[1] * (index.ndim - 1)), stream, index)
+        return _uniform(self.bits(stream, index))
 
     def uniform_at(
         self, positions: Int[Tensor, "B *#k"], stream: Stream, index: Int[Tensor, "B *k"]
     ) -> Float[Tensor, "B *k"]:
         """Like ``uniform``, at given positions: keyed by a token's position, not by the step that draws it."""
-        return _shift(self._state(positions, stream, index), 12).double() * 2.0**-52
+        return _uniform(self.bits_at(positions, stream, index))
 
     def bits(self, stream: Stream, index: Int[Tensor, "B *k"]) -> Int[Tensor, "B *k"]:
         """64 random bits per index, at the rows' positions; the input of ``draw``."""
-        return self.bits_at(self.positions.view(-1, *[1] * (index.ndim - 1)), stream, index)
+        return self.bits_of(_code(stream, index))
+
+    def bits_of(self, codes: Int[Tensor, "B *k"]) -> Int[Tensor, "B *k"]:
+        """Like ``bits``, by codes: 8 times the index plus the stream."""
+        return _mix((_wide(self._here, codes) ^ codes) + _GOLDEN)
 
     def bits_at(
         self, positions: Int[Tensor, "B *#k"], stream: Stream, index: Int[Tensor, "B *k"]
     ) -> Int[Tensor, "B *k"]:
         """Like ``bits``, at given positions."""
-        return self._state(positions, stream, index)
+        state = _mix((_wide(self._rows, index) ^ positions) + _GOLDEN)
+        return _mix((state ^ _code(stream, index)) + _GOLDEN)
 
     def nested(self, level: int) -> "Noise":
         """Random numbers for a nested loop that starts in this step, at the same positions.
@@ -106,17 +111,28 @@ class Noise:
         Nested loops revisit positions in later steps, so child seeds hash (seed, start position, level). Steps and
         nesting levels then never share a number. Loops that start in the same step need different levels.
         """
-        state = self._state(self.positions, Stream.NESTED, torch.full_like(self.positions, level))
-        return Noise(state, self.positions)
+        return Noise(self.bits(Stream.NESTED, torch.full_like(self.positions, level)), self.positions)
 
-    def _state(
-        self, positions: Int[Tensor, "B *#k"], stream: Stream, index: Int[Tensor, "B *k"]
-    ) -> Int[Tensor, "B *k"]:
-        """64 random bits."""
-        seeds = self.seeds.view(-1, *[1] * (index.ndim - 1))
-        state = _mix(seeds + _GOLDEN)
-        state = _mix((state ^ positions) + _GOLDEN)
-        return _mix((state ^ (index * 8 + int(stream))) + _GOLDEN)
+    @cached_property
+    def _rows(self) -> Int[Tensor, "B"]:
+        return _mix(self.seeds + _GOLDEN)
+
+    @cached_property
+    def _here(self) -> Int[Tensor, "B"]:
+        return _mix((self._rows ^ self.positions) + _GOLDEN)
+
+
+def _code(stream: Stream, index: Int[Tensor, "*k"]) -> Int[Tensor, "*k"]:
+    return index * 8 + int(stream)
+
+
+def _wide(rows: Int[Tensor, "B"], index: Int[Tensor, "B *k"]) -> Int[Tensor, "B *#k"]:
+    """One value per row, to be broadcast over its indices."""
+    return rows.view(-1, *[1] * (index.ndim - 1))
+
+
+def _uniform(bits: Int[Tensor, "*k"]) -> Float[Tensor, "*k"]:
+    return _shift(bits, 12).double() * 2.0**-52
 
 
 def draw(law: Float[Tensor, "*k V"], bits: Int[Tensor, "*k"]) -> Int[Tensor, "*k"]:
@@ -150,9 +166,11 @@ def draw_first(law: Float[Tensor, "*k V"], times: Float[Tensor, "*k n"]) -> Int[
     blocks = masses.shape[-1]
     first = (masses / times[..., :blocks]).argmax(-1) * size
     tokens = first[..., None] + torch.arange(size, device=law.device)
-    block = law.gather(-1, tokens.clamp(max=vocab_size - 1)) / times[..., blocks : blocks + size]
-    if whole < vocab_size:
-        block = torch.where(tokens < vocab_size, block, 0.0)
+    own = times[..., blocks : blocks + size]
+    if whole == vocab_size:
+        return first + (law.gather(-1, tokens) / own).argmax(-1)
+    block = law.gather(-1, tokens.clamp(max=vocab_size - 1)) / own
+    block = torch.where(tokens < vocab_size, block, 0.0)
     return (first + block.argmax(-1)).clamp(max=vocab_size - 1)
 
 
@@ -203,18 +221,19 @@ class VerifierRng(ABC):
     """The random choices of a verification rule. Tests enumerate all outcomes; the loop uses ``HashedRng``."""
 
     @abstractmethod
-    def accept(self, probability: Float[Tensor, "B"], index: int) -> Bool[Tensor, "B"]:
-        """True with the given probability, independently for each ``index`` of a step (0: never, 1: always)."""
+    def accept(self, probability: Float[Tensor, "B N"]) -> Bool[Tensor, "B N"]:
+        """True with the given probability, independently for each node (0: never, 1: always); one call per step."""
 
     @abstractmethod
     def residual(self, law: Float[Tensor, "B V"]) -> Int[Tensor, "B"]:
         """Draw one token per row from a law that need not be normalised; at most one call per step."""
 
     @abstractmethod
-    def target(self, law: Float[Tensor, "B V"], depth: int) -> Int[Tensor, "B"]:
-        """Draw one token per row from the target's law at a node of this depth; at most one call per depth and step.
+    def target(self, law: Float[Tensor, "B N V"], depths: Int[Tensor, "B N"]) -> Int[Tensor, "B N"]:
+        """Draw one token per node from the target's law there; at most one call per step.
 
-        The number is keyed by the token's position, so the output does not depend on the draft.
+        The number is keyed by the token's position alone, which is the depth of its node after the root. So the output
+        does not depend on the draft, and nodes with the same path draw the same token.
         """
 
 
@@ -222,33 +241,31 @@ class VerifierRng(ABC):
 class HashedRng(VerifierRng):
     """The decoding loop's random numbers for one step.
 
-    One hash takes about fifty small operations regardless of its size, and rules need one number per node. So the
-    numbers for ``accept`` are computed a block of indices at a time and cached for the step.
-
     ``plain`` marks rows without a draft. Their residual is the target's law, and they draw it with the random number of
     plain decoding, so their output does not depend on whether other rows of the batch have drafts.
+
+    A hash takes the same number of operations regardless of its size, so ``accept`` also hashes for ``residual``.
     """
 
     noise: Noise
     plain: Bool[Tensor, "B"] | None = None
-    _blocks: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _bonus: list[Tensor] = field(default_factory=list, init=False, repr=False, compare=False)
 
-    def _index(self, index: int) -> Int[Tensor, "B"]:
-        return torch.full_like(self.noise.positions, index)
-
-    def accept(self, probability: Float[Tensor, "B"], index: int) -> Bool[Tensor, "B"]:
-        number, column = divmod(index, _BLOCK)
-        if number not in self._blocks:
-            indices = torch.arange(_BLOCK, device=self.noise.positions.device) + number * _BLOCK
-            self._blocks[number] = self.noise.uniform(Stream.ACCEPT, indices.expand(self.noise.positions.shape[0], -1))
-        return self._blocks[number][:, column] < probability
+    def accept(self, probability: Float[Tensor, "B N"]) -> Bool[Tensor, "B N"]:
+        codes = torch.arange(int(Stream.ACCEPT), 8 * probability.shape[1], 8, device=probability.device)
+        bits = self.noise.bits_of(torch.cat([codes.expand_as(probability), self._code[:, None]], 1))
+        self._bonus.append(bits[:, -1])
+        return _uniform(bits[:, :-1]) < probability
 
     def residual(self, law: Float[Tensor, "B V"]) -> Int[Tensor, "B"]:
-        bits = self.noise.bits(Stream.RESIDUAL, self._index(0))
-        if self.plain is not None:
-            bits = torch.where(self.plain, self.noise.bits(Stream.TARGET, self._index(0)), bits)
-        return draw(law, bits)
+        return draw(law, self._bonus.pop() if self._bonus else self.noise.bits_of(self._code))
 
-    def target(self, law: Float[Tensor, "B V"], depth: int) -> Int[Tensor, "B"]:
-        positions = self.noise.positions + depth
-        return draw(law, self.noise.bits_at(positions, Stream.TARGET, self._index(0)))
+    @property
+    def _code(self) -> Int[Tensor, "B"]:
+        if self.plain is None:
+            return torch.full_like(self.noise.positions, int(Stream.RESIDUAL))
+        return torch.where(self.plain, int(Stream.TARGET), int(Stream.RESIDUAL))
+
+    def target(self, law: Float[Tensor, "B N V"], depths: Int[Tensor, "B N"]) -> Int[Tensor, "B N"]:
+        positions = self.noise.positions[:, None] + depths
+        return draw(law, self.noise.bits_at(positions, Stream.TARGET, torch.zeros_like(depths)))

@@ -1,6 +1,8 @@
 """The token tree, the data structure of every draft. A chain is a tree with one branch."""
 
+from copy import copy
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -11,7 +13,7 @@ ROOT = -1
 PAD = -2
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TokenTree:
     """Drafted tokens of B rows with N nodes each, parents before children, siblings in draw order.
 
@@ -19,12 +21,18 @@ class TokenTree:
     ``PAD``) may occur anywhere after node 0. ``depth`` bounds the depth of all nodes (the root has depth 0); it is
     known on the host, so loops over a tree have a fixed length. ``linear``: node i's parent is node i - 1 in every
     row, so an accepted path is always a prefix of the nodes.
+
+    The turn of a node is one more than that of its previous sibling or, without one, of its parent; the root's is 0.
+    Rules test nodes of the same turn together. ``turns``: for each turn from 1 on, a bound on the number of its nodes
+    in any row; None if the host does not know the shape, and nodes are then tested one by one. Drafts of rows that
+    exceed the bound are rejected.
     """
 
     tokens: Int[Tensor, "B N"]
     parents: Int[Tensor, "B N"]
     depth: int
     linear: bool = False
+    turns: tuple[int, ...] | None = None
 
     @classmethod
     def chain(cls, tokens: Int[Tensor, "B N"], lengths: Int[Tensor, "B"] | None = None) -> "TokenTree":
@@ -41,33 +49,55 @@ class TokenTree:
         """The tree of plain decoding: only the last committed token."""
         return cls.chain(tokens[:, None])
 
-    @property
+    @cached_property
     def valid(self) -> Bool[Tensor, "B N"]:
         return self.parents != PAD
+
+    @cached_property
+    def on_path(self) -> Bool[Tensor, "B N N"]:
+        """``[b, i, j]``: node j is on the path from the root to node i, including i. Padding has only itself.
+
+        Repeatedly squares the parent relation: log2(depth) products, no loop over nodes. Paths longer than ``depth``
+        are found to be too long, but not to their full length.
+        """
+        nodes = self.parents.shape[1]
+        index = torch.arange(nodes, device=self.parents.device)
+        itself = index[:, None] == index
+        if self.linear:
+            reached = self.valid.cumprod(1).bool()
+            return itself | ((index[:, None] > index) & reached[:, :, None])
+        reach = (itself | (self.parents[:, :, None] == index)).float()
+        for _ in range(self.depth.bit_length()):
+            reach = (reach @ reach).clamp_(max=1.0)
+        return reach > 0.5
+
+    @cached_property
+    def depths(self) -> Int[Tensor, "B N"]:
+        """Distance of each node from the root; 0 for padding."""
+        return self.on_path.sum(-1) - 1
+
+    @cached_property
+    def elders(self) -> Bool[Tensor, "B N N"]:
+        """``[b, i, j]``: node j is an earlier sibling of node i; undefined at padding i."""
+        return (self.parents[:, :, None] == self.parents[:, None]).tril(-1)
+
+    @cached_property
+    def turn(self) -> Int[Tensor, "B N"]:
+        """The turn of each node; 0 for padding."""
+        passed = torch.where(self.on_path, self.elders.sum(-1)[:, None], 0).sum(-1)  # earlier siblings on the way
+        return torch.where(self.valid, self.depths + passed, 0)
+
+    def counted(self) -> "TokenTree":
+        """The same tree, with all that is known about it, and exact ``turns``, read from the device."""
+        counts = torch.nn.functional.one_hot(self.turn).sum(1).amax(0).tolist()
+        tree = copy(self)
+        object.__setattr__(tree, "turns", tuple(counts[1:]))
+        return tree
 
     def only(self, rows: Bool[Tensor, "B"]) -> "TokenTree":
         """The same tree with the drafted nodes of all other rows turned into padding."""
         keep = rows[:, None] | (self.parents == ROOT)
         return replace(self, parents=torch.where(keep, self.parents, PAD))
-
-
-def ancestors(parents: Int[Tensor, "B N"]) -> Bool[Tensor, "B N N"]:
-    """``[b, i, j]``: node j is on the path from the root to node i, including i.
-
-    Repeatedly squares the parent relation: log2(N) products, no loop over nodes. Padding has only itself.
-    """
-    nodes = parents.shape[1]
-    index = torch.arange(nodes, device=parents.device)
-    reach = (index[:, None] == index) | (parents[:, :, None] == index)
-    reach = reach.float()
-    for _ in range(max(1, (nodes - 1).bit_length())):
-        reach = (reach @ reach).clamp_(max=1.0)
-    return reach > 0.5
-
-
-def depths(parents: Int[Tensor, "B N"]) -> Int[Tensor, "B N"]:
-    """Distance of each node from the root; 0 for padding."""
-    return ancestors(parents).sum(-1) - 1
 
 
 class Merged(NamedTuple):
@@ -139,4 +169,4 @@ def merge_duplicates(tree: TokenTree, *, keep_duplicates: bool) -> TokenTree:
         parents = torch.where(parents > 0, first.gather(1, parents.clamp(min=0)), parents)
     if not keep_duplicates:
         parents = torch.where(first == index, parents, PAD)
-    return replace(tree, parents=parents, linear=False)
+    return replace(tree, parents=parents, linear=False, turns=None)

@@ -111,7 +111,7 @@ def checked(draft: object, view: View, vocab_size: int, name: str) -> tuple[Draf
         sound = sound & drawn
     placed = torch.where(right, parents, PAD)
     placed[:, 0] = ROOT
-    safe = TokenTree(clamped, placed, tree.depth, tree.linear)
+    safe = TokenTree(clamped, placed, tree.depth, tree.linear, tree.turns)
     return Draft(safe, draft.law, draft.q, draft.scores), Proposed(sound.all(1), draft, view, vocab_size, name)
 
 
@@ -142,6 +142,9 @@ def _form_fault(draft: object, view: View, vocab_size: int) -> str | None:
         return f"its tokens and parents must be torch.int64, not {tokens.dtype} and {parents.dtype}"
     if not isinstance(draft.tree.depth, int) or draft.tree.depth < 0:
         return f"its depth must be a whole number, 0 or more, not {draft.tree.depth!r}"
+    turns = draft.tree.turns
+    if turns is not None and not (isinstance(turns, tuple) and all(isinstance(n, int) and n >= 0 for n in turns)):
+        return f"its turns must be whole numbers, 0 or more, not {turns!r}"
     if (q is None) != (draft.law is Law.FIXED):
         return f"its law is {draft.law.value!r}, so it must {'come with' if q is None else 'have no'} q"
     shape = (*tokens.shape, vocab_size)

@@ -11,7 +11,7 @@ from foredraft.core.draft import Draft, Law, Target, Verdict
 from foredraft.core.drafter import Drafter, Plan, View
 from foredraft.core.rng import HashedRng
 from foredraft.core.sampling.warp import Paths
-from foredraft.core.tree import PAD, TokenTree, depths
+from foredraft.core.tree import PAD, TokenTree
 from foredraft.core.verify import verify
 from foredraft.engine.draft_check import Proposed, checked
 from foredraft.model.base import TargetModel
@@ -126,6 +126,8 @@ class Stepper:
         if view.lengths.device.type == "cpu":  # reading values does not synchronise here
             used = draft.tree.valid.any(0).nonzero().flatten().tolist()
             draft = _resized(draft, round_up(used[-1] + 1 if used else 1))
+            if draft.q is not None and not draft.tree.linear:
+                draft = replace(draft, tree=draft.tree.counted())
         return draft, proposal
 
 
@@ -168,7 +170,7 @@ def _resized(draft: Draft, nodes: int) -> Draft:
     if scores is not None:
         scores = pad(scores, (0, missing))
     depth = min(tree.depth, nodes - 1)
-    return replace(draft, tree=TokenTree(tokens, parents, depth, tree.linear), q=q, scores=scores)
+    return replace(draft, tree=TokenTree(tokens, parents, depth, tree.linear, tree.turns), q=q, scores=scores)
 
 
 def _read_back(
@@ -186,7 +188,7 @@ def _read_back(
     """
     tree = draft.tree
     drafted = tree.valid.sum(1) - 1
-    depth = drafted if tree.linear else depths(tree.parents).amax(1)
+    depth = drafted if tree.linear else tree.depths.amax(1)
     sound = torch.ones_like(tree.valid) if law.sound is None else law.sound
     healthy = (sound.gather(1, verdict.path.clamp(min=0)) | (verdict.path < 0)).all(1)  # only accepted nodes matter
     last = verdict.path.gather(1, counts[:, None] - 1)

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from foredraft.core.tree import PAD, TokenTree, ancestors
+from foredraft.core.tree import PAD, TokenTree
 
 GRAIN = 64
 """A forward reads a multiple of this many cache slots (on CUDA a power of two), so that shapes repeat."""
@@ -128,8 +128,8 @@ def address(
     index = torch.arange(nodes, device=device)
     root = bases[:, None]
     slots = root + index
-    on_path = None if tree.linear else ancestors(tree.parents)
-    steps = index if on_path is None else on_path.sum(-1) - 1
+    on_path = None if tree.linear else tree.on_path
+    steps = index if on_path is None else tree.depths
     positions = root + torch.where(tree.parents == PAD, 0, steps)
     end = slots[:, start:] + 1 if on_path is None else root
     visible = {}

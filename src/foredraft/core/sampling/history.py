@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from foredraft.core.sampling.params import Processor, SamplingParams
-from foredraft.core.tree import TokenTree, ancestors
+from foredraft.core.tree import TokenTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +46,7 @@ class TreePaths:
         if tree.linear:
             above, depths = (nodes <= nodes[:, None]) & valid[:, None], nodes.expand_as(tree.tokens)
         else:
-            above = ancestors(tree.parents)
-            depths = above.sum(-1) - 1
+            above, depths = tree.on_path, tree.depths
         drafted = (above & valid[:, :, None] & (nodes > 0))[:, paths.start : paths.start + count]
         return cls(paths, drafted, depths, paths.lengths[:, None] + drafted.sum(-1))
 

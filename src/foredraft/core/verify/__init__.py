@@ -5,7 +5,7 @@ from the device, and host values bound all their loops, so a step can be capture
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -13,7 +13,6 @@ from foredraft.core.draft import Draft, Law, Target, Verdict
 from foredraft.core.errors import LawError
 from foredraft.core.rng import VerifierRng
 from foredraft.core.sampling.params import check_known
-from foredraft.core.tree import PAD, ROOT, ancestors
 from foredraft.core.verify.block import block
 from foredraft.core.verify.greedy import greedy
 from foredraft.core.verify.kseq import kseq
@@ -92,21 +91,12 @@ def verify(target: Target, draft: Draft, rng: VerifierRng, rule: str | None = No
     Raises:
         LawError: the rule is not lossless for the draft's law.
     """
-    if target.p is None:
-        return greedy(target.best, draft.tree)
     name = DEFAULT[draft.law] if rule is None else rule
+    root = draft.tree.parents.shape[1] == 1  # nothing was drafted
+    if target.p is None:
+        return Verdict(torch.zeros_like(target.best), target.best[:, 0]) if root else greedy(target.best, draft.tree)
     check_legal(name, draft.law)
-    return RULES[name].function(target.p, _without_invalid_q(draft), rng)
-
-
-def _without_invalid_q(draft: Draft) -> Draft:
-    """The draft without nodes whose q is NaN or zero, and without their descendants.
-
-    This is lossless: q was invalid before the token was drawn, so the removal does not depend on the drawn value.
-    """
-    if draft.q is None:
-        return draft
-    parents = draft.tree.parents
-    broken = (parents != ROOT) & ~(draft.q.sum(-1) > 0)
-    broken = (ancestors(parents) & broken[:, None]).any(-1)
-    return replace(draft, tree=replace(draft.tree, parents=torch.where(broken, PAD, parents)))
+    if root:
+        path = torch.zeros_like(draft.tree.parents)
+        return Verdict(path, rng.target(target.p, path)[:, 0])
+    return RULES[name].function(target.p, draft, rng)

@@ -5,8 +5,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from foredraft.core.draft import Verdict
-from foredraft.core.tree import TokenTree, ancestors
-from foredraft.core.verify.parts import path_from
+from foredraft.core.tree import TokenTree
+from foredraft.core.verify.parts import at, path_from
 
 
 def greedy(best: Int[Tensor, "B N"], tree: TokenTree) -> Verdict:
@@ -14,11 +14,9 @@ def greedy(best: Int[Tensor, "B N"], tree: TokenTree) -> Verdict:
 
     Of siblings with the same token, the one with the longer accepted path is taken (the first, on ties).
     """
-    rows = torch.arange(best.shape[0], device=best.device)
-    on_path = ancestors(tree.parents)  # [B, N, N]
     expected = best.gather(1, tree.parents.clamp(min=0))
     match = (tree.parents >= 0) & (tree.tokens == expected)
     match[:, 0] = True
-    reached = (match[:, None, :] | ~on_path).all(-1)
-    node = torch.where(reached, on_path.sum(-1), 0).argmax(1)
-    return Verdict(path_from(on_path[rows, node], tree.depth), best[rows, node])
+    reached = (tree.on_path <= match[:, None]).all(-1)  # bool: all nodes on the path match
+    node = torch.where(reached, tree.depths + 1, 0).argmax(1)
+    return Verdict(path_from(at(tree.on_path, node), tree), at(best, node))

@@ -9,7 +9,7 @@ from torch import Tensor
 from foredraft.core.draft import Draft, Verdict
 from foredraft.core.rng import VerifierRng
 from foredraft.core.tree import TokenTree
-from foredraft.core.verify.parts import at, drawn_from, of_tokens, path_from, ratio
+from foredraft.core.verify.parts import at, descend, of_tokens, path_from, ratio, valid_q
 
 _HALVINGS = 24  # the bits of a float32; an r above the optimum costs acceptance, not exactness
 
@@ -20,22 +20,18 @@ def kseq(p: Float[Tensor, "B N V"], draft: Draft, rng: VerifierRng) -> Verdict:
     With beta(r) = sum min(q, p / r), any r with 1 - (1 - beta)^k <= r beta is lossless. The smallest such r accepts
     most, and at least 1 - (1 - 1/k)^k of what any rule can (theorem 2). Bisection returns the upper end.
     """
-    tree, q = draft.tree, drawn_from(draft)
+    tree, q = draft.tree, valid_q(draft)
     levels = _levels(p, q, tree)
     mine, drawn = of_tokens(p, q, tree)
     factor = levels.factor.gather(1, tree.parents.clamp(min=0))
     chance = ratio(mine, factor * drawn).clamp(max=1.0)
-    current = torch.zeros_like(tree.parents[:, 0])
-    on = [current == 0]
-    for i in range(1, p.shape[1]):
-        accepted = rng.accept(torch.where(tree.parents[:, i] == current, chance[:, i], 0.0), i)
-        current = torch.where(accepted, i, current)
-        on.append(accepted)
+    path = path_from(descend(tree, rng.accept(chance)), tree)
+    current = path.amax(1)
     law, r = at(p, current), at(levels.factor, current)[:, None]
     covered = torch.minimum(at(q, at(levels.child, current)), law / r) * at(levels.share, current)[:, None]
     rest = (law - covered).clamp_(min=0.0)
     rest = torch.where(rest.sum(-1, keepdim=True) > 0, rest, law)
-    return Verdict(path_from(torch.stack(on, 1), tree.depth), rng.residual(rest))
+    return Verdict(path, rng.residual(rest))
 
 
 class _Levels(NamedTuple):

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from foredraft.core.draft import Draft, Verdict
 from foredraft.core.rng import VerifierRng
-from foredraft.core.tree import ancestors
 from foredraft.core.verify.parts import at, of_tokens, path_from
 
 
@@ -31,11 +30,10 @@ class Typical:
         entropy = torch.special.entr(p).sum(-1).gather(1, tree.parents.clamp(min=0))  # the parent's
         accepted = chance > (self.delta * torch.exp(-entropy)).clamp(max=self.epsilon)
         chance[:, 0], accepted[:, 0] = 1.0, True
-        on_path = ancestors(tree.parents)
-        reached = (accepted[:, None, :] | ~on_path).all(-1)
-        likelihood = torch.where(on_path, chance[:, None, :], 1.0).prod(-1)
-        end = torch.where(reached, on_path.sum(-1) + 0.5 * likelihood, 0.0).argmax(1)
-        return Verdict(path_from(at(on_path, end), tree.depth), rng.residual(at(p, end)))
+        reached = (tree.on_path <= accepted[:, None]).all(-1)  # bool: all nodes on the path are accepted
+        likelihood = torch.where(tree.on_path, chance[:, None, :], 1.0).prod(-1)
+        end = torch.where(reached, tree.depths + 1 + 0.5 * likelihood, 0.0).argmax(1)
+        return Verdict(path_from(at(tree.on_path, end), tree), rng.residual(at(p, end)))
 
 
 typical = Typical()

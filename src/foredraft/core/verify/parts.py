@@ -16,16 +16,18 @@ def drawn_from(draft: Draft) -> Float[Tensor, "B N V"]:
     return draft.q
 
 
+def valid_q(draft: Draft) -> Float[Tensor, "B N V"]:
+    """q with 0 at nodes where it is NaN or 0. Such nodes are rejected and leave the law as it is.
+
+    This is lossless: q was invalid before the token was drawn, so the rejection does not depend on the drawn value.
+    """
+    q = drawn_from(draft)
+    return torch.where(q.sum(-1, keepdim=True) > 0, q, 0.0)
+
+
 def at(x: Shaped[Tensor, "B N *k"], node: Int[Tensor, "B"]) -> Shaped[Tensor, "B *k"]:
     """The values of x at one node per row."""
     return x[torch.arange(x.shape[0], device=x.device), node]
-
-
-def of_token(law: Float[Tensor, "B V"], token: Int[Tensor, "B"]) -> Float[Tensor, "B"]:
-    """Probability of one token per row; 0 for tokens outside the vocabulary (such as padding)."""
-    inside = (token >= 0) & (token < law.shape[1])
-    found = law.gather(1, torch.where(inside, token, 0)[:, None])[:, 0]
-    return torch.where(inside, found, 0.0)
 
 
 def of_tokens(
@@ -41,8 +43,8 @@ def of_tokens(
 
 
 def ratio(p: Float[Tensor, "*k"], q: Float[Tensor, "*k"]) -> Float[Tensor, "*k"]:
-    """p / q, finite; 0 if p is 0, so a token that the target forbids is never accepted."""
-    return torch.where(p > 0, p / q, 0.0).nan_to_num(0.0).clamp(max=torch.finfo(p.dtype).max)
+    """p / q, finite; 0 if p or q is 0, so a token that the target forbids is never accepted."""
+    return torch.where((p > 0) & (q > 0), p / q, 0.0).clamp(max=torch.finfo(p.dtype).max)
 
 
 def residual(p: Float[Tensor, "*k V"], q: Float[Tensor, "*k V"], where: Bool[Tensor, "*k"]) -> Float[Tensor, "*k V"]:
@@ -62,9 +64,18 @@ def first_child(tree: TokenTree, node: Int[Tensor, "B"]) -> tuple[Bool[Tensor, "
     return children.any(1), children.int().argmax(1)
 
 
-def path_from(on: Bool[Tensor, "B N"], depth: int) -> Int[Tensor, "B D"]:
-    """``Verdict.path`` from a mask of its nodes; parents precede children, so index order is depth order."""
+def descend(tree: TokenTree, accepted: Bool[Tensor, "B N"]) -> Bool[Tensor, "B N"]:
+    """The nodes of the path from the root to the first accepted child of each node."""
+    accepted = accepted & (tree.depths > 0)  # neither padding nor below it
+    first = accepted > (tree.elders & accepted[:, None]).any(-1)  # bool: accepted, and no elder is
+    first[:, 0] = True
+    return (tree.on_path <= first[:, None]).all(-1)  # bool: all nodes on the path are first
+
+
+def path_from(on: Bool[Tensor, "B N"], tree: TokenTree) -> Int[Tensor, "B D"]:
+    """``Verdict.path`` from a mask of its nodes."""
+    end = tree.depth + 1
+    column = torch.where(on, tree.depths, end).clamp(max=end)  # the last column is cut off
     index = torch.arange(on.shape[1], device=on.device).expand(on.shape)
-    column = torch.where(on, on.cumsum(1) - 1, depth + 1).clamp(max=depth + 1)  # the last is cut off
-    path = torch.full((on.shape[0], depth + 2), -1, dtype=index.dtype, device=on.device)
-    return path.scatter(1, column, index)[:, : depth + 1]
+    path = torch.full((on.shape[0], end + 1), -1, dtype=index.dtype, device=on.device)
+    return path.scatter_(1, column, index)[:, :end]

@@ -17,7 +17,7 @@ from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.sampling.warp import Paths, Warp
 from foredraft.core.tree import TokenTree
 from foredraft.core.tree_optimizer import check_acceptance
-from foredraft.core.verify.parts import of_token, ratio, residual
+from foredraft.core.verify.parts import ratio, residual
 from foredraft.drafters.common.draft_runner import DraftRunner
 from foredraft.drafters.common.tree_ops import draw_siblings, likeliest, normalize_or_uniform, without_earlier
 from foredraft.model.base import TargetModel
@@ -93,8 +93,8 @@ def accepted_ranks(
     reached = torch.ones_like(p[:, 0])
     found = []
     for rank in range(width):  # recursive rejection, with probabilities instead of outcomes
-        token, q, exist = tokens[:, 0, rank], laws[:, rank], chances[:, 0, rank] > 0
-        chance = ratio(of_token(p, token), of_token(q, token)).clamp(max=1.0) * exist
+        token, q, exist = tokens[:, 0, rank, None], laws[:, rank], chances[:, 0, rank] > 0
+        chance = ratio(p.gather(1, token), q.gather(1, token))[:, 0].clamp(max=1.0) * exist
         found.append((reached * chance).sum().double())
         reached = reached * (1.0 - chance)
         p = residual(p, q, exist)
