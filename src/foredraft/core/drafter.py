@@ -11,6 +11,7 @@ from torch import Tensor
 from foredraft.core.draft import Draft, Law, Verdict
 from foredraft.core.rng import Noise
 from foredraft.core.sampling.warp import Warp
+from foredraft.core.transfer import to_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,7 @@ class View:
         missing = max(self.extents) + tokens.shape[1] - self.history.shape[1]
         history = torch.nn.functional.pad(self.history, (0, max(missing, 0)))
         index = self.lengths[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
-        lengths = self.lengths + torch.tensor(list(counts), device=tokens.device)
+        lengths = self.lengths + to_device(counts, tokens.device)
         return replace(
             self,
             history=history.scatter(1, index, tokens.clamp(min=0)),

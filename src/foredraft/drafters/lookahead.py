@@ -22,6 +22,7 @@ from foredraft.core.drafter import Needs, Plan, Rewindable, StepOut, View
 from foredraft.core.errors import OptionError
 from foredraft.core.options import SizedOptions
 from foredraft.core.rng import Noise, Stream
+from foredraft.core.transfer import to_device
 from foredraft.core.tree import merge_paths
 from foredraft.drafters.common.build_context import BuildContext
 from foredraft.drafters.common.ngram_pool import NgramPool, with_rows
@@ -132,11 +133,11 @@ class Lookahead(Rewindable):
 
     @torch.inference_mode()
     def propose(self, view: View, plan: Plan) -> Draft:
-        rows = torch.tensor(view.rows, device=view.lengths.device)
+        rows = to_device(view.rows, view.lengths.device)
         window = self._aligned(view, rows)
         levels = self._options.ngram_size - 1
         depth = min(plan.length, self._options.depth)
-        allowed = torch.tensor(plan.lengths, device=rows.device)[:, None]
+        allowed = to_device(plan.lengths, rows.device)[:, None]
         columns = (self._depths <= allowed) & (allowed > 0)  # a column is in the tree entirely or not at all
         paths = window.flatten(1)[:, self._paths[:, :depth]]
         lengths = torch.where(columns, self._depths, 0)
@@ -156,7 +157,7 @@ class Lookahead(Rewindable):
         pending, self._pending = self._pending, None
         if pending is None or pending.rows != view.rows:  # nothing was drafted, or for other rows
             return
-        rows = torch.tensor(view.rows, device=view.lengths.device)
+        rows = to_device(view.rows, view.lengths.device)
         window, known = self._window[rows], self._own[rows]
         # a wrapping drafter may have cut or replaced the tree
         tree = draft.tree
@@ -206,8 +207,8 @@ class Lookahead(Rewindable):
         All columns have the same guess for a position. So the first trees are chains, and the first N - 2 steps match
         the published ones, which fill the levels one after another.
         """
-        which = torch.tensor(fresh, device=view.lengths.device)
-        rows = torch.tensor([view.rows[b] for b in fresh], device=which.device)
+        which = to_device(fresh, view.lengths.device)
+        rows = to_device([view.rows[b] for b in fresh], which.device)
         lengths, (_, width, levels) = view.lengths[which], self._window.shape
         places = lengths[:, None] - 1 + torch.arange(width + levels - 1, device=which.device)
         noise = Noise(torch.zeros_like(lengths), lengths)

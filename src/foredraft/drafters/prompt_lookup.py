@@ -15,8 +15,10 @@ from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Needs, Plan, Rewindable, View
 from foredraft.core.errors import OptionError
 from foredraft.core.options import SizedOptions
+from foredraft.core.transfer import to_device
 from foredraft.core.tree import from_paths
 from foredraft.drafters.common.build_context import BuildContext
+from foredraft.model.masks import extent_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ class PromptLookup(Rewindable):
 
     def propose(self, view: View, plan: Plan) -> Draft:
         depth = min(plan.length, self._options.prompt_lookup_num_tokens)
-        longest = max(view.extents)
+        longest = min(extent_of(max(view.extents), view.history.device), view.history.shape[1])
         history = view.history[:, :longest]
         match = self._match_lengths(history, view.lengths)
         count = min(self._options.continuations, longest)
@@ -66,7 +68,7 @@ class PromptLookup(Rewindable):
         period = (view.lengths[:, None] - 1 - ends).clamp(min=1)
         index = ends[..., None] + 1 + torch.arange(depth, device=history.device) % period[..., None]
         paths = history.gather(1, index.clamp(max=longest - 1).flatten(1)).view(-1, count, depth)
-        allowed = torch.tensor(plan.lengths, device=history.device)[:, None]
+        allowed = to_device(plan.lengths, history.device)[:, None]
         lengths = torch.where(best >= 0, allowed.clamp(max=depth), 0)
         return Draft(from_paths(view.roots, paths, lengths), Law.FIXED)
 

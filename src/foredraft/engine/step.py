@@ -11,6 +11,7 @@ from foredraft.core.draft import Draft, Law, Target, Verdict
 from foredraft.core.drafter import Drafter, Plan, View
 from foredraft.core.rng import HashedRng
 from foredraft.core.sampling.warp import Paths
+from foredraft.core.transfer import to_device
 from foredraft.core.tree import PAD, TokenTree
 from foredraft.core.verify import verify
 from foredraft.engine.draft_check import Proposed, checked
@@ -117,7 +118,7 @@ class Stepper:
             name = self.drafter.__class__.__name__
             draft, proposal = checked(self.drafter.propose(view, plan), view, self.target.vocab_size, name)
             if not all(plan.lengths):
-                drafting = torch.tensor([length > 0 for length in plan.lengths], device=view.lengths.device)
+                drafting = to_device(plan.lengths, view.lengths.device) > 0
                 draft = replace(draft, tree=draft.tree.only(drafting))
         else:
             draft = Draft(TokenTree.root(view.roots), Law.FIXED)

@@ -6,12 +6,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from foredraft.core.drafter import View
+from foredraft.core.transfer import to_device
 from foredraft.core.tree import TokenTree
 from foredraft.model.base import TargetModel
 from foredraft.model.cache import SlotCache
 
 CATCH_UP = 16
-"""Rows further behind than this many tokens catch up in their own forward, so that the others need no padding."""
+"""Rows further behind than this many tokens catch up in their own forward, so that the others need no padding. On an
+accelerator, a step always reads so many: shapes that repeat are worth more than a narrow forward."""
 CHUNK = 512
 """Most tokens per row and forward; bounds the masks and activations of a long prompt."""
 
@@ -46,11 +49,11 @@ def group_by_length(lengths: Sequence[int]) -> list[list[int]]:
 def catch_up(
     cache: SlotCache,
     known: dict[int, int],
-    rows: Sequence[int],
+    view: View,
     ends: Sequence[int],
     slots: int,
     read: Callable[[list[int]], object],
-) -> tuple[list[int], int]:
+) -> int:
     """Prepare a forward that reads what was committed since the last one; ``known`` entries of each row are cached.
 
     Args:
@@ -59,8 +62,9 @@ def catch_up(
         read: reads all but the last of these entries, for the rows with these indices, which are far behind.
 
     Returns:
-        the entry of each row to read from, and the number of entries to read, the same for all rows.
+        the number of entries to read, the same for all rows: the last ones, or those from 0 on if there are fewer.
     """
+    rows = view.rows
     cache.reserve(max(rows) + 1, slots + CATCH_UP)
     fresh = [row for row in rows if known[row] == 0]
     if fresh:  # an earlier request in the row may have left NaN
@@ -69,8 +73,10 @@ def catch_up(
     if far:
         read(far)
         known.update({rows[b]: ends[b] - 1 for b in far})
-    width = max(max(end - known[row], 1) for row, end in zip(rows, ends, strict=True))
-    return [max(end - width, 0) for end in ends], width
+    width = CATCH_UP
+    if view.lengths.device.type == "cpu":
+        width = max(max(end - known[row], 1) for row, end in zip(rows, ends, strict=True))
+    return width
 
 
 def prefill(
@@ -90,7 +96,7 @@ def prefill(
     """
     width = tokens.shape[1]
     cache.reserve(max(rows) + 1, max(starts) + width)
-    bases = torch.tensor(list(starts), device=tokens.device)
+    bases = to_device(starts, tokens.device)
     first = torch.zeros(1, dtype=torch.long, device=tokens.device)
     chunks: list[dict[int, Tensor]] = []
     for begin in range(0, width, CHUNK):

@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from foredraft.core.drafter import Needs, Plan, Rewindable, View
+from foredraft.core.transfer import to_device
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.common.tree_builder import TreeBuilder
 from foredraft.drafters.common.tree_ops import ranked
@@ -68,16 +69,17 @@ class DraftRunner:
         """
         extents = [min(extent, self.model.max_length) for extent in view.extents]
         slots, read = max(view.extents) + room, lambda far: self._prefill(view, far, extents)
-        starts, width = catch_up(self.cache, self._known, view.rows, extents, slots, read)
-        offsets = [extent - 1 - start for extent, start in zip(extents, starts, strict=True)]
-        bases = torch.tensor(starts, device=view.lengths.device)
-        index = bases[:, None] + torch.arange(width, device=bases.device)
+        device = view.lengths.device
+        width = catch_up(self.cache, self._known, view, extents, slots, read)
+        offsets = [min(extent, width) - 1 for extent in extents]
+        bases = (view.lengths.clamp(max=self.model.max_length) - width).clamp(min=0)
+        index = bases[:, None] + torch.arange(width, device=device)
         tokens = self.clip_ids(view.history.gather(1, index.clamp(max=view.history.shape[1] - 1)))
         kept = sorted(set(offsets))
-        step = self.model.address(TokenTree.chain(tokens), bases, view.rows, max(starts) + width)
-        out = self.model.forward(step, self.cache, keep=torch.tensor(kept, device=bases.device))
+        step = self.model.address(TokenTree.chain(tokens), bases, view.rows, max(max(extents), width))
+        out = self.model.forward(step, self.cache, keep=to_device(kept, device))
         self._known.update(zip(view.rows, extents, strict=True))
-        places = torch.tensor([kept.index(offset) for offset in offsets], device=bases.device)
+        places = to_device([kept.index(offset) for offset in offsets], device)
         return self.widened(out.logits.gather(1, places[:, None, None].expand(-1, 1, out.logits.shape[-1])))
 
     def read_next(self, view: View, tokens: Int[Tensor, "B"], index: int) -> Float[Tensor, "B 1 V"]:

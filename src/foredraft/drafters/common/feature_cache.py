@@ -5,7 +5,7 @@ the last one, from the target's true features; leftovers of a draft tree are ove
 keeping them silently lowers acceptance).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, final
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from foredraft.core.draft import Verdict
 from foredraft.core.drafter import StepOut, View
+from foredraft.core.transfer import to_device
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.common.tree_builder import TreeBuilder
 from foredraft.drafters.common.tree_ops import ranked
@@ -114,7 +115,7 @@ class FeatureCache:
         self._reserve(max(rows) + 1, max(step.extent for step in steps) - 1 + width, features.shape[2])
         starts = torch.cat([step.starts for step in steps])[:, None]
         slots = starts + torch.arange(width, device=features.device)
-        self._features[torch.tensor(rows, device=features.device)[:, None], slots] = features
+        self._features[to_device(rows, features.device)[:, None], slots] = features
         self._pending = []  # last, so that an interrupted flush is repeated
 
     def release(self, row: int) -> None:
@@ -137,11 +138,11 @@ class FeatureCache:
         ends = [extent - 1 for extent in view.extents]  # number of features, and so of entries
         self._prepare(max(ends) + room)
         slots, read = max(ends) + room, lambda far: self._read_alone(view, far, ends)
-        starts, width = catch_up(self._cache, self._known, view.rows, ends, slots, read)
-        states = self._committed(view, starts, width)
+        width = catch_up(self._cache, self._known, view, ends, slots, read)
+        entries = view.lengths - 1
+        states = self._committed(view, (entries - width).clamp(min=0), max(max(ends), width), width)
         self._known.update(zip(view.rows, ends, strict=True))
-        device = view.lengths.device
-        last = torch.tensor([max(end - 1 - start, 0) for end, start in zip(ends, starts, strict=True)], device=device)
+        last = (entries.clamp(max=width) - 1).clamp(min=0)
         states = states.gather(1, last[:, None, None].expand(-1, 1, states.shape[2]))
         return DraftState(states, view.lengths > 1)
 
@@ -153,24 +154,24 @@ class FeatureCache:
         """Read all but the last entry of the rows that are far behind."""
         for b in far:
             row = view.rows[b]
-            one = torch.tensor([b], device=view.lengths.device)
-            alone = View((row,), view.history[one], view.lengths[one], (view.extents[b],), view.warp, view.noise)
+            own = slice(b, b + 1)
+            alone = View((row,), view.history[own], view.lengths[own], (view.extents[b],), view.warp, view.noise)
             for begin in range(self._known[row], ends[b] - 1, _CHUNK):
-                self._committed(alone, [begin], min(_CHUNK, ends[b] - 1 - begin))
+                width = min(_CHUNK, ends[b] - 1 - begin)
+                self._committed(alone, torch.full_like(alone.lengths, begin), begin + width, width)
 
-    def _committed(self, view: View, starts: Sequence[int], width: int) -> Float[Tensor, "B N H"]:
-        """Read ``width`` entries of each row from ``starts`` on, with the target's features."""
+    def _committed(self, view: View, bases: Int[Tensor, "B"], reach: int, width: int) -> Float[Tensor, "B N H"]:
+        """Read ``width`` entries of each row from ``bases`` on, all below ``reach``, with the target's features."""
         device = view.lengths.device
-        self._reserve(max(view.rows) + 1, max(starts) + width, self._features.shape[2])
-        bases = torch.tensor(starts, device=device)
+        self._reserve(max(view.rows) + 1, reach, self._features.shape[2])
         slots = bases[:, None] + torch.arange(width, device=device)
         tokens = view.history.gather(1, (slots + 1).clamp(max=view.history.shape[1] - 1))
-        features = self._features[torch.tensor(view.rows, device=device)[:, None], slots]
+        features = self._features[to_device(view.rows, device)[:, None], slots]
         step = address(
             TokenTree.chain(tokens),
             bases,
             view.rows,
-            max(starts) + width,
+            reach,
             self._layout,
             max_position=_MAX_POSITION,
         )
@@ -218,7 +219,7 @@ class HeadTree:
         rows = list(view.rows)
         self._cache = cache
         self._bases = (view.lengths - 2).clamp(min=0)[:, None]
-        self._rows = torch.tensor(rows, device=device)
+        self._rows = to_device(rows, device)
         self._prefix = len(rows) if rows == list(range(len(rows))) else None
         self._extent = extent_of(max(max(view.extents) - 2, 0) + nodes, device)
         self._index = torch.arange(nodes, device=device)

@@ -16,6 +16,7 @@ from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Needs, Plan, Trainable, View
 from foredraft.core.errors import OptionError
 from foredraft.core.options import SizedOptions
+from foredraft.core.transfer import to_device
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.common.drawn_tree import DrawnTrees, DrawsTrees
 from foredraft.drafters.common.head import HeadDrafter, HeadState
@@ -79,7 +80,7 @@ class _Level(NamedTuple):
     def of(cls, template: Template, level: int, device: torch.device) -> "_Level":
         ranks = template.ranks(template.level(level))
         columns = (ranks, template.above(level), template.places(level), template.inner_places(level))
-        tensors = (torch.tensor(column, dtype=torch.long, device=device) for column in columns)
+        tensors = (to_device(column, device) for column in columns)
         return cls(*tensors, width=max(ranks) + 1)
 
 
@@ -119,7 +120,7 @@ class StaticTreeDrafter(HeadDrafter[HeadState], Trainable):
         if not levels:
             return Draft(TokenTree.root(view.roots), Law.FIXED)
         hidden, known = self._state.extend(view, 1)
-        allowed = torch.tensor(plan.lengths, device=hidden.device) * known
+        allowed = to_device(plan.lengths, hidden.device) * known
         if drawn := self._drawn.levels(view, plan):
             return build_static_tree(_HeadsBuilder(self, view, hidden), drawn, allowed)
         paths = view.roots[:, None, None]  # the tokens from the root to each inner node of a level

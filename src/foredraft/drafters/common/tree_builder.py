@@ -13,6 +13,7 @@ from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import View
 from foredraft.core.rng import Stream, exponentials, race_size
 from foredraft.core.sampling.warp import Paths
+from foredraft.core.transfer import to_device
 from foredraft.core.tree import PAD, ROOT, TokenTree
 from foredraft.drafters.common.templates import Template
 from foredraft.drafters.common.tree_ops import (
@@ -99,26 +100,19 @@ class Level:
     @classmethod
     def of(cls, template: Template, level: int, device: torch.device) -> "Level":
         """The nodes at ``level``."""
-
-        def fixed(numbers: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
-            return torch.tensor(numbers, dtype=torch.long, device=device)
-
         nodes, places, inner = template.level(level), template.places(level), template.inner_places(level)
-        ranks, before = (
-            template.ranks(nodes),
-            (0, *template.level(level - 1)) if level == 1 else template.level(level - 1),
-        )
+        ranks, before = template.ranks(nodes), template.level(level - 1) or (0,)
         width = max(ranks) + 1
         parents = template.above(level)
         return cls(
-            chosen=fixed([place * width + rank for place, rank in zip(places, ranks, strict=True)]),
+            chosen=to_device([place * width + rank for place, rank in zip(places, ranks, strict=True)], device),
             width=width,
-            places=fixed(places),
-            above=fixed([before.index(parent) for parent in parents]),
-            earlier=(torch.arange(width - 1) < fixed(ranks).cpu()[:, None]).float().to(device),
-            parents=fixed(parents),
-            inner=fixed(inner),
-            inner_places=fixed([places[own] for own in inner]),
+            places=to_device(places, device),
+            above=to_device([before.index(parent) for parent in parents], device),
+            earlier=(torch.arange(width - 1, device=device) < to_device(ranks, device)[:, None]).float(),
+            parents=to_device(parents, device),
+            inner=to_device(inner, device),
+            inner_places=to_device([places[own] for own in inner], device),
         )
 
 

@@ -1,0 +1,131 @@
+"""Steps on a fake accelerator: no mixed devices, no wait but the read-back, and the same operators in every step.
+
+See ``fake_device``. There are more requests than rows, so rows start and end between steps, and their lengths differ.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import random_heads
+import tiny
+from fake_device import FakeDevice, Trace, moved
+from foredraft.compose.spec import find
+from foredraft.core.drafter import Drafter, Plan, View
+from foredraft.engine.engine import Engine
+from foredraft.engine.generator import Generator, Kind
+from foredraft.engine.policy import Constant
+from foredraft.engine.step import StepDone, Stepper
+from foredraft.model.hf import CausalLM
+
+NEW = 14
+PROMPTS = tiny.prompts((18, 24, 17, 28, 20))  # longer than a catch-up is wide, and within one extent of the cache
+ALLOWED = {
+    ("engine/step.py", "_read_back"): "the read-back of the step",
+    ("model/masks.py", "_rows"): "known: rows other than 0, 1, ... in the KV cache",
+    ("model/cache.py", "SlotCache.zero"): "a row was admitted",
+}
+"""Waits by file and function, with the reason."""
+
+
+def on_device(model: Any) -> CausalLM:
+    return CausalLM(moved(model), verify=False)
+
+
+def plain(name: str, **options: Any) -> Callable[[CausalLM], Drafter]:
+    def make(target: CausalLM) -> Drafter:
+        drafter, kind = find(name)
+        return drafter(kind(**options)) if options else drafter()  # type: ignore[call-arg]
+
+    return make
+
+
+def head(name: str, net: Callable[[CausalLM], Any], **options: Any) -> Callable[[CausalLM], Drafter]:
+    def make(target: CausalLM) -> Drafter:
+        drafter, kind = find(name)
+        return drafter(kind(**options), moved(net(target)))  # type: ignore[call-arg]
+
+    return make
+
+
+def lookahead(target: CausalLM) -> Drafter:
+    drafter, kind = find("lookahead")
+    return drafter(kind(window_size=3, ngram_size=3, guess_set_size=3), target.device)  # type: ignore[call-arg]
+
+
+def draft_model(**options: Any) -> Callable[[CausalLM], Drafter]:
+    def make(target: CausalLM) -> Drafter:
+        drafter, kind = find("draft_model")
+        return drafter(kind(**options), on_device(tiny.build("llama", seed=8)), target.vocab_size)  # type: ignore[call-arg]
+
+    return make
+
+
+METHODS: dict[str, Callable[[CausalLM], Drafter]] = {
+    "none": plain("none"),
+    "prompt_lookup": plain("prompt_lookup", prompt_lookup_num_tokens=4),
+    "draft_model": draft_model(num_assistant_tokens=3),
+    "draft_model tree": draft_model(branching=(2, 2)),
+    "eagle1": head("eagle1", random_heads.eagle, tree="3x2x1"),
+    "eagle2": head("eagle2", random_heads.eagle, nodes=6, depth=3, top_k=2),
+    "eagle3": head("eagle3", random_heads.eagle3, nodes=6, depth=3, top_k=2),
+    "medusa": head("medusa", random_heads.medusa, tree="2x2x1"),
+    "hydra": head("hydra", random_heads.hydra, tree="2x2x1"),
+    "lookahead": lookahead,
+}
+
+
+class Steps:
+    """A ``Stepper`` that records the waits of all steps, and the traces of steps by rows and planned length."""
+
+    def __init__(self, stepper: Stepper, device: FakeDevice) -> None:
+        self._stepper = stepper
+        self._device = device
+        self.admitted = False
+        self.waits: set[tuple[str, str]] = set()
+        self.traces: dict[tuple[int, int, bool], list[Trace]] = defaultdict(list)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stepper, name)
+
+    def __call__(self, view: View, plan: Plan, **options: Any) -> StepDone:
+        with self._device.record() as trace:
+            done = self._stepper(view, plan, **options)
+        self.waits |= {(wait.file, wait.function) for wait in trace.waits}
+        admitted, self.admitted = self.admitted, False
+        if not admitted and (all(plan.lengths) or not plan.length):  # drafters may read the prompts of admitted rows
+            packed = view.rows == tuple(range(len(view.rows)))  # known: else the cache is indexed by rows
+            self.traces[len(view.rows), plan.length, packed].append(trace)
+        return done
+
+
+def run(method: str, temperature: float) -> Steps:
+    def admit(*args: Any) -> None:
+        steps.admitted = True
+        drafter.__class__.admit(drafter, *args)
+
+    with FakeDevice() as device:
+        target = on_device(tiny.build("llama"))
+        drafter = METHODS[method](target)
+        target.tap(drafter.needs.hidden_layers)
+        engine = Engine(target, drafter, Constant(drafter.needs.longest), max_rows=3)
+        steps = engine._stepper = Steps(engine._stepper, device)  # type: ignore[assignment]
+        drafter.admit = admit  # type: ignore[method-assign]
+        generator = Generator(engine, None, (), Kind("tiny", True))
+        results = generator.batch(PROMPTS, max_new_tokens=NEW, temperature=temperature, seed=5)
+    assert [len(result.tokens) for result in results] == [NEW] * len(PROMPTS)
+    return steps
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_step_waits_for_the_read_back_only_and_repeats_its_operators(method: str, temperature: float):
+    steps = run(method, temperature)
+    assert steps.waits <= set(ALLOWED)
+    assert max(map(len, steps.traces.values())) >= 4
+    for key, traces in steps.traces.items():
+        for trace in traces[1:]:
+            changed = [pair for pair in zip(traces[0].operators, trace.operators, strict=False) if pair[0] != pair[1]]
+            assert not changed[:1] and len(trace.operators) == len(traces[0].operators), key
