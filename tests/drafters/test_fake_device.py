@@ -8,12 +8,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 import random_heads
 import tiny
-from fake_device import FakeDevice, Trace, moved
+from fake_device import DEVICE, FakeDevice, Trace, moved
 from foredraft.compose.spec import find
 from foredraft.core.drafter import Drafter, Plan, View
+from foredraft.core.transfer import to_device
 from foredraft.engine.engine import Engine
 from foredraft.engine.generator import Generator, Kind
 from foredraft.engine.policy import Constant
@@ -129,3 +131,27 @@ def test_a_step_waits_for_the_read_back_only_and_repeats_its_operators(method: s
         for trace in traces[1:]:
             changed = [pair for pair in zip(traces[0].operators, trace.operators, strict=False) if pair[0] != pair[1]]
             assert not changed[:1] and len(trace.operators) == len(traces[0].operators), key
+
+
+def test_the_fake_device_finds_waits_and_mixed_devices():
+    with FakeDevice() as device:
+        values = torch.arange(3, device=DEVICE)
+        waits: list[Callable[[], Any]] = [
+            lambda: values.tolist(),
+            lambda: values[0].item(),
+            lambda: bool(values.any()),
+            lambda: values.nonzero(),
+            lambda: values[values > 1],
+            lambda: values[[0, 2]],
+            lambda: torch.tensor([1, 2], device=DEVICE),
+            lambda: values.cpu(),
+        ]
+        for wait in waits:
+            with device.record() as trace:
+                wait()
+            assert len(trace.waits) == 1
+        with device.record() as trace:
+            values[:2] = to_device([1, 2], DEVICE)
+        assert not trace.waits and (values + values).tolist() == [2, 4, 4]
+        with pytest.raises(RuntimeError, match="on the CPU"):
+            values + torch.arange(3)
