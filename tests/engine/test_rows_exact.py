@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_policies_exact import CASES, chain, view
+from test_policies_exact import CASES, V, chain
 
 import tiny
 from foredraft.core.drafter import Plan, View
@@ -122,8 +122,8 @@ def run(rows: tuple[Row, Row], policy: Policy, p: Table, q: Table, numbers: Numb
 
 def together(batch: Sequence[Row]) -> View:
     """What the policy sees: the rows, how long they are, and that they are sampled."""
-    each = [view(row.output) for row in batch]
-    return replace(each[0], rows=tuple(row.number for row in batch), extents=tuple(own.extents[0] for own in each))
+    view = tiny.view([[0, *row.output] for row in batch], SamplingParams(temperature=1.0), V)
+    return replace(view, rows=tuple(row.number for row in batch))
 
 
 def law(make: Callable[[], Policy], streams: tuple[int, int], p: Table, q: Table) -> list[torch.Tensor]:
