@@ -131,7 +131,7 @@ def results(draws: Draws) -> dict[tuple, float]:
     scripts = torch.zeros(len(draws.weights), 0, dtype=torch.long)
     rule = RULES[DEFAULT[draws.draft.law]].function
     while len(scripts):
-        coins = EnumeratingRng(scripts, V)
+        coins = EnumeratingRng(scripts, V, draws.draft.tree)
         verdict = rule(draws.p, draws.draft, coins)
         tree, scores = draws.draft.tree, draws.draft.scores
         emitted, counts = verdict.emitted(tree).tolist(), (verdict.accepted() + 1).tolist()
