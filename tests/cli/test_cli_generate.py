@@ -178,3 +178,17 @@ def test_what_came_before_nan_is_printed(run: Run, model: Path, broken_model: Pa
     assert found["tokens"] == expected().tokens[: len(found["tokens"])]
     assert len(found["tokens"]) in range(1, NAN_AFTER + 1)
     assert (found["finish_reason"], found["text"]) == ("cancelled", printed) and "NaN or +inf logits" in found["error"]
+
+
+def test_options_of_the_target_and_of_the_draft_are_apart(run: Run, model: Path, monkeypatch: pytest.MonkeyPatch):
+    given: dict[str, object] = {}
+    load = foredraft.compose.load.load  # type: ignore[attr-defined]
+    monkeypatch.setattr("foredraft.compose.load.load", lambda *each, **options: given.update(options) or load(*each))
+    more = ("--model-option", "revision=v2", "--model-option", "trust_remote_code=true")
+    more += ("--draft-option", 'quantization_config={"quant_method": "gptq", "bits": 4}')
+    ended = run("generate", "-m", model, "-d", f"draft_model:{model}", *more, PROMPT, *SHORT)
+    assert ended.status == 0, ended.err
+    assert given["model_options"] == {"revision": "v2", "trust_remote_code": True}
+    assert given["draft_options"] == {"quantization_config": {"quant_method": "gptq", "bits": 4}}
+    ended = run("generate", "-m", model, "--model-option", "revision", PROMPT, *SHORT)
+    assert ended.status == 2 and "'revision' is not of the form option=value" in ended.err

@@ -1,14 +1,17 @@
 """Options shared by commands that run a model: model, sampling, prompt."""
 
+import json
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from foredraft.cli import completion_names as names
 from foredraft.cli.console import busy
 from foredraft.cli.flags import Group
 from foredraft.core.errors import OptionError, PromptError
+from foredraft.core.options import read_pairs
 from foredraft.core.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -47,6 +50,14 @@ class ModelChoice(TargetChoice):
         metadata={"help": "Verification rule; default: the best lossless one.", "complete": names.verifiers},
     )
     exact: bool = field(default=False, metadata={"help": "One shape for all forwards: drafts cannot flip near-ties."})
+    model_option: tuple[str, ...] = field(
+        default=(),
+        metadata={"help": "NAME=VALUE for the target's from_pretrained, e.g. revision=v2; JSON values; repeatable."},
+    )
+    draft_option: tuple[str, ...] = field(
+        default=(),
+        metadata={"help": "The same for the draft model."},
+    )
 
     def load(self) -> "Generator":
         """Load the generator, with a spinner on a terminal."""
@@ -60,10 +71,21 @@ class ModelChoice(TargetChoice):
                 device=self.device,
                 verifier=self.verifier,
                 exact=self.exact,
+                model_options=_pretrained_options(self.model_option),
+                draft_options=_pretrained_options(self.draft_option),
             )
 
 
 MODEL = Group(ModelChoice, "Model")
+
+
+def _pretrained_options(pairs: tuple[str, ...]) -> dict[str, Any]:
+    """Options from ``NAME=VALUE``; a value that is not JSON is a string."""
+    found: dict[str, Any] = {**read_pairs(pairs)}
+    for name, value in found.items():
+        with suppress(json.JSONDecodeError):
+            found[name] = json.loads(value)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

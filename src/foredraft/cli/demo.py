@@ -72,7 +72,7 @@ def command(
     if (choice.model, choice.drafter) == ("sample", "auto"):
         choice = replace(choice, drafter=_DRAFTER)
     params = SamplingParams(max_new_tokens=max_new_tokens)
-    plain = Side("plain", replace(choice, drafter="none").load())
+    plain = Side("plain", replace(choice, drafter="none", draft_option=()).load())
     fast = Side.of(choice)
     question: Any = prompt or [{"role": "user", "content": QUESTION}]
     if choice.model == "sample" and prompt is None:
