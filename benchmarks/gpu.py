@@ -10,6 +10,7 @@ share of the time; one that fails or runs out of time is recorded with its error
 """
 
 import argparse
+import functools
 import gc
 import json
 import signal
@@ -34,12 +35,15 @@ from foredraft.bench.check import check_greedy, check_sampled, draft_always
 from foredraft.compose.load import BUNDLED_DRAFTS
 from foredraft.core.drafter import Plan, View
 from foredraft.core.sampling.params import SamplingParams
+from foredraft.core.tree import TokenTree
 from foredraft.drafters.eagle3 import Eagle3Drafter, Options
 from foredraft.engine.cost_model import measure_bandwidth, measure_costs
 from foredraft.engine.policy import Constant, Policy
 from foredraft.engine.step import StepDone
+from foredraft.model.attention import attention_weights, masked_attention, runs_kernel
 from foredraft.model.hf import CausalLM
 from foredraft.model.hf_baseline import HFBaseline
+from foredraft.model.masks import Layout, address
 
 _ROPE = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0}
 _ROPE |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
@@ -126,6 +130,25 @@ class Bench:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 
+    def milliseconds(self, call: Callable[[], object], repeats: int = 10) -> float:
+        """Median time of a call; on a GPU without the time to launch it, from a captured graph of several."""
+        replay: Callable[[], object] = call
+        call()
+        if self.device.type == "cuda":
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                for _ in range(repeats):
+                    call()
+            replay = graph.replay
+        times = []
+        for _ in range(5):
+            self.synchronize()
+            started = time.perf_counter()
+            replay()
+            self.synchronize()
+            times.append(time.perf_counter() - started)
+        return 1e3 * statistics.median(times) / (repeats if self.device.type == "cuda" else 1)
+
     def free(self) -> None:
         gc.collect()
         if self.device.type == "cuda":
@@ -140,6 +163,53 @@ def machine(bench: Bench) -> Iterator[dict[str, Any]]:
         facts |= {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
     facts |= {"weight_bytes": bench.target.weight_bytes, "token_bytes": bench.target.token_bytes}
     yield facts | {"draft_weight_bytes": bench.draft.weight_bytes, "first": forced.FIRST, "second": forced.SECOND}
+
+
+def kernel(bench: Bench) -> Iterator[dict[str, Any]]:
+    """The Triton kernel against attention in float64, and its time in a graph beside that of masked attention."""
+    if not runs_kernel(bench.device):
+        yield {"kind": "kernel", "runs": False}
+        return
+    from foredraft.model.tree_attention import tree_attention  # needs Triton
+
+    shape = LlamaConfig(**bench.sizes.target)
+    for batch, cached in bench.sizes.cells[:5]:
+        for nodes, window in ((1, None), (8, None), (bench.sizes.nodes + 1, None), (bench.sizes.nodes + 1, 32)):
+            torch.manual_seed(nodes)
+            parents = (torch.rand(batch, nodes) * torch.arange(nodes)).long()
+            parents[:, 0] = -1
+            tree = TokenTree(torch.zeros_like(parents).to(bench.device), parents.to(bench.device), depth=nodes)
+            bases, layout = torch.full((batch,), cached, device=bench.device), Layout({"all": window}, by_type=False)
+            step = address(tree, bases, range(batch), cached + nodes, layout, max_position=1 << 30)
+            query, keys, values = (
+                torch.randn(batch, heads, length, shape.head_dim, device=bench.device).to(bench.dtype)
+                for heads, length in (
+                    (shape.num_attention_heads, nodes),
+                    (shape.num_key_value_heads, step.extent),
+                    (shape.num_key_value_heads, step.extent),
+                )
+            )
+            table, mask, scale = step.tables()["all"], step.masks(bench.dtype)["all"], shape.head_dim**-0.5
+            ours = functools.partial(tree_attention, query, keys, values, table, scaling=scale)
+            other = functools.partial(masked_attention, query, keys, values, mask)
+            wide = step.masks(torch.float64)["all"]
+            weights = attention_weights(query.double(), keys.double(), wide, scale)
+            correct = (weights @ values.double()[:, :, None]).flatten(1, 2).transpose(1, 2)
+            del weights
+            yield {
+                "kind": "kernel",
+                "runs": True,
+                "batch": batch,
+                "cached": cached,
+                "nodes": nodes,
+                "window": window,
+                "error": float((ours() - correct).norm() / correct.norm()),
+                "masked_error": float((other() - correct).norm() / correct.norm()),
+                "ms": bench.milliseconds(ours),
+                "masked_ms": bench.milliseconds(other),
+                "floor_ms": 1e3 * (keys.nbytes + values.nbytes) / bench.bandwidth,
+            }
+            bench.free()
 
 
 def forwards(bench: Bench) -> Iterator[dict[str, Any]]:
@@ -334,6 +404,7 @@ def laws(bench: Bench) -> Iterator[dict[str, Any]]:
 
 PARTS: dict[str, tuple[Callable[[Bench], Iterator[dict[str, Any]]], float]] = {
     "machine": (machine, 0.1),
+    "kernel": (kernel, 0.05),
     "laws": (laws, 0.15),
     "forwards": (forwards, 0.1),
     "arms": (arms, 0.4),
@@ -405,6 +476,12 @@ def _line(record: dict[str, Any]) -> str:
         case "forward":
             pairs = zip(record["nodes"], record["ms"], record["over_floor"], strict=True)
             return f"forward {where}: " + ", ".join(f"{n}: {ms:.2f} ms ({x:.2f})" for n, ms, x in pairs)
+        case "kernel" if record["runs"]:
+            return (
+                f"kernel nodes={record['nodes']} window={record['window']} {where}: error {record['error']:.1e} "
+                f"(masked {record['masked_error']:.1e}), {record['ms']:.3f} ms (masked {record['masked_ms']:.3f}, "
+                f"floor {record['floor_ms']:.3f})"
+            )
         case "law":
             verdict = "equal" if record["greedy_passed"] else f"DIFFERS {record['differences']}"
             return f"{record['method']:13} greedy {verdict}, p = {record['p_value']:.3g}"

@@ -61,7 +61,7 @@ def test_the_whole_script(tmp_path: Path):
     assert done.returncode == 0, done.stderr[-3000:]
     lines = [json.loads(line) for line in (tmp_path / "gpu.jsonl").read_text().splitlines()]
     kinds = {line["kind"] for line in lines}
-    assert kinds == {"provenance", "machine", "law", "forward", "arm", "profile", "baseline"}, kinds
+    assert kinds == {"provenance", "machine", "kernel", "law", "forward", "arm", "profile", "baseline"}, kinds
     assert all(line["greedy_passed"] and line["sampled_passed"] for line in lines if line["kind"] == "law")
     lengths = {line["method"]: line["acceptance_length"] for line in lines if line["kind"] == "arm"}
     assert lengths["none"] == 1 and lengths["eagle3 tree"] > lengths["eagle3 chain"] > 1.8
