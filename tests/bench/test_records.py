@@ -84,12 +84,6 @@ def test_what_is_as_usual_is_left_out():
     assert said == [{"prompt": "1", "prompt_tokens": 3, "tokens": 0, "digest": "abc"}]
 
 
-def test_a_file_with_scored_answers_is_still_read(write: Write):
-    line = FULL.line()
-    line["said"][0]["correct"] = True
-    assert read_runs(write(PROVENANCE, line)).runs == [FULL]
-
-
 def test_the_model_stands_in_the_provenance_alone(write: Write):
     other = {"kind": "provenance", "settings": {"model": "other"}}
     path = write(PROVENANCE, run(model="ignored").line(), other, run(task="math").line(), COST.line(), WATCHED.line())

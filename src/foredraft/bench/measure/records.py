@@ -67,7 +67,7 @@ class Run:
     def __post_init__(self) -> None:
         for name in ("prompts", "drafted_by_depth", "accepted_by_depth"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
-        outputs = (each if isinstance(each, Output) else Output(**each) for each in self.said)
+        outputs = (each if isinstance(each, Output) else Output(**each) for each in self.said)  # as read from JSON
         object.__setattr__(self, "said", tuple(outputs))
 
     @property
@@ -251,17 +251,9 @@ def _made(where: str, kind: type[T], record: dict[str, Any], model: str) -> T:
     if unknown:
         raise DataError(f"{where}: unknown field {unknown[0]}; another version wrote the file, or it was edited.")
     try:
-        values = _tuples(record)
-        if "said" in values:
-            values["said"] = tuple(_output(each) for each in values["said"])
-        return kind(**{**values, "model": model})
+        return kind(**{**record, "model": model})
     except TypeError as error:
         raise DataError(f"{where}: {error}.") from None
-
-
-def _output(record: dict[str, Any]) -> Output:
-    """Ignores ``correct``, which earlier versions wrote."""
-    return Output(**_tuples({name: value for name, value in record.items() if name != "correct"}))
 
 
 def _logged(where: str, record: dict[str, Any]) -> dict[str, Any]:
@@ -274,11 +266,6 @@ def _logged(where: str, record: dict[str, Any]) -> dict[str, Any]:
             if name in numbers and not isinstance(numbers[name], int | float):
                 raise DataError(f"{where}: {name} is not a number.")
     return record
-
-
-def _tuples(record: dict[str, Any]) -> dict[str, Any]:
-    """Lists back to tuples."""
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in record.items()}
 
 
 def _records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -109,6 +109,18 @@ def same_embedding(ours: Tensor, target: CausalLM) -> bool:
     return error <= (0.02**2) * norm
 
 
+def check_embedding(checkpoint: Checkpoint, table: str, target: CausalLM | None) -> None:
+    """Raise a ``DrafterError`` if the embedding in the files, if any, is another target's."""
+    if (
+        target is not None
+        and table in checkpoint.weights
+        and not same_embedding(checkpoint.weights.read(table), target)
+    ):
+        raise DrafterError(
+            f"The embedding in the head {checkpoint.name!r} is not this target's, so the head is for another model."
+        )
+
+
 def embedding_of(target: CausalLM) -> Tensor:
     """The target's input embedding [V, H]."""
     weight = target.model.get_input_embeddings().weight

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from foredraft.core.errors import DrafterError
-from foredraft.heads.formats.assemble import identity_names, parameter_names, same_embedding
+from foredraft.heads.formats.assemble import check_embedding, identity_names, parameter_names
 from foredraft.heads.formats.block import old_scaling, override_theta, read_block, unsupported_by_block, write_block
 from foredraft.heads.formats.files import Checkpoint
 from foredraft.heads.formats.info import Contents, ExportOptions, Overrides, Reading, TargetNeeds
@@ -44,10 +44,7 @@ def read(checkpoint: Checkpoint, target: CausalLM | None, overrides: Overrides) 
             f"The tensor {_TABLE} of the head {checkpoint.name!r} has the shape {list(weights.shapes[_TABLE])}, but "
             f"its config.json requires {[vocab, block.hidden_size]}."
         )
-    if _TABLE in weights and target is not None and not same_embedding(weights.read(_TABLE), target):
-        raise DrafterError(
-            f"The embedding in the head {checkpoint.name!r} is not this target's, so the head is for another model."
-        )
+    check_embedding(checkpoint, _TABLE, target)
     return Reading(
         method="eagle",
         format=FORMAT,

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from foredraft.core.errors import DrafterError
-from foredraft.heads.formats.assemble import same_embedding
+from foredraft.heads.formats.assemble import check_embedding
 from foredraft.heads.formats.block import override_theta
 from foredraft.heads.formats.eagle1 import target_table
 from foredraft.heads.formats.files import Checkpoint, Fields
@@ -57,10 +57,7 @@ def read(checkpoint: Checkpoint, target: CausalLM | None, overrides: Overrides) 
     output = "hydra_lm_head.0.1.weight" if plus else "hydra_lm_head.0.weight"
     if output not in shapes:
         raise DrafterError(f"The Hydra head {checkpoint.name!r} lacks {output}.")
-    if _TABLE in shapes and target is not None and not same_embedding(checkpoint.weights.read(_TABLE), target):
-        raise DrafterError(
-            f"The embedding in the head {checkpoint.name!r} is not this target's, so the head is for another model."
-        )
+    check_embedding(checkpoint, _TABLE, target)
     config = HydraConfig(
         hidden_size=width,
         vocab_size=shapes[output][0],
