@@ -48,8 +48,9 @@ class TreeBuilder(ABC):
 
     @property
     def paths(self) -> Paths:
-        """The paths to the frontier nodes."""
-        return Paths(self.view.history, self.view.lengths, self.read, self.begin)
+        """The paths to the frontier nodes; without the tree if the warp does not read them."""
+        tree = self.read if self.view.warp.needs_paths else TokenTree(self._tokens[0], self._parents[0], 0, linear=True)
+        return Paths(self.view.history, self.view.lengths, tree, self.begin)
 
     def add_level(self, tokens: Int[Tensor, "B G"], places: Int[Tensor, "B G"]) -> None:
         """Read another level, the new frontier; ``places``: the positions of the parents on the frontier."""
