@@ -2,10 +2,13 @@
 
 from dataclasses import replace
 
+import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
 from foredraft.core.tree import PAD, ROOT, TokenTree, from_paths
+from foredraft.drafters.common.templates import Template
+from foredraft.drafters.common.tree_builder import Level
 
 
 def test_chain() -> None:
@@ -78,6 +81,16 @@ def test_paths_depths_and_turns(parents: list[int]) -> None:
 def test_turns_bound_all_rows() -> None:
     parents = torch.tensor([[-1, 0, 0, 0], [-1, 0, 1, 0], [-1, PAD, PAD, PAD]])
     assert TokenTree(torch.zeros_like(parents), parents, depth=2).counted().turns == (1, 2, 1)
+
+
+@pytest.mark.parametrize("name", ["eagle", "medusa", "4x2x1", "3"])
+def test_turns_of_a_template(name: str) -> None:
+    """A drafter knows them without reading its tree."""
+    template = Template.of(name)
+    parents = torch.tensor([[-1, *template.parents]])
+    levels = Level.all_of(template, torch.device("cpu"))
+    tree = TokenTree(torch.zeros_like(parents), parents, depth=template.depth)
+    assert [turn for level in levels for turn in level.turns] == tree.turn[0, 1:].tolist()
 
 
 def test_paths_of_a_long_chain() -> None:

@@ -9,11 +9,12 @@ import secrets
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from enum import IntEnum
-from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+from foredraft.core.cached import cached
 
 
 class Stream(IntEnum):
@@ -69,7 +70,7 @@ def request_seed(seed: int, number: int) -> int:
     return int(_mix(_mix(torch.tensor(seed) + _MIX_1) ^ (torch.tensor(number + 1) * _GOLDEN)))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Noise:
     """Random numbers of B rows at their current positions.
 
@@ -79,6 +80,7 @@ class Noise:
 
     seeds: Int[Tensor, "B"]
     positions: Int[Tensor, "B"]
+    _cache: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def uniform(self, stream: Stream, index: Int[Tensor, "B *k"]) -> Float[Tensor, "B *k"]:
         """Float64 numbers in [0, 1), one per index, at the rows' positions."""
@@ -113,11 +115,11 @@ class Noise:
         """
         return Noise(self.bits(Stream.NESTED, torch.full_like(self.positions, level)), self.positions)
 
-    @cached_property
+    @cached
     def _rows(self) -> Int[Tensor, "B"]:
         return _mix(self.seeds + _GOLDEN)
 
-    @cached_property
+    @cached
     def _here(self) -> Int[Tensor, "B"]:
         return _mix((self._rows ^ self.positions) + _GOLDEN)
 

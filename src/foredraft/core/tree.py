@@ -1,19 +1,20 @@
 """The token tree, the data structure of every draft. A chain is a tree with one branch."""
 
 from copy import copy
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from foredraft.core.cached import cached
+
 ROOT = -1
 PAD = -2
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TokenTree:
     """Drafted tokens of B rows with N nodes each, parents before children, siblings in draw order.
 
@@ -33,6 +34,7 @@ class TokenTree:
     depth: int
     linear: bool = False
     turns: tuple[int, ...] | None = None
+    _cache: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def chain(cls, tokens: Int[Tensor, "B N"], lengths: Int[Tensor, "B"] | None = None) -> "TokenTree":
@@ -49,11 +51,11 @@ class TokenTree:
         """The tree of plain decoding: only the last committed token."""
         return cls.chain(tokens[:, None])
 
-    @cached_property
+    @cached
     def valid(self) -> Bool[Tensor, "B N"]:
         return self.parents != PAD
 
-    @cached_property
+    @cached
     def on_path(self) -> Bool[Tensor, "B N N"]:
         """``[b, i, j]``: node j is on the path from the root to node i, including i. Padding has only itself.
 
@@ -71,17 +73,17 @@ class TokenTree:
             reach = (reach @ reach).clamp_(max=1.0)
         return reach > 0.5
 
-    @cached_property
+    @cached
     def depths(self) -> Int[Tensor, "B N"]:
         """Distance of each node from the root; 0 for padding."""
         return self.on_path.sum(-1) - 1
 
-    @cached_property
+    @cached
     def elders(self) -> Bool[Tensor, "B N N"]:
         """``[b, i, j]``: node j is an earlier sibling of node i; undefined at padding i."""
         return (self.parents[:, :, None] == self.parents[:, None]).tril(-1)
 
-    @cached_property
+    @cached
     def turn(self) -> Int[Tensor, "B N"]:
         """The turn of each node; 0 for padding."""
         passed = torch.where(self.on_path, self.elders.sum(-1)[:, None], 0).sum(-1)  # earlier siblings on the way

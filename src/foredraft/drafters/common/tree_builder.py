@@ -1,6 +1,7 @@
 """Draft trees built level by level on a draft model or head, and static trees built with them."""
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -81,7 +82,7 @@ class Level:
     each parent. ``places``: the position of its parent among the F; ``above``:
     that among all nodes of the level above. ``earlier``: 1 for each of the first ``width - 1`` siblings of a node that
     comes before it. ``parents``: numbers in the tree. ``inner``: positions on the level of the nodes with children;
-    ``inner_places``: the positions of their parents among the F.
+    ``inner_places``: the positions of their parents among the F. ``turns``: of the nodes, see ``TokenTree``.
     """
 
     chosen: Int[Tensor, "K"]
@@ -92,6 +93,7 @@ class Level:
     parents: Int[Tensor, "K"]
     inner: Int[Tensor, "G"]
     inner_places: Int[Tensor, "G"]
+    turns: tuple[int, ...]
 
     @classmethod
     def all_of(cls, template: Template, device: torch.device) -> tuple["Level", ...]:
@@ -114,6 +116,7 @@ class Level:
             parents=to_device(parents, device),
             inner=to_device(inner, device),
             inner_places=to_device([places[own] for own in inner], device),
+            turns=tuple(sum(template.paths[node - 1]) + level for node in nodes),
         )
 
 
@@ -169,7 +172,9 @@ def build_static_tree(
     tokens = torch.cat([view.roots[:, None], *(each.tokens for each in parts)], 1)
     parents = torch.cat([level.parents for level in levels])
     parents = torch.where(torch.cat([each.exist for each in parts], 1), parents, PAD)
-    tree = TokenTree(tokens, torch.nn.functional.pad(parents, (1, 0), value=ROOT), depth=len(levels))
+    turns = Counter(turn for level in levels for turn in level.turns)
+    sizes = tuple(turns[turn] for turn in range(1, 1 + len(turns)))
+    tree = TokenTree(tokens, torch.nn.functional.pad(parents, (1, 0), value=ROOT), depth=len(levels), turns=sizes)
     if view.warp.greedy:
         return Draft(tree, Law.FIXED)
     laws = [each.laws for each in parts if each.laws is not None]
