@@ -94,13 +94,13 @@ def test_equals_attention_over_a_dense_mask(name: str):
     keys = torch.randn(max(rows) + 1, case.groups, step.extent, case.width).to(case.dtype)
     values = torch.randn(max(rows) + 1, case.groups, step.extent, case.out_width).to(case.dtype)
     sinks = torch.randn(case.heads) * 2 if case.sinks else None
-    table = step.tables(step.rows)["all"]
+    table = step.tables(torch.tensor(step.rows))["all"]
     found = tree_attention(
         query, keys, values, table, scaling=0.3, softcap=case.softcap, s_aux=sinks, splits=case.splits
     )
     assert found.is_contiguous() and found.dtype == case.dtype
     mask = step.masks(torch.float64)["all"]
-    correct = expected(query, keys[step.rows], values[step.rows], mask, case, sinks)
+    correct = expected(query, keys[list(step.rows)], values[list(step.rows)], mask, case, sinks)
     assert (found - correct).abs().max() < case.tolerance
 
 

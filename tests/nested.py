@@ -74,11 +74,12 @@ class TableLM(TargetModel):
         return address(tree, bases, rows, reach, layout, max_position=self.max_length, start=start)
 
     def forward(self, step: StepIn, cache: SlotCache, keep: Tensor | None = None) -> StepOut:
-        missing = int(step.rows.max()) + 1 - len(self._tokens)
+        rows = torch.tensor(step.rows)
+        missing = max(step.rows) + 1 - len(self._tokens)
         self._tokens = torch.nn.functional.pad(self._tokens, (0, 0, 0, max(missing, 0)), value=-1)
-        self._tokens[step.rows[:, None], step.slots] = step.tokens
+        self._tokens[rows[:, None], step.slots] = step.tokens
         self.read += step.tokens.numel()
-        said = self._tokens[step.rows]
+        said = self._tokens[rows]
         laws, mask = [], step.masks(self.dtype)["all"]
         for node in range(step.tokens.shape[1]):
             seen = (mask[:, 0, node] == 0).sum(1)

@@ -143,7 +143,7 @@ def _silenced(raw: Any, text: list[int], count: int, start: int) -> list[int]:
 
 
 def stored(cache: SlotCache, row: int, start: int, end: int) -> list[Tensor]:
-    return [buffer[row, :, start:end].clone() for buffer in (*cache._keys, *cache._values) if buffer is not None]
+    return [buffer[cache.line(row), :, start:end].clone() for buffer in cache._buffers()]
 
 
 @pytest.mark.parametrize("method", ["early_exit", "layer_skip"])

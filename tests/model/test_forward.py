@@ -13,7 +13,7 @@ from foredraft.core.errors import ModelError
 from foredraft.core.tree import PAD, TokenTree
 from foredraft.model import attention, prefill as prefill_module
 from foredraft.model.attention import NoCudnn, masked_attention
-from foredraft.model.cache import SlotCache
+from foredraft.model.cache import SlotCache, SlotView
 from foredraft.model.hf import CausalLM
 from foredraft.model.prefill import prefill
 
@@ -271,11 +271,13 @@ def test_bfloat16(name: str):
 def test_rows_in_order_are_not_copied_from_the_host(monkeypatch: pytest.MonkeyPatch):
     """A copy of a list waits for all that runs on a GPU, and there is an address for every forward."""
     model, tree, bases = CausalLM(tiny.build("llama")), TokenTree.root(torch.tensor([1, 2, 3])), torch.tensor([4, 5, 6])
-    step = model.address(tree, bases, [2, 0, 1], 7)
-    assert step.rows.tolist() == [2, 0, 1] and step.prefix is None
+    cache = model.new_cache()
+    cache.reserve(4, 7)
+    view = SlotView.of(cache, model.address(tree, bases, [2, 0, 1], 7))
+    assert view.lines.tolist() == [2, 0, 1] and view.adjacent is None
     monkeypatch.setattr(torch, "tensor", None)
-    step = model.address(tree, bases, (0, 1, 2), 7)
-    assert step.rows.tolist() == [0, 1, 2] and step.prefix == 3 and step.rows.dtype == torch.long
+    view = SlotView.of(cache, model.address(tree, bases, (1, 2, 3), 7))
+    assert view.lines.tolist() == [1, 2, 3] and view.adjacent == slice(1, 4) and view.lines.dtype == torch.long
 
 
 def test_cudnn_comes_back_when_the_last_of_several_has_left(monkeypatch: pytest.MonkeyPatch):

@@ -1,5 +1,6 @@
 """The slot cache: what is written stays where it belongs, whatever grows, moves, forks or is forgotten."""
 
+import pytest
 import torch
 
 from foredraft.model.cache import BUCKET, SlotCache, SlotView
@@ -12,8 +13,7 @@ def block(rows: int, nodes: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def view(store: SlotCache, rows: list[int], slots: list[list[int]], extent: int) -> SlotView:
-    prefix = len(rows) if rows == list(range(len(rows))) else None
-    return SlotView(store, torch.tensor(rows), prefix, torch.tensor(slots), extent)
+    return SlotView(store, rows, torch.tensor(slots), extent)
 
 
 def write(store: SlotCache, rows: list[int], slots: list[list[int]], extent: int = 16):
@@ -26,6 +26,7 @@ def write(store: SlotCache, rows: list[int], slots: list[list[int]], extent: int
 
 def peek(store: SlotCache, rows: list[int], extent: int = 16):
     """Keys and values of these rows, both layers."""
+    rows = store.lines(rows)
     return [(store._keys[layer][rows, :, :extent], store._values[layer][rows, :, :extent]) for layer in range(LAYERS)]
 
 
@@ -63,10 +64,38 @@ def test_rows_in_any_order():
         assert torch.equal(now[layer][1][1][:, [0, 2]], written[layer][1][1])
 
 
-def test_a_prefix_of_the_rows_is_read_without_a_copy():
+@pytest.mark.parametrize("rows", [[0, 1], [2, 3], [3]])
+def test_adjacent_rows_are_read_without_a_copy(rows: list[int]):
     store = filled()
-    _, read = write(store, [0, 1], [[3], [9]])
+    _, read = write(store, rows, [[3]] * len(rows))
     assert read[0][0].untyped_storage().data_ptr() == store._keys[0].untyped_storage().data_ptr()
+
+
+@pytest.mark.parametrize("order", [[3, 1, 2], [2, 0], [1, 2, 3, 0], [3, 2, 1, 0]])
+def test_arranged_rows_keep_their_contents_and_come_first(order: list[int]):
+    store = filled()
+    before = peek(store, [0, 1, 2, 3])
+    store.arrange(order)
+    assert store.lines(order) == list(range(len(order)))
+    assert same(peek(store, [0, 1, 2, 3]), before)
+    store.reserve(6, BUCKET + 1)
+    store.arrange([*order, 5])
+    assert same(peek(store, [0, 1, 2, 3]), before)
+    _, read = write(store, order, [[5]] * len(order))
+    assert read[1][1].untyped_storage().data_ptr() == store._values[1].untyped_storage().data_ptr()
+    assert same(read, peek(store, order))
+    store.fork([order[0]], [4], 16)
+    assert same(peek(store, [4]), peek(store, order[:1]))
+    store.zero([order[1]])
+    assert not any(buffer.any() for pair in peek(store, order[1:2]) for buffer in pair)
+    assert same(peek(store, order[:1]), peek(store, [4]))
+
+
+def test_only_the_row_that_fills_a_hole_is_moved():
+    store = filled()
+    places = store._keys[0].clone()
+    store.arrange([3, 1, 2])
+    assert torch.equal(store._keys[0], places[[3, 1, 2, 0]])
 
 
 def test_growth_keeps_content_and_never_shrinks():
@@ -91,7 +120,7 @@ def test_compact_moves_a_path_together():
     before = peek(store, [0, 1, 2, 3])
     bases = torch.tensor([6, 2])
     path = torch.tensor([[0, 2, 5, 6], [0, 3, -1, -1]])
-    store.compact(torch.tensor([2, 0]), bases, path)
+    store.compact([2, 0], bases, path)
     after = peek(store, [0, 1, 2, 3])
     for layer in range(LAYERS):
         for kind in range(2):

@@ -11,34 +11,36 @@ from foredraft.core.drafter import View
 from foredraft.core.rng import Noise
 from foredraft.core.sampling.warp import Warp
 from foredraft.engine.request import Sequence
-
-_BUCKET = 256
+from foredraft.model.cache import bucket, persistent_zeros
 
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """The mutable state of a batch: row numbers, their sequences, history [B, L], lengths and seeds [B]."""
+    """The rows in flight on the host: their numbers and sequences, in the order of the batch."""
 
-    numbers: tuple[int, ...]
-    sequences: tuple[Sequence, ...]
-    history: Int[Tensor, "B L"]
-    lengths: Int[Tensor, "B"]
-    seeds: Int[Tensor, "B"]
+    numbers: tuple[int, ...] = ()
+    sequences: tuple[Sequence, ...] = ()
     warp: Warp | None = None  # made by the first view
 
 
 class Batch:
-    """Sequences with their row numbers, and the tensors that a step reads: history [B, L], lengths and seeds [B].
+    """Sequences with their row numbers, and the tensors that a step reads.
 
-    A row number is the sequence's index in the caches and never changes. Each change is built first and takes effect
-    by one assignment, so an interruption leaves the batch as it was before or after.
+    History [R, L], lengths and seeds [R] are buffers that steps and changes of the batch update in place: the first B
+    lines are the rows in flight, in the order of the batch. A row number is the sequence's index in the caches and
+    never changes; a row's line does, since the last row takes the place of one that ends.
+
+    A change writes to lines out of use first and takes effect by one assignment, so an interruption leaves the batch
+    as it was before or after.
     """
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
         self._device = device
-        none = torch.zeros(0, dtype=torch.long, device=device)
-        self._rows = _Rows((), (), torch.zeros(0, 0, dtype=torch.long, device=device), none, none)
+        self._rows = _Rows()
+        self._history = torch.zeros(0, 0, dtype=torch.long, device=device)
+        self._lengths = torch.zeros(0, dtype=torch.long, device=device)
+        self._seeds = torch.zeros(0, dtype=torch.long, device=device)
 
     def __len__(self) -> int:
         return len(self._rows.numbers)
@@ -55,34 +57,30 @@ class Batch:
 
     def admit(self, rows: Seq[int], sequences: Seq[Sequence]) -> None:
         """Add rows; their history is everything that they have committed so far."""
-        old = self._rows
-        lengths = [sequence.length for sequence in sequences]
-        before = _widened(old.history, max(lengths))
-        width = before.shape[1]
-        committed = [[*sequence.prompt, *sequence.tokens] for sequence in sequences]
-        fresh = torch.tensor([tokens + [0] * (width - len(tokens)) for tokens in committed], dtype=torch.long)
-        self._rows = _Rows(
-            numbers=(*old.numbers, *rows),
-            sequences=(*old.sequences, *sequences),
-            history=torch.cat([before, fresh.to(self._device)]),
-            lengths=torch.cat([old.lengths, self._tensor(lengths)]),
-            seeds=torch.cat([old.seeds, self._tensor([sequence.stream for sequence in sequences])]),
-        )
+        old, begin, end = self._rows, len(self), len(self) + len(rows)
+        committed = [torch.tensor([*sequence.prompt, *sequence.tokens], dtype=torch.long) for sequence in sequences]
+        self._reserve(end, max(len(each.prompt) + each.rules.max_new_tokens for each in sequences))
+        columns = [[sequence.length, sequence.stream] for sequence in sequences]
+        history = torch.nn.utils.rnn.pad_sequence(committed, batch_first=True)
+        packed = torch.cat([torch.tensor(columns, dtype=torch.long), history], dim=1).to(self._device)
+        self._lengths[begin:end], self._seeds[begin:end] = packed[:, 0], packed[:, 1]
+        self._history[begin:end, : history.shape[1]] = packed[:, 2:]
+        self._rows = _Rows((*old.numbers, *rows), (*old.sequences, *sequences))
 
     def retire(self) -> None:
-        """Remove the rows whose sequences have ended."""
+        """Remove the rows whose sequences have ended; the last rows take their places."""
         old = self._rows
         stay = [i for i, sequence in enumerate(old.sequences) if not sequence.finished]
-        if len(stay) == len(old.sequences):
+        count = len(stay)
+        if count == len(old.sequences):
             return
-        keep = self._tensor(stay)
-        self._rows = _Rows(
-            numbers=tuple(old.numbers[i] for i in stay),
-            sequences=tuple(old.sequences[i] for i in stay),
-            history=old.history[keep],
-            lengths=old.lengths[keep],
-            seeds=old.seeds[keep],
-        )
+        order = list(range(count))
+        movers = [i for i in stay if i >= count]
+        for hole, mover in zip(sorted(set(order).difference(stay)), movers, strict=True):
+            for buffer in (self._history, self._lengths, self._seeds):
+                buffer[hole] = buffer[mover]
+            order[hole] = mover
+        self._rows = _Rows(tuple(old.numbers[i] for i in order), tuple(old.sequences[i] for i in order))
 
     @property
     def extents(self) -> tuple[int, ...]:
@@ -90,7 +88,7 @@ class Batch:
         return tuple(sequence.length for sequence in self.sequences)
 
     def view(self) -> View:
-        """The batch as the step and the drafter see it."""
+        """The batch as the step and the drafter see it, until the next change of the batch."""
         now, warp = self._rows, self._rows.warp
         if warp is None:
             warp = Warp.of(
@@ -101,32 +99,35 @@ class Batch:
                 device=self._device,
             )
             self._rows = replace(now, warp=warp)
+        count, extents = len(self), self.extents
+        lengths = self._lengths[:count]
         return View(
             rows=now.numbers,
-            history=now.history,
-            lengths=now.lengths,
-            extents=self.extents,
+            history=self._history[:count, : bucket(max(extents))],
+            lengths=lengths,
+            extents=extents,
             warp=warp,
-            noise=Noise(now.seeds, now.lengths),
+            noise=Noise(self._seeds[:count], lengths),
             seeded=any(not each.params.greedy and each.params.seed is not None for each in now.sequences),
         )
 
     def append(self, emitted: Int[Tensor, "B D"], counts: Int[Tensor, "B"]) -> None:
-        """Append the new tokens of a step, ``counts[b]`` of them in row b; later columns are undefined.
+        """Append the new tokens of a step, ``counts[b]`` of them in row b; later columns are undefined."""
+        count, depth = emitted.shape
+        self._reserve(count, max(self.extents) + depth)
+        lengths = self._lengths[:count]
+        index = lengths[:, None] + torch.arange(depth, device=self._device)
+        self._history[:count].scatter_(1, index, emitted.clamp(min=0))
+        lengths += counts
 
-        Earlier views keep their lengths; history changes only beyond these.
-        """
-        now = self._rows
-        history = _widened(now.history, max(self.extents) + emitted.shape[1])
-        index = now.lengths[:, None] + torch.arange(emitted.shape[1], device=self._device)
-        history.scatter_(1, index, emitted.clamp(min=0))
-        self._rows = replace(now, history=history, lengths=now.lengths + counts)
-
-    def _tensor(self, values: list[int]) -> Int[Tensor, "B"]:
-        return torch.tensor(values, dtype=torch.long, device=self._device)
-
-
-def _widened(history: Int[Tensor, "B L"], length: int) -> Int[Tensor, "B M"]:
-    """The same tensor if it has room for ``length`` tokens, else a wider copy."""
-    missing = length - history.shape[1]
-    return history if missing <= 0 else torch.nn.functional.pad(history, (0, -(-missing // _BUCKET) * _BUCKET))
+    def _reserve(self, rows: int, length: int) -> None:
+        """Make room for rows of this many tokens and a step beyond them; keeps the contents."""
+        old_rows, old_length = self._history.shape
+        if rows <= old_rows and length <= old_length:
+            return
+        rows = old_rows if rows <= old_rows else max(rows, 2 * old_rows)
+        history = persistent_zeros(self._history, rows, max(bucket(length) + bucket(1), old_length))
+        history[:old_rows, :old_length] = self._history
+        lengths, seeds = persistent_zeros(self._lengths, rows), persistent_zeros(self._seeds, rows)
+        lengths[:old_rows], seeds[:old_rows] = self._lengths, self._seeds
+        self._history, self._lengths, self._seeds = history, lengths, seeds

@@ -84,6 +84,8 @@ class Stepper:
     def __call__(self, view: View, plan: Plan, logprobs: bool = False, laws: bool = False) -> StepDone:
         """Run one step for every row of ``view``, with a single read-back from the device at its end."""
         begun = _Mark(self.target.device)
+        self.cache.reserve(max(view.rows) + 1, max(view.extents))
+        self.cache.arrange(view.rows)
         draft, proposal = self._propose(view, plan)
         proposed = _Mark(self.target.device)
         tree = draft.tree

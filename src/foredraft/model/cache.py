@@ -6,7 +6,7 @@ ragged batches, trees, rollback and continuous batching.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from jaxtyping import Float, Int
@@ -25,13 +25,15 @@ BUCKET = 256
 class SlotCache:
     """Keys and values of each layer, ``[R, heads, S, head_dim]``, allocated by the first forward that writes.
 
-    ``rows`` and ``slots`` only grow; ``clear`` frees the memory. ``limit`` caps the number of slots.
+    ``rows`` and ``slots`` only grow; ``clear`` frees the memory. ``limit`` caps the number of slots. A row keeps its
+    number but not its place: ``arrange`` moves rows, so that a forward reads them as one slice, without a copy.
     """
 
     def __init__(self, layers: int, limit: int | None = None) -> None:
         self.rows = 0
         self.slots = 0
         self._limit = limit
+        self._lines: list[int] = []  # where each row is in the buffers
         self._keys: list[Tensor | None] = [None] * layers
         self._values: list[Tensor | None] = [None] * layers
 
@@ -43,6 +45,7 @@ class SlotCache:
         if (rows, slots) == (self.rows, self.slots):
             return
         self.rows, self.slots = rows, slots
+        self._lines += range(len(self._lines), rows)
         _log.debug("The cache has %d rows of %d slots.", rows, slots)
         for buffers in (self._keys, self._values):
             for layer, old in enumerate(buffers):
@@ -52,12 +55,36 @@ class SlotCache:
     def clear(self) -> None:
         """Drop the contents and free the memory."""
         self.rows = self.slots = 0
+        self._lines = []
         self._keys = [None] * len(self._keys)
         self._values = [None] * len(self._values)
 
+    def arrange(self, rows: Sequence[int]) -> None:
+        """Move these rows to the first lines of the buffers, in this order.
+
+        Rows that are there stay. So in a batch whose last row takes the place of one that has left, one row moves.
+        """
+        for line, row in enumerate(rows):
+            before = self._lines[row]
+            if before != line:
+                other = self._lines.index(line)
+                for buffer in self._buffers():
+                    kept = buffer[line].clone()
+                    buffer[line] = buffer[before]
+                    buffer[before] = kept
+                self._lines[row], self._lines[other] = line, before
+
+    def line(self, row: int) -> int:
+        """The index of a row in the buffers, until the next ``arrange``."""
+        return self._lines[row]
+
+    def lines(self, rows: Sequence[int]) -> list[int]:
+        """The index of each row in the buffers, until the next ``arrange``."""
+        return [self._lines[row] for row in rows]
+
     @property
     def nbytes(self) -> int:
-        return sum(buffer.nbytes for buffer in (*self._keys, *self._values) if buffer is not None)
+        return sum(buffer.nbytes for buffer in self._buffers())
 
     def holds(self, layer: int) -> bool:
         """Whether this layer has been written to."""
@@ -69,15 +96,15 @@ class SlotCache:
         """Store keys and values of N nodes in their slots; return the first ``view.extent`` slots of these rows, or
         the buffers (``view.stored``)."""
         keys, values = self.buffers(layer, key, value)
-        where = view.rows[:, None]
+        where = view.lines[:, None]
         keys[where, :, view.nodes] = key.transpose(1, 2)
         values[where, :, view.nodes] = value.transpose(1, 2)
         if view.stored:
             return keys, values
         keys, values = keys[:, :, : view.extent], values[:, :, : view.extent]
-        if view.prefix is not None:
-            return keys[: view.prefix], values[: view.prefix]
-        return keys.index_select(0, view.rows), values.index_select(0, view.rows)
+        if view.adjacent is not None:
+            return keys[view.adjacent], values[view.adjacent]
+        return keys.index_select(0, view.lines), values.index_select(0, view.lines)
 
     def stored(self, layer: int) -> tuple[Float[Tensor, "R K S E"], Float[Tensor, "R K S F"]]:
         """The key and value buffers of a layer.
@@ -101,7 +128,7 @@ class SlotCache:
             self._values[layer] = values
         return keys, values
 
-    def compact(self, rows: Int[Tensor, "B"], bases: Int[Tensor, "B"], path: Int[Tensor, "B D"]) -> None:
+    def compact(self, rows: Sequence[int], bases: Int[Tensor, "B"], path: Int[Tensor, "B D"]) -> None:
         """Compact an accepted path: node ``path[b, i]`` moves to slot ``bases[b] + i``.
 
         ``bases`` are the slots of the roots; path entries of -1 move nothing.
@@ -109,23 +136,25 @@ class SlotCache:
         index = torch.arange(path.shape[1], device=path.device)
         target = bases[:, None] + index
         source = torch.where(path >= 0, bases[:, None] + path, target)
-        where = rows[:, None]
-        for buffer in (*self._keys, *self._values):
-            if buffer is not None:
-                buffer[where, :, target] = buffer[where, :, source]
+        where = line_index(self.lines(rows), path.device)[0][:, None]
+        for buffer in self._buffers():
+            buffer[where, :, target] = buffer[where, :, source]
 
     def fork(self, sources: Sequence[int], targets: Sequence[int], slots: int) -> None:
         """Copy the first ``slots`` slots of each source row to its target row; all reads precede the writes."""
-        for buffer in (*self._keys, *self._values):
-            if buffer is not None:
-                buffer[list(targets), :, :slots] = buffer[list(sources), :, :slots]
+        read, written = self.lines(sources), self.lines(targets)
+        for buffer in self._buffers():
+            buffer[written, :, :slots] = buffer[read, :, :slots]
 
     @torch.inference_mode()
     def zero(self, rows: Sequence[int]) -> None:
         """Set these rows to zero: slots past a row's end have weight 0, but 0 times NaN would be NaN."""
-        for buffer in (*self._keys, *self._values):
-            if buffer is not None:
-                buffer[list(rows)] = 0
+        lines = self.lines(rows)
+        for buffer in self._buffers():
+            buffer[lines] = 0
+
+    def _buffers(self) -> Iterator[Tensor]:
+        return (buffer for buffer in (*self._keys, *self._values) if buffer is not None)
 
     def _enlarged(self, old: Tensor) -> Tensor:
         new = persistent_zeros(old, self.rows, old.shape[1], self.slots, old.shape[3])
@@ -142,8 +171,7 @@ class SlotView(Cache):
     def __init__(
         self,
         store: SlotCache,
-        rows: Int[Tensor, "B"],
-        prefix: int | None,
+        rows: Sequence[int],
         nodes: Int[Tensor, "B N"],
         extent: int,
         *,
@@ -151,15 +179,14 @@ class SlotView(Cache):
     ) -> None:
         super().__init__(layers=[])
         self.store = store
-        self.rows = rows
-        self.prefix = prefix  # rows are 0 .. prefix-1, so no copy is needed; None: arbitrary rows
+        self.lines, self.adjacent = line_index(store.lines(rows), nodes.device)
         self.nodes = nodes
         self.extent = extent
         self.stored = stored
 
     @classmethod
     def of(cls, store: SlotCache, step: StepIn, *, stored: bool = False) -> "SlotView":
-        return cls(store, step.rows, step.prefix, step.slots, step.extent, stored=stored)
+        return cls(store, step.rows, step.slots, step.extent, stored=stored)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
@@ -191,6 +218,14 @@ class PassthroughCache(Cache):
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
         return self._extent, 0
+
+
+def line_index(lines: Sequence[int], device: torch.device) -> tuple[Int[Tensor, "B"], slice | None]:
+    """Lines as a tensor, and as a slice if they follow each other (which also avoids a blocking copy)."""
+    first, end = lines[0], lines[0] + len(lines)
+    if list(lines) == list(range(first, end)):
+        return torch.arange(first, end, device=device), slice(first, end)
+    return torch.tensor(lines, device=device), None
 
 
 def persistent_zeros(like: Tensor, *shape: int) -> Tensor:

@@ -196,7 +196,7 @@ class CausalLM(TargetModel):
     ) -> StepOut:
         """``forward`` over the given cache view; an observer chooses the keys and values to attend to."""
         if isinstance(view, SlotView) and view.stored:
-            by_type = step.tables(view.rows)
+            by_type = step.tables(view.lines)
         else:
             by_type = step.masks(self.dtype)
         masks = by_type if self.layout.by_type else next(iter(by_type.values()))

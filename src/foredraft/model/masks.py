@@ -55,16 +55,16 @@ class Visible:
         mask = torch.full(seen.shape, torch.finfo(dtype).min, dtype=dtype, device=seen.device)
         return mask.masked_fill_(seen, 0.0)[:, None]
 
-    def table(self, rows: Int[Tensor, "B"]) -> Int[Tensor, "B 1 N C"]:
+    def table(self, lines: Int[Tensor, "B"]) -> Int[Tensor, "B 1 N C"]:
         """The same as a table for kernels that read the cache as it is stored.
 
-        Columns: the cache row; the slot of tree node 0; the end of all slots that the row's nodes attend to; begin;
+        Columns: the row's line in the cache; the slot of tree node 0; the end of all slots that the row's nodes attend to; begin;
         end; and the tree as bits, ``WORD`` nodes per word, lowest first. The first three are the same for all nodes.
         """
         nodes = self.end.shape[1] if self.tree is None else self.tree.shape[1]
         last = self.end[:, -1:] if self.tree is None else self.base + self.tree.shape[2]
         begin = torch.zeros_like(self.end) if self.begin is None else self.begin.clamp(min=0)
-        columns = [column.expand(-1, nodes) for column in (rows[:, None], self.base, last, begin, self.end)]
+        columns = [column.expand(-1, nodes) for column in (lines[:, None], self.base, last, begin, self.end)]
         table = torch.stack(columns, dim=-1)
         if self.tree is not None:
             table = torch.cat([table, _words(self.tree)], dim=-1)
@@ -75,25 +75,23 @@ class Visible:
 class StepIn:
     """One forward: N nodes for each of B rows, over the first S slots of the cache.
 
-    ``visible``: what the nodes attend to, by layer type. ``rows``: cache rows. ``prefix``: B if the rows are 0 .. B-1,
-    else None. ``extent``: S.
+    ``visible``: what the nodes attend to, by layer type. ``rows``: B cache rows. ``extent``: S.
     """
 
     tokens: Int[Tensor, "B N"]
     positions: Int[Tensor, "B N"]
     slots: Int[Tensor, "B N"]
     visible: Mapping[str, Visible]
-    rows: Int[Tensor, "B"]
-    prefix: int | None
+    rows: tuple[int, ...]
     extent: int
 
     def masks(self, dtype: torch.dtype) -> dict[str, Float[Tensor, "B 1 N S"]]:
         """The additive masks by layer type."""
         return {kind: visible.mask(self.extent, dtype) for kind, visible in self.visible.items()}
 
-    def tables(self, rows: Int[Tensor, "B"]) -> dict[str, Int[Tensor, "B 1 N C"]]:
-        """The ``Visible.table`` of each layer type, for these rows of a cache's buffers."""
-        return {kind: visible.table(rows) for kind, visible in self.visible.items()}
+    def tables(self, lines: Int[Tensor, "B"]) -> dict[str, Int[Tensor, "B 1 N C"]]:
+        """The ``Visible.table`` of each layer type; ``lines`` are those of the rows in the cache."""
+        return {kind: visible.table(lines) for kind, visible in self.visible.items()}
 
     @property
     def few(self) -> bool:
@@ -141,7 +139,7 @@ def address(
         visible[kind] = Visible(begin, end, root, seen)
     positions = positions[:, start:].clamp(max=max_position - 1)
     return StepIn(
-        tree.tokens[:, start:], positions, slots[:, start:], visible, *_rows(rows, device), extent_of(reach, device)
+        tree.tokens[:, start:], positions, slots[:, start:], visible, tuple(rows), extent_of(reach, device)
     )
 
 
@@ -172,7 +170,7 @@ def address_segments(
         begin = None if bound is None else _begin(positions, bound, kind in layout.chunked)
         seen = segment if begin is None else segment & (positions[:, None] >= begin[..., None])
         visible[kind] = Visible(begin, end, slots[:, :1], seen)
-    return StepIn(tokens, positions, slots, visible, *_rows(rows, device), extent_of(first_slot + nodes, device))
+    return StepIn(tokens, positions, slots, visible, tuple(rows), extent_of(first_slot + nodes, device))
 
 
 def extent_of(reach: int, device: torch.device) -> int:
@@ -186,14 +184,6 @@ def _words(tree: Bool[Tensor, "B N T"]) -> Int[Tensor, "B N W"]:
     """Tree nodes as bits."""
     padded = torch.nn.functional.pad(tree, (0, -tree.shape[2] % WORD)).unflatten(2, (-1, WORD))
     return (padded.long() << torch.arange(WORD, device=tree.device)).sum(-1)
-
-
-def _rows(rows: Sequence[int], device: torch.device) -> tuple[Int[Tensor, "B"], int | None]:
-    """Cache rows as a tensor, and their number if they are 0, 1, ... (which avoids a blocking copy)."""
-    count = len(rows)
-    if list(rows) == list(range(count)):
-        return torch.arange(count, device=device), count
-    return torch.tensor(list(rows), device=device), None
 
 
 def _begin(positions: Int[Tensor, "B N"], bound: int, chunked: bool) -> Int[Tensor, "B N"]:

@@ -66,6 +66,7 @@ def catch_up(
     """
     rows = view.rows
     cache.reserve(max(rows) + 1, slots + CATCH_UP)
+    cache.arrange(rows)
     fresh = [row for row in rows if known[row] == 0]
     if fresh:  # an earlier request in the row may have left NaN
         cache.zero(fresh)

@@ -181,7 +181,7 @@ class FeatureCache:
         """The head's states for a step; its keys and values are written to their slots."""
         step, tables = step.within(self._cache.slots), self._tables and step.few
         window = SlotView.of(self._cache, step, stored=tables)
-        mask = (step.tables(window.rows) if tables else step.masks(features.dtype))["rows"]
+        mask = (step.tables(window.lines) if tables else step.masks(features.dtype))["rows"]
 
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             keys, values = self._cache.write(layer, key, value, window)
@@ -216,17 +216,15 @@ class HeadTree:
 
     def __init__(self, cache: FeatureCache, view: View, nodes: int) -> None:
         device = view.lengths.device
-        rows = list(view.rows)
         self._cache = cache
         self._bases = (view.lengths - 2).clamp(min=0)[:, None]
-        self._rows = to_device(rows, device)
-        self._prefix = len(rows) if rows == list(range(len(rows))) else None
+        self._rows = view.rows
         self._extent = extent_of(max(max(view.extents) - 2, 0) + nodes, device)
         self._index = torch.arange(nodes, device=device)
         self._slots = self._bases + self._index
         self._nodes = 1
         self._starts = [0]  # the first node of each level
-        self._family = (self._index == 0).expand(len(rows), 1, -1)  # ancestors of the newest level, which include it
+        self._family = (self._index == 0).expand(len(view.rows), 1, -1)  # ancestors of the newest level, which include it
 
     def add_level(
         self, tokens: Int[Tensor, "B F"], places: Int[Tensor, "B F"], states: Float[Tensor, "B G K"]
@@ -255,7 +253,6 @@ class HeadTree:
             slots=self._slots[:, added],
             visible={"rows": Visible(begin, self._bases, self._bases, self._family)},
             rows=self._rows,
-            prefix=self._prefix,
             extent=self._extent,
         )
         return self._cache.forward(step, _at(states, places))

@@ -79,7 +79,7 @@ class BeamCache:
         if any(len(path) > 1 for path in paths):
             device, longest = self._target.device, max(map(len, paths))
             filled = torch.tensor([[*path, *[-1] * (longest - len(path))] for path in paths], device=device)
-            self._cache.compact(torch.tensor(self._rows, device=device), torch.tensor(bases, device=device), filled)
+            self._cache.compact(self._rows, torch.tensor(bases, device=device), filled)
         self._bases = [base + len(path) for base, path in zip(bases, paths, strict=True)]
 
 

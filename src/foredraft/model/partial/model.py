@@ -129,6 +129,7 @@ class PartialLM(TargetModel):
         if self._scores is not None:
             self._scores.drop()
         self.cache.reserve(max(rows) + 1, max(extents) + ahead)
+        self.cache.arrange(rows)
         self._begin([row for row in rows if row not in self._synced])
         copies: dict[int, _Copy] = {}
         evicted, selected = [], []
@@ -196,23 +197,24 @@ class PartialLM(TargetModel):
         step = step.within(cache.slots)
         pending: dict[int, _Pending] = {}
         if self._pending:
-            rows = enumerate(step.rows.tolist())
+            rows = enumerate(step.rows)
             pending = {index: self._pending.pop(row) for index, row in rows if row in self._pending}
         if not pending and self._scores is None:
             return self._model.forward(step, cache, keep)
-        observer = _GatherObserver(self, SlotView.of(cache, step), pending, self._scores)
+        observer = _GatherObserver(self, SlotView.of(cache, step), step.rows, pending, self._scores)
         return self._model.run(step, PassthroughCache(step.extent), keep, observer)
 
     def gather(self, pending: _Pending, layer: int, query: Float[Tensor, "H E"], scale: float) -> None:
         """Select a row's tokens in one layer; copy them and the tokens after the border from the full cache."""
         row, border, committed = pending
         full, own = self._full.stored(layer), self.cache.stored(layer)
-        keys = full[0][row, :, :border]
+        source_line, target_line = self._full.line(row), self.cache.line(row)
+        keys = full[0][source_line, :, :border]
         selected = self._selection.choose(query.unflatten(0, (keys.shape[0], -1)), keys, scale)
         budget = self._selection.budget
         for source, target in zip(full, own, strict=True):
-            target[row, :, :budget] = _gather_slots(source[row], selected)
-            target[row, :, budget : budget + committed - border] = source[row, :, border:committed]
+            target[target_line, :, :budget] = _gather_slots(source[source_line], selected)
+            target[target_line, :, budget : budget + committed - border] = source[source_line, :, border:committed]
         if self._scores is not None:
             self._scores.reset([row], layer)
 
@@ -226,13 +228,13 @@ class PartialLM(TargetModel):
     def _evict(self, row: int) -> None:
         """Reduce a row to the budget."""
         assert self._scores is not None
-        budget, held = self._selection.budget, self._synced[row] - self.left_out(row)
+        budget, held, line = self._selection.budget, self._synced[row] - self.left_out(row), self.cache.line(row)
         for layer in range(self._model.layers):
             keys = self.cache.stored(layer)[0]  # the cache may have grown since scores were recorded
             self._scores.reserve(layer, (keys.shape[0], keys.shape[1], keys.shape[2]), keys.device)
             kept = self._selection.evict(self._scores.of(layer, row)[:, :held])
             for buffer in self.cache.stored(layer):
-                buffer[row, :, :budget] = _gather_slots(buffer[row], kept)
+                buffer[line, :, :budget] = _gather_slots(buffer[line], kept)
             self._scores.compact(layer, row, kept)
         self._left_out[row] = self._synced[row] - budget
 
@@ -256,11 +258,17 @@ class _GatherObserver(AttentionObserver):
     """Observer of a ``PartialLM`` forward: gathers the tokens of pending rows, then writes the new ones."""
 
     def __init__(
-        self, model: PartialLM, view: SlotView, pending: dict[int, _Pending], scores: AttentionScores | None
+        self,
+        model: PartialLM,
+        view: SlotView,
+        rows: Sequence[int],
+        pending: dict[int, _Pending],
+        scores: AttentionScores | None,
     ) -> None:
         self.wants_weights = scores is not None
         self._model = model
         self._view = view
+        self._rows = torch.tensor(list(rows), device=model.device)
         self._pending = pending
         self._scores = scores
 
@@ -274,7 +282,7 @@ class _GatherObserver(AttentionObserver):
 
     def record_weights(self, layer: int, weights: Tensor) -> None:
         if self._scores is not None:
-            self._scores.add_pending(layer, self._view.rows, weights)
+            self._scores.add_pending(layer, self._rows, weights)
 
 
 @final
@@ -310,23 +318,31 @@ def _copy_tokens(full: SlotCache, part: SlotCache, copies: Mapping[int, _Copy], 
             short[row] = copy
     if not short and not long:
         return
-    table = _copy_table(short, full.stored(0)[0].device) if short else None
+    table = _copy_table(full, part, short) if short else None
     for layer in range(layers):
         stored = full.stored(layer)
         for source, target in zip(stored, part.buffers(layer, *stored), strict=True):
             if table is not None:
-                rows, read, written = table
-                target[rows, :, written] = source[rows, :, read]
+                source_lines, target_lines, read, written = table
+                target[target_lines, :, written] = source[source_lines, :, read]
             for (left_out, begin, end), group in long.items():
-                target[group, :, begin - left_out : end - left_out] = source[group, :, begin:end]
+                copied = source[full.lines(group), :, begin:end]
+                target[part.lines(group), :, begin - left_out : end - left_out] = copied
 
 
 def _copy_table(
-    copies: Mapping[int, _Copy], device: torch.device
-) -> tuple[Int[Tensor, "B 1"], Int[Tensor, "B W"], Int[Tensor, "B W"]]:
-    """Rows, slots to read and slots to write; rows with fewer tokens repeat their last one."""
-    lines = [(row, copy.left_out, copy.begin, copy.end - 1) for row, copy in copies.items()]
-    width = max(last + 1 - begin for _, _, begin, last in lines)
-    rows, left_out, begin, last = torch.tensor(lines, device=device)[..., None].unbind(1)
-    read = (begin + torch.arange(width, device=device)).minimum(last)
-    return rows, read, read - left_out
+    full: SlotCache, part: SlotCache, copies: Mapping[int, _Copy]
+) -> tuple[Int[Tensor, "B 1"], Int[Tensor, "B 1"], Int[Tensor, "B W"], Int[Tensor, "B W"]]:
+    """Lines and slots to read and to write, of each; rows with fewer tokens repeat their last one.
+
+    Returns:
+        lines read, lines written, slots read, slots written.
+    """
+    entries = [
+        (full.line(row), part.line(row), copy.left_out, copy.begin, copy.end - 1) for row, copy in copies.items()
+    ]
+    width = max(last + 1 - begin for *_, begin, last in entries)
+    table = torch.tensor(entries, device=full.stored(0)[0].device)[..., None]
+    sources, targets, left_out, begin, last = table.unbind(1)
+    read = (begin + torch.arange(width, device=table.device)).minimum(last)
+    return sources, targets, read, read - left_out
