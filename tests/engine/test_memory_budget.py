@@ -1,5 +1,6 @@
 """What does not fit into memory is refused when a model is loaded or a request is made, never in the middle of one."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,13 @@ import torch
 from torch import nn
 
 import foredraft
+import random_heads as heads
 import tiny
 from foredraft.compose.load import load
+from foredraft.core.drafter import Drafter
 from foredraft.core.errors import ModelError, PromptError
-from foredraft.model.cache import BUCKET
+from foredraft.drafters.eagle3 import Eagle3Drafter, Options as Eagle3Options
+from foredraft.model.cache import BUCKET, persistent_zeros
 from foredraft.model.hf import CausalLM
 from foredraft.model.memory import available_bytes, format_bytes
 
@@ -114,3 +118,46 @@ def test_drafts_have_options_of_their_own(monkeypatch: pytest.MonkeyPatch, tmp_p
         assert given["target"]["options"] == own
         assert given["draft"]["options"] == {"revision": "def", "token": "t", "cache_dir": "d"}
         assert given["draft"]["dtype"] == torch.float32 and given["draft"]["device"] == torch.device("cpu")
+
+
+@pytest.mark.parametrize("method", ["none", "draft", "eagle3"])
+def test_nothing_is_allocated_while_requests_run(method: str, monkeypatch: pytest.MonkeyPatch):
+    """Caches of target, draft and head are made when requests are admitted, for all that these may need."""
+    target = CausalLM(tiny.build("llama", max_position_embeddings=1024))
+    drafter: Drafter | None = None
+    if method == "draft":
+        model = tiny.build("llama", seed=5, max_position_embeddings=1024)
+        drafter = tiny.draft_model(CausalLM(model), target, 3)[0]
+    elif method == "eagle3":
+        target.tap((0, 1, 2))
+        drafter = Eagle3Drafter(Eagle3Options(nodes=4, depth=2, top_k=2), heads.eagle3(target))
+    made: list[torch.Size] = []
+
+    def spy(like: torch.Tensor, *shape: int) -> torch.Tensor:
+        made.append(torch.Size(shape))
+        return persistent_zeros(like, *shape)
+
+    for module in ("model.cache", "engine.state", "drafters.common.feature_cache"):
+        monkeypatch.setattr(f"foredraft.{module}.persistent_zeros", spy)
+    g = tiny.generator(target, drafter)
+    sequences = g.submit(tiny.prompts((250, 3)), foredraft.SamplingParams(max_new_tokens=300))
+    g.engine.step()
+    first = len(made)
+    while not all(each.finished for each in sequences):
+        g.engine.step()
+    assert first and len(made) == first and all(len(each.tokens) == 300 for each in sequences)
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads the resident memory that Linux reports")
+def test_a_short_output_commits_no_memory_for_the_tokens_that_it_might_have_had():
+    target = CausalLM(tiny.build("llama", max_position_embeddings=1 << 20))
+    resident = lambda: int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")  # noqa: E731
+    g = tiny.generator(target)
+    g.generate([1, 2, 3], max_new_tokens=3)
+    before = resident()
+    [sequence] = g.submit([[1, 2, 3]], foredraft.SamplingParams(max_new_tokens=1 << 19))
+    for _ in range(20):
+        g.engine.step()
+    size, committed = g.engine._stepper.cache.nbytes, resident() - before
+    g.engine.cancel([sequence])
+    assert size > (1 << 19) * TOKEN and committed < size / 4

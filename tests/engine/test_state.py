@@ -9,7 +9,7 @@ import torch
 
 import random_heads as heads
 import tiny
-from foredraft.core.drafter import Drafter
+from foredraft.core.drafter import Drafter, Room
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.sampling.stop import StopRules
 from foredraft.drafters.eagle3 import Eagle3Drafter, Options as Eagle3Options
@@ -33,7 +33,7 @@ def sequence(prompt: list[int], stream: int) -> Any:
 
 
 def check(batch: Batch, of: dict[int, Any]) -> None:
-    view = batch.view()
+    view = batch.view(Room())
     assert dict(zip(batch.rows, batch.sequences, strict=True)) == of and batch.rows == view.rows
     assert view.lengths.tolist() == list(view.extents) == [of[row].length for row in view.rows]
     assert view.noise.seeds.tolist() == [of[row].stream for row in view.rows]

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -83,6 +84,16 @@ class Plan:
         return min(nodes, self.nodes) if self.nodes else nodes
 
 
+class Room(NamedTuple):
+    """Rows and slots per row that a KV cache is allocated for."""
+
+    rows: int = 0
+    slots: int = 0
+
+
+NO_ROOM = Room()
+
+
 @dataclass(frozen=True, slots=True)
 class View:
     """The rows in flight, as drafters see them. Tensors are on the target's device.
@@ -90,6 +101,7 @@ class View:
     ``rows``: the row numbers used at admission; B follows their order. ``history``: the committed tokens of each
     row, prompt included, with the root at ``lengths[b] - 1``; later columns are undefined. ``extents``: the same
     lengths on the host. ``seeded``: a sampled request asked for a seed, so its output should not depend on the plan.
+    ``room``: what the requests in flight need of a KV cache until they end, drafts included.
     """
 
     rows: tuple[int, ...]
@@ -99,6 +111,7 @@ class View:
     warp: Warp
     noise: Noise
     seeded: bool = False
+    room: Room = NO_ROOM
 
     @property
     def roots(self) -> Int[Tensor, "B"]:

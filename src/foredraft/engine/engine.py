@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from foredraft.core.drafter import Drafter
+from foredraft.core.drafter import Drafter, Room
 from foredraft.core.errors import ForedraftError, ModelError, NumericsError, PromptError
 from foredraft.core.rng import request_seed
 from foredraft.core.sampling.params import SamplingParams
@@ -24,10 +24,10 @@ from foredraft.core.stats import StepStats
 from foredraft.engine.policy import Policy
 from foredraft.engine.request import Decode, Request, Sequence, TokenLogprobs
 from foredraft.engine.state import Batch
-from foredraft.engine.step import StepDone, Stepper
+from foredraft.engine.step import StepDone, Stepper, round_up
 from foredraft.model.base import TargetModel
 from foredraft.model.cache import SlotCache, bucket
-from foredraft.model.prefill import group_by_length, prefill
+from foredraft.model.prefill import CATCH_UP, group_by_length, prefill
 
 _log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class Engine:
         self.reproducible = picked or not (policy.learns or drafter.needs.learns)
         self._request_numbers = itertools.count()
         self._max_slots = max_slots
-        self._max_draft_nodes = max(drafter.needs.max_nodes, exact_nodes - 1)
+        self._max_draft_nodes = max(round_up(1 + drafter.needs.max_nodes), exact_nodes) - 1
         self._drafter_rows: set[int] = set()  # rows that may have been admitted to the drafter
         self._in_step = False  # a step has begun and has neither ended nor been cleaned up
         self._lock = threading.RLock()
@@ -260,8 +260,21 @@ class Engine:
                     sequence.fail(ForedraftError(reason))
 
     def _slots(self, request: Request) -> int:
-        """The row length that this request may need."""
-        return bucket(len(request.prompt) + request.rules.max_new_tokens + self._max_draft_nodes)
+        """The row length that this request may need, padding included."""
+        return bucket(len(request.prompt) + request.rules.max_new_tokens + self._max_draft_nodes + CATCH_UP)
+
+    def _room(self, rows: Seq[int]) -> Room:
+        """What the KV cache needs for the rows in flight, of which ``rows`` are new.
+
+        Rows are doubled when more requests arrive while others run, since contents are then copied.
+        """
+        cache = self._stepper.cache
+        slots = max(cache.slots, *(self._slots(sequence.request) for sequence in self._batch.sequences))
+        height = max(rows) + 1
+        if 0 < cache.rows < height:
+            fit = self.max_rows if self._max_slots is None else self._max_slots // slots
+            height = max(height, min(2 * cache.rows, fit, self.max_rows))
+        return Room(height, slots)
 
     def _free_rows(self) -> list[int]:
         """Rows for the first waiting requests, limited by free rows and cache memory."""
@@ -304,7 +317,7 @@ class Engine:
         counts = [len(prompt) for prompt in prompts]
         tokens = torch.nn.utils.rnn.pad_sequence(prompts, batch_first=True).to(self.target.device)
         cache = self._stepper.cache
-        cache.reserve(max(rows) + 1, max(counts) + 1)
+        cache.reserve(max(rows) + 1, max(counts) + 1, self._room(rows))
         hidden: dict[int, Mapping[int, Tensor]] = {}  # by line, without padding
         for group in group_by_length(counts):
             longest = max(counts[line] for line in group)
@@ -327,7 +340,7 @@ class Engine:
         started = time.perf_counter()
         batch = self._batch
         sequences = batch.sequences
-        view = batch.view()
+        view = batch.view(self._stepper.cache.room)
         plan = self.policy.plan(view, [self._limit(sequence) for sequence in sequences])
         wants = any(sequence.params.logprobs is not None for sequence in sequences)
         done = self._stepper(view, plan, logprobs=wants)

@@ -153,7 +153,7 @@ class NestedLoop:
             del cached[known + same :]
             cached += new[same:]
             self._confirmed[row] = end
-        self._cache.reserve(max(view.rows) + 1, max(view.extents))
+        self._cache.reserve(max(view.rows) + 1, max(view.extents), view.room)
         fresh = [row for row, start in zip(view.rows, starts, strict=True) if start == 0]
         if fresh:  # an earlier request in the row may have left NaN
             self._cache.zero(fresh)

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from foredraft.core.drafter import View
+from foredraft.core.drafter import Room, View
 from foredraft.core.rng import Noise
 from foredraft.core.sampling.warp import Warp
 from foredraft.engine.request import Sequence
@@ -87,7 +87,7 @@ class Batch:
         """Lengths, known on the host."""
         return tuple(sequence.length for sequence in self.sequences)
 
-    def view(self) -> View:
+    def view(self, room: Room) -> View:
         """The batch as the step and the drafter see it, until the next change of the batch."""
         now, warp = self._rows, self._rows.warp
         if warp is None:
@@ -109,6 +109,7 @@ class Batch:
             warp=warp,
             noise=Noise(self._seeds[:count], lengths),
             seeded=any(not each.params.greedy and each.params.seed is not None for each in now.sequences),
+            room=room,
         )
 
     def append(self, emitted: Int[Tensor, "B D"], counts: Int[Tensor, "B"]) -> None:

@@ -6,13 +6,16 @@ ragged batches, trees, rollback and continuous batching.
 """
 
 import logging
+import math
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from transformers.cache_utils import Cache
 
+from foredraft.core.drafter import NO_ROOM, Room
 from foredraft.core.errors import ModelError
 from foredraft.model.masks import StepIn
 
@@ -25,21 +28,32 @@ BUCKET = 256
 class SlotCache:
     """Keys and values of each layer, ``[R, heads, S, head_dim]``, allocated by the first forward that writes.
 
-    ``rows`` and ``slots`` only grow; ``clear`` frees the memory. ``limit`` caps the number of slots. A row keeps its
-    number but not its place: ``arrange`` moves rows, so that a forward reads them as one slice, without a copy.
+    ``rows`` and ``slots`` only grow; ``clear`` frees the memory. ``limit`` caps the number of slots. The engine
+    reserves what requests may need when it admits them, so nothing is reallocated while they run. On a CPU, memory is
+    committed when it is first written to, so a high limit costs a short output nothing.
+
+    A row keeps its number but not its place: ``arrange`` moves rows, so that a forward reads them as one slice, without
+    a copy.
     """
 
     def __init__(self, layers: int, limit: int | None = None) -> None:
         self.rows = 0
         self.slots = 0
         self._limit = limit
+        self._used = 0  # slots after these have never been written to
         self._lines: list[int] = []  # where each row is in the buffers
         self._keys: list[Tensor | None] = [None] * layers
         self._values: list[Tensor | None] = [None] * layers
 
-    def reserve(self, rows: int, slots: int) -> None:
-        """Make room for row numbers below ``rows`` and slots below ``slots``, keeping the contents."""
-        rows, slots = max(rows, self.rows), max(bucket(slots), self.slots)
+    def reserve(self, rows: int, slots: int, room: Room = NO_ROOM) -> None:
+        """Make room for row numbers below ``rows`` and slots below ``slots``, keeping the contents.
+
+        Args:
+            room: what will be needed later; it is allocated now, so that nothing is reallocated in between.
+        """
+        limit = slots if self._limit is None else self._limit
+        used, self._used = self._used, max(self._used, min(slots, limit))
+        rows, slots = max(rows, room.rows, self.rows), max(bucket(max(slots, room.slots)), self.slots)
         if self._limit is not None:
             slots = min(slots, self._limit)
         if (rows, slots) == (self.rows, self.slots):
@@ -50,11 +64,17 @@ class SlotCache:
         for buffers in (self._keys, self._values):
             for layer, old in enumerate(buffers):
                 if old is not None:
-                    buffers[layer] = self._enlarged(old)
+                    buffers[layer] = new = persistent_zeros(old, rows, old.shape[1], slots, old.shape[3])
+                    new[: old.shape[0], :, :used] = old[:, :, :used]
+
+    @property
+    def room(self) -> Room:
+        """What the buffers are allocated for."""
+        return Room(self.rows, self.slots)
 
     def clear(self) -> None:
         """Drop the contents and free the memory."""
-        self.rows = self.slots = 0
+        self.rows = self.slots = self._used = 0
         self._lines = []
         self._keys = [None] * len(self._keys)
         self._values = [None] * len(self._values)
@@ -69,9 +89,10 @@ class SlotCache:
             if before != line:
                 other = self._lines.index(line)
                 for buffer in self._buffers():
-                    kept = buffer[line].clone()
-                    buffer[line] = buffer[before]
-                    buffer[before] = kept
+                    own, others = buffer[before, :, : self._used], buffer[line, :, : self._used]
+                    kept = others.clone()
+                    others.copy_(own)
+                    own.copy_(kept)
                 self._lines[row], self._lines[other] = line, before
 
     def line(self, row: int) -> int:
@@ -151,15 +172,10 @@ class SlotCache:
         """Set these rows to zero: slots past a row's end have weight 0, but 0 times NaN would be NaN."""
         lines = self.lines(rows)
         for buffer in self._buffers():
-            buffer[lines] = 0
+            buffer[lines, :, : self._used] = 0
 
     def _buffers(self) -> Iterator[Tensor]:
         return (buffer for buffer in (*self._keys, *self._values) if buffer is not None)
-
-    def _enlarged(self, old: Tensor) -> Tensor:
-        new = persistent_zeros(old, self.rows, old.shape[1], self.slots, old.shape[3])
-        new[: old.shape[0], :, : old.shape[2]] = old
-        return new
 
 
 class SlotView(Cache):
@@ -231,10 +247,14 @@ def line_index(lines: Sequence[int], device: torch.device) -> tuple[Int[Tensor, 
 def persistent_zeros(like: Tensor, *shape: int) -> Tensor:
     """Zeros with the dtype and device of ``like`` that outlive a step.
 
-    Tensors allocated under ``inference_mode`` cannot be written outside of it, and compilers reject them.
+    Tensors allocated under ``inference_mode`` cannot be written outside of it, and compilers reject them. On a CPU, the
+    system hands out zero pages as they are touched; ``torch.zeros`` would touch all of them.
     """
     with torch.inference_mode(False):
-        return torch.zeros(shape, dtype=like.dtype, device=like.device)
+        if like.device.type != "cpu" or 0 in shape:
+            return torch.zeros(shape, dtype=like.dtype, device=like.device)
+        untouched = np.zeros(math.prod(shape) * like.itemsize, dtype=np.uint8)
+        return torch.from_numpy(untouched).view(like.dtype).view(shape)
 
 
 def bucket(slots: int) -> int:

@@ -7,7 +7,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from foredraft.core.drafter import View
-from foredraft.core.transfer import to_device
 from foredraft.core.tree import TokenTree
 from foredraft.model.base import TargetModel
 from foredraft.model.cache import SlotCache
@@ -65,7 +64,7 @@ def catch_up(
         the number of entries to read, the same for all rows: the last ones, or those from 0 on if there are fewer.
     """
     rows = view.rows
-    cache.reserve(max(rows) + 1, slots + CATCH_UP)
+    cache.reserve(max(rows) + 1, slots + CATCH_UP, view.room)
     cache.arrange(rows)
     fresh = [row for row in rows if known[row] == 0]
     if fresh:  # an earlier request in the row may have left NaN

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
 from foredraft.core.draft import Verdict
-from foredraft.core.drafter import StepOut, View
+from foredraft.core.drafter import NO_ROOM, Room, StepOut, View
 from foredraft.core.transfer import to_device
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.common.tree_builder import TreeBuilder
@@ -79,6 +79,7 @@ class FeatureCache:
         self._cache = SlotCache(layers)
         self._features = torch.zeros(0, 0, 0, device=weight.device, dtype=weight.dtype)
         self._tables = runs_kernel(weight.device)
+        self._used = 0  # slots after these have no features
         self._layout = Layout({"rows": window}, by_type=False)
         self.window = window
         self._known: dict[int, int] = {}  # entries of each row whose keys and values come from true features
@@ -126,7 +127,7 @@ class FeatureCache:
         else:
             self._pending.clear()
             self._cache.clear()
-            self._features = persistent_zeros(self._features, 0, 0, 0)
+            self._features, self._used = persistent_zeros(self._features, 0, 0, 0), 0
 
     def extend(self, view: View, room: int) -> DraftState:
         """Read the new entries of each row, up to the one whose token is the root.
@@ -138,6 +139,7 @@ class FeatureCache:
         ends = [extent - 1 for extent in view.extents]  # number of features, and so of entries
         self._prepare(max(ends) + room)
         slots, read = max(ends) + room, lambda far: self._read_alone(view, far, ends)
+        self._reserve(0, 0, self._features.shape[2], view.room)
         width = catch_up(self._cache, self._known, view, ends, slots, read)
         entries = view.lengths - 1
         states = self._committed(view, (entries - width).clamp(min=0), max(max(ends), width), width)
@@ -189,15 +191,17 @@ class FeatureCache:
 
         return self._read(step.tokens, features, step.positions, attend)
 
-    def _reserve(self, rows: int, slots: int, width: int) -> None:
+    def _reserve(self, rows: int, slots: int, width: int, room: Room = NO_ROOM) -> None:
+        """Make room for features; ``room`` is what will be needed later (see ``SlotCache.reserve``)."""
+        used, self._used = self._used, max(self._used, slots)
         old = self._features.shape
+        rows, slots = max(rows, room.rows), max(slots, room.slots)
         if rows <= old[0] and slots <= old[1] and width <= old[2]:
             return
         if rows > old[0]:  # double, so that rows that arrive one by one do not copy everything each time
             rows = max(rows, 2 * old[0])
-        shape = max(rows, old[0]), max(bucket(slots), old[1]), max(width, old[2])
-        wider = persistent_zeros(self._features, *shape)
-        wider[: old[0], : old[1], : old[2]] = self._features
+        wider = persistent_zeros(self._features, max(rows, old[0]), max(bucket(slots), old[1]), max(width, old[2]))
+        wider[: old[0], :used, : old[2]] = self._features[:, :used]
         self._features = wider
 
 
@@ -224,7 +228,7 @@ class HeadTree:
         self._slots = self._bases + self._index
         self._nodes = 1
         self._starts = [0]  # the first node of each level
-        self._family = (self._index == 0).expand(len(view.rows), 1, -1)  # ancestors of the newest level, which include it
+        self._family = (self._index == 0).expand(len(view.rows), 1, -1)  # ancestors of the newest level, and itself
 
     def add_level(
         self, tokens: Int[Tensor, "B F"], places: Int[Tensor, "B F"], states: Float[Tensor, "B G K"]

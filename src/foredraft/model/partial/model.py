@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from foredraft.core.drafter import StepOut
+from foredraft.core.drafter import Room, StepOut
 from foredraft.core.errors import ModelError
 from foredraft.core.tree import TokenTree
 from foredraft.model.attention import AttentionObserver
@@ -128,7 +128,7 @@ class PartialLM(TargetModel):
             raise ModelError(f"A partial cache with room for {self.most_ahead} nodes ahead cannot take {ahead}.")
         if self._scores is not None:
             self._scores.drop()
-        self.cache.reserve(max(rows) + 1, max(extents) + ahead)
+        self.cache.reserve(max(rows) + 1, max(extents) + ahead, Room(slots=self.capacity))
         self.cache.arrange(rows)
         self._begin([row for row in rows if row not in self._synced])
         copies: dict[int, _Copy] = {}
