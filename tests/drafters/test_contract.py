@@ -443,7 +443,7 @@ def admitted(
     states = {tuple(text): reader.read(torch.tensor([text]), taps) if taps else {} for text in set(map(tuple, texts))}
     for row, text in enumerate(texts):
         hidden = {tap: h[:, :-1] for tap, h in states[tuple(text)].items()}
-        drafter.admit(row, torch.tensor(text[:-1], dtype=torch.long), hidden)
+        drafter.admit(row, torch.tensor(text[:-1], dtype=torch.long), drafter.fuse(hidden))
     view = tiny.view(texts, params, NARROW if max(map(max, texts)) < NARROW else tiny.VOCAB, seeds)
     full, longest = shared_cache(drafter), max(view.extents)
     if full is not None and longest > 1:

@@ -112,7 +112,7 @@ def test_the_copy_says_what_the_drafter_drafts(name: str):
         text = found[int(batch.rows[law])].tokens[: int(batch.places[law]) + 1]
         taps = drafter.needs.hidden_layers
         hidden = served.read(text[None, :-1], taps) if taps else {}
-        drafter.admit(0, text[:-1], hidden)
+        drafter.admit(0, text[:-1], drafter.fuse(hidden))
         view = tiny.view([text.tolist()], SamplingParams(temperature=1.0), SMALL["vocab_size"], [1])
         draft = drafter.propose(view, Plan((1,)))
         drafter.release(0)

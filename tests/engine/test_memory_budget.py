@@ -134,7 +134,8 @@ def test_nothing_is_allocated_while_requests_run(method: str, monkeypatch: pytes
     made: list[torch.Size] = []
 
     def spy(like: torch.Tensor, *shape: int) -> torch.Tensor:
-        made.append(torch.Size(shape))
+        if 0 not in shape:
+            made.append(torch.Size(shape))
         return persistent_zeros(like, *shape)
 
     for module in ("model.cache", "engine.state", "drafters.common.feature_cache"):

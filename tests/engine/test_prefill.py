@@ -1,14 +1,15 @@
 """How prompts are read: in groups of like length, in bounded pieces, into memory that outlives the step."""
 
 import random
+from typing import Any
 
 import pytest
 import torch
 
 import random_heads as heads
 import tiny
-from foredraft.drafters.common import feature_cache
 from foredraft.drafters.eagle3 import Eagle3Drafter, Options as Eagle3Options
+from foredraft.drafters.medusa import MedusaDrafter, Options as MedusaOptions
 from foredraft.engine.policy import Constant
 from foredraft.model.hf import CausalLM
 from foredraft.model.prefill import CHUNK, group_by_length
@@ -74,21 +75,41 @@ def test_what_outlives_a_step_is_no_inference_tensor():
     assert not any(each.is_inference() for each in grown.stored(0))
 
 
-def test_features_are_fused_a_chunk_at_a_time(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(feature_cache, "_CHUNK", 8)
+@pytest.mark.parametrize("method", ["eagle3", "medusa"])
+def test_what_a_head_reads_is_fused_a_chunk_at_a_time(method: str, monkeypatch: pytest.MonkeyPatch):
+    """The states of a long prompt are never held together; drafts are those of a prompt that is read at once."""
     target = CausalLM(tiny.build("llama"))
-    target.tap((0, 1, 2))
-    drafter = Eagle3Drafter(Eagle3Options(nodes=4, depth=2, top_k=2), heads.eagle3(target))
-    prompt = tiny.prompts((30,))[0]
-    hidden = {tap: torch.randn(1, 29, 32) for tap in (0, 1, 2)}
-    sizes: list[int] = []
-    fuse = drafter._state._to_features
+    drafter: Any = (
+        Eagle3Drafter(Eagle3Options(nodes=4, depth=2, top_k=2), heads.eagle3(target))
+        if method == "eagle3"
+        else MedusaDrafter(MedusaOptions(nodes=4), heads.medusa(target))
+    )
+    target.tap((0, *drafter.needs.hidden_layers))  # another drafter may have tapped more
+    sizes: list[tuple[int, int]] = []
+    given: list[dict[int, torch.Size]] = []
+    fuse, admit = drafter.fuse, drafter.admit
 
-    def counted(piece: dict[int, torch.Tensor]) -> torch.Tensor:
-        sizes.append(piece[0].shape[1])
-        return fuse(piece)
+    def fused(hidden: Any) -> Any:
+        assert set(hidden) == set(drafter.needs.hidden_layers)
+        sizes.append(next(iter(hidden.values())).shape[:2])
+        return fuse(hidden)
 
-    monkeypatch.setattr(drafter._state, "_to_features", counted)
-    drafter.admit(0, torch.tensor(prompt[:-1]), hidden)
-    assert sizes == [8, 8, 8, 5]
-    assert torch.allclose(drafter._state._features[0, :29], fuse(hidden)[0], atol=1e-5)
+    def admitted(row: int, prompt: torch.Tensor, hidden: Any) -> None:
+        given.append({key: states.shape for key, states in hidden.items()})
+        admit(row, prompt, hidden)
+
+    monkeypatch.setattr(drafter, "fuse", fused)
+    monkeypatch.setattr(drafter, "admit", admitted)
+    g = tiny.generator(target, drafter)
+    prompts = tiny.prompts((30, 1, 24))
+    whole = g.generate(prompts, max_new_tokens=12)
+    assert max(size for _, size in sizes) == 29
+    sizes.clear()
+    given.clear()
+    monkeypatch.setattr("foredraft.model.prefill.CHUNK", 8)
+    parts = g.generate(prompts, max_new_tokens=12)
+    assert sorted(sizes) == sorted([(1, 0)] * 3 + [(1, size) for size in (8, 8, 8, 5, 8, 8, 7)])
+    lengths = [29, 0, 23] if method == "eagle3" else [4, 0, 3]
+    assert [list(shapes.values()) for shapes in given] == [[torch.Size((1, length, 32))] for length in lengths]
+    assert [r.tokens for r in parts] == [r.tokens for r in whole]
+    assert [r.stats.accepted for r in parts] == [r.stats.accepted for r in whole]

@@ -107,8 +107,8 @@ def test_no_step_copies_keys_and_values_after_the_first_rows_have_left(build: An
     made: list[SlotView] = []
     init = SlotView.__init__
 
-    def spy(self: SlotView, *args: Any) -> None:
-        init(self, *args)
+    def spy(self: SlotView, *args: Any, **options: Any) -> None:
+        init(self, *args, **options)
         made.append(self)
 
     sequences = [

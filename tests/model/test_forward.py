@@ -1,6 +1,7 @@
 """The forward over slots: trees, ragged rows, windows, chunks and taps give what the stock model gives."""
 
 import random
+from collections.abc import Mapping
 from typing import ClassVar
 
 import pytest
@@ -50,7 +51,9 @@ def read(model: CausalLM, texts: list[list[int]], rows: tuple[int, ...], capacit
     cache.reserve(max(rows) + 1, capacity)
     width = max(map(len, texts)) - 1
     tokens = torch.tensor([text[:-1] + [0] * (width - len(text) + 1) for text in texts])
-    hidden = prefill(model, cache, rows, tokens, [0] * len(rows))
+    parts: list[Mapping[int, torch.Tensor]] = []
+    prefill(model, cache, rows, tokens, [0] * len(rows), lambda begin, hidden: parts.append(hidden))
+    hidden = {tap: torch.cat([part[tap] for part in parts], 1) for tap in parts[0]} if parts else {}
     return cache, torch.tensor([len(text) - 1 for text in texts]), hidden
 
 

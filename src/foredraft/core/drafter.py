@@ -145,9 +145,17 @@ class Drafter(ABC):
     def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:  # noqa: B027
         """Start a row. ``prompt`` excludes the prompt's last token, which is the first root.
 
-        ``hidden`` are the target's hidden states of ``prompt``, for the layers in ``needs``. T is 0 for a prompt of
-        one token.
+        ``hidden`` are the target's hidden states of ``prompt`` as ``fuse`` returned them, for the layers in ``needs``.
+        T is 0 for a prompt of one token.
         """
+
+    def fuse(self, hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> Mapping[int, Float[Tensor, "1 F G"]]:
+        """Reduce the hidden states of a part of a prompt to what ``admit`` reads of them; by default, to all.
+
+        A prompt is read in parts. What this returns for each is concatenated along dimension 1, by key, so the target's
+        states of a long prompt are never held together.
+        """
+        return hidden
 
     @abstractmethod
     def propose(self, view: View, plan: Plan) -> Draft:

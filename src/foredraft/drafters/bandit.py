@@ -144,7 +144,7 @@ class Bandit(Drafter):
         self._close()
         for drafter in self._drafters:
             own = {layer: hidden[layer] for layer in drafter.needs.hidden_layers}
-            drafter.admit(row, prompt, own)
+            drafter.admit(row, prompt, drafter.fuse(own))
 
     def propose(self, view: View, plan: Plan) -> Draft:
         now = self._clock()

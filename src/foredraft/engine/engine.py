@@ -318,13 +318,21 @@ class Engine:
         tokens = torch.nn.utils.rnn.pad_sequence(prompts, batch_first=True).to(self.target.device)
         cache = self._stepper.cache
         cache.reserve(max(rows) + 1, max(counts) + 1, self._room(rows))
-        hidden: dict[int, Mapping[int, Tensor]] = {}  # by line, without padding
+        parts = {line: [self.drafter.fuse(self._tapped(self.target.empty_hidden(1)))] for line in range(len(unique))}
         for group in group_by_length(counts):
-            longest = max(counts[line] for line in group)
-            own = tokens[group, :longest]
-            states = prefill(self.target, cache, [rows[unique[line]] for line in group], own, [0] * len(group))
-            for index, line in enumerate(group):
-                hidden[line] = {tap: each[index : index + 1, : counts[line]] for tap, each in states.items()}
+
+            def receive(begin: int, states: Mapping[int, Tensor], group: Seq[int] = group) -> None:
+                for index, line in enumerate(group):
+                    if begin < counts[line]:
+                        own = self._tapped(states, slice(index, index + 1), slice(counts[line] - begin))
+                        parts[line].append(self.drafter.fuse(own))
+
+            own = tokens[group, : max(counts[line] for line in group)]
+            prefill(self.target, cache, [rows[unique[line]] for line in group], own, [0] * len(group), receive)
+        hidden = {
+            line: {key: torch.cat([each[key] for each in fused], 1) for key in fused[0]}
+            for line, fused in parts.items()
+        }
         copies = [index for index, owner in enumerate(owners) if owner != index]
         if copies:
             cache.fork([rows[owners[i]] for i in copies], [rows[i] for i in copies], max(counts))
@@ -334,6 +342,10 @@ class Engine:
             self._drafter_rows.add(row)
             self.drafter.admit(row, tokens[line, : counts[line]], hidden[line])
             sequence.counters.prefill_seconds = seconds
+
+    def _tapped(self, hidden: Mapping[int, Tensor], *where: slice) -> dict[int, Tensor]:
+        """The states of the layers that the drafter reads; others may be tapped for other users of the target."""
+        return {tap: hidden[tap][where] for tap in self.drafter.needs.hidden_layers}
 
     def _advance(self) -> None:
         """Run one step of all rows and extend each sequence."""

@@ -17,6 +17,7 @@ from transformers.cache_utils import Cache
 
 from foredraft.core.drafter import NO_ROOM, Room
 from foredraft.core.errors import ModelError
+from foredraft.core.transfer import to_device
 from foredraft.model.masks import StepIn
 
 _log = logging.getLogger(__name__)
@@ -241,7 +242,7 @@ def line_index(lines: Sequence[int], device: torch.device) -> tuple[Int[Tensor, 
     first, end = lines[0], lines[0] + len(lines)
     if list(lines) == list(range(first, end)):
         return torch.arange(first, end, device=device), slice(first, end)
-    return torch.tensor(lines, device=device), None
+    return to_device(lines, device), None
 
 
 def persistent_zeros(like: Tensor, *shape: int) -> Tensor:

@@ -58,8 +58,9 @@ class Visible:
     def table(self, lines: Int[Tensor, "B"]) -> Int[Tensor, "B 1 N C"]:
         """The same as a table for kernels that read the cache as it is stored.
 
-        Columns: the row's line in the cache; the slot of tree node 0; the end of all slots that the row's nodes attend to; begin;
-        end; and the tree as bits, ``WORD`` nodes per word, lowest first. The first three are the same for all nodes.
+        Columns: the row's line in the cache; the slot of tree node 0; the end of all slots that the row's nodes attend
+        to; begin; end; and the tree as bits, ``WORD`` nodes per word, lowest first. The first three are the same for
+        all nodes.
         """
         nodes = self.end.shape[1] if self.tree is None else self.tree.shape[1]
         last = self.end[:, -1:] if self.tree is None else self.base + self.tree.shape[2]
@@ -138,9 +139,7 @@ def address(
             seen = seen if seen is None else seen & (positions[:, None] >= begin[..., None])
         visible[kind] = Visible(begin, end, root, seen)
     positions = positions[:, start:].clamp(max=max_position - 1)
-    return StepIn(
-        tree.tokens[:, start:], positions, slots[:, start:], visible, tuple(rows), extent_of(reach, device)
-    )
+    return StepIn(tree.tokens[:, start:], positions, slots[:, start:], visible, tuple(rows), extent_of(reach, device))
 
 
 def address_segments(

@@ -1,12 +1,13 @@
 """Prefill: read known tokens of many rows of different lengths, in bounded memory."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from foredraft.core.drafter import View
+from foredraft.core.transfer import to_device
 from foredraft.core.tree import TokenTree
 from foredraft.model.base import TargetModel
 from foredraft.model.cache import SlotCache
@@ -85,26 +86,24 @@ def prefill(
     rows: Sequence[int],
     tokens: Int[Tensor, "B T"],
     starts: Sequence[int],
-) -> dict[int, Float[Tensor, "B T H"]]:
+    receive: Callable[[int, Mapping[int, Tensor]], None] = lambda begin, hidden: None,
+) -> None:
     """Write known tokens to the cache; row b starts at slot ``starts[b]``.
 
     Rows are padded on the right. Padding is written after a row's tokens, where it is never attended to and the next
     forward overwrites it.
 
-    Returns:
-        the hidden states of the tapped layers; an empty dict if there are none.
+    Args:
+        receive: called after each part of the tokens with its first column and the hidden states [B, N, H] of the
+            tapped layers.
     """
     width = tokens.shape[1]
     cache.reserve(max(rows) + 1, max(starts) + width)
     bases = to_device(starts, tokens.device)
     first = torch.zeros(1, dtype=torch.long, device=tokens.device)
-    chunks: list[dict[int, Tensor]] = []
     for begin in range(0, width, CHUNK):
         piece = tokens[:, begin : begin + CHUNK]
         reach = max(starts) + begin + piece.shape[1]
         step = model.address(TokenTree.chain(piece), bases + begin, rows, reach)
         out = model.forward(step, cache, keep=first)  # these logits are unused; one node is the minimum
-        chunks.append(dict(out.hidden))
-    if not chunks:
-        return model.empty_hidden(len(rows))
-    return {layer: torch.cat([chunk[layer] for chunk in chunks], dim=1) for layer in chunks[0]}
+        receive(begin, out.hidden)

@@ -147,8 +147,8 @@ def first_step(drafter: Drafter, texts: Sequence[Sequence[int]]) -> View:
     """Greedy rows, as the engine would show them to the drafter in its first step."""
     taps = drafter.needs.hidden_layers
     for row, text in enumerate(texts):
-        hidden = target().read(torch.tensor([list(text)]), taps)
-        drafter.admit(row, torch.tensor(list(text[:-1])), {tap: states[:, :-1] for tap, states in hidden.items()})
+        hidden = {tap: states[:, :-1] for tap, states in target().read(torch.tensor([list(text)]), taps).items()}
+        drafter.admit(row, torch.tensor(list(text[:-1])), drafter.fuse(hidden))
     return tiny.view(texts, vocab=VOCAB)
 
 

@@ -16,6 +16,9 @@ class RecordingDrafter(Drafter):
         self._inner = inner
         self.needs = inner.needs
 
+    def fuse(self, hidden: Mapping[int, Tensor]) -> Mapping[int, Tensor]:
+        return self._inner.fuse(hidden)
+
     def admit(self, row: int, prompt: Tensor, hidden: Mapping[int, Tensor]) -> None:
         self._inner.admit(row, prompt, hidden)
 

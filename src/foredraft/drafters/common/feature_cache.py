@@ -26,6 +26,8 @@ from foredraft.model.masks import Layout, StepIn, Visible, address, extent_of
 from foredraft.model.prefill import catch_up
 
 _CHUNK = 512
+_FUSED = 0
+"""The key of features in what ``fuse`` returns, where hidden states have their layer."""
 _MAX_PENDING = 32
 """Features of up to this many steps without a draft are computed together, to save time while nothing is drafted."""
 _MAX_POSITION = 1 << 30  # rotary positions are computed, not looked up, so they have no limit
@@ -85,14 +87,16 @@ class FeatureCache:
         self._known: dict[int, int] = {}  # entries of each row whose keys and values come from true features
         self._pending: list[_PendingStates] = []
 
-    def admit(self, row: int, hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
-        """Add a row with the target's states of its prompt; features are computed in chunks."""
+    def fuse(self, hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> dict[int, Float[Tensor, "1 T F"]]:
+        """The features of a part of a prompt, as ``admit`` takes them."""
+        return {_FUSED: self._to_features(hidden)}
+
+    def admit(self, row: int, hidden: Mapping[int, Float[Tensor, "1 T F"]]) -> None:
+        """Add a row with the features of its prompt."""
         self._flush()
-        length = next(iter(hidden.values())).shape[1]
-        for begin in range(0, max(length, 1), _CHUNK):
-            features = self._to_features({tap: states[:, begin : begin + _CHUNK] for tap, states in hidden.items()})
-            self._reserve(row + 1, length, features.shape[2])
-            self._features[row, begin : begin + features.shape[1]] = features[0]
+        features = hidden[_FUSED]
+        self._reserve(row + 1, features.shape[1], features.shape[2])
+        self._features[row, : features.shape[1]] = features[0]
         self._known[row] = 0
 
     def commit(self, view: View, verdict: Verdict, out: StepOut) -> None:

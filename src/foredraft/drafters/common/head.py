@@ -18,8 +18,12 @@ from foredraft.drafters.common.feature_cache import DraftState
 class HeadState(Protocol):
     """State of each row between steps."""
 
-    def admit(self, row: int, hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
-        """Add a row with the target's states of its prompt."""
+    def fuse(self, hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> Mapping[int, Float[Tensor, "1 F G"]]:
+        """See ``Drafter.fuse``."""
+        ...
+
+    def admit(self, row: int, hidden: Mapping[int, Float[Tensor, "1 F G"]]) -> None:
+        """Add a row with what ``fuse`` returned for its prompt."""
 
     def commit(self, view: View, verdict: Verdict, out: StepOut) -> None:
         """Store the target's states of the accepted path."""
@@ -53,6 +57,10 @@ class HeadDrafter(Drafter, Generic[M]):
     def __init__(self, state: M, needs: Needs) -> None:
         self._state = state
         self.needs = needs
+
+    @torch.inference_mode()
+    def fuse(self, hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> Mapping[int, Float[Tensor, "1 F G"]]:
+        return self._state.fuse(hidden)
 
     @torch.inference_mode()
     def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:

@@ -18,7 +18,11 @@ class LastHidden:
     def __init__(self) -> None:
         self._states: dict[int, Tensor] = {}
 
-    def admit(self, row: int, hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
+    def fuse(self, hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> dict[int, Float[Tensor, "1 F H"]]:
+        """The last state of a part of a prompt; a copy, which does not keep the others alive."""
+        return {FINAL: hidden[FINAL][:, -1:].clone()}
+
+    def admit(self, row: int, hidden: Mapping[int, Float[Tensor, "1 F H"]]) -> None:
         """Add a row; a prompt of one token has no state yet."""
         states = hidden[FINAL]
         self._states[row] = states[0, -1] if states.shape[1] else states.new_full((states.shape[2],), torch.nan)

@@ -74,7 +74,7 @@ class Online(Background):
         return self.reports[-1].version if self.reports else 0
 
     def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
-        self._inner.admit(row, prompt, hidden)
+        self._inner.admit(row, prompt, self._inner.fuse(hidden))
         own = {tap: hidden[tap] for tap in self.needs.hidden_layers}
         self._records[row] = RowRecord.started(prompt, own, self._options.context // 2)
 

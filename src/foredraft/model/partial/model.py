@@ -15,6 +15,7 @@ from torch import Tensor
 
 from foredraft.core.drafter import Room, StepOut
 from foredraft.core.errors import ModelError
+from foredraft.core.transfer import to_device
 from foredraft.core.tree import TokenTree
 from foredraft.model.attention import AttentionObserver
 from foredraft.model.base import TargetModel
@@ -268,7 +269,7 @@ class _GatherObserver(AttentionObserver):
         self.wants_weights = scores is not None
         self._model = model
         self._view = view
-        self._rows = torch.tensor(list(rows), device=model.device)
+        self._rows = to_device(rows, model.device)
         self._pending = pending
         self._scores = scores
 
