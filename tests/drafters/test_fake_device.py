@@ -26,7 +26,6 @@ NEW = 14
 PROMPTS = tiny.prompts((18, 24, 17, 28, 20))  # longer than a catch-up is wide, and within one extent of the cache
 ALLOWED = {
     ("engine/step.py", "_read_back"): "the read-back of the step",
-    ("model/masks.py", "_rows"): "known: rows other than 0, 1, ... in the KV cache",
     ("model/cache.py", "SlotCache.zero"): "a row was admitted",
 }
 """Waits by file and function, with the reason."""
@@ -86,8 +85,9 @@ class Steps:
         self._stepper = stepper
         self._device = device
         self.admitted = False
+        self._rows: tuple[int, ...] = ()
         self.waits: set[tuple[str, str]] = set()
-        self.traces: dict[tuple[int, int, bool], list[Trace]] = defaultdict(list)
+        self.traces: dict[tuple[int, int], list[Trace]] = defaultdict(list)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stepper, name)
@@ -96,10 +96,11 @@ class Steps:
         with self._device.record() as trace:
             done = self._stepper(view, plan, **options)
         self.waits |= {(wait.file, wait.function) for wait in trace.waits}
-        admitted, self.admitted = self.admitted, False
-        if not admitted and (all(plan.lengths) or not plan.length):  # drafters may read the prompts of admitted rows
-            packed = view.rows == tuple(range(len(view.rows)))  # known: else the cache is indexed by rows
-            self.traces[len(view.rows), plan.length, packed].append(trace)
+        changed, self.admitted = self.admitted or view.rows != self._rows, False
+        self._rows = view.rows
+        if not changed and (all(plan.lengths) or not plan.length):
+            # else drafters may read the prompts of admitted rows, and caches move a row into a hole
+            self.traces[len(view.rows), plan.length].append(trace)
         return done
 
 
