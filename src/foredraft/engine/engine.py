@@ -27,7 +27,7 @@ from foredraft.engine.state import Batch
 from foredraft.engine.step import StepDone, Stepper, round_up
 from foredraft.model.base import TargetModel
 from foredraft.model.cache import SlotCache, bucket
-from foredraft.model.prefill import CATCH_UP, group_by_length, prefill
+from foredraft.model.prefill import CATCH_UP, prefill_ragged
 
 _log = logging.getLogger(__name__)
 
@@ -319,33 +319,25 @@ class Engine:
         cache = self._stepper.cache
         cache.reserve(max(rows) + 1, max(counts) + 1, self._room(rows))
         parts = {line: [self.drafter.fuse(self._tapped(self.target.empty_hidden(1)))] for line in range(len(unique))}
-        for group in group_by_length(counts):
 
-            def receive(begin: int, states: Mapping[int, Tensor], group: Seq[int] = group) -> None:
-                for index, line in enumerate(group):
-                    if begin < counts[line]:
-                        own = self._tapped(states, slice(index, index + 1), slice(counts[line] - begin))
-                        parts[line].append(self.drafter.fuse(own))
+        def receive(line: int, states: Mapping[int, Tensor]) -> None:
+            parts[line].append(self.drafter.fuse(self._tapped(states)))
 
-            own = tokens[group, : max(counts[line] for line in group)]
-            prefill(self.target, cache, [rows[unique[line]] for line in group], own, [0] * len(group), receive)
-        hidden = {
-            line: {key: torch.cat([each[key] for each in fused], 1) for key in fused[0]}
-            for line, fused in parts.items()
-        }
+        prefill_ragged(self.target, cache, [rows[index] for index in unique], tokens, counts, receive)
         copies = [index for index, owner in enumerate(owners) if owner != index]
         if copies:
             cache.fork([rows[owners[i]] for i in copies], [rows[i] for i in copies], max(counts))
         seconds = time.perf_counter() - started
         for row, owner, sequence in zip(rows, owners, sequences, strict=True):
             line = lines[owner]
+            hidden = {key: torch.cat([part[key] for part in parts[line]], 1) for key in parts[line][0]}
             self._drafter_rows.add(row)
-            self.drafter.admit(row, tokens[line, : counts[line]], hidden[line])
+            self.drafter.admit(row, tokens[line, : counts[line]], hidden)
             sequence.counters.prefill_seconds = seconds
 
-    def _tapped(self, hidden: Mapping[int, Tensor], *where: slice) -> dict[int, Tensor]:
+    def _tapped(self, hidden: Mapping[int, Tensor]) -> dict[int, Tensor]:
         """The states of the layers that the drafter reads; others may be tapped for other users of the target."""
-        return {tap: hidden[tap][where] for tap in self.drafter.needs.hidden_layers}
+        return {tap: hidden[tap] for tap in self.drafter.needs.hidden_layers}
 
     def _advance(self) -> None:
         """Run one step of all rows and extend each sequence."""
