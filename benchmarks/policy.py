@@ -111,7 +111,8 @@ def main() -> None:
     plain, *drafting = foredraft.load_many(args.target, ["none", *(spec_of(method, args) for method in args.methods)])
     with args.out.open("a", encoding="utf-8") as out:
         facts = {"target": name, "tokens": args.tokens, "new_tokens": args.new_tokens}
-        out.write(json.dumps(provenance("python benchmarks/policy.py", **facts)) + "\n")
+        origin = provenance("python benchmarks/policy.py", **facts)
+        out.write(json.dumps(origin) + "\n")
         for file in args.prompts:
             task = Path(file).parent.name
             prompts = [ask.prompt for ask in read_prompts(file)][: args.count]
@@ -124,7 +125,7 @@ def main() -> None:
                         line = {"kind": "cell", **keys, "runs": runs}
                         out.write(json.dumps(line) + "\n")
                         out.flush()
-                        done[cell] = Cell.of(line)
+                        done[cell] = Cell.of(line, origin)
                     print(*cell, summary(done[cell]), flush=True)
 
 

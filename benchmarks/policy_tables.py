@@ -19,13 +19,15 @@ class BenchArm(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """One target, method, temperature and task; ``arms`` by size, with plain decoding and the policy."""
+    """One target, method, temperature and task; ``arms`` by size, with plain decoding and the policy. ``commit``: of
+    the code that ran."""
 
     target: str
     method: str
     temperature: float
     task: str
     arms: dict[str, BenchArm]
+    commit: str
 
     @property
     def best(self) -> str:
@@ -46,23 +48,24 @@ class Cell(NamedTuple):
         return self.arms[arm].rate / self.arms[PLAIN].rate
 
     @classmethod
-    def of(cls, line: dict[str, Any]) -> "Cell":
-        """A cell from its line of the file."""
+    def of(cls, line: dict[str, Any], origin: dict[str, Any]) -> "Cell":
+        """A cell from its line of the file and the provenance before it."""
         sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
         for run in line["runs"]:
             for i, name in enumerate(("tokens", "seconds", "forwards")):
                 sums[run["arm"]][i] += run[name]
         arms = {arm: BenchArm(tokens / seconds, tokens / forwards) for arm, (tokens, seconds, forwards) in sums.items()}
-        return cls(line["target"], line["method"], line["temperature"], line["prompts"], arms)
+        return cls(line["target"], line["method"], line["temperature"], line["prompts"], arms, origin["commit"])
 
 
 def read(path: Path = RESULTS) -> tuple[list[Cell], dict[str, Any]]:
     """The finished cells of a file, and its last provenance."""
-    cells, origin = [], {}
+    cells: list[Cell] = []
+    origin: dict[str, Any] = {}
     for text in path.read_text(encoding="utf-8").splitlines():
         line = json.loads(text)
         if line["kind"] == "cell":
-            cells.append(Cell.of(line))
+            cells.append(Cell.of(line, origin))
         else:
             origin = line
     return cells, origin
@@ -71,8 +74,8 @@ def read(path: Path = RESULTS) -> tuple[list[Cell], dict[str, Any]]:
 def by_cell(cells: Sequence[Cell]) -> str:
     """A row per cell: the best fixed size that drafts, the policy, and the policy against the best size of all."""
     lines = [
-        "| target | method | T | task | best fixed size | at that size | under the policy | policy / best fixed |",
-        "| --- | --- | ---: | --- | ---: | ---: | ---: | ---: |",
+        "| target | method | T | task | best fixed size | at that size | under the policy | policy / best | commit |",
+        "| --- | --- | ---: | --- | ---: | ---: | ---: | ---: | --- |",
     ]
     for cell in cells:
         size = cell.best_draft
@@ -80,7 +83,7 @@ def by_cell(cells: Sequence[Cell]) -> str:
         task = TITLES.get(cell.task, cell.task)
         lines.append(
             f"| {cell.target} | {cell.method} | {cell.temperature:g} | {task} | {size} | {_shown(cell, size)} | "
-            f"{_shown(cell, POLICY)} | {best} |"
+            f"{_shown(cell, POLICY)} | {best} | {cell.commit[:7]} |"
         )
     return "\n".join(lines)
 
