@@ -16,11 +16,15 @@ from foredraft.model.cache import bucket, persistent_zeros
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """The rows in flight on the host: their numbers and sequences, in the order of the batch."""
+    """The rows in flight on the host: their numbers and sequences, in the order of the batch.
+
+    ``warp`` and ``seeded`` (see ``View``) are made by the first view.
+    """
 
     numbers: tuple[int, ...] = ()
     sequences: tuple[Sequence, ...] = ()
-    warp: Warp | None = None  # made by the first view
+    warp: Warp | None = None
+    seeded: bool = False
 
 
 class Batch:
@@ -98,7 +102,8 @@ class Batch:
                 prompt_lengths=[len(sequence.prompt) for sequence in now.sequences],
                 device=self._device,
             )
-            self._rows = replace(now, warp=warp)
+            seeded = any(not each.params.greedy and each.params.seed is not None for each in now.sequences)
+            self._rows = now = replace(now, warp=warp, seeded=seeded)
         count, extents = len(self), self.extents
         lengths = self._lengths[:count]
         return View(
@@ -108,7 +113,7 @@ class Batch:
             extents=extents,
             warp=warp,
             noise=Noise(self._seeds[:count], lengths),
-            seeded=any(not each.params.greedy and each.params.seed is not None for each in now.sequences),
+            seeded=now.seeded,
             room=room,
         )
 

@@ -22,7 +22,12 @@ MODES = ("auto", "picked", "drawn")
 
 
 class DrawsTrees:
-    """Base of the options of drafters whose trees for sampled rows are picked or drawn."""
+    """Base of the options of drafters whose trees for sampled rows are picked or drawn.
+
+    sampled_tree: for sampled rows, picked (the likeliest tokens; a seed gives the output of plain decoding), drawn
+        (without replacement from the head's law, a static shape; more tokens are accepted), or auto: the one with more
+        tokens per second, picked for requests with a seed and under the schedules constant and heuristic.
+    """
 
     __slots__ = ()
     sampled_tree: str

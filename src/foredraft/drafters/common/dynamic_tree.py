@@ -45,9 +45,6 @@ class Options(DrawsTrees, EagleOptions):
     nodes: most nodes of the tree (total_token minus one in the published code).
     depth: levels of the tree (depth plus one in the published code).
     top_k: nodes expanded per level, and children scored for each.
-    sampled_tree: for sampled rows, picked (the likeliest tokens; a seed gives the output of plain decoding), drawn
-        (without replacement from the head's law, a static shape; more tokens are accepted), or auto: the one with more
-        tokens per second, picked for requests with a seed and under the schedules constant and heuristic.
     num_assistant_tokens_schedule: auto, the number of nodes with the most tokens per second; constant, always the whole
         tree; or heuristic, transformers' rule of two more and one less, for the depth.
     """

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple, final
 
 import torch
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from foredraft.core.draft import Verdict
@@ -17,9 +17,10 @@ from foredraft.core.drafter import NO_ROOM, Room, StepOut, View
 from foredraft.core.transfer import to_device
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.common.tree_builder import TreeBuilder
-from foredraft.drafters.common.tree_ops import ranked
+from foredraft.drafters.common.tree_ops import at_places, ranked
 from foredraft.heads.nets.eagle import EagleNet
 from foredraft.model.attention import masked_attention, runs_kernel
+from foredraft.model.base import widened
 from foredraft.model.cache import SlotCache, SlotView, bucket, persistent_zeros
 from foredraft.model.cpu_linear import any_weight
 from foredraft.model.masks import Layout, StepIn, Visible, address, extent_of
@@ -248,7 +249,7 @@ class HeadTree:
         self._starts.append(self._nodes)
         self._nodes += count
         own = self._index[added, None].expand(rows, -1, -1)
-        self._family = _at(self._family, places).scatter_(2, own, True)
+        self._family = at_places(self._family, places).scatter_(2, own, True)
         positions = (self._bases + depth).expand(-1, count)
         begin, window = None, self._cache.window
         if window is not None:
@@ -263,12 +264,7 @@ class HeadTree:
             rows=self._rows,
             extent=self._extent,
         )
-        return self._cache.forward(step, _at(states, places))
-
-
-def _at(values: Shaped[Tensor, "B G K"], places: Int[Tensor, "B F"]) -> Shaped[Tensor, "B F K"]:
-    """``values`` at these places of each row."""
-    return values.gather(1, places[..., None].expand(-1, -1, values.shape[2]))
+        return self._cache.forward(step, at_places(states, places))
 
 
 @final
@@ -285,13 +281,11 @@ class HeadTreeBuilder(TreeBuilder):
         self._states = states
 
     def target_logits(self) -> Float[Tensor, "B F V"]:
-        least, size = torch.finfo(self.logits.dtype).min, self.vocab_size
-        logits = self.logits.nan_to_num(nan=least, posinf=0.0, neginf=least)
-        if self._net.vocabulary is None:
-            missing = size - logits.shape[-1]
-            return torch.nn.functional.pad(logits, (0, missing), value=least) if missing else logits
-        wide = logits.new_full((*logits.shape[:-1], size), least)
-        return wide.index_copy(-1, self._net.vocabulary, logits)
+        vocabulary, logits = self._net.vocabulary, self.logits
+        if vocabulary is None:
+            return widened(logits, self.vocab_size)
+        wide = logits.new_full((*logits.shape[:-1], self.vocab_size), torch.finfo(logits.dtype).min)
+        return wide.index_copy(-1, vocabulary, widened(logits, logits.shape[-1]))
 
     def ranked(self, count: int) -> tuple[Int[Tensor, "B F K"], Float[Tensor, "B F K"]]:
         ids, scores = ranked(self.logits, count, self.view.warp)

@@ -22,7 +22,7 @@ from foredraft.drafters.common.drawn_tree import DrawnTrees, DrawsTrees
 from foredraft.drafters.common.head import HeadDrafter, HeadState
 from foredraft.drafters.common.templates import NAMED, Rates, Template, best_template
 from foredraft.drafters.common.tree_builder import TreeBuilder, build_static_tree
-from foredraft.drafters.common.tree_ops import Candidates, keep_best, ranked
+from foredraft.drafters.common.tree_ops import Candidates, at_places, keep_best, ranked
 from foredraft.heads.nets.target_parts import FINAL
 from foredraft.model.base import widened
 
@@ -34,9 +34,6 @@ class Options(DrawsTrees, SizedOptions):
     tree: medusa (the published tree of 63 nodes), eagle (25 nodes), children by level, such as 4x2x1, or measured: the
         best tree for the heads' accuracies, which training saves with them.
     nodes: nodes of a measured tree.
-    sampled_tree: for sampled rows, picked (the likeliest tokens; a seed gives the output of plain decoding), drawn
-        (without replacement from the heads' laws, a shape of its own), or auto: the one with more tokens per second,
-        picked for requests with a seed and under the schedules constant and heuristic.
     num_assistant_tokens_schedule: auto, the number of nodes with the most tokens per second; constant, always the whole
         tree; or heuristic, transformers' rule of two more and one less, for the depth.
     """
@@ -158,7 +155,6 @@ class _HeadsBuilder(TreeBuilder):
         return ranked(self.logits, count, self.view.warp)
 
     def _read_level(self, tokens: Int[Tensor, "B F"], places: Int[Tensor, "B F"]) -> Float[Tensor, "B F v"]:
-        before = self._paths.gather(1, places[..., None].expand(-1, -1, self._paths.shape[2]))
-        self._paths = torch.cat([before, tokens[..., None]], 2)
+        self._paths = torch.cat([at_places(self._paths, places), tokens[..., None]], 2)
         logits = self._heads.logits(self._hidden, self._paths, self._paths.shape[2] - 1)
         return logits.expand(-1, tokens.shape[1], -1)

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from foredraft.core.draft import Draft, Law
@@ -83,6 +83,11 @@ def ranked(
     logits = logits.float().nan_to_num(nan=least, posinf=0.0, neginf=least)
     best = (logits / warp.temperature(SHARPEST)).log_softmax(-1).topk(min(count, logits.shape[-1]), dim=-1)
     return best.indices, best.values.clamp(min=least)
+
+
+def at_places(values: Shaped[Tensor, "B G K"], places: Int[Tensor, "B F"]) -> Shaped[Tensor, "B F K"]:
+    """``values`` at these places of each row."""
+    return values.gather(1, places[..., None].expand(-1, -1, values.shape[2]))
 
 
 def normalize_or_uniform(law: Float[Tensor, "B N V"]) -> Float[Tensor, "B N V"]:

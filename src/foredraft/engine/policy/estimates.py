@@ -166,14 +166,17 @@ class Acceptance:
             ratios.append((within + self.WEIGHT * min(usual * prior, most)) / (of + self.WEIGHT))
             usual = ratios[-1] / prior
         picked = [0.0, *accumulate(accumulate(ratios, mul))]
-        usual = [picked[twin] for twin in self._twins]
-        most = self.STEPS * self.DRAWN + sum(
-            accepted / gain for (accepted, _), gain in zip(self._drawn, usual, strict=True)
-        )
-        factor = most / (self.STEPS + sum(steps for _, steps in self._drawn))
-        for gain, (accepted, steps) in zip(usual, self._drawn, strict=True):
-            picked.append((accepted + self.STEPS * factor * gain) / (steps + self.STEPS))
-        return picked
+        return [*picked, *self._drawn_gains([picked[twin] for twin in self._twins])]
+
+    def _drawn_gains(self, picked: Sequence[float]) -> list[float]:
+        """Expected accepted tokens of drawn trees, from those of picked trees of the same sizes."""
+        over_picked = sum(accepted / gain for (accepted, _), gain in zip(self._drawn, picked, strict=True))
+        steps_drawn = sum(steps for _, steps in self._drawn)
+        factor = (self.STEPS * self.DRAWN + over_picked) / (self.STEPS + steps_drawn)
+        return [
+            (accepted + self.STEPS * factor * gain) / (steps + self.STEPS)
+            for gain, (accepted, steps) in zip(picked, self._drawn, strict=True)
+        ]
 
     @property
     def child_rate(self) -> float:

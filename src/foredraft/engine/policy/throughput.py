@@ -72,14 +72,13 @@ class Throughput(Policy):
             return Plan((0,) * len(limits))
         timed, accepted = self._records(view)
         self._chosen = choice = self._choose(timed, accepted, len(limits), active, self._offered(view))
+        lengths = tuple(min(self._depth(choice.index), limit) for limit in limits)
         drawn = choice.index - len(self._sizes)
         if drawn >= 0:
-            lengths = tuple(min(self._needs.longest, limit) for limit in limits)
             return Plan(lengths, self.confidence, nodes=self._needs.drawn[drawn], drawn=True)
         size = self._sizes[choice.index]
         if not self._needs.scored or not size:
-            return Plan(tuple(min(size, limit) for limit in limits), self.confidence)
-        lengths = tuple(min(self._needs.longest, limit) for limit in limits)
+            return Plan(lengths, self.confidence)
         # expand a level only if its expected tokens, P(parents) * P(child accepted), beat the throughput times its cost
         worth = timed.level.value * choice.rate / max(accepted.child_rate, 0.1)
         return Plan(lengths, self.confidence, nodes=size, level_worth=min(worth, 0.9 * active))
@@ -97,7 +96,7 @@ class Throughput(Policy):
             if fresh and timed.seconds[index].known:
                 self._start.add(max(seconds - timed.seconds[index].value, 0.0) / len(fresh))
             clean = drafting <= self._drafted if drafting else not self._drafted
-            whole = plan.length == (self._depth(index) if index else 0)
+            whole = plan.length == self._depth(index)
             if clean and whole and timed.last[index]:
                 timed.seconds[index].add(seconds)
                 if done.levels and not plan.drawn:
@@ -152,7 +151,8 @@ class Throughput(Policy):
         return picked if view.seeded else picked + drawn
 
     def _depth(self, index: int) -> int:
-        return self._needs.longest if self._needs.scored else self._sizes[index]
+        """The length of the longest path in drafts of a size."""
+        return self._needs.longest if self._needs.scored and index else self._sizes[index]
 
     def _rates(self, timed: Timings, accepted: Acceptance, rows: int, active: int) -> list[float]:
         """Expected tokens per second of the batch, by size."""
@@ -214,11 +214,11 @@ class Throughput(Policy):
 
     def _count(self, accepted: Acceptance, index: int, plan: Plan, done: StepDone) -> None:
         """Count the accepted tokens within each size for the rows that drafted."""
-        rows = []
         if plan.drawn:
             whole = [r.accepted for n, r in zip(plan.lengths, done.rows, strict=True) if n == self._needs.longest]
             accepted.add_drawn(index - len(self._sizes), whole)
             return
+        rows = []
         for length, result in zip(plan.lengths, done.rows, strict=True):
             ranks = sorted(result.ranks)
             if length and not self._needs.scored:
