@@ -122,7 +122,7 @@ def _call(dice: random.Random, arm: str, task: str, names: tuple[str, ...], wher
         draft_seconds=draft if split else 0.0,
         verify_seconds=verify if split else 0.0,
         decoded=tokens,
-        said=said,
+        outputs=said,
         model="sample",
     )
 

@@ -37,7 +37,7 @@ FULL = Run(
     draft_seconds=0.25,
     verify_seconds=1.0,
     decoded=8,
-    said=(
+    outputs=(
         Output("1", 3, 5, "abc", (4, 5, 6, 7, 8), "a b"),
         Output("2", 7, 4, "def", (1, 2, 3, 4), "c"),
     ),
@@ -80,7 +80,7 @@ def test_a_sentence_of_an_error_is_read_again(write: Write):
 
 def test_what_is_as_usual_is_left_out():
     assert run().line() == {"kind": "run", "arm": "none", "task": "qa", "prompts": ("1",)}
-    said = run(said=(Output("1", 3, 0, "abc"),)).line()["said"]
+    said = run(outputs=(Output("1", 3, 0, "abc"),)).line()["outputs"]
     assert said == [{"prompt": "1", "prompt_tokens": 3, "tokens": 0, "digest": "abc"}]
 
 
@@ -124,8 +124,11 @@ def test_any_cut_leaves_the_lines_before_it(write: Write):
         ({**COST.line(), "model_name": "x"}, "unknown field model_name"),
         ({"kind": "run", "arm": "none", "task": "qa"}, "prompts"),
         ({**FULL.line(), "prompts": 3}, ""),
-        ({**FULL.line(), "said": [{"prompt": "1"}]}, "prompt_tokens"),
-        ({**FULL.line(), "said": [{"prompt": "1", "prompt_tokens": 1, "tokens": 1, "digest": "", "mood": 1}]}, "mood"),
+        ({**FULL.line(), "outputs": [{"prompt": "1"}]}, "prompt_tokens"),
+        (
+            {**FULL.line(), "outputs": [{"prompt": "1", "prompt_tokens": 1, "tokens": 1, "digest": "", "mood": 1}]},
+            "mood",
+        ),
         ({"kind": "cost", "batch": 1}, "cached"),
     ],
 )

@@ -39,10 +39,10 @@ def small() -> RunFile:
         for prompt, slow in enumerate(seconds):
             unit = {"task": task, "prompts": (str(prompt),)}
             if (task, prompt) != ("qa", 2):
-                runs.append(run("none", slow + 1, prefill_seconds=1.0, said=said("a"), **unit))
+                runs.append(run("none", slow + 1, prefill_seconds=1.0, outputs=said("a"), **unit))
             fast = slow / (2 + prompt)
-            runs.append(run("eagle", fast + 1, prefill_seconds=1.0, forwards=4, said=said("a"), **unit))
-            failed = {"error": "out of memory"} if prompt == 2 else {"said": said("b" if prompt else "a")}
+            runs.append(run("eagle", fast + 1, prefill_seconds=1.0, forwards=4, outputs=said("a"), **unit))
+            failed = {"error": "out of memory"} if prompt == 2 else {"outputs": said("b" if prompt else "a")}
             runs.append(run("medusa", slow, **failed, **unit))
     return RunFile(runs=runs)
 
@@ -301,7 +301,7 @@ def test_everything_from_a_file_is_escaped():
     model = {"settings": {"model": bad, bad: [bad]}, "command": bad, "commit": bad}
     units = [{"prompts": (str(n),), "task": bad, "model": bad, "batch": batch} for n in range(3) for batch in (1, 2)]
     parts = {"draft_seconds": 0.1, "verify_seconds": 0.3, "drafted_by_depth": (10,), "accepted_by_depth": (5,)}
-    both: list[Run] = [run(arm, said=said(bad), **unit, **parts) for unit in units for arm in ("none", bad)]
+    both: list[Run] = [run(arm, outputs=said(bad), **unit, **parts) for unit in units for arm in ("none", bad)]
     watched = [Watched(bad, bad, bad, 0.0, {"1": (9, 5)}, {"50": (9, 5)}, model=bad) for _ in range(3)]
     lines = [{"run": bad, "tokens": 2**n, "validation": {"acceptance_length": 1.5}} for n in range(9)]
     file = RunFile(provenance=[model], runs=both, watched=watched, training=lines)

@@ -66,7 +66,7 @@ def test_all_arms_read_the_same_conversation_that_of_the_first(plain: LoopArm, p
         assert [prompts for prompts, _ in arm.calls[1:]] == [[prompt] for prompt in wanted]
     runs = read_runs(path).runs
     assert [(run.turn, run.arm) for run in runs] == [(turn, name) for turn in range(3) for name in ("a", "none", "b")]
-    assert [run.said[0].prompt_tokens for run in runs if run.arm == "none"] == [len(prompt) for prompt in wanted]
+    assert [run.outputs[0].prompt_tokens for run in runs if run.arm == "none"] == [len(prompt) for prompt in wanted]
 
 
 def test_where_the_first_arm_fails_the_next_one_answers(plain: LoopArm, path: Path):
@@ -96,7 +96,7 @@ def test_a_batch_of_talks_goes_on_with_those_that_have_another_turn(plain: LoopA
     Bench([plain, fake], SETTINGS, path).run(make_groups([talk("0", "p"), talk("1", "q", "r")], [0.0], [2]))
     found = [(run.turn, run.prompts) for run in read_runs(path).runs if run.arm == "a"]
     assert found == [(0, ("0", "1")), (1, ("1",))] and [len(prompts) for prompts, _ in fake.calls[1:]] == [2, 1]
-    said = [run.said[0].text for run in read_runs(path).runs if run.arm == "none"]
+    said = [run.outputs[0].text for run in read_runs(path).runs if run.arm == "none"]
     assert len(said) == 2, "plain decoding is the first arm, so it has answered"
 
 
@@ -114,7 +114,7 @@ def test_seeds_are_the_same_for_all_arms_and_for_the_same_command_and_differ_bet
     assert asked(SETTINGS, "2") == [one, two]
     other = Settings("tiny", max_new_tokens=4, seed=1000)
     assert asked(other, "3") == [[(seed + 1000, temperature) for seed, temperature in one]] * 2
-    texts = [[run.said[0].digest for run in read_runs(tmp_path / name).runs if run.arm == "none"] for name in "12"]
+    texts = [[run.outputs[0].digest for run in read_runs(tmp_path / name).runs if run.arm == "none"] for name in "12"]
     assert texts[0] == texts[1] and len(set(texts[0])) > 4
 
 
@@ -132,7 +132,7 @@ def test_without_texts_there_are_still_digests(plain: LoopArm, path: Path):
     Bench([plain], SETTINGS, path).run(make_groups([talk("0", "Hi", "And")], [0.0], [1]))
     apart = path.parent / "bare.jsonl"
     Bench([plain], SETTINGS, apart, keep_texts=False).run(make_groups([talk("0", "Hi", "And")], [0.0], [1]))
-    full, bare = ([run.said[0] for run in read_runs(each).runs] for each in (path, apart))
+    full, bare = ([run.outputs[0] for run in read_runs(each).runs] for each in (path, apart))
     assert [each.digest for each in bare] == [each.digest for each in full] == [digest(each.output) for each in full]
     assert [(each.output, each.text, each.tokens) for each in bare] == [((), "", 4)] * 2
     assert all(len(each.output) == 4 and each.text for each in full)

@@ -33,7 +33,7 @@ def test_an_arm_that_raises_is_noted_and_nobody_else_notices(
     Bench([plain, a, b], SETTINGS, path).run(groups)
     file = read_runs(path)
     assert [(run.arm, run.prompts, run.error) for run in file.errors] == [("a", ("1",), sentence)]
-    assert (file.errors[0].tokens, file.errors[0].said, file.errors[0].seconds) == (0, (), 0.0)
+    assert (file.errors[0].tokens, file.errors[0].outputs, file.errors[0].seconds) == (0, (), 0.0)
     assert len(file.runs) == 9 and all(run.tokens > 0 for run in file.runs if not run.error)
     a.fails = lambda prompts: None
     b.calls.clear()
@@ -81,14 +81,14 @@ def test_an_interruption_in_the_middle_of_a_group_repeats_only_that_group(plain:
 def test_a_file_that_was_cut_off_anywhere_is_filled_up(plain: LoopArm, path: Path):
     groups = make_groups([*asks("p", "q"), talk("0", "Hi", "And")], [1.0], [1])
     Bench([plain, Fake("a")], SETTINGS, path).run(groups)
-    whole, wanted = path.read_bytes(), sorted(run.said[0].digest for run in read_runs(path).runs)
+    whole, wanted = path.read_bytes(), sorted(run.outputs[0].digest for run in read_runs(path).runs)
     names, lines = units(path), whole.split(b"\n")
     starts = [sum(len(line) + 1 for line in lines[:n]) for n in range(1, len(lines))]
     for end in (3, *(start - 1 for start in starts), *(start + 20 for start in starts[:-1])):
         path.write_bytes(whole[:end])
         Bench([plain, Fake("a")], SETTINGS, path).run(groups)
         assert units(path) == names
-        assert sorted(run.said[0].digest for run in read_runs(path).runs) == wanted
+        assert sorted(run.outputs[0].digest for run in read_runs(path).runs) == wanted
         assert all(json.loads(line) for line in path.read_text().splitlines())
 
 

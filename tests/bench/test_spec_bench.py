@@ -16,7 +16,7 @@ def run(name: str = "81", turn: int = 0, text: str = "So be it.", **given: Any) 
     usual: dict[str, Any] = {"arm": "eagle3", "task": "mt_bench", "category": "writing", "model": "sample"}
     counts = {"tokens": 6, "forwards": 3, "accepted_by_depth": (2, 1), "seconds": 2.0, "prefill_seconds": 0.5}
     said = (Output(name, 3, 6, "abc", (1, 2, 3, 4, 5, 6), text),)
-    return Run(prompts=(name,), turn=turn, **{**usual, **counts, "said": said, **given})
+    return Run(prompts=(name,), turn=turn, **{**usual, **counts, "outputs": said, **given})
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
@@ -79,13 +79,13 @@ def test_questions_of_the_same_number_in_two_tasks_stay_apart(tmp_path: Path):
 
 
 def test_batches_errors_and_repeats_are_left_out(tmp_path: Path):
-    said = run().said
+    said = run().outputs
     runs = [
         run(),
         run("82", repeat=1),
-        run("83", error="broken", said=(), tokens=0),
-        Run("eagle3", "mt_bench", ("84", "85"), batch=2, said=said * 2, tokens=12, model="sample"),
-        Run("eagle3", "mt_bench", ("86",), batch=2, said=said, tokens=6, model="sample"),
+        run("83", error="broken", outputs=(), tokens=0),
+        Run("eagle3", "mt_bench", ("84", "85"), batch=2, outputs=said * 2, tokens=12, model="sample"),
+        Run("eagle3", "mt_bench", ("86",), batch=2, outputs=said, tokens=6, model="sample"),
     ]
     (path,) = write_answers(runs, tmp_path)
     assert [row["question_id"] for row in rows(path)] == [81]
@@ -93,7 +93,7 @@ def test_batches_errors_and_repeats_are_left_out(tmp_path: Path):
 
 
 def test_a_question_whose_first_turn_failed_is_left_out(tmp_path: Path):
-    failed = run("82", error="broken", said=(), tokens=0)
+    failed = run("82", error="broken", outputs=(), tokens=0)
     (path,) = write_answers([run(), failed, run("82", turn=1), run("81", turn=2)], tmp_path)
     assert [(row["question_id"], len(row["choices"][0]["turns"])) for row in rows(path)] == [(81, 1)]
 
@@ -104,11 +104,11 @@ def test_names_that_are_no_numbers_stay_names(tmp_path: Path):
 
 
 def test_runs_without_texts_are_refused_and_an_empty_answer_is_none(tmp_path: Path):
-    bare = run(said=(Output("81", 3, 6, "abc"),))
+    bare = run(outputs=(Output("81", 3, 6, "abc"),))
     with pytest.raises(OptionError, match="The runs have no outputs"):
         write_answers([run("80"), bare], tmp_path / "answers")
     assert not (tmp_path / "answers").exists()
-    special = run(said=(Output("81", 3, 2, "abc", (7, 0)),), tokens=2)  # nothing but special tokens
+    special = run(outputs=(Output("81", 3, 2, "abc", (7, 0)),), tokens=2)  # nothing but special tokens
     (path,) = write_answers([special], tmp_path / "answers")
     assert rows(path)[0]["choices"][0]["turns"] == [""]
 

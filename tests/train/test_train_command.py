@@ -78,7 +78,7 @@ def test_a_target_is_tuned_with_its_heads(train: Train, tmp_path: Path):
 
 def test_a_draft_is_pruned_and_drafts(train: Train, place: Path, tmp_path: Path):
     out = tmp_path / "out"
-    ended = train("prune", "--out", str(out), *SHORT, "--shape", "layers=1,heads=2", "--recipe", "texts=2")
+    ended = train("prune", "--out", str(out), *SHORT, "--shape", "layers=1,heads=2", "--recipe", "samples=2")
     assert (ended.status, ended.out) == (0, ""), ended.err
     assert f"The draft model is in {out / 'draft'}. To use it: --drafter draft_model:{out / 'draft'}\n" in ended.err
     assert "of 3 · loss " in ended.err and "step 2 of 2 · loss " in ended.err

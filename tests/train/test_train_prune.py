@@ -237,7 +237,7 @@ HALF = PrunedShape(layers=2, hidden=24, intermediate=20, heads=2)
 
 
 @pytest.mark.parametrize(
-    "options", [Options(texts=3), Options(by="masks", mask_tokens=4 * 64, tune=0.01)], ids=["importance", "masks"]
+    "options", [Options(samples=3), Options(by="masks", mask_tokens=4 * 64, tune=0.01)], ids=["importance", "masks"]
 )
 def test_a_killed_run_ends_where_it_would_have_ended(place: Path, tmp_path: Path, options: Options):
     given: dict[str, Any] = {"shape": HALF, "recipe_options": options}
@@ -254,7 +254,7 @@ def test_a_killed_run_ends_where_it_would_have_ended(place: Path, tmp_path: Path
 
 
 def test_the_outcome_is_a_model_of_that_shape_that_drafts(place: Path, tmp_path: Path):
-    draft = train_draft("prune", place, tmp_path, shape=HALF, recipe_options=Options(texts=3))[0]
+    draft = train_draft("prune", place, tmp_path, shape=HALF, recipe_options=Options(samples=3))[0]
     assert draft == tmp_path / "draft"
     model = load_model(str(draft), device="cpu").model
     assert sizes_of(model) == Sizes(layers=2, hidden=24, intermediate=20, heads=2, groups=1)
@@ -266,11 +266,11 @@ def test_the_outcome_is_a_model_of_that_shape_that_drafts(place: Path, tmp_path:
 
 
 def test_another_shape_begins_anew_or_is_refused(place: Path, tmp_path: Path):
-    train_draft("prune", place, tmp_path, shape=HALF, recipe_options=Options(texts=3))
+    train_draft("prune", place, tmp_path, shape=HALF, recipe_options=Options(samples=3))
     with pytest.raises(OptionError, match="started with another shape; use the same options to resume it"):
-        train_draft("prune", place, tmp_path, shape=replace(HALF, layers=1), recipe_options=Options(texts=3))
+        train_draft("prune", place, tmp_path, shape=replace(HALF, layers=1), recipe_options=Options(samples=3))
     (tmp_path / "checkpoint.pt").unlink()  # then what is kept of the first shape must not be taken
-    train_draft("prune", place, tmp_path, shape=replace(HALF, layers=1), recipe_options=Options(texts=3))
+    train_draft("prune", place, tmp_path, shape=replace(HALF, layers=1), recipe_options=Options(samples=3))
     assert len(json.loads((tmp_path / "kept.json").read_text())["layers"]) == 1
 
 

@@ -60,15 +60,15 @@ class Run:
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
     decoded: int = 0
-    said: tuple[Output, ...] = ()
+    outputs: tuple[Output, ...] = ()
     error: str = ""
     model: str = ""
 
     def __post_init__(self) -> None:
         for name in ("prompts", "drafted_by_depth", "accepted_by_depth"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
-        outputs = (each if isinstance(each, Output) else Output(**each) for each in self.said)  # as read from JSON
-        object.__setattr__(self, "said", tuple(outputs))
+        outputs = (each if isinstance(each, Output) else Output(**each) for each in self.outputs)  # as read from JSON
+        object.__setattr__(self, "outputs", tuple(outputs))
 
     @property
     def unit(self) -> tuple[Any, ...]:
@@ -101,8 +101,8 @@ class Run:
         found = {
             name: value for name, value in asdict(self).items() if name != "model" and value != _DEFAULTS.get(name)
         }
-        outputs = [{k: v for k, v in each.items() if v not in ((), "")} for each in found.pop("said", ())]
-        return {"kind": "run", **found, **({"said": outputs} if outputs else {})}
+        outputs = [{k: v for k, v in each.items() if v not in ((), "")} for each in found.pop("outputs", ())]
+        return {"kind": "run", **found, **({"outputs": outputs} if outputs else {})}
 
 
 _DEFAULTS = {each.name: each.default for each in fields(Run)}

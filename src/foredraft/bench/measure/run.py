@@ -195,7 +195,7 @@ class Bench:
                 turns = [(prompt, prompt.after(answers[prompt.name])) for prompt in prompts]
                 run = self._run_arm(arm, group, turn, turns, params)
                 if not run.error:
-                    outputs[arm.name] = [each.text for each in run.said]
+                    outputs[arm.name] = [each.text for each in run.outputs]
                 yield run if self._keep_texts else _without_texts(run)
             chosen = next((outputs[arm.name] for arm in arms if arm.name in outputs), None)
             if chosen is None:  # every arm failed: the conversation cannot continue
@@ -237,7 +237,7 @@ class Bench:
             draft_seconds=stats.draft_seconds,
             verify_seconds=stats.verify_seconds,
             decoded=call.decoded,
-            said=tuple(self._output(*each) for each in zip(asks, prompts, call.tokens, strict=True)),
+            outputs=tuple(self._output(*each) for each in zip(asks, prompts, call.tokens, strict=True)),
         )
 
     def _output(self, ask: BenchPrompt, prompt: Sequence[int], tokens: list[int]) -> Output:
@@ -269,7 +269,7 @@ def _host(arms: Sequence[BenchArm]) -> Generator:
 
 
 def _without_texts(run: Run) -> Run:
-    return replace(run, said=tuple(replace(each, output=(), text="") for each in run.said))
+    return replace(run, outputs=tuple(replace(each, output=(), text="") for each in run.outputs))
 
 
 def read_existing(path: Path, settings: Settings) -> RunFile:

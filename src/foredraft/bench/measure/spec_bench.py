@@ -22,7 +22,7 @@ def write_answers(runs: Sequence[Run], folder: Path) -> list[Path]:
     found: dict[tuple[str, str, float], dict[tuple[str, str], list[Run]]] = {}
     for run in runs:
         if run.batch == 1 and not run.error and run.repeat == 0:
-            if run.tokens and not run.said[0].output:
+            if run.tokens and not run.outputs[0].output:
                 raise OptionError("The runs have no outputs, which Spec-Bench's format needs: run without --no-texts.")
             questions = found.setdefault((run.model, run.arm, run.temperature), {})
             questions.setdefault((run.task, run.prompts[0]), []).append(run)
@@ -51,7 +51,7 @@ def _answer(name: str, turns: Sequence[Run]) -> dict[str, Any]:
     number = first.prompts[0]
     choice = {
         "index": 0,
-        "turns": [run.said[0].text for run in turns],
+        "turns": [run.outputs[0].text for run in turns],
         "decoding_steps": [run.forwards for run in turns],
         "new_tokens": [run.tokens for run in turns],
         "wall_time": [run.seconds for run in turns],

@@ -226,7 +226,7 @@ def _all_pairs(files: Sequence[RunFile], baseline: str) -> dict[Key, list[Pair]]
 def _cell(name: Key, runs: list[Run], paired: list[Pair]) -> Cell:
     good = [run for run in runs if not run.error]
     speeds = [run.speed for run in good if run.speed > 0]
-    compared = [pair for pair in paired if pair.run.said and pair.baseline.said]
+    compared = [pair for pair in paired if pair.run.outputs and pair.baseline.outputs]
     same = sum(_digests(pair.run) == _digests(pair.baseline) for pair in compared)
     return Cell(
         key=name,
@@ -263,14 +263,14 @@ def _rate(runs: list[Run]) -> float:
 
 
 def _digests(run: Run) -> tuple[str, ...]:
-    return tuple(output.digest for output in run.said)
+    return tuple(output.digest for output in run.outputs)
 
 
 def _agreement(files: Sequence[RunFile]) -> dict[Setting, Share]:
     """Greedy units with equal outputs, of those that several lossless arms ran."""
     found: dict[Setting, Share] = {}
     for file in files:
-        used = [run for run in file.runs if run.temperature == 0 and run.lossless and run.said and not run.error]
+        used = [run for run in file.runs if run.temperature == 0 and run.lossless and run.outputs and not run.error]
         for runs in grouped(used, lambda run: run.unit).values():
             if len(runs) > 1:
                 setting = key(runs[0]).setting

@@ -85,13 +85,13 @@ class Report:
     """Result of one interval.
 
     ``outcome``: "learned", a new version; "returned", the weights of the best version restored; "refused", a loss or
-    gradient was not finite, so nothing changed. ``passages``: number of samples. ``acceptance``: of the served version
+    gradient was not finite, so nothing changed. ``samples``: number of samples. ``acceptance``: of the served version
     on these samples, as the mean overlap of its law with the target's; ``best``: the same for the best version.
     """
 
     version: int
     outcome: str
-    passages: int
+    samples: int
     laws: int
     acceptance: float
     best: float

@@ -76,7 +76,7 @@ class Options(distil.Options):
     """Options of pruning and of the distillation that follows (see ``distil.Options``).
 
     by: importance: scores from a few samples; masks: learned with Lagrange multipliers.
-    texts: for importance, number of samples.
+    samples: for importance, number of samples.
     mask_tokens, mask_lr: for masks, training tokens and peak learning rate.
     rise: for masks, fraction of these tokens after which the full reduction is required.
     tune: for masks, learning rate of the weights as a fraction of the masks'; 0 freezes them and needs no second copy
@@ -84,7 +84,7 @@ class Options(distil.Options):
     """
 
     by: str = "importance"
-    texts: int = 32
+    samples: int = 32
     mask_tokens: int = 1_000_000
     mask_lr: float = 0.1
     rise: float = 0.5
@@ -93,8 +93,8 @@ class Options(distil.Options):
     def __post_init__(self) -> None:
         distil.Options.__post_init__(self)  # super() knows only the class before it got slots
         check_known("pruning method", {self.by: None}, ["importance", "masks"])
-        if self.texts < 1 or self.mask_tokens < 1:
-            raise OptionError("texts and mask_tokens must be 1 or more.")
+        if self.samples < 1 or self.mask_tokens < 1:
+            raise OptionError("samples and mask_tokens must be 1 or more.")
         if not (self.mask_lr > 0 and 0 < self.rise <= 1 and self.tune >= 0):
             raise OptionError("mask_lr must be above 0, rise above 0 and at most 1, and tune 0 or more.")
 
@@ -118,9 +118,9 @@ def pruned(run: DraftRun, source: Any, wanted: Sizes) -> Any:
 
 def _select_by_importance(run: DraftRun, source: Any, wanted: Sizes) -> Kept:
     """The indices to keep, by importance, or as found by an earlier call."""
-    context, count = run.context, run.options.texts
+    context, count = run.context, run.options.samples
     path = context.folder / "kept.json"
-    terms = {"sizes": asdict(wanted), "texts": count, "length": run.loop.length, "seed": run.loop.seed}
+    terms = {"sizes": asdict(wanted), "samples": count, "length": run.loop.length, "seed": run.loop.seed}
     terms |= {"model": fingerprint(source), "data": context.store.folder.name}
     if (kept := _read(path, terms)) is not None:
         return kept
