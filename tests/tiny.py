@@ -241,7 +241,7 @@ def pending(generator: Generator) -> int:
     """How many requests run or wait."""
     engine = generator.engine
     engine.process_queue()
-    return len(engine._waiting) + len(engine._batch)
+    return len(engine._batch) + engine.waiting
 
 
 def draft_model(

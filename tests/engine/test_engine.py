@@ -238,7 +238,7 @@ def test_requests_wait_and_rows_are_used_again(kind: str, options: dict):
     for prompt, p, sequence in zip(prompts, params, sequences, strict=True):
         assert sequence.tokens == alone.generate(prompt, p).tokens
         assert len(sequence.tokens) == p.max_new_tokens and sequence.finish_reason == "length"
-    assert g.engine._stepper.cache.nbytes == 0 and not g.engine._waiting
+    assert g.engine._stepper.cache.nbytes == 0 and not g.engine.waiting
 
 
 def test_a_prompt_that_is_shared_is_read_once_and_kept_apart():
@@ -382,7 +382,7 @@ def test_bad_requests_are_refused_before_anything_is_queued():
         g.generate([1], max_new_tokens=0)
     with pytest.raises(OptionError, match="token 96 is outside the vocabulary"):
         g.generate([1], logit_bias={96: 1.0})
-    assert not g.engine._waiting
+    assert not g.engine.waiting
 
 
 # Cancelling, streaming.
@@ -404,7 +404,7 @@ def test_cancelling_between_steps_keeps_the_text(kind: str):
     assert second.tokens == plain(prompts[1])
     waiting = g.submit([prompts[0]], SamplingParams(max_new_tokens=NEW))
     g.engine.cancel(waiting)
-    assert waiting[0].tokens == [] and not g.engine._waiting
+    assert waiting[0].tokens == [] and not g.engine.waiting
     g.engine.close()
 
 
@@ -542,7 +542,7 @@ def test_a_fault_of_the_drafter_leaves_the_engine_usable(moment: str):
     g = tiny.generator(model(), drafter, Constant(2), max_rows=2)
     with pytest.raises(ZeroDivisionError, match="a fault of the drafter"):
         g.generate(prompts, max_new_tokens=NEW)
-    assert len(g.engine._batch) == 0 and not g.engine._waiting and drafter.rows == set()
+    assert len(g.engine._batch) == 0 and not g.engine.waiting and drafter.rows == set()
     assert [result.tokens for result in g.generate(prompts, max_new_tokens=NEW)] == [plain(p) for p in prompts]
 
 

@@ -5,29 +5,29 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence as Seq
+from collections.abc import Iterable, Sequence as Seq
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
-from itertools import islice
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from foredraft.core.drafter import Drafter, Room
+from foredraft.core.drafter import Drafter
 from foredraft.core.errors import ForedraftError, ModelError, NumericsError, PromptError
 from foredraft.core.rng import request_seed
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.sampling.stop import StopRules
 from foredraft.core.sampling.warp import check_token_ids
 from foredraft.core.stats import StepStats
+from foredraft.engine.admission import Admission
 from foredraft.engine.policy import Policy
+from foredraft.engine.prompt_reader import PromptReader
 from foredraft.engine.request import Decode, Request, Sequence, TokenLogprobs
 from foredraft.engine.state import Batch
 from foredraft.engine.step import StepDone, Stepper, round_up
 from foredraft.model.base import TargetModel
-from foredraft.model.cache import SlotCache, bucket
-from foredraft.model.prefill import CATCH_UP, prefill_ragged
+from foredraft.model.cache import SlotCache
 
 _log = logging.getLogger(__name__)
 
@@ -64,24 +64,33 @@ class Engine:
         self.target = target
         self.drafter = drafter
         self.policy = policy
-        self._stepper = Stepper(target, cache or target.new_cache(), drafter, rule, exact_nodes)
+        cache = cache or target.new_cache()
+        self._stepper = Stepper(target, cache, drafter, rule, exact_nodes)
+        draft_nodes = max(round_up(1 + drafter.needs.max_nodes), exact_nodes) - 1
+        self._admission = Admission(cache, max_rows, max_slots, draft_nodes)
+        self._reader = PromptReader(target, cache, drafter)
         self._batch = Batch(target.vocab_size, target.device)
-        self._arriving: deque[Sequence] = deque()  # submitted since the last step; appended without the lock
         self._abandoned: deque[Sequence] = deque()  # to cancel in the next step; appended without the lock
-        self._waiting: deque[Sequence] = deque()
-        self.max_rows = max_rows
         self.reproducible = picked or not (policy.learns or drafter.needs.learns)
         self._request_numbers = itertools.count()
-        self._max_slots = max_slots
-        self._max_draft_nodes = max(round_up(1 + drafter.needs.max_nodes), exact_nodes) - 1
         self._drafter_rows: set[int] = set()  # rows that may have been admitted to the drafter
         self._in_step = False  # a step has begun and has neither ended nor been cleaned up
         self._lock = threading.RLock()
         self.closed = False
 
     def __repr__(self) -> str:
-        running, waiting = len(self._batch.sequences), len(self._waiting) + len(self._arriving)
+        running, waiting = len(self._batch), self.waiting
         return f"Engine({self.target.name}, running={running}, waiting={waiting}, max_rows={self.max_rows})"
+
+    @property
+    def max_rows(self) -> int:
+        """The most requests that run at once."""
+        return self._admission.max_rows
+
+    @property
+    def waiting(self) -> int:
+        """The number of requests that wait for a row or for memory."""
+        return len(self._admission)
 
     def request(self, prompt: Seq[int], params: SamplingParams, eos: Seq[int]) -> Request:
         """Check a prompt and its parameters once and make a request of them.
@@ -108,12 +117,7 @@ class Engine:
         check_token_ids(params, self.target.vocab_size)
         eos_ids = params.eos_token_id if params.eos_token_id is not None else tuple(eos)
         request = Request(tuple(prompt), params, StopRules(min(params.max_new_tokens, room), frozenset(eos_ids)))
-        if self._max_slots is not None and self._slots(request) > self._max_slots:
-            raise PromptError(
-                f"{len(prompt)} prompt tokens and up to {request.rules.max_new_tokens} new ones do not fit the KV "
-                f"cache, which holds {self._max_slots} tokens: shorten the prompt, lower max_new_tokens, or raise "
-                "kv_cache_memory_bytes."
-            )
+        self._admission.check(request)
         return request
 
     def submit(self, requests: Seq[Request], decode: Decode, seeds: Seq[int]) -> list[Sequence]:
@@ -125,7 +129,7 @@ class Engine:
         for request, seed in zip(requests, seeds, strict=True):
             stream = seed if self.reproducible else request_seed(seed, next(self._request_numbers))
             sequences.append(Sequence(request, decode, seed, stream))
-        self._arriving.extend(sequences)
+        self._admission.submit(sequences)
         return sequences
 
     def exclusive(self) -> AbstractContextManager[object]:
@@ -137,7 +141,7 @@ class Engine:
         self.closed = True
         with self._lock:
             self.process_queue()
-            self.cancel([*self._waiting, *self._batch.sequences])
+            self.cancel([*self._admission.waiting, *self._batch.sequences])
 
     def run(self, sequences: Seq[Sequence]) -> None:
         """Step until all of these have ended; an interruption cancels them and is raised."""
@@ -156,7 +160,7 @@ class Engine:
             for sequence in sequences:
                 if not sequence.finished:
                     sequence.finish("cancelled")
-            self._waiting = deque(sequence for sequence in self._waiting if not sequence.finished)
+            self._admission.drop()
             if not self._in_step:  # else this thread is inside a step, or the next step starts with a cleanup
                 self._sweep()
 
@@ -171,11 +175,7 @@ class Engine:
     def process_queue(self) -> None:
         """Between steps: queue submitted requests and cancel abandoned ones."""
         with self._lock:
-            while self._arriving:
-                first = self._arriving[0]  # an interruption between the two lines below must not queue it twice
-                if not first.finished and (not self._waiting or self._waiting[-1] is not first):
-                    self._waiting.append(first)
-                self._arriving.popleft()
+            self._admission.receive()
             if count := len(self._abandoned):
                 self.cancel([self._abandoned[index] for index in range(count)])
                 for _ in range(count):  # only now, so that an interruption above does not lose them
@@ -188,11 +188,11 @@ class Engine:
         """
         with self._lock:
             self.process_queue()
-            before = len(self._waiting) + len(self._batch)  # new requests go to ``_arriving`` meanwhile
+            before = len(self._admission.waiting) + len(self._batch)
             try:
                 self._step()
             except Exception:
-                if len(self._waiting) + len(self._batch) >= before:
+                if len(self._admission.waiting) + len(self._batch) >= before:
                     raise
                 _log.warning("A step failed; the requests of its batch ended with an error.", exc_info=True)
 
@@ -241,7 +241,7 @@ class Engine:
             if not sequence.finished:
                 with suppress(Exception):  # its detokenizer may have been interrupted too
                     sequence.finish("cancelled")
-        self._waiting = deque(sequence for sequence in self._waiting if not sequence.finished)
+        self._admission.drop()
         self._batch.retire()
         self.target.reset_hooks()
         for row in sorted(self._drafter_rows):
@@ -259,85 +259,23 @@ class Engine:
                 with suppress(Exception):  # see ``_clean``
                     sequence.fail(ForedraftError(reason))
 
-    def _slots(self, request: Request) -> int:
-        """The row length that this request may need, padding included."""
-        return bucket(len(request.prompt) + request.rules.max_new_tokens + self._max_draft_nodes + CATCH_UP)
-
-    def _room(self, rows: Seq[int]) -> Room:
-        """What the KV cache needs for the rows in flight, of which ``rows`` are new.
-
-        Rows are doubled when more requests arrive while others run, since contents are then copied.
-        """
-        cache = self._stepper.cache
-        slots = max(cache.slots, *(self._slots(sequence.request) for sequence in self._batch.sequences))
-        height = max(rows) + 1
-        if 0 < cache.rows < height:
-            fit = self.max_rows if self._max_slots is None else self._max_slots // slots
-            height = max(height, min(2 * cache.rows, fit, self.max_rows))
-        return Room(height, slots)
-
-    def _free_rows(self) -> list[int]:
-        """Rows for the first waiting requests, limited by free rows and cache memory."""
-        taken = set(self._batch.rows)
-        free = (row for row in range(self.max_rows) if row not in taken)
-        rows = list(islice(free, min(self.max_rows - len(taken), len(self._waiting))))
-        if self._max_slots is None:
-            return rows
-        cache = self._stepper.cache  # all rows have the length of the longest
-        slots = max([cache.slots, *(self._slots(sequence.request) for sequence in self._batch.sequences)])
-        height = max([cache.rows, *(row + 1 for row in taken)])
-        for count, (row, sequence) in enumerate(zip(rows, self._waiting, strict=False)):
-            slots, height = max(slots, self._slots(sequence.request)), max(height, row + 1)
-            if height * slots > self._max_slots:
-                return rows[:count]
-        return rows
-
     def _admit(self) -> None:
-        rows = self._free_rows()
-        if rows:
-            sequences = list(islice(self._waiting, len(rows)))
-            try:
-                self._batch.admit(rows, sequences)
-                admitted = set(sequences)
-                self._waiting = deque(sequence for sequence in self._waiting if sequence not in admitted)
-                self._prefill(rows, sequences)
-            except Exception as error:  # they left the queue and may not have reached the batch
-                self._fail_all(sequences, f"Prefill of this request failed: {error}")
-                raise
+        admitted = self._admission.next(self._running())
+        if not admitted:
+            return
+        sequences = list(admitted.values())
+        try:
+            self._batch.admit(list(admitted), sequences)
+            self._admission.drop(sequences)
+            room = self._admission.room(self._running(), list(admitted))
+            self._reader.read(admitted, room, self._drafter_rows.add)
+        except Exception as error:  # they left the queue and may not have reached the batch
+            self._fail_all(sequences, f"Prefill of this request failed: {error}")
+            raise
 
-    @torch.inference_mode()
-    def _prefill(self, rows: list[int], sequences: list[Sequence]) -> None:
-        """Prefill the prompts except for their last tokens, the first roots; a shared prompt is read once."""
-        started = time.perf_counter()
-        first: dict[tuple[int, ...], int] = {}
-        owners = [first.setdefault(sequence.prompt, index) for index, sequence in enumerate(sequences)]
-        unique = sorted(set(owners))
-        lines = {owner: line for line, owner in enumerate(unique)}
-        prompts = [torch.tensor(sequences[i].prompt[:-1], dtype=torch.long) for i in unique]
-        counts = [len(prompt) for prompt in prompts]
-        tokens = torch.nn.utils.rnn.pad_sequence(prompts, batch_first=True).to(self.target.device)
-        cache = self._stepper.cache
-        cache.reserve(max(rows) + 1, max(counts) + 1, self._room(rows))
-        parts = {line: [self.drafter.fuse(self._tapped(self.target.empty_hidden(1)))] for line in range(len(unique))}
-
-        def receive(line: int, states: Mapping[int, Tensor]) -> None:
-            parts[line].append(self.drafter.fuse(self._tapped(states)))
-
-        prefill_ragged(self.target, cache, [rows[index] for index in unique], tokens, counts, receive)
-        copies = [index for index, owner in enumerate(owners) if owner != index]
-        if copies:
-            cache.fork([rows[owners[i]] for i in copies], [rows[i] for i in copies], max(counts))
-        seconds = time.perf_counter() - started
-        for row, owner, sequence in zip(rows, owners, sequences, strict=True):
-            line = lines[owner]
-            hidden = {key: torch.cat([part[key] for part in parts[line]], 1) for key in parts[line][0]}
-            self._drafter_rows.add(row)
-            self.drafter.admit(row, tokens[line, : counts[line]], hidden)
-            sequence.counters.prefill_seconds = seconds
-
-    def _tapped(self, hidden: Mapping[int, Tensor]) -> dict[int, Tensor]:
-        """The states of the layers that the drafter reads; others may be tapped for other users of the target."""
-        return {tap: hidden[tap] for tap in self.drafter.needs.hidden_layers}
+    def _running(self) -> dict[int, Sequence]:
+        """The sequences in flight by row number."""
+        return dict(zip(self._batch.rows, self._batch.sequences, strict=True))
 
     def _advance(self) -> None:
         """Run one step of all rows and extend each sequence."""
