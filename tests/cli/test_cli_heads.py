@@ -46,6 +46,7 @@ def test_inspect(run: Run, place: Path):
     ):
         assert part in ended.out
     assert "3 heads" not in run("inspect", place / "medusa").out
+    assert "3,835,392" in run("inspect", "sample-eagle3").out, "a bundled head has a name"
 
 
 @pytest.mark.parametrize("name", ["eagle3", "eagle", "medusa"])

@@ -22,6 +22,7 @@ GROUPS = {
         "report": "Show benchmark results as tables, figures or an HTML page.",
         "tune": "Find the fastest drafter and draft size for this machine.",
         "check": "Check that a drafter is lossless on a model.",
+        "capacity": "Estimate the devices that a load needs, from a model's config.",
     },
     "Train and convert": {
         "train": "Train a draft head or a draft model for a target.",

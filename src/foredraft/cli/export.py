@@ -49,13 +49,13 @@ def command(
         raise OptionError("--out is the folder of the head itself; choose another folder.")
     with busy(f"Loading {model}"):
         from foredraft.model.hf import CausalLM
-        from foredraft.model.load import load_model
+        from foredraft.model.load import load_model, resolve
 
         # in the export's dtype, so that weights are rounded at most once
         loaded = load_model(model, dtype=dtype, device="cpu")
         target = CausalLM(loaded.model, fast=False, verify=False)
     try:
-        head = load_head(path, target, rope_theta=rope_theta)
+        head = load_head(resolve(path), target, rope_theta=rope_theta)
         provenance = {"exported_from": path, "format": head.info.format, "notes": list(head.info.notes)}
         save_head(
             head.net,

@@ -19,13 +19,17 @@ EXAMPLES = ("foredraft inspect run/head", "foredraft inspect yuhuili/EAGLE3-LLaM
 
 
 def command(
-    path: Annotated[str, typer.Argument(help="The draft head: folder or hub name.", show_default=False)],
+    path: Annotated[
+        str,
+        typer.Argument(help="The draft head: folder, hub name or bundled head (sample-eagle3).", show_default=False),
+    ],
     as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print one JSON object.")] = False,
 ) -> None:
     """Describe a trained draft head and the target that it needs."""
     from foredraft.heads.formats import inspect_head
+    from foredraft.model.load import resolve
 
-    found = to_json(inspect_head(path))
+    found = to_json(inspect_head(resolve(path)))
     if as_json:
         typer.echo(json.dumps({"path": path, **found}))
         return

@@ -1,0 +1,1 @@
+"""More than one device or machine: capacity plans."""

@@ -1,0 +1,121 @@
+"""Sizes read from a config against those of the real model and its caches, and the plan made of them."""
+
+import json
+from dataclasses import replace
+from math import ceil
+from pathlib import Path
+
+import pytest
+import torch
+
+import tiny
+from foredraft.cli import main
+from foredraft.core.errors import ModelError, OptionError
+from foredraft.heads.formats import inspect_head
+from foredraft.model.load import resolve
+from foredraft.model.memory import stored_bytes
+from foredraft.model.sizes import ModelSizes, model_sizes
+from foredraft.scale.capacity import HEADROOM, Load, capacity, deployments, drafter_sizes
+
+GB = 10**9
+
+
+@pytest.mark.parametrize("name", [*tiny.MODELS, "deepseek_v3", "gpt_oss"])
+def test_sizes_are_those_of_the_loaded_model(name: str, tmp_path: Path):
+    raw = tiny.build(name)
+    raw.config.save_pretrained(tmp_path)  # no weights
+    sizes = model_sizes(str(tmp_path), "float32")
+    assert sizes.weights == stored_bytes(raw)
+    with torch.no_grad():
+        filled = raw(torch.zeros(1, 1, dtype=torch.long), use_cache=True).past_key_values
+    assert sizes.kv_token == sum(part.nbytes for layer in filled.layers for part in (layer.keys, layer.values))
+    assert model_sizes(str(tmp_path), "bfloat16").kv_token == sizes.kv_token // 2
+
+
+def test_a_model_that_routes_by_values_is_refused(tmp_path: Path):
+    tiny.config("jetmoe").save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="KV cache of .* is unknown"):
+        model_sizes(str(tmp_path))
+
+
+def test_a_head_is_about_as_large_as_the_bundled_one():
+    head = inspect_head(resolve("sample-eagle3"))
+    target = model_sizes("sample", "float32")
+    ours = replace(target, vocabulary=head.config.draft_vocab_size)
+    assert drafter_sizes("eagle3", ours).weights == pytest.approx(4 * head.parameters, rel=0.1)
+
+
+SIZES = ModelSizes(
+    weights=16 * GB,
+    layer=GB // 2,
+    kv_token=131_072,
+    layers=32,
+    kv_heads=8,
+    hidden=4096,
+    vocabulary=128_256,
+    context=131_072,
+    bytes_per_value=2,
+)
+
+
+def test_what_is_planned_fits_and_one_row_more_would_not():
+    load, none = Load(1000, 8192), drafter_sizes("none", SIZES)
+    for devices in (1, 2, 4, 8):
+        plan = capacity(SIZES, none, load, 80 * GB, tensor_parallel=devices)
+        usable = 80 * GB * (1 - HEADROOM) - plan.weights
+        assert plan.rows * (plan.row + plan.workspace) <= usable < (plan.rows + 1) * (plan.row + plan.workspace)
+        assert plan.replicas == ceil(1000 / plan.rows) and plan.weights == 16 * GB // devices
+        assert plan.row >= (8192 + 60) * 131_072 // devices, "a row holds the request and a draft"
+
+
+def test_drafters_are_not_shared_out():
+    head = drafter_sizes("eagle3", SIZES)
+    one, two = (capacity(SIZES, head, Load(8, 4096), 80 * GB, tensor_parallel=count) for count in (1, 2))
+    assert one.weights - two.weights == 8 * GB
+    assert head.kv_token == 131_072 // 32
+
+
+def test_the_least_time_of_a_step_is_what_is_read():
+    plan = capacity(SIZES, drafter_sizes("none", SIZES), Load(4, 1000), 80 * GB, bandwidth=2e12)
+    assert plan.step_seconds == pytest.approx((16 * GB + 4 * 1000 * 131_072) / 2e12)
+
+
+def test_the_first_deployment_has_the_fewest_devices():
+    plans = deployments(SIZES, drafter_sizes("none", SIZES), Load(64, 8192), 80 * GB)
+    assert [plan.devices for plan in plans] == sorted(plan.devices for plan in plans)
+    assert {plan.tensor_parallel for plan in plans} == {1, 2, 4, 8}
+    few = deployments(replace(SIZES, weights=150 * GB), drafter_sizes("none", SIZES), Load(4, 8192), 80 * GB)
+    assert few[0].tensor_parallel == 4, "on two devices there is no room for a row"
+
+
+@pytest.mark.parametrize(
+    ("load", "devices", "reason"),
+    [
+        (Load(1, 200_000), 1, "context has 131072"),
+        (Load(1, 100_000), 1, "Not even one request fits"),
+        (Load(1, 10), 3, "cannot be shared out"),
+    ],
+)
+def test_what_does_not_fit_is_one_sentence(load: Load, devices: int, reason: str):
+    with pytest.raises(OptionError, match=reason):
+        capacity(SIZES, drafter_sizes("none", SIZES), load, 24 * GB, tensor_parallel=devices)
+
+
+def test_bad_input(tmp_path: Path):
+    with pytest.raises(OptionError, match="Known: none, prompt_lookup"):
+        drafter_sizes("medusa", SIZES)
+    with pytest.raises(ModelError, match="Cannot read the config"):
+        model_sizes(str(tmp_path))
+    with pytest.raises(OptionError, match="concurrency"):
+        Load(0, 10)
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str]):
+    asked = ["capacity", "-m", "sample", "-d", "draft_model:sample-draft", "--concurrency", "64", "--context", "1500"]
+    assert main([*asked, "--memory", "2", "--bandwidth", "10", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["deployments"][0]["devices"] == min(each["devices"] for each in found["deployments"])
+    assert main([*asked, "--memory", "2"]) == 0
+    assert "Fewest devices" in capsys.readouterr().out
+    assert main([*asked, "--memory", "0.01"]) == 2
+    assert "Not even one request fits" in capsys.readouterr().err
