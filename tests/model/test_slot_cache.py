@@ -3,9 +3,11 @@
 import pytest
 import torch
 
-from foredraft.model.cache import BUCKET, SlotCache, SlotView
+from foredraft.model.cache import BUCKET, SlotCache, SlotView, persistent_zeros
 
 LAYERS, HEADS, KEY, VALUE = 2, 3, 4, 5
+TEMPLATE = SlotCache(LAYERS)
+"""What kinds of buffers the layers have."""
 
 
 def block(rows: int, nodes: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -30,11 +32,19 @@ def peek(store: SlotCache, rows: list[int], extent: int = 16):
     return [(store._keys[layer][rows, :, :extent], store._values[layer][rows, :, :extent]) for layer in range(LAYERS)]
 
 
-def filled(rows: int = 4, slots: int = 16) -> SlotCache:
-    store = SlotCache(LAYERS)
+def filled(rows: int = 4, slots: int = 16, like: SlotCache | None = TEMPLATE) -> SlotCache:
+    store = SlotCache(LAYERS, like=like)
     store.reserve(rows, slots)
     write(store, list(range(rows)), [list(range(slots))] * rows, slots)
     return store
+
+
+def learn() -> None:
+    TEMPLATE.reserve(1, 1)
+    write(TEMPLATE, [0], [[0]])
+
+
+learn()
 
 
 def same(a, b) -> bool:
@@ -156,3 +166,47 @@ def test_the_model_is_told_nothing_that_it_could_derive_positions_from():
     window = view(filled(), [0], [[7]], 16)
     assert window.get_seq_length() == window.get_seq_length(1) == 0
     assert window.get_mask_sizes(1, 0) == (16, 0)
+
+
+@pytest.mark.parametrize("like", [None, TEMPLATE])
+def test_buffers_of_one_kind_are_one_allocation_where_the_kinds_are_known(like: SlotCache | None):
+    store = filled(like=like)
+    assert len({each.untyped_storage().data_ptr() for layer in range(LAYERS) for each in store.stored(layer)}) == (
+        2 if like else 2 * LAYERS
+    )
+    store.clear()
+    store.reserve(1, 4)
+    written, _ = write(store, [0], [[1]], 4)
+    assert len({each.untyped_storage().data_ptr() for layer in range(LAYERS) for each in store.stored(layer)}) == 2
+    assert same(peek(store, [0], 4)[1:], [tuple(torch.nn.functional.pad(x[0], (0, 0, 1, 2))[None] for x in written[1])])
+
+
+@pytest.mark.parametrize("like", [None, TEMPLATE])
+def test_a_path_is_compacted_alike_in_shared_and_separate_allocations(like: SlotCache | None):
+    torch.manual_seed(5)
+    store = filled(like=like)
+    before = peek(store, [0, 1, 2, 3])
+    store.arrange([3, 1])
+    store.compact([1, 3], torch.tensor([4, 0]), torch.tensor([[0, 3, 4], [0, 1, 5]]))
+    after = peek(store, [0, 1, 2, 3])
+    for old, new in zip(before, after, strict=True):
+        for kind in range(2):
+            expected = old[kind].clone()
+            expected[1][:, 4:7] = old[kind][1][:, [4, 7, 8]]
+            expected[3][:, :3] = old[kind][3][:, [0, 1, 5]]
+            assert torch.equal(new[kind], expected)
+
+
+def test_growth_frees_the_old_buffers_first_where_both_do_not_fit(monkeypatch: pytest.MonkeyPatch):
+    store = filled()
+    before, failed = peek(store, [0, 1, 2, 3]), []
+
+    def full(like: torch.Tensor, *shape: int) -> torch.Tensor:
+        if store._keys[0] is not None and len(failed) < 2:
+            failed.append(shape)
+            raise torch.OutOfMemoryError("full")
+        return persistent_zeros(like, *shape)
+
+    monkeypatch.setattr("foredraft.model.cache.persistent_zeros", full)
+    store.reserve(6, BUCKET + 1)
+    assert failed and same(peek(store, [0, 1, 2, 3]), before)

@@ -7,7 +7,9 @@ ragged batches, trees, rollback and continuous batching.
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -26,23 +28,87 @@ BUCKET = 256
 """Slots are allocated in multiples of this, so that shapes change rarely."""
 
 
+class _Kind(NamedTuple):
+    """Buffers of one kind share an allocation."""
+
+    heads: int
+    width: int
+    dtype: torch.dtype
+    device: torch.device
+
+
+@dataclass(slots=True)
+class _Group:
+    """Buffers of one kind in one allocation: ``buffer[i]`` is that of ``places[i]``, a list of buffers and a layer."""
+
+    kind: _Kind
+    places: list[tuple[list[Tensor | None], int]]
+    buffer: Float[Tensor, "G R K S E"]
+    starts: Int[Tensor, "G R K"]
+    """Where each head's slots begin in the buffer, in slots."""
+
+    @classmethod
+    def allocate(cls, kind: _Kind, places: list[tuple[list[Tensor | None], int]], rows: int, slots: int) -> "_Group":
+        shape = (len(places), rows, kind.heads)
+        like = torch.empty(0, dtype=kind.dtype, device=kind.device)
+        buffer = persistent_zeros(like, *shape, slots, kind.width)
+        with torch.inference_mode(False):
+            starts = (torch.arange(math.prod(shape), device=kind.device) * slots).view(shape)
+            for (buffers, layer), own in zip(places, buffer, strict=True):
+                buffers[layer] = own
+        return cls(kind, places, buffer, starts)
+
+    def resized(self, rows: int, slots: int, used: int) -> "_Group":
+        """A larger one with the contents of the first ``used`` slots; the old one is freed first if both do not fit."""
+        old = self.buffer[:, :, :, :used]
+        try:
+            group = _Group.allocate(self.kind, self.places, rows, slots)
+        except torch.OutOfMemoryError:
+            old = old.cpu()
+            self.release()
+            group = _Group.allocate(self.kind, self.places, rows, slots)
+        group.buffer[:, : old.shape[1], :, :used] = old
+        return group
+
+    def release(self) -> None:
+        """Free the memory."""
+        for buffers, layer in self.places:
+            buffers[layer] = None
+        del self.buffer
+
+    def compact(
+        self, lines: slice | Int[Tensor, "B"], sources: Int[Tensor, "B D"], targets: Int[Tensor, "B D"]
+    ) -> None:
+        starts = self.starts[:, lines, :, None]
+        states = self.buffer.view(-1, self.kind.width)
+        moved = states.index_select(0, (starts + sources[:, None]).flatten())
+        states.index_copy_(0, (starts + targets[:, None]).flatten(), moved)
+
+
 class SlotCache:
     """Keys and values of each layer, ``[R, heads, S, head_dim]``, allocated by the first forward that writes.
 
-    ``rows`` and ``slots`` only grow; ``clear`` frees the memory. ``limit`` caps the number of slots. The engine
-    reserves what requests may need when it admits them, so nothing is reallocated while they run. On a CPU, memory is
-    committed when it is first written to, so a high limit costs a short output nothing.
+    ``rows`` and ``slots`` only grow; ``clear`` frees the memory. The engine reserves what requests may need when it
+    admits them, so nothing is reallocated while they run. On a CPU, memory is committed when it is first written to, so
+    a high limit costs a short output nothing.
 
     A row keeps its number but not its place: ``arrange`` moves rows, so that a forward reads them as one slice, without
     a copy.
+
+    Args:
+        limit: the most slots.
+        like: a cache of the same model that has been written to. Buffers of one kind are then one allocation, so that
+            a change of rows or slots takes two kernels, not two for each layer.
     """
 
-    def __init__(self, layers: int, limit: int | None = None) -> None:
+    def __init__(self, layers: int, limit: int | None = None, like: "SlotCache | None" = None) -> None:
         self.rows = 0
         self.slots = 0
         self._limit = limit
         self._used = 0  # slots after these have never been written to
         self._lines: list[int] = []  # where each row is in the buffers
+        self._kinds: list[tuple[_Kind, _Kind] | None] = [None] * layers if like is None else [*like._kinds]
+        self._groups: list[_Group] = []
         self._keys: list[Tensor | None] = [None] * layers
         self._values: list[Tensor | None] = [None] * layers
 
@@ -62,11 +128,8 @@ class SlotCache:
         self.rows, self.slots = rows, slots
         self._lines += range(len(self._lines), rows)
         _log.debug("The cache has %d rows of %d slots.", rows, slots)
-        for buffers in (self._keys, self._values):
-            for layer, old in enumerate(buffers):
-                if old is not None:
-                    buffers[layer] = new = persistent_zeros(old, rows, old.shape[1], slots, old.shape[3])
-                    new[: old.shape[0], :, :used] = old[:, :, :used]
+        for index, group in enumerate(self._groups):
+            self._groups[index] = group.resized(rows, slots, used)
 
     @property
     def room(self) -> Room:
@@ -77,8 +140,9 @@ class SlotCache:
         """Drop the contents and free the memory."""
         self.rows = self.slots = self._used = 0
         self._lines = []
-        self._keys = [None] * len(self._keys)
-        self._values = [None] * len(self._values)
+        for group in self._groups:
+            group.release()
+        self._groups = []
 
     def arrange(self, rows: Sequence[int]) -> None:
         """Move these rows to the first lines of the buffers, in this order.
@@ -89,8 +153,8 @@ class SlotCache:
             before = self._lines[row]
             if before != line:
                 other = self._lines.index(line)
-                for buffer in self._buffers():
-                    own, others = buffer[before, :, : self._used], buffer[line, :, : self._used]
+                for group in self._groups:
+                    own, others = (group.buffer[:, each, :, : self._used] for each in (before, line))
                     kept = others.clone()
                     others.copy_(own)
                     own.copy_(kept)
@@ -106,10 +170,10 @@ class SlotCache:
 
     @property
     def nbytes(self) -> int:
-        return sum(buffer.nbytes for buffer in self._buffers())
+        return sum(group.buffer.nbytes for group in self._groups)
 
     def holds(self, layer: int) -> bool:
-        """Whether this layer has been written to."""
+        """Whether this layer has buffers."""
         return self._keys[layer] is not None
 
     def write(
@@ -143,40 +207,46 @@ class SlotCache:
         self, layer: int, key: Float[Tensor, "B K N E"], value: Float[Tensor, "B K N F"]
     ) -> tuple[Float[Tensor, "R K S E"], Float[Tensor, "R K S F"]]:
         """The key and value buffers of a layer, allocated for ``key`` and ``value`` if missing."""
-        keys, values = self._keys[layer], self._values[layer]
-        if keys is None or values is None:
-            keys = self._keys[layer] = persistent_zeros(key, self.rows, key.shape[1], self.slots, key.shape[3])
-            values = persistent_zeros(value, self.rows, value.shape[1], self.slots, value.shape[3])
-            self._values[layer] = values
-        return keys, values
+        if self._keys[layer] is None:
+            if self._kinds[layer] is None:
+                self._kinds[layer] = (_kind_of(key), _kind_of(value))
+            self._allocate()
+        return self.stored(layer)
+
+    def _allocate(self) -> None:
+        """Allocate the buffers of all layers whose kinds are known."""
+        places: dict[_Kind, list[tuple[list[Tensor | None], int]]] = {}
+        for layer, kinds in enumerate(self._kinds):
+            if kinds is not None and self._keys[layer] is None:
+                for kind, buffers in zip(kinds, (self._keys, self._values), strict=True):
+                    places.setdefault(kind, []).append((buffers, layer))
+        self._groups += [_Group.allocate(kind, each, self.rows, self.slots) for kind, each in places.items()]
 
     def compact(self, rows: Sequence[int], bases: Int[Tensor, "B"], path: Int[Tensor, "B D"]) -> None:
         """Compact an accepted path: node ``path[b, i]`` moves to slot ``bases[b] + i``.
 
-        ``bases`` are the slots of the roots; path entries of -1 move nothing.
+        ``bases`` are the slots of the roots, which stay; path entries of -1 move nothing.
         """
-        index = torch.arange(path.shape[1], device=path.device)
-        target = bases[:, None] + index
-        source = torch.where(path >= 0, bases[:, None] + path, target)
-        where = line_index(self.lines(rows), path.device)[0][:, None]
-        for buffer in self._buffers():
-            buffer[where, :, target] = buffer[where, :, source]
+        index = torch.arange(1, path.shape[1], device=path.device)
+        targets = bases[:, None] + index
+        sources = torch.where(path[:, 1:] >= 0, bases[:, None] + path[:, 1:], targets)
+        lines = self.lines(rows)
+        where = _as_slice(lines) or to_device(lines, path.device)
+        for group in self._groups:
+            group.compact(where, sources, targets)
 
     def fork(self, sources: Sequence[int], targets: Sequence[int], slots: int) -> None:
         """Copy the first ``slots`` slots of each source row to its target row; all reads precede the writes."""
         read, written = self.lines(sources), self.lines(targets)
-        for buffer in self._buffers():
-            buffer[written, :, :slots] = buffer[read, :, :slots]
+        for group in self._groups:
+            group.buffer[:, written, :, :slots] = group.buffer[:, read, :, :slots]
 
     @torch.inference_mode()
     def zero(self, rows: Sequence[int]) -> None:
         """Set these rows to zero: slots past a row's end have weight 0, but 0 times NaN would be NaN."""
         lines = self.lines(rows)
-        for buffer in self._buffers():
-            buffer[lines, :, : self._used] = 0
-
-    def _buffers(self) -> Iterator[Tensor]:
-        return (buffer for buffer in (*self._keys, *self._values) if buffer is not None)
+        for group in self._groups:
+            group.buffer[:, lines, :, : self._used] = 0
 
 
 class SlotView(Cache):
@@ -237,12 +307,22 @@ class PassthroughCache(Cache):
         return self._extent, 0
 
 
+def _kind_of(states: Float[Tensor, "B K N E"]) -> _Kind:
+    return _Kind(states.shape[1], states.shape[3], states.dtype, states.device)
+
+
 def line_index(lines: Sequence[int], device: torch.device) -> tuple[Int[Tensor, "B"], slice | None]:
     """Lines as a tensor, and as a slice if they follow each other (which also avoids a blocking copy)."""
-    first, end = lines[0], lines[0] + len(lines)
-    if list(lines) == list(range(first, end)):
-        return torch.arange(first, end, device=device), slice(first, end)
+    adjacent = _as_slice(lines)
+    if adjacent is not None:
+        return torch.arange(adjacent.start, adjacent.stop, device=device), adjacent
     return to_device(lines, device), None
+
+
+def _as_slice(lines: Sequence[int]) -> slice | None:
+    """The lines as a slice, if they follow each other."""
+    first, end = lines[0], lines[0] + len(lines)
+    return slice(first, end) if list(lines) == list(range(first, end)) else None
 
 
 def persistent_zeros(like: Tensor, *shape: int) -> Tensor:

@@ -75,6 +75,7 @@ class CausalLM(TargetModel):
         self._holders = 1
         self._owned = owned
         self._packed: PackedWeights | None = None
+        self._probed: SlotCache | None = None
         try:
             model.eval()
             self.vocab_size: int = self._choose_attention(self._expected() if verify else None)
@@ -111,7 +112,7 @@ class CausalLM(TargetModel):
         return dict.fromkeys(self._taps.layers, empty)
 
     def new_cache(self) -> SlotCache:
-        return SlotCache(self.layers)
+        return SlotCache(self.layers, like=self._probed)
 
     def pack(self) -> None:
         """Pack the linear layers' weights if the model is on a CPU."""
@@ -284,6 +285,8 @@ class CausalLM(TargetModel):
         except MODEL_ERRORS as error:
             raise ModelError(f"{self.name} cannot run over foredraft's slot cache: {first_line(error)}.") from error
         self.token_bytes: int = cache.nbytes // (cache.rows * cache.slots)
+        cache.clear()
+        self._probed = cache
         if expected is not None:
             found, stock = logits[[10, 11]].float(), expected.float()
             error = (found - stock).square().mean().sqrt() / stock.std().clamp(min=1e-6)

@@ -135,7 +135,7 @@ class _Parts:
 
 def _find_parts(model: CausalLM, blocks: list[nn.Module]) -> _Parts:
     """Run the whole model once with hooks on its layers and their children."""
-    parts, cache, handles = _Parts(), model.new_cache(), []
+    parts, cache, handles = _Parts(), SlotCache(model.layers), []
 
     def hook_for(number: int, child: bool) -> Forward:
         def hook(module: nn.Module, args: tuple, output: Any) -> None:

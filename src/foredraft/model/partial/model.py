@@ -74,7 +74,7 @@ class PartialLM(TargetModel):
         self.max_length = model.max_length
         self.capacity = selection.budget + room
         self.most_ahead = room - selection.slack - 1
-        self.cache = SlotCache(model.layers, limit=self.capacity)
+        self.cache = SlotCache(model.layers, limit=self.capacity, like=model.new_cache())
         self._model = model
         self._full = full
         self._selection = selection
