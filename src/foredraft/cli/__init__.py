@@ -15,6 +15,7 @@ GROUPS = {
     "Generate": {
         "generate": "Continue a prompt; the output streams to the terminal.",
         "chat": "Chat with a model, using its chat template.",
+        "serve": "Serve a model over OpenAI's HTTP interface.",
         "demo": "Compare plain and speculative decoding side by side.",
     },
     "Choose and measure": {

@@ -1,0 +1,186 @@
+"""Bodies of answers, in OpenAI's shape; what vLLM adds has vLLM's names. Fields that were not set are left out."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Answer(BaseModel):
+    """Part of an answer."""
+
+    model_config = ConfigDict(protected_namespaces=(), json_schema_serialization_defaults_required=False)
+
+    def json_text(self) -> str:
+        """JSON of the fields that were set."""
+        return self.model_dump_json(exclude_unset=True)
+
+
+class Speculation(Answer):
+    """Acceptance of one request, in vLLM's shape.
+
+    ``acceptance_histogram``: entry i counts the steps that accepted i drafted tokens.
+    ``mean_acceptance_length``: emitted tokens per target forward, bonus included.
+    """
+
+    mean_acceptance_length: float
+    draft_acceptance_rate: float
+    acceptance_histogram: list[int]
+    acceptance_rate_by_position: list[float]
+    num_spec_steps: int
+    num_accepted_draft_tokens: int
+    num_draft_tokens: int
+    method: str
+    lossless: bool
+
+
+class Metrics(Answer):
+    """Measurements of one request."""
+
+    speculative_decoding: Speculation
+
+
+class Usage(Answer):
+    """Token counts of all choices together."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class TopLogprob(Answer):
+    """A token with its log-probability under the model, before temperature and truncation."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class TokenLogprob(TopLogprob):
+    """An emitted token and its likeliest alternatives."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Answer):
+    """Log-probabilities of a chat's choice."""
+
+    content: list[TokenLogprob]
+
+
+class CompletionLogprobs(Answer):
+    """Log-probabilities of a completion's choice, in lists by token."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class Message(Answer):
+    """The assistant's answer."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str | None
+
+
+class Delta(Answer):
+    """New parts of the assistant's answer."""
+
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+
+
+class AnyChoice(Answer):
+    """``stop_reason``: the stop string or the id among ``stop_token_ids`` that ended the choice."""
+
+    index: int
+    finish_reason: Literal["stop", "length", "tool_calls"] | None
+    stop_reason: str | int | None = None
+    token_ids: list[int] | None = None
+
+
+class ChatChoice(AnyChoice):
+    """One output of a chat."""
+
+    message: Message
+    logprobs: ChatLogprobs | None
+
+
+class ChatChunkChoice(AnyChoice):
+    """An update of one output of a chat."""
+
+    delta: Delta
+    logprobs: ChatLogprobs | None
+
+
+class CompletionChoice(AnyChoice):
+    """One output of a completion, or in a stream an update of it."""
+
+    text: str
+    logprobs: CompletionLogprobs | None
+    prompt_token_ids: list[int] | None = None
+
+
+class AnyAnswer(Answer):
+    """What all answers have. ``metrics`` and ``lossless`` (is the output the target's own law?) come with usage."""
+
+    id: str
+    created: int
+    model: str
+    usage: Usage | None = None
+    metrics: Metrics | None = None
+    lossless: bool | None = None
+
+
+class ChatCompletion(AnyAnswer):
+    """Answer of ``/v1/chat/completions``."""
+
+    object: Literal["chat.completion"] = "chat.completion"
+    choices: list[ChatChoice]
+    prompt_token_ids: list[int] | None = None
+
+
+class ChatChunk(AnyAnswer):
+    """A line of a chat's stream."""
+
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    choices: list[ChatChunkChoice]
+
+
+class Completion(AnyAnswer):
+    """Answer of ``/v1/completions``, and a line of its stream."""
+
+    object: Literal["text_completion"] = "text_completion"
+    choices: list[CompletionChoice]
+
+
+class ModelCard(Answer):
+    """A name of the served model."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: Literal["foredraft"] = "foredraft"
+    max_model_len: int
+
+
+class ModelList(Answer):
+    """Answer of ``/v1/models``."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+
+
+class ErrorFields(Answer):
+    """Why a request failed; ``code`` is the HTTP status."""
+
+    message: str
+    type: str
+    param: str | None
+    code: int = Field(ge=400, le=599)
+
+
+class ErrorAnswer(Answer):
+    """Body of every failed request, and the last line but one of a stream that fails."""
+
+    error: ErrorFields

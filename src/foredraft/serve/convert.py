@@ -1,0 +1,115 @@
+"""From bodies of requests to prompts in token ids and ``SamplingParams``."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from foredraft.core.errors import PromptError
+from foredraft.core.sampling.params import SamplingParams
+from foredraft.engine.generator import Generator
+from foredraft.model.tokenizer import Tokenizer
+from foredraft.serve.errors import ApiError
+from foredraft.serve.schema import ChatRequest, CompletionRequest, Generation
+
+_SAME = (
+    *("temperature", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "presence_penalty"),
+    *("frequency_penalty", "repetition_penalty", "no_repeat_ngram_size", "bad_words_ids", "seed"),
+)
+"""Fields that have one name here and in ``SamplingParams``."""
+_COMPLETION_TOKENS = 16
+"""OpenAI's ``max_tokens`` of a completion that gives none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a request asks the engine for: ``count`` outputs of each prompt (token ids), prompt by prompt.
+
+    ``stop_token_ids``: those of the request, not the model's own. ``echo``: prompts as text, if the answer repeats
+    them.
+    """
+
+    prompts: list[list[int]]
+    params: SamplingParams
+    count: int
+    stop_token_ids: tuple[int, ...] = ()
+    echo: tuple[str, ...] = ()
+
+
+class Converter:
+    """Makes jobs of bodies, for one model.
+
+    Args:
+        default_max_tokens: of chats that give no ``max_tokens``.
+    """
+
+    def __init__(self, generator: Generator, default_max_tokens: int) -> None:
+        self._given = generator.tokenizer
+        self._eos = generator.eos_token_ids
+        self._default_max_tokens = default_max_tokens
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer.
+
+        Raises:
+            PromptError: the model has none.
+        """
+        if self._given is None:
+            raise PromptError("The model has no tokenizer: send token ids.")
+        return self._given
+
+    def completion(self, body: CompletionRequest) -> Job:
+        """The job of a completion.
+
+        Raises:
+            OptionError, PromptError: an option or a prompt is invalid.
+        """
+        params = self._params(body, body.max_tokens or _COMPLETION_TOKENS, body.logprobs)
+        if body.echo and body.logprobs is not None:
+            raise ApiError(400, "echo with logprobs is not supported.", param="logprobs")
+        prompts = _listed(body.prompt)
+        echo = tuple(self._text(prompt) for prompt in prompts) if body.echo else ()
+        return Job([self._ids(prompt) for prompt in prompts], params, body.n, tuple(body.stop_token_ids or ()), echo)
+
+    def chat(self, body: ChatRequest) -> Job:
+        """The job of a chat.
+
+        Raises:
+            OptionError, PromptError: an option is invalid, or the chat template rejects the messages.
+        """
+        limit = body.max_completion_tokens or body.max_tokens or self._default_max_tokens
+        params = self._params(body, limit, (body.top_logprobs or 0) if body.logprobs else None)
+        messages = [message.model_dump(exclude_none=True) for message in body.messages]
+        return Job([self.tokenizer.encode_chat(messages)], params, body.n, tuple(body.stop_token_ids or ()))
+
+    def _ids(self, prompt: str | list[int]) -> list[int]:
+        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+
+    def _text(self, prompt: str | list[int]) -> str:
+        return prompt if isinstance(prompt, str) else self.tokenizer.decode(prompt)
+
+    def _params(self, body: Generation, max_tokens: int, logprobs: int | None) -> SamplingParams:
+        options: dict[str, Any] = {"temperature": 1.0, "max_new_tokens": max_tokens, "logprobs": logprobs}
+        options |= {name: value for name in _SAME if (value := getattr(body, name)) is not None}
+        if body.top_k is not None and body.top_k > 0:  # 0 and -1 turn it off
+            options["top_k"] = body.top_k
+        if body.min_tokens is not None:
+            options["min_new_tokens"] = body.min_tokens
+        if body.stop is not None:
+            options["stop_strings"] = body.stop
+        if body.logit_bias is not None:
+            options["logit_bias"] = body.logit_bias
+        if body.ignore_eos or body.stop_token_ids:
+            own = () if body.ignore_eos else self._eos
+            options["eos_token_id"] = (*own, *(body.stop_token_ids or ()))
+        return SamplingParams(**options)
+
+
+def _listed(prompt: str | list[str] | list[int] | list[list[int]]) -> list[str | list[int]]:
+    """The prompts of a completion, one or several."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if not prompt:
+        raise PromptError("There are no prompts.")
+    if isinstance(prompt[0], int):
+        return [prompt]  # type: ignore[list-item]
+    return list(prompt)  # type: ignore[arg-type]

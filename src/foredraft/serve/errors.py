@@ -1,0 +1,67 @@
+"""Errors of the API: one object, ``{"error": {message, type, param, code}}``, in answers and in streams."""
+
+import json
+
+from fastapi import Response
+from fastapi.exceptions import RequestValidationError
+
+from foredraft.core.errors import ForedraftError, OptionError, PromptError
+
+_TYPES = {
+    400: "BadRequestError",
+    401: "AuthenticationError",
+    404: "NotFoundError",
+    405: "MethodNotAllowedError",
+    408: "TimeoutError",
+    413: "RequestTooLargeError",
+    429: "RateLimitError",
+    500: "InternalServerError",
+    501: "NotImplementedError",
+    503: "ServiceUnavailableError",
+}
+
+
+class ApiError(Exception):
+    """A request that ends with an error object; ``status`` is its HTTP status and its ``code``."""
+
+    def __init__(
+        self, status: int, message: str, *, param: str | None = None, retry_after: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.retry_after = status, message, param, retry_after
+
+    def text(self) -> str:
+        """The error object in JSON; ASCII, since a message may quote text that is not valid Unicode."""
+        kind = _TYPES.get(self.status, "BadRequestError" if self.status < 500 else "InternalServerError")
+        fields = {"message": self.message, "type": kind, "param": self.param, "code": self.status}
+        return json.dumps({"error": fields})
+
+    def response(self) -> Response:
+        """The error object as an answer."""
+        headers = {} if self.retry_after is None else {"retry-after": str(max(1, round(self.retry_after)))}
+        return Response(self.text(), self.status, headers, media_type="application/json")
+
+
+def api_error(error: Exception) -> ApiError:
+    """The error of the API for an exception; an unexpected one says nothing of its inside."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, (OptionError, PromptError)):
+        return ApiError(400, str(error))
+    if isinstance(error, RequestValidationError):
+        return _invalid(error)
+    if isinstance(error, ForedraftError):
+        return ApiError(500, str(error))
+    return ApiError(500, "The server failed on this request; its log has the reason.")
+
+
+def _invalid(error: RequestValidationError) -> ApiError:
+    """The first fault of a body."""
+    fault = error.errors()[0]
+    place = [str(part) for part in fault["loc"] if part != "body"]
+    if fault["type"] == "json_invalid":
+        return ApiError(400, "The body is not valid JSON.")
+    own = fault.get("ctx", {}).get("error")
+    message = str(own) if isinstance(own, ForedraftError) else fault["msg"]
+    name = ".".join(place)
+    return ApiError(400, f"{name}: {message}" if name else message, param=name or None)

@@ -1,0 +1,127 @@
+"""Bodies of requests, under the names of OpenAI and vLLM. Unknown fields are refused."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from foredraft.core.errors import OptionError
+from foredraft.core.sampling.params import check_known
+
+TokenId = Annotated[int, Field(ge=0)]
+Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
+
+
+class Body(BaseModel):
+    """Part of a request. A null field counts as one that is not there."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, given: Any) -> Any:
+        """Refuse unknown names in one sentence that lists the known ones."""
+        if isinstance(given, dict):
+            given = {name: value for name, value in given.items() if value is not None}
+            check_known("field", given, list(cls.model_fields))
+        return given
+
+
+class StreamOptions(Body):
+    """``include_usage``: a last chunk without choices carries the usage."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class Generation(Body):
+    """What chats and completions have in common.
+
+    ``stop_token_ids`` end an output besides the model's own end-of-sequence ids, which ``ignore_eos`` turns off.
+    """
+
+    model: str | None = None
+    max_tokens: int | None = Field(None, ge=1)
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    epsilon_cutoff: float | None = None
+    eta_cutoff: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    no_repeat_ngram_size: int | None = None
+    bad_words_ids: list[list[TokenId]] | None = None
+    logit_bias: dict[str, float] | None = None
+    n: int = Field(1, ge=1)
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[TokenId] | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool = False
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool = False
+    user: str | None = None
+
+    @model_validator(mode="after")
+    def _streams(self) -> "Generation":
+        if self.stream_options is not None and not self.stream:
+            raise OptionError("stream_options needs stream: true.")
+        return self
+
+
+class CompletionRequest(Generation):
+    """Body of ``/v1/completions``. ``prompt``: text, token ids, or a list of either."""
+
+    prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
+    echo: bool = False
+    logprobs: int | None = Field(None, ge=0, le=20)
+
+
+class TextPart(Body):
+    """A part of a message; only text is supported."""
+
+    type: Literal["text"]
+    text: str
+
+
+class FunctionCall(Body):
+    """A call that the assistant made earlier; ``arguments`` is JSON."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Body):
+    """A tool call of an assistant's message."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class ChatMessage(Body):
+    """One turn."""
+
+    role: Role
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+
+
+class ChatRequest(Generation):
+    """Body of ``/v1/chat/completions``."""
+
+    messages: list[ChatMessage] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool = False
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+
+    @model_validator(mode="after")
+    def _alternatives(self) -> "ChatRequest":
+        if self.top_logprobs is not None and not self.logprobs:
+            raise OptionError("top_logprobs needs logprobs: true.")
+        return self

@@ -1,0 +1,70 @@
+"""A real server in a thread, around a tiny model."""
+
+import asyncio
+import contextlib
+import functools
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import tiny
+from foredraft.engine.generator import Generator
+from foredraft.model.hf import CausalLM
+from foredraft.model.tokenizer import Tokenizer
+from foredraft.serve.options import ServeOptions
+from foredraft.serve.server import Server
+
+NAME = "tiny"
+TEMPLATE = (
+    "{% for m in messages %}{{ '[' + m['role'] + ']' + m['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '[assistant]' }}{% endif %}"
+)
+
+
+@functools.cache
+def model() -> CausalLM:
+    return CausalLM(tiny.build("llama"))
+
+
+@functools.cache
+def tokenizer() -> Tokenizer:
+    inner = tiny.tokenizer()
+    inner.chat_template = TEMPLATE
+    return Tokenizer(inner)
+
+
+def generator(**options: Any) -> Generator:
+    return tiny.generator(model(), tokenizer=tokenizer(), **options)
+
+
+class Running:
+    """A running server."""
+
+    def __init__(self, server: Server, of: Generator) -> None:
+        self.server = server
+        self.generator = of
+        self.url = server.url
+
+
+@contextlib.contextmanager
+def served(of: Generator, **options: Any) -> Iterator[Running]:
+    """Serve a generator until the end of the context."""
+    server = Server(of, (NAME,), ServeOptions(port=0, **options))
+    started = threading.Event()
+
+    async def main() -> None:
+        task = asyncio.ensure_future(server.serve())
+        while not server.started and not task.done():
+            await asyncio.sleep(0.005)
+        started.set()
+        await task
+
+    thread = threading.Thread(target=asyncio.run, args=(main(),))
+    thread.start()
+    try:
+        assert started.wait(30) and server.started
+        yield Running(server, of)
+    finally:
+        server.should_exit = True
+        thread.join(30)
+        assert not thread.is_alive()
