@@ -17,14 +17,14 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import policy_tables
 from origin import provenance
+from policy_tables import POLICY, TITLES, Cell
 from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 from rich.text import Text
-from summary import RUNS, origin_line
+from summary import origin_line
 
-from foredraft.bench.measure.records import read_runs
-from foredraft.bench.measure.summary import PLAIN, THEIRS, Setting, Summary, summarise
 from foredraft.bench.report import plots
 
 FIGURES = Path(__file__).resolve().parent.parent / "docs" / "figures"
@@ -32,8 +32,7 @@ PROMPT = "class Vector:\n    def __add__(self, other):"
 COMMAND = ["generate", PROMPT, "--show-drafts", "--max-new-tokens", "42"]
 COLUMNS = 90
 GROUND, INK = "#161b22", "#d5dbe1"
-LEAST = 1.05
-"""Methods of ours that gain less than this on the bundled model are left to docs/results.md."""
+TASK = "humaneval"
 THEME = TerminalTheme(
     (22, 27, 34),
     (213, 219, 225),
@@ -44,11 +43,12 @@ THEME = TerminalTheme(
 )
 
 
-class Bar(NamedTuple):
-    """An arm and its speed-up over plain decoding."""
+class Bars(NamedTuple):
+    """A method's speed-ups over plain decoding: at its best fixed size, and under the policy."""
 
-    arm: str
-    speed: float
+    method: str
+    best: float
+    policy: float
 
 
 def terminal() -> str:
@@ -77,60 +77,41 @@ def statistics_text(line: str) -> str:
     return Text.from_ansi(line).plain.strip()
 
 
-def bundled(both: Summary) -> Setting:
-    """The bundled model, greedy."""
-    return next(each for each in both.settings if each.model == "sample" and each.temperature == 0)
-
-
-def bars(both: Summary) -> list[Bar]:
-    """Plain decoding, transformers' own, and the methods that gain; the fastest first."""
-    setting = bundled(both)
-    means = [(arm, both.mean(setting, arm).speed_up) for arm in both.arms(setting)]
-    found = [
-        Bar(arm, speed)
-        for arm, speed in means
-        if speed is not None and (speed >= LEAST or arm == PLAIN or arm.startswith(THEIRS))
-    ]
-    return sorted(found, key=lambda bar: -bar.speed)
-
-
-def caption(both: Summary) -> str:
-    """What the chart shows and where it was measured."""
-    setting = bundled(both)
-    return (
-        f"Bundled model ({setting.model}), greedy, batch {setting.batch}: mean of the medians of "
-        f"{len(both.tasks(setting))} tasks, over plain decoding (none).\n{origin_line(both.file.provenance[0])}."
-    )
+def bars(cells: list[Cell]) -> list[Bars]:
+    """The methods by their speed-up under the policy, the fastest first."""
+    found = [Bars(cell.method, cell.speed_up(cell.best_draft), cell.speed_up(POLICY)) for cell in cells]
+    return sorted(found, key=lambda pair: -pair.policy)
 
 
 @plots.styled()
-def speed(both: Summary) -> str:
-    """The chart of speed-ups as SVG."""
-    found = bars(both)
-    figure, axes = plots.canvas(7.2, 0.5 + 0.24 * len(found))
-    for place, bar in enumerate(found):
-        color = plots.FAINT if bar.arm == PLAIN else plots.color(bar.arm.startswith(THEIRS))
-        axes.barh(place, bar.speed, height=0.68, color=color)
-        end = (max(bar.speed, 1.0), place)  # right of the line of no gain
-        axes.annotate(f"{bar.speed:.2f}x", end, xytext=(4, 0), textcoords="offset points", va="center")
-    for number, name in enumerate(("foredraft", "transformers' generate")):
-        axes.barh(0, 0, color=plots.color(number), label=name)
+def speed() -> str:
+    """The chart of speed-ups as SVG: the bundled model, greedy, on one task."""
+    cells, origin = policy_tables.read()
+    found = bars([c for c in cells if (c.target, c.temperature, c.task) == ("sample", 0.0, TASK)])
+    caption = f"Bundled model (sample), greedy, {TITLES[TASK]} prompts.\n{origin_line(origin)}."
+    figure, axes = plots.canvas(7.2, 0.7 + 0.42 * len(found))
+    for number, name in enumerate(("policy (default)", "best fixed size in hindsight")):
+        speeds = [pair.policy if number == 0 else pair.best for pair in found]
+        places = [place + (0.2 if number else -0.2) for place in range(len(found))]
+        axes.barh(places, speeds, height=0.36, color=plots.FAINT if number else plots.color(0), label=name)
+        for place, value in zip(places, speeds, strict=True):
+            axes.annotate(f"{value:.2f}x", (value, place), xytext=(4, 0), textcoords="offset points", va="center")
     axes.legend(loc="lower right")
     axes.axvline(1.0, color=plots.INK, linewidth=0.8, linestyle=(0, (3, 3)))
     axes.set_title("Speed-up over plain decoding, greedy")
-    axes.set_xlim(0, 1.1 * found[0].speed)
-    axes.set_yticks(range(len(found)), [bar.arm for bar in found])
+    axes.set_xlim(0, 1.12 * max(max(pair[1:]) for pair in found))
+    axes.set_yticks(range(len(found)), [pair.method for pair in found])
     axes.set_ylim(len(found) - 0.4, -0.6)
     axes.tick_params(axis="both", length=0)
     axes.xaxis.set_visible(False)
     axes.grid(visible=False)
     axes.spines[["left", "bottom"]].set_visible(False)
-    figure.supxlabel(caption(both), x=0.01, ha="left", fontsize=7)
+    figure.supxlabel(caption, x=0.01, ha="left", fontsize=7)
     figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1)
     text = plots.themed_svg(figure, "Speed-up by method")
     ground = f'<rect width="100%" height="100%" rx="8" fill="{GROUND}"/>'
     text = re.sub(r"(<svg [^>]*)>", rf'\1 style="color:{INK}">{ground}', text, count=1)
-    return described(text, "", caption(both))
+    return described(text, "", caption)
 
 
 def described(text: str, name: str, facts: str) -> str:
@@ -143,7 +124,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pictures", nargs="*", choices=("terminal", "speed"), default=["terminal", "speed"])
     args = parser.parse_args()
-    made = {"terminal": terminal, "speed": lambda: speed(summarise([read_runs(path) for path in RUNS]))}
+    made = {"terminal": terminal, "speed": speed}
     for name in args.pictures:
         (FIGURES / f"{name}.svg").write_text(made[name]().rstrip() + "\n", encoding="utf-8")
 

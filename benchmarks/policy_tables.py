@@ -113,6 +113,34 @@ def by_method(cells: Sequence[Cell]) -> str:
     return "\n".join(lines)
 
 
+def in_short(cells: Sequence[Cell], target: str) -> str:
+    """A row per method for one target, greedy and at T=1: means over the tasks that are measured for every method."""
+    own = [cell for cell in cells if cell.target == target]
+    methods = {cell.method for cell in own}
+    wanted = {(method, heat) for method in methods for heat in (0.0, 1.0)}
+    measured = {task: {(cell.method, cell.temperature) for cell in own if cell.task == task} for task in TITLES}
+    tasks = [task for task in TITLES if wanted <= measured[task]]
+    lines = [
+        "| method | greedy: best fixed size | greedy: policy | T=1: best fixed size | T=1: policy |",
+        "| --- | ---: | ---: | ---: | ---: |",
+    ]
+    rows = []
+    for method in methods:
+        found = [
+            [cell for cell in own if (cell.method, cell.temperature) == (method, heat) and cell.task in tasks]
+            for heat in (0.0, 1.0)
+        ]
+        columns = [_mean([(cell, arm(cell)) for cell in some]) for some in found for arm in (_best, lambda _: POLICY)]
+        rows.append((sum(cell.speed_up(POLICY) for cell in found[0]), f"| {method} | {' | '.join(columns)} |"))
+    lines += [row for _, row in sorted(rows, reverse=True)]
+    titles = [TITLES[task] for task in tasks]
+    return "\n".join([*lines, "", f"Prompts of {' and '.join(titles)}; at least 2,000 tokens an arm."])
+
+
+def _best(cell: Cell) -> str:
+    return cell.best_draft
+
+
 def _shown(cell: Cell, arm: str) -> str:
     return f"{cell.speed_up(arm):.2f} / {cell.arms[arm].length:.2f}"
 
