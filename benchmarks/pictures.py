@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import policy_tables
 from origin import provenance
-from policy_tables import POLICY, TITLES, Cell
+from policy_tables import POLICY, TITLES
 from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 from rich.text import Text
@@ -77,18 +77,19 @@ def statistics_text(line: str) -> str:
     return Text.from_ansi(line).plain.strip()
 
 
-def bars(cells: list[Cell]) -> list[Bars]:
-    """The methods by their speed-up under the policy, the fastest first."""
-    found = [Bars(cell.method, cell.speed_up(cell.best_draft), cell.speed_up(POLICY)) for cell in cells]
-    return sorted(found, key=lambda pair: -pair.policy)
+def measured() -> tuple[list[Bars], str]:
+    """The bundled model's methods on one task, greedy, the fastest under the policy first; and where that was run."""
+    cells, origin = policy_tables.read()
+    chosen = [c for c in cells if (c.target, c.temperature, c.task) == ("sample", 0.0, TASK)]
+    found = [Bars(cell.method, cell.speed_up(cell.best_draft), cell.speed_up(POLICY)) for cell in chosen]
+    caption = f"Bundled model (sample), greedy, {TITLES[TASK]} prompts.\n{origin_line(origin)}."
+    return sorted(found, key=lambda pair: -pair.policy), caption
 
 
 @plots.styled()
 def speed() -> str:
-    """The chart of speed-ups as SVG: the bundled model, greedy, on one task."""
-    cells, origin = policy_tables.read()
-    found = bars([c for c in cells if (c.target, c.temperature, c.task) == ("sample", 0.0, TASK)])
-    caption = f"Bundled model (sample), greedy, {TITLES[TASK]} prompts.\n{origin_line(origin)}."
+    """The chart of speed-ups as SVG."""
+    found, caption = measured()
     figure, axes = plots.canvas(7.2, 0.7 + 0.42 * len(found))
     for number, name in enumerate(("policy (default)", "best fixed size in hindsight")):
         speeds = [pair.policy if number == 0 else pair.best for pair in found]
