@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -59,6 +59,7 @@ def load(
     exact: bool = False,
     fast: bool = True,
     kv_cache_memory_bytes: int | None = None,
+    max_prefill_tokens: int | None = None,
     model_options: Mapping[str, Any] | None = None,
     draft_options: Mapping[str, Any] | None = None,
 ) -> Generator:
@@ -82,6 +83,8 @@ def load(
         fast: on a CPU, pack the weights of linear layers.
         kv_cache_memory_bytes: the most memory for the KV caches of target and draft models together; by default 0.8 of
             the memory that is free after loading. A request that does not fit alone is refused.
+        max_prefill_tokens: the most prompt tokens that are read between two steps of requests that already run; by
+            default about as many as take as long as a step. Ignored if ``exact``.
         model_options: passed to ``from_pretrained`` for the target (quantization_config, revision, ...), if it is
             loaded here.
         draft_options: the same for draft models. By default they take the target's dtype and device, and the
@@ -92,7 +95,8 @@ def load(
     """
     # Keep ``target`` bound: if it is the only reference to a generator, it holds the models until ``build`` does.
     given = as_target(target, tokenizer, dtype, device, model_options)
-    loader = _Loader(given, verifier, max_batch_size, exact, fast, kv_cache_memory_bytes, draft_options)
+    sizes = _Sizes(max_batch_size, kv_cache_memory_bytes, max_prefill_tokens)
+    loader = _Loader(given, verifier, sizes, exact, fast, draft_options)
     return loader.build([drafter], policy)[0]
 
 
@@ -108,6 +112,7 @@ def load_many(
     exact: bool = False,
     fast: bool = True,
     kv_cache_memory_bytes: int | None = None,
+    max_prefill_tokens: int | None = None,
     model_options: Mapping[str, Any] | None = None,
     draft_options: Mapping[str, Any] | None = None,
 ) -> list[Generator]:
@@ -118,8 +123,23 @@ def load_many(
     """
     # Keep ``target`` bound: if it is the only reference to a generator, it holds the models until ``build`` does.
     given = as_target(target, tokenizer, dtype, device, model_options)
-    loader = _Loader(given, verifier, max_batch_size, exact, fast, kv_cache_memory_bytes, draft_options)
+    sizes = _Sizes(max_batch_size, kv_cache_memory_bytes, max_prefill_tokens)
+    loader = _Loader(given, verifier, sizes, exact, fast, draft_options)
     return loader.build(drafters, None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """Arguments of ``load`` that are counts; None where there is a default."""
+
+    max_batch_size: int
+    kv_cache_memory_bytes: int | None
+    max_prefill_tokens: int | None
+
+    def check(self) -> None:
+        for size in fields(self):
+            if (value := getattr(self, size.name)) is not None:
+                check_count(size.name, value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,17 +148,14 @@ class _Loader:
 
     target: Target
     verifier: str | None
-    max_batch_size: int
+    sizes: _Sizes
     exact: bool
     fast: bool
-    kv_bytes: int | None
     draft_options: Mapping[str, Any] | None
 
     def build(self, drafters: Sequence[AnyDrafter], policy: Policy | None) -> list[Generator]:
         """Build a generator for each drafter, or none if one of them fails."""
-        check_count("max_batch_size", self.max_batch_size)
-        if self.kv_bytes is not None:
-            check_count("kv_cache_memory_bytes", self.kv_bytes)
+        self.sizes.check()
         if not drafters:
             raise OptionError("Name at least one drafter; the drafter none is plain decoding.")
         specs = [as_spec(self.target.source, drafter) for drafter in drafters]
@@ -194,14 +211,15 @@ class _Loader:
             drafter,
             policy,
             rule=self.verifier,
-            max_rows=self.max_batch_size,
+            max_rows=self.sizes.max_batch_size,
             exact_nodes=1 + drafter.needs.max_nodes if self.exact else 0,
             cache=cache,
             picked=law is Law.FIXED and kind.lossless,
             max_slots=self._max_slots(own),
+            max_prefill_tokens=self.sizes.max_prefill_tokens,
         )
         generator = Generator(engine, loaded.tokenizer, loaded.eos_token_ids, kind, own)
-        _log.info("Loaded %r, %d rows at most.", generator, self.max_batch_size)
+        _log.info("Loaded %r, %d rows at most.", generator, self.sizes.max_batch_size)
         return generator
 
     def _drafter(self, spec: Spec | Drafter, loaded: Loaded, models: list[CausalLM], cache: SlotCache) -> Drafter:
@@ -217,7 +235,7 @@ class _Loader:
 
     def _max_slots(self, models: Sequence[CausalLM]) -> int | None:
         """How many tokens fit into the caches of these models; None if unknown."""
-        size = self.kv_bytes
+        size = self.sizes.kv_cache_memory_bytes
         if size is None:
             free = available_bytes(models[0].device)
             if free is None or models[0].ranks > 1:  # free memory differs between processes

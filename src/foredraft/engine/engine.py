@@ -31,6 +31,9 @@ from foredraft.model.cache import SlotCache
 
 _log = logging.getLogger(__name__)
 
+_CPU_PREFILL, _PREFILL = 64, 512
+"""Prompt tokens that a step reads while rows run, on a CPU and elsewhere: they take about as long as a step."""
+
 
 class Engine:
     """Runs sequences in one batch. One thread at a time steps it; any thread may submit and cancel.
@@ -46,6 +49,8 @@ class Engine:
             requests shared one, drafts learned from one would depend on the random numbers that the other uses next.
         max_slots: the most slots (rows times length) of the cache; None for no limit. Requests that would exceed it
             together wait for each other.
+        max_prefill_tokens: the most prompt tokens that a step reads while rows run; by default what takes about as
+            long as a step. The exact mode reads prompts whole.
     """
 
     def __init__(
@@ -60,6 +65,7 @@ class Engine:
         cache: SlotCache | None = None,
         picked: bool = False,
         max_slots: int | None = None,
+        max_prefill_tokens: int | None = None,
     ) -> None:
         self.target = target
         self.drafter = drafter
@@ -68,7 +74,8 @@ class Engine:
         self._stepper = Stepper(target, cache, drafter, rule, exact_nodes)
         draft_nodes = max(round_up(1 + drafter.needs.max_nodes), exact_nodes) - 1
         self._admission = Admission(cache, max_rows, max_slots, draft_nodes)
-        self._reader = PromptReader(target, cache, drafter)
+        chunk = max_prefill_tokens or (_CPU_PREFILL if target.device.type == "cpu" else _PREFILL)
+        self._reader = PromptReader(target, cache, drafter, None if exact_nodes else chunk)
         self._batch = Batch(target.vocab_size, target.device)
         self._abandoned: deque[Sequence] = deque()  # to cancel in the next step; appended without the lock
         self.reproducible = picked or not (policy.learns or drafter.needs.learns)
@@ -86,6 +93,11 @@ class Engine:
     def max_rows(self) -> int:
         """The most requests that run at once."""
         return self._admission.max_rows
+
+    @property
+    def prefilling(self) -> int:
+        """The number of requests whose prompts are being read."""
+        return len(self._reader.requests)
 
     @property
     def waiting(self) -> int:
@@ -141,7 +153,7 @@ class Engine:
         self.closed = True
         with self._lock:
             self.process_queue()
-            self.cancel([*self._admission.waiting, *self._batch.sequences])
+            self.cancel([*self._admission.waiting, *self._running().values()])
 
     def run(self, sequences: Seq[Sequence]) -> None:
         """Step until all of these have ended; an interruption cancels them and is raised."""
@@ -188,19 +200,20 @@ class Engine:
         """
         with self._lock:
             self.process_queue()
-            before = len(self._admission.waiting) + len(self._batch)
+            before = self._open()
             try:
                 self._step()
             except Exception:
-                if len(self._admission.waiting) + len(self._batch) >= before:
+                if self._open() >= before:
                     raise
                 _log.warning("A step failed; the requests of its batch ended with an error.", exc_info=True)
 
     def step(self) -> None:
-        """Admit waiting requests, then advance every row by at least one token.
+        """Admit waiting requests, read a chunk of their prompts, then advance every row by at least one token.
 
-        Any exception inside, KeyboardInterrupt included, ends all rows in flight and is raised. The engine stays
-        usable: if the cleanup was interrupted too, the next call repeats it.
+        An error while prompts are read ends the requests with these prompts and is raised at the end of the step. Any
+        other exception, KeyboardInterrupt included, ends all rows in flight and is raised. The engine stays usable: if
+        the cleanup was interrupted too, the next call repeats it.
         """
         with self._lock:
             self.process_queue()
@@ -211,19 +224,23 @@ class Engine:
         try:
             self._in_step = True
             self._admit()
+            fault = self._read_prompts()
             if len(self._batch):
                 self._advance()
             self._in_step = False
         except BaseException as error:  # the state of every row in flight is unknown
             if isinstance(error, Exception):
-                self._fail_all(self._batch.sequences, f"A step of this request's batch failed: {error}")
+                self._fail_all(self._running().values(), f"A step of this request's batch failed: {error}")
             self._clean()
             raise
         self._sweep()
+        if fault is not None:
+            raise fault
 
     def _sweep(self) -> None:
         """Retire ended rows, and free the cache when nothing runs. An interrupted sweep is repeated."""
         self._batch.retire()
+        self._reader.drop()
         for row in sorted(self._drafter_rows.difference(self._batch.rows)):
             try:
                 self.policy.release(row)
@@ -232,50 +249,71 @@ class Engine:
                 self._drafter_rows.discard(row)
                 raise
             self._drafter_rows.discard(row)
-        if not len(self._batch):
+        if not self._running():
             self._stepper.cache.clear()
 
     def _clean(self) -> None:
         """After an interrupted step: end all rows in flight and release them everywhere."""
-        for sequence in self._batch.sequences:
+        for sequence in self._running().values():
             if not sequence.finished:
                 with suppress(Exception):  # its detokenizer may have been interrupted too
                     sequence.finish("cancelled")
         self._admission.drop()
         self._batch.retire()
+        self._reader.clear()
         self.target.reset_hooks()
-        for row in sorted(self._drafter_rows):
-            for holder in (self.policy, self.drafter):
-                with suppress(Exception):  # the error that stopped the step is the one to raise
-                    holder.release(row)
-            self._drafter_rows.discard(row)
+        self._release(self._drafter_rows)
         self._stepper.cache.clear()
         self._in_step = False
 
+    def _release(self, rows: Iterable[int]) -> None:
+        """Release rows after an error, which is the one to raise."""
+        for row in sorted(rows):
+            for holder in (self.policy, self.drafter):
+                with suppress(Exception):
+                    holder.release(row)
+            self._drafter_rows.discard(row)
+
     @staticmethod
-    def _fail_all(sequences: Seq[Sequence], reason: str) -> None:
+    def _fail_all(sequences: Iterable[Sequence], reason: str) -> None:
         for sequence in sequences:
             if not sequence.finished:
                 with suppress(Exception):  # see ``_clean``
                     sequence.fail(ForedraftError(reason))
 
     def _admit(self) -> None:
-        admitted = self._admission.next(self._running())
+        """Give waiting requests rows. Their prompts are read next."""
+        running = self._running()
+        admitted = self._admission.next(running)
         if not admitted:
             return
         sequences = list(admitted.values())
         try:
-            self._batch.admit(list(admitted), sequences)
+            room = self._admission.room({**running, **admitted}, list(admitted))
+            self._stepper.cache.reserve(max(admitted) + 1, 1, room)
+            self._reader.add(admitted)
             self._admission.drop(sequences)
-            room = self._admission.room(self._running(), list(admitted))
-            self._reader.read(admitted, room, self._drafter_rows.add)
-        except Exception as error:  # they left the queue and may not have reached the batch
+        except Exception as error:
             self._fail_all(sequences, f"Prefill of this request failed: {error}")
             raise
 
+    def _read_prompts(self) -> Exception | None:
+        """Read some of the prompts; those that are complete join the batch. Return an error that only failed others."""
+        ready, error = self._reader.read(busy=len(self._batch) > 0, begin=self._drafter_rows.add)
+        if ready:
+            self._batch.admit(list(ready), list(ready.values()))
+            self._reader.drop(ready)
+        if error is not None:
+            self._release(self._drafter_rows.difference(self._batch.rows))
+        return error
+
+    def _open(self) -> int:
+        """The number of requests in flight or queued, but for those that are submitted meanwhile."""
+        return len(self._admission.waiting) + len(self._running())
+
     def _running(self) -> dict[int, Sequence]:
-        """The sequences in flight by row number."""
-        return dict(zip(self._batch.rows, self._batch.sequences, strict=True))
+        """The sequences in flight by row number, with those whose prompts are being read."""
+        return {**self._reader.requests, **dict(zip(self._batch.rows, self._batch.sequences, strict=True))}
 
     def _advance(self) -> None:
         """Run one step of all rows and extend each sequence."""

@@ -1,62 +1,215 @@
-"""Prefill of admitted requests: the target reads their prompts, and the drafter what it needs of them."""
+"""Prefill of admitted requests: prompts are read in chunks between steps, so a long one does not stall the others."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from foredraft.core.drafter import Drafter, Room
+from foredraft.core.drafter import Drafter
+from foredraft.core.errors import ForedraftError
+from foredraft.core.transfer import to_device
 from foredraft.engine.request import Sequence
 from foredraft.model.base import TargetModel
 from foredraft.model.cache import SlotCache
-from foredraft.model.prefill import prefill_ragged
+from foredraft.model.prefill import group_by_length, prefill
+
+_ALONE = 4
+"""Chunks are so many times as large while no row runs."""
+_OLDEST_SHARE = 4
+"""One part in so many of a step's tokens goes to the prompt that was admitted first."""
 
 
+@dataclass(slots=True, eq=False)
+class _Reading:
+    """A prompt that is being read, without its last token, the first root.
+
+    ``requests``: those with this prompt, by row. It is read into the first of these rows. ``done``: tokens that the
+    cache holds. ``parts``: what the drafter reads of them, from ``Drafter.fuse``. ``seconds``: spent on it so far.
+    """
+
+    requests: dict[int, Sequence]
+    tokens: Int[Tensor, "T"]
+    parts: list[Mapping[int, Tensor]]
+    done: int = 0
+    seconds: float = 0.0
+
+    @property
+    def row(self) -> int:
+        return next(iter(self.requests))
+
+    @property
+    def left(self) -> int:
+        return len(self.tokens) - self.done
+
+    @property
+    def open(self) -> dict[int, Sequence]:
+        """The requests that have not been cancelled."""
+        return {row: sequence for row, sequence in self.requests.items() if not sequence.finished}
+
+
+class Ready(NamedTuple):
+    """Requests by row whose prompts have been read, and the error that failed others, if any."""
+
+    requests: dict[int, Sequence]
+    error: Exception | None
+
+
+@dataclass(slots=True)
 class PromptReader:
-    """Reads prompts except for their last tokens, the first roots."""
+    """Reads the prompts of admitted requests, at most ``budget`` tokens in a step of other rows (None: whole prompts).
 
-    def __init__(self, target: TargetModel, cache: SlotCache, drafter: Drafter) -> None:
-        self._target = target
-        self._cache = cache
-        self._drafter = drafter
+    While no row runs, every prompt gets a larger chunk in each step.
+    """
+
+    target: TargetModel
+    cache: SlotCache
+    drafter: Drafter
+    budget: int | None = None
+    _readings: list[_Reading] = field(default_factory=list)  # in order of admission
+
+    @property
+    def requests(self) -> dict[int, Sequence]:
+        """The requests whose prompts are being read, by row."""
+        return {row: sequence for reading in self._readings for row, sequence in reading.requests.items()}
+
+    def add(self, admitted: Mapping[int, Sequence]) -> None:
+        """Read the prompts of these requests from the next ``read`` on; a prompt that several share is read once.
+
+        The cache has room for their rows.
+        """
+        prompts = {sequence.prompt: reading for reading in self._readings for sequence in reading.open.values()}
+        added = []
+        for row, sequence in admitted.items():
+            reading = prompts.get(sequence.prompt)
+            if reading is None:
+                tokens = to_device(sequence.prompt[:-1], self.target.device)
+                nothing = self.drafter.fuse(self._tapped(self.target.empty_hidden(1)))
+                reading = prompts[sequence.prompt] = _Reading({}, tokens, [nothing])
+                added.append(reading)
+            reading.requests[row] = sequence
+        self._readings = [*self._readings, *added]
 
     @torch.inference_mode()
-    def read(self, admitted: Mapping[int, Sequence], room: Room, begin: Callable[[int], None]) -> None:
-        """Read the prompts of new rows; one that several of them share is read once.
+    def read(self, *, busy: bool, begin: Callable[[int], object]) -> Ready:
+        """Read some of the prompts; those whose last chunk was read start with the drafter.
+
+        The requests stay here until they are dropped. An error fails those whose prompts were read together.
 
         Args:
-            room: what the cache will need until the requests in flight end.
+            busy: rows wait for their next step meanwhile.
             begin: called with each row just before the drafter admits it.
         """
         started = time.perf_counter()
-        rows, sequences = list(admitted), list(admitted.values())
-        first: dict[tuple[int, ...], int] = {}
-        owners = [first.setdefault(sequence.prompt, index) for index, sequence in enumerate(sequences)]
-        unique = sorted(set(owners))
-        lines = {owner: line for line, owner in enumerate(unique)}
-        prompts = [torch.tensor(sequences[i].prompt[:-1], dtype=torch.long) for i in unique]
-        counts = [len(prompt) for prompt in prompts]
-        tokens = torch.nn.utils.rnn.pad_sequence(prompts, batch_first=True).to(self._target.device)
-        cache = self._cache
-        cache.reserve(max(rows) + 1, max(counts) + 1, room)
-        parts = {line: [self._drafter.fuse(self._tapped(self._target.empty_hidden(1)))] for line in range(len(unique))}
-
-        def receive(line: int, states: Mapping[int, Tensor]) -> None:
-            parts[line].append(self._drafter.fuse(self._tapped(states)))
-
-        prefill_ragged(self._target, cache, [rows[index] for index in unique], tokens, counts, receive)
-        copies = [index for index, owner in enumerate(owners) if owner != index]
-        if copies:
-            cache.fork([rows[owners[i]] for i in copies], [rows[i] for i in copies], max(counts))
+        shares = self._shares(busy)
+        error = self._forward({reading: count for reading, count in shares.items() if count})
+        complete = [reading for reading in self._readings if not reading.left and reading.open]
+        for reading in complete:
+            error = self._attempt([reading], partial(self._start, reading, begin)) or error
         seconds = time.perf_counter() - started
-        for row, owner, sequence in zip(rows, owners, sequences, strict=True):
-            line = lines[owner]
-            hidden = {key: torch.cat([part[key] for part in parts[line]], 1) for key in parts[line][0]}
+        for reading in shares:
+            reading.seconds += seconds
+        ready = {row: sequence for reading in complete for row, sequence in reading.open.items()}
+        for reading in complete:
+            for sequence in reading.open.values():
+                sequence.counters.prefill_seconds = reading.seconds
+        return Ready(ready, error)
+
+    def drop(self, rows: Collection[int] = ()) -> None:
+        """Forget the prompts that have been read into these rows, and those that nobody waits for any more."""
+        kept, abandoned = [], []
+        for reading in self._readings:
+            if reading.open and reading.requests.keys().isdisjoint(rows):
+                kept.append(reading)
+            else:
+                abandoned += [row for row in reading.requests if row not in rows]
+        if abandoned:  # nobody knows whether they hold NaN, which would leak to the rows' next requests
+            self.cache.zero(abandoned)
+        if len(kept) < len(self._readings):
+            self._readings = kept
+
+    def clear(self) -> None:
+        """Forget all prompts."""
+        self._readings = []
+
+    def _shares(self, busy: bool) -> dict[_Reading, int]:
+        """How many tokens of each prompt to read in this step.
+
+        The prompts with the fewest tokens left come first, so that short ones do not wait for long ones; a part is kept
+        for the oldest, so that a long one does not wait for ever.
+        """
+        if self.budget is None:
+            return {reading: reading.left for reading in self._readings}
+        if not busy:
+            return {reading: min(reading.left, _ALONE * self.budget) for reading in self._readings}
+        shares = {reading: 0 for reading in self._readings if not reading.left}
+        rest = self.budget
+        for oldest in self._readings[:1]:
+            shares[oldest] = min(oldest.left, max(rest // _OLDEST_SHARE, 1))
+            rest -= shares[oldest]
+        for reading in sorted(self._readings, key=lambda each: each.left):
+            more = min(reading.left - shares.get(reading, 0), rest)
+            if more:
+                shares[reading] = shares.get(reading, 0) + more
+                rest -= more
+        return shares
+
+    def _forward(self, shares: Mapping[_Reading, int]) -> Exception | None:
+        """Read so many tokens of each prompt, those of like length together."""
+        error = None
+        readings, counts = list(shares), list(shares.values())
+        for group in group_by_length(counts) if counts else ():
+            width = max(counts[i] for i in group)
+            fitting = [i for i in group if readings[i].done + width <= self.cache.slots]  # with padding
+            for together in (fitting, *([i] for i in group if i not in fitting)):
+                part = {readings[i]: counts[i] for i in together}
+                if part:
+                    error = self._attempt(part, partial(self._read_together, part)) or error
+        return error
+
+    def _read_together(self, shares: Mapping[_Reading, int]) -> None:
+        parts = [reading.tokens[reading.done : reading.done + count] for reading, count in shares.items()]
+
+        def receive(begin: int, states: Mapping[int, Tensor]) -> None:
+            states = self._tapped(states)
+            for index, (reading, count) in enumerate(shares.items()):
+                if begin < count:
+                    part = slice(index, index + 1), slice(count - begin)
+                    reading.parts.append(self.drafter.fuse({tap: each[part] for tap, each in states.items()}))
+
+        rows, starts = [reading.row for reading in shares], [reading.done for reading in shares]
+        prefill(self.target, self.cache, rows, pad_sequence(parts, batch_first=True), starts, receive)
+        for reading, count in shares.items():
+            reading.done += count
+
+    def _start(self, reading: _Reading, begin: Callable[[int], object]) -> None:
+        """Copy a prompt that has been read to all rows that share it, and start them with the drafter."""
+        copies = [row for row in reading.open if row != reading.row]
+        if copies:
+            self.cache.fork([reading.row] * len(copies), copies, len(reading.tokens))
+        hidden = {key: torch.cat([part[key] for part in reading.parts], 1) for key in reading.parts[0]}
+        for row in reading.open:
             begin(row)
-            self._drafter.admit(row, tokens[line, : counts[line]], hidden)
-            sequence.counters.prefill_seconds = seconds
+            self.drafter.admit(row, reading.tokens, hidden)
+
+    def _attempt(self, readings: Iterable[_Reading], work: Callable[[], None]) -> Exception | None:
+        """Do this; return its error, which fails the requests with these prompts."""
+        try:
+            work()
+        except Exception as error:
+            self.target.reset_hooks()
+            for sequence in (sequence for reading in readings for sequence in reading.open.values()):
+                with suppress(Exception):  # of its detokenizer
+                    sequence.fail(ForedraftError(f"Prefill of this request failed: {error}"))
+            return error
+        return None
 
     def _tapped(self, hidden: Mapping[int, Tensor]) -> dict[int, Tensor]:
         """The states of the layers that the drafter reads; others may be tapped for other users of the target."""
-        return {tap: hidden[tap] for tap in self._drafter.needs.hidden_layers}
+        return {tap: hidden[tap] for tap in self.drafter.needs.hidden_layers}
