@@ -48,7 +48,7 @@ def test_every_sampling_parameter_has_an_option_and_a_help_text():
     known = {field.name for field in fields(SamplingParams)} - NOT_ON_A_COMMAND_LINE
     assert {each.name for each in SAMPLING.parameters()} == known
     assert set(SAMPLING.help) == known
-    assert {each.name for each in CHAT_SAMPLING.parameters()} == known - {"logprobs"}
+    assert {each.name for each in CHAT_SAMPLING.parameters()} == known - {"logprobs", "prediction"}
 
 
 def test_what_is_not_given_keeps_its_default():

@@ -60,6 +60,8 @@ def test_a_value_out_of_its_range_is_an_error_that_names_both(name, value):
         ({"eos_token_id": [1, 2.5]}, "eos_token_id must be token ids"),
         ({"stop_strings": 2.5}, "stop_strings must be non-empty strings"),
         ({"speculate": "no"}, "speculate must be True or False, not 'no'"),
+        ({"prediction": [1, "a"]}, "prediction must be token ids"),
+        ({"num_assistant_tokens": -1}, "num_assistant_tokens must be a whole number, 0 or more, not -1"),
     ],
 )
 def test_values_that_contradict_are_errors(options, words):

@@ -113,7 +113,10 @@ def test_as_dict_is_json_and_complete():
 
 counts = st.integers(0, 100)
 depths = st.lists(counts, max_size=4).map(tuple)
-COUNTS = ("prompt_tokens", "tokens", "target_forwards", "drafted", "accepted")
+COUNTS = (
+    *("prompt_tokens", "tokens", "target_forwards", "drafted", "accepted"),
+    *("accepted_prediction_tokens", "rejected_prediction_tokens"),
+)
 TIMES = ("seconds", "prefill_seconds", "draft_seconds", "verify_seconds")
 records = st.fixed_dictionaries(
     {

@@ -329,6 +329,25 @@ def test_greedy_is_the_reference(name: str):
 
 
 @EVERY
+def test_predictions_beside_it_change_nothing(name: str):
+    """Rows whose outputs are predicted, in part, wrongly or not at all."""
+    g = generator(name)
+    first, second, third, _ = expected()
+    given = [first, None, [*third[:5], (third[5] + 1) % tiny.VOCAB, *third[6:]], second]
+    sampled = g.engine.reproducible and METHODS[VARIANTS[name].method].laws == (Law.FIXED,)
+    for options in ({}, SAMPLED) if sampled else ({},):
+        params = [SamplingParams(max_new_tokens=NEW, prediction=each, **options) for each in given]
+        sequences = [g.submit([prompt], own)[0] for prompt, own in zip(prompts(), params, strict=True)]
+        g.engine.run(sequences)
+        plain = [g.generate(prompt, max_new_tokens=NEW, speculate=False, **options) for prompt in prompts()]
+        assert [sequence.tokens for sequence in sequences] == [result.tokens for result in plain]
+        if not options:
+            stats = [sequence.stats for sequence in sequences]
+            assert stats[0].accepted_prediction_tokens >= NEW - 2 and stats[2].accepted_prediction_tokens >= 5
+            assert stats[1].accepted_prediction_tokens == stats[1].rejected_prediction_tokens == 0
+
+
+@EVERY
 def test_a_sampled_ragged_batch_is_its_rows_alone(name: str):
     g = generator(name)
     together = g.generate(prompts(), max_new_tokens=NEW, **SAMPLED)

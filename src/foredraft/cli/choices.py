@@ -150,11 +150,13 @@ _HELP = {
     "eos_token_id": "End-of-sequence id, instead of the model's; repeatable.",
     "logprobs": "With --json: log-probabilities of N top tokens too.",
     "speculate": "Decode without drafts; the drafter is still loaded.",
+    "num_assistant_tokens": "Longest draft; default: as the policy decides.",
+    "prediction": "Text that the output may repeat; drafted from.",
 }
 _NAMES = {"speculate": ("--no-speculation",)}
 
 SAMPLING = Group(SamplingParams, "Sampling", _HELP, _NAMES)
-CHAT_SAMPLING = Group(SamplingParams, "Sampling", _HELP, _NAMES, without=("logprobs",))
+CHAT_SAMPLING = Group(SamplingParams, "Sampling", _HELP, _NAMES, without=("logprobs", "prediction"))
 
 
 def read_prompt(given: str | None, file: str | None) -> str:

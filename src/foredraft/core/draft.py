@@ -21,12 +21,16 @@ class Draft:
 
     ``scores[b, i]`` is the drafter's log-probability of the path to node i, or None. It is used for statistics and
     for choosing the size of later drafts; verifiers do not read it.
+
+    ``copied``: rows whose draft is a copy of the request's prediction in place of the drafter's, or None. Their tokens
+    were picked, whatever the law of the others, and their q is undefined.
     """
 
     tree: TokenTree
     law: Law
     q: Float[Tensor, "B N V"] | None = None
     scores: Float[Tensor, "B N"] | None = None
+    copied: Bool[Tensor, "B"] | None = None
 
 
 @dataclass(frozen=True, slots=True)

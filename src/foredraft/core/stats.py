@@ -12,7 +12,8 @@ class StepStats:
 
     ``depths``: depth of each row's draft. ``drafted``: its number of tokens (equal to the depth for a chain; 0 if
     nothing was drafted). ``accepted``: accepted draft tokens. ``emitted``: tokens added to the output, bonus
-    included, cut at a stop. Times are seconds of the whole step.
+    included, cut at a stop. ``copied``: whether the draft was copied from the request's prediction; empty if none was.
+    Times are seconds of the whole step.
     """
 
     rows: tuple[int, ...]
@@ -20,6 +21,7 @@ class StepStats:
     drafted: tuple[int, ...]
     accepted: tuple[int, ...]
     emitted: tuple[int, ...]
+    copied: tuple[bool, ...] = ()
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
     other_seconds: float = 0.0
@@ -31,11 +33,15 @@ class StepStats:
 
     def of(self, index: int) -> "DecodeStats":
         """The step's statistics for the request at ``rows[index]``, with the time of the whole step."""
+        drafted, accepted = self.drafted[index], self.accepted[index]
+        copied = bool(self.copied) and self.copied[index]
         return DecodeStats(
             tokens=self.emitted[index],
             target_forwards=1,
-            drafted=self.drafted[index],
-            accepted=self.accepted[index],
+            drafted=drafted,
+            accepted=accepted,
+            accepted_prediction_tokens=accepted if copied else 0,
+            rejected_prediction_tokens=drafted - accepted if copied else 0,
             drafted_by_depth=(1,) * self.depths[index],
             accepted_by_depth=(1,) * self.accepted[index],
             seconds=self.seconds,
@@ -65,6 +71,10 @@ class DecodeStats:
     """Drafted tokens (all nodes of a tree)."""
     accepted: int = 0
     """Accepted draft tokens."""
+    accepted_prediction_tokens: int = 0
+    """Those of ``accepted`` that were copied from the request's prediction."""
+    rejected_prediction_tokens: int = 0
+    """Tokens that were copied from the prediction and not accepted."""
     drafted_by_depth: tuple[int, ...] = ()
     """Number of steps whose draft reached depth 1, 2, ..."""
     accepted_by_depth: tuple[int, ...] = ()
@@ -130,7 +140,10 @@ class DecodeStats:
 
 
 _TIMES = ("seconds", "prefill_seconds", "draft_seconds", "verify_seconds")
-_COUNTS = ("prompt_tokens", "tokens", "target_forwards", "drafted", "accepted")
+_COUNTS = (
+    *("prompt_tokens", "tokens", "target_forwards", "drafted", "accepted"),
+    *("accepted_prediction_tokens", "rejected_prediction_tokens"),
+)
 _SUMS = _COUNTS + _TIMES
 _DERIVED = (
     "acceptance_length",

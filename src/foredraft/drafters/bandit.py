@@ -162,7 +162,7 @@ class Bandit(Drafter):
             drafter.commit(view, draft, verdict, replace(out, hidden=own))
         if self._drafting:
             self._left -= 1
-            counts = self._left < self._options.hold - 1
+            counts = self._left < self._options.hold - 1 and draft.copied is None
             self._step = _Step(self._started, self._clock(), verdict.accepted()) if counts else None
             self._drafting = False
         else:

@@ -34,20 +34,21 @@ class Proposed(NamedTuple):
         tree = self.draft.tree
         return torch.cat([self.sound[:, None], tree.parents[:, :1], tree.tokens[:, :1], self.view.roots[:, None]], 1)
 
-    def judge(self, table: list[list[int]], depths: list[int]) -> None:
+    def judge(self, table: list[list[int]], depths: list[int], most: int) -> None:
         """Raise for the first faulty row.
 
         Args:
             table: the values of ``columns``.
             depths: of the longest path in each row.
+            most: the depth of the tree that was verified.
 
         Raises:
             DrafterError: names the drafter and the fault.
         """
         for row, ((sound, parent, token, root), depth) in enumerate(zip(table, depths, strict=True)):
             fault = None if sound and parent == ROOT and token == root else self._fault(row)
-            if depth > self.draft.tree.depth:
-                fault = fault or f"a path of {depth} tokens is deeper than the {self.draft.tree.depth} of tree.depth"
+            if depth > most:
+                fault = fault or f"a path of {depth} tokens is deeper than the {most} of tree.depth"
             if fault is not None:
                 raise DrafterError(f"{self.name} proposed a draft that cannot be verified: {fault} (row {row}).")
 

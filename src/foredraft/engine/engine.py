@@ -19,13 +19,13 @@ from foredraft.core.rng import request_seed
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.sampling.stop import StopRules
 from foredraft.core.sampling.warp import check_token_ids
-from foredraft.core.stats import StepStats
 from foredraft.engine.admission import Admission
 from foredraft.engine.policy import Policy
+from foredraft.engine.prediction import copies
 from foredraft.engine.prompt_reader import PromptReader
 from foredraft.engine.request import Decode, Request, Sequence, TokenLogprobs
 from foredraft.engine.state import Batch
-from foredraft.engine.step import StepDone, Stepper, round_up
+from foredraft.engine.step import Stepper, round_up
 from foredraft.model.base import TargetModel
 from foredraft.model.cache import SlotCache
 
@@ -79,6 +79,7 @@ class Engine:
         self._batch = Batch(target.vocab_size, target.device)
         self._abandoned: deque[Sequence] = deque()  # to cancel in the next step; appended without the lock
         self.reproducible = picked or not (policy.learns or drafter.needs.learns)
+        self._picked = picked
         self._request_numbers = itertools.count()
         self._drafter_rows: set[int] = set()  # rows that may have been admitted to the drafter
         self._in_step = False  # a step has begun and has neither ended nor been cleaned up
@@ -139,7 +140,8 @@ class Engine:
         """
         sequences = []
         for request, seed in zip(requests, seeds, strict=True):
-            stream = seed if self.reproducible else request_seed(seed, next(self._request_numbers))
+            shared = self._picked or (self.reproducible and not request.params.prediction)  # copies depend on the batch
+            stream = seed if shared else request_seed(seed, next(self._request_numbers))
             sequences.append(Sequence(request, decode, seed, stream))
         self._admission.submit(sequences)
         return sequences
@@ -321,9 +323,11 @@ class Engine:
         batch = self._batch
         sequences = batch.sequences
         view = batch.view(self._stepper.cache.room)
-        plan = self.policy.plan(view, [self._limit(sequence) for sequence in sequences])
+        limits = [sequence.draft_limit(self.target.max_length) for sequence in sequences]
+        chains = copies([sequence.prediction for sequence in sequences], limits, self._stepper.copied_nodes(view))
+        plan = self.policy.plan(view, [0 if chain else limit for limit, chain in zip(limits, chains, strict=True)])
         wants = any(sequence.params.logprobs is not None for sequence in sequences)
-        done = self._stepper(view, plan, logprobs=wants)
+        done = self._stepper(view, plan, chains, logprobs=wants)
         batch.append(done.emitted, done.counts)
         kept = []
         for index, (sequence, result) in enumerate(zip(sequences, done.rows, strict=True)):
@@ -337,33 +341,15 @@ class Engine:
                 self._stepper.cache.zero([view.rows[index]])  # NaN would leak into the row's next request
                 kept.append(0)
                 continue
-            kept.append(sequence.extend(result.emitted, result.accepted))
+            kept.append(sequence.extend(result.emitted, result.accepted, result.drafted * result.copied))
             if done.logprobs is not None and sequence.params.logprobs is not None:
                 sequence.logprobs += _logprobs(
                     done.logprobs[index], result.emitted[: kept[-1]], sequence.params.logprobs
                 )
         host_seconds = time.perf_counter() - started - done.draft_seconds - done.verify_seconds
         self.policy.observe(view, plan, replace(done, host_seconds=host_seconds))
-        self._count(view.rows, done, kept, time.perf_counter() - started)
-
-    def _limit(self, sequence: Sequence) -> int:
-        """The most draft tokens that this row can use; the last token is always the bonus."""
-        if not sequence.params.speculate:
-            return 0
-        return max(0, min(sequence.remaining - 1, self.target.max_length - sequence.length))
-
-    def _count(self, rows: tuple[int, ...], done: StepDone, kept: list[int], seconds: float) -> None:
-        stats = StepStats(
-            rows=rows,
-            depths=tuple(result.depth for result in done.rows),
-            drafted=tuple(result.drafted for result in done.rows),
-            accepted=tuple(result.accepted for result in done.rows),
-            emitted=tuple(kept),
-            draft_seconds=done.draft_seconds,
-            verify_seconds=done.verify_seconds,
-            other_seconds=seconds - done.draft_seconds - done.verify_seconds,
-        )
-        for index, sequence in enumerate(self._batch.sequences):
+        stats = done.stats(view.rows, kept, time.perf_counter() - started)
+        for index, sequence in enumerate(sequences):
             sequence.counters.add(stats, index)
 
 

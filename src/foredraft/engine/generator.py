@@ -17,7 +17,7 @@ from foredraft.engine.beam.speculative import BeamDrafter, speculative_beam_sear
 from foredraft.engine.bulk import Progress, completions
 from foredraft.engine.driver import Driver
 from foredraft.engine.engine import Engine
-from foredraft.engine.inputs import Params, Prompt, Prompts, Several, as_params, encode, listed
+from foredraft.engine.inputs import Params, Prompt, Prompts, Several, as_params, continuation, encode, listed
 from foredraft.engine.request import Piece, Request, Sequence
 from foredraft.engine.results import Call, Completed, Kind, Result, named, table_html
 from foredraft.engine.stream import AsyncStream, Source, Stream
@@ -293,6 +293,8 @@ class Generator(Source):
 
     def _requests(self, prompts: Seq[Prompt], params: SamplingParams) -> list[Request]:
         """Check prompts and make requests of them; an error names the prompt if there are several."""
+        if isinstance(params.prediction, str):
+            params = replace(params, prediction=continuation(params.prediction, self.tokenizer))
         requests: list[Request] = []
         for number, prompt in enumerate(prompts):
             try:

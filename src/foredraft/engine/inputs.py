@@ -80,6 +80,15 @@ def encode(prompt: object, tokenizer: Tokenizer | None) -> list[int]:
     return [int(token) for token in one]
 
 
+def continuation(text: str, tokenizer: Tokenizer | None) -> list[int]:
+    """Token ids of a text that follows others, without special tokens.
+
+    Raises:
+        PromptError: there is no tokenizer.
+    """
+    return _required(tokenizer).encode_many([text])[0]
+
+
 def as_params(params: object, options: Mapping[str, Any]) -> SamplingParams:
     """Merge ``params`` and options; options override ``params``.
 

@@ -9,18 +9,21 @@ from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.sampling.stop import FinishReason, StopRules
 from foredraft.core.stats import DecodeStats, StepStats
 from foredraft.engine.detokenizer import Decode, IncrementalDetokenizer
+from foredraft.engine.prediction import Prediction
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """New output of a step: text that is final, its tokens, and whether a drafter proposed them.
+    """New output of a step: text that is final, its tokens, and whether they were drafted.
 
-    Text may lag behind the tokens by an incomplete character or a possible start of a stop string.
+    ``copied``: they were copied from the request's prediction, not drafted by the drafter. Text may lag behind the
+    tokens by an incomplete character or a possible start of a stop string.
     """
 
     text: str
     tokens: list[int]
     drafted: bool
+    copied: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,8 @@ class RequestStats:
     forwards: int = 0
     drafted: int = 0
     accepted: int = 0
+    copied: int = 0  # of ``drafted``, from the prediction
+    copies_accepted: int = 0
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
     seconds: float = 0.0
@@ -66,6 +71,9 @@ class RequestStats:
         self.forwards += 1
         self.drafted += step.drafted[index]
         self.accepted += accepted
+        if step.copied and step.copied[index]:
+            self.copied += step.drafted[index]
+            self.copies_accepted += accepted
         self.draft_seconds += step.draft_seconds
         self.verify_seconds += step.verify_seconds
         self.seconds += step.draft_seconds + step.verify_seconds + step.other_seconds
@@ -81,6 +89,8 @@ class RequestStats:
             target_forwards=self.forwards,
             drafted=self.drafted,
             accepted=self.accepted,
+            accepted_prediction_tokens=self.copies_accepted,
+            rejected_prediction_tokens=self.copied - self.copies_accepted,
             drafted_by_depth=_at_least(self.depths),
             accepted_by_depth=_at_least(self.reached),
             seconds=self.prefill_seconds + self.seconds,
@@ -116,9 +126,12 @@ class Sequence:
     counters: RequestStats = field(default_factory=RequestStats)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     pieces: deque[Piece] = field(default_factory=deque)
+    prediction: Prediction | None = field(init=False)
     _detokenizer: IncrementalDetokenizer = field(init=False)
 
     def __post_init__(self) -> None:
+        ids = self.params.prediction
+        self.prediction = Prediction(ids) if isinstance(ids, tuple) and ids else None
         self._detokenizer = IncrementalDetokenizer(self.decode, self.params.stop_strings)
 
     @property
@@ -152,12 +165,30 @@ class Sequence:
         """Number of new tokens still allowed."""
         return self.request.rules.max_new_tokens - len(self.tokens)
 
-    def extend(self, block: Tokens[int], drafted: int) -> int:
-        """Append a block of new tokens, the first ``drafted`` of which a drafter proposed.
+    def draft_limit(self, context: int) -> int:
+        """The most draft tokens that the next step can use; the last token is always the bonus.
+
+        Args:
+            context: the most tokens that the model reads.
+        """
+        if not self.params.speculate:
+            return 0
+        most = min(self.remaining - 1, context - self.length)
+        if self.params.num_assistant_tokens is not None:
+            most = min(most, self.params.num_assistant_tokens)
+        return max(0, most)
+
+    def extend(self, block: Tokens[int], drafted: int, copied: int = 0) -> int:
+        """Append a block of new tokens, the first ``drafted`` of which were drafted.
+
+        Args:
+            copied: the length of the draft if it was a copy of the prediction, else 0.
 
         Returns:
             the number of tokens kept; fewer than all if the request ended inside the block.
         """
+        if self.prediction is not None:
+            self.prediction.follow(block, copied, drafted)
         cut = self.rules.cut(len(self.tokens), block)
         kept = 0
         for part, was_drafted in ((block[: min(drafted, cut.kept)], True), (block[drafted : cut.kept], False)):
@@ -166,7 +197,7 @@ class Sequence:
             pushed = self._detokenizer.push(list(part))
             taken = list(part[: pushed.tokens_kept])
             kept += len(taken)
-            self._emit(pushed.text, taken, was_drafted)
+            self._emit(Piece(pushed.text, taken, was_drafted, was_drafted and copied > 0))
             if pushed.stopped:
                 self.finish_reason = "stop"
         if cut.reason is not None and not self.finished:
@@ -178,7 +209,7 @@ class Sequence:
         self.finish_reason = reason
         rest = self._detokenizer.finish()
         if rest.text:
-            self._emit(rest.text, [], False)
+            self._emit(Piece(rest.text, [], False))
 
     def cut(self, count: int) -> None:
         """End the request after its first ``count`` tokens and cut its text to match."""
@@ -194,7 +225,7 @@ class Sequence:
         self.error = error  # first, so that a thread that sees the end sees the error too
         self.finish("cancelled")
 
-    def _emit(self, text: str, tokens: list[int], drafted: bool) -> None:
-        self.text += text
-        self.tokens.extend(tokens)
-        self.pieces.append(Piece(text, tokens, drafted))
+    def _emit(self, piece: Piece) -> None:
+        self.text += piece.text
+        self.tokens.extend(piece.tokens)
+        self.pieces.append(piece)

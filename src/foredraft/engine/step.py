@@ -1,6 +1,7 @@
 """One decoding step: propose, forward, warp, verify, commit. Only this module knows the order."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,16 +12,19 @@ from foredraft.core.draft import Draft, Law, Target, Verdict
 from foredraft.core.drafter import Drafter, Plan, View
 from foredraft.core.rng import HashedRng
 from foredraft.core.sampling.warp import Paths
+from foredraft.core.stats import StepStats
 from foredraft.core.transfer import to_device
 from foredraft.core.tree import PAD, TokenTree
 from foredraft.core.verify import verify
 from foredraft.engine.draft_check import Proposed, checked
+from foredraft.engine.prediction import Chains, with_copies
 from foredraft.model.base import TargetModel
 from foredraft.model.cache import SlotCache
 
 SIZES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Node counts used for forwards on a CPU; larger ones are multiples of 32."""
-
+COPIED_NODES, COPIED_NODES_GPU = 64, 256
+"""Most nodes of a batch that is as wide as its longest copy, on a CPU and elsewhere."""
 
 _SCORE_SCALE, _MIN_SCORE = 1e6, -1e4
 """Scores are read back as integers (millionths), clamped from below."""
@@ -33,6 +37,7 @@ class RowStep:
 
     ``ranks``: the rank of each accepted node by score among all drafted nodes, 1 the likeliest; empty if the drafter
     gives no scores. ``scores``: for chains with scores, the log-probability of the path to each drafted token.
+    ``copied``: the draft is a copy of the request's prediction.
     """
 
     emitted: list[int]
@@ -43,6 +48,7 @@ class RowStep:
     ranks: tuple[int, ...] = ()
     refused: bool = False
     scores: tuple[float, ...] = ()
+    copied: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +71,25 @@ class StepDone:
     laws: Float[Tensor, "B D V"] | None = None
     host_seconds: float = 0.0
 
+    def stats(self, rows: tuple[int, ...], kept: Sequence[int], seconds: float) -> StepStats:
+        """The step's statistics.
+
+        Args:
+            kept: tokens added to each output.
+            seconds: wall time of the step.
+        """
+        return StepStats(
+            rows=rows,
+            depths=tuple(result.depth for result in self.rows),
+            drafted=tuple(result.drafted for result in self.rows),
+            accepted=tuple(result.accepted for result in self.rows),
+            emitted=tuple(kept),
+            copied=tuple(result.copied for result in self.rows),
+            draft_seconds=self.draft_seconds,
+            verify_seconds=self.verify_seconds,
+            other_seconds=seconds - self.draft_seconds - self.verify_seconds,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Stepper:
@@ -80,13 +105,29 @@ class Stepper:
     rule: str | None = None
     exact_nodes: int = 0
 
+    def copied_nodes(self, view: View) -> int:
+        """The most nodes of a row with a copy: more would exceed the cache, or take the other rows too much time, since
+        all rows of a forward have the same width."""
+        most = (COPIED_NODES if view.lengths.device.type == "cpu" else COPIED_NODES_GPU) // len(view.rows)
+        most = min(most, self.cache.slots - max(view.extents) + 1, self.exact_nodes or most)
+        return max((size for size in SIZES if size <= most), default=1)
+
     @torch.inference_mode()
-    def __call__(self, view: View, plan: Plan, logprobs: bool = False, laws: bool = False) -> StepDone:
-        """Run one step for every row of ``view``, with a single read-back from the device at its end."""
+    def __call__(
+        self, view: View, plan: Plan, chains: Chains = (), *, logprobs: bool = False, laws: bool = False
+    ) -> StepDone:
+        """Run one step for every row of ``view``, with a single read-back from the device at its end.
+
+        ``chains``: see ``with_copies``; if none is given, nothing is copied.
+        """
         begun = _Mark(self.target.device)
         self.cache.reserve(max(view.rows) + 1, max(view.extents))
         self.cache.arrange(view.rows)
         draft, proposal = self._propose(view, plan)
+        rule = self.rule if draft.tree.depth else None  # a root alone is legal for any rule
+        if any(chains):
+            draft = with_copies(draft, chains)
+            draft = _resized(draft, max(self.exact_nodes, round_up(draft.tree.tokens.shape[1])))
         proposed = _Mark(self.target.device)
         tree = draft.tree
         bases = view.lengths - 1
@@ -96,12 +137,17 @@ class Stepper:
         out = self.target.forward(step, self.cache)
         law = view.warp(out.logits, Paths(view.history, view.lengths, tree))
         rng = HashedRng(view.noise, plain=~tree.valid[:, 1:].any(1))
-        verdict = verify(law, draft, rng, self.rule if tree.depth else None)  # a root alone is legal for any rule
+        verdict = verify(law, draft, rng, rule)
         if not tree.linear:
             self.cache.compact(step.rows, step.slots[:, 0], verdict.path)
         self.drafter.commit(view, draft, verdict, out)
         emitted, counts = verdict.emitted(tree), verdict.accepted() + 1
         rows = _read_back(draft, proposal, emitted, counts, law, verdict)
+        if any(chains):
+            rows = [
+                replace(row, ranks=(), scores=(), copied=True) if chain else row
+                for row, chain in zip(rows, chains, strict=True)
+            ]
         seconds, draft_seconds = begun.host_seconds(), begun.until(proposed)
         return StepDone(
             rows=rows,
@@ -205,7 +251,7 @@ def _read_back(
         columns.append(proposal.columns)
     table = torch.cat(columns, dim=1).tolist()
     if proposal is not None:
-        proposal.judge([line[-4:] for line in table], [line[2] for line in table])
+        proposal.judge([line[-4:] for line in table], [line[2] for line in table], tree.depth)
     after = 5 + emitted.shape[1]
     scored = after + emitted.shape[1] if tree.linear else len(table[0])  # scores of trees are not reported
     return [

@@ -43,6 +43,8 @@ class SamplingOptions(TypedDict, total=False):
     eos_token_id: int | Sequence[int] | None
     logprobs: int | None
     speculate: bool
+    num_assistant_tokens: int | None
+    prediction: str | Sequence[int] | None
 
 
 @no_type_check  # its own checks have readable messages; the type checker in tests would run before them
@@ -53,6 +55,9 @@ class SamplingParams:
     ``temperature`` 0 is greedy: truncations have no effect, penalties and bans still apply. ``presence_penalty`` and
     ``frequency_penalty`` count generated tokens, as in OpenAI's API; ``repetition_penalty`` also counts the prompt, as
     in transformers.
+
+    ``prediction`` is a text, or its token ids, that the output may repeat, such as a file to be edited: it is drafted
+    from wherever the output follows it, in place of the drafter's drafts. It never changes the output's law.
 
     Output i of a call uses a seed derived from (``seed``, i); output 0 uses ``seed`` itself.
 
@@ -81,12 +86,16 @@ class SamplingParams:
     eos_token_id: tuple[int, ...] | None = None  # None: the model's; (): none, generate to the full length
     logprobs: int | None = None  # log-probabilities of emitted tokens, and of this many alternatives for each
     speculate: bool = True
+    num_assistant_tokens: int | None = None  # the longest draft for this request; None: as the policy decides
+    prediction: str | tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         for name in ("stop_strings", "logits_processor"):
             object.__setattr__(self, name, _as_tuple(getattr(self, name)) or ())
         ends = self.eos_token_id
         object.__setattr__(self, "eos_token_id", None if ends is None else _token_ids("eos_token_id", _as_tuple(ends)))
+        if self.prediction is not None and not isinstance(self.prediction, str):
+            object.__setattr__(self, "prediction", _token_ids("prediction", self.prediction))
         object.__setattr__(self, "bad_words_ids", _words(self.bad_words_ids))
         object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
         for name, (test, range_) in _RANGES.items():
@@ -195,7 +204,10 @@ _ELSEWHERE = {
     "max_length": "It counts the prompt; pass max_new_tokens instead.",
     "n": "Did you mean num_return_sequences?",
 }
-_OPTIONAL = ("seed", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "logprobs")
+_OPTIONAL = (
+    *("seed", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "logprobs"),
+    "num_assistant_tokens",
+)
 _PROBABILITY = (lambda x: 0.0 < x <= 1.0, "greater than 0 and at most 1")
 _OPEN = (lambda x: 0.0 < x < 1.0, "between 0 and 1, both excluded")
 _COUNT = (lambda x: _whole(x) and x >= 0, "a whole number, 0 or more")
@@ -215,4 +227,5 @@ _RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
     "no_repeat_ngram_size": _COUNT,
     "seed": (lambda x: _whole(x) and -(2**63) <= x < 2**63, "a whole number of 64 bits"),
     "logprobs": (lambda x: _whole(x) and 0 <= x <= 20, "a whole number from 0 to 20"),
+    "num_assistant_tokens": _COUNT,
 }

@@ -150,9 +150,12 @@ def healthy(logits: Float[Tensor, "B M V"], valid: Bool[Tensor, "B M"]) -> Bool[
 
 def check_token_ids(params: SamplingParams, vocab_size: int) -> None:
     """Raise an ``OptionError`` for the first token id in the parameters that is not in the vocabulary."""
+    if isinstance(params.prediction, str):
+        raise OptionError("prediction must be token ids here, not a text.")
     named = {
         "logit_bias": params.logit_bias,
         "bad_words_ids": [i for word in params.bad_words_ids for i in word],
+        "prediction": params.prediction or (),
     }
     for name, ids in named.items():
         for token in ids:

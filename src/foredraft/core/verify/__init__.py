@@ -40,9 +40,10 @@ class Rule:
 
 
 _DRAWN = frozenset(Law) - {Law.FIXED}
+_PICKED = "target_sampling"
 
 RULES: dict[str, Rule] = {
-    "target_sampling": Rule(target_sampling, frozenset(Law), "it draws from the target and needs no q"),
+    _PICKED: Rule(target_sampling, frozenset(Law), "it draws from the target and needs no q"),
     "token": Rule(token, frozenset({Law.CHAIN}), "it needs one child per node, drawn from q"),
     "block": Rule(block, frozenset({Law.CHAIN}), "it needs one child per node, drawn from q"),
     "recursive": Rule(recursive, _DRAWN, "it divides by each sibling's q, given the earlier siblings"),
@@ -52,7 +53,7 @@ RULES: dict[str, Rule] = {
 }
 
 DEFAULT: dict[Law, str] = {
-    Law.FIXED: "target_sampling",
+    Law.FIXED: _PICKED,
     Law.CHAIN: "block",
     Law.WITHOUT_REPLACEMENT: "traversal",
     Law.IID: "traversal",
@@ -86,7 +87,8 @@ def check_legal(rule: str, law: Law) -> None:
 def verify(target: Target, draft: Draft, rng: VerifierRng, rule: str | None = None) -> Verdict:
     """Verify a draft with ``rule``, or with the best rule for its law if None.
 
-    If all rows are greedy (``target.p`` is None), every rule reduces to greedy verification.
+    If all rows are greedy (``target.p`` is None), every rule reduces to greedy verification. Copied rows are verified
+    by target sampling, unless the rule is lossy.
 
     Raises:
         LawError: the rule is not lossless for the draft's law.
@@ -99,4 +101,11 @@ def verify(target: Target, draft: Draft, rng: VerifierRng, rule: str | None = No
     if root:
         path = torch.zeros_like(draft.tree.parents)
         return Verdict(path, rng.target(target.p, path)[:, 0])
-    return RULES[name].function(target.p, draft, rng)
+    verdict = RULES[name].function(target.p, draft, rng)
+    if draft.copied is None or name == _PICKED or not RULES[name].lossless:
+        return verdict
+    picked = target_sampling(target.p, draft, rng)
+    return Verdict(
+        torch.where(draft.copied[:, None], picked.path, verdict.path),
+        torch.where(draft.copied, picked.bonus, verdict.bonus),
+    )

@@ -78,10 +78,12 @@ class PartialCacheSync:
         drafting, self._drafting_rows = self._drafting_rows, None
         if drafting != view.rows:
             return
-        drafted = draft.tree.valid.sum(1) - 1
+        drafted, accepted = draft.tree.valid.sum(1) - 1, verdict.accepted()
+        if draft.copied is not None:
+            drafted, accepted = drafted * ~draft.copied, accepted * ~draft.copied
         records = [self._records[row] for row in view.rows]  # row numbers may be reused before the read-back
-        self._pending = records, torch.stack([verdict.accepted(), drafted], 1)
-        self.model.finalize(verdict.accepted())
+        self._pending = records, torch.stack([accepted, drafted], 1)
+        self.model.finalize(accepted)
 
     def rewind(self, row: int, length: int) -> None:
         """Keep only the first ``length`` tokens of a row."""

@@ -84,26 +84,15 @@ class Throughput(Policy):
         return Plan(lengths, self.confidence, nodes=size, level_worth=min(worth, 0.9 * active))
 
     def observe(self, view: View, plan: Plan, done: StepDone) -> None:
-        seconds = done.draft_seconds + done.verify_seconds + done.host_seconds
         drafting = frozenset(row for row, length in zip(view.rows, plan.lengths, strict=True) if length)
         for row, result in zip(view.rows, done.rows, strict=True):
             self._tokens[row] = self._tokens.get(row, 0) + len(result.emitted)
         if self._chosen is not None:
             timed, accepted = self._records(view)
-            index = self._chosen.index
-            self._book(timed, self._chosen, seconds)
-            fresh = drafting - self._read
-            if fresh and timed.seconds[index].known:
-                self._start.add(max(seconds - timed.seconds[index].value, 0.0) / len(fresh))
-            clean = drafting <= self._drafted if drafting else not self._drafted
-            whole = plan.length == self._depth(index)
-            if clean and whole and timed.last[index]:
-                timed.seconds[index].add(seconds)
-                if done.levels and not plan.drawn:
-                    timed.level.add(done.draft_seconds / done.levels)
-            timed.last[index] = timed.now
+            if not any(result.copied for result in done.rows):  # copies have their own width
+                self._time(timed, self._chosen, plan, done, drafting)
             if drafting:
-                self._count(accepted, index, plan, done)
+                self._count(accepted, self._chosen.index, plan, done)
         self._drafted = drafting
         self._read |= drafting
 
@@ -211,6 +200,22 @@ class Throughput(Policy):
         if choice.index != choice.best and timed.last[choice.index]:
             lost = seconds - estimates[choice.index] * (1 - choice.gap)
             self._credit = max(self._credit - max(lost / estimates[0], 0.0), -self.DEBT)
+
+    def _time(self, timed: Timings, choice: Choice, plan: Plan, done: StepDone, drafting: frozenset[int]) -> None:
+        """Keep the time of a step with this choice."""
+        seconds = done.draft_seconds + done.verify_seconds + done.host_seconds
+        index = choice.index
+        self._book(timed, choice, seconds)
+        fresh = drafting - self._read
+        if fresh and timed.seconds[index].known:
+            self._start.add(max(seconds - timed.seconds[index].value, 0.0) / len(fresh))
+        clean = drafting <= self._drafted if drafting else not self._drafted
+        whole = plan.length == self._depth(index)
+        if clean and whole and timed.last[index]:
+            timed.seconds[index].add(seconds)
+            if done.levels and not plan.drawn:
+                timed.level.add(done.draft_seconds / done.levels)
+        timed.last[index] = timed.now
 
     def _count(self, accepted: Acceptance, index: int, plan: Plan, done: StepDone) -> None:
         """Count the accepted tokens within each size for the rows that drafted."""

@@ -1,0 +1,188 @@
+"""Predicted outputs: a text that a request's output may repeat is drafted from by look-up, beside any drafter.
+
+A request with a prediction keeps its place in that text. While the output follows it, the next tokens of the text are
+the row's draft, in place of the drafter's. They are picked, and target sampling verifies them under every drafter, so
+they are lossless. Where the output leaves the text, the drafter drafts until the place is found again.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch.nn.functional import pad
+
+from foredraft.core.draft import Draft
+from foredraft.core.transfer import to_device
+from foredraft.core.tree import PAD, TokenTree
+
+Chains = Sequence[Sequence[int]]
+"""The tokens copied for each row; empty for rows without a copy."""
+
+LENGTHS = (3, 7, 15, 31, 63)
+"""Lengths of copies. With the root, they are node counts of forwards (``step.SIZES``)."""
+LONGEST = LENGTHS[-1]
+_FIRST, _UNSURE = 15, 7  # length of the first copy, and of the first one after a short match
+_COMPARED = 16  # most tokens compared to find the place again
+_SURE = 3  # a match of so many tokens counts everywhere
+_NEAR = 24  # a shorter one at most so many tokens behind the place left, and so soon after
+_EDIT = 12  # most tokens of a replacement that is expected again
+
+
+class _Edit(NamedTuple):
+    """Tokens of the prediction, and those that the output has in their place."""
+
+    old: tuple[int, ...]
+    new: tuple[int, ...]
+
+
+class _Place(NamedTuple):
+    """What is expected: the last ``left`` tokens of ``edit.new``, then the prediction from ``start`` on."""
+
+    start: int
+    left: int = 0
+    edit: _Edit = _Edit((), ())
+
+
+class Prediction:
+    """The place of one request's output in its prediction, on the host.
+
+    A copy is at least twice as long as what was accepted of the last one. After a mismatch, the output's last tokens
+    are looked up in the prediction: the place is after the longest match, of equal ones the nearest behind the place
+    left. What the output wrote in place of a few tokens is expected wherever they follow, until it is rejected: a name
+    that was changed once is changed everywhere.
+
+    Args:
+        tokens: the prediction.
+    """
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self._tokens = tuple(tokens)
+        self._indices: defaultdict[int, list[int]] = defaultdict(list)  # of each token that others follow
+        for index, token in enumerate(self._tokens[:-1]):
+            self._indices[token].append(index)
+        self._recent: deque[int] = deque(maxlen=_COMPARED)  # emitted tokens, the latest first
+        self._place: _Place | None = _Place(0)  # None if unknown
+        self._length = _FIRST
+        self._edits: dict[int, _Edit] = {}  # by their first old token
+        self._left = 0  # index in the prediction where the output left it
+        self._since: list[int] = []  # tokens emitted since
+        self._guess: _Edit | None = None  # the replacement before a place that no token has confirmed yet
+
+    def draft(self, most: int) -> list[int]:
+        """The tokens to copy next, at most so many; empty if the place is unknown."""
+        tokens: list[int] = []
+        ahead = self._next(self._place)
+        while ahead is not None and len(tokens) < min(self._length, most):
+            tokens.append(ahead[0])
+            ahead = self._next(ahead[1])
+        return tokens
+
+    def follow(self, emitted: Sequence[int], copied: int = 0, accepted: int = 0) -> None:
+        """Add the tokens of a step, in which ``accepted`` of ``copied`` tokens were accepted."""
+        if copied:
+            self._length = next((length for length in LENGTHS if length >= 2 * accepted), LONGEST)
+        for token in emitted:
+            self._recent.appendleft(token)
+            ahead = self._next(self._place)
+            if ahead is not None and ahead[0] == token:
+                self._place = ahead[1]
+                self._confirm()
+                continue
+            if self._place is not None:
+                self._leave(self._place)
+            self._since.append(token)
+        if self._place is None:
+            self._find()
+
+    def _next(self, place: _Place | None) -> tuple[int, _Place] | None:
+        """The token expected at a place and the place after it; None at the end of the prediction."""
+        if place is None:
+            return None
+        start, left, edit = place
+        if left:
+            return edit.new[-left], _Place(start, left - 1, edit)
+        if start >= len(self._tokens):
+            return None
+        begun = self._edit(start)
+        if begun is None:
+            return self._tokens[start], _Place(start + 1)
+        return begun.new[0], _Place(start + len(begun.old), len(begun.new) - 1, begun)
+
+    def _edit(self, index: int) -> _Edit | None:
+        """The replacement expected for the tokens from here on."""
+        edit = self._edits.get(self._tokens[index]) if index < len(self._tokens) else None
+        return edit if edit is not None and self._tokens[index : index + len(edit.old)] == edit.old else None
+
+    def _leave(self, place: _Place) -> None:
+        """The output does not go on as expected at this place."""
+        self._place = None
+        if self._guess is not None:  # the place was wrong: the search goes on from the place left before
+            self._guess = None
+            return
+        start, left, edit = place
+        failed = edit if left else self._edit(start)
+        if failed is not None:
+            self._edits.pop(failed.old[0], None)
+        self._left, self._since = start - (len(edit.old) if left else 0), list(edit.new[:-left] if left else ())
+
+    def _find(self) -> None:
+        """Look the last tokens up in the prediction."""
+        recent = tuple(self._recent)
+        best, found = (0, False, 0), 0
+        for index in self._indices.get(recent[0], ()) if recent else ():
+            size = 1
+            while size < len(recent) and size <= index and self._tokens[index - size] == recent[size]:
+                size += 1
+            behind = index - self._left
+            if size >= _SURE or (0 <= behind < _NEAR and len(self._since) <= _NEAR):
+                best, found = max((best, found), ((size, behind >= 0, -abs(behind)), index + 1))
+        if not found:
+            return
+        matched = min(best[0], len(self._since))
+        self._guess = _Edit(self._tokens[self._left : found - matched], tuple(self._since[:-matched]))
+        self._place = _Place(found)
+        if best[0] < _SURE:
+            self._length = min(self._length, _UNSURE)
+
+    def _confirm(self) -> None:
+        """A token has confirmed the place; a short replacement before it is expected again."""
+        if self._guess is not None:
+            old, new = self._guess
+            if 0 < len(old) <= _EDIT and 0 < len(new) <= _EDIT:
+                self._edits[old[0]] = self._guess
+            self._guess = None
+
+
+def copies(predictions: Sequence[Prediction | None], limits: Sequence[int], nodes: int) -> list[list[int]]:
+    """The tokens to copy for each row.
+
+    Args:
+        limits: the most draft tokens that each row can use.
+        nodes: the most nodes of a row.
+    """
+    return [
+        prediction.draft(min(limit, nodes - 1)) if prediction is not None else []
+        for prediction, limit in zip(predictions, limits, strict=True)
+    ]
+
+
+def with_copies(draft: Draft, chains: Chains) -> Draft:
+    """The draft with these chains in place of the trees of their rows."""
+    tree, longest = draft.tree, max(map(len, chains))
+    rows, nodes = tree.tokens.shape
+    width = max(nodes, 1 + longest)
+    table = [[*chain, *[PAD] * (width - 1 - len(chain))] for chain in chains]
+    copied = to_device([token for line in table for token in line], tree.tokens.device).view(rows, width - 1)
+    above = torch.where(copied >= 0, torch.arange(width - 1, device=copied.device), PAD)
+    mine = copied[:, :1] >= 0
+    tokens, parents = pad(tree.tokens, (0, width - nodes)), pad(tree.parents, (0, width - nodes), value=PAD)
+    tokens = torch.cat([tokens[:, :1], torch.where(mine, copied.clamp(min=0), tokens[:, 1:])], 1)
+    parents = torch.cat([parents[:, :1], torch.where(mine, above, parents[:, 1:])], 1)
+    return Draft(
+        TokenTree(tokens, parents, max(tree.depth, longest), tree.linear, tree.turns),
+        draft.law,
+        None if draft.q is None else pad(draft.q, (0, 0, 0, width - nodes)),
+        None if draft.scores is None else pad(draft.scores, (0, width - nodes)),
+        mine[:, 0],
+    )
