@@ -1,1 +1,1 @@
-"""More than one device or machine: capacity plans."""
+"""Beyond one device and one request: capacity plans, offline batches."""

@@ -1,12 +1,15 @@
 """Errors of the API: one object, ``{"error": {message, type, param, code}}``, in answers and in streams."""
 
 import json
+from typing import Any, TypeVar
 
 from fastapi import Response
 from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ValidationError
 
 from foredraft.core.errors import ForedraftError, OptionError, PromptError
 
+B = TypeVar("B", bound=BaseModel)
 _TYPES = {
     400: "BadRequestError",
     401: "AuthenticationError",
@@ -53,6 +56,18 @@ def api_error(error: Exception) -> ApiError:
     if isinstance(error, ForedraftError):
         return ApiError(500, str(error))
     return ApiError(500, "The server failed on this request; its log has the reason.")
+
+
+def validated(kind: type[B], body: Any) -> B:
+    """A body that came by another way than HTTP.
+
+    Raises:
+        ApiError: a field is unknown or has a wrong value.
+    """
+    try:
+        return kind.model_validate(body)
+    except ValidationError as error:
+        raise _invalid(RequestValidationError(error.errors())) from None
 
 
 def _invalid(error: RequestValidationError) -> ApiError:

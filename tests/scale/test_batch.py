@@ -1,0 +1,172 @@
+"""Offline batches: answers are those of the generator, in order; a killed run continues as if nothing had happened."""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import foredraft
+from foredraft.cli import main
+from foredraft.core.errors import OptionError
+from foredraft.engine.generator import Generator
+from foredraft.scale.batch import BatchRun
+
+
+@pytest.fixture(scope="module")
+def generator() -> Iterator[Generator]:
+    with foredraft.load("sample", "prompt_lookup") as generator:
+        yield generator
+
+
+def chat(number: int, text: str = "Hello", **options: Any) -> dict[str, Any]:
+    body = {"messages": [{"role": "user", "content": text}], "max_tokens": 8, "temperature": 0, **options}
+    return {"custom_id": f"r{number}", "method": "POST", "url": "/v1/chat/completions", "body": body}
+
+
+def completion(number: int, prompt: Any, **options: Any) -> dict[str, Any]:
+    body = {"prompt": prompt, "max_tokens": 8, "temperature": 0, **options}
+    return {"custom_id": f"r{number}", "method": "POST", "url": "/v1/completions", "body": body}
+
+
+def write(path: Path, requests: list[Any]) -> Path:
+    path.write_text("".join((each if isinstance(each, str) else json.dumps(each)) + "\n" for each in requests))
+    return path
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def run(generator: Generator, source: Path, out: Path, **options: Any) -> list[dict[str, Any]]:
+    BatchRun(generator, "sample", source, out, **options).run()
+    return read(out)
+
+
+def test_answers_are_those_of_the_generator_in_order(generator: Generator, tmp_path: Path):
+    requests = [
+        chat(0),
+        completion(1, "Once upon a time", max_tokens=40),
+        completion(2, ["a", "b"], n=2),
+        chat(3, "Hi"),
+    ]
+    found = run(generator, write(tmp_path / "in.jsonl", requests), tmp_path / "out.jsonl")
+    assert [each["custom_id"] for each in found] == ["r0", "r1", "r2", "r3"]
+    assert all(each["response"]["status_code"] == 200 and each["error"] is None for each in found)
+    bodies = [each["response"]["body"] for each in found]
+    messages = [{"role": "user", "content": "Hello"}]
+    assert bodies[0]["choices"][0]["message"]["content"] == generator.generate(messages, max_new_tokens=8).text
+    assert bodies[1]["choices"][0]["text"] == generator.generate("Once upon a time", max_new_tokens=40).text
+    assert len(bodies[2]["choices"]) == 4 and bodies[1]["usage"]["completion_tokens"] == 40
+    assert len({body["id"] for body in bodies}) == 4
+
+
+def test_requests_that_fail_have_an_error_object_and_stop_nobody(generator: Generator, tmp_path: Path):
+    requests = [
+        "{half a line",
+        '"text"',
+        chat(2, temperature=-1),
+        {**chat(3), "url": "/v1/embeddings"},
+        chat(4, stream=True),
+        chat(5, model="gpt-4o"),
+        completion(6, "x" * 20000),
+        chat(7, colour="red"),
+        {"method": "POST", "url": "/v1/completions", "body": {}},
+        chat(9),
+    ]
+    run_ = BatchRun(generator, "sample", write(tmp_path / "in.jsonl", requests), tmp_path / "out.jsonl")
+    counts: list[tuple[int, int]] = []
+    run_.run(lambda done, failed: counts.append((done, failed)))
+    found = read(tmp_path / "out.jsonl")
+    assert [each["response"]["status_code"] for each in found] == [400, 400, 400, 400, 400, 404, 400, 400, 400, 200]
+    assert counts == [(number, min(number, 9)) for number in range(1, 11)]
+    assert [each["custom_id"] for each in found[:4]] == [None, None, "r2", "r3"]
+    for each in found[:-1]:
+        error = each["response"]["body"]["error"]
+        assert error["code"] == each["response"]["status_code"] and error["message"]
+    assert "colour" in found[7]["response"]["body"]["error"]["message"]
+
+
+def test_a_request_without_a_seed_has_one_of_its_own(generator: Generator, tmp_path: Path):
+    requests = [completion(number, "The", temperature=1.0, max_tokens=24) for number in range(4)]
+    source = write(tmp_path / "in.jsonl", requests)
+    texts = [
+        [each["response"]["body"]["choices"][0]["text"] for each in run(generator, source, tmp_path / name, seed=seed)]
+        for name, seed in (("a", 1), ("b", 1), ("c", 2))
+    ]
+    assert texts[0] == texts[1] != texts[2] and len(set(texts[0])) == 4
+
+
+@pytest.mark.parametrize("cut", [0, 1, 200, 450, 10_000])
+def test_a_file_that_was_cut_anywhere_is_completed(cut: int, generator: Generator, tmp_path: Path):
+    source = write(tmp_path / "in.jsonl", [chat(number, f"Say {number}") for number in range(3)])
+    run(generator, source, tmp_path / "whole")
+    whole = (tmp_path / "whole").read_bytes()
+    (tmp_path / "cut").write_bytes(whole[:cut])
+    again = BatchRun(generator, "sample", source, tmp_path / "cut")
+    assert again.done == whole[:cut].count(b"\n")
+    again.run()
+    assert (tmp_path / "cut").read_bytes() == whole
+
+
+@pytest.mark.parametrize("content", ["my notes\n", '{"custom_id": "other", "response": {"status_code": 200}}\n'])
+def test_a_file_of_something_else_is_left_alone(content: str, generator: Generator, tmp_path: Path):
+    (tmp_path / "out").write_text(content)
+    with pytest.raises(OptionError, match="choose another file"):
+        BatchRun(generator, "sample", write(tmp_path / "in.jsonl", [chat(0)]), tmp_path / "out")
+    assert (tmp_path / "out").read_text() == content
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    source, out = write(tmp_path / "in.jsonl", [chat(0, model="mine"), "{"]), tmp_path / "out.jsonl"
+    assert main(["batch", str(source), str(out), "-d", "none", "--name", "mine"]) == 0
+    assert [each["response"]["status_code"] for each in read(out)] == [200, 400]
+    assert "2 answers, 1 of them errors" in " ".join(capsys.readouterr().err.split())
+    assert main(["batch", str(tmp_path / "missing"), str(out)]) == 2
+    assert "Cannot read" in capsys.readouterr().err
+
+
+def killed_at_random(source: Path, out: Path, kills: int, pause: tuple[float, float]) -> int:
+    """Run the command, kill it at random moments after its first new answers, and let it end at last."""
+    command = [sys.executable, "-m", "foredraft", "batch", str(source), str(out), "-d", "prompt_lookup"]
+    source_of_moments, done = random.Random(3), 0
+    for _ in range(kills):
+        size = out.stat().st_size if out.exists() else 0
+        process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+        while process.poll() is None and (out.stat().st_size if out.exists() else 0) <= size:
+            time.sleep(0.01)
+        time.sleep(source_of_moments.uniform(*pause))
+        done += process.poll() is None
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+    return done
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_ten_times_leaves_the_file_of_an_undisturbed_one(tmp_path: Path):
+    numbers = random.Random(5)
+    requests = [
+        chat(number, f"Tell me about the number {number}.", max_tokens=numbers.randint(1, 24), temperature=number % 2)
+        for number in range(2000)
+    ]
+    source = write(tmp_path / "in.jsonl", requests)
+    command = [sys.executable, "-m", "foredraft", "batch", str(source), str(tmp_path / "whole"), "-d", "prompt_lookup"]
+    subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+    assert killed_at_random(source, tmp_path / "killed", 10, (0.0, 4.0)) >= 8, "most were killed while they ran"
+    whole, killed = ((tmp_path / name).read_text().splitlines() for name in ("whole", "killed"))
+    assert len(whole) == 2000 and killed == whole
+
+
+def test_a_killed_run_continues(tmp_path: Path):
+    requests = [chat(number, f"Count to {number}.", max_tokens=16, temperature=number % 2) for number in range(24)]
+    source = write(tmp_path / "in.jsonl", requests)
+    assert killed_at_random(source, tmp_path / "killed", 1, (0.0, 0.1)) == 1
+    assert main(["batch", str(source), str(tmp_path / "whole"), "-d", "prompt_lookup"]) == 0
+    assert (tmp_path / "killed").read_text() == (tmp_path / "whole").read_text()
