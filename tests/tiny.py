@@ -189,7 +189,8 @@ def generator(
     """A ``Generator`` around models that are there already; drafts as much as it may unless told otherwise."""
     drafter = drafter or NoDrafter()
     policy = policy or Constant(drafter.needs.longest)
-    return Generator(Engine(target, drafter, policy, **options), tokenizer, eos, Kind("tiny", True))
+    engine = Engine(target, drafter, policy, tokenizer=tokenizer, **options)
+    return Generator(engine, tokenizer, eos, Kind("tiny", True))
 
 
 def warp(params: Sequence[SamplingParams], vocab: int = VOCAB, prompt_lengths: Sequence[int] | None = None) -> Warp:

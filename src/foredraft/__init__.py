@@ -16,6 +16,7 @@ if typing.TYPE_CHECKING:
     from foredraft.core.drafter import Drafter, Needs, Plan, StepOut, View
     from foredraft.core.errors import ForedraftError, UsageError
     from foredraft.core.options import DrafterOptions, SizedOptions
+    from foredraft.core.sampling.grammar import Grammar
     from foredraft.core.sampling.params import SamplingParams
     from foredraft.core.stats import DecodeStats
     from foredraft.core.tree import TokenTree
@@ -38,6 +39,7 @@ __all__ = [
     "DrafterOptions",
     "ForedraftError",
     "Generator",
+    "Grammar",
     "Law",
     "Method",
     "Needs",
@@ -65,6 +67,7 @@ _MODULES = {
     "core.drafter": ("Drafter", "Needs", "Plan", "StepOut", "View"),
     "core.errors": ("ForedraftError", "UsageError"),
     "core.options": ("DrafterOptions", "SizedOptions"),
+    "core.sampling.grammar": ("Grammar",),
     "core.sampling.params": ("SamplingParams",),
     "core.stats": ("DecodeStats",),
     "core.tree": ("TokenTree",),

@@ -217,6 +217,7 @@ class _Loader:
             picked=law is Law.FIXED and kind.lossless,
             max_slots=self._max_slots(own),
             max_prefill_tokens=self.sizes.max_prefill_tokens,
+            tokenizer=loaded.tokenizer,
         )
         generator = Generator(engine, loaded.tokenizer, loaded.eos_token_ids, kind, own)
         _log.info("Loaded %r, %d rows at most.", generator, self.sizes.max_batch_size)

@@ -9,10 +9,6 @@ from collections.abc import Iterable, Sequence as Seq
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 
-import torch
-from jaxtyping import Float
-from torch import Tensor
-
 from foredraft.core.drafter import Drafter
 from foredraft.core.errors import ForedraftError, ModelError, NumericsError, PromptError
 from foredraft.core.rng import request_seed
@@ -20,14 +16,17 @@ from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.sampling.stop import StopRules
 from foredraft.core.sampling.warp import check_token_ids
 from foredraft.engine.admission import Admission
+from foredraft.engine.grammar_masks import matchers_of
 from foredraft.engine.policy import Policy
 from foredraft.engine.prediction import copies
 from foredraft.engine.prompt_reader import PromptReader
-from foredraft.engine.request import Decode, Request, Sequence, TokenLogprobs
+from foredraft.engine.request import Decode, Request, Sequence, token_logprobs
 from foredraft.engine.state import Batch
 from foredraft.engine.step import Stepper, round_up
 from foredraft.model.base import TargetModel
 from foredraft.model.cache import SlotCache
+from foredraft.model.grammar import GrammarCompiler
+from foredraft.model.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
 
@@ -51,6 +50,7 @@ class Engine:
             together wait for each other.
         max_prefill_tokens: the most prompt tokens that a step reads while rows run; by default what takes about as
             long as a step. The exact mode reads prompts whole.
+        tokenizer: for grammars; without one, requests with a grammar are refused.
     """
 
     def __init__(
@@ -66,6 +66,7 @@ class Engine:
         picked: bool = False,
         max_slots: int | None = None,
         max_prefill_tokens: int | None = None,
+        tokenizer: Tokenizer | None = None,
     ) -> None:
         self.target = target
         self.drafter = drafter
@@ -81,6 +82,7 @@ class Engine:
         self.reproducible = picked or not (policy.learns or drafter.needs.learns)
         self._picked = picked
         self._request_numbers = itertools.count()
+        self._compile = GrammarCompiler(tokenizer, target.vocab_size)
         self._drafter_rows: set[int] = set()  # rows that may have been admitted to the drafter
         self._in_step = False  # a step has begun and has neither ended nor been cleaned up
         self._lock = threading.RLock()
@@ -111,7 +113,7 @@ class Engine:
         Raises:
             PromptError: the prompt is empty, has ids outside the vocabulary, is longer than the context, or needs more
                 than ``max_slots``.
-            OptionError: a parameter names a token that the model does not have.
+            OptionError: a parameter names a token that the model does not have, or the grammar is not valid.
             ModelError: the engine or its target was closed, or the target was changed.
         """
         if self.closed:
@@ -129,7 +131,8 @@ class Engine:
             )
         check_token_ids(params, self.target.vocab_size)
         eos_ids = params.eos_token_id if params.eos_token_id is not None else tuple(eos)
-        request = Request(tuple(prompt), params, StopRules(min(params.max_new_tokens, room), frozenset(eos_ids)))
+        rules = StopRules(min(params.max_new_tokens, room), frozenset(eos_ids))
+        request = Request(tuple(prompt), params, rules, self._compile(params.grammar))
         self._admission.check(request)
         return request
 
@@ -327,15 +330,15 @@ class Engine:
         chains = copies([sequence.prediction for sequence in sequences], limits, self._stepper.copied_nodes(view))
         plan = self.policy.plan(view, [0 if chain else limit for limit, chain in zip(limits, chains, strict=True)])
         wants = any(sequence.params.logprobs is not None for sequence in sequences)
-        done = self._stepper(view, plan, chains, logprobs=wants)
+        done = self._stepper(view, plan, chains, logprobs=wants, matchers=matchers_of(sequences))
         batch.append(done.emitted, done.counts)
         kept = []
         for index, (sequence, result) in enumerate(zip(sequences, done.rows, strict=True)):
             if not result.healthy:
                 sequence.fail(
                     NumericsError(
-                        "No next token can be chosen: the model returned NaN or +inf logits, or bans and "
-                        f"processors left no token ({len(sequence.tokens)} tokens were generated before)."
+                        "No next token can be chosen: the model returned NaN or +inf logits, or bans, processors "
+                        f"and the grammar left no token ({len(sequence.tokens)} tokens were generated before)."
                     )
                 )
                 self._stepper.cache.zero([view.rows[index]])  # NaN would leak into the row's next request
@@ -343,7 +346,7 @@ class Engine:
                 continue
             kept.append(sequence.extend(result.emitted, result.accepted, result.drafted * result.copied))
             if done.logprobs is not None and sequence.params.logprobs is not None:
-                sequence.logprobs += _logprobs(
+                sequence.logprobs += token_logprobs(
                     done.logprobs[index], result.emitted[: kept[-1]], sequence.params.logprobs
                 )
         host_seconds = time.perf_counter() - started - done.draft_seconds - done.verify_seconds
@@ -351,11 +354,3 @@ class Engine:
         stats = done.stats(view.rows, kept, time.perf_counter() - started)
         for index, sequence in enumerate(sequences):
             sequence.counters.add(stats, index)
-
-
-def _logprobs(laws: Float[Tensor, "D V"], tokens: list[int], count: int) -> list[TokenLogprobs]:
-    """Log-probabilities of one row's new tokens, and of the ``count`` likeliest tokens at each."""
-    chosen = laws[: len(tokens)].gather(1, torch.tensor(tokens, dtype=torch.long, device=laws.device)[:, None])
-    top = laws[: len(tokens)].topk(count, dim=-1)
-    table = zip(tokens, chosen.tolist(), top.indices.tolist(), top.values.tolist(), strict=True)
-    return [TokenLogprobs(token, own[0], dict(zip(ids, values, strict=True))) for token, own, ids, values in table]

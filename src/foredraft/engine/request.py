@@ -4,12 +4,17 @@ from collections import deque
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 
-from foredraft.core.errors import ForedraftError
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from foredraft.core.errors import ForedraftError, OptionError
 from foredraft.core.sampling.params import SamplingParams
-from foredraft.core.sampling.stop import FinishReason, StopRules
+from foredraft.core.sampling.stop import Cut, FinishReason, StopRules
 from foredraft.core.stats import DecodeStats, StepStats
 from foredraft.engine.detokenizer import Decode, IncrementalDetokenizer
 from foredraft.engine.prediction import Prediction
+from foredraft.model.grammar import CompiledGrammar, Matcher
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +40,14 @@ class TokenLogprobs:
     top: dict[int, float]
 
 
+def token_logprobs(laws: Float[Tensor, "D V"], tokens: list[int], count: int) -> list[TokenLogprobs]:
+    """Log-probabilities of one row's new tokens, and of the ``count`` likeliest tokens at each."""
+    chosen = laws[: len(tokens)].gather(1, torch.tensor(tokens, dtype=torch.long, device=laws.device)[:, None])
+    top = laws[: len(tokens)].topk(count, dim=-1)
+    table = zip(tokens, chosen.tolist(), top.indices.tolist(), top.values.tolist(), strict=True)
+    return [TokenLogprobs(token, own[0], dict(zip(ids, values, strict=True))) for token, own, ids, values in table]
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """A checked request."""
@@ -42,6 +55,7 @@ class Request:
     prompt: tuple[int, ...]
     params: SamplingParams
     rules: StopRules
+    grammar: CompiledGrammar | None = None
 
 
 @dataclass(slots=True)
@@ -111,6 +125,8 @@ def _at_least(counts: dict[int, int]) -> tuple[int, ...]:
 class Sequence:
     """A request and its output so far. The engine fills every field after ``stream``.
 
+    ``matcher``: where the output stands in the request's grammar; None without one.
+
     ``seed`` reproduces the output. ``stream`` seeds the row's random numbers: equal to ``seed``, or unique to the
     request; see ``Engine``.
     """
@@ -127,12 +143,15 @@ class Sequence:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     pieces: deque[Piece] = field(default_factory=deque)
     prediction: Prediction | None = field(init=False)
+    matcher: Matcher | None = field(init=False, default=None)
     _detokenizer: IncrementalDetokenizer = field(init=False)
 
     def __post_init__(self) -> None:
         ids = self.params.prediction
         self.prediction = Prediction(ids) if isinstance(ids, tuple) and ids else None
         self._detokenizer = IncrementalDetokenizer(self.decode, self.params.stop_strings)
+        if self.request.grammar is not None:
+            self.matcher = self.request.grammar.matcher(sorted(self.rules.eos_token_ids))
 
     @property
     def prompt(self) -> tuple[int, ...]:
@@ -190,6 +209,13 @@ class Sequence:
         if self.prediction is not None:
             self.prediction.follow(block, copied, drafted)
         cut = self.rules.cut(len(self.tokens), block)
+        refused = None
+        if self.matcher is not None:
+            legal = self.matcher.advance(block[: cut.kept])
+            if legal < cut.kept and not self.matcher.ended:
+                refused = block[legal]
+            if legal < cut.kept or self.matcher.ended:
+                cut = Cut(legal, "stop")
         kept = 0
         for part, was_drafted in ((block[: min(drafted, cut.kept)], True), (block[drafted : cut.kept], False)):
             if not part or self.finished:
@@ -200,6 +226,8 @@ class Sequence:
             self._emit(Piece(pushed.text, taken, was_drafted, was_drafted and copied > 0))
             if pushed.stopped:
                 self.finish_reason = "stop"
+        if refused is not None and not self.finished:
+            self.fail(OptionError(f"A logits processor allowed token {refused}, which the grammar forbids here."))
         if cut.reason is not None and not self.finished:
             self.finish(cut.reason)
         return kept

@@ -17,6 +17,7 @@ from foredraft.core.transfer import to_device
 from foredraft.core.tree import PAD, TokenTree
 from foredraft.core.verify import verify
 from foredraft.engine.draft_check import Proposed, checked
+from foredraft.engine.grammar_masks import HostTree, Matchers, masked
 from foredraft.engine.prediction import Chains, with_copies
 from foredraft.model.base import TargetModel
 from foredraft.model.cache import SlotCache
@@ -114,11 +115,19 @@ class Stepper:
 
     @torch.inference_mode()
     def __call__(
-        self, view: View, plan: Plan, chains: Chains = (), *, logprobs: bool = False, laws: bool = False
+        self,
+        view: View,
+        plan: Plan,
+        chains: Chains = (),
+        *,
+        logprobs: bool = False,
+        laws: bool = False,
+        matchers: Matchers | None = None,
     ) -> StepDone:
         """Run one step for every row of ``view``, with a single read-back from the device at its end.
 
-        ``chains``: see ``with_copies``; if none is given, nothing is copied.
+        ``chains``: see ``with_copies``; if none is given, nothing is copied. ``matchers`` of the rows' grammars, None
+        if no row has one, cost another read-back; see ``grammar_masks``.
         """
         begun = _Mark(self.target.device)
         self.cache.reserve(max(view.rows) + 1, max(view.extents))
@@ -134,8 +143,10 @@ class Stepper:
         reach = max(view.extents) - 1 + tree.tokens.shape[1]
         self.cache.reserve(max(view.rows) + 1, reach)
         step = self.target.address(tree, bases, view.rows, reach)
+        drafted = None if matchers is None else HostTree.of(tree)
         out = self.target.forward(step, self.cache)
-        law = view.warp(out.logits, Paths(view.history, view.lengths, tree))
+        logits = out.logits if matchers is None or drafted is None else masked(out.logits, drafted, matchers)
+        law = view.warp(logits, Paths(view.history, view.lengths, tree))
         rng = HashedRng(view.noise, plain=~tree.valid[:, 1:].any(1))
         verdict = verify(law, draft, rng, rule)
         if not tree.linear:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, TypedDict, no_type_check
 
 from foredraft.core.errors import OptionError
+from foredraft.core.sampling.grammar import Grammar, GrammarLike, as_grammar
 
 if TYPE_CHECKING:  # the command line imports this module for completion and help, without torch
     from jaxtyping import Float, Int
@@ -42,6 +43,7 @@ class SamplingOptions(TypedDict, total=False):
     stop_strings: str | Sequence[str]
     eos_token_id: int | Sequence[int] | None
     logprobs: int | None
+    grammar: GrammarLike | None
     speculate: bool
     num_assistant_tokens: int | None
     prediction: str | Sequence[int] | None
@@ -85,6 +87,7 @@ class SamplingParams:
     stop_strings: tuple[str, ...] = ()
     eos_token_id: tuple[int, ...] | None = None  # None: the model's; (): none, generate to the full length
     logprobs: int | None = None  # log-probabilities of emitted tokens, and of this many alternatives for each
+    grammar: Grammar | None = None  # what the output must match; also given as a JSON schema or a pydantic class
     speculate: bool = True
     num_assistant_tokens: int | None = None  # the longest draft for this request; None: as the policy decides
     prediction: str | tuple[int, ...] | None = None
@@ -98,6 +101,7 @@ class SamplingParams:
             object.__setattr__(self, "prediction", _token_ids("prediction", self.prediction))
         object.__setattr__(self, "bad_words_ids", _words(self.bad_words_ids))
         object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
+        object.__setattr__(self, "grammar", as_grammar(self.grammar))
         for name, (test, range_) in _RANGES.items():
             value = getattr(self, name)
             if value is None and name in _OPTIONAL:

@@ -1,0 +1,180 @@
+"""Grammars compiled for a tokenizer, and where a request stands in one: the only door to xgrammar.
+
+Masks have a bit for each token of the target, padding included, and one more: the bit of ``end``, which is no token,
+is set where the output is complete. So a request without end-of-sequence ids can end too.
+"""
+
+import importlib
+import json
+import re
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from foredraft.core.errors import OptionError
+from foredraft.core.sampling.grammar import Grammar
+from foredraft.model.byte_vocab import ByteVocab
+from foredraft.model.json_schema import enforceable
+from foredraft.model.tokenizer import Tokenizer
+
+_CACHE_BYTES = 256 * 2**20
+"""Compiled grammars that are kept."""
+
+
+class CompiledGrammar:
+    """A grammar for one vocabulary. Requests share it."""
+
+    def __init__(self, inner: Any, vocab_size: int) -> None:
+        self._inner = inner
+        self._vocab_size = vocab_size
+
+    def matcher(self, eos: Sequence[int]) -> "Matcher":
+        """Start an output that these end-of-sequence ids end."""
+        inner = _xgrammar().GrammarMatcher(self._inner, override_stop_tokens=[*sorted(eos), self._vocab_size])
+        return Matcher(inner, frozenset(eos), self._vocab_size)
+
+
+class Matcher:
+    """Where an output stands in its grammar."""
+
+    def __init__(self, inner: Any, eos: frozenset[int], vocab_size: int) -> None:
+        self._inner = inner
+        self._eos = eos
+        self._end = vocab_size
+        self.ended = False  # complete, and no token may follow
+
+    def masks(self, tokens: list[int], parents: list[int]) -> Int[Tensor, "N W"]:
+        """The legal tokens at each node of a draft tree, 32 in a word, the lowest in its lowest bit.
+
+        Everything is legal at nodes that cannot be reached: below illegal tokens, behind the output's end, and at
+        padding. So these have a law too.
+
+        Args:
+            tokens, parents: of the tree's nodes (see ``TokenTree``); the root's token has been accepted.
+        """
+        count = len(tokens)
+        masks = torch.full((count, mask_words(self._end)), -1, dtype=torch.int32)
+        child, sibling = [-1] * count, [-1] * count
+        for node in range(count - 1, 0, -1):
+            if parents[node] >= 0:
+                sibling[node], child[parents[node]] = child[parents[node]], node
+        self._inner.traverse_draft_tree(torch.tensor(child), torch.tensor(sibling), torch.tensor(tokens), masks)
+        words = masks.numpy()
+        reached = [True] * count
+        for node in range(count):
+            token, parent = tokens[node], parents[node]
+            if node > 0:
+                legal = parent >= 0 and reached[parent] and _bit(words[parent], token)
+                reached[node] = legal and token not in self._eos
+            if not reached[node] or self._is_end(words[node]):
+                words[node] = -1
+                reached[node] = False
+        return masks
+
+    def advance(self, tokens: Sequence[int]) -> int:
+        """Accept emitted tokens up to the output's end; the number accepted, less than all at an illegal one."""
+        for count, token in enumerate(tokens):
+            if self.ended or not self._inner.accept_token(token):
+                return count
+            self.ended = token in self._eos or self._nothing_follows()
+        return len(tokens)
+
+    def _nothing_follows(self) -> bool:
+        """Whether the output is complete and cannot be continued, nor ended by a token."""
+        if self._eos or not self._inner.is_completed():
+            return False
+        mask = torch.empty(1, mask_words(self._end), dtype=torch.int32)
+        self._inner.fill_next_token_bitmask(mask)
+        return self._is_end(mask.numpy()[0])
+
+    def _is_end(self, words: Any) -> bool:
+        """Whether only the bit of the end is set."""
+        if self._eos or not _bit(words, self._end):
+            return False
+        return not words[:-1].any() and int(words[-1]) & ~(1 << self._end % 32) & 0xFFFFFFFF == 0
+
+
+def mask_words(vocab_size: int) -> int:
+    """Words of a mask."""
+    return vocab_size // 32 + 1
+
+
+def _bit(words: Any, index: int) -> bool:
+    return bool(int(words[index // 32]) >> index % 32 & 1)
+
+
+class GrammarCompiler:
+    """Compiles grammars for a target's tokens, each once.
+
+    Args:
+        tokenizer: None if the model came without one: grammars are then refused.
+        vocab_size: the width of the target's logits. Special tokens and ids without a token are never legal.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None, vocab_size: int) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._compiler: Any = None
+        self._lock = threading.Lock()
+
+    def __call__(self, grammar: Grammar | None) -> CompiledGrammar | None:
+        """The compiled grammar; None for None. Thread-safe.
+
+        Raises:
+            OptionError: the grammar is not valid, or xgrammar or a tokenizer is missing.
+        """
+        if grammar is None:
+            return None
+        compiler = self._for_tokenizer()
+        try:
+            return CompiledGrammar(_compiled(compiler, grammar), self._vocab_size)
+        except RuntimeError as error:
+            raise OptionError(f"The {grammar.kind} grammar is not valid: {_reason(error)}") from None
+
+    def _for_tokenizer(self) -> Any:
+        """xgrammar's compiler, which keeps what it has compiled."""
+        with self._lock:
+            if self._compiler is None:
+                if self._tokenizer is None:
+                    raise OptionError(
+                        "A grammar needs the model's tokenizer, and this model came without one: pass tokenizer=... "
+                        "to load."
+                    )
+                xgrammar = _xgrammar()
+                size = self._vocab_size
+                pieces = [*ByteVocab(self._tokenizer, size).pieces[:size], b""]
+                info = xgrammar.TokenizerInfo(
+                    pieces, xgrammar.VocabType.RAW, vocab_size=size + 1, stop_token_ids=[size]
+                )
+                self._compiler = xgrammar.GrammarCompiler(info, cache_limit_bytes=_CACHE_BYTES)
+            return self._compiler
+
+
+def _compiled(compiler: Any, grammar: Grammar) -> Any:
+    if grammar.kind == "json_schema":
+        schema = json.dumps(enforceable(json.loads(grammar.text)))
+        return compiler.compile_json_schema(schema, any_whitespace=False)  # else small models write it for ever
+    by_kind = {
+        "regex": compiler.compile_regex,
+        "ebnf": compiler.compile_grammar,
+        "structural_tag": compiler.compile_structural_tag,
+    }
+    return by_kind[grammar.kind](grammar.text)
+
+
+def _xgrammar() -> Any:
+    try:
+        return importlib.import_module("xgrammar")
+    except ImportError:
+        raise OptionError("A grammar needs the package xgrammar: pip install 'foredraft[grammar]'.") from None
+
+
+def _reason(error: RuntimeError) -> str:
+    """xgrammar's reason without its source line, one sentence."""
+    first = str(error).strip().splitlines()[0]
+    text = re.sub(r"^(\[[\d:]+\] \S+\.(?:cc|h):\d+: )?(Check failed: \(.*?\) is false: ?)?", "", first).strip()
+    return text if text.endswith(".") else f"{text}."

@@ -1,0 +1,243 @@
+"""Requests with grammars: the same texts with and without drafts, in mixed batches, to their ends."""
+
+import functools
+import json
+import re
+from typing import Any
+
+import pytest
+import torch
+
+import foredraft
+import tiny
+from dialects import toy
+from foredraft.core.draft import Draft, Law
+from foredraft.core.drafter import Drafter, Plan, View
+from foredraft.core.errors import NumericsError, OptionError
+from foredraft.core.sampling.grammar import Grammar
+from foredraft.core.tree import TokenTree
+from foredraft.drafters.none import NoDrafter
+from foredraft.drafters.prompt_lookup import Options as LookupOptions, PromptLookup
+from foredraft.engine import step
+from foredraft.engine.generator import Generator
+from foredraft.model.hf import CausalLM
+
+LETTERS = [chr(ord("a") + i) for i in range(26)] + ["1", "2", ",", "ab", "bc", "12", "."]
+"""The last ends an output."""
+VOCAB = 40
+EOS = LETTERS.index(".")
+LISTS = Grammar.regex("([a-c]{1,4}[12]{1,3},){3,8}[a-c]")
+
+
+@functools.cache
+def models() -> tuple[CausalLM, CausalLM]:
+    """A target, and a draft that is none of its kin."""
+    sizes = {"vocab_size": VOCAB, "num_hidden_layers": 1, "max_position_embeddings": 256}
+    return CausalLM(tiny.build("llama", **sizes)), CausalLM(tiny.build("llama", seed=5, **sizes))
+
+
+def drafters() -> dict[str, Any]:
+    target, draft = models()
+    return {
+        "none": (NoDrafter(), None),
+        "lookup": (PromptLookup(LookupOptions(prompt_lookup_num_tokens=4, continuations=2)), None),
+        "own model": tiny.draft_model(target, target),
+        "strange model": tiny.draft_model(draft, target),
+        "strange tree": tiny.draft_model(draft, target, branching=(2, 2, 1)),
+        "liar": (tiny.liar([[0, 1, 2, 26]], vocab=VOCAB), None),
+    }
+
+
+DRAFTERS = list(drafters())
+PROMPTS = [[0, 1, 2, 26, 28, 0, 1, 2], [3], [1, 26, 28, 1, 26]]
+
+
+def generator(name: str, **options: Any) -> Generator:
+    drafter, policy = drafters()[name]
+    return tiny.generator(models()[0], drafter, policy, eos=[EOS], tokenizer=toy(LETTERS), **options)
+
+
+def said(results: list[foredraft.Result]) -> list[list[int]]:
+    return [result.tokens for result in results]
+
+
+SETTINGS: list[dict[str, Any]] = [
+    {},
+    {"repetition_penalty": 1.4, "no_repeat_ngram_size": 4, "logit_bias": {0: 2.0}, "bad_words_ids": [[1, 1]]},
+    {"logits_processor": [lambda ids, scores: scores - scores.logsumexp(-1, keepdim=True)], "min_new_tokens": 20},
+]
+
+
+@pytest.mark.parametrize("options", SETTINGS, ids=["plain", "penalties", "processor"])
+@pytest.mark.parametrize("name", DRAFTERS[1:])
+def test_greedy_texts_are_those_of_plain_decoding(name: str, options: dict[str, Any]):
+    wanted = generator("none").generate(PROMPTS, grammar=LISTS, max_new_tokens=60, **options)
+    found = generator(name).generate(PROMPTS, grammar=LISTS, max_new_tokens=60, **options)
+    assert said(found) == said(wanted)
+    for result in found:
+        assert result.finish_reason == "stop"
+        assert result.tokens[-1] == EOS
+        assert re.fullmatch(r"([a-c]{1,4}[12]{1,3},){3,8}[a-c]\.", result.text)
+
+
+@pytest.mark.parametrize("name", ["lookup", "liar"])
+@pytest.mark.parametrize("options", [{}, {"top_k": 5, "top_p": 0.8}, {"min_p": 0.2, "frequency_penalty": 0.5}])
+def test_a_seed_gives_the_same_text_with_and_without_drafts(name: str, options: dict[str, Any]):
+    sampling = {"temperature": 1.5, "seed": 5, "max_new_tokens": 60, "grammar": LISTS, **options}
+    wanted = generator("none").generate(PROMPTS, num_return_sequences=3, **sampling)
+    found = generator(name).generate(PROMPTS, num_return_sequences=3, **sampling)
+    assert said(found) == said(wanted)
+    assert len({tuple(tokens) for tokens in said(found)}) == 9
+    assert sum(result.stats.accepted for result in found)
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_rows_with_and_without_grammars_share_a_batch(name: str):
+    params = [
+        foredraft.SamplingParams(max_new_tokens=30, grammar=grammar)
+        for grammar in (LISTS, None, Grammar.choice(["abc", "bca"]))
+    ]
+    g = generator(name)
+    together = [g.submit([prompt], own)[0] for prompt, own in zip(PROMPTS, params, strict=True)]
+    g.engine.run(together)
+    for prompt, own, sequence in zip(PROMPTS, params, together, strict=True):
+        assert sequence.tokens == generator("none").generate(prompt, own).tokens
+    assert together[2].text in ("abc.", "bca.")
+    assert together[0].text != together[1].text
+
+
+def test_a_batch_without_grammars_computes_no_masks(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delattr(step, "masked")
+    monkeypatch.delattr(step, "HostTree")
+    assert generator("lookup").generate(PROMPTS, max_new_tokens=8)
+
+
+def chain_of(tokens: list[int]) -> Drafter:
+    """Drafts the same tokens in every step."""
+
+    def propose(view: View, plan: Plan) -> Draft:
+        drafted = torch.tensor([tokens] * len(view.rows))
+        return Draft(TokenTree.chain(torch.cat([view.roots[:, None], drafted], 1)), Law.FIXED)
+
+    return tiny.ScriptedDrafter(propose, max_nodes=len(tokens))
+
+
+@pytest.mark.parametrize("eos", [[EOS], []])
+def test_an_output_ends_inside_a_block(eos: list[int]):
+    drafted = [0, 1, 2, *eos, 3, 3, 3]
+    g = tiny.generator(models()[0], chain_of(drafted), eos=eos, tokenizer=toy(LETTERS))
+    result = g.generate([3], grammar=Grammar.regex("abc"), logit_bias={LETTERS.index("ab"): -100.0, 30: -100.0})
+    assert result.tokens == [0, 1, 2, *eos]
+    assert result.finish_reason == "stop"
+    assert result.stats.target_forwards == 1, "all in one block"
+
+
+def test_length_ends_an_output_before_its_grammar_does():
+    result = generator("liar").generate([3], grammar=LISTS, max_new_tokens=3)
+    assert (len(result.tokens), result.finish_reason) == (3, "length")
+
+
+def test_a_stop_string_ends_an_output_before_its_grammar_does():
+    result = generator("liar").generate([3], grammar=LISTS, max_new_tokens=60, stop_strings=",")
+    assert result.finish_reason == "stop"
+    assert re.fullmatch("[a-c]+[12]+", result.text)
+
+
+def test_logprobs_are_those_of_the_model_without_the_grammar():
+    result = generator("own model").generate([3], grammar=LISTS, max_new_tokens=8, logprobs=3)
+    plain = models()[0].stock_logits(torch.tensor([[3, *result.tokens[:-1]]]))[0].log_softmax(-1)
+    assert result.logprobs is not None
+    for place, (token, row) in enumerate(zip(result.logprobs, plain, strict=True)):
+        assert token.logprob == pytest.approx(float(row[result.tokens[place]]), abs=1e-4)
+        assert token.top.keys() == set(row.topk(3).indices.tolist())
+
+
+@pytest.mark.parametrize("name", ["none", "liar", "strange tree"])
+def test_a_grammar_that_leaves_no_token_ends_its_request_alone(name: str):
+    g = generator(name)
+    bad, good = [
+        g.submit([[3]], foredraft.SamplingParams(max_new_tokens=9, temperature=1.0, grammar=Grammar.regex(pattern)))[0]
+        for pattern in ("abé", "abc+")
+    ]
+    g.engine.run([bad, good])
+    assert isinstance(bad.error, NumericsError)
+    assert "the grammar left no token (1 tokens" in str(bad.error) or "(2 tokens" in str(bad.error)
+    assert good.error is None and good.text.startswith("abc")
+    with pytest.raises(NumericsError):
+        g.generate([3], grammar=Grammar.choice(["ab"]), min_new_tokens=9)
+
+
+def test_a_processor_that_allows_an_illegal_token_fails_its_request():
+    def always_z(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(scores).index_fill(1, torch.tensor([25]), 9.0)
+
+    with pytest.raises(OptionError, match="A logits processor allowed token 25, which the grammar forbids here"):
+        generator("liar").generate([3], grammar=LISTS, logits_processor=[always_z])
+
+
+def test_an_interrupted_step_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch):
+    g = generator("lookup")
+    stream = g.stream(PROMPTS[0], grammar=LISTS, max_new_tokens=60)
+    next(stream)
+    with monkeypatch.context() as patch:
+        patch.setattr(step, "_read_back", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            g.engine.step()
+    assert tiny.pending(g) == 0
+    wanted = generator("none").generate(PROMPTS[0], grammar=LISTS, max_new_tokens=60)
+    assert g.generate(PROMPTS[0], grammar=LISTS, max_new_tokens=60).tokens == wanted.tokens
+
+
+def test_bad_grammars_are_refused_before_anything_runs():
+    g = generator("none")
+    for grammar in (Grammar.regex("("), {"type": "array", "uniqueItems": True}, "nonsense"):
+        with pytest.raises(OptionError):
+            g.generate([[3], [4]], grammar=grammar)
+    assert tiny.pending(g) == 0
+    with pytest.raises(OptionError, match="came without one"):
+        tiny.generator(models()[0]).generate([3], grammar="json")
+    with pytest.raises(OptionError, match="Unknown beam search option 'grammar'"):
+        g.beam_search([3], grammar="json")  # type: ignore[call-arg]
+
+
+def test_streams_and_many_prompts_take_grammars():
+    g = generator("lookup")
+    with g.stream(PROMPTS[0], grammar=LISTS, max_new_tokens=60) as stream:
+        text = "".join(piece.text for piece in stream)
+    assert text == g.generate(PROMPTS[0], grammar=LISTS, max_new_tokens=60).text
+    done = {each.index: each.result for each in g.as_completed(PROMPTS, grammar=LISTS, max_new_tokens=60)}
+    assert [done[i].tokens for i in range(3)] == said(g.generate(PROMPTS, grammar=LISTS, max_new_tokens=60))
+
+
+def test_exact_mode_has_the_same_texts():
+    wanted = generator("none").generate(PROMPTS, grammar=LISTS, max_new_tokens=60)
+    assert said(generator("lookup", exact_nodes=9).generate(PROMPTS, grammar=LISTS, max_new_tokens=60)) == said(wanted)
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "minLength": 1, "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "tags": {"type": "array", "items": {"enum": ["red", "green", "blue"]}, "maxItems": 3},
+        "address": {
+            "type": "object",
+            "properties": {"zip": {"type": "string", "pattern": "^[0-9]{5}$"}, "home": {"type": "boolean"}},
+            "required": ["zip", "home"],
+        },
+    },
+    "required": ["name", "age", "tags", "address"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drafter", ["eagle3:sample-eagle3", "draft_model:sample-draft", "sequoia:sample-draft"])
+def test_200_of_200_answers_of_the_bundled_model_are_valid(drafter: str):
+    jsonschema_rs = pytest.importorskip("jsonschema_rs")
+    g = foredraft.load("sample", f"{drafter},num_assistant_tokens_schedule=constant")
+    prompts = [f"A record of person {i} as JSON:\n" for i in range(200)]
+    results = g.generate(prompts, grammar=SCHEMA, temperature=1.0, seed=1, max_new_tokens=120)
+    assert sum(result.stats.accepted for result in results)
+    validator = jsonschema_rs.validator_for(SCHEMA)
+    assert all(validator.is_valid(json.loads(result.text)) for result in results)
+    assert {result.finish_reason for result in results} == {"stop"}
