@@ -359,10 +359,14 @@ def test_a_sampled_ragged_batch_is_its_rows_alone(name: str):
 
 
 def holdings(drafter: Any) -> dict[str, int]:
-    """How much each attribute of a drafter, or of its memory, holds: entries of a container, bytes of a cache."""
+    """How much each attribute of a drafter, or of its memory, holds: entries of a container, rows of a cache."""
     held = {}
     for key, value in vars(drafter).items():
-        if isinstance(value, (SlotCache, NgramPool, torch.Tensor)):
+        if key == "_features":
+            continue  # stays allocated, as do caches
+        if isinstance(value, SlotCache):
+            held[key] = len(value._lines)
+        elif isinstance(value, (NgramPool, torch.Tensor)):
             held[key] = value.nbytes
         elif isinstance(
             value,

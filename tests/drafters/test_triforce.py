@@ -284,7 +284,7 @@ def test_memory_of_the_middle_is_its_budget_however_long_the_text(target: Causal
         # budget, room, a chunk's rest, the root, and what an inner loop may have in flight
         slots = 16 + 8 + 3 + 1 + (2 * 4 + 4)
         assert sizes == {2 * 2 * slots * (8 + 8) * 4}
-        assert three._cache_sync.model.nbytes == 0, "the last text takes the cache with it"
+        assert three._cache_sync.model.nbytes in sizes, "it stays allocated for the next text"
 
 
 def test_specs():

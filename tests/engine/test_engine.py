@@ -238,7 +238,7 @@ def test_requests_wait_and_rows_are_used_again(kind: str, options: dict):
     for prompt, p, sequence in zip(prompts, params, sequences, strict=True):
         assert sequence.tokens == alone.generate(prompt, p).tokens
         assert len(sequence.tokens) == p.max_new_tokens and sequence.finish_reason == "length"
-    assert g.engine._stepper.cache.nbytes == 0 and not g.engine.waiting
+    assert not g.engine._stepper.cache._lines and not g.engine.waiting
 
 
 def test_a_prompt_that_is_shared_is_read_once_and_kept_apart():

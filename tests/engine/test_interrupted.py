@@ -113,7 +113,7 @@ def test_an_interruption_at_any_line_leaves_the_generator_as_it_was(kind: str, s
         interrupted(lambda: said(g), stop)
         assert torch.equal(model(ids).logits, logits), f"the model after an interruption at {tracer.places[stop - 1]}"
         assert said(g) == wanted, f"after an interruption at {tracer.places[stop - 1]}"
-        assert g.engine._stepper.cache.nbytes == 0 and not len(g.engine._batch) and not g.engine.waiting
+        assert not g.engine._stepper.cache._lines and not len(g.engine._batch) and not g.engine.waiting
 
 
 def test_a_second_interruption_while_the_first_is_cleaned_up_after():
@@ -172,7 +172,7 @@ def test_an_interruption_while_one_stream_is_closed_leaves_the_other_alone():
     places = closed(0)
     for stop in range(1, len(places) + 1, 2):
         closed(stop)
-    assert not len(g.engine._batch) and g.engine._stepper.cache.nbytes == 0
+    assert not len(g.engine._batch) and not g.engine._stepper.cache._lines
 
 
 def whole(model: PreTrainedModel, state: dict[str, torch.Tensor]) -> bool:

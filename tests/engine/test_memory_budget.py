@@ -121,7 +121,7 @@ def test_drafts_have_options_of_their_own(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 @pytest.mark.parametrize("method", ["none", "draft", "eagle3"])
-def test_nothing_is_allocated_while_requests_run(method: str, monkeypatch: pytest.MonkeyPatch):
+def test_nothing_is_allocated_while_requests_run_nor_when_others_follow(method: str, monkeypatch: pytest.MonkeyPatch):
     """Caches of target, draft and head are made when requests are admitted, for all that these may need."""
     target = CausalLM(tiny.build("llama", max_position_embeddings=1024))
     drafter: Drafter | None = None
@@ -147,6 +147,23 @@ def test_nothing_is_allocated_while_requests_run(method: str, monkeypatch: pytes
     while not all(each.finished for each in sequences):
         g.engine.step()
     assert first and len(made) == first and all(len(each.tokens) == 300 for each in sequences)
+    later = g.batch(tiny.prompts((3, 250)), max_new_tokens=20)
+    assert len(made) == first
+    alone = tiny.generator(CausalLM(tiny.build("llama", max_position_embeddings=1024)))
+    assert [each.tokens for each in later] == [
+        alone.generate(prompt, max_new_tokens=20).tokens for prompt in tiny.prompts((3, 250))
+    ]
+
+
+def test_an_idle_cache_stays_allocated_where_it_does_not_limit_the_next_requests():
+    model, short, long = tiny.build("llama", max_position_embeddings=1024), [1] * 3, [1] * 400
+    with load(model, "none", kv_cache_memory_bytes=4 * BUCKET * TOKEN, max_batch_size=2) as g:
+        cache = g.engine._stepper.cache
+        for prompt, rows, slots in ((short, 1, 1), (long, 1, 2), (short, 1, 2), ([1] * 600, 0, 0), (short, 1, 1)):
+            g.generate(prompt, max_new_tokens=5)
+            assert (cache.rows, cache.slots, cache.nbytes) == (rows, slots * BUCKET, rows * slots * BUCKET * TOKEN)
+        g.batch([short] * 2, max_new_tokens=5)
+        assert cache.room == (2, BUCKET)
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads the resident memory that Linux reports")

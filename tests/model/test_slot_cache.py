@@ -153,13 +153,31 @@ def test_fork_reads_all_before_it_writes_any():
             assert torch.equal(after[layer][kind], expected)
 
 
-def test_clear_gives_everything_back():
+def test_free_gives_everything_back():
     store = filled()
-    store.clear()
+    store.free()
     assert (store.rows, store.slots, store.nbytes) == (0, 0, 0)
     store.reserve(1, 1)
     _, read = write(store, [0], [[1]], 4)
     assert not read[0][0][:, :, [0, 2, 3]].any(), "something of before has come back"
+
+
+def test_clear_keeps_the_memory_for_rows_of_the_same_length():
+    store = filled()
+    store.arrange([2, 1])
+    before, size = store._keys[0], store.nbytes
+    store.clear()
+    store.reserve(2, 3)
+    assert store._keys[0] is before and store.nbytes == size and store.room == (4, BUCKET)
+    assert store.lines([0, 1, 2]) == [0, 1, 2]
+    store.zero([1])
+    assert not any(each.any() for pair in peek(store, [1]) for each in pair), "what it held before is known to be there"
+    for rows, slots in ((5, 3), (1, BUCKET + 1), (1, 1)):
+        store.clear()
+        store.reserve(rows, slots)
+        assert store.nbytes == 0
+        _, read = write(store, [0], [[1]], 4)
+        assert store.rows == rows and not read[0][0][:, :, [0, 2, 3]].any()
 
 
 def test_the_model_is_told_nothing_that_it_could_derive_positions_from():
@@ -174,7 +192,7 @@ def test_buffers_of_one_kind_are_one_allocation_where_the_kinds_are_known(like: 
     assert len({each.untyped_storage().data_ptr() for layer in range(LAYERS) for each in store.stored(layer)}) == (
         2 if like else 2 * LAYERS
     )
-    store.clear()
+    store.free()
     store.reserve(1, 4)
     written, _ = write(store, [0], [[1]], 4)
     assert len({each.untyped_storage().data_ptr() for layer in range(LAYERS) for each in store.stored(layer)}) == 2

@@ -82,7 +82,7 @@ class Admission:
         free = (row for row in range(self.max_rows) if row not in running)
         chosen: dict[int, Sequence] = {}
         slots = max([self._cache.slots, *(self._slots(sequence.request) for sequence in running.values())])
-        height = max([self._cache.rows, *(row + 1 for row in running)])
+        height = max([self._cache.rows if running else 0, *(row + 1 for row in running)])
         for row, sequence in zip(islice(free, self.max_rows - len(running)), self._waiting, strict=False):
             slots, height = max(slots, self._slots(sequence.request)), max(height, row + 1)
             if self._max_slots is not None and height * slots > self._max_slots:
@@ -101,6 +101,17 @@ class Admission:
             fit = self.max_rows if self._max_slots is None else self._max_slots // slots
             height = max(height, min(2 * self._cache.rows, fit, self.max_rows))
         return Room(height, slots)
+
+    def rest(self) -> None:
+        """Forget the rows of the cache when nothing runs.
+
+        It stays allocated for the next requests, unless its rows are so long that they would limit how many of these
+        run together.
+        """
+        if self._max_slots is not None and self.max_rows * self._cache.slots > self._max_slots:
+            self._cache.free()
+        else:
+            self._cache.clear()
 
     def _slots(self, request: Request) -> int:
         """The row length that this request may need, padding included."""

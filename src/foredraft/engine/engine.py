@@ -243,7 +243,7 @@ class Engine:
             raise fault
 
     def _sweep(self) -> None:
-        """Retire ended rows, and free the cache when nothing runs. An interrupted sweep is repeated."""
+        """Retire ended rows. An interrupted sweep is repeated."""
         self._batch.retire()
         self._reader.drop()
         for row in sorted(self._drafter_rows.difference(self._batch.rows)):
@@ -255,7 +255,7 @@ class Engine:
                 raise
             self._drafter_rows.discard(row)
         if not self._running():
-            self._stepper.cache.clear()
+            self._admission.rest()
 
     def _clean(self) -> None:
         """After an interrupted step: end all rows in flight and release them everywhere."""
@@ -268,7 +268,7 @@ class Engine:
         self._reader.clear()
         self.target.reset_hooks()
         self._release(self._drafter_rows)
-        self._stepper.cache.clear()
+        self._stepper.cache.free()
         self._in_step = False
 
     def _release(self, rows: Iterable[int]) -> None:

@@ -65,16 +65,12 @@ class _Group:
             group = _Group.allocate(self.kind, self.places, rows, slots)
         except torch.OutOfMemoryError:
             old = old.cpu()
-            self.release()
+            for buffers, layer in self.places:
+                buffers[layer] = None
+            del self.buffer
             group = _Group.allocate(self.kind, self.places, rows, slots)
         group.buffer[:, : old.shape[1], :, :used] = old
         return group
-
-    def release(self) -> None:
-        """Free the memory."""
-        for buffers, layer in self.places:
-            buffers[layer] = None
-        del self.buffer
 
     def compact(
         self, lines: slice | Int[Tensor, "B"], sources: Int[Tensor, "B D"], targets: Int[Tensor, "B D"]
@@ -88,9 +84,9 @@ class _Group:
 class SlotCache:
     """Keys and values of each layer, ``[R, heads, S, head_dim]``, allocated by the first forward that writes.
 
-    ``rows`` and ``slots`` only grow; ``clear`` frees the memory. The engine reserves what requests may need when it
-    admits them, so nothing is reallocated while they run. On a CPU, memory is committed when it is first written to, so
-    a high limit costs a short output nothing.
+    ``rows`` and ``slots`` only grow while there are rows. The engine reserves what requests may need when it admits
+    them, so nothing is reallocated while they run, nor when others follow that need as much. On a CPU, memory is
+    committed when it is first written to, so a high limit costs a short output nothing.
 
     A row keeps its number but not its place: ``arrange`` moves rows, so that a forward reads them as one slice, without
     a copy.
@@ -107,6 +103,7 @@ class SlotCache:
         self._limit = limit
         self._used = 0  # slots after these have never been written to
         self._lines: list[int] = []  # where each row is in the buffers
+        self._changing = False  # the buffers are being allocated, or that was interrupted
         self._kinds: list[tuple[_Kind, _Kind] | None] = [None] * layers if like is None else [*like._kinds]
         self._groups: list[_Group] = []
         self._keys: list[Tensor | None] = [None] * layers
@@ -119,17 +116,22 @@ class SlotCache:
             room: what will be needed later; it is allocated now, so that nothing is reallocated in between.
         """
         limit = slots if self._limit is None else self._limit
-        used, self._used = self._used, max(self._used, min(slots, limit))
-        rows, slots = max(rows, room.rows, self.rows), max(bucket(max(slots, room.slots)), self.slots)
+        asked = Room(max(rows, room.rows), bucket(max(slots, room.slots)))
         if self._limit is not None:
-            slots = min(slots, self._limit)
-        if (rows, slots) == (self.rows, self.slots):
-            return
-        self.rows, self.slots = rows, slots
+            asked = Room(asked.rows, min(asked.slots, limit))
+        if not self._lines and (asked.rows > self.rows or asked.slots != self.slots):
+            self.free()
+        used, self._used = self._used, max(self._used, min(slots, limit))
+        rows, slots = max(asked.rows, self.rows), max(asked.slots, self.slots)
         self._lines += range(len(self._lines), rows)
+        if (rows, slots) == self.room:
+            return
         _log.debug("The cache has %d rows of %d slots.", rows, slots)
+        self._changing = True
+        self.rows, self.slots = rows, slots
         for index, group in enumerate(self._groups):
             self._groups[index] = group.resized(rows, slots, used)
+        self._changing = False
 
     @property
     def room(self) -> Room:
@@ -137,12 +139,18 @@ class SlotCache:
         return Room(self.rows, self.slots)
 
     def clear(self) -> None:
-        """Drop the contents and free the memory."""
-        self.rows = self.slots = self._used = 0
+        """Forget all rows. The memory stays for the next ones, if these need as many slots and no more rows."""
         self._lines = []
-        for group in self._groups:
-            group.release()
-        self._groups = []
+        if self._changing:
+            self.free()
+
+    def free(self) -> None:
+        """Forget all rows and free the memory."""
+        self._lines, self._groups = [], []
+        self.rows = self.slots = self._used = 0
+        for layer in range(len(self._keys)):
+            self._keys[layer] = self._values[layer] = None
+        self._changing = False
 
     def arrange(self, rows: Sequence[int]) -> None:
         """Move these rows to the first lines of the buffers, in this order.
@@ -215,12 +223,14 @@ class SlotCache:
 
     def _allocate(self) -> None:
         """Allocate the buffers of all layers whose kinds are known."""
+        self._changing = True
         places: dict[_Kind, list[tuple[list[Tensor | None], int]]] = {}
         for layer, kinds in enumerate(self._kinds):
             if kinds is not None and self._keys[layer] is None:
                 for kind, buffers in zip(kinds, (self._keys, self._values), strict=True):
                     places.setdefault(kind, []).append((buffers, layer))
         self._groups += [_Group.allocate(kind, each, self.rows, self.slots) for kind, each in places.items()]
+        self._changing = False
 
     def compact(self, rows: Sequence[int], bases: Int[Tensor, "B"], path: Int[Tensor, "B D"]) -> None:
         """Compact an accepted path: node ``path[b, i]`` moves to slot ``bases[b] + i``.

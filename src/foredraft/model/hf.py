@@ -285,7 +285,7 @@ class CausalLM(TargetModel):
         except MODEL_ERRORS as error:
             raise ModelError(f"{self.name} cannot run over foredraft's slot cache: {first_line(error)}.") from error
         self.token_bytes: int = cache.nbytes // (cache.rows * cache.slots)
-        cache.clear()
+        cache.free()
         self._probed = cache
         if expected is not None:
             found, stock = logits[[10, 11]].float(), expected.float()

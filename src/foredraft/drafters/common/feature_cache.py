@@ -98,6 +98,7 @@ class FeatureCache:
         features = hidden[_FUSED]
         self._reserve(row + 1, features.shape[1], features.shape[2])
         self._features[row, : features.shape[1]] = features[0]
+        self._features[row, features.shape[1] : self._used] = 0  # an earlier request in the row may have left NaN
         self._known[row] = 0
 
     def commit(self, view: View, verdict: Verdict, out: StepOut) -> None:
@@ -125,14 +126,13 @@ class FeatureCache:
         self._pending = []  # last, so that an interrupted flush is repeated
 
     def release(self, row: int) -> None:
-        """Remove a row; the tensors are freed with the last one."""
+        """Remove a row; the memory stays (see ``SlotCache.clear``)."""
         self._known.pop(row, None)
         if self._known:
             self._flush()
         else:
             self._pending.clear()
             self._cache.clear()
-            self._features, self._used = persistent_zeros(self._features, 0, 0, 0), 0
 
     def extend(self, view: View, room: int) -> DraftState:
         """Read the new entries of each row, up to the one whose token is the root.
@@ -197,17 +197,24 @@ class FeatureCache:
         return self._read(step.tokens, features, step.positions, attend)
 
     def _reserve(self, rows: int, slots: int, width: int, room: Room = NO_ROOM) -> None:
-        """Make room for features; ``room`` is what will be needed later (see ``SlotCache.reserve``)."""
+        """Make room for features.
+
+        Args:
+            room: what will be needed (see ``SlotCache.reserve``); longer rows, of earlier requests, are cut to it.
+        """
         used, self._used = self._used, max(self._used, slots)
         old = self._features.shape
-        rows, slots = max(rows, room.rows), max(slots, room.slots)
-        if rows <= old[0] and slots <= old[1] and width <= old[2]:
+        rows, slots = max(rows, room.rows), bucket(max(slots, room.slots))
+        if rows <= old[0] and width <= old[2] and (slots == old[1] if room.slots else slots <= old[1]):
             return
         if rows > old[0]:  # double, so that rows that arrive one by one do not copy everything each time
             rows = max(rows, 2 * old[0])
-        wider = persistent_zeros(self._features, max(rows, old[0]), max(bucket(slots), old[1]), max(width, old[2]))
-        wider[: old[0], :used, : old[2]] = self._features[:, :used]
-        self._features = wider
+        if not room.slots:
+            slots = max(slots, old[1])
+        resized = persistent_zeros(self._features, max(rows, old[0]), slots, max(width, old[2]))
+        held = min(used, slots, old[1])
+        resized[: old[0], :held, : old[2]] = self._features[:, :held]
+        self._features = resized
 
 
 def eagle_cache(net: EagleNet) -> FeatureCache:

@@ -174,7 +174,7 @@ class PartialLM(TargetModel):
             state.pop(row, None)
 
     def clear(self) -> None:
-        """Drop all rows and free the memory."""
+        """Drop all rows; keys and values stay allocated."""
         for state in (self._left_out, self._synced, self._pending):
             state.clear()
         self.cache.clear()
