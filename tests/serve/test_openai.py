@@ -166,3 +166,35 @@ def test_what_is_no_json_and_what_is_too_long(server: serving.Running):
     assert large.status_code == 413 and large.json()["error"]["code"] == 413
     lost = httpx.get(f"{server.url}/nothing")
     assert lost.status_code == 404 and lost.json()["error"]["type"] == "NotFoundError"
+
+
+def test_a_prediction_is_drafted_from_and_counted(client: openai.OpenAI):
+    plain = client.chat.completions.create(messages=CHAT, **GREEDY)
+    text = plain.choices[0].message.content or ""
+    assert plain.usage is not None and plain.usage.completion_tokens_details is not None
+    assert plain.usage.completion_tokens_details.accepted_prediction_tokens == 0
+    parts: Any = [{"type": "text", "text": text[:6]}, {"type": "text", "text": text[6:]}]
+    for content in (text, parts):
+        predicted = {"type": "content", "content": content}
+        answer = client.chat.completions.create(messages=CHAT, prediction=predicted, **GREEDY)  # type: ignore[arg-type]
+        assert answer.choices[0].message.content == text
+        assert answer.usage is not None and answer.usage.completion_tokens_details is not None
+        details = answer.usage.completion_tokens_details
+        assert details.accepted_prediction_tokens == NEW - 1 and details.rejected_prediction_tokens == 0
+
+
+def test_speculation_is_limited_by_request(client: openai.OpenAI):
+    text = library(CHAT).text
+    for speculative, most in (
+        (True, NEW - 1),
+        (False, 0),
+        ({"num_assistant_tokens": 0}, 0),
+        ({"num_assistant_tokens": 2}, 2),
+    ):
+        extra = {"speculative": speculative, "prediction": {"type": "content", "content": text}}
+        answer = client.chat.completions.create(messages=CHAT, extra_body=extra, **GREEDY)
+        assert answer.model_extra is not None
+        rates = answer.model_extra["metrics"]["speculative_decoding"]["acceptance_rate_by_position"]
+        assert answer.choices[0].message.content == text and rates == [1.0] * most
+    with pytest.raises(openai.BadRequestError, match="speculative"):
+        client.completions.create(prompt="a", extra_body={"speculative": {"num_assistant_tokens": -1}}, **GREEDY)

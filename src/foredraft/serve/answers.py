@@ -39,12 +39,20 @@ class Metrics(Answer):
     speculative_decoding: Speculation
 
 
+class CompletionDetails(Answer):
+    """Tokens that were copied from the request's ``prediction``, by verdict; the rejected ones are in no output."""
+
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+
 class Usage(Answer):
     """Token counts of all choices together."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    completion_tokens_details: CompletionDetails
 
 
 class TopLogprob(Answer):

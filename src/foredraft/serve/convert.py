@@ -8,7 +8,7 @@ from foredraft.core.sampling.params import SamplingParams
 from foredraft.engine.generator import Generator
 from foredraft.model.tokenizer import Tokenizer
 from foredraft.serve.errors import ApiError
-from foredraft.serve.schema import ChatRequest, CompletionRequest, Generation
+from foredraft.serve.schema import ChatRequest, CompletionRequest, Generation, SpeculativeOptions
 
 _SAME = (
     *("temperature", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "presence_penalty"),
@@ -101,6 +101,12 @@ class Converter:
         if body.ignore_eos or body.stop_token_ids:
             own = () if body.ignore_eos else self._eos
             options["eos_token_id"] = (*own, *(body.stop_token_ids or ()))
+        if body.prediction is not None:
+            options["prediction"] = body.prediction.text
+        if isinstance(body.speculative, SpeculativeOptions):
+            options["num_assistant_tokens"] = body.speculative.num_assistant_tokens
+        else:
+            options["speculate"] = body.speculative
         return SamplingParams(**options)
 
 

@@ -18,6 +18,7 @@ from foredraft.serve.answers import (
     ChatLogprobs,
     Completion,
     CompletionChoice,
+    CompletionDetails,
     CompletionLogprobs,
     Delta,
     Message,
@@ -126,7 +127,16 @@ class Renderer:
         prompt = sum(len(ids) for ids in self._job.prompts)
         new = sum(len(result.tokens) for result in results)
         total = DecodeStats.together(result.stats for result in results)
-        usage = Usage(prompt_tokens=prompt, completion_tokens=new, total_tokens=prompt + new)
+        details = CompletionDetails(
+            accepted_prediction_tokens=total.accepted_prediction_tokens,
+            rejected_prediction_tokens=total.rejected_prediction_tokens,
+        )
+        usage = Usage(
+            prompt_tokens=prompt,
+            completion_tokens=new,
+            total_tokens=prompt + new,
+            completion_tokens_details=details,
+        )
         metrics = Metrics(speculative_decoding=_speculation(total))
         return {"usage": usage, "metrics": metrics, "lossless": total.lossless}
 

@@ -33,6 +33,30 @@ class StreamOptions(Body):
     continuous_usage_stats: bool = False
 
 
+class TextPart(Body):
+    """A part of a message; only text is supported."""
+
+    type: Literal["text"]
+    text: str
+
+
+class PredictedOutput(Body):
+    """A text that the output may repeat; it is drafted from."""
+
+    type: Literal["content"]
+    content: str | list[TextPart]
+
+    @property
+    def text(self) -> str:
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
+class SpeculativeOptions(Body):
+    """Drafts of one request: paths of at most ``num_assistant_tokens`` tokens."""
+
+    num_assistant_tokens: int = Field(ge=0)
+
+
 class Generation(Body):
     """What chats and completions have in common.
 
@@ -63,6 +87,8 @@ class Generation(Body):
     stream: bool = False
     stream_options: StreamOptions | None = None
     return_token_ids: bool = False
+    prediction: PredictedOutput | None = None
+    speculative: bool | SpeculativeOptions = True
     user: str | None = None
 
     @model_validator(mode="after")
@@ -78,13 +104,6 @@ class CompletionRequest(Generation):
     prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
     echo: bool = False
     logprobs: int | None = Field(None, ge=0, le=20)
-
-
-class TextPart(Body):
-    """A part of a message; only text is supported."""
-
-    type: Literal["text"]
-    text: str
 
 
 class FunctionCall(Body):
