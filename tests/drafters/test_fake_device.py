@@ -92,9 +92,9 @@ class Steps:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stepper, name)
 
-    def __call__(self, view: View, plan: Plan, **options: Any) -> StepDone:
+    def __call__(self, view: View, plan: Plan, *args: Any, **options: Any) -> StepDone:
         with self._device.record() as trace:
-            done = self._stepper(view, plan, **options)
+            done = self._stepper(view, plan, *args, **options)
         self.waits |= {(wait.file, wait.function) for wait in trace.waits}
         changed, self.admitted = self.admitted or view.rows != self._rows, False
         self._rows = view.rows

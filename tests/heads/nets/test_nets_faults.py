@@ -131,5 +131,5 @@ def test_rotary_frequencies(changes: dict[str, Any]):
     half = block.head_dim // 2
     for n, position in enumerate(positions[0].tolist()):
         for i in range(block.head_dim):
-            angle = exact[i % half] * position
+            angle = exact[i % half] * position * (1 if i >= half else -1)
             assert abs(cos[0, 0, n, i] - angle.cos()) < 1e-3 and abs(sin[0, 0, n, i] - angle.sin()) < 1e-3

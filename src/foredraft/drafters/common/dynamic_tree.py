@@ -24,10 +24,10 @@ from foredraft.drafters.common.tree_ops import Candidates, keep_best
 from foredraft.heads.nets.eagle import EagleNet
 
 
-def frontier(scores: Float[Tensor, "B C"], count: int) -> Int[Tensor, "B K"]:
-    """The best nodes of a level, by score, ties by position: unlike topk, a stable sort is deterministic."""
-    order = scores.sort(dim=-1, descending=True, stable=True).indices
-    return order[:, :count]
+def frontier(scores: Float[Tensor, "B C"], count: int) -> tuple[Float[Tensor, "B K"], Int[Tensor, "B K"]]:
+    """The best scores of a level and their places, ties by position: unlike topk, a stable sort is deterministic."""
+    ordered, places = scores.sort(dim=-1, descending=True, stable=True)
+    return ordered[:, :count], places[:, :count]
 
 
 class TreeLimits(NamedTuple):
@@ -112,11 +112,10 @@ def build_dynamic_tree(builder: TreeBuilder, plan: Plan, allowed: Int[Tensor, "B
         levels.append(torch.full((tokens.shape[1],), level, device=roots.device))
         if level == depth:
             break
-        chosen = frontier(scores, limits.top_k)
-        above = scores.gather(1, chosen)
+        above, chosen = frontier(scores, limits.top_k)
         if not _worth_a_level(above, allowed > level, plan):
             break
-        numbers = 1 + count + chosen
+        numbers = chosen + (1 + count)
         count += tokens.shape[1]
         builder.add_level(tokens.gather(1, chosen), chosen // width)
     tokens, parents, scores = (torch.cat(each, 1) for each in zip(*parts, strict=True))

@@ -153,6 +153,15 @@ class FeatureCache:
         states = states.gather(1, last[:, None, None].expand(-1, 1, states.shape[2]))
         return DraftState(states, view.lengths > 1)
 
+    @property
+    def reads_tables(self) -> bool:
+        """Whether forwards of trees read ``Visible.table``, and not masks."""
+        return self._tables
+
+    def extent_of(self, reach: int) -> int:
+        """How many slots a forward reads to cover ``reach`` of them."""
+        return min(extent_of(reach, self._features.device), self._cache.slots)
+
     def head_tree(self, view: View, nodes: int) -> "HeadTree":
         """A draft tree of at most ``nodes`` nodes after the entries just read; node 0 is the root's entry."""
         return HeadTree(self, view, nodes)
@@ -184,11 +193,18 @@ class FeatureCache:
         )
         return self.forward(step, features)
 
-    def forward(self, step: StepIn, features: Float[Tensor, "B N F"]) -> Float[Tensor, "B N H"]:
-        """The head's states for a step; its keys and values are written to their slots."""
+    def forward(
+        self, step: StepIn, features: Float[Tensor, "B N F"], mask: Float[Tensor, "B 1 N S"] | None = None
+    ) -> Float[Tensor, "B N H"]:
+        """The head's states for a step; its keys and values are written to their slots.
+
+        Args:
+            mask: what the nodes attend to, instead of ``step.visible``.
+        """
         step, tables = step.within(self._cache.slots), self._tables and step.few
         window = SlotView.of(self._cache, step, stored=tables)
-        mask = (step.tables(window.lines) if tables else step.masks(features.dtype))["rows"]
+        if mask is None:
+            mask = (step.tables(window.lines) if tables else step.masks(features.dtype))["rows"]
 
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             keys, values = self._cache.write(layer, key, value, window)
@@ -227,20 +243,23 @@ def eagle_cache(net: EagleNet) -> FeatureCache:
 class HeadTree:
     """The draft tree of one proposal in the head's cache: each node attends to its ancestors and the committed tokens.
 
-    Nodes have the slots from the root's on, in the order in which they are added.
+    Nodes have the slots from the root's on, in the order in which they are added. Masks grow with the tree: that of a
+    node is its parent's with the node itself.
     """
 
     def __init__(self, cache: FeatureCache, view: View, nodes: int) -> None:
         device = view.lengths.device
+        reach = max(max(view.extents) - 2, 0) + nodes
         self._cache = cache
         self._bases = (view.lengths - 2).clamp(min=0)[:, None]
         self._rows = view.rows
-        self._extent = extent_of(max(max(view.extents) - 2, 0) + nodes, device)
+        self._extent = cache.extent_of(reach)
         self._index = torch.arange(nodes, device=device)
         self._slots = self._bases + self._index
         self._nodes = 1
         self._starts = [0]  # the first node of each level
         self._family = (self._index == 0).expand(len(view.rows), 1, -1)  # ancestors of the newest level, and itself
+        self._mask: Tensor | None = None  # of the newest level, where forwards read masks
 
     def add_level(
         self, tokens: Int[Tensor, "B F"], places: Int[Tensor, "B F"], states: Float[Tensor, "B G K"]
@@ -251,27 +270,47 @@ class HeadTree:
             places: the positions of their parents on the level before.
             states: of the level before; they replace the target's features, which do not exist yet.
         """
-        rows, count = tokens.shape
-        depth, added = len(self._starts), slice(self._nodes, self._nodes + count)
+        depth, count = len(self._starts), tokens.shape[1]
+        added = slice(self._nodes, self._nodes + count)
         self._starts.append(self._nodes)
         self._nodes += count
-        own = self._index[added, None].expand(rows, -1, -1)
-        self._family = at_places(self._family, places).scatter_(2, own, True)
-        positions = (self._bases + depth).expand(-1, count)
-        begin, window = None, self._cache.window
-        if window is not None:
-            begin = positions - (window - 1)
-            if depth >= window:
-                self._family[..., : self._starts[depth - window + 1]] = False
+        tables = self._cache.reads_tables
         step = StepIn(
             tokens=tokens,
-            positions=positions,
+            positions=(self._bases + depth).expand(-1, count),
             slots=self._slots[:, added],
-            visible={"rows": Visible(begin, self._bases, self._bases, self._family)},
+            visible={"rows": self._visible(depth, added, places)} if tables else {},
             rows=self._rows,
             extent=self._extent,
         )
-        return self._cache.forward(step, at_places(states, places))
+        mask = None if tables else self._grown(depth, added, places, states.dtype)
+        return self._cache.forward(step, at_places(states, places), mask)
+
+    def _visible(self, depth: int, added: slice, places: Int[Tensor, "B F"]) -> Visible:
+        """What the nodes of a new level attend to."""
+        own = self._index[added, None].expand(len(self._rows), -1, -1)
+        self._family = at_places(self._family, places).scatter_(2, own, True)
+        begin, window = None, self._cache.window
+        if window is not None:
+            begin = (self._bases + (depth - window + 1)).expand_as(places)
+            if depth >= window:
+                self._family[..., : self._starts[depth - window + 1]] = False
+        return Visible(begin, self._bases, self._bases, self._family)
+
+    def _grown(
+        self, depth: int, added: slice, places: Int[Tensor, "B F"], dtype: torch.dtype
+    ) -> Float[Tensor, "B 1 F S"]:
+        """The same as a mask."""
+        if self._mask is None:
+            self._mask = Visible(None, self._bases, self._bases, self._family).mask(self._extent, dtype)[:, 0]
+        self._mask = at_places(self._mask, places).scatter_(2, self._slots[:, added, None], 0.0)
+        window = self._cache.window
+        if window is not None:
+            first = depth - window + 1  # of the nodes' own depths that they attend to, or of the positions before
+            begin = self._bases + (self._starts[first] if first > 0 else first)
+            outside = torch.arange(self._extent, device=places.device) < begin[:, None]
+            self._mask.masked_fill_(outside, torch.finfo(dtype).min)
+        return self._mask[:, None]
 
 
 @final

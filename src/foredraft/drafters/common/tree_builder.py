@@ -39,23 +39,29 @@ class TreeBuilder(ABC):
         self.begin = 0
         self.logits = logits
         self._tokens = [view.roots[:, None]]
-        self._parents = [torch.full_like(self._tokens[0], ROOT)]
+        self._places: list[tuple[Tensor, int]] = []  # of parents: positions on their level, and where that begins
 
     @property
     def read(self) -> TokenTree:
         """The nodes that the draft has read, in that order, root first."""
-        depth = len(self._tokens) - 1
-        return TokenTree(torch.cat(self._tokens, 1), torch.cat(self._parents, 1), depth, linear=depth == 0)
+        parents = [self._root, *(places + begin for places, begin in self._places)]
+        depth = len(self._places)
+        return TokenTree(torch.cat(self._tokens, 1), torch.cat(parents, 1), depth, linear=depth == 0)
 
     @property
     def paths(self) -> Paths:
         """The paths to the frontier nodes; without the tree if the warp does not read them."""
-        tree = self.read if self.view.warp.needs_paths else TokenTree(self._tokens[0], self._parents[0], 0, linear=True)
+        tree = self.read if self.view.warp.needs_paths else TokenTree(self._tokens[0], self._root, 0, linear=True)
         return Paths(self.view.history, self.view.lengths, tree, self.begin)
+
+    @property
+    def _root(self) -> Int[Tensor, "B 1"]:
+        """The root's parent."""
+        return torch.full_like(self._tokens[0], ROOT)
 
     def add_level(self, tokens: Int[Tensor, "B G"], places: Int[Tensor, "B G"]) -> None:
         """Read another level, the new frontier; ``places``: the positions of the parents on the frontier."""
-        self._parents.append(places + self.begin)
+        self._places.append((places, self.begin))
         self.begin += self._tokens[-1].shape[1]
         self._tokens.append(tokens)
         self.logits = self._read_level(tokens, places)

@@ -51,6 +51,8 @@ _TABLE_GRAIN, _LONGEST_TABLE = 1024, 65536
 class Rotary(nn.Module):
     """Rotary embeddings (Su et al., arXiv:2104.09864), with halves rotated as in Llama.
 
+    Sines of the first half are negative, as ``rotate`` takes them.
+
     Args:
         frequencies: [E / 2], radians per position.
         scale: factor on cosines and sines, used by some long-context schemes.
@@ -82,14 +84,14 @@ class Rotary(nn.Module):
     def _computed(self, positions: Int[Tensor, "B N"]) -> tuple[Float[Tensor, "B 1 N E"], Float[Tensor, "B 1 N E"]]:
         with torch.autocast(positions.device.type, enabled=False):
             angles = positions[:, None, :, None].to(self.frequencies.dtype) * self.frequencies
-            angles = torch.cat([angles, angles], dim=-1)
+            angles = torch.cat([-angles, angles], dim=-1)
             return angles.cos() * self.scale, angles.sin() * self.scale
 
 
 def rotate(x: Float[Tensor, "B h N E"], cos: Float[Tensor, "B 1 N E"], sin: Float[Tensor, "B 1 N E"]) -> Tensor:
-    """Rotate each pair (i, i + E/2) of x by its angle."""
+    """Rotate each pair (i, i + E/2) of x by its angle; ``cos`` and ``sin`` are those of ``Rotary``."""
     left, right = x.chunk(2, dim=-1)
-    return (x * cos + torch.cat([-right, left], dim=-1) * sin).to(x.dtype)
+    return torch.addcmul(x * cos, torch.cat([right, left], dim=-1), sin).to(x.dtype)
 
 
 def concatenated(*layers: nn.Linear) -> nn.Linear:
