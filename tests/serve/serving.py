@@ -8,22 +8,25 @@ from collections.abc import Iterator
 from typing import Any
 
 import tiny
+from foredraft.core.sampling.params import SamplingParams
 from foredraft.engine.generator import Generator
 from foredraft.model.hf import CausalLM
 from foredraft.model.tokenizer import Tokenizer
+from foredraft.serve.convert import Job
 from foredraft.serve.options import ServeOptions
 from foredraft.serve.server import Server
 
 NAME = "tiny"
 TEMPLATE = (
-    "{% for m in messages %}{{ '[' + m['role'] + ']' + m['content'] }}{% endfor %}"
+    "{# calls are between <tool_call> tags #}{% if tools %}{{ '[tools]' + tools|tojson }}{% endif %}"
+    "{% for m in messages %}{{ '[' + m['role'] + ']' + (m['content'] or '') }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '[assistant]' }}{% endif %}"
 )
 
 
 @functools.cache
 def model() -> CausalLM:
-    return CausalLM(tiny.build("llama"))
+    return CausalLM(tiny.build("llama", max_position_embeddings=1024))
 
 
 @functools.cache
@@ -68,3 +71,8 @@ def served(of: Generator, **options: Any) -> Iterator[Running]:
         server.should_exit = True
         thread.join(30)
         assert not thread.is_alive()
+
+
+def job(prompt: list[int], **options: Any) -> Job:
+    """A job of one output."""
+    return Job([prompt], SamplingParams(**options), 1)

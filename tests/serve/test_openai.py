@@ -144,7 +144,7 @@ def test_models_and_health(client: openai.OpenAI, server: serving.Running):
         ({"max_tokens": "5"}, 400, "max_tokens"),
         ({"prompt": ""}, 400, "The prompt is empty"),
         ({"prompt": [1000]}, 400, "outside the model's vocabulary"),
-        ({"prompt": [1] * 300}, 400, "the model's context"),
+        ({"prompt": [1] * 1100}, 400, "the model's context"),
         ({"n": 10**6}, 400, "more than the"),
         ({"logit_bias": {"x": 1.0}}, 400, "logit_bias"),
         ({"prompt": "\ud800"}, 400, "prompt"),

@@ -19,8 +19,10 @@ def command(*, choice: ModelChoice, server: ServeOptions) -> None:
     pip install 'foredraft[serve]'.
     """
     try:
+        from foredraft.serve.logs import log_to_stderr
         from foredraft.serve.server import Server
     except ModuleNotFoundError as error:
         raise OptionError(f"The server needs the package {error.name}: pip install 'foredraft[serve]'.") from error
     generator = choice.load()
+    log_to_stderr()
     Server(generator, server.served_model_name or (choice.model,), server).run()

@@ -36,6 +36,7 @@ class Needs:
     knows each path's probability, so it follows ``Plan.nodes`` and, if each level costs a forward,
     ``Plan.level_worth``. ``law``: the law of its drafts for sampled rows, if the options do not determine it; None:
     the options' law. ``learns``: drafts depend on other requests, so requests never share random numbers.
+    ``shares_text``: drafts may hold text of other requests.
     ``target_cache``: it drafts in the target's KV cache, which then holds committed tokens only. ``drawn``: the node
     counts of trees that it can also draw without replacement for sampled rows, in rising order; see ``Plan.drawn``.
     """
@@ -46,6 +47,7 @@ class Needs:
     scored: bool = False
     law: Law | None = None
     learns: bool = False
+    shares_text: bool = False
     target_cache: bool = False
     drawn: tuple[int, ...] = ()
 

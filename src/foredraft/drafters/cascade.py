@@ -62,7 +62,11 @@ class Cascade(Rewindable):
         self._loop = NestedLoop(NestedLoopParts(middle, part.drafter, cache, length, part.confidence), vocab_size)
         inner = part.drafter.needs
         # the fill of a partial cache inside depends on all rows, so its drafts depend on other requests
-        self.needs = Needs(max_nodes=options.num_assistant_tokens, learns=inner.learns or inner.target_cache)
+        self.needs = Needs(
+            max_nodes=options.num_assistant_tokens,
+            learns=inner.learns or inner.target_cache,
+            shares_text=inner.shares_text,
+        )
 
     def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
         self._loop.admit(row, prompt)

@@ -61,7 +61,7 @@ class MaxGram(Rewindable):
         self._vocab_size = vocab_size
         self._followers = torch.zeros(0, dtype=torch.long)  # the last token seen after each token, else ``_NOTHING``
         self._rows: set[int] = set()
-        self.needs = Needs(max_nodes=options.num_assistant_tokens, learns=options.bigrams)
+        self.needs = Needs(max_nodes=options.num_assistant_tokens, learns=options.bigrams, shares_text=options.bigrams)
 
     def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
         self._rows.add(row)

@@ -95,7 +95,10 @@ class TriForce(Rewindable):
             )
         self._options = options
         self.full = full
-        self.needs = Needs(max_nodes=options.gamma, target_cache=True)
+        inner = part.drafter.needs
+        self.needs = Needs(
+            max_nodes=options.gamma, learns=inner.learns, shares_text=inner.shares_text, target_cache=True
+        )
         selection = options.selection()
         # a row that is done keeps growing by a token per step until the slowest row is done
         ahead = 2 * options.gamma + round_up(1 + part.drafter.needs.max_nodes)

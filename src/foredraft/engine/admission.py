@@ -26,7 +26,7 @@ class Admission:
     def __init__(self, cache: SlotCache, max_rows: int, max_slots: int | None, draft_nodes: int) -> None:
         self.max_rows = max_rows
         self._cache = cache
-        self._max_slots = max_slots
+        self.max_slots = max_slots
         self._draft_nodes = draft_nodes
         self._arriving: deque[Sequence] = deque()  # submitted since the last step; appended without the lock
         self._waiting: deque[Sequence] = deque()
@@ -46,10 +46,10 @@ class Admission:
         Raises:
             PromptError: it does not.
         """
-        if self._max_slots is not None and self._slots(request) > self._max_slots:
+        if self.max_slots is not None and self._slots(request) > self.max_slots:
             raise PromptError(
                 f"{len(request.prompt)} prompt tokens and up to {request.rules.max_new_tokens} new ones do not fit the "
-                f"KV cache, which holds {self._max_slots} tokens: shorten the prompt, lower max_new_tokens, or raise "
+                f"KV cache, which holds {self.max_slots} tokens: shorten the prompt, lower max_new_tokens, or raise "
                 "kv_cache_memory_bytes."
             )
 
@@ -85,7 +85,7 @@ class Admission:
         height = max([self._cache.rows if running else 0, *(row + 1 for row in running)])
         for row, sequence in zip(islice(free, self.max_rows - len(running)), self._waiting, strict=False):
             slots, height = max(slots, self._slots(sequence.request)), max(height, row + 1)
-            if self._max_slots is not None and height * slots > self._max_slots:
+            if self.max_slots is not None and height * slots > self.max_slots:
                 break
             chosen[row] = sequence
         return chosen
@@ -98,7 +98,7 @@ class Admission:
         slots = max(self._cache.slots, *(self._slots(sequence.request) for sequence in running.values()))
         height = max(rows) + 1
         if 0 < self._cache.rows < height:
-            fit = self.max_rows if self._max_slots is None else self._max_slots // slots
+            fit = self.max_rows if self.max_slots is None else self.max_slots // slots
             height = max(height, min(2 * self._cache.rows, fit, self.max_rows))
         return Room(height, slots)
 
@@ -108,7 +108,7 @@ class Admission:
         It stays allocated for the next requests, unless its rows are so long that they would limit how many of these
         run together.
         """
-        if self._max_slots is not None and self.max_rows * self._cache.slots > self._max_slots:
+        if self.max_slots is not None and self.max_rows * self._cache.slots > self.max_slots:
             self._cache.free()
         else:
             self._cache.clear()

@@ -103,6 +103,17 @@ class Engine:
         return len(self._reader.requests)
 
     @property
+    def running(self) -> int:
+        """The number of requests that have a row; the prompts of some may still be read."""
+        return len(self._batch) + self.prefilling
+
+    @property
+    def cache_use(self) -> float:
+        """The share of the KV cache that committed tokens take; 0 if its size is not limited."""
+        limit = self._admission.max_slots
+        return sum(sequence.length for sequence in self._batch.sequences) / limit if limit else 0.0
+
+    @property
     def waiting(self) -> int:
         """The number of requests that wait for a row or for memory."""
         return len(self._admission)
@@ -298,6 +309,8 @@ class Engine:
             self._stepper.cache.reserve(max(admitted) + 1, 1, room)
             self._reader.add(admitted)
             self._admission.drop(sequences)
+            for sequence in sequences:
+                sequence.counters.admitted_at = time.perf_counter()
         except Exception as error:
             self._fail_all(sequences, f"Prefill of this request failed: {error}")
             raise

@@ -1,5 +1,6 @@
 """One request in flight: its tokens, text and statistics, on the host."""
 
+import time
 from collections import deque
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
@@ -65,6 +66,8 @@ class RequestStats:
     Updated in place: with many rows, adding frozen records would cost more than the step itself.
     """
 
+    admitted_at: float = 0.0  # by ``time.perf_counter``; 0 while it waits
+    first_at: float = 0.0  # end of the first step
     prefill_seconds: float = 0.0
     tokens: int = 0
     forwards: int = 0
@@ -81,6 +84,8 @@ class RequestStats:
     def add(self, step: StepStats, index: int) -> None:
         """Add the row at this index of a step."""
         depth, accepted = step.depths[index], step.accepted[index]
+        if not self.forwards:
+            self.first_at = time.perf_counter()
         self.tokens += step.emitted[index]
         self.forwards += 1
         self.drafted += step.drafted[index]

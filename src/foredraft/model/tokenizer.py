@@ -1,7 +1,9 @@
 """Tokenizer wrapper: encoding, decoding, chat templates, and comparison of two tokenizers."""
 
 import hashlib
+import inspect
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +13,9 @@ from foredraft.core.errors import DrafterError, PromptError
 
 Message = Mapping[str, Any]
 """``{"role": ..., "content": ...}``; the content is a string, or a list of parts ``{"type": "text", "text": ...}``."""
+
+_RESERVED = set(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters)
+"""Arguments of transformers, a template's source among them, which are no variables of the template."""
 
 
 class Tokenizer:
@@ -29,23 +34,57 @@ class Tokenizer:
             raise PromptError("The prompt is empty: there is nothing to continue.")
         return self._ids(text, special=True)
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        as_text: bool = False,
+        options: Mapping[str, Any] | None = None,
+    ) -> list[int]:
         """Ids of a conversation in the model's chat template, ready for the assistant's answer.
 
+        Args:
+            tools: functions that the assistant may call, in OpenAI's form.
+            as_text: special tokens that others than the assistant write are text, not special.
+            options: further variables of the template.
+
         Raises:
-            PromptError: there are no messages, there is no chat template, or the template rejects the messages.
+            PromptError: there are no messages, there is no chat template or none for tools, or the template rejects
+                the messages.
         """
         if not messages:
             raise PromptError("The chat has no messages: there is nothing to answer.")
         plain = [_plain(message, number) for number, message in enumerate(messages, start=1)]
         if self.inner.chat_template is None:
             raise PromptError("The model has no chat template; pass plain text instead of chat messages.")
+        if tools and "tools" not in self.chat_template:
+            raise PromptError("The model's chat template has no tools.")
+        if wrong := sorted(_RESERVED & (options or {}).keys()):
+            raise PromptError(f"{wrong[0]} is not a variable of the chat template.")
+        quote = _Quoted(plain, self._specials()) if as_text else None
+        given = {**(options or {}), "tools": [dict(tool) for tool in tools]} if tools else dict(options or {})
         try:
-            text: Any = self.inner.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
+            text: Any = self.inner.apply_chat_template(
+                plain if quote is None else quote.messages, tokenize=False, add_generation_prompt=True, **given
+            )
         except Exception as error:  # templates may raise anything
             message = str(error).strip() or error.__class__.__name__
             raise PromptError(f"The chat template rejects these messages: {message.splitlines()[0]}") from error
-        return self._ids(text, special=False)
+        parts = [text] if quote is None else quote.parts(text)
+        return [token for part in parts if part for token in self._ids(part, special=False)]
+
+    @property
+    def chat_template(self) -> str:
+        """The source of the chat template, of all of them if there are several; empty for none."""
+        template = self.inner.chat_template or ""
+        return "\n".join(template.values()) if isinstance(template, Mapping) else str(template)
+
+    def _specials(self) -> list[str]:
+        """Added tokens that mean something to the model: those marked as special, and those in the template."""
+        added = self.inner.added_tokens_decoder.values()
+        found = [each.content for each in added if each.special or each.content in self.chat_template]
+        return [each for each in found if each.strip()]
 
     def _ids(self, text: str, special: bool) -> list[int]:
         try:
@@ -89,9 +128,9 @@ class Tokenizer:
         facts = [sorted(self.inner.get_vocab().items()), self.inner.chat_template]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
-    def decode(self, tokens: list[int]) -> str:
-        """The string of ids, without special tokens and with spaces unchanged."""
-        return str(self.inner.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+    def decode(self, tokens: list[int], *, special: bool = False) -> str:
+        """The string of ids, with spaces unchanged and without special tokens unless asked for."""
+        return str(self.inner.decode(tokens, skip_special_tokens=not special, clean_up_tokenization_spaces=False))
 
     def first_difference(self, other: "Tokenizer") -> str | None:
         """Where two tokenizers differ, as a clause, or None if every shared id is the same token.
@@ -108,6 +147,34 @@ class Tokenizer:
         if more - fewer > max(1024, more // 50):
             return f"one has {fewer} tokens and the other {more}"
         return None
+
+
+class _Quoted:
+    """Messages in which special tokens are broken up, so that they are encoded as text.
+
+    A mark, a character that is nowhere in the messages, goes after their first character. The rendered text is cut
+    where the marks are.
+    """
+
+    def __init__(self, messages: Sequence[dict[str, Any]], specials: Sequence[str]) -> None:
+        whole = str(messages)
+        self._mark = next(mark for mark in map(chr, range(0xFDD0, 0xFDF0)) if mark not in whole)
+        longest = sorted((each for each in specials if len(each) > 1), key=len, reverse=True)
+        self._special = re.compile("|".join(map(re.escape, longest))) if longest else None
+        self.messages = [self._quoted(message) for message in messages]
+
+    def parts(self, text: str) -> list[str]:
+        """The parts of a rendered text, to be encoded one by one."""
+        return text.split(self._mark)
+
+    def _quoted(self, message: dict[str, Any]) -> dict[str, Any]:
+        content = message["content"]
+        if self._special is None or message["role"] == "assistant" or not isinstance(content, str):
+            return message
+        return {**message, "content": self._special.sub(lambda found: self._broken(found[0]), content)}
+
+    def _broken(self, special: str) -> str:
+        return special[0] + self._mark + special[1:]
 
 
 def _plain(message: Message, number: int) -> dict[str, Any]:

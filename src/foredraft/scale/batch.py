@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
+from uuid import uuid4
 
 from foredraft.core.errors import OptionError
 from foredraft.core.rng import derived_seed
@@ -127,7 +128,9 @@ class BatchRun:
             if job.params.seed is None:
                 job = replace(job, params=replace(job.params, seed=derived_seed(self._seed, number)))
             tokenizer = self._generator.tokenizer
-            renderer = Renderer(prefix, self._name, job, tokenizer, return_token_ids=body.return_token_ids)
+            renderer = Renderer(
+                f"{prefix}-{uuid4().hex}", self._name, job, tokenizer, return_token_ids=body.return_token_ids
+            )
             entry.answer = renderer.chat if chat else renderer.completion
             entry.sequences = tuple(self._generator.submit(job.prompts, job.params, job.count))
         except Exception as error:

@@ -84,11 +84,28 @@ class CompletionLogprobs(Answer):
     text_offset: list[int]
 
 
+class CalledFunction(Answer):
+    """The function that the assistant calls; ``arguments`` is JSON."""
+
+    name: str
+    arguments: str
+
+
+class CalledTool(Answer):
+    """A call by the assistant; in a stream it comes whole, and has its ``index``."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: int | None = None
+
+
 class Message(Answer):
     """The assistant's answer."""
 
     role: Literal["assistant"] = "assistant"
     content: str | None
+    tool_calls: list[CalledTool] | None = None
 
 
 class Delta(Answer):
@@ -96,6 +113,7 @@ class Delta(Answer):
 
     role: Literal["assistant"] | None = None
     content: str | None = None
+    tool_calls: list[CalledTool] | None = None
 
 
 class AnyChoice(Answer):
@@ -160,6 +178,21 @@ class Completion(AnyAnswer):
 
     object: Literal["text_completion"] = "text_completion"
     choices: list[CompletionChoice]
+
+
+class Tokens(Answer):
+    """Answer of ``/tokenize``."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class Text(Answer):
+    """Answer of ``/detokenize``."""
+
+    prompt: str
 
 
 class ModelCard(Answer):

@@ -6,24 +6,38 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import StreamingResponse
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import Receive, Scope, Send
 
+from foredraft.core.errors import ForedraftError
 from foredraft.core.version import __version__
 from foredraft.engine.generator import Generator
 from foredraft.engine.results import Result
-from foredraft.serve.answers import Answer, ChatChunk, ChatCompletion, Completion, ErrorAnswer, ModelCard, ModelList
+from foredraft.serve.access import Access
+from foredraft.serve.answers import (
+    Answer,
+    ChatChunk,
+    ChatCompletion,
+    Completion,
+    ErrorAnswer,
+    ModelCard,
+    ModelList,
+    Text,
+    Tokens,
+)
 from foredraft.serve.convert import Converter, Job
 from foredraft.serve.errors import ApiError, api_error
 from foredraft.serve.limits import BodyLimit
 from foredraft.serve.options import ServeOptions
 from foredraft.serve.render import Renderer
-from foredraft.serve.schema import ChatRequest, CompletionRequest, Generation
+from foredraft.serve.schema import ChatRequest, CompletionRequest, DetokenizeRequest, Generation, TokenizeRequest
 from foredraft.serve.service import Outputs, Service, Update
 
 _log = logging.getLogger(__name__)
@@ -40,7 +54,7 @@ class Api:
     """
 
     def __init__(self, generator: Generator, names: Seq[str], options: ServeOptions) -> None:
-        self.service = Service(generator, options.max_queue)
+        self.service = Service(generator, options)
         self._converter = Converter(generator, options.default_max_tokens)
         self._names = tuple(names)
         self._created = int(time.time())
@@ -48,22 +62,22 @@ class Api:
 
     async def chat(self, body: ChatRequest, request: Request) -> Response:
         """Answer a conversation."""
-        job = await self._job(body, self._converter.chat)
-        renderer = self._renderer("chatcmpl", body, job)
+        job = await self._converted(body, self._converter.chat)
+        renderer = self._renderer("chatcmpl", request, body, job)
         if not body.stream:
             return await self._whole(request, job, renderer.chat)
         first = list(renderer.first_chunks())
-        return self._stream(body, job, first, renderer.chat_chunk, lambda done: renderer.usage_chunk(done, ChatChunk))
+        lines = _Lines(first, renderer.chat_chunk, lambda done: renderer.usage_chunk(done, ChatChunk))
+        return self._stream(body, job, lines)
 
     async def completion(self, body: CompletionRequest, request: Request) -> Response:
         """Continue one or several texts."""
-        job = await self._job(body, self._converter.completion)
-        renderer = self._renderer("cmpl", body, job)
+        job = await self._converted(body, self._converter.completion)
+        renderer = self._renderer("cmpl", request, body, job)
         if not body.stream:
             return await self._whole(request, job, renderer.completion)
-        return self._stream(
-            body, job, [], renderer.completion_chunk, lambda done: renderer.usage_chunk(done, Completion)
-        )
+        lines = _Lines([], renderer.completion_chunk, lambda done: renderer.usage_chunk(done, Completion))
+        return self._stream(body, job, lines)
 
     async def models(self) -> Response:
         """The names of the model."""
@@ -74,20 +88,37 @@ class Api:
         ]
         return _json(ModelList(object="list", data=cards))
 
+    async def tokenize(self, body: TokenizeRequest) -> Response:
+        """Token ids of a text or of a chat."""
+        ids = await self._converted(body, self._converter.tokens)
+        more: dict[str, Any] = {}
+        if body.return_token_strs:
+            more["token_strs"] = [self._converter.tokenizer.decode([token], special=True) for token in ids]
+        length = self.service.generator.engine.target.max_length
+        return _json(Tokens(count=len(ids), max_model_len=length, tokens=ids, **more))
+
+    async def detokenize(self, body: DetokenizeRequest) -> Response:
+        """The text of token ids."""
+        return _json(Text(prompt=await self._converted(body, self._converter.text)))
+
     async def health(self) -> Response:
-        """Empty, with status 503 if the server is about to stop."""
-        return Response(status_code=503 if self.service.draining else 200)
+        """Empty; status 503 if the server is about to stop or makes no progress."""
+        return Response(status_code=200 if self.service.healthy else 503)
 
     async def version(self) -> dict[str, str]:
         """The version of foredraft."""
         return {"version": __version__}
 
-    def _renderer(self, prefix: str, body: Generation, job: Job) -> Renderer:
-        tokenizer = self.service.generator.tokenizer
-        return Renderer(prefix, self._names[0], job, tokenizer, return_token_ids=body.return_token_ids)
+    async def metrics(self) -> Response:
+        """Prometheus metrics."""
+        return Response(self.service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    async def _job(self, body: Any, convert: Callable[[Any], Job]) -> Job:
-        """The job of a body. Long prompts take a while to encode, so this runs in a thread."""
+    def _renderer(self, prefix: str, request: Request, body: Generation, job: Job) -> Renderer:
+        tokenizer, number = self.service.generator.tokenizer, f"{prefix}-{request.state.id}"
+        return Renderer(number, self._names[0], job, tokenizer, return_token_ids=body.return_token_ids)
+
+    async def _converted(self, body: Any, convert: Callable[[Any], T]) -> T:
+        """What a body asks for. Long prompts take a while to encode, so this runs in a thread."""
         if body.model is not None and body.model not in self._names:
             known = ", ".join(self._names)
             raise ApiError(404, f"There is no model {body.model!r} here. Known: {known}.", param="model")
@@ -97,19 +128,54 @@ class Api:
         with self.service.start(job) as outputs:
             return _json(answer(await _unless_gone(request, outputs.results())))
 
-    def _stream(
-        self,
-        body: Generation,
-        job: Job,
-        first: Seq[Answer],
-        chunk: Callable[[Update], Answer],
-        usage: Callable[[Seq[Result]], Answer],
-    ) -> Response:
+    def _stream(self, body: Generation, job: Job, lines: "_Lines") -> Response:
         """Stream a job; it is queued here, so that a refusal has its own status."""
-        outputs = self.service.start(job)
         wants_usage = body.stream_options is not None and body.stream_options.include_usage
-        lines = _lines(outputs, first, chunk, usage if wants_usage else None)
-        return _Stream(outputs, lines)
+        outputs = self.service.start(job)
+        return _Stream(outputs, self._lines(outputs, lines, wants_usage))
+
+    async def _lines(self, outputs: Outputs, lines: "_Lines", wants_usage: bool) -> AsyncIterator[str]:
+        """The lines of a stream; an error in the middle is one of them."""
+        results: dict[int, Result] = {}
+        try:
+            for answer in lines.first:
+                yield _event(answer.json_text())
+            async for update in outputs.updates():
+                yield _event(lines.chunk(update).json_text())
+                if update.result is not None:
+                    results[update.index] = update.result
+            if wants_usage:
+                yield _event(lines.usage([results[index] for index in sorted(results)]).json_text())
+        except Exception as error:
+            yield _event(self.failed(error).text())
+        yield _event("[DONE]")
+
+    def failed(self, error: Exception) -> ApiError:
+        """The error for the client; the log keeps the reason of an unexpected one."""
+        found = api_error(error)
+        self.service.metrics.error(found.status)
+        if found.status >= 500 and not isinstance(error, ApiError):
+            _log.error("A request failed.", exc_info=error)
+        return found
+
+    async def on_error(self, request: Request, error: Exception) -> Response:
+        """The answer to a request that failed."""
+        return self.failed(error).response()
+
+    async def watch(self, seconds: float) -> None:
+        """Look for progress, for ever."""
+        while True:
+            self.service.look()
+            await asyncio.sleep(seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class _Lines:
+    """What the lines of a stream are made of."""
+
+    first: Seq[Answer]
+    chunk: Callable[[Update], Answer]
+    usage: Callable[[Seq[Result]], Answer]
 
 
 class _Stream(StreamingResponse):
@@ -122,28 +188,6 @@ class _Stream(StreamingResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._outputs:
             await super().__call__(scope, receive, send)
-
-
-async def _lines(
-    outputs: Outputs,
-    first: Seq[Answer],
-    chunk: Callable[[Update], Answer],
-    usage: Callable[[Seq[Result]], Answer] | None,
-) -> AsyncIterator[str]:
-    """The lines of a stream; an error in the middle is one of them."""
-    results: dict[int, Result] = {}
-    try:
-        for answer in first:
-            yield _event(answer.json_text())
-        async for update in outputs.updates():
-            yield _event(chunk(update).json_text())
-            if update.result is not None:
-                results[update.index] = update.result
-        if usage is not None:
-            yield _event(usage([results[index] for index in sorted(results)]).json_text())
-    except Exception as error:
-        yield _event(_failed(error).text())
-    yield _event("[DONE]")
 
 
 def _event(data: str) -> str:
@@ -178,23 +222,6 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
-def _failed(error: Exception) -> ApiError:
-    """The error for the client; the log keeps the reason of an unexpected one."""
-    found = api_error(error)
-    if found.status >= 500 and not isinstance(error, ApiError):
-        _log.error("A request failed.", exc_info=error)
-    return found
-
-
-async def _on_error(request: Request, error: Exception) -> Response:
-    return _failed(error).response()
-
-
-async def _on_http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    return ApiError(error.status_code, str(error.detail)).response()
-
-
 def make_app(generator: Generator, names: Seq[str], options: ServeOptions) -> FastAPI:
     """The ASGI application.
 
@@ -205,19 +232,30 @@ def make_app(generator: Generator, names: Seq[str], options: ServeOptions) -> Fa
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        watch = asyncio.ensure_future(api.watch(options.stall_seconds / 8))
         yield
+        watch.cancel()
         generator.engine.close()
 
     app = FastAPI(title="foredraft", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.service = api.service
+    for kind in (HTTPException, RequestValidationError, ApiError, ForedraftError, Exception):
+        app.add_exception_handler(kind, api.on_error)
+    if options.cors_origin:
+        app.add_middleware(CORSMiddleware, allow_origins=options.cors_origin, allow_methods=["*"], allow_headers=["*"])
     app.add_middleware(BodyLimit, limit=options.max_body_bytes)
-    app.add_exception_handler(HTTPException, _on_http_error)
-    for kind in (RequestValidationError, ApiError, Exception):
-        app.add_exception_handler(kind, _on_error)
+    app.add_middleware(Access, keys=options.keys)
+    _add_routes(app, api)
+    return app
+
+
+def _add_routes(app: FastAPI, api: Api) -> None:
     streams = {**_ERRORS, 200: _STREAMED}
     app.post("/v1/chat/completions", response_model=ChatCompletion, responses=streams)(api.chat)
     app.post("/v1/completions", response_model=Completion, responses=streams)(api.completion)
+    app.post("/tokenize", response_model=Tokens, responses=_ERRORS)(api.tokenize)
+    app.post("/detokenize", response_model=Text, responses=_ERRORS)(api.detokenize)
     app.get("/v1/models", response_model=ModelList)(api.models)
     app.get("/health", response_class=Response)(api.health)
     app.get("/version")(api.version)
-    return app
+    app.get("/metrics", response_class=Response)(api.metrics)

@@ -1,5 +1,8 @@
 """From bodies of requests to prompts in token ids and ``SamplingParams``."""
 
+import json
+from collections.abc import Sequence as Seq
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +11,15 @@ from foredraft.core.sampling.params import SamplingParams
 from foredraft.engine.generator import Generator
 from foredraft.model.tokenizer import Tokenizer
 from foredraft.serve.errors import ApiError
-from foredraft.serve.schema import ChatRequest, CompletionRequest, Generation, SpeculativeOptions
+from foredraft.serve.schema import (
+    ChatMessage,
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    Generation,
+    SpeculativeOptions,
+    TokenizeRequest,
+)
 
 _SAME = (
     *("temperature", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "presence_penalty"),
@@ -24,7 +35,7 @@ class Job:
     """What a request asks the engine for: ``count`` outputs of each prompt (token ids), prompt by prompt.
 
     ``stop_token_ids``: those of the request, not the model's own. ``echo``: prompts as text, if the answer repeats
-    them.
+    them. ``tools_of``: the chat template, which decides how tool calls look, if the outputs may have any.
     """
 
     prompts: list[list[int]]
@@ -32,6 +43,7 @@ class Job:
     count: int
     stop_token_ids: tuple[int, ...] = ()
     echo: tuple[str, ...] = ()
+    tools_of: str | None = None
 
 
 class Converter:
@@ -44,6 +56,7 @@ class Converter:
     def __init__(self, generator: Generator, default_max_tokens: int) -> None:
         self._given = generator.tokenizer
         self._eos = generator.eos_token_ids
+        self._vocab_size = generator.engine.target.vocab_size
         self._default_max_tokens = default_max_tokens
 
     @property
@@ -78,8 +91,35 @@ class Converter:
         """
         limit = body.max_completion_tokens or body.max_tokens or self._default_max_tokens
         params = self._params(body, limit, (body.top_logprobs or 0) if body.logprobs else None)
-        messages = [message.model_dump(exclude_none=True) for message in body.messages]
-        return Job([self.tokenizer.encode_chat(messages)], params, body.n, tuple(body.stop_token_ids or ()))
+        prompt = self.tokenizer.encode_chat(
+            messages(body.messages),
+            tools=[tool.model_dump(exclude_none=True) for tool in body.called],
+            as_text=body.split_special_tokens,
+            options=body.chat_template_kwargs,
+        )
+        tools_of = self.tokenizer.chat_template if body.called else None
+        return Job([prompt], params, body.n, tuple(body.stop_token_ids or ()), tools_of=tools_of)
+
+    def tokens(self, body: TokenizeRequest) -> list[int]:
+        """Ids of a text or of a chat.
+
+        Raises:
+            PromptError: the text is empty, or the chat template rejects the messages.
+        """
+        if body.messages is None:
+            return self.tokenizer.encode(body.prompt or "")
+        tools = [tool.model_dump(exclude_none=True) for tool in body.tools or []]
+        return self.tokenizer.encode_chat(messages(body.messages), tools=tools, as_text=True)
+
+    def text(self, body: DetokenizeRequest) -> str:
+        """The text of ids, special tokens included.
+
+        Raises:
+            PromptError: an id is outside the vocabulary.
+        """
+        if any(token >= self._vocab_size for token in body.tokens):
+            raise PromptError(f"There are token ids outside the model's vocabulary of {self._vocab_size}.")
+        return self.tokenizer.decode(body.tokens, special=True)
 
     def _ids(self, prompt: str | list[int]) -> list[int]:
         return self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
@@ -108,6 +148,19 @@ class Converter:
         else:
             options["speculate"] = body.speculative
         return SamplingParams(**options)
+
+
+def messages(given: Seq[ChatMessage]) -> list[dict[str, Any]]:
+    """Messages as a chat template reads them: arguments of calls as objects, developers as the system."""
+    found = []
+    for message in given:
+        plain = {"content": None, **message.model_dump(exclude_none=True)}
+        plain["role"] = "system" if message.role == "developer" else message.role
+        for call in plain.get("tool_calls", ()):
+            with suppress(ValueError):
+                call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+        found.append(plain)
+    return found
 
 
 def _listed(prompt: str | list[str] | list[int] | list[list[int]]) -> list[str | list[int]]:

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 from fastapi import Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
+from starlette.exceptions import HTTPException
 
 from foredraft.core.errors import ForedraftError, OptionError, PromptError
 
@@ -42,6 +43,8 @@ class ApiError(Exception):
     def response(self) -> Response:
         """The error object as an answer."""
         headers = {} if self.retry_after is None else {"retry-after": str(max(1, round(self.retry_after)))}
+        if self.status == 408:  # clients would repeat what has just taken too long
+            headers["x-should-retry"] = "false"
         return Response(self.text(), self.status, headers, media_type="application/json")
 
 
@@ -53,6 +56,8 @@ def api_error(error: Exception) -> ApiError:
         return ApiError(400, str(error))
     if isinstance(error, RequestValidationError):
         return _invalid(error)
+    if isinstance(error, HTTPException):
+        return ApiError(error.status_code, str(error.detail))
     if isinstance(error, ForedraftError):
         return ApiError(500, str(error))
     return ApiError(500, "The server failed on this request; its log has the reason.")

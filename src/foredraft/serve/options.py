@@ -1,8 +1,21 @@
 """Options of the server; importable without fastapi."""
 
+import os
 from dataclasses import dataclass, field
 
 from foredraft.core.errors import OptionError
+
+API_KEY = "FOREDRAFT_API_KEY"
+"""Environment variable with API keys, separated by commas."""
+_LEAST = {
+    "port": 0,
+    "max_queue": 0,
+    "default_max_tokens": 1,
+    "max_body_bytes": 1,
+    "request_timeout": 1,
+    "drain_seconds": 0,
+    "stall_seconds": 1,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,11 +31,33 @@ class ServeOptions:
     served_model_name: tuple[str, ...] = field(
         default=(), metadata={"help": "Name of the model in the API, instead of --model; repeatable."}
     )
+    api_key: tuple[str, ...] = field(
+        default=(), metadata={"help": f"Key that clients must send; repeatable. Better: {API_KEY} in the environment."}
+    )
+    cors_origin: tuple[str, ...] = field(
+        default=(), metadata={"help": "Origin of web pages that may call the server; repeatable. Default: none."}
+    )
     max_queue: int = field(default=256, metadata={"help": "Outputs that may wait for a row; more are refused (429)."})
     default_max_tokens: int = field(default=1024, metadata={"help": "max_tokens of chats that give none."})
+    max_prompt_tokens: int | None = field(default=None, metadata={"help": "Longest prompt; default: the context."})
     max_body_bytes: int = field(default=4 * 2**20, metadata={"help": "Largest body of a request."})
+    request_timeout: float = field(default=600.0, metadata={"help": "Seconds after which a request is cancelled."})
+    drain_seconds: int = field(default=120, metadata={"help": "Seconds that SIGTERM leaves to accepted requests."})
+    stall_seconds: float = field(default=120.0, metadata={"help": "No progress for so long: /health answers 503."})
+    require_lossless: bool = field(default=False, metadata={"help": "Refuse to start with a lossy rule."})
+    shared_text: bool = field(
+        default=False, metadata={"help": "Allow drafters that draft from other clients' text (see docs/serving.md)."}
+    )
 
     def __post_init__(self) -> None:
-        for name, least in (("port", 0), ("max_queue", 0), ("default_max_tokens", 1), ("max_body_bytes", 1)):
-            if getattr(self, name) < least:
+        for name, least in _LEAST.items():
+            if not getattr(self, name) >= least:
                 raise OptionError(f"{name} must be {least} or more, not {getattr(self, name)}.")
+        if self.max_prompt_tokens is not None and self.max_prompt_tokens < 1:
+            raise OptionError(f"max_prompt_tokens must be 1 or more, not {self.max_prompt_tokens}.")
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The API keys, those of the environment included; none: everybody may call."""
+        given = os.environ.get(API_KEY, "").split(",")
+        return (*self.api_key, *(key.strip() for key in given if key.strip()))

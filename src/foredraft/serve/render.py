@@ -2,7 +2,6 @@
 
 import math
 import time
-import uuid
 from collections.abc import Iterable, Sequence as Seq
 from typing import Any
 
@@ -30,6 +29,7 @@ from foredraft.serve.answers import (
 )
 from foredraft.serve.convert import Job
 from foredraft.serve.service import Update
+from foredraft.serve.tools import ToolParser, parse
 
 _LEAST = -9999.0
 """In place of an infinite log-probability, which JSON lacks; as in vLLM."""
@@ -39,13 +39,13 @@ class Renderer:
     """Makes the answers of one request.
 
     Args:
-        prefix: of the request's id, as in "chatcmpl".
+        number: the request's id, as in "chatcmpl-17".
         return_token_ids: choices carry their token ids.
     """
 
     def __init__(
         self,
-        prefix: str,
+        number: str,
         model: str,
         job: Job,
         tokenizer: Tokenizer | None,
@@ -53,22 +53,23 @@ class Renderer:
         return_token_ids: bool = False,
     ) -> None:
         self._common: dict[str, Any] = {
-            "id": f"{prefix}-{uuid.uuid4().hex}",
+            "id": number,
             "created": int(time.time()),
             "model": model,
         }
         self._job = job
         self._tokenizer = tokenizer
         self._return_token_ids = return_token_ids
+        self._parsers: dict[int, ToolParser] = {}
         self._offsets: dict[int, int] = {}  # characters sent, by choice
 
     def chat(self, results: Seq[Result]) -> ChatCompletion:
         """The answer of a chat."""
         choices = []
         for index, result in enumerate(results):
-            message = Message(role="assistant", content=result.text)
+            message, called = self._message(result.text)
             logprobs = self._chat_logprobs(result.logprobs)
-            ended = self._ended(result) | self._ids(result.tokens)
+            ended = self._ended(result, called=called) | self._ids(result.tokens)
             choices.append(ChatChoice(index=index, message=message, logprobs=logprobs, **ended))
         prompt = {"prompt_token_ids": self._job.prompts[0]} if self._return_token_ids else {}
         return ChatCompletion(
@@ -80,11 +81,29 @@ class Renderer:
         for index in range(self._job.count):
             yield self._chat_chunk(index, Delta(role="assistant", content=""), None, {"finish_reason": None})
 
+    def _message(self, text: str) -> tuple[Message, bool]:
+        """The message of an output, and whether it calls tools."""
+        if self._job.tools_of is None:
+            return Message(role="assistant", content=text), False
+        found = parse(text, self._job.tools_of)
+        if not found.calls:
+            return Message(role="assistant", content=text), False
+        return Message(role="assistant", content=found.content or None, tool_calls=found.calls), True
+
     def chat_chunk(self, update: Update) -> ChatChunk:
         """An update of a chat's choice."""
-        delta = Delta(content=update.text) if update.text or update.result is None else Delta()
-        ended = self._ended(update.result) | self._ids(update.tokens)
-        return self._chat_chunk(update.index, delta, self._chat_logprobs(update.logprobs), ended)
+        text, calls = update.text, []
+        if self._job.tools_of is not None:
+            parser = self._parsers.setdefault(update.index, ToolParser(self._job.tools_of))
+            text = parser.push(text)
+            if update.result is not None:
+                rest, calls = parser.finish()
+                text += rest
+        delta: dict[str, Any] = {"content": text} if text or (update.result is None and not calls) else {}
+        if calls:
+            delta["tool_calls"] = [call.model_copy(update={"index": i}) for i, call in enumerate(calls)]
+        ended = self._ended(update.result, called=bool(calls)) | self._ids(update.tokens)
+        return self._chat_chunk(update.index, Delta(**delta), self._chat_logprobs(update.logprobs), ended)
 
     def _chat_chunk(self, index: int, delta: Delta, logprobs: ChatLogprobs | None, rest: dict[str, Any]) -> ChatChunk:
         choice = ChatChunkChoice(index=index, delta=delta, logprobs=logprobs, **rest)
@@ -140,10 +159,10 @@ class Renderer:
         metrics = Metrics(speculative_decoding=_speculation(total))
         return {"usage": usage, "metrics": metrics, "lossless": total.lossless}
 
-    def _ended(self, result: Result | None) -> dict[str, Any]:
+    def _ended(self, result: Result | None, called: bool = False) -> dict[str, Any]:
         if result is None:
             return {"finish_reason": None}
-        reason = "length" if result.finish_reason == "length" else "stop"
+        reason = "length" if result.finish_reason == "length" else "tool_calls" if called else "stop"
         return {"finish_reason": reason, "stop_reason": self._stop_reason(result)}
 
     def _stop_reason(self, result: Result) -> str | int | None:

@@ -131,16 +131,66 @@ class ChatMessage(Body):
     tool_call_id: str | None = None
 
 
+class Function(Body):
+    """A function that the assistant may call; ``parameters`` is a JSON schema."""
+
+    name: str = Field(min_length=1)
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(Body):
+    """A tool that the assistant may use."""
+
+    type: Literal["function"]
+    function: Function
+
+
 class ChatRequest(Generation):
-    """Body of ``/v1/chat/completions``."""
+    """Body of ``/v1/chat/completions``.
+
+    ``split_special_tokens``: special tokens in what others than the assistant write are text.
+    """
 
     messages: list[ChatMessage] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=20)
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    split_special_tokens: bool = True
+
+    @property
+    def called(self) -> list[Tool]:
+        """The tools that the assistant may call."""
+        return [] if self.tool_choice == "none" else self.tools or []
 
     @model_validator(mode="after")
     def _alternatives(self) -> "ChatRequest":
         if self.top_logprobs is not None and not self.logprobs:
             raise OptionError("top_logprobs needs logprobs: true.")
         return self
+
+
+class TokenizeRequest(Body):
+    """Body of ``/tokenize``: a text, or the messages of a chat."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = None
+    tools: list[Tool] | None = None
+    return_token_strs: bool = False
+
+    @model_validator(mode="after")
+    def _one(self) -> "TokenizeRequest":
+        if (self.prompt is None) == (self.messages is None):
+            raise OptionError("Give either prompt or messages.")
+        return self
+
+
+class DetokenizeRequest(Body):
+    """Body of ``/detokenize``."""
+
+    model: str | None = None
+    tokens: list[TokenId]

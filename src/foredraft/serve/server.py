@@ -24,7 +24,13 @@ class Server(uvicorn.Server):
     def __init__(self, generator: Generator, names: Seq[str], options: ServeOptions) -> None:
         self.app = make_app(generator, names, options)
         config = uvicorn.Config(
-            self.app, options.host, options.port, log_config=None, access_log=False, server_header=False
+            self.app,
+            options.host,
+            options.port,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=options.drain_seconds,
         )
         super().__init__(config)
 

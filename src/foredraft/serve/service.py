@@ -1,15 +1,19 @@
 """Owns the generator: which requests run, which wait, which are refused."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence as Seq
 from dataclasses import dataclass
 
+from foredraft.core.errors import DrafterError, LawError, PromptError
 from foredraft.engine.generator import Generator
 from foredraft.engine.request import Piece, Sequence, TokenLogprobs
 from foredraft.engine.results import Result
 from foredraft.engine.stream import AsyncStream
 from foredraft.serve.convert import Job
 from foredraft.serve.errors import ApiError
+from foredraft.serve.metrics import Metrics
+from foredraft.serve.options import ServeOptions
 
 _RETRY_SECONDS = 1.0
 
@@ -35,14 +39,28 @@ class Update:
 class Service:
     """Runs jobs on one generator. All methods are called by one event loop.
 
-    Args:
-        max_queue: the most outputs that wait for a row of the batch.
+    Raises:
+        LawError: the generator's rule is lossy and ``require_lossless`` is set.
+        DrafterError: its drafter drafts from other clients' text and ``shared_text`` is not set.
     """
 
-    def __init__(self, generator: Generator, max_queue: int) -> None:
+    def __init__(self, generator: Generator, options: ServeOptions) -> None:
+        if options.require_lossless and not generator.kind.lossless:
+            raise LawError("The verification rule is lossy: leave out --verifier or --require-lossless.")
+        if generator.engine.drafter.needs.shares_text and not options.shared_text:
+            raise DrafterError(
+                f"{generator.kind.method} drafts from the text of all requests, so acceptance may tell one client "
+                "about another's text. Choose options that keep requests apart, another drafter, or --shared-text if "
+                "all clients may know of each other's text."
+            )
         self.generator = generator
-        self._capacity = generator.engine.max_rows + max_queue
-        self._open: set[Sequence] = set()
+        self.metrics = Metrics(generator)
+        self._options = options
+        self._capacity = generator.engine.max_rows + options.max_queue
+        self._open: dict[Sequence, float] = {}  # when each was submitted
+        self._ended = 0
+        self._seen: tuple[int, int] = (0, 0)  # outputs and tokens at the last change
+        self._changed_at = time.monotonic()
         self.draining = False
 
     def start(self, job: Job) -> "Outputs":
@@ -54,51 +72,87 @@ class Service:
         """
         if self.draining:
             raise ApiError(503, "The server is about to stop.", retry_after=_RETRY_SECONDS)
+        longest, limit = max(map(len, job.prompts)), self._options.max_prompt_tokens
+        if limit is not None and longest > limit:
+            raise PromptError(f"The prompt has {longest} tokens; this server takes at most {limit}.")
         wanted = len(job.prompts) * job.count
         if wanted > self._capacity:
             raise ApiError(400, f"{wanted} outputs are more than the {self._capacity} that the server can hold.")
         if len(self._open) + wanted > self._capacity:
             raise ApiError(429, "The queue is full.", retry_after=_RETRY_SECONDS)
         sequences = self.generator.submit(job.prompts, job.params, job.count)
-        self._open.update(sequences)
-        return Outputs(self, sequences)
+        self._open.update(dict.fromkeys(sequences, time.perf_counter()))
+        return Outputs(self, sequences, self._options.request_timeout)
 
     def close(self, sequences: Seq[Sequence]) -> None:
-        """Forget these, and cancel those that still run at the next step."""
-        self._open.difference_update(sequences)
+        """Count these and forget them; those that still run are cancelled at the next step."""
+        now = time.perf_counter()
         running = [sequence for sequence in sequences if not sequence.finished]
         if running:
             self.generator.engine.abandon(running)
+        for sequence in sequences:
+            started = self._open.pop(sequence, None)
+            if started is not None:
+                self._ended += 1
+                self.metrics.ended(sequence, started, now)
+
+    @property
+    def idle(self) -> bool:
+        """No output is open."""
+        return not self._open
+
+    def look(self) -> None:
+        """Note whether anything has changed since the last call; called at intervals."""
+        seen = (self._ended, sum(len(sequence.tokens) for sequence in self._open))
+        if seen != self._seen or self.idle:
+            self._seen, self._changed_at = seen, time.monotonic()
+
+    @property
+    def healthy(self) -> bool:
+        """False while the server stops, or if nothing has moved for ``stall_seconds`` with outputs open."""
+        return not self.draining and time.monotonic() - self._changed_at <= self._options.stall_seconds
 
 
 class Outputs:
-    """The outputs of one request, prompt by prompt. Leaving the context cancels those that still run."""
+    """The outputs of one request, prompt by prompt. Leaving the context cancels those that still run.
 
-    def __init__(self, service: Service, sequences: list[Sequence]) -> None:
+    After ``timeout`` seconds all of them are cancelled.
+    """
+
+    def __init__(self, service: Service, sequences: list[Sequence], timeout: float) -> None:
         self._service = service
         self.sequences = sequences
+        self._late = False
+        self._timer = asyncio.get_running_loop().call_later(timeout, self._time_out)
 
     def __enter__(self) -> "Outputs":
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._timer.cancel()
         self._service.close(self.sequences)
+
+    def _time_out(self) -> None:
+        self._late = True
+        self._service.generator.engine.abandon(self.sequences)
 
     async def results(self) -> list[Result]:
         """Wait for all results.
 
         Raises:
             ForedraftError: the error that ended one of them.
+            ApiError: they took too long, or the server stops.
         """
         generator = self._service.generator
         await generator.driver.ended(self.sequences)
-        return [generator.result_of(sequence) for sequence in self.sequences]
+        return [self._checked(generator.result_of(sequence)) for sequence in self.sequences]
 
     async def updates(self) -> AsyncIterator[Update]:
         """Yield each output's updates as they come; the last one of each has its result.
 
         Raises:
             ForedraftError: the error that ended one of them.
+            ApiError: they took too long, or the server stops.
         """
         if len(self.sequences) == 1:
             async for update in self._one(0):
@@ -132,6 +186,7 @@ class Outputs:
         wants = sequence.params.logprobs is not None
         held: list[Piece] = []
         sent = 0  # log-probabilities already yielded
+        before = 0.0
         async for piece in stream:
             held.append(piece)
             if sequence.pieces:  # the rest of this step
@@ -141,6 +196,18 @@ class Outputs:
                 continue
             logprobs = sequence.logprobs[sent : sent + count] if wants else []
             sent += len(logprobs)
+            now = time.perf_counter()
+            if before:
+                self._service.metrics.chunk(now - before, count)
+            before = now
             yield Update(index, held, logprobs)
             held = []
-        yield Update(index, held, sequence.logprobs[sent:], stream.result)
+        yield Update(index, held, sequence.logprobs[sent:], self._checked(stream.result))
+
+    def _checked(self, result: Result) -> Result:
+        """The result, unless it was cut short."""
+        if result.finish_reason != "cancelled":
+            return result
+        if self._late:
+            raise ApiError(408, "The request took too long and was cancelled.")
+        raise ApiError(503, "The server stopped before the request ended.")

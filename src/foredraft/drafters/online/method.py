@@ -55,7 +55,7 @@ class Online(Background):
             )
         self._options = options
         self._inner = inner
-        self.needs = replace(inner.needs, learns=True)
+        self.needs = replace(inner.needs, learns=True, shares_text=True)
         self._adapter = adapter_for(inner.network)
         self._trainer = OnlineTrainer(self._adapter, options)
         self._checkpoint = None if options.folder is None else Checkpoint(Path(options.folder), self._adapter.shadow)

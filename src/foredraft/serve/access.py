@@ -1,0 +1,81 @@
+"""Who may call, and what the log says of it: API keys, request ids, one log line and one span a request."""
+
+import hashlib
+import hmac
+import importlib
+import logging
+import re
+import time
+import uuid
+from collections.abc import Sequence as Seq
+from typing import Any
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from foredraft.serve.errors import ApiError
+
+_log = logging.getLogger(__name__)
+_OPEN = {"/", "/health", "/version"}
+"""Paths that need no key."""
+_SAFE = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+class Access:
+    """Checks keys and sets ``scope["state"]``: ``id``, the client's ``x-request-id`` or a new one, and ``tenant``, a
+    hash of the key.
+
+    Args:
+        keys: any of them opens; none: no key is needed.
+    """
+
+    def __init__(self, app: ASGIApp, keys: Seq[str]) -> None:
+        self._app = app
+        self._keys = [key.encode() for key in keys]
+        self._tracer = _tracer()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        given = headers.get("x-request-id", "")
+        number = given if _SAFE.fullmatch(given) else uuid.uuid4().hex
+        key = headers.get("authorization", "").removeprefix("Bearer ").encode("utf-8", "surrogateescape")
+        scope.setdefault("state", {}).update(id=number, tenant=hashlib.sha256(key).hexdigest()[:16] if key else "")
+        started, status = time.perf_counter(), 499
+
+        async def tagged(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["x-request-id"] = number
+            await send(message)
+
+        span = self._tracer.start_span(f"{scope['method']} {scope['path']}") if self._tracer else None
+        try:
+            if self._allowed(scope, key):
+                await self._app(scope, receive, tagged)
+            else:
+                refused = ApiError(401, "A valid API key is needed: send it as authorization: Bearer KEY.")
+                await refused.response()(scope, receive, tagged)
+        finally:
+            facts: dict[str, Any] = {"request_id": number, "status": status, "path": scope["path"]}
+            if span is not None:
+                span.set_attributes({f"foredraft.{name}": value for name, value in facts.items()})
+                span.end()
+            facts |= {"method": scope["method"], "seconds": round(time.perf_counter() - started, 4)}
+            _log.info("request", extra={"facts": facts})
+
+    def _allowed(self, scope: Scope, key: bytes) -> bool:
+        if not self._keys or scope["path"] in _OPEN or scope["method"] == "OPTIONS":
+            return True
+        return any(hmac.compare_digest(key, each) for each in self._keys)
+
+
+def _tracer() -> Any:
+    """OpenTelemetry's tracer, if the package is there."""
+    try:
+        return importlib.import_module("opentelemetry.trace").get_tracer("foredraft")
+    except ImportError:
+        return None

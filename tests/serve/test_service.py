@@ -1,0 +1,231 @@
+"""What the server does under load, when clients go away, when steps fail, and when it stops."""
+
+import asyncio
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import serving
+
+import tiny
+from foredraft.core.draft import Draft
+from foredraft.core.drafter import Needs, Plan, View
+from foredraft.core.errors import DrafterError, LawError, OptionError
+from foredraft.engine.generator import Generator, Kind
+from foredraft.serve.logs import JsonLines, log_to_stderr
+from foredraft.serve.options import API_KEY, ServeOptions
+from foredraft.serve.service import Service
+
+PROMPT = [5, 6, 7]
+BODY: Any = {"prompt": PROMPT, "max_tokens": 12, "temperature": 0.0}
+LONG: Any = {**BODY, "max_tokens": 200}
+
+
+def hooked(hook: Callable[[View], None], **options: Any) -> Generator:
+    """A generator that calls ``hook`` in each step."""
+
+    def propose(view: View, plan: Plan) -> Draft:
+        hook(view)
+        return tiny.Liar([])(view, plan)
+
+    return serving.generator(drafter=tiny.ScriptedDrafter(propose, max_nodes=7), **options)
+
+
+def slow(seconds: float = 0.02, **options: Any) -> Generator:
+    return hooked(lambda view: time.sleep(seconds), **options)
+
+
+def post(running: serving.Running, body: Any, **options: Any) -> httpx.Response:
+    return httpx.post(f"{running.url}/v1/completions", json=body, timeout=30, **options)
+
+
+def until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_full_queue_refuses_with_429_and_when_to_come_back():
+    with serving.served(slow(max_rows=1), max_queue=0) as running:
+        thread = threading.Thread(target=post, args=(running, LONG))
+        thread.start()
+        until(lambda: running.generator.engine.running == 1)
+        refused = post(running, BODY)
+        assert (refused.status_code, refused.json()["error"]["type"]) == (429, "RateLimitError")
+        assert refused.headers["retry-after"] == "1"
+        assert httpx.get(f"{running.url}/health").status_code == 200
+        thread.join()
+        assert post(running, BODY).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_goes_away_leaves_no_row(stream: bool):
+    with serving.served(slow()) as running:
+        with pytest.raises(httpx.TimeoutException), httpx.Client(timeout=0.3) as client:
+            with client.stream("POST", f"{running.url}/v1/completions", json={**LONG, "stream": stream}) as answer:
+                for _ in answer.iter_lines():
+                    until(lambda: running.generator.engine.running == 1)
+                    raise httpx.TimeoutException("enough")
+        until(lambda: running.generator.engine.running == 0 and running.server.app.state.service.idle)
+        assert tiny.pending(running.generator) == 0
+        assert post(running, BODY).status_code == 200
+
+
+def test_a_request_that_takes_too_long_ends_with_an_error():
+    with serving.served(slow(0.1), request_timeout=1.0) as running:
+        late = post(running, LONG)
+        assert (late.status_code, late.json()["error"]["type"]) == (408, "TimeoutError")
+        assert late.headers["x-should-retry"] == "false"
+        assert running.generator.engine.running == 0
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_failed_step_ends_its_requests_with_an_error_and_the_server_lives():
+    broken = [True]
+
+    def fail(view: View) -> None:
+        if broken[0] and view.extents.min() > len(PROMPT) + 3:
+            raise RuntimeError("secret")
+
+    with serving.served(hooked(fail)) as running:
+        assert post(running, BODY).status_code == 500
+        client = openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0)
+        with client, pytest.raises(openai.APIError) as raised:
+            for _ in client.completions.create(model=serving.NAME, stream=True, **BODY):
+                pass
+        assert raised.value.type == "InternalServerError"
+        broken[0] = False
+        assert post(running, BODY).status_code == 200
+
+
+def test_draining_ends_what_was_accepted_and_takes_nothing_new():
+    answers: list[httpx.Response] = []
+    with serving.served(slow(0.01)) as running:
+        thread = threading.Thread(target=lambda: answers.append(post(running, LONG)))
+        thread.start()
+        until(lambda: running.generator.engine.running == 1)
+        with httpx.Client() as client:
+            assert client.get(f"{running.url}/health").status_code == 200
+            running.server.app.state.service.draining = True
+            assert client.get(f"{running.url}/health").status_code == 503
+            refused = client.post(f"{running.url}/v1/completions", json=BODY)
+            assert (refused.status_code, refused.json()["error"]["type"]) == (503, "ServiceUnavailableError")
+    thread.join()
+    assert answers[0].json()["usage"]["completion_tokens"] == 200
+
+
+def test_keys(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(API_KEY, "one, two")
+    with serving.served(serving.generator()) as running:
+        for header in ({}, {"authorization": "Bearer three"}, {"authorization": "Basic two"}):
+            refused = post(running, BODY, headers=header)
+            assert (refused.status_code, refused.json()["error"]["type"]) == (401, "AuthenticationError")
+        assert post(running, BODY, headers={"authorization": "Bearer two"}).status_code == 200
+        assert httpx.get(f"{running.url}/health").status_code == 200
+        assert httpx.get(f"{running.url}/metrics").status_code == 401
+        assert "access-control-allow-origin" not in post(running, BODY).headers
+
+
+def test_ids_of_requests_and_origins(caplog: pytest.LogCaptureFixture):
+    with serving.served(serving.generator(), cors_origin=("https://page.example",)) as running, caplog.at_level("INFO"):
+        answer = post(running, BODY, headers={"x-request-id": "mine-1", "origin": "https://page.example"})
+        assert answer.headers["x-request-id"] == "mine-1" and answer.json()["id"] == "cmpl-mine-1"
+        assert answer.headers["access-control-allow-origin"] == "https://page.example"
+        forged = post(running, BODY, headers={"x-request-id": 'a"b', "origin": "https://other.example"})
+        assert '"' not in forged.headers["x-request-id"]
+        assert "access-control-allow-origin" not in forged.headers
+    facts: list[Any] = [getattr(record, "facts", None) for record in caplog.records]
+    assert ("mine-1", 200) in [(each["request_id"], each["status"]) for each in facts if each]
+
+
+def test_no_progress_is_unhealthy_until_there_is_some():
+    stalled = threading.Event()
+
+    async def main() -> None:
+        generator = hooked(lambda view: stalled.wait(20) and None)  # type: ignore[func-returns-value]
+        service = Service(generator, ServeOptions(stall_seconds=1.0))
+        job: Any = serving.job(PROMPT, max_new_tokens=4)
+        with service.start(job) as outputs:
+            task = asyncio.ensure_future(outputs.results())
+            service.look()
+            assert service.healthy
+            await asyncio.sleep(1.1)
+            service.look()
+            assert not service.healthy
+            stalled.set()
+            await task
+            service.look()
+            assert service.healthy
+
+    asyncio.run(main())
+
+
+def test_lossy_rules_and_text_of_others_are_refused():
+    lossy = serving.generator()
+    lossy.kind = Kind("tiny", False)
+    with pytest.raises(LawError, match="lossy"):
+        Service(lossy, ServeOptions(require_lossless=True))
+    Service(lossy, ServeOptions())
+    shared = serving.generator(drafter=tiny.ScriptedDrafter(tiny.Liar([]), max_nodes=7))
+    shared.engine.drafter.needs = Needs(max_nodes=7, learns=True, shares_text=True)
+    with pytest.raises(DrafterError, match="text of all requests"):
+        Service(shared, ServeOptions())
+    Service(shared, ServeOptions(shared_text=True))
+    with pytest.raises(OptionError, match="max_queue"):
+        ServeOptions(max_queue=-1)
+
+
+def test_metrics_count_what_was_served():
+    truth = serving.generator().generate(PROMPT, max_new_tokens=12).tokens
+    drafter = tiny.liar([[*PROMPT, *truth]])
+    with serving.served(serving.generator(drafter=drafter)) as running:
+        both = [post(running, BODY).json()["metrics"]["speculative_decoding"] for _ in range(2)]
+        post(running, {**BODY, "temperature": -1.0})
+        page = httpx.get(f"{running.url}/metrics").text
+        post(running, {**BODY, "stream": True})
+        streamed = httpx.get(f"{running.url}/metrics").text
+    assert "foredraft_inter_token_latency_seconds_count 0.0" in page
+    assert "foredraft_inter_token_latency_seconds_count 0.0" not in streamed
+    accepted = sum(each["num_accepted_draft_tokens"] for each in both)
+    values = dict(line.rsplit(" ", 1) for line in page.splitlines() if not line.startswith("#"))
+    assert float(values["vllm:spec_decode_num_accepted_tokens_total"]) == accepted
+    assert (
+        values['foredraft_spec_accepted_tokens_total{drafter="tiny"}']
+        == values["vllm:spec_decode_num_accepted_tokens_total"]
+    )
+    assert float(values["vllm:spec_decode_num_draft_tokens_total"]) == sum(each["num_draft_tokens"] for each in both)
+    name = "vllm:spec_decode_num_accepted_tokens_per_pos"
+    assert sum(float(value) for each, value in values.items() if each.startswith(name)) == accepted
+    assert float(values["foredraft_generation_tokens_total"]) == 24
+    assert float(values["foredraft_time_to_first_token_seconds_count"]) == 2
+    assert float(values['foredraft_errors_total{code="400"}']) == 1
+
+
+def test_log_lines_are_json_and_a_full_disk_does_not_matter():
+    record = logging.LogRecord("foredraft.serve", logging.INFO, "", 0, "a %s", ("\ud800\n",), None)
+    record.facts = {"request_id": "1"}
+    line = json.loads(JsonLines().format(record))
+    assert (line["message"], line["request_id"], line["level"]) == ("a \ud800\n", "1", "info")
+    loggers = [logging.getLogger(name) for name in ("foredraft", "uvicorn")]
+    before = [(logger.level, logger.propagate) for logger in loggers]
+    full = open("/dev/full", "w")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.stderr", full)
+        log_to_stderr()
+        try:
+            with serving.served(serving.generator()) as running:
+                assert post(running, BODY).status_code == 200
+        finally:
+            for logger, (level, propagate) in zip(loggers, before, strict=True):
+                logger.handlers.pop()
+                logger.setLevel(level)
+                logger.propagate = propagate
+    with pytest.raises(OSError):
+        full.close()

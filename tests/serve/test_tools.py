@@ -1,0 +1,118 @@
+"""Tool calls: read from the model's text, whole and in streams, and sent back in the next turn."""
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import openai
+import pytest
+import serving
+import torch
+from hypothesis import given, settings, strategies as st
+from langchain_core.tools import tool
+from langchain_openai import ChatOpenAI
+
+from foredraft.core.sampling.params import SamplingParams
+from foredraft.serve.convert import Converter
+from foredraft.serve.tools import ToolParser, parse
+
+TAGGED, BARE = "x <tool_call> y", '{"name": f, "parameters": p}'
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": [2]}}\n</tool_call>'
+TOOLS: Any = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+CHAT: Any = [{"role": "user", "content": "add!"}]
+
+
+def names(text: str, template: str = TAGGED) -> tuple[str, list[tuple[str, Any]]]:
+    found = parse(text, template)
+    return found.content, [(call.function.name, json.loads(call.function.arguments)) for call in found.calls]
+
+
+@pytest.mark.parametrize(
+    ("text", "template", "expected"),
+    [
+        (CALL, TAGGED, ("", [("add", {"a": 1, "b": [2]})])),
+        (f"Well. {CALL}{CALL}", TAGGED, ("Well. ", [("add", {"a": 1, "b": [2]})] * 2)),
+        ('<tool_call>{"name": "now"}', TAGGED, ("", [("now", {})])),
+        ("<tool_call>{broken</tool_call>", TAGGED, ("<tool_call>{broken</tool_call>", [])),
+        ('<tool_call>{"arguments": {}}</tool_call>', TAGGED, ('<tool_call>{"arguments": {}}</tool_call>', [])),
+        ("a < b <tool", TAGGED, ("a < b <tool", [])),
+        ('{"name": "f", "parameters": {"x": 1}}', BARE, ("", [("f", {"x": 1})])),
+        ('<|python_tag|>{"name": "f", "parameters": {}}; {"name": "g"}', BARE, ("", [("f", {}), ("g", {})])),
+        ('{"a": 1}', BARE, ('{"a": 1}', [])),
+        ('so {"name": "f", "parameters": {}}', BARE, ('so {"name": "f", "parameters": {}}', [])),
+        ("{", BARE, ("{", [])),
+    ],
+)
+def test_calls_are_found_and_everything_else_is_content(text: str, template: str, expected: Any):
+    assert names(text, template) == expected
+
+
+@settings(max_examples=100)
+@given(st.lists(st.sampled_from([*"<>{} a;", "<tool_call>", "</tool_call>", '{"name": "f"}', CALL])), st.data())
+def test_a_stream_of_any_parts_gives_the_same(parts: list[str], data: st.DataObject):
+    text = "".join(parts)
+    template = data.draw(st.sampled_from([TAGGED, BARE]))
+    parser, content = ToolParser(template), ""
+    while text:
+        size = data.draw(st.integers(1, len(text)))
+        content += parser.push(text[:size])
+        text = text[size:]
+    rest = parser.finish()
+    whole = parse("".join(parts), template)
+    assert content + rest.content == whole.content
+    assert [call.function for call in rest.calls] == [call.function for call in whole.calls]
+
+
+@pytest.fixture
+def says(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Makes the model of the server say a text."""
+    said: list[str] = []
+    made = Converter._params
+
+    def force(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        done = serving.tokenizer().decode(ids[0].tolist()).rpartition("[assistant]")[2]
+        wanted = serving.tokenizer().encode(said[-1][len(done) :] or " ")[0]
+        return torch.full_like(scores, -torch.inf).index_fill(1, torch.tensor([wanted]), 0.0)
+
+    def params(self: Converter, body: Any, *rest: Any) -> SamplingParams:
+        own = made(self, body, *rest)
+        options = {name: getattr(own, name) for name in own.__slots__}
+        return SamplingParams(**{**options, "logits_processor": (force,), "max_new_tokens": len(said[-1])})
+
+    monkeypatch.setattr(Converter, "_params", params)
+    yield said.append
+
+
+def test_a_call_reaches_the_client_whole_and_in_a_stream(client: openai.OpenAI, says: Callable[[str], None]):
+    says(f"So. {CALL.replace(chr(10), '')}")
+    options: Any = {"model": serving.NAME, "messages": CHAT, "tools": TOOLS}
+    choice = client.chat.completions.create(**options).choices[0]
+    assert choice.message.tool_calls is not None
+    (call,) = choice.message.tool_calls
+    assert call.type == "function"
+    assert (call.function.name, json.loads(call.function.arguments)) == ("add", {"a": 1, "b": [2]})
+    assert choice.message.content == "So. "
+    text, calls = "", []
+    for chunk in client.chat.completions.create(stream=True, **options):
+        text += chunk.choices[0].delta.content or ""
+        calls += chunk.choices[0].delta.tool_calls or []
+    assert text == "So. " and calls[0].index == 0 and calls[0].function == calls[0].function
+    assert json.loads(calls[0].function.arguments) == {"a": 1, "b": [2]}
+    without = client.chat.completions.create(tool_choice="none", **options).choices[0].message
+    assert without.tool_calls is None and without.content == f"So. {CALL.replace(chr(10), '')}"
+
+
+def test_langchain_calls_tools_and_answers_them(server: serving.Running, says: Callable[[str], None]):
+    @tool
+    def add(a: int, b: int) -> int:
+        """Add two numbers."""
+        return a + b
+
+    says('<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>')
+    model = ChatOpenAI(model=serving.NAME, base_url=f"{server.url}/v1", api_key="none").bind_tools([add])  # type: ignore[arg-type]
+    asked: Any = [("user", "1 + 2?")]
+    answer: Any = model.invoke(asked)
+    assert [(call["name"], call["args"]) for call in answer.tool_calls] == [("add", {"a": 1, "b": 2})]
+    says("3")
+    assert model.invoke([*asked, answer, add.invoke(answer.tool_calls[0])]).content == "3"
+    assert "".join(str(part.content) for part in model.stream(asked)) == "3"
