@@ -49,6 +49,7 @@ from foredraft.engine.generator import Generator
 from foredraft.engine.policy import Constant
 from foredraft.model import cache, masks
 from foredraft.model.hf import CausalLM
+from foredraft.model.replay import Replay
 from foredraft.model.tokenizer import Tokenizer
 from foredraft.model.vocab_mapping import VocabMapping
 
@@ -189,13 +190,15 @@ def drafter(name: str, full: cache.SlotCache) -> Drafter:
     return DraftModel(options, draft, target.vocab_size)
 
 
-def generator(name: str, rule: str | None = None, tokenizer: Tokenizer | None = None) -> Generator:
+def generator(
+    name: str, rule: str | None = None, tokenizer: Tokenizer | None = None, replay: Replay | None = None
+) -> Generator:
     full = pair()[0].new_cache()
     proposer = drafter(name, full)
     pair()[0].tap(proposer.needs.hidden_layers)
     control = Constant(proposer.needs.longest, confidence=0.4 if name == "unsure chain" else 0.0)
     picked = name in LOOKAHEADS or name == "max_gram"  # these learn from other requests, and pick their tokens
-    options = {"rule": rule, "max_rows": ROWS, "cache": full, "picked": picked}
+    options = {"rule": rule, "max_rows": ROWS, "cache": full, "picked": picked, "replay": replay}
     return tiny.generator(pair()[0], proposer, control, tokenizer=tokenizer, **options)
 
 

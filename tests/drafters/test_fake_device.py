@@ -25,7 +25,7 @@ from foredraft.model.hf import CausalLM
 NEW = 14
 PROMPTS = tiny.prompts((18, 24, 17, 28, 20))  # longer than a catch-up is wide, and within one extent of the cache
 ALLOWED = {
-    ("engine/step.py", "_read_back"): "the read-back of the step",
+    ("engine/tail.py", "read_back"): "the read-back of the step",
     ("model/cache.py", "SlotCache.zero"): "a row was admitted",
 }
 """Waits by file and function, with the reason."""

@@ -1,8 +1,7 @@
 """Admission: requests wait in a queue until a row and memory for the KV cache are free."""
 
 from collections import deque
-from collections.abc import Mapping, Sequence as Seq
-from itertools import islice
+from collections.abc import Collection, Mapping, Sequence as Seq
 
 from foredraft.core.drafter import Room
 from foredraft.core.errors import PromptError
@@ -79,16 +78,19 @@ class Admission:
         Args:
             running: the sequences in flight by row number.
         """
-        free = (row for row in range(self.max_rows) if row not in running)
         chosen: dict[int, Sequence] = {}
         slots = max([self._cache.slots, *(self._slots(sequence.request) for sequence in running.values())])
         height = max([self._cache.rows if running else 0, *(row + 1 for row in running)])
-        for row, sequence in zip(islice(free, self.max_rows - len(running)), self._waiting, strict=False):
+        for row, sequence in zip(self.free_rows(running), self._waiting, strict=False):
             slots, height = max(slots, self._slots(sequence.request)), max(height, row + 1)
             if self.max_slots is not None and height * slots > self.max_slots:
                 break
             chosen[row] = sequence
         return chosen
+
+    def free_rows(self, running: Collection[int]) -> list[int]:
+        """The rows of which the cache holds nothing, in rising order."""
+        return [row for row in range(self.max_rows) if row not in running]
 
     def room(self, running: Mapping[int, Sequence], rows: Seq[int]) -> Room:
         """What the cache needs for the rows in flight, of which ``rows`` are new.

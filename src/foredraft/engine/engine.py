@@ -26,6 +26,7 @@ from foredraft.engine.step import Stepper, round_up
 from foredraft.model.base import TargetModel
 from foredraft.model.cache import SlotCache
 from foredraft.model.grammar import GrammarCompiler
+from foredraft.model.replay import Eager, Replay
 from foredraft.model.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
@@ -50,6 +51,7 @@ class Engine:
             together wait for each other.
         max_prefill_tokens: the most prompt tokens that a step reads while rows run; by default what takes about as
             long as a step. The exact mode reads prompts whole.
+        replay: how steps run; see ``model.replay``.
         tokenizer: for grammars; without one, requests with a grammar are refused.
     """
 
@@ -66,13 +68,14 @@ class Engine:
         picked: bool = False,
         max_slots: int | None = None,
         max_prefill_tokens: int | None = None,
+        replay: Replay | None = None,
         tokenizer: Tokenizer | None = None,
     ) -> None:
         self.target = target
         self.drafter = drafter
         self.policy = policy
         cache = cache or target.new_cache()
-        self._stepper = Stepper(target, cache, drafter, rule, exact_nodes)
+        self._stepper = Stepper(target, cache, drafter, rule, exact_nodes, replay or Eager())
         draft_nodes = max(round_up(1 + drafter.needs.max_nodes), exact_nodes) - 1
         self._admission = Admission(cache, max_rows, max_slots, draft_nodes)
         chunk = max_prefill_tokens or (_CPU_PREFILL if target.device.type == "cpu" else _PREFILL)
@@ -170,6 +173,7 @@ class Engine:
         with self._lock:
             self.process_queue()
             self.cancel([*self._admission.waiting, *self._running().values()])
+            self._stepper.replay.renew(None)
 
     def run(self, sequences: Seq[Sequence]) -> None:
         """Step until all of these have ended; an interruption cancels them and is raised."""
@@ -343,7 +347,8 @@ class Engine:
         chains = copies([sequence.prediction for sequence in sequences], limits, self._stepper.copied_nodes(view))
         plan = self.policy.plan(view, [0 if chain else limit for limit, chain in zip(limits, chains, strict=True)])
         wants = any(sequence.params.logprobs is not None for sequence in sequences)
-        done = self._stepper(view, plan, chains, logprobs=wants, matchers=matchers_of(sequences))
+        free = self._admission.free_rows(self._running())
+        done = self._stepper(view, plan, chains, logprobs=wants, matchers=matchers_of(sequences), free_rows=free)
         batch.append(done.emitted, done.counts)
         kept = []
         for index, (sequence, result) in enumerate(zip(sequences, done.rows, strict=True)):

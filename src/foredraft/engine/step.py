@@ -1,55 +1,32 @@
 """One decoding step: propose, forward, warp, verify, commit. Only this module knows the order."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from foredraft.core.draft import Draft, Law, Target, Verdict
-from foredraft.core.drafter import Drafter, Plan, View
-from foredraft.core.rng import HashedRng
-from foredraft.core.sampling.warp import Paths
+from foredraft.core.draft import Draft, Law
+from foredraft.core.drafter import Drafter, Plan, StepOut, View
 from foredraft.core.stats import StepStats
 from foredraft.core.transfer import to_device
 from foredraft.core.tree import PAD, TokenTree
-from foredraft.core.verify import verify
 from foredraft.engine.draft_check import Proposed, checked
 from foredraft.engine.grammar_masks import HostTree, Matchers, masked
 from foredraft.engine.prediction import Chains, with_copies
+from foredraft.engine.tail import RowStep as RowStep, Tail, read_back
 from foredraft.model.base import TargetModel
 from foredraft.model.cache import SlotCache
+from foredraft.model.replay import Eager, Replay, Sizes
 
 SIZES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Node counts used for forwards on a CPU; larger ones are multiples of 32."""
 COPIED_NODES, COPIED_NODES_GPU = 64, 256
 """Most nodes of a batch that is as wide as its longest copy, on a CPU and elsewhere."""
 
-_SCORE_SCALE, _MIN_SCORE = 1e6, -1e4
-"""Scores are read back as integers (millionths), clamped from below."""
-
-
-@dataclass(frozen=True, slots=True)
-class RowStep:
-    """Result of a step for one row, on the host. ``depth`` is the length of the longest drafted path; ``refused`` is
-    True if the last accepted node (or the root) had children.
-
-    ``ranks``: the rank of each accepted node by score among all drafted nodes, 1 the likeliest; empty if the drafter
-    gives no scores. ``scores``: for chains with scores, the log-probability of the path to each drafted token.
-    ``copied``: the draft is a copy of the request's prediction.
-    """
-
-    emitted: list[int]
-    drafted: int
-    depth: int
-    accepted: int
-    healthy: bool
-    ranks: tuple[int, ...] = ()
-    refused: bool = False
-    scores: tuple[float, ...] = ()
-    copied: bool = False
+_EAGER = Eager()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +74,7 @@ class Stepper:
     """Runs steps: holds the target with its cache, the drafter and the verification rule.
 
     ``exact_nodes``: if not 0, every forward has this many nodes, whatever was drafted. Plain and speculative decoding
-    then run the same kernels, so near-ties cannot flip between them.
+    then run the same kernels, so near-ties cannot flip between them. ``replay``: how the forward and the tail run.
     """
 
     target: TargetModel
@@ -105,6 +82,7 @@ class Stepper:
     drafter: Drafter
     rule: str | None = None
     exact_nodes: int = 0
+    replay: Replay = _EAGER
 
     def copied_nodes(self, view: View) -> int:
         """The most nodes of a row with a copy: more would exceed the cache, or take the other rows too much time, since
@@ -123,11 +101,14 @@ class Stepper:
         logprobs: bool = False,
         laws: bool = False,
         matchers: Matchers | None = None,
+        free_rows: Collection[int] = (),
     ) -> StepDone:
         """Run one step for every row of ``view``, with a single read-back from the device at its end.
 
-        ``chains``: see ``with_copies``; if none is given, nothing is copied. ``matchers`` of the rows' grammars, None
-        if no row has one, cost another read-back; see ``grammar_masks``.
+        Args:
+            chains: see ``with_copies``; if none is given, nothing is copied.
+            matchers: of the rows' grammars; None if no row has one. They cost another read-back; see ``grammar_masks``.
+            free_rows: rows of the cache that hold nothing, which recordings may use as padding.
         """
         begun = _Mark(self.target.device)
         self.cache.reserve(max(view.rows) + 1, max(view.extents))
@@ -137,39 +118,57 @@ class Stepper:
         if any(chains):
             draft = with_copies(draft, chains)
             draft = _resized(draft, max(self.exact_nodes, round_up(draft.tree.tokens.shape[1])))
+        levels = draft.tree.depth
+        if self.replay.records:
+            draft = _shaped(draft)
         proposed = _Mark(self.target.device)
-        tree = draft.tree
-        bases = view.lengths - 1
+        tree, bases = draft.tree, view.lengths - 1
         reach = max(view.extents) - 1 + tree.tokens.shape[1]
         self.cache.reserve(max(view.rows) + 1, reach)
-        step = self.target.address(tree, bases, view.rows, reach)
         drafted = None if matchers is None else HostTree.of(tree)
-        out = self.target.forward(step, self.cache)
+        replay, sizes = self._replay_now(), self._sizes(view.rows, free_rows)
+        extent = self.target.extent(reach, tree.tokens.shape[1], self.cache.slots)
+        with self.target.running():
+            out = replay("forward", sizes, self._forward, tree, bases, extent, why_eager=self.target.why_eager)
         logits = out.logits if matchers is None or drafted is None else masked(out.logits, drafted, matchers)
-        law = view.warp(logits, Paths(view.history, view.lengths, tree))
-        rng = HashedRng(view.noise, plain=~tree.valid[:, 1:].any(1))
-        verdict = verify(law, draft, rng, rule)
+        tail = Tail.of(view, draft, logits, rule, proposal, keep_law=laws, recorded=replay.records)
+        end = replay("tail", sizes, Tail.run, tail)
         if not tree.linear:
-            self.cache.compact(step.rows, step.slots[:, 0], verdict.path)
-        self.drafter.commit(view, draft, verdict, out)
-        emitted, counts = verdict.emitted(tree), verdict.accepted() + 1
-        rows = _read_back(draft, proposal, emitted, counts, law, verdict)
+            self.cache.compact(view.rows, bases, end.verdict.path)
+        self.drafter.commit(view, draft, end.verdict, out)
+        rows = read_back(draft, proposal, end)
         if any(chains):
-            rows = [
-                replace(row, ranks=(), scores=(), copied=True) if chain else row
-                for row, chain in zip(rows, chains, strict=True)
-            ]
+            rows = [row.of_copy() if chain else row for row, chain in zip(rows, chains, strict=True)]
         seconds, draft_seconds = begun.host_seconds(), begun.until(proposed)
         return StepDone(
             rows=rows,
-            emitted=emitted,
-            counts=counts,
-            logprobs=verdict.on_path(out.logits).float().log_softmax(-1) if logprobs else None,
+            emitted=end.emitted,
+            counts=end.counts,
+            logprobs=end.verdict.on_path(out.logits).float().log_softmax(-1) if logprobs else None,
             draft_seconds=draft_seconds,
             verify_seconds=seconds - draft_seconds,
-            levels=tree.depth,
-            laws=verdict.on_path(law.p) if laws and law.p is not None else None,
+            levels=levels,
+            laws=end.laws,
         )
+
+    def _forward(self, tree: TokenTree, bases: Int[Tensor, "B"], extent: int) -> StepOut:
+        """The target's forward; the rows are in the first lines of the cache."""
+        step = self.target.address(tree, bases, self.cache.first(len(bases)), extent)
+        return self.target.compute(step, self.cache)
+
+    def _replay_now(self) -> Replay:
+        """The replay, as soon as the cache's buffers are allocated, which its first forward does."""
+        if not self.replay.records or not self.cache.holds(0):
+            return _EAGER
+        self.replay.renew((self.cache.version, self.target.version))
+        return self.replay
+
+    def _sizes(self, rows: tuple[int, ...], free_rows: Collection[int]) -> Sizes:
+        """The rows of a recording: the next power of two, if free rows follow in the cache's lines."""
+        count = len(rows)
+        padded = min(1 << (count - 1).bit_length(), self.cache.rows)
+        following = self.cache.first(padded)[count:]
+        return Sizes(count, padded if set(following) <= set(free_rows) else count)
 
     def _propose(self, view: View, plan: Plan) -> tuple[Draft, Proposed | None]:
         proposal = None
@@ -181,14 +180,19 @@ class Stepper:
                 draft = replace(draft, tree=draft.tree.only(drafting))
         else:
             draft = Draft(TokenTree.root(view.roots), Law.FIXED)
+        return self._sized(draft), proposal
+
+    def _sized(self, draft: Draft) -> Draft:
+        """The draft with a node count that forwards are made for."""
         if self.exact_nodes:
-            return _resized(draft, self.exact_nodes), proposal
-        if view.lengths.device.type == "cpu":  # reading values does not synchronise here
+            return _resized(draft, self.exact_nodes)
+        if draft.tree.tokens.device.type == "cpu":  # reading values does not synchronise here
             used = draft.tree.valid.any(0).nonzero().flatten().tolist()
             draft = _resized(draft, round_up(used[-1] + 1 if used else 1))
-            if draft.q is not None and not draft.tree.linear:
+            if draft.q is not None and not draft.tree.linear and not self.replay.records:
                 draft = replace(draft, tree=draft.tree.counted())
-        return draft, proposal
+            return draft
+        return _resized(draft, round_up(draft.tree.tokens.shape[1])) if self.replay.records else draft
 
 
 class _Mark:
@@ -233,57 +237,9 @@ def _resized(draft: Draft, nodes: int) -> Draft:
     return replace(draft, tree=TokenTree(tokens, parents, depth, tree.linear, tree.turns), q=q, scores=scores)
 
 
-def _read_back(
-    draft: Draft,
-    proposal: Proposed | None,
-    emitted: Int[Tensor, "B D"],
-    counts: Int[Tensor, "B"],
-    law: Target,
-    verdict: Verdict,
-) -> list[RowStep]:
-    """Read everything the host needs back in one small tensor: the only synchronisation of a step.
-
-    Raises:
-        DrafterError: the draft cannot be verified.
-    """
+def _shaped(draft: Draft) -> Draft:
+    """The draft with the depth of a chain as long as its nodes, so that chains of one node count have one shape."""
     tree = draft.tree
-    drafted = tree.valid.sum(1) - 1
-    depth = drafted if tree.linear else tree.depths.amax(1)
-    sound = torch.ones_like(tree.valid) if law.sound is None else law.sound
-    healthy = (sound.gather(1, verdict.path.clamp(min=0)) | (verdict.path < 0)).all(1)  # only accepted nodes matter
-    last = verdict.path.gather(1, counts[:, None] - 1)
-    refused = ((tree.parents == last) & tree.valid).any(1)
-    packed = torch.stack([counts, drafted, depth, healthy.long(), refused.long()], dim=1)
-    columns = [packed, emitted]
-    if draft.scores is not None:
-        scores = (draft.scores.clamp(min=_MIN_SCORE) * _SCORE_SCALE).round().long()
-        columns += [_ranks(draft.scores, tree, verdict), scores]
-    if proposal is not None:
-        columns.append(proposal.columns)
-    table = torch.cat(columns, dim=1).tolist()
-    if proposal is not None:
-        proposal.judge([line[-4:] for line in table], [line[2] for line in table], tree.depth)
-    after = 5 + emitted.shape[1]
-    scored = after + emitted.shape[1] if tree.linear else len(table[0])  # scores of trees are not reported
-    return [
-        RowStep(
-            emitted=line[5 : 5 + line[0]],
-            drafted=line[1],
-            depth=line[2],
-            accepted=line[0] - 1,
-            healthy=line[3] == 1,
-            ranks=tuple(line[after + 1 : after + line[0]]),
-            refused=line[4] == 1,
-            scores=tuple(score / _SCORE_SCALE for score in line[scored + 1 : scored + 1 + line[1]]),
-        )
-        for line in table
-    ]
-
-
-def _ranks(scores: Float[Tensor, "B N"], tree: TokenTree, verdict: Verdict) -> Int[Tensor, "B D"]:
-    """Rank of each node of the accepted path among the nodes of its tree; the root has rank 0."""
-    order = scores.masked_fill(~tree.valid, -torch.inf).sort(dim=1, descending=True, stable=True).indices
-    ranks = torch.empty_like(order).scatter_(
-        1, order, torch.arange(order.shape[1], device=order.device).expand_as(order)
-    )
-    return ranks.gather(1, verdict.path.clamp(min=0))
+    if not tree.linear:
+        return draft
+    return replace(draft, tree=replace(tree, depth=tree.tokens.shape[1] - 1))

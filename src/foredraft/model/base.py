@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import final
 
@@ -13,7 +14,7 @@ from foredraft.core.drafter import StepOut
 from foredraft.core.errors import ModelError
 from foredraft.core.tree import TokenTree
 from foredraft.model.cache import SlotCache
-from foredraft.model.masks import StepIn
+from foredraft.model.masks import StepIn, extent_of
 
 
 class TargetModel(ABC):
@@ -21,7 +22,8 @@ class TargetModel(ABC):
 
     ``vocab_size``: width of its logits. ``max_length``: its context. ``weight_bytes``: weight bytes that a forward
     reads. ``token_bytes``: cache bytes per token; 0 if unknown. ``first_token``: starts an output without a prompt.
-    ``ranks``: processes that each run a part of it (tensor parallelism).
+    ``ranks``: processes that each run a part of it (tensor parallelism). ``why_eager``: why its forward cannot be
+    recorded; None if it can. ``version``: grows when a recorded forward is no longer the model's.
     """
 
     name: str = "model"
@@ -31,6 +33,8 @@ class TargetModel(ABC):
     token_bytes: int = 0
     first_token: int = 0
     ranks: int = 1
+    why_eager: str | None = None
+    version: int = 0
 
     @property
     @abstractmethod
@@ -61,6 +65,23 @@ class TargetModel(ABC):
         Returns:
             logits [B, N or M, V] and the hidden states [B, N, H] of the tapped layers.
         """
+
+    def running(self) -> AbstractContextManager[None]:
+        """The context of ``compute``: it installs what the forward needs, and other threads wait."""
+        return nullcontext()
+
+    def compute(self, step: StepIn, cache: SlotCache, keep: Int[Tensor, "M"] | None = None) -> StepOut:
+        """``forward`` as a function that can be recorded, to be called within ``running``."""
+        return self.forward(step, cache, keep)
+
+    def extent(self, reach: int, nodes: int, slots: int) -> int:
+        """The number of slots to ``address`` a forward for, so that forwards have few shapes; at least ``reach``.
+
+        Args:
+            nodes: of the forward.
+            slots: of the cache.
+        """
+        return min(extent_of(reach, self.device), slots)
 
     @abstractmethod
     def empty_hidden(self, rows: int) -> dict[int, Float[Tensor, "B T H"]]:

@@ -91,6 +91,8 @@ class SlotCache:
     A row keeps its number but not its place: ``arrange`` moves rows, so that a forward reads them as one slice, without
     a copy.
 
+    ``version`` grows when buffers are allocated or freed.
+
     Args:
         limit: the most slots.
         like: a cache of the same model that has been written to. Buffers of one kind are then one allocation, so that
@@ -100,9 +102,11 @@ class SlotCache:
     def __init__(self, layers: int, limit: int | None = None, like: "SlotCache | None" = None) -> None:
         self.rows = 0
         self.slots = 0
+        self.version = 0
         self._limit = limit
         self._used = 0  # slots after these have never been written to
         self._lines: list[int] = []  # where each row is in the buffers
+        self._order: list[int] = []  # the row in each line
         self._changing = False  # the buffers are being allocated, or that was interrupted
         self._kinds: list[tuple[_Kind, _Kind] | None] = [None] * layers if like is None else [*like._kinds]
         self._groups: list[_Group] = []
@@ -124,10 +128,12 @@ class SlotCache:
         used, self._used = self._used, max(self._used, min(slots, limit))
         rows, slots = max(asked.rows, self.rows), max(asked.slots, self.slots)
         self._lines += range(len(self._lines), rows)
+        self._order += range(len(self._order), rows)
         if (rows, slots) == self.room:
             return
         _log.debug("The cache has %d rows of %d slots.", rows, slots)
         self._changing = True
+        self.version += 1
         self.rows, self.slots = rows, slots
         for index, group in enumerate(self._groups):
             self._groups[index] = group.resized(rows, slots, used)
@@ -140,13 +146,14 @@ class SlotCache:
 
     def clear(self) -> None:
         """Forget all rows. The memory stays for the next ones, if these need as many slots and no more rows."""
-        self._lines = []
+        self._lines, self._order = [], []
         if self._changing:
             self.free()
 
     def free(self) -> None:
         """Forget all rows and free the memory."""
-        self._lines, self._groups = [], []
+        self.version += 1
+        self._lines, self._order, self._groups = [], [], []
         self.rows = self.slots = self._used = 0
         for layer in range(len(self._keys)):
             self._keys[layer] = self._values[layer] = None
@@ -160,13 +167,18 @@ class SlotCache:
         for line, row in enumerate(rows):
             before = self._lines[row]
             if before != line:
-                other = self._lines.index(line)
+                other = self._order[line]
                 for group in self._groups:
                     own, others = (group.buffer[:, each, :, : self._used] for each in (before, line))
                     kept = others.clone()
                     others.copy_(own)
                     own.copy_(kept)
                 self._lines[row], self._lines[other] = line, before
+                self._order[line], self._order[before] = row, other
+
+    def first(self, count: int) -> tuple[int, ...]:
+        """The rows in the first ``count`` lines of the buffers, until the next ``arrange``."""
+        return tuple(self._order[:count])
 
     def line(self, row: int) -> int:
         """The index of a row in the buffers, until the next ``arrange``."""
@@ -224,6 +236,7 @@ class SlotCache:
     def _allocate(self) -> None:
         """Allocate the buffers of all layers whose kinds are known."""
         self._changing = True
+        self.version += 1
         places: dict[_Kind, list[tuple[list[Tensor | None], int]]] = {}
         for layer, kinds in enumerate(self._kinds):
             if kinds is not None and self._keys[layer] is None:

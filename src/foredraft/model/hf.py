@@ -21,9 +21,9 @@ from foredraft.model.attention import AttentionObserver, AttentionSwap, NoCudnn,
 from foredraft.model.base import TargetModel
 from foredraft.model.cache import SlotCache, SlotView
 from foredraft.model.cpu_linear import PackedWeights, any_weight, plain_copy
-from foredraft.model.masks import Layout, StepIn, address
+from foredraft.model.masks import MAX_TABLE_NODES, Layout, StepIn, address
 from foredraft.model.memory import weight_bytes
-from foredraft.model.support import check_supported, context_of, layout_of
+from foredraft.model.support import check_supported, context_of, layout_of, why_eager
 from foredraft.model.taps import Taps, body
 
 _log = logging.getLogger(__name__)
@@ -64,6 +64,7 @@ class CausalLM(TargetModel):
         self.layout: Layout = layout_of(model)
         self.weight_bytes: int = weight_bytes(model)
         self.ranks: int = model.tp_size or 1
+        self.why_eager = why_eager(model)
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._taps = Taps(model, ())
         weight = any_weight(model)
@@ -104,7 +105,9 @@ class CausalLM(TargetModel):
 
         Layers that other users of the target tapped stay.
         """
-        self._taps = Taps(self.model, {*self._taps.layers, *layers})
+        with self._running:  # a forward hands out the layers that it began with
+            self._taps = Taps(self.model, {*self._taps.layers, *layers})
+            self.version += 1
 
     def empty_hidden(self, rows: int) -> dict[int, Float[Tensor, "B T H"]]:
         size = self.model.config.get_text_config().hidden_size
@@ -121,6 +124,7 @@ class CausalLM(TargetModel):
                 if self._packed is not None:
                     self._packed.undo()
                 self._packed = PackedWeights(self.model, keep=not self._owned)
+                self.version += 1
 
     def check_ready(self) -> None:
         """Check that the model is unchanged since it was loaded. Packs layers again that a conversion has unpacked.
@@ -188,14 +192,39 @@ class CausalLM(TargetModel):
 
     @torch.inference_mode()
     def forward(self, step: StepIn, cache: SlotCache, keep: Int[Tensor, "M"] | None = None) -> StepOut:
+        with self.running():
+            return self.compute(step, cache, keep)
+
+    def compute(self, step: StepIn, cache: SlotCache, keep: Int[Tensor, "M"] | None = None) -> StepOut:
         step = step.within(cache.slots)
-        return self.run(step, SlotView.of(cache, step, stored=self._tables and step.few), keep)
+        return self._call(step, SlotView.of(cache, step, stored=self._tables and step.few), keep)
+
+    def extent(self, reach: int, nodes: int, slots: int) -> int:
+        return slots if self._tables and nodes <= MAX_TABLE_NODES else super().extent(reach, nodes, slots)
 
     @torch.inference_mode()
     def run(
         self, step: StepIn, view: Cache, keep: Int[Tensor, "M"] | None = None, observer: AttentionObserver | None = None
     ) -> StepOut:
         """``forward`` over the given cache view; an observer chooses the keys and values to attend to."""
+        with self.running():
+            return self._call(step, view, keep, observer)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        with self._running:
+            try:
+                with self._attention, self._kernels, self._taps:
+                    yield
+            except BaseException as error:
+                self.reset_hooks()
+                if isinstance(error, MODEL_ERRORS):
+                    self.check_ready()  # a clearer error for a model that was moved or converted meanwhile
+                raise
+
+    def _call(
+        self, step: StepIn, view: Cache, keep: Int[Tensor, "M"] | None, observer: AttentionObserver | None = None
+    ) -> StepOut:
         if isinstance(view, SlotView) and view.stored:
             by_type = step.tables(view.lines)
         else:
@@ -204,27 +233,18 @@ class CausalLM(TargetModel):
         options: dict[str, Any] = {"logits_to_keep": keep} if keep is not None and self._keeps_logits else {}
         if observer is not None:
             options["observer"] = observer
-        with self._running:
-            try:
-                with self._attention, self._kernels, self._taps as taps:
-                    output = self.model(
-                        input_ids=step.tokens,
-                        position_ids=step.positions,
-                        attention_mask=masks,
-                        past_key_values=view,
-                        use_cache=True,
-                        **options,
-                    )
-                    hidden = taps.take()
-            except BaseException as error:
-                self.reset_hooks()
-                if isinstance(error, MODEL_ERRORS):
-                    self.check_ready()  # a clearer error for a model that was moved or converted meanwhile
-                raise
+        output = self.model(
+            input_ids=step.tokens,
+            position_ids=step.positions,
+            attention_mask=masks,
+            past_key_values=view,
+            use_cache=True,
+            **options,
+        )
         logits = output.logits
         if keep is not None and not self._keeps_logits:
             logits = logits[:, keep]
-        return StepOut(logits, hidden)
+        return StepOut(logits, self._taps.take())
 
     @torch.no_grad()
     def read(self, tokens: Int[Tensor, "B T"], layers: Sequence[int]) -> dict[int, Float[Tensor, "B T H"]]:

@@ -71,16 +71,25 @@ def context_of(model: PreTrainedModel) -> int:
     """
     config = model.config.get_text_config()
     limit = getattr(config, "max_position_embeddings", None) or UNBOUNDED
-    rope = getattr(config, "rope_parameters", None) or {}
-    for part in (
-        rope,
-        *(value for value in rope.values() if isinstance(value, Mapping)),
-    ):  # one dict, or one per layer type
+    for part in _ropes(config):
         if part.get("rope_type") == "longrope":
             limit = min(limit, part["original_max_position_embeddings"])
     if getattr(config, "attn_temperature_tuning", False) and "chunked_attention" in _layer_types(config):
         limit = min(limit, config.floor_scale - 1)
     return limit
+
+
+def why_eager(model: PreTrainedModel) -> str | None:
+    """Why the model's forward cannot be recorded and replayed; None if nothing is known against it."""
+    if any("dynamic" in str(part.get("rope_type")) for part in _ropes(model.config.get_text_config())):
+        return "its rotary embedding is computed anew on the host when the text grows (rope_type dynamic)"
+    return None
+
+
+def _ropes(config: object) -> list[Mapping]:
+    """The parameters of rotary embeddings: one dict, or one per layer type."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    return [rope, *(value for value in rope.values() if isinstance(value, Mapping))]
 
 
 def layout_of(model: PreTrainedModel) -> Layout:

@@ -103,7 +103,7 @@ class HistoryRules:
 
     prompts: Int[Tensor, "B 1"]  # tokens of the prompt
     repetition: Float[Tensor, "B 1 1"] | None
-    counting: Float[Tensor, "2 B 1 1"] | None  # presence and frequency penalty
+    counting: Float[Tensor, "B 2 1 1"] | None  # presence and frequency penalty
     ngrams: Int[Tensor, "B 1 1"] | None
     longest_ngram: int
     bad_words: BadWords | None
@@ -127,7 +127,7 @@ class HistoryRules:
             return torch.tensor(values, dtype=dtype, device=device).view(-1, 1, 1)
 
         repetition = column([row.repetition_penalty for row in params], 1.0)
-        counting = [[row.presence_penalty for row in params], [row.frequency_penalty for row in params]]
+        counting = [[row.presence_penalty, row.frequency_penalty] for row in params]
         ngrams = column([row.no_repeat_ngram_size for row in params], 0)
         bad_words = BadWords.of(params, device)
         most_eos = max(map(len, eos_token_ids), default=0)
@@ -154,7 +154,7 @@ class HistoryRules:
         if self.repetition is not None:
             scores = _penalise_repetition(scores, nodes, self.repetition.to(scores.dtype))
         if self.counting is not None:
-            presence, frequency = self.counting.to(scores.dtype)
+            presence, frequency = self.counting.to(scores.dtype).unbind(1)
             counts = _counts(scores, nodes, self.prompts)
             scores = scores - frequency * counts - presence * (counts > 0)
         if self.ngrams is not None or self.bad_words is not None:

@@ -34,7 +34,7 @@ class Truncation:
 
     temperature: Float[Tensor, "B 1 1"] | None
     top_k: Int[Tensor, "B 1 1"] | None
-    most_k: int  # the largest top_k of all rows
+    most_k: int  # the next power of two from the largest top_k of all rows
     tail: Float[Tensor, "B 1 1"] | None  # 1 - top_p: the mass that may be cut
     min_p: Float[Tensor, "B 1 1"] | None
     typical_p: Float[Tensor, "B 1 1"] | None
@@ -57,7 +57,7 @@ class Truncation:
         return cls(
             temperature=column(lambda row: max(row.temperature, _COLDEST), 1.0),
             top_k=column(lambda row: row.top_k, 0, torch.int64),
-            most_k=max((row.top_k or 0 for row in params if not row.greedy), default=0),
+            most_k=1 << (max((row.top_k or 1 for row in params if not row.greedy), default=1) - 1).bit_length(),
             tail=column(lambda row: None if row.top_p in (None, 1.0) else 1.0 - row.top_p, -1.0),
             min_p=column(lambda row: row.min_p, 0.0),
             typical_p=column(lambda row: None if row.typical_p == 1.0 else row.typical_p, 2.0),

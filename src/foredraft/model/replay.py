@@ -1,0 +1,369 @@
+"""Replay: a part of a step is run eagerly, or recorded once for each shape of its inputs and then replayed.
+
+A part (*segment*) is a function of nested values: dataclasses, tuples and mappings of tensors [B, ...] and of numbers
+on the host. The numbers and the tensors' shapes are the key of a recording, so a recording never replays a number of
+another step. The tensors are copied to buffers at fixed addresses.
+
+A function must be repeatable: recording runs it more than once with the inputs of one step. What it reads and writes
+beyond its inputs (weights, KV caches) must stay where it is; ``Replay.renew`` says when it moved.
+"""
+
+import dataclasses
+import logging
+import types
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from typing import Any, NamedTuple, TypeVar, final
+
+import torch
+from torch import Tensor
+
+from foredraft.core.errors import ForedraftError
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+MAX_RECORDINGS = 256
+"""Most recordings of a segment; inputs of further shapes run eagerly."""
+_WARM_UPS = 2
+"""Runs before a capture: the first compiles kernels and allocates the workspaces of libraries."""
+
+
+class Sizes(NamedTuple):
+    """``rows``: B, the size of the first dimension of all tensors, inputs and results. ``padded``: the size that a
+    recording is made for; further rows hold zeros."""
+
+    rows: int
+    padded: int
+
+
+class Replay(ABC):
+    """How the segments of a step run."""
+
+    records: bool = True
+    """Whether segments are recorded, so that shapes should be few."""
+
+    def renew(self, stamp: object) -> None:  # noqa: B027
+        """Drop the recordings if ``stamp`` differs from the last one: what they read was reallocated or replaced."""
+
+    @abstractmethod
+    def __call__(
+        self,
+        segment: str,
+        sizes: Sizes,
+        function: Callable[..., T],
+        *arguments: Any,
+        why_eager: str | None = None,
+    ) -> T:
+        """``function(*arguments)``.
+
+        The results are valid until the segment's next call.
+
+        Args:
+            segment: a name; one segment always calls one function.
+            why_eager: a reason not to record this call.
+        """
+
+
+@final
+class Eager(Replay):
+    """Runs every segment as it is."""
+
+    records = False
+
+    def __call__(
+        self,
+        segment: str,
+        sizes: Sizes,
+        function: Callable[..., T],
+        *arguments: Any,
+        why_eager: str | None = None,
+    ) -> T:
+        return function(*arguments)
+
+
+Flat = Callable[..., list[Tensor]]
+"""A function of the tensors of its arguments alone, which returns those of its result."""
+
+
+@dataclasses.dataclass(slots=True)
+class _Recording:
+    """A recording: its inputs' buffers, what runs it, and the form of its result.
+
+    ``buffers``: None where a result of another recording is read in place. ``rows``: rows that hold inputs; further
+    rows hold zeros.
+    """
+
+    buffers: list[Tensor | None]
+    play: Callable[[], Sequence[Tensor]]
+    form: Any
+    rows: int
+
+    def __call__(self, tensors: Sequence[Tensor], rows: int) -> Any:
+        before, self.rows = self.rows, max(rows, self.rows)  # also if this is interrupted
+        for buffer, given in zip(self.buffers, tensors, strict=True):
+            if buffer is not None:
+                buffer[:rows] = given
+                if rows < before:
+                    buffer[rows:before] = 0
+        self.rows = rows
+        return _joined(self.form, [each[:rows] for each in self.play()])
+
+
+class Recorder(Replay):
+    """Records each segment once for each key; a segment that cannot be recorded runs eagerly, which is logged once.
+
+    A tensor that is a result of a recording is read where it is.
+    """
+
+    fixed: bool = True
+    """Whether the results of a recording stay at one address."""
+
+    def __init__(self) -> None:
+        self._stamp: object = None
+        self._recordings: dict[object, _Recording] = {}
+        self._results: dict[int, Tensor] = {}  # by address
+        self._eager: set[str] = set()  # segments that cannot be recorded
+        self._logged: set[tuple[str, str]] = set()
+
+    def renew(self, stamp: object) -> None:
+        if stamp != self._stamp:
+            self._recordings.clear()
+            self._results.clear()
+            self._stamp = stamp
+
+    @property
+    def recordings(self) -> dict[str, int]:
+        """Number of recordings by segment."""
+        names = [key[0] for key in self._recordings if isinstance(key, tuple)]
+        return {name: names.count(name) for name in names}
+
+    def __call__(
+        self,
+        segment: str,
+        sizes: Sizes,
+        function: Callable[..., T],
+        *arguments: Any,
+        why_eager: str | None = None,
+    ) -> T:
+        if why_eager is not None or segment in self._eager:
+            self._note(segment, why_eager or "")
+            return function(*arguments)
+        tensors: list[Tensor] = []
+        try:
+            form = _split(arguments, tensors)
+        except TypeError as error:
+            self._note(segment, str(error))
+            return function(*arguments)
+        places = [self._place(tensor, sizes.padded) for tensor in tensors]
+        key = (segment, sizes.padded, form, tuple(None if place is None else place.data_ptr() for place in places))
+        with torch.inference_mode(False), torch.no_grad():  # buffers must outlive the step; compilers refuse others
+            found = self._recordings.get(key)
+            if found is None:
+                found = self._new(segment, sizes, function, form, tensors, places)
+                if found is None:
+                    return function(*arguments)
+                self._recordings[key] = found
+            return found(tensors, sizes.rows)
+
+    def _place(self, tensor: Tensor, padded: int) -> Tensor | None:
+        """The result of a recording that this tensor is, with all its rows, if it is one."""
+        found = self._results.get(tensor.data_ptr())
+        if found is None or found.shape != (padded, *tensor.shape[1:]) or found.dtype != tensor.dtype:
+            return None
+        return found
+
+    def _new(
+        self,
+        segment: str,
+        sizes: Sizes,
+        function: Callable[..., Any],
+        form: Any,
+        tensors: Sequence[Tensor],
+        places: Sequence[Tensor | None],
+    ) -> _Recording | None:
+        """Record a segment; None if it must run eagerly."""
+        if self.recordings.get(segment, 0) >= MAX_RECORDINGS:
+            self._note(segment, f"its inputs had {MAX_RECORDINGS} different shapes")
+            return None
+        buffers = [
+            tensor.new_zeros(sizes.padded, *tensor.shape[1:]) if place is None else None
+            for tensor, place in zip(tensors, places, strict=True)
+        ]
+        inputs = [buffer if place is None else place for buffer, place in zip(buffers, places, strict=True)]
+        for buffer, tensor in zip(buffers, tensors, strict=True):
+            if buffer is not None:
+                buffer[: sizes.rows] = tensor
+        result: list[Any] = []
+
+        def flat(*values: Tensor) -> list[Tensor]:
+            found: list[Tensor] = []
+            result[:] = [_split(function(*_joined(form, values)), found)]
+            return found
+
+        try:
+            play, results = self._record(segment, flat, [each for each in inputs if each is not None])
+        except ForedraftError:
+            raise
+        except Exception as error:  # anything that a compiler or a driver may raise; a fault of ours recurs eagerly
+            self._eager.add(segment)
+            lines = str(error).strip().splitlines()
+            self._note(segment, f"recording failed with {error.__class__.__name__}: {lines[0] if lines else ''}")
+            return None
+        if self.fixed:
+            self._results.update({each.data_ptr(): each for each in results})
+        return _Recording(buffers, play, result[0], sizes.rows)
+
+    @abstractmethod
+    def _record(
+        self, segment: str, function: Flat, inputs: Sequence[Tensor]
+    ) -> tuple[Callable[[], Sequence[Tensor]], Sequence[Tensor]]:
+        """Record ``function(*inputs)``, whose inputs stay where they are.
+
+        Returns:
+            a function that runs it again and returns the results, and the results' tensors, if they are fixed.
+        """
+
+    def _note(self, segment: str, reason: str) -> None:
+        if reason and (segment, reason) not in self._logged:
+            self._logged.add((segment, reason))
+            _log.warning("The %s of a step runs eagerly: %s.", segment, reason)
+
+
+@final
+class Compiled(Recorder):
+    """Segments compiled by ``torch.compile``, without graph breaks and for one shape each."""
+
+    fixed = False
+
+    def __init__(self, backend: str = "inductor") -> None:
+        super().__init__()
+        self._backend = backend
+
+    def _record(
+        self, segment: str, function: Flat, inputs: Sequence[Tensor]
+    ) -> tuple[Callable[[], Sequence[Tensor]], Sequence[Tensor]]:
+        compiled = compiled_once(function, self._backend)
+        compiled(*inputs)
+        return lambda: compiled(*inputs), ()
+
+
+@final
+class Captured(Recorder):
+    """Segments captured as CUDA graphs.
+
+    The graphs of a segment share one memory pool: a segment's results are read before it runs again. Segments do not
+    share pools, since one reads the results of the one before. Row and node counts come in buckets that about double,
+    so graphs captured in rising order take at most about twice the memory of the largest.
+
+    Args:
+        device: the CUDA device.
+        compiled: capture what ``torch.compile`` makes of a segment.
+    """
+
+    def __init__(self, device: torch.device, *, compiled: bool = False) -> None:
+        super().__init__()
+        self._device = device
+        self._compiled = compiled
+        self._pools: dict[str, Any] = {}
+        self._side: Any = None
+
+    def renew(self, stamp: object) -> None:
+        if stamp != self._stamp:
+            self._pools.clear()  # a pool ends with its last graph
+        super().renew(stamp)
+
+    def _record(
+        self, segment: str, function: Flat, inputs: Sequence[Tensor]
+    ) -> tuple[Callable[[], Sequence[Tensor]], Sequence[Tensor]]:
+        if self._compiled:
+            function = compiled_once(function, "inductor")
+        with torch.cuda.device(self._device):
+            if self._side is None:
+                self._side = torch.cuda.Stream()
+            own, side = torch.cuda.current_stream(), self._side
+            side.wait_stream(own)
+            with torch.cuda.stream(side):
+                for _ in range(_WARM_UPS):
+                    function(*inputs)
+            own.wait_stream(side)
+            pool = self._pools.setdefault(segment, torch.cuda.graph_pool_handle())
+            graph = torch.cuda.CUDAGraph()
+            try:
+                # other threads may allocate memory meanwhile
+                with torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local"):
+                    results = function(*inputs)
+            finally:
+                torch.cuda.set_stream(own)  # a failed capture leaves its own
+
+        def play() -> Sequence[Tensor]:
+            graph.replay()
+            return results
+
+        return play, results
+
+
+def compiled_once(function: Flat, backend: str) -> Flat:
+    """``torch.compile`` of a function that is called with one shape only.
+
+    It gets a code object of its own: recompilations are counted, and limited, by code object.
+    """
+    code = function.__code__.replace(co_name=f"segment_{id(function)}")
+    own = types.FunctionType(code, function.__globals__, code.co_name, None, function.__closure__)
+    return torch.compile(own, fullgraph=True, dynamic=False, backend=backend)
+
+
+class _Place(NamedTuple):
+    """A tensor in a form: its number in the list of tensors, and what a recording depends on."""
+
+    number: int
+    shape: tuple[int, ...]  # without rows
+    dtype: torch.dtype
+
+
+class _Node(NamedTuple):
+    """A dataclass, tuple, list or mapping in a form. ``names``: fields or keys; None for sequences."""
+
+    kind: type
+    names: tuple[Any, ...] | None
+    parts: tuple[Any, ...]
+
+
+_HOST = (type(None), bool, int, float, str, Enum, torch.dtype)
+
+
+def _split(value: object, tensors: list[Tensor]) -> Any:
+    """The form of a nested value, which is hashable. Its tensors are appended to ``tensors``, each one once.
+
+    Raises:
+        TypeError: the value holds something else than tensors and plain values, such as a function.
+    """
+    if isinstance(value, Tensor):
+        number = next((i for i, tensor in enumerate(tensors) if tensor is value), len(tensors))
+        if number == len(tensors):
+            tensors.append(value)
+        return _Place(number, tuple(value.shape[1:]), value.dtype)
+    if isinstance(value, _HOST):
+        return value
+    if isinstance(value, Mapping):
+        return _Node(dict, tuple(value), tuple(_split(part, tensors) for part in value.values()))
+    if dataclasses.is_dataclass(value):
+        names = tuple(each.name for each in dataclasses.fields(value) if each.init)
+        return _Node(type(value), names, tuple(_split(getattr(value, name), tensors) for name in names))
+    if isinstance(value, tuple):
+        return _Node(type(value), None, tuple(_split(part, tensors) for part in value))
+    raise TypeError(f"it depends on a {type(value).__name__} on the host")
+
+
+def _joined(form: Any, tensors: Sequence[Tensor]) -> Any:
+    """The nested value of this form with other tensors."""
+    if isinstance(form, _Place):
+        return tensors[form.number]
+    if not isinstance(form, _Node):
+        return form
+    parts = [_joined(part, tensors) for part in form.parts]
+    if form.names is not None:
+        named = dict(zip(form.names, parts, strict=True))
+        return named if form.kind is dict else form.kind(**named)
+    return form.kind(*parts) if hasattr(form.kind, "_fields") else tuple(parts)

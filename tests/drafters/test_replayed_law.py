@@ -1,0 +1,32 @@
+"""Drafters and settings of the law's tests, replayed from tapes: the texts are those of steps that run as they are."""
+
+import pytest
+from test_law import TABLE
+
+import laws
+from traced import Traced
+
+LAWS = [(drafter, setting) for drafter, setting, _ in TABLE]
+QUICK = {drafter: (drafter, setting) for drafter, setting in reversed(LAWS)}.values()
+"""One setting for each drafter: the first one of the table."""
+
+
+@pytest.mark.parametrize(
+    ("drafter", "setting"),
+    [pytest.param(*each, marks=() if each in QUICK else pytest.mark.slow) for each in LAWS],
+)
+def test_replayed_sampled_texts_are_those_of_the_law(drafter: str, setting: str):
+    found = []
+    replay = Traced()
+    for g in (laws.generator(drafter), laws.generator(drafter, replay=replay)):
+        found.append(
+            [
+                [
+                    result.tokens
+                    for result in g.generate([laws.PROMPT], laws.params(setting, seed), num_return_sequences=20)
+                ]
+                for seed in (1, 2, 3)
+            ]
+        )
+    assert found[0] == found[1]
+    assert replay.replays > len(replay.keys) > 0 and not replay.fallbacks

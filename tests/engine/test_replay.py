@@ -1,0 +1,192 @@
+"""Steps that are replayed from tapes give the texts of steps that run as they are; see ``traced``."""
+
+import logging
+from typing import Any
+
+import pytest
+import test_identity as identity
+import torch
+
+import tiny
+from foredraft.core.draft import Draft, Law
+from foredraft.core.drafter import Plan, View
+from foredraft.core.errors import DrafterError
+from foredraft.core.tree import TokenTree
+from foredraft.engine.generator import Generator, Result
+from foredraft.engine.step import Stepper
+from foredraft.model.cache import SlotCache
+from foredraft.model.hf import CausalLM
+from traced import Traced
+
+QUICK_MODELS = ("llama", "gemma2", "gpt2", "mixtral")
+PROMPTS = tiny.prompts((18, 24, 17, 28, 20))
+
+
+def traced(make: Any, *args: Any) -> tuple[Generator, Traced]:
+    """The generator of ``make``, with tapes."""
+    replay, build = Traced(), tiny.generator
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tiny, "generator", lambda *a, **options: build(*a, **options, replay=replay))
+        return make(*args), replay
+
+
+def tokens(results: list[Result]) -> list[list[int]]:
+    return [result.tokens for result in results]
+
+
+def with_tree(temperature: float = 0.0, **options: Any) -> Generator:
+    """A draft that knows nothing of the target, over the target."""
+    target, draft = CausalLM(tiny.build("llama")), CausalLM(tiny.build("llama", seed=8))
+    return tiny.generator(target, *tiny.draft_model(draft, target, 3, (2, 2, 1)), **options)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK_MODELS else pytest.mark.slow) for name in tiny.MODELS]
+)
+@pytest.mark.parametrize("kind", ["none", "self tree", "lookup tree", "liar"])
+def test_replayed_greedy_texts_are_those_of_transformers(name: str, kind: str):
+    c = identity.case(name, True)
+    g, replay = traced(identity.with_drafter, c, kind)
+    assert tokens(g.generate(c.prompts, max_new_tokens=identity.NEW)) == c.expected
+    assert replay.replays > 2 * len(replay.keys) and not replay.fallbacks
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_rows_that_come_and_go_share_recordings(temperature: float):
+    """More requests than rows, which end at different steps: rows are padded to powers of two."""
+    prompts, ends = tiny.prompts((18, 24, 17, 28, 20, 9, 31)), range(8)
+    options: dict[str, Any] = {"max_new_tokens": 30, "temperature": temperature, "seed": 2}
+    expected = with_tree(eos=ends, max_rows=4).generate(prompts, **options)
+    assert len({len(result.tokens) for result in expected}) > 3
+    g, replay = traced(lambda: with_tree(eos=ends, max_rows=4))
+    sizes: set[tuple[int, int]] = set()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Stepper, "_sizes", lambda *args, sizes_of=Stepper._sizes: noted(sizes, sizes_of(*args)))
+        assert tokens(g.generate(prompts, **options)) == tokens(expected)
+    assert {(4, 4), (3, 4), (1, 1)} <= sizes and {padded for _, padded in sizes} == {1, 2, 4}
+    made = len(replay.keys)
+    assert made == sum(replay.recordings.values()) <= 2 * 3 * 3  # segments, rows, node counts
+    assert tokens(g.generate(prompts, **options)) == tokens(expected)
+    assert len(replay.keys) == made and not replay.fallbacks  # the cache kept its memory
+
+
+def noted(found: set, value: Any) -> Any:
+    found.add(tuple(value))
+    return value
+
+
+def test_rows_that_may_hold_something_are_no_padding(monkeypatch: pytest.MonkeyPatch):
+    prompts, ends = tiny.prompts((18, 24, 17, 28)), range(8)
+    g, _ = traced(lambda: with_tree(eos=ends))
+    sizes: set[tuple[int, int]] = set()
+    monkeypatch.setattr(Stepper, "_sizes", lambda *args, sizes_of=Stepper._sizes: noted(sizes, sizes_of(*args)))
+    monkeypatch.setattr(g.engine._admission, "free_rows", lambda running: sorted({0, 1, 2, 3}.difference(running)))
+    g.generate(prompts, max_new_tokens=30)
+    assert (3, 4) in sizes
+    sizes.clear()
+    stepper = g.engine._stepper.__class__.__call__
+    monkeypatch.setattr(Stepper, "__call__", lambda *args, free_rows, **options: stepper(*args, **options))
+    g.generate(prompts, max_new_tokens=30)
+    assert (3, 3) in sizes and all(rows == padded for rows, padded in sizes)
+
+
+def test_a_cache_that_grows_is_recorded_anew():
+    g, replay = traced(with_tree)
+    short, long = tiny.prompts((20, 9)), tiny.prompts((220, 30, 50), seed=2)
+    expected = [tokens(with_tree().generate(prompts, max_new_tokens=18)) for prompts in (short, long)]
+    for prompts, texts in zip((short, long, short), (*expected, expected[0]), strict=True):
+        assert tokens(g.generate(prompts, max_new_tokens=18)) == texts
+    assert not replay.fallbacks
+    g.close()
+    assert not replay.recordings
+
+
+def test_a_recording_that_outlives_its_cache_gives_a_wrong_text(monkeypatch: pytest.MonkeyPatch):
+    """These tests would see it."""
+    monkeypatch.setattr(SlotCache, "version", property(lambda self: 0, lambda self, value: None), raising=False)
+    g, _ = traced(with_tree)
+    prompts = tiny.prompts((20, 220, 20))  # the second takes a larger cache
+    texts = [tokens(g.generate([prompt], max_new_tokens=18)) for prompt in prompts]
+    expected = [tokens(with_tree().generate([prompt], max_new_tokens=18)) for prompt in prompts]
+    assert texts[:2] == expected[:2] and texts[2] != expected[2]
+
+
+@pytest.mark.parametrize("segment", ["forward", "tail"])
+def test_an_interruption_leaves_recordings_that_work(segment: str, monkeypatch: pytest.MonkeyPatch):
+    g, replay = traced(with_tree)
+    expected = tokens(g.generate(PROMPTS, max_new_tokens=20))
+    play, calls = Traced.__call__, []
+
+    def interrupted(self: Any, name: str, *args: Any, **options: Any) -> Any:
+        calls.append(name)
+        if calls.count(segment) == 3:
+            raise KeyboardInterrupt
+        return play(self, name, *args, **options)
+
+    monkeypatch.setattr(Traced, "__call__", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        g.generate(PROMPTS, max_new_tokens=20)
+    calls.clear()
+    monkeypatch.setattr(Traced, "__call__", play)
+    assert tokens(g.generate(PROMPTS, max_new_tokens=20)) == expected
+    assert not replay.fallbacks
+
+
+def test_logits_processors_run_eagerly(caplog: pytest.LogCaptureFixture):
+    def ban(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return scores.index_fill(1, torch.tensor([3, 5, 8]), -torch.inf)
+
+    g, replay = traced(with_tree)
+    options: dict[str, Any] = {"max_new_tokens": 20, "logits_processor": [ban], "temperature": 1.0, "seed": 3}
+    assert tokens(g.generate(PROMPTS, **options)) == tokens(with_tree().generate(PROMPTS, **options))
+    assert set(replay.recordings) == {"forward"} and replay.fallbacks
+    assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [
+        "The tail of a step runs eagerly: it depends on a function on the host."
+    ]
+    g.generate(PROMPTS, max_new_tokens=20)
+    assert set(replay.recordings) == {"forward", "tail"}
+
+
+def test_logprobs_and_scores_of_replayed_steps():
+    options: dict[str, Any] = {"max_new_tokens": 20, "logprobs": 2, "temperature": 1.0, "seed": 3}
+    g, replay = traced(with_tree)
+    for found, expected in zip(g.generate(PROMPTS, **options), with_tree().generate(PROMPTS, **options), strict=True):
+        assert found.tokens == expected.tokens and found.logprobs == expected.logprobs
+        assert found.stats.accepted_by_depth == expected.stats.accepted_by_depth
+    assert not replay.fallbacks
+
+
+def test_a_rotary_embedding_that_follows_the_length_runs_eagerly():
+    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+    target = CausalLM(tiny.build("llama", rope_parameters=rope, max_position_embeddings=64))
+    expected = tokens(tiny.generator(target).generate(tiny.prompts((20, 9)), max_new_tokens=30))
+    replay = Traced()
+    g = tiny.generator(target, replay=replay)
+    assert tokens(g.generate(tiny.prompts((20, 9)), max_new_tokens=30)) == expected
+    assert set(replay.recordings) == {"tail"} and "rope_type dynamic" in str(replay.fallbacks)
+
+
+def test_a_model_that_reads_values_runs_eagerly(monkeypatch: pytest.MonkeyPatch):
+    target = CausalLM(tiny.build("llama"))
+    expected = tokens(tiny.generator(target).generate(PROMPTS, max_new_tokens=10))
+    inner = target.model.model.norm
+    inner.register_forward_hook(lambda module, args, output: output * float(output.sum() * 0 + 1))
+    replay = Traced()
+    g = tiny.generator(target, replay=replay)
+    assert tokens(g.generate(PROMPTS, max_new_tokens=10)) == expected
+    assert set(replay.recordings) == {"tail"}
+    assert replay.fallbacks == {
+        ("forward", "recording failed with RuntimeError: _local_scalar_dense cannot be recorded")
+    }
+
+
+def test_a_faulty_draft_is_still_an_error():
+    def propose(view: View, plan: Plan) -> Draft:
+        tree = TokenTree.chain(torch.stack([view.roots + 1, view.roots], 1))
+        return Draft(tree, Law.FIXED)
+
+    replay = Traced()
+    g = tiny.generator(CausalLM(tiny.build("llama")), tiny.ScriptedDrafter(propose, max_nodes=1), replay=replay)
+    with pytest.raises(DrafterError, match="node 0"):
+        g.generate(PROMPTS, max_new_tokens=10)
+    assert not replay.fallbacks
