@@ -91,6 +91,16 @@ def test_seed_and_position_do_not_trade_places() -> None:
     assert not bool((u[1:, :-1] == u[:-1, 1:]).any())
 
 
+def test_numbers_at_other_positions_are_those_of_rows_that_are_there():
+    noise, index = Noise(torch.tensor([3, 4]), torch.tensor([10, 20])), torch.arange(4).view(2, 2)
+    later = torch.tensor([12, 20])
+    wanted = Noise(noise.seeds, later).bits(Stream.DRAFT, index)
+    assert torch.equal(noise.at(later).bits(Stream.DRAFT, index), wanted)
+    noise.bits(Stream.DRAFT, index)
+    moved = noise.at(later)
+    assert moved._rows is noise._rows and torch.equal(moved.bits(Stream.DRAFT, index), wanted)
+
+
 def test_rows_are_their_own() -> None:
     noise = Noise(torch.tensor([3, 4, 3]), torch.tensor([10, 20, 10]))
     u = noise.uniform(Stream.DRAFT, torch.arange(6).view(1, 2, 3).expand(3, -1, -1))

@@ -75,6 +75,13 @@ class Plan:
     nodes: int = 0
     level_worth: float = 0.0
     drawn: bool = False
+    _on: dict[torch.device, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def on(self, device: torch.device) -> Int[Tensor, "B"]:
+        """``lengths`` on a device, copied once."""
+        if device not in self._on:
+            self._on[device] = to_device(self.lengths, device)
+        return self._on[device]
 
     @property
     def length(self) -> int:
@@ -131,7 +138,7 @@ class View:
             history=history.scatter(1, index, tokens.clamp(min=0)),
             lengths=lengths,
             extents=tuple(extent + count for extent, count in zip(self.extents, counts, strict=True)),
-            noise=Noise(self.noise.seeds, lengths),
+            noise=self.noise.at(lengths),
         )
 
 

@@ -107,6 +107,13 @@ class Noise:
         state = _mix((_wide(self._rows, index) ^ positions) + _GOLDEN)
         return _mix((state ^ _code(stream, index)) + _GOLDEN)
 
+    def at(self, positions: Int[Tensor, "B"]) -> "Noise":
+        """The same rows at other positions; hashes of their seeds are not made again."""
+        moved = Noise(self.seeds, positions)
+        if "_rows" in self._cache:
+            moved._cache["_rows"] = self._cache["_rows"]
+        return moved
+
     def nested(self, level: int) -> "Noise":
         """Random numbers for a nested loop that starts in this step, at the same positions.
 

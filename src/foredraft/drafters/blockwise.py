@@ -8,7 +8,6 @@ import torch
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Needs, Plan, View
 from foredraft.core.options import SizedOptions
-from foredraft.core.transfer import to_device
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.common.build_context import BuildContext
 from foredraft.drafters.common.head import HeadDrafter
@@ -35,7 +34,7 @@ class BlockwiseDrafter(HeadDrafter[LastHidden]):
         hidden, known = self._state.extend(view, 0)
         heads = range(min(plan.length, self._net.count))
         tokens = [self._net.logits(self._net.states(hidden, head), head)[:, 0].argmax(-1) for head in heads]
-        allowed = to_device(plan.lengths, hidden.device) * known
+        allowed = plan.on(hidden.device) * known
         return Draft(TokenTree.chain(torch.stack([view.roots, *tokens], 1), allowed + 1), Law.FIXED)
 
 

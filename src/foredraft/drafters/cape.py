@@ -17,7 +17,6 @@ from foredraft.core.drafter import Needs, Plan, View
 from foredraft.core.errors import OptionError
 from foredraft.core.options import SizedOptions
 from foredraft.core.sampling.warp import Paths
-from foredraft.core.transfer import to_device
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.common.build_context import BuildContext
 from foredraft.drafters.common.draft_runner import DraftRunner, RunnerDrafter
@@ -67,7 +66,7 @@ class Cape(RunnerDrafter[DraftRunner]):
         if depth == 0:
             return Draft(TokenTree.root(view.roots), Law.FIXED)
         levels = self._levels(view, plan, depth)
-        allowed = to_device(plan.lengths, view.lengths.device)
+        allowed = plan.on(view.lengths.device)
         return keep_best(levels, view.roots, plan.at_most(self.needs.max_nodes), allowed)
 
     def _levels(self, view: View, plan: Plan, depth: int) -> Candidates:

@@ -12,7 +12,6 @@ import torch
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Needs, Plan, Trainable, View
 from foredraft.core.errors import OptionError
-from foredraft.core.transfer import to_device
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.common.build_context import BuildContext
 from foredraft.drafters.common.chain import ChainOptions, draw_chain
@@ -93,7 +92,7 @@ class DraftModel(RunnerDrafter[DraftRunner | WindowedRunner], BeamDrafter, Train
         logits = self._runner.read(view, self.needs.max_nodes)
         if not self._levels:
             return draw_chain(view, plan, depth, logits, self._runner.read_next)
-        allowed = to_device(plan.lengths, view.lengths.device)
+        allowed = plan.on(view.lengths.device)
         return build_static_tree(RunnerTreeBuilder(self._runner, view, logits), self._levels[:depth], allowed)
 
 

@@ -7,7 +7,6 @@ import torch
 
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Needs, Plan, Trainable, View
-from foredraft.core.transfer import to_device
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.common.build_context import BuildContext
 from foredraft.drafters.common.feature_cache import FeatureCache, HeadTreeBuilder, eagle_cache
@@ -58,7 +57,7 @@ class Eagle1(HeadDrafter[FeatureCache], Trainable):
             return Draft(TokenTree.root(view.roots), Law.FIXED)
         room = 1 + self._template.nodes
         state = self._state.extend(view, room)
-        allowed = to_device(plan.lengths, view.lengths.device) * state.known
+        allowed = plan.on(view.lengths.device) * state.known
         return build_static_tree(HeadTreeBuilder(self._net, self._state, view, state.states, room), levels, allowed)
 
 

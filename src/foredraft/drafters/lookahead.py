@@ -137,7 +137,7 @@ class Lookahead(Rewindable):
         window = self._aligned(view, rows)
         levels = self._options.ngram_size - 1
         depth = min(plan.length, self._options.depth)
-        allowed = to_device(plan.lengths, rows.device)[:, None]
+        allowed = plan.on(rows.device)[:, None]
         columns = (self._depths <= allowed) & (allowed > 0)  # a column is in the tree entirely or not at all
         paths = window.flatten(1)[:, self._paths[:, :depth]]
         lengths = torch.where(columns, self._depths, 0)

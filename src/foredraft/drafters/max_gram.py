@@ -16,7 +16,6 @@ from foredraft.core.draft import Draft, Law, Verdict
 from foredraft.core.drafter import Needs, Plan, Rewindable, StepOut, View
 from foredraft.core.errors import OptionError
 from foredraft.core.options import SizedOptions
-from foredraft.core.transfer import to_device
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.common.build_context import BuildContext
 
@@ -84,7 +83,7 @@ class MaxGram(Rewindable):
         guessed = self._guess(view, depth)
         tokens = torch.where(found[:, None], copied, guessed)
         lengths = torch.where(found, depth, (guessed != _NOTHING).sum(1))
-        lengths = lengths.minimum(to_device(plan.lengths, history.device))
+        lengths = lengths.minimum(plan.on(history.device))
         tree = TokenTree.chain(torch.cat([view.roots[:, None], tokens.clamp(min=0)], 1), lengths + 1)
         return Draft(tree, Law.FIXED)
 

@@ -13,7 +13,6 @@ from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Needs, Plan, View
 from foredraft.core.errors import OptionError
 from foredraft.core.options import SizedOptions
-from foredraft.core.transfer import to_device
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.common.build_context import BuildContext
 from foredraft.drafters.common.draft_runner import DraftRunner, RunnerDrafter, RunnerTreeBuilder
@@ -61,7 +60,7 @@ class OptTree(RunnerDrafter[DraftRunner]):
         if not plan.length:
             return Draft(TokenTree.root(view.roots), Law.FIXED)
         logits = self._runner.read(view, self._limits.depth * self._limits.top_k)
-        allowed = to_device(plan.lengths, view.lengths.device)
+        allowed = plan.on(view.lengths.device)
         return build_dynamic_tree(RunnerTreeBuilder(self._runner, view, logits), plan, allowed, self._limits)
 
 

@@ -15,7 +15,6 @@ from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Needs, Plan, Rewindable, View
 from foredraft.core.errors import OptionError
 from foredraft.core.options import SizedOptions
-from foredraft.core.transfer import to_device
 from foredraft.core.tree import from_paths
 from foredraft.drafters.common.build_context import BuildContext
 from foredraft.model.masks import extent_of
@@ -68,7 +67,7 @@ class PromptLookup(Rewindable):
         period = (view.lengths[:, None] - 1 - ends).clamp(min=1)
         index = ends[..., None] + 1 + torch.arange(depth, device=history.device) % period[..., None]
         paths = history.gather(1, index.clamp(max=longest - 1).flatten(1)).view(-1, count, depth)
-        allowed = to_device(plan.lengths, history.device)[:, None]
+        allowed = plan.on(history.device)[:, None]
         lengths = torch.where(best >= 0, allowed.clamp(max=depth), 0)
         return Draft(from_paths(view.roots, paths, lengths), Law.FIXED)
 

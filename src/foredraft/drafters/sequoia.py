@@ -13,7 +13,6 @@ from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Needs, Plan, View
 from foredraft.core.errors import OptionError
 from foredraft.core.options import SizedOptions
-from foredraft.core.transfer import to_device
 from foredraft.core.tree import TokenTree
 from foredraft.core.tree_optimizer import OptimalTrees, best_size
 from foredraft.drafters.common.acceptance import measure_acceptance, read_acceptance
@@ -142,7 +141,7 @@ class Sequoia(RunnerDrafter[DraftRunner]):
             return Draft(TokenTree.root(view.roots), Law.FIXED)
         shape = self.planner.shape(view.warp.greedy)
         logits = self._runner.read(view, shape.template.nodes)
-        allowed = to_device(plan.lengths, view.lengths.device)
+        allowed = plan.on(view.lengths.device)
         return build_static_tree(RunnerTreeBuilder(self._runner, view, logits), shape.levels[: plan.length], allowed)
 
 

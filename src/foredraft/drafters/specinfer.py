@@ -18,7 +18,6 @@ from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Needs, Plan, Rewindable, View
 from foredraft.core.errors import OptionError
 from foredraft.core.options import SizedOptions
-from foredraft.core.transfer import to_device
 from foredraft.core.tree import TokenTree, merge_duplicates
 from foredraft.drafters.common.build_context import BuildContext
 from foredraft.drafters.common.draft_runner import DraftRunner, RunnerTreeBuilder
@@ -88,7 +87,7 @@ class SpecInfer(Rewindable):
         levels = self._levels[: plan.length]
         if not levels:
             return Draft(TokenTree.root(view.roots), Law.FIXED)
-        allowed = to_device(plan.lengths, view.lengths.device)
+        allowed = plan.on(view.lengths.device)
         drafts = []
         for number, runner in enumerate(self._runners):
             builder = RunnerTreeBuilder(runner, view, runner.read(view, self._nodes))

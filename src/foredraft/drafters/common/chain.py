@@ -14,7 +14,6 @@ from foredraft.core.errors import OptionError
 from foredraft.core.options import SizedOptions
 from foredraft.core.rng import Stream, draw
 from foredraft.core.sampling.warp import Paths
-from foredraft.core.transfer import to_device
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.common.tree_ops import normalize_or_uniform
 
@@ -68,7 +67,7 @@ def draw_chain(view: View, plan: Plan, depth: int, logits: Float[Tensor, "B 1 V"
     laws = [logits.new_zeros(logits.shape, dtype=torch.float32)]  # the root's, never read
     scores = [logits.new_zeros(logits.shape[0], dtype=torch.float32)]
     lengths = torch.zeros_like(view.lengths)
-    allowed = to_device(plan.lengths, view.lengths.device)
+    allowed = plan.on(view.lengths.device)
     going = allowed > 0
     for i in range(1, depth + 1):
         paths = Paths(view.history, view.lengths, TokenTree.chain(torch.stack(tokens, 1)), start=i - 1)

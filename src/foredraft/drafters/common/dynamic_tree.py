@@ -14,7 +14,6 @@ from torch import Tensor
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Needs, Plan, Trainable, View
 from foredraft.core.errors import OptionError
-from foredraft.core.transfer import to_device
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.common.drawn_tree import DrawnTrees, DrawsTrees
 from foredraft.drafters.common.feature_cache import FeatureCache, HeadTreeBuilder, eagle_cache
@@ -84,7 +83,7 @@ class DynamicTreeDrafter(HeadDrafter[FeatureCache], Trainable):
         expanded = min(plan.length, limits.depth, plan.at_most(limits.nodes)) * limits.top_k
         room = 1 + (limits.nodes if levels else expanded)
         state = self._state.extend(view, room)
-        allowed = to_device(plan.lengths, view.lengths.device) * state.known
+        allowed = plan.on(view.lengths.device) * state.known
         builder = HeadTreeBuilder(self._net, self._state, view, state.states, room)
         if levels:
             return build_static_tree(builder, levels, allowed)

@@ -117,7 +117,7 @@ class StaticTreeDrafter(HeadDrafter[HeadState], Trainable):
         if not levels:
             return Draft(TokenTree.root(view.roots), Law.FIXED)
         hidden, known = self._state.extend(view, 1)
-        allowed = to_device(plan.lengths, hidden.device) * known
+        allowed = plan.on(hidden.device) * known
         if drawn := self._drawn.levels(view, plan):
             return build_static_tree(_HeadsBuilder(self, view, hidden), drawn, allowed)
         paths = view.roots[:, None, None]  # the tokens from the root to each inner node of a level
