@@ -85,7 +85,7 @@ class Engine:
         self.reproducible = picked or not (policy.learns or drafter.needs.learns)
         self._picked = picked
         self._request_numbers = itertools.count()
-        self._compile = GrammarCompiler(tokenizer, target.vocab_size)
+        self.compile_grammar = GrammarCompiler(tokenizer, target.vocab_size)
         self._drafter_rows: set[int] = set()  # rows that may have been admitted to the drafter
         self._in_step = False  # a step has begun and has neither ended nor been cleaned up
         self._lock = threading.RLock()
@@ -146,7 +146,7 @@ class Engine:
         check_token_ids(params, self.target.vocab_size)
         eos_ids = params.eos_token_id if params.eos_token_id is not None else tuple(eos)
         rules = StopRules(min(params.max_new_tokens, room), frozenset(eos_ids))
-        request = Request(tuple(prompt), params, rules, self._compile(params.grammar))
+        request = Request(tuple(prompt), params, rules, self.compile_grammar(params.grammar))
         self._admission.check(request)
         return request
 

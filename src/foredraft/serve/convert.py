@@ -11,6 +11,7 @@ from foredraft.core.sampling.params import SamplingParams
 from foredraft.engine.generator import Generator
 from foredraft.model.tokenizer import Tokenizer
 from foredraft.serve.errors import ApiError
+from foredraft.serve.grammars import grammar_of
 from foredraft.serve.schema import (
     ChatMessage,
     ChatRequest,
@@ -57,6 +58,7 @@ class Converter:
         self._given = generator.tokenizer
         self._eos = generator.eos_token_ids
         self._vocab_size = generator.engine.target.vocab_size
+        self._compile = generator.engine.compile_grammar
         self._default_max_tokens = default_max_tokens
 
     @property
@@ -147,7 +149,9 @@ class Converter:
             options["num_assistant_tokens"] = body.speculative.num_assistant_tokens
         else:
             options["speculate"] = body.speculative
-        return SamplingParams(**options)
+        params = SamplingParams(grammar=grammar_of(body), **options)
+        self._compile(params.grammar)  # here, in the converter's thread; the engine finds it compiled
+        return params
 
 
 def messages(given: Seq[ChatMessage]) -> list[dict[str, Any]]:

@@ -22,7 +22,7 @@ class Body(BaseModel):
         """Refuse unknown names in one sentence that lists the known ones."""
         if isinstance(given, dict):
             given = {name: value for name, value in given.items() if value is not None}
-            check_known("field", given, list(cls.model_fields))
+            check_known("field", given, [field.alias or name for name, field in cls.model_fields.items()])
         return given
 
 
@@ -57,6 +57,33 @@ class SpeculativeOptions(Body):
     num_assistant_tokens: int = Field(ge=0)
 
 
+class NamedSchema(Body):
+    """A JSON schema with a name. ``strict`` changes nothing: every answer is valid."""
+
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Body):
+    """OpenAI's way to ask for JSON: any object, or one of a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
+
+
+class StructuredOutputs(Body):
+    """vLLM's way to constrain an output; exactly one is given. ``json``: a schema or its text. ``grammar``: GBNF."""
+
+    json_: dict[str, Any] | str | None = Field(None, alias="json")
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: Literal[True] | None = None
+    structural_tag: dict[str, Any] | None = None
+
+
 class Generation(Body):
     """What chats and completions have in common.
 
@@ -89,6 +116,8 @@ class Generation(Body):
     return_token_ids: bool = False
     prediction: PredictedOutput | None = None
     speculative: bool | SpeculativeOptions = True
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
     user: str | None = None
 
     @model_validator(mode="after")
