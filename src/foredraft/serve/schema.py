@@ -30,7 +30,6 @@ class StreamOptions(Body):
     """``include_usage``: a last chunk without choices carries the usage."""
 
     include_usage: bool = False
-    continuous_usage_stats: bool = False
 
 
 class TextPart(Body):

@@ -1,0 +1,40 @@
+"""The files in deploy/ agree with the code."""
+
+import json
+import re
+import typing
+from dataclasses import fields
+from pathlib import Path
+
+import serving
+
+from foredraft.cli.flags import Group
+from foredraft.serve.metrics import Metrics
+from foredraft.serve.options import ServeOptions
+
+ROOT = Path(__file__).resolve().parents[2]
+DEPLOY = ROOT / "deploy"
+
+
+def test_every_metric_of_the_dashboard_exists_and_every_metric_of_ours_is_shown():
+    families = list(Metrics(serving.generator()).registry.collect())
+    known = {f"{family.name}_total" if family.type == "counter" else family.name for family in families}
+    dashboard = json.loads((DEPLOY / "grafana.json").read_text("utf-8"))
+    text = " ".join(target["expr"] for panel in dashboard["panels"] for target in panel["targets"])
+    shown = {name.removesuffix("_bucket") for name in re.findall(r"foredraft_\w+", text)}
+    assert shown == {name for name in known if name.startswith("foredraft_")}
+
+
+def test_the_page_names_every_option_and_every_metric():
+    page = (ROOT / "docs" / "serving.md").read_text("utf-8")
+    options = [name for each in fields(ServeOptions) for name in Group(ServeOptions, "")._names(each)]
+    assert [name for name in options if f"`{name}`" not in page] == []
+    families = Metrics(serving.generator()).registry.collect()
+    assert [family.name for family in families if family.name not in page] == []
+
+
+def test_the_unit_and_the_image_leave_time_to_drain():
+    unit = (DEPLOY / "foredraft.service").read_text("utf-8")
+    seconds = int(typing.cast(re.Match[str], re.search(r"TimeoutStopSec=(\d+)", unit))[1])
+    assert seconds > ServeOptions().drain_seconds
+    assert 'ENTRYPOINT ["foredraft", "serve"' in (DEPLOY / "Dockerfile").read_text("utf-8")
