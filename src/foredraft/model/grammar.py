@@ -158,12 +158,20 @@ def _compiled(compiler: Any, grammar: Grammar) -> Any:
     if grammar.kind == "json_schema":
         schema = json.dumps(enforceable(json.loads(grammar.text)))
         return compiler.compile_json_schema(schema, any_whitespace=False)  # else small models write it for ever
-    by_kind = {
-        "regex": compiler.compile_regex,
-        "ebnf": compiler.compile_grammar,
-        "structural_tag": compiler.compile_structural_tag,
-    }
-    return by_kind[grammar.kind](grammar.text)
+    if grammar.kind == "structural_tag":
+        return compiler.compile_structural_tag(json.dumps(_with_schemas(json.loads(grammar.text))))
+    return (compiler.compile_regex if grammar.kind == "regex" else compiler.compile_grammar)(grammar.text)
+
+
+def _with_schemas(tag: Any) -> Any:
+    """A structural tag whose JSON schemas are enforceable, with one white-space character between parts at most."""
+    if isinstance(tag, list):
+        return [_with_schemas(part) for part in tag]
+    if not isinstance(tag, dict):
+        return tag
+    if tag.get("type") == "json_schema" and "json_schema" in tag:
+        return {"max_whitespace_cnt": 1, **tag, "json_schema": enforceable(tag["json_schema"])}
+    return {key: _with_schemas(value) for key, value in tag.items()}
 
 
 def _xgrammar() -> Any:

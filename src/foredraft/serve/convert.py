@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from foredraft.core.errors import PromptError
+from foredraft.core.sampling.grammar import Grammar
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.engine.generator import Generator
 from foredraft.model.tokenizer import Tokenizer
 from foredraft.serve.errors import ApiError
-from foredraft.serve.grammars import grammar_of
+from foredraft.serve.grammars import chat_grammar, grammar_of
 from foredraft.serve.schema import (
     ChatMessage,
     ChatRequest,
@@ -78,7 +79,7 @@ class Converter:
         Raises:
             OptionError, PromptError: an option or a prompt is invalid.
         """
-        params = self._params(body, body.max_tokens or _COMPLETION_TOKENS, body.logprobs)
+        params = self._params(body, body.max_tokens or _COMPLETION_TOKENS, body.logprobs, grammar_of(body))
         if body.echo and body.logprobs is not None:
             raise ApiError(400, "echo with logprobs is not supported.", param="logprobs")
         prompts = _listed(body.prompt)
@@ -92,14 +93,15 @@ class Converter:
             OptionError, PromptError: an option is invalid, or the chat template rejects the messages.
         """
         limit = body.max_completion_tokens or body.max_tokens or self._default_max_tokens
-        params = self._params(body, limit, (body.top_logprobs or 0) if body.logprobs else None)
+        tools_of = self.tokenizer.chat_template if body.called else None
+        grammar = chat_grammar(body, tools_of or "")
+        params = self._params(body, limit, (body.top_logprobs or 0) if body.logprobs else None, grammar)
         prompt = self.tokenizer.encode_chat(
             messages(body.messages),
             tools=[tool.model_dump(exclude_none=True) for tool in body.called],
             as_text=body.split_special_tokens,
             options=body.chat_template_kwargs,
         )
-        tools_of = self.tokenizer.chat_template if body.called else None
         return Job([prompt], params, body.n, tuple(body.stop_token_ids or ()), tools_of=tools_of)
 
     def tokens(self, body: TokenizeRequest) -> list[int]:
@@ -129,7 +131,9 @@ class Converter:
     def _text(self, prompt: str | list[int]) -> str:
         return prompt if isinstance(prompt, str) else self.tokenizer.decode(prompt)
 
-    def _params(self, body: Generation, max_tokens: int, logprobs: int | None) -> SamplingParams:
+    def _params(
+        self, body: Generation, max_tokens: int, logprobs: int | None, grammar: Grammar | None
+    ) -> SamplingParams:
         options: dict[str, Any] = {"temperature": 1.0, "max_new_tokens": max_tokens, "logprobs": logprobs}
         options |= {name: value for name in _SAME if (value := getattr(body, name)) is not None}
         if body.top_k is not None and body.top_k > 0:  # 0 and -1 turn it off
@@ -149,9 +153,8 @@ class Converter:
             options["num_assistant_tokens"] = body.speculative.num_assistant_tokens
         else:
             options["speculate"] = body.speculative
-        params = SamplingParams(grammar=grammar_of(body), **options)
-        self._compile(params.grammar)  # here, in the converter's thread; the engine finds it compiled
-        return params
+        self._compile(grammar)  # here, in the converter's thread; the engine finds it compiled
+        return SamplingParams(grammar=grammar, **options)
 
 
 def messages(given: Seq[ChatMessage]) -> list[dict[str, Any]]:

@@ -1,8 +1,14 @@
-"""Grammars of requests, from OpenAI's ``response_format`` and vLLM's ``structured_outputs``."""
+"""Grammars of requests, from OpenAI's ``response_format`` and tools and vLLM's ``structured_outputs``."""
 
+import json
+from typing import Any
+
+from foredraft.core.errors import OptionError
 from foredraft.core.sampling.grammar import Grammar
+from foredraft.model.json_schema import enforceable
 from foredraft.serve.errors import ApiError
-from foredraft.serve.schema import Generation, ResponseFormat, StructuredOutputs
+from foredraft.serve.schema import ChatRequest, Function, Generation, NamedTool, ResponseFormat, StructuredOutputs
+from foredraft.serve.tools import CLOSE, OPEN
 
 
 def grammar_of(body: Generation) -> Grammar | None:
@@ -43,3 +49,66 @@ def _structured(wanted: StructuredOutputs) -> Grammar:
     if wanted.structural_tag is not None:
         return Grammar.structural_tag(wanted.structural_tag)
     return Grammar.json_schema({"type": "object"} if wanted.json_ is None else wanted.json_)
+
+
+def chat_grammar(body: ChatRequest, chat_template: str) -> Grammar | None:
+    """What the outputs of a chat must match, tool calls included.
+
+    Args:
+        chat_template: decides how calls look; see ``ToolParser``.
+
+    Raises:
+        OptionError: it is not a grammar.
+        ApiError: the request asks for two, or for a tool that it does not have.
+    """
+    wanted, choice = grammar_of(body), body.tool_choice
+    functions = [tool.function for tool in body.called]
+    must = choice == "required" or isinstance(choice, NamedTool)
+    if isinstance(choice, NamedTool):
+        functions = [function for function in functions if function.name == choice.function.name]
+    if must and not functions:
+        raise ApiError(400, "tool_choice asks for a call of a tool that is not in tools.", param="tool_choice")
+    if not must and not any(function.strict for function in functions):
+        return wanted
+    if wanted is not None:
+        raise ApiError(400, "Give either calls that are enforced or another structure.", param="tools")
+    one = isinstance(choice, NamedTool) or not body.parallel_tool_calls
+    return _calls(functions, tagged=OPEN in chat_template, must=must, one=one)
+
+
+def _calls(functions: list[Function], *, tagged: bool, must: bool, one: bool) -> Grammar:
+    """Calls of these functions; unless they must be, text with or without calls."""
+    begin, key, end = (f"{OPEN}\n", "arguments", f"\n{CLOSE}") if tagged else ("", "parameters", "")
+    tags = [
+        {
+            "type": "tag",
+            "begin": f'{begin}{{"name": {json.dumps(function.name, ensure_ascii=False)}, "{key}": ',
+            "content": {"type": "json_schema", "json_schema": _parameters(function)},
+            "end": f"}}{end}",
+        }
+        for function in functions
+    ]
+    calls: dict[str, Any] = {
+        "type": "tags_with_separator",
+        "tags": tags,
+        "separator": "\n" if tagged else "; ",
+        "at_least_one": True,
+        "stop_after_first": one,
+    }
+    if not must and tagged:
+        calls = {"type": "triggered_tags", "triggers": [OPEN], "tags": tags, "stop_after_first": one}
+    elif not must:  # an output that begins with a brace is a call
+        calls = {"type": "or", "elements": [calls, {"type": "regex", "pattern": r"\s*[^{\s][\s\S]*"}]}
+    return Grammar.structural_tag({"type": "structural_tag", "format": calls})
+
+
+def _parameters(function: Function) -> Any:
+    """The schema of a function's arguments; any object if it is not strict and its own cannot be enforced."""
+    given = function.parameters or {"type": "object", "properties": {}, "additionalProperties": False}
+    if function.strict:
+        return given
+    try:
+        enforceable(given)
+    except OptionError:
+        return {"type": "object"}
+    return given

@@ -160,11 +160,12 @@ class ChatMessage(Body):
 
 
 class Function(Body):
-    """A function that the assistant may call; ``parameters`` is a JSON schema."""
+    """A function that the assistant may call; ``parameters`` is a JSON schema, which ``strict`` enforces."""
 
     name: str = Field(min_length=1)
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    strict: bool | None = None
 
 
 class Tool(Body):
@@ -172,6 +173,19 @@ class Tool(Body):
 
     type: Literal["function"]
     function: Function
+
+
+class FunctionName(Body):
+    """A function of the request's tools."""
+
+    name: str
+
+
+class NamedTool(Body):
+    """The tool that the assistant must call."""
+
+    type: Literal["function"]
+    function: FunctionName
 
 
 class ChatRequest(Generation):
@@ -185,7 +199,8 @@ class ChatRequest(Generation):
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=20)
     tools: list[Tool] | None = None
-    tool_choice: Literal["none", "auto"] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool = True
     chat_template_kwargs: dict[str, Any] | None = None
     split_special_tokens: bool = True
 

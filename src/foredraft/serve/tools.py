@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from foredraft.serve.answers import CalledFunction, CalledTool
 
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _LLAMA = "<|python_tag|>"
 
 
@@ -27,7 +27,7 @@ class ToolParser:
     """
 
     def __init__(self, chat_template: str) -> None:
-        self._tagged = _OPEN in chat_template
+        self._tagged = OPEN in chat_template
         self._held = ""
         self._open = False  # everything from here on is held
         self._prose = False  # the output has begun with what is no call
@@ -54,11 +54,11 @@ class ToolParser:
                 return 0
             self._open, self._prose = False, True
             return len(self._held)
-        begin = self._held.find(_OPEN)
+        begin = self._held.find(OPEN)
         self._open = begin >= 0
         if self._open:
             return begin
-        partial = next(size for size in range(len(_OPEN) - 1, -1, -1) if self._held.endswith(_OPEN[:size]))
+        partial = next(size for size in range(len(OPEN) - 1, -1, -1) if self._held.endswith(OPEN[:size]))
         return len(self._held) - partial
 
 
@@ -73,12 +73,12 @@ def parse(text: str, chat_template: str) -> Parsed:
 def _tagged(text: str) -> Parsed:
     """Calls between tags; the last one may lack its closing tag."""
     calls = []
-    content, *parts = text.split(_OPEN)
+    content, *parts = text.split(OPEN)
     for part in parts:
-        body, _, after = part.partition(_CLOSE)
+        body, _, after = part.partition(CLOSE)
         call = _call(body, "arguments")
         if call is None:
-            content += _OPEN + part
+            content += OPEN + part
             continue
         calls.append(call)
         content += after
