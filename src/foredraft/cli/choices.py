@@ -155,8 +155,8 @@ _HELP = {
 }
 _NAMES = {"speculate": ("--no-speculation",)}
 
-SAMPLING = Group(SamplingParams, "Sampling", _HELP, _NAMES)
-CHAT_SAMPLING = Group(SamplingParams, "Sampling", _HELP, _NAMES, without=("logprobs", "prediction"))
+SAMPLING = Group(SamplingParams, "Sampling", _HELP, _NAMES, without=("record_steps",))
+CHAT_SAMPLING = Group(SamplingParams, "Sampling", _HELP, _NAMES, without=("logprobs", "prediction", "record_steps"))
 
 
 def read_prompt(given: str | None, file: str | None) -> str:

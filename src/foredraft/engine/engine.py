@@ -20,6 +20,7 @@ from foredraft.engine.grammar_masks import matchers_of
 from foredraft.engine.policy import Policy
 from foredraft.engine.prediction import copies
 from foredraft.engine.prompt_reader import PromptReader
+from foredraft.engine.recording import record_steps
 from foredraft.engine.request import Decode, Request, Sequence, token_logprobs
 from foredraft.engine.state import Batch
 from foredraft.engine.step import Stepper, round_up
@@ -92,7 +93,7 @@ class Engine:
         self.closed = False
 
     def __repr__(self) -> str:
-        running, waiting = len(self._batch), self.waiting
+        running, waiting = self.running, self.waiting
         return f"Engine({self.target.name}, running={running}, waiting={waiting}, max_rows={self.max_rows})"
 
     @property
@@ -350,6 +351,7 @@ class Engine:
         free = self._admission.free_rows(self._running())
         done = self._stepper(view, plan, chains, logprobs=wants, matchers=matchers_of(sequences), free_rows=free)
         batch.append(done.emitted, done.counts)
+        record_steps(sequences, done)
         kept = []
         for index, (sequence, result) in enumerate(zip(sequences, done.rows, strict=True)):
             if not result.healthy:

@@ -15,6 +15,7 @@ from foredraft.core.sampling.stop import Cut, FinishReason, StopRules
 from foredraft.core.stats import DecodeStats, StepStats
 from foredraft.engine.detokenizer import Decode, IncrementalDetokenizer
 from foredraft.engine.prediction import Prediction
+from foredraft.engine.recording import RecordedStep
 from foredraft.model.grammar import CompiledGrammar, Matcher
 
 
@@ -147,6 +148,7 @@ class Sequence:
     counters: RequestStats = field(default_factory=RequestStats)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     pieces: deque[Piece] = field(default_factory=deque)
+    steps: list[RecordedStep] = field(default_factory=list)  # if the request records them
     prediction: Prediction | None = field(init=False)
     matcher: Matcher | None = field(init=False, default=None)
     _detokenizer: IncrementalDetokenizer = field(init=False)

@@ -8,6 +8,7 @@ from itertools import groupby
 from foredraft.core.errors import ForedraftError
 from foredraft.core.sampling.stop import FinishReason
 from foredraft.core.stats import DecodeStats
+from foredraft.engine.recording import RecordedStep
 from foredraft.engine.request import Piece, Sequence, TokenLogprobs
 
 _SHOWN = 60
@@ -28,7 +29,8 @@ class Result:
 
     ``seed`` reproduces this output if the engine is ``reproducible``, also if the call had several outputs; if the call
     had no seed, only if its drafts were picked, since a head may have drawn its trees (``Needs.drawn``).
-    ``pieces`` is the output step by step, as a stream yields it.
+    ``pieces`` is the output step by step, as a stream yields it. ``steps``: with ``record_steps``, every step with its
+    draft tree.
     """
 
     text: str
@@ -38,6 +40,7 @@ class Result:
     logprobs: list[TokenLogprobs]
     seed: int
     pieces: list[Piece] = field(default_factory=list)
+    steps: list[RecordedStep] = field(default_factory=list)
 
     @classmethod
     def of(cls, sequence: Sequence, kind: Kind, taken: Seq[Piece] = ()) -> "Result":
@@ -52,7 +55,14 @@ class Result:
         assert sequence.finish_reason is not None
         pieces = [*taken, *sequence.pieces]
         return cls(
-            sequence.text, sequence.tokens, sequence.finish_reason, stats, sequence.logprobs, sequence.seed, pieces
+            text=sequence.text,
+            tokens=sequence.tokens,
+            finish_reason=sequence.finish_reason,
+            stats=stats,
+            logprobs=sequence.logprobs,
+            seed=sequence.seed,
+            pieces=pieces,
+            steps=sequence.steps,
         )
 
     def __repr__(self) -> str:

@@ -37,6 +37,7 @@ class StepDone:
     ``logprobs[b, i]`` is the model's law before any warp at new token i of row b. ``laws[b, i]`` is the processed law
     that the token was drawn from; None if not requested or if all rows are greedy. ``levels``: levels drafted; may
     exceed the depth kept after pruning. ``host_seconds`` is the engine's time around the step, filled in by the engine.
+    ``tree`` and ``path`` (see ``Verdict``) are on the device, and valid until the next step.
     """
 
     rows: list[RowStep]
@@ -48,6 +49,8 @@ class StepDone:
     levels: int = 0
     laws: Float[Tensor, "B D V"] | None = None
     host_seconds: float = 0.0
+    tree: TokenTree | None = None
+    path: Int[Tensor, "B D"] | None = None
 
     def stats(self, rows: tuple[int, ...], kept: Sequence[int], seconds: float) -> StepStats:
         """The step's statistics.
@@ -149,6 +152,8 @@ class Stepper:
             verify_seconds=seconds - draft_seconds,
             levels=levels,
             laws=end.laws,
+            tree=tree,
+            path=end.verdict.path,
         )
 
     def _forward(self, tree: TokenTree, bases: Int[Tensor, "B"], extent: int) -> StepOut:

@@ -116,13 +116,41 @@ class Delta(Answer):
     tool_calls: list[CalledTool] | None = None
 
 
+class DraftedPiece(Answer):
+    """Text of a choice, its number of tokens, and who drafted it; "target": nobody."""
+
+    text: str
+    by: Literal["target", "drafter", "prediction"]
+    tokens: int
+
+
+class Step(Answer):
+    """One step of a choice: its draft tree, the accepted path and what was emitted; see ``RecordedStep``."""
+
+    tokens: list[int]
+    texts: list[str]
+    parents: list[int]
+    path: list[int]
+    emitted: list[int]
+    emitted_texts: list[str]
+    by: Literal["drafter", "prediction"]
+    draft_seconds: float
+    seconds: float
+    rows: int
+
+
 class AnyChoice(Answer):
-    """``stop_reason``: the stop string or the id among ``stop_token_ids`` that ended the choice."""
+    """``stop_reason``: the stop string or the id among ``stop_token_ids`` that ended the choice.
+
+    ``pieces``, ``steps``: with ``return_steps``, what is new of both.
+    """
 
     index: int
     finish_reason: Literal["stop", "length", "tool_calls"] | None
     stop_reason: str | int | None = None
     token_ids: list[int] | None = None
+    pieces: list[DraftedPiece] | None = None
+    steps: list[Step] | None = None
 
 
 class ChatChoice(AnyChoice):
@@ -210,6 +238,18 @@ class ModelList(Answer):
 
     object: Literal["list"] = "list"
     data: list[ModelCard]
+
+
+class Live(Answer):
+    """What the server does now: requests in the batch and in the queue."""
+
+    model: str
+    drafter: str
+    lossless: bool
+    chat: bool
+    running: int
+    waiting: int
+    max_rows: int
 
 
 class ErrorFields(Answer):

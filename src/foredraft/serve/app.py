@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import StreamingResponse
+from fastapi.responses import HTMLResponse, StreamingResponse
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import Receive, Scope, Send
@@ -27,6 +27,7 @@ from foredraft.serve.answers import (
     ChatCompletion,
     Completion,
     ErrorAnswer,
+    Live,
     ModelCard,
     ModelList,
     Text,
@@ -36,6 +37,7 @@ from foredraft.serve.convert import Converter, Job
 from foredraft.serve.errors import ApiError, api_error
 from foredraft.serve.limits import BodyLimit
 from foredraft.serve.options import ServeOptions
+from foredraft.serve.page import page, policy
 from foredraft.serve.render import Renderer
 from foredraft.serve.schema import ChatRequest, CompletionRequest, DetokenizeRequest, Generation, TokenizeRequest
 from foredraft.serve.service import Outputs, Service, Update
@@ -104,6 +106,27 @@ class Api:
     async def health(self) -> Response:
         """Empty; status 503 if the server is about to stop or makes no progress."""
         return Response(status_code=200 if self.service.healthy else 503)
+
+    async def live(self) -> Response:
+        """What the server does now."""
+        generator = self.service.generator
+        engine, tokenizer = generator.engine, generator.tokenizer
+        now = Live(
+            model=self._names[0],
+            drafter=generator.kind.method,
+            lossless=generator.kind.lossless,
+            chat=tokenizer is not None and tokenizer.inner.chat_template is not None,
+            running=engine.running,
+            waiting=engine.waiting,
+            max_rows=engine.max_rows,
+        )
+        return _json(now)
+
+    async def page(self) -> Response:
+        """The page: chat with the model, and see what speculation does."""
+        text = page()
+        headers = {"content-security-policy": policy(text), "x-content-type-options": "nosniff"}
+        return HTMLResponse(text, headers={**headers, "cache-control": "no-cache"})
 
     async def version(self) -> dict[str, str]:
         """The version of foredraft."""
@@ -259,3 +282,5 @@ def _add_routes(app: FastAPI, api: Api) -> None:
     app.get("/health", response_class=Response)(api.health)
     app.get("/version")(api.version)
     app.get("/metrics", response_class=Response)(api.metrics)
+    app.get("/live", response_model=Live)(api.live)
+    app.get("/", response_class=HTMLResponse)(api.page)

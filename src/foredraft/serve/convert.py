@@ -147,6 +147,7 @@ class Converter:
         if body.ignore_eos or body.stop_token_ids:
             own = () if body.ignore_eos else self._eos
             options["eos_token_id"] = (*own, *(body.stop_token_ids or ()))
+        options["record_steps"] = body.return_steps
         if body.prediction is not None:
             options["prediction"] = body.prediction.text
         if isinstance(body.speculative, SpeculativeOptions):

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence as Seq
 from typing import Any
 
 from foredraft.core.stats import DecodeStats
-from foredraft.engine.request import TokenLogprobs
+from foredraft.engine.recording import RecordedStep, piece_dict
+from foredraft.engine.request import Piece, TokenLogprobs
 from foredraft.engine.results import Result
 from foredraft.model.tokenizer import Tokenizer
 from foredraft.serve.answers import (
@@ -20,9 +21,11 @@ from foredraft.serve.answers import (
     CompletionDetails,
     CompletionLogprobs,
     Delta,
+    DraftedPiece,
     Message,
     Metrics,
     Speculation,
+    Step,
     TokenLogprob,
     TopLogprob,
     Usage,
@@ -70,6 +73,7 @@ class Renderer:
             message, called = self._message(result.text)
             logprobs = self._chat_logprobs(result.logprobs)
             ended = self._ended(result, called=called) | self._ids(result.tokens)
+            ended |= self._steps(result.pieces, result.steps)
             choices.append(ChatChoice(index=index, message=message, logprobs=logprobs, **ended))
         prompt = {"prompt_token_ids": self._job.prompts[0]} if self._return_token_ids else {}
         return ChatCompletion(
@@ -103,6 +107,7 @@ class Renderer:
         if calls:
             delta["tool_calls"] = [call.model_copy(update={"index": i}) for i, call in enumerate(calls)]
         ended = self._ended(update.result, called=bool(calls)) | self._ids(update.tokens)
+        ended |= self._steps(update.pieces, update.steps)
         return self._chat_chunk(update.index, Delta(**delta), self._chat_logprobs(update.logprobs), ended)
 
     def _chat_chunk(self, index: int, delta: Delta, logprobs: ChatLogprobs | None, rest: dict[str, Any]) -> ChatChunk:
@@ -113,12 +118,14 @@ class Renderer:
         """The answer of a completion."""
         choices = []
         for index, result in enumerate(results):
-            choices.append(self._choice(index, result.text, result.tokens, result.logprobs, result))
+            choice = self._choice(index, result.text, result.tokens, result.logprobs, result)
+            choices.append(choice.model_copy(update=self._steps(result.pieces, result.steps)))
         return Completion(**self._common, object="text_completion", choices=choices, **self.usage(results))
 
     def completion_chunk(self, update: Update) -> Completion:
         """An update of a completion's choice."""
         choice = self._choice(update.index, update.text, update.tokens, update.logprobs, update.result)
+        choice = choice.model_copy(update=self._steps(update.pieces, update.steps))
         return Completion(**self._common, object="text_completion", choices=[choice])
 
     def _choice(
@@ -178,6 +185,14 @@ class Renderer:
 
     def _ids(self, tokens: list[int]) -> dict[str, Any]:
         return {"token_ids": tokens} if self._return_token_ids else {}
+
+    def _steps(self, pieces: Seq[Piece], steps: Seq[RecordedStep]) -> dict[str, Any]:
+        if not self._job.params.record_steps:
+            return {}
+        return {
+            "pieces": [DraftedPiece(**piece_dict(piece)) for piece in pieces],
+            "steps": [Step(**step.as_dict(self._text)) for step in steps],
+        }
 
     def _text(self, token: int) -> str:
         return "" if self._tokenizer is None else self._tokenizer.decode([token])

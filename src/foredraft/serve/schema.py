@@ -113,6 +113,7 @@ class Generation(Body):
     stream: bool = False
     stream_options: StreamOptions | None = None
     return_token_ids: bool = False
+    return_steps: bool = False
     prediction: PredictedOutput | None = None
     speculative: bool | SpeculativeOptions = True
     response_format: ResponseFormat | None = None

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from foredraft.core.errors import DrafterError, LawError, PromptError
 from foredraft.engine.generator import Generator
+from foredraft.engine.recording import RecordedStep
 from foredraft.engine.request import Piece, Sequence, TokenLogprobs
 from foredraft.engine.results import Result
 from foredraft.engine.stream import AsyncStream
@@ -20,12 +21,16 @@ _RETRY_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What is new of output ``index``: text that is final and its tokens; at the end its ``result``."""
+    """What is new of output ``index``: text that is final and its tokens; at the end its ``result``.
+
+    ``steps``: those since the last update, if the request records them.
+    """
 
     index: int
     pieces: list[Piece]
     logprobs: list[TokenLogprobs]
     result: Result | None = None
+    steps: Seq[RecordedStep] = ()
 
     @property
     def text(self) -> str:
@@ -185,7 +190,7 @@ class Outputs:
         stream = AsyncStream(self._service.generator, sequence)
         wants = sequence.params.logprobs is not None
         held: list[Piece] = []
-        sent = 0  # log-probabilities already yielded
+        sent = steps = 0  # log-probabilities and steps already yielded
         before = 0.0
         async for piece in stream:
             held.append(piece)
@@ -200,9 +205,11 @@ class Outputs:
             if before:
                 self._service.metrics.chunk(now - before, count)
             before = now
-            yield Update(index, held, logprobs)
+            recorded = sequence.steps[steps:]
+            steps += len(recorded)
+            yield Update(index, held, logprobs, steps=recorded)
             held = []
-        yield Update(index, held, sequence.logprobs[sent:], self._checked(stream.result))
+        yield Update(index, held, sequence.logprobs[sent:], self._checked(stream.result), sequence.steps[steps:])
 
     def _checked(self, result: Result) -> Result:
         """The result, unless it was cut short."""

@@ -47,6 +47,7 @@ class SamplingOptions(TypedDict, total=False):
     speculate: bool
     num_assistant_tokens: int | None
     prediction: str | Sequence[int] | None
+    record_steps: bool
 
 
 @no_type_check  # its own checks have readable messages; the type checker in tests would run before them
@@ -91,6 +92,7 @@ class SamplingParams:
     speculate: bool = True
     num_assistant_tokens: int | None = None  # the longest draft for this request; None: as the policy decides
     prediction: str | tuple[int, ...] | None = None
+    record_steps: bool = False  # results hold every step with its draft tree, read back from the device
 
     def __post_init__(self) -> None:
         for name in ("stop_strings", "logits_processor"):
@@ -118,8 +120,9 @@ class SamplingParams:
             raise OptionError("stop_strings must be non-empty strings.")
         if invalid := [each for each in self.logits_processor if not callable(each)]:
             raise OptionError(f"logits_processor must be functions of (input_ids, scores), not {invalid[0]!r}.")
-        if not isinstance(self.speculate, bool):
-            raise OptionError(f"speculate must be True or False, not {self.speculate!r}.")
+        for name in ("speculate", "record_steps"):
+            if not isinstance(getattr(self, name), bool):
+                raise OptionError(f"{name} must be True or False, not {getattr(self, name)!r}.")
         if any(not word for word in self.bad_words_ids):
             raise OptionError("bad_words_ids must be non-empty lists of token ids.")
 
