@@ -1,0 +1,148 @@
+"""The page in a real browser: it streams, draws the trees, works by keyboard, and shows texts as texts."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import serving
+from browser import Browser, browser
+
+import tiny
+from foredraft.engine.generator import Generator
+from foredraft.serve.page import page, policy
+
+CHAT: Any = [{"role": "user", "content": "say something"}]
+EVIL = "</script><script>document.title = 'broken'</script><img src=x onerror=alert(1)>"
+
+
+def generator() -> Generator:
+    """One whose drafts are trees, some of their tokens right."""
+    texts = [serving.generator().encode(prompt) for prompt in ("abc", CHAT)]
+    outputs = [serving.generator().generate(text, max_new_tokens=60).tokens for text in texts]
+    truths = [[*text, *output] for text, output in zip(texts, outputs, strict=True)]
+    return tiny.generator(serving.model(), tiny.liar(truths), tokenizer=serving.tokenizer(), picked=True)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[serving.Running]:
+    with serving.served(generator()) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with browser(tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
+
+
+def test_steps_and_pieces_come_on_request_only(server: serving.Running):
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        options: Any = {"model": serving.NAME, "max_tokens": 30, "temperature": 0.0}
+        plain = client.completions.create(prompt="abc", **options).choices[0]
+        assert plain.model_extra is not None and not {"steps", "pieces"} & plain.model_extra.keys()
+        whole = client.completions.create(prompt="abc", extra_body={"return_steps": True}, **options).choices[0]
+        chunks = client.completions.create(prompt="abc", stream=True, extra_body={"return_steps": True}, **options)
+        parts = [chunk.choices[0].model_extra or {} for chunk in chunks]
+    found = whole.model_extra or {}
+    streamed = [step for part in parts for step in part["steps"]]
+    assert "".join(piece["text"] for part in parts for piece in part["pieces"]) == whole.text
+    assert sum(len(step["emitted"]) for step in streamed) >= 30 > len(streamed)
+    assert "".join(piece["text"] for piece in found["pieces"]) == whole.text == plain.text
+    assert {piece["by"] for piece in found["pieces"]} == {"target", "drafter"}
+    for step in found["steps"]:
+        on_path = [step["tokens"][node] for node in step["path"]]
+        assert step["emitted"][:-1] == on_path and len(step["texts"]) == len(step["parents"]) == len(step["tokens"])
+        ends = [0, *step["path"]]
+        assert [step["parents"][node] for node in step["path"]] == ends[:-1]
+    emitted = [token for step in found["steps"] for token in step["emitted"]]
+    assert emitted[:30] == serving.generator().generate("abc", max_new_tokens=30).tokens
+
+
+def test_the_page_is_served_with_a_policy_and_live_facts(server: serving.Running):
+    answer = httpx.get(f"{server.url}/")
+    assert answer.text == page() and answer.headers["content-security-policy"] == policy(page())
+    assert "innerHTML" not in answer.text and "http" not in answer.text.replace(
+        "http://www.w3.org/2000/svg", ""
+    ).replace("HTTP", "")
+    now = httpx.get(f"{server.url}/live").json()
+    assert now == {
+        "model": serving.NAME,
+        "drafter": "tiny",
+        "lossless": True,
+        "chat": True,
+        "running": 0,
+        "waiting": 0,
+        "max_rows": 32,
+    }
+
+
+def test_no_text_of_a_record_ends_its_element():
+    text = page([{"prompt": EVIL}])
+    assert EVIL not in text and text.count("</script>") == page().count("</script>")
+    start = text.index('id="record">') + len('id="record">')
+    assert json.loads(text[start : text.index("</script>", start)]) == [{"prompt": EVIL}]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (1400, "dark"), (400, "light"), (400, "dark")])
+def test_a_chat_streams_and_its_steps_are_drawn(
+    server: serving.Running, tab: Browser, width: int, scheme: str, tmp_path: Path
+):
+    tab.open(server.url, width, 900, scheme)
+    tab.wait("document.getElementById('live').textContent.startsWith('batch ')")
+    background = tab.run("getComputedStyle(document.body).backgroundColor")
+    assert background == ("rgb(16, 19, 23)" if scheme == "dark" else "rgb(246, 247, 249)")
+    tab.run("document.getElementById('tokens').value = 60, document.getElementById('compare').click()")
+    tab.run("""{
+        window.lengths = new Set();
+        new MutationObserver(() => lengths.add(document.querySelector(".run .text")?.textContent.length))
+            .observe(document.getElementById("log"), {childList: true, subtree: true});
+        document.getElementById("prompt").focus();
+    }""")
+    tab.type("say something")
+    tab.press("Enter", "\r")
+    tab.wait("!document.getElementById('send').disabled && document.querySelectorAll('.run').length === 2")
+    assert tab.run("lengths.size") > 8, "the answer did not come in parts"
+    first, second = tab.run("[...document.querySelectorAll('.run .text')].map(each => each.textContent)")
+    assert first == second == serving.generator().generate(CHAT, max_new_tokens=60).text
+    assert "The texts are equal" in tab.run("document.getElementById('log').textContent")
+    assert tab.run("document.querySelectorAll('.run .text .drafter').length") > 3
+    tab.run("document.getElementById('step').focus()")
+    tab.press("Home")
+    tab.press("ArrowRight")
+    assert tab.run("document.getElementById('step-title').textContent").startswith("Step 2 of ")
+    nodes = "document.querySelectorAll('#tree .node')"
+    drafted = int(tab.run("document.getElementById('step-facts').textContent").split()[0])
+    assert tab.run(f"{nodes}.length") == drafted + 2
+    assert tab.run("document.querySelectorAll('#bars i').length") >= 1
+    assert tab.run("document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
+    tab.screenshot(tmp_path / "page.png")
+    assert tab.complaints == []
+
+
+@pytest.mark.slow
+def test_what_is_no_text_stays_text(server: serving.Running, tab: Browser):
+    tab.open(server.url)
+    tab.run("document.getElementById('tokens').value = 4; document.getElementById('prompt').focus()")
+    tab.type(EVIL)
+    tab.press("Enter", "\r")
+    tab.wait("!document.getElementById('send').disabled && document.querySelectorAll('.run').length === 1")
+    assert EVIL in tab.run("document.querySelector('.turn').textContent")
+    assert tab.run("document.querySelectorAll('#log img, #log script').length") == 0
+    assert tab.run("document.title") == "foredraft" and tab.complaints == []
+
+
+@pytest.mark.slow
+def test_an_error_is_shown_and_the_message_kept(server: serving.Running, tab: Browser):
+    tab.open(server.url)
+    tab.run("document.getElementById('temperature').value = -1; document.getElementById('prompt').focus()")
+    tab.type("abc")
+    tab.press("Enter", "\r")
+    tab.wait("document.querySelector('[role=alert]') !== null && !document.getElementById('send').disabled")
+    assert "temperature" in tab.run("document.querySelector('[role=alert]').textContent")
+    assert tab.run("document.getElementById('prompt').value") == "abc"
+    tab.complaints.clear()  # the browser notes the failed request
