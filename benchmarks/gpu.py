@@ -6,6 +6,7 @@ share of the time; one that fails or runs out of time is recorded with its error
 
     PYTHONPATH=src python benchmarks/gpu.py --out results
     PYTHONPATH=src python benchmarks/gpu.py --out results --device cpu --tiny       # to test the script
+    PYTHONPATH=src python benchmarks/gpu.py --out results --graphs                  # captured against eager
     PYTHONPATH=src python benchmarks/gpu.py --out results --options '{}' --options '{"exact": true}'
 """
 
@@ -496,9 +497,10 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="tiny models and few tokens")
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--seconds", type=float, default=540.0, help="for all parts together")
+    parser.add_argument("--graphs", action="store_true", help="every arm eagerly and as captured CUDA graphs")
     parser.add_argument("--options", action="append", help="more arms: keywords of foredraft.load as JSON; repeatable")
     args = parser.parse_args()
-    args.options = args.options or ["{}"]
+    args.options = args.options or (["{}", '{"cuda_graphs": true}'] if args.graphs else ["{}"])
     transformers.logging.set_verbosity_error()
     args.out.mkdir(parents=True, exist_ok=True)
     bench = Bench(args)

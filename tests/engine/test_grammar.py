@@ -180,7 +180,7 @@ def test_an_interrupted_step_leaves_nothing_behind(monkeypatch: pytest.MonkeyPat
     stream = g.stream(PROMPTS[0], grammar=LISTS, max_new_tokens=60)
     next(stream)
     with monkeypatch.context() as patch:
-        patch.setattr(step, "_read_back", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(step, "read_back", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             g.engine.step()
     assert tiny.pending(g) == 0

@@ -50,6 +50,8 @@ class ModelChoice(TargetChoice):
         metadata={"help": "Verification rule; default: the best lossless one.", "complete": names.verifiers},
     )
     exact: bool = field(default=False, metadata={"help": "One shape for all forwards: drafts cannot flip near-ties."})
+    compile: bool = field(default=False, metadata={"help": "torch.compile; each new shape takes a while once."})
+    cuda_graphs: bool = field(default=False, metadata={"help": "Capture steps as CUDA graphs."})
     model_option: tuple[str, ...] = field(
         default=(),
         metadata={"help": "NAME=VALUE for the target's from_pretrained, e.g. revision=v2; JSON values; repeatable."},
@@ -71,6 +73,8 @@ class ModelChoice(TargetChoice):
                 device=self.device,
                 verifier=self.verifier,
                 exact=self.exact,
+                compile=self.compile,
+                cuda_graphs=self.cuda_graphs,
                 model_options=_pretrained_options(self.model_option),
                 draft_options=_pretrained_options(self.draft_option),
             )

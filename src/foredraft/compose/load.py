@@ -35,6 +35,7 @@ from foredraft.model.cpu_linear import PackedWeights, draft_dtype
 from foredraft.model.hf import CausalLM, acquire
 from foredraft.model.load import Loaded, as_loaded, load_model, resolve
 from foredraft.model.memory import available_bytes, format_bytes
+from foredraft.model.replay import replay_on
 from foredraft.model.tokenizer import Tokenizer, check_same_tokenizer
 
 _log = logging.getLogger(__name__)
@@ -58,6 +59,8 @@ def load(
     max_batch_size: int = 32,
     exact: bool = False,
     fast: bool = True,
+    compile: bool = False,
+    cuda_graphs: bool = False,
     kv_cache_memory_bytes: int | None = None,
     max_prefill_tokens: int | None = None,
     model_options: Mapping[str, Any] | None = None,
@@ -80,7 +83,10 @@ def load(
         policy: decides how much to draft; by default set by the drafter's options.
         max_batch_size: the most requests that run at once; the others wait.
         exact: run every forward with the same number of nodes, so that speculation cannot flip near-ties.
-        fast: on a CPU, pack the weights of linear layers.
+        fast: on a CPU, pack the weights of linear layers, unless ``compile``.
+        compile: run the target's forward and the verification by ``torch.compile``, on any device. Each new shape takes
+            seconds to minutes once. What cannot be compiled runs as it is, which is logged.
+        cuda_graphs: capture the same as CUDA graphs, one for each shape. The model's weights must stay where they are.
         kv_cache_memory_bytes: the most memory for the KV caches of target and draft models together; by default 0.8 of
             the memory that is free after loading. A request that does not fit alone is refused.
         max_prefill_tokens: the most prompt tokens that are read between two steps of requests that already run; by
@@ -96,7 +102,8 @@ def load(
     # Keep ``target`` bound: if it is the only reference to a generator, it holds the models until ``build`` does.
     given = as_target(target, tokenizer, dtype, device, model_options)
     sizes = _Sizes(max_batch_size, kv_cache_memory_bytes, max_prefill_tokens)
-    loader = _Loader(given, verifier, sizes, exact, fast, draft_options)
+    speed = _Speed(fast and not compile, compile, cuda_graphs)
+    loader = _Loader(given, verifier, sizes, exact, speed, draft_options)
     return loader.build([drafter], policy)[0]
 
 
@@ -111,6 +118,8 @@ def load_many(
     max_batch_size: int = 32,
     exact: bool = False,
     fast: bool = True,
+    compile: bool = False,
+    cuda_graphs: bool = False,
     kv_cache_memory_bytes: int | None = None,
     max_prefill_tokens: int | None = None,
     model_options: Mapping[str, Any] | None = None,
@@ -124,8 +133,18 @@ def load_many(
     # Keep ``target`` bound: if it is the only reference to a generator, it holds the models until ``build`` does.
     given = as_target(target, tokenizer, dtype, device, model_options)
     sizes = _Sizes(max_batch_size, kv_cache_memory_bytes, max_prefill_tokens)
-    loader = _Loader(given, verifier, sizes, exact, fast, draft_options)
+    speed = _Speed(fast and not compile, compile, cuda_graphs)
+    loader = _Loader(given, verifier, sizes, exact, speed, draft_options)
     return loader.build(drafters, None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Speed:
+    """Arguments of ``load`` that decide how models run; ``fast``: pack linear layers."""
+
+    fast: bool
+    compile: bool
+    cuda_graphs: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +169,7 @@ class _Loader:
     verifier: str | None
     sizes: _Sizes
     exact: bool
-    fast: bool
+    speed: _Speed
     draft_options: Mapping[str, Any] | None
 
     def build(self, drafters: Sequence[AnyDrafter], policy: Policy | None) -> list[Generator]:
@@ -179,7 +198,7 @@ class _Loader:
             source.check_ready()
             source.retain()
             return source
-        return acquire(loaded.model, fast=self.fast, owned=isinstance(source, str))
+        return acquire(loaded.model, fast=self.speed.fast, owned=isinstance(source, str))
 
     def _generator(
         self,
@@ -218,6 +237,7 @@ class _Loader:
             max_slots=self._max_slots(own),
             max_prefill_tokens=self.sizes.max_prefill_tokens,
             tokenizer=loaded.tokenizer,
+            replay=replay_on(shared.device, compile=self.speed.compile, cuda_graphs=self.speed.cuda_graphs),
         )
         generator = Generator(engine, loaded.tokenizer, loaded.eos_token_ids, kind, own)
         _log.info("Loaded %r, %d rows at most.", generator, self.sizes.max_batch_size)
@@ -228,7 +248,7 @@ class _Loader:
         shared = {key: value for key, value in (self.target.options or {}).items() if key in _SHARED_OPTIONS}
         options = {**shared, **(self.draft_options or {})}
         given = spec.model if isinstance(spec, Spec) else None
-        builder = _DrafterBuilder(self.target.source, loaded.tokenizer, models, self.fast, options, given)
+        builder = _DrafterBuilder(self.target.source, loaded.tokenizer, models, self.speed.fast, options, given)
         drafter = builder.build(spec, models[0], cache).drafter if isinstance(spec, Spec) else spec
         if self.verifier is not None and drafter.needs.law is not None:  # a law that its options do not determine
             check_legal(self.verifier, drafter.needs.law)

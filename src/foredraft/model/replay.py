@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar, final
 import torch
 from torch import Tensor
 
-from foredraft.core.errors import ForedraftError
+from foredraft.core.errors import ForedraftError, OptionError
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -302,6 +302,19 @@ class Captured(Recorder):
             return results
 
         return play, results
+
+
+def replay_on(device: torch.device, *, compile: bool, cuda_graphs: bool) -> Replay:
+    """The replay for ``load``'s options.
+
+    Raises:
+        OptionError: CUDA graphs were asked for on another device.
+    """
+    if cuda_graphs and device.type != "cuda":
+        raise OptionError(f"cuda_graphs needs a CUDA device, and the target is on {device}.")
+    if cuda_graphs:
+        return Captured(device, compiled=compile)
+    return Compiled() if compile else Eager()
 
 
 def compiled_once(function: Flat, backend: str) -> Flat:

@@ -35,7 +35,7 @@ class Taps:
 
     def __enter__(self) -> "Taps":
         for table, hook in self._hooks:  # directly, since register_forward_hook is slow in a decoding loop
-            table[self] = hook
+            table[id(self)] = hook  # an integer, as compilers expect
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -44,7 +44,7 @@ class Taps:
     def off(self) -> None:
         """Remove the hooks, if present."""
         for table, _ in self._hooks:
-            table.pop(self, None)
+            table.pop(id(self), None)
 
     def take(self) -> dict[int, Tensor]:
         """Return and drop the states [B, N, H] of the last forward, by layer."""
