@@ -12,23 +12,26 @@ import torch
 
 import random_heads
 import tiny
+from dialects import strangers
 from fake_device import DEVICE, FakeDevice, Trace, moved
 from foredraft.compose.spec import find
 from foredraft.core.drafter import Drafter, Plan, View
 from foredraft.core.transfer import to_device
+from foredraft.drafters.common.build_context import NestedDrafter
 from foredraft.engine.engine import Engine
 from foredraft.engine.generator import Generator, Kind
 from foredraft.engine.policy import Constant
 from foredraft.engine.step import StepDone, Stepper
+from foredraft.model.cache import SlotCache
 from foredraft.model.hf import CausalLM
+from foredraft.model.vocab_mapping import VocabMapping
 
+Nested = Callable[[CausalLM, SlotCache], Drafter]
+"""Makes a drafter for a target and its cache."""
 NEW = 14
 PROMPTS = tiny.prompts((18, 24, 17, 28, 20))  # longer than a catch-up is wide, and within one extent of the cache
-ALLOWED = {
-    ("engine/tail.py", "read_back"): "the read-back of the step",
-    ("model/cache.py", "SlotCache.zero"): "a row was admitted",
-}
-"""Waits by file and function, with the reason."""
+READ_BACK = ("engine/tail.py", "read_back")
+"""The step's only wait, by file and function."""
 
 
 def on_device(model: Any) -> CausalLM:
@@ -78,6 +81,77 @@ METHODS: dict[str, Callable[[CausalLM], Drafter]] = {
 }
 
 
+def drafting(tokens: int) -> NestedDrafter:
+    return NestedDrafter(draft_model(num_assistant_tokens=tokens)(on_device(tiny.build("llama"))), draws=True)
+
+
+def looking_up() -> NestedDrafter:
+    drafter, kind = find("max_gram")
+    return NestedDrafter(drafter(kind(num_assistant_tokens=2), tiny.VOCAB), draws=False)  # type: ignore[call-arg]
+
+
+def nested(name: str, parts: Callable[[CausalLM, SlotCache], tuple[Any, ...]], **options: Any) -> Nested:
+    """A method of options, these parts and the size of the vocabulary."""
+
+    def make(target: CausalLM, full: SlotCache) -> Drafter:
+        drafter, kind = find(name)
+        return drafter(kind(**options), *parts(target, full), tiny.VOCAB)  # type: ignore[call-arg]
+
+    return make
+
+
+def partial(kind: str) -> Nested:
+    sizes = {"budget": 8, "chunk": 2, "sinks": 1, "recent": 3, "room": 4}
+    return nested("partial", lambda target, full: (target, full), cache=kind, num_assistant_tokens=3, **sizes)
+
+
+def cascade(part: Callable[[], NestedDrafter]) -> Nested:
+    def parts(target: CausalLM, full: SlotCache) -> tuple[Any, ...]:
+        middle = on_device(tiny.build("llama", seed=9))
+        return middle, part(), middle.new_cache()
+
+    return nested("cascade", parts, num_assistant_tokens=3)
+
+
+def universal(by: str) -> Nested:
+    def make(target: CausalLM, full: SlotCache) -> Drafter:
+        (drafter, kind), draft = find("universal"), on_device(tiny.build("llama", seed=8))
+        bridge = VocabMapping(*strangers(tiny.VOCAB), target.vocab_size, draft.vocab_size)
+        return drafter(kind(num_assistant_tokens=3, method=by), draft, bridge)  # type: ignore[call-arg]
+
+    return make
+
+
+LOOP = ("engine/nested_loop.py", "NestedLoop._catch_up")
+SYNC = ("drafters/common/partial_cache_sync.py", "PartialCacheSync.sync")
+TEXT = ("drafters/common/retokenizer.py", "Retokenizer.view")
+NESTED: dict[str, tuple[Nested, set[tuple[str, str]]]] = {
+    "cascade": (cascade(lambda: drafting(2)), {LOOP}),
+    "cascade of look-ups": (cascade(looking_up), {LOOP}),
+    "relay": (nested("relay", lambda *_: ([drafting(2), looking_up()],)), {("drafters/relay.py", "_segment")}),
+    "max_gram": (nested("max_gram", lambda *_: (), num_assistant_tokens=3), set()),
+    "triforce": (
+        nested(
+            "triforce",
+            lambda target, full: (target, full, drafting(2)),
+            gamma=3,
+            inner_gamma=2,
+            budget=8,
+            chunk=2,
+            room=4,
+        ),
+        {SYNC},
+    ),
+    "partial retrieval": (partial("retrieval"), {SYNC}),
+    "partial window": (partial("window"), {SYNC}),
+    "partial h2o": (partial("h2o"), {SYNC}),
+    "universal by tokens": (universal("tli"), {TEXT}),
+    "universal by text": (universal("slem"), {TEXT, ("drafters/universal.py", "Universal._slem")}),
+}
+"""Methods that decide on the host how they go on, and what they read for that besides the steps' read-backs: the last
+verdict, the tokens committed since, or the lengths and tokens of a draft."""
+
+
 class Steps:
     """A ``Stepper`` that records the waits of all steps, and the traces of steps by rows and planned length."""
 
@@ -104,16 +178,17 @@ class Steps:
         return done
 
 
-def run(method: str, temperature: float) -> Steps:
+def run(make: Nested, temperature: float) -> Steps:
     def admit(*args: Any) -> None:
         steps.admitted = True
         drafter.__class__.admit(drafter, *args)
 
     with FakeDevice() as device:
         target = on_device(tiny.build("llama"))
-        drafter = METHODS[method](target)
+        full = target.new_cache()
+        drafter = make(target, full)
         target.tap(drafter.needs.hidden_layers)
-        engine = Engine(target, drafter, Constant(drafter.needs.longest), max_rows=3)
+        engine = Engine(target, drafter, Constant(drafter.needs.longest), max_rows=3, cache=full)
         steps = engine._stepper = Steps(engine._stepper, device)  # type: ignore[assignment]
         drafter.admit = admit  # type: ignore[method-assign]
         generator = Generator(engine, None, (), Kind("tiny", True))
@@ -125,13 +200,20 @@ def run(method: str, temperature: float) -> Steps:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("method", METHODS)
 def test_a_step_waits_for_the_read_back_only_and_repeats_its_operators(method: str, temperature: float):
-    steps = run(method, temperature)
-    assert steps.waits <= set(ALLOWED)
+    steps = run(lambda target, full: METHODS[method](target), temperature)
+    assert steps.waits == {READ_BACK}
     assert max(map(len, steps.traces.values())) >= 4
     for key, traces in steps.traces.items():
         for trace in traces[1:]:
             changed = [pair for pair in zip(traces[0].operators, trace.operators, strict=False) if pair[0] != pair[1]]
             assert not changed[:1] and len(trace.operators) == len(traces[0].operators), key
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("method", NESTED)
+def test_methods_that_decide_on_the_host_read_what_they_need_and_nothing_else(method: str, temperature: float):
+    make, reads = NESTED[method]
+    assert run(make, temperature).waits == {READ_BACK} | reads
 
 
 def test_the_fake_device_finds_waits_and_mixed_devices():

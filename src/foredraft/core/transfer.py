@@ -7,8 +7,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 
-def to_device(values: Sequence[int], device: torch.device) -> Int[Tensor, "n"]:
-    """Numbers as a tensor on the device.
+def to_device(values: Sequence[int] | Sequence[Sequence[int]], device: torch.device) -> Int[Tensor, "*n"]:
+    """Numbers, or rows of as many numbers, as a tensor on the device.
 
     ``torch.tensor(values, device=...)`` copies from pageable memory, which waits until the device has done all its
     work; from pinned memory the copy takes its turn.

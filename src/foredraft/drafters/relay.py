@@ -16,6 +16,7 @@ from foredraft.core.draft import Draft, Law, Verdict
 from foredraft.core.drafter import Needs, Plan, Rewindable, StepOut, View
 from foredraft.core.errors import DrafterError, OptionError
 from foredraft.core.options import SizedOptions
+from foredraft.core.transfer import to_device
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.common.build_context import BuildContext, NestedDrafter
 
@@ -53,7 +54,7 @@ class DraftSegment(NamedTuple):
             for b, (start, count) in enumerate(zip(self.starts, self.counts, strict=True))
             for i in range(count)
         ]
-        return torch.tensor(found, dtype=torch.long, device=device).view(-1, 3).unbind(1)
+        return to_device(found, device).view(-1, 3).unbind(1)
 
 
 @final
@@ -174,7 +175,7 @@ def _joined(view: View, segments: Sequence[DraftSegment], ends: Sequence[int]) -
     for segment in segments:
         row, source, target = segment.places(tokens.device)
         tokens[row, target] = segment.draft.tree.tokens[row, source]
-    return TokenTree.chain(tokens, torch.tensor(list(ends), device=tokens.device))
+    return TokenTree.chain(tokens, to_device(ends, tokens.device))
 
 
 def build(options: Options, context: BuildContext) -> Relay:

@@ -19,6 +19,7 @@ from foredraft.core.errors import DrafterError, OptionError
 from foredraft.core.options import SizedOptions
 from foredraft.core.sampling.params import SamplingParams, check_known
 from foredraft.core.sampling.warp import Warp
+from foredraft.core.transfer import to_device
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.common.build_context import BuildContext
 from foredraft.drafters.common.chain import draw_chain
@@ -148,16 +149,17 @@ class Universal(Rewindable):
         own_plan = replace(plan, lengths=tuple(scaled))
         own, depth = replace(own, warp=self._likeliest), min(depth, own_plan.length)
         tree = draw_chain(own, own_plan, depth, logits.masked_fill(silent, least), read_next).tree
-        paths = zip(tree.tokens[:, 1:].tolist(), tree.valid[:, 1:].sum(1).tolist(), strict=True)
-        drafts = []
-        for b, (tokens, count) in enumerate(paths):
-            begin = max(view.extents[b] - self._options.assistant_lookbehind, 0)
-            before = view.history[b, begin : view.extents[b]].tolist()
+        begin = max(min(view.extents) - self._options.assistant_lookbehind, 0)
+        histories = view.history[:, begin : max(view.extents)]
+        read = torch.cat([tree.valid[:, 1:].sum(1, keepdim=True), tree.tokens[:, 1:], histories], 1).tolist()
+        drafts, depth = [], tree.tokens.shape[1] - 1
+        for b, (count, *tokens) in enumerate(read):
+            before = tokens[depth : depth + view.extents[b] - begin][-self._options.assistant_lookbehind :]
             drafts.append(self._mapping.to_target(before, tokens[:count])[: plan.lengths[b]])
-        width = max(map(len, drafts))
-        table = torch.tensor([draft + [0] * (width - len(draft)) for draft in drafts], device=view.history.device)
-        lengths = torch.tensor([len(draft) + 1 for draft in drafts], device=view.history.device)
-        return Draft(TokenTree.chain(torch.cat([view.roots[:, None], table.long()], 1), lengths), Law.FIXED)
+        width, device = max(map(len, drafts)), view.history.device
+        table = to_device([draft + [0] * (width - len(draft)) for draft in drafts], device)
+        lengths = to_device([len(draft) + 1 for draft in drafts], device)
+        return Draft(TokenTree.chain(torch.cat([view.roots[:, None], table], 1), lengths), Law.FIXED)
 
 
 def coverage(model: CausalLM, mapping: VocabMapping) -> float:

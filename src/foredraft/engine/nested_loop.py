@@ -17,6 +17,7 @@ from torch import Tensor
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Drafter, Plan, Rewindable, View
 from foredraft.core.errors import DrafterError, LawError
+from foredraft.core.transfer import to_device
 from foredraft.core.tree import TokenTree
 from foredraft.core.verify import RULES
 from foredraft.engine.step import StepDone, Stepper
@@ -132,8 +133,8 @@ class NestedLoop:
             self._drafter.rewind(row, view.extents[b])
         drafted = [row[:length] + [0] * (max(lengths) - length) for row, length in zip(outputs, lengths, strict=True)]
         device = view.lengths.device
-        tokens = torch.cat([view.roots[:, None], torch.tensor(drafted, device=device)], 1)
-        tree = TokenTree.chain(tokens, 1 + torch.tensor(lengths, device=device))
+        tokens = torch.cat([view.roots[:, None], to_device(drafted, device)], 1)
+        tree = TokenTree.chain(tokens, 1 + to_device(lengths, device))
         return Draft(tree, Law.FIXED if laws.q is None else Law.CHAIN, laws.q)
 
     def _catch_up(self, view: View) -> list[int]:
@@ -168,7 +169,7 @@ class NestedLoop:
         """Prefill the tokens of these rows from ``starts`` on."""
         new = [self._cached[row][start:] for row, start in zip(rows, starts, strict=True)]
         width = max(map(len, new))
-        tokens = torch.tensor([row + [0] * (width - len(row)) for row in new], device=device)
+        tokens = to_device([row + [0] * (width - len(row)) for row in new], device)
         prefill(self._middle, self._cache, rows, tokens, starts)
 
 
@@ -191,7 +192,7 @@ class _Laws:
             for i in range(min(len(result.emitted), self._lengths[b] - starts[b]))
         ]
         if where:
-            row, source, target = torch.tensor(where, device=self.q.device).unbind(1)
+            row, source, target = to_device(where, self.q.device).unbind(1)
             self.q[row, target] = done.laws[row, source]
 
 

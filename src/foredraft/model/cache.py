@@ -260,8 +260,8 @@ class SlotCache:
 
     def fork(self, sources: Sequence[int], targets: Sequence[int], slots: int) -> None:
         """Copy the first ``slots`` slots of each source row to its target row; all reads precede the writes."""
-        read, written = self.lines(sources), self.lines(targets)
         for group in self._groups:
+            read, written = (to_device(self.lines(rows), group.kind.device) for rows in (sources, targets))
             group.buffer[:, written, :, :slots] = group.buffer[:, read, :, :slots]
 
     @torch.inference_mode()
@@ -269,7 +269,8 @@ class SlotCache:
         """Set these rows to zero: slots past a row's end have weight 0, but 0 times NaN would be NaN."""
         lines = self.lines(rows)
         for group in self._groups:
-            group.buffer[:, lines, :, : self._used] = 0
+            where = _as_slice(lines) or to_device(lines, group.kind.device)
+            group.buffer[:, where, :, : self._used] = 0
 
 
 class SlotView(Cache):

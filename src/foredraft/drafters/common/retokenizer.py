@@ -8,6 +8,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from foredraft.core.drafter import View
+from foredraft.core.transfer import to_device
 from foredraft.model.vocab_mapping import VocabMapping
 
 _TRIES = 8
@@ -18,9 +19,11 @@ _FORCE = 8
 
 @dataclass(slots=True)
 class _Row:
-    """``tokens``: the row in the draft's tokens. ``splits``: positions (target, draft) before which it is final."""
+    """``tokens``: the row in the draft's tokens; ``ids``: the same on the host. ``splits``: positions (target, draft)
+    before which it is final."""
 
     tokens: Int[Tensor, "T"]
+    ids: list[int] = field(default_factory=list)
     splits: list[tuple[int, int]] = field(default_factory=lambda: [(0, 0)])
     limit: int = 0  # a longer window gets a new split
 
@@ -58,25 +61,30 @@ class Retokenizer:
 
     def view(self, view: View) -> tuple[View, list[int]]:
         """The rows in the draft's tokens, and how many tokens of each row are unchanged since the last call."""
-        unchanged = [self._update(row, view.history[b], view.extents[b]) for b, row in enumerate(view.rows)]
+        begins = [self._rows[row].splits[-1][0] for row in view.rows]
+        first, device = min(begins), view.history.device
+        histories = view.history[:, first : max(view.extents)].tolist()
+        windows = zip(histories, begins, view.extents, strict=True)
+        unchanged = [
+            self._update(row, history[begin - first : extent - first], device)
+            for row, (history, begin, extent) in zip(view.rows, windows, strict=True)
+        ]
         rows = [self._rows[row].tokens for row in view.rows]
         extents = tuple(len(tokens) for tokens in rows)
         history = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-        lengths = torch.tensor(extents, device=view.lengths.device)
+        lengths = to_device(extents, device)
         return replace(view, history=history, lengths=lengths, extents=extents), unchanged
 
-    def _update(self, number: int, history: Int[Tensor, "L"], extent: int) -> int:
-        """Update one row; return the number of unchanged tokens."""
+    def _update(self, number: int, window: list[int], device: torch.device) -> int:
+        """Update one row by the target's tokens after its last split; return the number of unchanged tokens."""
         row = self._rows[number]
         begin, known = row.splits[-1]
-        window = history[begin:extent].tolist()
         tail = self._mapping.to_draft(window, first=begin == 0)
         if not tail and not known:
             tail = [0]  # the draft model needs at least one token
-        before = row.tokens[known:].tolist()
-        same = _common_prefix(before, tail)
-        fresh = torch.tensor(tail[same:], dtype=torch.long, device=history.device)
-        row.tokens = torch.cat([row.tokens[: known + same], fresh])
+        same = _common_prefix(row.ids[known:], tail)
+        row.tokens = torch.cat([row.tokens[: known + same], to_device(tail[same:], device)])
+        row.ids[known:] = tail
         if len(window) >= row.limit:
             self._split(row, window, tail)
         return known + same

@@ -4,6 +4,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from foredraft.core.transfer import to_device
+
 
 class AttentionScores:
     """Sums [R, K, S] per layer, in float32. A drafted token's attention counts once the token is accepted."""
@@ -67,4 +69,4 @@ class AttentionScores:
         """Zero the sums of these rows, in one layer or in all."""
         for sums in self._sums if layer is None else [self._sums[layer]]:
             if sums is not None:
-                sums[[row for row in rows if row < sums.shape[0]]] = 0
+                sums[to_device([row for row in rows if row < sums.shape[0]], sums.device)] = 0

@@ -184,7 +184,7 @@ class PartialLM(TargetModel):
     def address(
         self, tree: TokenTree, bases: Int[Tensor, "B"], rows: Sequence[int], reach: int, *, start: int = 0
     ) -> StepIn:
-        left = torch.tensor([self.left_out(row) for row in rows], device=bases.device)
+        left = to_device([self.left_out(row) for row in rows], bases.device)
         layout, most = self._model.layout, self.capacity
         step = address(tree, bases - left, rows, min(reach, most), layout, max_position=UNBOUNDED, start=start)
         return replace(
@@ -343,7 +343,7 @@ def _copy_table(
         (full.line(row), part.line(row), copy.left_out, copy.begin, copy.end - 1) for row, copy in copies.items()
     ]
     width = max(last + 1 - begin for *_, begin, last in entries)
-    table = torch.tensor(entries, device=full.stored(0)[0].device)[..., None]
+    table = to_device(entries, full.stored(0)[0].device)[..., None]
     sources, targets, left_out, begin, last = table.unbind(1)
     read = (begin + torch.arange(width, device=table.device)).minimum(last)
     return sources, targets, read, read - left_out
