@@ -19,7 +19,7 @@ from foredraft.core.rng import Noise, VerifierRng
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.tree import TokenTree
 from foredraft.core.verify import verify
-from foredraft.engine import step
+from foredraft.engine import tail
 from foredraft.model.base import TargetModel
 from foredraft.model.cache import SlotCache
 from foredraft.model.masks import Layout, StepIn, address
@@ -191,8 +191,8 @@ def enumerated(
             return verdict
 
         with monkeypatch.context() as patch:
-            patch.setattr(step, "HashedRng", coins)
-            patch.setattr(step, "verify", judge)
+            patch.setattr(tail, "HashedRng", coins)
+            patch.setattr(tail, "verify", judge)
             drafter = make(chances)
             for row in range(rows):
                 drafter.admit(row, torch.tensor(PROMPT[:-1]), {})
