@@ -8,7 +8,7 @@ from foredraft.cli.flags import Group, flags
 from foredraft.core.errors import OptionError
 from foredraft.core.sampling.params import SamplingParams
 
-NOT_ON_A_COMMAND_LINE = {"logit_bias", "logits_processor", "record_steps"}
+NOT_ON_A_COMMAND_LINE = {"grammar", "logit_bias", "logits_processor", "record_steps"}
 
 
 @dataclass(frozen=True)

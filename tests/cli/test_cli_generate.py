@@ -192,3 +192,25 @@ def test_options_of_the_target_and_of_the_draft_are_apart(run: Run, model: Path,
     assert given["draft_options"] == {"quantization_config": {"quant_method": "gptq", "bits": 4}}
     ended = run("generate", "-m", model, "--model-option", "revision", PROMPT, *SHORT)
     assert ended.status == 2 and "'revision' is not of the form option=value" in ended.err
+
+
+def test_structure_comes_from_files_and_flags(run: Run, tmp_path: Path):
+    schema, ebnf = tmp_path / "schema.json", tmp_path / "rules.gbnf"
+    schema.write_text('{"enum": ["left", "right"]}')
+    ebnf.write_text('root ::= "up" | "down"')
+    said = [
+        run("generate", "-q", PROMPT, *SHORT, *flags).out.strip()
+        for flags in (
+            ("--json-schema", str(schema)),
+            ("--ebnf", str(ebnf)),
+            ("--regex", "[0-9]{3}"),
+            ("--choice", "a,b", "--choice", "c"),
+        )
+    ]
+    assert said[0] in ('"left"', '"right"')
+    assert said[1] in ("up", "down")
+    assert said[2].isdigit() and len(said[2]) == 3
+    assert said[3] in ("a,b", "c")
+    assert "Give one of" in run("generate", PROMPT, "--regex", "a", "--choice", "b").sentence
+    assert "Cannot read the grammar file" in run("generate", PROMPT, "--ebnf", str(tmp_path / "none")).sentence
+    assert "parenthesis is not closed" in run("generate", PROMPT, "--regex", "(").sentence

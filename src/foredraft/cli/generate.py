@@ -1,7 +1,8 @@
 """``foredraft generate``."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,6 +12,7 @@ from foredraft.cli.console import TextOut, errors, legend, output
 from foredraft.cli.exit_status import Interrupted
 from foredraft.cli.flags import Group, flags
 from foredraft.core.errors import OptionError
+from foredraft.core.sampling.grammar import Grammar
 from foredraft.core.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -29,13 +31,49 @@ class Output:
     quiet: bool = field(default=False, metadata={"names": ("--quiet", "-q"), "help": "No statistics on stderr."})
 
 
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """What the output must match; at most one."""
+
+    json_schema: str | None = field(default=None, metadata={"help": "File with a JSON schema of the output."})
+    regex: str | None = field(default=None, metadata={"help": "Regular expression of the whole output."})
+    choices: tuple[str, ...] = field(
+        default=(), metadata={"names": ("--choice",), "help": "A possible output; repeatable."}
+    )
+    ebnf: str | None = field(default=None, metadata={"help": "File with a grammar in GBNF; its first rule is root."})
+
+    def grammar(self) -> Grammar | None:
+        """The grammar, if any.
+
+        Raises:
+            OptionError: several were given, or one is not valid.
+        """
+        made = [
+            self.json_schema and Grammar.json_schema(_read(self.json_schema)),
+            self.regex and Grammar.regex(self.regex),
+            self.choices and Grammar.choice(self.choices),
+            self.ebnf and Grammar.ebnf(_read(self.ebnf)),
+        ]
+        given = [grammar for grammar in made if isinstance(grammar, Grammar)]
+        if len(given) > 1:
+            raise OptionError("Give one of --json-schema, --regex, --choice and --ebnf.")
+        return given[0] if given else None
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text("utf-8")
+    except (OSError, UnicodeError) as error:
+        raise OptionError(f"Cannot read the grammar file {path!r}: {error}.") from None
+
+
 EXAMPLES = (
     'foredraft generate "def fibonacci(n):" --show-drafts',
     "foredraft generate -m PATH -d draft_model:SMALL --temperature 0.7 --json < prompt.txt",
 )
 
 
-@flags(choice=MODEL, sampling=SAMPLING, shown=Group(Output, "Options"))
+@flags(choice=MODEL, sampling=SAMPLING, structure=Group(Structure, "Structure"), shown=Group(Output, "Options"))
 def command(
     prompt: Annotated[
         str | None,
@@ -50,6 +88,7 @@ def command(
     *,
     choice: ModelChoice,
     sampling: SamplingParams,
+    structure: Structure,
     shown: Output,
 ) -> None:
     """Continue a prompt; the output streams to the terminal.
@@ -60,6 +99,7 @@ def command(
         raise OptionError("--num-return-sequences must be 1 or more.")
     if sampling.logprobs is not None and not shown.json:
         raise OptionError("--logprobs needs --json.")
+    sampling = replace(sampling, grammar=structure.grammar())
     text = read_prompt(prompt, prompt_file)
     generator = choice.load()
     request = [{"role": "user", "content": text}] if chat else text
