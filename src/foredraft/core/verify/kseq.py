@@ -48,20 +48,20 @@ def _levels(p: Float[Tensor, "B N V"], q: Float[Tensor, "B N V"], tree: TokenTre
     child = children.int().argmax(-1)
     count = children.sum(-1).to(p.dtype)
     k = count.clamp(min=1.0)
-    law = q[row, child]
+    minus_law, minus_p = -q[row, child], -p  # of minus beta, the signs of the bisection are made once
 
-    def beta(r: Float[Tensor, "B N"]) -> Float[Tensor, "B N"]:
-        return torch.minimum(law, p / r[..., None]).sum(-1).clamp(max=1.0)
+    def minus_beta(r: Float[Tensor, "B N"]) -> Float[Tensor, "B N"]:
+        return torch.maximum(minus_law, minus_p / r[..., None]).sum(-1).clamp(min=-1.0)
 
-    def hits(b: Float[Tensor, "B N"]) -> Float[Tensor, "B N"]:
-        return -torch.expm1(k * torch.log1p(-b))  # 1 - (1 - b)^k
+    def minus_hits(minus_b: Float[Tensor, "B N"]) -> Float[Tensor, "B N"]:
+        return torch.special.xlog1py(k, minus_b).expm1()  # (1 - b)^k - 1
 
-    low, high = torch.ones_like(k), k
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        b = beta(middle)
-        enough = hits(b) <= middle * b
-        low, high = torch.where(enough, low, middle), torch.where(enough, middle, high)
-    b = beta(high)
-    share = torch.where((b > 0) & (count > 0), hits(b) / torch.where(b > 0, b, 1.0), 0.0)
+    low, span = torch.ones_like(k), k - 1
+    for halving in range(1, 1 + _HALVINGS):
+        middle = torch.add(low, span, alpha=2.0**-halving)
+        b = minus_beta(middle)
+        low = torch.where(minus_hits(b) >= middle * b, low, middle)
+    high = torch.add(low, span, alpha=2.0**-_HALVINGS)
+    b = minus_beta(high)
+    share = torch.where((b < 0) & (count > 0), minus_hits(b) / torch.where(b < 0, b, -1.0), 0.0)
     return _Levels(high, share, child)
