@@ -148,6 +148,10 @@ def test_models_and_health(client: openai.OpenAI, server: serving.Running):
         ({"n": 10**6}, 400, "more than the"),
         ({"logit_bias": {"x": 1.0}}, 400, "logit_bias"),
         ({"prompt": "\ud800"}, 400, "prompt"),
+        ({"presence_penalty": 1e300}, 400, "presence_penalty"),
+        ({"logit_bias": {"3": 1e300}}, 400, "logit_bias"),
+        ({"no_repeat_ngram_size": 2**40}, 400, "no_repeat_ngram_size"),
+        ({"bad_words_ids": [[token] for token in range(96)]}, 400, "No next token can be chosen"),
     ],
 )
 def test_a_refused_request_has_an_error_object(server: serving.Running, change: Any, status: int, sentence: str):

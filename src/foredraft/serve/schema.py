@@ -98,12 +98,12 @@ class Generation(Body):
     typical_p: float | None = None
     epsilon_cutoff: float | None = None
     eta_cutoff: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
+    presence_penalty: float | None = Field(None, ge=-100, le=100)
+    frequency_penalty: float | None = Field(None, ge=-100, le=100)
     repetition_penalty: float | None = None
-    no_repeat_ngram_size: int | None = None
+    no_repeat_ngram_size: int | None = Field(None, ge=0, le=1000)
     bad_words_ids: list[list[TokenId]] | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     n: int = Field(1, ge=1)
     seed: int | None = None
     stop: str | list[str] | None = None

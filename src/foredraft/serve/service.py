@@ -2,10 +2,12 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence as Seq
+from collections.abc import AsyncIterator, Iterator, Sequence as Seq
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-from foredraft.core.errors import DrafterError, LawError, PromptError
+from foredraft.core.errors import DrafterError, LawError, NumericsError, PromptError
+from foredraft.core.sampling.params import SamplingParams
 from foredraft.engine.generator import Generator
 from foredraft.engine.recording import RecordedStep
 from foredraft.engine.request import Piece, Sequence, TokenLogprobs
@@ -150,7 +152,8 @@ class Outputs:
         """
         generator = self._service.generator
         await generator.driver.ended(self.sequences)
-        return [self._checked(generator.result_of(sequence)) for sequence in self.sequences]
+        with _explained(self.sequences[0].params):
+            return [self._checked(generator.result_of(sequence)) for sequence in self.sequences]
 
     async def updates(self) -> AsyncIterator[Update]:
         """Yield each output's updates as they come; the last one of each has its result.
@@ -160,15 +163,17 @@ class Outputs:
             ApiError: they took too long, or the server stops.
         """
         if len(self.sequences) == 1:
-            async for update in self._one(0):
-                yield update
+            with _explained(self.sequences[0].params):
+                async for update in self._one(0):
+                    yield update
             return
         queue: asyncio.Queue[Update | BaseException] = asyncio.Queue()
 
         async def forward(index: int) -> None:
             try:
-                async for update in self._one(index):
-                    queue.put_nowait(update)
+                with _explained(self.sequences[index].params):
+                    async for update in self._one(index):
+                        queue.put_nowait(update)
             except Exception as error:
                 queue.put_nowait(error)
 
@@ -218,3 +223,14 @@ class Outputs:
         if self._late:
             raise ApiError(408, "The request took too long and was cancelled.")
         raise ApiError(503, "The server stopped before the request ended.")
+
+
+@contextmanager
+def _explained(params: SamplingParams) -> Iterator[None]:
+    """Where a request's own bans left no token to choose, the fault is the request's."""
+    try:
+        yield
+    except NumericsError as error:
+        if params.bad_words_ids or params.no_repeat_ngram_size or params.grammar is not None:
+            raise ApiError(400, str(error)) from error
+        raise
