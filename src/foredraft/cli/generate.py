@@ -28,6 +28,9 @@ class Output:
     num_return_sequences: int = field(default=1, metadata={"help": "Independent outputs per prompt."})
     json: bool = field(default=False, metadata={"help": "Print one JSON object (a list for several outputs)."})
     show_drafts: bool = field(default=False, metadata={"help": "Colour accepted drafts; with --json, list the pieces."})
+    record: str | None = field(
+        default=None, metadata={"help": "Write every step to this file (JSON Lines), for foredraft viewer."}
+    )
     quiet: bool = field(default=False, metadata={"names": ("--quiet", "-q"), "help": "No statistics on stderr."})
 
 
@@ -99,14 +102,20 @@ def command(
         raise OptionError("--num-return-sequences must be 1 or more.")
     if sampling.logprobs is not None and not shown.json:
         raise OptionError("--logprobs needs --json.")
-    sampling = replace(sampling, grammar=structure.grammar())
+    sampling = replace(sampling, grammar=structure.grammar(), record_steps=shown.record is not None)
     text = read_prompt(prompt, prompt_file)
     generator = choice.load()
     request = [{"role": "user", "content": text}] if chat else text
-    from foredraft.cli.running import stats_of, summary
+    from foredraft.cli.running import record, stats_of, summary
 
     sequences = generator.submit([request], sampling, shown.num_return_sequences)
-    outcome = (_as_json if shown.json else _as_text)(generator, sequences, choice, shown)
+    pieces: list[list[Piece]] = []
+    outcome = (_as_json if shown.json else _as_text)(generator, sequences, choice, shown, pieces)
+    if shown.record is not None:
+        from foredraft.core.io import write_text
+
+        lines = [record(generator, each, own, choice, text) for each, own in zip(sequences, pieces, strict=False)]
+        write_text(shown.record, "".join(json.dumps(line) + "\n" for line in lines))
     if outcome.error is not None:
         raise outcome.error
     if outcome.interrupted:
@@ -117,20 +126,31 @@ def command(
         errors().print(summary(stats_of(generator, sequences), reasons), style="dim", soft_wrap=True)
 
 
-def _as_text(generator: "Generator", sequences: "list[Sequence]", choice: ModelChoice, shown: Output) -> "Outcome":
-    """Stream pieces, with a header before each of several outputs."""
+def _as_text(
+    generator: "Generator",
+    sequences: "list[Sequence]",
+    choice: ModelChoice,
+    shown: Output,
+    pieces: "list[list[Piece]]",
+) -> "Outcome":
+    """Stream pieces, with a header before each of several outputs, and keep them."""
     from foredraft.cli.running import Watcher, run_requests
 
     out = TextOut(shown.show_drafts)
     many = len(sequences) > 1
 
     def begins(number: int) -> None:
+        pieces.append([])
         if number:
             out("\n")
         if many:
             out(f"--- {number + 1} of {len(sequences)} ---\n")
 
-    outcome = run_requests(generator, sequences, Watcher(begins, lambda piece: out(piece.text, piece.drafted)))
+    def show(piece: "Piece") -> None:
+        pieces[-1].append(piece)
+        out(piece.text, piece.drafted)
+
+    outcome = run_requests(generator, sequences, Watcher(begins, show))
     out("\n")
     if out.colours and not shown.quiet:
         console = output()
@@ -138,11 +158,16 @@ def _as_text(generator: "Generator", sequences: "list[Sequence]", choice: ModelC
     return outcome
 
 
-def _as_json(generator: "Generator", sequences: "list[Sequence]", choice: ModelChoice, shown: Output) -> "Outcome":
-    """Print one object, or a list of several, at the end."""
+def _as_json(
+    generator: "Generator",
+    sequences: "list[Sequence]",
+    choice: ModelChoice,
+    shown: Output,
+    pieces: "list[list[Piece]]",
+) -> "Outcome":
+    """Print one object, or a list of several, at the end; keep the pieces."""
     from foredraft.cli.running import Watcher, run_requests, to_json
 
-    pieces: list[list[Piece]] = []
     outcome = run_requests(
         generator, sequences, Watcher(lambda number: pieces.append([]), lambda piece: pieces[-1].append(piece))
     )

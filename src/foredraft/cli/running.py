@@ -5,10 +5,12 @@ from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from foredraft.cli.choices import ModelChoice
 from foredraft.cli.exit_status import CtrlC
 from foredraft.core.errors import ForedraftError
 from foredraft.core.stats import DecodeStats
 from foredraft.engine.generator import Generator, Stream
+from foredraft.engine.recording import piece_dict
 from foredraft.engine.request import Piece, Sequence, TokenLogprobs
 
 
@@ -70,6 +72,23 @@ def summary(stats: DecodeStats, reasons: Seq[str | None] = ()) -> str:
     if not stats.lossless:
         parts.append("NOT lossless")
     return " · ".join(parts)
+
+
+def record(
+    generator: Generator, sequence: Sequence, pieces: Seq[Piece], choice: ModelChoice, prompt: str
+) -> dict[str, Any]:
+    """A request with its steps, as ``foredraft viewer`` reads it."""
+    stats = stats_of(generator, [sequence])
+    return {
+        "model": choice.model,
+        "drafter": stats.method,
+        "lossless": stats.lossless,
+        "prompt": prompt,
+        "finish_reason": sequence.finish_reason,
+        "stats": stats.as_dict(),
+        "pieces": [piece_dict(piece) for piece in pieces],
+        "steps": [step.as_dict(lambda token: sequence.decode([token])) for step in sequence.steps],
+    }
 
 
 def to_json(generator: Generator, sequence: Sequence) -> dict[str, Any]:
