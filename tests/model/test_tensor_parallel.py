@@ -1,55 +1,145 @@
 """Targets of which each process runs a part."""
 
+import json
+import signal
+import socket
+import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import foredraft
+import random_heads
 import tiny
-from foredraft.core.errors import DrafterError
+from foredraft.core.errors import DrafterError, OptionError
+from foredraft.heads.formats import save_head
+from foredraft.model.hf import CausalLM
 from foredraft.model.load import load_model
-from processes import two_processes
+from processes import environment, two_processes
 
-BOTH = """
-import sys
-import torch
-import foredraft, random_heads, tiny
-from foredraft.drafters.eagle3 import Eagle3Drafter, Options
-from foredraft.model.hf import acquire
-options = {"model_options": {"tp_plan": "auto"}, "kv_cache_memory_bytes": 1 << 20}
-prompts = tiny.prompts((5, 17))
-constant = "num_assistant_tokens_schedule=constant"
-for drafter in ("none", "prompt_lookup," + constant, f"draft_model:{sys.argv[2]}," + constant):
-    with foredraft.load(sys.argv[1], drafter, device="cpu", **options) as g:
-        target = g.engine.target
-        assert target.ranks == 2 and target.packed_layers == 0
-        print([each.tokens for each in g.generate(prompts, max_new_tokens=16)])
-        head = random_heads.eagle3(target)
-        with foredraft.load(g, Eagle3Drafter(Options(nodes=8, depth=3), head)) as drafting:
-            print([each.tokens for each in drafting.generate(prompts, max_new_tokens=16)])
+DRAFTERS = ("none", "prompt_lookup", "draft_model:{draft}", "eagle3:{eagle3}", "medusa:{medusa}")
+LEAD = """
+import json, sys, time
+import foredraft
+from foredraft.engine.policy import throughput
+rank, asked = int(__import__("os").environ["RANK"]), json.loads(sys.argv[1])
+plan = throughput.Throughput.plan
+def late(*args):
+    time.sleep(0.003 * rank)  # the ranks' clocks differ
+    return plan(*args)
+throughput.Throughput.plan = late
+generators = foredraft.load_many(asked["model"], asked["drafters"], device="cpu", tensor_parallel=2)
+assert rank == 0, "the others follow"
+assert generators[0].engine.target.ranks == 2
+prompts, found = asked["prompts"], []
+for g in generators:
+    greedy = [each.tokens for each in g.generate(prompts, max_new_tokens=24)]
+    stream = g.stream(prompts[0], max_new_tokens=64)
+    next(stream)
+    stream.close()  # a request that ends early leaves all ranks
+    seeded = [each.tokens for each in g.generate(prompts, max_new_tokens=12, temperature=1.0, seed=5)]
+    drafted = g.generate(prompts[1], max_new_tokens=24).stats.drafted
+    found.append({"greedy": greedy, "seeded": seeded, "drafted": drafted})
+for g in generators:
+    g.close()
+print(json.dumps(found))
 """
-"""Prints the outputs of two processes."""
+"""Runs in two processes and prints the outputs of each drafter, once."""
+
+
+def in_two_processes(tmp_path: Path, model: str, drafters: list[str], prompts: list[list[int]]) -> list[dict]:
+    (tmp_path / "lead.py").write_text(LEAD)
+    asked = json.dumps({"model": model, "drafters": drafters, "prompts": prompts})
+    printed = two_processes(tmp_path / "lead.py", asked, folder=Path(__file__).parent)
+    return json.loads(printed.splitlines()[-1])
+
+
+def compare(tmp_path: Path, model: str, drafters: list[str], prompts: list[list[int]]) -> None:
+    found = in_two_processes(tmp_path, model, drafters, prompts)
+    with foredraft.load(model, "none", device="cpu") as g:
+        wanted = [each.tokens for each in g.generate(prompts, max_new_tokens=24)]
+        seeded = [each.tokens for each in g.generate(prompts, max_new_tokens=12, temperature=1.0, seed=5)]
+    for drafter, mine in zip(drafters, found, strict=True):
+        assert mine["greedy"] == wanted, drafter
+        picked = drafter.partition(":")[0] in ("none", "prompt_lookup", "eagle3", "medusa")
+        assert not picked or mine["seeded"] == seeded, drafter
+        assert drafter in ("none", "prompt_lookup") or mine["drafted"] > 0, drafter
 
 
 @pytest.mark.slow
-def test_two_processes_write_what_one_writes(tmp_path: Path):
-    tiny.build("llama", num_hidden_layers=3).save_pretrained(tmp_path / "target")
+@pytest.mark.parametrize("name", ["llama", "qwen3", "mixtral"])
+def test_two_processes_write_what_one_writes(name: str, tmp_path: Path):
+    raw = tiny.build(name, num_hidden_layers=4)
+    raw.save_pretrained(tmp_path / "target")
     tiny.build("llama", seed=5).save_pretrained(tmp_path / "draft")
-    (tmp_path / "both.py").write_text(BOTH)
-    folders = (tmp_path / "target", tmp_path / "draft")
-    printed = two_processes(tmp_path / "both.py", *folders, folder=Path(__file__).parent)
-    with foredraft.load(str(tmp_path / "target"), "none", device="cpu") as g:
-        expected = str([each.tokens for each in g.generate(tiny.prompts((5, 17)), max_new_tokens=16)])
-    assert printed.count(expected) == printed.count("[[") == 12, printed
+    target = CausalLM(raw)
+    for method, net in (("eagle3", random_heads.eagle3(target)), ("medusa", random_heads.medusa(target))):
+        save_head(net, tmp_path / method, to="foredraft", target_name="", target_config=raw.config.to_dict())
+    target.release()
+    places = {each: tmp_path / each for each in ("draft", "eagle3", "medusa")}
+    drafters = [each.format(**places) for each in DRAFTERS]
+    compare(tmp_path, str(tmp_path / "target"), drafters, tiny.prompts((5, 17, 40)))
+
+
+@pytest.mark.slow
+def test_two_processes_serve_the_bundled_model(tmp_path: Path):
+    with foredraft.load("sample", "none") as g:
+        prompts = [g.encode("def fibonacci(n):"), g.encode("Once upon a time")]
+    drafters = ["none", "prompt_lookup", "draft_model:sample-draft", "eagle3:sample-eagle3", "medusa:sample-medusa"]
+    compare(tmp_path, "sample", drafters, prompts)
+
+
+DIES = """
+import os, signal, sys
+import foredraft
+from foredraft.engine.parallel import ParallelEngine
+dying, steps, step = int(sys.argv[2]), [0], ParallelEngine._step
+def some(self):
+    steps[0] += 1
+    if steps[0] == 8 and int(os.environ["RANK"]) == dying:
+        os.kill(os.getpid(), signal.SIGKILL)
+    step(self)
+ParallelEngine._step = some
+g = foredraft.load(sys.argv[1], "prompt_lookup", device="cpu", tensor_parallel=2)
+g.generate([1, 2, 3], max_new_tokens=200)
+"""
+"""One of two processes is killed in its eighth step."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dying", [0, 1])
+def test_a_process_that_dies_ends_the_other(dying: int, tmp_path: Path):
+    tiny.build("llama").save_pretrained(tmp_path / "target")
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = str(found.getsockname()[1])
+    both = []
+    for rank in range(2):
+        place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_PORT": port}
+        variables = {**environment(Path(__file__).parent), **place, "MASTER_ADDR": "127.0.0.1"}
+        command = [sys.executable, "-c", DIES, str(tmp_path / "target"), str(dying)]
+        both.append(subprocess.Popen(command, env=variables, stderr=subprocess.PIPE, text=True))
+    with both[0], both[1]:
+        assert both[dying].wait(240) == -signal.SIGKILL
+        _, said = both[1 - dying].communicate(timeout=10)
+    assert both[1 - dying].returncode not in (0, -signal.SIGKILL)
+    assert "Another process of this tensor-parallel target has ended" in said.splitlines()[-1]
+
+
+def test_a_target_in_parts_needs_as_many_processes():
+    with pytest.raises(OptionError, match="torchrun --nproc-per-node 2 -m foredraft"):
+        foredraft.load("sample", tensor_parallel=2)
 
 
 def test_processes_that_would_draft_unlike_each_other_are_refused(monkeypatch: pytest.MonkeyPatch):
     model = tiny.build("llama")
     monkeypatch.setattr(type(model), "tp_size", 2)
-    with pytest.raises(DrafterError, match="2 processes.*prompt_lookup.*num_assistant_tokens_schedule=constant"):
-        foredraft.load(model, "prompt_lookup")
-    foredraft.load(model, "prompt_lookup,num_assistant_tokens_schedule=constant").close()
+    monkeypatch.setattr("foredraft.compose.load.Ranks", lambda: SimpleNamespace(least=lambda free: free, leads=True))
+    with pytest.raises(DrafterError, match="2 processes.*Bandit"):
+        foredraft.load(model, "bandit:prompt_lookup+max_gram")
 
 
 @pytest.mark.parametrize("option", ["tp_plan", "distributed_config", "device_map"])

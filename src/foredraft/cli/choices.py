@@ -45,6 +45,9 @@ class ModelChoice(TargetChoice):
             "complete": names.drafters,
         },
     )
+    tensor_parallel: int = field(
+        default=1, metadata={"help": "Processes that share the target; start with torchrun --nproc-per-node N."}
+    )
     verifier: str | None = field(
         default=None,
         metadata={"help": "Verification rule; default: the best lossless one.", "complete": names.verifiers},
@@ -75,6 +78,7 @@ class ModelChoice(TargetChoice):
                 exact=self.exact,
                 compile=self.compile,
                 cuda_graphs=self.cuda_graphs,
+                tensor_parallel=self.tensor_parallel,
                 model_options=_pretrained_options(self.model_option),
                 draft_options=_pretrained_options(self.draft_option),
             )

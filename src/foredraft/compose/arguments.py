@@ -1,6 +1,7 @@
 """Normalise the arguments of ``load``: targets and drafters given by name, path or object."""
 
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from os import PathLike, fspath
@@ -12,6 +13,7 @@ from torch import nn
 from foredraft.compose.spec import Spec
 from foredraft.core.drafter import Drafter
 from foredraft.core.errors import DrafterError, ModelError, OptionError, kind_of
+from foredraft.core.sampling.params import check_count
 from foredraft.drafters import METHODS
 from foredraft.engine.generator import Generator
 from foredraft.heads.formats import inspect_head
@@ -77,6 +79,24 @@ def as_target(
     if options:
         raise OptionError("The model is loaded already: leave model_options out, or give them to its from_pretrained.")
     return Target(source, tokenizer, dtype, device, options)
+
+
+def in_parts(options: Mapping[str, Any] | None, tensor_parallel: int) -> Mapping[str, Any] | None:
+    """The options of ``from_pretrained`` for a target of which each of these processes loads a part.
+
+    Raises:
+        OptionError: this is not one of so many processes.
+    """
+    check_count("tensor_parallel", tensor_parallel)
+    if tensor_parallel == 1:
+        return options
+    started = int(os.environ.get("WORLD_SIZE", "1"))
+    if started != tensor_parallel:
+        raise OptionError(
+            f"tensor_parallel={tensor_parallel} needs as many processes, and {started} are running: start the command "
+            f"as torchrun --nproc-per-node {tensor_parallel} -m foredraft ..."
+        )
+    return {**(options or {}), "tp_plan": "auto"}
 
 
 def as_spec(source: Any, drafter: AnyDrafter) -> Spec | Drafter:

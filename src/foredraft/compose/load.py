@@ -13,30 +13,26 @@ from foredraft.compose.arguments import (
     Target,
     as_spec,
     as_target,
-    check_device,
+    in_parts,
     names_draft,
 )
-from foredraft.compose.spec import Spec, build_function, find
+from foredraft.compose.drafters import DrafterBuilder
+from foredraft.compose.spec import Spec
 from foredraft.core.draft import Law
-from foredraft.core.drafter import Drafter, Rewindable
+from foredraft.core.drafter import Drafter
 from foredraft.core.errors import DrafterError, ModelError, OptionError
 from foredraft.core.io import stored_acceptance_length
 from foredraft.core.sampling.params import check_count, check_known
 from foredraft.core.verify import RULES, check_legal
-from foredraft.drafters import METHODS
-from foredraft.drafters.common.build_context import BuildContext, BuiltDrafter, DraftModelFiles, NestedDrafter
 from foredraft.engine.engine import Engine
 from foredraft.engine.generator import Generator, Kind
+from foredraft.engine.parallel import ParallelEngine, Ranks
 from foredraft.engine.policy import NEUTRAL, Constant, Policy, policy_for
-from foredraft.heads.formats import load_head
-from foredraft.heads.nets.blocks import fuse
 from foredraft.model.cache import BUCKET, SlotCache
-from foredraft.model.cpu_linear import PackedWeights, draft_dtype
 from foredraft.model.hf import CausalLM, acquire
 from foredraft.model.load import Loaded, as_loaded, load_model, resolve
 from foredraft.model.memory import available_bytes, format_bytes
 from foredraft.model.replay import replay_on
-from foredraft.model.tokenizer import Tokenizer, check_same_tokenizer
 
 _log = logging.getLogger(__name__)
 
@@ -63,6 +59,7 @@ def load(
     cuda_graphs: bool = False,
     kv_cache_memory_bytes: int | None = None,
     max_prefill_tokens: int | None = None,
+    tensor_parallel: int = 1,
     model_options: Mapping[str, Any] | None = None,
     draft_options: Mapping[str, Any] | None = None,
 ) -> Generator:
@@ -91,6 +88,9 @@ def load(
             the memory that is free after loading. A request that does not fit alone is refused.
         max_prefill_tokens: the most prompt tokens that are read between two steps of requests that already run; by
             default about as many as take as long as a step. Ignored if ``exact``.
+        tensor_parallel: the number of processes, started by ``torchrun``, that share the target's weights. Rank 0 runs
+            the program; on the others this call follows it and never returns: it exits when rank 0 has closed its
+            generators or ended.
         model_options: passed to ``from_pretrained`` for the target (quantization_config, revision, ...), if it is
             loaded here.
         draft_options: the same for draft models. By default they take the target's dtype and device, and the
@@ -100,7 +100,7 @@ def load(
         UsageError: an argument is invalid; the message says why and what to do.
     """
     # Keep ``target`` bound: if it is the only reference to a generator, it holds the models until ``build`` does.
-    given = as_target(target, tokenizer, dtype, device, model_options)
+    given = as_target(target, tokenizer, dtype, device, in_parts(model_options, tensor_parallel))
     sizes = _Sizes(max_batch_size, kv_cache_memory_bytes, max_prefill_tokens)
     speed = _Speed(fast and not compile, compile, cuda_graphs)
     loader = _Loader(given, verifier, sizes, exact, speed, draft_options)
@@ -122,6 +122,7 @@ def load_many(
     cuda_graphs: bool = False,
     kv_cache_memory_bytes: int | None = None,
     max_prefill_tokens: int | None = None,
+    tensor_parallel: int = 1,
     model_options: Mapping[str, Any] | None = None,
     draft_options: Mapping[str, Any] | None = None,
 ) -> list[Generator]:
@@ -131,7 +132,7 @@ def load_many(
         one generator for each drafter, in order. The target is held until the last of them is closed.
     """
     # Keep ``target`` bound: if it is the only reference to a generator, it holds the models until ``build`` does.
-    given = as_target(target, tokenizer, dtype, device, model_options)
+    given = as_target(target, tokenizer, dtype, device, in_parts(model_options, tensor_parallel))
     sizes = _Sizes(max_batch_size, kv_cache_memory_bytes, max_prefill_tokens)
     speed = _Speed(fast and not compile, compile, cuda_graphs)
     loader = _Loader(given, verifier, sizes, exact, speed, draft_options)
@@ -183,13 +184,26 @@ class _Loader:
         kinds = [_kind(spec, _check_verifier(self.verifier, spec)) for spec in specs]
         loaded = _load(self.target)
         models = [self._target(loaded)]
+        ranks = self._ranks(models[0])
         try:
-            return [
-                self._generator(spec, kind, loaded, models, policy) for spec, kind in zip(specs, kinds, strict=True)
+            built = [
+                self._generator(spec, kind, loaded, models, policy, ranks and (ranks, place))
+                for place, (spec, kind) in enumerate(zip(specs, kinds, strict=True))
             ]
+            if ranks is not None:
+                ranks.run(built)
+            return built
         finally:  # the generators hold what they need; on an error all models are released
             for model in models:
                 model.release()
+
+    def _ranks(self, target: CausalLM) -> Ranks | None:
+        """The processes of a tensor-parallel target; None if there is one."""
+        if target.ranks == 1:
+            return None
+        if isinstance(self.target.source, CausalLM):
+            raise ModelError("A tensor-parallel target is loaded once, with all of its drafters: use load_many.")
+        return Ranks()
 
     def _target(self, loaded: Loaded) -> CausalLM:
         """The target, with one more holder."""
@@ -207,6 +221,7 @@ class _Loader:
         loaded: Loaded,
         models: list[CausalLM],
         policy: Policy | None,
+        shared_by: tuple[Ranks, int] | None,
     ) -> Generator:
         """Build one generator; newly loaded models are appended to ``models``, whose first entry is the target."""
         shared = models[0]
@@ -219,26 +234,21 @@ class _Loader:
         if drafter.needs.hidden_layers:
             shared.tap(drafter.needs.hidden_layers)
         policy = policy or _policy(spec, drafter, kind.lossless)
-        if shared.ranks > 1 and (policy.learns or drafter.needs.learns):
-            raise DrafterError(
-                f"The {shared.ranks} processes of a tensor-parallel target must draft alike, and here {kind.method} "
-                "depends on what each of them measures: add num_assistant_tokens_schedule=constant, or use another "
-                "drafter."
-            )
-        engine = Engine(
-            shared,
-            drafter,
-            policy,
-            rule=self.verifier,
-            max_rows=self.sizes.max_batch_size,
-            exact_nodes=1 + drafter.needs.max_nodes if self.exact else 0,
-            cache=cache,
-            picked=law is Law.FIXED and kind.lossless,
-            max_slots=self._max_slots(own),
-            max_prefill_tokens=self.sizes.max_prefill_tokens,
-            tokenizer=loaded.tokenizer,
-            replay=replay_on(shared.device, compile=self.speed.compile, cuda_graphs=self.speed.cuda_graphs),
-        )
+        options: dict[str, Any] = {
+            "rule": self.verifier,
+            "max_rows": self.sizes.max_batch_size,
+            "exact_nodes": 1 + drafter.needs.max_nodes if self.exact else 0,
+            "cache": cache,
+            "picked": law is Law.FIXED and kind.lossless,
+            "max_slots": self._max_slots(own, shared_by and shared_by[0]),
+            "max_prefill_tokens": self.sizes.max_prefill_tokens,
+            "tokenizer": loaded.tokenizer,
+            "replay": replay_on(shared.device, compile=self.speed.compile, cuda_graphs=self.speed.cuda_graphs),
+        }
+        if shared_by is None:
+            engine = Engine(shared, drafter, policy, **options)
+        else:
+            engine = ParallelEngine(shared, drafter, policy, ranks=shared_by[0], place=shared_by[1], **options)
         generator = Generator(engine, loaded.tokenizer, loaded.eos_token_ids, kind, own)
         _log.info("Loaded %r, %d rows at most.", generator, self.sizes.max_batch_size)
         return generator
@@ -248,18 +258,21 @@ class _Loader:
         shared = {key: value for key, value in (self.target.options or {}).items() if key in _SHARED_OPTIONS}
         options = {**shared, **(self.draft_options or {})}
         given = spec.model if isinstance(spec, Spec) else None
-        builder = _DrafterBuilder(self.target.source, loaded.tokenizer, models, self.speed.fast, options, given)
+        builder = DrafterBuilder(self.target.source, loaded.tokenizer, models, self.speed.fast, options, given)
         drafter = builder.build(spec, models[0], cache).drafter if isinstance(spec, Spec) else spec
         if self.verifier is not None and drafter.needs.law is not None:  # a law that its options do not determine
             check_legal(self.verifier, drafter.needs.law)
         return drafter
 
-    def _max_slots(self, models: Sequence[CausalLM]) -> int | None:
+    def _max_slots(self, models: Sequence[CausalLM], ranks: Ranks | None) -> int | None:
         """How many tokens fit into the caches of these models; None if unknown."""
         size = self.sizes.kv_cache_memory_bytes
         if size is None:
             free = available_bytes(models[0].device)
-            if free is None or models[0].ranks > 1:  # free memory differs between processes
+            if ranks is not None:  # it differs between processes, and on a CPU all of them share it
+                free = ranks.least(free)
+                free = free and free // (models[0].ranks if models[0].device.type == "cpu" else 1)
+            if free is None:
                 return None
             size = int(_KV_SHARE * free)
         token_bytes = sum(model.token_bytes for model in models)
@@ -291,93 +304,6 @@ def _load(target: Target) -> Loaded:
         loaded = load_model(source, dtype=dtype, device=device, options=options)
         return loaded if tokenizer is None else as_loaded(loaded.model, tokenizer)
     return as_loaded(source.model if isinstance(source, CausalLM) else source, tokenizer)
-
-
-@dataclass(frozen=True, slots=True)
-class _DrafterBuilder:
-    """Builds drafters from specs. Newly loaded models are appended to ``models``, whose first entry is the target."""
-
-    source: Any  # the target as the caller gave it
-    tokenizer: Tokenizer | None
-    models: list[CausalLM]
-    fast: bool
-    options: Mapping[str, Any]
-    draft: Any = None  # a loaded draft model, used in place of a path
-
-    def build(self, spec: Spec, target: CausalLM, cache: SlotCache) -> BuiltDrafter:
-        """Build the drafter of a spec for ``target``."""
-        needs, width = METHODS[spec.name].needs, self.models[0].vocab_size
-        context = _BuildContext(spec.name, needs, spec.path, target, cache, self.tokenizer, width, self)
-        drafter = build_function(spec.name)(spec.options, context)
-        return BuiltDrafter(drafter, drafter.needs.law or spec.drafting.law, spec.options.confidence)
-
-    def open(self, path: str) -> DraftModelFiles:
-        """Load a draft model and append it to ``models``."""
-        target = self.models[0]
-        if self.draft is not None:
-            draft = as_loaded(self.draft)
-            check_device(draft.model, target)
-            model = acquire(draft.model, fast=self.fast)
-        else:
-            draft = load_model(path, dtype=target.dtype, device=target.device, options=self.options)
-            model = CausalLM(draft.model, fast=self.fast, owned=True)
-        self.models.append(model)
-        if model.device != target.device:
-            raise ModelError(
-                f"The draft {path!r} is on {model.device} and the target on {target.device}: put both on one device."
-            )
-        return DraftModelFiles(model, draft.tokenizer)
-
-
-@dataclass(frozen=True, eq=False)
-class _BuildContext(BuildContext):
-    """The context of one drafter."""
-
-    builder: _DrafterBuilder
-
-    def model(self, path: str) -> CausalLM:
-        model, tokenizer = self.builder.open(path)
-        check_same_tokenizer(self.tokenizer, tokenizer, path)
-        return model
-
-    def model_of_any_tokenizer(self, path: str) -> DraftModelFiles:
-        return self.builder.open(path)
-
-    def head(self, law: Law, rope_theta: float | None = None, taps: tuple[int, ...] | None = None) -> Any:
-        head = load_head(resolve(self.path), self.target, rope_theta=rope_theta, taps=taps)
-        if head.info.method not in METHODS[self.name].heads:
-            able = ", ".join(other for other, method in METHODS.usable().items() if head.info.method in method.heads)
-            raise DrafterError(
-                f"{self.path!r} holds {head.info.format} weights: use it with {able}, not with {self.name}."
-            )
-        fuse(head.net)
-        if self.builder.fast and self.target.device.type == "cpu":
-            # the q of drawn drafts must not depend on the number of rows in a product
-            dtype = draft_dtype() if law is Law.FIXED else torch.float32
-            PackedWeights(head.net, dtype)
-        return head.net
-
-    def drafter(self, spec: str, target: CausalLM | None = None, cache: SlotCache | None = None) -> BuiltDrafter:
-        found = as_spec(self.builder.source, spec)
-        if not isinstance(found, Spec) or found.off_from:
-            raise DrafterError(f"{self.name} takes its inner drafters by name, not as {spec!r}.")
-        return self.builder.build(found, target or self.target, cache or self.cache)
-
-    def nested(self, spec: str, target: CausalLM | None = None, cache: SlotCache | None = None) -> NestedDrafter:
-        name = Spec.parse(spec).name
-        if not _rewindable(name):
-            able = ", ".join(each for each in METHODS.usable() if _rewindable(each))
-            raise DrafterError(
-                f"{name} cannot be used inside {self.name}: its state for tokens that are only drafted cannot be "
-                f"rewound. Use one of {able}."
-            )
-        built = self.drafter(spec, target, cache)
-        assert isinstance(built.drafter, Rewindable)
-        return NestedDrafter(built.drafter, built.law is not Law.FIXED, built.confidence)
-
-
-def _rewindable(name: str) -> bool:
-    return issubclass(find(name)[0], Rewindable)
 
 
 def _policy(spec: Spec | Drafter, drafter: Drafter, lossless: bool) -> Policy:

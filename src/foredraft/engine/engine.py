@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence as Seq
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 
-from foredraft.core.drafter import Drafter
+from foredraft.core.drafter import Drafter, Plan, View
 from foredraft.core.errors import ForedraftError, ModelError, NumericsError, PromptError
 from foredraft.core.rng import request_seed
 from foredraft.core.sampling.params import SamplingParams
@@ -338,6 +338,9 @@ class Engine:
         """The sequences in flight by row number, with those whose prompts are being read."""
         return {**self._reader.requests, **dict(zip(self._batch.rows, self._batch.sequences, strict=True))}
 
+    def _plan(self, view: View, limits: Seq[int]) -> Plan:
+        return self.policy.plan(view, limits)
+
     def _advance(self) -> None:
         """Run one step of all rows and extend each sequence."""
         started = time.perf_counter()
@@ -346,7 +349,7 @@ class Engine:
         view = batch.view(self._stepper.cache.room)
         limits = [sequence.draft_limit(self.target.max_length) for sequence in sequences]
         chains = copies([sequence.prediction for sequence in sequences], limits, self._stepper.copied_nodes(view))
-        plan = self.policy.plan(view, [0 if chain else limit for limit, chain in zip(limits, chains, strict=True)])
+        plan = self._plan(view, [0 if chain else limit for limit, chain in zip(limits, chains, strict=True)])
         wants = any(sequence.params.logprobs is not None for sequence in sequences)
         free = self._admission.free_rows(self._running())
         done = self._stepper(view, plan, chains, logprobs=wants, matchers=matchers_of(sequences), free_rows=free)

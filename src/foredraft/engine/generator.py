@@ -262,9 +262,9 @@ class Generator(Source):
             target, drafter = self.engine.target, self.engine.drafter
             if isinstance(drafter, BeamDrafter) and chosen.num_assistant_tokens:
                 draft = drafter.beam_model()
-                found = speculative_beam_search(target, draft, encoded, chosen, self.eos_token_ids, self._decode)
+                found = speculative_beam_search(target, draft, encoded, chosen, self.eos_token_ids, self.decode)
             else:
-                found = beam_search(target, encoded, chosen, self.eos_token_ids, self._decode)
+                found = beam_search(target, encoded, chosen, self.eos_token_ids, self.decode)
         return found[0] if single else found
 
     def stream(self, prompt: Prompt, params: Params | None = None, **options: Unpack[SamplingOptions]) -> Stream:
@@ -289,7 +289,7 @@ class Generator(Source):
         requests = self._requests(prompts, params)
         outputs = [request for request in requests for _ in range(count)]
         base = resolve_seed(seed if params.seed is None else params.seed)
-        return self.engine.submit(outputs, self._decode, derive_seeds(base, len(outputs)))
+        return self.engine.submit(outputs, self.decode, derive_seeds(base, len(outputs)))
 
     def _requests(self, prompts: Seq[Prompt], params: SamplingParams) -> list[Request]:
         """Check prompts and make requests of them; an error names the prompt if there are several."""
@@ -320,7 +320,8 @@ class Generator(Source):
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _decode(self, tokens: list[int]) -> str:
+    def decode(self, tokens: list[int]) -> str:
+        """The text of token ids; empty without a tokenizer."""
         return self.tokenizer.decode(tokens) if self.tokenizer is not None else ""
 
     def result_of(self, sequence: Sequence, taken: Seq[Piece] = ()) -> Result:

@@ -22,8 +22,9 @@ class TargetModel(ABC):
 
     ``vocab_size``: width of its logits. ``max_length``: its context. ``weight_bytes``: weight bytes that a forward
     reads. ``token_bytes``: cache bytes per token; 0 if unknown. ``first_token``: starts an output without a prompt.
-    ``ranks``: processes that each run a part of it (tensor parallelism). ``why_eager``: why its forward cannot be
-    recorded; None if it can. ``version``: grows when a recorded forward is no longer the model's.
+    ``ranks``: processes that each run a part of it (tensor parallelism). ``collective``: whether the others take part
+    in a forward now. ``why_eager``: why its forward cannot be recorded; None if it can. ``version``: grows when a
+    recorded forward is no longer the model's.
     """
 
     name: str = "model"
@@ -33,6 +34,7 @@ class TargetModel(ABC):
     token_bytes: int = 0
     first_token: int = 0
     ranks: int = 1
+    collective: bool = True
     why_eager: str | None = None
     version: int = 0
 

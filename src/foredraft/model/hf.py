@@ -212,6 +212,11 @@ class CausalLM(TargetModel):
 
     @contextmanager
     def running(self) -> Iterator[None]:
+        if not self.collective:
+            raise ModelError(
+                "This target runs on several processes, which meet only in the steps of a generator: beam search and "
+                "measurements of costs need a target in one process."
+            )
         with self._running:
             try:
                 with self._attention, self._kernels, self._taps:

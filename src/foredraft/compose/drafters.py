@@ -1,0 +1,109 @@
+"""Builds drafters from their specs: the drafts, heads and inner drafters that they name."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from foredraft.compose.arguments import as_spec, check_device
+from foredraft.compose.spec import Spec, build_function, find
+from foredraft.core.draft import Law
+from foredraft.core.drafter import Rewindable
+from foredraft.core.errors import DrafterError, ModelError
+from foredraft.drafters import METHODS
+from foredraft.drafters.common.build_context import BuildContext, BuiltDrafter, DraftModelFiles, NestedDrafter
+from foredraft.heads.formats import load_head
+from foredraft.heads.nets.blocks import fuse
+from foredraft.model.cache import SlotCache
+from foredraft.model.cpu_linear import PackedWeights, draft_dtype
+from foredraft.model.hf import CausalLM, acquire
+from foredraft.model.load import as_loaded, load_model, resolve
+from foredraft.model.tokenizer import Tokenizer, check_same_tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterBuilder:
+    """Builds drafters from specs. Newly loaded models are appended to ``models``, whose first entry is the target."""
+
+    source: Any  # the target as the caller gave it
+    tokenizer: Tokenizer | None
+    models: list[CausalLM]
+    fast: bool
+    options: Mapping[str, Any]
+    draft: Any = None  # a loaded draft model, used in place of a path
+
+    def build(self, spec: Spec, target: CausalLM, cache: SlotCache) -> BuiltDrafter:
+        """Build the drafter of a spec for ``target``."""
+        needs, width = METHODS[spec.name].needs, self.models[0].vocab_size
+        context = _BuildContext(spec.name, needs, spec.path, target, cache, self.tokenizer, width, self)
+        drafter = build_function(spec.name)(spec.options, context)
+        return BuiltDrafter(drafter, drafter.needs.law or spec.drafting.law, spec.options.confidence)
+
+    def open(self, path: str) -> DraftModelFiles:
+        """Load a draft model and append it to ``models``."""
+        target = self.models[0]
+        if self.draft is not None:
+            draft = as_loaded(self.draft)
+            check_device(draft.model, target)
+            model = acquire(draft.model, fast=self.fast)
+        else:
+            draft = load_model(path, dtype=target.dtype, device=target.device, options=self.options)
+            model = CausalLM(draft.model, fast=self.fast, owned=True)
+        self.models.append(model)
+        if model.device != target.device:
+            raise ModelError(
+                f"The draft {path!r} is on {model.device} and the target on {target.device}: put both on one device."
+            )
+        return DraftModelFiles(model, draft.tokenizer)
+
+
+@dataclass(frozen=True, eq=False)
+class _BuildContext(BuildContext):
+    """The context of one drafter."""
+
+    builder: DrafterBuilder
+
+    def model(self, path: str) -> CausalLM:
+        model, tokenizer = self.builder.open(path)
+        check_same_tokenizer(self.tokenizer, tokenizer, path)
+        return model
+
+    def model_of_any_tokenizer(self, path: str) -> DraftModelFiles:
+        return self.builder.open(path)
+
+    def head(self, law: Law, rope_theta: float | None = None, taps: tuple[int, ...] | None = None) -> Any:
+        head = load_head(resolve(self.path), self.target, rope_theta=rope_theta, taps=taps)
+        if head.info.method not in METHODS[self.name].heads:
+            able = ", ".join(other for other, method in METHODS.usable().items() if head.info.method in method.heads)
+            raise DrafterError(
+                f"{self.path!r} holds {head.info.format} weights: use it with {able}, not with {self.name}."
+            )
+        fuse(head.net)
+        if self.builder.fast and self.target.device.type == "cpu":
+            # the q of drawn drafts must not depend on the number of rows in a product
+            dtype = draft_dtype() if law is Law.FIXED else torch.float32
+            PackedWeights(head.net, dtype)
+        return head.net
+
+    def drafter(self, spec: str, target: CausalLM | None = None, cache: SlotCache | None = None) -> BuiltDrafter:
+        found = as_spec(self.builder.source, spec)
+        if not isinstance(found, Spec) or found.off_from:
+            raise DrafterError(f"{self.name} takes its inner drafters by name, not as {spec!r}.")
+        return self.builder.build(found, target or self.target, cache or self.cache)
+
+    def nested(self, spec: str, target: CausalLM | None = None, cache: SlotCache | None = None) -> NestedDrafter:
+        name = Spec.parse(spec).name
+        if not _rewindable(name):
+            able = ", ".join(each for each in METHODS.usable() if _rewindable(each))
+            raise DrafterError(
+                f"{name} cannot be used inside {self.name}: its state for tokens that are only drafted cannot be "
+                f"rewound. Use one of {able}."
+            )
+        built = self.drafter(spec, target, cache)
+        assert isinstance(built.drafter, Rewindable)
+        return NestedDrafter(built.drafter, built.law is not Law.FIXED, built.confidence)
+
+
+def _rewindable(name: str) -> bool:
+    return issubclass(find(name)[0], Rewindable)

@@ -1,0 +1,205 @@
+"""Tensor parallelism: several processes run one engine each, step by step, on a target of which each has a part.
+
+Rank 0 runs the program. Before each step it sends the others what is new and what has ended, and during the step the
+plan. All else is equal by construction: the model's collectives give every rank the same logits, and random numbers
+are hashes of seeds. So drafters are replicated, and clocks may differ.
+"""
+
+import atexit
+import logging
+from collections.abc import Sequence as Seq
+from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, NoReturn, TypeVar
+
+from torch import distributed
+
+from foredraft.core.drafter import Plan, View
+from foredraft.core.errors import DrafterError, ModelError
+from foredraft.engine.engine import Engine
+from foredraft.engine.generator import Generator
+from foredraft.engine.request import Request, Sequence
+
+_log = logging.getLogger(__name__)
+_FOREVER = timedelta(days=3650)  # a server may be idle for long; a rank that dies is noticed at once
+_LOST = "Another process of this tensor-parallel target has ended or has failed: start all of them again."
+T = TypeVar("T")
+
+
+class Ranks:
+    """The processes of one tensor-parallel target, which talk over a group of their own.
+
+    ``torch.distributed`` has been initialised, as transformers does when it loads a target in parts.
+    """
+
+    def __init__(self) -> None:
+        self._group: Any = distributed.new_group(backend="gloo", timeout=_FOREVER)
+        self.leads = distributed.get_rank() == 0
+        self._open = 0  # engines that are not closed, on rank 0
+        self._ended = False
+
+    def share(self, value: T | None) -> T:
+        """Rank 0's value, on all ranks.
+
+        Raises:
+            ModelError: another process has ended.
+        """
+        box = [value]
+        try:
+            distributed.broadcast_object_list(box, src=0, group=self._group)
+        except (RuntimeError, ValueError) as error:  # the latter if the group is gone
+            raise ModelError(_LOST) from error
+        return box[0]  # type: ignore[return-value]
+
+    def least(self, value: int | None) -> int | None:
+        """The least of all ranks' values; None if one of them is None."""
+        found: list[int | None] = [None] * distributed.get_world_size(self._group)
+        distributed.all_gather_object(found, value, group=self._group)
+        known = [each for each in found if each is not None]
+        return min(known) if len(known) == len(found) else None
+
+    def run(self, generators: Seq[Generator]) -> None:
+        """Return on rank 0; elsewhere follow rank 0 until it closes these generators or ends, then exit."""
+        if not self.leads:
+            self._follow(generators)
+        for generator in generators:
+            generator.engine.target.collective = False  # a forward outside of a step would wait for the others
+        self._open = len(generators)
+        atexit.register(self.end)
+
+    def closed(self) -> None:
+        """On rank 0: an engine was closed. The others end with the last one."""
+        self._open -= 1
+        if not self._open:
+            self.end()
+
+    def end(self) -> None:
+        """On rank 0: let the others end."""
+        if not self._ended:
+            self._ended = True
+            with suppress(Exception):  # they may have ended before
+                self.share(None)
+
+    def fail(self) -> None:
+        """On rank 0: a step has failed, so the ranks' states may differ. The others notice that the group is gone."""
+        self._ended = True
+        with suppress(Exception):
+            distributed.destroy_process_group()
+
+    def _follow(self, generators: Seq[Generator]) -> NoReturn:
+        engines = [generator.engine for generator in generators]
+        try:
+            while (message := self.share(None)) is not None:
+                place, *rest = message
+                follower = engines[place]
+                assert isinstance(follower, ParallelEngine)
+                follower.follow(generators[place], *rest)
+        except Exception as error:
+            _log.debug("Rank %d stops.", distributed.get_rank(), exc_info=True)
+            raise SystemExit(f"foredraft: rank {distributed.get_rank()}: {error}") from error
+        for generator in generators:
+            generator.close()
+        raise SystemExit(0)
+
+
+class ParallelEngine(Engine):
+    """An engine whose target is shared by several processes; each of them has the same one.
+
+    A step that fails closes it, since the states of the ranks may then differ.
+
+    Args:
+        ranks: the processes.
+        place: of this engine among those that share the target, equal on all ranks.
+
+    Raises:
+        DrafterError: the ranks may draft unlike each other.
+    """
+
+    def __init__(self, *args: Any, ranks: Ranks, place: int, **options: Any) -> None:
+        super().__init__(*args, **options)
+        if self.drafter.needs.learns:
+            raise DrafterError(
+                f"The {self.target.ranks} processes of a tensor-parallel target must draft alike, and "
+                f"{self.drafter.__class__.__name__} depends on what each of them measures: use another drafter."
+            )
+        self._ranks = ranks
+        self._place = place
+        self._numbers: dict[Sequence, int] = {}  # on rank 0, of the requests that the others know
+        self._known: dict[int, Sequence] = {}  # on the others
+        self._next = 0
+
+    def request(self, *args: Any, **options: Any) -> Request:
+        request = super().request(*args, **options)
+        if request.params.logits_processor:
+            raise ModelError("A logits processor cannot be sent to the processes of a tensor-parallel target.")
+        return request
+
+    def close(self) -> None:
+        opened = not self.closed
+        super().close()
+        if opened and self._ranks.leads:
+            self._ranks.closed()
+
+    def follow(
+        self, generator: Generator, new: list[tuple[Any, ...]], gone: list[int], lengths: dict[int, int]
+    ) -> None:
+        """Run the step that rank 0 has announced.
+
+        Args:
+            new: number, request, seed and stream of each new request.
+            gone: numbers of requests that have ended.
+            lengths: tokens generated so far for each known request that has not ended, by number.
+
+        Raises:
+            ModelError: this rank has other outputs than rank 0.
+        """
+        if any(len(self._known[number].tokens) != length for number, length in lengths.items()):
+            raise ModelError("The processes disagree about the outputs: do they run on the same kind of hardware?")
+        arrived = []
+        for number, request, seed, stream in new:
+            compiled = self.compile_grammar(request.params.grammar)
+            sequence = Sequence(replace(request, grammar=compiled), generator.decode, seed, stream)
+            self._known[number] = sequence
+            arrived.append(sequence)
+        self._admission.submit(arrived)
+        self.process_queue()
+        self.cancel([self._known.pop(number) for number in gone])
+        self._step()
+
+    def _step(self) -> None:
+        if self._ranks.leads and not self._announce():
+            return
+        try:
+            self.target.collective = True
+            super()._step()
+        except BaseException as error:
+            self.closed = True
+            if self._ranks.leads:
+                self._ranks.fail()
+            if isinstance(error, ModelError) or not isinstance(error, Exception):
+                raise
+            raise ModelError(f"{_LOST} The reason: {error}") from error
+        finally:
+            self.target.collective = not self._ranks.leads
+
+    def _announce(self) -> bool:
+        """Send the others what is new and what has ended; false if there is nothing to do for anyone."""
+        flight = [each for each in (*self._admission.waiting, *self._running().values()) if not each.finished]
+        lengths = {number: len(each.tokens) for each, number in self._numbers.items() if not each.finished}
+        gone = [number for sequence, number in self._numbers.items() if sequence.finished]
+        if not flight and not gone:
+            return False
+        self._numbers = {sequence: number for sequence, number in self._numbers.items() if not sequence.finished}
+        new = []
+        for sequence in flight:
+            if sequence not in self._numbers:
+                self._numbers[sequence] = self._next
+                request = replace(sequence.request, grammar=None)  # compiled grammars stay in their process
+                new.append((self._next, request, sequence.seed, sequence.stream))
+                self._next += 1
+        self._ranks.share((self._place, new, gone, lengths))
+        return True
+
+    def _plan(self, view: View, limits: Seq[int]) -> Plan:
+        return self._ranks.share(super()._plan(view, limits) if self._ranks.leads else None)
