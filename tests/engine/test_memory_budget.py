@@ -106,7 +106,8 @@ def test_drafts_have_options_of_their_own(monkeypatch: pytest.MonkeyPatch, tmp_p
         given[Path(name).name] = options
         return before(name, **{**options, "options": {}})
 
-    monkeypatch.setattr("foredraft.compose.load.load_model", watched)
+    for module in ("load", "drafters"):
+        monkeypatch.setattr(f"foredraft.compose.{module}.load_model", watched)
     own = {"revision": "abc", "trust_remote_code": True, "device_map": {"": 0}, "token": "t", "cache_dir": "c"}
     with load(
         str(tmp_path / "target"),
