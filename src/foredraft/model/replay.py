@@ -10,6 +10,7 @@ beyond its inputs (weights, KV caches) must stay where it is; ``Replay.renew`` s
 
 import dataclasses
 import logging
+import threading
 import types
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +27,8 @@ T = TypeVar("T")
 
 MAX_RECORDINGS = 256
 """Most recordings of a segment; inputs of further shapes run eagerly."""
+_CAPTURING = threading.Lock()
+"""A capture begins by waiting for the device, which would end one of another thread."""
 _WARM_UPS = 2
 """Runs before a capture: the first compiles kernels and allocates the workspaces of libraries."""
 
@@ -209,7 +212,7 @@ class Recorder(Replay):
         except Exception as error:  # anything that a compiler or a driver may raise; a fault of ours recurs eagerly
             self._eager.add(segment)
             lines = str(error).strip().splitlines()
-            self._note(segment, f"recording failed with {error.__class__.__name__}: {lines[0] if lines else ''}")
+            self._note(segment, f"recording failed with {error.__class__.__name__}: {' '.join(lines[:2])}")
             return None
         if self.fixed:
             self._results.update({each.data_ptr(): each for each in results})
@@ -279,7 +282,7 @@ class Captured(Recorder):
     ) -> tuple[Callable[[], Sequence[Tensor]], Sequence[Tensor]]:
         if self._compiled:
             function = compiled_once(function, "inductor")
-        with torch.cuda.device(self._device):
+        with _CAPTURING, torch.cuda.device(self._device):
             if self._side is None:
                 self._side = torch.cuda.Stream()
             own, side = torch.cuda.current_stream(), self._side
