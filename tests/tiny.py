@@ -242,7 +242,7 @@ def pending(generator: Generator) -> int:
     """How many requests run or wait."""
     engine = generator.engine
     engine.process_queue()
-    return len(engine._batch) + engine.waiting
+    return len(engine._running()) + engine.waiting
 
 
 def draft_model(

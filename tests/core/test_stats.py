@@ -114,7 +114,7 @@ def test_as_dict_is_json_and_complete():
 counts = st.integers(0, 100)
 depths = st.lists(counts, max_size=4).map(tuple)
 COUNTS = (
-    *("prompt_tokens", "tokens", "target_forwards", "drafted", "accepted"),
+    *("prompt_tokens", "cached_tokens", "tokens", "target_forwards", "drafted", "accepted"),
     *("accepted_prediction_tokens", "rejected_prediction_tokens"),
 )
 TIMES = ("seconds", "prefill_seconds", "draft_seconds", "verify_seconds")

@@ -64,8 +64,8 @@ def target() -> CausalLM:
 
 
 def build(kind: str) -> Generator:
-    if kind == "none":
-        return tiny.generator(target(), max_rows=2)
+    if kind in ("none", "prefix cache"):
+        return tiny.generator(target(), max_rows=2, prefix_cache=kind == "prefix cache", max_prefill_tokens=4)
     if kind == "draft_model":
         return tiny.generator(target(), *tiny.draft_model(target(), target(), 2), max_rows=2)
     net = heads.eagle3(target(), taps=(0, 1))
@@ -103,8 +103,11 @@ def interrupted(call: Callable[[], object], stop: int) -> None:
 
 
 @pytest.mark.parametrize("stride", [pytest.param(1, marks=pytest.mark.slow), 12])
-@pytest.mark.parametrize("kind", ["none", "draft_model", "eagle3"])
-def test_an_interruption_at_any_line_leaves_the_generator_as_it_was(kind: str, stride: int):
+@pytest.mark.parametrize("kind", ["none", "draft_model", "eagle3", "prefix cache"])
+def test_an_interruption_at_any_line_leaves_the_generator_as_it_was(
+    kind: str, stride: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("foredraft.engine.prefix_cache._SHORTEST", 1)
     g, model, ids = build(kind), target().model, torch.tensor([PROMPTS[2]])
     wanted, logits = said(g), model(ids).logits
     with traced() as tracer:
@@ -113,7 +116,8 @@ def test_an_interruption_at_any_line_leaves_the_generator_as_it_was(kind: str, s
         interrupted(lambda: said(g), stop)
         assert torch.equal(model(ids).logits, logits), f"the model after an interruption at {tracer.places[stop - 1]}"
         assert said(g) == wanted, f"after an interruption at {tracer.places[stop - 1]}"
-        assert not g.engine._stepper.cache._lines and not len(g.engine._batch) and not g.engine.waiting
+        assert kind == "prefix cache" or not g.engine._stepper.cache._lines
+        assert not g.engine._running() and not g.engine.waiting
 
 
 def test_a_second_interruption_while_the_first_is_cleaned_up_after():

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -59,6 +59,7 @@ def load(
     cuda_graphs: bool = False,
     kv_cache_memory_bytes: int | None = None,
     max_prefill_tokens: int | None = None,
+    prefix_cache: bool = False,
     tensor_parallel: int = 1,
     model_options: Mapping[str, Any] | None = None,
     draft_options: Mapping[str, Any] | None = None,
@@ -88,6 +89,8 @@ def load(
             the memory that is free after loading. A request that does not fit alone is refused.
         max_prefill_tokens: the most prompt tokens that are read between two steps of requests that already run; by
             default about as many as take as long as a step. Ignored if ``exact``.
+        prefix_cache: keep what was read of prompts, in the KV cache's memory, so that prompts that begin alike (chat
+            turns, a system prompt) are not read twice. Outputs may then differ by rounding. Ignored if ``exact``.
         tensor_parallel: the number of processes, started by ``torchrun``, that share the target's weights. Rank 0 runs
             the program; on the others this call follows it and never returns: it exits when rank 0 has closed its
             generators or ended.
@@ -102,7 +105,7 @@ def load(
     # Keep ``target`` bound: if it is the only reference to a generator, it holds the models until ``build`` does.
     given = as_target(target, tokenizer, dtype, device, in_parts(model_options, tensor_parallel))
     sizes = _Sizes(max_batch_size, kv_cache_memory_bytes, max_prefill_tokens)
-    speed = _Speed(fast and not compile, compile, cuda_graphs)
+    speed = _Speed(fast and not compile, compile, cuda_graphs, prefix_cache)
     loader = _Loader(given, verifier, sizes, exact, speed, draft_options)
     return loader.build([drafter], policy)[0]
 
@@ -122,6 +125,7 @@ def load_many(
     cuda_graphs: bool = False,
     kv_cache_memory_bytes: int | None = None,
     max_prefill_tokens: int | None = None,
+    prefix_cache: bool = False,
     tensor_parallel: int = 1,
     model_options: Mapping[str, Any] | None = None,
     draft_options: Mapping[str, Any] | None = None,
@@ -134,18 +138,19 @@ def load_many(
     # Keep ``target`` bound: if it is the only reference to a generator, it holds the models until ``build`` does.
     given = as_target(target, tokenizer, dtype, device, in_parts(model_options, tensor_parallel))
     sizes = _Sizes(max_batch_size, kv_cache_memory_bytes, max_prefill_tokens)
-    speed = _Speed(fast and not compile, compile, cuda_graphs)
+    speed = _Speed(fast and not compile, compile, cuda_graphs, prefix_cache)
     loader = _Loader(given, verifier, sizes, exact, speed, draft_options)
     return loader.build(drafters, None)
 
 
 @dataclass(frozen=True, slots=True)
 class _Speed:
-    """Arguments of ``load`` that decide how models run; ``fast``: pack linear layers."""
+    """Arguments of ``load`` that decide how fast models run; ``fast``: pack linear layers."""
 
     fast: bool
     compile: bool
     cuda_graphs: bool
+    prefix_cache: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +162,9 @@ class _Sizes:
     max_prefill_tokens: int | None
 
     def check(self) -> None:
-        for size in fields(self):
-            if (value := getattr(self, size.name)) is not None:
-                check_count(size.name, value)
+        for name, value in asdict(self).items():
+            if value is not None:
+                check_count(name, value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +247,7 @@ class _Loader:
             "picked": law is Law.FIXED and kind.lossless,
             "max_slots": self._max_slots(own, shared_by and shared_by[0]),
             "max_prefill_tokens": self.sizes.max_prefill_tokens,
+            "prefix_cache": self.speed.prefix_cache,
             "tokenizer": loaded.tokenizer,
             "replay": replay_on(shared.device, compile=self.speed.compile, cuda_graphs=self.speed.cuda_graphs),
         }

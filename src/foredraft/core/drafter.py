@@ -162,7 +162,9 @@ class Drafter(ABC):
         """Reduce the hidden states of a part of a prompt to what ``admit`` reads of them; by default, to all.
 
         A prompt is read in parts. What this returns for each is concatenated along dimension 1, by key, so the target's
-        states of a long prompt are never held together.
+        states of a long prompt are never held together. It has an entry for each token, or one for the last token:
+        ``admit`` of a prompt that begins like an earlier one gets as many of the earlier entries as tokens are shared,
+        and those of at least one token of its own.
         """
         return hidden
 

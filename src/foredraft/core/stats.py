@@ -63,6 +63,8 @@ class DecodeStats:
     lossless: bool = True
     """False if any part was not lossless."""
     prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Prompt tokens that were not read, since the KV cache held them."""
     tokens: int = 0
     """Emitted tokens."""
     target_forwards: int = 0
@@ -141,7 +143,7 @@ class DecodeStats:
 
 _TIMES = ("seconds", "prefill_seconds", "draft_seconds", "verify_seconds")
 _COUNTS = (
-    *("prompt_tokens", "tokens", "target_forwards", "drafted", "accepted"),
+    *("prompt_tokens", "cached_tokens", "tokens", "target_forwards", "drafted", "accepted"),
     *("accepted_prediction_tokens", "rejected_prediction_tokens"),
 )
 _SUMS = _COUNTS + _TIMES

@@ -19,6 +19,7 @@ from foredraft.engine.admission import Admission
 from foredraft.engine.grammar_masks import matchers_of
 from foredraft.engine.policy import Policy
 from foredraft.engine.prediction import copies
+from foredraft.engine.prefix_cache import PrefixCache
 from foredraft.engine.prompt_reader import PromptReader
 from foredraft.engine.recording import record_steps
 from foredraft.engine.request import Decode, Request, Sequence, token_logprobs
@@ -54,6 +55,8 @@ class Engine:
             long as a step. The exact mode reads prompts whole.
         replay: how steps run; see ``model.replay``.
         tokenizer: for grammars; without one, requests with a grammar are refused.
+        prefix_cache: rows keep their contents when their requests have ended, and prompts that begin alike take them
+            over. Off in the exact mode, since what was read in other chunks may differ by rounding.
     """
 
     def __init__(
@@ -71,6 +74,7 @@ class Engine:
         max_prefill_tokens: int | None = None,
         replay: Replay | None = None,
         tokenizer: Tokenizer | None = None,
+        prefix_cache: bool = False,
     ) -> None:
         self.target = target
         self.drafter = drafter
@@ -78,9 +82,10 @@ class Engine:
         cache = cache or target.new_cache()
         self._stepper = Stepper(target, cache, drafter, rule, exact_nodes, replay or Eager())
         draft_nodes = max(round_up(1 + drafter.needs.max_nodes), exact_nodes) - 1
-        self._admission = Admission(cache, max_rows, max_slots, draft_nodes)
+        self.prefixes = PrefixCache(enabled=prefix_cache and not exact_nodes)
+        self._admission = Admission(cache, max_rows, max_slots, draft_nodes, self.prefixes)
         chunk = max_prefill_tokens or (_CPU_PREFILL if target.device.type == "cpu" else _PREFILL)
-        self._reader = PromptReader(target, cache, drafter, None if exact_nodes else chunk)
+        self._reader = PromptReader(target, cache, drafter, self.prefixes, None if exact_nodes else chunk)
         self._batch = Batch(target.vocab_size, target.device)
         self._abandoned: deque[Sequence] = deque()  # to cancel in the next step; appended without the lock
         self.reproducible = picked or not (policy.learns or drafter.needs.learns)
@@ -151,8 +156,10 @@ class Engine:
         self._admission.check(request)
         return request
 
-    def submit(self, requests: Seq[Request], decode: Decode, seeds: Seq[int]) -> list[Sequence]:
-        """Queue requests, one seed and one output each.
+    def submit(
+        self, requests: Seq[Request], decode: Decode, seeds: Seq[int], *, priority: int = 0, tenant: str = ""
+    ) -> list[Sequence]:
+        """Queue requests, one seed and one output each; for ``priority`` and ``tenant`` see ``Sequence``.
 
         Does not wait for a step in progress, so an event loop may call it.
         """
@@ -160,7 +167,7 @@ class Engine:
         for request, seed in zip(requests, seeds, strict=True):
             shared = self._picked or (self.reproducible and not request.params.prediction)  # copies depend on the batch
             stream = seed if shared else request_seed(seed, next(self._request_numbers))
-            sequences.append(Sequence(request, decode, seed, stream))
+            sequences.append(Sequence(request, decode, seed, stream, priority, tenant))
         self._admission.submit(sequences)
         return sequences
 
@@ -173,6 +180,7 @@ class Engine:
         self.closed = True
         with self._lock:
             self.process_queue()
+            self.prefixes.clear()
             self.cancel([*self._admission.waiting, *self._running().values()])
             self._stepper.replay.renew(None)
 
@@ -260,6 +268,9 @@ class Engine:
 
     def _sweep(self) -> None:
         """Retire ended rows. An interrupted sweep is repeated."""
+        for row, sequence in zip(self._batch.rows, self._batch.sequences, strict=True):
+            if sequence.finished:
+                self.prefixes.end(row, sequence)
         self._batch.retire()
         self._reader.drop()
         for row in sorted(self._drafter_rows.difference(self._batch.rows)):
@@ -282,6 +293,7 @@ class Engine:
         self._admission.drop()
         self._batch.retire()
         self._reader.clear()
+        self.prefixes.clear()
         self.target.reset_hooks()
         self._release(self._drafter_rows)
         self._stepper.cache.free()

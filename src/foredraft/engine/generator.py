@@ -276,12 +276,22 @@ class Generator(Source):
         return AsyncStream(self, self.submit([prompt], as_params(params, options))[0])
 
     def submit(
-        self, prompts: Seq[Prompt], params: SamplingParams, count: int = 1, *, seed: int | None = None
+        self,
+        prompts: Seq[Prompt],
+        params: SamplingParams,
+        count: int = 1,
+        *,
+        seed: int | None = None,
+        priority: int = 0,
+        tenant: str = "",
     ) -> list[Sequence]:
         """Queue prompts without running them; all are checked before any is queued.
 
-        ``seed``: of the random numbers if ``params`` has none. Unlike a request's own seed it does not promise the
-        same output, so policies treat the requests as those of users without a seed (see ``View.seeded``).
+        Args:
+            seed: of the random numbers if ``params`` has none. Unlike a request's own seed it does not promise the same
+                output, so policies treat the requests as those of users without a seed (see ``View.seeded``).
+            priority: requests with a lower one are admitted first.
+            tenant: only requests of one tenant share the keys and values of prompts that begin alike.
         """
         check_count("num_return_sequences", count)
         if not prompts:
@@ -289,7 +299,8 @@ class Generator(Source):
         requests = self._requests(prompts, params)
         outputs = [request for request in requests for _ in range(count)]
         base = resolve_seed(seed if params.seed is None else params.seed)
-        return self.engine.submit(outputs, self.decode, derive_seeds(base, len(outputs)))
+        seeds = derive_seeds(base, len(outputs))
+        return self.engine.submit(outputs, self.decode, seeds, priority=priority, tenant=tenant)
 
     def _requests(self, prompts: Seq[Prompt], params: SamplingParams) -> list[Request]:
         """Check prompts and make requests of them; an error names the prompt if there are several."""

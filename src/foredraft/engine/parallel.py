@@ -147,7 +147,7 @@ class ParallelEngine(Engine):
         """Run the step that rank 0 has announced.
 
         Args:
-            new: number, request, seed and stream of each new request.
+            new: of each new request its number and the first fields of its ``Sequence``, without ``decode``.
             gone: numbers of requests that have ended.
             lengths: tokens generated so far for each known request that has not ended, by number.
 
@@ -157,9 +157,9 @@ class ParallelEngine(Engine):
         if any(len(self._known[number].tokens) != length for number, length in lengths.items()):
             raise ModelError("The processes disagree about the outputs: do they run on the same kind of hardware?")
         arrived = []
-        for number, request, seed, stream in new:
+        for number, request, *others in new:
             compiled = self.compile_grammar(request.params.grammar)
-            sequence = Sequence(replace(request, grammar=compiled), generator.decode, seed, stream)
+            sequence = Sequence(replace(request, grammar=compiled), generator.decode, *others)
             self._known[number] = sequence
             arrived.append(sequence)
         self._admission.submit(arrived)
@@ -196,7 +196,8 @@ class ParallelEngine(Engine):
             if sequence not in self._numbers:
                 self._numbers[sequence] = self._next
                 request = replace(sequence.request, grammar=None)  # compiled grammars stay in their process
-                new.append((self._next, request, sequence.seed, sequence.stream))
+                others = sequence.seed, sequence.stream, sequence.priority, sequence.tenant
+                new.append((self._next, request, *others))
                 self._next += 1
         self._ranks.share((self._place, new, gone, lengths))
         return True

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
@@ -15,6 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 from foredraft.core.drafter import Drafter
 from foredraft.core.errors import ForedraftError
 from foredraft.core.transfer import to_device
+from foredraft.engine.prefix_cache import Features, PrefixCache, common_prefix
 from foredraft.engine.request import Sequence
 from foredraft.model.base import TargetModel
 from foredraft.model.cache import SlotCache
@@ -31,13 +33,16 @@ class _Reading:
     """A prompt that is being read, without its last token, the first root.
 
     ``requests``: those with this prompt, by row. It is read into the first of these rows. ``done``: tokens that the
-    cache holds. ``parts``: what the drafter reads of them, from ``Drafter.fuse``. ``seconds``: spent on it so far.
+    cache holds, ``cached`` of them from an earlier request. ``parts``: what the drafter reads of them, from
+    ``Drafter.fuse``. ``seconds``: spent on it so far.
     """
 
     requests: dict[int, Sequence]
+    ids: np.ndarray
     tokens: Int[Tensor, "T"]
-    parts: list[Mapping[int, Tensor]]
+    parts: list[Features]
     done: int = 0
+    cached: int = 0
     seconds: float = 0.0
 
     @property
@@ -49,9 +54,18 @@ class _Reading:
         return len(self.tokens) - self.done
 
     @property
+    def tenant(self) -> str:
+        return next(iter(self.requests.values())).tenant
+
+    @property
     def open(self) -> dict[int, Sequence]:
         """The requests that have not been cancelled."""
         return {row: sequence for row, sequence in self.requests.items() if not sequence.finished}
+
+
+def _key(sequence: Sequence) -> tuple[str, tuple[int, ...]]:
+    """Requests with the same key share a reading."""
+    return sequence.tenant, sequence.prompt
 
 
 class Ready(NamedTuple):
@@ -71,6 +85,7 @@ class PromptReader:
     target: TargetModel
     cache: SlotCache
     drafter: Drafter
+    prefixes: PrefixCache
     budget: int | None = None
     _readings: list[_Reading] = field(default_factory=list)  # in order of admission
 
@@ -84,14 +99,15 @@ class PromptReader:
 
         The cache has room for their rows.
         """
-        prompts = {sequence.prompt: reading for reading in self._readings for sequence in reading.open.values()}
+        prompts = {_key(each): reading for reading in self._readings for each in reading.open.values()}
         added = []
         for row, sequence in admitted.items():
-            reading = prompts.get(sequence.prompt)
+            reading = prompts.get(_key(sequence))
             if reading is None:
+                ids = np.array(sequence.prompt[:-1], dtype=np.int64)
                 tokens = to_device(sequence.prompt[:-1], self.target.device)
                 nothing = self.drafter.fuse(self._tapped(self.target.empty_hidden(1)))
-                reading = prompts[sequence.prompt] = _Reading({}, tokens, [nothing])
+                reading = prompts[_key(sequence)] = _Reading({}, ids, tokens, [nothing])
                 added.append(reading)
             reading.requests[row] = sequence
         self._readings = [*self._readings, *added]
@@ -107,6 +123,8 @@ class PromptReader:
             begin: called with each row just before the drafter admits it.
         """
         started = time.perf_counter()
+        for reading in self._readings:
+            self._reuse(reading)
         shares = self._shares(busy)
         error = self._forward({reading: count for reading, count in shares.items() if count})
         complete = [reading for reading in self._readings if not reading.left and reading.open]
@@ -118,7 +136,7 @@ class PromptReader:
         ready = {row: sequence for reading in complete for row, sequence in reading.open.items()}
         for reading in complete:
             for sequence in reading.open.values():
-                sequence.counters.prefill_seconds = reading.seconds
+                sequence.counters.prefill_seconds, sequence.counters.cached_tokens = reading.seconds, reading.cached
         return Ready(ready, error)
 
     def drop(self, rows: Collection[int] = ()) -> None:
@@ -131,6 +149,7 @@ class PromptReader:
                 abandoned += [row for row in reading.requests if row not in rows]
         if abandoned:  # nobody knows whether they hold NaN, which would leak to the rows' next requests
             self.cache.zero(abandoned)
+            self.prefixes.drop(abandoned)
         if len(kept) < len(self._readings):
             self._readings = kept
 
@@ -146,19 +165,45 @@ class PromptReader:
         """
         if self.budget is None:
             return {reading: reading.left for reading in self._readings}
+        readings = [reading for reading in self._readings if not self._follows(reading, _ALONE * self.budget)]
         if not busy:
-            return {reading: min(reading.left, _ALONE * self.budget) for reading in self._readings}
-        shares = {reading: 0 for reading in self._readings if not reading.left}
+            return {reading: min(reading.left, _ALONE * self.budget) for reading in readings}
+        shares = {reading: 0 for reading in readings if not reading.left}
         rest = self.budget
-        for oldest in self._readings[:1]:
+        for oldest in readings[:1]:
             shares[oldest] = min(oldest.left, max(rest // _OLDEST_SHARE, 1))
             rest -= shares[oldest]
-        for reading in sorted(self._readings, key=lambda each: each.left):
+        for reading in sorted(readings, key=lambda each: each.left):
             more = min(reading.left - shares.get(reading, 0), rest)
             if more:
                 shares[reading] = shares.get(reading, 0) + more
                 rest -= more
         return shares
+
+    def _reuse(self, reading: _Reading) -> None:
+        """Take over the beginning of a prompt, if a row holds more of it than was read so far."""
+        found = self.prefixes.find(reading.tenant, reading.ids)
+        if found is None or found.length <= reading.done:
+            return
+        if found.row != reading.row:
+            self.prefixes.drop([reading.row])
+            self.cache.fork([found.row], [reading.row], found.length)
+        reading.parts = [found.features]
+        reading.done = reading.cached = found.length
+        self.prefixes.use(found)
+
+    def _follows(self, reading: _Reading, least: int) -> bool:
+        """Whether to wait for another prompt, which is read no later and begins with ``least`` tokens that are needed
+        here, too."""
+        if not self.prefixes.enabled:
+            return False
+        place = self._readings.index(reading)
+        return any(
+            (other.left, index) < (reading.left, place)
+            and other.tenant == reading.tenant
+            and common_prefix(other.ids, reading.ids) >= reading.done + least
+            for index, other in enumerate(self._readings)
+        )
 
     def _forward(self, shares: Mapping[_Reading, int]) -> Exception | None:
         """Read so many tokens of each prompt, those of like length together."""
@@ -184,6 +229,7 @@ class PromptReader:
                     reading.parts.append(self.drafter.fuse({tap: each[part] for tap, each in states.items()}))
 
         rows, starts = [reading.row for reading in shares], [reading.done for reading in shares]
+        self.prefixes.drop(rows)
         prefill(self.target, self.cache, rows, pad_sequence(parts, batch_first=True), starts, receive)
         for reading, count in shares.items():
             reading.done += count
@@ -192,11 +238,13 @@ class PromptReader:
         """Copy a prompt that has been read to all rows that share it, and start them with the drafter."""
         copies = [row for row in reading.open if row != reading.row]
         if copies:
+            self.prefixes.drop(copies)
             self.cache.fork([reading.row] * len(copies), copies, len(reading.tokens))
         hidden = {key: torch.cat([part[key] for part in reading.parts], 1) for key in reading.parts[0]}
-        for row in reading.open:
+        for row, sequence in reading.open.items():
             begin(row)
             self.drafter.admit(row, reading.tokens, hidden)
+            self.prefixes.hold(row, sequence, hidden, reading.cached)
 
     def _attempt(self, readings: Iterable[_Reading], work: Callable[[], None]) -> Exception | None:
         """Do this; return its error, which fails the requests with these prompts."""

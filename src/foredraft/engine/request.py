@@ -70,6 +70,7 @@ class RequestStats:
     admitted_at: float = 0.0  # by ``time.perf_counter``; 0 while it waits
     first_at: float = 0.0  # end of the first step
     prefill_seconds: float = 0.0
+    cached_tokens: int = 0
     tokens: int = 0
     forwards: int = 0
     drafted: int = 0
@@ -105,6 +106,7 @@ class RequestStats:
             method=method,
             lossless=lossless,
             prompt_tokens=prompt_tokens,
+            cached_tokens=self.cached_tokens,
             tokens=self.tokens,
             target_forwards=self.forwards,
             drafted=self.drafted,
@@ -129,18 +131,21 @@ def _at_least(counts: dict[int, int]) -> tuple[int, ...]:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A request and its output so far. The engine fills every field after ``stream``.
+    """A request and its output so far. The engine fills every field after ``tenant``.
 
     ``matcher``: where the output stands in the request's grammar; None without one.
 
     ``seed`` reproduces the output. ``stream`` seeds the row's random numbers: equal to ``seed``, or unique to the
-    request; see ``Engine``.
+    request; see ``Engine``. Requests with a lower ``priority`` are admitted first. Those of one
+    ``tenant`` may share the keys and values of a prompt that begins alike.
     """
 
     request: Request
     decode: Decode
     seed: int
     stream: int
+    priority: int = 0
+    tenant: str = ""
     tokens: list[int] = field(default_factory=list)
     text: str = ""
     finish_reason: FinishReason | None = None

@@ -1,0 +1,268 @@
+"""Prompts that begin like an earlier one are not read again, and say what they say without that."""
+
+import functools
+import gc
+import itertools
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import pytest
+
+import random_heads as heads
+import tiny
+from foredraft.compose.load import load
+from foredraft.core.drafter import Drafter
+from foredraft.core.errors import NumericsError
+from foredraft.core.sampling.params import SamplingParams
+from foredraft.drafters.eagle3 import Eagle3Drafter, Options as Eagle3Options
+from foredraft.drafters.medusa import MedusaDrafter, Options as MedusaOptions
+from foredraft.engine.generator import Generator
+from foredraft.engine.request import Sequence
+from foredraft.heads.nets.target_parts import FINAL
+from foredraft.model.cache import BUCKET
+from foredraft.model.hf import CausalLM
+
+KINDS = ["none", "draft model", "eagle3", "medusa"]
+NEW = 20
+SAMPLED = {"temperature": 1.0, "seed": 3}
+
+
+@functools.cache
+def model() -> CausalLM:
+    target = CausalLM(tiny.build("llama", max_position_embeddings=1024))
+    target.tap((0, 1, 2, FINAL))
+    return target
+
+
+def build(kind: str = "none", **options: Any) -> Generator:
+    drafters: dict[str, Any] = {
+        "none": lambda: None,
+        "draft model": lambda: tiny.draft_model(model(), model(), 3)[0],
+        "eagle3": lambda: Eagle3Drafter(Eagle3Options(nodes=4, depth=2, top_k=2), heads.eagle3(model())),
+        "medusa": lambda: MedusaDrafter(MedusaOptions(nodes=4), heads.medusa(model())),
+    }
+    drafter: Drafter | None = drafters[kind]()
+    return tiny.generator(model(), drafter, **{"prefix_cache": True, **options})
+
+
+def say(g: Generator, prompt: Seq[int], *, new: int = NEW, tenant: str = "", **options: Any) -> Sequence:
+    [sequence] = g.submit([list(prompt)], SamplingParams(max_new_tokens=new, **options), tenant=tenant)
+    g.engine.run([sequence])
+    return sequence
+
+
+def cached(sequence: Sequence) -> int:
+    return sequence.stats.cached_tokens
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("options", [{}, SAMPLED], ids=["greedy", "sampled"])
+def test_turns_of_a_chat_are_read_once(kind: str, options: dict):
+    """Each prompt is all that was said before and a new message. Heads need features, which outputs do not leave."""
+    g, plain = build(kind), build(kind, prefix_cache=False)
+    said, before = tiny.prompts((60,))[0], 0
+    for message in tiny.prompts((30, 1, 45, 9), seed=5):
+        result, alone = say(g, said, **options), say(plain, said, **options)
+        assert result.tokens == alone.tokens and result.stats.accepted == alone.stats.accepted
+        assert cached(result) == before and cached(alone) == 0
+        before = len(said) - 1 + (NEW if kind in ("none", "draft model") else 0)
+        said = [*said, *result.tokens, *message]
+    assert len(g.engine.prefixes) == 1, "a prompt that continues a row takes that row"
+    assert 0 < g.engine.prefixes.hits < g.engine.prefixes.queried
+    g.engine.close()
+    assert not g.engine._stepper.cache._lines
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_requests_at_the_same_time_share_what_they_begin_with(kind: str):
+    """With rows that still run, that have ended, and with one that is read first because the others follow it."""
+    system, *users = tiny.prompts((300, 9, 40, 17, 25, 1, 33))
+    prompts = [system + user for user in users]
+    g, plain = build(kind, max_prefill_tokens=16, max_rows=4), build(kind, prefix_cache=False)
+    sequences = [g.submit([prompt], SamplingParams(max_new_tokens=NEW))[0] for prompt in prompts]
+    g.engine.run(sequences)
+    for prompt, sequence in zip(prompts, sequences, strict=True):
+        assert sequence.tokens == plain.generate(prompt, max_new_tokens=NEW).tokens
+    shared = [0, *[300] * 5]
+    if kind in ("eagle3", "medusa"):
+        shared[prompts.index(system + users[4])] = 299  # the state of its last token is not stored
+    assert sorted(cached(each) for each in sequences) == sorted(shared)
+    g.engine.close()
+
+
+def test_what_is_cached_is_not_read():
+    prompt = tiny.prompts((200,))[0]
+    g, read = build(), []
+    say(g, prompt, new=4)
+    hook = model().model.register_forward_pre_hook(
+        lambda module, args, kwargs: read.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+    )
+    other = say(g, [*prompt[:150], 1, 2, 3], new=1)
+    same = say(g, prompt, new=1)
+    hook.remove()
+    assert read == [(1, 2), (1, 1), (1, 1)]
+    assert (cached(other), cached(same)) == (150, 199)
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "medusa"])
+def test_a_head_gets_the_last_state_of_a_prompt_that_another_continues(kind: str):
+    prompt = tiny.prompts((80,))[0]
+    g, plain = build(kind), build(kind, prefix_cache=False)
+    say(g, prompt)
+    result, alone = say(g, prompt[:50]), say(plain, prompt[:50])
+    assert cached(result) == 48 and result.tokens == alone.tokens and result.stats.accepted == alone.stats.accepted
+
+
+def test_short_prefixes_are_read_again():
+    g = build()
+    say(g, [*range(15), *range(40)])
+    assert cached(say(g, [*range(15), 50, 51, 52])) == 0
+
+
+def test_tenants_do_not_share():
+    prompt = tiny.prompts((90,))[0]
+    g = build()
+    for tenant, hit in (("a", 0), ("b", 0), ("", 0), ("a", 89), ("b", 89), ("", 89)):
+        assert cached(say(g, prompt, tenant=tenant)) == hit
+    first, second = (g.submit([[*prompt, 5]], SamplingParams(max_new_tokens=2), tenant=t)[0] for t in ("c", "d"))
+    g.engine.run([first, second])
+    assert cached(first) == cached(second) == 0
+
+
+def test_the_least_recently_used_contents_make_room():
+    a, b, c, d = tiny.prompts((50, 50, 50, 50), seed=9)
+    g = build(max_rows=3)
+    for prompt in (a, b, c, a, d):  # d takes the row of b
+        say(g, prompt)
+    assert [bool(cached(say(g, prompt))) for prompt in (a, c, d)] == [True] * 3
+    assert cached(say(g, b)) == 0 and cached(say(g, a)) == 0, "b took the row of a"
+    assert len(g.engine.prefixes) == 3
+
+
+def test_contents_make_room_for_requests_that_need_the_memory():
+    """Three rows of 256 slots fit, or one of 768: nobody waits for what has ended."""
+    g, plain = build(max_slots=3 * BUCKET, max_rows=8), build(prefix_cache=False)
+    prompts = [*tiny.prompts((60,) * 6, seed=4), tiny.prompts((600,))[0], *tiny.prompts((60,) * 3, seed=6)]
+    token_bytes = model().token_bytes
+    for prompt in prompts:
+        result = say(g, prompt)
+        assert result.tokens == plain.generate(prompt, max_new_tokens=NEW).tokens
+        assert g.engine._stepper.cache.nbytes <= 3 * BUCKET * token_bytes
+    sequences = [g.submit([prompt], SamplingParams(max_new_tokens=NEW))[0] for prompt in prompts]
+    g.engine.run(sequences)
+    assert [s.tokens for s in sequences] == [plain.generate(p, max_new_tokens=NEW).tokens for p in prompts]
+
+
+def test_a_row_with_nan_is_never_taken_over():
+    raw = tiny.build("llama")
+    raw.model.embed_tokens.weight.data[77] = float("nan")
+    g = tiny.generator(CausalLM(raw), prefix_cache=True)
+    prompt = tiny.prompts((40,), vocab=70)[0]
+    bad = say(g, [*prompt, 77, 5])
+    assert isinstance(bad.error, NumericsError) and len(g.engine.prefixes) == 0
+    good = say(g, prompt, logit_bias={77: -1e4})
+    assert good.error is None and cached(good) == 0 and len(good.tokens) == NEW
+
+
+def test_a_cancelled_request_leaves_what_it_has_said():
+    prompt = tiny.prompts((40,))[0]
+    g = build()
+    with g.stream(prompt, max_new_tokens=100) as stream:
+        said = [token for piece in itertools.islice(stream, 30) for token in piece.tokens]
+    assert cached(say(g, [*prompt, *said, 1])) == len(prompt) + len(said) - 1
+    half = build(max_prefill_tokens=8)
+    running = half.submit([[1]], SamplingParams(max_new_tokens=90))
+    half.engine.step()
+    reading = half.submit([tiny.prompts((200,))[0]], SamplingParams(max_new_tokens=9))
+    half.engine.step()
+    half.engine.cancel(reading)
+    assert len(half.engine.prefixes) == 1, "a prompt that was not read to its end leaves nothing"
+    half.engine.cancel(running)
+
+
+def test_an_error_forgets_everything():
+    g = build()
+    prompt = tiny.prompts((40,))[0]
+    wanted = say(g, prompt).tokens
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    hook = model().model.register_forward_pre_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        say(g, prompt)
+    hook.remove()
+    assert len(g.engine.prefixes) == 0
+    again = say(g, prompt)
+    assert again.tokens == wanted and cached(again) == 0
+
+
+def test_the_exact_mode_reads_every_prompt():
+    with load(tiny.build("llama"), "prompt_lookup", exact=True, prefix_cache=True, max_prefill_tokens=8) as g:
+        prompt = tiny.prompts((40,))[0]
+        assert [g.generate(prompt, max_new_tokens=4).stats.cached_tokens for _ in range(2)] == [0, 0]
+
+
+@pytest.mark.parametrize("kind", ["none", "eagle3"])
+def test_memory_is_flat_over_many_requests(kind: str):
+    g = build(kind, max_rows=4)
+    source = [*tiny.prompts([20 + 3 * (i % 17) for i in range(40)]), *([tiny.prompts((60,))[0]] * 10)]
+    sizes = []
+    for count, prompt in enumerate(source * 10, start=1):
+        [sequence] = g.submit([prompt], SamplingParams(max_new_tokens=1 + count % 5))
+        if count % 3 == 0:
+            g.engine.run([sequence])
+        if count % 100 == 0:
+            while g.engine.running + g.engine.waiting:
+                g.engine.step()
+            gc.collect()
+            held = sum(type(each) is Sequence for each in gc.get_objects())
+            sizes.append((g.engine._stepper.cache.nbytes, len(g.engine.prefixes), held))
+    assert len(set(sizes)) == 1 and sizes[0][1] == 4
+
+
+# The queue.
+
+
+def test_lower_priorities_go_first_and_equal_ones_in_order():
+    g = build(max_rows=1, prefix_cache=False)
+    order: list[int] = []
+    running = g.submit([[1, 2]], SamplingParams(max_new_tokens=6))
+    g.engine.step()
+    priorities = (0, 5, -1, 0, -1, 5)
+    queued = [
+        g.submit([[3, number + 4]], SamplingParams(max_new_tokens=2), priority=priority)[0]
+        for number, priority in enumerate(priorities)
+    ]
+    while not all(each.finished for each in queued):
+        g.engine.step()
+        order += [number for number, each in enumerate(queued) if each.finished and number not in order]
+    assert running[0].finished and order == [2, 4, 0, 3, 1, 5]
+
+
+def test_a_request_that_does_not_fit_yet_is_not_passed_over():
+    g = build(max_slots=3 * BUCKET, max_rows=8, prefix_cache=False)
+    first = g.submit([tiny.prompts((10,))[0]], SamplingParams(max_new_tokens=5))[0]
+    g.engine.step()
+    large = g.submit([tiny.prompts((500,))[0]], SamplingParams(max_new_tokens=5))[0]
+    small = g.submit([tiny.prompts((10,))[0]], SamplingParams(max_new_tokens=5))[0]
+    g.engine.step()
+    assert (g.engine.running, g.engine.waiting) == (1, 2)
+    g.engine.run([small])
+    assert first.finished and large.tokens
+    g.engine.run([large])
+
+
+def test_the_engine_counts_requests_and_prefixes():
+    g = build(max_rows=2, max_prefill_tokens=16)
+    engine = g.engine
+    sequences = [g.submit([[1, 2, 3]], SamplingParams(max_new_tokens=30))[0]]
+    engine.step()
+    sequences += [g.submit([prompt], SamplingParams(max_new_tokens=30))[0] for prompt in tiny.prompts((90, 8))]
+    assert (engine.running, engine.prefilling, engine.waiting) == (1, 0, 2)
+    engine.step()
+    assert (engine.running, engine.prefilling, engine.waiting) == (2, 1, 1)
+    engine.run(sequences)
+    assert (engine.running, engine.prefilling, engine.waiting) == (0, 0, 0)
+    assert (len(engine.prefixes), engine.prefixes.queried, engine.prefixes.hits) == (2, 2 + 89 + 7, 0)
+    assert engine._admission.free_rows(()) == [], "a recorded step must not use a row with contents as padding"
