@@ -82,20 +82,15 @@ def load(
         max_batch_size: the most requests that run at once; the others wait.
         exact: run every forward with the same number of nodes, so that speculation cannot flip near-ties.
         fast: on a CPU, pack the weights of linear layers, unless ``compile``.
-        compile: run the target's forward and the verification by ``torch.compile``, on any device. Each new shape takes
-            seconds to minutes once. What cannot be compiled runs as it is, which is logged.
+        compile: run forwards and verification by ``torch.compile``, if possible. A new shape takes seconds to minutes.
         cuda_graphs: capture the same as CUDA graphs, one for each shape. The model's weights must stay where they are.
         kv_cache_memory_bytes: the most memory for the KV caches of target and draft models together; by default 0.8 of
             the memory that is free after loading. A request that does not fit alone is refused.
-        max_prefill_tokens: the most prompt tokens that are read between two steps of requests that already run; by
-            default about as many as take as long as a step. Ignored if ``exact``.
-        prefix_cache: keep what was read of prompts, in the KV cache's memory, so that prompts that begin alike (chat
-            turns, a system prompt) are not read twice. Outputs may then differ by rounding. Ignored if ``exact``.
-        tensor_parallel: the number of processes, started by ``torchrun``, that share the target's weights. Rank 0 runs
-            the program; on the others this call follows it and never returns: it exits when rank 0 has closed its
-            generators or ended.
-        model_options: passed to ``from_pretrained`` for the target (quantization_config, revision, ...), if it is
-            loaded here.
+        max_prefill_tokens: the most prompt tokens read between two steps of other requests. Ignored if ``exact``.
+        prefix_cache: keep prompts in the KV cache, so that what begins alike is not read twice. Ignored if ``exact``.
+        tensor_parallel: processes, started by ``torchrun``, that share the target's weights. Rank 0 runs the program;
+            on the others this call never returns: it follows rank 0 and exits when that has closed its generators.
+        model_options: for the target's ``from_pretrained`` (quantization_config, revision), if it is loaded here.
         draft_options: the same for draft models. By default they take the target's dtype and device, and the
             ``token``, ``cache_dir`` and ``local_files_only`` of ``model_options``.
 
