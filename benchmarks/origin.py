@@ -28,3 +28,13 @@ def provenance(command: str, **facts: object) -> dict:
         "command": command,
         **facts,
     }
+
+
+def origin_line(origin: dict) -> str:
+    """Machine, versions and commit, as part of a sentence."""
+    date = origin.get("time", origin.get("date", ""))[:10]
+    threads = f"{origin['threads']} thread{'s' if origin['threads'] > 1 else ''}"
+    return (
+        f"{threads} on {origin['device']}, float32, torch {origin['torch']}, transformers "
+        f"{origin['transformers']}, commit {origin['commit'][:9]}, {date}"
+    )

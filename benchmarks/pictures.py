@@ -18,12 +18,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import policy_tables
-from origin import provenance
+from origin import origin_line, provenance
 from policy_tables import POLICY, TITLES
 from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 from rich.text import Text
-from summary import origin_line
 
 from foredraft.bench.report import plots
 

@@ -4,19 +4,25 @@ The bundled model does not follow instructions, so the edit is made the other wa
 writes, and the prediction is that text with one name changed. The target's work is that of a real edit. Arms are
 interleaved prompt by prompt; each output is compared with that of plain decoding.
 
-    python benchmarks/prediction.py --drafter none --drafter eagle3
+    python benchmarks/prediction.py            # to benchmarks/results/prediction.jsonl
 """
 
 import argparse
+import json
 import re
 import statistics
 import time
 from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
+
+from origin import origin_line, provenance
 
 import foredraft
 from foredraft.bench.prompts import standard_prompts
 
+RESULTS = Path(__file__).parent / "results" / "prediction.jsonl"
 UNRELATED = "The weather in the mountains was fine, and the travellers walked on until the evening. " * 12
 
 
@@ -32,11 +38,9 @@ def run(g: Any, prompt: Any, tokens: int, prediction: str | None) -> tuple[float
     return time.perf_counter() - started, result
 
 
-def measure(drafter: str, prompts: list[Any], tokens: int) -> None:
+def measure(drafter: str, prompts: list[Any], tokens: int) -> Iterator[dict[str, Any]]:
+    """A line for each prompt and prediction: its seconds, and those of the same output without a prediction."""
     g = foredraft.load("sample", drafter, device="cpu")
-    ratios: dict[str, list[float]] = {"edit": [], "exact": [], "unrelated": []}
-    steps: dict[str, list[float]] = {"without": [], **{name: [] for name in ratios}}
-    changed = 0
     for warm, prompt in enumerate([prompts[0], *prompts]):
         text = run(g, prompt, tokens, None)[1].text
         given = {"edit": edited(text), "exact": text, "unrelated": UNRELATED}
@@ -45,32 +49,53 @@ def measure(drafter: str, prompts: list[Any], tokens: int) -> None:
         seconds, plain = run(g, prompt, tokens, None)
         found = {name: run(g, prompt, tokens, prediction) for name, prediction in given.items()}
         again, _ = run(g, prompt, tokens, None)
-        if not warm:
-            continue
-        steps["without"].append(len(plain.tokens) / plain.stats.target_forwards)
-        for name, (took, result) in found.items():
-            changed += result.tokens != plain.tokens
-            ratios[name].append((seconds + again) / 2 / took)
-            steps[name].append(result.stats.acceptance_length)
-    for name, values in ratios.items():
-        without, with_copies = statistics.mean(steps["without"]), statistics.mean(steps[name])
-        cells = [f"{statistics.median(values):.2f}", f"{min(values):.2f} to {max(values):.2f}"]
-        cells += [f"{without:.2f}", f"{with_copies:.2f}", str(len(values)), str(changed)]
-        print(f"| {' | '.join([drafter, name, *cells])} |", flush=True)
+        for name, (took, result) in found.items() if warm else ():
+            yield {
+                "kind": "run",
+                "drafter": drafter,
+                "prediction": name,
+                "without": (seconds + again) / 2,
+                "seconds": took,
+                "length": result.stats.acceptance_length,
+                "same": result.tokens == plain.tokens,
+            }
+
+
+def table(path: Path = RESULTS) -> str:
+    """Median speed-up by drafter and prediction, with the range, and where it was measured."""
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    origin, runs = lines[0], lines[1:]
+    rows = ["| drafter | edit | the exact text | an unrelated text |", "| --- | ---: | ---: | ---: |"]
+    for drafter in dict.fromkeys(run["drafter"] for run in runs):
+        cells = []
+        for name in ("edit", "exact", "unrelated"):
+            own = [r["without"] / r["seconds"] for r in runs if (r["drafter"], r["prediction"]) == (drafter, name)]
+            cells.append(f"{statistics.median(own):.2f} ({min(own):.2f} to {max(own):.2f})")
+        rows.append(f"| `{drafter}` | {' | '.join(cells)} |")
+    count = len({(r["drafter"], i) for i, r in enumerate(runs) if r["prediction"] == "edit"}) // len(rows[2:])
+    return "\n".join(rows) + (
+        f"\n\nMedians and ranges of {count} outputs of {origin['tokens']} tokens; {sum(r['same'] for r in runs)} of "
+        f"{len(runs)} outputs are those without a prediction. Bundled model, greedy, {origin_line(origin)}. Made by "
+        f"`{origin['command']}`."
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--drafter", action="append", default=[])
-    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--tokens", type=int, default=192)
     parser.add_argument("--prompts", type=int, default=8)
+    parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
     every = standard_prompts(False)
     prompts = [each.prompt for each in every[:: max(1, len(every) // args.prompts)]][: args.prompts]
-    print("| drafter | prediction | median speed-up | range | tokens a step without | with | outputs | changed |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
-    for drafter in args.drafter or ["none"]:
-        measure(drafter, prompts, args.tokens)
+    with args.out.open("w", encoding="utf-8") as out:
+        out.write(json.dumps(provenance("python benchmarks/prediction.py", tokens=args.tokens)) + "\n")
+        for drafter in args.drafter or ["none", "prompt_lookup", "eagle3"]:
+            for line in measure(drafter, prompts, args.tokens):
+                out.write(json.dumps(line) + "\n")
+                out.flush()
+    print(table(args.out))
 
 
 if __name__ == "__main__":

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import heads_summary
 import policy_tables
+import prediction
 import step
 from method_tables import TABLES
+from origin import origin_line
 from reading import quartiles, read
 
 from foredraft.bench.measure.records import read_runs
@@ -191,16 +193,6 @@ def provenance_line(summary: Summary) -> str:
     )
 
 
-def origin_line(origin: dict) -> str:
-    """Machine, versions and commit, as part of a sentence."""
-    date = origin.get("time", origin.get("date", ""))[:10]
-    threads = f"{origin['threads']} thread{'s' if origin['threads'] > 1 else ''}"
-    return (
-        f"{threads} on {origin['device']}, float32, torch {origin['torch']}, transformers "
-        f"{origin['transformers']}, commit {origin['commit'][:9]}, {date}"
-    )
-
-
 def measured(both: Summary, name: str) -> str:
     """Mean results of a method's arms; empty if it was not run."""
     lines = []
@@ -296,6 +288,7 @@ def pages() -> dict[Path, str]:
             "speed": markdown(read(RESULTS)),
         },
         "docs/performance.md": {"step": step.table()},
+        "docs/serving.md": {"prediction": prediction.table()},
         "docs/heads.md": {"heads": heads_summary.markdown(read(heads_summary.RESULTS))},
     }
     pages = {ROOT / page: filled((ROOT / page).read_text(encoding="utf-8"), some) for page, some in blocks.items()}
