@@ -133,6 +133,21 @@ def test_keys(monkeypatch: pytest.MonkeyPatch):
         assert "access-control-allow-origin" not in post(running, BODY).headers
 
 
+def test_prompts_that_begin_alike_are_read_once_for_each_key():
+    of = serving.generator(prefix_cache=True)
+    with serving.served(of, api_key=("one", "two")) as running:
+        found = []
+        for key, end in (("one", "a"), ("one", "b"), ("two", "c"), ("two", "d")):
+            with openai.OpenAI(base_url=f"{running.url}/v1", api_key=key, max_retries=0) as client:
+                answer = client.completions.create(
+                    model=serving.NAME, prompt="abcdefgh" * 20 + end, max_tokens=4, extra_body={"priority": -1}
+                )
+            assert answer.usage is not None and answer.usage.prompt_tokens_details is not None
+            found.append(answer.usage.prompt_tokens_details.cached_tokens or 0)
+    assert found[0] == found[2] == 0, "another key's prompt is no one else's"
+    assert found[1] > 100 and found[3] > 100
+
+
 def test_ids_of_requests_and_origins(caplog: pytest.LogCaptureFixture):
     with serving.served(serving.generator(), cors_origin=("https://page.example",)) as running, caplog.at_level("INFO"):
         answer = post(running, BODY, headers={"x-request-id": "mine-1", "origin": "https://page.example"})

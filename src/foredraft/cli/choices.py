@@ -64,7 +64,7 @@ class ModelChoice(TargetChoice):
         metadata={"help": "The same for the draft model."},
     )
 
-    def load(self) -> "Generator":
+    def load(self, *, prefix_cache: bool = False) -> "Generator":
         """Load the generator, with a spinner on a terminal."""
         with busy(f"Loading {self.model}"):
             from foredraft.compose.load import load
@@ -79,6 +79,7 @@ class ModelChoice(TargetChoice):
                 compile=self.compile,
                 cuda_graphs=self.cuda_graphs,
                 tensor_parallel=self.tensor_parallel,
+                prefix_cache=prefix_cache,
                 model_options=_pretrained_options(self.model_option),
                 draft_options=_pretrained_options(self.draft_option),
             )

@@ -23,6 +23,6 @@ def command(*, choice: ModelChoice, server: ServeOptions) -> None:
         from foredraft.serve.server import Server
     except ModuleNotFoundError as error:
         raise OptionError(f"The server needs the package {error.name}: pip install 'foredraft[serve]'.") from error
-    generator = choice.load()
+    generator = choice.load(prefix_cache=server.prefix_cache)
     log_to_stderr()
     Server(generator, server.served_model_name or (choice.model,), server).run()

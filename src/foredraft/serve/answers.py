@@ -46,12 +46,19 @@ class CompletionDetails(Answer):
     rejected_prediction_tokens: int
 
 
+class PromptDetails(Answer):
+    """``cached_tokens``: tokens of the prompt that were not read again, because an earlier prompt began alike."""
+
+    cached_tokens: int
+
+
 class Usage(Answer):
     """Token counts of all choices together."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptDetails
     completion_tokens_details: CompletionDetails
 
 

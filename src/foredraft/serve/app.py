@@ -67,19 +67,19 @@ class Api:
         job = await self._converted(body, self._converter.chat)
         renderer = self._renderer("chatcmpl", request, body, job)
         if not body.stream:
-            return await self._whole(request, job, renderer.chat)
+            return await self._whole(request, body, job, renderer.chat)
         first = list(renderer.first_chunks())
         lines = _Lines(first, renderer.chat_chunk, lambda done: renderer.usage_chunk(done, ChatChunk))
-        return self._stream(body, job, lines)
+        return self._stream(request, body, job, lines)
 
     async def completion(self, body: CompletionRequest, request: Request) -> Response:
         """Continue one or several texts."""
         job = await self._converted(body, self._converter.completion)
         renderer = self._renderer("cmpl", request, body, job)
         if not body.stream:
-            return await self._whole(request, job, renderer.completion)
+            return await self._whole(request, body, job, renderer.completion)
         lines = _Lines([], renderer.completion_chunk, lambda done: renderer.usage_chunk(done, Completion))
-        return self._stream(body, job, lines)
+        return self._stream(request, body, job, lines)
 
     async def models(self) -> Response:
         """The names of the model."""
@@ -147,14 +147,19 @@ class Api:
             raise ApiError(404, f"There is no model {body.model!r} here. Known: {known}.", param="model")
         return await asyncio.get_running_loop().run_in_executor(self._pool, convert, body)
 
-    async def _whole(self, request: Request, job: Job, answer: Callable[[Seq[Result]], Answer]) -> Response:
-        with self.service.start(job) as outputs:
+    def _start(self, request: Request, body: Generation, job: Job) -> Outputs:
+        return self.service.start(job, priority=body.priority, tenant=request.state.tenant)
+
+    async def _whole(
+        self, request: Request, body: Generation, job: Job, answer: Callable[[Seq[Result]], Answer]
+    ) -> Response:
+        with self._start(request, body, job) as outputs:
             return _json(answer(await _unless_gone(request, outputs.results())))
 
-    def _stream(self, body: Generation, job: Job, lines: "_Lines") -> Response:
+    def _stream(self, request: Request, body: Generation, job: Job, lines: "_Lines") -> Response:
         """Stream a job; it is queued here, so that a refusal has its own status."""
         wants_usage = body.stream_options is not None and body.stream_options.include_usage
-        outputs = self.service.start(job)
+        outputs = self._start(request, body, job)
         return _Stream(outputs, self._lines(outputs, lines, wants_usage))
 
     async def _lines(self, outputs: Outputs, lines: "_Lines", wants_usage: bool) -> AsyncIterator[str]:

@@ -40,6 +40,7 @@ class ServeOptions:
     max_queue: int = field(default=256, metadata={"help": "Outputs that may wait for a row; more are refused (429)."})
     default_max_tokens: int = field(default=1024, metadata={"help": "max_tokens of chats that give none."})
     max_prompt_tokens: int | None = field(default=None, metadata={"help": "Longest prompt; default: the context."})
+    prefix_cache: bool = field(default=True, metadata={"help": "Read every prompt anew."})
     max_body_bytes: int = field(default=4 * 2**20, metadata={"help": "Largest body of a request."})
     request_timeout: float = field(default=600.0, metadata={"help": "Seconds after which a request is cancelled."})
     drain_seconds: int = field(default=120, metadata={"help": "Seconds that SIGTERM leaves to accepted requests."})

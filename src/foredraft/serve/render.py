@@ -24,6 +24,7 @@ from foredraft.serve.answers import (
     DraftedPiece,
     Message,
     Metrics,
+    PromptDetails,
     Speculation,
     Step,
     TokenLogprob,
@@ -161,6 +162,7 @@ class Renderer:
             prompt_tokens=prompt,
             completion_tokens=new,
             total_tokens=prompt + new,
+            prompt_tokens_details=PromptDetails(cached_tokens=min(total.cached_tokens, prompt)),
             completion_tokens_details=details,
         )
         metrics = Metrics(speculative_decoding=_speculation(total))

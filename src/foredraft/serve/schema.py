@@ -118,6 +118,7 @@ class Generation(Body):
     speculative: bool | SpeculativeOptions = True
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
+    priority: int = 0
     user: str | None = None
 
     @model_validator(mode="after")

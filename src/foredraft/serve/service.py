@@ -70,8 +70,8 @@ class Service:
         self._changed_at = time.monotonic()
         self.draining = False
 
-    def start(self, job: Job) -> "Outputs":
-        """Queue a job.
+    def start(self, job: Job, *, priority: int = 0, tenant: str = "") -> "Outputs":
+        """Queue a job; for ``priority`` and ``tenant`` see ``Generator.submit``.
 
         Raises:
             ApiError: the queue is full, or the server is about to stop.
@@ -87,7 +87,7 @@ class Service:
             raise ApiError(400, f"{wanted} outputs are more than the {self._capacity} that the server can hold.")
         if len(self._open) + wanted > self._capacity:
             raise ApiError(429, "The queue is full.", retry_after=_RETRY_SECONDS)
-        sequences = self.generator.submit(job.prompts, job.params, job.count)
+        sequences = self.generator.submit(job.prompts, job.params, job.count, priority=priority, tenant=tenant)
         self._open.update(dict.fromkeys(sequences, time.perf_counter()))
         return Outputs(self, sequences, self._options.request_timeout)
 
