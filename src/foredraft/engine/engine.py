@@ -136,13 +136,7 @@ class Engine:
             OptionError: a parameter names a token that the model does not have, or the grammar is not valid.
             ModelError: the engine or its target was closed, or the target was changed.
         """
-        if self.closed:
-            raise ModelError("This generator is closed: make a new one with foredraft.load.")
-        self.target.check_ready()
-        if not prompt:
-            raise PromptError("The prompt is empty: there is nothing to continue.")
-        if not all(0 <= token < self.target.vocab_size for token in prompt):
-            raise PromptError(f"The prompt has token ids outside the model's vocabulary of {self.target.vocab_size}.")
+        self.check_tokens(prompt)
         room = self.target.max_length - len(prompt)
         if room < 1:
             raise PromptError(
@@ -155,6 +149,16 @@ class Engine:
         request = Request(tuple(prompt), params, rules, self.compile_grammar(params.grammar))
         self._admission.check(request)
         return request
+
+    def check_tokens(self, prompt: Seq[int]) -> None:
+        """Check that the target can read a prompt; see ``request``."""
+        if self.closed:
+            raise ModelError("This generator is closed: make a new one with foredraft.load.")
+        self.target.check_ready()
+        if not prompt:
+            raise PromptError("The prompt is empty: there is nothing to continue.")
+        if not all(0 <= token < self.target.vocab_size for token in prompt):
+            raise PromptError(f"The prompt has token ids outside the model's vocabulary of {self.target.vocab_size}.")
 
     def submit(
         self, requests: Seq[Request], decode: Decode, seeds: Seq[int], *, priority: int = 0, tenant: str = ""

@@ -12,13 +12,14 @@ from typing_extensions import Unpack
 from foredraft.core.errors import ModelError, OptionError, PromptError, kind_of
 from foredraft.core.rng import derive_seeds, derived_seed, resolve_seed
 from foredraft.core.sampling.params import SamplingOptions, SamplingParams, check_count
+from foredraft.engine import scoring
 from foredraft.engine.beam.search import BeamKeywords, BeamOptions, Hypothesis, beam_search
 from foredraft.engine.beam.speculative import BeamDrafter, speculative_beam_search
 from foredraft.engine.bulk import Progress, completions
 from foredraft.engine.driver import Driver
 from foredraft.engine.engine import Engine
 from foredraft.engine.inputs import Params, Prompt, Prompts, Several, as_params, continuation, encode, listed
-from foredraft.engine.request import Piece, Request, Sequence
+from foredraft.engine.request import Piece, Request, Sequence, TokenLogprobs
 from foredraft.engine.results import Call, Completed, Kind, Result, named, table_html
 from foredraft.engine.stream import AsyncStream, Source, Stream
 from foredraft.model.base import TargetModel
@@ -266,6 +267,26 @@ class Generator(Source):
             else:
                 found = beam_search(target, encoded, chosen, self.eos_token_ids, self.decode)
         return found[0] if single else found
+
+    def score(self, prompt: Prompt, top: int = 0) -> list[TokenLogprobs | None]:
+        """Log-probabilities of a prompt's own tokens under the model's law, before temperature and truncation.
+
+        Args:
+            top: how many of the likeliest tokens to return at each place, up to the size of the vocabulary.
+
+        Returns:
+            one entry per token of the prompt; None for the first, which follows nothing.
+
+        Raises:
+            UsageError: the prompt is invalid or longer than the context, or ``top`` is out of range.
+            NumericsError: the model returned NaN.
+            ModelError: the target runs on several processes.
+        """
+        if not isinstance(top, int) or not 0 <= top <= self.engine.target.vocab_size:
+            raise OptionError(f"top must be a whole number from 0 to {self.engine.target.vocab_size}, not {top!r}.")
+        tokens = encode(prompt, self.tokenizer)
+        scoring.check(self.engine, tokens)
+        return [each for part in scoring.score(self.engine, tokens, top) for each in part]
 
     def stream(self, prompt: Prompt, params: Params | None = None, **options: Unpack[SamplingOptions]) -> Stream:
         """Continue one prompt and yield each piece as soon as its text is final."""

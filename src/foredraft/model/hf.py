@@ -214,8 +214,8 @@ class CausalLM(TargetModel):
     def running(self) -> Iterator[None]:
         if not self.collective:
             raise ModelError(
-                "This target runs on several processes, which meet only in the steps of a generator: beam search and "
-                "measurements of costs need a target in one process."
+                "This target runs on several processes, which meet only in the steps of a generator: beam search, "
+                "scores of prompts and measurements of costs need a target in one process."
             )
         with self._running:
             try:

@@ -45,6 +45,7 @@ from foredraft.serve.service import Outputs, Service, Update
 _log = logging.getLogger(__name__)
 _ERRORS: dict[int | str, dict[str, Any]] = {"4XX": {"model": ErrorAnswer}, "5XX": {"model": ErrorAnswer}}
 _STREAMED = {"content": {"text/event-stream": {"schema": {"type": "string"}}}, "description": "The answer"}
+_FRESH = {"cache-control": "no-store"}
 T = TypeVar("T")
 
 
@@ -76,6 +77,13 @@ class Api:
         """Continue one or several texts."""
         job = await self._converted(body, self._converter.completion)
         renderer = self._renderer("cmpl", request, body, job)
+        if job.scored is not None:
+            scores = await _unless_gone(request, self.service.scores(job))
+            await asyncio.get_running_loop().run_in_executor(self._pool, renderer.scored, scores)
+        elif not job.generates:
+            self.service.admit(job)
+        if not job.generates:
+            return self._echo(body, renderer)
         if not body.stream:
             return await self._whole(request, body, job, renderer.completion)
         lines = _Lines([], renderer.completion_chunk, lambda done: renderer.usage_chunk(done, Completion))
@@ -156,11 +164,20 @@ class Api:
         with self._start(request, body, job) as outputs:
             return _json(answer(await _unless_gone(request, outputs.results())))
 
+    def _echo(self, body: CompletionRequest, renderer: Renderer) -> Response:
+        """Answer a completion that only repeats its prompts."""
+        if not body.stream:
+            return _json(renderer.echo())
+        answers: list[Answer] = [*renderer.echo_chunks()]
+        if body.wants_usage:
+            answers.append(renderer.usage_chunk([], Completion))
+        lines = [*(_event(answer.json_text()) for answer in answers), _event("[DONE]")]
+        return StreamingResponse(iter(lines), media_type="text/event-stream", headers=_FRESH)
+
     def _stream(self, request: Request, body: Generation, job: Job, lines: "_Lines") -> Response:
         """Stream a job; it is queued here, so that a refusal has its own status."""
-        wants_usage = body.stream_options is not None and body.stream_options.include_usage
         outputs = self._start(request, body, job)
-        return _Stream(outputs, self._lines(outputs, lines, wants_usage))
+        return _Stream(outputs, self._lines(outputs, lines, body.wants_usage))
 
     async def _lines(self, outputs: Outputs, lines: "_Lines", wants_usage: bool) -> AsyncIterator[str]:
         """The lines of a stream; an error in the middle is one of them."""
@@ -210,7 +227,7 @@ class _Stream(StreamingResponse):
     """Server-sent events; the outputs are cancelled when the client goes away."""
 
     def __init__(self, outputs: Outputs, lines: AsyncIterator[str]) -> None:
-        super().__init__(lines, media_type="text/event-stream", headers={"cache-control": "no-store"})
+        super().__init__(lines, media_type="text/event-stream", headers=_FRESH)
         self._outputs = outputs
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -11,7 +11,6 @@ from foredraft.core.sampling.grammar import Grammar
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.engine.generator import Generator
 from foredraft.model.tokenizer import Tokenizer
-from foredraft.serve.errors import ApiError
 from foredraft.serve.grammars import chat_grammar, grammar_of
 from foredraft.serve.schema import (
     ChatMessage,
@@ -37,7 +36,9 @@ class Job:
     """What a request asks the engine for: ``count`` outputs of each prompt (token ids), prompt by prompt.
 
     ``stop_token_ids``: those of the request, not the model's own. ``echo``: prompts as text, if the answer repeats
-    them. ``tools_of``: the chat template, which decides how tool calls look, if the outputs may have any.
+    them. ``scored``: it has log-probabilities of their tokens, with this many alternatives. ``generates``: False if
+    only prompts are repeated. ``tools_of``: the chat template, which decides how tool calls look, if the outputs may
+    have any.
     """
 
     prompts: list[list[int]]
@@ -45,6 +46,8 @@ class Job:
     count: int
     stop_token_ids: tuple[int, ...] = ()
     echo: tuple[str, ...] = ()
+    scored: int | None = None
+    generates: bool = True
     tools_of: str | None = None
 
 
@@ -80,11 +83,17 @@ class Converter:
             OptionError, PromptError: an option or a prompt is invalid.
         """
         params = self._params(body, body.max_tokens or _COMPLETION_TOKENS, body.logprobs, grammar_of(body))
-        if body.echo and body.logprobs is not None:
-            raise ApiError(400, "echo with logprobs is not supported.", param="logprobs")
         prompts = _listed(body.prompt)
         echo = tuple(self._text(prompt) for prompt in prompts) if body.echo else ()
-        return Job([self._ids(prompt) for prompt in prompts], params, body.n, tuple(body.stop_token_ids or ()), echo)
+        return Job(
+            [self._ids(prompt) for prompt in prompts],
+            params,
+            body.n,
+            tuple(body.stop_token_ids or ()),
+            echo,
+            scored=body.logprobs if body.echo else None,
+            generates=body.max_tokens != 0,
+        )
 
     def chat(self, body: ChatRequest) -> Job:
         """The job of a chat.

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence as Seq
 from typing import Any
 
 from foredraft.core.stats import DecodeStats
+from foredraft.engine.detokenizer import IncrementalText
 from foredraft.engine.recording import RecordedStep, piece_dict
 from foredraft.engine.request import Piece, TokenLogprobs
 from foredraft.engine.results import Result
@@ -66,6 +67,7 @@ class Renderer:
         self._return_token_ids = return_token_ids
         self._parsers: dict[int, ToolParser] = {}
         self._offsets: dict[int, int] = {}  # characters sent, by choice
+        self._scored: list[CompletionLogprobs] = []  # by prompt
 
     def chat(self, results: Seq[Result]) -> ChatCompletion:
         """The answer of a chat."""
@@ -123,6 +125,26 @@ class Renderer:
             choices.append(choice.model_copy(update=self._steps(result.pieces, result.steps)))
         return Completion(**self._common, object="text_completion", choices=choices, **self.usage(results))
 
+    def scored(self, scores: Seq[Seq[TokenLogprobs | None]]) -> None:
+        """Have answers begin with the log-probabilities of the prompts' tokens."""
+        self._scored = [
+            self._listed(prompt, found, self._offsets_of(prompt, len(echo)))
+            for prompt, echo, found in zip(self._job.prompts, self._job.echo, scores, strict=True)
+        ]
+
+    def echo_chunks(self) -> list[Completion]:
+        """A chunk for each choice of a completion that only repeats its prompts."""
+        choices = [self._choice(index, "", [], [], None) for index in range(len(self._job.prompts) * self._job.count)]
+        return [
+            Completion(**self._common, choices=[choice.model_copy(update={"finish_reason": "length"})])
+            for choice in choices
+        ]
+
+    def echo(self) -> Completion:
+        """The answer of a completion that only repeats its prompts."""
+        choices = [choice for chunk in self.echo_chunks() for choice in chunk.choices]
+        return Completion(**self._common, choices=choices, **self.usage([]))
+
     def completion_chunk(self, update: Update) -> Completion:
         """An update of a completion's choice."""
         choice = self._choice(update.index, update.text, update.tokens, update.logprobs, update.result)
@@ -141,6 +163,8 @@ class Renderer:
         if first and self._return_token_ids:
             rest["prompt_token_ids"] = self._job.prompts[prompt]
         found = self._completion_logprobs(logprobs, offset)
+        if first and self._scored and found is not None:
+            found = _joined(self._scored[prompt], found)
         self._offsets[index] += len(text)
         return CompletionChoice(index=index, text=text, logprobs=found, **rest)
 
@@ -215,17 +239,40 @@ class Renderer:
     def _completion_logprobs(self, found: list[TokenLogprobs], offset: int) -> CompletionLogprobs | None:
         if self._job.params.logprobs is None:
             return None
-        texts = [self._text(each.token) for each in found]
         offsets = []
-        for text in texts:
+        for each in found:
             offsets.append(offset)
-            offset += len(text)
+            offset += len(self._text(each.token))
+        return self._listed([each.token for each in found], found, offsets)
+
+    def _listed(self, tokens: Seq[int], found: Seq[TokenLogprobs | None], offsets: list[int]) -> CompletionLogprobs:
+        """Log-probabilities in lists by token; None for the first of a prompt."""
         return CompletionLogprobs(
-            tokens=texts,
-            token_logprobs=[_finite(each.logprob) for each in found],
-            top_logprobs=[{self._text(token): _finite(value) for token, value in each.top.items()} for each in found],
+            tokens=[self._text(token) for token in tokens],
+            token_logprobs=[each and _finite(each.logprob) for each in found],
+            top_logprobs=[
+                each and {self._text(token): _finite(value) for token, value in each.top.items()} for each in found
+            ],
             text_offset=offsets,
         )
+
+    def _offsets_of(self, prompt: Seq[int], size: int) -> list[int]:
+        """Where each token of a prompt begins in its text of ``size`` characters."""
+        text = IncrementalText(self._tokenizer.decode if self._tokenizer is not None else lambda tokens: "")
+        offsets, offset = [], 0
+        for token in prompt:
+            offsets.append(min(offset, size))
+            offset += len(text.push([token]))
+        return offsets
+
+
+def _joined(first: CompletionLogprobs, rest: CompletionLogprobs) -> CompletionLogprobs:
+    return CompletionLogprobs(
+        tokens=first.tokens + rest.tokens,
+        token_logprobs=first.token_logprobs + rest.token_logprobs,
+        top_logprobs=first.top_logprobs + rest.top_logprobs,
+        text_offset=first.text_offset + rest.text_offset,
+    )
 
 
 def _finite(logprob: float) -> float:

@@ -121,6 +121,11 @@ class Generation(Body):
     priority: int = 0
     user: str | None = None
 
+    @property
+    def wants_usage(self) -> bool:
+        """The last chunk of the stream says what was used."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
     @model_validator(mode="after")
     def _streams(self) -> "Generation":
         if self.stream_options is not None and not self.stream:
@@ -129,11 +134,21 @@ class Generation(Body):
 
 
 class CompletionRequest(Generation):
-    """Body of ``/v1/completions``. ``prompt``: text, token ids, or a list of either."""
+    """Body of ``/v1/completions``. ``prompt``: text, token ids, or a list of either.
 
+    With ``echo`` and ``logprobs`` the prompt's tokens are scored; ``max_tokens`` 0 generates nothing.
+    """
+
+    max_tokens: int | None = Field(None, ge=0)
     prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
     echo: bool = False
     logprobs: int | None = Field(None, ge=0, le=20)
+
+    @model_validator(mode="after")
+    def _has_output(self) -> "CompletionRequest":
+        if self.max_tokens == 0 and not self.echo:
+            raise OptionError("max_tokens: 0 needs echo: true.")
+        return self
 
 
 class FunctionCall(Body):

@@ -3,11 +3,13 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence as Seq
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from foredraft.core.errors import DrafterError, LawError, NumericsError, PromptError
 from foredraft.core.sampling.params import SamplingParams
+from foredraft.engine import scoring
 from foredraft.engine.generator import Generator
 from foredraft.engine.recording import RecordedStep
 from foredraft.engine.request import Piece, Sequence, TokenLogprobs
@@ -19,6 +21,7 @@ from foredraft.serve.metrics import Metrics
 from foredraft.serve.options import ServeOptions
 
 _RETRY_SECONDS = 1.0
+_LATE = "The request took too long and was cancelled."
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +69,11 @@ class Service:
         self._capacity = generator.engine.max_rows + options.max_queue
         self._open: dict[Sequence, float] = {}  # when each was submitted
         self._ended = 0
-        self._seen: tuple[int, int] = (0, 0)  # outputs and tokens at the last change
+        self._scoring = 0  # prompts that wait for their scores
+        self._scored = 0  # chunks
+        self._scorer = asyncio.Lock()
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="foredraft-score")
+        self._seen: tuple[int, int, int] = (0, 0, 0)  # outputs, tokens and chunks at the last change
         self._changed_at = time.monotonic()
         self.draining = False
 
@@ -77,6 +84,51 @@ class Service:
             ApiError: the queue is full, or the server is about to stop.
             UsageError: a prompt does not fit the model, or an option names a token that it does not have.
         """
+        self.admit(job)
+        sequences = self.generator.submit(job.prompts, job.params, job.count, priority=priority, tenant=tenant)
+        self._open.update(dict.fromkeys(sequences, time.perf_counter()))
+        return Outputs(self, sequences, self._options.request_timeout)
+
+    async def scores(self, job: Job) -> list[list[TokenLogprobs | None]]:
+        """Log-probabilities of the tokens of each prompt, with ``job.scored`` alternatives.
+
+        Prompts are scored one at a time, in a thread, so there is one more cache. Cancelling ends it after a chunk.
+
+        Raises:
+            ApiError: too many prompts wait, they took too long, or the server is about to stop.
+            PromptError: a prompt does not fit the model.
+        """
+        self.admit(job)
+        for prompt in job.prompts:
+            scoring.check(self.generator.engine, prompt)
+        self._scoring += len(job.prompts)
+        try:
+            return await asyncio.wait_for(self._scores(job), self._options.request_timeout)
+        except asyncio.TimeoutError:
+            raise ApiError(408, _LATE) from None
+        finally:
+            self._scoring -= len(job.prompts)
+
+    async def _scores(self, job: Job) -> list[list[TokenLogprobs | None]]:
+        loop = asyncio.get_running_loop()
+        scores = []
+        for prompt in job.prompts:
+            found: list[TokenLogprobs | None] = []
+            async with self._scorer:
+                parts = scoring.score(self.generator.engine, prompt, job.scored or 0)
+                while (part := await loop.run_in_executor(self._pool, next, parts, None)) is not None:
+                    found += part
+                    self._scored += 1
+            scores.append(found)
+        return scores
+
+    def admit(self, job: Job) -> None:
+        """Check that the server can take a job now.
+
+        Raises:
+            ApiError: it has too many outputs, the queue is full, or the server is about to stop.
+            PromptError: a prompt is too long for this server.
+        """
         if self.draining:
             raise ApiError(503, "The server is about to stop.", retry_after=_RETRY_SECONDS)
         longest, limit = max(map(len, job.prompts)), self._options.max_prompt_tokens
@@ -85,11 +137,8 @@ class Service:
         wanted = len(job.prompts) * job.count
         if wanted > self._capacity:
             raise ApiError(400, f"{wanted} outputs are more than the {self._capacity} that the server can hold.")
-        if len(self._open) + wanted > self._capacity:
+        if len(self._open) + self._scoring + wanted > self._capacity:
             raise ApiError(429, "The queue is full.", retry_after=_RETRY_SECONDS)
-        sequences = self.generator.submit(job.prompts, job.params, job.count, priority=priority, tenant=tenant)
-        self._open.update(dict.fromkeys(sequences, time.perf_counter()))
-        return Outputs(self, sequences, self._options.request_timeout)
 
     def close(self, sequences: Seq[Sequence]) -> None:
         """Count these and forget them; those that still run are cancelled at the next step."""
@@ -105,12 +154,12 @@ class Service:
 
     @property
     def idle(self) -> bool:
-        """No output is open."""
-        return not self._open
+        """No output is open, and no prompt is being scored."""
+        return not self._open and not self._scoring
 
     def look(self) -> None:
         """Note whether anything has changed since the last call; called at intervals."""
-        seen = (self._ended, sum(len(sequence.tokens) for sequence in self._open))
+        seen = (self._ended, sum(len(sequence.tokens) for sequence in self._open), self._scored)
         if seen != self._seen or self.idle:
             self._seen, self._changed_at = seen, time.monotonic()
 
@@ -221,7 +270,7 @@ class Outputs:
         if result.finish_reason != "cancelled":
             return result
         if self._late:
-            raise ApiError(408, "The request took too long and was cancelled.")
+            raise ApiError(408, _LATE)
         raise ApiError(503, "The server stopped before the request ended.")
 
 
