@@ -20,7 +20,7 @@ from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.sampling.warp import Paths, Warp
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.draft_model import DraftModel, Options
-from foredraft.engine import step
+from foredraft.engine import tail
 from foredraft.engine.generator import Generator
 from foredraft.engine.policy import Constant
 from foredraft.model.cache import SlotCache
@@ -145,7 +145,7 @@ def test_a_shared_random_stream_is_caught(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_temperature_that_the_bonus_ignores_is_caught(monkeypatch: pytest.MonkeyPatch):
-    before, cold = step.verify, SamplingParams(temperature=0.5, max_new_tokens=3, eos_token_id=(), seed=0)
+    before, cold = tail.verify, SamplingParams(temperature=0.5, max_new_tokens=3, eos_token_id=(), seed=0)
 
     def warmer(law: Target, draft: Draft, coins: HashedRng, rule: str | None) -> Verdict:
         assert law.p is not None
@@ -155,7 +155,7 @@ def test_a_temperature_that_the_bonus_ignores_is_caught(monkeypatch: pytest.Monk
         p = torch.where(leaf[..., None], hot / hot.sum(-1, keepdim=True), law.p)
         return before(Target(law.best, p, law.sound), draft, coins, rule)
 
-    monkeypatch.setattr(step, "verify", warmer)
+    monkeypatch.setattr(tail, "verify", warmer)
     assert not check_sampled(sound(tokens=1), PROMPTS, cold, 2 * TOKENS).passed
 
 

@@ -49,14 +49,14 @@ def target() -> CausalLM:
 
 @pytest.fixture
 def machine(target: CausalLM, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    made, forward = Machine(), CausalLM.forward
+    made, compute = Machine(), CausalLM.compute
     made.slow = target
 
     def timed(self: CausalLM, each: Any, *args: Any, **options: Any) -> Any:
         made.forward(self, each.tokens.numel())
-        return forward(self, each, *args, **options)
+        return compute(self, each, *args, **options)
 
-    monkeypatch.setattr(CausalLM, "forward", timed)
+    monkeypatch.setattr(CausalLM, "compute", timed)
     for module in (costs, engine, step):
         monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=made.perf_counter))
     return made

@@ -50,7 +50,7 @@ def test_it_measures_says_what_it_found_and_goes_on_where_it_was(run: Run, model
         (arm, (n,)) for arm in ARMS for n in ("81", "82")
     )
     assert {each.task for each in runs} == {"mt_bench"} and {each.category for each in runs} == {"writing", "math"}
-    assert len({each.said[0].digest for each in runs}) == 2, "greedy arms say the same"
+    assert len({each.outputs[0].digest for each in runs}) == 2, "greedy arms say the same"
     assert {each.tokens for each in runs} == {4} and {each.model for each in runs} == {model.name}
     before = out.read_bytes()
     again = run(*command(model, questions, out, "--json"))
@@ -89,7 +89,7 @@ def test_texts_can_be_left_out(run: Run, model: Path, out: Path, tmp_path: Path)
     asked = tmp_path / "p.jsonl"
     asked.write_text('{"prompt": "1 + 1 ="}\n')
     assert run(*command(model, asked, out, "--no-texts", arms=["none"])).status == 0
-    (said,) = read_runs(out).runs[0].said
+    (said,) = read_runs(out).runs[0].outputs
     assert (said.output, said.text) == ((), "") and said.digest
 
 

@@ -140,7 +140,7 @@ def test_a_draft_that_was_never_judged_is_forgotten_with_its_text(monkeypatch: p
     prompt = tiny.prompts((9,))[0] * 3
     drafter._left = 1  # every step counts
     with monkeypatch.context() as patch:
-        patch.setattr("foredraft.engine.step.verify", lambda *_: 1 / 0)
+        patch.setattr("foredraft.engine.tail.verify", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             g.generate(prompt, max_new_tokens=8)
     clock.wait(1000.0)

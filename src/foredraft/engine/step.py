@@ -137,7 +137,7 @@ class Stepper:
         tail = Tail.of(view, draft, logits, rule, proposal, keep_law=laws, recorded=replay.records)
         end = replay("tail", sizes, Tail.run, tail)
         if not tree.linear:
-            self.cache.compact(view.rows, bases, end.verdict.path)
+            self.cache.compact(view.rows, self.target.root_slots(bases, view.rows), end.verdict.path)
         self.drafter.commit(view, draft, end.verdict, out)
         rows = read_back(draft, proposal, end)
         if any(chains):

@@ -56,6 +56,10 @@ class TargetModel(ABC):
     ) -> StepIn:
         """Positions, slots and masks of a tree whose roots are in slots ``bases``; see ``masks.address``."""
 
+    def root_slots(self, bases: Int[Tensor, "B"], rows: Sequence[int]) -> Int[Tensor, "B"]:
+        """The slots to which ``address`` assigns roots that are in slots ``bases`` of the whole cache."""
+        return bases
+
     @abstractmethod
     def forward(self, step: StepIn, cache: SlotCache, keep: Int[Tensor, "M"] | None = None) -> StepOut:
         """One forward of B rows with N nodes each; writes their keys and values to the cache.
@@ -155,6 +159,9 @@ class VocabPadded(TargetModel):
         self, tree: TokenTree, bases: Int[Tensor, "B"], rows: Sequence[int], reach: int, *, start: int = 0
     ) -> StepIn:
         return self._model.address(tree, bases, rows, reach, start=start)
+
+    def root_slots(self, bases: Int[Tensor, "B"], rows: Sequence[int]) -> Int[Tensor, "B"]:
+        return self._model.root_slots(bases, rows)
 
     def forward(self, step: StepIn, cache: SlotCache, keep: Int[Tensor, "M"] | None = None) -> StepOut:
         mine = replace(step, tokens=step.tokens.clamp(max=self._model.vocab_size - 1))

@@ -184,14 +184,17 @@ class PartialLM(TargetModel):
     def address(
         self, tree: TokenTree, bases: Int[Tensor, "B"], rows: Sequence[int], reach: int, *, start: int = 0
     ) -> StepIn:
-        left = to_device([self.left_out(row) for row in rows], bases.device)
-        layout, most = self._model.layout, self.capacity
-        step = address(tree, bases - left, rows, min(reach, most), layout, max_position=UNBOUNDED, start=start)
+        slots = self.root_slots(bases, rows)
+        layout, most, left = self._model.layout, self.capacity, bases - slots
+        step = address(tree, slots, rows, min(reach, most), layout, max_position=UNBOUNDED, start=start)
         return replace(
             step,
             positions=(step.positions + left[:, None]).clamp(max=self.max_length - 1),
             extent=min(step.extent, most),
         )
+
+    def root_slots(self, bases: Int[Tensor, "B"], rows: Sequence[int]) -> Int[Tensor, "B"]:
+        return bases - to_device([self.left_out(row) for row in rows], bases.device)
 
     @torch.inference_mode()
     def forward(self, step: StepIn, cache: SlotCache, keep: Int[Tensor, "M"] | None = None) -> StepOut:
