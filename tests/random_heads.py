@@ -8,6 +8,9 @@ import torch
 from torch import nn
 
 import tiny
+from foredraft.core.drafter import Drafter
+from foredraft.drafters.eagle3 import Eagle3Drafter, Options as Eagle3Options
+from foredraft.drafters.medusa import MedusaDrafter, Options as MedusaOptions
 from foredraft.heads.nets.eagle import Eagle, Eagle3, Eagle3Config, EagleConfig
 from foredraft.heads.nets.hydra import Hydra, HydraConfig
 from foredraft.heads.nets.medusa import Blockwise, BlockwiseConfig, Medusa, MedusaConfig
@@ -95,3 +98,14 @@ def hydra(target: CausalLM, *, heads: int = 3, layers: int = 1, prefix: bool = F
         own_heads=own_heads,
     )
     return Hydra(config, rotary_of(shape) if prefix else None, parts)
+
+
+def small_drafter(kind: str, target: CausalLM) -> Drafter | None:
+    """A drafter of one of four kinds, with random heads or the target as its own draft; None for plain decoding."""
+    drafters: dict[str, Callable[[], Drafter | None]] = {
+        "none": lambda: None,
+        "draft model": lambda: tiny.draft_model(target, target, 3)[0],
+        "eagle3": lambda: Eagle3Drafter(Eagle3Options(nodes=4, depth=2, top_k=2), eagle3(target)),
+        "medusa": lambda: MedusaDrafter(MedusaOptions(nodes=4), medusa(target)),
+    }
+    return drafters[kind]()

@@ -8,11 +8,8 @@ import torch
 
 import random_heads as heads
 import tiny
-from foredraft.core.drafter import Drafter
 from foredraft.core.errors import ForedraftError
 from foredraft.core.sampling.params import SamplingParams
-from foredraft.drafters.eagle3 import Eagle3Drafter, Options as Eagle3Options
-from foredraft.drafters.medusa import MedusaDrafter, Options as MedusaOptions
 from foredraft.engine.generator import Generator
 from foredraft.engine.request import Sequence
 from foredraft.heads.nets.target_parts import FINAL
@@ -30,14 +27,7 @@ def model() -> CausalLM:
 
 
 def build(kind: str, **options: Any) -> Generator:
-    drafters: dict[str, Any] = {
-        "none": lambda: None,
-        "draft model": lambda: tiny.draft_model(model(), model(), 3)[0],
-        "eagle3": lambda: Eagle3Drafter(Eagle3Options(nodes=4, depth=2, top_k=2), heads.eagle3(model())),
-        "medusa": lambda: MedusaDrafter(MedusaOptions(nodes=4), heads.medusa(model())),
-    }
-    drafter: Drafter | None = drafters[kind]()
-    return tiny.generator(model(), drafter, **options)
+    return tiny.generator(model(), heads.small_drafter(kind, model()), **options)
 
 
 def submit(g: Generator, length: int, *, new: int = 8, seed: int = 1) -> Sequence:
@@ -163,7 +153,7 @@ def test_a_prompt_that_is_cancelled_leaves_its_row_clean(kind: str):
     poisoned.tap((0, 1, 2))
     drafter = None
     if kind == "eagle3":
-        drafter = Eagle3Drafter(Eagle3Options(nodes=4, depth=2, top_k=2), heads.eagle3(model()))
+        drafter = heads.small_drafter("eagle3", model())
     g = tiny.generator(poisoned, drafter, max_prefill_tokens=8, max_rows=2)
     [prompt] = tiny.prompts((9,), vocab=70)
     params = SamplingParams(max_new_tokens=6, logit_bias={77: -1e4})

@@ -11,11 +11,8 @@ import pytest
 import random_heads as heads
 import tiny
 from foredraft.compose.load import load
-from foredraft.core.drafter import Drafter
 from foredraft.core.errors import NumericsError
 from foredraft.core.sampling.params import SamplingParams
-from foredraft.drafters.eagle3 import Eagle3Drafter, Options as Eagle3Options
-from foredraft.drafters.medusa import MedusaDrafter, Options as MedusaOptions
 from foredraft.engine.generator import Generator
 from foredraft.engine.request import Sequence
 from foredraft.heads.nets.target_parts import FINAL
@@ -35,14 +32,7 @@ def model() -> CausalLM:
 
 
 def build(kind: str = "none", **options: Any) -> Generator:
-    drafters: dict[str, Any] = {
-        "none": lambda: None,
-        "draft model": lambda: tiny.draft_model(model(), model(), 3)[0],
-        "eagle3": lambda: Eagle3Drafter(Eagle3Options(nodes=4, depth=2, top_k=2), heads.eagle3(model())),
-        "medusa": lambda: MedusaDrafter(MedusaOptions(nodes=4), heads.medusa(model())),
-    }
-    drafter: Drafter | None = drafters[kind]()
-    return tiny.generator(model(), drafter, **{"prefix_cache": True, **options})
+    return tiny.generator(model(), heads.small_drafter(kind, model()), **{"prefix_cache": True, **options})
 
 
 def say(g: Generator, prompt: Seq[int], *, new: int = NEW, tenant: str = "", **options: Any) -> Sequence:
