@@ -143,7 +143,9 @@ def _silenced(raw: Any, text: list[int], count: int, start: int) -> list[int]:
 
 
 def stored(cache: SlotCache, row: int, start: int, end: int) -> list[Tensor]:
-    return [buffer[cache.line(row), :, start:end].clone() for buffer in cache._buffers()]
+    layers = [layer for layer in range(4) if cache.holds(layer)]
+    buffers = [buffer for layer in layers for buffer in cache.stored(layer)]
+    return [buffer[cache.line(row), :, start:end].clone() for buffer in buffers]
 
 
 @pytest.mark.parametrize("method", ["early_exit", "layer_skip"])
