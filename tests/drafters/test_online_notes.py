@@ -17,18 +17,18 @@ def test_a_text_ends_with_the_first_law_that_is_none(goes_on: bool):
     """In the fourth step the target breaks down in one of two rows; the row fails, or a processor mends its logits."""
     g, online = generator("eagle3", interval=10**6)
     served, calls = g.engine.target, 0
-    forward = served.forward
+    compute = served.compute
 
     def breaking(*args: Any, **kwargs: Any) -> StepOut:
         nonlocal calls
-        out = forward(*args, **kwargs)
+        out = compute(*args, **kwargs)
         calls += 1
-        if calls == 5:  # the first reads the prompts
+        if calls == 4:  # the prompts are read by ``forward``
             for each in (out.logits, *out.hidden.values()):
                 each[1] = torch.nan
         return out
 
-    served.forward = breaking  # type: ignore[method-assign]
+    served.compute = breaking  # type: ignore[method-assign]
     mend = (lambda ids, scores: scores.nan_to_num(),) if goes_on else ()
     params = SamplingParams(max_new_tokens=24, logits_processor=mend)
     sequences = g.submit(stream(2), params)
