@@ -93,6 +93,42 @@ def test_requests_that_fail_have_an_error_object_and_stop_nobody(generator: Gene
     assert "colour" in found[7]["response"]["body"]["error"]["message"]
 
 
+def test_prompts_are_repeated_and_scored(generator: Generator, tmp_path: Path):
+    text = "Once upon a time"
+    requests = [
+        completion(0, [text, "Hello"], max_tokens=0, echo=True, logprobs=1),
+        completion(1, text, max_tokens=3, echo=True, logprobs=0),
+        completion(2, text, max_tokens=0, echo=True, n=2),
+        completion(3, [10**6], max_tokens=0, echo=True),
+    ]
+    found = [each["response"] for each in run(generator, write(tmp_path / "in.jsonl", requests), tmp_path / "out")]
+    assert [each["status_code"] for each in found] == [200, 200, 200, 400]
+    scored, continued, repeated = (each["body"]["choices"] for each in found[:3])
+    for choice, prompt, size in ((scored[0], text, 0), (scored[1], "Hello", 0), (continued[0], text, 3)):
+        expected = [each and each.logprob for each in generator.score(prompt)]
+        assert choice["text"].startswith(prompt) and (choice["text"] == prompt) == (size == 0)
+        logprobs = choice["logprobs"]["token_logprobs"]
+        assert len(logprobs) == len(expected) + size
+        assert logprobs[1 : len(expected)] == pytest.approx(expected[1:], abs=1e-4)
+    assert [each["text"] for each in repeated] == [text, text] and repeated[0]["logprobs"] is None
+    assert [each["body"]["usage"]["completion_tokens"] for each in found[:3]] == [0, 3, 0]
+    assert {each["body"]["object"] for each in found[:3]} == {"text_completion"}
+
+
+def test_the_priority_reaches_the_engine(tmp_path: Path):
+    priorities: list[int] = []
+    with foredraft.load("sample", "none", max_batch_size=1) as generator:
+        submit = generator.engine.submit
+
+        def noted(*args: Any, **options: Any) -> Any:
+            priorities.append(options["priority"])
+            return submit(*args, **options)
+
+        generator.engine.submit = noted  # type: ignore[method-assign]
+        run(generator, write(tmp_path / "in.jsonl", [chat(0), chat(1, priority=-3)]), tmp_path / "out.jsonl")
+    assert priorities == [0, -3]
+
+
 def test_a_request_without_a_seed_has_one_of_its_own(generator: Generator, tmp_path: Path):
     requests = [completion(number, "The", temperature=1.0, max_tokens=24) for number in range(4)]
     source = write(tmp_path / "in.jsonl", requests)

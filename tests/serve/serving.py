@@ -12,7 +12,7 @@ from foredraft.core.sampling.params import SamplingParams
 from foredraft.engine.generator import Generator
 from foredraft.model.hf import CausalLM
 from foredraft.model.tokenizer import Tokenizer
-from foredraft.serve.convert import Job
+from foredraft.serve.job import Job
 from foredraft.serve.options import ServeOptions
 from foredraft.serve.server import Server
 

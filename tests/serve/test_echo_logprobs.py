@@ -109,6 +109,17 @@ def test_nothing_is_queued_and_faults_are_explained(server: serving.Running):
         assert answer.status_code == 400 and sentence in answer.json()["error"]["message"]
 
 
+def test_a_target_on_several_processes_scores_nothing(monkeypatch: pytest.MonkeyPatch):
+    g = serving.generator()
+    with serving.served(g) as running:
+        monkeypatch.setattr(g.engine.target, "ranks", 2)
+        answer = httpx.post(f"{running.url}/v1/completions", json={**SCORE, "prompt": [1, 2]})
+        assert answer.status_code == 400 and "it scores no prompts" in answer.json()["error"]["message"]
+        assert httpx.post(
+            f"{running.url}/v1/completions", json={**SCORE, "prompt": [1, 2], "logprobs": None}
+        ).is_success
+
+
 def test_a_long_prompt_does_not_outlast_its_time(monkeypatch: pytest.MonkeyPatch):
     g = serving.generator()
     forward = g.engine.target.forward

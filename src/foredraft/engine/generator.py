@@ -278,9 +278,9 @@ class Generator(Source):
             one entry per token of the prompt; None for the first, which follows nothing.
 
         Raises:
-            UsageError: the prompt is invalid or longer than the context, or ``top`` is out of range.
+            UsageError: the prompt is invalid or longer than the context, ``top`` is out of range, or the target runs
+                on several processes.
             NumericsError: the model returned NaN.
-            ModelError: the target runs on several processes.
         """
         if not isinstance(top, int) or not 0 <= top <= self.engine.target.vocab_size:
             raise OptionError(f"top must be a whole number from 0 to {self.engine.target.vocab_size}, not {top!r}.")

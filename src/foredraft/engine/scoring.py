@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from foredraft.core.errors import NumericsError, PromptError
+from foredraft.core.errors import NumericsError, OptionError, PromptError
 from foredraft.core.tree import TokenTree
 from foredraft.engine.engine import Engine
 from foredraft.engine.request import TokenLogprobs, token_logprobs
@@ -22,8 +22,11 @@ def check(engine: Engine, tokens: Seq[int]) -> None:
     Raises:
         PromptError: it is empty, has ids outside the vocabulary, or is longer than the context.
         ModelError: the engine or its target was closed, or the target was changed.
+        OptionError: the target runs on several processes.
     """
     engine.check_tokens(tokens)
+    if engine.target.ranks > 1:  # the others would have to run these forwards too
+        raise OptionError("A target on several processes (tensor_parallel) generates only: it scores no prompts.")
     if len(tokens) > engine.target.max_length:
         raise PromptError(f"The prompt has {len(tokens)} tokens; the model's context is {engine.target.max_length}.")
 
@@ -41,7 +44,6 @@ def score(engine: Engine, tokens: Seq[int], top: int, chunk: int = CHUNK) -> Ite
 
     Raises:
         NumericsError: the model returned NaN.
-        ModelError: the target runs on several processes.
     """
     yield [None]
     if len(tokens) == 1:

@@ -132,7 +132,9 @@ class BatchRun:
                 f"{prefix}-{uuid4().hex}", self._name, job, tokenizer, return_token_ids=body.return_token_ids
             )
             entry.answer = renderer.chat if chat else renderer.completion
-            entry.sequences = tuple(self._generator.submit(job.prompts, job.params, job.count))
+            if job.scored is not None:
+                renderer.scored([self._generator.score(prompt, job.scored) for prompt in job.prompts])
+            entry.sequences = tuple(job.start(self._generator))
         except Exception as error:
             entry.error = api_error(error)
         return entry

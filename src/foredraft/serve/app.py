@@ -33,8 +33,9 @@ from foredraft.serve.answers import (
     Text,
     Tokens,
 )
-from foredraft.serve.convert import Converter, Job
+from foredraft.serve.convert import Converter
 from foredraft.serve.errors import ApiError, api_error
+from foredraft.serve.job import Job
 from foredraft.serve.limits import BodyLimit
 from foredraft.serve.options import ServeOptions
 from foredraft.serve.page import page, policy
@@ -68,7 +69,7 @@ class Api:
         job = await self._converted(body, self._converter.chat)
         renderer = self._renderer("chatcmpl", request, body, job)
         if not body.stream:
-            return await self._whole(request, body, job, renderer.chat)
+            return await self._whole(request, job, renderer.chat)
         first = list(renderer.first_chunks())
         lines = _Lines(first, renderer.chat_chunk, lambda done: renderer.usage_chunk(done, ChatChunk))
         return self._stream(request, body, job, lines)
@@ -80,13 +81,11 @@ class Api:
         if job.scored is not None:
             scores = await _unless_gone(request, self.service.scores(job))
             await asyncio.get_running_loop().run_in_executor(self._pool, renderer.scored, scores)
-        elif not job.generates:
-            self.service.admit(job)
-        if not job.generates:
-            return self._echo(body, renderer)
         if not body.stream:
-            return await self._whole(request, body, job, renderer.completion)
-        lines = _Lines([], renderer.completion_chunk, lambda done: renderer.usage_chunk(done, Completion))
+            return await self._whole(request, job, renderer.completion)
+        lines = _Lines(
+            renderer.echo_chunks(), renderer.completion_chunk, lambda done: renderer.usage_chunk(done, Completion)
+        )
         return self._stream(request, body, job, lines)
 
     async def models(self) -> Response:
@@ -155,28 +154,13 @@ class Api:
             raise ApiError(404, f"There is no model {body.model!r} here. Known: {known}.", param="model")
         return await asyncio.get_running_loop().run_in_executor(self._pool, convert, body)
 
-    def _start(self, request: Request, body: Generation, job: Job) -> Outputs:
-        return self.service.start(job, priority=body.priority, tenant=request.state.tenant)
-
-    async def _whole(
-        self, request: Request, body: Generation, job: Job, answer: Callable[[Seq[Result]], Answer]
-    ) -> Response:
-        with self._start(request, body, job) as outputs:
+    async def _whole(self, request: Request, job: Job, answer: Callable[[Seq[Result]], Answer]) -> Response:
+        with self.service.start(job, tenant=request.state.tenant) as outputs:
             return _json(answer(await _unless_gone(request, outputs.results())))
-
-    def _echo(self, body: CompletionRequest, renderer: Renderer) -> Response:
-        """Answer a completion that only repeats its prompts."""
-        if not body.stream:
-            return _json(renderer.echo())
-        answers: list[Answer] = [*renderer.echo_chunks()]
-        if body.wants_usage:
-            answers.append(renderer.usage_chunk([], Completion))
-        lines = [*(_event(answer.json_text()) for answer in answers), _event("[DONE]")]
-        return StreamingResponse(iter(lines), media_type="text/event-stream", headers=_FRESH)
 
     def _stream(self, request: Request, body: Generation, job: Job, lines: "_Lines") -> Response:
         """Stream a job; it is queued here, so that a refusal has its own status."""
-        outputs = self._start(request, body, job)
+        outputs = self.service.start(job, tenant=request.state.tenant)
         return _Stream(outputs, self._lines(outputs, lines, body.wants_usage))
 
     async def _lines(self, outputs: Outputs, lines: "_Lines", wants_usage: bool) -> AsyncIterator[str]:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence as Seq
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from foredraft.core.errors import PromptError
@@ -12,6 +12,7 @@ from foredraft.core.sampling.params import SamplingParams
 from foredraft.engine.generator import Generator
 from foredraft.model.tokenizer import Tokenizer
 from foredraft.serve.grammars import chat_grammar, grammar_of
+from foredraft.serve.job import Job
 from foredraft.serve.schema import (
     ChatMessage,
     ChatRequest,
@@ -29,26 +30,6 @@ _SAME = (
 """Fields that have one name here and in ``SamplingParams``."""
 _COMPLETION_TOKENS = 16
 """OpenAI's ``max_tokens`` of a completion that gives none."""
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """What a request asks the engine for: ``count`` outputs of each prompt (token ids), prompt by prompt.
-
-    ``stop_token_ids``: those of the request, not the model's own. ``echo``: prompts as text, if the answer repeats
-    them. ``scored``: it has log-probabilities of their tokens, with this many alternatives. ``generates``: False if
-    only prompts are repeated. ``tools_of``: the chat template, which decides how tool calls look, if the outputs may
-    have any.
-    """
-
-    prompts: list[list[int]]
-    params: SamplingParams
-    count: int
-    stop_token_ids: tuple[int, ...] = ()
-    echo: tuple[str, ...] = ()
-    scored: int | None = None
-    generates: bool = True
-    tools_of: str | None = None
 
 
 class Converter:
@@ -84,13 +65,9 @@ class Converter:
         """
         params = self._params(body, body.max_tokens or _COMPLETION_TOKENS, body.logprobs, grammar_of(body))
         prompts = _listed(body.prompt)
-        echo = tuple(self._text(prompt) for prompt in prompts) if body.echo else ()
-        return Job(
-            [self._ids(prompt) for prompt in prompts],
-            params,
-            body.n,
-            tuple(body.stop_token_ids or ()),
-            echo,
+        return replace(
+            self._job(body, [self._ids(prompt) for prompt in prompts], params),
+            echo=tuple(self._text(prompt) for prompt in prompts) if body.echo else (),
             scored=body.logprobs if body.echo else None,
             generates=body.max_tokens != 0,
         )
@@ -111,7 +88,7 @@ class Converter:
             as_text=body.split_special_tokens,
             options=body.chat_template_kwargs,
         )
-        return Job([prompt], params, body.n, tuple(body.stop_token_ids or ()), tools_of=tools_of)
+        return replace(self._job(body, [prompt], params), tools_of=tools_of)
 
     def tokens(self, body: TokenizeRequest) -> list[int]:
         """Ids of a text or of a chat.
@@ -139,6 +116,9 @@ class Converter:
 
     def _text(self, prompt: str | list[int]) -> str:
         return prompt if isinstance(prompt, str) else self.tokenizer.decode(prompt)
+
+    def _job(self, body: Generation, prompts: list[list[int]], params: SamplingParams) -> Job:
+        return Job(prompts, params, body.n, tuple(body.stop_token_ids or ()), priority=body.priority)
 
     def _params(
         self, body: Generation, max_tokens: int, logprobs: int | None, grammar: Grammar | None

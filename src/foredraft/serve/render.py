@@ -32,7 +32,7 @@ from foredraft.serve.answers import (
     TopLogprob,
     Usage,
 )
-from foredraft.serve.convert import Job
+from foredraft.serve.job import Job
 from foredraft.serve.service import Update
 from foredraft.serve.tools import ToolParser, parse
 
@@ -118,8 +118,8 @@ class Renderer:
         return ChatChunk(**self._common, object="chat.completion.chunk", choices=[choice])
 
     def completion(self, results: Seq[Result]) -> Completion:
-        """The answer of a completion."""
-        choices = []
+        """The answer of a completion; without results if it only repeats its prompts."""
+        choices = [choice for chunk in self.echo_chunks() for choice in chunk.choices]
         for index, result in enumerate(results):
             choice = self._choice(index, result.text, result.tokens, result.logprobs, result)
             choices.append(choice.model_copy(update=self._steps(result.pieces, result.steps)))
@@ -133,17 +133,11 @@ class Renderer:
         ]
 
     def echo_chunks(self) -> list[Completion]:
-        """A chunk for each choice of a completion that only repeats its prompts."""
-        choices = [self._choice(index, "", [], [], None) for index in range(len(self._job.prompts) * self._job.count)]
-        return [
-            Completion(**self._common, choices=[choice.model_copy(update={"finish_reason": "length"})])
-            for choice in choices
-        ]
-
-    def echo(self) -> Completion:
-        """The answer of a completion that only repeats its prompts."""
-        choices = [choice for chunk in self.echo_chunks() for choice in chunk.choices]
-        return Completion(**self._common, choices=choices, **self.usage([]))
+        """The chunks of a completion that only repeats its prompts, one for each choice; none of any other."""
+        count = 0 if self._job.generates else len(self._job.prompts) * self._job.count
+        ended = {"finish_reason": "length"}
+        choices = [self._choice(index, "", [], [], None).model_copy(update=ended) for index in range(count)]
+        return [Completion(**self._common, object="text_completion", choices=[choice]) for choice in choices]
 
     def completion_chunk(self, update: Update) -> Completion:
         """An update of a completion's choice."""

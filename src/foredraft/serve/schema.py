@@ -101,7 +101,7 @@ class Generation(Body):
     presence_penalty: float | None = Field(None, ge=-100, le=100)
     frequency_penalty: float | None = Field(None, ge=-100, le=100)
     repetition_penalty: float | None = None
-    no_repeat_ngram_size: int | None = Field(None, ge=0, le=1000)
+    no_repeat_ngram_size: int | None = None
     bad_words_ids: list[list[TokenId]] | None = None
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     n: int = Field(1, ge=1)

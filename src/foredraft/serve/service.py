@@ -15,8 +15,8 @@ from foredraft.engine.recording import RecordedStep
 from foredraft.engine.request import Piece, Sequence, TokenLogprobs
 from foredraft.engine.results import Result
 from foredraft.engine.stream import AsyncStream
-from foredraft.serve.convert import Job
 from foredraft.serve.errors import ApiError
+from foredraft.serve.job import Job
 from foredraft.serve.metrics import Metrics
 from foredraft.serve.options import ServeOptions
 
@@ -77,17 +77,17 @@ class Service:
         self._changed_at = time.monotonic()
         self.draining = False
 
-    def start(self, job: Job, *, priority: int = 0, tenant: str = "") -> "Outputs":
-        """Queue a job; for ``priority`` and ``tenant`` see ``Generator.submit``.
+    def start(self, job: Job, *, tenant: str = "") -> "Outputs":
+        """Queue a job; for ``tenant`` see ``Generator.submit``.
 
         Raises:
             ApiError: the queue is full, or the server is about to stop.
             UsageError: a prompt does not fit the model, or an option names a token that it does not have.
         """
-        self.admit(job)
-        sequences = self.generator.submit(job.prompts, job.params, job.count, priority=priority, tenant=tenant)
+        self._admit(job)
+        sequences = job.start(self.generator, tenant=tenant)
         self._open.update(dict.fromkeys(sequences, time.perf_counter()))
-        return Outputs(self, sequences, self._options.request_timeout)
+        return Outputs(self, job.params, sequences, self._options.request_timeout)
 
     async def scores(self, job: Job) -> list[list[TokenLogprobs | None]]:
         """Log-probabilities of the tokens of each prompt, with ``job.scored`` alternatives.
@@ -98,7 +98,7 @@ class Service:
             ApiError: too many prompts wait, they took too long, or the server is about to stop.
             PromptError: a prompt does not fit the model.
         """
-        self.admit(job)
+        self._admit(job)
         for prompt in job.prompts:
             scoring.check(self.generator.engine, prompt)
         self._scoring += len(job.prompts)
@@ -122,7 +122,7 @@ class Service:
             scores.append(found)
         return scores
 
-    def admit(self, job: Job) -> None:
+    def _admit(self, job: Job) -> None:
         """Check that the server can take a job now.
 
         Raises:
@@ -175,8 +175,9 @@ class Outputs:
     After ``timeout`` seconds all of them are cancelled.
     """
 
-    def __init__(self, service: Service, sequences: list[Sequence], timeout: float) -> None:
+    def __init__(self, service: Service, params: SamplingParams, sequences: list[Sequence], timeout: float) -> None:
         self._service = service
+        self._params = params
         self.sequences = sequences
         self._late = False
         self._timer = asyncio.get_running_loop().call_later(timeout, self._time_out)
@@ -201,7 +202,7 @@ class Outputs:
         """
         generator = self._service.generator
         await generator.driver.ended(self.sequences)
-        with _explained(self.sequences[0].params):
+        with _explained(self._params):
             return [self._checked(generator.result_of(sequence)) for sequence in self.sequences]
 
     async def updates(self) -> AsyncIterator[Update]:
@@ -212,7 +213,7 @@ class Outputs:
             ApiError: they took too long, or the server stops.
         """
         if len(self.sequences) == 1:
-            with _explained(self.sequences[0].params):
+            with _explained(self._params):
                 async for update in self._one(0):
                     yield update
             return
@@ -220,7 +221,7 @@ class Outputs:
 
         async def forward(index: int) -> None:
             try:
-                with _explained(self.sequences[index].params):
+                with _explained(self._params):
                     async for update in self._one(index):
                         queue.put_nowait(update)
             except Exception as error:
