@@ -134,6 +134,13 @@ def test_a_target_in_parts_needs_as_many_processes():
         foredraft.load("sample", tensor_parallel=2)
 
 
+@pytest.mark.parametrize("started", ["3", "two", ""])
+def test_another_number_of_processes_is_named(started: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("WORLD_SIZE", started)
+    with pytest.raises(OptionError, match=f"tensor_parallel=2 needs as many processes, and WORLD_SIZE is {started!r}"):
+        foredraft.load_many("sample", [None], tensor_parallel=2)
+
+
 def test_processes_that_would_draft_unlike_each_other_are_refused(monkeypatch: pytest.MonkeyPatch):
     model = tiny.build("llama")
     monkeypatch.setattr(type(model), "tp_size", 2)

@@ -90,11 +90,11 @@ def in_parts(options: Mapping[str, Any] | None, tensor_parallel: int) -> Mapping
     check_count("tensor_parallel", tensor_parallel)
     if tensor_parallel == 1:
         return options
-    started = int(os.environ.get("WORLD_SIZE", "1"))
-    if started != tensor_parallel:
+    started = os.environ.get("WORLD_SIZE", "1")
+    if started != str(tensor_parallel):
         raise OptionError(
-            f"tensor_parallel={tensor_parallel} needs as many processes, and {started} are running: start the command "
-            f"as torchrun --nproc-per-node {tensor_parallel} -m foredraft ..."
+            f"tensor_parallel={tensor_parallel} needs as many processes, and WORLD_SIZE is {started!r}: start the "
+            f"command as torchrun --nproc-per-node {tensor_parallel} -m foredraft ..."
         )
     return {**(options or {}), "tp_plan": "auto"}
 

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import torch
@@ -97,12 +97,7 @@ def load(
     Raises:
         UsageError: an argument is invalid; the message says why and what to do.
     """
-    # Keep ``target`` bound: if it is the only reference to a generator, it holds the models until ``build`` does.
-    given = as_target(target, tokenizer, dtype, device, in_parts(model_options, tensor_parallel))
-    sizes = _Sizes(max_batch_size, kv_cache_memory_bytes, max_prefill_tokens)
-    speed = _Speed(fast and not compile, compile, cuda_graphs, prefix_cache)
-    loader = _Loader(given, verifier, sizes, exact, speed, draft_options)
-    return loader.build([drafter], policy)[0]
+    return _loader(locals()).build([drafter], policy)[0]
 
 
 def load_many(
@@ -130,22 +125,22 @@ def load_many(
     Returns:
         one generator for each drafter, in order. The target is held until the last of them is closed.
     """
-    # Keep ``target`` bound: if it is the only reference to a generator, it holds the models until ``build`` does.
-    given = as_target(target, tokenizer, dtype, device, in_parts(model_options, tensor_parallel))
-    sizes = _Sizes(max_batch_size, kv_cache_memory_bytes, max_prefill_tokens)
-    speed = _Speed(fast and not compile, compile, cuda_graphs, prefix_cache)
-    loader = _Loader(given, verifier, sizes, exact, speed, draft_options)
-    return loader.build(drafters, None)
+    return _loader(locals()).build(drafters, None)
 
 
 @dataclass(frozen=True, slots=True)
 class _Speed:
-    """Arguments of ``load`` that decide how fast models run; ``fast``: pack linear layers."""
+    """Arguments of ``load`` that decide how fast models run."""
 
     fast: bool
     compile: bool
     cuda_graphs: bool
     prefix_cache: bool
+
+    @property
+    def packed(self) -> bool:
+        """Pack linear layers."""
+        return self.fast and not self.compile
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +207,7 @@ class _Loader:
             source.check_ready()
             source.retain()
             return source
-        return acquire(loaded.model, fast=self.speed.fast, owned=isinstance(source, str))
+        return acquire(loaded.model, fast=self.speed.packed, owned=isinstance(source, str))
 
     def _generator(
         self,
@@ -259,7 +254,7 @@ class _Loader:
         shared = {key: value for key, value in (self.target.options or {}).items() if key in _SHARED_OPTIONS}
         options = {**shared, **(self.draft_options or {})}
         given = spec.model if isinstance(spec, Spec) else None
-        builder = DrafterBuilder(self.target.source, loaded.tokenizer, models, self.speed.fast, options, given)
+        builder = DrafterBuilder(self.target.source, loaded.tokenizer, models, self.speed.packed, options, given)
         drafter = builder.build(spec, models[0], cache).drafter if isinstance(spec, Spec) else spec
         if self.verifier is not None and drafter.needs.law is not None:  # a law that its options do not determine
             check_legal(self.verifier, drafter.needs.law)
@@ -283,6 +278,19 @@ class _Loader:
                 f"{BUCKET} tokens. Raise kv_cache_memory_bytes, or use smaller models or another device."
             )
         return size // token_bytes
+
+
+def _loader(given: Mapping[str, Any]) -> _Loader:
+    """The loader for the arguments of ``load`` or ``load_many``, by name.
+
+    The caller keeps ``target`` bound: if it is the only reference to a generator, it holds the models until ``build``
+    does.
+    """
+    options = in_parts(given["model_options"], given["tensor_parallel"])
+    target = as_target(given["target"], given["tokenizer"], given["dtype"], given["device"], options)
+    sizes = _Sizes(**{each.name: given[each.name] for each in fields(_Sizes)})
+    speed = _Speed(**{each.name: given[each.name] for each in fields(_Speed)})
+    return _Loader(target, given["verifier"], sizes, given["exact"], speed, given["draft_options"])
 
 
 def _check_verifier(verifier: str | None, spec: Spec | Drafter) -> bool:
