@@ -20,7 +20,7 @@ NUMBERS = {  # name: (allowed, refused)
     "repetition_penalty": ([1e-9, 1, 9.0], [0.0, -1.0]),
     "presence_penalty": ([-2.0, 2], [float("inf"), "a"]),
     "frequency_penalty": ([-2.0, 2], [float("-inf"), [1.0]]),
-    "no_repeat_ngram_size": ([0, 7], [-1, 2.5]),
+    "no_repeat_ngram_size": ([0, 7, 1000], [-1, 2.5, 1001, 2**70]),
     "seed": ([0, -(2**63), 2**63 - 1], [2**63, 0.5]),
     "logprobs": ([None, 0, 20], [-1, 21, 2.5]),
 }

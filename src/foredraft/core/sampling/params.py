@@ -231,7 +231,7 @@ _RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
     "repetition_penalty": (lambda x: x > 0.0, "greater than 0"),
     "presence_penalty": (lambda x: True, "a number"),
     "frequency_penalty": (lambda x: True, "a number"),
-    "no_repeat_ngram_size": _COUNT,
+    "no_repeat_ngram_size": (lambda x: _whole(x) and 0 <= x <= 1000, "a whole number from 0 to 1000"),
     "seed": (lambda x: _whole(x) and -(2**63) <= x < 2**63, "a whole number of 64 bits"),
     "logprobs": (lambda x: _whole(x) and 0 <= x <= 20, "a whole number from 0 to 20"),
     "num_assistant_tokens": _COUNT,
