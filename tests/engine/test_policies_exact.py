@@ -87,7 +87,7 @@ def picked_or_drawn(p: Table, q: Table, plan: Plan) -> Draws:
 
 
 CHAIN, TREE = Needs(max_nodes=2), Needs(max_nodes=6, max_depth=2, scored=True)
-BOTH = replace(TREE, drawn=(3,))
+BOTH = replace(TREE, drawn={3: 0.8})
 CASES: dict[str, tuple[Callable[[], Policy], Drafted, float]] = {
     "constant": (lambda: Constant(2), chain, CHEAP),
     "unsure": (lambda: Constant(2, confidence=0.45), chain, CHEAP),

@@ -69,7 +69,7 @@ def test_noisy_times_are_tolerated(name: str):
 
 def both(picked: float, drawn: float, temperature: float = 1.0) -> World:
     """A head with picked trees and drawn ones, of which these shares are accepted."""
-    needs = replace(TREE, drawn=(7, 15, 23))
+    needs = replace(TREE, drawn={7: 1.3, 15: 1.6, 23: 1.8})
     costs = PAYS["good tree"].cost
     return World(needs, tree(0.8), costs, picked=picked, drawn=drawn, temperature=temperature, noise=0.05)
 

@@ -37,8 +37,9 @@ class Needs:
     ``Plan.level_worth``. ``law``: the law of its drafts for sampled rows, if the options do not determine it; None:
     the options' law. ``learns``: drafts depend on other requests, so requests never share random numbers.
     ``shares_text``: drafts may hold text of other requests.
-    ``target_cache``: it drafts in the target's KV cache, which then holds committed tokens only. ``drawn``: the node
-    counts of trees that it can also draw without replacement for sampled rows, in rising order; see ``Plan.drawn``.
+    ``target_cache``: it drafts in the target's KV cache, which then holds committed tokens only. ``drawn``: the trees
+    that it can also draw without replacement for sampled rows (see ``Plan.drawn``): expected accepted tokens by node
+    count, up to a common factor, in rising order.
     """
 
     hidden_layers: tuple[int, ...] = ()
@@ -49,7 +50,7 @@ class Needs:
     learns: bool = False
     shares_text: bool = False
     target_cache: bool = False
-    drawn: tuple[int, ...] = ()
+    drawn: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def longest(self) -> int:

@@ -5,12 +5,13 @@ verification can accept more tokens of the same head. The shapes are Sequoia's (
 most expected tokens for the acceptance of each rank among siblings.
 """
 
+from math import prod
 from typing import final
 
 from foredraft.core.draft import Law
 from foredraft.core.drafter import Plan, View
 from foredraft.core.sampling.params import check_known
-from foredraft.drafters.common.templates import Rates, best_template
+from foredraft.drafters.common.templates import Rates, Template, best_template
 from foredraft.drafters.common.tree_builder import Level
 
 SIZES = (3, 7, 15, 23, 31, 47, 63)
@@ -51,7 +52,7 @@ class DrawnTrees:
         nodes, depth: most nodes and levels.
         accuracies: measured accuracies by level and rank, which stand in for the acceptance of drawn siblings.
 
-    ``sizes``: their node counts, in rising order; none if all trees are picked.
+    ``gains``: expected accepted tokens by node count, in rising order; none if all trees are picked.
     """
 
     def __init__(self, mode: str, nodes: int, depth: int, accuracies: Rates | None = None) -> None:
@@ -63,7 +64,7 @@ class DrawnTrees:
             templates.append(best_template(rates, nodes))
         self._templates = {each.nodes: each for each in templates}
         self._levels: dict[int, tuple[Level, ...]] = {}  # made at the first draft, on the device of the rows
-        self.sizes = tuple(self._templates)
+        self.gains = {nodes: _gain(each, rates) for nodes, each in self._templates.items()}
 
     @property
     def law(self) -> Law | None:
@@ -74,7 +75,13 @@ class DrawnTrees:
         """The levels of the planned tree; none if the tree of this step is picked."""
         if view.warp.greedy or not (self._always or plan.drawn):
             return ()
-        size = max((size for size in self.sizes if size <= plan.at_most(self.sizes[-1])), default=self.sizes[0])
+        size = max((size for size in self.gains if size <= plan.at_most(max(self.gains))), default=min(self.gains))
         if size not in self._levels:
             self._levels[size] = Level.all_of(self._templates[size], view.lengths.device)
         return self._levels[size][: plan.length]
+
+
+def _gain(template: Template, rates: Rates) -> float:
+    """Expected accepted tokens of a tree."""
+    ordered = [sorted(ranks, reverse=True) for ranks in rates]
+    return sum(prod(ordered[level][rank] for level, rank in enumerate(path)) for path in template.paths)

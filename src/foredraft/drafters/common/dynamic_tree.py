@@ -67,7 +67,7 @@ class DynamicTreeDrafter(HeadDrafter[FeatureCache], Trainable):
         self._net = net
         self._options = options
         self._drawn = drawn = DrawnTrees(options.sampled_tree, options.nodes, options.depth)
-        needs = Needs(net.taps, options.nodes, options.depth, scored=True, law=drawn.law, drawn=drawn.sizes)
+        needs = Needs(net.taps, options.nodes, options.depth, scored=True, law=drawn.law, drawn=drawn.gains)
         super().__init__(eagle_cache(net), needs)
 
     @property

@@ -95,7 +95,7 @@ class StaticTreeDrafter(HeadDrafter[HeadState], Trainable):
         self, template: Template, state: HeadState, sampled_tree: str, accuracies: Rates | None, vocab_size: int
     ) -> None:
         self._drawn = drawn = DrawnTrees(sampled_tree, template.nodes, template.depth, accuracies)
-        needs = Needs((FINAL,), template.nodes, template.depth, scored=True, law=drawn.law, drawn=drawn.sizes)
+        needs = Needs((FINAL,), template.nodes, template.depth, scored=True, law=drawn.law, drawn=drawn.gains)
         super().__init__(state, needs)
         self.vocab_size = vocab_size
         self._template = template

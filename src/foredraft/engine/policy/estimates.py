@@ -132,24 +132,33 @@ class Acceptance:
     """Expected accepted tokens within each size.
 
     Stored as ratios: the gain of each size increment over the gain of the one before, from drafts at least that
-    large. When smaller sizes gain less, the estimates of larger sizes fall with them. A drawn tree has a mean of its
-    own; until it is known, it is that of the picked tree of its size, times what other drawn trees gain over theirs.
+    large. When smaller sizes gain less, the estimates of larger sizes fall with them. Drawn trees gain what is expected
+    of their shapes times one factor, measured on all of them; with many steps, each has a mean of its own.
+
+    Args:
+        sizes: of picked drafts, 0 first.
+        prior: gain of each increment.
+        twins: for each drawn tree, the index of the picked size with as many nodes.
+        shapes: expected gain of each drawn tree, up to a common factor.
+        state: of another one.
     """
 
     FADE = 0.99  # decay per step
     WEIGHT = 2.0  # weight of the prior, in tokens
     DRAWN, STEPS = 1.2, 8.0  # expected gain of drawn over picked trees; weight of that prior, in steps
+    ALIKE = 50.0  # weight of the gain expected of a drawn tree's shape, in steps
 
     def __init__(
         self,
         sizes: Sequence[int],
-        twins: Sequence[int],
         prior: Sequence[float],
-        within: Sequence[float] = (),
-        of: Sequence[float] = (),
-        drawn: Sequence[Sequence[float]] = (),
+        twins: Sequence[int] = (),
+        shapes: Sequence[float] = (),
+        state: Sequence[Sequence[Any]] = ((), (), ()),
     ) -> None:
+        within, of, drawn = state
         self._twins = twins
+        self._shapes = shapes
         self._drawn = [list(each) for each in drawn] or [[0.0, 0.0] for _ in twins]  # accepted tokens, steps
         self._prior = [after / before for before, after in pairwise((1.0, *prior))]
         widths = [1, *(high - low for low, high in pairwise(sizes))]
@@ -169,13 +178,16 @@ class Acceptance:
         return [*picked, *self._drawn_gains([picked[twin] for twin in self._twins])]
 
     def _drawn_gains(self, picked: Sequence[float]) -> list[float]:
-        """Expected accepted tokens of drawn trees, from those of picked trees of the same sizes."""
-        over_picked = sum(accepted / gain for (accepted, _), gain in zip(self._drawn, picked, strict=True))
-        steps_drawn = sum(steps for _, steps in self._drawn)
-        factor = (self.STEPS * self.DRAWN + over_picked) / (self.STEPS + steps_drawn)
+        """Expected accepted tokens of drawn trees, from their shapes and those of picked trees of the same sizes."""
+        if not picked:
+            return []
+        prior = self.DRAWN * sum(picked) / sum(self._shapes)
+        weight = self.STEPS * sum(self._shapes) / len(self._shapes)
+        expected = sum(steps * shape for (_, steps), shape in zip(self._drawn, self._shapes, strict=True))
+        factor = (weight * prior + sum(accepted for accepted, _ in self._drawn)) / (weight + expected)
         return [
-            (accepted + self.STEPS * factor * gain) / (steps + self.STEPS)
-            for gain, (accepted, steps) in zip(picked, self._drawn, strict=True)
+            (accepted + self.ALIKE * factor * shape) / (steps + self.ALIKE)
+            for shape, (accepted, steps) in zip(self._shapes, self._drawn, strict=True)
         ]
 
     @property

@@ -52,6 +52,7 @@ class Throughput(Policy):
         self._twins = tuple(bisect_right(self._sizes, size) - 1 for size in needs.drawn)  # these come after the others
         self._prior = expected_gains(self._sizes, min(max(prior, 0.05), 0.95), needs.scored)
         self._timed: dict[tuple[int, int], Timings] = {}  # by row and temperature bucket; see ``_records``
+        self._drawn = tuple(needs.drawn)
         self._accepted: dict[int, Acceptance] = {}  # by temperature
         self._credit = self.FIRST
         self._chosen: Choice | None = None
@@ -75,7 +76,7 @@ class Throughput(Policy):
         lengths = tuple(min(self._depth(choice.index), limit) for limit in limits)
         drawn = choice.index - len(self._sizes)
         if drawn >= 0:
-            return Plan(lengths, self.confidence, nodes=self._needs.drawn[drawn], drawn=True)
+            return Plan(lengths, self.confidence, nodes=self._drawn[drawn], drawn=True)
         size = self._sizes[choice.index]
         if not self._needs.scored or not size:
             return Plan(lengths, self.confidence)
@@ -105,20 +106,20 @@ class Throughput(Policy):
     def state(self) -> dict[str, Any]:
         """The learned timings and acceptances, as JSON types."""
         return {
-            "sizes": [*self._sizes, *self._needs.drawn],
+            "sizes": [*self._sizes, *self._drawn],
             "seconds": {f"{rows}/{heat}": each.state() for (rows, heat), each in self._timed.items()},
             "accepted": {str(heat): each.state() for heat, each in self._accepted.items()},
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Load the ``state`` of another policy; ignored if its sizes differ."""
-        if state.get("sizes") != [*self._sizes, *self._needs.drawn]:
+        if state.get("sizes") != [*self._sizes, *self._drawn]:
             return
         for key, seconds in state["seconds"].items():
             rows, heat = (int(number) for number in key.split("/"))
             self._timed[rows, heat] = Timings.restored(self._sizes, self._twins, seconds)
         for heat, counts in state["accepted"].items():
-            self._accepted[int(heat)] = Acceptance(self._sizes, self._twins, self._prior, *counts)
+            self._accepted[int(heat)] = self._new_acceptance(counts)
 
     def _records(self, view: View) -> tuple[Timings, Acceptance]:
         """The timings and acceptances of this step's buckets."""
@@ -127,8 +128,11 @@ class Throughput(Policy):
         if key not in self._timed:
             self._timed[key] = Timings(self._sizes, self._twins)
         if heat not in self._accepted:
-            self._accepted[heat] = Acceptance(self._sizes, self._twins, self._prior)
+            self._accepted[heat] = self._new_acceptance()
         return self._timed[key], self._accepted[heat]
+
+    def _new_acceptance(self, state: Sequence[Sequence[Any]] = ((), (), ())) -> Acceptance:
+        return Acceptance(self._sizes, self._prior, self._twins, list(self._needs.drawn.values()), state)
 
     def _offered(self, view: View) -> list[int]:
         """The sizes for these rows, by index."""
