@@ -16,6 +16,7 @@ GROUPS = {
         "generate": "Continue a prompt; the output streams to the terminal.",
         "chat": "Chat with a model, using its chat template.",
         "serve": "Serve a model over OpenAI's HTTP interface.",
+        "scale": "Serve a model by several replicas, as a file describes them.",
         "batch": "Answer a file of requests in OpenAI's batch format.",
         "demo": "Compare plain and speculative decoding side by side.",
     },

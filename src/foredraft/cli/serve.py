@@ -1,23 +1,41 @@
 """``foredraft serve``."""
 
+from typing import Annotated
+
+import typer
+
 from foredraft.cli.choices import MODEL, ModelChoice
 from foredraft.cli.flags import Group, flags
+from foredraft.cli.replicas import serve_replicas
 from foredraft.core.errors import OptionError
+from foredraft.scale.options import ScaleOptions
 from foredraft.serve.options import ServeOptions
 
+_REPLICAS = "Replicas behind one endpoint; above 1 needs pip install 'foredraft[scale]'."
+_ADDRESS = "Of a Ray cluster that runs the replicas; default: this machine."
 EXAMPLES = (
     "foredraft serve --model PATH --drafter eagle3:HEAD",
-    "foredraft serve --host 0.0.0.0 --port 8080",
+    "foredraft serve --host 0.0.0.0 --replicas 4",
 )
 
 
 @flags(choice=MODEL, server=Group(ServeOptions, "Server"))
-def command(*, choice: ModelChoice, server: ServeOptions) -> None:
+def command(
+    *,
+    replicas: Annotated[int, typer.Option(metavar="INT", help=_REPLICAS)] = 1,
+    address: Annotated[str | None, typer.Option(metavar="TEXT", help=_ADDRESS)] = None,
+    choice: ModelChoice,
+    server: ServeOptions,
+) -> None:
     """Serve a model over OpenAI's HTTP interface.
 
     Ctrl-C and SIGTERM drain the server: it ends accepted requests and refuses new ones. Needs
     pip install 'foredraft[serve]'.
     """
+    scale = ScaleOptions(replicas=replicas, address=address)
+    if replicas > 1 or address is not None:
+        serve_replicas(choice, server, scale)
+        return
     try:
         from foredraft.serve.logs import log_to_stderr
         from foredraft.serve.server import Server

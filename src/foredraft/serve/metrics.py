@@ -1,6 +1,6 @@
 """Prometheus metrics. Counts of speculation have vLLM's names too, which benchmark tools look for."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -59,6 +59,27 @@ class Metrics:
     def text(self) -> bytes:
         """The page."""
         return generate_latest(self.registry)
+
+
+def merged(pages: Mapping[str, str]) -> str:
+    """The pages of several servers as one: each sample gets a label ``replica``, its server's name."""
+    families: dict[str, list[str]] = {}  # the lines of each, in the order of the first page
+    for name, page in pages.items():
+        family: list[str] = []
+        for line in page.splitlines():
+            if line.startswith("# HELP "):
+                family = families.setdefault(line.split(" ", 3)[2], [line])
+            elif line.startswith("#"):
+                family[1:1] = [line] if len(family) == 1 else []
+            elif line:
+                metric, brace, labels = line.partition("{")
+                own = f'replica="{name}"'
+                if brace:
+                    family.append(f"{metric}{{{own},{labels}")
+                else:
+                    metric, _, value = line.partition(" ")
+                    family.append(f"{metric}{{{own}}} {value}")
+    return "".join(f"{line}\n" for family in families.values() for line in family)
 
 
 def _histogram(name: str, text: str, registry: CollectorRegistry) -> Histogram:

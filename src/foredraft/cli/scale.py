@@ -1,0 +1,32 @@
+"""``foredraft scale``."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from foredraft.cli.choices import ModelChoice
+from foredraft.cli.replicas import serve_replicas
+from foredraft.scale.options import ScaleOptions, read_deployment
+from foredraft.serve.options import ServeOptions
+
+_FILE = "YAML with the sections model, server and scale (see docs/scaling.md)."
+_ADDRESS = "Of a Ray cluster, instead of the file's; auto: the one on this machine."
+EXAMPLES = ("foredraft scale deploy.yaml", "foredraft scale deploy.yaml --address auto")
+
+
+def command(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help=_FILE)],
+    *,
+    address: Annotated[str | None, typer.Option(metavar="TEXT", help=_ADDRESS)] = None,
+) -> None:
+    """Serve a model by several replicas, as a file describes them.
+
+    Without an address they run on this machine until Ctrl-C. With one the command ends when they run; called again
+    with a changed file it replaces them, a few at a time, and drops no request. Needs
+    pip install 'foredraft[scale]'.
+    """
+    found = read_deployment(file, {"model": ModelChoice, "server": ServeOptions, "scale": ScaleOptions})
+    scale = found["scale"] if address is None else replace(found["scale"], address=address)
+    serve_replicas(found["model"], found["server"], scale)
