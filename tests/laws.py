@@ -49,7 +49,7 @@ from foredraft.engine.generator import Generator
 from foredraft.engine.policy import Constant
 from foredraft.model import cache, masks
 from foredraft.model.hf import CausalLM
-from foredraft.model.replay import Replay
+from foredraft.model.replay import EAGER, Replay
 from foredraft.model.tokenizer import Tokenizer
 from foredraft.model.vocab_mapping import VocabMapping
 
@@ -98,9 +98,9 @@ LOOKAHEADS = {
     "lookahead bigrams": LookaheadOptions(window_size=3, ngram_size=2, guess_set_size=2, pool_size=6),
     "jacobi": LookaheadOptions(window_size=3, ngram_size=2, guess_set_size=0),
 }
-PARTIAL: dict[str, Callable[[CausalLM, CausalLM, cache.SlotCache], Drafter]] = {
+PARTIAL: dict[str, Callable[[CausalLM, CausalLM, cache.SlotCache, Replay], Drafter]] = {
     **{
-        kind: lambda target, draft, full, kind=kind: Partial(
+        kind: lambda target, draft, full, replay, kind=kind: Partial(
             PartialOptions(num_assistant_tokens=2, cache=kind, budget=3, chunk=1, sinks=1, recent=1, room=1),
             target,
             full,
@@ -108,19 +108,21 @@ PARTIAL: dict[str, Callable[[CausalLM, CausalLM, cache.SlotCache], Drafter]] = {
         )
         for kind in ("retrieval", "window", "h2o")
     },
-    "triforce": lambda target, draft, full: TriForce(
+    "triforce": lambda target, draft, full, replay: TriForce(
         TriForceOptions(gamma=2, inner_gamma=2, budget=2, chunk=1, room=1),
         target,
         full,
-        NestedDrafter(DraftModel(DraftOptions(num_assistant_tokens=2, window=8, sinks=1), draft, VOCAB), draws=True),
+        NestedDrafter(
+            DraftModel(DraftOptions(num_assistant_tokens=2, window=8, sinks=1), draft, VOCAB, replay), draws=True
+        ),
         VOCAB,
     ),
 }
 """Drafters with two or three of the prompt's tokens in their caches, beside the target's own."""
 
 
-def model_part(model: CausalLM, tokens: int) -> NestedDrafter:
-    return NestedDrafter(DraftModel(DraftOptions(num_assistant_tokens=tokens), model, VOCAB), draws=True)
+def model_part(model: CausalLM, tokens: int, replay: Replay) -> NestedDrafter:
+    return NestedDrafter(DraftModel(DraftOptions(num_assistant_tokens=tokens), model, VOCAB, replay), draws=True)
 
 
 def over(middle: CausalLM, part: NestedDrafter) -> Cascade:
@@ -132,12 +134,14 @@ def lookup_part() -> NestedDrafter:
     return NestedDrafter(MaxGram(MaxGramOptions(num_assistant_tokens=1), VOCAB), draws=False)
 
 
-NESTED: dict[str, Callable[[CausalLM, CausalLM], Drafter]] = {
-    "cascade": lambda target, draft: over(draft, model_part(target, 1)),
-    "cascade lookup": lambda target, draft: over(draft, lookup_part()),
-    "cascade cascade": lambda target, draft: over(draft, NestedDrafter(over(target, model_part(draft, 1)), draws=True)),
-    "relay": lambda target, draft: Relay(RelayOptions(), [model_part(draft, 1), lookup_part()], VOCAB),
-    "max_gram": lambda target, draft: MaxGram(MaxGramOptions(num_assistant_tokens=2, bigrams=True), VOCAB),
+NESTED: dict[str, Callable[[CausalLM, CausalLM, Replay], Drafter]] = {
+    "cascade": lambda target, draft, replay: over(draft, model_part(target, 1, replay)),
+    "cascade lookup": lambda target, draft, replay: over(draft, lookup_part()),
+    "cascade cascade": lambda target, draft, replay: over(
+        draft, NestedDrafter(over(target, model_part(draft, 1, replay)), draws=True)
+    ),
+    "relay": lambda target, draft, replay: Relay(RelayOptions(), [model_part(draft, 1, replay), lookup_part()], VOCAB),
+    "max_gram": lambda target, draft, replay: MaxGram(MaxGramOptions(num_assistant_tokens=2, bigrams=True), VOCAB),
 }
 """Drafters made of drafters, and what stands at their bottom."""
 
@@ -159,11 +163,11 @@ def third() -> CausalLM:
     return CausalLM(tiny.build("llama", seed=11, spread=1.0, tie_word_embeddings=False, **sizes))
 
 
-def drafter(name: str, full: cache.SlotCache) -> Drafter:
+def drafter(name: str, full: cache.SlotCache, replay: Replay) -> Drafter:
     """``full`` is the target's cache, for drafters that share it."""
     target, draft = pair()
     if name in PARTIAL:
-        return PARTIAL[name](target, draft, full)
+        return PARTIAL[name](target, draft, full, replay)
     if name == "none":
         return NoDrafter()
     if name.startswith("lookup"):
@@ -174,27 +178,27 @@ def drafter(name: str, full: cache.SlotCache) -> Drafter:
         return HEADS[name](target)
     if name.startswith("specinfer"):
         merge = name == "specinfer"
-        return SpecInfer(SpecInferOptions(expansion=(2, 2), merge=merge), [draft, third()], target.vocab_size)
+        return SpecInfer(SpecInferOptions(expansion=(2, 2), merge=merge), [draft, third()], target.vocab_size, replay)
     if name == "sequoia":  # families of three and one, the elder child being the father
-        return Sequoia(SequoiaOptions(nodes=5, depth=2, acceptance="0.5/0.2/0.1"), draft, target, VOCAB)
+        return Sequoia(SequoiaOptions(nodes=5, depth=2, acceptance="0.5/0.2/0.1"), draft, target, VOCAB, replay)
     if name == "opt_tree":
-        return OptTree(OptTreeOptions(nodes=4, depth=2, top_k=2), draft, target.vocab_size)
+        return OptTree(OptTreeOptions(nodes=4, depth=2, top_k=2), draft, target.vocab_size, replay)
     if name == "layer_skip":  # its one layer without its MLP
         return LayerSkip(SkipOptions(num_assistant_tokens=2, skip_mlp=(0,)), target, full, VOCAB)
     if name in NESTED:
-        return NESTED[name](target, draft)
+        return NESTED[name](target, draft, replay)
     if name in ("slem", "tli"):
         bridge = VocabMapping(*strangers(VOCAB), target.vocab_size, draft.vocab_size)
-        return Universal(UniversalOptions(num_assistant_tokens=2, method=name), draft, bridge)
+        return Universal(UniversalOptions(num_assistant_tokens=2, method=name), draft, bridge, replay)
     options = DraftOptions(num_assistant_tokens=2, branching=(2, 2) if name == "tree" else None)
-    return DraftModel(options, draft, target.vocab_size)
+    return DraftModel(options, draft, target.vocab_size, replay)
 
 
 def generator(
-    name: str, rule: str | None = None, tokenizer: Tokenizer | None = None, replay: Replay | None = None
+    name: str, rule: str | None = None, tokenizer: Tokenizer | None = None, replay: Replay = EAGER
 ) -> Generator:
     full = pair()[0].new_cache()
-    proposer = drafter(name, full)
+    proposer = drafter(name, full, replay)
     pair()[0].tap(proposer.needs.hidden_layers)
     control = Constant(proposer.needs.longest, confidence=0.4 if name == "unsure chain" else 0.0)
     picked = name in LOOKAHEADS or name == "max_gram"  # these learn from other requests, and pick their tokens

@@ -26,6 +26,7 @@ from foredraft.engine.generator import Generator, Kind
 from foredraft.engine.policy import Constant, Policy
 from foredraft.engine.step import StepDone
 from foredraft.model.hf import CausalLM
+from foredraft.model.replay import EAGER, Replay
 
 VOCAB = 96
 GREEDY = SamplingParams()
@@ -246,11 +247,15 @@ def pending(generator: Generator) -> int:
 
 
 def draft_model(
-    draft: CausalLM, target: CausalLM, tokens: int = 4, branching: tuple[int, ...] | None = None
+    draft: CausalLM,
+    target: CausalLM,
+    tokens: int = 4,
+    branching: tuple[int, ...] | None = None,
+    replay: Replay = EAGER,
 ) -> tuple[DraftModel, Constant]:
     """A draft model with the policy that always takes its full length."""
     options = DraftOptions(num_assistant_tokens=tokens, branching=branching)
-    drafter = DraftModel(options, draft, target.vocab_size)
+    drafter = DraftModel(options, draft, target.vocab_size, replay)
     return drafter, Constant(drafter.needs.longest)
 
 

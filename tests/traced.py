@@ -86,18 +86,32 @@ def _among(tensor: Tensor, args: Any) -> bool:
 
 @final
 class Traced(Recorder):
-    """Replays tapes; ``keys``: the segment of each tape."""
+    """Replays tapes; ``keys``: the segment of each tape, ``plays``: of each replay. Children count for their parent."""
 
-    def __init__(self) -> None:
+    def __init__(self, parent: "Traced | None" = None) -> None:
         super().__init__()
-        self.keys: list[str] = []
-        self.replays = 0
+        self.keys: list[str] = [] if parent is None else parent.keys
+        self.plays: list[str] = [] if parent is None else parent.plays
+        if parent is not None:
+            self._logged = parent._logged
         self._last: dict[str, Sequence[Tensor]] = {}
+
+    @property
+    def replays(self) -> int:
+        return len(self.plays)
 
     @property
     def fallbacks(self) -> set[tuple[str, str]]:
         """Segments that ran eagerly, with the reason."""
         return self._logged
+
+    @property
+    def held(self) -> int:
+        """The number of recordings, with those of children."""
+        return sum(self.recordings.values()) + sum(each.held for each in self._children if isinstance(each, Traced))
+
+    def _another(self) -> "Traced":
+        return Traced(self)
 
     def _record(
         self, segment: str, function: Flat, inputs: Sequence[Tensor]
@@ -113,7 +127,7 @@ class Traced(Recorder):
             for each in self._last.get(segment, ()):
                 each.fill_(-1e9 if each.is_floating_point() else -(10**9) if each.dtype != torch.bool else False)
             self._last[segment] = results
-            self.replays += 1
+            self.plays.append(segment)
             for each, new in zip(results, run(), strict=True):
                 each.copy_(new)
             return results

@@ -7,7 +7,7 @@ import pytest
 
 import tiny
 from foredraft.model.hf import CausalLM
-from foredraft.model.replay import Compiled
+from foredraft.model.replay import EAGER, Compiled
 
 PROMPTS = tiny.prompts((18, 24, 17))
 
@@ -31,8 +31,12 @@ def test_compiled_texts(backend: str, temperature: float, branching: tuple[int, 
     target.tap((0, 1, 2))
     options: dict[str, Any] = {"max_new_tokens": 7, "temperature": temperature, "seed": 4}
     replay, found = Compiled(backend), []
-    for choice in (None, replay):
-        g = tiny.generator(target, *tiny.draft_model(draft, target, 2, branching), replay=choice)
+    for choice in (EAGER, replay):
+        g = tiny.generator(target, *tiny.draft_model(draft, target, 2, branching, choice), replay=choice)
         found.append([result.tokens for result in g.generate(PROMPTS, **options)])
     assert found[0] == found[1]
-    assert set(replay.recordings) == {"forward", "tail"} and not replay._logged, replay._logged
+    (own,) = replay._children
+    assert (
+        isinstance(own, Compiled) and set(replay.recordings) == {"forward", "tail"} and set(own.recordings) == {"draft"}
+    )
+    assert not replay._logged and not own._logged, replay._logged | own._logged

@@ -1,6 +1,7 @@
 """Steps that are replayed from tapes give the texts of steps that run as they are; see ``traced``."""
 
 import logging
+from collections import defaultdict
 from typing import Any
 
 import pytest
@@ -12,10 +13,12 @@ from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Plan, View
 from foredraft.core.errors import DrafterError
 from foredraft.core.tree import TokenTree
+from foredraft.drafters.common.draft_runner import DraftRunner
 from foredraft.engine.generator import Generator, Result
 from foredraft.engine.step import Stepper
 from foredraft.model.cache import SlotCache
 from foredraft.model.hf import CausalLM
+from foredraft.model.replay import Sizes
 from traced import Traced
 
 QUICK_MODELS = ("llama", "gemma2", "gpt2", "mixtral")
@@ -24,9 +27,10 @@ PROMPTS = tiny.prompts((18, 24, 17, 28, 20))
 
 def traced(make: Any, *args: Any) -> tuple[Generator, Traced]:
     """The generator of ``make``, with tapes."""
-    replay, build = Traced(), tiny.generator
+    replay, build, draft = Traced(), tiny.generator, tiny.draft_model
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiny, "generator", lambda *a, **options: build(*a, **options, replay=replay))
+        patch.setattr(tiny, "draft_model", lambda *a, **options: draft(*a, **options, replay=replay))
         return make(*args), replay
 
 
@@ -59,35 +63,44 @@ def test_rows_that_come_and_go_share_recordings(temperature: float):
     expected = with_tree(eos=ends, max_rows=4).generate(prompts, **options)
     assert len({len(result.tokens) for result in expected}) > 3
     g, replay = traced(lambda: with_tree(eos=ends, max_rows=4))
-    sizes: set[tuple[int, int]] = set()
+    sizes: dict[str, set[tuple[int, int]]] = defaultdict(set)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Stepper, "_sizes", lambda *args, sizes_of=Stepper._sizes: noted(sizes, sizes_of(*args)))
+        patch.setattr(Traced, "__call__", noting(sizes))
         assert tokens(g.generate(prompts, **options)) == tokens(expected)
-    assert {(4, 4), (3, 4), (1, 1)} <= sizes and {padded for _, padded in sizes} == {1, 2, 4}
+    for own in sizes.values():
+        assert {(4, 4), (3, 4), (1, 1)} <= own and {padded for _, padded in own} == {1, 2, 4}
     made = len(replay.keys)
-    assert made == sum(replay.recordings.values()) <= 2 * 3 * 3  # segments, rows, node counts
+    assert made == replay.held and {replay.keys.count(each) <= 3 * 3 for each in ("forward", "tail")} == {True}
+    assert replay.keys.count("draft") <= 3 * (2 + 2 * 2)  # rows; levels, and widths of the text up to the root
     assert tokens(g.generate(prompts, **options)) == tokens(expected)
     assert len(replay.keys) == made and not replay.fallbacks  # the cache kept its memory
 
 
-def noted(found: set, value: Any) -> Any:
-    found.add(tuple(value))
-    return value
+def noting(found: dict[str, set[tuple[int, int]]]) -> Any:
+    """Replays that note their rows, and how many a recording has, by segment."""
+
+    def play(self: Traced, segment: str, sizes: Sizes, *args: Any, call: Any = Traced.__call__, **options: Any) -> Any:
+        found[segment].add(tuple(sizes))
+        return call(self, segment, sizes, *args, **options)
+
+    return play
 
 
 def test_rows_that_may_hold_something_are_no_padding(monkeypatch: pytest.MonkeyPatch):
     prompts, ends = tiny.prompts((18, 24, 17, 28)), range(8)
     g, _ = traced(lambda: with_tree(eos=ends))
-    sizes: set[tuple[int, int]] = set()
-    monkeypatch.setattr(Stepper, "_sizes", lambda *args, sizes_of=Stepper._sizes: noted(sizes, sizes_of(*args)))
+    sizes: dict[str, set[tuple[int, int]]] = defaultdict(set)
+    monkeypatch.setattr(Traced, "__call__", noting(sizes))
     monkeypatch.setattr(g.engine._admission, "free_rows", lambda running: sorted({0, 1, 2, 3}.difference(running)))
     g.generate(prompts, max_new_tokens=30)
-    assert (3, 4) in sizes
+    assert (3, 4) in sizes["forward"] & sizes["tail"] & sizes["draft"]
     sizes.clear()
     stepper = g.engine._stepper.__class__.__call__
     monkeypatch.setattr(Stepper, "__call__", lambda *args, free_rows, **options: stepper(*args, **options))
+    monkeypatch.setattr(DraftRunner, "release", lambda self, row: None)
     g.generate(prompts, max_new_tokens=30)
-    assert (3, 3) in sizes and all(rows == padded for rows, padded in sizes)
+    for own in sizes.values():
+        assert (3, 3) in own and all(rows == padded for rows, padded in own)
 
 
 def test_a_cache_that_grows_is_recorded_anew():
@@ -97,8 +110,9 @@ def test_a_cache_that_grows_is_recorded_anew():
     for prompts, texts in zip((short, long, short), (*expected, expected[0]), strict=True):
         assert tokens(g.generate(prompts, max_new_tokens=18)) == texts
     assert not replay.fallbacks
+    assert replay.recordings and replay.held > sum(replay.recordings.values())
     g.close()
-    assert not replay.recordings
+    assert not replay.held
 
 
 def test_a_recording_that_outlives_its_cache_gives_a_wrong_text(monkeypatch: pytest.MonkeyPatch):
@@ -111,7 +125,7 @@ def test_a_recording_that_outlives_its_cache_gives_a_wrong_text(monkeypatch: pyt
     assert texts[:2] == expected[:2] and texts[2] != expected[2]
 
 
-@pytest.mark.parametrize("segment", ["forward", "tail"])
+@pytest.mark.parametrize("segment", ["draft", "forward", "tail"])
 def test_an_interruption_leaves_recordings_that_work(segment: str, monkeypatch: pytest.MonkeyPatch):
     g, replay = traced(with_tree)
     expected = tokens(g.generate(PROMPTS, max_new_tokens=20))

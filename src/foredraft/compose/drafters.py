@@ -19,6 +19,7 @@ from foredraft.model.cache import SlotCache
 from foredraft.model.cpu_linear import PackedWeights, draft_dtype
 from foredraft.model.hf import CausalLM, acquire
 from foredraft.model.load import as_loaded, load_model, resolve
+from foredraft.model.replay import Replay
 from foredraft.model.tokenizer import Tokenizer, check_same_tokenizer
 
 
@@ -31,12 +32,13 @@ class DrafterBuilder:
     models: list[CausalLM]
     fast: bool
     options: Mapping[str, Any]
+    replay: Replay
     draft: Any = None  # a loaded draft model, used in place of a path
 
     def build(self, spec: Spec, target: CausalLM, cache: SlotCache) -> BuiltDrafter:
         """Build the drafter of a spec for ``target``."""
         needs, width = METHODS[spec.name].needs, self.models[0].vocab_size
-        context = _BuildContext(spec.name, needs, spec.path, target, cache, self.tokenizer, width, self)
+        context = _BuildContext(spec.name, needs, spec.path, target, cache, self.tokenizer, width, self.replay, self)
         drafter = build_function(spec.name)(spec.options, context)
         return BuiltDrafter(drafter, drafter.needs.law or spec.drafting.law, spec.options.confidence)
 

@@ -32,7 +32,7 @@ from foredraft.model.cache import BUCKET, SlotCache
 from foredraft.model.hf import CausalLM, acquire
 from foredraft.model.load import Loaded, as_loaded, load_model, resolve
 from foredraft.model.memory import available_bytes, format_bytes
-from foredraft.model.replay import replay_on
+from foredraft.model.replay import Replay, replay_on
 
 _log = logging.getLogger(__name__)
 
@@ -82,7 +82,8 @@ def load(
         max_batch_size: the most requests that run at once; the others wait.
         exact: run every forward with the same number of nodes, so that speculation cannot flip near-ties.
         fast: on a CPU, pack the weights of linear layers, unless ``compile``.
-        compile: run forwards and verification by ``torch.compile``, if possible. A new shape takes seconds to minutes.
+        compile: run forwards, also those of draft models, and verification by ``torch.compile``, if possible. A new
+            shape takes seconds to minutes.
         cuda_graphs: capture the same as CUDA graphs, one for each shape. The model's weights must stay where they are.
         kv_cache_memory_bytes: the most memory for the KV caches of target and draft models together; by default 0.8 of
             the memory that is free after loading. A request that does not fit alone is refused.
@@ -222,7 +223,8 @@ class _Loader:
         shared = models[0]
         own, cache = [shared], shared.new_cache()
         try:
-            drafter = self._drafter(spec, loaded, own, cache)
+            replay = replay_on(shared.device, compile=self.speed.compile, cuda_graphs=self.speed.cuda_graphs)
+            drafter = self._drafter(spec, loaded, own, cache, replay)
         finally:
             models += own[1:]
         law = drafter.needs.law or (spec.drafting.law if isinstance(spec, Spec) else None)
@@ -239,7 +241,7 @@ class _Loader:
             "max_prefill_tokens": self.sizes.max_prefill_tokens,
             "prefix_cache": self.speed.prefix_cache,
             "tokenizer": loaded.tokenizer,
-            "replay": replay_on(shared.device, compile=self.speed.compile, cuda_graphs=self.speed.cuda_graphs),
+            "replay": replay,
         }
         if shared_by is None:
             engine = Engine(shared, drafter, policy, **options)
@@ -249,12 +251,16 @@ class _Loader:
         _log.info("Loaded %r, %d rows at most.", generator, self.sizes.max_batch_size)
         return generator
 
-    def _drafter(self, spec: Spec | Drafter, loaded: Loaded, models: list[CausalLM], cache: SlotCache) -> Drafter:
+    def _drafter(
+        self, spec: Spec | Drafter, loaded: Loaded, models: list[CausalLM], cache: SlotCache, replay: Replay
+    ) -> Drafter:
         """Build the drafter of a spec; newly loaded models are appended to ``models``."""
         shared = {key: value for key, value in (self.target.options or {}).items() if key in _SHARED_OPTIONS}
         options = {**shared, **(self.draft_options or {})}
         given = spec.model if isinstance(spec, Spec) else None
-        builder = DrafterBuilder(self.target.source, loaded.tokenizer, models, self.speed.packed, options, given)
+        builder = DrafterBuilder(
+            self.target.source, loaded.tokenizer, models, self.speed.packed, options, replay, given
+        )
         drafter = builder.build(spec, models[0], cache).drafter if isinstance(spec, Spec) else spec
         if self.verifier is not None and drafter.needs.law is not None:  # a law that its options do not determine
             check_legal(self.verifier, drafter.needs.law)

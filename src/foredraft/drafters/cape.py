@@ -22,6 +22,7 @@ from foredraft.drafters.common.build_context import BuildContext
 from foredraft.drafters.common.draft_runner import DraftRunner, RunnerDrafter
 from foredraft.drafters.common.tree_ops import Candidates, keep_best, ranked
 from foredraft.model.base import TargetModel
+from foredraft.model.replay import EAGER, Replay
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +51,15 @@ class Cape(RunnerDrafter[DraftRunner]):
     Args:
         model: the draft model.
         vocab_size: of the target.
+        replay: how its forwards run; see ``DraftRunner``.
     """
 
-    def __init__(self, options: Options, model: TargetModel, vocab_size: int) -> None:
+    def __init__(self, options: Options, model: TargetModel, vocab_size: int, replay: Replay = EAGER) -> None:
         self._options = options
         self._widths = torch.tensor(options.widths, device=model.device)
         depth = options.num_assistant_tokens
         needs = Needs(max_nodes=depth * max(options.widths), max_depth=depth, scored=True)
-        super().__init__(DraftRunner(model, vocab_size), needs)
+        super().__init__(DraftRunner(model, vocab_size, replay), needs)
 
     @torch.inference_mode()
     def propose(self, view: View, plan: Plan) -> Draft:
@@ -110,4 +112,4 @@ class Cape(RunnerDrafter[DraftRunner]):
 
 def build(options: Options, context: BuildContext) -> Cape:
     """cape:PATH"""
-    return Cape(options, context.model(context.path), context.vocab_size)
+    return Cape(options, context.model(context.path), context.vocab_size, context.replay)

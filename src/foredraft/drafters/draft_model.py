@@ -21,6 +21,7 @@ from foredraft.drafters.common.tree_builder import Level, build_static_tree
 from foredraft.drafters.common.windowed_runner import WindowedRunner
 from foredraft.engine.beam.speculative import BeamDrafter
 from foredraft.model.base import TargetModel
+from foredraft.model.replay import EAGER, Replay
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +60,10 @@ class DraftModel(RunnerDrafter[DraftRunner | WindowedRunner], BeamDrafter, Train
     Args:
         model: the draft model.
         vocab_size: of the target. The draft's may differ by padding.
+        replay: how its forwards run; see ``DraftRunner``.
     """
 
-    def __init__(self, options: Options, model: TargetModel, vocab_size: int) -> None:
+    def __init__(self, options: Options, model: TargetModel, vocab_size: int, replay: Replay = EAGER) -> None:
         self._options = options
         self._model = model
         self._levels: tuple[Level, ...] = ()
@@ -69,7 +71,7 @@ class DraftModel(RunnerDrafter[DraftRunner | WindowedRunner], BeamDrafter, Train
         if options.branching is not None:
             template = Template.regular(options.branching)
             self._levels, nodes = Level.all_of(template, model.device), template.nodes
-        runner = DraftRunner(model, vocab_size)
+        runner = DraftRunner(model, vocab_size, replay)
         needs = Needs(max_nodes=nodes, max_depth=_longest(options))
         if options.window is None:
             super().__init__(runner, needs)
@@ -102,4 +104,4 @@ def _longest(options: Options) -> int:
 
 def build(options: Options, context: BuildContext) -> DraftModel:
     """draft_model:PATH"""
-    return DraftModel(options, context.model(context.path), context.vocab_size)
+    return DraftModel(options, context.model(context.path), context.vocab_size, context.replay)

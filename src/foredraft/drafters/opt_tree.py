@@ -18,6 +18,7 @@ from foredraft.drafters.common.build_context import BuildContext
 from foredraft.drafters.common.draft_runner import DraftRunner, RunnerDrafter, RunnerTreeBuilder
 from foredraft.drafters.common.dynamic_tree import TreeLimits, build_dynamic_tree
 from foredraft.model.base import TargetModel
+from foredraft.model.replay import EAGER, Replay
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +48,13 @@ class OptTree(RunnerDrafter[DraftRunner]):
     Args:
         model: the draft model.
         vocab_size: of the target. The draft's may differ by padding.
+        replay: how its forwards run; see ``DraftRunner``.
     """
 
-    def __init__(self, options: Options, model: TargetModel, vocab_size: int) -> None:
+    def __init__(self, options: Options, model: TargetModel, vocab_size: int, replay: Replay = EAGER) -> None:
         self._limits = TreeLimits(options.nodes, options.depth, options.top_k)
         needs = Needs(max_nodes=options.nodes, max_depth=min(options.depth, options.nodes), scored=True)
-        super().__init__(DraftRunner(model, vocab_size), needs)
+        super().__init__(DraftRunner(model, vocab_size, replay), needs)
 
     @torch.inference_mode()
     def propose(self, view: View, plan: Plan) -> Draft:
@@ -66,4 +68,4 @@ class OptTree(RunnerDrafter[DraftRunner]):
 
 def build(options: Options, context: BuildContext) -> OptTree:
     """opt_tree:PATH"""
-    return OptTree(options, context.model(context.path), context.vocab_size)
+    return OptTree(options, context.model(context.path), context.vocab_size, context.replay)

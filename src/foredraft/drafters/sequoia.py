@@ -23,6 +23,7 @@ from foredraft.drafters.common.tree_builder import Level, build_static_tree
 from foredraft.engine.cost_model import CostTable, measure_costs
 from foredraft.engine.step import SIZES
 from foredraft.model.base import TargetModel
+from foredraft.model.replay import EAGER, Replay
 
 NODES, DEPTH = 63, 10
 """Largest tree if the size is chosen; with the root its node count is one of ``step.SIZES``."""
@@ -126,13 +127,16 @@ class Sequoia(RunnerDrafter[DraftRunner]):
     Args:
         model, target: the draft model and the target.
         vocab_size: width of the laws.
+        replay: how its forwards run; see ``DraftRunner``.
     """
 
-    def __init__(self, options: Options, model: TargetModel, target: TargetModel, vocab_size: int) -> None:
+    def __init__(
+        self, options: Options, model: TargetModel, target: TargetModel, vocab_size: int, replay: Replay = EAGER
+    ) -> None:
         self.planner = Planner(options, target, model)
         nodes = options.nodes or NODES
         needs = Needs(max_nodes=nodes, max_depth=options.depth or min(DEPTH, nodes))
-        super().__init__(DraftRunner(model, vocab_size), needs)
+        super().__init__(DraftRunner(model, vocab_size, replay), needs)
 
     @torch.inference_mode()
     def propose(self, view: View, plan: Plan) -> Draft:
@@ -147,4 +151,4 @@ class Sequoia(RunnerDrafter[DraftRunner]):
 
 def build(options: Options, context: BuildContext) -> Sequoia:
     """sequoia:PATH"""
-    return Sequoia(options, context.model(context.path), context.target, context.vocab_size)
+    return Sequoia(options, context.model(context.path), context.target, context.vocab_size, context.replay)

@@ -25,6 +25,7 @@ from foredraft.drafters.common.templates import Template
 from foredraft.drafters.common.tree_builder import Level, SiblingSampling, build_static_tree
 from foredraft.drafters.common.tree_ops import draw_independent
 from foredraft.model.base import TargetModel
+from foredraft.model.replay import EAGER, Replay
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +56,16 @@ class SpecInfer(Rewindable):
     Args:
         models: the draft models, all with the target's tokenizer.
         vocab_size: of the target.
+        replay: how their forwards run; see ``DraftRunner``.
     """
 
-    def __init__(self, options: Options, models: Sequence[TargetModel], vocab_size: int) -> None:
+    def __init__(
+        self, options: Options, models: Sequence[TargetModel], vocab_size: int, replay: Replay = EAGER
+    ) -> None:
         if not models:
             raise OptionError("specinfer needs at least one draft model.")
         self._options = options
-        self._runners = [DraftRunner(model, vocab_size) for model in models]
+        self._runners = [DraftRunner(model, vocab_size, replay) for model in models]
         template = Template.regular(options.expansion)
         self._levels = Level.all_of(template, models[0].device)
         self._nodes = template.nodes
@@ -114,4 +118,5 @@ def _joined(drafts: Sequence[Draft]) -> Draft:
 
 def build(options: Options, context: BuildContext) -> SpecInfer:
     """specinfer:PATH, specinfer:PATH+PATH"""
-    return SpecInfer(options, [context.model(path) for path in context.paths], context.vocab_size)
+    models = [context.model(path) for path in context.paths]
+    return SpecInfer(options, models, context.vocab_size, context.replay)

@@ -26,6 +26,7 @@ from foredraft.drafters.common.chain import draw_chain
 from foredraft.drafters.common.draft_runner import DraftRunner
 from foredraft.drafters.common.retokenizer import Retokenizer
 from foredraft.model.hf import CausalLM
+from foredraft.model.replay import EAGER, Replay
 from foredraft.model.vocab_mapping import VocabMapping
 
 METHODS = ("auto", "slem", "tli")
@@ -83,15 +84,16 @@ class Universal(Rewindable):
     Args:
         model: the draft model.
         mapping: between the target's tokenizer and the draft's.
+        replay: how its forwards run; see ``DraftRunner``.
     """
 
-    def __init__(self, options: Options, model: CausalLM, mapping: VocabMapping) -> None:
+    def __init__(self, options: Options, model: CausalLM, mapping: VocabMapping, replay: Replay = EAGER) -> None:
         self._options = options
         self._mapping = mapping
         self._shared, self._silent = mapping.shared.to(model.device), mapping.silent.to(model.device)
         self._always_tli = options.method == "tli"
         self._sampled_tli = options.method != "slem" and (self._always_tli or coverage(model, mapping) >= ENOUGH)
-        self._runner = DraftRunner(model, model.vocab_size)
+        self._runner = DraftRunner(model, model.vocab_size, replay)
         self._retokenizer = Retokenizer(mapping, options.target_lookbehind)
         self._likeliest = Warp.of(
             [SamplingParams()], vocab_size=model.vocab_size, eos_token_ids=[()], prompt_lengths=[0], device=model.device
@@ -185,4 +187,4 @@ def build(options: Options, context: BuildContext) -> Universal:
     if tokenizer is None:
         raise DrafterError(f"universal reads the text, and the draft {context.path!r} has no tokenizer in its folder.")
     mapping = VocabMapping(own, tokenizer, context.vocab_size, model.vocab_size)
-    return Universal(options, model, mapping)
+    return Universal(options, model, mapping, context.replay)

@@ -28,7 +28,7 @@ from foredraft.engine.step import Stepper, round_up
 from foredraft.model.base import TargetModel
 from foredraft.model.cache import SlotCache
 from foredraft.model.grammar import GrammarCompiler
-from foredraft.model.replay import Eager, Replay
+from foredraft.model.replay import EAGER, Replay
 from foredraft.model.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ class Engine:
         self.drafter = drafter
         self.policy = policy
         cache = cache or target.new_cache()
-        self._stepper = Stepper(target, cache, drafter, rule, exact_nodes, replay or Eager())
+        self._stepper = Stepper(target, cache, drafter, rule, exact_nodes, replay or EAGER)
         draft_nodes = max(round_up(1 + drafter.needs.max_nodes), exact_nodes) - 1
         self.prefixes = PrefixCache(enabled=prefix_cache and not exact_nodes)
         self._admission = Admission(cache, max_rows, max_slots, draft_nodes, self.prefixes)
@@ -186,7 +186,7 @@ class Engine:
             self.process_queue()
             self.prefixes.clear()
             self.cancel([*self._admission.waiting, *self._running().values()])
-            self._stepper.replay.renew(None)
+            self._stepper.replay.close()
 
     def run(self, sequences: Seq[Sequence]) -> None:
         """Step until all of these have ended; an interruption cancels them and is raised."""

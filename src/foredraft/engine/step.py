@@ -19,14 +19,12 @@ from foredraft.engine.prediction import Chains, with_copies
 from foredraft.engine.tail import RowStep as RowStep, Tail, read_back
 from foredraft.model.base import TargetModel
 from foredraft.model.cache import SlotCache
-from foredraft.model.replay import Eager, Replay, Sizes
+from foredraft.model.replay import EAGER, Replay, replay_for
 
 SIZES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Node counts used for forwards on a CPU; larger ones are multiples of 32."""
 COPIED_NODES, COPIED_NODES_GPU = 64, 256
 """Most nodes of a batch that is as wide as its longest copy, on a CPU and elsewhere."""
-
-_EAGER = Eager()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +83,7 @@ class Stepper:
     drafter: Drafter
     rule: str | None = None
     exact_nodes: int = 0
-    replay: Replay = _EAGER
+    replay: Replay = EAGER
 
     def copied_nodes(self, view: View) -> int:
         """The most nodes of a row with a copy: more would exceed the cache, or take the other rows too much time, since
@@ -129,7 +127,8 @@ class Stepper:
         reach = max(view.extents) - 1 + tree.tokens.shape[1]
         self.cache.reserve(max(view.rows) + 1, reach)
         drafted = None if matchers is None else HostTree.of(tree)
-        replay, sizes = self._replay_now(), self._sizes(view.rows, free_rows)
+        is_free = frozenset(free_rows).__contains__
+        replay, sizes = replay_for(self.replay, self.cache, self.target.version, len(view.rows), is_free)
         extent = self.target.extent(reach, tree.tokens.shape[1], self.cache.slots)
         with self.target.running():
             out = replay("forward", sizes, self._forward, tree, bases, extent, why_eager=self.target.why_eager)
@@ -160,20 +159,6 @@ class Stepper:
         """The target's forward; the rows are in the first lines of the cache."""
         step = self.target.address(tree, bases, self.cache.first(len(bases)), extent)
         return self.target.compute(step, self.cache)
-
-    def _replay_now(self) -> Replay:
-        """The replay, as soon as the cache's buffers are allocated, which its first forward does."""
-        if not self.replay.records or not self.cache.holds(0):
-            return _EAGER
-        self.replay.renew((self.cache.version, self.target.version))
-        return self.replay
-
-    def _sizes(self, rows: tuple[int, ...], free_rows: Collection[int]) -> Sizes:
-        """The rows of a recording: the next power of two, if free rows follow in the cache's lines."""
-        count = len(rows)
-        padded = min(1 << (count - 1).bit_length(), self.cache.rows)
-        following = self.cache.first(padded)[count:]
-        return Sizes(count, padded if set(following) <= set(free_rows) else count)
 
     def _propose(self, view: View, plan: Plan) -> tuple[Draft, Proposed | None]:
         proposal = None

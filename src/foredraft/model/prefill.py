@@ -53,6 +53,8 @@ def catch_up(
     ends: Sequence[int],
     slots: int,
     read: Callable[[list[int]], object],
+    *,
+    few: bool = False,
 ) -> int:
     """Prepare a forward that reads what was committed since the last one; ``known`` entries of each row are cached.
 
@@ -60,6 +62,7 @@ def catch_up(
         cache: room for ``slots`` slots and some padding is reserved, and new rows are cleared.
         ends: read each row up to this entry.
         read: reads all but the last of these entries, for the rows with these indices, which are far behind.
+        few: on a CPU too, the number is one of few: a power of two.
 
     Returns:
         the number of entries to read, the same for all rows: the last ones, or those from 0 on if there are fewer.
@@ -77,6 +80,7 @@ def catch_up(
     width = CATCH_UP
     if view.lengths.device.type == "cpu":
         width = max(max(end - known[row], 1) for row, end in zip(rows, ends, strict=True))
+        width = 1 << (width - 1).bit_length() if few else width
     return width
 
 

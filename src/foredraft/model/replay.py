@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from foredraft.core.errors import ForedraftError, OptionError
+from foredraft.model.cache import SlotCache
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -51,6 +52,13 @@ class Replay(ABC):
         """Drop the recordings if ``stamp`` differs from the last one: what they read was reallocated or replaced."""
 
     @abstractmethod
+    def child(self) -> "Replay":
+        """A replay of the same kind with a stamp and recordings of its own, which is closed with this one."""
+
+    def close(self) -> None:  # noqa: B027
+        """Drop all recordings."""
+
+    @abstractmethod
     def __call__(
         self,
         segment: str,
@@ -75,6 +83,9 @@ class Eager(Replay):
 
     records = False
 
+    def child(self) -> "Eager":
+        return self
+
     def __call__(
         self,
         segment: str,
@@ -84,6 +95,28 @@ class Eager(Replay):
         why_eager: str | None = None,
     ) -> T:
         return function(*arguments)
+
+
+EAGER = Eager()
+
+
+def replay_for(
+    replay: Replay, cache: SlotCache, version: int, count: int, is_free: Callable[[int], bool]
+) -> tuple[Replay, Sizes]:
+    """How segments that read the first ``count`` rows of a cache run now.
+
+    Rows are padded to the next power of two, if free rows follow in the cache's lines. Before the cache's buffers are
+    allocated, which the first forward does, nothing is recorded.
+
+    Args:
+        version: of the model that writes to the cache.
+        is_free: whether the cache holds nothing of a row, so that recordings may use it as padding.
+    """
+    if not replay.records or not cache.holds(0):
+        return EAGER, Sizes(count, count)
+    replay.renew((cache.version, version))
+    padded = min(1 << (count - 1).bit_length(), cache.rows)
+    return replay, Sizes(count, padded if all(map(is_free, cache.first(padded)[count:])) else count)
 
 
 Flat = Callable[..., list[Tensor]]
@@ -128,6 +161,7 @@ class Recorder(Replay):
         self._recordings: dict[object, _Recording] = {}
         self._results: dict[int, Tensor] = {}  # by address
         self._eager: set[str] = set()  # segments that cannot be recorded
+        self._children: list[Replay] = []
         self._logged: set[tuple[str, str]] = set()
 
     def renew(self, stamp: object) -> None:
@@ -135,6 +169,16 @@ class Recorder(Replay):
             self._recordings.clear()
             self._results.clear()
             self._stamp = stamp
+
+    def child(self) -> Replay:
+        made = self._another()
+        self._children.append(made)
+        return made
+
+    def close(self) -> None:
+        self.renew(None)
+        for each in self._children:
+            each.close()
 
     @property
     def recordings(self) -> dict[str, int]:
@@ -219,6 +263,10 @@ class Recorder(Replay):
         return _Recording(buffers, play, result[0], sizes.rows)
 
     @abstractmethod
+    def _another(self) -> "Recorder":
+        """A recorder of the same kind without recordings."""
+
+    @abstractmethod
     def _record(
         self, segment: str, function: Flat, inputs: Sequence[Tensor]
     ) -> tuple[Callable[[], Sequence[Tensor]], Sequence[Tensor]]:
@@ -243,6 +291,9 @@ class Compiled(Recorder):
     def __init__(self, backend: str = "inductor") -> None:
         super().__init__()
         self._backend = backend
+
+    def _another(self) -> "Compiled":
+        return Compiled(self._backend)
 
     def _record(
         self, segment: str, function: Flat, inputs: Sequence[Tensor]
@@ -276,6 +327,9 @@ class Captured(Recorder):
         if stamp != self._stamp:
             self._pools.clear()  # a pool ends with its last graph
         super().renew(stamp)
+
+    def _another(self) -> "Captured":
+        return Captured(self._device, compiled=self._compiled)
 
     def _record(
         self, segment: str, function: Flat, inputs: Sequence[Tensor]

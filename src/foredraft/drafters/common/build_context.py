@@ -10,6 +10,7 @@ from foredraft.core.errors import DrafterError
 from foredraft.core.options import entries
 from foredraft.model.cache import SlotCache
 from foredraft.model.hf import CausalLM
+from foredraft.model.replay import Replay
 from foredraft.model.tokenizer import Tokenizer
 
 
@@ -49,7 +50,7 @@ class BuildContext(ABC):
 
     ``name``, ``needs``: of the method. ``argument``: the part of the spec after the colon. ``cache``: the target's
     cache, for drafters that share it. ``vocab_size``: width of the drafter's laws; inside another drafter it may
-    differ from the target's.
+    differ from the target's. ``replay``: how steps run; what has a KV cache of its own takes a ``child``.
     """
 
     name: str
@@ -59,6 +60,7 @@ class BuildContext(ABC):
     cache: SlotCache
     tokenizer: Tokenizer | None
     vocab_size: int
+    replay: Replay
 
     @property
     def path(self) -> str:

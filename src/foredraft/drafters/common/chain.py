@@ -64,7 +64,7 @@ def draw_chain(view: View, plan: Plan, depth: int, logits: Float[Tensor, "B 1 V"
     has a confidence, the draft has scores.
     """
     tokens = [view.roots]
-    laws = [logits.new_zeros(logits.shape, dtype=torch.float32)]  # the root's, never read
+    laws = [logits.new_zeros(logits.shape, dtype=torch.float32)]  # the root's, never read; none of greedy batches
     scores = [logits.new_zeros(logits.shape[0], dtype=torch.float32)]
     lengths = torch.zeros_like(view.lengths)
     allowed = plan.on(view.lengths.device)
@@ -73,7 +73,8 @@ def draw_chain(view: View, plan: Plan, depth: int, logits: Float[Tensor, "B 1 V"
         paths = Paths(view.history, view.lengths, TokenTree.chain(torch.stack(tokens, 1)), start=i - 1)
         token, law, chance = _draw(view, plan, logits, paths, i)
         tokens.append(token)
-        laws.append(law)
+        if not view.warp.greedy:
+            laws.append(law)
         lengths = lengths + going
         going = going & (i < allowed)
         if chance is not None:

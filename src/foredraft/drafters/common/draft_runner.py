@@ -9,13 +9,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from foredraft.core.drafter import Needs, Plan, Rewindable, View
-from foredraft.core.transfer import to_device
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.common.tree_builder import TreeBuilder
 from foredraft.drafters.common.tree_ops import ranked
 from foredraft.model.base import TargetModel, widened
 from foredraft.model.cache import SlotCache
 from foredraft.model.prefill import catch_up, prefill
+from foredraft.model.replay import EAGER, Replay, replay_for
 
 
 class DraftRunner:
@@ -27,10 +27,12 @@ class DraftRunner:
     Args:
         model: the draft model.
         vocab_size: of the target. The draft's may differ by padding.
+        replay: how steps run; a ``child`` of it runs the forwards, whose logits are valid until the next one.
     """
 
-    def __init__(self, model: TargetModel, vocab_size: int) -> None:
+    def __init__(self, model: TargetModel, vocab_size: int, replay: Replay = EAGER) -> None:
         self.model = model
+        self._replay = replay.child()
         self.cache: SlotCache = model.new_cache()
         self._vocab_size = vocab_size
         self._known: dict[int, int] = {}  # number of committed tokens of each row in the cache
@@ -69,31 +71,29 @@ class DraftRunner:
         """
         extents = [min(extent, self.model.max_length) for extent in view.extents]
         slots, read = max(view.extents) + room, lambda far: self._prefill(view, far, extents)
-        device = view.lengths.device
-        width = catch_up(self.cache, self._known, view, extents, slots, read)
-        offsets = [min(extent, width) - 1 for extent in extents]
-        bases = (view.lengths.clamp(max=self.model.max_length) - width).clamp(min=0)
-        index = bases[:, None] + torch.arange(width, device=device)
-        tokens = self.clip_ids(view.history.gather(1, index.clamp(max=view.history.shape[1] - 1)))
-        kept = sorted(set(offsets))
-        step = self.model.address(TokenTree.chain(tokens), bases, view.rows, max(max(extents), width))
-        out = self.model.forward(step, self.cache, keep=to_device(kept, device))
+        width = catch_up(self.cache, self._known, view, extents, slots, read, few=self._replay.records)
+        lengths = view.lengths.clamp(max=self.model.max_length)
+        bases = (lengths - width).clamp(min=0)
+        index = bases[:, None] + torch.arange(width, device=lengths.device)
+        chain = TokenTree.chain(view.history.gather(1, index.clamp(max=view.history.shape[1] - 1)))
+        if min(extents) >= width:
+            logits = self._forward(self._replay, chain, bases, max(extents), last=True)
+        else:  # some rows end before the last node
+            logits = self._forward(EAGER, chain, bases, max(max(extents), width))
+            places = lengths.clamp(max=width) - 1
+            logits = logits.gather(1, places[:, None, None].expand(-1, 1, logits.shape[2]))
         self._known.update(zip(view.rows, extents, strict=True))
-        places = to_device([kept.index(offset) for offset in offsets], device)
-        return self.widened(out.logits.gather(1, places[:, None, None].expand(-1, 1, out.logits.shape[-1])))
+        return logits
 
     def read_next(self, view: View, tokens: Int[Tensor, "B"], index: int) -> Float[Tensor, "B 1 V"]:
         """Logits after drafted token ``index`` (from 1 on) of a chain whose earlier tokens have been read."""
-        chain = TokenTree.chain(self.clip_ids(tokens[:, None]))
-        step = self.model.address(chain, view.lengths - 1 + index, view.rows, max(view.extents) + index)
-        return self.widened(self.model.forward(step, self.cache).logits)
+        chain = TokenTree.chain(tokens[:, None])
+        return self._forward(self._replay, chain, view.lengths - 1 + index, max(view.extents) + index)
 
     def read_level(self, view: View, tree: TokenTree, start: int) -> Float[Tensor, "B F V"]:
         """Logits after the nodes of a tree from ``start`` on; earlier nodes have been read."""
-        clipped = replace(tree, tokens=self.clip_ids(tree.tokens))
         reach = max(view.extents) - 1 + tree.tokens.shape[1]
-        step = self.model.address(clipped, view.lengths - 1, view.rows, reach, start=start)
-        return self.widened(self.model.forward(step, self.cache).logits)
+        return self._forward(self._replay, tree, view.lengths - 1, reach, start)
 
     def clip_ids(self, tokens: Int[Tensor, "B N"]) -> Int[Tensor, "B N"]:
         """Token ids clipped to the draft's vocabulary; only padding ids are ever beyond it."""
@@ -102,6 +102,37 @@ class DraftRunner:
     def widened(self, logits: Float[Tensor, "B N v"]) -> Float[Tensor, "B N V"]:
         """The draft's logits over the target's vocabulary; finite even if the draft's are not."""
         return widened(logits, self._vocab_size)
+
+    @torch.inference_mode()
+    def _forward(
+        self,
+        replay: Replay,
+        tree: TokenTree,
+        bases: Int[Tensor, "B"],
+        reach: int,
+        start: int = 0,
+        *,
+        last: bool = False,
+    ) -> Float[Tensor, "B F V"]:
+        """Logits after the nodes from ``start`` on, or after the last one; the rows are the first ones of the cache."""
+        extent = self.model.extent(reach, tree.tokens.shape[1] - start, self.cache.slots)
+        replay, sizes = replay_for(replay, self.cache, self.model.version, len(bases), self._is_free)
+        with self.model.running():
+            return replay(
+                "draft", sizes, self._logits, tree, bases, extent, start, last, why_eager=self.model.why_eager
+            )
+
+    def _is_free(self, row: int) -> bool:
+        return row not in self._known
+
+    def _logits(
+        self, tree: TokenTree, bases: Int[Tensor, "B"], extent: int, start: int, last: bool
+    ) -> Float[Tensor, "B F V"]:
+        """The forward, which can be recorded."""
+        tree = replace(tree, tokens=self.clip_ids(tree.tokens))
+        step = self.model.address(tree, bases, self.cache.first(len(bases)), extent, start=start)
+        keep = torch.full((1,), tree.tokens.shape[1] - 1, device=bases.device) if last else None
+        return self.widened(self.model.compute(step, self.cache, keep).logits)
 
     def _prefill(self, view: View, far: Sequence[int], extents: Sequence[int]) -> None:
         """Read all but the last token of the rows that are far behind."""
