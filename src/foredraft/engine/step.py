@@ -127,8 +127,7 @@ class Stepper:
         reach = max(view.extents) - 1 + tree.tokens.shape[1]
         self.cache.reserve(max(view.rows) + 1, reach)
         drafted = None if matchers is None else HostTree.of(tree)
-        is_free = frozenset(free_rows).__contains__
-        replay, sizes = replay_for(self.replay, self.cache, self.target.version, len(view.rows), is_free)
+        replay, sizes = replay_for(self.replay, self.cache, self.target.version, len(view.rows), set(free_rows))
         extent = self.target.extent(reach, tree.tokens.shape[1], self.cache.slots)
         with self.target.running():
             out = replay("forward", sizes, self._forward, tree, bases, extent, why_eager=self.target.why_eager)

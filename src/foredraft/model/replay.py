@@ -13,8 +13,7 @@ import logging
 import threading
 import types
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from enum import Enum
+from collections.abc import Callable, Container, Sequence
 from typing import Any, NamedTuple, TypeVar, final
 
 import torch
@@ -22,6 +21,7 @@ from torch import Tensor
 
 from foredraft.core.errors import ForedraftError, OptionError
 from foredraft.model.cache import SlotCache
+from foredraft.model.nested_values import joined, split
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -101,7 +101,7 @@ EAGER = Eager()
 
 
 def replay_for(
-    replay: Replay, cache: SlotCache, version: int, count: int, is_free: Callable[[int], bool]
+    replay: Replay, cache: SlotCache, version: object, count: int, free_rows: Container[int]
 ) -> tuple[Replay, Sizes]:
     """How segments that read the first ``count`` rows of a cache run now.
 
@@ -109,14 +109,15 @@ def replay_for(
     allocated, which the first forward does, nothing is recorded.
 
     Args:
-        version: of the model that writes to the cache.
-        is_free: whether the cache holds nothing of a row, so that recordings may use it as padding.
+        version: of what else the segments read beyond their inputs, such as a model.
+        free_rows: rows of which the cache holds nothing, so that recordings may use them as padding.
     """
     if not replay.records or not cache.holds(0):
         return EAGER, Sizes(count, count)
     replay.renew((cache.version, version))
     padded = min(1 << (count - 1).bit_length(), cache.rows)
-    return replay, Sizes(count, padded if all(map(is_free, cache.first(padded)[count:])) else count)
+    following = cache.first(padded)[count:]
+    return replay, Sizes(count, padded if all(row in free_rows for row in following) else count)
 
 
 Flat = Callable[..., list[Tensor]]
@@ -144,7 +145,7 @@ class _Recording:
                 if rows < before:
                     buffer[rows:before] = 0
         self.rows = rows
-        return _joined(self.form, [each[:rows] for each in self.play()])
+        return joined(self.form, [each[:rows] for each in self.play()])
 
 
 class Recorder(Replay):
@@ -199,7 +200,7 @@ class Recorder(Replay):
             return function(*arguments)
         tensors: list[Tensor] = []
         try:
-            form = _split(arguments, tensors)
+            form = split(arguments, tensors)
         except TypeError as error:
             self._note(segment, str(error))
             return function(*arguments)
@@ -246,7 +247,7 @@ class Recorder(Replay):
 
         def flat(*values: Tensor) -> list[Tensor]:
             found: list[Tensor] = []
-            result[:] = [_split(function(*_joined(form, values)), found)]
+            result[:] = [split(function(*joined(form, values)), found)]
             return found
 
         try:
@@ -382,58 +383,3 @@ def compiled_once(function: Flat, backend: str) -> Flat:
     code = function.__code__.replace(co_name=f"segment_{id(function)}")
     own = types.FunctionType(code, function.__globals__, code.co_name, None, function.__closure__)
     return torch.compile(own, fullgraph=True, dynamic=False, backend=backend)
-
-
-class _Place(NamedTuple):
-    """A tensor in a form: its number in the list of tensors, and what a recording depends on."""
-
-    number: int
-    shape: tuple[int, ...]  # without rows
-    dtype: torch.dtype
-
-
-class _Node(NamedTuple):
-    """A dataclass, tuple, list or mapping in a form. ``names``: fields or keys; None for sequences."""
-
-    kind: type
-    names: tuple[Any, ...] | None
-    parts: tuple[Any, ...]
-
-
-_HOST = (type(None), bool, int, float, str, Enum, torch.dtype)
-
-
-def _split(value: object, tensors: list[Tensor]) -> Any:
-    """The form of a nested value, which is hashable. Its tensors are appended to ``tensors``, each one once.
-
-    Raises:
-        TypeError: the value holds something else than tensors and plain values, such as a function.
-    """
-    if isinstance(value, Tensor):
-        number = next((i for i, tensor in enumerate(tensors) if tensor is value), len(tensors))
-        if number == len(tensors):
-            tensors.append(value)
-        return _Place(number, tuple(value.shape[1:]), value.dtype)
-    if isinstance(value, _HOST):
-        return value
-    if isinstance(value, Mapping):
-        return _Node(dict, tuple(value), tuple(_split(part, tensors) for part in value.values()))
-    if dataclasses.is_dataclass(value):
-        names = tuple(each.name for each in dataclasses.fields(value) if each.init)
-        return _Node(type(value), names, tuple(_split(getattr(value, name), tensors) for name in names))
-    if isinstance(value, tuple):
-        return _Node(type(value), None, tuple(_split(part, tensors) for part in value))
-    raise TypeError(f"it depends on a {type(value).__name__} on the host")
-
-
-def _joined(form: Any, tensors: Sequence[Tensor]) -> Any:
-    """The nested value of this form with other tensors."""
-    if isinstance(form, _Place):
-        return tensors[form.number]
-    if not isinstance(form, _Node):
-        return form
-    parts = [_joined(part, tensors) for part in form.parts]
-    if form.names is not None:
-        named = dict(zip(form.names, parts, strict=True))
-        return named if form.kind is dict else form.kind(**named)
-    return form.kind(*parts) if hasattr(form.kind, "_fields") else tuple(parts)

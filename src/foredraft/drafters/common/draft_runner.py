@@ -116,14 +116,15 @@ class DraftRunner:
     ) -> Float[Tensor, "B F V"]:
         """Logits after the nodes from ``start`` on, or after the last one; the rows are the first ones of the cache."""
         extent = self.model.extent(reach, tree.tokens.shape[1] - start, self.cache.slots)
-        replay, sizes = replay_for(replay, self.cache, self.model.version, len(bases), self._is_free)
+        replay, sizes = replay_for(replay, self.cache, self.model.version, len(bases), self._free_rows)
         with self.model.running():
             return replay(
                 "draft", sizes, self._logits, tree, bases, extent, start, last, why_eager=self.model.why_eager
             )
 
-    def _is_free(self, row: int) -> bool:
-        return row not in self._known
+    @property
+    def _free_rows(self) -> set[int]:
+        return set(range(self.cache.rows)).difference(self._known)
 
     def _logits(
         self, tree: TokenTree, bases: Int[Tensor, "B"], extent: int, start: int, last: bool
