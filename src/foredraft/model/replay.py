@@ -13,7 +13,7 @@ import logging
 import threading
 import types
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Collection, Container, Sequence
 from typing import Any, NamedTuple, TypeVar, final
 
 import torch
@@ -30,6 +30,9 @@ MAX_RECORDINGS = 256
 """Most recordings of a segment; inputs of further shapes run eagerly."""
 _CAPTURING = threading.Lock()
 """A capture begins by waiting for the device, which would end one of another thread."""
+_HASHLESS = frozenset({"forward", "draft"})
+"""Segments without random numbers. Compiled for a CPU, the hashes behind these differ in the last entries of some
+vectors (docs/log.md), and a seed would give another output."""
 _WARM_UPS = 2
 """Runs before a capture: the first compiles kernels and allocates the workspaces of libraries."""
 
@@ -285,16 +288,33 @@ class Recorder(Replay):
 
 @final
 class Compiled(Recorder):
-    """Segments compiled by ``torch.compile``, without graph breaks and for one shape each."""
+    """Segments compiled by ``torch.compile``, without graph breaks and for one shape each.
+
+    Args:
+        segments: those to compile; None for all.
+    """
 
     fixed = False
 
-    def __init__(self, backend: str = "inductor") -> None:
+    def __init__(self, backend: str = "inductor", segments: Collection[str] | None = None) -> None:
         super().__init__()
         self._backend = backend
+        self._segments = segments
+
+    def __call__(
+        self,
+        segment: str,
+        sizes: Sizes,
+        function: Callable[..., T],
+        *arguments: Any,
+        why_eager: str | None = None,
+    ) -> T:
+        if self._segments is not None and segment not in self._segments:
+            return function(*arguments)
+        return super().__call__(segment, sizes, function, *arguments, why_eager=why_eager)
 
     def _another(self) -> "Compiled":
-        return Compiled(self._backend)
+        return Compiled(self._backend, self._segments)
 
     def _record(
         self, segment: str, function: Flat, inputs: Sequence[Tensor]
@@ -372,7 +392,9 @@ def replay_on(device: torch.device, *, compile: bool, cuda_graphs: bool) -> Repl
         raise OptionError(f"cuda_graphs needs a CUDA device, and the target is on {device}.")
     if cuda_graphs:
         return Captured(device, compiled=compile)
-    return Compiled() if compile else Eager()
+    if not compile:
+        return Eager()
+    return Compiled(segments=_HASHLESS if device.type == "cpu" else None)
 
 
 def compiled_once(function: Flat, backend: str) -> Flat:
