@@ -16,7 +16,8 @@ import foredraft
 from foredraft.cli import main
 from foredraft.core.errors import OptionError
 from foredraft.engine.generator import Generator
-from foredraft.scale.batch import BatchRun
+from foredraft.scale.answers import Answers, BatchOptions
+from foredraft.scale.batch import BatchFile, Report
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +46,12 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def run(generator: Generator, source: Path, out: Path, **options: Any) -> list[dict[str, Any]]:
-    BatchRun(generator, "sample", source, out, **options).run()
+    answer(generator, BatchFile(source, out), **options)
     return read(out)
+
+
+def answer(generator: Generator, file: BatchFile, report: Report | None = None, **options: Any) -> None:
+    file.run(Answers(generator, BatchOptions("sample", file.created, **options)).of, report)
 
 
 def test_answers_are_those_of_the_generator_in_order(generator: Generator, tmp_path: Path):
@@ -80,9 +85,9 @@ def test_requests_that_fail_have_an_error_object_and_stop_nobody(generator: Gene
         {"method": "POST", "url": "/v1/completions", "body": {}},
         chat(9),
     ]
-    run_ = BatchRun(generator, "sample", write(tmp_path / "in.jsonl", requests), tmp_path / "out.jsonl")
+    file = BatchFile(write(tmp_path / "in.jsonl", requests), tmp_path / "out.jsonl")
     counts: list[tuple[int, int]] = []
-    run_.run(lambda done, failed: counts.append((done, failed)))
+    answer(generator, file, lambda done, failed: counts.append((done, failed)))
     found = read(tmp_path / "out.jsonl")
     assert [each["response"]["status_code"] for each in found] == [400, 400, 400, 400, 400, 404, 400, 400, 400, 200]
     assert counts == [(number, min(number, 9)) for number in range(1, 11)]
@@ -145,9 +150,9 @@ def test_a_file_that_was_cut_anywhere_is_completed(cut: int, generator: Generato
     run(generator, source, tmp_path / "whole")
     whole = (tmp_path / "whole").read_bytes()
     (tmp_path / "cut").write_bytes(whole[:cut])
-    again = BatchRun(generator, "sample", source, tmp_path / "cut")
+    again = BatchFile(source, tmp_path / "cut")
     assert again.done == whole[:cut].count(b"\n")
-    again.run()
+    answer(generator, again)
     assert (tmp_path / "cut").read_bytes() == whole
 
 
@@ -155,7 +160,7 @@ def test_a_file_that_was_cut_anywhere_is_completed(cut: int, generator: Generato
 def test_a_file_of_something_else_is_left_alone(content: str, generator: Generator, tmp_path: Path):
     (tmp_path / "out").write_text(content)
     with pytest.raises(OptionError, match="choose another file"):
-        BatchRun(generator, "sample", write(tmp_path / "in.jsonl", [chat(0)]), tmp_path / "out")
+        BatchFile(write(tmp_path / "in.jsonl", [chat(0)]), tmp_path / "out")
     assert (tmp_path / "out").read_text() == content
 
 

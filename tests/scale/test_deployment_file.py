@@ -68,13 +68,16 @@ def test_a_wrong_file_gives_one_sentence(text: str, sentence: str, tmp_path: Pat
         (["serve", "--replicas", "0"], "replicas must be 1 or more"),
         (["serve", "--replicas", "2"], "pip install 'foredraft[scale]'"),
         (["serve", "--address", "auto"], "pip install 'foredraft[scale]'"),
+        (["batch", __file__, "out", "--ray"], "pip install 'foredraft[scale]'"),
+        (["batch", __file__, "out", "--actors", "2"], "--actors and --address need --ray."),
+        (["batch", __file__, "out", "--ray", "--actors", "-1"], "--actors must be 1 or more."),
     ],
 )
 def test_the_commands_refuse_in_one_sentence(
     command: list[str], sentence: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.setitem(sys.modules, "ray", None)
-    for name in ("foredraft.scale.cluster", "foredraft.scale.replicas"):
+    for name in ("foredraft.scale.actors", "foredraft.scale.cluster", "foredraft.scale.replicas"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     assert main(command) == 2
     found = capsys.readouterr().err

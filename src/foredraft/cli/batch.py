@@ -1,7 +1,9 @@
 """``foredraft batch``."""
 
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -12,12 +14,19 @@ from foredraft.cli.exit_status import Interrupted
 from foredraft.cli.flags import flags
 from foredraft.core.errors import OptionError
 
+if TYPE_CHECKING:
+    from foredraft.scale.answers import Answered, BatchOptions, Numbered
+    from foredraft.scale.batch import BatchFile
+
 _NAME = "Name of the model in the requests; default: --model."
 _SEED = "Of requests that give no seed; each gets one of its own from it."
 _LIMIT = "max_tokens of chats that give none."
+_RAY = "Answer by several actors; needs pip install 'foredraft[scale]'."
+_ACTORS = "With --ray: processes with a model each; default: one for each GPU."
+_ADDRESS = "With --ray: of a Ray cluster; default: this machine."
 EXAMPLES = (
     "foredraft batch requests.jsonl answers.jsonl -m PATH -d eagle3:HEAD",
-    "foredraft batch requests.jsonl answers.jsonl --name gpt-4o-mini",
+    "foredraft batch requests.jsonl answers.jsonl -m PATH --ray --actors 8",
 )
 
 
@@ -29,6 +38,9 @@ def command(
     name: Annotated[str | None, typer.Option(metavar="TEXT", help=_NAME)] = None,
     seed: Annotated[int, typer.Option(metavar="INT", help=_SEED)] = 0,
     default_max_tokens: Annotated[int, typer.Option(metavar="INT", help=_LIMIT)] = 1024,
+    ray: Annotated[bool, typer.Option("--ray", metavar="", help=_RAY)] = False,
+    actors: Annotated[int, typer.Option(metavar="INT", help=_ACTORS)] = 0,
+    address: Annotated[str | None, typer.Option(metavar="TEXT", help=_ADDRESS)] = None,
     choice: ModelChoice,
 ) -> None:
     """Answer a file of requests in OpenAI's batch format.
@@ -37,21 +49,53 @@ def command(
     an error object in the file. Needs pip install 'foredraft[serve]'.
     """
     try:
-        from foredraft.scale.batch import BatchRun
+        from foredraft.scale.answers import Answers, BatchOptions
+        from foredraft.scale.batch import BatchFile
     except ModuleNotFoundError as error:
         raise OptionError(f"Batches need the package {error.name}: pip install 'foredraft[serve]'.") from error
     if default_max_tokens < 1:
         raise OptionError("--default-max-tokens must be 1 or more.")
-    generator = choice.load()
-    run = BatchRun(generator, name or choice.model, source, out, seed=seed, default_max_tokens=default_max_tokens)
+    if actors < 0:
+        raise OptionError("--actors must be 1 or more.")
+    if not ray and (actors or address is not None):
+        raise OptionError("--actors and --address need --ray.")
+    with ExitStack() as stack:
+        generator = None if ray else stack.enter_context(choice.load())  # first: other ranks end here
+        file = BatchFile(source, out)
+        options = BatchOptions(name or choice.model, file.created, seed, default_max_tokens)
+        if generator is not None:
+            answers = Answers(generator, options).of
+        else:
+            answers = stack.enter_context(_actors(choice, options, actors, address))
+        _write(file, answers, out)
+    errors().print(f"{file.done} answers, {file.failed} of them errors, in {out}.", soft_wrap=True, markup=False)
+
+
+@contextmanager
+def _actors(
+    choice: ModelChoice, options: "BatchOptions", actors: int, address: str | None
+) -> "Iterator[Callable[[Iterable[Numbered]], Iterator[Answered]]]":
+    """Answers by actors of a Ray cluster, to which the process is connected meanwhile."""
+    try:
+        from foredraft.scale.actors import actor_count, by_actors
+        from foredraft.scale.cluster import connected
+    except ModuleNotFoundError as error:
+        raise OptionError(f"Actors need the package {error.name}: pip install 'foredraft[scale]'.") from error
+    if choice.tensor_parallel > 1:
+        raise OptionError("An actor runs in one process: leave out --tensor-parallel or --ray.")
+    with connected(address, actors):
+        yield by_actors(choice.load, options, actor_count(actors))
+
+
+def _write(file: "BatchFile", answers: "Callable[[Iterator[Numbered]], Iterable[Answered]]", out: Path) -> None:
+    """Write the answers, with a bar on a terminal."""
     console = errors()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     try:
-        with generator, Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-            task = bar.add_task("Answers", total=run.total, completed=run.done)
-            run.run(lambda done, failed: bar.update(task, completed=done))
+        with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+            task = bar.add_task("Answers", total=file.total, completed=file.done)
+            file.run(answers, lambda done, failed: bar.update(task, completed=done))
     except KeyboardInterrupt:
-        raise Interrupted(f"Interrupted after {run.done} answers; the same command continues from there.") from None
+        raise Interrupted(f"Interrupted after {file.done} answers; the same command continues from there.") from None
     except OSError as error:
         raise OptionError(f"Cannot write {out}: {error.strerror}.") from None
-    console.print(f"{run.done} answers, {run.failed} of them errors, in {out}.", soft_wrap=True, markup=False)
