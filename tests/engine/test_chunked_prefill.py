@@ -92,10 +92,10 @@ def test_a_step_reads_no_more_than_its_chunk_while_rows_run():
 def test_prompts_alone_are_read_in_large_chunks():
     g = build("none", max_prefill_tokens=CHUNK)
     sizes, hook = read_sizes(model())
-    sequences = [submit(g, 4 * CHUNK + 1, new=1, seed=seed) for seed in range(3)]
+    sequences = [submit(g, 2 * CHUNK + 1, new=1, seed=seed) for seed in range(3)]
     g.engine.step()
     hook.remove()
-    assert sizes == [(3, 4 * CHUNK), (3, 1)] and all(each.finished for each in sequences)
+    assert sizes == [(3, 2 * CHUNK), (3, 1)] and all(each.finished for each in sequences)
 
 
 @pytest.mark.parametrize("kind", ["none", "draft model", "eagle3", "medusa"])
@@ -116,6 +116,44 @@ def test_outputs_do_not_depend_on_chunks(kind: str):
     }
     assert all(each.tokens == found[each.prompt][0] for each in sequences)
     assert not parts.engine._stepper.cache._lines
+
+
+@pytest.mark.parametrize("kind", ["draft model", "eagle3"])
+def test_a_drafter_reads_a_long_prompt_while_the_target_does(kind: str, monkeypatch: pytest.MonkeyPatch):
+    """So no step reads more than two chunks, not even that of the first draft."""
+    g = build(kind, max_prefill_tokens=CHUNK)
+    drafter: Any = g.engine.drafter
+    reads = drafter._state if kind == "eagle3" else drafter._runner.model
+    forward, widths = reads.forward, []
+
+    def noted(step: Any, *args: Any, **options: Any) -> Any:
+        widths.append(step.tokens.shape[1])
+        return forward(step, *args, **options)
+
+    monkeypatch.setattr(reads, "forward", noted)
+    long = submit(g, 1000, new=12)
+    g.engine.run([long])
+    assert long.counters.drafted > 0 and CHUNK < max(widths) <= 2 * CHUNK
+    widths.clear()
+    off = g.submit(tiny.prompts((1000,), seed=2), SamplingParams(max_new_tokens=4, speculate=False))[0]
+    g.engine.run([off])
+    if kind == "eagle3":
+        assert widths == [], "it is not drafted for"
+
+
+def test_a_long_prompt_that_leaves_half_read_leaves_nothing_with_the_drafter():
+    g = build("eagle3", max_prefill_tokens=CHUNK)
+    drafter: Any = g.engine.drafter
+    wanted = g.generate(tiny.prompts((1000,))[0], max_new_tokens=12)
+    for _ in range(2):
+        long = submit(g, 1000, seed=3)
+        for _ in range(3):
+            g.engine.step()
+        assert drafter._state._known
+        g.engine.cancel([long])
+        assert not drafter._state._known
+        again = g.generate(tiny.prompts((1000,))[0], max_new_tokens=12)
+        assert (again.tokens, again.stats.accepted) == (wanted.tokens, wanted.stats.accepted)
 
 
 def test_padding_stays_within_the_cache():

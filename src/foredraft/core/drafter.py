@@ -159,6 +159,20 @@ class Drafter(ABC):
         T is 0 for a prompt of one token.
         """
 
+    def read_ahead(  # noqa: B027
+        self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 F G"]], room: Room
+    ) -> None:
+        """Read some of a prompt before ``admit``: called between steps while the target reads a long one.
+
+        So the row's first proposal needs not read all of it and hold up the other rows. A call should read no more than
+        ``model.prefill.CHUNK`` tokens. Optional: what was not read here is read later.
+
+        Args:
+            prompt: the tokens that the target has read so far.
+            hidden: what ``fuse`` returned for those of them that are new since the last call.
+            room: as in ``View``.
+        """
+
     def fuse(self, hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> Mapping[int, Float[Tensor, "1 F G"]]:
         """Reduce the hidden states of a part of a prompt to what ``admit`` reads of them; by default, to all.
 

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from foredraft.core.draft import Draft, Law
-from foredraft.core.drafter import Needs, Plan, Rewindable, View
+from foredraft.core.drafter import Needs, Plan, Rewindable, Room, View
 from foredraft.core.errors import OptionError
 from foredraft.core.options import SizedOptions
 from foredraft.core.tree import TokenTree, merge_duplicates
@@ -71,6 +71,13 @@ class SpecInfer(Rewindable):
         self._nodes = template.nodes
         self._law = Law.IID if len(models) == 1 else Law.IID_MANY
         self.needs = Needs(max_nodes=len(models) * self._nodes, max_depth=len(options.expansion), law=self._law)
+
+    @torch.inference_mode()
+    def read_ahead(
+        self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 F G"]], room: Room
+    ) -> None:
+        for runner in self._runners:
+            runner.read_ahead(row, prompt, room)
 
     def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
         for runner in self._runners:

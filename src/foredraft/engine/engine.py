@@ -93,6 +93,7 @@ class Engine:
         self._request_numbers = itertools.count()
         self.compile_grammar = GrammarCompiler(tokenizer, target.vocab_size)
         self._drafter_rows: set[int] = set()  # rows that may have been admitted to the drafter
+        self._drafted = True  # the last plan drafts something
         self._in_step = False  # a step has begun and has neither ended nor been cleaned up
         self._lock = threading.RLock()
         self.closed = False
@@ -277,7 +278,7 @@ class Engine:
                 self.prefixes.end(row, sequence)
         self._batch.retire()
         self._reader.drop()
-        for row in sorted(self._drafter_rows.difference(self._batch.rows)):
+        for row in sorted(self._drafter_rows.difference(self._running())):
             try:
                 self.policy.release(row)
                 self.drafter.release(row)
@@ -338,12 +339,14 @@ class Engine:
 
     def _read_prompts(self) -> Exception | None:
         """Read some of the prompts; those that are complete join the batch. Return an error that only failed others."""
-        ready, error = self._reader.read(busy=len(self._batch) > 0, begin=self._drafter_rows.add)
+        busy, drafts = len(self._batch) > 0, self._drafted or not len(self._batch)
+        ready, error = self._reader.read(busy=busy, drafts=drafts, begin=self._drafter_rows.add)
         if ready:
             self._batch.admit(list(ready), list(ready.values()))
             self._reader.drop(ready)
         if error is not None:
-            self._release(self._drafter_rows.difference(self._batch.rows))
+            kept = [row for row, sequence in self._running().items() if not sequence.finished]
+            self._release(self._drafter_rows.difference(kept))
         return error
 
     def _open(self) -> int:
@@ -366,6 +369,7 @@ class Engine:
         limits = [sequence.draft_limit(self.target.max_length) for sequence in sequences]
         chains = copies([sequence.prediction for sequence in sequences], limits, self._stepper.copied_nodes(view))
         plan = self._plan(view, [0 if chain else limit for limit, chain in zip(limits, chains, strict=True)])
+        self._drafted = any(plan.lengths) or any(chains)
         wants = any(sequence.params.logprobs is not None for sequence in sequences)
         free = self._admission.free_rows(self._running())
         done = self._stepper(view, plan, chains, logprobs=wants, matchers=matchers_of(sequences), free_rows=free)

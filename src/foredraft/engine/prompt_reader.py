@@ -1,7 +1,7 @@
 """Prefill of admitted requests: prompts are read in chunks between steps, so a long one does not stall the others."""
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence as Seq
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,9 +20,9 @@ from foredraft.engine.prefix_cache import Features, PrefixCache, common_prefix
 from foredraft.engine.request import Sequence
 from foredraft.model.base import TargetModel
 from foredraft.model.cache import SlotCache
-from foredraft.model.prefill import group_by_length, prefill
+from foredraft.model.prefill import CHUNK, group_by_length, prefill
 
-_ALONE = 4
+_ALONE = 2
 """Chunks are so many times as large while no row runs."""
 _OLDEST_SHARE = 4
 """One part in so many of a step's tokens goes to the prompt that was admitted first."""
@@ -34,13 +34,14 @@ class _Reading:
 
     ``requests``: those with this prompt, by row. It is read into the first of these rows. ``done``: tokens that the
     cache holds, ``cached`` of them from an earlier request. ``parts``: what the drafter reads of them, from
-    ``Drafter.fuse``. ``seconds``: spent on it so far.
+    ``Drafter.fuse``; it has seen the first ``shown`` of these. ``seconds``: spent on it so far.
     """
 
     requests: dict[int, Sequence]
     ids: np.ndarray
     tokens: Int[Tensor, "T"]
     parts: list[Features]
+    shown: int = 0
     done: int = 0
     cached: int = 0
     seconds: float = 0.0
@@ -68,6 +69,11 @@ def _key(sequence: Sequence) -> tuple[str, tuple[int, ...]]:
     return sequence.tenant, sequence.prompt
 
 
+def _joined(parts: Seq[Features]) -> dict[int, Tensor]:
+    """Consecutive parts of what a drafter reads of a prompt."""
+    return {key: torch.cat([part[key] for part in parts], 1) for key in parts[0]}
+
+
 class Ready(NamedTuple):
     """Requests by row whose prompts have been read, and the error that failed others, if any."""
 
@@ -88,6 +94,7 @@ class PromptReader:
     prefixes: PrefixCache
     budget: int | None = None
     _readings: list[_Reading] = field(default_factory=list)  # in order of admission
+    _waited: bool = False  # in the last step, long prompts waited for short ones
 
     @property
     def requests(self) -> dict[int, Sequence]:
@@ -113,20 +120,24 @@ class PromptReader:
         self._readings = [*self._readings, *added]
 
     @torch.inference_mode()
-    def read(self, *, busy: bool, begin: Callable[[int], object]) -> Ready:
+    def read(self, *, busy: bool, drafts: bool, begin: Callable[[int], object]) -> Ready:
         """Read some of the prompts; those whose last chunk was read start with the drafter.
 
         The requests stay here until they are dropped. An error fails those whose prompts were read together.
 
         Args:
             busy: rows wait for their next step meanwhile.
-            begin: called with each row just before the drafter admits it.
+            drafts: have the drafter read long prompts, too, a chunk at a time; else it reads them at its first draft.
+            begin: called with each row just before the drafter reads or admits it.
         """
         started = time.perf_counter()
         for reading in self._readings:
             self._reuse(reading)
         shares = self._shares(busy)
         error = self._forward({reading: count for reading, count in shares.items() if count})
+        for reading in shares if drafts else ():
+            if self._reads_ahead(reading):
+                error = self._attempt([reading], partial(self._read_ahead, reading, begin)) or error
         complete = [reading for reading in self._readings if not reading.left and reading.open]
         for reading in complete:
             error = self._attempt([reading], partial(self._start, reading, begin)) or error
@@ -161,15 +172,22 @@ class PromptReader:
         """How many tokens of each prompt to read in this step.
 
         The prompts with the fewest tokens left come first, so that short ones do not wait for long ones; a part is kept
-        for the oldest, so that a long one does not wait for ever.
+        for the oldest, so that a long one does not wait for ever. While no row runs, short prompts are read at once and
+        run in this step; so the others wait, but not twice in succession.
         """
+        waited, self._waited = self._waited, False
         if self.budget is None:
             return {reading: reading.left for reading in self._readings}
         readings = [reading for reading in self._readings if not self._follows(reading, _ALONE * self.budget)]
-        if not busy:
-            return {reading: min(reading.left, _ALONE * self.budget) for reading in readings}
-        shares = {reading: 0 for reading in readings if not reading.left}
+        most = 0 if busy else _ALONE * self.budget
+        shares = {reading: reading.left for reading in readings if reading.left <= most}
+        if not busy and not shares:
+            return dict.fromkeys(readings, most)
+        if any(shares.values()) and not waited:
+            self._waited = True
+            return shares
         rest = self.budget
+        readings = [reading for reading in readings if reading not in shares]
         for oldest in readings[:1]:
             shares[oldest] = min(oldest.left, max(rest // _OLDEST_SHARE, 1))
             rest -= shares[oldest]
@@ -188,7 +206,7 @@ class PromptReader:
         if found.row != reading.row:
             self.prefixes.drop([reading.row])
             self.cache.fork([found.row], [reading.row], found.length)
-        reading.parts = [found.features]
+        reading.parts, reading.shown = [found.features], 0
         reading.done = reading.cached = found.length
         self.prefixes.use(found)
 
@@ -208,15 +226,22 @@ class PromptReader:
     def _forward(self, shares: Mapping[_Reading, int]) -> Exception | None:
         """Read so many tokens of each prompt, those of like length together."""
         error = None
+        alike: dict[int, dict[_Reading, int]] = {}  # by length: all rows of a forward attend to as many slots
+        for reading, count in shares.items():
+            alike.setdefault(((reading.done + count) // CHUNK).bit_length(), {})[reading] = count
+        for part in (part for each in alike.values() for part in self._forwards(each)):
+            error = self._attempt(part, partial(self._read_together, part)) or error
+        return error
+
+    def _forwards(self, shares: Mapping[_Reading, int]) -> Iterator[dict[_Reading, int]]:
+        """The forwards that read so many tokens of each prompt."""
         readings, counts = list(shares), list(shares.values())
-        for group in group_by_length(counts) if counts else ():
+        for group in group_by_length(counts):
             width = max(counts[i] for i in group)
             fitting = [i for i in group if readings[i].done + width <= self.cache.slots]  # with padding
             for together in (fitting, *([i] for i in group if i not in fitting)):
-                part = {readings[i]: counts[i] for i in together}
-                if part:
-                    error = self._attempt(part, partial(self._read_together, part)) or error
-        return error
+                if together:
+                    yield {readings[i]: counts[i] for i in together}
 
     def _read_together(self, shares: Mapping[_Reading, int]) -> None:
         parts = [reading.tokens[reading.done : reading.done + count] for reading, count in shares.items()]
@@ -234,13 +259,26 @@ class PromptReader:
         for reading, count in shares.items():
             reading.done += count
 
+    def _reads_ahead(self, reading: _Reading) -> bool:
+        """Whether the drafter reads a prompt while the target does: in several chunks, if it drafts for it."""
+        several = self.budget is not None and len(reading.tokens) > self.budget
+        new = len(reading.parts) > reading.shown
+        return several and new and any(each.drafts for each in reading.open.values())
+
+    def _read_ahead(self, reading: _Reading, begin: Callable[[int], object]) -> None:
+        """Have the drafter read some of what was read of a prompt."""
+        hidden = _joined(reading.parts[reading.shown :])
+        begin(reading.row)
+        self.drafter.read_ahead(reading.row, reading.tokens[: reading.done], hidden, self.cache.room)
+        reading.shown = len(reading.parts)
+
     def _start(self, reading: _Reading, begin: Callable[[int], object]) -> None:
         """Copy a prompt that has been read to all rows that share it, and start them with the drafter."""
         copies = [row for row in reading.open if row != reading.row]
         if copies:
             self.prefixes.drop(copies)
             self.cache.fork([reading.row] * len(copies), copies, len(reading.tokens))
-        hidden = {key: torch.cat([part[key] for part in reading.parts], 1) for key in reading.parts[0]}
+        hidden = _joined(reading.parts)
         for row, sequence in reading.open.items():
             begin(row)
             self.drafter.admit(row, reading.tokens, hidden)

@@ -209,6 +209,11 @@ class Sequence:
             most = min(most, self.params.num_assistant_tokens)
         return max(0, most)
 
+    @property
+    def drafts(self) -> bool:
+        """Whether any step of the request may draft."""
+        return self.params.speculate and self.params.num_assistant_tokens != 0 and self.rules.max_new_tokens > 1
+
     def extend(self, block: Tokens[int], drafted: int, copied: int = 0) -> int:
         """Append a block of new tokens, the first ``drafted`` of which were drafted.
 

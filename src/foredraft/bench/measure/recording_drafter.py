@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from foredraft.core.draft import Draft, Verdict
-from foredraft.core.drafter import Drafter, Plan, StepOut, View
+from foredraft.core.drafter import Drafter, Plan, Room, StepOut, View
 
 
 class RecordingDrafter(Drafter):
@@ -18,6 +18,9 @@ class RecordingDrafter(Drafter):
 
     def fuse(self, hidden: Mapping[int, Tensor]) -> Mapping[int, Tensor]:
         return self._inner.fuse(hidden)
+
+    def read_ahead(self, row: int, prompt: Tensor, hidden: Mapping[int, Tensor], room: Room) -> None:
+        self._inner.read_ahead(row, prompt, hidden, room)
 
     def admit(self, row: int, prompt: Tensor, hidden: Mapping[int, Tensor]) -> None:
         self._inner.admit(row, prompt, hidden)

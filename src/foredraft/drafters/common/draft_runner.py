@@ -8,13 +8,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from foredraft.core.drafter import Needs, Plan, Rewindable, View
+from foredraft.core.drafter import Needs, Plan, Rewindable, Room, View
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.common.tree_builder import TreeBuilder
 from foredraft.drafters.common.tree_ops import ranked
 from foredraft.model.base import TargetModel, widened
 from foredraft.model.cache import SlotCache
-from foredraft.model.prefill import catch_up, prefill
+from foredraft.model.prefill import CATCH_UP, CHUNK, catch_up, prefill
 from foredraft.model.replay import EAGER, Replay, replay_for
 
 
@@ -42,9 +42,20 @@ class DraftRunner:
         """The admitted rows."""
         return frozenset(self._known)
 
+    def read_ahead(self, row: int, prompt: Int[Tensor, "T"], room: Room) -> None:
+        """Read some of a prompt; see ``Drafter.read_ahead``."""
+        begin = self._known.setdefault(row, 0)
+        end = min(begin + CHUNK, len(prompt), self.model.max_length - 1)
+        if begin < end:
+            self.cache.reserve(row + 1, end + CATCH_UP, room)
+            if not begin:  # an earlier request in the row may have left NaN
+                self.cache.zero([row])
+            prefill(self.model, self.cache, [row], self.clip_ids(prompt[None, begin:end]), [begin])
+            self._known[row] = end
+
     def admit(self, row: int) -> None:
-        """Add a row; its prompt is read at its first draft."""
-        self._known[row] = 0
+        """Add a row; what was not read of its prompt is read at its first draft."""
+        self._known.setdefault(row, 0)
 
     def rewind(self, row: int, length: int) -> None:
         """Keep only the first ``length`` tokens of a row."""
@@ -150,6 +161,9 @@ class DraftRunner:
 class RowRunner(Protocol):
     """A ``DraftRunner`` or a wrapper of one."""
 
+    def read_ahead(self, row: int, prompt: Int[Tensor, "T"], room: Room) -> None:
+        """See ``DraftRunner.read_ahead``."""
+
     def admit(self, row: int) -> None:
         """See ``DraftRunner.admit``."""
 
@@ -169,6 +183,12 @@ class RunnerDrafter(Rewindable, Generic[R]):
     def __init__(self, runner: R, needs: Needs) -> None:
         self._runner = runner
         self.needs = needs
+
+    @torch.inference_mode()
+    def read_ahead(
+        self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 F G"]], room: Room
+    ) -> None:
+        self._runner.read_ahead(row, prompt, room)
 
     def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
         self._runner.admit(row)

@@ -5,7 +5,7 @@ the last one, from the target's true features; leftovers of a draft tree are ove
 keeping them silently lowers acceptance).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, final
 
 import torch
@@ -24,9 +24,8 @@ from foredraft.model.base import widened
 from foredraft.model.cache import SlotCache, SlotView, bucket, persistent_zeros
 from foredraft.model.cpu_linear import any_weight
 from foredraft.model.masks import Layout, StepIn, Visible, address, extent_of
-from foredraft.model.prefill import catch_up
+from foredraft.model.prefill import CATCH_UP, CHUNK, catch_up
 
-_CHUNK = 512
 _FUSED = 0
 """The key of features in what ``fuse`` returns, where hidden states have their layer."""
 _MAX_PENDING = 32
@@ -92,14 +91,36 @@ class FeatureCache:
         """The features of a part of a prompt, as ``admit`` takes them."""
         return {_FUSED: self._to_features(hidden)}
 
-    def admit(self, row: int, hidden: Mapping[int, Float[Tensor, "1 T F"]]) -> None:
-        """Add a row with the features of its prompt."""
-        self._flush()
+    def read_ahead(
+        self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 F G"]], room: Room
+    ) -> None:
+        """Read some entries of a prompt whose last token is not its last; see ``Drafter.read_ahead``."""
         features = hidden[_FUSED]
-        self._reserve(row + 1, features.shape[1], features.shape[2])
-        self._features[row, : features.shape[1]] = features[0]
+        self._store(row, len(prompt) - features.shape[1], features)
+        begin = self._known.setdefault(row, 0)
+        end = min(begin + CHUNK, len(prompt) - 1)
+        if begin < end:
+            self._prepare(end)
+            self._cache.reserve(row + 1, end + CATCH_UP, room)
+            if not begin:  # an earlier request in the row may have left NaN
+                self._cache.zero([row])
+            bases = torch.full((1,), begin, dtype=torch.long, device=prompt.device)
+            self._committed((row,), prompt[None], bases, end, end - begin)
+            self._known[row] = end
+
+    def admit(self, row: int, hidden: Mapping[int, Float[Tensor, "1 T F"]]) -> None:
+        """Add a row with the features of its prompt; what was read of it before is kept."""
+        features = hidden[_FUSED]
+        self._store(row, 0, features)
         self._features[row, features.shape[1] : self._used] = 0  # an earlier request in the row may have left NaN
-        self._known[row] = 0
+        self._known.setdefault(row, 0)
+
+    def _store(self, row: int, begin: int, features: Float[Tensor, "1 T F"]) -> None:
+        """Store the features of a part of a prompt."""
+        self._flush()
+        end = begin + features.shape[1]
+        self._reserve(row + 1, end, features.shape[2])
+        self._features[row, begin:end] = features[0]
 
     def commit(self, view: View, verdict: Verdict, out: StepOut) -> None:
         """Store the features of the accepted path; later slots are overwritten by the next step."""
@@ -147,7 +168,8 @@ class FeatureCache:
         self._reserve(0, 0, self._features.shape[2], view.room)
         width = catch_up(self._cache, self._known, view, ends, slots, read)
         entries = view.lengths - 1
-        states = self._committed(view, (entries - width).clamp(min=0), max(max(ends), width), width)
+        bases = (entries - width).clamp(min=0)
+        states = self._committed(view.rows, view.history, bases, max(max(ends), width), width)
         self._known.update(zip(view.rows, ends, strict=True))
         last = (entries.clamp(max=width) - 1).clamp(min=0)
         states = states.gather(1, last[:, None, None].expand(-1, 1, states.shape[2]))
@@ -171,26 +193,20 @@ class FeatureCache:
         for b in far:
             row = view.rows[b]
             own = slice(b, b + 1)
-            alone = View((row,), view.history[own], view.lengths[own], (view.extents[b],), view.warp, view.noise)
-            for begin in range(self._known[row], ends[b] - 1, _CHUNK):
-                width = min(_CHUNK, ends[b] - 1 - begin)
-                self._committed(alone, torch.full_like(alone.lengths, begin), begin + width, width)
+            for begin in range(self._known[row], ends[b] - 1, CHUNK):
+                width = min(CHUNK, ends[b] - 1 - begin)
+                base = torch.full_like(view.lengths[own], begin)
+                self._committed((row,), view.history[own], base, begin + width, width)
 
-    def _committed(self, view: View, bases: Int[Tensor, "B"], reach: int, width: int) -> Float[Tensor, "B N H"]:
+    def _committed(
+        self, rows: Sequence[int], history: Int[Tensor, "B L"], bases: Int[Tensor, "B"], reach: int, width: int
+    ) -> Float[Tensor, "B N H"]:
         """Read ``width`` entries of each row from ``bases`` on, all below ``reach``, with the target's features."""
-        device = view.lengths.device
-        self._reserve(max(view.rows) + 1, reach, self._features.shape[2])
-        slots = bases[:, None] + torch.arange(width, device=device)
-        tokens = view.history.gather(1, (slots + 1).clamp(max=view.history.shape[1] - 1))
-        features = self._features[to_device(view.rows, device)[:, None], slots]
-        step = address(
-            TokenTree.chain(tokens),
-            bases,
-            view.rows,
-            reach,
-            self._layout,
-            max_position=_MAX_POSITION,
-        )
+        self._reserve(max(rows) + 1, reach, self._features.shape[2])
+        slots = bases[:, None] + torch.arange(width, device=bases.device)
+        tokens = history.gather(1, (slots + 1).clamp(max=history.shape[1] - 1))
+        features = self._features[to_device(rows, bases.device)[:, None], slots]
+        step = address(TokenTree.chain(tokens), bases, rows, reach, self._layout, max_position=_MAX_POSITION)
         return self.forward(step, features)
 
     def forward(

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from foredraft.core.draft import Draft, Verdict
-from foredraft.core.drafter import Drafter, Needs, StepOut, View
+from foredraft.core.drafter import Drafter, Needs, Room, StepOut, View
 from foredraft.core.options import SizedOptions
 from foredraft.drafters.common.feature_cache import DraftState
 
@@ -21,6 +21,11 @@ class HeadState(Protocol):
     def fuse(self, hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> Mapping[int, Float[Tensor, "1 F G"]]:
         """See ``Drafter.fuse``."""
         ...
+
+    def read_ahead(
+        self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 F G"]], room: Room
+    ) -> None:
+        """See ``Drafter.read_ahead``."""
 
     def admit(self, row: int, hidden: Mapping[int, Float[Tensor, "1 F G"]]) -> None:
         """Add a row with what ``fuse`` returned for its prompt."""
@@ -61,6 +66,12 @@ class HeadDrafter(Drafter, Generic[M]):
     @torch.inference_mode()
     def fuse(self, hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> Mapping[int, Float[Tensor, "1 F G"]]:
         return self._state.fuse(hidden)
+
+    @torch.inference_mode()
+    def read_ahead(
+        self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 F G"]], room: Room
+    ) -> None:
+        self._state.read_ahead(row, prompt, hidden, room)
 
     @torch.inference_mode()
     def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:

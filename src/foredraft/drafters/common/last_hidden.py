@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from foredraft.core.draft import Verdict
-from foredraft.core.drafter import StepOut, View
+from foredraft.core.drafter import Room, StepOut, View
 from foredraft.drafters.common.feature_cache import DraftState
 from foredraft.heads.nets.target_parts import FINAL
 
@@ -21,6 +21,11 @@ class LastHidden:
     def fuse(self, hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> dict[int, Float[Tensor, "1 F H"]]:
         """The last state of a part of a prompt; a copy, which does not keep the others alive."""
         return {FINAL: hidden[FINAL][:, -1:].clone()}
+
+    def read_ahead(
+        self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 F H"]], room: Room
+    ) -> None:
+        """Nothing: the head reads one state."""
 
     def admit(self, row: int, hidden: Mapping[int, Float[Tensor, "1 F H"]]) -> None:
         """Add a row; a prompt of one token has no state yet."""

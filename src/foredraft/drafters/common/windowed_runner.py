@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from foredraft.core.drafter import Plan, View
+from foredraft.core.drafter import Plan, Room, View
 from foredraft.core.errors import OptionError
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.common.draft_runner import DraftRunner
@@ -56,6 +56,9 @@ class WindowedRunner:
     def cache_bytes(self) -> int:
         """Bytes of the draft's KV cache."""
         return self._runner.cache.nbytes
+
+    def read_ahead(self, row: int, prompt: Int[Tensor, "T"], room: Room) -> None:
+        """Nothing: of a long prompt the window reads little."""
 
     def admit(self, row: int) -> None:
         """Add a row."""
