@@ -1,6 +1,7 @@
 """Runs the application in uvicorn."""
 
 import logging
+import signal
 import socket
 from collections.abc import Sequence as Seq
 from types import FrameType
@@ -35,9 +36,13 @@ class Server(uvicorn.Server):
         super().__init__(config)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin to drain; a second SIGINT stops at once."""
+        """Begin to drain; a second SIGINT stops at once.
+
+        Unlike uvicorn's own, it does not raise the signal again at the end: a drained server ends with status 0.
+        """
         self.app.state.service.draining = True
-        super().handle_exit(sig, frame)
+        self.force_exit |= self.should_exit and sig == signal.SIGINT
+        self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)

@@ -1,0 +1,68 @@
+"""A real process of ``foredraft serve`` that is told to stop while it works."""
+
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+
+from foredraft.bench.prompts import STANDARD
+from processes import environment
+
+TOKENS, COUNT = 48, 16
+BODY: dict[str, Any] = {"max_tokens": TOKENS, "temperature": 0.0, "ignore_eos": True, "return_token_ids": True}
+
+
+@contextmanager
+def served() -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A running server and its address; what it writes to stderr is read, so that it never waits for us."""
+    command = [sys.executable, "-m", "foredraft", "serve", "--port", "0", "-d", "prompt_lookup"]
+    with subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            url = next(found[1] for line in process.stderr if (found := re.search(r"Serving on ([^\"]+)\.\"", line)))
+            threading.Thread(target=process.stderr.read, daemon=True).start()
+            yield process, url
+        finally:
+            process.kill()
+
+
+def plain(url: str, prompt: str) -> list[int]:
+    answer = httpx.post(f"{url}/v1/completions", json={**BODY, "prompt": prompt}, timeout=120)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["choices"][0]["token_ids"]
+
+
+def streamed(url: str, prompt: str) -> list[int]:
+    tokens: list[int] = []
+    body = {**BODY, "prompt": prompt, "stream": True}
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=120) as answer:
+        lines = [line for line in answer.iter_lines() if line]
+    assert lines.pop() == "data: [DONE]"
+    for line in lines:
+        for found in re.findall(r'"token_ids":\[([\d,]*)\]', line):
+            tokens += map(int, filter(None, found.split(",")))
+    return tokens
+
+
+def test_sigterm_loses_no_accepted_request():
+    """16 streams and 16 plain requests: each of them ends whole, and the process ends with status 0."""
+    with served() as (process, url), ThreadPoolExecutor(2 * COUNT) as pool:
+        prompts = [f"{STANDARD[i % len(STANDARD)]} {i}" for i in range(COUNT)]
+        asked = [pool.submit(ask, url, prompt) for ask in (plain, streamed) for prompt in prompts]
+        deadline = time.monotonic() + 60
+        while (now := httpx.get(f"{url}/live").json())["running"] + now["waiting"] < 2 * COUNT:
+            assert time.monotonic() < deadline and not any(each.done() for each in asked)
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        answers = [each.result() for each in asked]
+        assert process.wait(30) == 0
+    assert all(len(tokens) == TOKENS for tokens in answers)
+    assert answers[:COUNT] == answers[COUNT:]
