@@ -81,6 +81,12 @@ def test_the_page_is_served_with_a_policy_and_live_facts(server: serving.Running
     }
 
 
+def outputs(server: serving.Running) -> float:
+    """Outputs that have ended."""
+    page = httpx.get(f"{server.url}/metrics").text
+    return sum(float(line.split()[-1]) for line in page.splitlines() if line.startswith("foredraft_outputs_total{"))
+
+
 def test_no_text_of_a_record_ends_its_element():
     text = page([{"prompt": EVIL}])
     assert EVIL not in text and text.count("</script>") == page().count("</script>")
@@ -93,6 +99,7 @@ def test_no_text_of_a_record_ends_its_element():
 def test_a_chat_streams_and_its_steps_are_drawn(
     server: serving.Running, tab: Browser, width: int, scheme: str, tmp_path: Path
 ):
+    before = outputs(server)
     tab.open(server.url, width, 900, scheme)
     tab.wait("document.getElementById('live').textContent.startsWith('batch ')")
     background = tab.run("getComputedStyle(document.body).backgroundColor")
@@ -110,6 +117,8 @@ def test_a_chat_streams_and_its_steps_are_drawn(
     assert tab.run("lengths.size") > 2, "the answer did not come in parts"
     first, second = tab.run("[...document.querySelectorAll('.run .text')].map(each => each.textContent)")
     assert first == second == serving.generator().generate(CHAT, max_new_tokens=60).text
+    after = outputs(server)
+    assert after - before == 4, "both arms were warmed up"
     assert "The texts are equal" in tab.run("document.getElementById('log').textContent")
     assert tab.run("document.querySelectorAll('.run .text .drafter').length") > 3
     tab.run("document.getElementById('step').focus()")

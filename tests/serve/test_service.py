@@ -12,6 +12,9 @@ import httpx
 import openai
 import pytest
 import serving
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import tiny
 from foredraft.core.draft import Draft
@@ -144,8 +147,28 @@ def test_prompts_that_begin_alike_are_read_once_for_each_key():
                 )
             assert answer.usage is not None and answer.usage.prompt_tokens_details is not None
             found.append(answer.usage.prompt_tokens_details.cached_tokens or 0)
+        page = httpx.get(f"{running.url}/metrics", headers={"authorization": "Bearer one"}).text
     assert found[0] == found[2] == 0, "another key's prompt is no one else's"
     assert found[1] > 100 and found[3] > 100
+    for name, count in (("hits", found[1] + found[3]), ("queries", 4 * 160)):
+        assert f"\nvllm:prefix_cache_{name}_total {float(count)}\n" in page
+
+
+def test_each_request_is_a_span(monkeypatch: pytest.MonkeyPatch):
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr("opentelemetry.trace.get_tracer", provider.get_tracer)
+    with serving.served(serving.generator()) as running:
+        post(running, BODY, headers={"x-request-id": "mine-1"})
+        post(running, {**BODY, "temperature": -1.0}, headers={"x-request-id": "mine-2"})
+    first, second = exporter.get_finished_spans()
+    assert first.name == "POST /v1/completions" and first.attributes == {
+        "foredraft.request_id": "mine-1",
+        "foredraft.status": 200,
+        "foredraft.path": "/v1/completions",
+    }
+    assert second.attributes and second.attributes["foredraft.status"] == 400
+    assert second.end_time and second.start_time and second.end_time > second.start_time
 
 
 def test_ids_of_requests_and_origins(caplog: pytest.LogCaptureFixture):

@@ -121,14 +121,21 @@ class _Speculation(Collector):
 
 
 class _Load(Collector):
-    """What the engine does at the moment."""
+    """What the engine does at the moment, and what its prefix cache has saved."""
 
     def __init__(self, generator: Generator) -> None:
         self._engine = generator.engine
 
     def collect(self) -> Iterable[Any]:
-        """The gauges of this moment."""
+        """The families of this moment; those of the prefix cache under vLLM's names too."""
         engine = self._engine
+        counts = {
+            "queries": ("Prompt tokens looked up in the prefix cache.", engine.prefixes.queried),
+            "hits": ("Prompt tokens taken from the prefix cache.", engine.prefixes.hits),
+        }
+        for name, (text, value) in counts.items():
+            yield CounterMetricFamily(f"foredraft_prefix_cache_{name}", text, value=value)
+            yield CounterMetricFamily(f"vllm:prefix_cache_{name}", text, value=value)
         yield GaugeMetricFamily("foredraft_requests_running", "Outputs in the batch.", value=engine.running)
         yield GaugeMetricFamily("foredraft_requests_waiting", "Outputs that wait for a row.", value=engine.waiting)
         yield GaugeMetricFamily("foredraft_kv_cache_usage_ratio", "Share of the KV cache.", value=engine.cache_use)
