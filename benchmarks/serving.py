@@ -1,17 +1,15 @@
 """The server under load: throughput and latency by concurrency, with speculation and without.
 
-Starts ``foredraft serve`` and sends it streams. Arms are interleaved round by round; the table has medians over rounds.
+Starts ``foredraft serve`` and sends it streams; compares it with the bare engine at 16 outputs; times short prompts
+while a long one is read. A round runs every arm once, with speculation and without in turn first; rounds are repeated
+until the time is up. The client competes with the server for the cores, and this counts as the server's overhead.
 
-    python benchmarks/serving.py --concurrency 1 4 16 64 --rounds 3
-    python benchmarks/serving.py --overhead --first-token    # against the bare engine; while a long prompt is read
-
-``--cpus`` binds the server to cores of its own, so that this client does not compete with it.
+    python benchmarks/serving.py            # to benchmarks/results/serving.jsonl, in 10 minutes
 """
 
 import argparse
 import asyncio
 import json
-import os
 import re
 import statistics
 import subprocess
@@ -20,12 +18,20 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
+from origin import origin_line, provenance
+from reading import read
 
 import foredraft
 from foredraft.bench.prompts import STANDARD
+from foredraft.engine.generator import Generator
+
+RESULTS = Path(__file__).parent / "results" / "serving.jsonl"
+BARE = 16
+"""Outputs at once in the comparison with the bare engine."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +44,9 @@ class Stream:
 
 
 @contextmanager
-def server(model: str, drafter: str, cpus: str | None) -> Iterator[str]:
+def server(model: str, drafter: str) -> Iterator[str]:
     """The address of a running server."""
-    command = ["taskset", "-c", cpus] if cpus else []
-    command += [sys.executable, "-m", "foredraft", "serve", "--port", "0", "-m", model, "-d", drafter]
+    command = [sys.executable, "-m", "foredraft", "serve", "--port", "0", "-m", model, "-d", drafter]
     process = subprocess.Popen([*command, "--served-model-name", "m"], stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None
@@ -88,58 +93,44 @@ async def load(url: str, concurrency: int, requests: int, tokens: int, speculati
         return time.perf_counter() - started, list(streams)
 
 
-def table(url: str, options: argparse.Namespace) -> None:
-    """Throughput and latency by concurrency."""
-    rates: dict[tuple[int, bool], list[float]] = {}
-    seen: dict[tuple[int, bool], list[Stream]] = {}
-    asyncio.run(load(url, 4, 4, options.tokens, True))  # warm up
-    for round_number in range(options.rounds):
+def served(url: str, concurrency: int, speculative: bool, options: argparse.Namespace) -> dict[str, Any]:
+    """One run of an arm."""
+    requests = max(concurrency, options.requests)
+    seconds, streams = asyncio.run(load(url, concurrency, requests, options.tokens, speculative))
+    return {
+        "kind": "run",
+        "arm": "on" if speculative else "off",
+        "streams": concurrency,
+        "rate": sum(s.tokens for s in streams) / seconds,
+        "first": [round(s.first, 4) for s in streams],
+        "each": [round((s.total - s.first) / max(1, s.tokens - 1), 5) for s in streams],
+    }
+
+
+def bare(g: Generator, tokens: int) -> dict[str, Any]:
+    """The same outputs without a server."""
+    prompts = [STANDARD[i % len(STANDARD)] for i in range(BARE)]
+    started = time.perf_counter()
+    results = g.batch(prompts, max_new_tokens=tokens, eos_token_id=())
+    rate = sum(len(result.tokens) for result in results) / (time.perf_counter() - started)
+    return {"kind": "run", "arm": "bare", "streams": BARE, "rate": rate}
+
+
+def rounds(url: str, g: Generator, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """The runs of all rounds that the time allows, at least one; a run of each arm before them warms up."""
+    bare(g, options.tokens)
+    for speculative in (True, False):
+        asyncio.run(load(url, BARE, BARE, options.tokens, speculative))
+    started = before = time.perf_counter()
+    number, longest = 0, 0.0
+    while not number or before + longest < started + 60 * options.minutes:
         for concurrency in options.concurrency:
-            for speculative in (True, False) if round_number % 2 else (False, True):
-                requests = max(concurrency, options.requests)
-                seconds, streams = asyncio.run(load(url, concurrency, requests, options.tokens, speculative))
-                rates.setdefault((concurrency, speculative), []).append(sum(s.tokens for s in streams) / seconds)
-                seen.setdefault((concurrency, speculative), []).extend(streams)
-    print("| streams | speculation | tokens/s | gain | first token, p50 / p99 s | per token, p50 / p99 ms |")
-    print("| ---: | --- | ---: | ---: | ---: | ---: |")
-    for (concurrency, speculative), values in sorted(rates.items()):
-        rate, plain = statistics.median(values), statistics.median(rates[concurrency, False])
-        streams = seen[concurrency, speculative]
-        firsts = percentiles([s.first for s in streams])
-        each = percentiles([1e3 * (s.total - s.first) / max(1, s.tokens - 1) for s in streams])
-        gain = f"{rate / plain:.2f}x" if speculative else ""
-        print(
-            f"| {concurrency} | {'on' if speculative else 'off'} | {rate:.1f} | {gain} | {firsts[0]:.3f} / "
-            f"{firsts[1]:.3f} | {each[0]:.1f} / {each[1]:.1f} |",
-            flush=True,
-        )
-
-
-def percentiles(values: list[float]) -> tuple[float, float]:
-    """The 50th and the 99th."""
-    ordered = sorted(values)
-    return ordered[len(ordered) // 2], ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]
-
-
-def overhead(url: str, options: argparse.Namespace) -> None:
-    """The server against the bare engine: 16 requests at once, rounds interleaved."""
-    if options.cpus:
-        os.sched_setaffinity(0, {int(cpu) for cpu in options.cpus.split(",")})
-    prompts = [STANDARD[i % len(STANDARD)] for i in range(16)]
-    bare: list[float] = []
-    served: list[float] = []
-    with foredraft.load(options.model, options.drafter) as g:
-        for round_number in range(options.rounds + 1):
-            started = time.perf_counter()
-            results = g.batch(prompts, max_new_tokens=options.tokens, eos_token_id=())
-            rate = sum(len(result.tokens) for result in results) / (time.perf_counter() - started)
-            seconds, streams = asyncio.run(load(url, 16, 16, options.tokens, True))
-            if round_number:  # the first one warms up
-                bare.append(rate)
-                served.append(sum(s.tokens for s in streams) / seconds)
-    ratio = statistics.median(b / s for b, s in zip(bare, served, strict=True)) - 1
-    print(f"16 streams: bare engine {statistics.median(bare):.1f} tokens/s, server {statistics.median(served):.1f}")
-    print(f"overhead of the server: {ratio:+.1%} (at most 10 % wanted)")
+            for speculative in (True, False) if number % 2 else (False, True):
+                yield {**served(url, concurrency, speculative, options), "round": number}
+                if concurrency == BARE and speculative:
+                    yield {**bare(g, options.tokens), "round": number}
+        now = time.perf_counter()
+        number, longest, before = number + 1, max(longest, now - before), now
 
 
 async def first_tokens(url: str, rounds: int, long: int) -> tuple[list[float], list[float]]:
@@ -148,11 +139,11 @@ async def first_tokens(url: str, rounds: int, long: int) -> tuple[list[float], l
     beside: list[float] = []
     async with httpx.AsyncClient(base_url=url, timeout=None) as client:
         for number in range(rounds + 1):
-            short = (await one(client, STANDARD[0], 8, True)).first
+            short = (await one(client, f"{number} {STANDARD[0]}", 8, True)).first
             ids = [(7 * number + 31 * i) % 4000 + 100 for i in range(long)]  # new each time: no prefix is shared
             task = asyncio.ensure_future(one(client, ids, 1, True))
-            await asyncio.sleep(0.02)
-            busy = (await one(client, STANDARD[1], 8, True)).first
+            await asyncio.sleep(0.02 + 0.03 * number)  # at any moment of a step
+            busy = (await one(client, f"{number} {STANDARD[0]}"[::-1], 8, True)).first
             await task
             if number:
                 alone.append(short)
@@ -160,28 +151,71 @@ async def first_tokens(url: str, rounds: int, long: int) -> tuple[list[float], l
     return alone, beside
 
 
+def table(path: Path = RESULTS) -> str:
+    """Throughput and latency by concurrency, the overhead, and the wait beside a long prompt."""
+    kinds = read(path)
+    origin, runs = kinds["provenance"][0], kinds["run"]
+    lines = ["| streams | speculation | tokens/s | gain | first token, p50 / p99 s | per token, p50 / p99 ms |"]
+    lines.append("| ---: | --- | ---: | ---: | ---: | ---: |")
+    for streams, arm in sorted({(r["streams"], r["arm"]) for r in runs if r["arm"] != "bare"}):
+        own = [r for r in runs if (r["streams"], r["arm"]) == (streams, arm)]
+        gain = f"{_ratio(runs, streams, 'on', 'off'):.2f}" if arm == "on" else ""
+        first = _percentiles([value for r in own for value in r["first"]])
+        each = _percentiles([1e3 * value for r in own for value in r["each"]])
+        lines.append(
+            f"| {streams} | {arm} | {statistics.median(r['rate'] for r in own):.0f} | {gain} | {first[0]:.2f} / "
+            f"{first[1]:.2f} | {each[0]:.1f} / {each[1]:.1f} |"
+        )
+    waits = kinds["waits"][0]
+    alone, beside = statistics.median(waits["alone"]), statistics.median(waits["beside"])
+    rest = (
+        f"Medians of {1 + max(r['round'] for r in runs)} rounds; gain: median over rounds. The bare engine with {BARE} "
+        f"outputs at once is {_ratio(runs, BARE, 'bare', 'on'):.2f} times as fast as the server. First token of a "
+        f"short prompt: {1e3 * alone:.0f} ms alone, {1e3 * beside:.0f} ms while a prompt of {origin['long']} tokens "
+        f"is read ({beside / alone:.1f} times). {origin['target']} with {origin['drafter']}, greedy, {origin['tokens']} "
+        f"tokens each, {origin_line(origin)}. Made by `{origin['command']}`."
+    )
+    return "\n".join([*lines, "", rest])
+
+
+def _ratio(runs: list[dict[str, Any]], streams: int, top: str, bottom: str) -> float:
+    """Median over rounds of the ratio of two arms' rates, so that a slow minute of the machine cancels out."""
+    rates = {(r["round"], r["arm"]): r["rate"] for r in runs if r["streams"] == streams}
+    count = 1 + max(number for number, _ in rates)
+    both = [number for number in range(count) if {(number, top), (number, bottom)} <= rates.keys()]
+    return statistics.median(rates[number, top] / rates[number, bottom] for number in both)
+
+
+def _percentiles(values: list[float]) -> tuple[float, float]:
+    """The 50th and the 99th."""
+    ordered = sorted(values)
+    return ordered[len(ordered) // 2], ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="sample")
-    parser.add_argument("--drafter", default="auto")
-    parser.add_argument("--concurrency", type=int, nargs="*", default=[1, 4, 16, 64])
-    parser.add_argument("--requests", type=int, default=32, help="of each round and concurrency, at least")
-    parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--cpus", help="cores of the server, such as 0,1")
-    parser.add_argument("--overhead", action="store_true", help="compare with the bare engine instead")
-    parser.add_argument("--first-token", action="store_true", help="time short prompts while a long one is read")
-    parser.add_argument("--long", type=int, default=1900, help="tokens of that long prompt")
+    parser.add_argument("--drafter", default="eagle3")
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4, 16, 64])
+    parser.add_argument("--requests", type=int, default=16, help="of each run, at least")
+    parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--minutes", type=float, default=9.0, help="of the rounds")
+    parser.add_argument("--long", type=int, default=1900, help="tokens of the long prompt")
+    parser.add_argument("--waits", type=int, default=12, help="short prompts beside a long one")
+    parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
-    with server(options.model, options.drafter, options.cpus) as url:
-        if options.overhead:
-            overhead(url, options)
-        if options.first_token:
-            alone, beside = map(statistics.median, asyncio.run(first_tokens(url, options.rounds, options.long)))
-            print(f"first token of a short prompt: {alone:.3f} s alone, {beside:.3f} s while {options.long} are read")
-            print(f"ratio {beside / alone:.2f} (at most 2 wanted)")
-        if not options.overhead and not options.first_token:
-            table(url, options)
+    if BARE not in options.concurrency:
+        parser.error(f"--concurrency needs {BARE}, for the comparison with the bare engine.")
+    facts = {"target": options.model, "drafter": options.drafter, "tokens": options.tokens, "long": options.long}
+    with options.out.open("w", encoding="utf-8") as out, server(options.model, options.drafter) as url:
+        out.write(json.dumps(provenance("python benchmarks/serving.py", **facts)) + "\n")
+        with foredraft.load(options.model, options.drafter, prefix_cache=True) as g:
+            for run in rounds(url, g, options):
+                out.write(json.dumps(run) + "\n")
+                out.flush()
+        alone, beside = asyncio.run(first_tokens(url, options.waits, options.long))
+        out.write(json.dumps({"kind": "waits", "alone": alone, "beside": beside}) + "\n")
+    print(table(options.out))
 
 
 if __name__ == "__main__":

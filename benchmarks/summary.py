@@ -12,6 +12,7 @@ from pathlib import Path
 import heads_summary
 import policy_tables
 import prediction
+import serving
 import step
 from method_tables import TABLES
 from origin import origin_line
@@ -276,6 +277,7 @@ def in_short(both: Summary) -> str:
 def pages() -> dict[Path, str]:
     """The up-to-date text of every page with generated tables."""
     both = summarise([read_runs(path) for path in RUNS])
+    served = {"serving": serving.table()} if serving.RESULTS.exists() else {}
     blocks = {
         "README.md": {"results": in_short(both)},
         "docs/methods/README.md": {"methods": methods()},
@@ -288,7 +290,7 @@ def pages() -> dict[Path, str]:
             "speed": markdown(read(RESULTS)),
         },
         "docs/performance.md": {"step": step.table()},
-        "docs/serving.md": {"prediction": prediction.table()},
+        "docs/serving.md": {"prediction": prediction.table()} | served,
         "docs/heads.md": {"heads": heads_summary.markdown(read(heads_summary.RESULTS))},
     }
     pages = {ROOT / page: filled((ROOT / page).read_text(encoding="utf-8"), some) for page, some in blocks.items()}
