@@ -172,8 +172,8 @@ def table(path: Path = RESULTS) -> str:
         f"Medians of {1 + max(r['round'] for r in runs)} rounds; gain: median over rounds. The bare engine with {BARE} "
         f"outputs at once is {_ratio(runs, BARE, 'bare', 'on'):.2f} times as fast as the server. First token of a "
         f"short prompt: {1e3 * alone:.0f} ms alone, {1e3 * beside:.0f} ms while a prompt of {origin['long']} tokens "
-        f"is read ({beside / alone:.1f} times). {origin['target']} with {origin['drafter']}, greedy, {origin['tokens']} "
-        f"tokens each, {origin_line(origin)}. Made by `{origin['command']}`."
+        f"is read ({beside / alone:.1f} times). {origin['target']} with {origin['drafter']}, greedy, "
+        f"{origin['tokens']} tokens each, {origin_line(origin)}. Made by `{origin['command']}`."
     )
     return "\n".join([*lines, "", rest])
 
