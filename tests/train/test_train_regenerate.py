@@ -108,6 +108,25 @@ def test_it_goes_on_after_a_line_that_was_cut_off(place: Path, speaker: Generato
     assert cut.read_text() == whole.read_text()
 
 
+@pytest.mark.parametrize("begun", [0, 3])
+def test_processes_answer_a_part_each(place: Path, speaker: Generator, tmp_path: Path, begun: int):
+    """In the order of one process, with its seeds, also where one process began."""
+    options = replace(GREEDY, temperature=1.0)
+    whole, parts = tmp_path / "whole.jsonl", tmp_path / "parts.jsonl"
+    answers(speaker, place / "texts.jsonl", whole, options)
+    lines = whole.read_text().splitlines(keepends=True)
+    if begun:
+        parts.write_text("".join(lines[:begun]))
+        (tmp_path / ".parts.jsonl.0-2").write_text("of a call with more processes")
+    for index in (2, 1, 0):  # the first process waits for the others, and puts the parts together
+        process: Any = SimpleNamespace(
+            num_processes=3, process_index=index, is_main_process=index == 0, wait_for_everyone=lambda: None
+        )
+        regenerate(speaker, [str(place / "texts.jsonl")], parts, options, accelerator=process)
+    assert parts.read_text() == whole.read_text()
+    assert not list(tmp_path.glob(".parts.jsonl.*-*"))
+
+
 def test_two_calls_never_write_one_file(place: Path, speaker: Generator, tmp_path: Path):
     refused: list[str] = []
 

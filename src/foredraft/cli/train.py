@@ -1,6 +1,7 @@
 """``foredraft train``."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +18,8 @@ from foredraft.core.sampling.params import check_known
 from foredraft.train.options import HeadShape, LoopOptions
 
 if TYPE_CHECKING:
+    from accelerate import Accelerator
+
     from foredraft.train.drafts.prune import PrunedShape
 
 
@@ -98,6 +101,7 @@ def command(
     (pruned from a larger model, then distilled), boost (several, each trained on the errors of the earlier ones). The
     same command resumes an interrupted run and reaches the same weights.
     """
+    from foredraft.train.devices import leads
     from foredraft.train.drafts.run import DRAFTS, run_drafts
     from foredraft.train.heads.recipes import RECIPES
     from foredraft.train.heads.run import run
@@ -121,20 +125,17 @@ def command(
             else:
                 made = run_drafts(method, model, out, data, drafts=small.draft, shape=small.cut, **common)
         except KeyboardInterrupt:
-            raise Interrupted(
-                f"Interrupted at step {progress.step}; the same command continues from the last checkpoint."
-            ) from None
-    errors().print(_use(method, made), style="dim", soft_wrap=True)
+            at = f" at step {progress.step}" if leads() else ""
+            raise Interrupted(f"Interrupted{at}; the same command continues from the last checkpoint.") from None
+    if leads():
+        errors().print(_use(method, made), style="dim", soft_wrap=True)
 
 
 def _regenerated(source: Source, model: str, answers: Path, device: str | None) -> Source:
-    """Replace the data by the target's own answers, which one process writes."""
+    """Replace the data by the target's own answers, of which each process writes a part."""
     from foredraft.train.devices import accelerator
 
-    processes = accelerator(cpu=device == "cpu")
-    with processes.main_process_first():
-        if processes.is_main_process:
-            _write_answers(source, model, answers, device)
+    _write_answers(source, model, answers, accelerator(cpu=device == "cpu"))
     return replace(source, data=(str(answers),))
 
 
@@ -165,7 +166,7 @@ def _use(method: str, made: list[Path]) -> str:
     return f"The head is in {made[0]}. To use it: {use}"
 
 
-def _write_answers(source: Source, model: str, path: Path, device: str | None) -> None:
+def _write_answers(source: Source, model: str, path: Path, processes: "Accelerator") -> None:
     """Write the target's answers to the data."""
     from foredraft.compose.load import load
     from foredraft.train.checkpoint import lock_folder
@@ -177,11 +178,13 @@ def _write_answers(source: Source, model: str, path: Path, device: str | None) -
         new_tokens=source.answer_tokens,
         temperature=source.answer_temperature,
     )
-    with lock_folder(path.parent), busy("Reading") as update:
+    lock = lock_folder(path.parent) if processes.is_main_process else nullcontext()
+    with lock, busy("Reading") as update:
         progress = Progress(update)
-        generator = load(model, source.answer_drafter, device=device, max_batch_size=options.batch)
+        report = progress.report if processes.is_main_process else lambda line: None
+        generator = load(model, source.answer_drafter, device=str(processes.device), max_batch_size=options.batch)
         try:
-            regenerate(generator, list(source.data), path, options, progress.report)
+            regenerate(generator, list(source.data), path, options, report, processes)
         except KeyboardInterrupt:
             raise Interrupted(
                 f"Interrupted after {progress.answers} answers; the same command continues from there."

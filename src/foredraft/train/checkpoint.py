@@ -50,10 +50,14 @@ def lock_folder(folder: Path, lock: str = ".lock") -> Iterator[None]:
         held.release()
 
 
+_LABELS = {"accumulate": "product of accumulate and the number of processes"}
+
+
 def _settings_changed(folder: Path, changed: set[str]) -> OptionError:
+    names = ", ".join(_LABELS.get(name, name) for name in sorted(changed))
     return OptionError(
-        f"The run in {folder} started with another {', '.join(sorted(changed))}; use the same options to resume it, or "
-        "another folder for a new run."
+        f"The run in {folder} started with another {names}; use the same options to resume it, or another folder for a "
+        "new run."
     )
 
 

@@ -1,6 +1,7 @@
 """Training devices: the only module that imports accelerate, which is an extra."""
 
 import datetime
+import os
 from typing import TYPE_CHECKING
 
 from foredraft.core.errors import OptionError
@@ -19,7 +20,7 @@ def accelerator(cpu: bool = False, partial: bool = False) -> "Accelerator":
         partial: some weights get no gradient in some steps.
 
     Raises:
-        OptionError: accelerate is not installed.
+        OptionError: accelerate is not installed, or set to split models among processes.
     """
     try:
         from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
@@ -29,4 +30,24 @@ def accelerator(cpu: bool = False, partial: bool = False) -> "Accelerator":
         InitProcessGroupKwargs(timeout=_TIMEOUT),
         DistributedDataParallelKwargs(find_unused_parameters=partial),
     ]
-    return Accelerator(cpu=cpu, kwargs_handlers=handlers)
+    made = Accelerator(cpu=cpu, kwargs_handlers=handlers)
+    if made.distributed_type in ("FSDP", "DEEPSPEED", "MEGATRON_LM"):
+        raise OptionError(
+            "Training keeps all of the trained weights in every process, and accelerate is set to "
+            f"{made.distributed_type.value}: start it with torchrun, without that setting."
+        )
+    return made
+
+
+def leads() -> bool:
+    """True in the process that reports: the first of those that ``torchrun`` started, or the only one."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def machine() -> str:
+    """A suffix for files that the processes of one of several machines share; empty for one machine.
+
+    A mark that one machine writes to a network file system may reach the others before the data that it marks.
+    """
+    several = int(os.environ.get("WORLD_SIZE", "1")) > int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return f"-machine{os.environ.get('GROUP_RANK', '0')}" if several else ""

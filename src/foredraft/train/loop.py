@@ -1,13 +1,14 @@
 """The training loop: AdamW, warm-up and cosine, clipping, accumulation; a resumed run has the same result.
 
 A step depends only on its number and the seed, never on earlier random draws, so a killed run that resumes from its
-last checkpoint reaches the same weights.
+last checkpoint reaches the same weights. Batch k of a step is the same whichever process computes it, so P processes
+that accumulate n batches each reach the weights of one that accumulates P n, up to rounding.
 """
 
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,7 +56,8 @@ def train(
     groups = _groups(recipe)
     weights = [weight for group in groups.values() for weight in group]
     optimizer = _adamw(groups, options)
-    checkpoints = Checkpoints(folder / "checkpoint.pt", recipe.net, optimizer, asdict(options))
+    terms = asdict(options) | {"accumulate": options.accumulate * accelerator.num_processes}
+    checkpoints = Checkpoints(folder / "checkpoint.pt", recipe.net, optimizer, terms)
     state = checkpoints.resume()
     model, optimizer = accelerator.prepare(recipe, optimizer)
     steps = batches.steps(options, accelerator.num_processes)
@@ -63,33 +65,52 @@ def train(
     place = _place(state.step, steps, state.seconds, tokens)
     log = _log(folder, place, report) if accelerator.is_main_process else None
     clock, spent = time.perf_counter(), state.seconds
-    for step in range(state.step, steps):
-        rate = options.rate(step, steps)
+    for done in range(state.step + 1, steps + 1):
+        rate = options.rate(done - 1, steps)
         for group, pace in zip(optimizer.param_groups, groups, strict=True):
             group["lr"] = options.lr * rate * pace
-        metrics = _step(model, batches, step, options, accelerator)
+        metrics = _step(model, batches, done - 1, options, accelerator)
         norm = accelerator.clip_grad_norm_(weights, options.clip)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        done = step + 1
         log_now, validate_now, save_now = (done % each == 0 or done == steps for each in options.intervals)
-        if log is None or not (log_now or validate_now or save_now):
+        if not (log_now or validate_now or save_now):
+            continue
+        metrics = _mean_of_all(metrics, accelerator)
+        if log is None:
             continue
         _check_finite(done, metrics["loss"], norm)
         seconds = spent + time.perf_counter() - clock
         if log_now:
             line = _line(done, steps, seconds, tokens, metrics)
-            log.write(line := line | {"lr": options.lr * rate, "gradient": float(norm)})  # type: ignore[arg-type]
-            report(line)
+            _tell(log, report, line | {"lr": options.lr * rate, "gradient": float(norm)})  # type: ignore[arg-type]
         if validate_now:
             model.eval()
-            line = {"step": done, "tokens": done * tokens, "validation": validate()}
+            _tell(log, report, {"step": done, "tokens": done * tokens, "validation": validate()})
             model.train()
-            log.write(line)
-            report(line)
         if save_now:
             checkpoints.save(done, spent + time.perf_counter() - clock)
     accelerator.wait_for_everyone()
+
+
+def _tell(log: Log, report: Callable[[dict[str, Any]], None], line: dict[str, Any]) -> None:
+    log.write(line)
+    report(line)
+
+
+@contextmanager
+def _peers(accelerator: "Accelerator") -> Iterator[None]:
+    """Say in one sentence that another process has ended."""
+    try:
+        yield
+    except RuntimeError as error:  # gloo has no class for it
+        lost = isinstance(error, torch.distributed.DistError) or "Connection" in str(error)
+        if accelerator.num_processes > 1 and lost:
+            raise ForedraftError(
+                "Another process of this training has ended or has failed; the same command continues from the last "
+                "checkpoint."
+            ) from error
+        raise
 
 
 def _log(folder: Path, place: dict[str, Any], report: Callable[[dict[str, Any]], None]) -> Log:
@@ -131,13 +152,19 @@ def _step(
     total: dict[str, Tensor] = {}
     for part, batch in enumerate(_batches(batches, step, options, accelerator)):
         last = part == options.accumulate - 1
-        with nullcontext() if last else accelerator.no_sync(model):
+        with _peers(accelerator), nullcontext() if last else accelerator.no_sync(model):
             with autocast(batch.tokens.device, options.precision):
                 metrics = model(batch)
             accelerator.backward(metrics["loss"] / options.accumulate)
         for name, value in metrics.items():
             total[name] = total.get(name, 0) + value.detach() / options.accumulate
     return total
+
+
+def _mean_of_all(metrics: dict[str, Tensor], accelerator: "Accelerator") -> dict[str, Tensor]:
+    """The metrics' means over all processes."""
+    means: Any = accelerator.reduce(torch.stack([value.float() for value in metrics.values()]), "mean")
+    return dict(zip(metrics, means.unbind(), strict=True))
 
 
 def _batches(batches: TrainBatches, step: int, options: LoopOptions, accelerator: "Accelerator") -> Iterator[Any]:

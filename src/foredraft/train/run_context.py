@@ -100,8 +100,7 @@ class RunContext:
         place = self.folder if folder is None else folder
         place.mkdir(exist_ok=True)
         text = [len(self.store.ids), int(self.store.counts.sum())]
-        both = {**terms, "processes": self.accelerator.num_processes, "data": text}
-        check_resume(place, both, write=self.first)
+        check_resume(place, {**terms, "data": text}, write=self.first)
 
     def batches(self, taps: tuple[int, ...], loop: LoopOptions, store: TokenStore | None = None) -> TrainBatches:
         """Batches with the target's hidden states, from the data or from another ``store`` of the same ids."""
@@ -110,7 +109,7 @@ class RunContext:
         if self.gigabytes > 0 and text.windows(loop.length):
             width = target.model.config.get_text_config().hidden_size
             shape = (text.windows(loop.length), loop.length, width)
-            place = text.folder / Path(target.model.config.name_or_path or "target").name
+            place = text.folder / (Path(target.model.config.name_or_path or "target").name + devices.machine())
             bound, owner = int(self.gigabytes * 1e9), fingerprint(target.model)
             source = StoredFeatures(place, source, taps, shape, bound=bound, owner=owner)
         return TrainBatches(text, source, taps, loop.length, target.device)

@@ -6,12 +6,14 @@ A head trained on its target's outputs drafts better than one trained on other t
 import contextlib
 import json
 import os
+import shutil
 import time
 from collections import abc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from foredraft.core.errors import DataError
 from foredraft.core.sampling.params import SamplingParams
@@ -20,6 +22,9 @@ from foredraft.engine.request import Sequence
 from foredraft.model.tokenizer import Tokenizer
 from foredraft.train.checkpoint import lock_folder
 from foredraft.train.data.sources import Sample, parse_line, read_sources, sample_of, template_error
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
 
 _SECONDS = 5.0
 """Seconds between progress reports."""
@@ -48,35 +53,74 @@ def regenerate(
     out: Path,
     options: RegenerateOptions,
     report: Callable[[dict[str, Any]], None] = lambda line: None,
+    accelerator: "Accelerator | None" = None,
 ) -> Path:
     """Write the target's answers as JSON Lines of ids; resumes an interrupted call.
 
     Args:
-        report: called at the start, every few seconds and after each batch, with the number of ``answers`` in the file,
-            the total ``of``, and later the estimated seconds ``left``.
+        report: called at the start, every few seconds and after each batch, with the number of ``answers`` of this
+            process, the total ``of``, and later the estimated seconds ``left``.
+        accelerator: of several processes that answer a part of the prompts each; the file is that of one process.
 
     Raises:
         DataError: a source cannot be read, or has no prompts.
-        OptionError: another process writes this file.
+        OptionError: another call writes this file.
     """
     assert generator.tokenizer is not None
     prompts = _evenly(list(_prompts(read_sources(sources), generator.tokenizer, options.prompt_tokens)), options.count)
     if not prompts:
         raise DataError(f"No prompts in {', '.join(sources)}: add texts or chats.")
-    with lock_folder(out.parent, f".{out.name}.lock"):
+    if accelerator is None or accelerator.num_processes == 1:
+        with lock_folder(out.parent, f".{out.name}.lock"):
+            _answer(generator, prompts, 0, out, options, report)
+        return out
+    with lock_folder(out.parent, f".{out.name}.lock") if accelerator.is_main_process else contextlib.nullcontext():
         before = _answered(out, prompts)
-        report({"answers": before, "of": len(prompts)})
-        progress = _Progress(report, before, len(prompts))
-        with out.open("a", encoding="utf-8") as file:
-            for begin in range(before, len(prompts), options.batch):
-                batch = prompts[begin : begin + options.batch]
-                with contextlib.closing(_answers(generator, batch, begin + 1, options, progress.running)) as answers:
-                    for prompt, answer in zip(batch, answers, strict=True):
-                        file.write(json.dumps({"ids": prompt + answer, "prompt_length": len(prompt)}) + "\n")
-                        file.flush()
-                        progress.written += 1
-                progress.report()
+        index, processes, left = accelerator.process_index, accelerator.num_processes, len(prompts) - before
+        bounds = [before + left * part // processes for part in range(processes + 1)]
+        files = [out.with_name(f".{out.name}.{begin}-{end}") for begin, end in pairwise(bounds)]
+        accelerator.wait_for_everyone()  # all have read the file
+        mine = prompts[bounds[index] : bounds[index + 1]]
+        _answer(generator, mine, bounds[index], files[index], options, report)
+        accelerator.wait_for_everyone()
+        if accelerator.is_main_process:
+            _append(out, files)
+        accelerator.wait_for_everyone()
     return out
+
+
+def _answer(
+    generator: Generator,
+    prompts: list[list[int]],
+    first: int,
+    out: Path,
+    options: RegenerateOptions,
+    report: Callable[[dict[str, Any]], None],
+) -> None:
+    """Append to ``out`` what it lacks of the answers to these prompts, whose numbers begin with ``first``."""
+    before = _answered(out, prompts)
+    report({"answers": before, "of": len(prompts)})
+    progress = _Progress(report, before, len(prompts))
+    with out.open("a", encoding="utf-8") as file:
+        for begin in range(before, len(prompts), options.batch):
+            batch = prompts[begin : begin + options.batch]
+            made = _answers(generator, batch, first + begin + 1, options, progress.running)
+            with contextlib.closing(made) as answers:
+                for prompt, answer in zip(batch, answers, strict=True):
+                    file.write(json.dumps({"ids": prompt + answer, "prompt_length": len(prompt)}) + "\n")
+                    file.flush()
+                    progress.written += 1
+            progress.report()
+
+
+def _append(out: Path, files: list[Path]) -> None:
+    """Move the contents of the files to the end of ``out``; a call that is killed here resumes at any whole line."""
+    with out.open("ab") as whole:
+        for file in files:
+            with file.open("rb") as part:
+                shutil.copyfileobj(part, whole)
+    for file in out.parent.glob(f".{out.name}.*-*"):  # also of calls with another number of processes
+        file.unlink()
 
 
 class _Progress:
