@@ -71,6 +71,21 @@ def test_the_bundled_model_and_its_head(run: Run, tmp_path: Path, monkeypatch: p
     assert "tuned.json: foredraft generate --model sample --drafter tuned.json" in spoken(ended.out)
 
 
+def test_the_page_on_the_bundled_model(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    arguments = ("-d", "eagle3,nodes=7,depth=3", "--count", "1", "--max-new-tokens", "12", "--verify", "1")
+    ended = run("tune", *arguments, "--target-batch", "1..2")
+    assert ended.status == 0 and ended.err == "", ended.err
+    assert "deployment.md says which engine to use, and why." in spoken(ended.out)
+    page, written = (tmp_path / "deployment.md").read_text(), read_tuned("tuned.json")
+    assert page.startswith("# Deployment of sample\n\nUse **foredraft**:"), "measured on a CPU"
+    drafter = "none" if "No drafter pays here" in page else "tuned.json"
+    assert f"foredraft serve --model sample --drafter {drafter}\n" in page
+    if written.drafter != "none":
+        assert "| 1 | " in page and "| 2 | " in page and "| 4 | " not in page
+    assert "| EAGLE-3 heads |" in page and "torch" in page.splitlines()[-1]
+
+
 WRONG: dict[str, tuple[tuple[Any, ...], str]] = {
     "no prompts wanted": (("--count", "-1"), "--count must be 0 or more"),
     "nothing verified": (("--verify", "0"), "--verify and --batch-size must be 1 or more"),
@@ -79,6 +94,8 @@ WRONG: dict[str, tuple[tuple[Any, ...], str]] = {
     "not a number": (("--batch-size", "all"), "--batch-size"),
     "another suffix": (("--out", "tuned.yaml"), "must end in .json"),
     "no such folder": (("--out", "no/such/folder/tuned.json"), "no/such/folder/tuned.json: there is no such folder"),
+    "no such folder of a page": (("--target-batch", "1", "--page", "no/p.md"), "no/p.md: there is no such folder"),
+    "batches that fall": (("--target-batch", "8..2"), "write a range, as in 1..64, or a list"),
     "no such prompts": (("--prompts", "nowhere.jsonl"), "nowhere.jsonl"),
     "an unknown method": (("-d", "prompt_lokup"), "Did you mean prompt_lookup?"),
     "plain decoding": (("-d", "none"), "none is plain decoding"),

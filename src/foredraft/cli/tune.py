@@ -46,6 +46,10 @@ class What(OutputChoice):
     batch_size: tuple[int, ...] = field(
         default=(1, 2, 4, 8, 16), metadata={"help": "Batch sizes to test; repeatable. Default: 1, 2, 4, 8, 16."}
     )
+    target_batch: str | None = field(
+        default=None,
+        metadata={"help": "Batch sizes of a deployment, as in 1..64 or 1,8,24: test these, and write --page."},
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +58,15 @@ class Output:
 
     verify: int = field(default=3, metadata={"help": "Number of predicted configurations to run, best methods first."})
     out: str = field(default="tuned.json", metadata={"help": "File for the choice; pass it to --drafter."})
+    page: str = field(
+        default="deployment.md", metadata={"help": "With --target-batch: page that says which engine to use, and why."}
+    )
     json: bool = field(default=False, metadata={"help": "Print one JSON object."})
 
 
 EXAMPLES = (
     "foredraft tune -m PATH -d eagle3:HEAD -d draft_model:SMALL --prompts mine.jsonl",
+    "foredraft tune -m PATH -d eagle3:HEAD --target-batch 1..64",
     "foredraft generate -m PATH -d tuned.json < prompt.txt",
 )
 
@@ -68,14 +76,13 @@ def command(*, choice: Choice, what: What, shown: Output) -> None:
     """Find the fastest drafter and draft size for this machine.
 
     Times forwards, runs each method once at its largest size, predicts all smaller sizes, and runs the best of them.
-    Writes the choice to a file for --drafter, and prints it for vLLM and SGLang.
+    Writes the choice to a file for --drafter, and prints it for vLLM and SGLang. With --target-batch it also writes a
+    page that says which engine to deploy on.
     """
-    if shown.verify < 1 or min(what.batch_size) < 1:
-        raise OptionError("--verify and --batch-size must be 1 or more.")
-    if not shown.out.endswith(".json"):
-        raise OptionError(f"--out {shown.out}: the name must end in .json, which --drafter needs to recognize it.")
-    if not Path(shown.out).parent.is_dir():  # before minutes of measuring
-        raise OptionError(f"Cannot write {shown.out}: there is no such folder.")
+    _check(what, shown)
+    from foredraft.bench.tune.deployment import batch_sizes
+
+    batches = what.batch_size if what.target_batch is None else batch_sizes(what.target_batch)
     prompts = [prompt.prompt for prompt in what.read()]
     from foredraft.bench.tune.candidates import default_drafters
     from foredraft.bench.tune.engines import server_config
@@ -83,10 +90,8 @@ def command(*, choice: Choice, what: What, shown: Output) -> None:
     from foredraft.compose.load import load
 
     with busy(f"Loading {choice.model}"):
-        plain = load(
-            choice.model, "none", dtype=choice.dtype, device=choice.device, max_batch_size=max(what.batch_size)
-        )
-    config = TuneConfig(prompts, what.params(), shown.verify, what.batch_size)
+        plain = load(choice.model, "none", dtype=choice.dtype, device=choice.device, max_batch_size=max(batches))
+    config = TuneConfig(prompts, what.params(), shown.verify, batches)
     with busy("Measuring") as update:
         tuner = Tuner(
             plain,
@@ -97,10 +102,37 @@ def command(*, choice: Choice, what: What, shown: Output) -> None:
         found = tuner.run(config)
     servers = server_config(_sized(found), _chain(found)) if found.chosen is not None else None
     _write(shown.out, choice.model, found, what)
+    if what.target_batch is not None:
+        _write_page(shown, found, choice.model, plain.engine.target.device.type, batches)
     if shown.json:
         typer.echo(json.dumps(_to_json(found, servers)))
         return
     _print(found, servers, shown.out, choice.model)
+    if what.target_batch is not None:
+        output().print(f"{shown.page} says which engine to use, and why.", soft_wrap=True, markup=False)
+
+
+def _check(what: What, shown: Output) -> None:
+    """Refuse what cannot be written or run, before minutes of measuring."""
+    if shown.verify < 1 or min(what.batch_size) < 1:
+        raise OptionError("--verify and --batch-size must be 1 or more.")
+    if not shown.out.endswith(".json"):
+        raise OptionError(f"--out {shown.out}: the name must end in .json, which --drafter needs to recognize it.")
+    for path in (shown.out, shown.page):
+        if not Path(path).parent.is_dir():
+            raise OptionError(f"Cannot write {path}: there is no such folder.")
+
+
+def _write_page(shown: Output, found: "Tuning", model: str, device: str, batches: tuple[int, ...]) -> None:
+    from foredraft.bench.report.tables import provenance as sentence
+    from foredraft.bench.tune.deployment import Deployment, page
+    from foredraft.core.io import atomic_write_text, provenance
+
+    text = page(found, Deployment(model, device, batches, shown.out), sentence(provenance()))
+    try:
+        atomic_write_text(Path(shown.page), text)
+    except OSError as error:
+        raise OptionError(f"Cannot write {shown.page}: {error.strerror}.") from None
 
 
 def _sized(found: "Tuning") -> str:

@@ -184,13 +184,13 @@ def markdown(summary: Summary, complete: bool = False) -> str:
     lines: list[str] = []
     for setting in summary.settings:
         lines += [f"### {_escaped(heading(setting))}", ""]
-        lines += _grid(_short_table(summary, setting))
+        lines += grid(_short_table(summary, setting))
         lines += ["", _escaped(" ".join([reading(summary), *sentences(summary, setting)])), ""]
         if complete:
-            lines += [*_grid(full(summary, setting)), ""]
+            lines += [*grid(full(summary, setting)), ""]
     trained = training(summary)
     if trained is not None:
-        lines += ["### Training", "", *_grid(trained), ""]
+        lines += ["### Training", "", *grid(trained), ""]
     lines += [f"{_escaped(origin)}\n" for origin in origins(summary)]
     return "\n".join(lines).rstrip("\n") + "\n"
 
@@ -204,7 +204,8 @@ def _short_table(summary: Summary, setting: Setting) -> Table:
     return Table(("method", *columns(summary, setting)), tuple(rows))
 
 
-def _grid(table: Table) -> list[str]:
+def grid(table: Table) -> list[str]:
+    """A GitHub table, line by line."""
     rule = [" --- " if place < table.words else " ---: " for place in range(len(table.head))]
     rows = ["| " + " | ".join(map(_escaped, row)) + " |" for row in (table.head, *table.rows)]
     return [rows[0], f"|{'|'.join(rule)}|", *rows[1:]]

@@ -43,7 +43,9 @@ def server_config(spec: str, chain: str | None = None) -> ServerConfig:
         length = "the best chain" if chain is not None else "a chain of the tree's depth"
         tree = "" if top_k == 1 else f"vLLM drafts chains only, so its config has {length}; "
         return ServerConfig(
-            vllm, flags, f"{tree}export the head first: foredraft export {path} --to vllm, or --to sglang."
+            vllm,
+            flags,
+            f"{tree}export the head first: foredraft export {path} --to speculators (for vLLM), or --to sglang.",
         )
     if ours.name == "draft_model":
         options = ours.options
