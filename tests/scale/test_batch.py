@@ -194,7 +194,7 @@ def killed_at_random(source: Path, out: Path, kills: int, pause: tuple[float, fl
 def test_a_run_that_was_killed_ten_times_leaves_the_file_of_an_undisturbed_one(tmp_path: Path):
     numbers = random.Random(5)
     requests = [
-        chat(number, f"Tell me about the number {number}.", max_tokens=numbers.randint(1, 24), temperature=number % 2)
+        chat(number, f"Tell me about the number {number}.", max_tokens=numbers.randint(1, 4), temperature=number % 2)
         for number in range(2000)
     ]
     source = write(tmp_path / "in.jsonl", requests)

@@ -34,18 +34,19 @@ class Replica:
     """One server without a port of its own."""
 
     async def __init__(self, load: Callable[[], Generator], names: Seq[str], options: ServeOptions) -> None:
+        self._server: InProcess | None = None
         log_to_stderr()
         self._server = InProcess(load(), names, options)
         await self._server.start()
 
     async def answer(self, call: Call, blocks: tuple[bytes, ...]) -> AsyncGenerator[Message, None]:
         """The ASGI messages of an answer; the blocks are for the router."""
-        async for message in self._server.answer(call):
+        async for message in self._running.answer(call):
             yield message
 
     async def whole(self, call: Call) -> tuple[str, list[Message]]:
         """This replica's name, and all messages of an answer."""
-        return serve.get_replica_context().replica_id.unique_id, [each async for each in self._server.answer(call)]
+        return serve.get_replica_context().replica_id.unique_id, [each async for each in self._running.answer(call)]
 
     async def check_health(self) -> None:
         """Ray Serve calls this at intervals, and replaces a replica where it fails.
@@ -53,11 +54,17 @@ class Replica:
         Raises:
             ModelError: requests are open, but none moves.
         """
-        if not self._server.healthy:
+        if not self._running.healthy:
             raise ModelError("The server makes no progress.")
 
+    @property
+    def _running(self) -> InProcess:
+        assert self._server is not None
+        return self._server
+
     async def __del__(self) -> None:
-        await self._server.stop()
+        if self._server is not None:
+            await self._server.stop()
 
 
 class PrefixRouter(RequestRouter):
@@ -163,7 +170,7 @@ def deploy(load: Callable[[], Generator], names: Seq[str], server: ServeOptions,
     try:
         serve.run(gateway.bind(replicas.bind(load, tuple(names), keyed), keyed), name=APP, logging_config=_LOGS)
     except RuntimeError as error:
-        raise ModelError(f"The replicas do not start: {_reason(str(error))}") from error
+        raise ModelError(f"The replicas do not start: {_reason(error)}") from error
     return f"http://{server.host}:{server.port}"
 
 
@@ -183,8 +190,9 @@ def _router(scale: ScaleOptions) -> RequestRouterConfig:
     return RequestRouterConfig(request_router_class=name, request_router_kwargs={"load_bound": scale.load_bound})  # type: ignore[arg-type]
 
 
-def _reason(text: str) -> str:
-    """The last line of the exception in a report of Ray's."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    found = [line for line in lines if "Error: " in line]
-    return (found or lines)[-1]
+def _reason(error: RuntimeError) -> str:
+    """The last exception in Ray's report of a deployment that failed."""
+    application = serve.status().applications.get(APP)
+    report = application.deployments["replica"].message if application is not None else ""
+    found = [line for line in report.splitlines() if "Error: " in line]
+    return found[-1].partition("Error: ")[2].strip() if found else str(error)
