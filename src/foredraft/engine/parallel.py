@@ -2,7 +2,9 @@
 
 Rank 0 runs the program. Before each step it sends the others what is new and what has ended, and during the step the
 plan. All else is equal by construction: the model's collectives give every rank the same logits, and random numbers
-are hashes of seeds. So drafters are replicated, and clocks may differ.
+are hashes of seeds. So drafters are replicated, and clocks may differ. The ranks compare their outputs instead of
+taking over rank 0's verdict: if a rank drafted other tokens, the logits of that step would be wrong on all of them, and
+a verdict that is only taken over would hide it.
 """
 
 import atexit
@@ -142,19 +144,19 @@ class ParallelEngine(Engine):
             self._ranks.closed()
 
     def follow(
-        self, generator: Generator, new: list[tuple[Any, ...]], gone: list[int], lengths: dict[int, int]
+        self, generator: Generator, new: list[tuple[Any, ...]], gone: list[int], outputs: dict[int, int]
     ) -> None:
         """Run the step that rank 0 has announced.
 
         Args:
             new: of each new request its number and the first fields of its ``Sequence``, without ``decode``.
             gone: numbers of requests that have ended.
-            lengths: tokens generated so far for each known request that has not ended, by number.
+            outputs: hash of the tokens generated so far for each known request that has not ended, by number.
 
         Raises:
             ModelError: this rank has other outputs than rank 0.
         """
-        if any(len(self._known[number].tokens) != length for number, length in lengths.items()):
+        if any(hash(tuple(self._known[number].tokens)) != output for number, output in outputs.items()):
             raise ModelError("The processes disagree about the outputs: do they run on the same kind of hardware?")
         arrived = []
         for number, request, *others in new:
@@ -186,7 +188,7 @@ class ParallelEngine(Engine):
     def _announce(self) -> bool:
         """Send the others what is new and what has ended; false if there is nothing to do for anyone."""
         flight = [each for each in (*self._admission.waiting, *self._running().values()) if not each.finished]
-        lengths = {number: len(each.tokens) for each, number in self._numbers.items() if not each.finished}
+        outputs = {number: hash(tuple(each.tokens)) for each, number in self._numbers.items() if not each.finished}
         gone = [number for sequence, number in self._numbers.items() if sequence.finished]
         if not flight and not gone:
             return False
@@ -199,7 +201,7 @@ class ParallelEngine(Engine):
                 others = sequence.seed, sequence.stream, sequence.priority, sequence.tenant
                 new.append((self._next, request, *others))
                 self._next += 1
-        self._ranks.share((self._place, new, gone, lengths))
+        self._ranks.share((self._place, new, gone, outputs))
         return True
 
     def _plan(self, view: View, limits: Seq[int]) -> Plan:
