@@ -70,26 +70,30 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-HEADS: dict[str, Callable[[CausalLM], Drafter]] = {
-    "eagle1": lambda target: Eagle1(Eagle1Options(tree="3x2"), heads.eagle(target)),
-    "eagle2": lambda target: Eagle2(Eagle2Options(nodes=4, depth=2, top_k=2), heads.eagle(target)),
-    "eagle3": lambda target: Eagle3Drafter(
+HEADS: dict[str, Callable[[CausalLM, Replay], Drafter]] = {
+    "eagle1": lambda target, replay: Eagle1(Eagle1Options(tree="3x2"), heads.eagle(target), replay),
+    "eagle2": lambda target, replay: Eagle2(Eagle2Options(nodes=4, depth=2, top_k=2), heads.eagle(target), replay),
+    "eagle3": lambda target, replay: Eagle3Drafter(
         Eagle3Options(nodes=4, depth=2, top_k=2),
         heads.eagle3(target, taps=(0, 1), vocabulary=torch.tensor([0, 2, 3, 4])),
+        replay,
     ),
-    "eagle3 drawn": lambda target: Eagle3Drafter(
+    "eagle3 drawn": lambda target, replay: Eagle3Drafter(
         Eagle3Options(nodes=4, depth=2, top_k=2, sampled_tree="drawn"),
         heads.eagle3(target, taps=(0, 1), vocabulary=torch.tensor([0, 2, 3, 4])),
+        replay,
     ),
-    "medusa": lambda target: MedusaDrafter(MedusaOptions(tree="2x2"), heads.medusa(target, heads=2)),
-    "medusa drawn": lambda target: MedusaDrafter(
+    "medusa": lambda target, replay: MedusaDrafter(MedusaOptions(tree="2x2"), heads.medusa(target, heads=2)),
+    "medusa drawn": lambda target, replay: MedusaDrafter(
         MedusaOptions(tree="2x2", sampled_tree="drawn"), heads.medusa(target, heads=2)
     ),
-    "hydra": lambda target: HydraDrafter(HydraOptions(tree="2x2"), heads.hydra(target, heads=2, prefix=True)),
-    "hydra drawn": lambda target: HydraDrafter(
-        HydraOptions(tree="2x2", sampled_tree="drawn"), heads.hydra(target, heads=2, prefix=True)
+    "hydra": lambda target, replay: HydraDrafter(
+        HydraOptions(tree="2x2"), heads.hydra(target, heads=2, prefix=True), replay
     ),
-    "blockwise": lambda target: BlockwiseDrafter(BlockwiseOptions(), heads.blockwise(target, heads=2)),
+    "hydra drawn": lambda target, replay: HydraDrafter(
+        HydraOptions(tree="2x2", sampled_tree="drawn"), heads.hydra(target, heads=2, prefix=True), replay
+    ),
+    "blockwise": lambda target, replay: BlockwiseDrafter(BlockwiseOptions(), heads.blockwise(target, heads=2)),
 }
 """Heads with random weights, by the method that drafts with them."""
 
@@ -175,7 +179,7 @@ def drafter(name: str, full: cache.SlotCache, replay: Replay) -> Drafter:
     if name in LOOKAHEADS:
         return Lookahead(LOOKAHEADS[name], target.device)
     if name in HEADS:
-        return HEADS[name](target)
+        return HEADS[name](target, replay)
     if name.startswith("specinfer"):
         merge = name == "specinfer"
         return SpecInfer(SpecInferOptions(expansion=(2, 2), merge=merge), [draft, third()], target.vocab_size, replay)

@@ -4,17 +4,20 @@ from dataclasses import dataclass
 from typing import final
 
 import torch
+from jaxtyping import Float, Int
+from torch import Tensor
 
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Needs, Plan, Trainable, View
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.common.build_context import BuildContext
-from foredraft.drafters.common.feature_cache import FeatureCache, HeadTreeBuilder, eagle_cache
+from foredraft.drafters.common.feature_cache import FeatureCache, HeadTree, HeadTreeBuilder, TreeSlots, eagle_cache
 from foredraft.drafters.common.head import EagleOptions, HeadDrafter
 from foredraft.drafters.common.templates import Template
 from foredraft.drafters.common.tree_builder import Level, build_static_tree
 from foredraft.heads.nets.eagle import EagleNet
 from foredraft.model.cpu_linear import any_weight
+from foredraft.model.replay import EAGER, Replay
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +43,12 @@ class Eagle1(HeadDrafter[FeatureCache], Trainable):
     """Builds a static tree level by level: the likeliest tokens for greedy rows, else siblings drawn without
     replacement from the head's warped law."""
 
-    def __init__(self, options: Options, net: EagleNet) -> None:
+    def __init__(self, options: Options, net: EagleNet, replay: Replay = EAGER) -> None:
         self._net = net
-        self._template = template = Template.of(options.tree)
+        template = Template.of(options.tree)
+        self._room = 1 + template.nodes
         self._levels = Level.all_of(template, any_weight(net).device)
-        super().__init__(eagle_cache(net), Needs(net.taps, template.nodes, template.depth))
+        super().__init__(eagle_cache(net, replay), Needs(net.taps, template.nodes, template.depth))
 
     @property
     def network(self) -> EagleNet:
@@ -52,15 +56,22 @@ class Eagle1(HeadDrafter[FeatureCache], Trainable):
 
     @torch.inference_mode()
     def propose(self, view: View, plan: Plan) -> Draft:
-        levels = self._levels[: plan.length]
-        if not levels:
+        if not plan.length:
             return Draft(TokenTree.root(view.roots), Law.FIXED)
-        room = 1 + self._template.nodes
-        state = self._state.extend(view, room)
+        depth = len(self._levels) if self._state.records else plan.length  # recordings should be few
+        state = self._state.extend(view, self._room)
         allowed = plan.on(view.lengths.device) * state.known
-        return build_static_tree(HeadTreeBuilder(self._net, self._state, view, state.states, room), levels, allowed)
+        slots = self._state.slots_of(view, self._room)
+        return self._state.run("draft", self._draft, view, state.states, allowed, depth, slots)
+
+    def _draft(
+        self, view: View, states: Float[Tensor, "B 1 H"], allowed: Int[Tensor, "B"], depth: int, slots: TreeSlots
+    ) -> Draft:
+        """The tree after the entries just read; can be recorded."""
+        builder = HeadTreeBuilder(self._net, HeadTree(self._state, view, slots), view, states)
+        return build_static_tree(builder, self._levels[:depth], allowed)
 
 
 def build(options: Options, context: BuildContext) -> Eagle1:
     """eagle1:HEAD"""
-    return Eagle1(options, context.head(options.law, options.rope_theta, options.taps))
+    return Eagle1(options, context.head(options.law, options.rope_theta, options.taps), context.replay)

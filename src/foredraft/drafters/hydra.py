@@ -11,6 +11,7 @@ from foredraft.drafters.common.last_hidden import LastHidden
 from foredraft.drafters.common.static_tree import Options, StaticTreeDrafter
 from foredraft.heads.nets.hydra import Hydra, Prefix
 from foredraft.heads.nets.target_parts import FINAL
+from foredraft.model.replay import EAGER, Replay
 
 __all__ = ["HydraDrafter", "Options"]
 
@@ -19,8 +20,8 @@ __all__ = ["HydraDrafter", "Options"]
 class HydraDrafter(StaticTreeDrafter):
     """A node's children depend on its path. With Hydra++, a prefix layer processes the target's states first."""
 
-    def __init__(self, options: Options, net: Hydra) -> None:
-        state = LastHidden() if net.prefix is None else _prefix_cache(net.prefix)
+    def __init__(self, options: Options, net: Hydra, replay: Replay = EAGER) -> None:
+        state = LastHidden() if net.prefix is None else _prefix_cache(net.prefix, replay)
         template = options.template(net.config.accuracies, net.count)
         super().__init__(template, state, options.sampled_tree, net.config.accuracies, net.target.vocab_size)
         self._net = net
@@ -33,16 +34,17 @@ class HydraDrafter(StaticTreeDrafter):
         return self._net.logits(hidden.expand(-1, paths.shape[1], -1), paths, head)
 
 
-def _prefix_cache(prefix: Prefix) -> FeatureCache:
+def _prefix_cache(prefix: Prefix, replay: Replay) -> FeatureCache:
     """The feature cache of a prefix layer, which reads the target's states but not the tokens."""
     return FeatureCache(
         prefix,
         lambda tokens, features, positions, attend: prefix(features, positions, attend),
         lambda hidden: hidden[FINAL],
         window=prefix.window,
+        replay=replay,
     )
 
 
 def build(options: Options, context: BuildContext) -> HydraDrafter:
     """hydra:HEAD"""
-    return HydraDrafter(options, context.head(options.law))
+    return HydraDrafter(options, context.head(options.law), context.replay)

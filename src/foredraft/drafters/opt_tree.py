@@ -63,7 +63,7 @@ class OptTree(RunnerDrafter[DraftRunner]):
             return Draft(TokenTree.root(view.roots), Law.FIXED)
         logits = self._runner.read(view, self._limits.depth * self._limits.top_k)
         allowed = plan.on(view.lengths.device)
-        return build_dynamic_tree(RunnerTreeBuilder(self._runner, view, logits), plan, allowed, self._limits)
+        return build_dynamic_tree(RunnerTreeBuilder(self._runner, view, logits), allowed, self._limits.within(plan))
 
 
 def build(options: Options, context: BuildContext) -> OptTree:

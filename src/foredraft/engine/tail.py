@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn.functional import pad
 
 from foredraft.core.draft import Draft, Target, Verdict
 from foredraft.core.drafter import View
@@ -86,13 +85,9 @@ class Tail:
         recorded: bool,
     ) -> "Tail":
         """The tail of a step; ``recorded``: only what it needs, and the history in few widths."""
-        warp, history = view.warp, view.history
-        if recorded:
-            warp = replace(warp, hottest=0.0)
-            width = history.shape[1]
-            history = pad(history, (0, (1 << (width - 1).bit_length()) - width)) if warp.needs_paths else history[:, :0]
+        read = view.recordable(history=view.warp.needs_paths) if recorded else view
         columns = None if proposal is None else proposal.columns
-        return cls(draft, logits, warp, view.noise, history, rule, columns, keep_law)
+        return cls(draft, logits, read.warp, read.noise, read.history, rule, columns, keep_law)
 
     def run(self) -> TailOut:
         """Warp the logits and verify the draft."""

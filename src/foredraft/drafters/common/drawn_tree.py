@@ -71,14 +71,18 @@ class DrawnTrees:
         """``Needs.law`` of the drafter."""
         return Law.WITHOUT_REPLACEMENT if self._always else None
 
-    def levels(self, view: View, plan: Plan) -> tuple[Level, ...]:
-        """The levels of the planned tree; none if the tree of this step is picked."""
+    def size(self, view: View, plan: Plan) -> int:
+        """The nodes of the planned tree; 0 if the tree of this step is picked."""
         if view.warp.greedy or not (self._always or plan.drawn):
-            return ()
+            return 0
         size = max((size for size in self.gains if size <= plan.at_most(max(self.gains))), default=min(self.gains))
         if size not in self._levels:
             self._levels[size] = Level.all_of(self._templates[size], view.lengths.device)
-        return self._levels[size][: plan.length]
+        return size
+
+    def levels(self, size: int) -> tuple[Level, ...]:
+        """The levels of a tree of which ``size`` has told."""
+        return self._levels[size]
 
 
 def _gain(template: Template, rates: Rates) -> float:

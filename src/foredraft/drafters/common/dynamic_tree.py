@@ -16,11 +16,12 @@ from foredraft.core.drafter import Needs, Plan, Trainable, View
 from foredraft.core.errors import OptionError
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.common.drawn_tree import DrawnTrees, DrawsTrees
-from foredraft.drafters.common.feature_cache import FeatureCache, HeadTreeBuilder, eagle_cache
+from foredraft.drafters.common.feature_cache import FeatureCache, HeadTree, HeadTreeBuilder, TreeSlots, eagle_cache
 from foredraft.drafters.common.head import EagleOptions, HeadDrafter
 from foredraft.drafters.common.tree_builder import TreeBuilder, build_static_tree
 from foredraft.drafters.common.tree_ops import Candidates, keep_best
 from foredraft.heads.nets.eagle import EagleNet
+from foredraft.model.replay import EAGER, Replay
 
 
 def frontier(scores: Float[Tensor, "B C"], count: int) -> tuple[Float[Tensor, "B K"], Int[Tensor, "B K"]]:
@@ -30,11 +31,20 @@ def frontier(scores: Float[Tensor, "B C"], count: int) -> tuple[Float[Tensor, "B
 
 
 class TreeLimits(NamedTuple):
-    """Limits of a dynamic tree; ``top_k`` nodes of a level are expanded, with ``top_k`` scored children each."""
+    """Limits of a dynamic tree; ``top_k`` nodes of a level are expanded, with ``top_k`` scored children each.
+
+    ``level_worth``: see ``Plan``.
+    """
 
     nodes: int
     depth: int
     top_k: int
+    level_worth: float = 0.0
+
+    def within(self, plan: Plan) -> "TreeLimits":
+        """These and the plan's."""
+        nodes = plan.at_most(self.nodes)
+        return TreeLimits(nodes, min(plan.length, self.depth, nodes), self.top_k, plan.level_worth)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +73,12 @@ class DynamicTreeDrafter(HeadDrafter[FeatureCache], Trainable):
     """A tree of the head's most confident tokens: picked, so lossless at every temperature. For sampled rows also a
     static tree of drawn tokens."""
 
-    def __init__(self, options: Options, net: EagleNet) -> None:
+    def __init__(self, options: Options, net: EagleNet, replay: Replay = EAGER) -> None:
         self._net = net
-        self._options = options
+        self._limits = TreeLimits(options.nodes, options.depth, options.top_k)
         self._drawn = drawn = DrawnTrees(options.sampled_tree, options.nodes, options.depth)
         needs = Needs(net.taps, options.nodes, options.depth, scored=True, law=drawn.law, drawn=drawn.gains)
-        super().__init__(eagle_cache(net), needs)
+        super().__init__(eagle_cache(net, replay), needs)
 
     @property
     def network(self) -> EagleNet:
@@ -78,26 +88,39 @@ class DynamicTreeDrafter(HeadDrafter[FeatureCache], Trainable):
     def propose(self, view: View, plan: Plan) -> Draft:
         if not plan.length:
             return Draft(TokenTree.root(view.roots), Law.FIXED)
-        limits = TreeLimits(self._options.nodes, self._options.depth, self._options.top_k)
-        levels = self._drawn.levels(view, plan)
-        expanded = min(plan.length, limits.depth, plan.at_most(limits.nodes)) * limits.top_k
-        room = 1 + (limits.nodes if levels else expanded)
+        drawn = self._drawn.size(view, plan)
+        limits = self._limits.within(plan)
+        if self._state.records:  # always the whole depth, so that recordings are few
+            limits = limits._replace(depth=min(self._limits.depth, limits.nodes), level_worth=0.0)
+        room = 1 + (self._limits.nodes if drawn else limits.depth * limits.top_k)
         state = self._state.extend(view, room)
         allowed = plan.on(view.lengths.device) * state.known
-        builder = HeadTreeBuilder(self._net, self._state, view, state.states, room)
-        if levels:
-            return build_static_tree(builder, levels, allowed)
-        return build_dynamic_tree(builder, plan, allowed, limits)
+        slots = self._state.slots_of(view, room)
+        return self._state.run("draft", self._draft, view, state.states, allowed, limits, drawn, slots)
+
+    def _draft(
+        self,
+        view: View,
+        states: Float[Tensor, "B 1 H"],
+        allowed: Int[Tensor, "B"],
+        limits: TreeLimits,
+        drawn: int,
+        slots: TreeSlots,
+    ) -> Draft:
+        """The tree after the entries just read, of ``drawn`` nodes if they are drawn; can be recorded."""
+        builder = HeadTreeBuilder(self._net, HeadTree(self._state, view, slots), view, states)
+        if drawn:
+            return build_static_tree(builder, self._drawn.levels(drawn)[: limits.depth], allowed)
+        return build_dynamic_tree(builder, allowed, limits)
 
 
-def build_dynamic_tree(builder: TreeBuilder, plan: Plan, allowed: Int[Tensor, "B"], limits: TreeLimits) -> Draft:
+def build_dynamic_tree(builder: TreeBuilder, allowed: Int[Tensor, "B"], limits: TreeLimits) -> Draft:
     """Build a tree for every row level by level, then keep the best nodes of all levels.
 
     Args:
         allowed: the number of levels that each row may have.
     """
-    nodes, roots = plan.at_most(limits.nodes), builder.view.roots
-    depth = min(plan.length, limits.depth, nodes)
+    roots, depth = builder.view.roots, min(limits.depth, limits.nodes)
     above = torch.zeros(len(builder.view.rows), 1, device=roots.device)  # scores of the frontier nodes
     numbers = torch.zeros_like(roots)[:, None]  # numbers of these nodes among the candidates
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -112,21 +135,21 @@ def build_dynamic_tree(builder: TreeBuilder, plan: Plan, allowed: Int[Tensor, "B
         if level == depth:
             break
         above, chosen = frontier(scores, limits.top_k)
-        if not _worth_a_level(above, allowed > level, plan):
+        if not _worth_a_level(above, allowed > level, limits.level_worth):
             break
         numbers = chosen + (1 + count)
         count += tokens.shape[1]
         builder.add_level(tokens.gather(1, chosen), chosen // width)
     tokens, parents, scores = (torch.cat(each, 1) for each in zip(*parts, strict=True))
     candidates = Candidates(tokens, parents, scores, torch.cat(levels), len(levels))
-    return keep_best(candidates, roots, nodes, allowed)
+    return keep_best(candidates, roots, limits.nodes, allowed)
 
 
-def _worth_a_level(above: Float[Tensor, "B K"], going: Bool[Tensor, "B"], plan: Plan) -> bool:
-    """True if the total probability of the frontiers of rows with levels left reaches ``plan.level_worth``.
+def _worth_a_level(above: Float[Tensor, "B K"], going: Bool[Tensor, "B"], least: float) -> bool:
+    """True if the total probability of the frontiers of rows with levels left reaches ``least``.
 
     Always True on other devices than a CPU, to avoid a synchronisation.
     """
-    if above.device.type != "cpu" or not plan.level_worth:
+    if above.device.type != "cpu" or not least:
         return True
-    return float((above.exp() * going[:, None]).sum()) >= plan.level_worth
+    return float((above.exp() * going[:, None]).sum()) >= least

@@ -6,7 +6,8 @@ keeping them silently lowers acceptance).
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, final
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeVar, final
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -25,6 +26,7 @@ from foredraft.model.cache import SlotCache, SlotView, bucket, persistent_zeros
 from foredraft.model.cpu_linear import any_weight
 from foredraft.model.masks import Layout, StepIn, Visible, address, extent_of
 from foredraft.model.prefill import CATCH_UP, CHUNK, catch_up
+from foredraft.model.replay import EAGER, Replay, replay_for
 
 _FUSED = 0
 """The key of features in what ``fuse`` returns, where hidden states have their layer."""
@@ -32,6 +34,7 @@ _MAX_PENDING = 32
 """Features of up to this many steps without a draft are computed together, to save time while nothing is drafted."""
 _MAX_POSITION = 1 << 30  # rotary positions are computed, not looked up, so they have no limit
 
+T = TypeVar("T")
 Read = Callable[[Tensor, Tensor, Tensor, Callable[[int, Tensor, Tensor, Tensor], Tensor]], Tensor]
 """``read(tokens [B, N], features [B, N, F], positions [B, N], attend) -> states [B, N, H]``."""
 
@@ -61,7 +64,8 @@ class FeatureCache:
         features: computes the head's input features from the target's hidden states.
         layers: the number of attention layers in ``read``.
         window: attention window in positions, the own one included; None for all.
-        prepare: called with the largest position before a forward.
+        prepare: called with the largest position before forwards; a number that grows when what they read changes.
+        replay: how steps run; a ``child`` of it runs the forwards.
     """
 
     def __init__(
@@ -72,11 +76,14 @@ class FeatureCache:
         *,
         layers: int = 1,
         window: int | None = None,
-        prepare: Callable[[int], None] = lambda length: None,
+        prepare: Callable[[int], int] = lambda length: 0,
+        replay: Replay = EAGER,
     ) -> None:
         weight = any_weight(net)
         self._read = read
         self._prepare = prepare
+        self._replay = replay.child()
+        self._versions = [0, 0]  # of the features, and of what was prepared
         self._to_features = features
         self._cache = SlotCache(layers)
         self._features = torch.zeros(0, 0, 0, device=weight.device, dtype=weight.dtype)
@@ -163,17 +170,37 @@ class FeatureCache:
         """
         self._flush()
         ends = [extent - 1 for extent in view.extents]  # number of features, and so of entries
-        self._prepare(max(ends) + room)
+        self._versions[1] = self._prepare(max(ends) + room)
         slots, read = max(ends) + room, lambda far: self._read_alone(view, far, ends)
         self._reserve(0, 0, self._features.shape[2], view.room)
-        width = catch_up(self._cache, self._known, view, ends, slots, read)
-        entries = view.lengths - 1
-        bases = (entries - width).clamp(min=0)
-        states = self._committed(view.rows, view.history, bases, max(max(ends), width), width)
+        width = catch_up(self._cache, self._known, view, ends, slots, read, few=self._replay.records)
+        reach = max(max(ends), width)
+        self._reserve(max(view.rows) + 1, reach, self._features.shape[2])
+        places = to_device(view.rows, view.lengths.device)
+        states = self.run("catch-up", self._read_new, view, places, self.extent_of(reach), width)
         self._known.update(zip(view.rows, ends, strict=True))
-        last = (entries.clamp(max=width) - 1).clamp(min=0)
-        states = states.gather(1, last[:, None, None].expand(-1, 1, states.shape[2]))
         return DraftState(states, view.lengths > 1)
+
+    @property
+    def records(self) -> bool:
+        """Whether parts of drafts are recorded, so that their shapes should be few."""
+        return self._replay.records
+
+    def run(self, segment: str, function: Callable[..., T], view: View, *arguments: Any) -> T:
+        """``function(view, *arguments)`` for the rows that were just read, recorded if steps are.
+
+        The view has no extents then; tensors of the result are valid until the next draft.
+        """
+        free_rows = set(range(self._cache.rows)).difference(self._known)
+        replay, sizes = replay_for(self._replay, self._cache, tuple(self._versions), len(view.rows), free_rows)
+        if not replay.records:
+            return function(view, *arguments)
+
+        def recorded(view: View, *arguments: Any) -> T:
+            rows = self._cache.first(len(view.lengths))
+            return function(replace(view, rows=rows, lengths=view.lengths.clamp(min=1)), *arguments)
+
+        return replay(segment, sizes, recorded, view.recordable(history=True), *arguments)
 
     @property
     def reads_tables(self) -> bool:
@@ -181,12 +208,13 @@ class FeatureCache:
         return self._tables
 
     def extent_of(self, reach: int) -> int:
-        """How many slots a forward reads to cover ``reach`` of them."""
-        return min(extent_of(reach, self._features.device), self._cache.slots)
+        """How many slots a forward of few nodes is addressed for, to cover ``reach`` of them."""
+        slots = self._cache.slots
+        return slots if self._tables else min(extent_of(reach, self._features.device), slots)
 
-    def head_tree(self, view: View, nodes: int) -> "HeadTree":
-        """A draft tree of at most ``nodes`` nodes after the entries just read; node 0 is the root's entry."""
-        return HeadTree(self, view, nodes)
+    def slots_of(self, view: View, nodes: int) -> "TreeSlots":
+        """The slots of a tree of at most ``nodes`` nodes after the entries just read."""
+        return TreeSlots(nodes, self.extent_of(max(max(view.extents) - 2, 0) + nodes))
 
     def _read_alone(self, view: View, far: list[int], ends: list[int]) -> None:
         """Read all but the last entry of the rows that are far behind."""
@@ -198,16 +226,39 @@ class FeatureCache:
                 base = torch.full_like(view.lengths[own], begin)
                 self._committed((row,), view.history[own], base, begin + width, width)
 
+    def _read_new(self, view: View, places: Int[Tensor, "B"], extent: int, width: int) -> Float[Tensor, "B 1 H"]:
+        """Read the last ``width`` entries of each row; return the state after the last one. Can be recorded.
+
+        Args:
+            places: the rows' numbers.
+        """
+        entries = view.lengths - 1
+        bases = (entries - width).clamp(min=0)
+        states = self._entries(view.rows, places, view.history, bases, extent, width)
+        last = (entries.clamp(max=width) - 1).clamp(min=0)
+        return states.gather(1, last[:, None, None].expand(-1, 1, states.shape[2]))
+
     def _committed(
         self, rows: Sequence[int], history: Int[Tensor, "B L"], bases: Int[Tensor, "B"], reach: int, width: int
-    ) -> Float[Tensor, "B N H"]:
+    ) -> None:
         """Read ``width`` entries of each row from ``bases`` on, all below ``reach``, with the target's features."""
         self._reserve(max(rows) + 1, reach, self._features.shape[2])
+        self._entries(rows, to_device(rows, bases.device), history, bases, reach, width)
+
+    def _entries(
+        self,
+        rows: Sequence[int],
+        places: Int[Tensor, "B"],
+        history: Int[Tensor, "B L"],
+        bases: Int[Tensor, "B"],
+        reach: int,
+        width: int,
+    ) -> Float[Tensor, "B N H"]:
+        """The states of these entries; there must be room for their features."""
         slots = bases[:, None] + torch.arange(width, device=bases.device)
-        tokens = history.gather(1, (slots + 1).clamp(max=history.shape[1] - 1))
-        features = self._features[to_device(rows, bases.device)[:, None], slots]
-        step = address(TokenTree.chain(tokens), bases, rows, reach, self._layout, max_position=_MAX_POSITION)
-        return self.forward(step, features)
+        chain = TokenTree.chain(history.gather(1, (slots + 1).clamp(max=history.shape[1] - 1)))
+        step = address(chain, bases, rows, reach, self._layout, max_position=_MAX_POSITION)
+        return self.forward(step, self._features[places[:, None], slots])
 
     def forward(
         self, step: StepIn, features: Float[Tensor, "B N F"], mask: Float[Tensor, "B 1 N S"] | None = None
@@ -247,30 +298,36 @@ class FeatureCache:
         held = min(used, slots, old[1])
         resized[: old[0], :held, : old[2]] = self._features[:, :held]
         self._features = resized
+        self._versions[0] += 1
 
 
-def eagle_cache(net: EagleNet) -> FeatureCache:
+def eagle_cache(net: EagleNet, replay: Replay) -> FeatureCache:
     """The feature cache of an EAGLE head."""
-    return FeatureCache(
-        net, net, net.features, layers=net.depth, window=net.window, prepare=lambda length: net.rotary.reserve(length)
-    )
+    prepare = net.rotary.reserve
+    return FeatureCache(net, net, net.features, layers=net.depth, window=net.window, prepare=prepare, replay=replay)
+
+
+class TreeSlots(NamedTuple):
+    """The most nodes of a tree, the root's entry included, and the slots that its forwards are addressed for."""
+
+    nodes: int
+    extent: int
 
 
 class HeadTree:
     """The draft tree of one proposal in the head's cache: each node attends to its ancestors and the committed tokens.
 
     Nodes have the slots from the root's on, in the order in which they are added. Masks grow with the tree: that of a
-    node is its parent's with the node itself.
+    node is its parent's with the node itself. Node 0 is the root's entry.
     """
 
-    def __init__(self, cache: FeatureCache, view: View, nodes: int) -> None:
+    def __init__(self, cache: FeatureCache, view: View, slots: TreeSlots) -> None:
         device = view.lengths.device
-        reach = max(max(view.extents) - 2, 0) + nodes
         self._cache = cache
         self._bases = (view.lengths - 2).clamp(min=0)[:, None]
         self._rows = view.rows
-        self._extent = cache.extent_of(reach)
-        self._index = torch.arange(nodes, device=device)
+        self._extent = slots.extent
+        self._index = torch.arange(slots.nodes, device=device)
         self._slots = self._bases + self._index
         self._nodes = 1
         self._starts = [0]  # the first node of each level
@@ -332,14 +389,12 @@ class HeadTree:
 @final
 class HeadTreeBuilder(TreeBuilder):
     """A tree built with an EAGLE head: each node reads its parent's state. ``states`` are those of
-    ``FeatureCache.extend``, after the root; ``nodes`` is the most nodes of the tree."""
+    ``FeatureCache.extend``, after the root."""
 
-    def __init__(
-        self, net: EagleNet, cache: FeatureCache, view: View, states: Float[Tensor, "B 1 H"], nodes: int
-    ) -> None:
+    def __init__(self, net: EagleNet, tree: HeadTree, view: View, states: Float[Tensor, "B 1 H"]) -> None:
         super().__init__(view, net.logits(states), net.target.vocab_size)
         self._net = net
-        self._tree = cache.head_tree(view, nodes)
+        self._tree = tree
         self._states = states
 
     def target_logits(self) -> Float[Tensor, "B F V"]:

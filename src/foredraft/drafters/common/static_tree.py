@@ -118,8 +118,9 @@ class StaticTreeDrafter(HeadDrafter[HeadState], Trainable):
             return Draft(TokenTree.root(view.roots), Law.FIXED)
         hidden, known = self._state.extend(view, 1)
         allowed = plan.on(hidden.device) * known
-        if drawn := self._drawn.levels(view, plan):
-            return build_static_tree(_HeadsBuilder(self, view, hidden), drawn, allowed)
+        if drawn := self._drawn.size(view, plan):
+            shape = self._drawn.levels(drawn)[: plan.length]
+            return build_static_tree(_HeadsBuilder(self, view, hidden), shape, allowed)
         paths = view.roots[:, None, None]  # the tokens from the root to each inner node of a level
         above = torch.zeros_like(paths[:, :, 0], dtype=torch.float32)  # log-probability of each of these paths
         parts: list[tuple[Tensor, Tensor, Tensor]] = []

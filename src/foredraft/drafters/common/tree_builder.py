@@ -1,7 +1,6 @@
 """Draft trees built level by level on a draft model or head, and static trees built with them."""
 
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -178,8 +177,8 @@ def build_static_tree(
     tokens = torch.cat([view.roots[:, None], *(each.tokens for each in parts)], 1)
     parents = torch.cat([level.parents for level in levels])
     parents = torch.where(torch.cat([each.exist for each in parts], 1), parents, PAD)
-    turns = Counter(turn for level in levels for turn in level.turns)
-    sizes = tuple(turns[turn] for turn in range(1, 1 + len(turns)))
+    turns = [turn for level in levels for turn in level.turns]
+    sizes = tuple(turns.count(turn) for turn in range(1, 1 + max(turns)))
     tree = TokenTree(tokens, torch.nn.functional.pad(parents, (1, 0), value=ROOT), depth=len(levels), turns=sizes)
     if view.warp.greedy:
         return Draft(tree, Law.FIXED)

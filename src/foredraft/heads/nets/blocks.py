@@ -64,16 +64,20 @@ class Rotary(nn.Module):
         self.register_buffer("frequencies", frequencies.float(), persistent=False)
         self.scale = scale
         self._table: Tensor | None = None  # [L, 2, E]: cosines and sines
+        self._version = 0
 
-    def reserve(self, length: int) -> None:
-        """Precompute a table for positions below ``length``."""
+    def reserve(self, length: int) -> int:
+        """Precompute a table for positions below ``length``; return a number that grows when the table changes."""
         have = 0 if self._table is None else self._table.shape[0]
         if have < length <= _LONGEST_TABLE:
             size = -(-length // _TABLE_GRAIN) * _TABLE_GRAIN
             cos, sin = self._computed(torch.arange(size, device=self.frequencies.device)[None])
             self._table = torch.stack([cos[0, 0], sin[0, 0]], 1)
-        elif length > _LONGEST_TABLE:
+            self._version += 1
+        elif length > _LONGEST_TABLE and have:
             self._table = None
+            self._version += 1
+        return self._version
 
     def forward(self, positions: Int[Tensor, "B N"]) -> tuple[Float[Tensor, "B 1 N E"], Float[Tensor, "B 1 N E"]]:
         if self._table is None:
