@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
+import random_heads as heads
 import tiny
+from foredraft.drafters.eagle3 import Eagle3Drafter, Options
 from foredraft.model.hf import CausalLM
 from foredraft.model.replay import EAGER, Compiled, replay_on
 
@@ -41,4 +43,23 @@ def test_compiled_texts(backend: str, temperature: float, branching: tuple[int, 
     (own,) = replay._children
     assert isinstance(own, Compiled) and set(own.recordings) == {"draft"}
     assert set(replay.recordings) == ({"forward"} if backend == "inductor" else {"forward", "tail"})
+    assert not replay._logged and not own._logged, replay._logged | own._logged
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["picked", "drawn"])
+def test_compiled_drafts_of_a_head(mode: str):
+    target = CausalLM(tiny.build("llama"), fast=False)
+    shape = Options(nodes=4, depth=2, top_k=2, sampled_tree=mode)
+    replay, found = Compiled("eager"), []
+    for choice in (EAGER, replay):
+        drafter = Eagle3Drafter(shape, heads.eagle3(target), choice)
+        target.tap(drafter.needs.hidden_layers)
+        results = tiny.generator(target, drafter, replay=choice).generate(
+            PROMPTS, max_new_tokens=5, temperature=1.0, seed=4
+        )
+        found.append([(result.tokens, result.stats.drafted, result.stats.accepted) for result in results])
+    assert found[0] == found[1]
+    (own,) = replay._children
+    assert isinstance(own, Compiled) and set(own.recordings) == {"catch-up", "draft"}
     assert not replay._logged and not own._logged, replay._logged | own._logged

@@ -82,8 +82,8 @@ def load(
         max_batch_size: the most requests that run at once; the others wait.
         exact: run every forward with the same number of nodes, so that speculation cannot flip near-ties.
         fast: on a CPU, pack the weights of linear layers, unless ``compile``.
-        compile: run forwards, and on GPUs verification, by ``torch.compile`` where possible. A new
-            shape takes seconds to minutes.
+        compile: run forwards, also those of drafts with KV caches of their own, and on GPUs verification, by
+            ``torch.compile`` where possible. A new shape takes seconds to minutes.
         cuda_graphs: capture the same as CUDA graphs, one for each shape. The model's weights must stay where they are.
         kv_cache_memory_bytes: the most memory for the KV caches of target and draft models together; by default 0.8 of
             the memory that is free after loading. A request that does not fit alone is refused.

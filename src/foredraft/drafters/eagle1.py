@@ -11,8 +11,9 @@ from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Needs, Plan, Trainable, View
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.common.build_context import BuildContext
-from foredraft.drafters.common.feature_cache import FeatureCache, HeadTree, HeadTreeBuilder, TreeSlots, eagle_cache
+from foredraft.drafters.common.feature_cache import FeatureCache, TreeSlots, eagle_cache
 from foredraft.drafters.common.head import EagleOptions, HeadDrafter
+from foredraft.drafters.common.head_tree import HeadTree, HeadTreeBuilder
 from foredraft.drafters.common.templates import Template
 from foredraft.drafters.common.tree_builder import Level, build_static_tree
 from foredraft.heads.nets.eagle import EagleNet

@@ -8,6 +8,8 @@ most expected tokens for the acceptance of each rank among siblings.
 from math import prod
 from typing import final
 
+import torch
+
 from foredraft.core.draft import Law
 from foredraft.core.drafter import Plan, View
 from foredraft.core.sampling.params import check_known
@@ -77,7 +79,8 @@ class DrawnTrees:
             return 0
         size = max((size for size in self.gains if size <= plan.at_most(max(self.gains))), default=min(self.gains))
         if size not in self._levels:
-            self._levels[size] = Level.all_of(self._templates[size], view.lengths.device)
+            with torch.inference_mode(False):  # compilers reject tensors of inference mode
+                self._levels[size] = Level.all_of(self._templates[size], view.lengths.device)
         return size
 
     def levels(self, size: int) -> tuple[Level, ...]:

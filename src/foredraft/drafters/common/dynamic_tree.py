@@ -16,8 +16,9 @@ from foredraft.core.drafter import Needs, Plan, Trainable, View
 from foredraft.core.errors import OptionError
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.common.drawn_tree import DrawnTrees, DrawsTrees
-from foredraft.drafters.common.feature_cache import FeatureCache, HeadTree, HeadTreeBuilder, TreeSlots, eagle_cache
+from foredraft.drafters.common.feature_cache import FeatureCache, TreeSlots, eagle_cache
 from foredraft.drafters.common.head import EagleOptions, HeadDrafter
+from foredraft.drafters.common.head_tree import HeadTree, HeadTreeBuilder
 from foredraft.drafters.common.tree_builder import TreeBuilder, build_static_tree
 from foredraft.drafters.common.tree_ops import Candidates, keep_best
 from foredraft.heads.nets.eagle import EagleNet

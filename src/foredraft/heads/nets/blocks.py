@@ -71,8 +71,9 @@ class Rotary(nn.Module):
         have = 0 if self._table is None else self._table.shape[0]
         if have < length <= _LONGEST_TABLE:
             size = -(-length // _TABLE_GRAIN) * _TABLE_GRAIN
-            cos, sin = self._computed(torch.arange(size, device=self.frequencies.device)[None])
-            self._table = torch.stack([cos[0, 0], sin[0, 0]], 1)
+            with torch.inference_mode(False), torch.no_grad():  # compilers reject tensors of inference mode
+                cos, sin = self._computed(torch.arange(size, device=self.frequencies.device)[None])
+                self._table = torch.stack([cos[0, 0], sin[0, 0]], 1)
             self._version += 1
         elif length > _LONGEST_TABLE and have:
             self._table = None

@@ -1,0 +1,127 @@
+"""Drafts that are replayed from tapes are those of steps that run as they are, and as much of them is accepted.
+
+Rows come and go and have different lengths, which grow over several extents of the caches; see ``traced``.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import random_heads as heads
+import tiny
+from foredraft.core.draft import Draft
+from foredraft.core.drafter import Drafter, Plan, View
+from foredraft.drafters.cape import Cape, Options as CapeOptions
+from foredraft.drafters.cascade import Cascade, Options as CascadeOptions
+from foredraft.drafters.common.build_context import NestedDrafter
+from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
+from foredraft.drafters.eagle1 import Eagle1, Options as Eagle1Options
+from foredraft.drafters.eagle2 import Eagle2, Options as Eagle2Options
+from foredraft.drafters.eagle3 import Eagle3Drafter, Options as Eagle3Options
+from foredraft.drafters.opt_tree import Options as OptTreeOptions, OptTree
+from foredraft.drafters.sequoia import Options as SequoiaOptions, Sequoia
+from foredraft.drafters.specinfer import Options as SpecInferOptions, SpecInfer
+from foredraft.engine.generator import Generator, Result
+from foredraft.model.hf import CausalLM
+from foredraft.model.replay import EAGER, Replay
+from traced import Traced
+
+PROMPTS = tiny.prompts((18, 50, 17, 28, 120))
+
+
+def eagle3(mode: str) -> Callable[[CausalLM, CausalLM, Replay], Drafter]:
+    options = Eagle3Options(nodes=6, depth=3, top_k=2, sampled_tree=mode)
+    return lambda target, draft, replay: Eagle3Drafter(options, heads.eagle3(target), replay)
+
+
+def cascade(target: CausalLM, draft: CausalLM, replay: Replay) -> Drafter:
+    inner = DraftModel(DraftOptions(num_assistant_tokens=2), target, tiny.VOCAB, replay)
+    options = CascadeOptions(num_assistant_tokens=3)
+    return Cascade(options, draft, NestedDrafter(inner, draws=True), draft.new_cache(), tiny.VOCAB)
+
+
+METHODS: dict[str, Callable[[CausalLM, CausalLM, Replay], Drafter]] = {
+    "eagle1": lambda target, draft, replay: Eagle1(Eagle1Options(tree="3x2x1"), heads.eagle(target), replay),
+    "eagle2": lambda target, draft, replay: Eagle2(
+        Eagle2Options(nodes=6, depth=3, top_k=2), heads.eagle(target), replay
+    ),
+    "eagle3": eagle3("picked"),
+    "eagle3 drawn": eagle3("drawn"),
+    "chain": lambda target, draft, replay: DraftModel(DraftOptions(num_assistant_tokens=3), draft, tiny.VOCAB, replay),
+    "windowed chain": lambda target, draft, replay: DraftModel(
+        DraftOptions(num_assistant_tokens=3, window=32), draft, tiny.VOCAB, replay
+    ),
+    "tree": lambda target, draft, replay: DraftModel(DraftOptions(branching=(2, 2)), draft, tiny.VOCAB, replay),
+    "sequoia": lambda target, draft, replay: Sequoia(
+        SequoiaOptions(nodes=5, depth=2, acceptance="0.5/0.2/0.1"), draft, target, tiny.VOCAB, replay
+    ),
+    "opt_tree": lambda target, draft, replay: OptTree(
+        OptTreeOptions(nodes=6, depth=3, top_k=2), draft, tiny.VOCAB, replay
+    ),
+    "specinfer": lambda target, draft, replay: SpecInfer(
+        SpecInferOptions(expansion=(2, 2)), [draft, target], tiny.VOCAB, replay
+    ),
+    "cape": lambda target, draft, replay: Cape(
+        CapeOptions(num_assistant_tokens=3, widths=(3, 2, 1)), draft, tiny.VOCAB, replay
+    ),
+    "cascade": cascade,
+}
+QUICK = {("eagle3", 0.0), ("eagle3 drawn", 1.0), ("chain", 1.0)}
+
+
+def build(method: str, replay: Replay) -> tuple[Generator, list[Any]]:
+    """A generator, and where its drafts are noted: heads with random weights are never right, so texts say little."""
+    target, draft = CausalLM(tiny.build("llama")), CausalLM(tiny.build("llama", spread=1.4))
+    drafter, drafts = METHODS[method](target, draft, replay), []
+    target.tap(drafter.needs.hidden_layers)
+    propose = drafter.propose
+
+    def noted(view: View, plan: Plan) -> Draft:
+        made = propose(view, plan)
+        valid = made.tree.valid
+        drafts.append((made.tree.tokens[valid].tolist(), made.tree.parents[valid].tolist(), made.law))
+        return made
+
+    drafter.propose = noted  # type: ignore[method-assign]
+    return tiny.generator(target, drafter, eos=range(3), max_rows=3, replay=replay), drafts
+
+
+def found(results: list[Result]) -> list[Any]:
+    return [(result.tokens, result.stats.drafted, result.stats.accepted_by_depth) for result in results]
+
+
+@pytest.mark.parametrize(
+    ("method", "temperature"),
+    [
+        pytest.param(method, heat, marks=() if (method, heat) in QUICK else pytest.mark.slow)
+        for method in METHODS
+        for heat in (0.0, 1.0)
+    ],
+)
+def test_replayed_drafts_are_those_of_steps_that_run_as_they_are(method: str, temperature: float):
+    options: dict[str, Any] = {"max_new_tokens": 24, "temperature": temperature, "seed": 3}
+    replay = Traced()
+    (eager, expected), (g, drafts) = build(method, EAGER), build(method, replay)
+    for prompts in (PROMPTS, tiny.prompts((230, 20), seed=2), PROMPTS[:2]):  # the second ones take larger caches
+        assert found(g.generate(prompts, **options)) == found(eager.generate(prompts, **options))
+        assert drafts == expected and any(len(tokens) > 3 for tokens, _, _ in drafts)
+    for segment in {"draft", *replay.keys} - {"forward", "tail"}:
+        assert replay.plays.count(segment) > replay.keys.count(segment) > 0
+    assert not replay.fallbacks and replay.held > sum(replay.recordings.values())
+    g.close()
+    assert not replay.held
+
+
+@pytest.mark.parametrize("method", ["chain", "eagle3"])
+def test_a_draft_from_a_cache_that_is_gone_is_seen(method: str, monkeypatch: pytest.MonkeyPatch):
+    replay = Traced()
+    (eager, expected), (g, drafts) = build(method, EAGER), build(method, replay)
+    (own,) = replay._children
+    renew = Traced.renew
+    monkeypatch.setattr(Traced, "renew", lambda self, stamp: renew(self, 0 if self is own else stamp))
+    texts = [
+        [each.generate(prompt, max_new_tokens=12).tokens for prompt in (PROMPTS[0], PROMPTS[0] * 14, PROMPTS[3])]
+        for each in (eager, g)
+    ]
+    assert texts[0] == texts[1] and drafts != expected
