@@ -61,5 +61,5 @@ def test_compiled_drafts_of_a_head(mode: str):
         found.append([(result.tokens, result.stats.drafted, result.stats.accepted) for result in results])
     assert found[0] == found[1]
     (own,) = replay._children
-    assert isinstance(own, Compiled) and set(own.recordings) == {"catch-up", "draft"}
+    assert isinstance(own, Compiled) and set(own.recordings) == {"catch-up", "tree"}
     assert not replay._logged and not own._logged, replay._logged | own._logged

@@ -63,7 +63,7 @@ class Eagle1(HeadDrafter[FeatureCache], Trainable):
         state = self._state.extend(view, self._room)
         allowed = plan.on(view.lengths.device) * state.known
         slots = self._state.slots_of(view, self._room)
-        return self._state.run("draft", self._draft, view, state.states, allowed, depth, slots)
+        return self._state.run("tree", self._draft, view, state.states, allowed, depth, slots)
 
     def _draft(
         self, view: View, states: Float[Tensor, "B 1 H"], allowed: Int[Tensor, "B"], depth: int, slots: TreeSlots

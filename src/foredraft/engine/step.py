@@ -19,7 +19,8 @@ from foredraft.engine.prediction import Chains, with_copies
 from foredraft.engine.tail import RowStep as RowStep, Tail, read_back
 from foredraft.model.base import TargetModel
 from foredraft.model.cache import SlotCache
-from foredraft.model.replay import EAGER, Replay, replay_for
+from foredraft.model.replay import EAGER, Replay
+from foredraft.model.replay_rows import replay_for
 
 SIZES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Node counts used for forwards on a CPU; larger ones are multiples of 32."""

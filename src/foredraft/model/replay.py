@@ -13,14 +13,13 @@ import logging
 import threading
 import types
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Container, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple, TypeVar, final
 
 import torch
 from torch import Tensor
 
 from foredraft.core.errors import ForedraftError, OptionError
-from foredraft.model.cache import SlotCache
 from foredraft.model.nested_values import joined, split
 
 _log = logging.getLogger(__name__)
@@ -30,7 +29,7 @@ MAX_RECORDINGS = 256
 """Most recordings of a segment; inputs of further shapes run eagerly."""
 _CAPTURING = threading.Lock()
 """A capture begins by waiting for the device, which would end one of another thread."""
-_HASHLESS = frozenset({"forward", "draft"})
+_HASHLESS = frozenset({"forward", "draft", "catch-up"})
 """Segments without random numbers. Compiled for a CPU, the hashes behind these differ in the last entries of some
 vectors (docs/log.md), and a seed would give another output."""
 _WARM_UPS = 2
@@ -101,27 +100,6 @@ class Eager(Replay):
 
 
 EAGER = Eager()
-
-
-def replay_for(
-    replay: Replay, cache: SlotCache, version: object, count: int, free_rows: Container[int]
-) -> tuple[Replay, Sizes]:
-    """How segments that read the first ``count`` rows of a cache run now.
-
-    Rows are padded to the next power of two, if free rows follow in the cache's lines. Before the cache's buffers are
-    allocated, which the first forward does, nothing is recorded.
-
-    Args:
-        version: of what else the segments read beyond their inputs, such as a model.
-        free_rows: rows of which the cache holds nothing, so that recordings may use them as padding.
-    """
-    if not replay.records or not cache.holds(0):
-        return EAGER, Sizes(count, count)
-    replay.renew((cache.version, version))
-    padded = min(1 << (count - 1).bit_length(), cache.rows)
-    following = cache.first(padded)[count:]
-    return replay, Sizes(count, padded if all(row in free_rows for row in following) else count)
-
 
 Flat = Callable[..., list[Tensor]]
 """A function of the tensors of its arguments alone, which returns those of its result."""
@@ -393,7 +371,7 @@ def replay_on(device: torch.device, *, compile: bool, cuda_graphs: bool) -> Repl
     if cuda_graphs:
         return Captured(device, compiled=compile)
     if not compile:
-        return Eager()
+        return EAGER
     return Compiled(segments=_HASHLESS if device.type == "cpu" else None)
 
 

@@ -15,7 +15,8 @@ from foredraft.drafters.common.tree_ops import ranked
 from foredraft.model.base import TargetModel, widened
 from foredraft.model.cache import SlotCache
 from foredraft.model.prefill import CATCH_UP, CHUNK, catch_up, prefill
-from foredraft.model.replay import EAGER, Replay, replay_for
+from foredraft.model.replay import EAGER, Replay
+from foredraft.model.replay_rows import replay_for
 
 
 class DraftRunner:

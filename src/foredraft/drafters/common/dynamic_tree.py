@@ -97,7 +97,7 @@ class DynamicTreeDrafter(HeadDrafter[FeatureCache], Trainable):
         state = self._state.extend(view, room)
         allowed = plan.on(view.lengths.device) * state.known
         slots = self._state.slots_of(view, room)
-        return self._state.run("draft", self._draft, view, state.states, allowed, limits, drawn, slots)
+        return self._state.run("tree", self._draft, view, state.states, allowed, limits, drawn, slots)
 
     def _draft(
         self,

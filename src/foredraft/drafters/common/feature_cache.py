@@ -23,7 +23,8 @@ from foredraft.model.cache import SlotCache, SlotView, bucket, persistent_zeros
 from foredraft.model.cpu_linear import any_weight
 from foredraft.model.masks import Layout, StepIn, address, extent_of
 from foredraft.model.prefill import CATCH_UP, CHUNK, catch_up
-from foredraft.model.replay import EAGER, Replay, replay_for
+from foredraft.model.replay import EAGER, Replay
+from foredraft.model.replay_rows import replay_for
 
 _FUSED = 0
 """The key of features in what ``fuse`` returns, where hidden states have their layer."""
