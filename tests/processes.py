@@ -32,8 +32,9 @@ def killed_after(lines: list[str], script: str, *arguments: str | Path, folder: 
         assert process.wait(60) == -signal.SIGKILL and printed == lines
 
 
-def two_processes(script: Path, *arguments: Path | str, folder: Path) -> str:
-    """What a script prints that ``torch.distributed.run`` starts twice; skips where processes cannot meet."""
+def two_processes(script: Path | str, *arguments: Path | str, folder: Path) -> str:
+    """What a script, or ``-m`` and a module, prints that ``torch.distributed.run`` starts twice; skips where processes
+    cannot meet."""
     if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
         pytest.skip("this torch has no gloo")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]

@@ -232,6 +232,12 @@ def test_arms_that_cannot_be_are_refused(specs: list[str], sentence: str):
     assert sentence in str(error.value)
 
 
+def test_transformers_does_not_run_in_parts():
+    with pytest.raises(OptionError, match="transformers_lookup runs in one process"):
+        specs = [ArmSpec.parse("none"), ArmSpec.parse("transformers_lookup")]
+        make_arms(specs, ArmContext("sample", device="cpu", tensor_parallel=2))
+
+
 def test_assisted_generation_needs_a_draft(tmp_path_factory: pytest.TempPathFactory):
     folder = tmp_path_factory.mktemp("model")
     tiny.build().save_pretrained(folder)

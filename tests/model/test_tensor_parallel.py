@@ -168,3 +168,12 @@ def test_weights_are_placed_once(option: str, monkeypatch: pytest.MonkeyPatch, t
             load_model(str(tmp_path), device="meta", options=options)
         places = {key: value for key, value in given.items() if key in (option, "device_map")}
         assert places == (options or {"device_map": torch.device("meta")})
+
+
+@pytest.mark.slow
+def test_bench_in_two_processes_writes_each_call_once(tmp_path: Path):
+    out = tmp_path / "run.jsonl"
+    options = ["-d", "none", "-d", "prompt_lookup", "--max-new-tokens", "8", "--count", "2", "--device", "cpu"]
+    two_processes("-m", "foredraft", "bench", *options, "--tensor-parallel", "2", "--out", out, folder=tmp_path)
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert sorted(line["arm"] for line in lines if "arm" in line) == ["none", "none", "prompt_lookup", "prompt_lookup"]

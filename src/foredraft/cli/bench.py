@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from foredraft.cli import completion_names as names
-from foredraft.cli.choices import SAMPLING, PromptChoice, TargetChoice
+from foredraft.cli.choices import PARALLEL, SAMPLING, PromptChoice, TargetChoice
 from foredraft.cli.console import busy, errors, output
 from foredraft.cli.exit_status import FAILED, UNJUDGED, Interrupted
 from foredraft.cli.flags import Group, flags
@@ -37,6 +37,7 @@ class Compared(TargetChoice):
             "complete": names.arms,
         },
     )
+    tensor_parallel: int = field(default=1, metadata=PARALLEL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +134,8 @@ def command(
     read_existing(path, settings)  # fail before loading if the file has other settings
     with busy(f"Loading {compared.model}"):
         specs = [ArmSpec.parse(text) for text in compared.drafter]
-        made = make_arms(specs, ArmContext(compared.model, compared.dtype, compared.device, max(what.batch_size)))
+        target = (compared.model, compared.dtype, compared.device)
+        made = make_arms(specs, ArmContext(*target, max(what.batch_size), compared.tensor_parallel))
     bench = Bench(made, settings, path, keep_texts=kept.texts)
     extra = ExtraMeasurements(
         made, settings, sampling.temperature, what.batch_size if kept.costs else (), _first(asks, kept.watch)

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from foredraft.engine.generator import Generator
 
 
+PARALLEL = {"help": "Processes that share the target; start with torchrun --nproc-per-node N."}
+
+
 @dataclass(frozen=True, slots=True)
 class TargetChoice:
     """Target options; see ``foredraft.load``."""
@@ -45,9 +48,7 @@ class ModelChoice(TargetChoice):
             "complete": names.drafters,
         },
     )
-    tensor_parallel: int = field(
-        default=1, metadata={"help": "Processes that share the target; start with torchrun --nproc-per-node N."}
-    )
+    tensor_parallel: int = field(default=1, metadata=PARALLEL)
     verifier: str | None = field(
         default=None,
         metadata={"help": "Verification rule; default: the best lossless one.", "complete": names.verifiers},

@@ -121,19 +121,20 @@ class ArmSpec:
 
 @dataclass(frozen=True, slots=True)
 class ArmContext:
-    """The model that all arms run, its dtype and device, and the largest batch."""
+    """The model that all arms run, its dtype and device, the largest batch, and the processes that share the target."""
 
     model: str
     dtype: str | None = None
     device: str | None = None
     max_batch: int = 1
+    tensor_parallel: int = 1
 
 
 def make_arms(specs: Sequence[ArmSpec], context: ArmContext) -> list[BenchArm]:
     """Load the arms; ours share one copy of the model, those of transformers another.
 
     Raises:
-        OptionError: no arms, a duplicate name, or an invalid spec.
+        OptionError: no arms, a duplicate name, an invalid spec, or one that runs in one process only.
         UsageError: as in ``foredraft.load``.
     """
     names = [each.name for each in specs]
@@ -143,6 +144,11 @@ def make_arms(specs: Sequence[ArmSpec], context: ArmContext) -> list[BenchArm]:
         if names.count(name) > 1:
             raise OptionError(f"Two arms are named {name!r}; rename one, as in {name}-2={name}:PATH.")
     ours = [each for each in specs if not each.stock]
+    if context.tensor_parallel > 1 and len(ours) < len(specs):
+        stock = next(each.spec for each in specs if each.stock)
+        raise OptionError(
+            f"{stock} runs in one process: with tensor_parallel, name other arms, such as -d none -d auto."
+        )
     made: dict[str, BenchArm] = {}
     if ours:
         generators = load_many(
@@ -151,6 +157,7 @@ def make_arms(specs: Sequence[ArmSpec], context: ArmContext) -> list[BenchArm]:
             dtype=context.dtype,
             device=context.device,
             max_batch_size=context.max_batch,
+            tensor_parallel=context.tensor_parallel,
         )
         for each, generator in zip(ours, generators, strict=True):
             made[each.name] = LoopArm(each.name, generator, context.max_batch)
