@@ -2,16 +2,16 @@ from collections.abc import Iterator
 
 import openai
 import pytest
-import serving
+import servers
 
 
 @pytest.fixture(scope="session")
-def server() -> Iterator[serving.Running]:
-    with serving.served(serving.generator()) as running:
+def server() -> Iterator[servers.Running]:
+    with servers.served(servers.generator()) as running:
         yield running
 
 
 @pytest.fixture
-def client(server: serving.Running) -> Iterator[openai.OpenAI]:
+def client(server: servers.Running) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as made:
         yield made

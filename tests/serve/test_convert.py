@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
-import serving
+import servers
 from transformers import AutoTokenizer
 
 import foredraft
@@ -36,7 +36,7 @@ OFFERED = {
 
 
 def converter() -> Converter:
-    return Converter(serving.generator(eos=(9,)), 77)
+    return Converter(servers.generator(eos=(9,)), 77)
 
 
 def test_every_sampling_option_has_a_field():
@@ -96,7 +96,7 @@ def test_tools_need_a_template_for_them():
         bundled().encode_chat([{"role": "user", "content": "a"}], tools=[{"type": "function"}])
 
 
-def test_tokenize_and_detokenize(server: serving.Running):
+def test_tokenize_and_detokenize(server: servers.Running):
     answer = httpx.post(f"{server.url}/tokenize", json={"prompt": "A b", "return_token_strs": True}).json()
     assert answer == {"tokens": [33, 0, 66], "count": 3, "max_model_len": 1024, "token_strs": ["A", " ", "b"]}
     chat = httpx.post(f"{server.url}/tokenize", json={"messages": [{"role": "user", "content": "hi"}]}).json()

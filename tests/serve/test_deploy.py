@@ -6,7 +6,7 @@ import typing
 from dataclasses import fields
 from pathlib import Path
 
-import serving
+import servers
 
 from foredraft.cli.flags import Group
 from foredraft.serve.metrics import Metrics
@@ -17,7 +17,7 @@ DEPLOY = ROOT / "deploy"
 
 
 def test_every_metric_of_the_dashboard_exists_and_every_metric_of_ours_is_shown():
-    families = list(Metrics(serving.generator()).registry.collect())
+    families = list(Metrics(servers.generator()).registry.collect())
     known = {f"{family.name}_total" if family.type == "counter" else family.name for family in families}
     dashboard = json.loads((DEPLOY / "grafana.json").read_text("utf-8"))
     text = " ".join(target["expr"] for panel in dashboard["panels"] for target in panel["targets"])
@@ -29,7 +29,7 @@ def test_the_page_names_every_option_and_every_metric():
     page = (ROOT / "docs" / "serving.md").read_text("utf-8")
     options = [name for each in fields(ServeOptions) for name in Group(ServeOptions, "")._names(each)]
     assert [name for name in options if f"`{name}`" not in page] == []
-    families = Metrics(serving.generator()).registry.collect()
+    families = Metrics(servers.generator()).registry.collect()
     assert [family.name for family in families if family.name not in page] == []
 
 

@@ -6,23 +6,23 @@ from typing import Any
 import httpx
 import openai
 import pytest
-import serving
+import servers
 
 import tiny
 
 PROMPTS = tiny.prompts((5, 1, 300))
-SCORE: Any = {"model": serving.NAME, "max_tokens": 0, "echo": True, "logprobs": 2}
+SCORE: Any = {"model": servers.NAME, "max_tokens": 0, "echo": True, "logprobs": 2}
 
 
 def check_prompt(logprobs: Any, prompt: list[int]) -> None:
     """The lists begin with the scores of the prompt's tokens."""
-    scores = serving.generator().score(prompt, 2)
+    scores = servers.generator().score(prompt, 2)
     size = len(prompt)
-    texts = [serving.tokenizer().decode([token]) for token in prompt]
+    texts = [servers.tokenizer().decode([token]) for token in prompt]
     assert logprobs.tokens[:size] == texts
     assert logprobs.token_logprobs[0] is None and logprobs.top_logprobs[0] is None
     assert logprobs.token_logprobs[1:size] == pytest.approx([each.logprob for each in scores[1:] if each], abs=1e-4)
-    whole = serving.tokenizer().decode(prompt)
+    whole = servers.tokenizer().decode(prompt)
     for text, offset in zip(texts, logprobs.text_offset, strict=False):
         assert whole[offset : offset + len(text)] == text
 
@@ -32,7 +32,7 @@ def test_prompts_alone(client: openai.OpenAI):
     assert [choice.index for choice in answer.choices] == list(range(6))
     for choice in answer.choices:
         prompt = PROMPTS[choice.index // 2]
-        assert (choice.text, choice.finish_reason) == (serving.tokenizer().decode(prompt), "length")
+        assert (choice.text, choice.finish_reason) == (servers.tokenizer().decode(prompt), "length")
         assert choice.logprobs is not None and len(choice.logprobs.tokens or []) == len(prompt)
         check_prompt(choice.logprobs, prompt)
     assert answer.usage is not None
@@ -62,7 +62,7 @@ def test_a_streamed_echo_is_the_unstreamed_one(client: openai.OpenAI):
 
 def test_a_continuation_as_lm_eval_scores_it(client: openai.OpenAI):
     """The harness sends ids with max_tokens 1 and sums what is after the context, without the last token."""
-    g = serving.generator()
+    g = servers.generator()
     context = PROMPTS[2][:200]
     greedy = g.generate(context, max_new_tokens=4).tokens
     for continuation, is_greedy in ((greedy, True), ([*greedy[:3], (greedy[3] + 1) % tiny.VOCAB], False)):
@@ -78,14 +78,14 @@ def test_a_continuation_as_lm_eval_scores_it(client: openai.OpenAI):
 
 def test_a_text_and_its_offsets(client: openai.OpenAI):
     text = (
-        client.completions.create(prompt=[7, 8, 9], model=serving.NAME, max_tokens=12, temperature=0.0).choices[0].text
+        client.completions.create(prompt=[7, 8, 9], model=servers.NAME, max_tokens=12, temperature=0.0).choices[0].text
     )
     (choice,) = client.completions.create(prompt=text, **SCORE).choices
     assert choice.text == text and choice.logprobs is not None
-    check_prompt(choice.logprobs, serving.tokenizer().encode(text))
+    check_prompt(choice.logprobs, servers.tokenizer().encode(text))
 
 
-def test_nothing_is_queued_and_faults_are_explained(server: serving.Running):
+def test_nothing_is_queued_and_faults_are_explained(server: servers.Running):
     def post(**change: Any) -> httpx.Response:
         return httpx.post(f"{server.url}/v1/completions", json={**SCORE, "prompt": [1, 2], **change}, timeout=30)
 
@@ -110,8 +110,8 @@ def test_nothing_is_queued_and_faults_are_explained(server: serving.Running):
 
 
 def test_a_target_on_several_processes_scores_nothing(monkeypatch: pytest.MonkeyPatch):
-    g = serving.generator()
-    with serving.served(g) as running:
+    g = servers.generator()
+    with servers.served(g) as running:
         monkeypatch.setattr(g.engine.target, "ranks", 2)
         answer = httpx.post(f"{running.url}/v1/completions", json={**SCORE, "prompt": [1, 2]})
         assert answer.status_code == 400 and "it scores no prompts" in answer.json()["error"]["message"]
@@ -121,7 +121,7 @@ def test_a_target_on_several_processes_scores_nothing(monkeypatch: pytest.Monkey
 
 
 def test_a_long_prompt_does_not_outlast_its_time(monkeypatch: pytest.MonkeyPatch):
-    g = serving.generator()
+    g = servers.generator()
     forward = g.engine.target.forward
     seen: list[float] = []
 
@@ -130,7 +130,7 @@ def test_a_long_prompt_does_not_outlast_its_time(monkeypatch: pytest.MonkeyPatch
         time.sleep(0.4)
         return forward(*args)
 
-    with serving.served(g, request_timeout=1) as running:
+    with servers.served(g, request_timeout=1) as running:
         monkeypatch.setattr(g.engine.target, "forward", slow)
         body = {**SCORE, "prompt": [1] * 1000}
         assert httpx.post(f"{running.url}/v1/completions", json=body, timeout=30).status_code == 408

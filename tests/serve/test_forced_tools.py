@@ -7,7 +7,7 @@ from typing import Any
 import jsonschema_rs
 import openai
 import pytest
-import serving
+import servers
 
 import foredraft
 
@@ -40,7 +40,7 @@ def sample(request: pytest.FixtureRequest) -> Iterator[openai.OpenAI]:
     assert g.tokenizer is not None
     g.tokenizer.inner.chat_template = request.param
     with (
-        serving.served(g) as running,
+        servers.served(g) as running,
         openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0) as made,
     ):
         yield made
@@ -48,7 +48,7 @@ def sample(request: pytest.FixtureRequest) -> Iterator[openai.OpenAI]:
 
 def asked(client: openai.OpenAI, tools: list[dict[str, Any]], **options: Any) -> list[Any]:
     answer = client.chat.completions.create(
-        model=serving.NAME,
+        model=servers.NAME,
         messages=[{"role": "user", "content": "Add 3."}],
         tools=tools,  # type: ignore[arg-type]
         max_tokens=120,

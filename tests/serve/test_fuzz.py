@@ -13,7 +13,7 @@ import httpx
 import openai
 import pytest
 import schemathesis
-import serving
+import servers
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 import tiny
@@ -54,7 +54,7 @@ def is_error_object(answer: Any) -> None:
     assert error["message"] and "Traceback" not in answer.text
 
 
-def holds_up(server: serving.Running, examples: int) -> None:
+def holds_up(server: servers.Running, examples: int) -> None:
     with httpx.Client(base_url=server.url, timeout=60) as client:
 
         @settings(max_examples=examples, suppress_health_check=list(HealthCheck))
@@ -71,19 +71,19 @@ def holds_up(server: serving.Running, examples: int) -> None:
         assert client.get("/health").status_code == 200
 
 
-def test_malformed_bodies_get_error_objects(server: serving.Running):
+def test_malformed_bodies_get_error_objects(server: servers.Running):
     holds_up(server, 100)
 
 
 @pytest.mark.slow
-def test_two_thousand_malformed_bodies(server: serving.Running):
+def test_two_thousand_malformed_bodies(server: servers.Running):
     holds_up(server, 2000)
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_schemathesis_finds_no_failure_of_the_server():
-    with serving.served(serving.generator(), default_max_tokens=4) as running:
+    with servers.served(servers.generator(), default_max_tokens=4) as running:
         schema = schemathesis.openapi.from_url(f"{running.url}/openapi.json")
         statuses: set[int] = set()
         for found in schema.get_all_operations():
@@ -107,14 +107,14 @@ def test_schemathesis_finds_no_failure_of_the_server():
 
 def test_sigterm_under_load_loses_no_accepted_request():
     prompts = tiny.prompts((3, 8, 5, 13))
-    expected = [serving.generator().generate(prompt, max_new_tokens=60).text for prompt in prompts]
+    expected = [servers.generator().generate(prompt, max_new_tokens=60).text for prompt in prompts]
     answers: dict[int, str] = {}
 
     def ask(url: str, index: int) -> None:
         body = {"prompt": prompts[index], "max_tokens": 60, "temperature": 0.0}
         answers[index] = httpx.post(f"{url}/v1/completions", json=body, timeout=60).json()["choices"][0]["text"]
 
-    with serving.served(serving.generator()) as running:
+    with servers.served(servers.generator()) as running:
         threads = [threading.Thread(target=ask, args=(running.url, index)) for index in range(len(prompts))]
         for thread in threads:
             thread.start()
@@ -141,7 +141,7 @@ def test_a_thousand_requests_over_64_streams_and_200_vanishing_clients():
     choose = random.Random(1)
     cases = [([choose.randrange(96) for _ in range(choose.randint(1, 40))], choose.randint(1, 40)) for _ in range(100)]
     drafter = tiny.ScriptedDrafter(tiny.Liar([]), max_nodes=7)
-    alone = [serving.generator().generate(prompt, max_new_tokens=new).text for prompt, new in cases]
+    alone = [servers.generator().generate(prompt, max_new_tokens=new).text for prompt, new in cases]
 
     async def main(url: str) -> None:
         gate = asyncio.Semaphore(64)
@@ -149,7 +149,7 @@ def test_a_thousand_requests_over_64_streams_and_200_vanishing_clients():
 
             async def one(number: int) -> None:
                 prompt, new = cases[number % len(cases)]
-                options: Any = {"model": serving.NAME, "prompt": prompt, "max_tokens": new, "temperature": 0.0}
+                options: Any = {"model": servers.NAME, "prompt": prompt, "max_tokens": new, "temperature": 0.0}
                 async with gate:
                     stream = await client.completions.create(stream=True, **options)
                     text = "".join([chunk.choices[0].text async for chunk in stream])
@@ -157,7 +157,7 @@ def test_a_thousand_requests_over_64_streams_and_200_vanishing_clients():
 
             async def vanishing(number: int) -> None:
                 prompt, _ = cases[number % len(cases)]
-                options: Any = {"model": serving.NAME, "prompt": prompt, "max_tokens": 500, "temperature": 0.0}
+                options: Any = {"model": servers.NAME, "prompt": prompt, "max_tokens": 500, "temperature": 0.0}
                 async with gate:
                     call = client.completions.create(stream=bool(number % 2), **options)
                     task = asyncio.ensure_future(call)  # type: ignore[arg-type]
@@ -168,7 +168,7 @@ def test_a_thousand_requests_over_64_streams_and_200_vanishing_clients():
 
             await asyncio.gather(*map(one, range(1000)), *map(vanishing, range(200)))
 
-    with serving.served(serving.generator(drafter=drafter), max_queue=2000) as running:
+    with servers.served(servers.generator(drafter=drafter), max_queue=2000) as running:
         asyncio.run(main(running.url))
         service = running.server.app.state.service
         wait(lambda: service.idle and running.generator.engine.running == 0)

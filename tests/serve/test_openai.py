@@ -7,18 +7,18 @@ from typing import Any
 import httpx
 import openai
 import pytest
-import serving
+import servers
 
 import tiny
 
 JSON = {"content-type": "application/json"}
 CHAT: Any = [{"role": "user", "content": "say something"}]
 NEW = 12
-GREEDY: Any = {"model": serving.NAME, "max_tokens": NEW, "temperature": 0.0}
+GREEDY: Any = {"model": servers.NAME, "max_tokens": NEW, "temperature": 0.0}
 
 
 def library(prompt: Any, **options: Any) -> Any:
-    return serving.generator().generate(prompt, max_new_tokens=NEW, **options)
+    return servers.generator().generate(prompt, max_new_tokens=NEW, **options)
 
 
 def test_a_greedy_chat_is_the_librarys(client: openai.OpenAI):
@@ -26,7 +26,7 @@ def test_a_greedy_chat_is_the_librarys(client: openai.OpenAI):
     expected = library(CHAT)
     choice = answer.choices[0]
     assert (choice.message.role, choice.message.content) == ("assistant", expected.text)
-    assert (choice.finish_reason, answer.model, answer.object) == ("length", serving.NAME, "chat.completion")
+    assert (choice.finish_reason, answer.model, answer.object) == ("length", servers.NAME, "chat.completion")
     assert answer.usage is not None and answer.usage.completion_tokens == NEW
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + NEW
     assert answer.id.startswith("chatcmpl-")
@@ -45,7 +45,7 @@ def test_a_greedy_completion_is_the_librarys(client: openai.OpenAI):
 def test_a_seed_gives_the_librarys_text(client: openai.OpenAI):
     sampled = {**GREEDY, "temperature": 0.9, "seed": 11, "n": 3}
     answer = client.chat.completions.create(messages=CHAT, **sampled)
-    expected = serving.generator().generate(CHAT, max_new_tokens=NEW, temperature=0.9, seed=11, num_return_sequences=3)
+    expected = servers.generator().generate(CHAT, max_new_tokens=NEW, temperature=0.9, seed=11, num_return_sequences=3)
     assert [choice.message.content for choice in answer.choices] == [result.text for result in expected]
 
 
@@ -96,7 +96,7 @@ def test_stops(client: openai.OpenAI):
     assert by_id.text == text[: tokens.index(tokens[3]) + 1]
 
 
-def test_many_asynchronous_clients_get_their_own_answers(server: serving.Running):
+def test_many_asynchronous_clients_get_their_own_answers(server: servers.Running):
     prompts = tiny.prompts((3, 9, 14, 2, 30, 7))
     expected = [library(prompt).text for prompt in prompts]
 
@@ -115,7 +115,7 @@ def test_many_asynchronous_clients_get_their_own_answers(server: serving.Running
 def test_acceptance_is_in_the_answer():
     truth = library([5, 6, 7]).tokens
     drafter = tiny.liar([[5, 6, 7, *truth]])
-    with serving.served(serving.generator(drafter=drafter)) as running:
+    with servers.served(servers.generator(drafter=drafter)) as running:
         body = {"prompt": [5, 6, 7], "max_tokens": NEW, "temperature": 0.0}
         answer = httpx.post(f"{running.url}/v1/completions", json=body).json()
     found = answer["metrics"]["speculative_decoding"]
@@ -126,9 +126,9 @@ def test_acceptance_is_in_the_answer():
     assert found["mean_acceptance_length"] * found["num_spec_steps"] == pytest.approx(NEW)
 
 
-def test_models_and_health(client: openai.OpenAI, server: serving.Running):
+def test_models_and_health(client: openai.OpenAI, server: servers.Running):
     (card,) = client.models.list().data
-    assert (card.id, card.object) == (serving.NAME, "model")
+    assert (card.id, card.object) == (servers.NAME, "model")
     health = httpx.get(f"{server.url}/health")
     assert (health.status_code, health.content) == (200, b"")
     assert httpx.get(f"{server.url}/version").json().keys() == {"version"}
@@ -154,8 +154,8 @@ def test_models_and_health(client: openai.OpenAI, server: serving.Running):
         ({"bad_words_ids": [[token] for token in range(96)]}, 400, "No next token can be chosen"),
     ],
 )
-def test_a_refused_request_has_an_error_object(server: serving.Running, change: Any, status: int, sentence: str):
-    body = {"prompt": "abc", "model": serving.NAME, **change}
+def test_a_refused_request_has_an_error_object(server: servers.Running, change: Any, status: int, sentence: str):
+    body = {"prompt": "abc", "model": servers.NAME, **change}
     answer = httpx.post(f"{server.url}/v1/completions", content=json.dumps(body), headers=JSON)
     assert answer.status_code == status, answer.text
     error = answer.json()["error"]
@@ -163,7 +163,7 @@ def test_a_refused_request_has_an_error_object(server: serving.Running, change: 
     assert error.keys() == {"message", "type", "param", "code"}
 
 
-def test_what_is_no_json_and_what_is_too_long(server: serving.Running):
+def test_what_is_no_json_and_what_is_too_long(server: servers.Running):
     broken = httpx.post(f"{server.url}/v1/completions", content="{", headers=JSON)
     assert (broken.status_code, broken.json()["error"]["message"]) == (400, "The body is not valid JSON.")
     large = httpx.post(f"{server.url}/v1/completions", content=b"[" * (5 * 2**20), headers=JSON)

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-import serving
+import servers
 from browser import Browser, browser
 
 import tiny
@@ -22,15 +22,15 @@ EVIL = "</script><script>document.title = 'broken'</script><img src=x onerror=al
 
 def generator() -> Generator:
     """One whose drafts are trees, some of their tokens right."""
-    texts = [serving.generator().encode(prompt) for prompt in ("abc", CHAT)]
-    outputs = [serving.generator().generate(text, max_new_tokens=60).tokens for text in texts]
+    texts = [servers.generator().encode(prompt) for prompt in ("abc", CHAT)]
+    outputs = [servers.generator().generate(text, max_new_tokens=60).tokens for text in texts]
     truths = [[*text, *output] for text, output in zip(texts, outputs, strict=True)]
-    return tiny.generator(serving.model(), tiny.liar(truths), tokenizer=serving.tokenizer(), picked=True)
+    return tiny.generator(servers.model(), tiny.liar(truths), tokenizer=servers.tokenizer(), picked=True)
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[serving.Running]:
-    with serving.served(generator()) as running:
+def server() -> Iterator[servers.Running]:
+    with servers.served(generator()) as running:
         yield running
 
 
@@ -40,9 +40,9 @@ def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
         yield opened
 
 
-def test_steps_and_pieces_come_on_request_only(server: serving.Running):
+def test_steps_and_pieces_come_on_request_only(server: servers.Running):
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
-        options: Any = {"model": serving.NAME, "max_tokens": 30, "temperature": 0.0}
+        options: Any = {"model": servers.NAME, "max_tokens": 30, "temperature": 0.0}
         plain = client.completions.create(prompt="abc", **options).choices[0]
         assert plain.model_extra is not None and not {"steps", "pieces"} & plain.model_extra.keys()
         whole = client.completions.create(prompt="abc", extra_body={"return_steps": True}, **options).choices[0]
@@ -60,10 +60,10 @@ def test_steps_and_pieces_come_on_request_only(server: serving.Running):
         ends = [0, *step["path"]]
         assert [step["parents"][node] for node in step["path"]] == ends[:-1]
     emitted = [token for step in found["steps"] for token in step["emitted"]]
-    assert emitted[:30] == serving.generator().generate("abc", max_new_tokens=30).tokens
+    assert emitted[:30] == servers.generator().generate("abc", max_new_tokens=30).tokens
 
 
-def test_the_page_is_served_with_a_policy_and_live_facts(server: serving.Running):
+def test_the_page_is_served_with_a_policy_and_live_facts(server: servers.Running):
     answer = httpx.get(f"{server.url}/")
     assert answer.text == page() and answer.headers["content-security-policy"] == policy(page())
     assert "innerHTML" not in answer.text and "http" not in answer.text.replace(
@@ -71,7 +71,7 @@ def test_the_page_is_served_with_a_policy_and_live_facts(server: serving.Running
     ).replace("HTTP", "")
     now = httpx.get(f"{server.url}/live").json()
     assert now == {
-        "model": serving.NAME,
+        "model": servers.NAME,
         "drafter": "tiny",
         "lossless": True,
         "chat": True,
@@ -81,7 +81,7 @@ def test_the_page_is_served_with_a_policy_and_live_facts(server: serving.Running
     }
 
 
-def outputs(server: serving.Running) -> float:
+def outputs(server: servers.Running) -> float:
     """Outputs that have ended."""
     page = httpx.get(f"{server.url}/metrics").text
     return sum(float(line.split()[-1]) for line in page.splitlines() if line.startswith("foredraft_outputs_total{"))
@@ -97,7 +97,7 @@ def test_no_text_of_a_record_ends_its_element():
 @pytest.mark.slow
 @pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (1400, "dark"), (400, "light"), (400, "dark")])
 def test_a_chat_streams_and_its_steps_are_drawn(
-    server: serving.Running, tab: Browser, width: int, scheme: str, tmp_path: Path
+    server: servers.Running, tab: Browser, width: int, scheme: str, tmp_path: Path
 ):
     before = outputs(server)
     tab.open(server.url, width, 900, scheme)
@@ -116,7 +116,7 @@ def test_a_chat_streams_and_its_steps_are_drawn(
     tab.wait("!document.getElementById('send').disabled && document.querySelectorAll('.run').length === 2")
     assert tab.run("lengths.size") > 2, "the answer did not come in parts"
     first, second = tab.run("[...document.querySelectorAll('.run .text')].map(each => each.textContent)")
-    assert first == second == serving.generator().generate(CHAT, max_new_tokens=60).text
+    assert first == second == servers.generator().generate(CHAT, max_new_tokens=60).text
     after = outputs(server)
     assert after - before == 4, "both arms were warmed up"
     assert "The texts are equal" in tab.run("document.getElementById('log').textContent")
@@ -135,7 +135,7 @@ def test_a_chat_streams_and_its_steps_are_drawn(
 
 
 @pytest.mark.slow
-def test_what_is_no_text_stays_text(server: serving.Running, tab: Browser):
+def test_what_is_no_text_stays_text(server: servers.Running, tab: Browser):
     tab.open(server.url)
     tab.run("document.getElementById('tokens').value = 4; document.getElementById('prompt').focus()")
     tab.type(EVIL)
@@ -147,7 +147,7 @@ def test_what_is_no_text_stays_text(server: serving.Running, tab: Browser):
 
 
 @pytest.mark.slow
-def test_an_error_is_shown_and_the_message_kept(server: serving.Running, tab: Browser):
+def test_an_error_is_shown_and_the_message_kept(server: servers.Running, tab: Browser):
     tab.open(server.url)
     tab.run("document.getElementById('temperature').value = -1; document.getElementById('prompt').focus()")
     tab.type("abc")

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-import serving
+import servers
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -37,14 +37,14 @@ def hooked(hook: Callable[[View], None], **options: Any) -> Generator:
         hook(view)
         return tiny.Liar([])(view, plan)
 
-    return serving.generator(drafter=tiny.ScriptedDrafter(propose, max_nodes=7), **options)
+    return servers.generator(drafter=tiny.ScriptedDrafter(propose, max_nodes=7), **options)
 
 
 def slow(seconds: float = 0.02, **options: Any) -> Generator:
     return hooked(lambda view: time.sleep(seconds), **options)
 
 
-def post(running: serving.Running, body: Any, **options: Any) -> httpx.Response:
+def post(running: servers.Running, body: Any, **options: Any) -> httpx.Response:
     return httpx.post(f"{running.url}/v1/completions", json=body, timeout=30, **options)
 
 
@@ -56,7 +56,7 @@ def until(true: Callable[[], bool]) -> None:
 
 
 def test_a_full_queue_refuses_with_429_and_when_to_come_back():
-    with serving.served(slow(max_rows=1), max_queue=0) as running:
+    with servers.served(slow(max_rows=1), max_queue=0) as running:
         thread = threading.Thread(target=post, args=(running, LONG))
         thread.start()
         until(lambda: running.generator.engine.running == 1)
@@ -70,7 +70,7 @@ def test_a_full_queue_refuses_with_429_and_when_to_come_back():
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_goes_away_leaves_no_row(stream: bool):
-    with serving.served(slow()) as running:
+    with servers.served(slow()) as running:
         with pytest.raises(httpx.TimeoutException), httpx.Client(timeout=0.3) as client:
             with client.stream("POST", f"{running.url}/v1/completions", json={**LONG, "stream": stream}) as answer:
                 for _ in answer.iter_lines():
@@ -82,7 +82,7 @@ def test_a_client_that_goes_away_leaves_no_row(stream: bool):
 
 
 def test_a_request_that_takes_too_long_ends_with_an_error():
-    with serving.served(slow(0.1), request_timeout=1.0) as running:
+    with servers.served(slow(0.1), request_timeout=1.0) as running:
         late = post(running, LONG)
         assert (late.status_code, late.json()["error"]["type"]) == (408, "TimeoutError")
         assert late.headers["x-should-retry"] == "false"
@@ -97,11 +97,11 @@ def test_a_failed_step_ends_its_requests_with_an_error_and_the_server_lives():
         if broken[0] and view.extents.min() > len(PROMPT) + 3:
             raise RuntimeError("secret")
 
-    with serving.served(hooked(fail)) as running:
+    with servers.served(hooked(fail)) as running:
         assert post(running, BODY).status_code == 500
         client = openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0)
         with client, pytest.raises(openai.APIError) as raised:
-            for _ in client.completions.create(model=serving.NAME, stream=True, **BODY):
+            for _ in client.completions.create(model=servers.NAME, stream=True, **BODY):
                 pass
         assert raised.value.type == "InternalServerError"
         broken[0] = False
@@ -110,7 +110,7 @@ def test_a_failed_step_ends_its_requests_with_an_error_and_the_server_lives():
 
 def test_draining_ends_what_was_accepted_and_takes_nothing_new():
     answers: list[httpx.Response] = []
-    with serving.served(slow(0.01)) as running:
+    with servers.served(slow(0.01)) as running:
         thread = threading.Thread(target=lambda: answers.append(post(running, LONG)))
         thread.start()
         until(lambda: running.generator.engine.running == 1)
@@ -126,7 +126,7 @@ def test_draining_ends_what_was_accepted_and_takes_nothing_new():
 
 def test_keys(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv(API_KEY, "one, two")
-    with serving.served(serving.generator()) as running:
+    with servers.served(servers.generator()) as running:
         for header in ({}, {"authorization": "Bearer three"}, {"authorization": "Basic two"}):
             refused = post(running, BODY, headers=header)
             assert (refused.status_code, refused.json()["error"]["type"]) == (401, "AuthenticationError")
@@ -137,13 +137,13 @@ def test_keys(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_prompts_that_begin_alike_are_read_once_for_each_key():
-    of = serving.generator(prefix_cache=True)
-    with serving.served(of, api_key=("one", "two")) as running:
+    of = servers.generator(prefix_cache=True)
+    with servers.served(of, api_key=("one", "two")) as running:
         found = []
         for key, end in (("one", "a"), ("one", "b"), ("two", "c"), ("two", "d")):
             with openai.OpenAI(base_url=f"{running.url}/v1", api_key=key, max_retries=0) as client:
                 answer = client.completions.create(
-                    model=serving.NAME, prompt="abcdefgh" * 20 + end, max_tokens=4, extra_body={"priority": -1}
+                    model=servers.NAME, prompt="abcdefgh" * 20 + end, max_tokens=4, extra_body={"priority": -1}
                 )
             assert answer.usage is not None and answer.usage.prompt_tokens_details is not None
             found.append(answer.usage.prompt_tokens_details.cached_tokens or 0)
@@ -158,7 +158,7 @@ def test_each_request_is_a_span(monkeypatch: pytest.MonkeyPatch):
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     monkeypatch.setattr("opentelemetry.trace.get_tracer", provider.get_tracer)
-    with serving.served(serving.generator()) as running:
+    with servers.served(servers.generator()) as running:
         post(running, BODY, headers={"x-request-id": "mine-1"})
         post(running, {**BODY, "temperature": -1.0}, headers={"x-request-id": "mine-2"})
     first, second = exporter.get_finished_spans()
@@ -172,7 +172,7 @@ def test_each_request_is_a_span(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_ids_of_requests_and_origins(caplog: pytest.LogCaptureFixture):
-    with serving.served(serving.generator(), cors_origin=("https://page.example",)) as running, caplog.at_level("INFO"):
+    with servers.served(servers.generator(), cors_origin=("https://page.example",)) as running, caplog.at_level("INFO"):
         answer = post(running, BODY, headers={"x-request-id": "mine-1", "origin": "https://page.example"})
         assert answer.headers["x-request-id"] == "mine-1" and answer.json()["id"] == "cmpl-mine-1"
         assert answer.headers["access-control-allow-origin"] == "https://page.example"
@@ -189,7 +189,7 @@ def test_no_progress_is_unhealthy_until_there_is_some():
     async def main() -> None:
         generator = hooked(lambda view: stalled.wait(20) and None)  # type: ignore[func-returns-value]
         service = Service(generator, ServeOptions(stall_seconds=1.0))
-        job: Any = serving.job(PROMPT, max_new_tokens=4)
+        job: Any = servers.job(PROMPT, max_new_tokens=4)
         with service.start(job) as outputs:
             task = asyncio.ensure_future(outputs.results())
             service.look()
@@ -206,12 +206,12 @@ def test_no_progress_is_unhealthy_until_there_is_some():
 
 
 def test_lossy_rules_and_text_of_others_are_refused():
-    lossy = serving.generator()
+    lossy = servers.generator()
     lossy.kind = Kind("tiny", False)
     with pytest.raises(LawError, match="lossy"):
         Service(lossy, ServeOptions(require_lossless=True))
     Service(lossy, ServeOptions())
-    shared = serving.generator(drafter=tiny.ScriptedDrafter(tiny.Liar([]), max_nodes=7))
+    shared = servers.generator(drafter=tiny.ScriptedDrafter(tiny.Liar([]), max_nodes=7))
     shared.engine.drafter.needs = Needs(max_nodes=7, learns=True, shares_text=True)
     with pytest.raises(DrafterError, match="text of all requests"):
         Service(shared, ServeOptions())
@@ -221,9 +221,9 @@ def test_lossy_rules_and_text_of_others_are_refused():
 
 
 def test_metrics_count_what_was_served():
-    truth = serving.generator().generate(PROMPT, max_new_tokens=12).tokens
+    truth = servers.generator().generate(PROMPT, max_new_tokens=12).tokens
     drafter = tiny.liar([[*PROMPT, *truth]])
-    with serving.served(serving.generator(drafter=drafter)) as running:
+    with servers.served(servers.generator(drafter=drafter)) as running:
         both = [post(running, BODY).json()["metrics"]["speculative_decoding"] for _ in range(2)]
         post(running, {**BODY, "temperature": -1.0})
         page = httpx.get(f"{running.url}/metrics").text
@@ -258,7 +258,7 @@ def test_log_lines_are_json_and_a_full_disk_does_not_matter():
         patch.setattr("sys.stderr", full)
         log_to_stderr()
         try:
-            with serving.served(serving.generator()) as running:
+            with servers.served(servers.generator()) as running:
                 assert post(running, BODY).status_code == 200
         finally:
             for logger, (level, propagate) in zip(loggers, before, strict=True):

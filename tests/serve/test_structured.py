@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import openai
 import pytest
-import serving
+import servers
 from pydantic import BaseModel, Field
 
 import foredraft
@@ -33,7 +33,7 @@ def generator() -> foredraft.Generator:
 def sample(generator: foredraft.Generator) -> Iterator[openai.OpenAI]:
     """A client of a server with the bundled model."""
     with (
-        serving.served(generator) as running,
+        servers.served(generator) as running,
         openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0) as made,
     ):
         yield made
@@ -41,7 +41,7 @@ def sample(generator: foredraft.Generator) -> Iterator[openai.OpenAI]:
 
 def test_parse_returns_the_class(sample: openai.OpenAI):
     answer = sample.chat.completions.parse(
-        model=serving.NAME, messages=ASK, response_format=Person, max_tokens=100, temperature=1.0, seed=2, n=4
+        model=servers.NAME, messages=ASK, response_format=Person, max_tokens=100, temperature=1.0, seed=2, n=4
     )
     for choice in answer.choices:
         assert choice.finish_reason == "stop"
@@ -52,7 +52,7 @@ def test_parse_returns_the_class(sample: openai.OpenAI):
 def test_a_stream_is_the_librarys_text(sample: openai.OpenAI, generator: foredraft.Generator):
     schema: Any = {"name": "person", "schema": Person.model_json_schema(), "strict": True}
     stream = sample.chat.completions.create(
-        model=serving.NAME,
+        model=servers.NAME,
         messages=ASK,
         response_format={"type": "json_schema", "json_schema": schema},
         max_tokens=100,
@@ -78,7 +78,7 @@ def test_structured_outputs(
     sample: openai.OpenAI, generator: foredraft.Generator, given: dict[str, Any], grammar: Grammar | None
 ):
     answer = sample.completions.create(
-        model=serving.NAME,
+        model=servers.NAME,
         prompt="Say it:",
         max_tokens=40,
         temperature=0.0,
@@ -90,7 +90,7 @@ def test_structured_outputs(
 
 def test_any_json_object(sample: openai.OpenAI):
     answer = sample.chat.completions.create(
-        model=serving.NAME, messages=ASK, response_format={"type": "json_object"}, max_tokens=200, temperature=0.0
+        model=servers.NAME, messages=ASK, response_format={"type": "json_object"}, max_tokens=200, temperature=0.0
     )
     text = answer.choices[0].message.content or ""
     assert text.startswith("{")
@@ -124,5 +124,5 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("fields", "said"), REFUSED, ids=[said for _, said in REFUSED])
 def test_a_bad_grammar_is_a_400_before_anything_runs(sample: openai.OpenAI, fields: dict[str, Any], said: str):
     with pytest.raises(openai.BadRequestError, match=re.escape(said)) as caught:
-        sample.chat.completions.create(model=serving.NAME, messages=ASK, max_tokens=4, extra_body=fields, stream=True)
+        sample.chat.completions.create(model=servers.NAME, messages=ASK, max_tokens=4, extra_body=fields, stream=True)
     assert isinstance(caught.value.body, dict) and caught.value.body["code"] == 400

@@ -6,7 +6,7 @@ from typing import Any
 
 import openai
 import pytest
-import serving
+import servers
 import torch
 from hypothesis import given, settings, strategies as st
 from langchain_core.tools import tool
@@ -70,8 +70,8 @@ def says(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
     made = Converter._params
 
     def force(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        done = serving.tokenizer().decode(ids[0].tolist()).rpartition("[assistant]")[2]
-        wanted = serving.tokenizer().encode(said[-1][len(done) :] or " ")[0]
+        done = servers.tokenizer().decode(ids[0].tolist()).rpartition("[assistant]")[2]
+        wanted = servers.tokenizer().encode(said[-1][len(done) :] or " ")[0]
         return torch.full_like(scores, -torch.inf).index_fill(1, torch.tensor([wanted]), 0.0)
 
     def params(self: Converter, body: Any, *rest: Any) -> SamplingParams:
@@ -85,7 +85,7 @@ def says(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
 
 def test_a_call_reaches_the_client_whole_and_in_a_stream(client: openai.OpenAI, says: Callable[[str], None]):
     says(f"So. {CALL.replace(chr(10), '')}")
-    options: Any = {"model": serving.NAME, "messages": CHAT, "tools": TOOLS}
+    options: Any = {"model": servers.NAME, "messages": CHAT, "tools": TOOLS}
     choice = client.chat.completions.create(**options).choices[0]
     assert choice.message.tool_calls is not None
     (call,) = choice.message.tool_calls
@@ -102,14 +102,14 @@ def test_a_call_reaches_the_client_whole_and_in_a_stream(client: openai.OpenAI, 
     assert without.tool_calls is None and without.content == f"So. {CALL.replace(chr(10), '')}"
 
 
-def test_langchain_calls_tools_and_answers_them(server: serving.Running, says: Callable[[str], None]):
+def test_langchain_calls_tools_and_answers_them(server: servers.Running, says: Callable[[str], None]):
     @tool
     def add(a: int, b: int) -> int:
         """Add two numbers."""
         return a + b
 
     says('<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>')
-    model = ChatOpenAI(model=serving.NAME, base_url=f"{server.url}/v1", api_key="none").bind_tools([add])  # type: ignore[arg-type]
+    model = ChatOpenAI(model=servers.NAME, base_url=f"{server.url}/v1", api_key="none").bind_tools([add])  # type: ignore[arg-type]
     asked: Any = [("user", "1 + 2?")]
     answer: Any = model.invoke(asked)
     assert [(call["name"], call["args"]) for call in answer.tool_calls] == [("add", {"a": 1, "b": 2})]

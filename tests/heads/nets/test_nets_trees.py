@@ -210,7 +210,7 @@ def test_a_tree_may_be_drafted_again():
 @pytest.mark.parametrize("chunk", [5, 512])
 def test_long_texts(window: int | None, chunk: int, monkeypatch: pytest.MonkeyPatch):
     """About the 64 slots in which caches grow; read in one go or in pieces."""
-    monkeypatch.setattr("foredraft.drafters.common.feature_cache._CHUNK", chunk)
+    monkeypatch.setattr("foredraft.drafters.common.feature_cache.CHUNK", chunk)
     net = eagle3(block={"sliding_window": window})
     texts = [tuple(prompt) for prompt in tiny.prompts((61, 64, 65, 2), VOCAB)]
     proposal = draft(net, Plan((4, 4, 4, 4)), texts)

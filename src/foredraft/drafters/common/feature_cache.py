@@ -108,7 +108,7 @@ class FeatureCache:
     ) -> None:
         """Read some entries of a prompt whose last token is not its last; see ``Drafter.read_ahead``."""
         features = hidden[_FUSED]
-        self._store(row, len(prompt) - features.shape[1], features)
+        self._store(row, len(prompt) - features.shape[1], features, room)
         begin = self._known.setdefault(row, 0)
         end = min(begin + CHUNK, len(prompt) - 1)
         if begin < end:
@@ -127,11 +127,11 @@ class FeatureCache:
         self._features[row, features.shape[1] : self._used] = 0  # an earlier request in the row may have left NaN
         self._known.setdefault(row, 0)
 
-    def _store(self, row: int, begin: int, features: Float[Tensor, "1 T F"]) -> None:
-        """Store the features of a part of a prompt."""
+    def _store(self, row: int, begin: int, features: Float[Tensor, "1 T F"], room: Room = NO_ROOM) -> None:
+        """Store the features of a part of a prompt; ``room`` as in ``_reserve``."""
         self._flush()
         end = begin + features.shape[1]
-        self._reserve(row + 1, end, features.shape[2])
+        self._reserve(row + 1, end, features.shape[2], room)
         self._features[row, begin:end] = features[0]
 
     def commit(self, view: View, verdict: Verdict, out: StepOut) -> None:
