@@ -5,6 +5,7 @@ import threading
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 
+from foredraft.core.openmp import release_threads
 from foredraft.engine.engine import Engine
 from foredraft.engine.request import Sequence
 
@@ -36,6 +37,7 @@ class Driver:
             self._waiters.add(waiter)
             if not self._stepping:
                 self._stepping = True
+                release_threads()  # this thread may have loaded the model or stepped; now another one does
                 self._pool.submit(self._run)
         try:
             await waiter.future

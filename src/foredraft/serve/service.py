@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from foredraft.core.errors import DrafterError, LawError, NumericsError, PromptError
+from foredraft.core.openmp import release_threads
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.engine import scoring
 from foredraft.engine.generator import Generator
@@ -116,9 +117,12 @@ class Service:
             found: list[TokenLogprobs | None] = []
             async with self._scorer:
                 parts = scoring.score(self.generator.engine, prompt, job.scored or 0)
-                while (part := await loop.run_in_executor(self._pool, next, parts, None)) is not None:
-                    found += part
-                    self._scored += 1
+                try:
+                    while (part := await loop.run_in_executor(self._pool, next, parts, None)) is not None:
+                        found += part
+                        self._scored += 1
+                finally:
+                    self._pool.submit(release_threads)
             scores.append(found)
         return scores
 
