@@ -27,7 +27,9 @@ from reading import read
 
 import foredraft
 from foredraft.bench.prompts import STANDARD
+from foredraft.core.sampling.params import SamplingParams
 from foredraft.engine.generator import Generator
+from foredraft.engine.request import Sequence
 
 RESULTS = Path(__file__).parent / "results" / "serving.jsonl"
 BARE = 16
@@ -84,18 +86,23 @@ async def load(url: str, concurrency: int, requests: int, tokens: int, speculati
     limits = httpx.Limits(max_connections=concurrency)
     async with httpx.AsyncClient(base_url=url, timeout=None, limits=limits) as client:
 
-        async def gated(number: int) -> Stream:
+        async def gated(number: int, length: int) -> Stream:
             async with gate:
-                return await one(client, STANDARD[number % len(STANDARD)], tokens, speculative)
+                return await one(client, STANDARD[number % len(STANDARD)], length, speculative)
 
         started = time.perf_counter()
-        streams = await asyncio.gather(*map(gated, range(requests)))
+        streams = await asyncio.gather(*map(gated, range(requests), lengths(requests, tokens)))
         return time.perf_counter() - started, list(streams)
+
+
+def lengths(count: int, tokens: int) -> list[int]:
+    """New tokens of each request: half to one and a half times as many, so that requests end at different moments."""
+    return [tokens * (2 + number % 5) // 4 for number in range(count)]
 
 
 def served(url: str, concurrency: int, speculative: bool, options: argparse.Namespace) -> dict[str, Any]:
     """One run of an arm."""
-    requests = max(concurrency, options.requests)
+    requests = max(options.requests, options.waves * concurrency)
     seconds, streams = asyncio.run(load(url, concurrency, requests, options.tokens, speculative))
     return {
         "kind": "run",
@@ -107,28 +114,31 @@ def served(url: str, concurrency: int, speculative: bool, options: argparse.Name
     }
 
 
-def bare(g: Generator, tokens: int) -> dict[str, Any]:
-    """The same outputs without a server."""
-    prompts = [STANDARD[i % len(STANDARD)] for i in range(BARE)]
+def bare(g: Generator, options: argparse.Namespace) -> dict[str, Any]:
+    """The plain arm's outputs without a server."""
     started = time.perf_counter()
-    results = g.batch(prompts, max_new_tokens=tokens, eos_token_id=())
-    rate = sum(len(result.tokens) for result in results) / (time.perf_counter() - started)
+    sequences: list[Sequence] = []
+    for number, length in enumerate(lengths(options.waves * BARE, options.tokens)):
+        params = SamplingParams(max_new_tokens=length, eos_token_id=(), speculate=False)
+        sequences += g.submit([STANDARD[number % len(STANDARD)]], params)
+    g.engine.run(sequences)
+    rate = sum(len(sequence.tokens) for sequence in sequences) / (time.perf_counter() - started)
     return {"kind": "run", "arm": "bare", "streams": BARE, "rate": rate}
 
 
 def rounds(url: str, g: Generator, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """The runs of all rounds that the time allows, at least one; a run of each arm before them warms up."""
-    bare(g, options.tokens)
+    bare(g, options)
     for speculative in (True, False):
-        asyncio.run(load(url, BARE, BARE, options.tokens, speculative))
+        asyncio.run(load(url, BARE, options.waves * BARE, options.tokens, speculative))
     started = before = time.perf_counter()
     number, longest = 0, 0.0
     while not number or before + longest < started + 60 * options.minutes:
         for concurrency in options.concurrency:
             for speculative in (True, False) if number % 2 else (False, True):
                 yield {**served(url, concurrency, speculative, options), "round": number}
-                if concurrency == BARE and speculative:
-                    yield {**bare(g, options.tokens), "round": number}
+                if concurrency == BARE and not speculative:
+                    yield {**bare(g, options), "round": number}
         now = time.perf_counter()
         number, longest, before = number + 1, max(longest, now - before), now
 
@@ -168,12 +178,13 @@ def table(path: Path = RESULTS) -> str:
         )
     waits = kinds["waits"][0]
     alone, beside = statistics.median(waits["alone"]), statistics.median(waits["beside"])
+    overhead = _ratio(runs, BARE, "bare", "off")
     rest = (
-        f"Medians of {1 + max(r['round'] for r in runs)} rounds; gain: median over rounds. The bare engine with {BARE} "
-        f"outputs at once is {_ratio(runs, BARE, 'bare', 'on'):.2f} times as fast as the server. First token of a "
-        f"short prompt: {1e3 * alone:.0f} ms alone, {1e3 * beside:.0f} ms while a prompt of {origin['long']} tokens "
-        f"is read ({beside / alone:.1f} times). {origin['target']} with {origin['drafter']}, greedy, "
-        f"{origin['tokens']} tokens each, {origin_line(origin)}. Made by `{origin['command']}`."
+        f"Medians of {1 + max(r['round'] for r in runs)} rounds; gain: median over rounds. Without speculation, "
+        f"the bare engine with {BARE} outputs at once is {overhead:.2f} times as fast as {BARE} streams. First "
+        f"token of a short prompt: {1e3 * alone:.0f} ms alone, {1e3 * beside:.0f} ms while one of "
+        f"{origin['long']} tokens is read ({beside / alone:.1f} times). {origin['target']} with {origin['drafter']}, "
+        f"greedy, {origin['tokens']} tokens each on average, {origin_line(origin)}. Made by `{origin['command']}`."
     )
     return "\n".join([*lines, "", rest])
 
@@ -196,9 +207,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="sample")
     parser.add_argument("--drafter", default="eagle3")
-    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4, 16, 64])
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4, 8, 16, 64])
     parser.add_argument("--requests", type=int, default=16, help="of each run, at least")
-    parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--waves", type=int, default=3, help="requests of each run as a multiple of its streams")
+    parser.add_argument("--tokens", type=int, default=64, help="new tokens of a request, on average")
     parser.add_argument("--minutes", type=float, default=9.0, help="of the rounds")
     parser.add_argument("--long", type=int, default=1900, help="tokens of the long prompt")
     parser.add_argument("--waits", type=int, default=12, help="short prompts beside a long one")
@@ -209,7 +221,7 @@ def main() -> None:
     facts = {"target": options.model, "drafter": options.drafter, "tokens": options.tokens, "long": options.long}
     with options.out.open("w", encoding="utf-8") as out, server(options.model, options.drafter) as url:
         out.write(json.dumps(provenance("python benchmarks/serving.py", **facts)) + "\n")
-        with foredraft.load(options.model, options.drafter, prefix_cache=True) as g:
+        with foredraft.load(options.model, options.drafter, prefix_cache=True, max_batch_size=BARE) as g:
             for run in rounds(url, g, options):
                 out.write(json.dumps(run) + "\n")
                 out.flush()

@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 from foredraft.core.openmp import release_threads
 from foredraft.engine.engine import Engine
@@ -72,8 +73,12 @@ class Driver:
             woken = [waiter for waiter in self._waiters if waiter.done() or fault is not None]
             self._waiters.difference_update(woken)
             self._stepping = others = bool(self._waiters)
+        by_loop: dict[asyncio.AbstractEventLoop, list[_Waiter]] = {}
         for waiter in woken:
-            waiter.wake(fault)
+            by_loop.setdefault(waiter.loop, []).append(waiter)
+        for loop, waiters in by_loop.items():  # one call each: a call interrupts the loop's wait
+            with suppress(RuntimeError):  # it is closed
+                loop.call_soon_threadsafe(_wake_all, waiters, fault)
         return others
 
 
@@ -83,7 +88,8 @@ class _Waiter:
     def __init__(self, sequences: Seq[Sequence], *, first_piece: bool) -> None:
         self.sequences = sequences
         self.left = False
-        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[None] = self.loop.create_future()
         self._open = list(sequences)
         self._first_piece = first_piece
 
@@ -93,15 +99,15 @@ class _Waiter:
         return self.left or not self._open
 
     def wake(self, fault: Exception | None) -> None:
-        try:
-            self.future.get_loop().call_soon_threadsafe(self._set, fault)
-        except RuntimeError:  # its event loop is closed
-            pass
-
-    def _set(self, fault: Exception | None) -> None:
+        """Called in the waiter's event loop."""
         if self.future.done():
             return
         if fault is None:
             self.future.set_result(None)
         else:
             self.future.set_exception(fault)
+
+
+def _wake_all(waiters: Seq[_Waiter], fault: Exception | None) -> None:
+    for waiter in waiters:
+        waiter.wake(fault)

@@ -121,8 +121,8 @@ class Renderer:
         """The answer of a completion; without results if it only repeats its prompts."""
         choices = [choice for chunk in self.echo_chunks() for choice in chunk.choices]
         for index, result in enumerate(results):
-            choice = self._choice(index, result.text, result.tokens, result.logprobs, result)
-            choices.append(choice.model_copy(update=self._steps(result.pieces, result.steps)))
+            steps = self._steps(result.pieces, result.steps)
+            choices.append(self._choice(index, result.text, result.tokens, result.logprobs, result, steps))
         return Completion(**self._common, object="text_completion", choices=choices, **self.usage(results))
 
     def scored(self, scores: Seq[Seq[TokenLogprobs | None]]) -> None:
@@ -136,19 +136,25 @@ class Renderer:
         """The chunks of a completion that only repeats its prompts, one for each choice; none of any other."""
         count = 0 if self._job.generates else len(self._job.prompts) * self._job.count
         ended = {"finish_reason": "length"}
-        choices = [self._choice(index, "", [], [], None).model_copy(update=ended) for index in range(count)]
+        choices = [self._choice(index, "", [], [], None, ended) for index in range(count)]
         return [Completion(**self._common, object="text_completion", choices=[choice]) for choice in choices]
 
     def completion_chunk(self, update: Update) -> Completion:
         """An update of a completion's choice."""
-        choice = self._choice(update.index, update.text, update.tokens, update.logprobs, update.result)
-        choice = choice.model_copy(update=self._steps(update.pieces, update.steps))
+        steps = self._steps(update.pieces, update.steps)
+        choice = self._choice(update.index, update.text, update.tokens, update.logprobs, update.result, steps)
         return Completion(**self._common, object="text_completion", choices=[choice])
 
     def _choice(
-        self, index: int, text: str, tokens: list[int], logprobs: list[TokenLogprobs], result: Result | None
+        self,
+        index: int,
+        text: str,
+        tokens: list[int],
+        logprobs: list[TokenLogprobs],
+        result: Result | None,
+        more: dict[str, Any],
     ) -> CompletionChoice:
-        rest = self._ended(result) | self._ids(tokens)
+        rest = self._ended(result) | self._ids(tokens) | more
         prompt = index // self._job.count
         first = index not in self._offsets
         offset = self._offsets.setdefault(index, 0)

@@ -42,6 +42,7 @@ class Throughput(Policy):
     NEAR = 0.15  # sizes without timings are tried first if their expected loss is below this
     LIFE = 64.0  # assumed tokens of a request until one has ended
     HOLD = 4  # steps for which the best size is kept before choosing again
+    SWITCH = 0.02  # least gain for which drafting starts or stops
     TRIAL, PAUSE = 3, 8  # steps of a trial that starts or interrupts drafting; steps between trials that start it
 
     def __init__(self, needs: Needs, confidence: float = 0.0, prior: float = NEUTRAL) -> None:
@@ -124,7 +125,7 @@ class Throughput(Policy):
     def _records(self, view: View) -> tuple[Timings, Acceptance]:
         """The timings and acceptances of this step's buckets."""
         heat = 0 if view.warp.greedy else 1 + (view.warp.hottest > 0.5)
-        key = len(view.rows).bit_length(), heat
+        key = 1 << (len(view.rows) - 1).bit_length(), heat  # up to 1, 2, 4, 8 rows and so on
         if key not in self._timed:
             self._timed[key] = Timings(self._sizes, self._twins)
         if heat not in self._accepted:
@@ -166,11 +167,21 @@ class Throughput(Policy):
             return old
         timed.estimate()
         rates = self._rates(timed, accepted, rows, active)
-        best = max((i for i in offered if timed.seconds[i].known), key=rates.__getitem__, default=0)
+        best = self._best(timed, rates, offered)
         index, count = self._trial(timed, rates, best, offered)
         timed.choice = Choice(index, best, 1 - rates[index] / rates[best], rates[best])
         timed.left = count - 1
         return timed.choice
+
+    def _best(self, timed: Timings, rates: Sequence[float], offered: Sequence[int]) -> int:
+        """The best size that has been timed. Drafting does not start or stop for a small gain: a drafter that starts
+        again first reads what was decoded meanwhile."""
+        old = timed.choice.best
+
+        def value(i: int) -> float:
+            return rates[i] * (1 + self.SWITCH * (bool(i) == bool(old)))
+
+        return max((i for i in offered if timed.seconds[i].known), key=value, default=0)
 
     def _trial(self, timed: Timings, rates: Sequence[float], best: int, offered: Sequence[int]) -> tuple[int, int]:
         """The next size and for how many steps: the best, or one whose trial is due."""
