@@ -64,6 +64,16 @@ def server(model: str, drafter: str) -> Iterator[str]:
         process.kill()
 
 
+async def whole(client: httpx.AsyncClient, prompt: Any, tokens: int, speculative: bool) -> Stream:
+    """A request whose answer comes at once."""
+    body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0.0, "ignore_eos": True, "speculative": speculative}
+    started = time.perf_counter()
+    answer = await client.post("/v1/completions", json=body)
+    answer.raise_for_status()
+    seconds = time.perf_counter() - started
+    return Stream(seconds, seconds, answer.json()["usage"]["completion_tokens"])
+
+
 async def one(client: httpx.AsyncClient, prompt: Any, tokens: int, speculative: bool) -> Stream:
     body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0.0, "ignore_eos": True, "stream": True}
     body |= {"stream_options": {"include_usage": True}, "speculative": speculative}
@@ -80,15 +90,17 @@ async def one(client: httpx.AsyncClient, prompt: Any, tokens: int, speculative: 
     return Stream(first, time.perf_counter() - started, count)
 
 
-async def load(url: str, concurrency: int, requests: int, tokens: int, speculative: bool) -> tuple[float, list[Stream]]:
-    """Seconds of all requests together, and each of them."""
+async def load(
+    url: str, concurrency: int, requests: int, tokens: int, speculative: bool, ask: Any = one
+) -> tuple[float, list[Stream]]:
+    """Seconds of all requests together, and each of them; ``ask`` sends one of them."""
     gate = asyncio.Semaphore(concurrency)
     limits = httpx.Limits(max_connections=concurrency)
     async with httpx.AsyncClient(base_url=url, timeout=None, limits=limits) as client:
 
         async def gated(number: int, length: int) -> Stream:
             async with gate:
-                return await one(client, STANDARD[number % len(STANDARD)], length, speculative)
+                return await ask(client, STANDARD[number % len(STANDARD)], length, speculative)
 
         started = time.perf_counter()
         streams = await asyncio.gather(*map(gated, range(requests), lengths(requests, tokens)))
@@ -100,13 +112,15 @@ def lengths(count: int, tokens: int) -> list[int]:
     return [tokens * (2 + number % 5) // 4 for number in range(count)]
 
 
-def served(url: str, concurrency: int, speculative: bool, options: argparse.Namespace) -> dict[str, Any]:
+def served(
+    url: str, concurrency: int, speculative: bool, options: argparse.Namespace, ask: Any = one
+) -> dict[str, Any]:
     """One run of an arm."""
     requests = max(options.requests, options.waves * concurrency)
-    seconds, streams = asyncio.run(load(url, concurrency, requests, options.tokens, speculative))
+    seconds, streams = asyncio.run(load(url, concurrency, requests, options.tokens, speculative, ask))
     return {
         "kind": "run",
-        "arm": "on" if speculative else "off",
+        "arm": "whole" if ask is whole else "on" if speculative else "off",
         "streams": concurrency,
         "rate": sum(s.tokens for s in streams) / seconds,
         "first": [round(s.first, 4) for s in streams],
@@ -139,6 +153,7 @@ def rounds(url: str, g: Generator, options: argparse.Namespace) -> Iterator[dict
                 yield {**served(url, concurrency, speculative, options), "round": number}
                 if concurrency == BARE and not speculative:
                     yield {**bare(g, options), "round": number}
+                    yield {**served(url, BARE, False, options, whole), "round": number}
         now = time.perf_counter()
         number, longest, before = number + 1, max(longest, now - before), now
 
@@ -167,7 +182,7 @@ def table(path: Path = RESULTS) -> str:
     origin, runs = kinds["provenance"][0], kinds["run"]
     lines = ["| streams | speculation | tokens/s | gain | first token, p50 / p99 s | per token, p50 / p99 ms |"]
     lines.append("| ---: | --- | ---: | ---: | ---: | ---: |")
-    for streams, arm in sorted({(r["streams"], r["arm"]) for r in runs if r["arm"] != "bare"}):
+    for streams, arm in sorted({(r["streams"], r["arm"]) for r in runs if r["arm"] in ("on", "off")}):
         own = [r for r in runs if (r["streams"], r["arm"]) == (streams, arm)]
         gain = f"{_ratio(runs, streams, 'on', 'off'):.2f}" if arm == "on" else ""
         first = _percentiles([value for r in own for value in r["first"]])
@@ -178,13 +193,14 @@ def table(path: Path = RESULTS) -> str:
         )
     waits = kinds["waits"][0]
     alone, beside = statistics.median(waits["alone"]), statistics.median(waits["beside"])
-    overhead = _ratio(runs, BARE, "bare", "off")
+    streamed, unstreamed = (_ratio(runs, BARE, "bare", arm) for arm in ("off", "whole"))
     rest = (
         f"Medians of {1 + max(r['round'] for r in runs)} rounds; gain: median over rounds. Without speculation, "
-        f"the bare engine with {BARE} outputs at once is {overhead:.2f} times as fast as {BARE} streams. First "
-        f"token of a short prompt: {1e3 * alone:.0f} ms alone, {1e3 * beside:.0f} ms while one of "
-        f"{origin['long']} tokens is read ({beside / alone:.1f} times). {origin['target']} with {origin['drafter']}, "
-        f"greedy, {origin['tokens']} tokens each on average, {origin_line(origin)}. Made by `{origin['command']}`."
+        f"the bare engine with {BARE} outputs at once is {unstreamed:.2f} times as fast as {BARE} clients that take "
+        f"their answers whole, and {streamed:.2f} times as fast as {BARE} streams. First token of a short "
+        f"prompt: {1e3 * alone:.0f} ms alone, {1e3 * beside:.0f} ms while one of {origin['long']} tokens "
+        f"is read ({beside / alone:.1f} times). {origin['target']} with {origin['drafter']}, greedy, "
+        f"{origin['tokens']} tokens each on average, {origin_line(origin)}. Made by `{origin['command']}`."
     )
     return "\n".join([*lines, "", rest])
 

@@ -155,6 +155,7 @@ def test_a_choice_that_pays_for_one_text_is_not_switched_off_for_one(
     assert tuned(target, sized(twin, 3), batches=(1, 2, 4)).off_from == 4
 
 
+@pytest.mark.slow
 def test_two_drafts_of_one_method_are_told_apart(machine: Machine, target: CausalLM, twin: str, fool: str):
     machine.target = stepped
     found = tuned(target, fool, twin, verify=2)

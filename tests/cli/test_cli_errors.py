@@ -50,6 +50,12 @@ def test_the_command_itself(run: Run):
     assert run("theory", "--alpha", "2", "--cost", "0.1").status == 2
 
 
+def test_processes_that_would_all_run_the_whole_command(run: Run, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert "torchrun started 2 processes" in run("theory", "--alpha", "0.5", "--cost", "0.1").sentence
+    assert "No such option" in run("train", "eagle3", "--alpha").sentence, "training shares its work"
+
+
 def test_models_that_are_not_there_or_broken(run: Run, tmp_path: Path):
     ended = run("generate", "-m", tmp_path / "absent", PROMPT)
     assert (ended.status, ended.out) == (2, "") and "no model folder" in ended.sentence

@@ -71,6 +71,7 @@ def test_the_bundled_model_and_its_head(run: Run, tmp_path: Path, monkeypatch: p
     assert "tuned.json: foredraft generate --model sample --drafter tuned.json" in spoken(ended.out)
 
 
+@pytest.mark.slow
 def test_the_page_on_the_bundled_model(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     arguments = ("-d", "eagle3,nodes=7,depth=3", "--count", "1", "--max-new-tokens", "12", "--verify", "1")

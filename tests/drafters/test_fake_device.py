@@ -209,7 +209,7 @@ def test_a_step_waits_for_the_read_back_only_and_repeats_its_operators(method: s
             assert not changed[:1] and len(trace.operators) == len(traces[0].operators), key
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", [0.0, pytest.param(1.0, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("method", NESTED)
 def test_methods_that_decide_on_the_host_read_what_they_need_and_nothing_else(method: str, temperature: float):
     make, reads = NESTED[method]

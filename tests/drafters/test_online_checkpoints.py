@@ -31,6 +31,7 @@ def begun(folder: Path, name: str = "draft_model", **options: Any) -> tuple[Gene
     return generator(name, passes=1, folder=str(folder), **options)
 
 
+@pytest.mark.slow
 def test_a_killed_service_goes_on_from_its_last_interval(tmp_path: Path):
     """Killed after 20 requests, of which the last 4 had not been learned from; then it is as one that was not."""
     killed_after(["4", "8", "12", "16", "20"], KILLED, tmp_path / "killed", folder=Path(__file__).parent)

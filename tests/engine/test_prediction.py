@@ -175,8 +175,19 @@ def test_picked_drafts_give_the_same_output_with_and_without(drafter: str, optio
     assert all(piece.drafted for piece in pieces if piece.copied)
 
 
-@pytest.mark.parametrize("setting", ["temperature", "history"])
-@pytest.mark.parametrize("drafter", ["chain", "tree", "eagle1", "lookup"])
+@pytest.mark.parametrize(
+    ("drafter", "setting"),
+    [
+        ("tree", "temperature"),
+        ("lookup", "history"),
+        pytest.param("chain", "temperature", marks=pytest.mark.slow),
+        pytest.param("chain", "history", marks=pytest.mark.slow),
+        pytest.param("tree", "history", marks=pytest.mark.slow),
+        pytest.param("eagle1", "temperature", marks=pytest.mark.slow),
+        pytest.param("eagle1", "history", marks=pytest.mark.slow),
+        pytest.param("lookup", "temperature", marks=pytest.mark.slow),
+    ],
+)
 def test_rows_with_and_without_a_prediction_keep_their_law(drafter: str, setting: str, monkeypatch: pytest.MonkeyPatch):
     """The likeliest and the least likely text of all are predicted, beside drafts that the target seldom follows."""
     monkeypatch.setattr(step, "COPIED_NODES", 10**6)

@@ -193,7 +193,7 @@ def test_the_exact_mode_reads_every_prompt():
         assert [g.generate(prompt, max_new_tokens=4).stats.cached_tokens for _ in range(2)] == [0, 0]
 
 
-@pytest.mark.parametrize("kind", ["none", "eagle3"])
+@pytest.mark.parametrize("kind", ["none", pytest.param("eagle3", marks=pytest.mark.slow)])
 def test_memory_is_flat_over_many_requests(kind: str):
     g = build(kind, max_rows=4)
     source = [*tiny.prompts([20 + 3 * (i % 17) for i in range(40)]), *([tiny.prompts((60,))[0]] * 10)]

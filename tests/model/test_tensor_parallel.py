@@ -19,6 +19,7 @@ from foredraft.core.errors import DrafterError, OptionError
 from foredraft.heads.formats import save_head
 from foredraft.model.hf import CausalLM
 from foredraft.model.load import load_model
+from foredraft.model.support import why_eager
 from processes import environment, two_processes
 
 DRAFTERS = ("none", "prompt_lookup", "draft_model:{draft}", "eagle3:{eagle3}", "medusa:{medusa}")
@@ -197,6 +198,13 @@ def test_processes_that_would_draft_unlike_each_other_are_refused(monkeypatch: p
     monkeypatch.setattr("foredraft.compose.load.Ranks", lambda: SimpleNamespace(least=lambda free: free, leads=True))
     with pytest.raises(DrafterError, match="2 processes.*Bandit"):
         foredraft.load(model, "bandit:prompt_lookup+max_gram")
+
+
+def test_a_part_of_a_target_is_not_recorded():
+    raw = tiny.build("llama")
+    assert why_eager(raw) is None
+    raw._tp_size = 2
+    assert "exchange states" in (why_eager(raw) or "")
 
 
 @pytest.mark.parametrize("option", ["tp_plan", "distributed_config", "device_map"])

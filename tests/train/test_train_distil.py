@@ -138,6 +138,7 @@ def test_a_killed_run_ends_where_it_would_have_ended(place: Path, tmp_path: Path
         train_draft("draft", place, tmp_path / "cut", drafts=(draft,))
 
 
+@pytest.mark.slow
 def test_boosted_drafts_learn_what_those_before_them_miss(place: Path, tmp_path: Path, draft: str):
     given: dict[str, Any] = {"drafts": (draft, draft, draft), "recipe_options": boost.Options(easy=0.25)}
     lines: list[dict[str, Any]] = []

@@ -47,6 +47,7 @@ def whole(place: Path) -> Path:
     return place / "whole"
 
 
+@pytest.mark.slow
 def test_a_killed_run_ends_where_it_would_have_ended(place: Path, whole: Path):
     out = place / "killed"
     steps = ["1", "2", "3", "4", "4", "5"]  # the second line of step 4 is its validation

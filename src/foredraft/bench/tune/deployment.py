@@ -35,7 +35,7 @@ SUPPORT = Table(
             "measured",
             "fixed schedule",
             "chains of EAGLE",
-            "speculative_config; -adaptive",
+            "speculative_config; --speculative-adaptive",
         ),
         ("paged cache, many rows on GPUs", "no", "yes", "yes", "documentation of both"),
     ),
@@ -206,7 +206,9 @@ def page(found: Tuning, wanted: Deployment, origin: str) -> str:
         ("batch size", "speed-up", ""),
         tuple((str(b), f"{s:.2f}x", "pays" if s >= PAYS else "does not pay") for b, s in found.batches),
     )
-    stops = f"Drafts stop paying at batch size {found.off_from}." if found.off_from else "Drafts pay at every size."
+    stops = f"Drafts stop paying at batch size {found.off_from}."
+    if not found.off_from:
+        stops = "Drafts pay at every size that was measured."
     lines = [f"# Deployment of {wanted.model}", "", f"Use **{NAMES[decision.engine]}**:", "", "```sh"]
     lines += [*decision.commands, "```", "", "## Why", "", *(f"- {reason}" for reason in decision.reasons)]
     if found.batches:
