@@ -27,7 +27,7 @@ from reading import read
 import foredraft
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.sampling.warp import Warp
-from foredraft.engine import step as step_module
+from foredraft.engine import step as step_module, tail as tail_module
 from foredraft.engine.cost_model import measure_bandwidth
 from foredraft.engine.generator import Generator
 from foredraft.engine.policy import Constant
@@ -93,12 +93,12 @@ def record(generator: Generator, params: SamplingParams, batch: int, operators: 
     places = (
         ("propose", step_module.Stepper, "_propose"),
         ("address", target, "address"),
-        ("forward", target, "forward"),
+        ("forward", target, "compute"),
         ("warp", Warp, "__call__"),
-        ("verify", step_module, "verify"),
+        ("verify", tail_module, "verify"),
         ("compact", cache, "compact"),
         ("compact", drafter, "commit"),
-        ("read back", step_module, "_read_back"),
+        ("read back", step_module, "read_back"),
     )
 
     def now() -> list[float]:

@@ -1,0 +1,23 @@
+"""benchmarks/step.py on a few tokens: it still finds every phase of a step."""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+
+
+def test_every_phase_of_a_step_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    out = tmp_path / "step.jsonl"
+    words = ["step.py", "--methods", "eagle3", "--temperatures", "1", "--new-tokens", "8", "--repeats", "1"]
+    monkeypatch.setattr(sys, "argv", [*words, "--out", str(out)])
+    importlib.import_module("step").main()
+    found = json.loads(out.read_text("utf-8").splitlines()[-1])
+    operators, milliseconds = found["operators"], found["milliseconds"]
+    assert operators["forward"] > 100 and operators["propose"] > 100
+    assert all(operators[phase] > 0 for phase in ("address", "warp", "verify", "compact", "other"))
+    assert milliseconds["read back"] > 0 and found["waits"]["read back"] == 1
