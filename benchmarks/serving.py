@@ -34,6 +34,8 @@ from foredraft.engine.request import Sequence
 RESULTS = Path(__file__).parent / "results" / "serving.jsonl"
 BARE = 16
 """Outputs at once in the comparison with the bare engine."""
+WHOLE = (8, 16)
+"""Concurrencies at which answers are also taken whole, which costs the server less than streams do."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,7 @@ def served(
     seconds, streams = asyncio.run(load(url, concurrency, requests, options.tokens, speculative, ask))
     return {
         "kind": "run",
-        "arm": "whole" if ask is whole else "on" if speculative else "off",
+        "arm": f"{'whole ' if ask is whole else ''}{'on' if speculative else 'off'}",
         "streams": concurrency,
         "rate": sum(s.tokens for s in streams) / seconds,
         "first": [round(s.first, 4) for s in streams],
@@ -153,7 +155,8 @@ def rounds(url: str, g: Generator, options: argparse.Namespace) -> Iterator[dict
                 yield {**served(url, concurrency, speculative, options), "round": number}
                 if concurrency == BARE and not speculative:
                     yield {**bare(g, options), "round": number}
-                    yield {**served(url, BARE, False, options, whole), "round": number}
+                if concurrency in WHOLE:
+                    yield {**served(url, concurrency, speculative, options, whole), "round": number}
         now = time.perf_counter()
         number, longest, before = number + 1, max(longest, now - before), now
 
@@ -180,20 +183,22 @@ def table(path: Path = RESULTS) -> str:
     """Throughput and latency by concurrency, the overhead, and the wait beside a long prompt."""
     kinds = read(path)
     origin, runs = kinds["provenance"][0], kinds["run"]
-    lines = ["| streams | speculation | tokens/s | gain | first token, p50 / p99 s | per token, p50 / p99 ms |"]
+    lines = ["| at once | speculation | tokens/s | gain | first token, p50 / p99 s | per token, p50 / p99 ms |"]
     lines.append("| ---: | --- | ---: | ---: | ---: | ---: |")
-    for streams, arm in sorted({(r["streams"], r["arm"]) for r in runs if r["arm"] in ("on", "off")}):
-        own = [r for r in runs if (r["streams"], r["arm"]) == (streams, arm)]
-        gain = f"{_ratio(runs, streams, 'on', 'off'):.2f}" if arm == "on" else ""
+    for at_once, way, arm in sorted({(r["streams"], *_way(r["arm"])) for r in runs if r["arm"] != "bare"}):
+        name = f"whole {arm}" if way else arm
+        own = [r for r in runs if (r["streams"], r["arm"]) == (at_once, name)]
+        gain = f"{_ratio(runs, at_once, name, name.replace('on', 'off')):.2f}" if arm == "on" else ""
         first = _percentiles([value for r in own for value in r["first"]])
         each = _percentiles([1e3 * value for r in own for value in r["each"]])
+        times = "| |" if way else f"{first[0]:.2f} / {first[1]:.2f} | {each[0]:.1f} / {each[1]:.1f} |"
+        rate = statistics.median(r["rate"] for r in own)
         lines.append(
-            f"| {streams} | {arm} | {statistics.median(r['rate'] for r in own):.0f} | {gain} | {first[0]:.2f} / "
-            f"{first[1]:.2f} | {each[0]:.1f} / {each[1]:.1f} |"
+            f"| {at_once} {'whole answer' if way else 'stream'}{'s' * (at_once > 1)} | {arm} | {rate:.0f} | {gain} | {times}"
         )
     waits = kinds["waits"][0]
     alone, beside = statistics.median(waits["alone"]), statistics.median(waits["beside"])
-    streamed, unstreamed = (_ratio(runs, BARE, "bare", arm) for arm in ("off", "whole"))
+    streamed, unstreamed = (_ratio(runs, BARE, "bare", arm) for arm in ("off", "whole off"))
     rest = (
         f"Medians of {1 + max(r['round'] for r in runs)} rounds; gain: median over rounds. Without speculation, "
         f"the bare engine with {BARE} outputs at once is {unstreamed:.2f} times as fast as {BARE} clients that take "
@@ -203,6 +208,11 @@ def table(path: Path = RESULTS) -> str:
         f"{origin['tokens']} tokens each on average, {origin_line(origin)}. Made by `{origin['command']}`."
     )
     return "\n".join([*lines, "", rest])
+
+
+def _way(arm: str) -> tuple[bool, str]:
+    """Whether answers are taken whole, and whether there is speculation."""
+    return arm.startswith("whole"), arm.rpartition(" ")[2]
 
 
 def _ratio(runs: list[dict[str, Any]], streams: int, top: str, bottom: str) -> float:
