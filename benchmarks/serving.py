@@ -193,9 +193,8 @@ def table(path: Path = RESULTS) -> str:
         each = _percentiles([1e3 * value for r in own for value in r["each"]])
         times = "| |" if way else f"{first[0]:.2f} / {first[1]:.2f} | {each[0]:.1f} / {each[1]:.1f} |"
         rate = statistics.median(r["rate"] for r in own)
-        lines.append(
-            f"| {at_once} {'whole answer' if way else 'stream'}{'s' * (at_once > 1)} | {arm} | {rate:.0f} | {gain} | {times}"
-        )
+        what = f"{at_once} {'whole answer' if way else 'stream'}{'s' * (at_once > 1)}"
+        lines.append(f"| {what} | {arm} | {rate:.0f} | {gain} | {times}")
     waits = kinds["waits"][0]
     alone, beside = statistics.median(waits["alone"]), statistics.median(waits["beside"])
     streamed, unstreamed = (_ratio(runs, BARE, "bare", arm) for arm in ("off", "whole off"))
