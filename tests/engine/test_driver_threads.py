@@ -10,13 +10,11 @@ import pytest
 SCRIPT = """
 import asyncio, os, time
 import foredraft
-from foredraft.core.openmp import release_threads
 
 def threads():
     return len(os.listdir("/proc/self/task"))
 
 g = foredraft.load("sample", "eagle3")
-release_threads()
 asyncio.run(g.agenerate("once", max_new_tokens=4))
 one = threads()
 g.generate("twice", max_new_tokens=4)

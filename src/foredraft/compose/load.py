@@ -22,6 +22,7 @@ from foredraft.core.draft import Law
 from foredraft.core.drafter import Drafter
 from foredraft.core.errors import DrafterError, ModelError, OptionError
 from foredraft.core.io import stored_acceptance_length
+from foredraft.core.openmp import release_threads
 from foredraft.core.sampling.params import check_count, check_known
 from foredraft.core.verify import RULES, check_legal
 from foredraft.engine.engine import Engine
@@ -249,6 +250,7 @@ class _Loader:
             engine = ParallelEngine(shared, drafter, policy, ranks=shared_by[0], place=shared_by[1], **options)
         generator = Generator(engine, loaded.tokenizer, loaded.eos_token_ids, kind, own)
         _log.info("Loaded %r, %d rows at most.", generator, self.sizes.max_batch_size)
+        release_threads()  # steps may run in another thread
         return generator
 
     def _drafter(

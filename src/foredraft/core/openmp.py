@@ -13,7 +13,7 @@ def release_threads() -> None:
     OpenMP keeps a team of threads for each thread that ever ran a large operator. As soon as all teams have more
     threads than the machine has cores, libgomp lets them sleep between operators instead of spinning, and waking them
     halves the speed of steps on a CPU. A thread that leaves the steps to another one calls this. Without effect where
-    PyTorch has no OpenMP.
+    OpenMP's library is another one.
     """
     pause = _pause_function()
     if pause is not None:
@@ -22,5 +22,11 @@ def release_threads() -> None:
 
 @cache
 def _pause_function() -> "ctypes._NamedFuncPointer | None":
-    """``omp_pause_resource_all`` (OpenMP 5.0), if PyTorch has loaded a library with it."""
-    return getattr(ctypes.CDLL(None), "omp_pause_resource_all", None) if os.name == "posix" else None
+    """``omp_pause_resource_all`` (OpenMP 5.0) of libgomp, which ends the calling thread's team only.
+
+    LLVM's library has a function of this name that shuts down all teams; there, None.
+    """
+    if os.name != "posix":
+        return None
+    loaded = ctypes.CDLL(None)
+    return None if hasattr(loaded, "__kmpc_fork_call") else getattr(loaded, "omp_pause_resource_all", None)
