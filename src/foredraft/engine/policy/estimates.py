@@ -72,13 +72,19 @@ def _rising(windows: Sequence[Window]) -> list[float]:
 
 
 class Timings:
-    """Step seconds by size for one bucket, and when each size was last run."""
+    """Step seconds by size for one bucket, when each size was last run, and the budget of its trials.
+
+    Args:
+        twins: for each drawn tree, the index of the picked size with as many nodes.
+        credit: time that trials may lose, in plain steps.
+    """
 
     SLOPE = 0.03  # assumed extra time per unit of size, as a share of a plain step, for sizes without timings
 
-    def __init__(self, sizes: Sequence[int], twins: Sequence[int]) -> None:
+    def __init__(self, sizes: Sequence[int], twins: Sequence[int], credit: float) -> None:
         self._sizes = sizes
-        self._twins = twins  # for each drawn tree, the index of the picked size with as many nodes
+        self._twins = twins
+        self.credit = credit
         self.seconds = [Window() for _ in (*sizes, *twins)]
         self.level = Window()
         self.now = 0  # steps
@@ -121,8 +127,10 @@ class Timings:
         return [each.value if each.known else None for each in self.seconds]
 
     @classmethod
-    def restored(cls, sizes: Sequence[int], twins: Sequence[int], seconds: Sequence[float | None]) -> "Timings":
-        timed = cls(sizes, twins)
+    def restored(
+        cls, sizes: Sequence[int], twins: Sequence[int], credit: float, seconds: Sequence[float | None]
+    ) -> "Timings":
+        timed = cls(sizes, twins, credit)
         timed.seconds = [Window([] if value is None else [value] * Window.ENOUGH) for value in seconds]
         timed.last = [int(each.known) for each in timed.seconds]
         return timed

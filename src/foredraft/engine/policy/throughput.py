@@ -27,7 +27,7 @@ class Throughput(Policy):
     without a seed of their own. Keeps the step times of each size, by batch size bucket and temperature bucket, and the
     accepted tokens within each size (a large draft also shows what a smaller one would have yielded). Takes the best
     size and sometimes tries another; the interval between trials grows with the square of the expected loss. A budget
-    caps the time lost to all trials at ``SHARE``. A step in which the drafter first reads a prompt does not count as a
+    of each bucket caps the time lost to its trials at ``SHARE``. A step in which the drafter first reads a prompt does not count as a
     timing of its size: its extra time is spread over the tokens of a request.
 
     Args:
@@ -55,7 +55,6 @@ class Throughput(Policy):
         self._timed: dict[tuple[int, int], Timings] = {}  # by row and temperature bucket; see ``_records``
         self._drawn = tuple(needs.drawn)
         self._accepted: dict[int, Acceptance] = {}  # by temperature
-        self._credit = self.FIRST
         self._chosen: Choice | None = None
         self._drafted: frozenset[int] = frozenset()  # rows that drafted in the last step
         self._tokens: dict[int, int] = {}  # tokens by row in flight
@@ -118,7 +117,7 @@ class Throughput(Policy):
             return
         for key, seconds in state["seconds"].items():
             rows, heat = (int(number) for number in key.split("/"))
-            self._timed[rows, heat] = Timings.restored(self._sizes, self._twins, seconds)
+            self._timed[rows, heat] = Timings.restored(self._sizes, self._twins, self.FIRST, seconds)
         for heat, counts in state["accepted"].items():
             self._accepted[int(heat)] = self._new_acceptance(counts)
 
@@ -127,7 +126,7 @@ class Throughput(Policy):
         heat = 0 if view.warp.greedy else 1 + (view.warp.hottest > 0.5)
         key = 1 << (len(view.rows) - 1).bit_length(), heat  # up to 1, 2, 4, 8 rows and so on
         if key not in self._timed:
-            self._timed[key] = Timings(self._sizes, self._twins)
+            self._timed[key] = Timings(self._sizes, self._twins, self.FIRST)
         if heat not in self._accepted:
             self._accepted[heat] = self._new_acceptance()
         return self._timed[key], self._accepted[heat]
@@ -161,7 +160,7 @@ class Throughput(Policy):
         """The size of this step, one of ``offered``; chosen again every few steps."""
         timed.now += 1
         old = timed.choice
-        broke = old.index not in (0, old.best) and self._credit <= 0
+        broke = old.index not in (0, old.best) and timed.credit <= 0
         if timed.left and not broke and old.index in offered:
             timed.left -= 1
             return old
@@ -203,7 +202,7 @@ class Throughput(Policy):
         count = 1 if index and best else self.TRIAL
         count = count if timed.seconds[index].known else 1 + Window.ENOUGH
         loss = count * gaps[index] * estimates[index] / estimates[0]
-        if urgency(index)[0] < 1 or (index and self._credit < max(min(loss, self.CREDIT), 0.0)):
+        if urgency(index)[0] < 1 or (index and timed.credit < max(min(loss, self.CREDIT), 0.0)):
             return best, self.HOLD  # a trial of plain steps (index 0) needs no budget
         return index, count
 
@@ -211,10 +210,10 @@ class Throughput(Policy):
         """Charge the loss of a trial to the budget, in plain steps' time. The first step of a size is not charged:
         kernels are compiled in it."""
         estimates = timed.estimates
-        self._credit = min(self._credit + self.SHARE * seconds / estimates[0], self.CREDIT)
+        timed.credit = min(timed.credit + self.SHARE * seconds / estimates[0], self.CREDIT)
         if choice.index != choice.best and timed.last[choice.index]:
             lost = seconds - estimates[choice.index] * (1 - choice.gap)
-            self._credit = max(self._credit - max(lost / estimates[0], 0.0), -self.DEBT)
+            timed.credit = max(timed.credit - max(lost / estimates[0], 0.0), -self.DEBT)
 
     def _time(self, timed: Timings, choice: Choice, plan: Plan, done: StepDone, drafting: frozenset[int]) -> None:
         """Keep the time of a step with this choice."""
