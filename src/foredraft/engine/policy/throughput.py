@@ -27,8 +27,8 @@ class Throughput(Policy):
     without a seed of their own. Keeps the step times of each size, by batch size bucket and temperature bucket, and the
     accepted tokens within each size (a large draft also shows what a smaller one would have yielded). Takes the best
     size and sometimes tries another; the interval between trials grows with the square of the expected loss. A budget
-    of each bucket caps the time lost to its trials at ``SHARE``. A step in which the drafter first reads a prompt does not count as a
-    timing of its size: its extra time is spread over the tokens of a request.
+    of each bucket caps the time lost to its trials at ``SHARE``. A step in which the drafter first reads a prompt does
+    not count as a timing of its size: its extra time is spread over the tokens of a request.
 
     Args:
         needs: of the drafter.
