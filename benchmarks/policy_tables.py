@@ -168,7 +168,8 @@ def in_short(cells: Sequence[Cell], target: str) -> str:
         rows.append((sum(cell.speed_up(POLICY) for cell in found[0]), f"| {method} | {' | '.join(columns)} |"))
     lines += [row for _, row in sorted(rows, reverse=True)]
     titles, chosen = [TITLES[task] for task in tasks], [cell for cell in own if cell.task in tasks]
-    return "\n".join([*lines, "", f"Prompts of {' and '.join(titles)}; at least {_tokens(chosen)} tokens an arm."])
+    named = " and ".join(filter(None, [", ".join(titles[:-1]), titles[-1]]))
+    return "\n".join([*lines, "", f"Prompts of {named}; at least {_tokens(chosen)} tokens an arm."])
 
 
 def _best(cell: Cell) -> str:

@@ -244,7 +244,8 @@ def main() -> None:
     if BARE not in options.concurrency:
         parser.error(f"--concurrency needs {BARE}, for the comparison with the bare engine.")
     facts = {"target": options.model, "drafter": options.drafter, "tokens": options.tokens, "long": options.long}
-    with options.out.open("w", encoding="utf-8") as out, server(options.model, options.drafter) as url:
+    part = options.out.with_suffix(".part")  # an interrupted run leaves the last one's results
+    with part.open("w", encoding="utf-8") as out, server(options.model, options.drafter) as url:
         out.write(json.dumps(provenance("python benchmarks/serving.py", **facts)) + "\n")
         with foredraft.load(options.model, options.drafter, prefix_cache=True, max_batch_size=BARE) as g:
             for run in rounds(url, g, options):
@@ -252,6 +253,7 @@ def main() -> None:
                 out.flush()
         alone, beside = asyncio.run(first_tokens(url, options.waits, options.long))
         out.write(json.dumps({"kind": "waits", "alone": alone, "beside": beside}) + "\n")
+    part.replace(options.out)
     print(table(options.out))
 
 
