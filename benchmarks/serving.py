@@ -66,19 +66,28 @@ def server(model: str, drafter: str) -> Iterator[str]:
         process.kill()
 
 
+def _body(prompt: Any, tokens: int, speculative: bool) -> dict[str, Any]:
+    """A request's body."""
+    return {
+        "prompt": prompt,
+        "max_tokens": tokens,
+        "temperature": 0.0,
+        "ignore_eos": True,
+        "speculative": speculative,
+    }
+
+
 async def whole(client: httpx.AsyncClient, prompt: Any, tokens: int, speculative: bool) -> Stream:
     """A request whose answer comes at once."""
-    body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0.0, "ignore_eos": True, "speculative": speculative}
     started = time.perf_counter()
-    answer = await client.post("/v1/completions", json=body)
+    answer = await client.post("/v1/completions", json=_body(prompt, tokens, speculative))
     answer.raise_for_status()
     seconds = time.perf_counter() - started
     return Stream(seconds, seconds, answer.json()["usage"]["completion_tokens"])
 
 
 async def one(client: httpx.AsyncClient, prompt: Any, tokens: int, speculative: bool) -> Stream:
-    body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0.0, "ignore_eos": True, "stream": True}
-    body |= {"stream_options": {"include_usage": True}, "speculative": speculative}
+    body = _body(prompt, tokens, speculative) | {"stream": True, "stream_options": {"include_usage": True}}
     started = time.perf_counter()
     first, count = 0.0, 0
     async with client.stream("POST", "/v1/completions", json=body) as answer:
@@ -185,33 +194,28 @@ def table(path: Path = RESULTS) -> str:
     origin, runs = kinds["provenance"][0], kinds["run"]
     lines = ["| at once | speculation | tokens/s | gain | first token, p50 / p99 s | per token, p50 / p99 ms |"]
     lines.append("| ---: | --- | ---: | ---: | ---: | ---: |")
-    for at_once, way, arm in sorted({(r["streams"], *_way(r["arm"])) for r in runs if r["arm"] != "bare"}):
-        name = f"whole {arm}" if way else arm
-        own = [r for r in runs if (r["streams"], r["arm"]) == (at_once, name)]
-        gain = f"{_ratio(runs, at_once, name, name.replace('on', 'off')):.2f}" if arm == "on" else ""
+    for at_once, arm in sorted({(r["streams"], r["arm"]) for r in runs if r["arm"] != "bare"}):
+        unstreamed, _, speculation = arm.rpartition(" ")
+        own = [r for r in runs if (r["streams"], r["arm"]) == (at_once, arm)]
+        gain = f"{_ratio(runs, at_once, arm, arm.replace('on', 'off')):.2f}" if speculation == "on" else ""
         first = _percentiles([value for r in own for value in r["first"]])
         each = _percentiles([1e3 * value for r in own for value in r["each"]])
-        times = "| |" if way else f"{first[0]:.2f} / {first[1]:.2f} | {each[0]:.1f} / {each[1]:.1f} |"
+        times = "| |" if unstreamed else f"{first[0]:.2f} / {first[1]:.2f} | {each[0]:.1f} / {each[1]:.1f} |"
         rate = statistics.median(r["rate"] for r in own)
-        what = f"{at_once} {'whole answer' if way else 'stream'}{'s' * (at_once > 1)}"
-        lines.append(f"| {what} | {arm} | {rate:.0f} | {gain} | {times}")
+        what = f"{at_once} {'whole answer' if unstreamed else 'stream'}{'s' * (at_once > 1)}"
+        lines.append(f"| {what} | {speculation} | {rate:.0f} | {gain} | {times}")
     waits = kinds["waits"][0]
     alone, beside = statistics.median(waits["alone"]), statistics.median(waits["beside"])
-    streamed, unstreamed = (_ratio(runs, BARE, "bare", arm) for arm in ("off", "whole off"))
+    over_streams, over_whole = (_ratio(runs, BARE, "bare", arm) for arm in ("off", "whole off"))
     rest = (
         f"Medians of {1 + max(r['round'] for r in runs)} rounds; gain: median over rounds. Without speculation, "
-        f"the bare engine with {BARE} outputs at once is {unstreamed:.2f} times as fast as {BARE} clients that take "
-        f"their answers whole, and {streamed:.2f} times as fast as {BARE} streams. First token of a short "
+        f"the bare engine with {BARE} outputs at once is {over_whole:.2f} times as fast as {BARE} clients that take "
+        f"their answers whole, and {over_streams:.2f} times as fast as {BARE} streams. First token of a short "
         f"prompt: {1e3 * alone:.0f} ms alone, {1e3 * beside:.0f} ms while one of {origin['long']} tokens "
         f"is read ({beside / alone:.1f} times). {origin['target']} with {origin['drafter']}, greedy, "
         f"{origin['tokens']} tokens each on average, {origin_line(origin)}. Made by `{origin['command']}`."
     )
     return "\n".join([*lines, "", rest])
-
-
-def _way(arm: str) -> tuple[bool, str]:
-    """Whether answers are taken whole, and whether there is speculation."""
-    return arm.startswith("whole"), arm.rpartition(" ")[2]
 
 
 def _ratio(runs: list[dict[str, Any]], streams: int, top: str, bottom: str) -> float:

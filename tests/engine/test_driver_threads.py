@@ -1,11 +1,12 @@
 """The OpenMP threads of a process whose steps run in the driver's thread: one team, however many threads ran before."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from processes import environment
 
 SCRIPT = """
 import asyncio, os, time
@@ -29,8 +30,8 @@ print(two - one, threads() - one)
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts threads in /proc")
 def test_the_thread_that_leaves_the_steps_to_the_driver_gives_its_openmp_threads_back() -> None:
-    environment = {**os.environ, "OMP_NUM_THREADS": "3"}
-    run = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, env=environment, check=True)
+    several = {**environment(), "OMP_NUM_THREADS": "3"}
+    run = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, env=several, check=True)
     more, left = map(int, run.stdout.split())
     assert more > 0
     assert left == 0

@@ -75,7 +75,7 @@ class Driver:
             self._stepping = others = bool(self._waiters)
         by_loop: dict[asyncio.AbstractEventLoop, list[_Waiter]] = {}
         for waiter in woken:
-            by_loop.setdefault(waiter.loop, []).append(waiter)
+            by_loop.setdefault(waiter.future.get_loop(), []).append(waiter)
         for loop, waiters in by_loop.items():  # one call each: a call interrupts the loop's wait
             with suppress(RuntimeError):  # it is closed
                 loop.call_soon_threadsafe(_wake_all, waiters, fault)
@@ -88,8 +88,7 @@ class _Waiter:
     def __init__(self, sequences: Seq[Sequence], *, first_piece: bool) -> None:
         self.sequences = sequences
         self.left = False
-        self.loop = asyncio.get_running_loop()
-        self.future: asyncio.Future[None] = self.loop.create_future()
+        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._open = list(sequences)
         self._first_piece = first_piece
 

@@ -206,9 +206,8 @@ def page(found: Tuning, wanted: Deployment, origin: str) -> str:
         ("batch size", "speed-up", ""),
         tuple((str(b), f"{s:.2f}x", "pays" if s >= PAYS else "does not pay") for b, s in found.batches),
     )
-    stops = f"Drafts stop paying at batch size {found.off_from}."
-    if not found.off_from:
-        stops = "Drafts pay at every size that was measured."
+    pays = "Drafts pay at every size that was measured."
+    stops = f"Drafts stop paying at batch size {found.off_from}." if found.off_from else pays
     lines = [f"# Deployment of {wanted.model}", "", f"Use **{NAMES[decision.engine]}**:", "", "```sh"]
     lines += [*decision.commands, "```", "", "## Why", "", *(f"- {reason}" for reason in decision.reasons)]
     if found.batches:

@@ -76,15 +76,15 @@ class Timings:
 
     Args:
         twins: for each drawn tree, the index of the picked size with as many nodes.
-        credit: time that trials may lose, in plain steps.
     """
 
+    FIRST = 10.0  # initial trial budget, in plain steps' time
     SLOPE = 0.03  # assumed extra time per unit of size, as a share of a plain step, for sizes without timings
 
-    def __init__(self, sizes: Sequence[int], twins: Sequence[int], credit: float) -> None:
+    def __init__(self, sizes: Sequence[int], twins: Sequence[int]) -> None:
         self._sizes = sizes
         self._twins = twins
-        self.credit = credit
+        self.credit = self.FIRST
         self.seconds = [Window() for _ in (*sizes, *twins)]
         self.level = Window()
         self.now = 0  # steps
@@ -127,10 +127,8 @@ class Timings:
         return [each.value if each.known else None for each in self.seconds]
 
     @classmethod
-    def restored(
-        cls, sizes: Sequence[int], twins: Sequence[int], credit: float, seconds: Sequence[float | None]
-    ) -> "Timings":
-        timed = cls(sizes, twins, credit)
+    def restored(cls, sizes: Sequence[int], twins: Sequence[int], seconds: Sequence[float | None]) -> "Timings":
+        timed = cls(sizes, twins)
         timed.seconds = [Window([] if value is None else [value] * Window.ENOUGH) for value in seconds]
         timed.last = [int(each.known) for each in timed.seconds]
         return timed

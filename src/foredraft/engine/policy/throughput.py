@@ -37,7 +37,7 @@ class Throughput(Policy):
     """
 
     SHARE = 0.012  # largest share of the time lost to trials
-    FIRST, CREDIT, DEBT = 10.0, 12.0, 32.0  # trial budget, in plain steps' time: initial, largest, largest debt
+    CREDIT, DEBT = 12.0, 32.0  # trial budget, in plain steps' time: largest, largest debt
     EVERY, GAP = 48, 0.05  # steps between trials of a size as good as the best; twice as many at a loss of ``GAP``
     NEAR = 0.15  # sizes without timings are tried first if their expected loss is below this
     LIFE = 64.0  # assumed tokens of a request until one has ended
@@ -117,7 +117,7 @@ class Throughput(Policy):
             return
         for key, seconds in state["seconds"].items():
             rows, heat = (int(number) for number in key.split("/"))
-            self._timed[rows, heat] = Timings.restored(self._sizes, self._twins, self.FIRST, seconds)
+            self._timed[rows, heat] = Timings.restored(self._sizes, self._twins, seconds)
         for heat, counts in state["accepted"].items():
             self._accepted[int(heat)] = self._new_acceptance(counts)
 
@@ -126,7 +126,7 @@ class Throughput(Policy):
         heat = 0 if view.warp.greedy else 1 + (view.warp.hottest > 0.5)
         key = 1 << (len(view.rows) - 1).bit_length(), heat  # up to 1, 2, 4, 8 rows and so on
         if key not in self._timed:
-            self._timed[key] = Timings(self._sizes, self._twins, self.FIRST)
+            self._timed[key] = Timings(self._sizes, self._twins)
         if heat not in self._accepted:
             self._accepted[heat] = self._new_acceptance()
         return self._timed[key], self._accepted[heat]
