@@ -52,8 +52,27 @@ def test_the_command_itself(run: Run):
 
 def test_processes_that_would_all_run_the_whole_command(run: Run, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert "torchrun started 2 processes" in run("theory", "--alpha", "0.5", "--cost", "0.1").sentence
+    shared = "add --tensor-parallel 2, or leave torchrun out"
+    for arguments in (("generate", PROMPT), ("generate", "--tensor-parallel", "1", PROMPT), ("bench",)):
+        assert shared in run(*arguments).sentence
+    for command in ("tune", "skip"):
+        assert "whole command: leave torchrun out" in run(command).sentence
+    assert "processes" not in run("generate", "--tensor-parallel", "2", "--dtype", "float3", PROMPT).sentence
     assert "No such option" in run("train", "eagle3", "--alpha").sentence, "training shares its work"
+
+
+def test_commands_without_a_model_run_in_each_process(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert run("methods", "eagle3").status == 0
+    assert run("theory", "--alpha", "0.5", "--cost", "0.1").status == 0
+    monkeypatch.setenv("_FOREDRAFT_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "foredraft generate -d eagle")
+    monkeypatch.setenv("COMP_CWORD", "3")
+    with pytest.raises(SystemExit):
+        run()
+    assert "eagle3" in capsys.readouterr().out
 
 
 def test_models_that_are_not_there_or_broken(run: Run, tmp_path: Path):

@@ -1,7 +1,6 @@
 """The command line. A command's module, and with it torch, is imported only when that command runs."""
 
 import importlib
-import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -11,7 +10,6 @@ from typer.core import TyperGroup, TyperOption
 
 from foredraft import __version__
 from foredraft.cli.exit_status import ClosedPipe, Interrupted, quiet_libraries, status_of
-from foredraft.core.errors import OptionError
 
 GROUPS = {
     "Generate": {
@@ -56,7 +54,6 @@ class Commands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and args[0] in COMMANDS:
-            _check_processes(args)
             self.commands[args[0]] = build(args[0])
             if ctx.resilient_parsing:
                 _skip_conversion(self.commands[args[0]], ctx)
@@ -83,17 +80,6 @@ def build(name: str) -> Any:
         if isinstance(option, TyperOption) and option.show_default and option.default not in (None, False):
             option.help, option.show_default = f"{option.help} [default: {option.default}]", False
     return command
-
-
-def _check_processes(args: list[str]) -> None:
-    """Refuse to run a command once in each process of ``torchrun``, unless the processes share its work."""
-    count = os.environ.get("WORLD_SIZE", "1")
-    if count == "1" or args[0] == "train" or any(each.startswith("--tensor-parallel") for each in args):
-        return
-    raise OptionError(
-        f"torchrun started {count} processes, and each would run the whole command: add --tensor-parallel {count}, or "
-        "leave torchrun out."
-    )
 
 
 def _skip_conversion(command: Any, ctx: Any) -> None:

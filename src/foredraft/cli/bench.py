@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from foredraft.cli import completion_names as names
-from foredraft.cli.choices import PARALLEL, SAMPLING, PromptChoice, TargetChoice
+from foredraft.cli.choices import PARALLEL, SAMPLING, PromptChoice, TargetChoice, check_processes
 from foredraft.cli.console import busy, errors, output
 from foredraft.cli.exit_status import FAILED, UNJUDGED, Interrupted
 from foredraft.cli.flags import Group, flags
@@ -117,6 +117,7 @@ def command(
     if compare is not None:
         raise typer.Exit(_compared(Path(compare[0]), Path(compare[1]), tolerance, kept.json))
     _check(what, kept)
+    check_processes(compared.tensor_parallel)
     asks = what.read()
     from foredraft.bench.measure.arms import ArmContext, ArmSpec, make_arms, short_name
     from foredraft.bench.measure.run import Bench, Settings, make_groups, read_existing

@@ -1,6 +1,7 @@
 """Options shared by commands that run a model: model, sampling, prompt."""
 
 import json
+import os
 import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -67,6 +68,7 @@ class ModelChoice(TargetChoice):
 
     def load(self, *, prefix_cache: bool = False) -> "Generator":
         """Load the generator, with a spinner on a terminal."""
+        check_processes(self.tensor_parallel)
         with busy(f"Loading {self.model}"):
             from foredraft.compose.load import load
 
@@ -87,6 +89,23 @@ class ModelChoice(TargetChoice):
 
 
 MODEL = Group(ModelChoice, "Model")
+
+
+def check_processes(tensor_parallel: int | None = None) -> None:
+    """Refuse to run a command once in each process of ``torchrun``.
+
+    Args:
+        tensor_parallel: the processes that share the work; None if the command has no such option.
+
+    Raises:
+        OptionError: there are several processes, and they do not share the work.
+    """
+    count = os.environ.get("WORLD_SIZE", "1")
+    if count != "1" and tensor_parallel in (None, 1):
+        shared = f"add --tensor-parallel {count}, or " if tensor_parallel else ""
+        raise OptionError(
+            f"torchrun started {count} processes, and each would run the whole command: {shared}leave torchrun out."
+        )
 
 
 def _pretrained_options(pairs: tuple[str, ...]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from foredraft.bench.tune.skip_search import SearchBudget, SkipTrial, search
-from foredraft.cli.choices import OutputChoice, TargetChoice
+from foredraft.cli.choices import OutputChoice, TargetChoice, check_processes
 from foredraft.cli.console import busy, output
 from foredraft.cli.flags import Group, flags
 from foredraft.core.errors import OptionError
@@ -60,6 +60,7 @@ def command(*, target: TargetChoice, samples: Samples, budget: SearchBudget, sho
         raise OptionError("--longest must be 1 or more.")
     if not Path(shown.out).parent.is_dir():  # fail before minutes of searching
         raise OptionError(f"Cannot write {shown.out}: there is no such folder.")
+    check_processes()
     from foredraft.bench.tune.skip_trials import SkipEvaluator, TrialLog
     from foredraft.compose.load import load
     from foredraft.core.io import short

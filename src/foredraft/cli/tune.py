@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from foredraft.cli import completion_names as names
-from foredraft.cli.choices import OutputChoice, TargetChoice
+from foredraft.cli.choices import OutputChoice, TargetChoice, check_processes
 from foredraft.cli.console import busy, output
 from foredraft.cli.flags import Group, flags
 from foredraft.core.errors import OptionError
@@ -80,6 +80,7 @@ def command(*, choice: Choice, what: What, shown: Output) -> None:
     page that says which engine to deploy on.
     """
     _check(what, shown)
+    check_processes()
     from foredraft.bench.tune.deployment import batch_sizes
 
     batches = what.batch_size if what.target_batch is None else batch_sizes(what.target_batch)
