@@ -1,3 +1,4 @@
+import gc
 import warnings
 from collections.abc import Iterator
 
@@ -13,6 +14,17 @@ settings.register_profile("untimed", deadline=None)  # a busy machine is no faul
 settings.load_profile("untimed")
 transformers.logging.set_verbosity_error()
 torch.set_num_threads(1)  # tensors are small here: a second thread costs more than it does
+
+
+def pytest_collection_finish() -> None:
+    """The search for garbage leaves out modules and tests: they stay, and going through them takes most of its time."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000)
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

@@ -25,7 +25,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+
+from leaves import mapped, tensors
 
 
 class _Backend(backend_registration._DummyBackendModule):
@@ -107,7 +108,8 @@ class _Conversions(TorchFunctionMode):
         if function is Tensor.tolist and isinstance(args[0], FakeTensor):
             return args[0].to("cpu").tolist()
         if function in (Tensor.__getitem__, Tensor.__setitem__) and isinstance(args[0], FakeTensor):
-            return function(args[0], tree_map_only(list, _index, args[1], is_leaf=_is_list), *args[2:])
+            index = tuple(map(_index, args[1])) if isinstance(args[1], tuple) else _index(args[1])
+            return function(args[0], index, *args[2:])
         return function(*args, **kwargs)
 
 
@@ -121,13 +123,9 @@ def _exit_no_grad(context: torch.inference_mode, *error: Any) -> None:
     context.__dict__.pop("no_grad").__exit__(*error)
 
 
-def _is_list(index: Any) -> bool:
-    return isinstance(index, list)
-
-
-def _index(places: list[Any]) -> Tensor:
-    """An index that is a list, as torch copies it to the device."""
-    return torch.tensor(places).to(DEVICE)
+def _index(index: Any) -> Any:
+    """torch copies an index that is a list to the device."""
+    return torch.tensor(index).to(DEVICE) if isinstance(index, list) else index
 
 
 class FakeDevice(TorchDispatchMode):
@@ -164,38 +162,30 @@ class FakeDevice(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         name = function.name().removeprefix("aten::")
-        tensors = _tensors((args, kwargs))
-        fake = [each for each in tensors if isinstance(each, FakeTensor)]
+        given = list(tensors((args, kwargs)))
+        fake = [each for each in given if isinstance(each, FakeTensor)]
         asked = _device_in(args, kwargs)
         to_device = asked == DEVICE if asked is not None else bool(fake)
         if fake or to_device:
-            self._note(name, args, tensors, to_device, bool(kwargs.get("non_blocking")))
-        args, kwargs = tree_map(_raw, (args, kwargs))
+            self._note(name, args, given, to_device, bool(kwargs.get("non_blocking")))
+        args, kwargs = mapped(_raw, (args, kwargs))
         result = function(*args, **kwargs)
-        return (
-            tree_map(lambda each: FakeTensor(each) if isinstance(each, Tensor) else each, result)
-            if to_device
-            else result
-        )
+        return mapped(_wrapped, result) if to_device else result
 
-    def _note(self, name: str, args: Any, tensors: list[Tensor], to_device: bool, non_blocking: bool) -> None:
-        fake = [each for each in tensors if isinstance(each, FakeTensor)]
+    def _note(self, name: str, args: Any, given: list[Tensor], to_device: bool, non_blocking: bool) -> None:
+        fake = [each for each in given if isinstance(each, FakeTensor)]
         base = name.partition(".")[0]
-        copies = base in _COPIES and (len(fake) != len(tensors) or not to_device)
-        on_host = [each for each in tensors if not isinstance(each, FakeTensor) and each.ndim]
+        copies = base in _COPIES and (len(fake) != len(given) or not to_device)
+        on_host = [each for each in given if not isinstance(each, FakeTensor) and each.ndim]
         if on_host and fake and not copies:
-            shapes = [tuple(each.shape) for each in tensors]
+            shapes = [tuple(each.shape) for each in given]
             raise RuntimeError(f"{name}: tensors on {DEVICE} and on the CPU, of shapes {shapes}.")
         if self._trace is None:
             return
-        self._trace.operators.append((name, tuple(tuple(each.shape) for each in tensors)))
-        by_mask = base.startswith("index") and any(each.dtype is torch.bool for each in _tensors(args[1:2]))
+        self._trace.operators.append((name, tuple(tuple(each.shape) for each in given)))
+        by_mask = base.startswith("index") and any(each.dtype is torch.bool for each in tensors(args[1:2]))
         if base in _READS or base in _SHAPED_BY_VALUES or by_mask or (copies and not (to_device and non_blocking)):
             self._trace.waits.append(Wait(name, *_origin()))
-
-
-def _tensors(values: Any) -> list[Tensor]:
-    return [each for each in tree_leaves(values) if isinstance(each, Tensor)]
 
 
 def _device_in(args: Any, kwargs: dict[str, Any]) -> torch.device | None:
@@ -204,6 +194,10 @@ def _device_in(args: Any, kwargs: dict[str, Any]) -> torch.device | None:
     if named is None:
         named = next((each for each in args if isinstance(each, torch.device)), None)
     return None if named is None else torch.device(named)
+
+
+def _wrapped(value: Any) -> Any:
+    return FakeTensor(value) if isinstance(value, Tensor) else value
 
 
 def _raw(value: Any) -> Any:

@@ -14,9 +14,9 @@ from typing import Any, final
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from foredraft.model.replay import Flat, Recorder
+from leaves import mapped, tensors
 
 WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "bincount", "equal")
 """Operators that make the host wait."""
@@ -41,24 +41,23 @@ class Tape(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = function.name().removeprefix("aten::").partition(".")[0]
-        indices = [each for each in tree_leaves(args[1:2]) if isinstance(each, Tensor)]
-        by_mask = name.startswith("index") and any(each.dtype is torch.bool for each in indices)
+        by_mask = name.startswith("index") and any(each.dtype is torch.bool for each in tensors(args[1:2]))
         if name in WAITS or by_mask or (name == "lift_fresh" and args[0].ndim):  # the last is ``torch.tensor(list)``
             raise RuntimeError(f"{name} cannot be recorded")
-        inputs = tree_map_only(Tensor, self._as_input, (args, kwargs))
+        inputs = mapped(self._as_input, (args, kwargs))
         result = function(*args, **kwargs)
         made = []
-        for place, each in enumerate(tree_leaves(result)):
-            if isinstance(each, Tensor) and id(each) not in self._numbers and not _among(each, args):
+        for place, each in enumerate(tensors(result)):
+            if id(each) not in self._numbers and not _among(each, args):
                 self._numbers[id(each)] = len(self._tensors)
                 made.append((place, len(self._tensors)))
                 self._tensors.append(each)
         self._calls.append((function, *inputs, made))
         return result
 
-    def _as_input(self, tensor: Tensor) -> Any:
-        number = self._numbers.get(id(tensor))
-        return tensor if number is None else Produced(number)
+    def _as_input(self, value: Any) -> Any:
+        number = self._numbers.get(id(value)) if isinstance(value, Tensor) else None
+        return value if number is None else Produced(number)
 
     def replayable(self, results: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
         """A function that runs the tape and returns what it makes of these results."""
@@ -71,9 +70,9 @@ class Tape(TorchDispatchMode):
                 return values[each.number] if isinstance(each, Produced) else each
 
             for function, args, kwargs, made in self._calls:
-                args, kwargs = tree_map(resolve, (args, kwargs))
-                leaves = tree_leaves(function(*args, **kwargs))
-                values.update((number, leaves[place]) for place, number in made)
+                args, kwargs = mapped(resolve, (args, kwargs))
+                outputs = list(tensors(function(*args, **kwargs)))
+                values.update((number, outputs[place]) for place, number in made)
             return [resolve(each) for each in wanted]
 
         return run
@@ -81,7 +80,7 @@ class Tape(TorchDispatchMode):
 
 def _among(tensor: Tensor, args: Any) -> bool:
     """Whether an operator returned one of its inputs, as those in place do."""
-    return any(each is tensor for each in tree_leaves(args))
+    return any(each is tensor for each in tensors(args))
 
 
 @final
