@@ -83,9 +83,9 @@ HEADS: dict[str, Callable[[CausalLM, Replay], Drafter]] = {
         heads.eagle3(target, taps=(0, 1), vocabulary=torch.tensor([0, 2, 3, 4])),
         replay,
     ),
-    "medusa": lambda target, replay: MedusaDrafter(MedusaOptions(tree="2x2"), heads.medusa(target, heads=2)),
+    "medusa": lambda target, replay: MedusaDrafter(MedusaOptions(tree="2x2"), heads.medusa(target, heads=2), replay),
     "medusa drawn": lambda target, replay: MedusaDrafter(
-        MedusaOptions(tree="2x2", sampled_tree="drawn"), heads.medusa(target, heads=2)
+        MedusaOptions(tree="2x2", sampled_tree="drawn"), heads.medusa(target, heads=2), replay
     ),
     "hydra": lambda target, replay: HydraDrafter(
         HydraOptions(tree="2x2"), heads.hydra(target, heads=2, prefix=True), replay
@@ -93,7 +93,7 @@ HEADS: dict[str, Callable[[CausalLM, Replay], Drafter]] = {
     "hydra drawn": lambda target, replay: HydraDrafter(
         HydraOptions(tree="2x2", sampled_tree="drawn"), heads.hydra(target, heads=2, prefix=True), replay
     ),
-    "blockwise": lambda target, replay: BlockwiseDrafter(BlockwiseOptions(), heads.blockwise(target, heads=2)),
+    "blockwise": lambda target, replay: BlockwiseDrafter(BlockwiseOptions(), heads.blockwise(target, heads=2), replay),
 }
 """Heads with random weights, by the method that drafts with them."""
 

@@ -3,15 +3,18 @@
 Rows come and go and have different lengths, which grow over several extents of the caches; see ``traced``.
 """
 
+import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 import random_heads as heads
 import tiny
-from foredraft.core.draft import Draft
+from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Drafter, Plan, View
+from foredraft.drafters.blockwise import BlockwiseDrafter, Options as BlockwiseOptions
 from foredraft.drafters.cape import Cape, Options as CapeOptions
 from foredraft.drafters.cascade import Cascade, Options as CascadeOptions
 from foredraft.drafters.common.build_context import NestedDrafter
@@ -19,6 +22,8 @@ from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
 from foredraft.drafters.eagle1 import Eagle1, Options as Eagle1Options
 from foredraft.drafters.eagle2 import Eagle2, Options as Eagle2Options
 from foredraft.drafters.eagle3 import Eagle3Drafter, Options as Eagle3Options
+from foredraft.drafters.hydra import HydraDrafter, Options as HydraOptions
+from foredraft.drafters.medusa import MedusaDrafter, Options as MedusaOptions
 from foredraft.drafters.opt_tree import Options as OptTreeOptions, OptTree
 from foredraft.drafters.sequoia import Options as SequoiaOptions, Sequoia
 from foredraft.drafters.specinfer import Options as SpecInferOptions, SpecInfer
@@ -35,6 +40,11 @@ def eagle3(mode: str) -> Callable[[CausalLM, CausalLM, Replay], Drafter]:
     return lambda target, draft, replay: Eagle3Drafter(options, heads.eagle3(target), replay)
 
 
+def medusa(mode: str) -> Callable[[CausalLM, CausalLM, Replay], Drafter]:
+    options = MedusaOptions(tree="3x2x1", sampled_tree=mode)
+    return lambda target, draft, replay: MedusaDrafter(options, heads.medusa(target, heads=3), replay)
+
+
 def cascade(target: CausalLM, draft: CausalLM, replay: Replay) -> Drafter:
     inner = DraftModel(DraftOptions(num_assistant_tokens=2), target, tiny.VOCAB, replay)
     options = CascadeOptions(num_assistant_tokens=3)
@@ -48,6 +58,17 @@ METHODS: dict[str, Callable[[CausalLM, CausalLM, Replay], Drafter]] = {
     ),
     "eagle3": eagle3("picked"),
     "eagle3 drawn": eagle3("drawn"),
+    "medusa": medusa("auto"),
+    "medusa drawn": medusa("drawn"),
+    "hydra": lambda target, draft, replay: HydraDrafter(
+        HydraOptions(tree="3x2x1"), heads.hydra(target, heads=3), replay
+    ),
+    "hydra++": lambda target, draft, replay: HydraDrafter(
+        HydraOptions(tree="3x2x1"), heads.hydra(target, heads=3, prefix=True), replay
+    ),
+    "blockwise": lambda target, draft, replay: BlockwiseDrafter(
+        BlockwiseOptions(), heads.blockwise(target, heads=4), replay
+    ),
     "chain": lambda target, draft, replay: DraftModel(DraftOptions(num_assistant_tokens=3), draft, tiny.VOCAB, replay),
     "windowed chain": lambda target, draft, replay: DraftModel(
         DraftOptions(num_assistant_tokens=3, window=32), draft, tiny.VOCAB, replay
@@ -67,7 +88,7 @@ METHODS: dict[str, Callable[[CausalLM, CausalLM, Replay], Drafter]] = {
     ),
     "cascade": cascade,
 }
-QUICK = {("eagle3", 0.0), ("eagle3 drawn", 1.0), ("chain", 1.0)}
+QUICK = {("eagle3", 0.0), ("medusa", 1.0), ("hydra++", 0.0), ("eagle3 drawn", 1.0), ("chain", 1.0)}
 
 
 def build(method: str, replay: Replay) -> tuple[Generator, list[Any]]:
@@ -91,6 +112,14 @@ def found(results: list[Result]) -> list[Any]:
     return [(result.tokens, result.stats.drafted, result.stats.accepted_by_depth) for result in results]
 
 
+def segments_of(method: str, temperature: float) -> set[str]:
+    """The segments of a draft."""
+    if not method.startswith(("eagle", "medusa", "hydra", "blockwise")):
+        return {"draft"}
+    tree = "drawn tree" if method == "medusa drawn" and temperature else "tree"
+    return {tree, "catch-up"} if "eagle" in method or method == "hydra++" else {tree}
+
+
 @pytest.mark.parametrize(
     ("method", "temperature"),
     [
@@ -107,12 +136,26 @@ def test_replayed_drafts_are_those_of_steps_that_run_as_they_are(method: str, te
         assert found(g.generate(prompts, **options)) == found(eager.generate(prompts, **options))
         assert drafts == expected and any(len(tokens) > 3 for tokens, _, _ in drafts)
     segments = {*replay.keys} - {"forward", "tail"}
-    assert segments == ({"catch-up", "tree"} if "eagle" in method else {"draft"})
+    assert segments == segments_of(method, temperature)
     for segment in segments:
         assert replay.plays.count(segment) > replay.keys.count(segment) > 0
     assert not replay.fallbacks and replay.held > sum(replay.recordings.values())
     g.close()
     assert not replay.held
+
+
+def test_picked_and_drawn_trees_of_one_size_are_recorded_apart():
+    texts, laws = [], []
+    for replay in (EAGER, Traced()):
+        g, drafts = build("medusa", replay)
+        drafter, turns = g.engine.drafter, itertools.cycle((True, False))
+        propose = drafter.propose
+        drafter.propose = lambda view, plan, own=propose, turn=turns: own(  # type: ignore[method-assign]
+            view, replace(plan, drawn=next(turn))
+        )
+        texts.append(found(g.generate(PROMPTS, max_new_tokens=8, temperature=1.0, seed=2)))
+        laws.append([law for _, _, law in drafts])
+    assert texts[0] == texts[1] and laws[0] == laws[1] and set(laws[0]) == {Law.FIXED, Law.WITHOUT_REPLACEMENT}
 
 
 @pytest.mark.parametrize("method", ["chain", "eagle3"])

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from typing import final
 
 import torch
+from jaxtyping import Float, Int
+from torch import Tensor
 
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Needs, Plan, View
@@ -14,6 +16,7 @@ from foredraft.drafters.common.head import HeadDrafter
 from foredraft.drafters.common.last_hidden import LastHidden
 from foredraft.heads.nets.medusa import Blockwise, Medusa
 from foredraft.heads.nets.target_parts import FINAL
+from foredraft.model.replay import EAGER, Replay
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,19 +28,23 @@ class Options(SizedOptions):
 class BlockwiseDrafter(HeadDrafter[LastHidden]):
     """A chain with one token per head. Greedy rows accept as in the paper; sampled rows are lossless too."""
 
-    def __init__(self, options: Options, net: Blockwise | Medusa) -> None:
-        super().__init__(LastHidden(), Needs(hidden_layers=(FINAL,), max_nodes=net.count, max_depth=net.count))
+    def __init__(self, options: Options, net: Blockwise | Medusa, replay: Replay = EAGER) -> None:
+        super().__init__(LastHidden(replay), Needs((FINAL,), max_nodes=net.count, max_depth=net.count))
         self._net = net
 
     @torch.inference_mode()
     def propose(self, view: View, plan: Plan) -> Draft:
         hidden, known = self._state.extend(view, 0)
-        heads = range(min(plan.length, self._net.count))
+        depth = self._net.count if self._state.records else min(plan.length, self._net.count)
+        return self._state.run("tree", self._pick, view, hidden, plan.on(hidden.device) * known, depth)
+
+    def _pick(self, view: View, hidden: Float[Tensor, "B 1 H"], allowed: Int[Tensor, "B"], depth: int) -> Draft:
+        """The chain of ``depth`` tokens; can be recorded."""
+        heads = range(depth)
         tokens = [self._net.logits(self._net.states(hidden, head), head)[:, 0].argmax(-1) for head in heads]
-        allowed = plan.on(hidden.device) * known
         return Draft(TokenTree.chain(torch.stack([view.roots, *tokens], 1), allowed + 1), Law.FIXED)
 
 
 def build(options: Options, context: BuildContext) -> BlockwiseDrafter:
     """blockwise:HEAD"""
-    return BlockwiseDrafter(options, context.head(options.law))
+    return BlockwiseDrafter(options, context.head(options.law), context.replay)

@@ -21,7 +21,7 @@ class HydraDrafter(StaticTreeDrafter):
     """A node's children depend on its path. With Hydra++, a prefix layer processes the target's states first."""
 
     def __init__(self, options: Options, net: Hydra, replay: Replay = EAGER) -> None:
-        state = LastHidden() if net.prefix is None else _prefix_cache(net.prefix, replay)
+        state = LastHidden(replay) if net.prefix is None else _prefix_cache(net.prefix, replay)
         template = options.template(net.config.accuracies, net.count)
         super().__init__(template, state, options.sampled_tree, net.config.accuracies, net.target.vocab_size)
         self._net = net

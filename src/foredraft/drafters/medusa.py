@@ -12,6 +12,7 @@ from foredraft.drafters.common.build_context import BuildContext
 from foredraft.drafters.common.last_hidden import LastHidden
 from foredraft.drafters.common.static_tree import Options, StaticTreeDrafter
 from foredraft.heads.nets.medusa import Medusa
+from foredraft.model.replay import EAGER, Replay
 
 __all__ = ["MedusaDrafter", "Options"]
 
@@ -20,9 +21,10 @@ __all__ = ["MedusaDrafter", "Options"]
 class MedusaDrafter(StaticTreeDrafter):
     """Head i predicts the tokens of level i + 1, independently of the levels above."""
 
-    def __init__(self, options: Options, net: Medusa) -> None:
+    def __init__(self, options: Options, net: Medusa, replay: Replay = EAGER) -> None:
         template = options.template(net.config.accuracies, net.count)
-        super().__init__(template, LastHidden(), options.sampled_tree, net.config.accuracies, net.target.vocab_size)
+        state = LastHidden(replay)
+        super().__init__(template, state, options.sampled_tree, net.config.accuracies, net.target.vocab_size)
         self._net = net
 
     @property
@@ -35,4 +37,4 @@ class MedusaDrafter(StaticTreeDrafter):
 
 def build(options: Options, context: BuildContext) -> MedusaDrafter:
     """medusa:HEAD"""
-    return MedusaDrafter(options, context.head(options.law))
+    return MedusaDrafter(options, context.head(options.law), context.replay)

@@ -139,7 +139,7 @@ class Recorder(Replay):
     """Whether the results of a recording stay at one address."""
 
     def __init__(self) -> None:
-        self._stamp: object = None
+        self._stamp: object = ()  # None is that of a closed replay
         self._recordings: dict[object, _Recording] = {}
         self._results: dict[int, Tensor] = {}  # by address
         self._eager: set[str] = set()  # segments that cannot be recorded

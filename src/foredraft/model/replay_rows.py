@@ -1,9 +1,14 @@
-"""Recordings over a slot cache: when they end, and which rows they have."""
+"""Recordings over rows: when they end, which rows they have, and what they read of a view."""
 
-from collections.abc import Container
+from collections.abc import Callable, Container, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
 
+from foredraft.core.drafter import View
 from foredraft.model.cache import SlotCache
 from foredraft.model.replay import EAGER, Replay, Sizes
+
+T = TypeVar("T")
 
 
 def replay_for(
@@ -24,3 +29,24 @@ def replay_for(
     padded = min(1 << (count - 1).bit_length(), cache.rows)
     following = cache.first(padded)[count:]
     return replay, Sizes(count, padded if all(row in free_rows for row in following) else count)
+
+
+def run_rows(
+    replay: Replay, rows: Sequence[int], segment: str, function: Callable[..., T], view: View, *arguments: Any
+) -> T:
+    """``function(view, *arguments)``, which may be recorded.
+
+    The function then gets a view without extents whose rows are the first ones of ``rows``. Tensors of its result are
+    valid until the segment's next call.
+
+    Args:
+        rows: those of the view, and then the padding of a recording.
+    """
+    if not replay.records:
+        return function(view, *arguments)
+
+    def recorded(view: View, *arguments: Any) -> T:
+        count = len(view.lengths)
+        return function(replace(view, rows=tuple(rows[:count]), lengths=view.lengths.clamp(min=1)), *arguments)
+
+    return replay(segment, Sizes(len(view.rows), len(rows)), recorded, view.recordable(history=True), *arguments)

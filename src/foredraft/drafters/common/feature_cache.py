@@ -6,7 +6,6 @@ keeping them silently lowers acceptance).
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -24,7 +23,7 @@ from foredraft.model.cpu_linear import any_weight
 from foredraft.model.masks import Layout, StepIn, address, extent_of
 from foredraft.model.prefill import CATCH_UP, CHUNK, catch_up
 from foredraft.model.replay import EAGER, Replay
-from foredraft.model.replay_rows import replay_for
+from foredraft.model.replay_rows import replay_for, run_rows
 
 _FUSED = 0
 """The key of features in what ``fuse`` returns, where hidden states have their layer."""
@@ -194,18 +193,11 @@ class FeatureCache:
     def run(self, segment: str, function: Callable[..., T], view: View, *arguments: Any) -> T:
         """``function(view, *arguments)`` for the rows that were just read, recorded if steps are.
 
-        The view has no extents then; tensors of the result are valid until the next draft.
+        See ``run_rows``.
         """
         free_rows = set(range(self._cache.rows)).difference(self._known)
         replay, sizes = replay_for(self._replay, self._cache, tuple(self._versions), len(view.rows), free_rows)
-        if not replay.records:
-            return function(view, *arguments)
-
-        def recorded(view: View, *arguments: Any) -> T:
-            rows = self._cache.first(len(view.lengths))
-            return function(replace(view, rows=rows, lengths=view.lengths.clamp(min=1)), *arguments)
-
-        return replay(segment, sizes, recorded, view.recordable(history=True), *arguments)
+        return run_rows(replay, self._cache.first(sizes.padded), segment, function, view, *arguments)
 
     @property
     def reads_tables(self) -> bool:

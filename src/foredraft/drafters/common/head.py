@@ -1,8 +1,8 @@
 """Base class of drafters with trained heads, which store the target's hidden states per row."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -12,6 +12,8 @@ from foredraft.core.draft import Draft, Verdict
 from foredraft.core.drafter import Drafter, Needs, Room, StepOut, View
 from foredraft.core.options import SizedOptions
 from foredraft.drafters.common.feature_cache import DraftState
+
+T = TypeVar("T")
 
 
 @runtime_checkable
@@ -38,6 +40,16 @@ class HeadState(Protocol):
 
     def extend(self, view: View, room: int) -> DraftState:
         """The state that the head drafts from, with room for ``room`` nodes after it."""
+        ...
+
+    @property
+    def records(self) -> bool:
+        """Whether parts of drafts are recorded, so that their shapes should be few."""
+        ...
+
+    def run(self, segment: str, function: Callable[..., T], view: View, *arguments: Any) -> T:
+        """``function(view, *arguments)`` for the rows of the last ``extend``, recorded if steps are; see
+        ``replay_rows.run_rows``."""
         ...
 
 

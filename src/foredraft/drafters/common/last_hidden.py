@@ -1,6 +1,7 @@
 """The target's last hidden state of each row, for heads that read nothing else."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -10,13 +11,22 @@ from foredraft.core.draft import Verdict
 from foredraft.core.drafter import Room, StepOut, View
 from foredraft.drafters.common.feature_cache import DraftState
 from foredraft.heads.nets.target_parts import FINAL
+from foredraft.model.replay import EAGER, Replay
+from foredraft.model.replay_rows import run_rows
+
+T = TypeVar("T")
 
 
 class LastHidden:
-    """h_t for each row, where t is the token before the root: the final hidden state that produced the root."""
+    """h_t for each row, where t is the token before the root: the final hidden state that produced the root.
 
-    def __init__(self) -> None:
+    Args:
+        replay: how steps run; a ``child`` of it runs the heads.
+    """
+
+    def __init__(self, replay: Replay = EAGER) -> None:
         self._states: dict[int, Tensor] = {}
+        self._replay = replay.child()
 
     def fuse(self, hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> dict[int, Float[Tensor, "1 F H"]]:
         """The last state of a part of a prompt; a copy, which does not keep the others alive."""
@@ -46,3 +56,13 @@ class LastHidden:
         """The states of these rows; ``room`` is not needed."""
         states = torch.stack([self._states[row] for row in view.rows])[:, None]
         return DraftState(states.nan_to_num(), view.lengths > 1)
+
+    @property
+    def records(self) -> bool:
+        """See ``FeatureCache.records``."""
+        return self._replay.records
+
+    def run(self, segment: str, function: Callable[..., T], view: View, *arguments: Any) -> T:
+        """See ``FeatureCache.run``."""
+        rows = range(1 << (len(view.rows) - 1).bit_length())
+        return run_rows(self._replay, rows, segment, function, view, *arguments)

@@ -109,18 +109,31 @@ class StaticTreeDrafter(HeadDrafter[HeadState], Trainable):
 
     @torch.inference_mode()
     def propose(self, view: View, plan: Plan) -> Draft:
+        if not plan.length:
+            return Draft(TokenTree.root(view.roots), Law.FIXED)
         if not self._levels:
             depths = range(1, self._template.depth + 1)
-            self._levels = tuple(_Level.of(self._template, depth, view.lengths.device) for depth in depths)
-        nodes = plan.at_most(self._template.nodes)
-        levels = self._levels[: min(plan.length, nodes)]
-        if not levels:
-            return Draft(TokenTree.root(view.roots), Law.FIXED)
+            with torch.inference_mode(False):  # compilers reject tensors of inference mode
+                self._levels = tuple(_Level.of(self._template, depth, view.lengths.device) for depth in depths)
+        drawn, nodes = self._drawn.size(view, plan), plan.at_most(self._template.nodes)
+        depth = len(self._levels) if self._state.records else plan.length  # recordings should be few
         hidden, known = self._state.extend(view, 1)
         allowed = plan.on(hidden.device) * known
-        if drawn := self._drawn.size(view, plan):
-            shape = self._drawn.levels(drawn)[: plan.length]
-            return build_static_tree(_HeadsBuilder(self, view, hidden), shape, allowed)
+        if drawn:
+            return self._state.run("drawn tree", self._draw, view, hidden, allowed, drawn, depth)
+        return self._state.run("tree", self._pick, view, hidden, allowed, nodes, depth)
+
+    def _draw(
+        self, view: View, hidden: Float[Tensor, "B 1 H"], allowed: Int[Tensor, "B"], nodes: int, depth: int
+    ) -> Draft:
+        """A tree of ``nodes`` drawn nodes; can be recorded."""
+        return build_static_tree(_HeadsBuilder(self, view, hidden), self._drawn.levels(nodes)[:depth], allowed)
+
+    def _pick(
+        self, view: View, hidden: Float[Tensor, "B 1 H"], allowed: Int[Tensor, "B"], nodes: int, depth: int
+    ) -> Draft:
+        """The tree of the ``nodes`` likeliest candidates; can be recorded."""
+        levels = self._levels[: min(depth, nodes)]
         paths = view.roots[:, None, None]  # the tokens from the root to each inner node of a level
         above = torch.zeros_like(paths[:, :, 0], dtype=torch.float32)  # log-probability of each of these paths
         parts: list[tuple[Tensor, Tensor, Tensor]] = []
