@@ -13,8 +13,8 @@ from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
 from foredraft.drafters.max_gram import MaxGram, Options as MaxGramOptions
 from foredraft.engine.generator import Generator
 from foredraft.engine.policy import Constant
-from foredraft.engine.reference import reference
 from foredraft.model.hf import CausalLM
+from reference import reference
 
 PROMPTS = tiny.prompts((1, 5, 17))
 

@@ -39,13 +39,13 @@ from foredraft.drafters.triforce import TriForce
 from foredraft.engine.generator import Generator
 from foredraft.engine.nested_loop import NestedLoop
 from foredraft.engine.policy import Constant
-from foredraft.engine.reference import reference
 from foredraft.heads.nets.eagle import Eagle3
 from foredraft.model.cache import SlotCache
 from foredraft.model.hf import CausalLM
 from foredraft.model.partial.model import PartialLM
 from foredraft.model.prefill import prefill
 from foredraft.model.vocab_mapping import VocabMapping
+from reference import reference
 
 NEW = 12
 SAMPLED = {"temperature": 0.9, "top_k": 12, "repetition_penalty": 1.2, "seed": 21}

@@ -16,8 +16,8 @@ from foredraft.core.verify import RULES, greedy
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
 from foredraft.drafters.specinfer import Options as SpecOptions, SpecInfer
 from foredraft.engine.policy import Constant
-from foredraft.engine.reference import reference
 from foredraft.model.hf import CausalLM
+from reference import reference
 
 GREEDY = SamplingParams()
 SAMPLED = SamplingParams(temperature=1.0, top_k=9, seed=0)

@@ -17,10 +17,10 @@ from foredraft.drafters.early_exit import EarlyExit, Options as ExitOptions
 from foredraft.drafters.layer_skip import LayerSkip, Options as SkipOptions
 from foredraft.engine.generator import Generator
 from foredraft.engine.policy import Constant
-from foredraft.engine.reference import reference
 from foredraft.model.cache import SlotCache
 from foredraft.model.hf import CausalLM
 from foredraft.model.taps import decoder_layers
+from reference import reference
 
 NEW = 16
 K = 4

@@ -22,9 +22,9 @@ from foredraft.drafters.common.acceptance import as_text, measure_acceptance, re
 from foredraft.drafters.sequoia import Options, Sequoia
 from foredraft.engine.cost_model import CostTable
 from foredraft.engine.policy import Constant
-from foredraft.engine.reference import reference
 from foredraft.model.hf import CausalLM
 from oracle import grow, loss, random_table
+from reference import reference
 
 VOCAB = 6
 WIDTH = 3

@@ -22,12 +22,12 @@ from foredraft.drafters.partial import Options as PartialOptions, Partial
 from foredraft.drafters.prompt_lookup import Options as LookupOptions, PromptLookup
 from foredraft.drafters.triforce import Options, TriForce
 from foredraft.engine.generator import Generator
-from foredraft.engine.reference import reference
 from foredraft.model.cache import SlotCache
 from foredraft.model.hf import CausalLM
 from foredraft.model.partial.kv_selection import Retrieval
 from foredraft.model.partial.model import PartialLM
 from foredraft.model.prefill import prefill
+from reference import reference
 
 SMALL = {"budget": 16, "chunk": 4, "room": 8}
 

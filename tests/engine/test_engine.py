@@ -19,9 +19,9 @@ from foredraft.core.tree import TokenTree
 from foredraft.drafters.prompt_lookup import Options as LookupOptions, PromptLookup
 from foredraft.engine.generator import Generator, Result
 from foredraft.engine.policy import Constant, Heuristic
-from foredraft.engine.reference import reference
 from foredraft.model.hf import CausalLM
 from foredraft.model.tokenizer import Tokenizer
+from reference import reference
 
 NEW = 16
 

@@ -11,8 +11,8 @@ from foredraft.core.sampling.params import SamplingParams
 from foredraft.drafters.prompt_lookup import Options as LookupOptions, PromptLookup
 from foredraft.engine.generator import Generator
 from foredraft.engine.policy import Constant
-from foredraft.engine.reference import reference
 from foredraft.model.hf import CausalLM
+from reference import reference
 
 NEW = 40
 GAP = 1e-3

@@ -21,9 +21,9 @@ from foredraft.engine import step
 from foredraft.engine.generator import Generator
 from foredraft.engine.policy import Throughput
 from foredraft.engine.prediction import LONGEST, Prediction, with_copies
-from foredraft.engine.reference import reference
 from foredraft.model.cache import bucket
 from foredraft.model.hf import CausalLM
+from reference import reference
 
 NAME, OTHER = (900, 901), (910, 911, 912)
 

@@ -15,10 +15,10 @@ import foredraft
 from foredraft.core.errors import DataError, OptionError
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.engine.generator import Generator
-from foredraft.engine.reference import reference
 from foredraft.train.data.regenerate import RegenerateOptions, regenerate
 from foredraft.train.data.sources import read_sources
 from foredraft.train.data.tokens import encoded
+from reference import reference
 
 GREEDY = RegenerateOptions(count=7, prompt_tokens=6, new_tokens=9, temperature=0.0, batch=3)
 
