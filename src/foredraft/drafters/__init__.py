@@ -28,13 +28,13 @@ class Method:
 
     drafter: str
     laws: tuple[Law, ...]
-    lossless: bool
     needs: str
     what: str
     paper: str
     heads: tuple[str, ...] = ()
     around: bool = False
     size: str = ""
+    lossless: bool = True
 
 
 class Methods(Mapping[str, Method]):
@@ -82,17 +82,11 @@ class Methods(Mapping[str, Method]):
 
 _BUILT_IN: dict[str, Method] = {
     "none": Method(
-        "foredraft.drafters.none:NoDrafter",
-        (),
-        True,
-        "nothing",
-        "Plain decoding in the same loop: the baseline.",
-        "-",
+        "foredraft.drafters.none:NoDrafter", (), "nothing", "Plain decoding in the same loop: the baseline.", "-"
     ),
     "draft_model": Method(
         "foredraft.drafters.draft_model:DraftModel",
         (Law.CHAIN, Law.WITHOUT_REPLACEMENT, Law.FIXED),
-        True,
         "a small model with the target's tokenizer",
         "A small model drafts a chain, or a tree with branching=4x2x1.",
         "arXiv:2211.17192, arXiv:2302.01318",
@@ -100,7 +94,6 @@ _BUILT_IN: dict[str, Method] = {
     "cape": Method(
         "foredraft.drafters.cape:Cape",
         (Law.FIXED,),
-        True,
         "a small model with the target's tokenizer",
         "A small model drafts its likeliest chain, with more siblings where it is less confident.",
         "arXiv:2402.02082",
@@ -108,7 +101,6 @@ _BUILT_IN: dict[str, Method] = {
     "bandit": Method(
         "foredraft.drafters.bandit:Bandit",
         (Law.FIXED, Law.CHAIN, Law.WITHOUT_REPLACEMENT, Law.IID, Law.IID_MANY),
-        True,
         "specs of other drafters",
         "Chooses among several drafters and plain decoding the one with the best throughput.",
         "arXiv:2505.15141",
@@ -116,7 +108,6 @@ _BUILT_IN: dict[str, Method] = {
     "specinfer": Method(
         "foredraft.drafters.specinfer:SpecInfer",
         (Law.IID, Law.IID_MANY, Law.FIXED),
-        True,
         "one or several small models with the target's tokenizer",
         "Several small models draft trees, which are merged into one.",
         "arXiv:2305.09781",
@@ -124,7 +115,6 @@ _BUILT_IN: dict[str, Method] = {
     "sequoia": Method(
         "foredraft.drafters.sequoia:Sequoia",
         (Law.WITHOUT_REPLACEMENT, Law.FIXED),
-        True,
         "a small model with the target's tokenizer",
         "A tree optimised for measured acceptance rates and forward costs, drawn without replacement.",
         "arXiv:2402.12374",
@@ -132,7 +122,6 @@ _BUILT_IN: dict[str, Method] = {
     "opt_tree": Method(
         "foredraft.drafters.opt_tree:OptTree",
         (Law.FIXED,),
-        True,
         "a small model with the target's tokenizer",
         "A small model's likeliest paths: a dynamic tree, deeper where the model is confident.",
         "arXiv:2406.17276",
@@ -140,7 +129,6 @@ _BUILT_IN: dict[str, Method] = {
     "universal": Method(
         "foredraft.drafters.universal:Universal",
         (Law.FIXED, Law.CHAIN),
-        True,
         "a small model with any tokenizer",
         "A draft model with another tokenizer: drafts by text, or with the tokens that both have.",
         "arXiv:2502.05202",
@@ -148,7 +136,6 @@ _BUILT_IN: dict[str, Method] = {
     "eagle1": Method(
         "foredraft.drafters.eagle1:Eagle1",
         (Law.WITHOUT_REPLACEMENT, Law.FIXED),
-        True,
         "an EAGLE head",
         "A one-layer head predicts the target's next features; a static tree, drawn without replacement.",
         "arXiv:2401.15077",
@@ -157,7 +144,6 @@ _BUILT_IN: dict[str, Method] = {
     "eagle2": Method(
         "foredraft.drafters.eagle2:Eagle2",
         (Law.FIXED, Law.WITHOUT_REPLACEMENT),
-        True,
         "an EAGLE head",
         "EAGLE-1's head with a dynamic tree, deeper where the head is confident.",
         "arXiv:2406.16858",
@@ -166,7 +152,6 @@ _BUILT_IN: dict[str, Method] = {
     "eagle3": Method(
         "foredraft.drafters.eagle3:Eagle3Drafter",
         (Law.FIXED, Law.WITHOUT_REPLACEMENT),
-        True,
         "an EAGLE-3 head",
         "A head on features of three layers, trained on its own drafts; EAGLE-2's dynamic tree.",
         "arXiv:2503.01840",
@@ -175,7 +160,6 @@ _BUILT_IN: dict[str, Method] = {
     "medusa": Method(
         "foredraft.drafters.medusa:MedusaDrafter",
         (Law.FIXED, Law.WITHOUT_REPLACEMENT),
-        True,
         "Medusa heads",
         "Heads on the last hidden state, each for one position further ahead; a static tree.",
         "arXiv:2401.10774",
@@ -184,7 +168,6 @@ _BUILT_IN: dict[str, Method] = {
     "hydra": Method(
         "foredraft.drafters.hydra:HydraDrafter",
         (Law.FIXED, Law.WITHOUT_REPLACEMENT),
-        True,
         "Hydra heads",
         "Medusa heads that also read the tokens drafted before; Hydra++ adds a prefix layer.",
         "arXiv:2402.05109",
@@ -193,7 +176,6 @@ _BUILT_IN: dict[str, Method] = {
     "blockwise": Method(
         "foredraft.drafters.blockwise:BlockwiseDrafter",
         (Law.FIXED,),
-        True,
         "blockwise heads",
         "Heads that predict one token each in parallel; a chain.",
         "arXiv:1811.03115",
@@ -202,7 +184,6 @@ _BUILT_IN: dict[str, Method] = {
     "early_exit": Method(
         "foredraft.drafters.early_exit:EarlyExit",
         (Law.CHAIN, Law.FIXED),
-        True,
         "nothing, but works best with a target trained for it",
         "The target's first layers draft, in the target's cache.",
         "arXiv:2404.16710",
@@ -211,7 +192,6 @@ _BUILT_IN: dict[str, Method] = {
     "layer_skip": Method(
         "foredraft.drafters.layer_skip:LayerSkip",
         (Law.CHAIN, Law.FIXED),
-        True,
         "layers to skip, found by foredraft skip",
         "The target drafts without some of its attention and MLP blocks, in its own cache.",
         "arXiv:2309.08168",
@@ -220,7 +200,6 @@ _BUILT_IN: dict[str, Method] = {
     "online": Method(
         "foredraft.drafters.online.method:Online",
         (Law.CHAIN, Law.WITHOUT_REPLACEMENT, Law.FIXED),
-        True,
         "a draft model or a trained head inside, as online:[draft_model:PATH]",
         "Trains another drafter while serving, on the target's laws at verified tokens (online distillation).",
         "arXiv:2310.07177",
@@ -229,7 +208,6 @@ _BUILT_IN: dict[str, Method] = {
     "prompt_lookup": Method(
         "foredraft.drafters.prompt_lookup:PromptLookup",
         (Law.FIXED,),
-        True,
         "nothing",
         "Copies the tokens that followed earlier occurrences of the last n-gram; several matches form a tree.",
         "github.com/apoorvumang/prompt-lookup-decoding",
@@ -238,7 +216,6 @@ _BUILT_IN: dict[str, Method] = {
     "lookahead": Method(
         "foredraft.drafters.lookahead:Lookahead",
         (Law.FIXED,),
-        True,
         "nothing",
         "N-grams of the target from a window of parallel Jacobi iterations.",
         "arXiv:2402.02057",
@@ -246,7 +223,6 @@ _BUILT_IN: dict[str, Method] = {
     "max_gram": Method(
         "foredraft.drafters.max_gram:MaxGram",
         (Law.FIXED,),
-        True,
         "nothing",
         "Copies the tokens after the longest earlier match of the last tokens; without one, repeats the last token.",
         "arXiv:2312.11462",
@@ -254,7 +230,6 @@ _BUILT_IN: dict[str, Method] = {
     "relay": Method(
         "foredraft.drafters.relay:Relay",
         (Law.CHAIN, Law.FIXED),
-        True,
         "two drafters or more",
         "Each drafter continues the draft of the one before; later tokens come from cheaper drafters.",
         "arXiv:2312.11462",
@@ -262,7 +237,6 @@ _BUILT_IN: dict[str, Method] = {
     "cascade": Method(
         "foredraft.drafters.cascade:Cascade",
         (Law.CHAIN, Law.FIXED),
-        True,
         "a middle model and a drafter for it",
         "A middle model drafts by speculative decoding with its own drafter; lossless at every level.",
         "arXiv:2312.11462",
@@ -270,7 +244,6 @@ _BUILT_IN: dict[str, Method] = {
     "partial": Method(
         "foredraft.drafters.partial:Partial",
         (Law.CHAIN, Law.FIXED),
-        True,
         "nothing",
         "The target drafts with a part of its KV cache: retrieved chunks, a window, or heavy hitters.",
         "arXiv:2408.11049, arXiv:2404.11912, arXiv:2309.17453, arXiv:2306.14048",
@@ -278,7 +251,6 @@ _BUILT_IN: dict[str, Method] = {
     "triforce": Method(
         "foredraft.drafters.triforce:TriForce",
         (Law.CHAIN, Law.FIXED),
-        True,
         "a small model with the target's tokenizer",
         "A small model drafts for the target with a partial KV cache, which drafts for the full target.",
         "arXiv:2404.11912",

@@ -46,13 +46,7 @@ class Options(SizedOptions):
 
 @final
 class Cape(RunnerDrafter[DraftRunner]):
-    """Drafts a draft model's likeliest chain with siblings.
-
-    Args:
-        model: the draft model.
-        vocab_size: of the target.
-        replay: how its forwards run; see ``DraftRunner``.
-    """
+    """Drafts a draft model's likeliest chain with siblings; for the arguments see ``DraftRunner``."""
 
     def __init__(self, options: Options, model: TargetModel, vocab_size: int, replay: Replay = EAGER) -> None:
         self._options = options

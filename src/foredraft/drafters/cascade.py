@@ -36,7 +36,6 @@ class Options(SizedOptions):
 
     @property
     def law(self) -> Law:
-        """The law of drafts for sampled rows."""
         return Law.CHAIN
 
     def __post_init__(self) -> None:

@@ -32,7 +32,6 @@ class Options(EagleOptions):
 
     @property
     def law(self) -> Law:
-        """The law of drafts for sampled rows."""
         return Law.WITHOUT_REPLACEMENT
 
     def __post_init__(self) -> None:

@@ -37,7 +37,6 @@ class ChainOptions(SizedOptions):
 
     @property
     def law(self) -> Law:
-        """The law of drafts for sampled rows."""
         return Law.CHAIN
 
     @property
