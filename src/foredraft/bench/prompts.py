@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from foredraft.bench.jsonl import objects
 from foredraft.core.errors import DataError
+from foredraft.core.io import json_lines
 
 STANDARD = (
     'def fibonacci(n):\n    """Return the n-th Fibonacci number."""',
@@ -113,7 +113,7 @@ def _parts(text: str) -> Iterator[BenchPrompt]:
 
 
 def _lines(path: Path, text: str) -> Iterator[BenchPrompt]:
-    return (_ask(where, row) for where, row in objects(path, text))
+    return (_ask(where, row) for where, row in json_lines(path, text))
 
 
 def _ask(where: str, row: dict[str, Any]) -> BenchPrompt:

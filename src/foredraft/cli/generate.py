@@ -16,7 +16,7 @@ from foredraft.core.sampling.grammar import Grammar
 from foredraft.core.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
-    from foredraft.cli.running import Outcome
+    from foredraft.cli.running import Watcher
     from foredraft.engine.generator import Generator
     from foredraft.engine.request import Piece, Sequence
 
@@ -106,11 +106,19 @@ def command(
     text = read_prompt(prompt, prompt_file)
     generator = choice.load()
     request = [{"role": "user", "content": text}] if chat else text
-    from foredraft.cli.running import record, stats_of, summary
+    from foredraft.cli.running import record, run_requests, stats_of, summary
 
     sequences = generator.submit([request], sampling, shown.num_return_sequences)
     pieces: list[list[Piece]] = []
-    outcome = (_as_json if shown.json else _as_text)(generator, sequences, choice, shown, pieces)
+    out = None if shown.json else TextOut(shown.show_drafts)
+    outcome = run_requests(generator, sequences, _watcher(pieces, out, len(sequences)))
+    if out is None:
+        _print_json(generator, sequences, choice, pieces if shown.show_drafts else None)
+    else:
+        out("\n")
+        if out.colours and not shown.quiet:
+            console = output()
+            console.print(legend(console))
     if shown.record is not None:
         from foredraft.core.io import write_text
 
@@ -126,57 +134,36 @@ def command(
         errors().print(summary(stats_of(generator, sequences), reasons), style="dim", soft_wrap=True)
 
 
-def _as_text(
-    generator: "Generator",
-    sequences: "list[Sequence]",
-    choice: ModelChoice,
-    shown: Output,
-    pieces: "list[list[Piece]]",
-) -> "Outcome":
-    """Stream pieces, with a header before each of several outputs, and keep them."""
-    from foredraft.cli.running import Watcher, run_requests
-
-    out = TextOut(shown.show_drafts)
-    many = len(sequences) > 1
+def _watcher(pieces: "list[list[Piece]]", out: TextOut | None, count: int) -> "Watcher":
+    """Keeps the pieces, and streams them to ``out`` with a header before each of several outputs."""
+    from foredraft.cli.running import Watcher
 
     def begins(number: int) -> None:
         pieces.append([])
-        if number:
+        if out is not None and number:
             out("\n")
-        if many:
-            out(f"--- {number + 1} of {len(sequences)} ---\n")
+        if out is not None and count > 1:
+            out(f"--- {number + 1} of {count} ---\n")
 
     def show(piece: "Piece") -> None:
         pieces[-1].append(piece)
-        out(piece.text, piece.drafted)
+        if out is not None:
+            out(piece.text, piece.drafted)
 
-    outcome = run_requests(generator, sequences, Watcher(begins, show))
-    out("\n")
-    if out.colours and not shown.quiet:
-        console = output()
-        console.print(legend(console))
-    return outcome
+    return Watcher(begins, show)
 
 
-def _as_json(
-    generator: "Generator",
-    sequences: "list[Sequence]",
-    choice: ModelChoice,
-    shown: Output,
-    pieces: "list[list[Piece]]",
-) -> "Outcome":
-    """Print one object, or a list of several, at the end; keep the pieces."""
-    from foredraft.cli.running import Watcher, run_requests, to_json
+def _print_json(
+    generator: "Generator", sequences: "list[Sequence]", choice: ModelChoice, pieces: "list[list[Piece]] | None"
+) -> None:
+    """Print one object, or a list of several; an output that an interruption has prevented has no pieces."""
+    from foredraft.cli.running import to_json
 
-    outcome = run_requests(
-        generator, sequences, Watcher(lambda number: pieces.append([]), lambda piece: pieces[-1].append(piece))
-    )
     records: list[dict[str, Any]] = []
     for index, sequence in enumerate(sequences):
         found = {"model": choice.model, "drafter": choice.drafter, **to_json(generator, sequence)}
-        if shown.show_drafts:
+        if pieces is not None:
             listed = pieces[index] if index < len(pieces) else []
             found["pieces"] = [{"text": p.text, "tokens": p.tokens, "drafted": p.drafted} for p in listed]
         records.append(found)
     typer.echo(json.dumps(records if len(records) > 1 else records[0]))
-    return outcome

@@ -50,5 +50,11 @@ def kind_of(value: object) -> str:
     return f"an {name}" if name[0] in "aeiouAEIOU" else f"a {name}"
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message that is not empty; the class name if there is none."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else error.__class__.__name__
+
+
 class NumericsError(ForedraftError):
     """The model returned NaN or +inf logits, so there is no distribution to sample from."""

@@ -9,14 +9,14 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 from torch import nn
 
-from foredraft.core.errors import DrafterError, OptionError, UsageError
+from foredraft.core.errors import DataError, DrafterError, OptionError, UsageError
 from foredraft.core.version import __version__
 
 
@@ -90,6 +90,40 @@ def read_json(path: str | Path, what: str, remedy: str, error: type[UsageError] 
     if not isinstance(record, dict):
         raise error(f"{path} is not a JSON object; {remedy}.")
     return record
+
+
+def json_object(text: str, where: str) -> dict[str, Any]:
+    """Parse a line of JSON Lines; raise a ``DataError`` that begins with ``where`` if it is no object."""
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise DataError(f"{where}: invalid JSON ({error.msg}, column {error.colno}).") from None
+    if not isinstance(found, dict):
+        raise DataError(f"{where}: expected a JSON object, not {type(found).__name__}.")
+    return found
+
+
+def json_lines(path: Path, text: str, *, torn: bool = False) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield (location, object) for each non-empty line of ``text``; errors as in ``json_object``.
+
+    Args:
+        path: only for error messages.
+        torn: skip the last line if a crash left it incomplete.
+    """
+    lines = text.split("\n")  # splitlines would split inside JSON strings
+    for number, line in enumerate(lines, start=1):
+        if not line.strip() or (torn and number == len(lines) and not _is_json(line)):
+            continue
+        where = f"{path}, line {number}"
+        yield where, json_object(line, where)
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
 
 
 def provenance(command: str | None = None) -> dict[str, Any]:

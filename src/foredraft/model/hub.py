@@ -5,7 +5,7 @@ from pathlib import Path
 from huggingface_hub import snapshot_download
 from transformers import __version__
 
-from foredraft.core.errors import ModelError
+from foredraft.core.errors import ModelError, first_line
 
 TRANSFORMERS: str = __version__
 """The transformers version recorded in the configs that we write."""
@@ -14,7 +14,7 @@ _ALLOW = ["config.json", "*.safetensors", "*.bin", "*.pt", "*.safetensors.index.
 _IGNORE = ["*/*", "optimizer.*", "scheduler.*", "training_args.bin", "rng_state*"]
 
 
-def fetch(name: str, revision: str | None = None) -> Path:
+def fetch(name: str) -> Path:
     """The local folder of a head or model: ``name`` itself if it is a folder, else a snapshot of the hub repository.
 
     Downloads only config.json and weights of the top folder.
@@ -30,13 +30,10 @@ def fetch(name: str, revision: str | None = None) -> Path:
     if not name or name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise ModelError(f"There is no folder {name!r}.")
     try:
-        found = snapshot_download(name, revision=revision, allow_patterns=_ALLOW, ignore_patterns=_IGNORE)
+        found = snapshot_download(name, allow_patterns=_ALLOW, ignore_patterns=_IGNORE)
     except Exception as error:  # hub, network and disk errors of many types
-        message = f"There is no folder {name!r}, and downloading it from the hub failed: {_first_line(error)}."
+        message = (
+            f"There is no folder {name!r}, and downloading it from the hub failed: {first_line(error).rstrip('.:')}."
+        )
         raise ModelError(message) from error
     return Path(found)
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[0] if lines else error.__class__.__name__).rstrip(".:")

@@ -20,7 +20,7 @@ from transformers import (
 )
 from transformers.utils import logging as hf_logging
 
-from foredraft.core.errors import ModelError, OptionError, kind_of
+from foredraft.core.errors import ModelError, OptionError, first_line, kind_of
 from foredraft.model.memory import available_bytes, format_bytes
 from foredraft.model.support import check_generates, is_quantised
 from foredraft.model.tokenizer import Tokenizer
@@ -98,7 +98,7 @@ def load_model(
         except ModelError:
             raise
         except Exception as error:  # transformers raises many types
-            raise ModelError(f"Cannot load a causal LM from {name!r}: {first_sentence(error)}") from error
+            raise ModelError(f"Cannot load a causal LM from {name!r}: {first_line(error)}") from error
         tokenizer = _tokenizer(path, hub)
     if tokenizer is None:
         _log.info("No tokenizer could be loaded for %s: prompts must be token ids.", name)
@@ -147,7 +147,7 @@ def as_tokenizer(tokenizer: Any) -> Tokenizer | None:
             try:
                 return Tokenizer(AutoTokenizer.from_pretrained(resolve(str(tokenizer))))
             except Exception as error:  # transformers raises many types
-                raise ModelError(f"Cannot load a tokenizer from {str(tokenizer)!r}: {first_sentence(error)}") from error
+                raise ModelError(f"Cannot load a tokenizer from {str(tokenizer)!r}: {first_line(error)}") from error
     if isinstance(tokenizer, PreTrainedTokenizerBase):
         return Tokenizer(tokenizer)
     raise ModelError(f"A tokenizer must be a folder, a hub name or a transformers tokenizer, not {kind_of(tokenizer)}.")
@@ -244,13 +244,8 @@ def as_device(name: str | torch.device) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, TypeError) as error:
-        raise OptionError(f"Cannot use the device {str(name)!r}: {first_sentence(error)}") from error
+        raise OptionError(f"Cannot use the device {str(name)!r}: {first_line(error)}") from error
     return device
-
-
-def first_sentence(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else error.__class__.__name__
 
 
 class quiet:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
-from foredraft.core.errors import ModelError
-from foredraft.model.load import as_dtype, first_sentence, quiet, resolve
+from foredraft.core.errors import ModelError, first_line
+from foredraft.model.load import as_dtype, quiet, resolve
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class ModelSizes:
     bytes_per_value: int
 
 
-def model_sizes(name: str, dtype: str = "auto", *, trust_remote_code: bool = False) -> ModelSizes:
+def model_sizes(name: str, dtype: str = "auto") -> ModelSizes:
     """Sizes of a causal LM from the config of a folder, a hub name or a bundled model.
 
     Args:
@@ -45,13 +45,11 @@ def model_sizes(name: str, dtype: str = "auto", *, trust_remote_code: bool = Fal
     chosen = None if dtype == "auto" else as_dtype(dtype)
     with quiet():
         try:
-            config = AutoConfig.from_pretrained(resolve(name), trust_remote_code=trust_remote_code)
+            config = AutoConfig.from_pretrained(resolve(name))
             with torch.device("meta"):
-                model: Any = AutoModelForCausalLM.from_config(
-                    copy.deepcopy(config), trust_remote_code=trust_remote_code
-                )
+                model: Any = AutoModelForCausalLM.from_config(copy.deepcopy(config))
         except Exception as error:  # transformers raises many types
-            raise ModelError(f"Cannot read the config of a causal LM from {name!r}: {first_sentence(error)}") from error
+            raise ModelError(f"Cannot read the config of a causal LM from {name!r}: {first_line(error)}") from error
     text = config.get_text_config()
     kind = chosen or _own_dtype(config)
     ends = (model.get_input_embeddings(), model.get_output_embeddings())

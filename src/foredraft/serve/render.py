@@ -49,19 +49,9 @@ class Renderer:
     """
 
     def __init__(
-        self,
-        number: str,
-        model: str,
-        job: Job,
-        tokenizer: Tokenizer | None,
-        *,
-        return_token_ids: bool = False,
+        self, number: str, model: str, job: Job, tokenizer: Tokenizer | None, *, return_token_ids: bool = False
     ) -> None:
-        self._common: dict[str, Any] = {
-            "id": number,
-            "created": int(time.time()),
-            "model": model,
-        }
+        self._common: dict[str, Any] = {"id": number, "created": int(time.time()), "model": model}
         self._job = job
         self._tokenizer = tokenizer
         self._return_token_ids = return_token_ids

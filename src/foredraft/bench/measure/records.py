@@ -6,14 +6,13 @@ drafted nodes were accepted. A file cut off at any byte can be continued.
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from foredraft.bench.jsonl import objects
 from foredraft.core.errors import DataError
-from foredraft.core.io import atomic_write
+from foredraft.core.io import atomic_write, json_lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +127,7 @@ class Cost:
             object.__setattr__(self, name, tuple(getattr(self, name)))
 
     def line(self) -> dict[str, Any]:
-        found = asdict(self)
-        found.pop("model")
-        return {"kind": "cost", **found}
+        return _line("cost", self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +147,12 @@ class Watched:
     model: str = ""
 
     def line(self) -> dict[str, Any]:
-        found = asdict(self)
-        found.pop("model")
-        return {"kind": "watch", **found}
+        return _line("watch", self)
+
+
+def _line(kind: str, record: Cost | Watched) -> dict[str, Any]:
+    """A JSON line, without the model, which the provenance has."""
+    return {"kind": kind, **{name: value for name, value in asdict(record).items() if name != "model"}}
 
 
 @dataclass(slots=True)
@@ -180,7 +180,6 @@ class RunFile:
 
 _LOGGED = ("loss", "validation", "resumed")
 """A training log line has at least one of these fields."""
-_KINDS = {"run": Run, "cost": Cost, "watch": Watched}
 T = TypeVar("T", Run, Cost, Watched)
 
 
@@ -191,10 +190,14 @@ def read_runs(path: str | Path) -> RunFile:
         DataError: unreadable file or unknown line; the message names file and line.
     """
     path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"Cannot read the run file {path}: {getattr(error, 'strerror', None) or error}.") from None
     found = RunFile()
     model = ""
     runs: dict[tuple[Any, ...], Run] = {}
-    for where, record in _records(path):
+    for where, record in json_lines(path, text, torn=True):
         kind = record.pop("kind", None)
         if kind == "provenance":
             found.provenance.append(record)
@@ -266,11 +269,3 @@ def _logged(where: str, record: dict[str, Any]) -> dict[str, Any]:
             if name in numbers and not isinstance(numbers[name], int | float):
                 raise DataError(f"{where}: {name} is not a number.")
     return record
-
-
-def _records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"Cannot read the run file {path}: {getattr(error, 'strerror', None) or error}.") from None
-    yield from objects(path, text, torn=True)

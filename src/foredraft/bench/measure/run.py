@@ -20,6 +20,11 @@ from foredraft.engine.generator import Generator, Prompt
 
 Report = Callable[[int, int, str], None]
 """Progress callback: groups done, total groups, next task."""
+_COUNTS = (
+    *("tokens", "drafted", "accepted", "drafted_by_depth", "accepted_by_depth"),
+    *("seconds", "prefill_seconds", "draft_seconds", "verify_seconds"),
+)
+"""What ``DecodeStats`` and ``Run`` have under the same names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +157,8 @@ class Bench:
         if not left:
             return
         self._warm_up(left)
-        self.append([self._origin(names)])
+        settings = {"settings": asdict(self._settings), "arms": names}
+        self.append([{"kind": "provenance", **provenance(), **settings}])
         for count, group in enumerate(left):
             report(count, len(left), group.prompts[0].task)
             self.append(run.line() for run in self._run_group(group))
@@ -170,9 +176,6 @@ class Bench:
                     out.flush()
         except OSError as error:
             raise DataError(f"Cannot write the run file {self._path}: {error.strerror}.") from None
-
-    def _origin(self, names: Sequence[str]) -> dict[str, Any]:
-        return {"kind": "provenance", **provenance(), "settings": asdict(self._settings), "arms": list(names)}
 
     def _warm_up(self, groups: Sequence[Group]) -> None:
         """One uncounted call per arm, batch size and temperature, for kernels, packed weights and policies."""
@@ -223,22 +226,9 @@ class Bench:
         if isinstance(done, str):
             return replace(run, error=done)
         prompts, call = done
-        stats = call.stats
-        return replace(
-            run,
-            tokens=stats.tokens,
-            forwards=stats.target_forwards,
-            drafted=stats.drafted,
-            accepted=stats.accepted,
-            drafted_by_depth=stats.drafted_by_depth,
-            accepted_by_depth=stats.accepted_by_depth,
-            seconds=stats.seconds,
-            prefill_seconds=stats.prefill_seconds,
-            draft_seconds=stats.draft_seconds,
-            verify_seconds=stats.verify_seconds,
-            decoded=call.decoded,
-            outputs=tuple(self._output(*each) for each in zip(asks, prompts, call.tokens, strict=True)),
-        )
+        counts = {name: getattr(call.stats, name) for name in _COUNTS}
+        outputs = tuple(self._output(*each) for each in zip(asks, prompts, call.tokens, strict=True))
+        return replace(run, **counts, forwards=call.stats.target_forwards, decoded=call.decoded, outputs=outputs)
 
     def _output(self, ask: BenchPrompt, prompt: Sequence[int], tokens: list[int]) -> Output:
         text = self._host.tokenizer.decode(tokens) if self._host.tokenizer is not None else ""

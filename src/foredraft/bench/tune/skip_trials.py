@@ -10,10 +10,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from foredraft.bench.jsonl import objects
 from foredraft.bench.tune.skip_search import SkipTrial, Sublayer
 from foredraft.core.errors import DataError, OptionError
-from foredraft.core.io import atomic_write_text
+from foredraft.core.io import atomic_write_text, json_lines
 from foredraft.core.theory import acceptance
 from foredraft.model.hf import CausalLM
 from foredraft.model.masks import address_segments
@@ -185,7 +184,7 @@ class TrialLog:
         about = json.loads(json.dumps(about))  # as read back from JSON
         try:
             if path.exists():
-                lines = [found for _, found in objects(path, path.read_text(encoding="utf-8"), torn=True)]
+                lines = [found for _, found in json_lines(path, path.read_text(encoding="utf-8"), torn=True)]
                 if lines and lines[0] != about:
                     raise OptionError(f"{path} belongs to another search: remove it, or choose another --out.")
                 self.known = {trial.without: trial for trial in map(_read, lines[1:])}

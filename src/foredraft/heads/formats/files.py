@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from foredraft.core.errors import DrafterError
+from foredraft.core.errors import DrafterError, first_line
 from foredraft.model.hub import fetch
 
 _KNOWN = ("model", "pytorch_model", "medusa_lm_head", "hydra_lm_head")
@@ -71,7 +71,7 @@ class Weights:
                 self._handles[name] = handle
         except (SafetensorError, OSError) as error:
             raise DrafterError(
-                f"{str(file)!r} is truncated or not a safetensors file: {_first_line(error)}."
+                f"{str(file)!r} is truncated or not a safetensors file: {first_line(error).rstrip('.')}."
             ) from error
 
     def _unpickle(self, file: Path) -> None:
@@ -146,7 +146,9 @@ def read_json(file: Path, name: str) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise DrafterError(f"The head {name!r} has no {file.name}.") from error
     except (OSError, ValueError) as error:
-        raise DrafterError(f"The {file.name} of the head {name!r} is not JSON: {_first_line(error)}.") from error
+        raise DrafterError(
+            f"The {file.name} of the head {name!r} is not JSON: {first_line(error).rstrip('.')}."
+        ) from error
     if not isinstance(found, dict):
         raise DrafterError(f"The {file.name} of the head {name!r} is not a JSON object.")
     return found
@@ -256,7 +258,3 @@ class Fields:
         return DrafterError(
             f"{key} in the config.json of the head {self.name!r} is {self.values.get(key)!r}, not {expected}."
         )
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or error.__class__.__name__).splitlines()[0].rstrip(".")

@@ -22,10 +22,6 @@ from foredraft.heads.nets.hydra import Hydra
 from foredraft.heads.nets.medusa import Blockwise, Medusa
 
 
-def _supported(net: nn.Module, layers: int | None) -> list[str]:
-    return []
-
-
 @dataclass(frozen=True, slots=True)
 class _Writer:
     """How to write one kind of net in one format.
@@ -34,7 +30,7 @@ class _Writer:
     """
 
     write: Callable[[Any, ExportOptions], Contents]
-    unsupported: Callable[[Any, int | None], list[str]] = _supported
+    unsupported: Callable[[Any, int | None], list[str]] = lambda net, layers: []
 
 
 def _eagle3(to: str, write: Callable[[Any, ExportOptions], Contents]) -> dict[type, _Writer]:

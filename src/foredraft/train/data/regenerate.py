@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foredraft.core.errors import DataError
+from foredraft.core.io import json_object
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.engine.generator import Generator
 from foredraft.engine.request import Sequence
 from foredraft.model.tokenizer import Tokenizer
 from foredraft.train.checkpoint import lock_folder
-from foredraft.train.data.sources import Sample, parse_line, read_sources, sample_of, template_error
+from foredraft.train.data.sources import Sample, read_sources, sample_of, template_error
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -212,7 +213,7 @@ def _answered(path: Path, prompts: list[list[int]]) -> int:
     if torn:
         os.truncate(path, whole.rfind(b"\n") + 1)
     for line, prompt in zip(lines, prompts, strict=False):
-        sample = sample_of(parse_line(line, str(path)), str(path))
+        sample = sample_of(json_object(line, str(path)), str(path))
         if (sample.ids or [])[: sample.prompt_length] != prompt:
             raise DataError(f"{path} has answers to other prompts; delete it, or use another folder.")
     return len(lines)

@@ -2,7 +2,6 @@
 
 import bz2
 import gzip
-import json
 import lzma
 import zlib
 from collections.abc import Iterator
@@ -10,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from foredraft.core.errors import DataError
+from foredraft.core.errors import DataError, first_line
+from foredraft.core.io import json_object
 
 _OPENERS = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 
@@ -68,24 +68,14 @@ def _file(path: Path) -> Iterator[Sample]:
             if kinds and kinds[-1] in (".jsonl", ".json", ".ndjson"):
                 for number, line in enumerate(lines, start=1):
                     if line.strip():
-                        yield sample_of(parse_line(line, f"{path}:{number}"), f"{path}:{number}")
+                        where = f"{path}:{number}"
+                        yield sample_of(json_object(line.rstrip("\r\n"), where), where)
             else:
                 yield Sample(str(path), text=lines.read())
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not valid UTF-8 (byte {error.start}).") from error
     except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
         raise DataError(f"Cannot read {path}: {error}.") from error
-
-
-def parse_line(line: str, where: str) -> dict[str, Any]:
-    """Parse one line of JSON Lines."""
-    try:
-        row = json.loads(line.rstrip("\r\n"))
-    except json.JSONDecodeError as error:
-        raise DataError(f"{where}: invalid JSON ({error.msg}, column {error.colno}).") from error
-    if not isinstance(row, dict):
-        raise DataError(f"{where}: expected a JSON object, not {type(row).__name__}.")
-    return row
 
 
 def sample_of(row: dict[str, Any], where: str) -> Sample:
@@ -140,13 +130,9 @@ def _hub(source: str) -> Iterator[Sample]:
     except DataError:
         raise
     except Exception as error:  # datasets raises many exception types
-        raise DataError(f"Cannot read the dataset {name!r}: {_first_line(error)}") from error
+        raise DataError(f"Cannot read the dataset {name!r}: {first_line(error)}") from error
 
 
 def template_error(sample: Sample, error: Exception) -> DataError:
     """The error for a chat that the target's chat template rejects."""
-    return DataError(f"{sample.where}: the chat template rejects this chat: {_first_line(error)}")
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error) or error.__class__.__name__).splitlines()[0]
+    return DataError(f"{sample.where}: the chat template rejects this chat: {first_line(error)}")
