@@ -135,7 +135,8 @@ def build_dynamic_tree(builder: TreeBuilder, allowed: Int[Tensor, "B"], limits: 
         levels.append(torch.full((tokens.shape[1],), level, device=roots.device))
         if level == depth:
             break
-        above, chosen = frontier(scores, limits.top_k)
+        # The tree keeps a node's parents and the better nodes of its level with it, so its children need this room.
+        above, chosen = frontier(scores, min(limits.top_k, limits.nodes - level))
         if not _worth_a_level(above, allowed > level, limits.level_worth):
             break
         numbers = chosen + (1 + count)
