@@ -149,9 +149,9 @@ def test_a_long_prompt_that_leaves_half_read_leaves_nothing_with_the_drafter():
         long = submit(g, 1000, seed=3)
         for _ in range(3):
             g.engine.step()
-        assert drafter._state._known
+        assert drafter._state._rows.count
         g.engine.cancel([long])
-        assert not drafter._state._known
+        assert not drafter._state._rows.count
         again = g.generate(tiny.prompts((1000,))[0], max_new_tokens=12)
         assert (again.tokens, again.stats.accepted) == (wanted.tokens, wanted.stats.accepted)
 

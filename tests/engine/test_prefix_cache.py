@@ -11,6 +11,8 @@ import pytest
 import random_heads as heads
 import tiny
 from foredraft.compose.load import load
+from foredraft.core.draft import Draft
+from foredraft.core.drafter import Plan, View
 from foredraft.core.errors import NumericsError
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.engine.generator import Generator
@@ -101,6 +103,40 @@ def test_a_head_gets_the_last_state_of_a_prompt_that_another_continues(kind: str
     say(g, prompt)
     result, alone = say(g, prompt[:50]), say(plain, prompt[:50])
     assert cached(result) == 48 and result.tokens == alone.tokens and result.stats.accepted == alone.stats.accepted
+
+
+@pytest.mark.parametrize("kind", ["draft model", "eagle3"])
+@pytest.mark.parametrize("together", [False, True], ids=["after", "beside"])
+def test_a_drafter_takes_over_what_it_has_read(kind: str, together: bool, monkeypatch: pytest.MonkeyPatch):
+    """In the same row or in another one; its drafts are those of a drafter that reads everything."""
+    system, *users = tiny.prompts((300, 9, 40))
+    g, plain = build(kind), build(kind, prefix_cache=False)
+    drafter: Any = g.engine.drafter
+    store = drafter._state._cache if kind == "eagle3" else drafter._runner.cache
+    written, write = [], store.write
+    monkeypatch.setattr(store, "write", lambda layer, key, *a: written.append(key.shape[2]) or write(layer, key, *a))
+    if together:
+        [first] = g.submit([system + users[0]], SamplingParams(max_new_tokens=100))
+        while len(first.tokens) < 5:
+            g.engine.step()
+    else:
+        first = say(g, system + users[0])
+    assert sum(written) > 300
+    written.clear()
+    drafts: dict[Generator, list[list[int]]] = {g: [], plain: []}
+    for each, trees in drafts.items():
+
+        def propose(view: View, plan: Plan, each: Generator = each, trees: list[list[int]] = trees) -> Draft:
+            draft = type(each.engine.drafter).propose(each.engine.drafter, view, plan)
+            trees.append(draft.tree.tokens[-1].tolist())  # the row that was admitted last
+            return draft
+
+        monkeypatch.setattr(each.engine.drafter, "propose", propose)
+    second, alone = say(g, system + users[1]), say(plain, system + users[1])
+    assert cached(second) == 300 and sum(written) < 300
+    steps = 3 if kind == "draft model" else 15  # the last drafts are as short as the output's rest
+    assert second.tokens == alone.tokens and drafts[g][:steps] == drafts[plain][:steps]
+    g.engine.run([first])
 
 
 def test_short_prefixes_are_read_again():

@@ -184,6 +184,14 @@ class Drafter(ABC):
             room: as in ``View``.
         """
 
+    def fork(self, row: int, source: int, length: int) -> None:  # noqa: B027
+        """Start a row whose prompt begins with the first ``length`` tokens of ``source``; called before ``read_ahead``
+        and ``admit``.
+
+        ``source`` is a row in flight, or a released one whose number was not used since; the row itself, too. Optional:
+        what is not taken over here is read later.
+        """
+
     def fuse(self, hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> Mapping[int, Float[Tensor, "1 F G"]]:
         """Reduce the hidden states of a part of a prompt to what ``admit`` reads of them; by default, to all.
 

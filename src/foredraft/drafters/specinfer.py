@@ -79,6 +79,11 @@ class SpecInfer(Rewindable):
         for runner in self._runners:
             runner.read_ahead(row, prompt, room)
 
+    @torch.inference_mode()
+    def fork(self, row: int, source: int, length: int) -> None:
+        for runner in self._runners:
+            runner.fork(row, source, length)
+
     def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
         for runner in self._runners:
             runner.admit(row)

@@ -132,7 +132,7 @@ class PromptReader:
         """
         started = time.perf_counter()
         for reading in self._readings:
-            self._reuse(reading)
+            self._reuse(reading, begin)
         shares = self._shares(busy)
         error = self._forward({reading: count for reading, count in shares.items() if count})
         for reading in shares if drafts else ():
@@ -198,7 +198,7 @@ class PromptReader:
                 rest -= more
         return shares
 
-    def _reuse(self, reading: _Reading) -> None:
+    def _reuse(self, reading: _Reading, begin: Callable[[int], object]) -> None:
         """Take over the beginning of a prompt, if a row holds more of it than was read so far."""
         found = self.prefixes.find(reading.tenant, reading.ids)
         if found is None or found.length <= reading.done:
@@ -206,6 +206,8 @@ class PromptReader:
         if found.row != reading.row:
             self.prefixes.drop([reading.row])
             self.cache.fork([found.row], [reading.row], found.length)
+        begin(reading.row)
+        self.drafter.fork(reading.row, found.row, found.length)
         reading.parts, reading.shown = [found.features], 0
         reading.done = reading.cached = found.length
         self.prefixes.use(found)
@@ -281,6 +283,8 @@ class PromptReader:
         hidden = _joined(reading.parts)
         for row, sequence in reading.open.items():
             begin(row)
+            if row != reading.row:
+                self.drafter.fork(row, reading.row, len(reading.tokens))
             self.drafter.admit(row, reading.tokens, hidden)
             self.prefixes.hold(row, sequence, hidden, reading.cached)
 

@@ -6,7 +6,6 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from foredraft.core.drafter import View
 from foredraft.core.transfer import to_device
 from foredraft.core.tree import TokenTree
 from foredraft.model.base import TargetModel
@@ -44,44 +43,6 @@ def group_by_length(lengths: Sequence[int]) -> list[list[int]]:
         groups.append(sorted(order[start:end]))
         end = start
     return groups
-
-
-def catch_up(
-    cache: SlotCache,
-    known: dict[int, int],
-    view: View,
-    ends: Sequence[int],
-    slots: int,
-    read: Callable[[list[int]], object],
-    *,
-    few: bool = False,
-) -> int:
-    """Prepare a forward that reads what was committed since the last one; ``known`` entries of each row are cached.
-
-    Args:
-        cache: room for ``slots`` slots and some padding is reserved, and new rows are cleared.
-        ends: read each row up to this entry.
-        read: reads all but the last of these entries, for the rows with these indices, which are far behind.
-        few: on a CPU too, the number is one of few: a power of two.
-
-    Returns:
-        the number of entries to read, the same for all rows: the last ones, or those from 0 on if there are fewer.
-    """
-    rows = view.rows
-    cache.reserve(max(rows) + 1, slots + CATCH_UP, view.room)
-    cache.arrange(rows)
-    fresh = [row for row in rows if known[row] == 0]
-    if fresh:  # an earlier request in the row may have left NaN
-        cache.zero(fresh)
-    far = [b for b, row in enumerate(rows) if ends[b] - known[row] > CATCH_UP]
-    if far:
-        read(far)
-        known.update({rows[b]: ends[b] - 1 for b in far})
-    width = CATCH_UP
-    if view.lengths.device.type == "cpu":
-        width = max(max(end - known[row], 1) for row, end in zip(rows, ends, strict=True))
-        width = 1 << (width - 1).bit_length() if few else width
-    return width
 
 
 def prefill(

@@ -22,6 +22,9 @@ class RecordingDrafter(Drafter):
     def read_ahead(self, row: int, prompt: Tensor, hidden: Mapping[int, Tensor], room: Room) -> None:
         self._inner.read_ahead(row, prompt, hidden, room)
 
+    def fork(self, row: int, source: int, length: int) -> None:
+        self._inner.fork(row, source, length)
+
     def admit(self, row: int, prompt: Tensor, hidden: Mapping[int, Tensor]) -> None:
         self._inner.admit(row, prompt, hidden)
 

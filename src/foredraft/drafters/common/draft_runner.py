@@ -10,13 +10,13 @@ from torch import Tensor
 
 from foredraft.core.drafter import Needs, Plan, Rewindable, Room, View
 from foredraft.core.tree import TokenTree
+from foredraft.drafters.common.read_rows import ReadRows
 from foredraft.drafters.common.tree_builder import TreeBuilder
 from foredraft.drafters.common.tree_ops import ranked
 from foredraft.model.base import TargetModel, widened
 from foredraft.model.cache import SlotCache
-from foredraft.model.prefill import CATCH_UP, CHUNK, catch_up, prefill
+from foredraft.model.prefill import CATCH_UP, CHUNK, prefill
 from foredraft.model.replay import EAGER, Replay
-from foredraft.model.replay_rows import replay_for
 
 
 class DraftRunner:
@@ -36,37 +36,39 @@ class DraftRunner:
         self._replay = replay.child()
         self.cache: SlotCache = model.new_cache()
         self._vocab_size = vocab_size
-        self._known: dict[int, int] = {}  # number of committed tokens of each row in the cache
+        self._read = ReadRows(self.cache)  # an entry is a committed token
 
     @property
     def rows(self) -> frozenset[int]:
         """The admitted rows."""
-        return frozenset(self._known)
+        return frozenset(self._read.count)
 
     def read_ahead(self, row: int, prompt: Int[Tensor, "T"], room: Room) -> None:
         """Read some of a prompt; see ``Drafter.read_ahead``."""
-        begin = self._known.setdefault(row, 0)
+        begin = self._read.add(row)
         end = min(begin + CHUNK, len(prompt), self.model.max_length - 1)
         if begin < end:
             self.cache.reserve(row + 1, end + CATCH_UP, room)
             if not begin:  # an earlier request in the row may have left NaN
                 self.cache.zero([row])
             prefill(self.model, self.cache, [row], self.clip_ids(prompt[None, begin:end]), [begin])
-            self._known[row] = end
+            self._read.count[row] = end
+
+    def fork(self, row: int, source: int, length: int) -> None:
+        """Add a row with what was read of another; see ``Drafter.fork``."""
+        self._read.fork(row, source, length)
 
     def admit(self, row: int) -> None:
         """Add a row; what was not read of its prompt is read at its first draft."""
-        self._known.setdefault(row, 0)
+        self._read.add(row)
 
     def rewind(self, row: int, length: int) -> None:
         """Keep only the first ``length`` tokens of a row."""
-        self._known[row] = min(self._known[row], length)
+        self._read.count[row] = min(self._read.count[row], length)
 
     def release(self, row: int) -> None:
-        """Remove a row; the cache is cleared with the last one."""
-        self._known.pop(row, None)
-        if not self._known:
-            self.cache.clear()
+        """Remove a row."""
+        self._read.release(row)
 
     def within_context(self, view: View, plan: Plan) -> Plan:
         """The plan, limited by the draft's context; rows longer than it are not drafted for."""
@@ -83,7 +85,7 @@ class DraftRunner:
         """
         extents = [min(extent, self.model.max_length) for extent in view.extents]
         slots, read = max(view.extents) + room, lambda far: self._prefill(view, far, extents)
-        width = catch_up(self.cache, self._known, view, extents, slots, read, few=self._replay.records)
+        width = self._read.catch_up(view, extents, slots, read, few=self._replay.records)
         lengths = view.lengths.clamp(max=self.model.max_length)
         bases = (lengths - width).clamp(min=0)
         index = bases[:, None] + torch.arange(width, device=lengths.device)
@@ -94,7 +96,7 @@ class DraftRunner:
             logits = self._forward(EAGER, chain, bases, max(max(extents), width))
             places = lengths.clamp(max=width) - 1
             logits = logits.gather(1, places[:, None, None].expand(-1, 1, logits.shape[2]))
-        self._known.update(zip(view.rows, extents, strict=True))
+        self._read.count.update(zip(view.rows, extents, strict=True))
         return logits
 
     def read_next(self, view: View, tokens: Int[Tensor, "B"], index: int) -> Float[Tensor, "B 1 V"]:
@@ -128,15 +130,11 @@ class DraftRunner:
     ) -> Float[Tensor, "B F V"]:
         """Logits after the nodes from ``start`` on, or after the last one; the rows are the first ones of the cache."""
         extent = self.model.extent(reach, tree.tokens.shape[1] - start, self.cache.slots)
-        replay, sizes = replay_for(replay, self.cache, self.model.version, len(bases), self._free_rows)
+        replay, sizes = self._read.replay(replay, self.model.version, len(bases))
         with self.model.running():
             return replay(
                 "draft", sizes, self._logits, tree, bases, extent, start, last, why_eager=self.model.why_eager
             )
-
-    @property
-    def _free_rows(self) -> set[int]:
-        return set(range(self.cache.rows)).difference(self._known)
 
     def _logits(
         self, tree: TokenTree, bases: Int[Tensor, "B"], extent: int, start: int, last: bool
@@ -150,7 +148,7 @@ class DraftRunner:
     def _prefill(self, view: View, far: Sequence[int], extents: Sequence[int]) -> None:
         """Read all but the last token of the rows that are far behind."""
         rows = [view.rows[b] for b in far]
-        starts = [self._known[row] for row in rows]
+        starts = [self._read.count[row] for row in rows]
         counts = [extents[b] - 1 - start for b, start in zip(far, starts, strict=True)]
         tokens = torch.zeros(len(far), max(counts), dtype=torch.long, device=view.history.device)
         for line, (b, start, count) in enumerate(zip(far, starts, counts, strict=True)):
@@ -164,6 +162,9 @@ class RowRunner(Protocol):
 
     def read_ahead(self, row: int, prompt: Int[Tensor, "T"], room: Room) -> None:
         """See ``DraftRunner.read_ahead``."""
+
+    def fork(self, row: int, source: int, length: int) -> None:
+        """See ``DraftRunner.fork``."""
 
     def admit(self, row: int) -> None:
         """See ``DraftRunner.admit``."""
@@ -190,6 +191,10 @@ class RunnerDrafter(Rewindable, Generic[R]):
         self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 F G"]], room: Room
     ) -> None:
         self._runner.read_ahead(row, prompt, room)
+
+    @torch.inference_mode()
+    def fork(self, row: int, source: int, length: int) -> None:
+        self._runner.fork(row, source, length)
 
     def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
         self._runner.admit(row)

@@ -16,14 +16,15 @@ from foredraft.core.draft import Verdict
 from foredraft.core.drafter import NO_ROOM, Room, StepOut, View
 from foredraft.core.transfer import to_device
 from foredraft.core.tree import TokenTree
+from foredraft.drafters.common.read_rows import ReadRows
 from foredraft.heads.nets.eagle import EagleNet
 from foredraft.model.attention import masked_attention, runs_kernel
 from foredraft.model.cache import SlotCache, SlotView, bucket, persistent_zeros
 from foredraft.model.cpu_linear import any_weight
 from foredraft.model.masks import Layout, StepIn, address, extent_of
-from foredraft.model.prefill import CATCH_UP, CHUNK, catch_up
+from foredraft.model.prefill import CATCH_UP, CHUNK
 from foredraft.model.replay import EAGER, Replay
-from foredraft.model.replay_rows import replay_for, run_rows
+from foredraft.model.replay_rows import run_rows
 
 _FUSED = 0
 """The key of features in what ``fuse`` returns, where hidden states have their layer."""
@@ -95,7 +96,7 @@ class FeatureCache:
         self._used = 0  # slots after these have no features
         self._layout = Layout({"rows": window}, by_type=False)
         self.window = window
-        self._known: dict[int, int] = {}  # entries of each row whose keys and values come from true features
+        self._rows = ReadRows(self._cache)  # with true features
         self._pending: list[_PendingStates] = []
 
     def fuse(self, hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> dict[int, Float[Tensor, "1 T F"]]:
@@ -108,7 +109,7 @@ class FeatureCache:
         """Read some entries of a prompt whose last token is not its last; see ``Drafter.read_ahead``."""
         features = hidden[_FUSED]
         self._store(row, len(prompt) - features.shape[1], features, room)
-        begin = self._known.setdefault(row, 0)
+        begin = self._rows.add(row)
         end = min(begin + CHUNK, len(prompt) - 1)
         if begin < end:
             self._prepare(end)
@@ -117,14 +118,18 @@ class FeatureCache:
                 self._cache.zero([row])
             bases = torch.full((1,), begin, dtype=torch.long, device=prompt.device)
             self._committed((row,), prompt[None], bases, end, end - begin)
-            self._known[row] = end
+            self._rows.count[row] = end
+
+    def fork(self, row: int, source: int, length: int) -> None:
+        """Add a row with what was read of another; see ``Drafter.fork``. Entry j needs token j + 1."""
+        self._rows.fork(row, source, length - 1)
 
     def admit(self, row: int, hidden: Mapping[int, Float[Tensor, "1 T F"]]) -> None:
         """Add a row with the features of its prompt; what was read of it before is kept."""
         features = hidden[_FUSED]
         self._store(row, 0, features)
         self._features[row, features.shape[1] : self._used] = 0  # an earlier request in the row may have left NaN
-        self._known.setdefault(row, 0)
+        self._rows.add(row)
 
     def _store(self, row: int, begin: int, features: Float[Tensor, "1 T F"], room: Room = NO_ROOM) -> None:
         """Store the features of a part of a prompt; ``room`` as in ``_reserve``."""
@@ -158,13 +163,12 @@ class FeatureCache:
         self._pending = []  # last, so that an interrupted flush is repeated
 
     def release(self, row: int) -> None:
-        """Remove a row; the memory stays (see ``SlotCache.clear``)."""
-        self._known.pop(row, None)
-        if self._known:
+        """Remove a row; the memory stays."""
+        self._rows.release(row)
+        if self._rows.count:
             self._flush()
         else:
             self._pending.clear()
-            self._cache.clear()
 
     def extend(self, view: View, room: int) -> DraftState:
         """Read the new entries of each row, up to the one whose token is the root.
@@ -177,12 +181,12 @@ class FeatureCache:
         self._versions[1] = self._prepare(max(ends) + room)
         slots, read = max(ends) + room, lambda far: self._read_alone(view, far, ends)
         self._reserve(0, 0, self._features.shape[2], view.room)
-        width = catch_up(self._cache, self._known, view, ends, slots, read, few=self._replay.records)
+        width = self._rows.catch_up(view, ends, slots, read, few=self._replay.records)
         reach = max(max(ends), width)
         self._reserve(max(view.rows) + 1, reach, self._features.shape[2])
         places = to_device(view.rows, view.lengths.device)
         states = self.run("catch-up", self._read_new, view, places, self.extent_of(reach), width)
-        self._known.update(zip(view.rows, ends, strict=True))
+        self._rows.count.update(zip(view.rows, ends, strict=True))
         return DraftState(states, view.lengths > 1)
 
     @property
@@ -195,8 +199,7 @@ class FeatureCache:
 
         See ``run_rows``.
         """
-        free_rows = set(range(self._cache.rows)).difference(self._known)
-        replay, sizes = replay_for(self._replay, self._cache, tuple(self._versions), len(view.rows), free_rows)
+        replay, sizes = self._rows.replay(self._replay, tuple(self._versions), len(view.rows))
         return run_rows(replay, self._cache.first(sizes.padded), segment, function, view, *arguments)
 
     @property
@@ -218,7 +221,7 @@ class FeatureCache:
         for b in far:
             row = view.rows[b]
             own = slice(b, b + 1)
-            for begin in range(self._known[row], ends[b] - 1, CHUNK):
+            for begin in range(self._rows.count[row], ends[b] - 1, CHUNK):
                 width = min(CHUNK, ends[b] - 1 - begin)
                 base = torch.full_like(view.lengths[own], begin)
                 self._committed((row,), view.history[own], base, begin + width, width)

@@ -29,6 +29,9 @@ class HeadState(Protocol):
     ) -> None:
         """See ``Drafter.read_ahead``."""
 
+    def fork(self, row: int, source: int, length: int) -> None:
+        """See ``Drafter.fork``."""
+
     def admit(self, row: int, hidden: Mapping[int, Float[Tensor, "1 F G"]]) -> None:
         """Add a row with what ``fuse`` returned for its prompt."""
 
@@ -84,6 +87,10 @@ class HeadDrafter(Drafter, Generic[M]):
         self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 F G"]], room: Room
     ) -> None:
         self._state.read_ahead(row, prompt, hidden, room)
+
+    @torch.inference_mode()
+    def fork(self, row: int, source: int, length: int) -> None:
+        self._state.fork(row, source, length)
 
     @torch.inference_mode()
     def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:

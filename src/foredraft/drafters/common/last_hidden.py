@@ -37,6 +37,9 @@ class LastHidden:
     ) -> None:
         """Nothing: the head reads one state."""
 
+    def fork(self, row: int, source: int, length: int) -> None:
+        """Nothing, for the same reason."""
+
     def admit(self, row: int, hidden: Mapping[int, Float[Tensor, "1 F H"]]) -> None:
         """Add a row; a prompt of one token has no state yet."""
         states = hidden[FINAL]

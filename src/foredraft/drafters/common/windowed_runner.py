@@ -60,6 +60,9 @@ class WindowedRunner:
     def read_ahead(self, row: int, prompt: Int[Tensor, "T"], room: Room) -> None:
         """Nothing: of a long prompt the window reads little."""
 
+    def fork(self, row: int, source: int, length: int) -> None:
+        """Nothing, for the same reason."""
+
     def admit(self, row: int) -> None:
         """Add a row."""
         self._dropped[row] = 0

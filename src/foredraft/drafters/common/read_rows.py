@@ -1,0 +1,85 @@
+"""How much of each row the KV cache of a drafter holds."""
+
+from collections.abc import Callable, Sequence
+
+from foredraft.core.drafter import View
+from foredraft.model.cache import SlotCache, bucket
+from foredraft.model.prefill import CATCH_UP
+from foredraft.model.replay import Replay, Sizes
+from foredraft.model.replay_rows import replay_for
+
+
+class ReadRows:
+    """The number of entries of each row that a drafter has read into its KV cache.
+
+    A released row keeps its entries until another request takes its number or a recording needs the space, so that a
+    prompt that begins alike can take them over, as it does in the target's prefix cache.
+    """
+
+    def __init__(self, cache: SlotCache) -> None:
+        self.count: dict[int, int] = {}
+        """Entries by row, of the rows in flight."""
+        self._cache = cache
+        self._left: dict[int, int] = {}  # of released rows
+
+    def add(self, row: int) -> int:
+        """Add a row, unless it is there; return the number of its entries."""
+        self._left.pop(row, None)
+        return self.count.setdefault(row, 0)
+
+    def fork(self, row: int, source: int, most: int) -> None:
+        """Add a row with the first entries of another row, or those that its last request left: at most ``most``."""
+        count = min(self.count.get(source, self._left.get(source, 0)), most)
+        self._left.pop(row, None)
+        if count > 0 and row != source:
+            rows = self._cache.rows  # doubled, so that rows that arrive one by one do not copy everything each time
+            self._cache.reserve(rows if row < rows else max(row + 1, 2 * rows), count)
+            self._cache.zero([row])  # an earlier request in the row may have left NaN
+            self._cache.fork([source], [row], count)
+        self.count[row] = max(count, 0)
+
+    def release(self, row: int) -> None:
+        """Remove a row; its entries stay for ``fork``."""
+        if row in self.count:
+            self._left[row] = self.count.pop(row)
+
+    def replay(self, replay: Replay, version: object, count: int) -> tuple[Replay, Sizes]:
+        """How segments that read the first ``count`` rows of the cache run now; see ``replay_for``."""
+        idle = set(range(self._cache.rows)).difference(self.count)
+        replay, sizes = replay_for(replay, self._cache, version, count, idle)
+        for row in self._cache.first(sizes.padded)[count:]:
+            self._left.pop(row, None)
+        return replay, sizes
+
+    def catch_up(
+        self, view: View, ends: Sequence[int], slots: int, read: Callable[[list[int]], object], *, few: bool = False
+    ) -> int:
+        """Prepare a forward that reads what was committed since the last one.
+
+        Args:
+            ends: read each row up to this entry.
+            slots: to reserve, besides some padding; new rows are cleared.
+            read: reads all but the last of these entries, for the rows with these indices, which are far behind.
+            few: on a CPU too, the result is one of few numbers: a power of two.
+
+        Returns:
+            the number of entries to read, the same for all rows: the last ones, or those from 0 on if there are fewer.
+        """
+        rows, cache = view.rows, self._cache
+        if not any(self.count.values()) and cache.slots > bucket(max(slots + CATCH_UP, view.room.slots)):
+            cache.clear()  # of longer requests; none of them is in flight
+            self._left.clear()
+        cache.reserve(max(rows) + 1, slots + CATCH_UP, view.room)
+        cache.arrange(rows)
+        fresh = [row for row in rows if self.count[row] == 0]
+        if fresh:  # an earlier request in the row may have left NaN
+            cache.zero(fresh)
+        far = [b for b, row in enumerate(rows) if ends[b] - self.count[row] > CATCH_UP]
+        if far:
+            read(far)
+            self.count.update({rows[b]: ends[b] - 1 for b in far})
+        width = CATCH_UP
+        if view.lengths.device.type == "cpu":
+            width = max(max(end - self.count[row], 1) for row, end in zip(rows, ends, strict=True))
+            width = 1 << (width - 1).bit_length() if few else width
+        return width
