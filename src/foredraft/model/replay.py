@@ -224,11 +224,11 @@ class Recorder(Replay):
         for buffer, tensor in zip(buffers, tensors, strict=True):
             if buffer is not None:
                 buffer[: sizes.rows] = tensor
-        result: list[Any] = []
+        result: list[Any] = [None]  # of one length: compiled code is made anew where lengths change
 
         def flat(*values: Tensor) -> list[Tensor]:
             found: list[Tensor] = []
-            result[:] = [split(function(*joined(form, values)), found)]
+            result[0] = split(function(*joined(form, values)), found)
             return found
 
         try:
