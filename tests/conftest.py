@@ -20,7 +20,6 @@ def pytest_collection_finish() -> None:
     """The search for garbage leaves out modules and tests: they stay, and going through them takes most of its time."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000)
 
 
 def pytest_unconfigure() -> None:

@@ -26,7 +26,7 @@ from foredraft.engine.policy import Constant
 from foredraft.model.cache import SlotCache
 from foredraft.model.hf import CausalLM
 
-VOCAB, TOKENS = 24, 9000
+VOCAB, TOKENS = 24, 4500
 SAMPLED = SamplingParams(temperature=0.8, max_new_tokens=3, eos_token_id=(), seed=0)
 GREEDY = SamplingParams(max_new_tokens=24, eos_token_id=())
 PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8], [9, 1], [3] * 6]
@@ -124,9 +124,12 @@ def one_of_another(view: View, plan: Plan) -> Draft:
     return one(view, draw(view, q), q)
 
 
-@pytest.mark.parametrize("fault", [argmax_with_softmax_q, pruned_tree, top_p_of_the_draft_only])
-def test_drafts_that_lie_about_their_law_are_caught(fault: Callable[[View, Plan], Draft]):
-    found = check_sampled(scripted(fault), PROMPTS, SAMPLED, TOKENS)
+@pytest.mark.parametrize(
+    ("fault", "tokens"),
+    [(argmax_with_softmax_q, TOKENS), (pruned_tree, 2 * TOKENS), (top_p_of_the_draft_only, TOKENS)],
+)
+def test_drafts_that_lie_about_their_law_are_caught(fault: Callable[[View, Plan], Draft], tokens: int):
+    found = check_sampled(scripted(fault), PROMPTS, SAMPLED, tokens)
     assert found.accepted > 0 and found.p_value < 1e-9 and not found.passed
 
 
@@ -234,6 +237,7 @@ def test_the_command_says_it_in_a_line_and_a_status(capsys: pytest.CaptureFixtur
     asked = tmp_path / "p.txt"
     asked.write_text("def f(x):\n---\nOnce upon a time\n")
     arguments = ["check", "--drafter", "prompt_lookup", "--prompts", str(asked), "--tokens", "600"]
+    arguments += ["--greedy-tokens", "24"]
     assert main(arguments) == 0
     out = capsys.readouterr().out
     assert "Verdict: lossless." in out and "2 of 2 outputs" in out
@@ -244,7 +248,7 @@ def test_the_command_says_it_in_a_line_and_a_status(capsys: pytest.CaptureFixtur
 
 def test_the_command_fails_where_it_is_lossy(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(SlotCache, "compact", lambda *args: None)
-    assert main(["check", "--drafter", "eagle3", "--tokens", "0"]) == 1
+    assert main(["check", "--drafter", "eagle3", "--tokens", "0", "--count", "4"]) == 1
     assert "NOT lossless" in capsys.readouterr().out
 
 

@@ -47,7 +47,7 @@ from foredraft.model.prefill import prefill
 from foredraft.model.vocab_mapping import VocabMapping
 from reference import reference
 
-NEW = 12
+NEW = 10
 SAMPLED = {"temperature": 0.9, "top_k": 12, "repetition_penalty": 1.2, "seed": 21}
 
 
@@ -315,13 +315,20 @@ def expected() -> list[list[int]]:
     return [reference(oracle(), prompt, SamplingParams(max_new_tokens=NEW)) for prompt in prompts()]
 
 
+@functools.cache
+def expected_sampled() -> list[list[int]]:
+    """What picked drafts must not change, either."""
+    return [generator("none").generate(prompt, max_new_tokens=NEW, **SAMPLED).tokens for prompt in prompts()]
+
+
 @EVERY
 def test_greedy_is_the_reference(name: str):
     """In a ragged batch and alone."""
     g = generator(name)
     results = g.generate(prompts(), max_new_tokens=NEW)
     assert [result.tokens for result in results] == expected()
-    assert [g.generate(prompt, max_new_tokens=NEW).tokens for prompt in prompts()] == expected()
+    ends = (prompts()[0], prompts()[-1])
+    assert [g.generate(p, max_new_tokens=NEW).tokens for p in ends] == [expected()[0], expected()[-1]]
     drafted, accepted = (sum(getattr(r.stats, field) for r in results) for field in ("drafted", "accepted"))
     assert (drafted > 0) == (name != "none")
     if VARIANTS[name].method in ("draft_model", "sequoia", "opt_tree", "layer_skip", "partial", "triforce"):
@@ -339,8 +346,7 @@ def test_predictions_beside_it_change_nothing(name: str):
         params = [SamplingParams(max_new_tokens=NEW, prediction=each, **options) for each in given]
         sequences = [g.submit([prompt], own)[0] for prompt, own in zip(prompts(), params, strict=True)]
         g.engine.run(sequences)
-        plain = [g.generate(prompt, max_new_tokens=NEW, speculate=False, **options) for prompt in prompts()]
-        assert [sequence.tokens for sequence in sequences] == [result.tokens for result in plain]
+        assert [sequence.tokens for sequence in sequences] == (expected_sampled() if options else expected())
         if not options:
             stats = [sequence.stats for sequence in sequences]
             assert stats[0].accepted_prediction_tokens >= NEW - 2 and stats[2].accepted_prediction_tokens >= 5
@@ -400,7 +406,7 @@ def test_admit_and_release_leave_no_trace(name: str, options: dict[str, Any]):
     before = holdings(drafter)
     runs = []
     for order in (1, -1, 1):
-        params = [SamplingParams(**{"max_new_tokens": NEW, **options, "seed": seed}) for seed in range(len(prompts()))]
+        params = [SamplingParams(**{"max_new_tokens": 6, **options, "seed": seed}) for seed in range(len(prompts()))]
         asked = list(zip(prompts(), params, strict=True))[::order]
         sequences = [g.submit([prompt], each)[0] for prompt, each in asked]
         g.engine.run(sequences)
@@ -475,7 +481,7 @@ def admitted(
 
 
 NARROW = 6
-ROWS = 4000
+ROWS = 2000
 
 
 @functools.cache

@@ -25,7 +25,7 @@ def test_replayed_sampled_texts_are_those_of_the_law(drafter: str, setting: str)
                     result.tokens
                     for result in g.generate([laws.PROMPT], laws.params(setting, seed), num_return_sequences=20)
                 ]
-                for seed in (1, 2, 3)
+                for seed in (1, 2)
             ]
         )
     assert found[0] == found[1]

@@ -53,6 +53,11 @@ def build(
 
 KINDS = ("none", "lookup", "self", "other tree")
 SAMPLED = {"temperature": 1.0, "seed": 11}
+EACH = pytest.mark.parametrize(
+    ("kind", "options"),
+    [("none", SAMPLED), ("lookup", {}), ("self", SAMPLED), ("other tree", {}), ("other tree", SAMPLED)],
+)
+"""Each kind of draft, greedy or sampled, and both where drafts are drawn in trees and rejected."""
 
 
 @functools.cache
@@ -167,10 +172,10 @@ def test_sampled_text_of_picked_drafts_is_the_references(kind: str):
         assert g.generate(prompt, max_new_tokens=NEW, temperature=1.0, seed=seed).tokens == text
 
 
-@pytest.mark.parametrize("kind", ["self", "self tree", "other", "other tree"])
-@pytest.mark.parametrize(
-    "more", [{}, {"temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.3}], ids=["pure", "warped"]
-)
+WARPED = {"temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.3}
+
+
+@pytest.mark.parametrize(("kind", "more"), [("self", WARPED), ("self tree", {}), ("other", {}), ("other tree", WARPED)])
 def test_a_seeded_text_does_not_depend_on_its_neighbours(kind: str, more: dict):
     prompts = tiny.prompts()
     g = build(kind)
@@ -220,8 +225,7 @@ def test_what_depends_on_the_text_follows_each_nodes_own_path(kind: str):
 # Rows come and go.
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("options", [{}, SAMPLED], ids=["greedy", "sampled"])
+@EACH
 def test_requests_wait_and_rows_are_used_again(kind: str, options: dict):
     """Two rows for five requests of different lengths: each says what it says alone."""
     prompts = tiny.prompts((3, 30, 1, 12, 7))
@@ -324,8 +328,7 @@ def test_every_end_of_sequence_id_ends_the_text_wherever_it_stands_in_a_block(ki
         )
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("options", [{}, SAMPLED], ids=["greedy", "sampled"])
+@EACH
 def test_least_new_tokens(kind: str, options: dict):
     prompt = tiny.prompts((6,))[0]
     eos = tuple(plain(prompt, **options)[:3])
@@ -346,8 +349,13 @@ def test_one_new_token(kind: str):
         assert (result.finish_reason, result.stats.target_forwards, result.stats.drafted) == ("length", 1, 0)
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "opt"])
-@pytest.mark.parametrize("kind", ["none", "lookup", "other", "self tree"])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *[("llama", kind) for kind in ("none", "lookup", "other", "self tree")],
+        *[(name, kind) for name in ("gpt2", "opt") for kind in ("none", "self tree")],
+    ],
+)
 def test_the_context_ends(name: str, kind: str):
     """A context of 48: rows reach its end at different times, with drafts that would reach beyond."""
     target = model(name, max_position_embeddings=48)
@@ -422,8 +430,7 @@ def test_a_stream_is_the_text_in_pieces(kind: str):
     assert (drafted > 0) == (kind.startswith("self")) or kind in ("lookup", "other", "other tree")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("options", [{}, SAMPLED], ids=["greedy", "sampled"])
+@EACH
 def test_streams_that_run_at_the_same_time(kind: str, options: dict):
     """Opened one after the other, read in turns, with a batch between: each says what it says alone."""
     prompts = tiny.prompts((6, 19, 2))
@@ -604,9 +611,9 @@ def test_a_drafter_that_needs_hidden_states_gets_them(lengths: tuple[int, ...]):
 
 
 @pytest.mark.parametrize(("narrow", "wide"), [(64, 72), (72, 64)], ids=["narrow draft", "wide draft"])
-@pytest.mark.parametrize("branching", [None, (2, 2, 1)], ids=["chain", "tree"])
 @pytest.mark.parametrize(
-    "options", [{}, SAMPLED, {"repetition_penalty": 1.5, **SAMPLED}], ids=["greedy", "sampled", "penalty"]
+    ("branching", "options"),
+    [(None, {}), (None, {"repetition_penalty": 1.5, **SAMPLED}), ((2, 2, 1), {}), ((2, 2, 1), SAMPLED)],
 )
 def test_a_padded_vocabulary(narrow: int, wide: int, branching: tuple[int, ...] | None, options: dict):
     """Draft and target with the same 64 tokens and 8 more that are padding in one of them."""
@@ -625,10 +632,11 @@ def test_a_padded_vocabulary(narrow: int, wide: int, branching: tuple[int, ...] 
     assert sum(result.stats.accepted for result in results) > NEW
 
 
-@pytest.mark.parametrize("branching", [None, (2, 2, 1)], ids=["chain", "tree"])
-@pytest.mark.parametrize("options", [{}, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("name", ["gpt2", "llama"])
-def test_a_draft_with_a_shorter_context(branching: tuple[int, ...] | None, options: dict, name: str):
+@pytest.mark.parametrize(
+    ("name", "branching", "options"),
+    [("gpt2", None, {}), ("gpt2", (2, 2, 1), SAMPLED), ("llama", None, SAMPLED), ("llama", (2, 2, 1), {})],
+)
+def test_a_draft_with_a_shorter_context(name: str, branching: tuple[int, ...] | None, options: dict):
     """Rows go on without a draft once they have outgrown it; the others still get theirs."""
     target, short = tiny.build(name), tiny.build(name, max_position_embeddings=32)
     for key, value in short.state_dict().items():
@@ -659,8 +667,8 @@ def test_exact_mode_is_bit_equal_in_half_precision(kind: str, name: str):
     nodes = 1 + g.engine.drafter.needs.max_nodes
     g.engine._stepper = dataclasses.replace(g.engine._stepper, exact_nodes=nodes)
     prompts = tiny.prompts()
-    on = g.generate(prompts, max_new_tokens=32)
-    off = g.generate(prompts, max_new_tokens=32, speculate=False)
+    on = g.generate(prompts, max_new_tokens=20)
+    off = g.generate(prompts, max_new_tokens=20, speculate=False)
     assert [result.tokens for result in on] == [result.tokens for result in off]
     assert sum(result.stats.drafted for result in on) > 0 == sum(result.stats.drafted for result in off)
 

@@ -14,7 +14,9 @@ from foredraft.engine.policy import Constant
 from foredraft.model.hf import CausalLM
 from reference import reference
 
-NEW = 40
+NEW = 24
+LONGER = {"deepseek_v3": 40, "gptj": 40}
+"""These say the same token for a while."""
 GAP = 1e-3
 """Least gap between the two best logits; what two ways to compute them differ by is a hundred times less."""
 
@@ -50,7 +52,8 @@ def stock_greedy(model, prompt: list[int], new: int) -> tuple[list[int], float]:
 @functools.cache
 def stock_texts(name: str) -> list[list[int]]:
     model = tiny.build(name)
-    texts, gaps = zip(*[stock_greedy(model, prompt, NEW) for prompt in tiny.prompts()], strict=True)
+    new = LONGER.get(name, NEW)
+    texts, gaps = zip(*[stock_greedy(model, prompt, new) for prompt in tiny.prompts()], strict=True)
     assert min(gaps) > GAP, "this model has near-ties; take another seed"
     assert min(len(set(text)) for text in texts) >= 5, "these texts are too plain; take another seed"
     return list(texts)
@@ -105,14 +108,14 @@ def is_long(name: str, fast: bool, kind: str) -> bool:
     ids=lambda v: {True: "fast", False: "slow"}.get(v, v),
 )
 def test_greedy_text_is_that_of_transformers(name: str, fast: bool, kind: str):
-    c = case(name, fast)
-    results = with_drafter(c, kind).generate(c.prompts, max_new_tokens=NEW)
+    c, new = case(name, fast), LONGER.get(name, NEW)
+    results = with_drafter(c, kind).generate(c.prompts, max_new_tokens=new)
     assert [result.tokens for result in results] == c.expected
     assert all(result.finish_reason == "length" for result in results)
     stats = results[0].stats
-    assert stats.tokens == NEW
+    assert stats.tokens == new
     if kind == "none":
-        assert stats.drafted == 0 and stats.target_forwards == NEW
+        assert stats.drafted == 0 and stats.target_forwards == new
     else:
         assert 0 <= stats.accepted <= stats.drafted and stats.drafted > 0
     if kind in ("self", "self tree"):

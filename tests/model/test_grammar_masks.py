@@ -40,7 +40,8 @@ def matcher(pattern: str, eos: Sequence[int] = (EOS,)) -> Matcher:
 
 
 def legal(mask: torch.Tensor, vocab: int = PADDED) -> set[int]:
-    return {token for token in range(vocab) if int(mask[token // 32]) >> token % 32 & 1}
+    bits = mask[:, None] >> torch.arange(32) & 1
+    return set(bits.flatten()[:vocab].nonzero()[:, 0].tolist())
 
 
 def root(m: Matcher) -> set[int]:

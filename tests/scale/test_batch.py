@@ -174,8 +174,9 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
 
 
 def killed_at_random(source: Path, out: Path, kills: int, pause: tuple[float, float]) -> int:
-    """Run the command, kill it at random moments after its first new answers, and let it end at last."""
-    command = [sys.executable, "-m", "foredraft", "batch", str(source), str(out), "-d", "prompt_lookup"]
+    """Run the command, kill it at random moments after its first new answers, and let it end at last, here."""
+    arguments = ["batch", str(source), str(out), "-d", "prompt_lookup"]
+    command = [sys.executable, "-m", "foredraft", *arguments]
     source_of_moments, done = random.Random(3), 0
     for _ in range(kills):
         size = out.stat().st_size if out.exists() else 0
@@ -186,7 +187,7 @@ def killed_at_random(source: Path, out: Path, kills: int, pause: tuple[float, fl
         done += process.poll() is None
         process.send_signal(signal.SIGKILL)
         process.wait()
-    subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+    assert main(arguments) == 0
     return done
 
 
@@ -198,8 +199,7 @@ def test_a_run_that_was_killed_ten_times_leaves_the_file_of_an_undisturbed_one(t
         for number in range(2000)
     ]
     source = write(tmp_path / "in.jsonl", requests)
-    command = [sys.executable, "-m", "foredraft", "batch", str(source), str(tmp_path / "whole"), "-d", "prompt_lookup"]
-    subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+    assert main(["batch", str(source), str(tmp_path / "whole"), "-d", "prompt_lookup"]) == 0
     assert killed_at_random(source, tmp_path / "killed", 10, (0.0, 4.0)) >= 8, "most were killed while they ran"
     whole, killed = ((tmp_path / name).read_text().splitlines() for name in ("whole", "killed"))
     assert len(whole) == 2000 and killed == whole

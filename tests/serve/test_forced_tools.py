@@ -61,7 +61,7 @@ def asked(client: openai.OpenAI, tools: list[dict[str, Any]], **options: Any) ->
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}])
 def test_a_call_that_must_be_made_is_made(sample: openai.OpenAI, choice: Any):
-    for answer in asked(sample, [TIME, ADD], tool_choice=choice, n=6, parallel_tool_calls=False):
+    for answer in asked(sample, [TIME, ADD], tool_choice=choice, n=4, parallel_tool_calls=False):
         assert answer.finish_reason == "tool_calls"
         (call,) = answer.message.tool_calls
         assert not answer.message.content
@@ -72,7 +72,7 @@ def test_a_call_that_must_be_made_is_made(sample: openai.OpenAI, choice: Any):
 
 def test_strict_functions_are_called_rightly_or_not_at_all(sample: openai.OpenAI):
     strict = {**ADD, "function": {**ADD["function"], "strict": True}}
-    for answer in asked(sample, [strict], n=6, logit_bias={str(i): 4.0 for i in braces(sample)}):
+    for answer in asked(sample, [strict], n=4, logit_bias={str(i): 4.0 for i in braces(sample)}):
         for call in answer.message.tool_calls or []:
             assert SCHEMA.is_valid(json.loads(call.function.arguments))
         if not answer.message.tool_calls:

@@ -28,6 +28,7 @@ from foredraft.serve.service import Service
 PROMPT = [5, 6, 7]
 BODY: Any = {"prompt": PROMPT, "max_tokens": 12, "temperature": 0.0}
 LONG: Any = {**BODY, "max_tokens": 200}
+SOME: Any = {**BODY, "max_tokens": 50}
 
 
 def hooked(hook: Callable[[View], None], **options: Any) -> Generator:
@@ -57,7 +58,7 @@ def until(true: Callable[[], bool]) -> None:
 
 def test_a_full_queue_refuses_with_429_and_when_to_come_back():
     with servers.served(slow(max_rows=1), max_queue=0) as running:
-        thread = threading.Thread(target=post, args=(running, LONG))
+        thread = threading.Thread(target=post, args=(running, SOME))
         thread.start()
         until(lambda: running.generator.engine.running == 1)
         refused = post(running, BODY)
@@ -111,7 +112,7 @@ def test_a_failed_step_ends_its_requests_with_an_error_and_the_server_lives():
 def test_draining_ends_what_was_accepted_and_takes_nothing_new():
     answers: list[httpx.Response] = []
     with servers.served(slow(0.01)) as running:
-        thread = threading.Thread(target=lambda: answers.append(post(running, LONG)))
+        thread = threading.Thread(target=lambda: answers.append(post(running, SOME)))
         thread.start()
         until(lambda: running.generator.engine.running == 1)
         with httpx.Client() as client:
@@ -121,7 +122,7 @@ def test_draining_ends_what_was_accepted_and_takes_nothing_new():
             refused = client.post(f"{running.url}/v1/completions", json=BODY)
             assert (refused.status_code, refused.json()["error"]["type"]) == (503, "ServiceUnavailableError")
     thread.join()
-    assert answers[0].json()["usage"]["completion_tokens"] == 200
+    assert answers[0].json()["usage"]["completion_tokens"] == 50
 
 
 def test_keys(monkeypatch: pytest.MonkeyPatch):
