@@ -20,6 +20,7 @@ from foredraft.engine.inputs import listed
 from foredraft.engine.request import Sequence
 from foredraft.model.generation import (
     NO_TOKENIZER,
+    as_generate_output,
     check_arguments,
     check_config,
     check_inputs,
@@ -27,7 +28,6 @@ from foredraft.model.generation import (
     dropped_arguments,
 )
 from foredraft.model.hf import evaluating
-from foredraft.model.hf_output import as_generate_output
 from foredraft.model.load import as_tokenizer, unwrapped
 from foredraft.model.processors import check_processors, for_row, translate
 from foredraft.model.tokenizer import Tokenizer
@@ -90,10 +90,13 @@ class speculative:
         self._stop_strings = _as_strings(stop_strings)
         self._streamer = streamer
         self._verifier = verifier
-        self._max_batch_size = max_batch_size
-        self._fast = fast
-        self._kv_cache_memory_bytes = kv_cache_memory_bytes
-        self._draft_options = draft_options
+        self._options: dict[str, Any] = {
+            "verifier": verifier,
+            "max_batch_size": max_batch_size,
+            "fast": fast,
+            "kv_cache_memory_bytes": kv_cache_memory_bytes,
+            "draft_options": draft_options,
+        }
         self._generator: Generator | None = None
         self._model: Any = None
         self.stats = DecodeStats()
@@ -225,16 +228,7 @@ class speculative:
         if self._generator is not None and self._model is model and self._generator.engine.target.ready:
             return self._generator
         self.close()
-        self._generator = load(
-            model,
-            self._drafter,
-            tokenizer=tokenizer,
-            verifier=self._verifier,
-            max_batch_size=self._max_batch_size,
-            fast=self._fast,
-            kv_cache_memory_bytes=self._kv_cache_memory_bytes,
-            draft_options=self._draft_options,
-        )
+        self._generator = load(model, self._drafter, tokenizer=tokenizer, **self._options)
         self._model = model
         return self._generator
 

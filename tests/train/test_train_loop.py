@@ -19,9 +19,9 @@ from foredraft.core.errors import ForedraftError, OptionError
 from foredraft.heads.nets.target_parts import FINAL
 from foredraft.train.data.batches import LiveFeatures, TrainBatches
 from foredraft.train.data.tokens import TokenStore
+from foredraft.train.devices import cast_norm_inputs
 from foredraft.train.heads.medusa_hydra import MedusaRecipe, Options
 from foredraft.train.loop import LoopOptions, train
-from foredraft.train.precision import cast_norm_inputs
 
 LENGTH = 10
 

@@ -250,6 +250,8 @@ def test_half_a_checkpoint_is_not_taken(tmp_path: Path):
 def test_the_log_keeps_what_is_before_the_checkpoint(tmp_path: Path):
     path = tmp_path / "log.jsonl"
     path.write_text('{"step": 1}\n{"step": 2}\n{"step": 2, "validation": {}}\n{"step": 3}\n\n[4]\n{"step": 4')
-    log = Log(path, 2)
+    reported: list[dict] = []
+    log = Log(path, {"step": 2, "steps": 2}, reported.append)
     log.write({"step": 3, "loss": 1.0})
+    assert reported == [{"resumed": True, "step": 2, "steps": 2}, {"step": 3, "loss": 1.0}]
     assert path.read_text() == '{"step": 1}\n{"step": 2}\n{"step": 2, "validation": {}}\n{"step": 3, "loss": 1.0}\n'

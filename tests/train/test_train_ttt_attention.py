@@ -14,8 +14,8 @@ from foredraft.core.errors import OptionError
 from foredraft.heads.nets.eagle import Eagle3
 from foredraft.heads.nets.target_parts import FINAL
 from foredraft.heads.nets.ttt_attention import sample_rows, take
+from foredraft.train.devices import autocast
 from foredraft.train.heads.eagle3 import Eagle3Recipe, Options
-from foredraft.train.precision import autocast
 from foredraft.train.recipe import TrainBatch
 
 VOCABULARY = torch.tensor([i for i in range(tiny.VOCAB) if i % 3])

@@ -161,7 +161,6 @@ def _check(what: Prompts, kept: Output) -> None:
 
 
 def _first(asks: "list[BenchPrompt]", count: int) -> "list[BenchPrompt]":
-    """The first ``count`` prompts of each task."""
     seen: dict[str, int] = {}
     chosen = []
     for ask in asks:

@@ -107,7 +107,6 @@ class Side:
         return cls(generator.kind.method, generator)
 
     def start(self, prompt: "Prompt", params: SamplingParams) -> None:
-        """Start a new request."""
         from foredraft.engine.generator import Stream
 
         self.sequence = self.generator.submit([prompt], params)[0]
@@ -115,7 +114,6 @@ class Side:
         self.pieces, self.done = [], False
 
     def advance(self) -> None:
-        """Generate one more piece."""
         assert self._stream is not None
         piece = next(self._stream, None)
         if piece is None:

@@ -60,7 +60,6 @@ def stats_of(generator: Generator, sequences: Seq[Sequence]) -> DecodeStats:
 
 
 def summary(stats: DecodeStats, reasons: Seq[str | None] = ()) -> str:
-    """Statistics in one line."""
     parts = [
         f"{stats.tokens} token{'s' if stats.tokens != 1 else ''} in {stats.seconds:.2f} s",
         f"{stats.tokens_per_second:.1f} tokens/s",

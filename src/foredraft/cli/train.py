@@ -167,7 +167,6 @@ def _use(method: str, made: list[Path]) -> str:
 
 
 def _write_answers(source: Source, model: str, path: Path, processes: "Accelerator") -> None:
-    """Write the target's answers to the data."""
     from foredraft.compose.load import load
     from foredraft.train.checkpoint import lock_folder
     from foredraft.train.data.regenerate import RegenerateOptions, regenerate
@@ -211,7 +210,6 @@ class Progress:
         self.step = self.answers = 0
 
     def report(self, line: dict[str, Any]) -> None:
-        """Show one log line."""
         text = _format(line)
         self.step, self.answers = line.get("step", self.step), line.get("answers", self.answers)
         if not self._console.is_terminal or not line.keys().isdisjoint(("validation", "note", "resumed")):

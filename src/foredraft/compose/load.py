@@ -141,7 +141,6 @@ class _Speed:
 
     @property
     def packed(self) -> bool:
-        """Pack linear layers."""
         return self.fast and not self.compile
 
 

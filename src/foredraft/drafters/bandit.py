@@ -97,7 +97,6 @@ class Ucb:
         return max(range(len(indices)), key=indices.__getitem__)
 
     def add(self, arm: int, tokens: float, seconds: float) -> None:
-        """Add the reward of a play."""
         for values in (self._plays, self._tokens, self._seconds):
             values[:] = [value * self.FADE for value in values]
         self._plays[arm] += 1.0

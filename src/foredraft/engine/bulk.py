@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from foredraft.core.errors import ForedraftError, PromptError
+from foredraft.core.errors import PromptError
 from foredraft.engine.request import Sequence
 from foredraft.engine.results import Completed, Result, named
 from foredraft.engine.stream import Source
@@ -56,8 +56,8 @@ def _ended(source: Source, running: dict[int, Sequence]) -> list[Completed]:
     """Remove the ended sequences from ``running``."""
     with source.engine.exclusive():  # another thread may be in a step
         ended = [number for number, sequence in running.items() if sequence.finished]
-        return [Completed(number, _outcome(source, running.pop(number), number)) for number in ended]
-
-
-def _outcome(source: Source, sequence: Sequence, number: int) -> Result | ForedraftError:
-    return source.result_of(sequence) if sequence.error is None else named(sequence.error, number)
+        sequences = {number: running.pop(number) for number in ended}
+    return [
+        Completed(number, source.result_of(each) if each.error is None else named(each.error, number))
+        for number, each in sequences.items()
+    ]

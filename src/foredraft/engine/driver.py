@@ -98,7 +98,6 @@ class _Waiter:
         return self.left or not self._open
 
     def wake(self, fault: Exception | None) -> None:
-        """Called in the waiter's event loop."""
         if self.future.done():
             return
         if fault is None:

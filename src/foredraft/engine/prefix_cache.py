@@ -142,7 +142,6 @@ class PrefixCache:
 
 
 def common_prefix(a: Tokens, b: Tokens) -> int:
-    """Length of the longest common prefix."""
     shorter = min(len(a), len(b))
     differ = a[:shorter] != b[:shorter]
     return int(differ.argmax()) if differ.any() else shorter

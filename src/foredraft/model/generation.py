@@ -1,11 +1,13 @@
-"""Converts transformers' generation options to ``SamplingParams``, or refuses them with the reason."""
+"""Converts transformers' generation options to ``SamplingParams``, or refuses them with the reason; its outputs."""
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
+from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from foredraft.core.errors import OptionError, PromptError, kind_of
 from foredraft.core.sampling.params import SamplingParams
@@ -194,6 +196,18 @@ def configured_stop_strings(arguments: Mapping[str, Any], model: PreTrainedModel
         if isinstance(config, GenerationConfig) and config.stop_strings:
             return config.stop_strings
     return None
+
+
+def as_generate_output(
+    prompts: Tensor, outputs: Sequence[Sequence[int]], pad: int, as_dict: bool
+) -> Tensor | GenerateDecoderOnlyOutput:
+    """The prompts [B, T] followed by their outputs, padded on the right, as ``generate`` returns them."""
+    width = max(len(output) for output in outputs)
+    tail = torch.full((len(outputs), width), pad, dtype=prompts.dtype, device=prompts.device)
+    for row, output in enumerate(outputs):
+        tail[row, : len(output)] = torch.tensor(list(output), dtype=prompts.dtype)
+    sequences: Any = torch.cat([prompts, tail], dim=1)
+    return GenerateDecoderOnlyOutput(sequences=sequences) if as_dict else sequences
 
 
 def _check(name: str, value: object, neutral: tuple[object, ...], reason: str) -> None:

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from foredraft.core.drafter import StepOut
-from foredraft.core.errors import ModelError, kind_of
+from foredraft.core.errors import ModelError, first_line, kind_of
 from foredraft.core.tree import TokenTree
 from foredraft.model.attention import AttentionObserver, AttentionSwap, NoCudnn, runs_kernel
 from foredraft.model.base import TargetModel
@@ -277,7 +277,7 @@ class CausalLM(TargetModel):
         try:
             return torch.stack([self.stock_logits(path[None])[0, -1] for path in (long, short)])
         except MODEL_ERRORS as error:
-            raise ModelError(f"{self.name} cannot run a plain forward: {first_line(error)}.") from error
+            raise ModelError(f"{self.name} cannot run a plain forward: {first_line(error).rstrip('.')}.") from error
 
     def _choose_attention(self, expected: Tensor | None) -> int:
         """Probe the model with the tree attention kernel, where it runs, or else with masks; see ``_probe``."""
@@ -308,7 +308,9 @@ class CausalLM(TargetModel):
             self.forward(self.address(TokenTree.chain(ids[None, :1]), base, (0,), 1), cache)
             logits = self.forward(self.address(tree, base + 1, (0,), 13), cache).logits[0]
         except MODEL_ERRORS as error:
-            raise ModelError(f"{self.name} cannot run over foredraft's slot cache: {first_line(error)}.") from error
+            raise ModelError(
+                f"{self.name} cannot run over foredraft's slot cache: {first_line(error).rstrip('.')}."
+            ) from error
         self.token_bytes: int = cache.nbytes // (cache.rows * cache.slots)
         cache.free()
         self._probed = cache
@@ -325,11 +327,6 @@ class CausalLM(TargetModel):
 
     def _probe_tokens(self) -> Int[Tensor, "5"]:
         return torch.arange(1, 6, device=self.device) % self.model.config.get_text_config().vocab_size
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error message."""
-    return (str(error).strip() or error.__class__.__name__).splitlines()[0].rstrip(".")
 
 
 def _first_token(config: Any) -> int:

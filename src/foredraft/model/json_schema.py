@@ -63,7 +63,7 @@ def _read(schema: Any, place: str, depth: int) -> Any:
         else:
             read[key] = value
     if "minLength" in schema or "maxLength" in schema:
-        read["pattern"] = _of_length(read.pop("minLength", 0), read.pop("maxLength", None))
+        read["pattern"] = rf"^[\s\S]{{{read.pop('minLength', 0)},{read.pop('maxLength', '')}}}$"
     return read
 
 
@@ -118,8 +118,3 @@ def _string_faults(schema: Mapping[str, Any]) -> Iterator[str]:
             yield f"{key} must be a whole number, 0 or more"
     if "minLength" in schema and "maxLength" in schema and schema["minLength"] > schema["maxLength"]:
         yield "minLength is greater than maxLength"
-
-
-def _of_length(least: int, most: int | None) -> str:
-    """A pattern of all strings with so many characters."""
-    return rf"^[\s\S]{{{least},{'' if most is None else most}}}$"

@@ -60,14 +60,10 @@ def _weights(module: nn.Module) -> list[Tensor]:
     found: list[Tensor] = list(module.parameters())
     for each in module.modules():
         buffers = list(each.buffers(recurse=False))
-        if any(_is_quantised(buffer) for buffer in buffers):
+        # only quantised layers have matrices of integers; masks are bool
+        if any(each.ndim > 1 and not each.is_floating_point() and each.dtype != torch.bool for each in buffers):
             found += buffers
     return found
-
-
-def _is_quantised(buffer: Tensor) -> bool:
-    """Whether this is an integer matrix, which only quantised layers have (masks are bool)."""
-    return buffer.ndim > 1 and not buffer.is_floating_point() and buffer.dtype != torch.bool
 
 
 def _stored(weight: Tensor) -> int:

@@ -77,7 +77,6 @@ class Masking:
             self._hook_part(layer.mlp.down_proj, number, lambda z, n: z.intermediate[n])
 
     def undo(self) -> None:
-        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()

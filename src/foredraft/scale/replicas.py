@@ -71,7 +71,6 @@ class PrefixRouter(RequestRouter):
     """Ranks replicas by ``Affinity``. The load of a replica is its queue as Ray Serve last knew it."""
 
     def initialize_state(self, **options: Any) -> None:
-        """Take the options of ``Affinity``."""
         self._affinity = Affinity(**options)
 
     async def choose_replicas(
@@ -86,7 +85,6 @@ class PrefixRouter(RequestRouter):
         return [[replicas[name]] for name in self._affinity.ranked(_blocks(pending_request), loads)]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
-        """Remember who has read this prompt."""
         names = {each.unique_id for each in self.curr_replicas}
         self._affinity.routed(_blocks(pending_request), replica_id.unique_id, names)
 
@@ -103,7 +101,6 @@ class HandleReplicas:
         self._stream = handle.options(method_name="answer", stream=True)
 
     async def answer(self, call: Call, blocks: tuple[bytes, ...]) -> AsyncGenerator[Message, None]:
-        """See ``Replicas``."""
         response = cast(DeploymentResponseGenerator, self._stream.remote(call, blocks))
         try:
             async for message in response:
@@ -114,7 +111,6 @@ class HandleReplicas:
             response.cancel()
 
     async def everyone(self, call: Call) -> Mapping[str, Seq[Message]]:
-        """See ``Replicas``."""
         try:
             found = await self._handle.broadcast("whole", call).results_async(timeout_s=10, return_exceptions=True)
         except (*_LOST, TimeoutError):

@@ -10,7 +10,6 @@ class JsonLines(logging.Formatter):
     """One JSON object a line: time, level, logger, message, and the ``facts`` of the record."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
         line = {
             "time": f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(record.created))}.{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),

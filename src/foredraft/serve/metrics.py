@@ -53,7 +53,6 @@ class Metrics:
             self._between.observe(seconds / tokens)
 
     def error(self, code: int) -> None:
-        """Count an error object."""
         self._errors.labels(str(code)).inc()
 
     def text(self) -> bytes:

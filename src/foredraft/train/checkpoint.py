@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -140,18 +140,27 @@ class Checkpoints:
 
 
 class Log:
-    """A JSON Lines log. Lines after the resumed checkpoint are dropped first."""
+    """A JSON Lines log, whose lines are also reported. Lines after the resumed checkpoint are dropped first.
 
-    def __init__(self, path: Path, step: int) -> None:
+    Args:
+        place: progress so far. A resumed run is logged and reported; a finished one is only reported.
+    """
+
+    def __init__(self, path: Path, place: dict[str, Any], report: Callable[[dict[str, Any]], None]) -> None:
         self._path = path
+        self._report = report
         if path.exists():
             text = path.read_text(encoding="utf-8", errors="replace")
-            lines = [line for line in text.splitlines() if _step_of(line) <= step]
+            lines = [line for line in text.splitlines() if _step_of(line) <= place["step"]]
             atomic_write_text(path, "".join(line + "\n" for line in lines))
+        if place["step"]:
+            (self.write if place["step"] < place["steps"] else report)({"resumed": True, **place})
 
     def write(self, line: dict[str, Any]) -> None:
+        """Append a line and report it."""
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
+        self._report(line)
 
 
 def _step_of(line: str) -> float:

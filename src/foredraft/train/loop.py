@@ -20,8 +20,8 @@ from foredraft.core.errors import ForedraftError
 from foredraft.train import devices
 from foredraft.train.checkpoint import Checkpoints, Log
 from foredraft.train.data.batches import TrainBatches
+from foredraft.train.devices import autocast
 from foredraft.train.options import LoopOptions as LoopOptions
-from foredraft.train.precision import autocast
 from foredraft.train.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def train(
     steps = batches.steps(options, accelerator.num_processes)
     tokens = batches.tokens_per_step(options, accelerator.num_processes)
     place = _place(state.step, steps, state.seconds, tokens)
-    log = _log(folder, place, report) if accelerator.is_main_process else None
+    log = Log(folder / "log.jsonl", place, report) if accelerator.is_main_process else None
     clock, spent = time.perf_counter(), state.seconds
     for done in range(state.step + 1, steps + 1):
         rate = options.rate(done - 1, steps)
@@ -82,20 +82,16 @@ def train(
         _check_finite(done, metrics["loss"], norm)
         seconds = spent + time.perf_counter() - clock
         if log_now:
-            line = _line(done, steps, seconds, tokens, metrics)
-            _tell(log, report, line | {"lr": options.lr * rate, "gradient": float(norm)})  # type: ignore[arg-type]
+            values = {name: round(float(value), 6) for name, value in metrics.items()}
+            values |= {"lr": options.lr * rate, "gradient": float(norm)}  # type: ignore[arg-type]
+            log.write(_place(done, steps, seconds, tokens) | values)
         if validate_now:
             model.eval()
-            _tell(log, report, {"step": done, "tokens": done * tokens, "validation": validate()})
+            log.write({"step": done, "tokens": done * tokens, "validation": validate()})
             model.train()
         if save_now:
             checkpoints.save(done, spent + time.perf_counter() - clock)
     accelerator.wait_for_everyone()
-
-
-def _tell(log: Log, report: Callable[[dict[str, Any]], None], line: dict[str, Any]) -> None:
-    log.write(line)
-    report(line)
 
 
 @contextmanager
@@ -113,19 +109,7 @@ def _peers(accelerator: "Accelerator") -> Iterator[None]:
         raise
 
 
-def _log(folder: Path, place: dict[str, Any], report: Callable[[dict[str, Any]], None]) -> Log:
-    """Open the log at this step. A resumed run is logged and reported; a finished one is only reported."""
-    log = Log(folder / "log.jsonl", place["step"])
-    if place["step"]:
-        line = {"resumed": True, **place}
-        if place["step"] < place["steps"]:
-            log.write(line)
-        report(line)
-    return log
-
-
 def _groups(recipe: Recipe) -> dict[float, list[torch.nn.Parameter]]:
-    """Trainable weights by learning rate factor."""
     groups: dict[float, list[torch.nn.Parameter]] = {}
     for name, weight in recipe.net.named_parameters():
         if weight.requires_grad:
@@ -150,7 +134,9 @@ def _step(
 ) -> dict[str, Tensor]:
     """Accumulate the gradients of one step over ``accumulate`` batches; returns the recipe's mean metrics."""
     total: dict[str, Tensor] = {}
-    for part, batch in enumerate(_batches(batches, step, options, accelerator)):
+    share = (accelerator.process_index, accelerator.num_processes)
+    for part in range(options.accumulate):
+        batch = batches.batch(step * options.accumulate + part, options, share)
         last = part == options.accumulate - 1
         with _peers(accelerator), nullcontext() if last else accelerator.no_sync(model):
             with autocast(batch.tokens.device, options.precision):
@@ -162,23 +148,8 @@ def _step(
 
 
 def _mean_of_all(metrics: dict[str, Tensor], accelerator: "Accelerator") -> dict[str, Tensor]:
-    """The metrics' means over all processes."""
     means: Any = accelerator.reduce(torch.stack([value.float() for value in metrics.values()]), "mean")
     return dict(zip(metrics, means.unbind(), strict=True))
-
-
-def _batches(batches: TrainBatches, step: int, options: LoopOptions, accelerator: "Accelerator") -> Iterator[Any]:
-    share = (accelerator.process_index, accelerator.num_processes)
-    for part in range(options.accumulate):
-        yield batches.batch(step * options.accumulate + part, options, share)
-
-
-def _line(done: int, steps: int, seconds: float, tokens: int, metrics: dict[str, Tensor]) -> dict[str, Any]:
-    """A log line: progress and the recipe's metrics."""
-    return {
-        **_place(done, steps, seconds, tokens),
-        **{name: round(float(value), 6) for name, value in metrics.items()},
-    }
 
 
 def _place(done: int, steps: int, seconds: float, tokens: int) -> dict[str, Any]:

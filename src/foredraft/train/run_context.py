@@ -15,8 +15,8 @@ from foredraft.train.checkpoint import check_resume, lock_folder
 from foredraft.train.data.batches import LiveFeatures, TrainBatches
 from foredraft.train.data.features import StoredFeatures
 from foredraft.train.data.tokens import TokenStore
+from foredraft.train.devices import autocast
 from foredraft.train.loop import LoopOptions
-from foredraft.train.precision import autocast
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from foredraft.bench.measure.records import Run, RunFile
+from foredraft.bench.measure.records import RunFile
 from foredraft.bench.measure.summary import PLAIN, THEIRS, Pair, Setting, acceptance_length, pairs
 from foredraft.core.errors import OptionError
 
@@ -94,14 +94,10 @@ def _change(setting: Setting, arm: str, baseline: str, units: Sequence[tuple[Pai
         verdict = "slower"
     elif bounds[0] > 1 / (1 - tolerance):
         verdict = "faster"
-    lengths = (_length([old.run for old, _ in units]), _length([new.run for _, new in units]))
+    first, second = (acceptance_length(pair.run for pair in side) or 0.0 for side in zip(*units, strict=True))
     low, high = bounds or (None, None)
-    return Change(setting, arm, baseline, len(units), statistics.median(ratios), low, high, lengths, verdict)
+    return Change(setting, arm, baseline, len(units), statistics.median(ratios), low, high, (first, second), verdict)
 
 
 def _speed_up(pair: Pair) -> float:
     return pair.run.speed / pair.baseline.speed
-
-
-def _length(runs: Sequence[Run]) -> float:
-    return acceptance_length(runs) or 0.0

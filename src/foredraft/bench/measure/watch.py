@@ -53,7 +53,11 @@ class Recorder(RecordingDrafter):
                     hit = int(node in accepted)
                     _count(self.places, ways[node], hit)
                     if scores is not None:
-                        _count(self.confidence, _hundredth(scores[row][node] - scores[row][parent]), hit)
+                        _count(
+                            self.confidence,
+                            str(min(99, int(100 * math.exp(scores[row][node] - scores[row][parent])))),
+                            hit,
+                        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +124,3 @@ def _count(table: dict[str, list[int]], key: str, hit: int) -> None:
     entry = table.setdefault(key, [0, 0])
     entry[0] += 1
     entry[1] += hit
-
-
-def _hundredth(log_probability: float) -> str:
-    return str(min(99, int(100 * math.exp(log_probability))))

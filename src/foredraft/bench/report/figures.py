@@ -130,11 +130,9 @@ def write_figures(found: Iterable[FigureSet], folder: Path, suffix: str = "svg")
     for each in found:
         for panel in each.panels:
             label = panel.label if len(each.panels) > 1 else ""
-            name = "-".join(part for part in (each.kind.name, _slug(label)) if part)
+            name = "-".join(
+                part for part in (each.kind.name, re.sub(r"[^a-z0-9.]+", "-", label.lower()).strip("-.")) if part
+            )
             save(panel.figure, folder / f"{name}.{suffix}")
             written.append(folder / f"{name}.{suffix}")
     return written
-
-
-def _slug(text: str) -> str:
-    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")

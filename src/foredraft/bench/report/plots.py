@@ -60,7 +60,6 @@ class Panel(NamedTuple):
 
 
 def color(number: int) -> str:
-    """The colour of a series."""
     return COLORS[number % len(COLORS)]
 
 

@@ -105,7 +105,7 @@ def decide(found: Tuning, wanted: Deployment) -> Decision:
         return _ours(wanted, f"Neither vLLM nor SGLang runs {method}, which is at {best:.2f}.{other}")
     chain = _best([trial for trial in found.trials if trial.measured and _chain(trial)])
     if chain is None or best > CLOSE * (chain.measured or 0.0):
-        if not _tree_in_sglang(portable):
+        if Spec.parse(portable.spec).name not in ("eagle1", "eagle2", "eagle3"):
             return _ours(wanted, "A tree of this method is faster than its chains, and only this engine runs it.")
         gain = f", against {chain.measured:.2f} of the best chain" if chain is not None else ""
         return _sglang(
@@ -186,10 +186,6 @@ def _chain(trial: Configuration) -> bool:
     return not getattr(spec.options, "branching", None)
 
 
-def _tree_in_sglang(trial: Configuration) -> bool:
-    return Spec.parse(trial.spec).name in ("eagle1", "eagle2", "eagle3")
-
-
 def page(found: Tuning, wanted: Deployment, origin: str) -> str:
     """The decision as a Markdown page.
 
@@ -214,15 +210,8 @@ def page(found: Tuning, wanted: Deployment, origin: str) -> str:
         assert found.chosen is not None
         against = f"`{found.chosen.spec}` against plain decoding, both in this engine. {stops}"
         lines += ["", "## By batch size", "", against, "", *grid(points)]
-    lines += [
-        "",
-        "## Drafters that were run",
-        "",
-        "One request at a time, against plain decoding.",
-        "",
-        *grid(tried),
-        "",
-    ]
+    lines += ["", "## Drafters that were run", "", "One request at a time, against plain decoding.", ""]
+    lines += [*grid(tried), ""]
     lines += [f"- Not tried: {sentence}" for sentence in found.skipped]
     lines += ["", "## What engines support", "", "Need a line that the chosen engine lacks? Use another.", ""]
     lines += [*grid(SUPPORT), "", "## Limits of this page", ""]

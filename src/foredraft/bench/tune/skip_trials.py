@@ -62,12 +62,10 @@ class SkipEvaluator:
 
     @property
     def parts(self) -> list[Sublayer]:
-        """All sublayers."""
         return [Sublayer(layer, kind) for layer in range(len(self._layers)) for kind in ("attention", "mlp")]
 
     @property
     def tokens(self) -> int:
-        """Number of tokens in the evaluation."""
         return sum(drafts.count for drafts in self._drafts)
 
     def __call__(self, without: frozenset[Sublayer]) -> SkipTrial:

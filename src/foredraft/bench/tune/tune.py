@@ -141,7 +141,10 @@ class Tuner:
         """Run a family's probe alternating with plain decoding, and predict all its candidates."""
         loaded = load(self._target, family.probe, tokenizer=self._plain.tokenizer)
         try:
-            plain, drafting = self._probed(self._plain, 0.0), self._probed(loaded, _confidence(family.probe))
+            plain, drafting = (
+                self._probed(self._plain, 0.0),
+                self._probed(loaded, Spec.parse(family.probe).options.confidence),
+            )
             drafting.run(prompts[:1], params)  # warm-up
             drafting.clear()
             for prompt in prompts:
@@ -263,10 +266,6 @@ class _Probed:
 def _family(trial: Configuration) -> str:
     """Family, with chains and trees of one head kept apart, as servers do."""
     return trial.family + (" chain" if "top_k=1" in trial.spec.split(",") else "")
-
-
-def _confidence(spec: str) -> float:
-    return Spec.parse(spec).options.confidence
 
 
 def _seconds(results: Sequence[Result]) -> float:

@@ -34,7 +34,6 @@ class NgramPool:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the tables."""
         return self._tokens.nbytes
 
     def reserve(self, owners: int) -> None:
@@ -42,11 +41,9 @@ class NgramPool:
         self._tokens = with_rows(self._tokens, owners, _FREE)
 
     def empty(self, owner: int) -> None:
-        """Empty this owner's pool, if there is one."""
         self._tokens[owner : owner + 1] = _FREE
 
     def clear(self) -> None:
-        """Free all pools."""
         self._tokens = self._tokens[:0].clone()
 
     def find(self, owners: Int[Tensor, "B"], keys: Int[Tensor, "B"]) -> Found:

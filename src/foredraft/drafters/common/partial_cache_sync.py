@@ -59,7 +59,6 @@ class PartialCacheSync:
         self._pending: tuple[list[_Record], Int[Tensor, "B 2"]] | None = None  # results not yet read back
 
     def admit(self, row: int) -> None:
-        """Add a row."""
         self._records[row] = _Record()
 
     def sync(self, view: View) -> None:

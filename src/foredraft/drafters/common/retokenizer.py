@@ -46,7 +46,6 @@ class Retokenizer:
         self._rows: dict[int, _Row] = {}
 
     def admit(self, row: int, device: torch.device) -> None:
-        """Add a row."""
         self._rows[row] = _Row(torch.zeros(0, dtype=torch.long, device=device), limit=2 * self._lookbehind)
 
     def rewind(self, row: int, length: int) -> None:
@@ -56,7 +55,6 @@ class Retokenizer:
             splits.pop()
 
     def release(self, row: int) -> None:
-        """Remove a row."""
         self._rows.pop(row, None)
 
     def view(self, view: View) -> tuple[View, list[int]]:
@@ -110,6 +108,5 @@ class Retokenizer:
 
 
 def _common_prefix(a: list[int], b: list[int]) -> int:
-    """Length of the longest common prefix."""
     pairs = enumerate(zip(a, b, strict=False))
     return next((i for i, (mine, other) in pairs if mine != other), min(len(a), len(b)))

@@ -100,7 +100,6 @@ class Online(Background):
         self._update()
 
     def wait(self) -> None:
-        """Wait for a running update and start to use it."""
         self._task.wait()
         self._publish()
 
@@ -219,7 +218,6 @@ class BackgroundTask(Generic[T]):
         return self._future is None and not self._broken
 
     def begin(self, task: Callable[[], T]) -> None:
-        """Run a task."""
         if self._threads:
             threads = self._threads, torch.get_num_threads()
             pool = ThreadPoolExecutor(1, "foredraft-online", _set_threads_here, threads)

@@ -107,7 +107,6 @@ class StepRecord(NamedTuple):
         )
 
     def read_back(self) -> "StepRecord":
-        """Copy the record to the host."""
         return StepRecord(
             self.rows,
             self.roots.cpu(),
@@ -195,7 +194,6 @@ class ReplayBuffer:
             self.nbytes -= self._samples.popleft().nbytes
 
     def take(self) -> list[Sample]:
-        """Return all samples and empty the buffer."""
         taken = list(self._samples)
         self._samples.clear()
         self.nbytes = 0

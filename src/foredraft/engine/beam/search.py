@@ -135,7 +135,6 @@ class Beams:
         return cls(tokens, first, tokens.clone(), scores, torch.zeros_like(tokens[..., 0]))
 
     def select(self, prompts: Int[Tensor, "C"] | slice) -> "Beams":
-        """The state of these prompts only."""
         return Beams(*[getattr(self, f.name)[prompts] for f in fields(self)])
 
 

@@ -20,12 +20,10 @@ class Policy(ABC):
     def plan(self, view: View, limits: Sequence[int]) -> Plan:
         """The plan for the rows of ``view``; ``limits`` are the most draft tokens that each row can use."""
 
-    @abstractmethod
-    def observe(self, view: View, plan: Plan, done: StepDone) -> None:
+    def observe(self, view: View, plan: Plan, done: StepDone) -> None:  # noqa: B027 - some learn nothing
         """Learn from the result of a planned step; called once for each step."""
 
-    @abstractmethod
-    def release(self, row: int) -> None:
+    def release(self, row: int) -> None:  # noqa: B027 - some know no rows
         """Forget a row whose request has ended."""
 
     def state(self) -> dict[str, Any]:

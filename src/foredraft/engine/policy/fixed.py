@@ -35,10 +35,6 @@ class Constant(Policy):
         lengths = tuple(min(self._length, limit) for limit in limits)
         return Plan(lengths, self._confidence, self._nodes, drawn=self._drawn)
 
-    def observe(self, view: View, plan: Plan, done: StepDone) -> None: ...
-
-    def release(self, row: int) -> None: ...
-
 
 @final
 class Heuristic(Policy):
@@ -103,8 +99,6 @@ class Calibrated(Policy):
                 self._seen.append((math.exp(min(score - above, 0.0)), index < result.accepted))
                 above = score
         self._confidence = best_threshold(self._seen, self.MISSES) or self._confidence
-
-    def release(self, row: int) -> None: ...
 
 
 def best_threshold(seen: Sequence[tuple[float, bool]], misses: float) -> float:

@@ -146,7 +146,6 @@ def parameter_names(config: NetConfig) -> list[str]:
 
 
 def block_of(config: NetConfig) -> BlockConfig | None:
-    """The decoder block of a config, if any."""
     if isinstance(config, (EagleConfig, Eagle3Config)):
         return config.block
     return config.prefix if isinstance(config, HydraConfig) else None

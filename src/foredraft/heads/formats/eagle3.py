@@ -97,9 +97,8 @@ class _File:
 
     @property
     def prefix(self) -> str:
-        return (
-            "midlayer." if any(name.startswith("midlayer.") for name in self.checkpoint.weights.shapes) else "layers.0."
-        )
+        middle = any(name.startswith("midlayer.") for name in self.checkpoint.weights.shapes)
+        return "midlayer." if middle else "layers.0."
 
     def has(self, name: str) -> bool:
         return name in self.checkpoint.weights
@@ -227,12 +226,8 @@ def _names(file: _File, config: Eagle3Config) -> dict[str, tuple[str, ...]]:
         else:
             stored = name
         names[name] = (stored,)
-    if (
-        config.own_embedding
-        and config.own_head
-        and not file.has(HEAD)
-        and file.fields.flag("tie_word_embeddings", False)
-    ):
+    tied = not file.has(HEAD) and file.fields.flag("tie_word_embeddings", False)
+    if tied and config.own_embedding and config.own_head:
         names[HEAD] = (TABLE,)
     return names
 

@@ -64,7 +64,7 @@ def read(checkpoint: Checkpoint, target: CausalLM | None, overrides: Overrides) 
         num_heads=heads,
         num_layers=layers,
         prefix=_prefix(checkpoint, fields, target, overrides, notes) if plus else None,
-        dropout=_dropout(fields),
+        dropout=min(fields.number("dropout_rate"), 1.0) if fields.values.get("dropout_rate") else 0.0,
         accuracies=accuracies_of(fields),
     )
     if overrides.rope_theta is not None and not plus:
@@ -164,10 +164,6 @@ def _prefix(
     if overrides.rope_theta is None:
         return block
     return override_theta(block, overrides.rope_theta, notes)
-
-
-def _dropout(fields: Fields) -> float:
-    return min(fields.number("dropout_rate"), 1.0) if fields.values.get("dropout_rate") else 0.0
 
 
 def unsupported(net: Hydra, layers: int | None) -> list[str]:

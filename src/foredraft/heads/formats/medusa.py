@@ -53,14 +53,10 @@ def read(checkpoint: Checkpoint, target: CausalLM | None, overrides: Overrides) 
         )
     if not own:
         notes.append("Its heads share the target's output layer.")
-    vocab = (
-        shapes[f"{prefix}0.{layers}.weight"][0]
-        if own
-        else fields.integer("vocab_size")
-        if "vocab_size" in fields
-        else None
-    )
-    known = 0 if vocab is None else vocab
+    vocab = fields.integer("vocab_size") if "vocab_size" in fields else None
+    if own:
+        vocab = shapes[f"{prefix}0.{layers}.weight"][0]
+    known = vocab or 0
     if target is not None and vocab is None:
         known = target.model.config.get_text_config().vocab_size
     return Reading(

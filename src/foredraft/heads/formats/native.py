@@ -131,7 +131,9 @@ def _fits(value: Any, hint: Any) -> bool:
 def is_table(value: Any) -> bool:
     """Whether a JSON value is a list of lists of numbers from 0 to 1."""
     rows = value if isinstance(value, list) else [None]
-    return all(isinstance(row, list) and all(_is_share(each) for each in row) for row in rows)
+    return all(
+        isinstance(row, list) and all(type(each) in (int, float) and 0 <= each <= 1 for each in row) for row in rows
+    )
 
 
 def accuracies_of(fields: Fields) -> tuple[tuple[float, ...], ...] | None:
@@ -148,10 +150,6 @@ def accuracies_of(fields: Fields) -> tuple[tuple[float, ...], ...] | None:
             f"accuracies in the config.json of the head {fields.name!r} must be lists of numbers from 0 to 1."
         )
     return _tuples(value)
-
-
-def _is_share(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1
 
 
 def _tuples(value: Any) -> Any:

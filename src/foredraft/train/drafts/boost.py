@@ -8,10 +8,10 @@ import numpy as np
 from foredraft.core.errors import OptionError
 from foredraft.train.data.batches import TrainBatches
 from foredraft.train.data.tokens import TokenStore
+from foredraft.train.devices import autocast
 from foredraft.train.drafts import distil
 from foredraft.train.drafts.distil import DistilRecipe
 from foredraft.train.loop import LoopOptions
-from foredraft.train.precision import autocast
 
 MIN_SHARE = 0.005
 """Smallest share of missed tokens to train on: even equal models differ this much, in near-ties, because the target's

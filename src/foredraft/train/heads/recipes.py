@@ -50,6 +50,13 @@ def _new_medusa(target: CausalLM, shape: HeadShape, ids: Tensor | None) -> Medus
     return start.new_medusa(target, shape.heads, shape.layers, shape.own_heads)
 
 
+def _hydra(prefix: bool) -> RecipeKind:
+    def make(target: CausalLM, shape: HeadShape, ids: Tensor | None) -> Hydra:
+        return start.new_hydra(target, shape.heads, shape.layers, shape.own_heads, prefix)
+
+    return RecipeKind(make, Hydra, heads.HydraRecipe, heads.Options, "hydra", {"tree": "x".join("1" * 16)})
+
+
 _CHAIN_OF_5 = {"nodes": 5, "depth": 5, "top_k": 1}
 
 RECIPES: dict[str, RecipeKind] = {
@@ -74,22 +81,8 @@ RECIPES: dict[str, RecipeKind] = {
     "medusa2": RecipeKind(
         _new_medusa, Medusa, medusa2.Medusa2Recipe, medusa2.Options, "blockwise", {}, join=medusa2.Joint
     ),
-    "hydra": RecipeKind(
-        lambda target, shape, ids: start.new_hydra(target, shape.heads, shape.layers, shape.own_heads, prefix=False),
-        Hydra,
-        heads.HydraRecipe,
-        heads.Options,
-        "hydra",
-        {"tree": "x".join("1" * 16)},
-    ),
-    "hydra++": RecipeKind(
-        lambda target, shape, ids: start.new_hydra(target, shape.heads, shape.layers, shape.own_heads, prefix=True),
-        Hydra,
-        heads.HydraRecipe,
-        heads.Options,
-        "hydra",
-        {"tree": "x".join("1" * 16)},
-    ),
+    "hydra": _hydra(prefix=False),
+    "hydra++": _hydra(prefix=True),
     "blockwise": RecipeKind(
         lambda target, shape, ids: start.new_blockwise(target, shape.heads),
         Blockwise,

@@ -17,8 +17,8 @@ from foredraft.heads.nets.target_parts import FINAL
 from foredraft.heads.nets.ttt_attention import Unrolled
 from foredraft.model.hf import CausalLM
 from foredraft.train.data.batches import TrainBatches
+from foredraft.train.devices import autocast
 from foredraft.train.loop import LoopOptions
-from foredraft.train.precision import autocast
 from foredraft.train.recipe import Recipe, TrainBatch
 
 _PROMPT, _NEW, _PROMPTS = 48, 48, 8  # tokens of a prompt, new tokens, prompts
