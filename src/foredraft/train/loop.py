@@ -79,12 +79,11 @@ def train(
         metrics = _mean_of_all(metrics, accelerator)
         if log is None:
             continue
-        _check_finite(done, metrics["loss"], norm)
+        gradient = _finite(done, metrics["loss"], norm)
         seconds = spent + time.perf_counter() - clock
         if log_now:
-            values = {name: round(float(value), 6) for name, value in metrics.items()}
-            values |= {"lr": options.lr * rate, "gradient": float(norm)}  # type: ignore[arg-type]
-            log.write(_place(done, steps, seconds, tokens) | values)
+            values = {name: round(float(value), 6) for name, value in metrics.items()} | {"gradient": gradient}
+            log.write(_place(done, steps, seconds, tokens) | values | {"lr": options.lr * rate})
         if validate_now:
             model.eval()
             log.write({"step": done, "tokens": done * tokens, "validation": validate()})
@@ -123,10 +122,11 @@ def _adamw(groups: dict[float, list[torch.nn.Parameter]], options: LoopOptions) 
     return torch.optim.AdamW(parts, lr=options.lr, betas=betas, weight_decay=options.weight_decay)
 
 
-def _check_finite(done: int, loss: Tensor, norm: Any) -> None:
-    """Raise if loss or gradient is not finite: all later weights and losses would be NaN."""
+def _finite(done: int, loss: Tensor, norm: Any) -> float:
+    """The gradient's norm. Raises if it or the loss is not finite: all later weights and losses would be NaN."""
     if not (math.isfinite(float(loss)) and math.isfinite(float(norm))):
         raise ForedraftError(f"The loss or its gradient is not finite at step {done}; try a lower --lr.")
+    return float(norm)
 
 
 def _step(
