@@ -47,7 +47,7 @@ class World:
 
     cost: seconds of a step by size and rows. start: seconds that the first draft of a row takes besides. noise: of the
     logarithm of each time. spikes: so many steps take ten times as long. life: steps of a request. picked, drawn: the
-    share of accepted tokens that picked and drawn trees keep.
+    share of accepted tokens that picked and drawn trees keep. reach: draws how many tokens a chain drafts at most.
     """
 
     needs: Needs
@@ -60,10 +60,12 @@ class World:
     temperature: float = 0.0
     picked: float = 1.0
     drawn: float = 1.0
+    reach: Callable[[random.Random], int] | None = None
     chance: random.Random = field(default_factory=lambda: random.Random(0))
 
     def step(self, size: int, rows: int, fresh: int, drawn: bool = False) -> tuple[list[RowStep], float]:
         results = []
+        size = size if self.reach is None else min(size, self.reach(self.chance))
         for _ in range(rows):
             ranks = tuple(rank for rank in self.ranks(self.chance) if rank <= size)
             share = self.drawn if drawn else self.picked
@@ -115,9 +117,25 @@ def run(policy: Policy, world: World, steps: int, rows: int = 1, seeded: bool = 
     return ran
 
 
-def fixed(world: World, size: int, rows: int = 1, steps: int = 4000) -> float:
-    """Tokens a second of a fixed size, without noise."""
-    chance = random.Random(1)
-    accepted = sum(sum(rank <= size for rank in world.ranks(chance)) for _ in range(steps)) / steps
-    start = world.start * rows / world.life if size else 0.0
-    return rows * (1 + accepted) / (world.cost(size, rows) + start)
+def mean_step(world: World, size: int, steps: int = 4000) -> tuple[float, float]:
+    """The tokens of a row and the seconds of a step of a fixed size, without the noise of its clock."""
+    quiet = replace(world, noise=0.0, spikes=0.0, chance=random.Random(1))
+    done = [quiet.step(size, 1, 0) for _ in range(steps)]
+    tokens = sum(len(results[0].emitted) for results, _ in done)
+    return tokens / steps, sum(seconds for _, seconds in done) / steps + (world.start / world.life if size else 0.0)
+
+
+def fixed(world: World, size: int) -> float:
+    """Tokens a second of a fixed size."""
+    tokens, seconds = mean_step(world, size)
+    return tokens / seconds
+
+
+def ending(rate: float) -> Callable[[random.Random], int]:
+    """Chains that end after each token with the same chance, as those with a confidence threshold do."""
+    return lambda chance: 1 + len(chain(rate)(chance))
+
+
+def matching(rate: float) -> Callable[[random.Random], int]:
+    """Chains without a token where nothing matches, and else of any length."""
+    return lambda chance: 100 if chance.random() < rate else 0

@@ -5,11 +5,12 @@ import random
 from dataclasses import replace
 
 import pytest
-from policy_sim import EMPTY, World, chain, fixed, run, tree, view
+from policy_sim import EMPTY, World, chain, ending, fixed, matching, mean_step, run, tree, view
 
 from foredraft.core.draft import Law
 from foredraft.core.drafter import Needs, Plan
 from foredraft.engine.policy import Throughput
+from foredraft.engine.policy.estimates import Timings
 from foredraft.engine.step import RowStep, StepDone
 
 CHAIN, TREE = Needs(max_nodes=8), Needs(max_nodes=23, max_depth=6, scored=True)
@@ -20,6 +21,14 @@ PAYS = {
     "short": World(CHAIN, chain(0.6), lambda size, rows: 1 + 0.15 * size),
     "good tree": World(TREE, tree(0.7), lambda size, rows: 1 + (0.4 + 0.03 * size if size else 0)),
 }
+ENDS = {
+    "confident": World(
+        CHAIN, chain(0.82), lambda size, rows: 1 + (0.1 + 0.06 * size if size else 0), reach=ending(0.75)
+    ),
+    "doubtful": World(CHAIN, chain(0.65), lambda size, rows: 1 + (0.2 + 0.15 * size if size else 0), reach=ending(0.6)),
+    "few matches": World(CHAIN, chain(0.6), lambda size, rows: 1 + 0.04 * size, reach=matching(0.2)),
+}
+"""Chains that end before their size."""
 LOSES = {
     "as dear as two": World(CHAIN, chain(0.3), lambda size, rows: 1 + (1 + 0.3 * size if size else 0)),
     "never accepted": World(CHAIN, chain(0.05), lambda size, rows: 1 + 0.6 * size),
@@ -28,11 +37,11 @@ LOSES = {
 }
 
 
-def expected(world: World, sizes: list[int], rows: int = 1) -> float:
+def expected(world: World, sizes: list[int]) -> float:
     """Tokens a second of steps of these sizes, without the luck of their draws and their clock."""
-    rates = {size: fixed(world, size, rows) for size in set(sizes)}
-    seconds = [world.cost(size, rows) for size in sizes]
-    return sum(rates[size] * each for size, each in zip(sizes, seconds, strict=True)) / sum(seconds)
+    means = {size: mean_step(world, size) for size in set(sizes)}
+    tokens, seconds = (sum(each) for each in zip(*(means[size] for size in sizes), strict=True))
+    return tokens / seconds
 
 
 def share_of_best(world: World, seeds: int = 2) -> float:
@@ -65,6 +74,26 @@ def test_drafts_that_do_not_pay_lose_little(name: str):
 @pytest.mark.parametrize("name", [*PAYS, *LOSES])
 def test_noisy_times_are_tolerated(name: str):
     assert share_of_best(replace((PAYS | LOSES)[name], noise=0.1, spikes=0.05)) > 0.96
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_chains_that_end_early_are_as_long_as_pays(name: str):
+    assert share_of_best(replace(ENDS[name], noise=0.2)) > 0.97
+
+
+def test_steps_are_timed_by_what_their_drafts_reached():
+    timings = Timings((0, 1, 2, 3), ())
+    for _ in range(50):
+        timings.add(0, 0, 1.0)
+        timings.add(3, 1, 1.1)
+        timings.add(3, 3, 1.3)
+    timings.estimate()
+    assert timings.estimates == pytest.approx([1.0, 1.1, 1.15, 1.2], abs=0.01), "half of the longer ones end at 1"
+    assert [timings.known(i) for i in range(4)] == [True, False, False, True]
+    for _ in range(200):
+        timings.add(2, None, 1.02)
+    timings.estimate()
+    assert timings.estimates[1:] == pytest.approx([1.02] * 3, abs=0.05), "now nearly all have no token"
 
 
 def both(picked: float, drawn: float, temperature: float = 1.0) -> World:

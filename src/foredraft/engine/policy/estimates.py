@@ -74,25 +74,49 @@ def _rising(windows: Sequence[Window]) -> list[float]:
 class Timings:
     """Step seconds by size for one bucket, when each size was last run, and the budget of its trials.
 
+    A chain often ends before its size: at a token of low confidence, or without a match. So steps are timed by the size
+    that their drafts reached, and the seconds of a size are a mean over those that it reaches.
+
     Args:
         twins: for each drawn tree, the index of the picked size with as many nodes.
     """
 
     FIRST = 10.0  # initial trial budget, in plain steps' time
+    FADE, WEIGHT = 0.99, 2.0  # of drafts: decay per step; weight of the prior that they do not end early, in steps
     SLOPE = 0.03  # assumed extra time per unit of size, as a share of a plain step, for sizes without timings
 
     def __init__(self, sizes: Sequence[int], twins: Sequence[int]) -> None:
         self._sizes = sizes
         self._twins = twins
         self.credit = self.FIRST
-        self.seconds = [Window() for _ in (*sizes, *twins)]
+        self.seconds = [Window() for _ in (*sizes, *twins)]  # by the size reached
+        self.steps = [0] * len(self.seconds)  # timed steps of each chosen size
+        self.empty = Window()  # of drafts that have no token
         self.level = Window()
         self.now = 0  # steps
         self.last = [0] * len(self.seconds)  # the step in which each size was run; 0 is never
         self.choice = Choice(0, 0, 0.0, 0.0)
         self.left = 0  # further steps with this choice
+        self._ended = [0.0] * len(sizes)  # drafts that ended at each size though a larger one was chosen
+        self._passed = [self.WEIGHT] * len(sizes)  # drafts that reached each size when a larger one was chosen
         self.estimates: list[float] = []  # seconds of a step, by size
         self.estimate()
+
+    def known(self, i: int) -> bool:
+        """Whether size ``i`` was tried often enough to be chosen."""
+        return self.steps[i] >= Window.ENOUGH
+
+    def add(self, i: int, reached: int | None, seconds: float) -> None:
+        """Add a step of size ``i`` whose drafts reached another size, by index; None: they have no token.
+
+        With drafts of a fixed size, ``reached`` is ``i``.
+        """
+        self.steps[i] += 1
+        (self.empty if reached is None else self.seconds[reached]).add(seconds)
+        end = reached or 0
+        for j in range(min(end + 1, i, len(self._sizes))):
+            self._ended[j] = self._ended[j] * self.FADE + (j == end)
+            self._passed[j] = self._passed[j] * self.FADE + 1
 
     def estimate(self) -> None:
         """Update the estimates: as measured, or interpolated between the nearest measured sizes.
@@ -101,7 +125,17 @@ class Timings:
         """
         count = len(self._sizes)
         rising = self._known(range(count))
-        self.estimates = [self._between(i, rising) for i in range(count)]
+        seconds = [self._between(i, rising) for i in range(count)]
+        self.estimates, earlier, going = (
+            seconds[:1],
+            0.0,
+            1.0,
+        )  # seconds of drafts that end earlier; share of the others
+        for i in range(1, count):
+            ended = going * self._ended[i - 1] / self._passed[i - 1]
+            earlier += ended * (seconds[i - 1] if i > 1 else max(self.empty.value, seconds[0]))
+            going -= ended
+            self.estimates.append(earlier + going * seconds[i])
         drawn = self._known(range(count, len(self.seconds)))
         as_twins = sum(self.estimates[self._twins[i - count]] for i in drawn)
         factor = sum(drawn.values()) / as_twins if drawn else 1.0
@@ -124,12 +158,14 @@ class Timings:
         return known[below] + (known[above] - known[below]) * share
 
     def state(self) -> list[float | None]:
-        return [each.value if each.known else None for each in self.seconds]
+        self.estimate()
+        return [value if self.known(i) else None for i, value in enumerate(self.estimates)]
 
     @classmethod
     def restored(cls, sizes: Sequence[int], twins: Sequence[int], seconds: Sequence[float | None]) -> "Timings":
         timed = cls(sizes, twins)
         timed.seconds = [Window([] if value is None else [value] * Window.ENOUGH) for value in seconds]
+        timed.steps = [each.count for each in timed.seconds]
         timed.last = [int(each.known) for each in timed.seconds]
         return timed
 

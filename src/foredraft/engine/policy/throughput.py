@@ -1,6 +1,6 @@
 """The policy that chooses the draft size with the most tokens per second, from timings of whole steps."""
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, final
@@ -24,11 +24,12 @@ class Throughput(Policy):
     """Chooses the draft size, 0 included, with the most tokens per second.
 
     A size is a length, a number of picked nodes, or a drawn tree (``Needs.drawn``). Drawn trees are for sampled rows
-    without a seed of their own. Keeps the step times of each size, by batch size bucket and temperature bucket, and the
-    accepted tokens within each size (a large draft also shows what a smaller one would have yielded). Takes the best
-    size and sometimes tries another; the interval between trials grows with the square of the expected loss. A budget
-    of each bucket caps the time lost to its trials at ``SHARE``. A step in which the drafter first reads a prompt does
-    not count as a timing of its size: its extra time is spread over the tokens of a request.
+    without a seed of their own. Keeps the step times of each size, by batch size bucket and temperature bucket (a chain
+    counts as the length that it reached), and the accepted tokens within each size (a large draft also shows what a
+    smaller one would have yielded). Takes the best size and sometimes tries another; the interval between trials grows
+    with the square of the expected loss. A budget of each bucket caps the time lost to its trials at ``SHARE``. A step
+    in which the drafter first reads a prompt does not count as a timing of its size: its extra time is spread over the
+    tokens of a request.
 
     Args:
         needs: of the drafter.
@@ -180,12 +181,12 @@ class Throughput(Policy):
         def value(i: int) -> float:
             return rates[i] * (1 + self.SWITCH * (bool(i) == bool(old)))
 
-        return max((i for i in offered if timed.seconds[i].known), key=value, default=0)
+        return max((i for i in offered if timed.known(i)), key=value, default=0)
 
     def _trial(self, timed: Timings, rates: Sequence[float], best: int, offered: Sequence[int]) -> tuple[int, int]:
         """The next size and for how many steps: the best, or one whose trial is due."""
         estimates = timed.estimates
-        if not timed.seconds[0].known:
+        if not timed.known(0):
             return 0, 1
         others = [i for i in offered if i != best]
         if not best:  # drafting does not pay: try only the most promising size
@@ -193,14 +194,14 @@ class Throughput(Policy):
         gaps = {i: max(1 - rates[i] / rates[best], 0.0) for i in others}
 
         def urgency(i: int) -> tuple[float, float]:
-            patience = self.EVERY * min(1 + (gaps[i] / self.GAP) ** 2, timed.seconds[i].count)
+            patience = self.EVERY * min(1 + (gaps[i] / self.GAP) ** 2, min(timed.steps[i], Window.KEPT))
             interval = max(patience, 1) if best else self.PAUSE
-            new = not timed.seconds[i].known and gaps[i] < self.NEAR
+            new = not timed.known(i) and gaps[i] < self.NEAR
             return (timed.now - timed.last[i]) / interval + 1e9 * new, rates[i]
 
         index = max(others, key=urgency)
         count = 1 if index and best else self.TRIAL
-        count = count if timed.seconds[index].known else 1 + Window.ENOUGH
+        count = count if timed.known(index) else 1 + Window.ENOUGH
         loss = count * gaps[index] * estimates[index] / estimates[0]
         if urgency(index)[0] < 1 or (index and timed.credit < max(min(loss, self.CREDIT), 0.0)):
             return best, self.HOLD  # a trial of plain steps (index 0) needs no budget
@@ -220,16 +221,25 @@ class Throughput(Policy):
         seconds = done.draft_seconds + done.verify_seconds + done.host_seconds
         index = choice.index
         self._book(timed, choice, seconds)
+        reached = self._reached(index, done)
+        window = timed.empty if reached is None else timed.seconds[reached]
         fresh = drafting - self._read
-        if fresh and timed.seconds[index].known:
-            self._start.add(max(seconds - timed.seconds[index].value, 0.0) / len(fresh))
+        if fresh and window.known:
+            self._start.add(max(seconds - window.value, 0.0) / len(fresh))
         clean = drafting <= self._drafted if drafting else not self._drafted
         whole = plan.length == self._depth(index)
         if clean and whole and timed.last[index]:
-            timed.seconds[index].add(seconds)
+            timed.add(index, reached, seconds)
             if done.levels and not plan.drawn:
                 timed.level.add(done.draft_seconds / done.levels)
         timed.last[index] = timed.now
+
+    def _reached(self, index: int, done: StepDone) -> int | None:
+        """The size that the longest of a step's drafts has, by index; None if none has a token."""
+        if self._needs.scored or not index:
+            return index
+        drafted = max(result.drafted for result in done.rows)
+        return bisect_left(self._sizes, drafted) if drafted else None
 
     def _count(self, accepted: Acceptance, index: int, plan: Plan, done: StepDone) -> None:
         """Count the accepted tokens within each size for the rows that drafted."""
