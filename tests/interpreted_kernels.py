@@ -104,6 +104,10 @@ def test_equals_attention_over_a_dense_mask(name: str):
     assert (found - correct).abs().max() < case.tolerance
 
 
+FEW = {"num_attention_heads": 2, "num_key_value_heads": 1}
+"""The interpreter runs heads one after the other."""
+
+
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of nodes of each call of the kernel."""
@@ -121,7 +125,7 @@ def masked(name: str, monkeypatch: pytest.MonkeyPatch) -> CausalLM:
     """The same model without the kernel."""
     with monkeypatch.context() as patch:
         patch.setattr("foredraft.model.hf.runs_kernel", lambda device: False)
-        return CausalLM(tiny.build(name))
+        return CausalLM(tiny.build(name, **FEW))
 
 
 @pytest.mark.parametrize("name", ["gemma2", "gpt_oss"])
@@ -131,7 +135,7 @@ def test_a_model_says_the_same_with_the_kernel(name: str, launches: list[int], m
     tokens = torch.randint(90, (2, 15), generator=torch.Generator().manual_seed(1))
     tree = TokenTree(tokens[:, :5], torch.tensor([[-1, 0, 0, 1, 2], [-1, 0, 1, 2, PAD]]), depth=3)
     logits = []
-    for model in (CausalLM(tiny.build(name)), masked(name, monkeypatch)):
+    for model in (CausalLM(tiny.build(name, **FEW)), masked(name, monkeypatch)):
         cache = model.new_cache()
         cache.reserve(3, 64)
         model.forward(model.address(TokenTree.chain(tokens), torch.tensor([0, 0]), rows, 15), cache)

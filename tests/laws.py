@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from scipy import stats
 from torch import Tensor
+from transformers import PreTrainedModel
 
 import random_heads as heads
 import tiny
@@ -59,7 +60,7 @@ PROMPT = [0, 1, 2, 0, 1, 3, 0, 1]
 """Its end has stood there twice before, with two continuations."""
 ROWS = 4000
 """Rows of a batch."""
-SIZES = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 1, "num_key_value_heads": 1}
+SIZES = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "max_position_embeddings": 64}
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "temperature": {"temperature": 1.0},
@@ -150,12 +151,15 @@ NESTED: dict[str, Callable[[CausalLM, CausalLM, Replay], Drafter]] = {
 """Drafters made of drafters, and what stands at their bottom."""
 
 
+def model(seed: int | None = None, heads: int = 1) -> PreTrainedModel:
+    sizes = {"vocab_size": VOCAB, "num_attention_heads": heads, "num_key_value_heads": heads, **SIZES}
+    return tiny.build("llama", seed=seed, spread=1.0, tie_word_embeddings=False, **sizes)
+
+
 @functools.cache
-def pair() -> tuple[CausalLM, CausalLM]:
+def pair(heads: int = 1) -> tuple[CausalLM, CausalLM]:
     """A target, and a draft whose logits are the target's with the sign turned."""
-    sizes = {"vocab_size": VOCAB, "num_hidden_layers": 1, "max_position_embeddings": 64, **SIZES}
-    target = tiny.build("llama", spread=1.0, tie_word_embeddings=False, **sizes)
-    draft = tiny.build("llama", spread=1.0, tie_word_embeddings=False, **sizes)
+    target, draft = model(heads=heads), model(heads=heads)
     draft.lm_head.weight.data.neg_()
     return CausalLM(target), CausalLM(draft)
 
@@ -163,8 +167,7 @@ def pair() -> tuple[CausalLM, CausalLM]:
 @functools.cache
 def third() -> CausalLM:
     """Another draft, which knows nothing of the target."""
-    sizes = {"vocab_size": VOCAB, "num_hidden_layers": 1, "max_position_embeddings": 64, **SIZES}
-    return CausalLM(tiny.build("llama", seed=11, spread=1.0, tie_word_embeddings=False, **sizes))
+    return CausalLM(model(11))
 
 
 def drafter(name: str, full: cache.SlotCache, replay: Replay) -> Drafter:
@@ -215,9 +218,9 @@ def params(setting: str, seed: int = 0) -> SamplingParams:
 
 
 @torch.inference_mode()
-def law(setting: str) -> Tensor:
+def law(setting: str, heads: int = 1) -> Tensor:
     """The exact probability of each of the V^3 texts, [V, V, V]: stock logits, one warp, all paths."""
-    target, _ = pair()
+    target, _ = pair(heads)
     joint = torch.ones(1, dtype=torch.float64)
     texts = torch.tensor([PROMPT])
     for _ in range(LENGTH):

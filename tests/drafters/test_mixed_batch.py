@@ -110,7 +110,7 @@ def test_under_every_rule_picked_siblings_are_followed_to_the_end(rule: str, law
 )
 def test_greedy_texts_are_those_of_the_row_alone(make: Callable[[], Drafter], rule: str):
     g = tiny.generator(model(1), make(), Constant(3), rule=rule)
-    params = [SamplingParams(max_new_tokens=24, temperature=p.temperature, seed=4) for p in PARAMS]
+    params = [SamplingParams(max_new_tokens=16, temperature=p.temperature, seed=4) for p in PARAMS]
     sequences = [g.submit([text], own)[0] for text, own in zip(TEXTS, params, strict=True)]
     g.engine.run(sequences)
     for line in (1, 3):

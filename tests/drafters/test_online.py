@@ -217,8 +217,7 @@ def test_texts_follow_the_law_while_the_draft_learns():
     """Chi-square of 40,000 texts from a chain, whose draft ranks the tokens in reverse at first and is changed between
     steps, in the middle of batches."""
     served, _ = laws.pair()
-    sizes = {"vocab_size": laws.VOCAB, "num_hidden_layers": 1, "max_position_embeddings": 64, **laws.SIZES}
-    own = tiny.build("llama", spread=1.0, tie_word_embeddings=False, **sizes)
+    own = laws.model()
     own.lm_head.weight.data.neg_()
     drafter = DraftModel(DraftOptions(num_assistant_tokens=2), CausalLM(own), served.vocab_size)
     options = Options(interval=2000, background=False, lr=3e-3, batch=512, context=16, top_laws=8)

@@ -15,7 +15,7 @@ from foredraft.compose.load import load
 from foredraft.core.drafter import Drafter
 from foredraft.core.errors import ModelError, PromptError
 from foredraft.drafters.eagle3 import Eagle3Drafter, Options as Eagle3Options
-from foredraft.model.cache import BUCKET, persistent_zeros
+from foredraft.model.cache import BUCKET, bucket, persistent_zeros
 from foredraft.model.hf import CausalLM
 from foredraft.model.memory import available_bytes, format_bytes
 
@@ -142,13 +142,15 @@ def test_nothing_is_allocated_while_requests_run_nor_when_others_follow(method: 
     for module in ("model.cache", "engine.state", "drafters.common.feature_cache"):
         monkeypatch.setattr(f"foredraft.{module}.persistent_zeros", spy)
     g = tiny.generator(target, drafter)
-    sequences = g.submit(tiny.prompts((250, 3)), foredraft.SamplingParams(max_new_tokens=300))
+    new = 40
+    assert bucket(250) < bucket(250 + new)
+    sequences = g.submit(tiny.prompts((250, 3)), foredraft.SamplingParams(max_new_tokens=new))
     while not all(each.tokens for each in sequences):  # the short prompt is read first
         g.engine.step()
     first = len(made)
     while not all(each.finished for each in sequences):
         g.engine.step()
-    assert first and len(made) == first and all(len(each.tokens) == 300 for each in sequences)
+    assert first and len(made) == first and all(len(each.tokens) == new for each in sequences)
     later = g.batch(tiny.prompts((3, 250)), max_new_tokens=20)
     assert len(made) == first
     alone = tiny.generator(CausalLM(tiny.build("llama", max_position_embeddings=1024)))

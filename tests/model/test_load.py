@@ -1,10 +1,9 @@
 """Models from folders: what comes out, what is refused, and with which sentence."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForSeq2SeqLM
@@ -13,6 +12,7 @@ from transformers.utils import logging as hf_logging
 import foredraft
 import tiny
 from foredraft.core.errors import DrafterError, ForedraftError, ModelError, PromptError
+from foredraft.model.hub import fetch
 from foredraft.model.load import eos_token_ids, load_model, resolve
 from foredraft.model.tokenizer import Tokenizer
 
@@ -157,21 +157,10 @@ def test_prompts_that_are_nothing():
     assert text.decode(text.encode_chat([{"role": "user", "content": "AB"}])) == "AB|>"
 
 
-def test_a_hub_name_without_a_network_is_one_sentence():
-    """In a process of its own, since huggingface_hub reads its switches when it is imported."""
-    code = (
-        "import foredraft\nfrom foredraft.model.hub import fetch\n"
-        "for what in (lambda: foredraft.load('nobody/nothing', None), lambda: fetch('nobody/nothing')):\n"
-        "    try:\n        what()\n    except foredraft.UsageError as e:\n        print(e)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={"HF_HUB_OFFLINE": "1", "PYTHONPATH": ":".join(sys.path), "PATH": "", "HOME": "/nowhere"},
-    )
-    assert done.returncode == 0, done.stderr
-    model, head = done.stdout.splitlines()
-    assert model.startswith("Cannot load a causal LM from 'nobody/nothing': ")
-    assert head.startswith("There is no folder 'nobody/nothing', and downloading it from the hub failed: ")
+def test_a_hub_name_without_a_network_is_one_sentence(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(foredraft.UsageError, match=r"^Cannot load a causal LM from 'nobody/nothing': [^\n]+$"):
+        foredraft.load("nobody/nothing", None)
+    said = r"^There is no folder 'nobody/nothing', and downloading it from the hub failed: [^\n]+$"
+    with pytest.raises(foredraft.UsageError, match=said):
+        fetch("nobody/nothing")

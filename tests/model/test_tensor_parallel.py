@@ -95,52 +95,32 @@ def test_two_processes_serve_the_bundled_model(tmp_path: Path):
 
 
 COUNTS = """
-import collections, json, sys
-import foredraft
-from foredraft.core.sampling.params import SamplingParams
-asked = json.loads(sys.argv[1])
-g, = foredraft.load_many(asked["model"], [asked["drafter"]], device="cpu", tensor_parallel=2, max_batch_size=1000)
-params = SamplingParams(temperature=1.0, max_new_tokens=3, eos_token_id=(), seed=asked["seed"])
-found = g.generate([asked["prompt"]], params, num_return_sequences=asked["outputs"])
-counts = collections.Counter(" ".join(map(str, each.tokens)) for each in found)
-drafted = sum(each.stats.drafted for each in found)
+import json, sys
+import foredraft, laws
+model, drafter, outputs = sys.argv[1], sys.argv[2], int(sys.argv[3])
+g, = foredraft.load_many(model, [drafter], device="cpu", tensor_parallel=2, max_batch_size=1000)
+found = g.generate([laws.PROMPT], laws.params("temperature", 3), num_return_sequences=outputs)
 g.close()
-print(json.dumps([counts, drafted]))
+counts, drafted = laws.tally(each.tokens for each in found), sum(each.stats.drafted for each in found)
+print(json.dumps([counts.tolist(), drafted]))
 """
-
-
-def law(target: CausalLM, prompt: list[int], vocab: int) -> torch.Tensor:
-    """The exact probability of each output of three tokens, [V, V, V], at temperature 1."""
-    joint, texts = torch.ones(1, dtype=torch.float64), torch.tensor([prompt])
-    for _ in range(3):
-        p = target.stock_logits(texts)[:, -1].double().softmax(-1)
-        joint = (joint[:, None] * p).flatten()
-        every = torch.arange(vocab).expand(len(texts), -1).reshape(-1, 1)
-        texts = torch.cat([texts.repeat_interleave(vocab, 0), every], 1)
-    return joint.view(vocab, vocab, vocab)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", ["num_assistant_tokens=2", "branching=2x1"])
 def test_sampled_outputs_of_two_processes_have_the_law_of_the_target(options: str, tmp_path: Path):
-    """A chain, and a tree of siblings drawn without replacement, from a draft that knows nothing of the target."""
-    vocab, prompt, outputs = 6, [0, 1, 2, 0, 1, 3], 10_000
-    raw = tiny.build("llama", vocab_size=vocab)
-    raw.save_pretrained(tmp_path / "target")
-    tiny.build("llama", seed=8, vocab_size=vocab).save_pretrained(tmp_path / "draft")
+    """A chain, and a tree of siblings drawn without replacement, from a draft that ranks tokens in reverse."""
+    for name, each in zip(("target", "draft"), laws.pair(heads=2), strict=True):
+        each.model.save_pretrained(tmp_path / name)
     schedule = "num_assistant_tokens_schedule=constant,assistant_confidence_threshold=0"
-    drafter = f"draft_model:{tmp_path / 'draft'},{options},{schedule}"
-    asked = {"model": str(tmp_path / "target"), "drafter": drafter, "prompt": prompt, "outputs": outputs, "seed": 3}
+    drafter, outputs = f"draft_model:{tmp_path / 'draft'},{options},{schedule}", 10_000
     (tmp_path / "counts.py").write_text(COUNTS)
-    printed = two_processes(tmp_path / "counts.py", json.dumps(asked), folder=Path(__file__).parent)
-    found, drafted = json.loads(printed.splitlines()[-1])
-    assert drafted > outputs
-    counts = torch.zeros(vocab, vocab, vocab)
-    for output, count in found.items():
-        counts[tuple(map(int, output.split()))] = count
-    assert counts.sum() == outputs
-    with torch.inference_mode():
-        assert laws.p_value(counts, law(CausalLM(raw), prompt, vocab)) > 1e-3
+    folder = Path(__file__).parent
+    printed = two_processes(tmp_path / "counts.py", tmp_path / "target", drafter, str(outputs), folder=folder)
+    counts, drafted = json.loads(printed.splitlines()[-1])
+    found = torch.tensor(counts)
+    assert drafted > outputs == found.sum()
+    assert laws.p_value(found, laws.law("temperature", heads=2)) > 1e-3
 
 
 DIES = """
