@@ -66,8 +66,7 @@ class Output:
     """Extra measurements, and where results go."""
 
     out: str = field(
-        default="bench.jsonl",
-        metadata={"help": "JSON Lines, one per call; an existing file is continued."},
+        default="bench.jsonl", metadata={"help": "JSON Lines, one per call; an existing file is continued."}
     )
     texts: bool = field(default=True, metadata={"help": "Do not write the outputs' text to the file."})
     costs: bool = field(default=False, metadata={"help": "Also time forwards by tokens, cache length and batch."})
@@ -96,9 +95,7 @@ def command(
     compare: Annotated[
         tuple[str, str] | None,
         typer.Option(
-            metavar="A B",
-            help="Only compare two files: is B slower than A, beyond noise?",
-            show_default=False,
+            metavar="A B", help="Only compare two files: is B slower than A, beyond noise?", show_default=False
         ),
     ] = None,
     tolerance: Annotated[float, typer.Option(metavar="FLOAT", help=_TOLERANCE)] = 0.05,

@@ -26,10 +26,7 @@ _HELP = {
 }
 
 
-EXAMPLES = (
-    "foredraft chat",
-    'foredraft chat -m PATH -d eagle3:HEAD --system "Answer briefly." --temperature 0.7',
-)
+EXAMPLES = ("foredraft chat", 'foredraft chat -m PATH -d eagle3:HEAD --system "Answer briefly." --temperature 0.7')
 
 
 @flags(choice=MODEL, sampling=CHAT_SAMPLING)

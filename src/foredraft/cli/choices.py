@@ -61,10 +61,7 @@ class ModelChoice(TargetChoice):
         default=(),
         metadata={"help": "NAME=VALUE for the target's from_pretrained, e.g. revision=v2; JSON values; repeatable."},
     )
-    draft_option: tuple[str, ...] = field(
-        default=(),
-        metadata={"help": "The same for the draft model."},
-    )
+    draft_option: tuple[str, ...] = field(default=(), metadata={"help": "The same for the draft model."})
 
     def load(self, *, prefix_cache: bool = False) -> "Generator":
         """Load the generator, with a spinner on a terminal."""

@@ -136,12 +136,7 @@ class Contest:
 
     @classmethod
     def run(
-        cls,
-        sides: list[Side],
-        prompt: "Prompt",
-        params: SamplingParams,
-        runs: int,
-        refresh: Callable[[], None],
+        cls, sides: list[Side], prompt: "Prompt", params: SamplingParams, runs: int, refresh: Callable[[], None]
     ) -> "Contest":
         """Race the sides several times."""
         begun = time.perf_counter()

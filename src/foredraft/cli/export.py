@@ -30,10 +30,7 @@ def command(
     out: Annotated[str, typer.Option(help="Folder to write.", metavar="FOLDER", show_default=False)],
     rope_theta: Annotated[float | None, typer.Option(help=_ROPE, metavar="FLOAT", show_default=False)] = None,
     dtype: Annotated[str, typer.Option(help="bfloat16, float16 or float32.", metavar="TEXT")] = "bfloat16",
-    embed: Annotated[
-        bool | None,
-        typer.Option(help=_EMBED, metavar="", show_default=False),
-    ] = None,
+    embed: Annotated[bool | None, typer.Option(help=_EMBED, metavar="", show_default=False)] = None,
 ) -> None:
     """Convert a draft head for vLLM, SGLang or its original code."""
     import torch

@@ -79,8 +79,7 @@ EXAMPLES = (
 @flags(choice=MODEL, sampling=SAMPLING, structure=Group(Structure, "Structure"), shown=Group(Output, "Options"))
 def command(
     prompt: Annotated[
-        str | None,
-        typer.Argument(help="Default, or with -: read standard input.", show_default=False),
+        str | None, typer.Argument(help="Default, or with -: read standard input.", show_default=False)
     ] = None,
     prompt_file: Annotated[
         str | None, typer.Option(help="Read the prompt from a file.", metavar="FILE", show_default=False)

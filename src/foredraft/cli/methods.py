@@ -63,11 +63,7 @@ def described(only: str | None = None) -> list[dict[str, Any]]:
 
 
 def _explain(name: str, as_json: bool) -> None:
-    """Print one method and its options.
-
-    Raises:
-        OptionError: unknown method.
-    """
+    """Print one method and its options. Raises ``OptionError``: unknown method."""
     from foredraft.compose.spec import find
     from foredraft.core.options import describe_options
     from foredraft.core.sampling.params import check_known

@@ -26,10 +26,7 @@ _BASELINE = "The arm that counts as 1.00x; default: none (plain decoding)."
 _FULL = "Add quartiles, speed with prefill, tokens per second and errors."
 
 
-EXAMPLES = (
-    "foredraft report run.jsonl --html report.html",
-    "foredraft report run.jsonl --figures out --format pdf",
-)
+EXAMPLES = ("foredraft report run.jsonl --html report.html", "foredraft report run.jsonl --figures out --format pdf")
 
 
 def command(

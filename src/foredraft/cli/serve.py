@@ -13,10 +13,7 @@ from foredraft.serve.options import ServeOptions
 
 _REPLICAS = "Replicas behind one endpoint; above 1 needs pip install 'foredraft[scale]'."
 _ADDRESS = "Of a Ray cluster that runs the replicas; default: this machine."
-EXAMPLES = (
-    "foredraft serve --model PATH --drafter eagle3:HEAD",
-    "foredraft serve --host 0.0.0.0 --replicas 4",
-)
+EXAMPLES = ("foredraft serve --model PATH --drafter eagle3:HEAD", "foredraft serve --host 0.0.0.0 --replicas 4")
 
 
 @flags(choice=MODEL, server=Group(ServeOptions, "Server"))

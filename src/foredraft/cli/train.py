@@ -28,8 +28,7 @@ class Source:
     """The training data."""
 
     data: tuple[str, ...] = field(
-        default=(),
-        metadata={"help": "JSON Lines or text file, folder, or datasets:NAME; repeatable."},
+        default=(), metadata={"help": "JSON Lines or text file, folder, or datasets:NAME; repeatable."}
     )
     cache: str | None = field(default=None, metadata={"help": "Folder for tokens and features, shared by runs."})
     store: float = field(default=0.0, metadata={"help": "Gigabytes of features to store on disk."})
@@ -79,12 +78,10 @@ def command(
         str, typer.Option("--model", "-m", metavar="TEXT", help="Target: folder, hub name or sample.")
     ] = "sample",
     out: Annotated[
-        str,
-        typer.Option("--out", "-o", metavar="FOLDER", help="Run folder; the result is OUT/head or OUT/draft."),
+        str, typer.Option("--out", "-o", metavar="FOLDER", help="Run folder; the result is OUT/head or OUT/draft.")
     ] = "head",
     recipe: Annotated[
-        list[str] | None,
-        typer.Option("--recipe", metavar="NAME=VALUE", help=_RECIPE, show_default=False),
+        list[str] | None, typer.Option("--recipe", metavar="NAME=VALUE", help=_RECIPE, show_default=False)
     ] = None,
     device: Annotated[
         str | None, typer.Option(metavar="TEXT", help="cpu: train without a GPU.", show_default=False)

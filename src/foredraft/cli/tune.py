@@ -127,13 +127,9 @@ def _check(what: What, shown: Output) -> None:
 def _write_page(shown: Output, found: "Tuning", model: str, device: str, batches: tuple[int, ...]) -> None:
     from foredraft.bench.report.tables import provenance as sentence
     from foredraft.bench.tune.deployment import Deployment, page
-    from foredraft.core.io import atomic_write_text, provenance
+    from foredraft.core.io import provenance, write_text
 
-    text = page(found, Deployment(model, device, batches, shown.out), sentence(provenance()))
-    try:
-        atomic_write_text(Path(shown.page), text)
-    except OSError as error:
-        raise OptionError(f"Cannot write {shown.page}: {error.strerror}.") from None
+    write_text(shown.page, page(found, Deployment(model, device, batches, shown.out), sentence(provenance())))
 
 
 def _sized(found: "Tuning") -> str:
@@ -195,10 +191,7 @@ def _print(found: "Tuning", servers: "ServerConfig | None", path: str, model: st
         console.print("No drafter is faster than plain decoding here.", style="bold yellow")
     else:
         console.print(
-            f"Best: {best.spec}, {best.measured:.2f}x plain decoding.",
-            style="bold green",
-            soft_wrap=True,
-            markup=False,
+            f"Best: {best.spec}, {best.measured:.2f}x plain decoding.", style="bold green", soft_wrap=True, markup=False
         )
         points = ", ".join(f"{point.speed_up:.2f} at {point.batch}" for point in found.batches)
         gain = f"no gain from batch size {found.off_from}" if found.off_from else "faster at every size"

@@ -8,10 +8,7 @@ import typer
 
 from foredraft.core.errors import DataError
 
-EXAMPLES = (
-    'foredraft generate "def fibonacci(n):" --record run.jsonl',
-    "foredraft viewer run.jsonl",
-)
+EXAMPLES = ('foredraft generate "def fibonacci(n):" --record run.jsonl', "foredraft viewer run.jsonl")
 _HTML = "Write the page to this file; default: RUN with the suffix .html."
 _FIELDS = {"model", "drafter", "lossless", "prompt", "finish_reason", "stats", "pieces", "steps"}
 

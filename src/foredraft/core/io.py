@@ -54,20 +54,17 @@ def atomic_save(path: Path, saved: Any) -> None:
     atomic_write(path, lambda file: torch.save(saved, file))
 
 
-def write_text(path: str | Path, text: str) -> None:
-    """Write a string atomically; an ``OptionError`` if the file cannot be written."""
+def write_text(path: str | Path, text: str, error: type[UsageError] = OptionError) -> None:
+    """Write a string atomically; raise ``error`` if the file cannot be written."""
     try:
         atomic_write_text(Path(path), text)
     except OSError as found:
-        raise OptionError(f"Cannot write {path}: {found.strerror}.") from None
+        raise error(f"Cannot write {path}: {found.strerror}.") from None
 
 
 def write_json(path: str | Path, record: Mapping[str, Any], error: type[UsageError] = OptionError) -> None:
     """Write a JSON object atomically; raise ``error`` if the file cannot be written."""
-    try:
-        atomic_write_text(Path(path), json.dumps(record, indent=2) + "\n")
-    except OSError as found:
-        raise error(f"Cannot write {path}: {found.strerror}.") from None
+    write_text(path, json.dumps(record, indent=2) + "\n", error)
 
 
 def read_json(path: str | Path, what: str, remedy: str, error: type[UsageError] = DrafterError) -> dict[str, Any]:

@@ -147,13 +147,7 @@ _COUNTS = (
     *("accepted_prediction_tokens", "rejected_prediction_tokens"),
 )
 _SUMS = _COUNTS + _TIMES
-_DERIVED = (
-    "acceptance_length",
-    "acceptance_rate",
-    "acceptance_by_depth",
-    "tokens_per_second",
-    "other_seconds",
-)
+_DERIVED = ("acceptance_length", "acceptance_rate", "acceptance_by_depth", "tokens_per_second", "other_seconds")
 _MIXED = "mixed"
 
 

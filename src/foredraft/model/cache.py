@@ -280,13 +280,7 @@ class SlotView(Cache):
     """
 
     def __init__(
-        self,
-        store: SlotCache,
-        rows: Sequence[int],
-        nodes: Int[Tensor, "B N"],
-        extent: int,
-        *,
-        stored: bool = False,
+        self, store: SlotCache, rows: Sequence[int], nodes: Int[Tensor, "B N"], extent: int, *, stored: bool = False
     ) -> None:
         super().__init__(layers=[])
         self.store = store

@@ -158,11 +158,7 @@ class Answers:
 
 
 def parsed(line: bytes) -> dict[str, Any]:
-    """A request.
-
-    Raises:
-        ApiError: it is not a JSON object with a ``custom_id``.
-    """
+    """A request. Raises ``ApiError``: it is not a JSON object with a ``custom_id``."""
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):

@@ -136,13 +136,7 @@ def capacity(
 
 
 def deployments(
-    target: ModelSizes,
-    drafter: DrafterSizes,
-    load: Load,
-    memory: int,
-    *,
-    bandwidth: float | None = None,
-    most: int = 8,
+    target: ModelSizes, drafter: DrafterSizes, load: Load, memory: int, *, bandwidth: float | None = None, most: int = 8
 ) -> list[Capacity]:
     """The deployments with 1, 2, 4, ... devices a replica that hold at least one row, the one with the fewest devices
     first.

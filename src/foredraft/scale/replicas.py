@@ -157,11 +157,7 @@ def deploy(load: Callable[[], Generator], names: Seq[str], server: ServeOptions,
         **common,
     )(Replica)
     gateway = serve.deployment(
-        name="gateway",
-        num_replicas=scale.gateways,
-        ray_actor_options={"num_cpus": 0},
-        max_surge_percent=100,
-        **common,
+        name="gateway", num_replicas=scale.gateways, ray_actor_options={"num_cpus": 0}, max_surge_percent=100, **common
     )(Entrance)
     try:
         serve.run(gateway.bind(replicas.bind(load, tuple(names), keyed), keyed), name=APP, logging_config=_LOGS)

@@ -228,11 +228,7 @@ def _json(answer: Answer) -> Response:
 
 
 async def _unless_gone(request: Request, work: Awaitable[T]) -> T:
-    """Await ``work``; cancel it if the client goes away.
-
-    Raises:
-        ApiError: the client went away.
-    """
+    """Await ``work``; cancel it if the client goes away. Raises ``ApiError``: the client went away."""
     task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(request))
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)

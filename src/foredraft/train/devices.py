@@ -30,10 +30,7 @@ def accelerator(cpu: bool = False, partial: bool = False) -> "Accelerator":
         from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
     except ImportError as error:
         raise OptionError("Training needs the package accelerate: pip install 'foredraft[train]'.") from error
-    handlers = [
-        InitProcessGroupKwargs(timeout=_TIMEOUT),
-        DistributedDataParallelKwargs(find_unused_parameters=partial),
-    ]
+    handlers = [InitProcessGroupKwargs(timeout=_TIMEOUT), DistributedDataParallelKwargs(find_unused_parameters=partial)]
     made = Accelerator(cpu=cpu, kwargs_handlers=handlers)
     if made.distributed_type in ("FSDP", "DEEPSPEED", "MEGATRON_LM"):
         raise OptionError(

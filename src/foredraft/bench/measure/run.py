@@ -130,14 +130,7 @@ class Bench:
         PromptError: ``settings.chat`` is set, but the model has no chat template.
     """
 
-    def __init__(
-        self,
-        arms: Sequence[BenchArm],
-        settings: Settings,
-        path: Path,
-        *,
-        keep_texts: bool = True,
-    ) -> None:
+    def __init__(self, arms: Sequence[BenchArm], settings: Settings, path: Path, *, keep_texts: bool = True) -> None:
         self._arms = list(arms)
         self._settings = settings
         self._path = path

@@ -89,16 +89,14 @@ class Probe(Policy):
         confidence: the confidence threshold of the method's options.
     """
 
+    learns = False
+
     def __init__(self, recorder: StepRecorder, confidence: float = 0.0) -> None:
         self._recorder = recorder
         self._confidence = confidence
         self._known: set[int] = set()
         self.short = 0
         self.steps: list[Step] = []
-
-    @property
-    def learns(self) -> bool:
-        return False
 
     def plan(self, view: View, limits: Sequence[int]) -> Plan:
         longest = min(self.short or self._recorder.needs.longest, self._recorder.needs.longest)

@@ -120,11 +120,7 @@ def as_grammar(given: Any) -> Grammar | None:
 
 
 def _text(what: str, text: Any) -> str:
-    """A string of valid Unicode.
-
-    Raises:
-        OptionError: it is not.
-    """
+    """A string of valid Unicode. Raises ``OptionError``: it is not."""
     if not isinstance(text, str):
         raise OptionError(f"A grammar's {what} must be a string, not {kind_of(text)}.")
     try:

@@ -44,9 +44,7 @@ class Truncation:
     @classmethod
     def of(cls, params: Sequence[SamplingParams], device: torch.device | str) -> "Truncation":
         def column(
-            read: Callable[[SamplingParams], float | None],
-            idle: float | int,
-            dtype: torch.dtype = torch.float64,
+            read: Callable[[SamplingParams], float | None], idle: float | int, dtype: torch.dtype = torch.float64
         ) -> Tensor | None:
             values = [None if row.greedy else read(row) for row in params]
             if all(value is None or value == idle for value in values):

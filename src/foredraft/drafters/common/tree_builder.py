@@ -16,13 +16,7 @@ from foredraft.core.sampling.warp import Paths
 from foredraft.core.transfer import to_device
 from foredraft.core.tree import PAD, ROOT, TokenTree
 from foredraft.drafters.common.templates import Template
-from foredraft.drafters.common.tree_ops import (
-    Siblings,
-    draw_siblings,
-    likeliest,
-    normalize_or_uniform,
-    without_earlier,
-)
+from foredraft.drafters.common.tree_ops import Siblings, draw_siblings, likeliest, normalize_or_uniform, without_earlier
 
 
 class TreeBuilder(ABC):

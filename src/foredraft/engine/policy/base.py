@@ -11,10 +11,8 @@ from foredraft.engine.step import StepDone
 class Policy(ABC):
     """Decides the plan of each step, without seeing what will be drawn (non-anticipation). Subclasses are final."""
 
-    @property
-    def learns(self) -> bool:
-        """True if the plan of a sampled row may depend on other rows, earlier requests or the clock."""
-        return True
+    learns: bool = True
+    """True if the plan of a sampled row may depend on other rows, earlier requests or the clock."""
 
     @abstractmethod
     def plan(self, view: View, limits: Sequence[int]) -> Plan:

@@ -21,15 +21,13 @@ class Constant(Policy):
         drawn: see ``Plan.drawn``.
     """
 
+    learns = False
+
     def __init__(self, length: int, confidence: float = 0.0, nodes: int = 0, drawn: bool = False) -> None:
         self._length = length
         self._confidence = confidence
         self._nodes = nodes
         self._drawn = drawn
-
-    @property
-    def learns(self) -> bool:
-        return False
 
     def plan(self, view: View, limits: Sequence[int]) -> Plan:
         lengths = tuple(min(self._length, limit) for limit in limits)
@@ -43,15 +41,13 @@ class Heuristic(Policy):
     Each row has its own length, so that a request's draws do not depend on other rows.
     """
 
+    learns = False
+
     def __init__(self, length: int, confidence: float = 0.0, longest: int = 24) -> None:
         self._first = length
         self._longest = longest
         self._confidence = confidence
         self._lengths: dict[int, int] = {}
-
-    @property
-    def learns(self) -> bool:
-        return False
 
     def plan(self, view: View, limits: Sequence[int]) -> Plan:
         lengths = (self._lengths.get(row, self._first) for row in view.rows)
@@ -139,10 +135,7 @@ class OffFrom(Policy):
         self._inner = inner
         self._rows = rows
         self._always = always
-
-    @property
-    def learns(self) -> bool:
-        return self._always or self._inner.learns
+        self.learns = always or inner.learns
 
     def plan(self, view: View, limits: Sequence[int]) -> Plan:
         if len(view.rows) >= self._rows and (self._always or view.warp.greedy):

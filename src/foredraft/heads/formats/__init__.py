@@ -13,16 +13,7 @@ from foredraft.heads.formats.info import Head, HeadInfo, Overrides, Reading, Tar
 from foredraft.heads.formats.save import FORMATS, default_format, save_head
 from foredraft.model.hf import CausalLM
 
-__all__ = [
-    "FORMATS",
-    "Head",
-    "HeadInfo",
-    "TargetNeeds",
-    "default_format",
-    "inspect_head",
-    "load_head",
-    "save_head",
-]
+__all__ = ["FORMATS", "Head", "HeadInfo", "TargetNeeds", "default_format", "inspect_head", "load_head", "save_head"]
 
 Matcher = Callable[[Checkpoint], bool]
 FormatReader = Callable[[Checkpoint, CausalLM | None, Overrides], Reading]
@@ -49,11 +40,7 @@ def inspect_head(path: str) -> HeadInfo:
 
 
 def load_head(
-    path: str,
-    target: CausalLM,
-    *,
-    rope_theta: float | None = None,
-    taps: tuple[int, ...] | None = None,
+    path: str, target: CausalLM, *, rope_theta: float | None = None, taps: tuple[int, ...] | None = None
 ) -> Head:
     """Load a head for this target, on its device and in its dtype, without gradients.
 
