@@ -149,7 +149,7 @@ class NestedLoop:
         starts = []
         for row, history, known, end in zip(view.rows, histories, knowns, ends, strict=True):
             cached, new = self._cached[row], history[known - begin : end - begin]
-            same = _common_prefix(cached[known:], new)
+            same = common_prefix(cached[known:], new)
             starts.append(known + same)
             del cached[known + same :]
             cached += new[same:]
@@ -196,6 +196,6 @@ class _Laws:
             self.q[row, target] = done.laws[row, source]
 
 
-def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     pairs = zip(a, b, strict=False)
     return next((i for i, (x, y) in enumerate(pairs) if x != y), min(len(a), len(b)))

@@ -15,10 +15,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from foredraft.core.drafter import StepOut
-from foredraft.core.errors import ModelError
+from foredraft.core.errors import ModelError, first_line
 from foredraft.core.tree import TokenTree
 from foredraft.model.cache import SlotCache
-from foredraft.model.hf import MODEL_ERRORS, CausalLM, first_line
+from foredraft.model.hf import MODEL_ERRORS, CausalLM
 from foredraft.model.masks import StepIn
 from foredraft.model.memory import has_matrices, stored_bytes
 from foredraft.model.taps import decoder_layers
@@ -63,7 +63,9 @@ class Layers:
             self._parts = _find_parts(model, self._blocks)
             self._all_skipped = _probe(self._skip([*range(len(self))], []), model.new_cache())
         except MODEL_ERRORS as error:
-            raise ModelError(f"{model.name} cannot run with skipped layers: {first_line(error)}.") from error
+            raise ModelError(
+                f"{model.name} cannot run with skipped layers: {first_line(error).rstrip('.')}."
+            ) from error
         self._is_separable: bool | None = None  # computed on first use
 
     def __len__(self) -> int:

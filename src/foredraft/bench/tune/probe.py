@@ -4,11 +4,12 @@ Smaller drafts are derived from the same steps: a tree of n nodes and depth d is
 its accepted path is a prefix of the recorded one.
 """
 
-import bisect
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, final
+
+import numpy as np
 
 from foredraft.bench.measure.recording_drafter import RecordingDrafter
 from foredraft.core.draft import Draft, Verdict
@@ -141,13 +142,7 @@ class Fit:
     ys: tuple[float, ...]
 
     def __call__(self, x: int | float) -> float:
-        if not self.xs:
-            return 0.0
-        if x <= self.xs[0] or len(self.xs) == 1:
-            return self.ys[0]
-        right = min(bisect.bisect_left(self.xs, x), len(self.xs) - 1)
-        (x0, x1), (y0, y1) = self.xs[right - 1 : right + 1], self.ys[right - 1 : right + 1]
-        return y0 + (y1 - y0) * min((x - x0) / (x1 - x0), 1.0)
+        return float(np.interp(x, self.xs, self.ys)) if self.xs else 0.0
 
     @classmethod
     def through(cls, points: Sequence[tuple[float, float]]) -> "Fit":

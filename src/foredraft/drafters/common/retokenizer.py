@@ -9,6 +9,7 @@ from torch import Tensor
 
 from foredraft.core.drafter import View
 from foredraft.core.transfer import to_device
+from foredraft.engine.nested_loop import common_prefix
 from foredraft.model.vocab_mapping import VocabMapping
 
 _TRIES = 8
@@ -80,7 +81,7 @@ class Retokenizer:
         tail = self._mapping.to_draft(window, first=begin == 0)
         if not tail and not known:
             tail = [0]  # the draft model needs at least one token
-        same = _common_prefix(row.ids[known:], tail)
+        same = common_prefix(row.ids[known:], tail)
         row.tokens = torch.cat([row.tokens[: known + same], to_device(tail[same:], device)])
         row.ids[known:] = tail
         if len(window) >= row.limit:
@@ -105,8 +106,3 @@ class Retokenizer:
                 row.limit = 2 * self._lookbehind
                 return
         row.limit = 2 * len(window)
-
-
-def _common_prefix(a: list[int], b: list[int]) -> int:
-    pairs = enumerate(zip(a, b, strict=False))
-    return next((i for i, (mine, other) in pairs if mine != other), min(len(a), len(b)))
