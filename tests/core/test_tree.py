@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from foredraft.core.tree import PAD, ROOT, TokenTree, from_paths
+from foredraft.core.tree import PAD, ROOT, TokenTree, merge_paths
 from foredraft.drafters.common.templates import Template
 from foredraft.drafters.common.tree_builder import Level
 
@@ -130,10 +130,10 @@ def _trie(paths: list[list[int]], lengths: list[int], budget: int | None) -> dic
 
 @given(continuations())
 @settings(max_examples=200, deadline=None)
-def test_from_paths_is_a_trie(case: tuple[list[list[list[int]]], list[list[int]], int | None]) -> None:
+def test_merged_paths_are_a_trie(case: tuple[list[list[list[int]]], list[list[int]], int | None]) -> None:
     paths, lengths, budget = case
     roots = torch.arange(len(paths)) + 7
-    tree = from_paths(roots, torch.tensor(paths), torch.tensor(lengths), budget)
+    tree = merge_paths(roots, torch.tensor(paths), torch.tensor(lengths), budget).tree
     size = 1 + len(paths[0]) * len(paths[0][0])
     assert tree.tokens.shape[1] == (size if budget is None else min(size, budget + 1))
     assert tree.depth == len(paths[0][0])

@@ -109,13 +109,6 @@ class Merged(NamedTuple):
     nodes: Int[Tensor, "B K D"]
 
 
-def from_paths(
-    root: Int[Tensor, "B"], paths: Int[Tensor, "B K D"], lengths: Int[Tensor, "B K"], budget: int | None = None
-) -> TokenTree:
-    """The tree of ``merge_paths``."""
-    return merge_paths(root, paths, lengths, budget).tree
-
-
 def merge_paths(
     root: Int[Tensor, "B"], paths: Int[Tensor, "B K D"], lengths: Int[Tensor, "B K"], budget: int | None = None
 ) -> Merged:

@@ -15,7 +15,7 @@ from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Needs, Plan, Rewindable, View
 from foredraft.core.errors import OptionError
 from foredraft.core.options import SizedOptions
-from foredraft.core.tree import from_paths
+from foredraft.core.tree import merge_paths
 from foredraft.drafters.common.build_context import BuildContext
 from foredraft.model.masks import extent_of
 
@@ -69,7 +69,7 @@ class PromptLookup(Rewindable):
         paths = history.gather(1, index.clamp(max=longest - 1).flatten(1)).view(-1, count, depth)
         allowed = plan.on(history.device)[:, None]
         lengths = torch.where(best >= 0, allowed.clamp(max=depth), 0)
-        return Draft(from_paths(view.roots, paths, lengths), Law.FIXED)
+        return Draft(merge_paths(view.roots, paths, lengths).tree, Law.FIXED)
 
     def rewind(self, row: int, length: int) -> None: ...
 
