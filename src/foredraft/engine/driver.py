@@ -56,6 +56,7 @@ class Driver:
             except Exception as error:
                 fault = error
             if not self._wake(fault):
+                release_threads()  # the next step may run in another thread
                 return
             fault = None
             try:
