@@ -115,7 +115,7 @@ def found(results: list[Result]) -> list[Any]:
 def segments_of(method: str, temperature: float) -> set[str]:
     """The segments of a draft."""
     if not method.startswith(("eagle", "medusa", "hydra", "blockwise")):
-        return {"draft"}
+        return {"chain"} if "chain" in method or method == "cascade" else {"tree"}
     tree = "drawn tree" if method == "medusa drawn" and temperature else "tree"
     return {tree, "catch-up"} if "eagle" in method or method == "hydra++" else {tree}
 

@@ -14,7 +14,7 @@ from foredraft.core.sampling.warp import Paths
 from foredraft.core.tree import TokenTree
 from foredraft.drafters import partial as partial_module, triforce as triforce_module
 from foredraft.drafters.common.build_context import NestedDrafter
-from foredraft.drafters.common.draft_runner import DraftRunner
+from foredraft.drafters.common.draft_runner import DraftRunner, Forwards
 from foredraft.drafters.common.partial_cache_sync import RECENT, PartialCacheSync
 from foredraft.drafters.common.windowed_runner import WindowedRunner
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
@@ -176,6 +176,10 @@ def test_no_choice_depends_on_what_is_drawn_afterwards(target: CausalLM, other: 
     assert all(torch.equal(keys[0, :, :16], keys[row, :, :16]) for row in range(1, 6))
 
 
+def second(forwards: Forwards) -> torch.Tensor:
+    return forwards.next(torch.tensor([5, 6]), 1)[:, 0]
+
+
 def test_a_window_reads_as_if_the_rest_had_never_been(other: CausalLM):
     """Equal to a fresh forward over sinks and window, positions from 0 on, at every length, also far beyond the draft's
     context and after a text has been taken back."""
@@ -190,7 +194,7 @@ def test_a_window_reads_as_if_the_rest_had_never_been(other: CausalLM):
         now = replace(view, lengths=torch.tensor(extents), extents=extents)
         for row in (0, 1):
             reader.rewind(row, extents[row])
-        logits = [reader.read(now, 3)[:, 0], reader.read_next(now, torch.tensor([5, 6]), 1)[:, 0]]
+        logits = reader.draft("two", now, 3, lambda _, forwards: [forwards.root()[:, 0], second(forwards)])
         for row, length in enumerate(extents):
             left = reader.dropped(length)
             assert (left == 0) == (length <= 37) and length - left + 3 <= 40
@@ -217,7 +221,7 @@ def read_in_a_loop(target: CausalLM, ahead: int) -> list[list[int]]:
         lefts.append([])
         for extent in (committed, committed + 4, committed + 7):
             now = replace(view, lengths=torch.tensor([extent]), extents=(extent,))
-            logits = reader.read(now, 4)
+            logits = reader.draft("root", now, 4, lambda _, forwards: forwards.root())
             left = reader._dropped[0]
             lefts[-1].append(left)
             kept = text[:4] + text[4 + left : extent] if left else text[:extent]
@@ -247,7 +251,8 @@ def test_what_a_window_in_a_loop_leaves_out_does_not_depend_on_how_far_a_neighbo
         found.append([])
         for committed in range(50, 90):
             for extent in (committed, committed + 5, *([committed + 30] if run_on else [])):
-                logits = reader.read(replace(view, lengths=torch.tensor([extent]), extents=(extent,)), 4)
+                now = replace(view, lengths=torch.tensor([extent]), extents=(extent,))
+                logits = reader.draft("root", now, 4, lambda _, forwards: forwards.root())
                 if extent <= committed + 5:
                     found[-1].append((reader._dropped[0], logits))
             reader.rewind(0, committed)

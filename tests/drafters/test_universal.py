@@ -20,6 +20,7 @@ from foredraft.core.errors import DrafterError, LawError
 from foredraft.core.rng import derive_seeds
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.verify import RULES
+from foredraft.drafters.common.draft_runner import Forwards
 from foredraft.drafters.common.retokenizer import Retokenizer
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
 from foredraft.drafters.universal import Options, Universal, coverage
@@ -179,8 +180,8 @@ def test_by_text_no_more_is_drafted_than_fills_the_plan(
     admit(drafter, view)
     assert drafter._retokenizer.view(view)[0].extents[0] / view.extents[0] == (0.5 if target == "digits" else 2.0)
     asked: list[int] = []
-    read_next = drafter._runner.read_next
-    monkeypatch.setattr(drafter._runner, "read_next", lambda *given: asked.append(1) or read_next(*given))
+    read_next = Forwards.next
+    monkeypatch.setattr(Forwards, "next", lambda *given: asked.append(1) or read_next(*given))
     for length, wanted in tokens.items():
         asked.clear()
         drafter.propose(view, Plan((length,)))

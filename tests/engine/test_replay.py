@@ -71,7 +71,7 @@ def test_rows_that_come_and_go_share_recordings(temperature: float):
         assert {(4, 4), (3, 4), (1, 1)} <= own and {padded for _, padded in own} == {1, 2, 4}
     made = len(replay.keys)
     assert made == replay.held and {replay.keys.count(each) <= 3 * 3 for each in ("forward", "tail")} == {True}
-    assert replay.keys.count("draft") <= 3 * (2 + 2 * 2)  # rows; levels, and widths of the text up to the root
+    assert replay.keys.count("tree") <= 3 * 3 * 3  # rows, levels, and widths of what is new up to the root
     assert tokens(g.generate(prompts, **options)) == tokens(expected)
     assert len(replay.keys) == made and not replay.fallbacks  # the cache kept its memory
 
@@ -93,7 +93,7 @@ def test_rows_that_may_hold_something_are_no_padding(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Traced, "__call__", noting(sizes))
     monkeypatch.setattr(g.engine._admission, "free_rows", lambda running: sorted({0, 1, 2, 3}.difference(running)))
     g.generate(prompts, max_new_tokens=30)
-    assert (3, 4) in sizes["forward"] & sizes["tail"] & sizes["draft"]
+    assert (3, 4) in sizes["forward"] & sizes["tail"] & sizes["tree"]
     sizes.clear()
     stepper = g.engine._stepper.__class__.__call__
     monkeypatch.setattr(Stepper, "__call__", lambda *args, free_rows, **options: stepper(*args, **options))
@@ -125,7 +125,7 @@ def test_a_recording_that_outlives_its_cache_gives_a_wrong_text(monkeypatch: pyt
     assert texts[:2] == expected[:2] and texts[2] != expected[2]
 
 
-@pytest.mark.parametrize("segment", ["draft", "forward", "tail"])
+@pytest.mark.parametrize("segment", ["tree", "forward", "tail"])
 def test_an_interruption_leaves_recordings_that_work(segment: str, monkeypatch: pytest.MonkeyPatch):
     g, replay = traced(with_tree)
     expected = tokens(g.generate(PROMPTS, max_new_tokens=20))
@@ -153,12 +153,14 @@ def test_logits_processors_run_eagerly(caplog: pytest.LogCaptureFixture):
     g, replay = traced(with_tree)
     options: dict[str, Any] = {"max_new_tokens": 20, "logits_processor": [ban], "temperature": 1.0, "seed": 3}
     assert tokens(g.generate(PROMPTS, **options)) == tokens(with_tree().generate(PROMPTS, **options))
-    assert set(replay.recordings) == {"forward"} and replay.fallbacks
+    (draft,) = replay._children
+    assert isinstance(draft, Traced)
+    assert set(replay.recordings) == {"forward"} and set(draft.recordings) == {"draft"}
     assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [
-        "The tail of a step runs eagerly: it depends on a function on the host."
+        f"The {segment} of a step runs eagerly: it depends on a function on the host." for segment in ("tree", "tail")
     ]
     g.generate(PROMPTS, max_new_tokens=20)
-    assert set(replay.recordings) == {"forward", "tail"}
+    assert set(replay.recordings) == {"forward", "tail"} and set(draft.recordings) == {"draft", "tree"}
 
 
 def test_logprobs_and_scores_of_replayed_steps():

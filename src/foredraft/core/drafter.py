@@ -126,18 +126,22 @@ class View:
     @property
     def roots(self) -> Int[Tensor, "B"]:
         """The last committed token of each row."""
+        if self.history.shape[1] == 1:  # all that ``recordable`` has kept, or rows of one token
+            return self.history[:, 0]
         return self.history.gather(1, self.lengths[:, None] - 1).squeeze(1)
 
     def recordable(self, *, history: bool) -> "View":
         """What recorded segments may read of the view (see ``model.replay``): tensors, and few numbers of the host.
 
         Args:
-            history: keep it, padded to a power of two; else it has no columns.
+            history: keep it, padded to a power of two; else it has one column, the roots.
         """
-        width = (1 << (self.history.shape[1] - 1).bit_length()) if history else 0
-        padded = torch.nn.functional.pad(self.history, (0, width - self.history.shape[1]))
-        warp = replace(self.warp, hottest=0.0)
-        return View((), padded, self.lengths, (), warp, self.noise)
+        if history:
+            width = 1 << (self.history.shape[1] - 1).bit_length()
+            kept = torch.nn.functional.pad(self.history, (0, width - self.history.shape[1]))
+        else:
+            kept = self.roots[:, None]
+        return View((), kept, self.lengths, (), replace(self.warp, hottest=0.0), self.noise)
 
     def followed_by(self, tokens: Int[Tensor, "B K"], counts: Sequence[int]) -> "View":
         """The same rows with the first ``counts[b]`` of ``tokens[b]`` appended; these tokens are drafted only."""

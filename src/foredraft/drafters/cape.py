@@ -19,7 +19,7 @@ from foredraft.core.options import SizedOptions
 from foredraft.core.sampling.warp import Paths
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.common.build_context import BuildContext
-from foredraft.drafters.common.draft_runner import DraftRunner, RunnerDrafter
+from foredraft.drafters.common.draft_runner import DraftRunner, Forwards, RunnerDrafter
 from foredraft.drafters.common.tree_ops import Candidates, keep_best, ranked
 from foredraft.model.base import TargetModel
 from foredraft.model.replay import EAGER, Replay
@@ -61,13 +61,22 @@ class Cape(RunnerDrafter[DraftRunner]):
         depth = min(plan.length, self._options.num_assistant_tokens)
         if depth == 0:
             return Draft(TokenTree.root(view.roots), Law.FIXED)
-        levels = self._levels(view, plan, depth)
+        nodes, worth = plan.at_most(self.needs.max_nodes), plan.level_worth
+        if self._runner.records:  # the bound changes from step to step
+            worth = 0.0
         allowed = plan.on(view.lengths.device)
-        return keep_best(levels, view.roots, plan.at_most(self.needs.max_nodes), allowed)
+        return self._runner.draft(
+            "tree", view, self._options.num_assistant_tokens, self._tree, allowed, depth, nodes, worth
+        )
 
-    def _levels(self, view: View, plan: Plan, depth: int) -> Candidates:
+    def _tree(
+        self, view: View, forwards: Forwards, allowed: Int[Tensor, "B"], depth: int, nodes: int, worth: float
+    ) -> Draft:
+        return keep_best(self._levels(view, forwards, depth, worth), view.roots, nodes, allowed)
+
+    def _levels(self, view: View, forwards: Forwards, depth: int, worth: float) -> Candidates:
         """The candidates level by level; the chain continues from the first of each."""
-        logits = self._runner.read(view, depth)
+        logits = forwards.root()
         chain = [view.roots]
         tokens, scores, parents, numbers = [], [], [], []
         above = torch.zeros_like(view.roots, dtype=torch.float32)[:, None]  # score of the path so far
@@ -88,9 +97,9 @@ class Cape(RunnerDrafter[DraftRunner]):
             parent, reached = reached + 1, reached + count
             above = above + chances[:, :1]
             chain.append(ids[:, 0])
-            if level == depth or self._too_unlikely(above, plan):
+            if level == depth or _too_unlikely(above, worth):
                 break
-            logits = self._runner.read_next(view, ids[:, 0], level)
+            logits = forwards.next(ids[:, 0], level)
         joined = (torch.cat(each, 1) for each in (tokens, parents, scores))
         return Candidates(*joined, levels=torch.cat(numbers), depth=len(tokens))
 
@@ -99,9 +108,10 @@ class Cape(RunnerDrafter[DraftRunner]):
         band = (best.exp() * len(self._options.widths)).long().clamp(max=len(self._options.widths) - 1)
         return self._widths[band]
 
-    def _too_unlikely(self, paths: Float[Tensor, "B 1"], plan: Plan) -> bool:
-        """True if another level is not worth a forward of the draft; only on a CPU, where reading values is free."""
-        return bool(plan.level_worth) and paths.device.type == "cpu" and float(paths.exp().sum()) < plan.level_worth
+
+def _too_unlikely(paths: Float[Tensor, "B 1"], worth: float) -> bool:
+    """True if another level is not worth a forward of the draft; only on a CPU, where reading values is free."""
+    return bool(worth) and paths.device.type == "cpu" and float(paths.exp().sum()) < worth
 
 
 def build(options: Options, context: BuildContext) -> Cape:

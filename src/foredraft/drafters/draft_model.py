@@ -8,14 +8,16 @@ from dataclasses import dataclass, field
 from typing import final
 
 import torch
+from jaxtyping import Int
+from torch import Tensor
 
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Needs, Plan, Trainable, View
 from foredraft.core.errors import OptionError
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.common.build_context import BuildContext
-from foredraft.drafters.common.chain import ChainOptions, draw_chain
-from foredraft.drafters.common.draft_runner import DraftRunner, RunnerDrafter, RunnerTreeBuilder
+from foredraft.drafters.common.chain import ChainLimits, ChainOptions, draw_chain
+from foredraft.drafters.common.draft_runner import DraftRunner, Forwards, RunnerDrafter, RunnerTreeBuilder
 from foredraft.drafters.common.templates import Template
 from foredraft.drafters.common.tree_builder import Level, build_static_tree
 from foredraft.drafters.common.windowed_runner import WindowedRunner
@@ -60,7 +62,7 @@ class DraftModel(RunnerDrafter[DraftRunner | WindowedRunner], BeamDrafter, Train
     Args:
         model: the draft model.
         vocab_size: of the target. The draft's may differ by padding.
-        replay: how its forwards run; see ``DraftRunner``.
+        replay: how its drafts run; see ``DraftRunner``.
     """
 
     def __init__(self, options: Options, model: TargetModel, vocab_size: int, replay: Replay = EAGER) -> None:
@@ -91,11 +93,18 @@ class DraftModel(RunnerDrafter[DraftRunner | WindowedRunner], BeamDrafter, Train
         depth = min(plan.length, _longest(self._options))
         if depth == 0:
             return Draft(TokenTree.root(view.roots), Law.FIXED)
-        logits = self._runner.read(view, self.needs.max_nodes)
+        room, device = self.needs.max_nodes, view.lengths.device
         if not self._levels:
-            return draw_chain(view, plan, depth, logits, self._runner.read_next)
-        allowed = plan.on(view.lengths.device)
-        return build_static_tree(RunnerTreeBuilder(self._runner, view, logits), self._levels[:depth], allowed)
+            return self._runner.draft("chain", view, room, drafted_chain, ChainLimits.of(plan, depth, device))
+        return self._runner.draft("tree", view, room, self._tree, plan.on(device), depth)
+
+    def _tree(self, view: View, forwards: Forwards, allowed: Int[Tensor, "B"], depth: int) -> Draft:
+        return build_static_tree(RunnerTreeBuilder(forwards, view), self._levels[:depth], allowed)
+
+
+def drafted_chain(view: View, forwards: Forwards, limits: ChainLimits) -> Draft:
+    """A chain drawn from a draft model."""
+    return draw_chain(view, limits, forwards.root(), forwards.next, recorded=forwards.recorded)
 
 
 def _longest(options: Options) -> int:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import final
 
 import torch
+from jaxtyping import Int
+from torch import Tensor
 
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Needs, Plan, View
@@ -15,7 +17,7 @@ from foredraft.core.errors import OptionError
 from foredraft.core.options import SizedOptions
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.common.build_context import BuildContext
-from foredraft.drafters.common.draft_runner import DraftRunner, RunnerDrafter, RunnerTreeBuilder
+from foredraft.drafters.common.draft_runner import DraftRunner, Forwards, RunnerDrafter, RunnerTreeBuilder
 from foredraft.drafters.common.dynamic_tree import TreeLimits, build_dynamic_tree
 from foredraft.model.base import TargetModel
 from foredraft.model.replay import EAGER, Replay
@@ -48,7 +50,7 @@ class OptTree(RunnerDrafter[DraftRunner]):
     Args:
         model: the draft model.
         vocab_size: of the target. The draft's may differ by padding.
-        replay: how its forwards run; see ``DraftRunner``.
+        replay: how its drafts run; see ``DraftRunner``.
     """
 
     def __init__(self, options: Options, model: TargetModel, vocab_size: int, replay: Replay = EAGER) -> None:
@@ -61,9 +63,14 @@ class OptTree(RunnerDrafter[DraftRunner]):
         plan = self._runner.within_context(view, plan)
         if not plan.length:
             return Draft(TokenTree.root(view.roots), Law.FIXED)
-        logits = self._runner.read(view, self._limits.depth * self._limits.top_k)
-        allowed = plan.on(view.lengths.device)
-        return build_dynamic_tree(RunnerTreeBuilder(self._runner, view, logits), allowed, self._limits.within(plan))
+        limits = self._limits.within(plan)
+        if self._runner.records:  # the bound changes from step to step
+            limits = limits._replace(level_worth=0.0)
+        room, allowed = self._limits.depth * self._limits.top_k, plan.on(view.lengths.device)
+        return self._runner.draft("tree", view, room, self._tree, allowed, limits)
+
+    def _tree(self, view: View, forwards: Forwards, allowed: Int[Tensor, "B"], limits: TreeLimits) -> Draft:
+        return build_dynamic_tree(RunnerTreeBuilder(forwards, view), allowed, limits)
 
 
 def build(options: Options, context: BuildContext) -> OptTree:

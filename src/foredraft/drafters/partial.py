@@ -8,6 +8,7 @@ within the budget draft with the whole cache.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import final
 
 import torch
@@ -20,7 +21,7 @@ from foredraft.core.errors import OptionError
 from foredraft.core.sampling.params import check_known
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.common.build_context import BuildContext
-from foredraft.drafters.common.chain import ChainOptions, draw_chain
+from foredraft.drafters.common.chain import ChainLimits, ChainOptions, draw_chain
 from foredraft.drafters.common.partial_cache_sync import PartialCacheSync
 from foredraft.model.base import widened
 from foredraft.model.cache import SlotCache
@@ -106,7 +107,9 @@ class Partial(Rewindable):
         if depth == 0:
             return Draft(TokenTree.root(view.roots), Law.FIXED)
         self._cache_sync.sync(view)
-        return draw_chain(view, plan, depth, self._read(view, view.roots, 0), self._read)
+        read = partial(self._read, view)
+        limits = ChainLimits.of(plan, depth, view.lengths.device)
+        return draw_chain(view, limits, read(view.roots, 0), read)
 
     def commit(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None:
         self._cache_sync.observe(view, draft, verdict)

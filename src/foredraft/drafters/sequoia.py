@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import final
 
 import torch
+from jaxtyping import Int
+from torch import Tensor
 
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Needs, Plan, View
@@ -17,7 +19,7 @@ from foredraft.core.tree import TokenTree
 from foredraft.core.tree_optimizer import OptimalTrees, best_size
 from foredraft.drafters.common.acceptance import measure_acceptance, read_acceptance
 from foredraft.drafters.common.build_context import BuildContext
-from foredraft.drafters.common.draft_runner import DraftRunner, RunnerDrafter, RunnerTreeBuilder
+from foredraft.drafters.common.draft_runner import DraftRunner, Forwards, RunnerDrafter, RunnerTreeBuilder
 from foredraft.drafters.common.templates import Template
 from foredraft.drafters.common.tree_builder import Level, build_static_tree
 from foredraft.engine.cost_model import CostTable, measure_costs
@@ -89,7 +91,8 @@ class Planner:
         """The best tree for greedy or for sampled rows; the first call measures acceptance and costs."""
         if greedy not in self._shapes:
             template = self._template(greedy)
-            self._shapes[greedy] = TreeShape(template, Level.all_of(template, self._draft.device))
+            with torch.inference_mode(False):  # compilers reject tensors of inference mode
+                self._shapes[greedy] = TreeShape(template, Level.all_of(template, self._draft.device))
         return self._shapes[greedy]
 
     def acceptance(self, greedy: bool) -> tuple[float, ...]:
@@ -127,7 +130,7 @@ class Sequoia(RunnerDrafter[DraftRunner]):
     Args:
         model, target: the draft model and the target.
         vocab_size: width of the laws.
-        replay: how its forwards run; see ``DraftRunner``.
+        replay: how its drafts run; see ``DraftRunner``.
     """
 
     def __init__(
@@ -144,9 +147,12 @@ class Sequoia(RunnerDrafter[DraftRunner]):
         if not plan.length:
             return Draft(TokenTree.root(view.roots), Law.FIXED)
         shape = self.planner.shape(view.warp.greedy)
-        logits = self._runner.read(view, shape.template.nodes)
-        allowed = plan.on(view.lengths.device)
-        return build_static_tree(RunnerTreeBuilder(self._runner, view, logits), shape.levels[: plan.length], allowed)
+        depth, allowed = min(plan.length, shape.template.depth), plan.on(view.lengths.device)
+        return self._runner.draft("tree", view, shape.template.nodes, self._tree, allowed, depth)
+
+    def _tree(self, view: View, forwards: Forwards, allowed: Int[Tensor, "B"], depth: int) -> Draft:
+        levels = self.planner.shape(view.warp.greedy).levels[:depth]
+        return build_static_tree(RunnerTreeBuilder(forwards, view), levels, allowed)
 
 
 def build(options: Options, context: BuildContext) -> Sequoia:

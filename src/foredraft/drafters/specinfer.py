@@ -20,7 +20,7 @@ from foredraft.core.errors import OptionError
 from foredraft.core.options import SizedOptions
 from foredraft.core.tree import TokenTree, merge_duplicates
 from foredraft.drafters.common.build_context import BuildContext
-from foredraft.drafters.common.draft_runner import DraftRunner, RunnerTreeBuilder
+from foredraft.drafters.common.draft_runner import DraftRunner, Forwards, RunnerTreeBuilder
 from foredraft.drafters.common.templates import Template
 from foredraft.drafters.common.tree_builder import Level, SiblingSampling, build_static_tree
 from foredraft.drafters.common.tree_ops import draw_independent
@@ -56,7 +56,7 @@ class SpecInfer(Rewindable):
     Args:
         models: the draft models, all with the target's tokenizer.
         vocab_size: of the target.
-        replay: how their forwards run; see ``DraftRunner``.
+        replay: how their drafts run; see ``DraftRunner``.
     """
 
     def __init__(
@@ -100,19 +100,22 @@ class SpecInfer(Rewindable):
     def propose(self, view: View, plan: Plan) -> Draft:
         for runner in self._runners:  # the shortest context limits all
             plan = runner.within_context(view, plan)
-        levels = self._levels[: plan.length]
-        if not levels:
+        depth = min(plan.length, len(self._levels))
+        if not depth:
             return Draft(TokenTree.root(view.roots), Law.FIXED)
         allowed = plan.on(view.lengths.device)
         drafts = []
         for number, runner in enumerate(self._runners):
-            builder = RunnerTreeBuilder(runner, view, runner.read(view, self._nodes))
-            sampling = SiblingSampling(draw_independent, self._law, number * (self._nodes + 1))
-            drafts.append(build_static_tree(builder, levels, allowed, sampling))
+            drafts.append(runner.draft("tree", view, self._nodes, self._tree, allowed, depth, number))
         draft = _joined(drafts)
         if draft.q is None:
             return replace(draft, tree=merge_duplicates(draft.tree, keep_duplicates=False))
         return replace(draft, tree=merge_duplicates(draft.tree, keep_duplicates=True)) if self._options.merge else draft
+
+    def _tree(self, view: View, forwards: Forwards, allowed: Int[Tensor, "B"], depth: int, number: int) -> Draft:
+        """The tree of the model of this number."""
+        sampling = SiblingSampling(draw_independent, self._law, number * (self._nodes + 1))
+        return build_static_tree(RunnerTreeBuilder(forwards, view), self._levels[:depth], allowed, sampling)
 
 
 def _joined(drafts: Sequence[Draft]) -> Draft:

@@ -22,8 +22,8 @@ from foredraft.core.sampling.warp import Warp
 from foredraft.core.transfer import to_device
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.common.build_context import BuildContext
-from foredraft.drafters.common.chain import draw_chain
-from foredraft.drafters.common.draft_runner import DraftRunner
+from foredraft.drafters.common.chain import ChainLimits, draw_chain
+from foredraft.drafters.common.draft_runner import DraftRunner, Forwards
 from foredraft.drafters.common.retokenizer import Retokenizer
 from foredraft.model.hf import CausalLM
 from foredraft.model.replay import EAGER, Replay
@@ -84,7 +84,7 @@ class Universal(Rewindable):
     Args:
         model: the draft model.
         mapping: between the target's tokenizer and the draft's.
-        replay: how its forwards run; see ``DraftRunner``.
+        replay: how its drafts run; see ``DraftRunner``.
     """
 
     def __init__(self, options: Options, model: CausalLM, mapping: VocabMapping, replay: Replay = EAGER) -> None:
@@ -121,36 +121,43 @@ class Universal(Rewindable):
         depth = min(plan.length, self._options.num_assistant_tokens)
         if depth == 0:
             return Draft(TokenTree.root(view.roots), Law.FIXED)
-        logits = self._runner.read(own, self.needs.max_nodes)
         if self._always_tli or (self._sampled_tli and not view.warp.greedy):
-            return self._tli(view, own, plan, depth, logits)
-        return self._slem(view, own, plan, depth, logits)
+            limits = ChainLimits.of(plan, depth, view.lengths.device)
+            return self._runner.draft("chain", view, self.needs.max_nodes, self._tli, limits, read=own)
+        return self._slem(view, own, plan, depth)
 
-    def _tli(self, view: View, own: View, plan: Plan, depth: int, logits: Float[Tensor, "B 1 v"]) -> Draft:
+    def _tli(self, view: View, forwards: Forwards, limits: ChainLimits) -> Draft:
         """TLI: a chain in the target's tokens, drawn from the draft's law on the shared tokens."""
 
         def shared(logits: Float[Tensor, "B 1 v"]) -> Float[Tensor, "B 1 V"]:
             gathered = logits.index_select(-1, self._shared.clamp(min=0))
             return gathered.masked_fill(self._shared < 0, torch.finfo(logits.dtype).min)
 
-        def read_next(_: View, tokens: Int[Tensor, "B"], index: int) -> Float[Tensor, "B 1 V"]:
-            return shared(self._runner.read_next(own, self._shared[tokens].clamp(min=0), index))
+        def read_next(tokens: Int[Tensor, "B"], index: int) -> Float[Tensor, "B 1 V"]:
+            return shared(forwards.next(self._shared[tokens].clamp(min=0), index))
 
-        return draw_chain(view, plan, depth, shared(logits), read_next)
+        return draw_chain(view, limits, shared(forwards.root()), read_next, recorded=forwards.recorded)
 
-    def _slem(self, view: View, own: View, plan: Plan, depth: int, logits: Float[Tensor, "B 1 v"]) -> Draft:
+    def _spoken(self, view: View, forwards: Forwards, limits: ChainLimits) -> Draft:
+        """A chain in the draft's tokens, without those that have no text."""
+
+        def spoken(logits: Float[Tensor, "B 1 v"]) -> Float[Tensor, "B 1 v"]:
+            return logits.masked_fill(self._silent, torch.finfo(logits.dtype).min)
+
+        def read_next(tokens: Int[Tensor, "B"], index: int) -> Float[Tensor, "B 1 v"]:
+            return spoken(forwards.next(tokens, index))
+
+        return draw_chain(view, limits, spoken(forwards.root()), read_next, recorded=forwards.recorded)
+
+    def _slem(self, view: View, own: View, plan: Plan, depth: int) -> Draft:
         """SLEM: the draft's likeliest tokens, re-tokenized with the target's tokenizer."""
-        silent, least = self._silent, torch.finfo(logits.dtype).min
-
-        def read_next(_: View, tokens: Int[Tensor, "B"], index: int) -> Float[Tensor, "B 1 v"]:
-            return self._runner.read_next(own, tokens, index).masked_fill(silent, least)
-
         sizes = zip(plan.lengths, own.extents, view.extents, strict=True)
         # scale the lengths by the rows' numbers of tokens under the two tokenizers, plus one as a margin
         scaled = (min(length, 1 - (-length * draft // target)) for length, draft, target in sizes)
         own_plan = replace(plan, lengths=tuple(scaled))
         own, depth = replace(own, warp=self._likeliest), min(depth, own_plan.length)
-        tree = draw_chain(own, own_plan, depth, logits.masked_fill(silent, least), read_next).tree
+        limits = ChainLimits.of(own_plan, depth, own.lengths.device)
+        tree = self._runner.draft("text", own, self.needs.max_nodes, self._spoken, limits).tree
         begin = max(min(view.extents) - self._options.assistant_lookbehind, 0)
         histories = view.history[:, begin : max(view.extents)]
         read = torch.cat([tree.valid[:, 1:].sum(1, keepdim=True), tree.tokens[:, 1:], histories], 1).tolist()

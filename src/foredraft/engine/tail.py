@@ -59,7 +59,7 @@ class TailOut:
 class Tail:
     """Warp and verification of one step as a function of tensors and of few numbers on the host.
 
-    ``history``: without columns if the warp does not read paths. ``rule``: of verification; None for the best one for
+    ``history``: the roots alone if the warp does not read paths. ``rule``: of verification; None for the best one for
     the draft's law. ``columns``: of ``Proposed``. ``keep_law``: return the laws on the path.
     """
 

@@ -67,6 +67,7 @@ class Replay(ABC):
         sizes: Sizes,
         function: Callable[..., T],
         *arguments: Any,
+        otherwise: Callable[[], T] | None = None,
         why_eager: str | None = None,
     ) -> T:
         """``function(*arguments)``.
@@ -75,6 +76,7 @@ class Replay(ABC):
 
         Args:
             segment: a name; one segment always calls one function.
+            otherwise: called instead of the function if this call is not recorded.
             why_eager: a reason not to record this call.
         """
 
@@ -94,6 +96,7 @@ class Eager(Replay):
         sizes: Sizes,
         function: Callable[..., T],
         *arguments: Any,
+        otherwise: Callable[[], T] | None = None,
         why_eager: str | None = None,
     ) -> T:
         return function(*arguments)
@@ -174,17 +177,19 @@ class Recorder(Replay):
         sizes: Sizes,
         function: Callable[..., T],
         *arguments: Any,
+        otherwise: Callable[[], T] | None = None,
         why_eager: str | None = None,
     ) -> T:
+        eager = otherwise or (lambda: function(*arguments))
         if why_eager is not None or segment in self._eager:
             self._note(segment, why_eager or "")
-            return function(*arguments)
+            return eager()
         tensors: list[Tensor] = []
         try:
             form = split(arguments, tensors)
         except TypeError as error:
             self._note(segment, str(error))
-            return function(*arguments)
+            return eager()
         places = [self._place(tensor, sizes.padded) for tensor in tensors]
         key = (segment, sizes.padded, form, tuple(None if place is None else place.data_ptr() for place in places))
         with torch.inference_mode(False), torch.no_grad():  # buffers must outlive the step; compilers refuse others
@@ -192,7 +197,7 @@ class Recorder(Replay):
             if found is None:
                 found = self._new(segment, sizes, function, form, tensors, places)
                 if found is None:
-                    return function(*arguments)
+                    return eager()
                 self._recordings[key] = found
             return found(tensors, sizes.rows)
 
@@ -285,11 +290,12 @@ class Compiled(Recorder):
         sizes: Sizes,
         function: Callable[..., T],
         *arguments: Any,
+        otherwise: Callable[[], T] | None = None,
         why_eager: str | None = None,
     ) -> T:
         if self._segments is not None and segment not in self._segments:
-            return function(*arguments)
-        return super().__call__(segment, sizes, function, *arguments, why_eager=why_eager)
+            return function(*arguments) if otherwise is None else otherwise()
+        return super().__call__(segment, sizes, function, *arguments, otherwise=otherwise, why_eager=why_eager)
 
     def _another(self) -> "Compiled":
         return Compiled(self._backend, self._segments)

@@ -32,21 +32,35 @@ def replay_for(
 
 
 def run_rows(
-    replay: Replay, rows: Sequence[int], segment: str, function: Callable[..., T], view: View, *arguments: Any
+    replay: Replay,
+    rows: Sequence[int],
+    segment: str,
+    function: Callable[..., T],
+    view: View,
+    *arguments: Any,
+    otherwise: Callable[[], T] | None = None,
+    why_eager: str | None = None,
 ) -> T:
     """``function(view, *arguments)``, which may be recorded.
 
-    The function then gets a view without extents whose rows are the first ones of ``rows``. Tensors of its result are
-    valid until the segment's next call.
+    A recorded function gets a view without extents whose rows are the first ones of ``rows``, and whose history is the
+    roots alone if the warp does not read it. Tensors of its result are valid until the segment's next call.
 
     Args:
         rows: those of the view, and then the padding of a recording.
+        otherwise: called if this is not recorded.
+        why_eager: a reason not to record this call.
     """
+
+    def eager() -> T:
+        return function(view, *arguments) if otherwise is None else otherwise()
+
     if not replay.records:
-        return function(view, *arguments)
+        return eager()
 
     def recorded(view: View, *arguments: Any) -> T:
         count = len(view.lengths)
         return function(replace(view, rows=tuple(rows[:count]), lengths=view.lengths.clamp(min=1)), *arguments)
 
-    return replay(segment, Sizes(len(view.rows), len(rows)), recorded, view.recordable(history=True), *arguments)
+    sizes, given = Sizes(len(view.rows), len(rows)), (view.recordable(history=view.warp.needs_paths), *arguments)
+    return replay(segment, sizes, recorded, *given, otherwise=eager, why_eager=why_eager)

@@ -18,7 +18,7 @@ from foredraft.core.sampling.warp import Paths, Warp
 from foredraft.core.tree import TokenTree
 from foredraft.core.tree_optimizer import check_acceptance
 from foredraft.core.verify.parts import ratio, residual
-from foredraft.drafters.common.draft_runner import DraftRunner
+from foredraft.drafters.common.draft_runner import DraftRunner, Forwards
 from foredraft.drafters.common.tree_ops import draw_siblings, likeliest, normalize_or_uniform, without_earlier
 from foredraft.model.base import TargetModel
 
@@ -68,9 +68,9 @@ def measure_acceptance(
     counts = torch.zeros(min(width, target.vocab_size), dtype=torch.float64, device=target.device)
     for place in range(prefix + tokens):
         view = samples.view(1.0 if place < prefix else temperature)
-        logits = target_runner.read(view, 0)
+        logits = target_runner.draft("root", view, 0, _at_root)
         if place >= prefix:
-            counts += accepted_ranks(view, logits, draft_runner.read(view, 0), len(counts))
+            counts += accepted_ranks(view, logits, draft_runner.draft("root", view, 0, _at_root), len(counts))
         samples.append(view, view.warp.law(logits, _at_roots(view))[:, 0])
     return tuple((counts / (len(starts) * tokens)).tolist())
 
@@ -154,6 +154,10 @@ class _Samples:
         token = draw(law, view.noise.bits(Stream.TARGET, torch.zeros_like(view.lengths)))
         self._history.scatter_(1, view.lengths[:, None], token[:, None])
         self._extents = [extent + 1 for extent in self._extents]
+
+
+def _at_root(view: View, forwards: Forwards) -> Float[Tensor, "B 1 V"]:
+    return forwards.root()
 
 
 def _at_roots(view: View) -> Paths:

@@ -17,8 +17,24 @@ from foredraft.core.sampling.warp import Paths
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.common.tree_ops import normalize_or_uniform
 
-ReadNext = Callable[[View, Int[Tensor, "B"], int], Float[Tensor, "B 1 V"]]
+ReadNext = Callable[[Int[Tensor, "B"], int], Float[Tensor, "B 1 V"]]
 """Logits after drafted token i of each row (0 is the root); earlier tokens have been read."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChainLimits:
+    """How far chains go: ``depth`` tokens, ``allowed`` of them in each row, and up to the first one below
+    ``confidence``, if there is a threshold."""
+
+    allowed: Int[Tensor, "B"]
+    confidence: Float[Tensor, "B"] | None
+    depth: int
+
+    @classmethod
+    def of(cls, plan: Plan, depth: int, device: torch.device) -> "ChainLimits":
+        """The plan's limits, for chains of at most ``depth`` tokens."""
+        least = torch.full((len(plan.lengths),), plan.confidence, device=device) if plan.confidence else None
+        return cls(plan.on(device), least, depth)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,49 +72,53 @@ class Drawn(NamedTuple):
     chance: Float[Tensor, "B"] | None
 
 
-def draw_chain(view: View, plan: Plan, depth: int, logits: Float[Tensor, "B 1 V"], read_next: ReadNext) -> Draft:
-    """Draw up to ``depth`` tokens per row from q; a path ends after its first token below the confidence threshold.
+def draw_chain(
+    view: View, limits: ChainLimits, logits: Float[Tensor, "B 1 V"], read_next: ReadNext, *, recorded: bool = False
+) -> Draft:
+    """Draw a chain of tokens per row from q.
 
-    Greedy rows get the likeliest tokens, picked rather than drawn. ``logits`` are those after the root. If the plan
-    has a confidence, the draft has scores.
+    Greedy rows get the likeliest tokens, picked rather than drawn. If there is a threshold, the draft has scores.
+
+    Args:
+        logits: after the root.
+        recorded: read no values; otherwise, on a CPU, the draft ends when the chains of all rows have.
     """
     tokens = [view.roots]
     laws = [logits.new_zeros(logits.shape, dtype=torch.float32)]  # the root's, never read; none of greedy batches
     scores = [logits.new_zeros(logits.shape[0], dtype=torch.float32)]
     lengths = torch.zeros_like(view.lengths)
-    allowed = plan.on(view.lengths.device)
+    depth, allowed = limits.depth, limits.allowed
     going = allowed > 0
     for i in range(1, depth + 1):
         paths = Paths(view.history, view.lengths, TokenTree.chain(torch.stack(tokens, 1)), start=i - 1)
-        token, law, chance = _draw(view, plan, logits, paths, i)
+        token, law, chance = _draw(view, logits, paths, i, confident=limits.confidence is not None)
         tokens.append(token)
         if not view.warp.greedy:
             laws.append(law)
         lengths = lengths + going
         going = going & (i < allowed)
-        if chance is not None:
+        if chance is not None and limits.confidence is not None:
             scores.append(scores[-1] + chance.log())
-            going = going & (chance >= plan.confidence)
-        last = i == depth or (going.device.type == "cpu" and not bool(going.any()))
-        if last:
+            going = going & (chance >= limits.confidence)
+        if i == depth or (not recorded and going.device.type == "cpu" and not bool(going.any())):
             break
-        logits = read_next(view, token, i)
+        logits = read_next(token, i)
     tree = TokenTree.chain(torch.stack(tokens, 1), lengths + 1)
-    path_scores = torch.stack(scores, 1) if plan.confidence else None
+    path_scores = None if limits.confidence is None else torch.stack(scores, 1)
     if view.warp.greedy:
         return Draft(tree, Law.FIXED, scores=path_scores)
     return Draft(tree, Law.CHAIN, torch.cat(laws, 1), path_scores)
 
 
-def _draw(view: View, plan: Plan, logits: Float[Tensor, "B 1 V"], paths: Paths, index: int) -> Drawn:
+def _draw(view: View, logits: Float[Tensor, "B 1 V"], paths: Paths, index: int, *, confident: bool) -> Drawn:
     """Draw the node with this index in every row."""
     if view.warp.greedy:
         token = view.warp(logits, paths).best[:, 0]
-        law = logits.float().softmax(-1) if plan.confidence else logits
+        law = logits.float().softmax(-1) if confident else logits
     else:
         law = normalize_or_uniform(view.warp.law(logits, paths))
         token = draw(law[:, 0], view.noise.bits(Stream.DRAFT, torch.full_like(view.lengths, index)))
-    if not plan.confidence:
+    if not confident:
         return Drawn(token, law, None)
     confidence = law
     if view.warp.greedy_rows is not None:  # the processed law of a greedy row is a one-hot

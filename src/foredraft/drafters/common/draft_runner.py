@@ -1,8 +1,8 @@
 """Runs a draft model that reads each row with its own KV cache; base class of drafters with one model."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Generic, Protocol, TypeVar, final, runtime_checkable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Protocol, TypeVar, final, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -16,19 +16,36 @@ from foredraft.drafters.common.tree_ops import ranked
 from foredraft.model.base import TargetModel, widened
 from foredraft.model.cache import SlotCache
 from foredraft.model.prefill import CATCH_UP, CHUNK, prefill
-from foredraft.model.replay import EAGER, Replay
+from foredraft.model.replay import EAGER, Replay, Sizes
+from foredraft.model.replay_rows import run_rows
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """The last tokens of each row up to the root, among them all that the draft model has not read.
+
+    ``lengths``: of the rows. ``extent``: the slots that the draft's forwards are addressed for. ``full``: no row is
+    shorter than W; otherwise shorter ones end before the last column.
+    """
+
+    tokens: Int[Tensor, "B W"]
+    lengths: Int[Tensor, "B"]
+    extent: int
+    full: bool
 
 
 class DraftRunner:
     """A draft model with its own slot cache, with the target's row numbers.
 
-    Each ``read`` first reads the tokens committed since the last one, accepted drafts included. So nothing has to be
+    Each draft first reads the tokens committed since the last one, accepted drafts included. So nothing has to be
     rolled back, and a row that did not draft for a while catches up.
 
     Args:
         model: the draft model.
         vocab_size: of the target. The draft's may differ by padding.
-        replay: how steps run; a ``child`` of it runs the forwards, whose logits are valid until the next one.
+        replay: how steps run; a ``child`` of it runs the drafts, whose tensors are valid until the next one.
     """
 
     def __init__(self, model: TargetModel, vocab_size: int, replay: Replay = EAGER) -> None:
@@ -77,37 +94,58 @@ class DraftRunner:
         rooms = (self.model.max_length - extent for extent in view.extents)
         return replace(plan, lengths=tuple(max(0, min(p, r)) for p, r in zip(plan.lengths, rooms, strict=True)))
 
-    def read(self, view: View, room: int) -> Float[Tensor, "B 1 V"]:
-        """Read the new tokens of each row, up to its root; return the logits after the root.
+    @property
+    def records(self) -> bool:
+        """Whether drafts are recorded, so that their shapes should be few."""
+        return self._replay.records
+
+    @torch.inference_mode()
+    def draft(
+        self,
+        segment: str,
+        view: View,
+        room: int,
+        function: Callable[..., T],
+        *arguments: Any,
+        read: View | None = None,
+    ) -> T:
+        """``function(view, forwards, *arguments)``: a draft with all its forwards is one segment, see ``model.replay``.
+
+        Where it is not recorded as a whole, each of its forwards is.
 
         Args:
-            room: drafted nodes to reserve slots for after the root.
+            room: the most nodes that are drafted.
+            function: drafts with ``Forwards``, whose ``root`` it calls first.
+            read: the rows as the model reads them, if they differ from ``view``.
         """
-        extents = [min(extent, self.model.max_length) for extent in view.extents]
-        slots, read = max(view.extents) + room, lambda far: self._prefill(view, far, extents)
-        width = self._read.catch_up(view, extents, slots, read, few=self._replay.records)
+        read = view if read is None else read
+        ends = [min(extent, self.model.max_length) for extent in read.extents]
+        unread = self._unread(read, ends, room)
+        replay, sizes = self._read.replay(self._replay, self.model.version, len(ends))
+        rows = self.cache.first(sizes.padded)
+
+        def drafted(view: View, unread: Unread, *arguments: Any) -> T:
+            filled = replace(unread, lengths=unread.lengths.clamp(min=1))  # padding has no tokens
+            return function(view, Forwards(self, filled, EAGER, sizes, recorded=True), *arguments)
+
+        def eager() -> T:
+            return function(view, Forwards(self, unread, replay, sizes), *arguments)
+
+        with self.model.running():
+            reason = self.model.why_eager
+            made = run_rows(replay, rows, segment, drafted, view, unread, *arguments, otherwise=eager, why_eager=reason)
+        self._read.count.update(zip(view.rows, ends, strict=True))
+        return made
+
+    def _unread(self, view: View, ends: Sequence[int], room: int) -> Unread:
+        """The new tokens of each row, with slots reserved for them and for ``room`` nodes."""
+        slots, read = max(view.extents) + room, lambda far: self._prefill(view, far, ends)
+        width = self._read.catch_up(view, ends, slots, read, few=self.records)
         lengths = view.lengths.clamp(max=self.model.max_length)
-        bases = (lengths - width).clamp(min=0)
-        index = bases[:, None] + torch.arange(width, device=lengths.device)
-        chain = TokenTree.chain(view.history.gather(1, index.clamp(max=view.history.shape[1] - 1)))
-        if min(extents) >= width:
-            logits = self._forward(self._replay, chain, bases, max(extents), last=True)
-        else:  # some rows end before the last node
-            logits = self._forward(EAGER, chain, bases, max(max(extents), width))
-            places = lengths.clamp(max=width) - 1
-            logits = logits.gather(1, places[:, None, None].expand(-1, 1, logits.shape[2]))
-        self._read.count.update(zip(view.rows, extents, strict=True))
-        return logits
-
-    def read_next(self, view: View, tokens: Int[Tensor, "B"], index: int) -> Float[Tensor, "B 1 V"]:
-        """Logits after drafted token ``index`` (from 1 on) of a chain whose earlier tokens have been read."""
-        chain = TokenTree.chain(tokens[:, None])
-        return self._forward(self._replay, chain, view.lengths - 1 + index, max(view.extents) + index)
-
-    def read_level(self, view: View, tree: TokenTree, start: int) -> Float[Tensor, "B F V"]:
-        """Logits after the nodes of a tree from ``start`` on; earlier nodes have been read."""
-        reach = max(view.extents) - 1 + tree.tokens.shape[1]
-        return self._forward(self._replay, tree, view.lengths - 1, reach, start)
+        index = (lengths - width).clamp(min=0)[:, None] + torch.arange(width, device=lengths.device)
+        tokens = view.history.gather(1, index.clamp(max=view.history.shape[1] - 1))
+        reach = max(max(ends) + room, width)
+        return Unread(tokens, lengths, self.model.extent(reach, 1, self.cache.slots), min(ends) >= width)
 
     def clip_ids(self, tokens: Int[Tensor, "B N"]) -> Int[Tensor, "B N"]:
         """Token ids clipped to the draft's vocabulary; only padding ids are ever beyond it."""
@@ -117,29 +155,10 @@ class DraftRunner:
         """The draft's logits over the target's vocabulary; finite even if the draft's are not."""
         return widened(logits, self._vocab_size)
 
-    @torch.inference_mode()
-    def _forward(
-        self,
-        replay: Replay,
-        tree: TokenTree,
-        bases: Int[Tensor, "B"],
-        reach: int,
-        start: int = 0,
-        *,
-        last: bool = False,
-    ) -> Float[Tensor, "B F V"]:
-        """Logits after the nodes from ``start`` on, or after the last one; the rows are the first ones of the cache."""
-        extent = self.model.extent(reach, tree.tokens.shape[1] - start, self.cache.slots)
-        replay, sizes = self._read.replay(replay, self.model.version, len(bases))
-        with self.model.running():
-            return replay(
-                "draft", sizes, self._logits, tree, bases, extent, start, last, why_eager=self.model.why_eager
-            )
-
-    def _logits(
+    def logits(
         self, tree: TokenTree, bases: Int[Tensor, "B"], extent: int, start: int, last: bool
     ) -> Float[Tensor, "B F V"]:
-        """The forward, which can be recorded."""
+        """A forward, which can be recorded; see ``Forwards``."""
         tree = replace(tree, tokens=self.clip_ids(tree.tokens))
         step = self.model.address(tree, bases, self.cache.first(len(bases)), extent, start=start)
         keep = torch.full((1,), tree.tokens.shape[1] - 1, device=bases.device) if last else None
@@ -154,6 +173,53 @@ class DraftRunner:
         for line, (b, start, count) in enumerate(zip(far, starts, counts, strict=True)):
             tokens[line, :count] = view.history[b, start : start + count]
         prefill(self.model, self.cache, rows, self.clip_ids(tokens), starts)
+
+
+@final
+class Forwards:
+    """The forwards of one draft; logits are valid until the next forward.
+
+    Args:
+        replay, sizes: how each forward runs.
+
+    ``recorded``: the draft is recorded as a whole, so values cannot be read.
+    """
+
+    def __init__(
+        self, runner: DraftRunner, unread: Unread, replay: Replay, sizes: Sizes, *, recorded: bool = False
+    ) -> None:
+        self._runner = runner
+        self._unread = unread
+        self._replay = replay
+        self._sizes = sizes
+        self.recorded = recorded
+
+    def root(self) -> Float[Tensor, "B 1 V"]:
+        """Read the new tokens of each row; return the logits after the root."""
+        tokens, lengths, full = self._unread.tokens, self._unread.lengths, self._unread.full
+        width = tokens.shape[1]
+        logits = self._forward(TokenTree.chain(tokens), (lengths - width).clamp(min=0), last=full)
+        if full:
+            return logits
+        places = lengths.clamp(max=width) - 1
+        return logits.gather(1, places[:, None, None].expand(-1, 1, logits.shape[2]))
+
+    def next(self, tokens: Int[Tensor, "B"], index: int) -> Float[Tensor, "B 1 V"]:
+        """Logits after drafted token ``index`` (from 1 on) of a chain whose earlier tokens have been read."""
+        return self._forward(TokenTree.chain(tokens[:, None]), self._unread.lengths - 1 + index)
+
+    def level(self, tree: TokenTree, start: int) -> Float[Tensor, "B F V"]:
+        """Logits after the nodes of a tree from ``start`` on; earlier nodes have been read."""
+        return self._forward(tree, self._unread.lengths - 1, start)
+
+    def _forward(
+        self, tree: TokenTree, bases: Int[Tensor, "B"], start: int = 0, *, last: bool = False
+    ) -> Float[Tensor, "B F V"]:
+        """Logits after the nodes from ``start`` on, or after the last one; the rows are the first ones of the cache."""
+        runner, model = self._runner, self._runner.model
+        extent = model.extent(self._unread.extent, tree.tokens.shape[1] - start, runner.cache.slots)
+        given = (tree, bases, extent, start, last)
+        return self._replay("draft", self._sizes, runner.logits, *given, why_eager=model.why_eager)
 
 
 @runtime_checkable
@@ -206,22 +272,14 @@ class RunnerDrafter(Rewindable, Generic[R]):
         self._runner.release(row)
 
 
-@runtime_checkable
-class TreeRunner(Protocol):
-    """A ``DraftRunner`` or a wrapper of one."""
-
-    def read_level(self, view: View, tree: TokenTree, start: int) -> Float[Tensor, "B F V"]:
-        """See ``DraftRunner.read_level``."""
-        ...
-
-
 @final
 class RunnerTreeBuilder(TreeBuilder):
-    """A tree built with a draft model. ``logits`` are those of ``DraftRunner.read``, after the root."""
+    """A tree built with a draft model."""
 
-    def __init__(self, runner: TreeRunner, view: View, logits: Float[Tensor, "B 1 V"]) -> None:
+    def __init__(self, forwards: Forwards, view: View) -> None:
+        logits = forwards.root()
         super().__init__(view, logits, logits.shape[-1])
-        self._runner = runner
+        self._forwards = forwards
 
     def target_logits(self) -> Float[Tensor, "B F V"]:
         return self.logits
@@ -231,4 +289,4 @@ class RunnerTreeBuilder(TreeBuilder):
         return ranked(warp.processed(self.logits, self.paths), count, warp)
 
     def _read_level(self, tokens: Int[Tensor, "B F"], places: Int[Tensor, "B F"]) -> Float[Tensor, "B F V"]:
-        return self._runner.read_level(self.view, self.read, self.begin)
+        return self._forwards.level(self.read, self.begin)

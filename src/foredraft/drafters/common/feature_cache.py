@@ -185,7 +185,8 @@ class FeatureCache:
         reach = max(max(ends), width)
         self._reserve(max(view.rows) + 1, reach, self._features.shape[2])
         places = to_device(view.rows, view.lengths.device)
-        states = self.run("catch-up", self._read_new, view, places, self.extent_of(reach), width)
+        tokens = _tokens(view.history, _new(view, width), width)
+        states = self.run("catch-up", self._read_new, view, places, tokens, self.extent_of(reach))
         self._rows.count.update(zip(view.rows, ends, strict=True))
         return DraftState(states, view.lengths > 1)
 
@@ -226,16 +227,18 @@ class FeatureCache:
                 base = torch.full_like(view.lengths[own], begin)
                 self._committed((row,), view.history[own], base, begin + width, width)
 
-    def _read_new(self, view: View, places: Int[Tensor, "B"], extent: int, width: int) -> Float[Tensor, "B 1 H"]:
-        """Read the last ``width`` entries of each row; return the state after the last one. Can be recorded.
+    def _read_new(
+        self, view: View, places: Int[Tensor, "B"], tokens: Int[Tensor, "B N"], extent: int
+    ) -> Float[Tensor, "B 1 H"]:
+        """Read the last entries of each row; return the state after the last one. Can be recorded.
 
         Args:
             places: the rows' numbers.
+            tokens: of the entries.
         """
-        entries = view.lengths - 1
-        bases = (entries - width).clamp(min=0)
-        states = self._entries(view.rows, places, view.history, bases, extent, width)
-        last = (entries.clamp(max=width) - 1).clamp(min=0)
+        width = tokens.shape[1]
+        states = self._entries(view.rows, places, tokens, _new(view, width), extent)
+        last = ((view.lengths - 1).clamp(max=width) - 1).clamp(min=0)
         return states.gather(1, last[:, None, None].expand(-1, 1, states.shape[2]))
 
     def _committed(
@@ -243,21 +246,19 @@ class FeatureCache:
     ) -> None:
         """Read ``width`` entries of each row from ``bases`` on, all below ``reach``, with the target's features."""
         self._reserve(max(rows) + 1, reach, self._features.shape[2])
-        self._entries(rows, to_device(rows, bases.device), history, bases, reach, width)
+        self._entries(rows, to_device(rows, bases.device), _tokens(history, bases, width), bases, reach)
 
     def _entries(
         self,
         rows: Sequence[int],
         places: Int[Tensor, "B"],
-        history: Int[Tensor, "B L"],
+        tokens: Int[Tensor, "B N"],
         bases: Int[Tensor, "B"],
         reach: int,
-        width: int,
     ) -> Float[Tensor, "B N H"]:
         """The states of these entries; there must be room for their features."""
-        slots = bases[:, None] + torch.arange(width, device=bases.device)
-        chain = TokenTree.chain(history.gather(1, (slots + 1).clamp(max=history.shape[1] - 1)))
-        step = address(chain, bases, rows, reach, self._layout, max_position=_MAX_POSITION)
+        slots = bases[:, None] + torch.arange(tokens.shape[1], device=bases.device)
+        step = address(TokenTree.chain(tokens), bases, rows, reach, self._layout, max_position=_MAX_POSITION)
         return self.forward(step, self._features[places[:, None], slots])
 
     def forward(
@@ -299,6 +300,17 @@ class FeatureCache:
         resized[: old[0], :held, : old[2]] = self._features[:, :held]
         self._features = resized
         self._versions[0] += 1
+
+
+def _new(view: View, width: int) -> Int[Tensor, "B"]:
+    """The first one of the last ``width`` entries of each row."""
+    return (view.lengths - 1 - width).clamp(min=0)
+
+
+def _tokens(history: Int[Tensor, "B L"], bases: Int[Tensor, "B"], width: int) -> Int[Tensor, "B N"]:
+    """The tokens of ``width`` entries from ``bases`` on."""
+    after = bases[:, None] + torch.arange(1, 1 + width, device=bases.device)
+    return history.gather(1, after.clamp(max=history.shape[1] - 1))
 
 
 def eagle_cache(net: EagleNet, replay: Replay) -> FeatureCache:

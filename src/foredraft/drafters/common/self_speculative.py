@@ -1,5 +1,7 @@
 """Base class of self-speculative drafters: the target with fewer layers."""
 
+from functools import partial
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -7,7 +9,7 @@ from torch import Tensor
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Needs, Plan, Rewindable, View
 from foredraft.core.tree import TokenTree
-from foredraft.drafters.common.chain import ChainOptions, draw_chain
+from foredraft.drafters.common.chain import ChainLimits, ChainOptions, draw_chain
 from foredraft.model.base import widened
 from foredraft.model.cache import SlotCache
 from foredraft.model.skipping import LayerSkipLM
@@ -39,7 +41,9 @@ class SelfSpeculativeDrafter(Rewindable):
         if depth == 0:
             return Draft(TokenTree.root(view.roots), Law.FIXED)
         self.cache.reserve(max(view.rows) + 1, max(view.extents) + depth)
-        return draw_chain(view, plan, depth, self._next_logits(view, view.roots, 0), self._next_logits)
+        read = partial(self._next_logits, view)
+        limits = ChainLimits.of(plan, depth, view.lengths.device)
+        return draw_chain(view, limits, read(view.roots, 0), read)
 
     def _next_logits(self, view: View, tokens: Int[Tensor, "B"], index: int) -> Float[Tensor, "B 1 V"]:
         """Logits after token ``index`` of each row's chain; the root is 0."""

@@ -7,17 +7,20 @@ the window's end, and the window is read again when it moves. It moves by a quar
 about four times. The draft's law is exactly that of the shorter sequence, for any kind of positions.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import final
+from typing import Any, TypeVar, final
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from foredraft.core.drafter import Plan, Room, View
 from foredraft.core.errors import OptionError
-from foredraft.core.tree import TokenTree
+from foredraft.core.transfer import to_device
 from foredraft.drafters.common.draft_runner import DraftRunner
+
+T = TypeVar("T")
 
 
 @final
@@ -84,8 +87,13 @@ class WindowedRunner:
         """The plan, unchanged: the window always has room."""
         return plan
 
-    def read(self, view: View, room: int) -> Float[Tensor, "B 1 V"]:
-        """See ``DraftRunner.read``."""
+    @property
+    def records(self) -> bool:
+        """See ``DraftRunner.records``."""
+        return self._runner.records
+
+    def draft(self, segment: str, view: View, room: int, function: Callable[..., T], *arguments: Any) -> T:
+        """See ``DraftRunner.draft``."""
         for row, extent in zip(view.rows, view.extents, strict=True):
             dropped = self.dropped(self._begins.setdefault(row, extent) + self._ahead) if self._ahead else 0
             if extent - dropped > self._limit:
@@ -93,30 +101,20 @@ class WindowedRunner:
             if dropped != self._dropped[row]:
                 self._dropped[row] = dropped
                 self._runner.rewind(row, self._sinks)
-        return self._runner.read(self._short(view, with_history=True), room)
-
-    def read_next(self, view: View, tokens: Int[Tensor, "B"], index: int) -> Float[Tensor, "B 1 V"]:
-        """See ``DraftRunner.read_next``."""
-        return self._runner.read_next(self._short(view), tokens, index)
-
-    def read_level(self, view: View, tree: TokenTree, start: int) -> Float[Tensor, "B F V"]:
-        """See ``DraftRunner.read_level``."""
-        return self._runner.read_level(self._short(view), tree, start)
+        return self._runner.draft(segment, view, room, function, *arguments, read=self._short(view))
 
     def dropped(self, extent: int) -> int:
         """How many tokens after the sinks are dropped from a row of this length."""
         return -(-max(extent - self._limit, 0) // self._stride) * self._stride
 
-    def _short(self, view: View, *, with_history: bool = False) -> View:
+    def _short(self, view: View) -> View:
         """The rows as the draft reads them."""
         counts = [self._dropped[row] for row in view.rows]
         if not any(counts):
             return view
-        dropped = torch.tensor(counts, device=view.lengths.device)
+        dropped = to_device(counts, view.lengths.device)
         extents = tuple(extent - count for extent, count in zip(view.extents, counts, strict=True))
-        history = view.history
-        if with_history:
-            place = torch.arange(max(extents), device=dropped.device).expand(len(counts), -1)
-            place = torch.where(place < self._sinks, place, place + dropped[:, None])
-            history = history.gather(1, place.clamp(max=history.shape[1] - 1))
+        place = torch.arange(max(extents), device=dropped.device).expand(len(counts), -1)
+        place = torch.where(place < self._sinks, place, place + dropped[:, None])
+        history = view.history.gather(1, place.clamp(max=view.history.shape[1] - 1))
         return replace(view, history=history, lengths=view.lengths - dropped, extents=extents)
