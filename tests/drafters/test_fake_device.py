@@ -28,7 +28,7 @@ from foredraft.model.vocab_mapping import VocabMapping
 
 Nested = Callable[[CausalLM, SlotCache], Drafter]
 """Makes a drafter for a target and its cache."""
-NEW = 9
+NEW = 10
 PROMPTS = tiny.prompts((18, 24, 17, 28))  # longer than a catch-up is wide, and within one extent of the cache
 READ_BACK = ("engine/tail.py", "read_back")
 """The step's only wait, by file and function."""
