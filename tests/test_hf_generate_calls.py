@@ -253,11 +253,12 @@ def test_stats_are_those_of_the_last_call_and_of_all(model: Any, batch: Any, one
 def test_wrapped_models_and_drafters_of_every_kind(model: Any, one: Any):
     wanted = model.generate(**one, **OPTIONS)
     draft = tiny.build(seed=5)
-    for drafter in (draft, ("draft_model,num_assistant_tokens=2", draft), None):
+    steady = "draft_model,num_assistant_tokens=2,num_assistant_tokens_schedule=constant"  # no clock decides
+    for drafter, method in ((draft, "draft_model"), ((steady, draft), "draft_model"), (None, "none")):
         spec = foredraft.speculative(drafter)
         assert torch.equal(spec.generate(torch.compile(model, backend="eager"), **one, **OPTIONS), wanted)
         assert torch.equal(model.generate(**one, **OPTIONS, custom_generate=spec), wanted)
-        assert (spec.stats.drafted > 0) == (drafter is not None)
+        assert spec.stats.method == method and (spec.stats.drafted > 0 or not isinstance(drafter, tuple))
         spec.close()
     with pytest.raises(DrafterError, match="A drafter is a spec such as"):
         foredraft.speculative(3).generate(model, **one, **OPTIONS)  # pyright: ignore[reportArgumentType]
