@@ -4,8 +4,10 @@ Weights are drawn with a standard deviation of ``spread / sqrt(inputs)``, so tha
 texts wander; ``spread`` is chosen for gaps between the two best logits that no rounding of float32 can close.
 """
 
+import functools
 import random
 from collections.abc import Callable, Mapping, Sequence
+from itertools import cycle, islice
 from typing import Any, final
 
 import tokenizers
@@ -145,6 +147,8 @@ _ABSENT = {"falcon": ("head_dim",), "deepseek_v3": ("head_dim",)}  # fields of B
 def config(name: str, **changes: Any) -> Any:
     """The config of a tiny model of this ``model_type``."""
     fields = {**BASE, **MODELS.get(name, {}), **MORE.get(name, {}), **changes}
+    if "layer_types" in fields.keys() - changes.keys():
+        fields["layer_types"] = list(islice(cycle(fields["layer_types"]), fields["num_hidden_layers"]))
     return AutoConfig.for_model(name, **{k: v for k, v in fields.items() if k not in _ABSENT.get(name, ())})
 
 
@@ -156,6 +160,30 @@ def build(name: str = "llama", *, seed: int | None = None, spread: float = 1.5, 
         model.generation_config.eos_token_id = None
         shake(model, spread)
     return model
+
+
+def four(name: str = "llama") -> PreTrainedModel:
+    """The same with four layers; kinds of layers are repeated."""
+    return build(name, num_hidden_layers=4)
+
+
+def poisoned() -> CausalLM:
+    """The tiny Llama, but token 77 turns everything that sees it to NaN."""
+    model = build("llama")
+    model.get_input_embeddings().weight.data[77] = float("nan")
+    return CausalLM(model)
+
+
+@functools.cache
+def oracle() -> CausalLM:
+    """The tiny Llama without packed weights: quick where each forward has another number of tokens."""
+    return CausalLM(build("llama"), fast=False)
+
+
+@functools.cache
+def stranger() -> CausalLM:
+    """A draft that knows nothing of any target."""
+    return CausalLM(build("gpt2", seed=5, num_hidden_layers=1))
 
 
 @torch.no_grad()

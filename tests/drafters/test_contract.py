@@ -278,11 +278,6 @@ def target() -> CausalLM:
 
 
 @functools.cache
-def oracle() -> CausalLM:
-    return CausalLM(tiny.build("llama"), fast=False)
-
-
-@functools.cache
 def near() -> CausalLM:
     """A draft that is often right: the target, a little shaken."""
     model = tiny.build("llama")
@@ -312,7 +307,7 @@ def generator(name: str, **options: Any) -> Generator:
 
 @functools.cache
 def expected() -> list[list[int]]:
-    return [reference(oracle(), prompt, SamplingParams(max_new_tokens=NEW)) for prompt in prompts()]
+    return [reference(tiny.oracle(), prompt, SamplingParams(max_new_tokens=NEW)) for prompt in prompts()]
 
 
 @functools.cache

@@ -26,11 +26,6 @@ NEW = 16
 K = 4
 
 
-def four(name: str = "llama") -> Any:
-    kinds = {**tiny.MODELS, **tiny.MORE}[name].get("layer_types")
-    return tiny.build(name, num_hidden_layers=4, **({"layer_types": kinds * 2} if kinds else {}))
-
-
 def exit_at(target: CausalLM, layers: int, **options: Any) -> EarlyExit:
     chosen = ExitOptions(num_assistant_tokens=K, assistant_early_exit=layers, **options)
     return EarlyExit(chosen, target, target.new_cache(), target.vocab_size)
@@ -49,7 +44,7 @@ def generator(target: CausalLM, drafter: SelfSpeculativeDrafter, **options: Any)
 @pytest.mark.parametrize("method", ["early_exit", "layer_skip"])
 def test_a_draft_that_leaves_nothing_out_is_accepted_whole(method: str, temperature: float):
     """Steps of four drafted tokens and the bonus, in rows of different lengths; one root or position off would show."""
-    target = CausalLM(four())
+    target = CausalLM(tiny.four())
     drafter = exit_at(target, 4) if method == "early_exit" else skipping(target, (), ())
     results = generator(target, drafter).generate(
         tiny.prompts(), max_new_tokens=5 * (K + 1), temperature=temperature, seed=0
@@ -60,7 +55,7 @@ def test_a_draft_that_leaves_nothing_out_is_accepted_whole(method: str, temperat
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "opt", "qwen3_moe", "llama4_text", "gpt_oss", "phi"])
 def test_texts_are_the_targets(name: str):
-    target, oracle = CausalLM(four(name)), CausalLM(four(name), fast=False)
+    target, oracle = CausalLM(tiny.four(name)), CausalLM(tiny.four(name), fast=False)
     prompts = tiny.prompts((1, 5, 17))
     expected = [reference(oracle, prompt, SamplingParams(max_new_tokens=NEW)) for prompt in prompts]
     drafters: list[SelfSpeculativeDrafter] = [exit_at(target, 2), skipping(target, (1,), (1, 2))]
@@ -102,8 +97,8 @@ def continued(raw: Any, text: list[int], count: int) -> list[int]:
 
 @pytest.mark.parametrize("name", ["llama", "gemma2"])
 def test_early_exit_drafts_what_the_model_says_that_is_cut_off_there(name: str):
-    raw = four(name)
-    short = tiny.build(name, num_hidden_layers=2)
+    raw = tiny.four(name)
+    short = tiny.build(name)
     short.load_state_dict({key: value for key, value in raw.state_dict().items() if key in short.state_dict()})
     target = CausalLM(raw)
     seen = drafts(target, exit_at(target, 2), tiny.prompts((3, 12)))
@@ -115,7 +110,7 @@ def test_early_exit_drafts_what_the_model_says_that_is_cut_off_there(name: str):
 @pytest.mark.parametrize("name", ["llama", "gemma2"])
 def test_layer_skip_drafts_on_the_keys_and_values_of_the_whole_model(name: str):
     """The slow truth lets the parts be silent from the root on, and only there."""
-    raw, silent = four(name), four(name)
+    raw, silent = tiny.four(name), tiny.four(name)
     target = CausalLM(raw)
     seen = drafts(target, skipping(target, (1,), (0, 2)), tiny.prompts((3, 12)))
     alone = 0
@@ -151,7 +146,7 @@ def stored(cache: SlotCache, row: int, start: int, end: int) -> list[Tensor]:
 @pytest.mark.parametrize("method", ["early_exit", "layer_skip"])
 def test_drafting_leaves_what_is_committed_as_it_was(method: str):
     """Bit for bit; it writes from the root's slot on, and no further than the last token that it had to read."""
-    target = CausalLM(four())
+    target = CausalLM(tiny.four())
     drafter = exit_at(target, 2) if method == "early_exit" else skipping(target, (1,), (2,))
     propose, steps = drafter.propose, 0
 
@@ -173,7 +168,7 @@ def test_drafting_leaves_what_is_committed_as_it_was(method: str):
 
 
 def test_after_its_steps_the_cache_is_that_of_plain_decoding():
-    target = CausalLM(four())
+    target = CausalLM(tiny.four())
     prompt = tiny.prompts((9,))[0]
     kept = []
     for drafter in (exit_at(target, 2), skipping(target, (1,), (0, 1)), None):

@@ -18,10 +18,7 @@ PROMPTS = tiny.prompts([1 + (7 * number) % 13 for number in range(25)])
 
 @functools.cache
 def model() -> CausalLM:
-    """Token 77 turns everything that sees it to NaN."""
-    raw = tiny.build("llama")
-    raw.model.embed_tokens.weight.data[77] = float("nan")
-    return CausalLM(raw)
+    return tiny.poisoned()
 
 
 BAN = {77: -1e4}

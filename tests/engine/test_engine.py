@@ -31,12 +31,6 @@ def model(name: str = "llama", **changes) -> CausalLM:
     return CausalLM(tiny.build(name, **changes))
 
 
-@functools.cache
-def other() -> CausalLM:
-    """A draft that knows nothing of the target."""
-    return CausalLM(tiny.build("gpt2", seed=5, num_hidden_layers=1))
-
-
 def build(
     kind: str = "self tree", target: CausalLM | None = None, draft: CausalLM | None = None, **options
 ) -> Generator:
@@ -47,7 +41,7 @@ def build(
         drafter = PromptLookup(LookupOptions(prompt_lookup_num_tokens=4, continuations=2))
         return tiny.generator(target, drafter, Constant(4), **options)
     branching = (2, 2, 1) if kind.endswith("tree") else None
-    draft = draft or (target if kind.startswith("self") else other())
+    draft = draft or (target if kind.startswith("self") else tiny.stranger())
     return tiny.generator(target, *tiny.draft_model(draft, target, 3, branching), **options)
 
 
@@ -61,12 +55,6 @@ EACH = pytest.mark.parametrize(
 
 
 @functools.cache
-def oracle() -> CausalLM:
-    """The same model without packed weights: quick where each forward has another number of tokens."""
-    return CausalLM(tiny.build("llama"), fast=False)
-
-
-@functools.cache
 def remembered(prompt: tuple[int, ...], target: CausalLM, eos: tuple[int, ...], options: tuple) -> list[int]:
     return reference(target, prompt, SamplingParams(**dict(options)), eos)
 
@@ -74,7 +62,7 @@ def remembered(prompt: tuple[int, ...], target: CausalLM, eos: tuple[int, ...], 
 def plain(prompt: list[int], target: CausalLM | None = None, eos: tuple[int, ...] = (), **options) -> list[int]:
     """What plain decoding says: the slow truth."""
     options = {"max_new_tokens": NEW, **options}
-    return list(remembered(tuple(prompt), target or oracle(), eos, tuple(options.items())))
+    return list(remembered(tuple(prompt), target or tiny.oracle(), eos, tuple(options.items())))
 
 
 def again(g: Generator, prompt: list[int], result: Result, **options: Any) -> list[int]:
@@ -146,7 +134,7 @@ def test_heuristic_lengths_go_up_and_down():
     g = tiny.generator(model(), drafter, Heuristic(2))
     result = g.generate(tiny.prompts((9,))[0], max_new_tokens=3 + 5 + 7 + 9)
     assert result.stats.target_forwards == 4 and result.stats.drafted == 2 + 4 + 6 + 8
-    drafter, _ = tiny.draft_model(other(), model(), 30)
+    drafter, _ = tiny.draft_model(tiny.stranger(), model(), 30)
     g = tiny.generator(model(), drafter, Heuristic(3))
     result = g.generate(tiny.prompts((9,))[0], max_new_tokens=NEW)
     assert result.tokens == plain(tiny.prompts((9,))[0])
@@ -479,26 +467,19 @@ def test_logprobs_are_those_of_the_model_itself(kind: str, options: dict):
 # Faults.
 
 
-@functools.cache
-def poisoned() -> CausalLM:
-    """The same model, but token 77 turns everything that sees it to NaN."""
-    raw = tiny.build("llama")
-    raw.model.embed_tokens.weight.data[77] = float("nan")
-    return CausalLM(raw)
-
-
 @pytest.mark.parametrize("kind", ["none", "self tree", "other"])
 @pytest.mark.parametrize("options", [{}, SAMPLED], ids=["greedy", "sampled"])
 def test_nan_ends_one_row_and_the_others_do_not_notice(kind: str, options: dict):
     prompts = tiny.prompts((6, 11, 9, 3))
     prompts[1][4] = 77
-    g = build(kind, poisoned(), max_rows=2)
+    target = tiny.poisoned()
+    g = build(kind, target, max_rows=2)
     params = SamplingParams(max_new_tokens=NEW, logit_bias={77: -1e4}, **options)
     sequences = g.submit(prompts, params)
     g.engine.run(sequences)
     assert isinstance(sequences[1].error, NumericsError) and sequences[1].tokens == []
     assert "0 tokens were generated before" in str(sequences[1].error)
-    alone = build(kind, poisoned())
+    alone = build(kind, target)
     for index in (0, 2, 3):
         assert sequences[index].error is None
         own = replace(params, seed=sequences[index].seed)
@@ -515,7 +496,7 @@ def test_a_draft_model_that_says_nan_costs_nothing_but_speed():
     prompts[1][4] = 77
     for kind in ("other", "other tree"):
         for options in ({}, SAMPLED):
-            g = build(kind, draft=poisoned())
+            g = build(kind, draft=tiny.poisoned())
             results = g.generate(prompts, max_new_tokens=NEW, **options)
             assert options or [result.tokens for result in results] == [plain(prompt) for prompt in prompts]
             assert all(len(result.tokens) == NEW for result in results)

@@ -64,12 +64,6 @@ def case(name: str, fast: bool) -> Case:
     return Case(CausalLM(tiny.build(name), fast=fast), tiny.prompts(), stock_texts(name))
 
 
-@functools.cache
-def other() -> CausalLM:
-    """A draft that knows nothing of the target."""
-    return CausalLM(tiny.build("gpt2", seed=5, num_hidden_layers=1))
-
-
 def with_drafter(c: Case, kind: str) -> Generator:
     if kind == "none":
         return tiny.generator(c.target)
@@ -81,8 +75,8 @@ def with_drafter(c: Case, kind: str) -> Generator:
     draft, branching = {
         "self": (c.target, None),
         "self tree": (c.target, (2, 2, 1)),
-        "other": (other(), None),
-        "other tree": (other(), (2, 2, 1)),
+        "other": (tiny.stranger(), None),
+        "other tree": (tiny.stranger(), (2, 2, 1)),
     }[kind]
     return tiny.generator(c.target, *tiny.draft_model(draft, c.target, 3, branching))
 

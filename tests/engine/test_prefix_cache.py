@@ -182,9 +182,7 @@ def test_contents_make_room_for_requests_that_need_the_memory():
 
 
 def test_a_row_with_nan_is_never_taken_over():
-    raw = tiny.build("llama")
-    raw.model.embed_tokens.weight.data[77] = float("nan")
-    g = tiny.generator(CausalLM(raw), prefix_cache=True)
+    g = tiny.generator(tiny.poisoned(), prefix_cache=True)
     prompt = tiny.prompts((40,), vocab=70)[0]
     bad = say(g, [*prompt, 77, 5])
     assert isinstance(bad.error, NumericsError) and len(g.engine.prefixes) == 0

@@ -17,11 +17,6 @@ from foredraft.model.skipping import Layers, LayerSkipLM
 from foredraft.model.taps import decoder_layers
 
 TOLERANCE = 1e-4
-KINDS: dict[str, dict[str, Any]] = {
-    name: {"layer_types": tiny.MORE.get(name, tiny.MODELS.get(name, {}))["layer_types"] * 2}
-    for name in ("gemma2", "gemma3_text", "gpt_oss", "cohere2", "llama4_text")
-}
-"""Layers of two kinds, twice."""
 NAMES = [*tiny.MODELS, *tiny.MORE]
 PARTS = {
     "llama": ("self_attn", "mlp"),
@@ -36,11 +31,6 @@ PARTS = {
     "jetmoe": ("self_attention", "mlp"),
 }
 """What attention and MLP are called, for a slow truth that knows."""
-
-
-def four(name: str, **changes: Any) -> Any:
-    """A model of four layers."""
-    return tiny.build(name, **{"num_hidden_layers": 4, **KINDS.get(name, {}), **changes})
 
 
 def said(model: LayerSkipLM, texts: list[list[int]]) -> list[Tensor]:
@@ -63,8 +53,8 @@ def forwards(model: nn.Module) -> list[nn.Module]:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_first_layers_are_the_model_cut_off_behind_them(name: str):
     """Windows of 8, texts longer than that, layers of two kinds."""
-    raw = four(name)
-    short = four(name, num_hidden_layers=2, layer_types=KINDS[name]["layer_types"][:2] if name in KINDS else None)
+    raw = tiny.four(name)
+    short = tiny.build(name)
     wanted = short.state_dict()
     short.load_state_dict({key: value for key, value in raw.state_dict().items() if key in wanted})
     texts = tiny.prompts((17, 5))
@@ -96,7 +86,7 @@ def zeroed(raw: Any, numbers: tuple[int, ...], child: str, start: int = 0) -> li
 def test_without_a_part_is_the_model_in_which_it_says_nothing(
     name: str, attention: tuple[int, ...], mlp: tuple[int, ...]
 ):
-    raw = four(name)
+    raw = tiny.four(name)
     texts = tiny.prompts((17, 5))
     handles = [*zeroed(raw, attention, PARTS[name][0]), *zeroed(raw, mlp, PARTS[name][1])]
     with torch.inference_mode():
@@ -120,7 +110,7 @@ def read(model: CausalLM, texts: list[list[int]], room: int) -> SlotCache:
 def test_beside_a_text_pieces_of_it_see_what_the_whole_model_has_left(name: str):
     """A piece read without some parts, all before it read with them: a stock forward in which they fall silent there.
     Pieces overlap, windows are 8 wide, and the second text has one piece less, hence padding."""
-    raw = four(name)
+    raw = tiny.four(name)
     texts = tiny.prompts((20, 7))
     attention, mlp = PARTS.get(name, ("self_attn", "mlp"))
     starts, length = [[3, 5, 16], [0, 4]], 3
@@ -144,7 +134,7 @@ def test_beside_a_text_pieces_of_it_see_what_the_whole_model_has_left(name: str)
 
 
 def test_nothing_stays_on_the_model():
-    raw = four("llama")
+    raw = tiny.four("llama")
     model = CausalLM(raw)
     before = {id(module): len(module._forward_hooks) for module in raw.modules()}
     layers = Layers(model)
@@ -165,7 +155,7 @@ def test_nothing_stays_on_the_model():
 
 def test_a_forward_that_was_there_before_comes_back():
     """As accelerate has them for layers that are kept elsewhere."""
-    raw = four("llama")
+    raw = tiny.four("llama")
     layer = decoder_layers(raw)[2]
     own = layer.forward
     layer.forward = lambda *args, **kwargs: own(*args, **kwargs)
@@ -176,7 +166,7 @@ def test_a_forward_that_was_there_before_comes_back():
 
 
 def test_what_is_left_out_leaves_no_keys_and_values():
-    model = CausalLM(four("llama"))
+    model = CausalLM(tiny.four("llama"))
     layers = Layers(model)
     for partial, expected in (
         (layers.first(2), [True, True, False, False]),
@@ -191,7 +181,7 @@ def test_what_is_left_out_leaves_no_keys_and_values():
 
 @pytest.mark.parametrize("fast", [True, False])
 def test_the_cost_is_the_share_of_the_weights_that_are_read(fast: bool):
-    raw = four("llama")
+    raw = tiny.four("llama")
     count = {name: sum(p.numel() for p in module.parameters()) for name, module in raw.named_modules()}
     head, layer = count["lm_head"] + count["model.norm"], count["model.layers.0"]
     layers = Layers(CausalLM(raw, fast=fast))
@@ -216,7 +206,7 @@ class Quantised(nn.Module):
 
 
 def test_the_cost_of_a_quantised_model_counts_its_buffers():
-    raw = four("llama")
+    raw = tiny.four("llama")
     for layer in decoder_layers(raw):
         for part in (layer.self_attn, layer.mlp):
             for name, child in list(part.named_children()):
@@ -236,7 +226,7 @@ def test_the_cost_of_a_quantised_model_counts_its_buffers():
 
 
 def test_impossible_wishes_are_refused():
-    layers = Layers(CausalLM(four("llama")))
+    layers = Layers(CausalLM(tiny.four("llama")))
     for count in (0, 5, -1):
         with pytest.raises(ModelError, match="1 to 4 of them"):
             layers.first(count)
@@ -246,7 +236,7 @@ def test_impossible_wishes_are_refused():
 
 
 def test_layers_that_do_not_come_apart_are_left_out_whole_or_not_at_all():
-    raw = four("llama")
+    raw = tiny.four("llama")
     layer = decoder_layers(raw)[1]
     own = layer.forward
     layer.forward = lambda *args, **kwargs: own(*args, **kwargs) + 1.0
@@ -260,7 +250,7 @@ def test_layers_that_do_not_come_apart_are_left_out_whole_or_not_at_all():
 
 
 def test_layers_that_hand_on_something_else_are_refused():
-    raw = four("llama")
+    raw = tiny.four("llama")
     model = CausalLM(raw)
     layer = decoder_layers(raw)[3]
     own = layer.forward
