@@ -204,6 +204,7 @@ def test_a_step_waits_for_the_read_back_only_and_repeats_its_operators(method: s
     assert steps.waits == {READ_BACK}
     assert max(map(len, steps.traces.values())) >= 4
     for key, traces in steps.traces.items():
+        assert {trace.operators[-1][0] for trace in traces} == {"_to_copy"}  # what can be launched before the wait is
         for trace in traces[1:]:
             changed = [pair for pair in zip(traces[0].operators, trace.operators, strict=False) if pair[0] != pair[1]]
             assert not changed[:1] and len(trace.operators) == len(traces[0].operators), key

@@ -1,16 +1,23 @@
-"""Times of a step: on CUDA the draft's come from events, since the host runs ahead of the device."""
+"""Times of a step, and what the host waits for: on CUDA it runs ahead of the device, and events tell how far."""
 
 import time
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
+import random_heads as heads
 import tiny
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Plan, View
+from foredraft.core.transfer import HostCopy
 from foredraft.core.tree import TokenTree
+from foredraft.drafters.eagle3 import Eagle3Drafter, Options
 from foredraft.engine.policy import Constant
+from foredraft.engine.state import Batch
 from foredraft.engine.step import StepDone, _Mark
+from foredraft.model.cache import SlotCache
 from foredraft.model.hf import CausalLM
 
 
@@ -50,3 +57,43 @@ def test_draft_and_verification_add_up_to_the_step(monkeypatch: pytest.MonkeyPat
         [1, 2], max_new_tokens=4
     )
     assert found[0].draft_seconds >= 0.02 and found[0].verify_seconds > 0
+
+
+def test_what_needs_no_values_is_launched_between_the_copy_and_the_wait(monkeypatch: pytest.MonkeyPatch):
+    calls: list[str] = []
+
+    def note(owner: type, name: str) -> None:
+        function = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *args: calls.append(name) or function(*args))
+
+    for owner, name in ((SlotCache, "compact"), (Eagle3Drafter, "commit"), (Batch, "append"), (HostCopy, "wait")):
+        note(owner, name)
+    note(HostCopy, "__init__")
+    target = CausalLM(tiny.build("llama"))
+    drafter = Eagle3Drafter(Options(nodes=4, depth=2, top_k=2), heads.eagle3(target))
+    target.tap(drafter.needs.hidden_layers)
+    tiny.generator(target, drafter, Constant(2)).generate(tiny.prompts((9, 12)), max_new_tokens=6)
+    step = ["__init__", "compact", "commit", "append", "wait"]
+    assert calls[:5] == step and calls.count("compact") > 2
+    assert [call for call in calls if call != "compact"] == [*step[:1], *step[2:]] * calls.count("wait")
+
+
+def test_a_copy_from_cuda_waits_for_what_was_launched_before_it_alone(monkeypatch: pytest.MonkeyPatch):
+    calls: list[Any] = []
+
+    class Event:
+        def record(self, stream: str) -> None:
+            calls.append(stream)
+
+        def synchronize(self) -> None:
+            calls.append("synchronize")
+
+    def to(device: str, *, non_blocking: bool) -> torch.Tensor:
+        calls.append((device, non_blocking))
+        return torch.ones(2)
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
+    copy = HostCopy(SimpleNamespace(device=torch.device("cuda:1"), to=to))  # type: ignore[arg-type]
+    assert calls == [("cpu", True), "stream of cuda:1"]
+    assert copy.wait().tolist() == [1, 1] and calls[2:] == ["synchronize"]

@@ -1,6 +1,7 @@
-"""Copies from the host to a device that the host does not wait for."""
+"""Copies between the host and a device that neither waits for before it must."""
 
 from collections.abc import Sequence
+from typing import Any, final
 
 import torch
 from jaxtyping import Int
@@ -15,3 +16,24 @@ def to_device(values: Sequence[int] | Sequence[Sequence[int]], device: torch.dev
     """
     made = torch.tensor(list(values), dtype=torch.long, pin_memory=device.type == "cuda")
     return made.to(device, non_blocking=True)
+
+
+@final
+class HostCopy:
+    """A copy of a tensor on the host. On CUDA it takes its turn in the stream when this is made, so ``wait`` does not
+    wait for work that is launched afterwards. Of other devices it is the tensor itself, which is copied when it is
+    read."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._copy = tensor
+        self._event: Any = None
+        if tensor.device.type == "cuda":
+            self._copy = tensor.to("cpu", non_blocking=True)  # to pinned memory
+            self._event = torch.cuda.Event()
+            self._event.record(torch.cuda.current_stream(tensor.device))
+
+    def wait(self) -> Tensor:
+        """The copy, as soon as it is there."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._copy

@@ -46,19 +46,18 @@ class Proposed(NamedTuple):
             DrafterError: names the drafter and the fault.
         """
         for row, ((sound, parent, token, root), depth) in enumerate(zip(table, depths, strict=True)):
-            fault = None if sound and parent == ROOT and token == root else self._fault(row)
+            fault = None if sound and parent == ROOT and token == root else self._fault(row, root)
             if depth > most:
                 fault = fault or f"a path of {depth} tokens is deeper than the {most} of tree.depth"
             if fault is not None:
                 raise DrafterError(f"{self.name} proposed a draft that cannot be verified: {fault} (row {row}).")
 
-    def _fault(self, row: int) -> str | None:
+    def _fault(self, row: int, root: int) -> str | None:
         """Describe the fault of a row, on the host. None if the only fault is a q that is all 0 or NaN: ``verify``
         skips such nodes."""
         draft, greedy = self.draft, self.view.warp.greedy_rows
         drawn = None if self.view.warp.greedy or (greedy is not None and bool(greedy[row])) else draft.q
         tokens, parents = draft.tree.tokens[row].tolist(), draft.tree.parents[row].tolist()
-        root = int(self.view.roots[row])
         if tokens[0] != root or parents[0] != ROOT:
             return f"node 0 is token {tokens[0]} below {parents[0]}, and must be the root, token {root} below {ROOT}"
         seen: set[int] = set()

@@ -372,8 +372,8 @@ class Engine:
         self._drafted = any(plan.lengths) or any(chains)
         wants = any(sequence.params.logprobs is not None for sequence in sequences)
         free = self._admission.free_rows(self._running())
-        done = self._stepper(view, plan, chains, logprobs=wants, matchers=matchers_of(sequences), free_rows=free)
-        batch.append(done.emitted, done.counts)
+        matchers = matchers_of(sequences)
+        done = self._stepper(view, plan, chains, logprobs=wants, matchers=matchers, free_rows=free, append=batch.append)
         record_steps(sequences, done)
         kept = []
         for index, (sequence, result) in enumerate(zip(sequences, done.rows, strict=True)):

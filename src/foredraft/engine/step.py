@@ -1,7 +1,7 @@
 """One decoding step: propose, forward, warp, verify, commit. Only this module knows the order."""
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Drafter, Plan, StepOut, View
 from foredraft.core.stats import StepStats
-from foredraft.core.transfer import to_device
+from foredraft.core.transfer import HostCopy, to_device
 from foredraft.core.tree import PAD, TokenTree
 from foredraft.engine.draft_check import Proposed, checked
 from foredraft.engine.grammar_masks import HostTree, Matchers, masked
@@ -22,6 +22,7 @@ from foredraft.model.cache import SlotCache
 from foredraft.model.replay import EAGER, Replay
 from foredraft.model.replay_rows import replay_for
 
+Append = Callable[[Int[Tensor, "B D"], Int[Tensor, "B"]], None]
 SIZES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Node counts used for forwards on a CPU; larger ones are multiples of 32."""
 COPIED_NODES, COPIED_NODES_GPU = 64, 256
@@ -104,13 +105,18 @@ class Stepper:
         laws: bool = False,
         matchers: Matchers | None = None,
         free_rows: Collection[int] = (),
+        append: Append | None = None,
     ) -> StepDone:
         """Run one step for every row of ``view``, with a single read-back from the device at its end.
+
+        Its copy is launched after the verification, and what needs no values of it before the wait: so the device
+        compacts, commits and appends while the host goes on with the new tokens.
 
         Args:
             chains: see ``with_copies``; if none is given, nothing is copied.
             matchers: of the rows' grammars; None if no row has one. They cost another read-back; see ``grammar_masks``.
             free_rows: rows of the cache that hold nothing, which recordings may use as padding.
+            append: called with the new tokens and their counts, on the device. It may change what ``view`` shows.
         """
         begun = _Mark(self.target.device)
         self.cache.reserve(max(view.rows) + 1, max(view.extents))
@@ -135,10 +141,14 @@ class Stepper:
         logits = out.logits if matchers is None or drafted is None else masked(out.logits, drafted, matchers)
         tail = Tail.of(view, draft, logits, rule, proposal, keep_law=laws, recorded=replay.records)
         end = replay("tail", sizes, Tail.run, tail)
+        table = HostCopy(end.table)
         if not tree.linear:
             self.cache.compact(view.rows, self.target.root_slots(bases, view.rows), end.verdict.path)
         self.drafter.commit(view, draft, end.verdict, out)
-        rows = read_back(draft, proposal, end)
+        logs = end.verdict.on_path(out.logits).float().log_softmax(-1) if logprobs else None
+        if append is not None:
+            append(end.emitted, end.counts)
+        rows = read_back(draft, proposal, table, end.emitted.shape[1])
         if any(chains):
             rows = [row.of_copy() if chain else row for row, chain in zip(rows, chains, strict=True)]
         seconds, draft_seconds = begun.host_seconds(), begun.until(proposed)
@@ -146,7 +156,7 @@ class Stepper:
             rows=rows,
             emitted=end.emitted,
             counts=end.counts,
-            logprobs=end.verdict.on_path(out.logits).float().log_softmax(-1) if logprobs else None,
+            logprobs=logs,
             draft_seconds=draft_seconds,
             verify_seconds=seconds - draft_seconds,
             levels=levels,

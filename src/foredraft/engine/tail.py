@@ -10,6 +10,7 @@ from foredraft.core.draft import Draft, Target, Verdict
 from foredraft.core.drafter import View
 from foredraft.core.rng import HashedRng, Noise
 from foredraft.core.sampling.warp import Paths, Warp
+from foredraft.core.transfer import HostCopy
 from foredraft.core.tree import TokenTree
 from foredraft.core.verify import verify
 from foredraft.engine.draft_check import Proposed
@@ -130,13 +131,17 @@ def _ranks(scores: Float[Tensor, "B N"], tree: TokenTree, verdict: Verdict) -> I
     return ranks.gather(1, verdict.path.clamp(min=0))
 
 
-def read_back(draft: Draft, proposal: Proposed | None, end: TailOut) -> list[RowStep]:
+def read_back(draft: Draft, proposal: Proposed | None, copy: HostCopy, width: int) -> list[RowStep]:
     """Read everything the host needs back in one small tensor: the only synchronisation of a step.
+
+    Args:
+        copy: of ``TailOut.table``.
+        width: D, the most new tokens of a row.
 
     Raises:
         DrafterError: the draft cannot be verified.
     """
-    table, width = end.table.tolist(), end.emitted.shape[1]
+    table = copy.wait().tolist()
     if proposal is not None:
         proposal.judge([line[-4:] for line in table], [line[2] for line in table], draft.tree.depth)
     after = 5 + width
