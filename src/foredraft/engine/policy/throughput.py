@@ -238,8 +238,8 @@ class Throughput(Policy):
         """The size that the longest of a step's drafts has, by index; None if none has a token."""
         if self._needs.scored or not index:
             return index
-        drafted = max(result.drafted for result in done.rows)
-        return bisect_left(self._sizes, drafted) if drafted else None
+        depth = max(result.depth for result in done.rows)  # of trees without scores too: sizes are lengths
+        return bisect_left(self._sizes, depth) if depth else None
 
     def _count(self, accepted: Acceptance, index: int, plan: Plan, done: StepDone) -> None:
         """Count the accepted tokens within each size for the rows that drafted."""
