@@ -43,7 +43,9 @@ def test_compiled_texts(backend: str, temperature: float, branching: tuple[int, 
         found.append([result.tokens for result in g.generate(PROMPTS, **options)])
     assert found[0] == found[1]
     (own,) = replay._children
-    assert isinstance(own, Compiled) and set(own.recordings) == {"draft"}
+    whole = "chain" if branching is None else "tree"
+    assert isinstance(own, Compiled)
+    assert set(own.recordings) == ({"draft"} if backend == "inductor" else {whole})  # on a CPU none with random numbers
     made = sum(own.recordings.values()) + sum(replay.recordings.values())
     assert counters["stats"]["unique_graphs"] == made, "a segment is compiled once for each shape"
     assert set(replay.recordings) == ({"forward"} if backend == "inductor" else {"forward", "tail"})
