@@ -27,6 +27,7 @@ from foredraft.drafters.common.feature_cache import FeatureCache
 from foredraft.drafters.common.last_hidden import LastHidden
 from foredraft.drafters.common.ngram_pool import NgramPool
 from foredraft.drafters.common.partial_cache_sync import PartialCacheSync
+from foredraft.drafters.common.read_rows import ReadRows
 from foredraft.drafters.common.retokenizer import Retokenizer
 from foredraft.drafters.common.self_speculative import SelfSpeculativeDrafter
 from foredraft.drafters.common.windowed_runner import WindowedRunner
@@ -362,10 +363,13 @@ def test_a_sampled_ragged_batch_is_its_rows_alone(name: str):
 def holdings(drafter: Any) -> dict[str, int]:
     """How much each attribute of a drafter, or of its memory, holds: entries of a container, rows of a cache."""
     held = {}
+    kept = [value._cache for value in vars(drafter).values() if isinstance(value, ReadRows)]
     for key, value in vars(drafter).items():
-        if key == "_features":
-            continue  # stays allocated, as do caches
-        if isinstance(value, SlotCache):
+        if key == "_features" or any(value is each for each in kept):
+            continue  # stays allocated, as do caches; released rows are kept for prompts that begin alike
+        if isinstance(value, ReadRows):
+            held[key] = len(value.count)
+        elif isinstance(value, SlotCache):
             held[key] = len(value._lines)
         elif isinstance(value, (NgramPool, torch.Tensor)):
             held[key] = value.nbytes
