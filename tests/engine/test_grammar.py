@@ -21,6 +21,7 @@ from foredraft.drafters.prompt_lookup import Options as LookupOptions, PromptLoo
 from foredraft.engine import step
 from foredraft.engine.generator import Generator
 from foredraft.model.hf import CausalLM
+from foredraft.model.replay import EAGER, Compiled
 
 LETTERS = [chr(ord("a") + i) for i in range(26)] + ["1", "2", ",", "ab", "bc", "12", "."]
 """The last ends an output."""
@@ -245,3 +246,15 @@ def test_200_of_200_answers_of_the_bundled_model_are_valid(drafter: str):
     validator = jsonschema_rs.validator_for(SCHEMA)
     assert all(validator.is_valid(json.loads(result.text)) for result in results)
     assert {result.finish_reason for result in results} == {"stop"}
+
+
+@pytest.mark.slow
+def test_compiled_texts_of_a_prediction_under_a_grammar():
+    options: dict[str, Any] = {"grammar": LISTS, "max_new_tokens": 6, "temperature": 1.0, "seed": 3}
+    target, replay = CausalLM(tiny.build("llama", vocab_size=VOCAB, num_hidden_layers=1), fast=False), Compiled("eager")
+    made = [
+        tiny.generator(target, eos=[EOS], tokenizer=toy(LETTERS), picked=True, replay=each) for each in (EAGER, replay)
+    ]
+    wanted = made[0].generate(PROMPTS[0], **options).tokens
+    assert made[1].generate(PROMPTS[0], prediction=wanted, **options).tokens == wanted
+    assert set(replay.recordings) == {"forward", "tail"} and not replay._logged
