@@ -16,7 +16,7 @@ from foredraft.core.tree import PAD, TokenTree
 from foredraft.engine.draft_check import Proposed, checked
 from foredraft.engine.grammar_masks import HostTree, Matchers, masked
 from foredraft.engine.prediction import Chains, with_copies
-from foredraft.engine.tail import RowStep as RowStep, Tail, read_back
+from foredraft.engine.tail import RowStep as RowStep, Tail, TailOut, read_back
 from foredraft.model.base import TargetModel
 from foredraft.model.cache import SlotCache
 from foredraft.model.replay import EAGER, Replay
@@ -109,9 +109,6 @@ class Stepper:
     ) -> StepDone:
         """Run one step for every row of ``view``, with a single read-back from the device at its end.
 
-        Its copy is launched after the verification, and what needs no values of it before the wait: so the device
-        compacts, commits and appends while the host goes on with the new tokens.
-
         Args:
             chains: see ``with_copies``; if none is given, nothing is copied.
             matchers: of the rows' grammars; None if no row has one. They cost another read-back; see ``grammar_masks``.
@@ -121,11 +118,7 @@ class Stepper:
         begun = _Mark(self.target.device)
         self.cache.reserve(max(view.rows) + 1, max(view.extents))
         self.cache.arrange(view.rows)
-        draft, proposal = self._propose(view, plan)
-        rule = self.rule if draft.tree.depth else None  # a root alone is legal for any rule
-        if any(chains):
-            draft = with_copies(draft, chains)
-            draft = _resized(draft, max(self.exact_nodes, round_up(draft.tree.tokens.shape[1])))
+        draft, proposal, rule = self._draft(view, plan, chains)
         levels = draft.tree.depth
         if self.replay.records:
             draft = _shaped(draft)
@@ -142,12 +135,8 @@ class Stepper:
         tail = Tail.of(view, draft, logits, rule, proposal, keep_law=laws, recorded=replay.records)
         end = replay("tail", sizes, Tail.run, tail)
         table = HostCopy(end.table)
-        if not tree.linear:
-            self.cache.compact(view.rows, self.target.root_slots(bases, view.rows), end.verdict.path)
-        self.drafter.commit(view, draft, end.verdict, out)
+        self._commit(view, draft, out, end, append)
         logs = end.verdict.on_path(out.logits).float().log_softmax(-1) if logprobs else None
-        if append is not None:
-            append(end.emitted, end.counts)
         rows = read_back(draft, proposal, table, end.emitted.shape[1])
         if any(chains):
             rows = [row.of_copy() if chain else row for row, chain in zip(rows, chains, strict=True)]
@@ -169,6 +158,24 @@ class Stepper:
         """The target's forward; the rows are in the first lines of the cache."""
         step = self.target.address(tree, bases, self.cache.first(len(bases)), extent)
         return self.target.compute(step, self.cache)
+
+    def _commit(self, view: View, draft: Draft, out: StepOut, end: TailOut, append: Append | None) -> None:
+        """Launch what needs the verdict on the device only: so the device does it while the host goes on."""
+        if not draft.tree.linear:
+            slots = self.target.root_slots(view.lengths - 1, view.rows)
+            self.cache.compact(view.rows, slots, end.verdict.path)
+        self.drafter.commit(view, draft, end.verdict, out)
+        if append is not None:
+            append(end.emitted, end.counts)
+
+    def _draft(self, view: View, plan: Plan, chains: Chains) -> tuple[Draft, Proposed | None, str | None]:
+        """The draft with the copies, what judges it, and the rule that verifies it."""
+        draft, proposal = self._propose(view, plan)
+        rule = self.rule if draft.tree.depth else None  # a root alone is legal for any rule
+        if any(chains):
+            draft = with_copies(draft, chains)
+            draft = _resized(draft, max(self.exact_nodes, round_up(draft.tree.tokens.shape[1])))
+        return draft, proposal, rule
 
     def _propose(self, view: View, plan: Plan) -> tuple[Draft, Proposed | None]:
         proposal = None
