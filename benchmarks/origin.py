@@ -36,5 +36,5 @@ def origin_line(origin: dict) -> str:
     threads = f"{origin['threads']} thread{'s' if origin['threads'] > 1 else ''}"
     return (
         f"{threads} on {origin['device']}, float32, torch {origin['torch']}, transformers "
-        f"{origin['transformers']}, commit {origin['commit'][:9]}, {date}"
+        f"{origin['transformers']}, {origin.get('commits') or 'commit ' + origin['commit'][:9]}, {date}"
     )

@@ -34,6 +34,7 @@ class Cell(NamedTuple):
     task: str
     arms: dict[str, BenchArm]
     commit: str
+    date: str
 
     @property
     def best(self) -> str:
@@ -70,7 +71,9 @@ class Cell(NamedTuple):
         for run in line["runs"]:
             runs[run["arm"]].append(run)
         arms = {arm: _summed(own) for arm, own in runs.items()}
-        return cls(line["target"], line["method"], line["temperature"], line["prompts"], arms, origin["commit"])
+        return cls(
+            line["target"], line["method"], line["temperature"], line["prompts"], arms, origin["commit"], origin["date"]
+        )
 
 
 def _summed(runs: Sequence[dict[str, Any]]) -> BenchArm:
@@ -85,7 +88,7 @@ def _summed(runs: Sequence[dict[str, Any]]) -> BenchArm:
 
 
 def read(path: Path = RESULTS) -> tuple[list[Cell], dict[str, Any]]:
-    """The finished cells of a file, and its last provenance."""
+    """The finished cells of a file, and its last provenance; ``commits`` says that others may have another commit."""
     cells: list[Cell] = []
     origin: dict[str, Any] = {}
     for text in path.read_text(encoding="utf-8").splitlines():
@@ -94,6 +97,9 @@ def read(path: Path = RESULTS) -> tuple[list[Cell], dict[str, Any]]:
             cells.append(Cell.of(line, origin))
         else:
             origin = line
+    if len({cell.commit for cell in cells}) > 1:
+        origin["date"] = max(cell.date for cell in cells)
+        origin["commits"] = "commits by cell in docs/results.md"
     return cells, origin
 
 
