@@ -15,7 +15,7 @@ from foredraft.drafters.common.tree_builder import TreeBuilder
 from foredraft.drafters.common.tree_ops import ranked
 from foredraft.model.base import TargetModel, widened
 from foredraft.model.cache import SlotCache
-from foredraft.model.prefill import CATCH_UP, CHUNK, prefill
+from foredraft.model.prefill import prefill
 from foredraft.model.replay import EAGER, Replay, Sizes
 from foredraft.model.replay_rows import run_rows
 
@@ -62,12 +62,8 @@ class DraftRunner:
 
     def read_ahead(self, row: int, prompt: Int[Tensor, "T"], room: Room) -> None:
         """Read some of a prompt; see ``Drafter.read_ahead``."""
-        begin = self._read.add(row)
-        end = min(begin + CHUNK, len(prompt), self.model.max_length - 1)
+        begin, end = self._read.ahead(row, min(len(prompt), self.model.max_length - 1), room)
         if begin < end:
-            self.cache.reserve(row + 1, end + CATCH_UP, room)
-            if not begin:  # an earlier request in the row may have left NaN
-                self.cache.zero([row])
             prefill(self.model, self.cache, [row], self.clip_ids(prompt[None, begin:end]), [begin])
             self._read.count[row] = end
 

@@ -22,7 +22,7 @@ from foredraft.model.attention import masked_attention, runs_kernel
 from foredraft.model.cache import SlotCache, SlotView, bucket, persistent_zeros
 from foredraft.model.cpu_linear import any_weight
 from foredraft.model.masks import Layout, StepIn, address, extent_of
-from foredraft.model.prefill import CATCH_UP, CHUNK
+from foredraft.model.prefill import CHUNK
 from foredraft.model.replay import EAGER, Replay
 from foredraft.model.replay_rows import run_rows
 
@@ -109,13 +109,9 @@ class FeatureCache:
         """Read some entries of a prompt whose last token is not its last; see ``Drafter.read_ahead``."""
         features = hidden[_FUSED]
         self._store(row, len(prompt) - features.shape[1], features, room)
-        begin = self._rows.add(row)
-        end = min(begin + CHUNK, len(prompt) - 1)
+        begin, end = self._rows.ahead(row, len(prompt) - 1, room)
         if begin < end:
             self._prepare(end)
-            self._cache.reserve(row + 1, end + CATCH_UP, room)
-            if not begin:  # an earlier request in the row may have left NaN
-                self._cache.zero([row])
             bases = torch.full((1,), begin, dtype=torch.long, device=prompt.device)
             self._committed((row,), prompt[None], bases, end, end - begin)
             self._rows.count[row] = end

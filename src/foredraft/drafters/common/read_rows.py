@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Sequence
 
-from foredraft.core.drafter import View
+from foredraft.core.drafter import Room, View
 from foredraft.model.cache import SlotCache, bucket
-from foredraft.model.prefill import CATCH_UP
+from foredraft.model.prefill import CATCH_UP, CHUNK
 from foredraft.model.replay import Replay, Sizes
 from foredraft.model.replay_rows import replay_for
 
@@ -26,6 +26,20 @@ class ReadRows:
         """Add a row, unless it is there; return the number of its entries."""
         self._left.pop(row, None)
         return self.count.setdefault(row, 0)
+
+    def ahead(self, row: int, most: int, room: Room) -> tuple[int, int]:
+        """Make room for the next entries of a row, at most ``CHUNK`` and none beyond ``most``.
+
+        Returns:
+            the first of them and the one after the last; equal ones if all have been read.
+        """
+        begin = self.add(row)
+        end = max(min(begin + CHUNK, most), begin)
+        if begin < end:
+            self._cache.reserve(row + 1, end + CATCH_UP, room)
+            if not begin:  # an earlier request in the row may have left NaN
+                self._cache.zero([row])
+        return begin, end
 
     def fork(self, row: int, source: int, most: int) -> None:
         """Add a row with the first entries of another row, or those that its last request left: at most ``most``."""
