@@ -104,7 +104,7 @@ def online() -> str:
 
 def universal() -> str:
     """Speed-up over transformers' own method by task, paired by prompt."""
-    found = read_runs(RESULTS / "target-65m.jsonl")
+    found = read_runs(RESULTS / "universal.jsonl")
     speeds = {name: {run.unit: run.speed for run in found.runs if run.arm == name} for name in ("none", *UNIVERSAL)}
     tasks = list(dict.fromkeys(run.task for run in found.runs))
     lines = []

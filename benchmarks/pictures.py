@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import policy_tables
 from origin import origin_line, provenance
-from policy_tables import POLICY, TITLES
+from policy_tables import IN_SHORT, POLICY, TITLES
 from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 from rich.text import Text
@@ -79,7 +79,7 @@ def statistics_text(line: str) -> str:
 def measured() -> tuple[list[Bars], str]:
     """The bundled model's methods on one task, greedy, the fastest under the policy first; and where that was run."""
     cells, origin = policy_tables.read()
-    chosen = [c for c in cells if (c.target, c.temperature, c.task) == ("sample", 0.0, TASK)]
+    chosen = [c for c in cells if (c.target, c.temperature, c.task) == ("sample", 0.0, TASK) and c.method in IN_SHORT]
     found = [Bars(cell.method, cell.speed_up(cell.best_draft), cell.speed_up(POLICY)) for cell in chosen]
     caption = f"Bundled model (sample), greedy, {TITLES[TASK]} prompts.\n{origin_line(origin)}."
     return sorted(found, key=lambda pair: -pair.policy), caption

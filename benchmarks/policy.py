@@ -4,12 +4,13 @@ A cell is a target, a method, a temperature and a file of prompts. Its arms are 
 policy can choose, and the policy. Each prompt is put to every arm before the next prompt, in an order that rotates,
 until every arm has generated so many tokens. A finished cell is a line of JSON and is not run again.
 
-    python benchmarks/policy.py --target sample --prompts ../shared/data/prompts/eagle/humaneval/question.jsonl
-    python benchmarks/policy.py --target ../shared/models/target-65m --draft ../shared/models/draft-6m \\
-        --methods draft_model prompt_lookup --prompts ../shared/data/prompts/eagle/gsm8k/question.jsonl
+    python benchmarks/policy.py --prompts ../shared/data/prompts/eagle/humaneval/question.jsonl
+    python benchmarks/policy.py --target ../shared/models/target-65m -d draft_model:../shared/models/draft-6m \\
+        -d "hydra++=hydra:HEAD" --prompts ../shared/data/prompts/eagle/gsm8k/question.jsonl
 """
 
 import argparse
+import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -21,12 +22,13 @@ from origin import provenance
 from policy_tables import PLAIN, POLICY, Cell, read
 
 import foredraft
+from foredraft.bench.measure.arms import ArmSpec
 from foredraft.bench.prompts import read_prompts
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.engine.generator import Generator, Prompt
 from foredraft.engine.policy import Constant, Policy, Throughput
 
-METHODS = ("eagle3", "eagle1", "draft_model", "medusa", "prompt_lookup")
+DRAFTERS = ("eagle3", "eagle1", "draft_model", "medusa", "prompt_lookup")
 
 
 def arms_of(generator: Generator, sampled: bool) -> dict[str, Policy]:
@@ -66,6 +68,7 @@ def run_cell(
                 "tokens": stats.tokens,
                 "forwards": stats.target_forwards,
                 "seconds": stats.seconds - stats.prefill_seconds,
+                **({} if temperature else {"digest": _digest(sequences[0].tokens)}),
             }
         if min(said.values()) >= args.tokens:
             break
@@ -81,25 +84,22 @@ def summary(cell: Cell) -> str:
     )
 
 
-def spec_of(method: str, args: argparse.Namespace) -> str:
-    """A method with the head or draft that was given for it."""
-    path = {"eagle3": args.eagle3, "eagle1": args.eagle1, "medusa": args.medusa, "draft_model": args.draft}.get(method)
-    return f"{method}:{path}" if path else method
+def _digest(tokens: Sequence[int]) -> str:
+    """A short name of an output, by which the arms' greedy outputs are compared."""
+    return hashlib.sha256(" ".join(map(str, tokens)).encode()).hexdigest()[:12]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", default="sample")
     parser.add_argument("--prompts", nargs="+", required=True, help="files of prompts")
-    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
+    drafter_help = "drafter of the bundled or given target: SPEC, or NAME=SPEC as in foredraft bench; repeatable"
+    parser.add_argument("-d", "--drafter", action="append", type=ArmSpec.parse, help=drafter_help)
     parser.add_argument("--temperatures", nargs="+", type=float, default=[0.0, 1.0])
     parser.add_argument("--count", type=int, default=40, help="prompts of each file")
     parser.add_argument("--rounds", type=int, default=4, help="so often are the prompts of a file used at most")
     parser.add_argument("--tokens", type=int, default=2000, help="of each arm and cell, at least")
     parser.add_argument("--new-tokens", type=int, default=128)
-    parser.add_argument("--draft", help="draft model; by default the bundled one")
-    for head in ("eagle3", "eagle1", "medusa"):
-        parser.add_argument(f"--{head}", help="head; by default the bundled one")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/policy.jsonl"))
     args = parser.parse_args()
@@ -108,7 +108,8 @@ def main() -> None:
     cells = read(args.out)[0] if args.out.exists() else []
     done = {(cell.target, cell.method, cell.temperature, cell.task): cell for cell in cells}
     name = Path(args.target).name
-    plain, *drafting = foredraft.load_many(args.target, ["none", *(spec_of(method, args) for method in args.methods)])
+    arms = args.drafter or [ArmSpec.parse(drafter) for drafter in DRAFTERS]
+    plain, *drafting = foredraft.load_many(args.target, ["none", *(arm.spec for arm in arms)])
     with args.out.open("a", encoding="utf-8") as out:
         facts = {"target": name, "tokens": args.tokens, "new_tokens": args.new_tokens}
         origin = provenance("python benchmarks/policy.py", **facts)
@@ -116,9 +117,9 @@ def main() -> None:
         for file in args.prompts:
             task = Path(file).parent.name
             prompts = [ask.prompt for ask in read_prompts(file)][: args.count]
-            for method, generator in zip(args.methods, drafting, strict=True):
+            for arm, generator in zip(arms, drafting, strict=True):
                 for temperature in args.temperatures:
-                    cell = (name, method, temperature, task)
+                    cell = (name, arm.name, temperature, task)
                     if cell not in done:
                         runs = list(run_cell(plain, generator, prompts, temperature, args))
                         keys = dict(zip(("target", "method", "temperature", "prompts"), cell, strict=True))

@@ -10,6 +10,10 @@ from typing import Any, NamedTuple
 RESULTS = Path(__file__).parent / "results" / "policy.jsonl"
 POLICY, PLAIN = "policy", "0"
 TITLES = {"humaneval": "HumanEval", "gsm8k": "GSM8K", "mt_bench": "MT-bench"}
+IN_SHORT = ("eagle3", "eagle1", "draft_model", "medusa", "prompt_lookup")
+"""The methods of README.md."""
+PAGES = {"hydra++": "hydra", "pruned": "pruned_drafts"}
+"""Pages of methods that share one with another, or have another name."""
 
 
 class BenchArm(NamedTuple):
@@ -26,7 +30,7 @@ class BenchArm(NamedTuple):
 
 class Cell(NamedTuple):
     """One target, method, temperature and task; ``arms`` by size, with plain decoding and the policy. ``commit``: of
-    the code that ran."""
+    the code that ran. ``agreeing``: prompts on which all arms gave the same greedy output, and prompts compared."""
 
     target: str
     method: str
@@ -35,6 +39,7 @@ class Cell(NamedTuple):
     arms: dict[str, BenchArm]
     commit: str
     date: str
+    agreeing: tuple[int, int]
 
     @property
     def best(self) -> str:
@@ -71,9 +76,13 @@ class Cell(NamedTuple):
         for run in line["runs"]:
             runs[run["arm"]].append(run)
         arms = {arm: _summed(own) for arm, own in runs.items()}
-        return cls(
-            line["target"], line["method"], line["temperature"], line["prompts"], arms, origin["commit"], origin["date"]
-        )
+        outputs: dict[int, set[str]] = defaultdict(set)
+        for run in line["runs"]:
+            if "digest" in run:
+                outputs[run["prompt"]].add(run["digest"])
+        agreeing = sum(len(some) == 1 for some in outputs.values()), len(outputs)
+        names = (line[key] for key in ("target", "method", "temperature", "prompts"))
+        return cls(*names, arms, origin["commit"], origin["date"], agreeing)
 
 
 def _summed(runs: Sequence[dict[str, Any]]) -> BenchArm:
@@ -123,16 +132,40 @@ def by_cell(cells: Sequence[Cell]) -> str:
 
 def verdict(cells: Sequence[Cell]) -> str:
     """How often the policy is close to the best fixed size, and to plain decoding."""
-    near, ahead = [cell.ratio >= 0.95 for cell in cells], [cell.ahead >= 0.95 for cell in cells]
-    safe = [cell.speed_up(POLICY) >= 0.95 for cell in cells]
-    means = [statistics.mean(each) for each in ([cell.ratio for cell in cells], [cell.ahead for cell in cells])]
+    few = [cell for cell in cells if cell.method in IN_SHORT]
+    same, of = (sum(cell.agreeing[part] for cell in cells) for part in (0, 1))
+    return "\n".join(
+        [
+            f"- {_near(few)}, for {', '.join(IN_SHORT)}.",
+            f"- {_near(cells)}, for all methods.",
+            f"- Cells of all methods below 0.95 of plain decoding under the policy: {_below_plain(cells) or 'none'}.",
+            "- The best size in hindsight is also the luckiest of about ten. Chosen ahead is the size that was the "
+            f"best on the other half of the prompts. {_luck(cells)}",
+            f"- Greedy: all arms of a cell gave the same tokens on {same} of the {of} prompts that were compared.",
+            f"- Arms have at least {_tokens(few)} tokens each in the first line and {_tokens(cells)} in the second.",
+        ]
+    )
+
+
+def _near(cells: Sequence[Cell]) -> str:
+    """How many of the cells are near the best fixed size, the one chosen ahead, and plain decoding; and the means."""
+    ratios, ahead = [cell.ratio for cell in cells], [cell.ahead for cell in cells]
+    near, fair, safe = (
+        sum(ratio >= 0.95 for ratio in some) for some in (ratios, ahead, [cell.speed_up(POLICY) for cell in cells])
+    )
     return (
-        f"The policy reaches 0.95 of the best fixed size (plain decoding included) in {sum(near)} of {len(cells)} "
-        f"cells, and 0.95 of plain decoding in {sum(safe)}. The best size in hindsight is also the luckiest of about "
-        'ten; "chosen ahead" is the policy against the size that was the best on the other half of the prompts, and '
-        f"reaches 0.95 in {sum(ahead)}. On average it is at {means[0]:.2f} of the one and {means[1]:.2f} of the other. "
-        f"{_luck(cells)}"
-        f"Arms have at least {_tokens(cells)} tokens each."
+        f"The policy reaches 0.95 of the best fixed size (plain decoding included) in {near} of {len(cells)} cells, "
+        f"0.95 of the size chosen ahead in {fair}, and 0.95 of plain decoding in {safe}; its mean is "
+        f"{statistics.mean(ratios):.2f} of the first and {statistics.mean(ahead):.2f} of the second"
+    )
+
+
+def _below_plain(cells: Sequence[Cell]) -> str:
+    """The names of the cells where the policy is slower than plain decoding by more than five in a hundred."""
+    low = sorted((cell.speed_up(POLICY), cell) for cell in cells if cell.speed_up(POLICY) < 0.95)
+    return ", ".join(
+        f"{cell.method} on {cell.target}, {TITLES.get(cell.task, cell.task)}, T={cell.temperature:g} ({speed:.2f})"
+        for speed, cell in low
     )
 
 
@@ -175,7 +208,7 @@ def by_method(cells: Sequence[Cell]) -> str:
 
 def in_short(cells: Sequence[Cell], target: str) -> str:
     """A row per method for one target, greedy and at T=1: means over the tasks that are measured for every method."""
-    own = [cell for cell in cells if cell.target == target]
+    own = [cell for cell in cells if cell.target == target and cell.method in IN_SHORT]
     methods = {cell.method for cell in own}
     wanted = {(method, heat) for method in methods for heat in (0.0, 1.0)}
     measured = {task: {(cell.method, cell.temperature) for cell in own if cell.task == task} for task in TITLES}
@@ -196,6 +229,21 @@ def in_short(cells: Sequence[Cell], target: str) -> str:
     titles, chosen = [TITLES[task] for task in tasks], [cell for cell in own if cell.task in tasks]
     named = " and ".join(filter(None, [", ".join(titles[:-1]), titles[-1]]))
     return "\n".join([*lines, "", f"Prompts of {named}; at least {_tokens(chosen)} tokens an arm."])
+
+
+def of_page(cells: Sequence[Cell], page: str) -> str:
+    """What was measured for the methods of a page, in a sentence each; empty without a cell."""
+    lines = []
+    for method, target, heat in dict.fromkeys((cell.method, cell.target, cell.temperature) for cell in cells):
+        if PAGES.get(method, method) == page:
+            own = [c for c in cells if (c.method, c.target, c.temperature) == (method, target, heat)]
+            fixed, policy = _mean([(c, c.best_draft) for c in own]), _mean([(c, POLICY) for c in own])
+            lines.append(f"| {method} | {target} | {'greedy' if not heat else f'T={heat:g}'} | {fixed} | {policy} |")
+    if not lines:
+        return ""
+    head = "| drafter | target | temperature | best fixed size | policy |"
+    title = "Speed-up over plain decoding / tokens per forward of the target, means over [tasks](../results.md):"
+    return "\n".join([title, "", head, "| --- | --- | --- | ---: | ---: |", *lines])
 
 
 def _best(cell: Cell) -> str:

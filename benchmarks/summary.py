@@ -5,8 +5,8 @@ python benchmarks/summary.py --write    # write all tables between the markers o
 """
 
 import argparse
-import re
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 
 import heads_summary
@@ -18,15 +18,11 @@ from method_tables import TABLES
 from origin import origin_line
 from reading import quartiles, read
 
-from foredraft.bench.measure.records import read_runs
-from foredraft.bench.measure.summary import PLAIN, THEIRS, Key, Summary, summarise, temperature_label
-from foredraft.bench.report import tables
 from foredraft.bench.tune.candidates import short_spec
 from foredraft.heads.formats.tuned import read_tuned
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "speed.jsonl"
-RUNS = [ROOT / "benchmarks" / "results" / name for name in ("sample-16m.jsonl", "sequoia.jsonl", "target-65m.jsonl")]
 TASKS = ("humaneval", "gsm8k", "mt_bench")
 TITLES = {"humaneval": "HumanEval", "gsm8k": "GSM8K", "mt_bench": "MT-bench"}
 TUNED = ROOT / "benchmarks" / "results" / "tuned.json"
@@ -137,89 +133,7 @@ def filled(text: str, blocks: dict[str, str]) -> str:
     return text
 
 
-def short_table(summary: Summary) -> str:
-    """Means over tasks of all methods; one column per model and temperature."""
-    settings = summary.settings
-    names = [f"{setting.model}, {temperature_label(setting.temperature)}" for setting in settings]
-    arms = list(dict.fromkeys(arm for setting in settings for arm in summary.arms(setting)))
-    best = [summary.best(setting) for setting in settings]
-    lines = [f"| method | {' | '.join(names)} |", "| --- |" + " ---: |" * len(names)]
-    for arm in arms:
-        cells = []
-        for setting, fastest in zip(settings, best, strict=True):
-            speed, length = summary.mean(setting, arm)
-            number = "" if speed is None else f"{speed:.2f}"
-            number = f"**{number}**" if arm == fastest else number
-            cells.append(" / ".join([number] + ([] if length is None else [f"{length:.2f}"])) if number else "")
-        lines.append(f"| {arm} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def floor(summary: Summary, least: float = 0.95) -> str:
-    """Our drafters' cells with a speed-up below ``least``, by setting."""
-    lines = []
-    for setting in summary.settings:
-        cells = [
-            cell
-            for arm in summary.arms(setting)
-            for task in summary.tasks(setting)
-            if arm != PLAIN and not arm.startswith(THEIRS)
-            if (cell := summary.cell(setting, task, arm)) and cell.speed_up and cell.total_speed_up
-        ]
-        title = f"{setting.model}, {temperature_label(setting.temperature)}, {len(cells)} cells"
-        totals = [(cell.total_speed_up or 0.0, cell.key) for cell in cells]
-        medians = [(cell.speed_up.median if cell.speed_up else 0.0, cell.key) for cell in cells]
-        lines.append(
-            f"- {title}: {_below(totals, least)} by all tokens over all seconds, {_below(medians, least)} by medians"
-        )
-    return "\n".join([f"Cells with a speed-up below {least:g}:", "", *lines])
-
-
-def _below(cells: list[tuple[float, Key]], least: float) -> str:
-    """The number of cells below ``least``, and their names."""
-    low = sorted(cell for cell in cells if cell[0] < least)
-    names = ", ".join(f"{key.arm} on {key.task} {speed:.2f}" for speed, key in low)
-    return f"{len(low)}{f' ({names})' if names else ''}"
-
-
-def provenance_line(summary: Summary) -> str:
-    """Provenance in one line."""
-    origin = summary.file.provenance[0]
-    runs = len(summary.file.runs)
-    agreed = sum(share.part for share in summary.agreement.values())
-    of = sum(share.of for share in summary.agreement.values())
-    return (
-        f"{runs:,} calls on six tasks; all lossless arms produced the same tokens on {agreed} of {of} greedy turns. "
-        f"{origin_line(origin)}. Made by `scripts/results`."
-    )
-
-
-def measured(both: Summary, name: str) -> str:
-    """Mean results of a method's arms; empty if it was not run."""
-    lines = []
-    for setting in both.settings:
-        for arm in both.arms(setting):
-            speed, length = both.mean(setting, arm)
-            if speed is not None and length is not None and _method(both, arm) == name:
-                title = "" if arm == name else f"`{arm}`, "
-                place = f"{setting.model}, {temperature_label(setting.temperature)}"
-                lines.append(f"{title}{place}: {speed:.2f}x, {length:.2f} tokens per forward")
-    title = "Mean of six tasks, speed-up and acceptance length ([all results](../results.md))"
-    return f"{title}: {'; '.join(lines)}." if lines else ""
-
-
-def _method(both: Summary, arm: str) -> str:
-    """The page of an arm's method; the arm may be renamed."""
-    if arm == "pruned":  # an ordinary draft model with a page of its own
-        return "pruned_drafts"
-    for origin in both.file.provenance:
-        renamed = re.search(rf"-d {re.escape(arm)}=(\w+)", origin["command"])
-        if renamed:
-            return renamed[1]
-    return re.split("[:,]", arm)[0]
-
-
-def method_pages(both: Summary) -> dict[Path, str]:
+def method_pages(cells: Sequence[policy_tables.Cell]) -> dict[Path, str]:
     """The pages of all methods, with their measurements."""
     found = {}
     for path in sorted((ROOT / "docs" / "methods").glob("*.md")):
@@ -228,7 +142,7 @@ def method_pages(both: Summary) -> dict[Path, str]:
         _, end, after = rest.partition("<!-- /measured -->")
         if begin and end:
             own = TABLES[path.stem]() if path.stem in TABLES else ""
-            block = "\n\n".join(part for part in (measured(both, path.stem), own) if part)
+            block = "\n\n".join(part for part in (policy_tables.of_page(cells, path.stem), own) if part)
             found[path] = f"{before}{begin}{block}{chr(10) if block else ''}{end}{after}"
     return found
 
@@ -251,50 +165,42 @@ def predictions() -> str:
     return "\n".join(lines)
 
 
-def policy() -> str:
-    """Every cell of the policy's benchmark."""
-    cells, origin = policy_tables.read()
-    facts = f"{origin_line(origin)}. Made by `{origin['command']}`; every run is in `benchmarks/results/policy.jsonl`."
-    parts = [policy_tables.by_method(cells), policy_tables.verdict(cells), policy_tables.by_cell(cells), facts]
-    return "\n\n".join(parts)
-
-
-def in_short(both: Summary) -> str:
-    """The table of README.md."""
-    cells, origin = policy_tables.read()
-    setting = next(each for each in both.settings if each.model == "sample" and each.temperature == 0)
-    theirs = {arm: both.mean(setting, arm).speed_up for arm in ("transformers", "transformers_assisted")}
+def against_transformers() -> str:
+    """Medians over all prompts of the comparison with transformers."""
+    kinds = read(RESULTS)
+    runs = kinds["run"]
+    ratios = []
+    for title, top, bottom in PAIRS[:2]:
+        slow = {(run["task"], run["prompt"]): run["seconds"] for run in runs if run["arm"] == bottom}
+        each = [slow[run["task"], run["prompt"]] / run["seconds"] for run in runs if run["arm"] == top]
+        ratios.append(f"{title} {statistics.median(each):.2f}")
+    page = "docs/results.md#comparison-with-transformers-at-equal-length"
     return (
-        f"{policy_tables.in_short(cells, 'sample')} {origin_line(origin)}. Made by `python benchmarks/policy.py`. In "
-        f"the [run of all methods on six tasks](docs/results.md#all-methods), greedy, transformers' own `generate` is "
-        f"at {theirs['transformers']:.2f} of our plain decoding and its assisted generation at "
-        f"{theirs['transformers_assisted']:.2f}; all lossless arms produced the same tokens on "
-        f"{sum(share.part for share in both.agreement.values())} of "
-        f"{sum(share.of for share in both.agreement.values())} greedy turns."
+        f"Against [transformers]({page}), {kinds['provenance'][0]['target']}, tokens per second: {', '.join(ratios)}."
     )
+
+
+def policy(cells: Sequence[policy_tables.Cell], facts: str) -> str:
+    """Every cell of the policy's benchmark."""
+    parts = [policy_tables.by_method(cells), policy_tables.verdict(cells), policy_tables.by_cell(cells)]
+    return "\n\n".join([*parts, f"{facts} Every run is in `benchmarks/results/policy.jsonl`."])
 
 
 def pages() -> dict[Path, str]:
     """The up-to-date text of every page with generated tables."""
-    both = summarise([read_runs(path) for path in RUNS])
+    cells, origin = policy_tables.read()
+    facts = f"{origin_line(origin)}. Made by `{origin['command']}`."
     served = {"serving": serving.table()} if serving.RESULTS.exists() else {}
     blocks = {
-        "README.md": {"results": in_short(both)},
+        "README.md": {"results": f"{policy_tables.in_short(cells, 'sample')} {facts} {against_transformers()}"},
         "docs/methods/README.md": {"methods": methods()},
-        "docs/results.md": {
-            "means": f"{short_table(both)}\n\n{provenance_line(both)}",
-            "floor": floor(both),
-            "policy": policy(),
-            "runs": tables.markdown(both, complete=True),
-            "tune": predictions(),
-            "speed": markdown(read(RESULTS)),
-        },
+        "docs/results.md": {"policy": policy(cells, facts), "tune": predictions(), "speed": markdown(read(RESULTS))},
         "docs/performance.md": {"step": step.table()},
         "docs/serving.md": {"prediction": prediction.table()} | served,
         "docs/heads.md": {"heads": heads_summary.markdown(read(heads_summary.RESULTS))},
     }
     pages = {ROOT / page: filled((ROOT / page).read_text(encoding="utf-8"), some) for page, some in blocks.items()}
-    return pages | method_pages(both)
+    return pages | method_pages(cells)
 
 
 def main() -> None:
