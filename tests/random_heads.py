@@ -4,16 +4,28 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import tiny
+from foredraft.core.draft import Law
 from foredraft.core.drafter import Drafter
+from foredraft.drafters.bandit import Arm, Bandit, Options as BanditOptions
+from foredraft.drafters.cascade import Cascade, Options as CascadeOptions
+from foredraft.drafters.common.build_context import NestedDrafter
+from foredraft.drafters.draft_model import DraftModel
 from foredraft.drafters.eagle3 import Eagle3Drafter, Options as Eagle3Options
+from foredraft.drafters.max_gram import MaxGram, Options as MaxGramOptions
 from foredraft.drafters.medusa import MedusaDrafter, Options as MedusaOptions
+from foredraft.drafters.online.method import Online
+from foredraft.drafters.online.trainer import Options as OnlineOptions
+from foredraft.drafters.relay import Options as RelayOptions, Relay
+from foredraft.drafters.triforce import Options as TriForceOptions, TriForce
 from foredraft.heads.nets.eagle import Eagle, Eagle3, Eagle3Config, EagleConfig
 from foredraft.heads.nets.hydra import Hydra, HydraConfig
 from foredraft.heads.nets.medusa import Blockwise, BlockwiseConfig, Medusa, MedusaConfig
+from foredraft.model.cache import SlotCache
 from foredraft.model.head_parts import block_like, parts_of, rotary_of
 from foredraft.model.hf import CausalLM
 
@@ -101,11 +113,50 @@ def hydra(target: CausalLM, *, heads: int = 3, layers: int = 1, prefix: bool = F
 
 
 def small_drafter(kind: str, target: CausalLM) -> Drafter | None:
-    """A drafter of one of four kinds, with random heads or the target as its own draft; None for plain decoding."""
+    """A drafter of one of these kinds, with random heads or the target as its own draft; None for plain decoding."""
+    size = target.vocab_size
+
+    def draft_model() -> DraftModel:
+        return tiny.draft_model(target, target, 3)[0]
+
+    def head() -> Eagle3Drafter:
+        return Eagle3Drafter(Eagle3Options(nodes=4, depth=2, top_k=2), eagle3(target))
+
+    def part() -> NestedDrafter:
+        return NestedDrafter(draft_model(), draws=True)
+
+    def lookup() -> NestedDrafter:
+        return NestedDrafter(MaxGram(MaxGramOptions(num_assistant_tokens=2), size), draws=False)
+
+    triforce = TriForceOptions(gamma=3, budget=32, chunk=4, room=8)
     drafters: dict[str, Callable[[], Drafter | None]] = {
         "none": lambda: None,
-        "draft model": lambda: tiny.draft_model(target, target, 3)[0],
-        "eagle3": lambda: Eagle3Drafter(Eagle3Options(nodes=4, depth=2, top_k=2), eagle3(target)),
+        "draft model": draft_model,
+        "eagle3": head,
         "medusa": lambda: MedusaDrafter(MedusaOptions(nodes=4), medusa(target)),
+        "relay": lambda: Relay(RelayOptions(), [part(), lookup()], size),
+        "cascade": lambda: Cascade(CascadeOptions(), target, part(), target.new_cache(), size),
+        "triforce": lambda: TriForce(triforce, target, target.new_cache(), part(), size),
+        "bandit": lambda: Bandit(BanditOptions(hold=2), [Arm(head()), Arm(draft_model(), law=Law.CHAIN)]),
+        "online": lambda: Online(OnlineOptions(interval=10**6), draft_model()),
+        "online eagle3": lambda: Online(OnlineOptions(interval=10**6), head()),
     }
     return drafters[kind]()
+
+
+READERS = ("draft model", "eagle3", "relay", "cascade", "triforce", "bandit", "online")
+"""Kinds that read prompts into a cache of their own."""
+
+
+def own_reads(monkeypatch: pytest.MonkeyPatch, target_cache: SlotCache) -> list[int]:
+    """The tokens of each forward from now on that writes to the cache of a draft model or head, not to this one."""
+    widths: list[int] = []
+    write = SlotCache.write
+
+    def noted(cache: SlotCache, layer: int, key: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+        if layer == 0 and cache is not target_cache:
+            widths.append(key.shape[2])
+        return write(cache, layer, key, *rest)
+
+    monkeypatch.setattr(SlotCache, "write", noted)
+    return widths

@@ -27,7 +27,6 @@ from foredraft.drafters.common.feature_cache import FeatureCache
 from foredraft.drafters.common.last_hidden import LastHidden
 from foredraft.drafters.common.ngram_pool import NgramPool
 from foredraft.drafters.common.partial_cache_sync import PartialCacheSync
-from foredraft.drafters.common.read_rows import ReadRows
 from foredraft.drafters.common.retokenizer import Retokenizer
 from foredraft.drafters.common.self_speculative import SelfSpeculativeDrafter
 from foredraft.drafters.common.windowed_runner import WindowedRunner
@@ -45,6 +44,7 @@ from foredraft.model.cache import SlotCache
 from foredraft.model.hf import CausalLM
 from foredraft.model.partial.model import PartialLM
 from foredraft.model.prefill import prefill
+from foredraft.model.read_rows import ReadRows
 from foredraft.model.vocab_mapping import VocabMapping
 from reference import reference
 
@@ -360,13 +360,16 @@ def test_a_sampled_ragged_batch_is_its_rows_alone(name: str):
         assert [result.tokens for result in together] == [result.tokens for result in alone]
 
 
-def holdings(drafter: Any) -> dict[str, int]:
-    """How much each attribute of a drafter, or of its memory, holds: entries of a container, rows of a cache."""
+def holdings(drafter: Any, shared: tuple[SlotCache, ...] = ()) -> dict[str, int]:
+    """How much each attribute of a drafter, or of its memory, holds: entries of a container, rows of a cache.
+
+    But for what stays: memory, and released rows for prompts that begin alike, also in caches that are ``shared``.
+    """
     held = {}
-    kept = [value._cache for value in vars(drafter).values() if isinstance(value, ReadRows)]
+    kept = (*shared, *(value._cache for value in vars(drafter).values() if isinstance(value, ReadRows)))
     for key, value in vars(drafter).items():
-        if key == "_features" or any(value is each for each in kept):
-            continue  # stays allocated, as do caches; released rows are kept for prompts that begin alike
+        if key in ("_features", "_current") or any(value is each for each in kept):
+            continue
         if isinstance(value, ReadRows):
             held[key] = len(value.count)
         elif isinstance(value, SlotCache):
@@ -387,11 +390,11 @@ def holdings(drafter: Any) -> dict[str, int]:
                 WindowedRunner,
             ),
         ):
-            held |= {f"{key}.{inner}": size for inner, size in holdings(value).items()}
+            held |= {f"{key}.{inner}": size for inner, size in holdings(value, kept).items()}
         elif isinstance(value, tuple):
-            drafters = [part.drafter for part in value if isinstance(part, NestedDrafter)]
+            drafters = [part for part in value if isinstance(part, Drafter)]
             for number, part in enumerate(drafters):
-                held |= {f"{key}.{number}.{inner}": size for inner, size in holdings(part).items()}
+                held |= {f"{key}.{number}.{inner}": size for inner, size in holdings(part, kept).items()}
         elif isinstance(value, (dict, list, set)):
             held[key] = len(value)
     return held

@@ -277,14 +277,14 @@ def test_memory_of_the_middle_is_its_budget_however_long_the_text(target: Causal
     for length in (90, 180):
         g, three = looped(target, Options(gamma=4, **SMALL), small(other, window=24))
         sizes: set[int] = set()
-        commit = three._loop.extend
+        commit = three._runner.extend
 
         def watched(view, lengths, commit=commit, three=three, sizes=sizes):
             draft = commit(view, lengths)
             sizes.add(three._cache_sync.model.nbytes)
             return draft
 
-        three._loop.extend = watched
+        three._runner.extend = watched
         g.generate(tiny.prompts((length,))[0], max_new_tokens=40)
         # budget, room, a chunk's rest, the root, and what an inner loop may have in flight
         slots = 16 + 8 + 3 + 1 + (2 * 4 + 4)

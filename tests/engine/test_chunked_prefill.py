@@ -27,7 +27,8 @@ def model() -> CausalLM:
 
 
 def build(kind: str, **options: Any) -> Generator:
-    return tiny.generator(model(), heads.small_drafter(kind, model()), **options)
+    drafter = heads.small_drafter(kind, model())
+    return tiny.generator(model(), drafter, cache=getattr(drafter, "full", None), **options)
 
 
 def submit(g: Generator, length: int, *, new: int = 8, seed: int = 1) -> Sequence:
@@ -98,7 +99,7 @@ def test_prompts_alone_are_read_in_large_chunks():
     assert sizes == [(3, 2 * CHUNK), (3, 1)] and all(each.finished for each in sequences)
 
 
-@pytest.mark.parametrize("kind", ["none", "draft model", "eagle3", "medusa"])
+@pytest.mark.parametrize("kind", ["none", "draft model", "eagle3", "medusa", "relay", "cascade", "online eagle3"])
 def test_outputs_do_not_depend_on_chunks(kind: str):
     """Requests of many lengths that come one after the other, and share prompts: the same tokens and drafts."""
     lengths = (30, 1, 100, 7, 64, 65, 2)
@@ -118,22 +119,20 @@ def test_outputs_do_not_depend_on_chunks(kind: str):
     assert not parts.engine._stepper.cache._lines
 
 
-@pytest.mark.parametrize("kind", ["draft model", "eagle3"])
+@pytest.mark.parametrize("kind", heads.READERS)
 def test_a_drafter_reads_a_long_prompt_while_the_target_does(kind: str, monkeypatch: pytest.MonkeyPatch):
-    """So no step reads more than two chunks, not even that of the first draft."""
+    """So no step reads more than two chunks with each of its models, not even that of the first draft."""
     g = build(kind, max_prefill_tokens=CHUNK)
-    drafter: Any = g.engine.drafter
-    reads = drafter._state if kind == "eagle3" else drafter._runner.model
-    forward, widths = reads.forward, []
-
-    def noted(step: Any, *args: Any, **options: Any) -> Any:
-        widths.append(step.tokens.shape[1])
-        return forward(step, *args, **options)
-
-    monkeypatch.setattr(reads, "forward", noted)
+    widths = heads.own_reads(monkeypatch, g.engine._stepper.cache)
     long = submit(g, 1000, new=12)
+    while not long.tokens:
+        widths.clear()
+        g.engine.step()
+        models = 2 if kind in ("cascade", "bandit") else 1
+        assert CHUNK < sum(widths) < models * (2 * CHUNK + 16)
+    widths.clear()
     g.engine.run([long])
-    assert long.counters.drafted > 0 and CHUNK < max(widths) <= 2 * CHUNK
+    assert long.counters.drafted > 0 and 0 < max(widths) < 16
     widths.clear()
     off = g.submit(tiny.prompts((1000,), seed=2), SamplingParams(max_new_tokens=4, speculate=False))[0]
     g.engine.run([off])

@@ -7,19 +7,20 @@ changes. It is made before anything is drawn, from past steps alone, so the law 
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, final
 
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from foredraft.core.draft import Draft, Law, Verdict
-from foredraft.core.drafter import Drafter, Needs, Plan, StepOut, View
+from foredraft.core.drafter import Drafter, Needs, Plan, Room, StepOut, View
 from foredraft.core.errors import OptionError
 from foredraft.core.options import SizedOptions
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.common.build_context import BuildContext
+from foredraft.drafters.common.composite import CompositeDrafter, Hidden
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,7 @@ class Ucb:
 
 
 @final
-class Bandit(Drafter):
+class Bandit(CompositeDrafter):
     """Keeps all arms up to date, and drafts with one of them.
 
     Args:
@@ -118,7 +119,7 @@ class Bandit(Drafter):
             raise OptionError("bandit needs at least one drafter.")
         self._options = options
         self._arms = [Arm(None), *arms]
-        self._drafters = [arm.drafter for arm in self._arms if arm.drafter is not None]
+        super().__init__([arm.drafter for arm in arms if arm.drafter is not None])
         self._ucb = Ucb(len(self._arms), options.exploration)
         self._clock = clock
         self._playing, self._left = self._ucb.best(), options.hold
@@ -140,11 +141,13 @@ class Bandit(Drafter):
         """Discounted number of measured steps of each arm, plain decoding first; see ``Ucb``."""
         return self._ucb.plays
 
-    def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
+    def read_ahead(self, row: int, prompt: Int[Tensor, "T"], hidden: Hidden, room: Room) -> None:
         self._close()
-        for drafter in self._drafters:
-            own = {layer: hidden[layer] for layer in drafter.needs.hidden_layers}
-            drafter.admit(row, prompt, drafter.fuse(own))
+        super().read_ahead(row, prompt, hidden, room)
+
+    def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Hidden) -> None:
+        self._close()
+        super().admit(row, prompt, hidden)
 
     def propose(self, view: View, plan: Plan) -> Draft:
         now = self._clock()
@@ -157,9 +160,7 @@ class Bandit(Drafter):
         return drafter.propose(view, replace(plan, lengths=lengths, confidence=max(confidence, plan.confidence)))
 
     def commit(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None:
-        for drafter in self._drafters:
-            own = {layer: out.hidden[layer] for layer in drafter.needs.hidden_layers}
-            drafter.commit(view, draft, verdict, replace(out, hidden=own))
+        super().commit(view, draft, verdict, out)
         if self._drafting:
             self._left -= 1
             counts = self._left < self._options.hold - 1 and draft.copied is None
@@ -170,8 +171,7 @@ class Bandit(Drafter):
 
     def release(self, row: int) -> None:
         self._close()
-        for drafter in self._drafters:
-            drafter.release(row)
+        super().release(row)
 
     def _finish_step(self, now: float) -> None:
         """Measure the previous step, and choose the next arm if the current one's turn is over."""

@@ -5,18 +5,15 @@ smallest model drafts token by token. Verification inside is exact, so the draft
 ``engine/nested_loop.py``).
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import final
 
-from jaxtyping import Float, Int
-from torch import Tensor
-
 from foredraft.core.draft import Draft, Law
-from foredraft.core.drafter import Needs, Plan, Rewindable, View
+from foredraft.core.drafter import Needs, Plan, View
 from foredraft.core.errors import DrafterError, OptionError
 from foredraft.core.options import SizedOptions
 from foredraft.drafters.common.build_context import BuildContext, NestedDrafter
+from foredraft.drafters.common.draft_runner import RunnerDrafter
 from foredraft.engine.nested_loop import NestedLoop, NestedLoopParts
 from foredraft.model.base import TargetModel
 from foredraft.model.cache import SlotCache
@@ -44,7 +41,7 @@ class Options(SizedOptions):
 
 
 @final
-class Cascade(Rewindable):
+class Cascade(RunnerDrafter[NestedLoop]):
     """Drafts with a middle model that decodes speculatively.
 
     Args:
@@ -58,27 +55,19 @@ class Cascade(Rewindable):
     ) -> None:
         self._options = options
         length = options.inner_tokens or part.drafter.needs.longest
-        self._loop = NestedLoop(NestedLoopParts(middle, part.drafter, cache, length, part.confidence), vocab_size)
+        loop = NestedLoop(NestedLoopParts(middle, part.drafter, cache, length, part.confidence), vocab_size)
         inner = part.drafter.needs
         # the fill of a partial cache inside depends on all rows, so its drafts depend on other requests
-        self.needs = Needs(
+        needs = Needs(
             max_nodes=options.num_assistant_tokens,
             learns=inner.learns or inner.target_cache,
             shares_text=inner.shares_text,
         )
-
-    def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
-        self._loop.admit(row, prompt)
+        super().__init__(loop, needs)
 
     def propose(self, view: View, plan: Plan) -> Draft:
         most = self._options.num_assistant_tokens
-        return self._loop.extend(view, [min(length, most) for length in plan.lengths])
-
-    def rewind(self, row: int, length: int) -> None:
-        self._loop.rewind(row, length)
-
-    def release(self, row: int) -> None:
-        self._loop.release(row)
+        return self._runner.extend(view, [min(length, most) for length in plan.lengths])
 
 
 def build(options: Options, context: BuildContext) -> Cascade:

@@ -4,21 +4,22 @@ Later tokens of a draft are rarely accepted, so they should be cheap: the first 
 smaller one, the last from a look-up. Each drafter continues the draft of those before it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, final
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from foredraft.core.draft import Draft, Law, Verdict
-from foredraft.core.drafter import Needs, Plan, Rewindable, StepOut, View
+from foredraft.core.draft import Draft, Law
+from foredraft.core.drafter import Needs, Plan, Rewindable, View
 from foredraft.core.errors import DrafterError, OptionError
 from foredraft.core.options import SizedOptions
 from foredraft.core.transfer import to_device
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.common.build_context import BuildContext, NestedDrafter
+from foredraft.drafters.common.composite import CompositeDrafter
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class DraftSegment(NamedTuple):
 
 
 @final
-class Relay(Rewindable):
+class Relay(CompositeDrafter, Rewindable):
     """Extends one draft with several drafters in turn.
 
     If any of them draws, a draft for sampled rows is a ``CHAIN`` even if all its tokens were picked this time: the
@@ -78,6 +79,7 @@ class Relay(Rewindable):
             raise DrafterError("relay needs two drafters or more: write relay:[draft_model:PATH]+[max_gram].")
         for number, part in enumerate(parts):
             _check(part, first=number == 0)
+        super().__init__([part.drafter for part in parts])
         together = sum(part.drafter.needs.longest for part in parts)
         self._parts = tuple(parts)
         self._draws = any(part.draws for part in parts)
@@ -95,10 +97,6 @@ class Relay(Rewindable):
                 "A relay with a drafter that draws cannot have one that learns from other requests: use max_gram "
                 "without bigrams, and lookahead with pool=request."
             )
-
-    def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
-        for part in self._parts:
-            part.drafter.admit(row, prompt, {})
 
     @torch.inference_mode()
     def propose(self, view: View, plan: Plan) -> Draft:
@@ -126,17 +124,9 @@ class Relay(Rewindable):
             return Draft(tree, Law.FIXED)
         return Draft(tree, Law.CHAIN, self._laws(tree, segments))
 
-    def commit(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None:
-        for part in self._parts:
-            part.drafter.commit(view, draft, verdict, out)
-
     def rewind(self, row: int, length: int) -> None:
         for part in self._parts:
             part.drafter.rewind(row, length)
-
-    def release(self, row: int) -> None:
-        for part in self._parts:
-            part.drafter.release(row)
 
     def _laws(self, tree: TokenTree, segments: Sequence[DraftSegment]) -> Float[Tensor, "B N V"]:
         """The law of each token; a one-hot for picked tokens."""

@@ -14,10 +14,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from foredraft.core.draft import Draft, Law, Verdict
-from foredraft.core.drafter import Needs, Plan, Rewindable, StepOut, View
+from foredraft.core.drafter import Needs, Plan, StepOut, View
 from foredraft.core.errors import DrafterError, OptionError
 from foredraft.core.options import SizedOptions
 from foredraft.drafters.common.build_context import BuildContext, NestedDrafter
+from foredraft.drafters.common.draft_runner import RunnerDrafter
 from foredraft.drafters.common.partial_cache_sync import PartialCacheSync
 from foredraft.engine.nested_loop import NestedLoop, NestedLoopParts
 from foredraft.engine.step import round_up
@@ -71,7 +72,7 @@ class Options(SizedOptions):
 
 
 @final
-class TriForce(Rewindable):
+class TriForce(RunnerDrafter[NestedLoop]):
     """Drafts with the target over retrieved chunks of its cache, decoding speculatively with ``part``.
 
     Args:
@@ -95,18 +96,16 @@ class TriForce(Rewindable):
         self._options = options
         self.full = full
         inner = part.drafter.needs
-        self.needs = Needs(
-            max_nodes=options.gamma, learns=inner.learns, shares_text=inner.shares_text, target_cache=True
-        )
+        needs = Needs(max_nodes=options.gamma, learns=inner.learns, shares_text=inner.shares_text, target_cache=True)
         selection = options.selection()
         # a row that is done keeps growing by a token per step until the slowest row is done
         ahead = 2 * options.gamma + round_up(1 + part.drafter.needs.max_nodes)
         middle = PartialLM(target, full, selection, options.room + selection.slack + 1 + ahead)
         self._cache_sync = PartialCacheSync(middle, ahead, options.refresh)
-        inner = NestedLoopParts(
+        parts = NestedLoopParts(
             middle, part.drafter, middle.cache, options.inner_gamma, part.confidence, sync=self._cache_sync.sync
         )
-        self._loop = NestedLoop(inner, vocab_size)
+        super().__init__(NestedLoop(parts, vocab_size), needs)
 
     @property
     def partial_bytes(self) -> int:
@@ -115,20 +114,20 @@ class TriForce(Rewindable):
 
     def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
         self._cache_sync.admit(row)
-        self._loop.admit(row, prompt)
+        super().admit(row, prompt, hidden)
 
     def propose(self, view: View, plan: Plan) -> Draft:
-        return self._loop.extend(view, [min(length, self._options.gamma) for length in plan.lengths])
+        return self._runner.extend(view, [min(length, self._options.gamma) for length in plan.lengths])
 
     def commit(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None:
         self._cache_sync.observe(view, draft, verdict)
 
     def rewind(self, row: int, length: int) -> None:
         self._cache_sync.rewind(row, length)
-        self._loop.rewind(row, length)
+        super().rewind(row, length)
 
     def release(self, row: int) -> None:
-        self._loop.release(row)
+        super().release(row)
         self._cache_sync.release(row)
 
 

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from foredraft.core.draft import Draft, Law
-from foredraft.core.drafter import Drafter, Plan, Rewindable, View
+from foredraft.core.drafter import Drafter, Plan, Rewindable, Room, View
 from foredraft.core.errors import DrafterError, LawError
 from foredraft.core.transfer import to_device
 from foredraft.core.tree import TokenTree
@@ -24,6 +24,10 @@ from foredraft.engine.step import StepDone, Stepper
 from foredraft.model.base import TargetModel, VocabPadded
 from foredraft.model.cache import SlotCache
 from foredraft.model.prefill import CATCH_UP, prefill
+from foredraft.model.read_rows import ReadRows
+
+_PROMPT = -1
+"""In place of a prompt's tokens that were read before its first draft: they need not be compared."""
 
 
 class NestedLoopParts(NamedTuple):
@@ -48,8 +52,8 @@ class NestedLoopParts(NamedTuple):
 class NestedLoop:
     """Drafts with the middle model, decoding speculatively by steps of ``drafter``, and rewinds afterwards.
 
-    The middle model reads newly committed tokens at its next draft; its own tokens that the target accepted are
-    still in its cache.
+    The middle model reads a long prompt while the target does, and newly committed tokens at its next draft; its own
+    tokens that the target accepted are still in its cache.
 
     Args:
         parts: the middle model, its drafter, its cache.
@@ -78,28 +82,42 @@ class NestedLoop:
         self._middle = VocabPadded(parts.middle, vocab_size)
         self._drafter = drafter
         self._cache = parts.cache
+        self._rows = ReadRows(parts.cache)  # an entry is a token that is known to be the row's
         self._stepper = Stepper(self._middle, parts.cache, drafter, rule)
         self._level = level
         self._cached: dict[int, list[int]] = {}  # tokens of each row whose keys and values are in the cache
-        self._confirmed: dict[int, int] = {}  # number of cached tokens known to equal the row's history
+
+    @torch.inference_mode()
+    def read_ahead(self, row: int, prompt: Int[Tensor, "T"], room: Room) -> None:
+        """Read some of a prompt; see ``Drafter.read_ahead``."""
+        if self._parts.sync is None:
+            self._rows.read_ahead(self._middle, row, prompt, room)
+            self._cached[row] = [_PROMPT] * self._rows.count[row]
+        self._drafter.read_ahead(row, prompt, {}, room)
+
+    @torch.inference_mode()
+    def fork(self, row: int, source: int, length: int) -> None:
+        """Add a row with what was read of another; see ``Drafter.fork``."""
+        self._rows.fork(row, source, length)
+        self._cached[row] = [_PROMPT] * self._rows.count[row]
+        self._drafter.fork(row, source, length)
 
     def admit(self, row: int, prompt: Int[Tensor, "T"]) -> None:
-        """Add a row; its prompt is read at its first draft."""
-        self._cached[row], self._confirmed[row] = [], 0
+        """Add a row; what was not read of its prompt is read at its first draft."""
+        self._rows.add(row)
+        self._cached.setdefault(row, [])
         self._drafter.admit(row, prompt, {})
 
     def rewind(self, row: int, length: int) -> None:
         """Keep only the first ``length`` tokens of a row."""
-        self._confirmed[row] = min(self._confirmed[row], length)
+        self._rows.count[row] = min(self._rows.count[row], length)
         self._drafter.rewind(row, length)
 
     def release(self, row: int) -> None:
-        """Remove a row; the cache is cleared with the last one."""
+        """Remove a row; what is known to be its own stays for ``fork``."""
         self._cached.pop(row, None)
-        self._confirmed.pop(row, None)
+        self._rows.release(row)
         self._drafter.release(row)
-        if not self._cached:
-            self._cache.clear()
 
     @torch.inference_mode()
     def extend(self, view: View, lengths: Sequence[int]) -> Draft:
@@ -128,7 +146,7 @@ class NestedLoop:
                 output += result.emitted
             ahead = ahead.followed_by(done.emitted, [len(result.emitted) for result in done.rows])
         for b, row in enumerate(view.rows):
-            if roots is not None and self._confirmed[row] == view.extents[b] - 1:  # else past the middle's context
+            if roots is not None and self._rows.count[row] == view.extents[b] - 1:  # else past the middle's context
                 self._cached[row] += [roots[b], *outputs[b][:-1]]
             self._drafter.rewind(row, view.extents[b])
         drafted = [row[:length] + [0] * (max(lengths) - length) for row, length in zip(outputs, lengths, strict=True)]
@@ -143,7 +161,7 @@ class NestedLoop:
         The earlier draft and the tokens committed since are compared on the host, with one small read.
         """
         ends = [min(extent, self._middle.max_length) - 1 for extent in view.extents]
-        knowns = [min(self._confirmed[row], end) for row, end in zip(view.rows, ends, strict=True)]
+        knowns = [min(self._rows.count[row], end) for row, end in zip(view.rows, ends, strict=True)]
         begin = min(knowns)
         histories = view.history[:, begin : max(view.extents)].tolist()
         starts = []
@@ -153,16 +171,14 @@ class NestedLoop:
             starts.append(known + same)
             del cached[known + same :]
             cached += new[same:]
-            self._confirmed[row] = end
-        self._cache.reserve(max(view.rows) + 1, max(view.extents), view.room)
-        fresh = [row for row, start in zip(view.rows, starts, strict=True) if start == 0]
-        if fresh:  # an earlier request in the row may have left NaN
-            self._cache.zero(fresh)
+            self._rows.count[row] = known + same
+        self._rows.prepare(view, max(view.extents))
         behind = [b for b, start in enumerate(starts) if start < ends[b]]
         for far in (True, False):
             group = [b for b in behind if (ends[b] - starts[b] > CATCH_UP) == far]
             if group:
                 self._read([view.rows[b] for b in group], [starts[b] for b in group], view.lengths.device)
+        self._rows.count.update(zip(view.rows, ends, strict=True))
         return [history[extent - 1 - begin] for history, extent in zip(histories, view.extents, strict=True)]
 
     def _read(self, rows: Sequence[int], starts: Sequence[int], device: torch.device) -> None:

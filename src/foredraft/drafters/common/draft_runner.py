@@ -10,12 +10,12 @@ from torch import Tensor
 
 from foredraft.core.drafter import Needs, Plan, Rewindable, Room, View
 from foredraft.core.tree import TokenTree
-from foredraft.drafters.common.read_rows import ReadRows
 from foredraft.drafters.common.tree_builder import TreeBuilder
 from foredraft.drafters.common.tree_ops import ranked
 from foredraft.model.base import TargetModel, widened
 from foredraft.model.cache import SlotCache
 from foredraft.model.prefill import prefill
+from foredraft.model.read_rows import ReadRows
 from foredraft.model.replay import EAGER, Replay, Sizes
 from foredraft.model.replay_rows import run_rows
 
@@ -62,17 +62,14 @@ class DraftRunner:
 
     def read_ahead(self, row: int, prompt: Int[Tensor, "T"], room: Room) -> None:
         """Read some of a prompt; see ``Drafter.read_ahead``."""
-        begin, end = self._read.ahead(row, min(len(prompt), self.model.max_length - 1), room)
-        if begin < end:
-            prefill(self.model, self.cache, [row], self.clip_ids(prompt[None, begin:end]), [begin])
-            self._read.count[row] = end
+        self._read.read_ahead(self.model, row, prompt, room)
 
     def fork(self, row: int, source: int, length: int) -> None:
         """Add a row with what was read of another; see ``Drafter.fork``."""
         self._read.fork(row, source, length)
 
-    def admit(self, row: int) -> None:
-        """Add a row; what was not read of its prompt is read at its first draft."""
+    def admit(self, row: int, prompt: Int[Tensor, "T"] | None = None) -> None:
+        """Add a row; what was not read of its prompt is read at its first draft, from the row itself."""
         self._read.add(row)
 
     def rewind(self, row: int, length: int) -> None:
@@ -220,7 +217,7 @@ class Forwards:
 
 @runtime_checkable
 class RowRunner(Protocol):
-    """A ``DraftRunner`` or a wrapper of one."""
+    """A ``DraftRunner``, a wrapper of one, or a ``NestedLoop``."""
 
     def read_ahead(self, row: int, prompt: Int[Tensor, "T"], room: Room) -> None:
         """See ``DraftRunner.read_ahead``."""
@@ -228,8 +225,8 @@ class RowRunner(Protocol):
     def fork(self, row: int, source: int, length: int) -> None:
         """See ``DraftRunner.fork``."""
 
-    def admit(self, row: int) -> None:
-        """See ``DraftRunner.admit``."""
+    def admit(self, row: int, prompt: Int[Tensor, "T"]) -> None:
+        """Add a row; see ``Drafter.admit``."""
 
     def rewind(self, row: int, length: int) -> None:
         """See ``DraftRunner.rewind``."""
@@ -242,7 +239,7 @@ R = TypeVar("R", bound=RowRunner)
 
 
 class RunnerDrafter(Rewindable, Generic[R]):
-    """A drafter with one draft model. Subclasses implement ``propose``."""
+    """A drafter with one draft model, or with a loop of several. Subclasses implement ``propose``."""
 
     def __init__(self, runner: R, needs: Needs) -> None:
         self._runner = runner
@@ -259,7 +256,7 @@ class RunnerDrafter(Rewindable, Generic[R]):
         self._runner.fork(row, source, length)
 
     def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
-        self._runner.admit(row)
+        self._runner.admit(row, prompt)
 
     def rewind(self, row: int, length: int) -> None:
         self._runner.rewind(row, length)

@@ -16,13 +16,13 @@ from foredraft.core.draft import Verdict
 from foredraft.core.drafter import NO_ROOM, Room, StepOut, View
 from foredraft.core.transfer import to_device
 from foredraft.core.tree import TokenTree
-from foredraft.drafters.common.read_rows import ReadRows
 from foredraft.heads.nets.eagle import EagleNet
 from foredraft.model.attention import masked_attention, runs_kernel
 from foredraft.model.cache import SlotCache, SlotView, bucket, persistent_zeros
 from foredraft.model.cpu_linear import any_weight
 from foredraft.model.masks import Layout, StepIn, address, extent_of
 from foredraft.model.prefill import CHUNK
+from foredraft.model.read_rows import ReadRows
 from foredraft.model.replay import EAGER, Replay
 from foredraft.model.replay_rows import run_rows
 

@@ -66,7 +66,7 @@ class WindowedRunner:
     def fork(self, row: int, source: int, length: int) -> None:
         """Nothing, for the same reason."""
 
-    def admit(self, row: int) -> None:
+    def admit(self, row: int, prompt: Int[Tensor, "T"] | None = None) -> None:
         """Add a row."""
         self._dropped[row] = 0
         self._runner.admit(row)

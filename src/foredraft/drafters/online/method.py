@@ -8,14 +8,14 @@ import concurrent.futures
 import pickle
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Generic, TypeVar, final
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor, nn
 
 from foredraft.core.draft import Draft, Verdict
@@ -23,6 +23,7 @@ from foredraft.core.drafter import Background, Drafter, Plan, StepOut, Trainable
 from foredraft.core.errors import DataError, DrafterError, OptionError
 from foredraft.core.io import atomic_save, fingerprint
 from foredraft.drafters.common.build_context import BuildContext
+from foredraft.drafters.common.composite import CompositeDrafter, Hidden
 from foredraft.drafters.online.samples import ReplayBuffer, RowRecord, Sample, StepRecord
 from foredraft.drafters.online.train_adapters import adapter_for
 from foredraft.drafters.online.trainer import OnlineTrainer, Options, Report
@@ -36,12 +37,13 @@ _REPORTS = 1000
 
 
 @final
-class Online(Background):
+class Online(CompositeDrafter, Background):
     """Wraps a drafter, records the target's laws for its drafts, and trains it on them.
 
     Weights change only before a proposal or after a request has ended, on the loop's thread, and never between drafting
     and verification, so q stays the law of the draft. The inner drafter's caches of rows in flight come from older
-    weights; that costs very little acceptance (docs/log.md), and only until these rows end.
+    weights; that costs very little acceptance (docs/log.md), and only until these rows end: later ones take nothing
+    over from rows that were admitted before the change.
 
     Raises:
         DrafterError: the inner drafter cannot be trained.
@@ -53,6 +55,7 @@ class Online(Background):
                 f"{inner.__class__.__name__} has no weights to train: online needs a draft model or a trained head "
                 "inside, such as online:[draft_model:PATH]."
             )
+        super().__init__([inner])
         self._options = options
         self._inner = inner
         self.needs = replace(inner.needs, learns=True, shares_text=True)
@@ -64,6 +67,7 @@ class Online(Background):
         self._records: dict[int, RowRecord] = {}
         self._steps: list[StepRecord] = []  # of the last steps, still on the target's device
         self._requests = 0  # requests that have ended since the last update began
+        self._current: set[int] = set()  # rows, released ones too, that were admitted since the weights last changed
         self.reports = () if self._checkpoint is None else self._checkpoint.resume(self._trainer)
         if self.reports:
             self._adapter.publish()
@@ -73,8 +77,13 @@ class Online(Background):
         """The number of changes of the served weights."""
         return self.reports[-1].version if self.reports else 0
 
-    def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
-        self._inner.admit(row, prompt, self._inner.fuse(hidden))
+    def fork(self, row: int, source: int, length: int) -> None:
+        if source in self._current:
+            super().fork(row, source, length)
+
+    def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Hidden) -> None:
+        super().admit(row, prompt, hidden)
+        self._current.add(row)
         own = {tap: hidden[tap] for tap in self.needs.hidden_layers}
         self._records[row] = RowRecord.started(prompt, own, self._options.context // 2)
 
@@ -84,14 +93,14 @@ class Online(Background):
         return self._inner.propose(view, plan)
 
     def commit(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None:
-        self._inner.commit(view, draft, verdict, out)
+        super().commit(view, draft, verdict, out)
         if len(self._steps) >= _UNREAD:
             self._record_steps()
         own = StepOut(out.logits, {tap: out.hidden[tap] for tap in self.needs.hidden_layers})
         self._steps.append(StepRecord.of(view, draft, verdict, own, self._options.top_laws))
 
     def release(self, row: int) -> None:
-        self._inner.release(row)
+        super().release(row)
         self._record_steps()
         record = self._records.pop(row, None)
         if record is not None:
@@ -133,6 +142,7 @@ class Online(Background):
         if report is not None:
             if report.outcome != "refused":
                 self._adapter.publish()
+                self._current.clear()
             self.reports = self._reports_with(report)
 
     def _learn(self, samples: list[Sample]) -> Report:

@@ -1,10 +1,14 @@
-"""How much of each row the KV cache of a drafter holds."""
+"""How much of each row the KV cache of a draft model or head holds."""
 
 from collections.abc import Callable, Sequence
 
+from jaxtyping import Int
+from torch import Tensor
+
 from foredraft.core.drafter import Room, View
+from foredraft.model.base import TargetModel
 from foredraft.model.cache import SlotCache, bucket
-from foredraft.model.prefill import CATCH_UP, CHUNK
+from foredraft.model.prefill import CATCH_UP, CHUNK, prefill
 from foredraft.model.replay import Replay, Sizes
 from foredraft.model.replay_rows import replay_for
 
@@ -41,6 +45,14 @@ class ReadRows:
                 self._cache.zero([row])
         return begin, end
 
+    def read_ahead(self, model: TargetModel, row: int, prompt: Int[Tensor, "T"], room: Room) -> None:
+        """Read the next tokens of a prompt with a model whose entries are tokens; see ``Drafter.read_ahead``."""
+        begin, end = self.ahead(row, min(len(prompt), model.max_length - 1), room)
+        if begin < end:
+            tokens = prompt[None, begin:end].clamp(max=model.vocab_size - 1)
+            prefill(model, self._cache, [row], tokens, [begin])
+            self.count[row] = end
+
     def fork(self, row: int, source: int, most: int) -> None:
         """Add a row with the first entries of another row, or those that its last request left: at most ``most``."""
         count = min(self.count.get(source, self._left.get(source, 0)), most)
@@ -65,6 +77,18 @@ class ReadRows:
             self._left.pop(row, None)
         return replay, sizes
 
+    def prepare(self, view: View, slots: int) -> None:
+        """Make room for rows of so many slots, in the first lines of the cache; clear new ones."""
+        rows, cache = view.rows, self._cache
+        if not any(self.count.values()) and cache.slots > bucket(max(slots, view.room.slots)):
+            cache.clear()  # of longer requests; none of them is in flight
+            self._left.clear()
+        cache.reserve(max(rows) + 1, slots, view.room)
+        cache.arrange(rows)
+        fresh = [row for row in rows if self.count[row] == 0]
+        if fresh:  # an earlier request in the row may have left NaN
+            cache.zero(fresh)
+
     def catch_up(
         self, view: View, ends: Sequence[int], slots: int, read: Callable[[list[int]], object], *, few: bool = False
     ) -> int:
@@ -79,15 +103,8 @@ class ReadRows:
         Returns:
             the number of entries to read, the same for all rows: the last ones, or those from 0 on if there are fewer.
         """
-        rows, cache = view.rows, self._cache
-        if not any(self.count.values()) and cache.slots > bucket(max(slots + CATCH_UP, view.room.slots)):
-            cache.clear()  # of longer requests; none of them is in flight
-            self._left.clear()
-        cache.reserve(max(rows) + 1, slots + CATCH_UP, view.room)
-        cache.arrange(rows)
-        fresh = [row for row in rows if self.count[row] == 0]
-        if fresh:  # an earlier request in the row may have left NaN
-            cache.zero(fresh)
+        rows = view.rows
+        self.prepare(view, slots + CATCH_UP)
         far = [b for b, row in enumerate(rows) if ends[b] - self.count[row] > CATCH_UP]
         if far:
             read(far)
