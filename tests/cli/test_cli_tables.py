@@ -30,6 +30,11 @@ def test_the_list_says_what_the_command_says(run: Run, name: str):
     assert COMMANDS[name].split(":")[0] in run("--help").out
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_has_a_help_text(name: str):
+    assert [each.name for each in build(name).params if not each.help or each.help.startswith("None")] == []
+
+
 def test_methods_as_json(run: Run):
     found = json.loads(run("methods", "--json").out)
     assert [each["name"] for each in found] == list(METHODS)

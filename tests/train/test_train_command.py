@@ -126,7 +126,7 @@ def test_on_the_targets_own_words(train: Train, tmp_path: Path):
         ("eagle4", (), "Unknown recipe 'eagle4'. Did you mean eagle"),
         ("eagle3", ("--recipe", "step=3"), "Unknown option of the recipe eagle3 'step'. Did you mean steps?"),
         ("eagle3", ("--recipe", "steps"), "'steps' is not of the form option=value"),
-        ("eagle3", ("--recipe", "steps=many"), "steps=many has a value of the wrong type"),
+        ("eagle3", ("--recipe", "steps=many"), "The option steps must be a whole number, not 'many'."),
         ("eagle3", ("--recipe", "steps=0"), "steps must be 1 or more"),
         ("eagle3", ("--batch", "0"), "batch must be 1 or more"),
         ("eagle3", ("--taps", "3", "--taps", "1"), "taps must be different layers, from low to high"),

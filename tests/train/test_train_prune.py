@@ -104,7 +104,7 @@ def test_other_layouts_are_refused():
         ),
         ("width=3", "Unknown option of --shape 'width'. Known: heads, hidden, intermediate, kv_heads, layers."),
         ("layers", "The option 'layers' is not of the form option=value."),
-        ("layers=two", "The option layers=two has a value of the wrong type."),
+        ("layers=two", "The option layers must be a whole number, not 'two'."),
     ],
 )
 def test_impossible_shapes_have_a_sentence_each(text: str, sentence: str):

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from foredraft.scale.batch import BatchFile
 
 _NAME = "Name of the model in the requests; default: --model."
-_SEED = "Of requests that give no seed; each gets one of its own from it."
-_LIMIT = "max_tokens of chats that give none."
-_RAY = "Answer by several actors; needs pip install 'foredraft[scale]'."
-_ACTORS = "With --ray: processes with a model each; default: one for each GPU."
-_ADDRESS = "With --ray: of a Ray cluster; default: this machine."
+_SEED = "Seed from which each request without a seed gets its own."
+_LIMIT = "Longest output of a chat without max_tokens."
+_RAY = "Spread the requests over processes; needs pip install 'foredraft[scale]'."
+_ACTORS = "With --ray: processes, each with a model; default: one per GPU."
+_ADDRESS = "With --ray: Ray cluster, or auto; default: start Ray on this machine."
 EXAMPLES = (
     "foredraft batch requests.jsonl answers.jsonl -m PATH -d eagle3:HEAD",
     "foredraft batch requests.jsonl answers.jsonl -m PATH --ray --actors 8",

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 _MODEL = "Target: folder or hub name; only its config is read."
 _DRAFTER = "none, prompt_lookup, max_gram, eagle1, eagle2, eagle3 or draft_model:CONFIG."
-_CONTEXT = "Tokens of a request: prompt and output."
-_NODES = "The most draft nodes of a step."
+_CONTEXT = "Tokens of a request, prompt and output together."
+_NODES = "Most draft nodes of a step."
 _DTYPE = "Of weights, keys and values; auto: the config's own."
-_BANDWIDTH = "GB that a device reads a second, for the least time of a step."
+_BANDWIDTH = "Memory bandwidth of a device; shows the least time of a step."
 EXAMPLES = (
     "foredraft capacity -m meta-llama/Llama-3.1-8B-Instruct -d eagle3 --concurrency 64 --context 8192 --memory 80",
     "foredraft capacity -m PATH -d draft_model:SMALL --concurrency 16 --context 4096 --memory 24 --json",

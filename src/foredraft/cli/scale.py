@@ -12,7 +12,7 @@ from foredraft.scale.options import ScaleOptions, read_deployment
 from foredraft.serve.options import ServeOptions
 
 _FILE = "YAML with the sections model, server and scale (see docs/scaling.md)."
-_ADDRESS = "Of a Ray cluster, instead of the file's; auto: the one on this machine."
+_ADDRESS = "Ray cluster, instead of the file's; auto: the one that runs on this machine."
 EXAMPLES = ("foredraft scale deploy.yaml", "foredraft scale deploy.yaml --address auto")
 
 
@@ -24,7 +24,7 @@ def command(
     """Serve a model by several replicas, as a file describes them.
 
     Without an address they run on this machine until Ctrl-C. With one the command ends when they run; called again
-    with a changed file it replaces them, a few at a time, and drops no request. Needs
+    with a changed file it replaces them, a few at a time, without dropping requests. Needs
     pip install 'foredraft[scale]'.
     """
     found = read_deployment(file, {"model": ModelChoice, "server": ServeOptions, "scale": ScaleOptions})

@@ -12,7 +12,7 @@ from foredraft.scale.options import ScaleOptions
 from foredraft.serve.options import ServeOptions
 
 _REPLICAS = "Replicas behind one endpoint; above 1 needs pip install 'foredraft[scale]'."
-_ADDRESS = "Of a Ray cluster that runs the replicas; default: this machine."
+_ADDRESS = "Ray cluster that runs the replicas, or auto; default: start Ray on this machine."
 EXAMPLES = ("foredraft serve --model PATH --drafter eagle3:HEAD", "foredraft serve --host 0.0.0.0 --replicas 4")
 
 

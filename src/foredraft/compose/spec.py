@@ -6,6 +6,7 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 from foredraft.core.drafter import Drafter
+from foredraft.core.errors import OptionError
 from foredraft.core.options import DrafterOptions, entries, parts, read_options, read_pairs
 from foredraft.core.sampling.params import check_known
 from foredraft.drafters import METHODS
@@ -42,10 +43,13 @@ class Spec:
         """Read a spec.
 
         Raises:
-            OptionError: an unknown method or option (the message lists the known ones), or a value of the wrong type.
+            OptionError: an unknown method or option (the message lists the known ones), a path without a method, or a
+                value of the wrong type.
         """
         head, *pairs = parts(text, ",")
         name, _, path = head.partition(":")
+        if "/" in name:
+            raise OptionError(f"{name!r} is a path: write NAME:PATH, such as draft_model:{name} or eagle3:{name}.")
         check_known("drafter", {name: None}, list(METHODS))
         options = find(name)[1]
         given = read_pairs(pairs)

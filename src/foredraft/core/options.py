@@ -119,7 +119,10 @@ def _value(key: str, text: str, hint: Any) -> Any:
             return kinds[0](text)
         return tuple(int(part) for part in text.split("x"))
     except (ValueError, KeyError):
-        raise OptionError(f"The option {key}={text} has a value of the wrong type.") from None
+        expected = {bool: "yes or no", int: "a whole number", float: "a number"}.get(
+            kinds[0], "whole numbers, such as 4x2x1"
+        )
+        raise OptionError(f"The option {key} must be {expected}, not {text!r}.") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,4 +174,4 @@ def _meanings(text: str) -> dict[str, str]:
     return {name: " ".join(lines).replace("``", "") for name, lines in found.items()}
 
 
-_ENTRY = re.compile(r"([a-z_]+(?:, [a-z_]+)*): (.+)")
+_ENTRY = re.compile(r"([a-z_][a-z_0-9]*(?:, [a-z_][a-z_0-9]*)*): (.+)")

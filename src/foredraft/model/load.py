@@ -98,7 +98,10 @@ def load_model(
         except ModelError:
             raise
         except Exception as error:  # transformers raises many types
-            raise ModelError(f"Cannot load a causal LM from {name!r}: {first_line(error)}") from error
+            failed = "Cannot load a causal LM from {!r}"
+            if not Path(path).exists():
+                failed = "There is no folder {!r}, and downloading it from the hub failed"
+            raise ModelError(f"{failed.format(name)}: {first_line(error)}") from error
         tokenizer = _tokenizer(path, hub)
     if tokenizer is None:
         _log.info("No tokenizer could be loaded for %s: prompts must be token ids.", name)

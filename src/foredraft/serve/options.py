@@ -38,13 +38,17 @@ class ServeOptions:
         default=(), metadata={"help": "Origin of web pages that may call the server; repeatable. Default: none."}
     )
     max_queue: int = field(default=256, metadata={"help": "Outputs that may wait for a row; more are refused (429)."})
-    default_max_tokens: int = field(default=1024, metadata={"help": "max_tokens of chats that give none."})
-    max_prompt_tokens: int | None = field(default=None, metadata={"help": "Longest prompt; default: the context."})
-    prefix_cache: bool = field(default=True, metadata={"help": "Read every prompt anew."})
-    max_body_bytes: int = field(default=4 * 2**20, metadata={"help": "Largest body of a request."})
-    request_timeout: float = field(default=600.0, metadata={"help": "Seconds after which a request is cancelled."})
-    drain_seconds: int = field(default=120, metadata={"help": "Seconds that SIGTERM leaves to accepted requests."})
-    stall_seconds: float = field(default=120.0, metadata={"help": "No progress for so long: /health answers 503."})
+    default_max_tokens: int = field(default=1024, metadata={"help": "Longest output of a chat without max_tokens."})
+    max_prompt_tokens: int | None = field(
+        default=None, metadata={"help": "Longest prompt; default: the model's context."}
+    )
+    prefix_cache: bool = field(default=True, metadata={"help": "Do not reuse the KV cache of earlier prompts."})
+    max_body_bytes: int = field(default=4 * 2**20, metadata={"help": "Largest request body, in bytes."})
+    request_timeout: float = field(default=600.0, metadata={"help": "Seconds until a request is cancelled (408)."})
+    drain_seconds: int = field(
+        default=120, metadata={"help": "Seconds that accepted requests have to end after SIGTERM."}
+    )
+    stall_seconds: float = field(default=120.0, metadata={"help": "Seconds without a new token until /health is 503."})
     require_lossless: bool = field(default=False, metadata={"help": "Refuse to start with a lossy rule."})
     shared_text: bool = field(
         default=False, metadata={"help": "Allow drafters that draft from other clients' text (see docs/serving.md)."}

@@ -44,7 +44,7 @@ def chosen_taps(
         return tuple(sorted(listed)), True  # all engines read them in the order of the layers
     if count != 3:
         raise DrafterError(
-            f"The head {name!r} reads {count} hidden layers and does not list them; pass them as taps=(...)."
+            f"The head {name!r} reads {count} hidden layers and does not list them: give them, as in taps=2x16x29."
         )
     notes.append("It lists no hidden layers; the default is used: 2, N//2 and N - 3 of N layers.")
     if target is None:
@@ -53,7 +53,7 @@ def chosen_taps(
     if len(taps) < 3:
         raise DrafterError(
             f"The head {name!r} lists no hidden layers, and the default (2, N//2, N - 3) has no three different layers "
-            f"in a target of {target.layers} layers; pass them as taps=(...)."
+            f"in a target of {target.layers} layers: give them, as in taps=1x2x3."
         )
     return taps, False
 
