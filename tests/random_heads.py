@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import tiny
+from dialects import strangers
 from foredraft.core.draft import Law
 from foredraft.core.drafter import Drafter
 from foredraft.drafters.bandit import Arm, Bandit, Options as BanditOptions
@@ -22,12 +23,14 @@ from foredraft.drafters.online.method import Online
 from foredraft.drafters.online.trainer import Options as OnlineOptions
 from foredraft.drafters.relay import Options as RelayOptions, Relay
 from foredraft.drafters.triforce import Options as TriForceOptions, TriForce
+from foredraft.drafters.universal import Options as UniversalOptions, Universal
 from foredraft.heads.nets.eagle import Eagle, Eagle3, Eagle3Config, EagleConfig
 from foredraft.heads.nets.hydra import Hydra, HydraConfig
 from foredraft.heads.nets.medusa import Blockwise, BlockwiseConfig, Medusa, MedusaConfig
 from foredraft.model.cache import SlotCache
 from foredraft.model.head_parts import block_like, parts_of, rotary_of
 from foredraft.model.hf import CausalLM
+from foredraft.model.vocab_mapping import VocabMapping
 
 
 def seeded(make: Callable[..., Any]) -> Callable[..., Any]:
@@ -138,13 +141,14 @@ def small_drafter(kind: str, target: CausalLM) -> Drafter | None:
         "cascade": lambda: Cascade(CascadeOptions(), target, part(), target.new_cache(), size),
         "triforce": lambda: TriForce(triforce, target, target.new_cache(), part(), size),
         "bandit": lambda: Bandit(BanditOptions(hold=2), [Arm(head()), Arm(draft_model(), law=Law.CHAIN)]),
+        "universal": lambda: Universal(UniversalOptions(), target, VocabMapping(*strangers(size), size, size)),
         "online": lambda: Online(OnlineOptions(interval=10**6), draft_model()),
         "online eagle3": lambda: Online(OnlineOptions(interval=10**6), head()),
     }
     return drafters[kind]()
 
 
-READERS = ("draft model", "eagle3", "relay", "cascade", "triforce", "bandit", "online")
+READERS = ("draft model", "eagle3", "relay", "cascade", "triforce", "bandit", "online", "universal")
 """Kinds that read prompts into a cache of their own."""
 
 

@@ -1,6 +1,7 @@
 """A draft with another tokenizer: nothing it says changes a text, and what it may say it says in the right place."""
 
 import functools
+import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -211,6 +212,28 @@ def test_a_text_told_again_bit_by_bit_is_the_text_told_at_once(target: str, draf
                 length = source.randrange(max(length - 12, 1), length + 1)
                 texts.rewind(0, length)
             length += source.randrange(1, 9)
+
+
+@pytest.mark.parametrize("draft", NAMES)
+def test_a_text_read_in_parts_or_begun_by_another_is_the_text_told_at_once(draft: str):
+    pair, kept, shared = bridge("digits", draft), 0, 0
+    for text, other in list(itertools.pairwise(TEXTS))[::2]:
+        texts, tokens = Retokenizer(pair, lookbehind=10), written("digits", text * 2)
+        whole = pair.to_draft(tokens) or [0]
+        texts.admit(0, torch.device("cpu"))
+        for length in range(12, len(tokens), 12):
+            final, _ = texts.read(0, torch.tensor(tokens[:length]))
+            assert final.tolist() == whole[: len(final)]
+        texts.release(0)
+        same = len(tokens) // 2
+        continued = [*tokens[:same], *written("digits", other)]
+        begun = texts.fork(0, 0, same)
+        view, (stand,) = texts.view(view_of([continued], SamplingParams(), size("digits")))
+        told = pair.to_draft(continued) or [0]
+        assert view.history[0].tolist() == told
+        assert stand <= begun and whole[:stand] == told[:stand]
+        kept, shared = kept + stand, shared + len(pair.to_draft(tokens[:same]))
+    assert kept > 0.8 * shared
 
 
 @pytest.mark.parametrize("run", ["-", "天", "ab"])

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from foredraft.core.draft import Draft, Law
-from foredraft.core.drafter import Needs, Plan, Rewindable, View
+from foredraft.core.drafter import Needs, Plan, Rewindable, Room, View
 from foredraft.core.errors import DrafterError, OptionError
 from foredraft.core.options import SizedOptions
 from foredraft.core.sampling.params import SamplingParams, check_known
@@ -100,6 +100,19 @@ class Universal(Rewindable):
         )  # for any number of rows
         law = Law.CHAIN if self._sampled_tli else Law.FIXED
         self.needs = Needs(max_nodes=options.num_assistant_tokens, law=law)
+
+    @torch.inference_mode()
+    def read_ahead(
+        self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 F G"]], room: Room
+    ) -> None:
+        self.admit(row, prompt, hidden)
+        own, unchanged = self._retokenizer.read(row, prompt)
+        self._runner.rewind(row, unchanged)
+        self._runner.read_ahead(row, own, room)
+
+    @torch.inference_mode()
+    def fork(self, row: int, source: int, length: int) -> None:
+        self._runner.fork(row, source, self._retokenizer.fork(row, source, length))
 
     def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
         self._runner.admit(row)

@@ -45,9 +45,37 @@ class Retokenizer:
         self._mapping = mapping
         self._lookbehind = lookbehind
         self._rows: dict[int, _Row] = {}
+        self._left: dict[int, _Row] = {}  # of released rows
 
     def admit(self, row: int, device: torch.device) -> None:
-        self._rows[row] = _Row(torch.zeros(0, dtype=torch.long, device=device), limit=2 * self._lookbehind)
+        """Add a row, unless it is there."""
+        self._left.pop(row, None)
+        self._rows.setdefault(row, _Row(torch.zeros(0, dtype=torch.long, device=device), limit=2 * self._lookbehind))
+
+    def fork(self, row: int, source: int, length: int) -> int:
+        """Add a row that begins with the first ``length`` of the target's tokens of another, or of its last request.
+
+        Returns:
+            how many of the draft's tokens it begins with, until the next call says how many of them are unchanged.
+        """
+        found = self._rows.get(source) or self._left.get(source)
+        self._left.pop(row, None)
+        if found is None:
+            return 0
+        count = next((own for place, own in found.splits if place >= length), len(found.ids))
+        splits = [split for split in found.splits if split[0] <= max(length - self._lookbehind, 0)]
+        self._rows[row] = _Row(found.tokens[:count], found.ids[:count], splits, 2 * self._lookbehind)
+        return count
+
+    def read(self, row: int, prompt: Int[Tensor, "T"]) -> tuple[Int[Tensor, "N"], int]:
+        """Convert some of a prompt.
+
+        Returns:
+            the draft's tokens that later ones do not change, and how many of all are unchanged since the last call.
+        """
+        begin, _ = self._rows[row].splits[-1]
+        unchanged = self._update(row, prompt[begin:].tolist(), prompt.device)
+        return self._rows[row].tokens[: self._rows[row].splits[-1][1]], unchanged
 
     def rewind(self, row: int, length: int) -> None:
         """Keep only the first ``length`` of the target's tokens."""
@@ -56,7 +84,9 @@ class Retokenizer:
             splits.pop()
 
     def release(self, row: int) -> None:
-        self._rows.pop(row, None)
+        """Remove a row; its tokens stay for ``fork``."""
+        if row in self._rows:
+            self._left[row] = self._rows.pop(row)
 
     def view(self, view: View) -> tuple[View, list[int]]:
         """The rows in the draft's tokens, and how many tokens of each row are unchanged since the last call."""
