@@ -17,6 +17,7 @@ from foredraft.heads.formats import load_head
 from foredraft.heads.nets.blocks import fuse
 from foredraft.model.cache import SlotCache
 from foredraft.model.cpu_linear import PackedWeights, draft_dtype
+from foredraft.model.head_parts import with_int8_output
 from foredraft.model.hf import CausalLM, acquire
 from foredraft.model.load import as_loaded, load_model, resolve
 from foredraft.model.replay import Replay
@@ -83,10 +84,18 @@ class _BuildContext(BuildContext):
             )
         fuse(head.net)
         if self.builder.fast and self.target.device.type == "cpu":
-            # the q of drawn drafts must not depend on the number of rows in a product
-            dtype = draft_dtype() if law is Law.FIXED else torch.float32
-            PackedWeights(head.net, dtype)
+            self._pack(head.net, law)
         return head.net
+
+    def _pack(self, net: Any, law: Law) -> None:
+        """Pack a head's layers for the CPU, and with int8 the output layer that it borrows from the target."""
+        dtype = draft_dtype()
+        if dtype is torch.bfloat16 and law is not Law.FIXED:
+            dtype = torch.float32  # the q of drawn drafts must not depend on the number of rows in a product
+        PackedWeights(net, dtype)
+        own_output = getattr(net, "lm_head", None) is not None or getattr(net.config, "own_heads", False)
+        if dtype is torch.int8 and not own_output:
+            net.target = with_int8_output(net.target, self.target.model)
 
     def drafter(self, spec: str, target: CausalLM | None = None, cache: SlotCache | None = None) -> BuiltDrafter:
         found = as_spec(self.builder.source, spec)

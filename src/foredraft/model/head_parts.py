@@ -1,6 +1,7 @@
 """The target's parts that heads use, and rotary frequencies of all schemes that transformers supports."""
 
 import functools
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from foredraft.core.errors import ModelError
 from foredraft.heads.nets.blocks import BlockConfig, Rotary
 from foredraft.heads.nets.target_parts import TargetParts
-from foredraft.model.cpu_linear import any_weight
+from foredraft.model.cpu_linear import any_weight, int8_copy
 from foredraft.model.memory import is_plain
 
 
@@ -27,10 +28,17 @@ def parts_of(model: PreTrainedModel) -> TargetParts:
         raise ModelError(f"{model.__class__.__name__} does not name its embedding and its output layer.")
     return TargetParts(
         embed=functools.partial(_embed, model),
-        head=functools.partial(_head, model, _logit_scaling(config)),
+        head=functools.partial(_head, model, _scaling_of(model)),
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
     )
+
+
+def with_int8_output(parts: TargetParts, model: PreTrainedModel) -> TargetParts:
+    """``parts`` with an int8 copy of the output layer, for drafting on a CPU; the same parts if it has a bias."""
+    layer: Any = model.get_output_embeddings()
+    copy = int8_copy(output_weight(model)) if getattr(layer, "bias", None) is None else None
+    return parts if copy is None else replace(parts, head=functools.partial(_capped, copy, _scaling_of(model)))
 
 
 @torch.no_grad()
@@ -59,6 +67,10 @@ def _embed(model: PreTrainedModel, tokens: Tensor) -> Tensor:
 def _head(model: PreTrainedModel, scaling: tuple[float, float], states: Tensor) -> Tensor:
     layer: nn.Module | None = model.get_output_embeddings()
     assert layer is not None
+    return _capped(layer, scaling, states)
+
+
+def _capped(layer: nn.Module, scaling: tuple[float, float], states: Tensor) -> Tensor:
     logits = layer(states)
     scale, cap = scaling
     if scale != 1.0:
@@ -66,8 +78,9 @@ def _head(model: PreTrainedModel, scaling: tuple[float, float], states: Tensor) 
     return torch.tanh(logits / cap) * cap if cap else logits
 
 
-def _logit_scaling(config: PreTrainedConfig) -> tuple[float, float]:
+def _scaling_of(model: PreTrainedModel) -> tuple[float, float]:
     """The model's factor on logits (Cohere, Granite; else 1) and soft cap (Gemma 2; else 0)."""
+    config = model.config.get_text_config()
     scale = getattr(config, "logit_scale", None) or 1.0 / (getattr(config, "logits_scaling", None) or 1.0)
     return float(scale), float(getattr(config, "final_logit_softcapping", None) or 0.0)
 
