@@ -73,6 +73,19 @@ def test_a_draft_that_is_the_target_is_accepted_whole():
     assert {result.stats.acceptance_length for result in results} == {4.0}
 
 
+def test_a_level_is_worth_what_the_rows_with_levels_left_make_of_it():
+    target = CausalLM(tiny.build("llama"))
+    drafter = Cape(Options(num_assistant_tokens=3), target, target.vocab_size)
+    view = tiny.view(TEXTS, SamplingParams(), target.vocab_size)
+    tiny.admit(drafter, TEXTS)
+    scores = drafter.propose(view, Plan((3, 3))).scores
+    assert scores is not None
+    sure = scores[:, 1].exp().tolist()  # of the chain's first tokens
+    worth = max(sure) + 0.5 * min(sure)
+    assert drafter.propose(view, Plan((3, 2), level_worth=worth)).tree.depth > 1
+    assert drafter.propose(view, Plan((3, 1), level_worth=worth)).tree.depth == 1
+
+
 def test_banned_tokens_are_no_candidates():
     model = CausalLM(tiny.build("llama", seed=5, spread=4.0))
     drafter = Cape(Options(num_assistant_tokens=2, widths=(7,)), model, tiny.VOCAB)

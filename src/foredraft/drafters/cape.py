@@ -20,7 +20,7 @@ from foredraft.core.sampling.warp import Paths
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.common.build_context import BuildContext
 from foredraft.drafters.common.draft_runner import DraftRunner, Forwards, RunnerDrafter
-from foredraft.drafters.common.tree_ops import Candidates, keep_best, ranked
+from foredraft.drafters.common.tree_ops import Candidates, keep_best, ranked, worth_a_level
 from foredraft.model.base import TargetModel
 from foredraft.model.replay import EAGER, Replay
 
@@ -72,9 +72,11 @@ class Cape(RunnerDrafter[DraftRunner]):
     def _tree(
         self, view: View, forwards: Forwards, allowed: Int[Tensor, "B"], depth: int, nodes: int, worth: float
     ) -> Draft:
-        return keep_best(self._levels(view, forwards, depth, worth), view.roots, nodes, allowed)
+        return keep_best(self._levels(view, forwards, allowed, depth, worth), view.roots, nodes, allowed)
 
-    def _levels(self, view: View, forwards: Forwards, depth: int, worth: float) -> Candidates:
+    def _levels(
+        self, view: View, forwards: Forwards, allowed: Int[Tensor, "B"], depth: int, worth: float
+    ) -> Candidates:
         """The candidates level by level; the chain continues from the first of each."""
         logits = forwards.root()
         chain = [view.roots]
@@ -85,8 +87,8 @@ class Cape(RunnerDrafter[DraftRunner]):
             paths = Paths(view.history, view.lengths, TokenTree.chain(torch.stack(chain, 1)), start=level - 1)
             likely = view.warp.processed(logits, paths).float()
             cut_off = view.warp.truncation(likely).isneginf()
-            allowed = likely.masked_fill(cut_off, torch.finfo(torch.float32).min)
-            ids, chances = ranked(allowed, max(self._options.widths), view.warp)
+            kept = likely.masked_fill(cut_off, torch.finfo(torch.float32).min)
+            ids, chances = ranked(kept, max(self._options.widths), view.warp)
             ids, chances = ids[:, 0], chances[:, 0]
             count = ids.shape[1]
             outside = torch.arange(count, device=ids.device) >= self._width(chances[:, :1])
@@ -97,7 +99,7 @@ class Cape(RunnerDrafter[DraftRunner]):
             parent, reached = reached + 1, reached + count
             above = above + chances[:, :1]
             chain.append(ids[:, 0])
-            if level == depth or _too_unlikely(above, worth):
+            if level == depth or not worth_a_level(above, allowed > level, worth):
                 break
             logits = forwards.next(ids[:, 0], level)
         joined = (torch.cat(each, 1) for each in (tokens, parents, scores))
@@ -107,11 +109,6 @@ class Cape(RunnerDrafter[DraftRunner]):
         """Number of candidates for a log-probability of the first."""
         band = (best.exp() * len(self._options.widths)).long().clamp(max=len(self._options.widths) - 1)
         return self._widths[band]
-
-
-def _too_unlikely(paths: Float[Tensor, "B 1"], worth: float) -> bool:
-    """True if another level is not worth a forward of the draft; only on a CPU, where reading values is free."""
-    return bool(worth) and paths.device.type == "cpu" and float(paths.exp().sum()) < worth
 
 
 def build(options: Options, context: BuildContext) -> Cape:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from foredraft.core.draft import Draft, Law
@@ -20,7 +20,7 @@ from foredraft.drafters.common.feature_cache import FeatureCache, TreeSlots, eag
 from foredraft.drafters.common.head import EagleOptions, HeadDrafter
 from foredraft.drafters.common.head_tree import HeadTree, HeadTreeBuilder
 from foredraft.drafters.common.tree_builder import TreeBuilder, build_static_tree
-from foredraft.drafters.common.tree_ops import Candidates, keep_best
+from foredraft.drafters.common.tree_ops import Candidates, keep_best, worth_a_level
 from foredraft.heads.nets.eagle import EagleNet
 from foredraft.model.replay import EAGER, Replay
 
@@ -137,7 +137,7 @@ def build_dynamic_tree(builder: TreeBuilder, allowed: Int[Tensor, "B"], limits: 
             break
         # The tree keeps a node's parents and the better nodes of its level with it, so its children need this room.
         above, chosen = frontier(scores, min(limits.top_k, limits.nodes - level))
-        if not _worth_a_level(above, allowed > level, limits.level_worth):
+        if not worth_a_level(above, allowed > level, limits.level_worth):
             break
         numbers = chosen + (1 + count)
         count += tokens.shape[1]
@@ -145,13 +145,3 @@ def build_dynamic_tree(builder: TreeBuilder, allowed: Int[Tensor, "B"], limits: 
     tokens, parents, scores = (torch.cat(each, 1) for each in zip(*parts, strict=True))
     candidates = Candidates(tokens, parents, scores, torch.cat(levels), len(levels))
     return keep_best(candidates, roots, limits.nodes, allowed)
-
-
-def _worth_a_level(above: Float[Tensor, "B K"], going: Bool[Tensor, "B"], least: float) -> bool:
-    """True if the total probability of the frontiers of rows with levels left reaches ``least``.
-
-    Always True on other devices than a CPU, to avoid a synchronisation.
-    """
-    if above.device.type != "cpu" or not least:
-        return True
-    return float((above.exp() * going[:, None]).sum()) >= least

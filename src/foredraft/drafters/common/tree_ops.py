@@ -95,6 +95,16 @@ def normalize_or_uniform(law: Float[Tensor, "B N V"]) -> Float[Tensor, "B N V"]:
     return law.nan_to_num(nan=1.0 / law.shape[-1])
 
 
+def worth_a_level(above: Float[Tensor, "B K"], going: Bool[Tensor, "B"], least: float) -> bool:
+    """True if the total probability of these paths, of the rows that go on, reaches ``least`` (``Plan.level_worth``).
+
+    Always True on other devices than a CPU, to avoid a synchronisation.
+    """
+    if above.device.type != "cpu" or not least:
+        return True
+    return float((above.exp() * going[:, None]).sum()) >= least
+
+
 def keep_best(
     candidates: Candidates, root: Int[Tensor, "B"], nodes: int, allowed: Int[Tensor, "B"], linear: bool = False
 ) -> Draft:
