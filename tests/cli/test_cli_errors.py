@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import socket
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,16 @@ def test_models_that_are_not_there_or_broken(run: Run, tmp_path: Path):
     assert (ended.status, ended.out) == (2, "") and "no model folder" in ended.sentence
     (tmp_path / "config.json").write_text("{")
     assert run("generate", "-m", tmp_path, PROMPT).sentence
+
+
+def test_a_port_in_use_is_refused_before_the_model_is_loaded(run: Run):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ended = run("serve", "--port", str(port), "-m", "./absent")
+    assert (ended.status, ended.out) == (2, "")
+    assert (
+        f"Cannot listen on 127.0.0.1:{port}: Address already in use; choose another --host or --port." in ended.sentence
+    )
 
 
 def test_a_model_of_nan(run: Run, model: Path, tmp_path: Path):

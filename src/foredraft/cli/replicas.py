@@ -9,7 +9,7 @@ from foredraft.cli.choices import ModelChoice
 from foredraft.cli.console import busy, errors
 from foredraft.core.errors import OptionError
 from foredraft.scale.options import ScaleOptions
-from foredraft.serve.options import ServeOptions
+from foredraft.serve.options import ServeOptions, free_port
 
 
 def serve_replicas(choice: ModelChoice, server: ServeOptions, scale: ScaleOptions) -> None:
@@ -20,7 +20,7 @@ def serve_replicas(choice: ModelChoice, server: ServeOptions, scale: ScaleOption
         ModelError: the replicas do not start.
     """
     try:
-        from foredraft.scale.cluster import connected, free_port
+        from foredraft.scale.cluster import connected
         from foredraft.scale.replicas import deploy, stop
     except ModuleNotFoundError as error:
         raise OptionError(f"Replicas need the package {error.name}: pip install 'foredraft[scale]'.") from error

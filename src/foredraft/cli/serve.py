@@ -1,5 +1,7 @@
 """``foredraft serve``."""
 
+import os
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -9,7 +11,7 @@ from foredraft.cli.flags import Group, flags
 from foredraft.cli.replicas import serve_replicas
 from foredraft.core.errors import OptionError
 from foredraft.scale.options import ScaleOptions
-from foredraft.serve.options import ServeOptions
+from foredraft.serve.options import ServeOptions, free_port
 
 _REPLICAS = "Replicas behind one endpoint; above 1 needs pip install 'foredraft[scale]'."
 _ADDRESS = "Ray cluster that runs the replicas, or auto; default: start Ray on this machine."
@@ -38,6 +40,8 @@ def command(
         from foredraft.serve.server import Server
     except ModuleNotFoundError as error:
         raise OptionError(f"The server needs the package {error.name}: pip install 'foredraft[serve]'.") from error
+    if os.environ.get("RANK", "0") == "0":  # the one process that listens; fail before loading
+        server = replace(server, port=free_port(server.host, server.port))
     generator = choice.load(prefix_cache=server.prefix_cache)
     log_to_stderr()
     Server(generator, server.served_model_name or (choice.model,), server).run()

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -40,19 +39,6 @@ def connected(address: str | None, cpus: int) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
-
-
-def free_port(host: str, port: int) -> int:
-    """The port, or a free one for 0.
-
-    Raises:
-        OptionError: it is taken, or the host is not this machine.
-    """
-    try:
-        with socket.create_server((host, port)) as found:
-            return found.getsockname()[1]
-    except OSError as error:
-        raise OptionError(f"Cannot listen on {host}:{port}: {error.strerror}.") from None
 
 
 def has_gpus() -> bool:

@@ -1,6 +1,7 @@
 """Options of the server; importable without fastapi."""
 
 import os
+import socket
 from dataclasses import dataclass, field
 
 from foredraft.core.errors import OptionError
@@ -66,3 +67,18 @@ class ServeOptions:
         """The API keys, those of the environment included; none: everybody may call."""
         given = os.environ.get(API_KEY, "").split(",")
         return (*self.api_key, *(key.strip() for key in given if key.strip()))
+
+
+def free_port(host: str, port: int) -> int:
+    """The port, or a free one for 0.
+
+    Raises:
+        OptionError: the port is in use, or the host is not this machine.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.create_server((host, port), family=family) as found:
+            return found.getsockname()[1]
+    except OSError as error:
+        reason = str(error.strerror).partition(" (")[0]
+        raise OptionError(f"Cannot listen on {host}:{port}: {reason}; choose another --host or --port.") from None
