@@ -22,6 +22,8 @@ CASES = {
     "option without a value": ((PROMPT, "--seed"), "--seed"),
     "not a number": (("--top-k", "many", PROMPT), "--top-k"),
     "out of range": (("--top-p", "1.5", PROMPT), "top_p"),
+    "no room": (("--kv-cache-memory-bytes", "9", PROMPT), "Raise kv_cache_memory_bytes"),
+    "no rows": (("--max-batch-size", "0", PROMPT), "max_batch_size must be a whole number, 1 or more"),
     "bad ids": (("--bad-words-ids", "1,x", PROMPT), "--bad-words-ids"),
     "no texts wanted": (("--num-return-sequences", "0", PROMPT), "--num-return-sequences must be 1 or more"),
     "logprobs without json": (("--logprobs", "1", PROMPT), "--json"),

@@ -55,8 +55,14 @@ class ModelChoice(TargetChoice):
         metadata={"help": "Verification rule; default: the best lossless one.", "complete": names.verifiers},
     )
     exact: bool = field(default=False, metadata={"help": "One shape for all forwards: drafts cannot flip near-ties."})
-    compile: bool = field(default=False, metadata={"help": "torch.compile; each new shape takes a while once."})
+    compile: bool = field(
+        default=False, metadata={"help": "Run forwards by torch.compile; each new shape takes seconds to minutes."}
+    )
     cuda_graphs: bool = field(default=False, metadata={"help": "Capture steps as CUDA graphs."})
+    max_batch_size: int = field(default=32, metadata={"help": "Requests that run at once; the others wait."})
+    kv_cache_memory_bytes: int | None = field(
+        default=None, metadata={"help": "Memory of the KV caches; default: 0.8 of what is free after loading."}
+    )
     model_option: tuple[str, ...] = field(
         default=(),
         metadata={"help": "NAME=VALUE for the target's from_pretrained, e.g. revision=v2; JSON values; repeatable."},
@@ -78,6 +84,8 @@ class ModelChoice(TargetChoice):
                 exact=self.exact,
                 compile=self.compile,
                 cuda_graphs=self.cuda_graphs,
+                max_batch_size=self.max_batch_size,
+                kv_cache_memory_bytes=self.kv_cache_memory_bytes,
                 tensor_parallel=self.tensor_parallel,
                 prefix_cache=prefix_cache,
                 model_options=_pretrained_options(self.model_option),

@@ -67,7 +67,8 @@ def _read(path: str) -> str:
     try:
         return Path(path).read_text("utf-8")
     except (OSError, UnicodeError) as error:
-        raise OptionError(f"Cannot read the grammar file {path!r}: {error}.") from None
+        reason = error.strerror if isinstance(error, OSError) else "it is not valid UTF-8"
+        raise OptionError(f"Cannot read the grammar file {path!r}: {reason}.") from None
 
 
 EXAMPLES = (
