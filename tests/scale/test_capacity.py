@@ -1,12 +1,15 @@
 """Sizes read from a config against those of the real model and its caches, and the plan made of them."""
 
 import json
+import re
+import shlex
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
 
 import pytest
 import torch
+from transformers import LlamaConfig
 
 import tiny
 from foredraft.cli import main
@@ -119,3 +122,23 @@ def test_the_command(capsys: pytest.CaptureFixture[str]):
     assert "Fewest devices" in capsys.readouterr().out
     assert main([*asked, "--memory", "0.01"]) == 2
     assert "Not even one request fits" in capsys.readouterr().err
+
+
+def test_the_example_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    page = (Path(__file__).parents[2] / "docs" / "scaling.md").read_text("utf-8")
+    command, shown = re.findall(r"```sh\n(foredraft capacity .*)\n```\n\n```\n(.*?)```", page, re.DOTALL)[0]
+    llama = LlamaConfig(
+        hidden_size=4096,
+        intermediate_size=14336,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        vocab_size=128_256,
+        max_position_embeddings=131_072,
+        dtype="bfloat16",
+        architectures=["LlamaForCausalLM"],
+    )
+    llama.save_pretrained(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(shlex.split(command.replace("meta-llama/Llama-3.1-8B-Instruct", str(tmp_path)))[1:]) == 0
+    assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == shown.splitlines()

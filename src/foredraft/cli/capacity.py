@@ -19,6 +19,7 @@ _CONTEXT = "Tokens of a request, prompt and output together."
 _NODES = "Most draft nodes of a step."
 _DTYPE = "Of weights, keys and values; auto: the config's own."
 _BANDWIDTH = "Memory bandwidth of a device; shows the least time of a step."
+_COLUMNS = ("devices", "replicas", "tensor parallel", "rows per replica", "weights", "KV per row", "logits per row")
 EXAMPLES = (
     "foredraft capacity -m meta-llama/Llama-3.1-8B-Instruct -d eagle3 --concurrency 64 --context 8192 --memory 80",
     "foredraft capacity -m PATH -d draft_model:SMALL --concurrency 16 --context 4096 --memory 24 --json",
@@ -70,11 +71,11 @@ def _table(plans: "list[Capacity]") -> Table:
     from foredraft.model.memory import format_bytes
 
     table = Table(box=None, pad_edge=False)
-    for title in ("devices", "replicas", "tensor parallel", "rows a replica", "weights", "a row", "its logits"):
+    for title in _COLUMNS:
         table.add_column(title, justify="right")
     timed = plans[0].step_seconds is not None
     if timed:
-        table.add_column("least ms a step", justify="right")
+        table.add_column("least ms per step", justify="right")
     for plan in plans:
         counts = (plan.devices, plan.replicas, plan.tensor_parallel, plan.rows)
         sizes = (plan.weights, plan.row, plan.workspace)
