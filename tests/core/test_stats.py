@@ -2,30 +2,32 @@
 
 import json
 from dataclasses import fields
-from functools import reduce
-from operator import add
 
 import pytest
 from hypothesis import given, strategies as st
 
-from foredraft.core.stats import DecodeStats, StepStats
+from foredraft.core.stats import DecodeStats
+from foredraft.engine.request import RequestStats
+from foredraft.engine.tail import RowStep
+
+
+def row(depth: int, accepted: int, drafted: int | None = None, copied: bool = False) -> RowStep:
+    return RowStep([], depth if drafted is None else drafted, depth, accepted, True, copied=copied)
+
 
 STEPS = (
-    # row 4 is done after two steps; row 7's second draft is cut by a stop behind its first token
-    StepStats((4, 7), (3, 3), (3, 3), (3, 0), (4, 1), draft_seconds=0.25, verify_seconds=0.5),
-    StepStats((4, 7), (3, 2), (3, 2), (1, 2), (2, 1), draft_seconds=0.25, verify_seconds=0.5),
+    # request 0 is done after two steps; the second draft of request 1 is cut by a stop behind its first token
+    ((row(3, 3), 4), (row(3, 0), 1)),
+    ((row(3, 1), 2), (row(2, 2), 1)),
 )
 
 
-def request(index: int, **more) -> DecodeStats:
-    prefill = DecodeStats(
-        method="draft_model",
-        prompt_tokens=10,
-        seconds=0.125,
-        prefill_seconds=0.125,
-        **more,
-    )
-    return reduce(add, (step.of(index) for step in STEPS), prefill)
+def request(index: int) -> DecodeStats:
+    counters = RequestStats(prefill_seconds=0.125)
+    for step in STEPS:
+        result, kept = step[index]
+        counters.add(result, kept, draft_seconds=0.25, verify_seconds=0.5, seconds=0.75)
+    return counters.stats(10, "draft_model")
 
 
 def test_a_request_is_the_sum_of_its_prefill_and_steps():
@@ -73,17 +75,28 @@ def test_a_batch_counts_each_second_once_and_each_row():
 
 
 def test_times_of_a_step():
-    step = StepStats((0,), (0,), (0,), (0,), (1,), draft_seconds=1.0, verify_seconds=2.0, other_seconds=4.0)
-    assert step.seconds == 7.0
-    assert step.of(0).other_seconds == 4.0
-    assert step.of(0).acceptance_length == 1.0
-    assert step.of(0).drafted_by_depth == ()
+    counters = RequestStats()
+    counters.add(row(0, 0), 1, draft_seconds=1.0, verify_seconds=2.0, seconds=7.0)
+    stats = counters.stats(0)
+    assert (stats.seconds, stats.other_seconds) == (7.0, 4.0)
+    assert stats.acceptance_length == 1.0
+    assert stats.drafted_by_depth == ()
 
 
 def test_a_tree_has_more_tokens_than_depth():
-    stats = StepStats((0,), (2,), (6,), (1,), (2,)).of(0)
+    counters = RequestStats()
+    counters.add(row(2, 1, drafted=6), 2, 0.0, 0.0, 0.0)
+    stats = counters.stats(0)
     assert (stats.drafted, stats.drafted_by_depth, stats.accepted_by_depth) == (6, (1, 1), (1,))
     assert stats.acceptance_by_depth == (1.0, 0.0)
+
+
+def test_copies_of_the_prediction_are_counted_apart():
+    counters = RequestStats()
+    counters.add(row(3, 1, copied=True), 2, 0.0, 0.0, 0.0)
+    counters.add(row(2, 2), 3, 0.0, 0.0, 0.0)
+    stats = counters.stats(0)
+    assert (stats.accepted, stats.accepted_prediction_tokens, stats.rejected_prediction_tokens) == (3, 1, 2)
 
 
 def test_nothing_done_is_zero_not_an_error():

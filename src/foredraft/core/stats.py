@@ -1,4 +1,4 @@
-"""Decoding statistics on the host: one record per step, summed per request and over requests."""
+"""Decoding statistics of requests, on the host."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
@@ -6,56 +6,12 @@ from itertools import zip_longest
 from typing import Any
 
 
-@dataclass(frozen=True, slots=True)
-class StepStats:
-    """One step of a batch. The tuples have one entry per row, in the order of ``rows``.
-
-    ``depths``: depth of each row's draft. ``drafted``: its number of tokens (equal to the depth for a chain; 0 if
-    nothing was drafted). ``accepted``: accepted draft tokens. ``emitted``: tokens added to the output, bonus
-    included, cut at a stop. ``copied``: whether the draft was copied from the request's prediction; empty if none was.
-    Times are seconds of the whole step.
-    """
-
-    rows: tuple[int, ...]
-    depths: tuple[int, ...]
-    drafted: tuple[int, ...]
-    accepted: tuple[int, ...]
-    emitted: tuple[int, ...]
-    copied: tuple[bool, ...] = ()
-    draft_seconds: float = 0.0
-    verify_seconds: float = 0.0
-    other_seconds: float = 0.0
-
-    @property
-    def seconds(self) -> float:
-        """Wall time of the step."""
-        return self.draft_seconds + self.verify_seconds + self.other_seconds
-
-    def of(self, index: int) -> "DecodeStats":
-        """The step's statistics for the request at ``rows[index]``, with the time of the whole step."""
-        drafted, accepted = self.drafted[index], self.accepted[index]
-        copied = bool(self.copied) and self.copied[index]
-        return DecodeStats(
-            tokens=self.emitted[index],
-            target_forwards=1,
-            drafted=drafted,
-            accepted=accepted,
-            accepted_prediction_tokens=accepted if copied else 0,
-            rejected_prediction_tokens=drafted - accepted if copied else 0,
-            drafted_by_depth=(1,) * self.depths[index],
-            accepted_by_depth=(1,) * self.accepted[index],
-            seconds=self.seconds,
-            draft_seconds=self.draft_seconds,
-            verify_seconds=self.verify_seconds,
-        )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeStats:
     """Statistics of one or several requests; ``DecodeStats()`` is the neutral element of addition.
 
-    ``a + b`` is a followed by b: use it for the steps of a request, or for requests run one after another. For
-    requests that shared a batch use ``together``, which counts no time twice.
+    ``a + b`` is a followed by b: use it for requests run one after another. For requests that shared a batch use
+    ``together``, which counts no time twice.
     """
 
     method: str = ""

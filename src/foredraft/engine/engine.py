@@ -394,6 +394,6 @@ class Engine:
                 )
         host_seconds = time.perf_counter() - started - done.draft_seconds - done.verify_seconds
         self.policy.observe(view, plan, replace(done, host_seconds=host_seconds))
-        stats = done.stats(view.rows, kept, time.perf_counter() - started)
-        for index, sequence in enumerate(sequences):
-            sequence.counters.add(stats, index)
+        seconds = time.perf_counter() - started
+        for sequence, result, count in zip(sequences, done.rows, kept, strict=True):
+            sequence.counters.add(result, count, done.draft_seconds, done.verify_seconds, seconds)

@@ -12,10 +12,11 @@ from torch import Tensor
 from foredraft.core.errors import ForedraftError, OptionError
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.sampling.stop import Cut, FinishReason, StopRules
-from foredraft.core.stats import DecodeStats, StepStats
+from foredraft.core.stats import DecodeStats
 from foredraft.engine.detokenizer import Decode, IncrementalDetokenizer
 from foredraft.engine.prediction import Prediction
 from foredraft.engine.recording import RecordedStep
+from foredraft.engine.tail import RowStep
 from foredraft.model.grammar import CompiledGrammar, Matcher
 
 
@@ -83,23 +84,22 @@ class RequestStats:
     depths: dict[int, int] = field(default_factory=dict)  # number of drafts by depth
     reached: dict[int, int] = field(default_factory=dict)  # number of accepted paths by length
 
-    def add(self, step: StepStats, index: int) -> None:
-        """Add the row at this index of a step."""
-        depth, accepted = step.depths[index], step.accepted[index]
+    def add(self, row: RowStep, kept: int, draft_seconds: float, verify_seconds: float, seconds: float) -> None:
+        """Add a step of which the output kept so many tokens. Times are of the whole step."""
         if not self.forwards:
             self.first_at = time.perf_counter()
-        self.tokens += step.emitted[index]
+        self.tokens += kept
         self.forwards += 1
-        self.drafted += step.drafted[index]
-        self.accepted += accepted
-        if step.copied and step.copied[index]:
-            self.copied += step.drafted[index]
-            self.copies_accepted += accepted
-        self.draft_seconds += step.draft_seconds
-        self.verify_seconds += step.verify_seconds
-        self.seconds += step.draft_seconds + step.verify_seconds + step.other_seconds
-        self.depths[depth] = self.depths.get(depth, 0) + 1
-        self.reached[accepted] = self.reached.get(accepted, 0) + 1
+        self.drafted += row.drafted
+        self.accepted += row.accepted
+        if row.copied:
+            self.copied += row.drafted
+            self.copies_accepted += row.accepted
+        self.draft_seconds += draft_seconds
+        self.verify_seconds += verify_seconds
+        self.seconds += seconds
+        self.depths[row.depth] = self.depths.get(row.depth, 0) + 1
+        self.reached[row.accepted] = self.reached.get(row.accepted, 0) + 1
 
     def stats(self, prompt_tokens: int, method: str = "", lossless: bool = True) -> DecodeStats:
         return DecodeStats(

@@ -1,7 +1,7 @@
 """One decoding step: propose, forward, warp, verify, commit. Only this module knows the order."""
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 import torch
@@ -10,7 +10,6 @@ from torch import Tensor
 
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Drafter, Plan, StepOut, View
-from foredraft.core.stats import StepStats
 from foredraft.core.transfer import HostCopy, to_device
 from foredraft.core.tree import PAD, TokenTree
 from foredraft.engine.draft_check import Proposed, checked
@@ -51,25 +50,6 @@ class StepDone:
     host_seconds: float = 0.0
     tree: TokenTree | None = None
     path: Int[Tensor, "B D"] | None = None
-
-    def stats(self, rows: tuple[int, ...], kept: Sequence[int], seconds: float) -> StepStats:
-        """The step's statistics.
-
-        Args:
-            kept: tokens added to each output.
-            seconds: wall time of the step.
-        """
-        return StepStats(
-            rows=rows,
-            depths=tuple(result.depth for result in self.rows),
-            drafted=tuple(result.drafted for result in self.rows),
-            accepted=tuple(result.accepted for result in self.rows),
-            emitted=tuple(kept),
-            copied=tuple(result.copied for result in self.rows),
-            draft_seconds=self.draft_seconds,
-            verify_seconds=self.verify_seconds,
-            other_seconds=seconds - self.draft_seconds - self.verify_seconds,
-        )
 
 
 @dataclass(frozen=True, slots=True)
