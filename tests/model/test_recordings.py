@@ -14,7 +14,7 @@ import tiny
 from foredraft.core.errors import DrafterError, OptionError
 from foredraft.model import replay as module
 from foredraft.model.hf import CausalLM
-from foredraft.model.replay import Captured, Compiled, Eager, Replay, Sizes, replay_on
+from foredraft.model.replay import EAGER, Captured, Compiled, Replay, Sizes, replay_on
 from traced import Tape, Traced
 
 CPU = torch.device("cpu")
@@ -116,7 +116,7 @@ def test_recordings_end_with_what_they_read():
 
 
 def test_options():
-    assert isinstance(replay_on(CPU, compile=False, cuda_graphs=False), Eager)
+    assert replay_on(CPU, compile=False, cuda_graphs=False) is EAGER
     assert isinstance(replay_on(CPU, compile=True, cuda_graphs=False), Compiled)
     assert isinstance(replay_on(torch.device("cuda"), compile=True, cuda_graphs=True), Captured)
     with pytest.raises(OptionError, match="cuda_graphs needs a CUDA device"):

@@ -17,7 +17,7 @@ import logging
 import threading
 import types
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any, NamedTuple, TypeVar, final
 
 import torch
@@ -48,23 +48,22 @@ class Sizes(NamedTuple):
     padded: int
 
 
-class Replay(ABC):
-    """How the segments of a step run."""
+class Replay:
+    """How the segments of a step run: here, as they are."""
 
-    records: bool = True
+    records: bool = False
     """Whether segments are recorded, so that shapes should be few."""
 
-    def renew(self, stamp: object) -> None:  # noqa: B027
+    def renew(self, stamp: object) -> None:
         """Drop the recordings if ``stamp`` differs from the last one: what they read was reallocated or replaced."""
 
-    @abstractmethod
     def child(self) -> "Replay":
         """A replay of the same kind with a stamp and recordings of its own, which is closed with this one."""
+        return self
 
-    def close(self) -> None:  # noqa: B027
+    def close(self) -> None:
         """Drop all recordings."""
 
-    @abstractmethod
     def __call__(
         self,
         segment: str,
@@ -80,33 +79,13 @@ class Replay(ABC):
 
         Args:
             segment: a name; one segment always calls one function.
-            otherwise: called instead of the function if this call is not recorded.
+            otherwise: called instead of the function if this call is not recorded, by a replay that records others.
             why_eager: a reason not to record this call.
         """
-
-
-@final
-class Eager(Replay):
-    """Runs every segment as it is."""
-
-    records = False
-
-    def child(self) -> "Eager":
-        return self
-
-    def __call__(
-        self,
-        segment: str,
-        sizes: Sizes,
-        function: Callable[..., T],
-        *arguments: Any,
-        otherwise: Callable[[], T] | None = None,
-        why_eager: str | None = None,
-    ) -> T:
         return function(*arguments)
 
 
-EAGER = Eager()
+EAGER = Replay()
 
 Flat = Callable[..., list[Tensor]]
 """A function of the tensors of its arguments alone, which returns those of its result."""
@@ -136,16 +115,21 @@ class _Recording:
         return joined(self.form, [each[:rows] for each in self.play()])
 
 
-class Recorder(Replay):
+class Recorder(Replay, ABC):
     """Records each segment once for each key; a segment that cannot be recorded runs eagerly, which is logged once.
 
     A tensor that is a result of a recording is read where it is.
+
+    Args:
+        segments: those to record; None for all.
     """
 
+    records = True
     fixed: bool = True
     """Whether the results of a recording stay at one address."""
 
-    def __init__(self) -> None:
+    def __init__(self, segments: Container[str] | None = None) -> None:
+        self._segments = segments
         self._stamp: object = ()  # None is that of a closed replay
         self._recordings: dict[object, _Recording] = {}
         self._results: dict[int, Tensor] = {}  # by address
@@ -185,6 +169,8 @@ class Recorder(Replay):
         why_eager: str | None = None,
     ) -> T:
         eager = otherwise or (lambda: function(*arguments))
+        if self._segments is not None and segment not in self._segments:
+            return eager()
         if why_eager is not None or segment in self._eager:
             self._note(segment, why_eager or "")
             return eager()
@@ -275,31 +261,13 @@ class Recorder(Replay):
 
 @final
 class Compiled(Recorder):
-    """Segments compiled by ``torch.compile``, without graph breaks and for one shape each.
-
-    Args:
-        segments: those to compile; None for all.
-    """
+    """Segments compiled by ``torch.compile``, without graph breaks and for one shape each."""
 
     fixed = False
 
-    def __init__(self, backend: str = "inductor", segments: Collection[str] | None = None) -> None:
-        super().__init__()
+    def __init__(self, backend: str = "inductor", segments: Container[str] | None = None) -> None:
+        super().__init__(segments)
         self._backend = backend
-        self._segments = segments
-
-    def __call__(
-        self,
-        segment: str,
-        sizes: Sizes,
-        function: Callable[..., T],
-        *arguments: Any,
-        otherwise: Callable[[], T] | None = None,
-        why_eager: str | None = None,
-    ) -> T:
-        if self._segments is not None and segment not in self._segments:
-            return function(*arguments) if otherwise is None else otherwise()
-        return super().__call__(segment, sizes, function, *arguments, otherwise=otherwise, why_eager=why_eager)
 
     def _another(self) -> "Compiled":
         return Compiled(self._backend, self._segments)
