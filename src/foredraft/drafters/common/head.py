@@ -1,8 +1,8 @@
 """Base class of drafters with trained heads, which store the target's hidden states per row."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Generic, TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -11,49 +11,8 @@ from torch import Tensor
 from foredraft.core.draft import Draft, Verdict
 from foredraft.core.drafter import Drafter, Needs, Room, StepOut, View
 from foredraft.core.options import SizedOptions
-from foredraft.drafters.common.feature_cache import DraftState
-
-T = TypeVar("T")
-
-
-@runtime_checkable
-class HeadState(Protocol):
-    """State of each row between steps."""
-
-    def fuse(self, hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> Mapping[int, Float[Tensor, "1 F G"]]:
-        """See ``Drafter.fuse``."""
-        ...
-
-    def read_ahead(
-        self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 F G"]], room: Room
-    ) -> None:
-        """See ``Drafter.read_ahead``."""
-
-    def fork(self, row: int, source: int, length: int) -> None:
-        """See ``Drafter.fork``."""
-
-    def admit(self, row: int, hidden: Mapping[int, Float[Tensor, "1 F G"]]) -> None:
-        """Add a row with what ``fuse`` returned for its prompt."""
-
-    def commit(self, view: View, verdict: Verdict, out: StepOut) -> None:
-        """Store the target's states of the accepted path."""
-
-    def release(self, row: int) -> None:
-        """Remove a row."""
-
-    def extend(self, view: View, room: int) -> DraftState:
-        """The state that the head drafts from, with room for ``room`` nodes after it."""
-        ...
-
-    @property
-    def records(self) -> bool:
-        """Whether parts of drafts are recorded, so that their shapes should be few."""
-        ...
-
-    def run(self, segment: str, function: Callable[..., T], view: View, *arguments: Any) -> T:
-        """``function(view, *arguments)`` for the rows of the last ``extend``, recorded if steps are; see
-        ``replay_rows.run_rows``."""
-        ...
+from foredraft.drafters.common.feature_cache import FeatureCache
+from foredraft.drafters.common.last_hidden import LastHidden
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,13 +27,17 @@ class EagleOptions(SizedOptions):
     taps: tuple[int, ...] | None = field(default=None, metadata={"unset": "from its files"})
 
 
-M = TypeVar("M", bound=HeadState)
+S = TypeVar("S", bound=FeatureCache | LastHidden)
 
 
-class HeadDrafter(Drafter, Generic[M]):
-    """A drafter whose head reads the target's hidden states. Subclasses implement ``propose``."""
+class HeadDrafter(Drafter, Generic[S]):
+    """A drafter whose head reads the target's hidden states. Subclasses implement ``propose``.
 
-    def __init__(self, state: M, needs: Needs) -> None:
+    Args:
+        state: of each row between steps, from which the head drafts.
+    """
+
+    def __init__(self, state: S, needs: Needs) -> None:
         self._state = state
         self.needs = needs
 

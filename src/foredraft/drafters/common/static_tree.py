@@ -19,7 +19,9 @@ from foredraft.core.options import SizedOptions
 from foredraft.core.transfer import to_device
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.common.drawn_tree import DrawnTrees, DrawsTrees
-from foredraft.drafters.common.head import HeadDrafter, HeadState
+from foredraft.drafters.common.feature_cache import FeatureCache
+from foredraft.drafters.common.head import HeadDrafter
+from foredraft.drafters.common.last_hidden import LastHidden
 from foredraft.drafters.common.templates import NAMED, Rates, Template, best_template
 from foredraft.drafters.common.tree_builder import TreeBuilder, build_static_tree
 from foredraft.drafters.common.tree_ops import Candidates, at_places, keep_best, ranked
@@ -81,7 +83,7 @@ class _Level(NamedTuple):
         return cls(*tensors, width=max(ranks) + 1)
 
 
-class StaticTreeDrafter(HeadDrafter[HeadState], Trainable):
+class StaticTreeDrafter(HeadDrafter[FeatureCache | LastHidden], Trainable):
     """Builds a static tree from the heads' likeliest tokens. Subclasses compute the heads' logits.
 
     Args:
@@ -92,7 +94,12 @@ class StaticTreeDrafter(HeadDrafter[HeadState], Trainable):
     """
 
     def __init__(
-        self, template: Template, state: HeadState, sampled_tree: str, accuracies: Rates | None, vocab_size: int
+        self,
+        template: Template,
+        state: FeatureCache | LastHidden,
+        sampled_tree: str,
+        accuracies: Rates | None,
+        vocab_size: int,
     ) -> None:
         self._drawn = drawn = DrawnTrees(sampled_tree, template.nodes, template.depth, accuracies)
         needs = Needs((FINAL,), template.nodes, template.depth, scored=True, law=drawn.law, drawn=drawn.gains)
