@@ -29,7 +29,6 @@ from foredraft.drafters.common.ngram_pool import NgramPool
 from foredraft.drafters.common.partial_cache_sync import PartialCacheSync
 from foredraft.drafters.common.retokenizer import Retokenizer
 from foredraft.drafters.common.self_speculative import SelfSpeculativeDrafter
-from foredraft.drafters.common.windowed_runner import WindowedRunner
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
 from foredraft.drafters.eagle3 import Eagle3Drafter, Options as Eagle3Options
 from foredraft.drafters.max_gram import MaxGram
@@ -387,7 +386,6 @@ def holdings(drafter: Any, shared: tuple[SlotCache, ...] = ()) -> dict[str, int]
                 PartialLM,
                 DraftRunner,
                 Retokenizer,
-                WindowedRunner,
             ),
         ):
             held |= {f"{key}.{inner}": size for inner, size in holdings(value, kept).items()}

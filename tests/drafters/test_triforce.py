@@ -14,7 +14,7 @@ from foredraft.core.sampling.warp import Paths
 from foredraft.core.tree import TokenTree
 from foredraft.drafters import partial as partial_module, triforce as triforce_module
 from foredraft.drafters.common.build_context import NestedDrafter
-from foredraft.drafters.common.draft_runner import DraftRunner, Forwards
+from foredraft.drafters.common.draft_runner import Forwards
 from foredraft.drafters.common.partial_cache_sync import RECENT, PartialCacheSync
 from foredraft.drafters.common.windowed_runner import WindowedRunner
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
@@ -184,7 +184,7 @@ def test_a_window_reads_as_if_the_rest_had_never_been(other: CausalLM):
     """Equal to a fresh forward over sinks and window, positions from 0 on, at every length, also far beyond the draft's
     context and after a text has been taken back."""
     draft = CausalLM(tiny.build("llama", seed=8, max_position_embeddings=48))
-    reader = WindowedRunner(DraftRunner(draft, draft.vocab_size), 40, 4, 3)
+    reader = WindowedRunner(draft, draft.vocab_size, 40, 4, 3)
     texts = tiny.prompts((230, 190), seed=5)
     for row in (0, 1):
         reader.admit(row)
@@ -202,11 +202,11 @@ def test_a_window_reads_as_if_the_rest_had_never_been(other: CausalLM):
             for drafted in (0, 1):
                 fresh = draft.stock_logits(torch.tensor([kept + [5 + row] * drafted]))[0, -1]
                 assert (logits[drafted][row] - fresh).abs().max() < 1e-4
-    assert reader.cache_bytes == 2 * 2 * 2 * 2 * 256 * 8 * 4  # one bucket of slots, whatever the text's length
+    assert reader.cache.nbytes == 2 * 2 * 2 * 2 * 256 * 8 * 4  # one bucket of slots, whatever the text's length
 
 
 def test_a_window_is_read_again_a_few_times_only(other: CausalLM):
-    reader = WindowedRunner(DraftRunner(other, other.vocab_size), 64, 4, 4)
+    reader = WindowedRunner(other, other.vocab_size, 64, 4, 4)
     lefts = [reader.dropped(extent) for extent in range(1, 256)]
     assert lefts == sorted(lefts) and len(set(lefts)) == 1 + -(-(255 - 60) // 14)
     assert min(extent - left for extent, left in enumerate(lefts, 1) if left) >= 64 - 4 - 14
@@ -214,7 +214,7 @@ def test_a_window_is_read_again_a_few_times_only(other: CausalLM):
 
 def read_in_a_loop(target: CausalLM, ahead: int) -> list[list[int]]:
     """What a window leaves out, reading by reading, of a text of which 8 tokens are drafted at once and 1 is kept."""
-    reader, text = WindowedRunner(DraftRunner(target, target.vocab_size), 64, 4, 4, ahead), tiny.prompts((130,))[0]
+    reader, text = WindowedRunner(target, target.vocab_size, 64, 4, 4, ahead), tiny.prompts((130,))[0]
     reader.admit(0)
     view, lefts = view_of([text], 0.0, [0], target.new_cache(), target), []
     for committed in range(40, 120):
@@ -245,7 +245,7 @@ def test_what_a_window_in_a_loop_leaves_out_does_not_depend_on_how_far_a_neighbo
     """Beyond what a window has room for it moves, and comes back."""
     text, found = tiny.prompts((130,))[0], []
     for run_on in (False, True):
-        reader = WindowedRunner(DraftRunner(target, target.vocab_size), 64, 4, 4, 6)
+        reader = WindowedRunner(target, target.vocab_size, 64, 4, 4, 6)
         reader.admit(0)
         view = view_of([text], 0.0, [0], target.new_cache(), target)
         found.append([])

@@ -56,7 +56,7 @@ class Options(ChainOptions):
 
 
 @final
-class DraftModel(RunnerDrafter[DraftRunner | WindowedRunner], BeamDrafter, Trainable):
+class DraftModel(RunnerDrafter[DraftRunner], BeamDrafter, Trainable):
     """Drafts with a small model; see ``DraftRunner``.
 
     Args:
@@ -73,12 +73,12 @@ class DraftModel(RunnerDrafter[DraftRunner | WindowedRunner], BeamDrafter, Train
         if options.branching is not None:
             template = Template.regular(options.branching)
             self._levels, nodes = Level.all_of(template, model.device), template.nodes
-        runner = DraftRunner(model, vocab_size, replay)
-        needs = Needs(max_nodes=nodes, max_depth=_longest(options))
         if options.window is None:
-            super().__init__(runner, needs)
+            runner = DraftRunner(model, vocab_size, replay)
         else:
-            super().__init__(WindowedRunner(runner, options.window, options.sinks, nodes, options.ahead), needs)
+            window = (options.window, options.sinks, nodes, options.ahead)
+            runner = WindowedRunner(model, vocab_size, *window, replay=replay)
+        super().__init__(runner, Needs(max_nodes=nodes, max_depth=_longest(options)))
 
     def beam_model(self) -> TargetModel:
         return self._model

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Protocol, TypeVar, final, runtime_checkable
+from typing import Any, Generic, TypeVar, final
 
 import torch
 from jaxtyping import Float, Int
@@ -12,6 +12,7 @@ from foredraft.core.drafter import Needs, Plan, Rewindable, Room, View
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.common.tree_builder import TreeBuilder
 from foredraft.drafters.common.tree_ops import ranked
+from foredraft.engine.nested_loop import NestedLoop
 from foredraft.model.base import TargetModel, widened
 from foredraft.model.cache import SlotCache
 from foredraft.model.prefill import prefill
@@ -215,27 +216,7 @@ class Forwards:
         return self._replay("draft", self._sizes, runner.logits, *given, why_eager=model.why_eager)
 
 
-@runtime_checkable
-class RowRunner(Protocol):
-    """A ``DraftRunner``, a wrapper of one, or a ``NestedLoop``."""
-
-    def read_ahead(self, row: int, prompt: Int[Tensor, "T"], room: Room) -> None:
-        """See ``DraftRunner.read_ahead``."""
-
-    def fork(self, row: int, source: int, length: int) -> None:
-        """See ``DraftRunner.fork``."""
-
-    def admit(self, row: int, prompt: Int[Tensor, "T"]) -> None:
-        """Add a row; see ``Drafter.admit``."""
-
-    def rewind(self, row: int, length: int) -> None:
-        """See ``DraftRunner.rewind``."""
-
-    def release(self, row: int) -> None:
-        """See ``DraftRunner.release``."""
-
-
-R = TypeVar("R", bound=RowRunner)
+R = TypeVar("R", bound=DraftRunner | NestedLoop)
 
 
 class RunnerDrafter(Rewindable, Generic[R]):

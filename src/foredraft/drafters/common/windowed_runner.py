@@ -19,12 +19,14 @@ from foredraft.core.drafter import Plan, Room, View
 from foredraft.core.errors import OptionError
 from foredraft.core.transfer import to_device
 from foredraft.drafters.common.draft_runner import DraftRunner
+from foredraft.model.base import TargetModel
+from foredraft.model.replay import EAGER, Replay
 
 T = TypeVar("T")
 
 
 @final
-class WindowedRunner:
+class WindowedRunner(DraftRunner):
     """A ``DraftRunner`` that reads at most ``window`` tokens of a row: the first ``sinks`` and the latest ones.
 
     The number of dropped tokens depends on the row's length alone. Inside another drafter, rows grow by drafted tokens
@@ -32,7 +34,7 @@ class WindowedRunner:
     for this many more tokens than the row has at the first read after a rewind, and moves only beyond them.
 
     Args:
-        runner: of the draft model.
+        model, vocab_size, replay: see ``DraftRunner``.
         window: tokens, including those being drafted.
         sinks: how many of them are the first tokens.
         room: the most nodes that are drafted.
@@ -42,23 +44,28 @@ class WindowedRunner:
         OptionError: the window has no room for committed tokens, or is longer than the draft's context.
     """
 
-    def __init__(self, runner: DraftRunner, window: int, sinks: int, room: int, ahead: int = 0) -> None:
+    def __init__(
+        self,
+        model: TargetModel,
+        vocab_size: int,
+        window: int,
+        sinks: int,
+        room: int,
+        ahead: int = 0,
+        *,
+        replay: Replay = EAGER,
+    ) -> None:
+        super().__init__(model, vocab_size, replay)
         self._stride = (window - sinks - room) // 4
         if sinks < 0 or self._stride < 1:
             raise OptionError(f"A window of {window} tokens is too short for {sinks} sinks and {room} drafted nodes.")
-        if window > runner.model.max_length:
-            raise OptionError(f"A window of {window} tokens is longer than the draft's {runner.model.max_length}.")
-        self._runner = runner
+        if window > model.max_length:
+            raise OptionError(f"A window of {window} tokens is longer than the draft's {model.max_length}.")
         self._limit = window - room
         self._sinks = sinks
         self._ahead = min(ahead, self._stride)
         self._begins: dict[int, int] = {}  # length of each row at the first read after a rewind
         self._dropped: dict[int, int] = {}  # dropped tokens of each row at its last read
-
-    @property
-    def cache_bytes(self) -> int:
-        """Bytes of the draft's KV cache."""
-        return self._runner.cache.nbytes
 
     def read_ahead(self, row: int, prompt: Int[Tensor, "T"], room: Room) -> None:
         """Nothing: of a long prompt the window reads little."""
@@ -67,41 +74,41 @@ class WindowedRunner:
         """Nothing, for the same reason."""
 
     def admit(self, row: int, prompt: Int[Tensor, "T"] | None = None) -> None:
-        """Add a row."""
         self._dropped[row] = 0
-        self._runner.admit(row)
+        super().admit(row)
 
     def rewind(self, row: int, length: int) -> None:
-        """Keep only the first ``length`` tokens of a row."""
         self._begins.pop(row, None)
         dropped = self._dropped[row]
-        self._runner.rewind(row, length - dropped if length > self._sinks + dropped else min(length, self._sinks))
+        super().rewind(row, length - dropped if length > self._sinks + dropped else min(length, self._sinks))
 
     def release(self, row: int) -> None:
-        """Remove a row."""
         self._begins.pop(row, None)
         self._dropped.pop(row, None)
-        self._runner.release(row)
+        super().release(row)
 
     def within_context(self, view: View, plan: Plan) -> Plan:
         """The plan, unchanged: the window always has room."""
         return plan
 
-    @property
-    def records(self) -> bool:
-        """See ``DraftRunner.records``."""
-        return self._runner.records
-
-    def draft(self, segment: str, view: View, room: int, function: Callable[..., T], *arguments: Any) -> T:
-        """See ``DraftRunner.draft``."""
-        for row, extent in zip(view.rows, view.extents, strict=True):
+    def draft(
+        self,
+        segment: str,
+        view: View,
+        room: int,
+        function: Callable[..., T],
+        *arguments: Any,
+        read: View | None = None,
+    ) -> T:
+        read = view if read is None else read
+        for row, extent in zip(read.rows, read.extents, strict=True):
             dropped = self.dropped(self._begins.setdefault(row, extent) + self._ahead) if self._ahead else 0
             if extent - dropped > self._limit:
                 dropped = self.dropped(extent)
             if dropped != self._dropped[row]:
                 self._dropped[row] = dropped
-                self._runner.rewind(row, self._sinks)
-        return self._runner.draft(segment, view, room, function, *arguments, read=self._short(view))
+                super().rewind(row, self._sinks)
+        return super().draft(segment, view, room, function, *arguments, read=self._short(read))
 
     def dropped(self, extent: int) -> int:
         """How many tokens after the sinks are dropped from a row of this length."""
