@@ -6,7 +6,7 @@ rows they may be drawn from the head's law instead.
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import NamedTuple, final
+from typing import final
 
 import torch
 from jaxtyping import Float, Int
@@ -16,14 +16,13 @@ from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Needs, Plan, Trainable, View
 from foredraft.core.errors import OptionError
 from foredraft.core.options import SizedOptions
-from foredraft.core.transfer import to_device
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.common.drawn_tree import DrawnTrees, DrawsTrees
 from foredraft.drafters.common.feature_cache import FeatureCache
 from foredraft.drafters.common.head import HeadDrafter
 from foredraft.drafters.common.last_hidden import LastHidden
 from foredraft.drafters.common.templates import NAMED, Rates, Template, best_template
-from foredraft.drafters.common.tree_builder import TreeBuilder, build_static_tree
+from foredraft.drafters.common.tree_builder import Level, TreeBuilder, build_static_tree
 from foredraft.drafters.common.tree_ops import Candidates, at_places, keep_best, ranked
 from foredraft.heads.nets.target_parts import FINAL
 from foredraft.model.base import widened
@@ -65,24 +64,6 @@ class Options(DrawsTrees, SizedOptions):
         return Template(tuple(path for path in paths if len(path) <= heads))
 
 
-class _Level(NamedTuple):
-    """For the nodes of one level: rank among siblings, parent, position of the parent among the inner nodes above; and
-    the positions of the nodes with children."""
-
-    ranks: Int[Tensor, "K"]
-    parents: Int[Tensor, "K"]
-    places: Int[Tensor, "K"]
-    inner: Int[Tensor, "F"]
-    width: int
-
-    @classmethod
-    def of(cls, template: Template, level: int, device: torch.device) -> "_Level":
-        ranks = template.ranks(template.level(level))
-        columns = (ranks, template.above(level), template.places(level), template.inner_places(level))
-        tensors = (to_device(column, device) for column in columns)
-        return cls(*tensors, width=max(ranks) + 1)
-
-
 class StaticTreeDrafter(HeadDrafter[FeatureCache | LastHidden], Trainable):
     """Builds a static tree from the heads' likeliest tokens. Subclasses compute the heads' logits.
 
@@ -106,7 +87,7 @@ class StaticTreeDrafter(HeadDrafter[FeatureCache | LastHidden], Trainable):
         super().__init__(state, needs)
         self.vocab_size = vocab_size
         self._template = template
-        self._levels: tuple[_Level, ...] = ()  # made at the first draft, on the device of the rows
+        self._levels: tuple[Level, ...] = ()  # made at the first draft, on the device of the rows
 
     @abstractmethod
     def logits(
@@ -119,9 +100,8 @@ class StaticTreeDrafter(HeadDrafter[FeatureCache | LastHidden], Trainable):
         if not plan.length:
             return Draft(TokenTree.root(view.roots), Law.FIXED)
         if not self._levels:
-            depths = range(1, self._template.depth + 1)
             with torch.inference_mode(False):  # compilers reject tensors of inference mode
-                self._levels = tuple(_Level.of(self._template, depth, view.lengths.device) for depth in depths)
+                self._levels = Level.all_of(self._template, view.lengths.device)
         drawn, nodes = self._drawn.size(view, plan), plan.at_most(self._template.nodes)
         depth = len(self._levels) if self._state.records else plan.length  # recordings should be few
         hidden, known = self._state.extend(view, 1)

@@ -77,15 +77,17 @@ class TreeBuilder(ABC):
 class Level:
     """The K nodes of a level of a static tree, whose parents are the F inner nodes of the level above.
 
-    ``width``: the size of the largest family. ``chosen``: the index of each node in a table of ``width`` children for
-    each parent. ``places``: the position of its parent among the F; ``above``:
-    that among all nodes of the level above. ``earlier``: 1 for each of the first ``width - 1`` siblings of a node that
-    comes before it. ``parents``: numbers in the tree. ``inner``: positions on the level of the nodes with children;
-    ``inner_places``: the positions of their parents among the F. ``turns``: of the nodes, see ``TokenTree``.
+    ``width``: the size of the largest family. ``ranks``: of the nodes among their siblings, from 0 on. ``chosen``: the
+    index of each node in a table of ``width`` children for each parent. ``places``: the position of its parent among
+    the F; ``above``: that among all nodes of the level above. ``earlier``: 1 for each of the first ``width - 1``
+    siblings of a node that comes before it. ``parents``: numbers in the tree. ``inner``: positions on the level of the
+    nodes with children; ``inner_places``: the positions of their parents among the F. ``turns``: of the nodes, see
+    ``TokenTree``.
     """
 
-    chosen: Int[Tensor, "K"]
     width: int
+    ranks: Int[Tensor, "K"]
+    chosen: Int[Tensor, "K"]
     places: Int[Tensor, "K"]
     above: Int[Tensor, "K"]
     earlier: Float[Tensor, "K E"]
@@ -107,8 +109,9 @@ class Level:
         width = max(ranks) + 1
         parents = template.above(level)
         return cls(
-            chosen=to_device([place * width + rank for place, rank in zip(places, ranks, strict=True)], device),
             width=width,
+            ranks=to_device(ranks, device),
+            chosen=to_device([place * width + rank for place, rank in zip(places, ranks, strict=True)], device),
             places=to_device(places, device),
             above=to_device([before.index(parent) for parent in parents], device),
             earlier=(torch.arange(width - 1, device=device) < to_device(ranks, device)[:, None]).float(),
