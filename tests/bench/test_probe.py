@@ -7,7 +7,7 @@ import torch
 
 import foredraft
 import tiny
-from foredraft.bench.tune.probe import DraftSize, Outcome, Probe, Step, StepRecorder
+from foredraft.bench.tune.probe import DraftSize, Outcome, Probe, Step
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Drafter, Plan, View
 from foredraft.core.sampling.params import SamplingParams
@@ -90,9 +90,8 @@ def test_levels_that_were_drafted_in_vain_are_counted():
 
 
 def watched(target: CausalLM, drafter: Drafter, *, confidence: float = 0.0, rows: int = 1) -> tuple[Generator, Probe]:
-    recorder = StepRecorder(drafter)
-    probe = Probe(recorder, confidence)
-    return tiny.generator(target, recorder, probe, max_rows=rows), probe
+    probe = Probe(drafter.needs.longest, confidence)
+    return tiny.generator(target, drafter, probe, max_rows=rows), probe
 
 
 @pytest.fixture(scope="module")

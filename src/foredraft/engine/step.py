@@ -36,7 +36,8 @@ class StepDone:
     ``logprobs[b, i]`` is the model's law before any warp at new token i of row b. ``laws[b, i]`` is the processed law
     that the token was drawn from; None if not requested or if all rows are greedy. ``levels``: levels drafted; may
     exceed the depth kept after pruning. ``host_seconds`` is the engine's time around the step, filled in by the engine.
-    ``tree`` and ``path`` (see ``Verdict``) are on the device, and valid until the next step.
+    ``tree`` with its ``scores`` (see ``Draft``) and ``path`` (see ``Verdict``) are on the device, and valid until the
+    next step.
     """
 
     rows: list[RowStep]
@@ -49,6 +50,7 @@ class StepDone:
     laws: Float[Tensor, "B D V"] | None = None
     host_seconds: float = 0.0
     tree: TokenTree | None = None
+    scores: Float[Tensor, "B N"] | None = None
     path: Int[Tensor, "B D"] | None = None
 
 
@@ -131,6 +133,7 @@ class Stepper:
             levels=levels,
             laws=end.laws,
             tree=tree,
+            scores=draft.scores,
             path=end.verdict.path,
         )
 

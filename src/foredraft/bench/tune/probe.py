@@ -11,8 +11,6 @@ from typing import NamedTuple, final
 
 import numpy as np
 
-from foredraft.bench.measure.recording_drafter import RecordingDrafter
-from foredraft.core.draft import Draft, Verdict
 from foredraft.core.drafter import Plan, View
 from foredraft.engine.policy import Policy
 from foredraft.engine.step import StepDone
@@ -69,16 +67,6 @@ class Step:
 
 
 @final
-class StepRecorder(RecordingDrafter):
-    """Keeps the last draft and verdict, without the cost of reading them."""
-
-    last: tuple[Draft, Verdict] | None = None
-
-    def _record(self, draft: Draft, verdict: Verdict) -> None:
-        self.last = draft, verdict
-
-
-@final
 class Probe(Policy):
     """A policy that always drafts the largest size, or ``short`` levels if set, and records each step.
 
@@ -86,31 +74,30 @@ class Probe(Policy):
     span and looks better than it is.
 
     Args:
-        recorder: the wrapper around the same loop's drafter.
+        longest: of the same loop's drafter, see ``Needs``.
         confidence: the confidence threshold of the method's options.
     """
 
     learns = False
 
-    def __init__(self, recorder: StepRecorder, confidence: float = 0.0) -> None:
-        self._recorder = recorder
+    def __init__(self, longest: int, confidence: float = 0.0) -> None:
+        self._longest = longest
         self._confidence = confidence
         self._known: set[int] = set()
         self.short = 0
         self.steps: list[Step] = []
 
     def plan(self, view: View, limits: Sequence[int]) -> Plan:
-        longest = min(self.short or self._recorder.needs.longest, self._recorder.needs.longest)
+        longest = min(self.short or self._longest, self._longest)
         return Plan(tuple(min(longest, limit) for limit in limits), self._confidence)
 
     def observe(self, view: View, plan: Plan, done: StepDone) -> None:
         first = not self._known.issuperset(view.rows)
         self._known.update(view.rows)
-        if self._recorder.last is None or (self._recorder.needs.longest and not plan.length):
+        if done.tree is None or done.path is None or (self._longest and not plan.length):
             return  # end of the request: no room for a draft
-        draft, verdict = self._recorder.last
-        parents, paths = draft.tree.parents.tolist(), verdict.path.tolist()
-        scores = None if draft.scores is None else draft.scores.tolist()
+        parents, paths = done.tree.parents.tolist(), done.path.tolist()
+        scores = None if done.scores is None else done.scores.tolist()
         for row in range(len(view.rows)):
             depths = _depths(parents[row])
             drafted = [node for node in range(1, len(depths)) if depths[node] > 0]

@@ -9,7 +9,7 @@ import torch
 
 from foredraft.bench.tune.candidates import Family, families
 from foredraft.bench.tune.predict import Prediction, StepModel, predict
-from foredraft.bench.tune.probe import Probe, StepRecorder, typical
+from foredraft.bench.tune.probe import Probe, typical
 from foredraft.compose.load import Spec, load
 from foredraft.core.errors import OptionError, UsageError
 from foredraft.core.sampling.params import SamplingParams
@@ -166,9 +166,9 @@ class Tuner:
         ]
 
     def _probed(self, generator: Generator, confidence: float) -> "_Probed":
-        recorder = StepRecorder(generator.engine.drafter)
-        probe = Probe(recorder, confidence)
-        engine = Engine(self._target, recorder, probe, max_rows=1)
+        drafter = generator.engine.drafter
+        probe = Probe(drafter.needs.longest, confidence)
+        engine = Engine(self._target, drafter, probe, max_rows=1)
         return _Probed(Generator(engine, None, self._plain.eos_token_ids, generator.kind), probe)
 
     def _verified(
