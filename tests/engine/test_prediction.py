@@ -105,7 +105,7 @@ def test_limits_are_kept():
 def test_copies_take_the_place_of_their_rows_only():
     tree = TokenTree(torch.tensor([[7, 1, 2], [8, 3, 4]]), torch.tensor([[-1, 0, 0], [-1, 0, 1]]), depth=2)
     q = torch.rand(2, 3, 9)
-    found = with_copies(Draft(tree, Law.IID, q, torch.zeros(2, 3)), [[], [5, 6, 7]])
+    found = with_copies(step.resized(Draft(tree, Law.IID, q, torch.zeros(2, 3)), 4), [[], [5, 6, 7]])
     assert found.tree.tokens[0, :3].tolist() == [7, 1, 2] and found.tree.parents[0].tolist() == [-1, 0, 0, PAD]
     assert found.tree.tokens[1].tolist() == [8, 5, 6, 7] and found.tree.parents[1].tolist() == [-1, 0, 1, 2]
     assert found.copied is not None and found.copied.tolist() == [False, True]

@@ -7,10 +7,10 @@ they are lossless. Where the output leaves the text, the drafter drafts until th
 
 from collections import defaultdict, deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
-from torch.nn.functional import pad
 
 from foredraft.core.draft import Draft
 from foredraft.core.transfer import to_device
@@ -168,21 +168,14 @@ def copies(predictions: Sequence[Prediction | None], limits: Sequence[int], node
 
 
 def with_copies(draft: Draft, chains: Chains) -> Draft:
-    """The draft with these chains in place of the trees of their rows."""
-    tree, longest = draft.tree, max(map(len, chains))
+    """The draft with these chains, for which it has enough nodes, in place of the trees of their rows."""
+    tree = draft.tree
     rows, nodes = tree.tokens.shape
-    width = max(nodes, 1 + longest)
-    table = [[*chain, *[PAD] * (width - 1 - len(chain))] for chain in chains]
-    copied = to_device([token for line in table for token in line], tree.tokens.device).view(rows, width - 1)
-    above = torch.where(copied >= 0, torch.arange(width - 1, device=copied.device), PAD)
+    table = [[*chain, *[PAD] * (nodes - 1 - len(chain))] for chain in chains]
+    copied = to_device([token for line in table for token in line], tree.tokens.device).view(rows, nodes - 1)
+    above = torch.where(copied >= 0, torch.arange(nodes - 1, device=copied.device), PAD)
     mine = copied[:, :1] >= 0
-    tokens, parents = pad(tree.tokens, (0, width - nodes)), pad(tree.parents, (0, width - nodes), value=PAD)
-    tokens = torch.cat([tokens[:, :1], torch.where(mine, copied.clamp(min=0), tokens[:, 1:])], 1)
-    parents = torch.cat([parents[:, :1], torch.where(mine, above, parents[:, 1:])], 1)
-    return Draft(
-        TokenTree(tokens, parents, max(tree.depth, longest), tree.linear, tree.turns),
-        draft.law,
-        None if draft.q is None else pad(draft.q, (0, 0, 0, width - nodes)),
-        None if draft.scores is None else pad(draft.scores, (0, width - nodes)),
-        mine[:, 0],
-    )
+    tokens = torch.cat([tree.tokens[:, :1], torch.where(mine, copied.clamp(min=0), tree.tokens[:, 1:])], 1)
+    parents = torch.cat([tree.parents[:, :1], torch.where(mine, above, tree.parents[:, 1:])], 1)
+    depth = max(tree.depth, *map(len, chains))
+    return replace(draft, tree=TokenTree(tokens, parents, depth, tree.linear, tree.turns), copied=mine[:, 0])

@@ -156,8 +156,8 @@ class Stepper:
         draft, proposal = self._propose(view, plan)
         rule = self.rule if draft.tree.depth else None  # a root alone is legal for any rule
         if any(chains):
-            draft = with_copies(draft, chains)
-            draft = _resized(draft, max(self.exact_nodes, round_up(draft.tree.tokens.shape[1])))
+            nodes = max(draft.tree.tokens.shape[1], 1 + max(map(len, chains)))
+            draft = with_copies(resized(draft, max(self.exact_nodes, round_up(nodes))), chains)
         return draft, proposal, rule
 
     def _propose(self, view: View, plan: Plan) -> tuple[Draft, Proposed | None]:
@@ -175,14 +175,14 @@ class Stepper:
     def _sized(self, draft: Draft) -> Draft:
         """The draft with a node count that forwards are made for."""
         if self.exact_nodes:
-            return _resized(draft, self.exact_nodes)
+            return resized(draft, self.exact_nodes)
         if draft.tree.tokens.device.type == "cpu":  # reading values does not synchronise here
             used = draft.tree.valid.any(0).nonzero().flatten().tolist()
-            draft = _resized(draft, round_up(used[-1] + 1 if used else 1))
+            draft = resized(draft, round_up(used[-1] + 1 if used else 1))
             if draft.q is not None and not draft.tree.linear and not self.replay.records:
                 draft = replace(draft, tree=draft.tree.counted())
             return draft
-        return _resized(draft, round_up(draft.tree.tokens.shape[1])) if self.replay.records else draft
+        return resized(draft, round_up(draft.tree.tokens.shape[1])) if self.replay.records else draft
 
 
 class _Mark:
@@ -211,7 +211,7 @@ def round_up(nodes: int) -> int:
     return next((size for size in SIZES if size >= nodes), -(-nodes // 32) * 32)
 
 
-def _resized(draft: Draft, nodes: int) -> Draft:
+def resized(draft: Draft, nodes: int) -> Draft:
     """The draft padded or cut at the end to exactly this many nodes."""
     tree, q, scores = draft.tree, draft.q, draft.scores
     missing = nodes - tree.tokens.shape[1]
