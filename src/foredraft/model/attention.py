@@ -12,7 +12,7 @@ import threading
 import weakref
 from abc import ABC, abstractmethod
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -276,47 +276,28 @@ def _configs_of(model: PreTrainedModel) -> list[PreTrainedConfig]:
     return list(found.values())
 
 
-class _CudnnSwitch:
-    """Torch's process-wide flag for cuDNN scaled-dot-product attention: off while any user needs that, then restored.
-
-    Users are held weakly, so one that is interrupted and collected before ``release`` does not keep the flag off.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()  # reentrant, since a finalizer may close a model at any point
-        self._users: weakref.WeakSet[NoCudnn] = weakref.WeakSet()
-        self._before: bool | None = None
-
-    def off(self, user: "NoCudnn") -> None:
-        with self._lock:
-            if self._before is None:
-                self._before = torch.backends.cuda.cudnn_sdp_enabled()
-            self._users.add(user)
-            torch.backends.cuda.enable_cudnn_sdp(False)
-
-    def release(self, user: "NoCudnn") -> None:
-        with self._lock:
-            self._users.discard(user)
-            if self._before is not None and not self._users:
-                torch.backends.cuda.enable_cudnn_sdp(self._before)
-                self._before = None
-
-
-_CUDNN = _CudnnSwitch()
-
-
 class NoCudnn:
     """A context without cuDNN scaled-dot-product attention, for CUDA devices.
 
-    cuDNN builds a plan for every new shape, which takes tens of milliseconds, and shapes change as rows grow.
+    cuDNN builds a plan for every new shape, which takes tens of milliseconds, and shapes change as rows grow. Torch's
+    flag is one for the process: off while any context lasts, then restored. One that is interrupted and collected
+    before it is left does not keep the flag off.
     """
+
+    _lock = threading.RLock()  # reentrant, since a finalizer may close a model at any point
+    _entered: ClassVar["weakref.WeakSet[NoCudnn]"] = weakref.WeakSet()
+    _before: bool | None = None
 
     def __init__(self, device: torch.device) -> None:
         self._applies = device.type == "cuda"
 
     def __enter__(self) -> None:
         if self._applies:
-            _CUDNN.off(self)
+            with self._lock:
+                if NoCudnn._before is None:
+                    NoCudnn._before = torch.backends.cuda.cudnn_sdp_enabled()
+                self._entered.add(self)
+                torch.backends.cuda.enable_cudnn_sdp(False)
 
     def __exit__(self, *error: object) -> None:
         self.off()
@@ -324,4 +305,8 @@ class NoCudnn:
     def off(self) -> None:
         """Leave the context, if not left already."""
         if self._applies:
-            _CUDNN.release(self)
+            with self._lock:
+                self._entered.discard(self)
+                if NoCudnn._before is not None and not self._entered:
+                    torch.backends.cuda.enable_cudnn_sdp(NoCudnn._before)
+                    NoCudnn._before = None
