@@ -3,7 +3,7 @@
 import weakref
 from collections.abc import Iterator, Mapping, Sequence as Seq
 from dataclasses import replace
-from typing import Any, TypeVar, overload
+from typing import Any, overload
 
 import numpy as np
 from torch import Tensor
@@ -27,7 +27,6 @@ from foredraft.model.tokenizer import Message, Tokenizer
 
 OnePrompt = str | Seq[int] | Seq[Message] | Mapping[str, Any]
 """Types that always hold a single prompt; a tensor may hold one or several."""
-P = TypeVar("P", bound=Prompt)
 
 
 class Generator(Source):
@@ -70,16 +69,7 @@ class Generator(Source):
     @overload
     def generate(
         self,
-        prompt: list[P],
-        params: Params | None = None,
-        *,
-        num_return_sequences: int | None = None,
-        **options: Unpack[SamplingOptions],
-    ) -> list[Result]: ...
-    @overload
-    def generate(
-        self,
-        prompt: OnePrompt | list[P] | Tensor | np.ndarray,
+        prompt: OnePrompt | Tensor | np.ndarray,
         params: Params | None = None,
         *,
         num_return_sequences: int | None = None,
@@ -144,16 +134,7 @@ class Generator(Source):
     @overload
     async def agenerate(
         self,
-        prompt: list[P],
-        params: Params | None = None,
-        *,
-        num_return_sequences: int | None = None,
-        **options: Unpack[SamplingOptions],
-    ) -> list[Result]: ...
-    @overload
-    async def agenerate(
-        self,
-        prompt: OnePrompt | list[P] | Tensor | np.ndarray,
+        prompt: OnePrompt | Tensor | np.ndarray,
         params: Params | None = None,
         *,
         num_return_sequences: int | None = None,
