@@ -119,7 +119,7 @@ def test_other_things_than_heads(tmp_path: Path, lm: CausalLM):
         (lambda d2t: d2t - 50, "ids outside the target's vocabulary"),
         (lambda d2t: d2t.flip(0), "are not ascending|ids outside"),
         (lambda d2t: -torch.arange(VD), "gives target ids that are not ascending; it must hold the offsets"),
-        (lambda d2t: d2t[:-1], r"d2t .* has the shape \[39\], not \[40\]"),
+        (lambda d2t: d2t[:-1], r"d2t .* has the shape \[39\], but .* requires \[40\]"),
         (lambda d2t: d2t.float(), "holds torch.float32, not integers"),
         (lambda d2t: torch.zeros_like(d2t), "d2t and t2d .* are inconsistent"),
     ],

@@ -190,11 +190,7 @@ def _check_names(checkpoint: Checkpoint, reading: Reading, net: nn.Module) -> No
         )
     for parameter, value in net.named_parameters():
         for name in wanted.get(parameter, ()) if parameter not in reading.given else ():
-            if shapes[name] != tuple(value.shape):
-                raise DrafterError(
-                    f"The tensor {name} of the head {checkpoint.name!r} has the shape {list(shapes[name])}, but its "
-                    f"config.json requires {list(value.shape)}."
-                )
+            checkpoint.check_shape(name, tuple(value.shape))
 
 
 def _tied(checkpoint: Checkpoint, names: tuple[str, ...]) -> Tensor:

@@ -10,6 +10,11 @@ from foredraft.heads.nets.blocks import ACTIVATIONS, BlockConfig
 
 BASE = 10000.0
 """The RoPE base if a config has none."""
+_SHARED = (
+    *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "hidden_act"),
+    *("max_position_embeddings", "rms_norm_eps", "rope_theta", "rope_scaling"),
+)
+"""The fields of a block that all formats have under the same names."""
 
 
 def read_block(fields: Fields, *, layers: int, notes: list[str], **known: Any) -> BlockConfig:
@@ -110,24 +115,14 @@ def write_block(block: BlockConfig, target: Mapping[str, Any], *, vocab_size: in
     """The config entries that all formats share. Special token ids are the target's."""
     return {
         "model_type": "llama",
-        "hidden_size": block.hidden_size,
-        "intermediate_size": block.intermediate_size,
+        **{name: getattr(block, name) for name in _SHARED},
         "num_hidden_layers": layers,
-        "num_attention_heads": block.num_attention_heads,
-        "num_key_value_heads": block.num_key_value_heads,
         "vocab_size": vocab_size,
-        "max_position_embeddings": block.max_position_embeddings,
-        "rms_norm_eps": block.rms_norm_eps,
-        "rope_theta": block.rope_theta,
-        "rope_scaling": block.rope_scaling,
-        "hidden_act": block.hidden_act,
         "initializer_range": 0.02,
         "pretraining_tp": 1,
         "use_cache": True,
         "tie_word_embeddings": False,
-        "bos_token_id": target.get("bos_token_id"),
-        "eos_token_id": target.get("eos_token_id"),
-        "pad_token_id": target.get("pad_token_id"),
+        **{name: target.get(name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")},
     }
 
 

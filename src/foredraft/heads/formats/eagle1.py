@@ -29,7 +29,7 @@ def read(checkpoint: Checkpoint, target: CausalLM | None, overrides: Overrides) 
     Raises:
         DrafterError: the config is invalid, or the embedding is another target's.
     """
-    fields, weights = checkpoint.fields(), checkpoint.weights
+    fields = checkpoint.fields()
     notes: list[str] = ["It uses the target's embedding and output layer."]
     if overrides.taps is not None:
         raise DrafterError(f"The head {checkpoint.name!r} reads the target's last hidden state and takes no taps.")
@@ -39,11 +39,8 @@ def read(checkpoint: Checkpoint, target: CausalLM | None, overrides: Overrides) 
         block = override_theta(block, overrides.rope_theta, notes)
     config = EagleConfig(block=block, num_layers=layers, fc_bias=fields.flag("bias", True))
     vocab = fields.integer("vocab_size")
-    if _TABLE in weights and weights.shapes[_TABLE] != (vocab, block.hidden_size):
-        raise DrafterError(
-            f"The tensor {_TABLE} of the head {checkpoint.name!r} has the shape {list(weights.shapes[_TABLE])}, but "
-            f"its config.json requires {[vocab, block.hidden_size]}."
-        )
+    if _TABLE in checkpoint.weights:
+        checkpoint.check_shape(_TABLE, (vocab, block.hidden_size))
     check_embedding(checkpoint, _TABLE, target)
     return Reading(
         method="eagle",

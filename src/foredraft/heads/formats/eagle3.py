@@ -177,18 +177,13 @@ def _draft_vocab(file: _File) -> int | None:
 
 def _owns_embedding(file: _File, target: CausalLM | None, notes: list[str]) -> bool:
     """Whether the head uses its own embedding instead of the target's."""
-    width, name = file.layer.integer("hidden_size"), file.checkpoint.name
+    width = file.layer.integer("hidden_size")
     other = file.fields.integer("target_hidden_size", width) != width
     if not file.has(TABLE):
         if not other:
             notes.append("It uses the target's embedding.")
         return other
-    shape = (file.layer.integer("vocab_size"), width)
-    if file.checkpoint.weights.shapes[TABLE] != shape:
-        raise DrafterError(
-            f"The tensor {TABLE} of the head {name!r} has the shape {list(file.checkpoint.weights.shapes[TABLE])}, "
-            f"but its config.json requires {list(shape)}."
-        )
+    file.checkpoint.check_shape(TABLE, (file.layer.integer("vocab_size"), width))
     if other or target is None:
         return other or (file.kind == SPECULATORS and file.fields.flag("embed_requires_grad", False))
     if same_embedding(file.checkpoint.weights.read(TABLE), target):
@@ -197,7 +192,9 @@ def _owns_embedding(file: _File, target: CausalLM | None, notes: list[str]) -> b
     if file.kind == SPECULATORS:
         notes.append("It has its own embedding.")
         return True
-    raise DrafterError(f"The embedding in the head {name!r} is not this target's, so the head is for another model.")
+    raise DrafterError(
+        f"The embedding in the head {file.checkpoint.name!r} is not this target's, so the head is for another model."
+    )
 
 
 def _tied_head(file: _File, config: Eagle3Config, own: bool, target: CausalLM | None) -> Tensor | None:

@@ -126,6 +126,15 @@ class Checkpoint:
     def fields(self) -> "Fields":
         return Fields(self.config, self.name)
 
+    def check_shape(self, tensor: str, shape: tuple[int, ...]) -> None:
+        """Raise a ``DrafterError`` unless a tensor has this shape, which follows from the config."""
+        found = self.weights.shapes[tensor]
+        if found != shape:
+            raise DrafterError(
+                f"The tensor {tensor} of the head {self.name!r} has the shape {list(found)}, but its config.json "
+                f"requires {list(shape)}."
+            )
+
 
 def open_checkpoint(name: str) -> Checkpoint:
     """Open a folder or hub repository and list its tensors, without reading them.

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from foredraft.core.errors import DrafterError
-from foredraft.heads.formats.assemble import check_embedding
+from foredraft.heads.formats.assemble import check_embedding, parameter_names
 from foredraft.heads.formats.block import override_theta
 from foredraft.heads.formats.eagle1 import target_table
 from foredraft.heads.formats.files import Checkpoint, Fields
@@ -95,23 +95,10 @@ def names(config: HydraConfig) -> dict[str, tuple[str, ...]]:
                 places = range(first + step, first + step * config.num_layers, step)
                 found[f"mlps.{i}.block.{kind}"] = tuple(f"hydra_mlp.{i}.{place}.linear.{kind}" for place in places)
             found[f"heads.{i}.{kind}"] = (f"hydra_lm_head.{i}.{'1.' if plus else ''}{kind}",)
-    if config.prefix is not None:
-        for name in _layer(config.prefix):
-            found[f"prefix.layer.{name}"] = (f"{_PREFIX}layers.0.{name}",)
-        found["prefix.norm.weight"] = (f"{_PREFIX}norm.weight",)
+    for name in parameter_names(config):
+        if name.startswith("prefix."):
+            found[name] = (_PREFIX + name.removeprefix("prefix.").replace("layer.", "layers.0.", 1),)
     return found
-
-
-def _layer(block: BlockConfig) -> list[str]:
-    """The tensor names of a Llama layer."""
-    found = [f"self_attn.{name}_proj.weight" for name in "qkvo"] + [
-        f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")
-    ]
-    found += ["input_layernorm.weight", "post_attention_layernorm.weight"]
-    found += [f"self_attn.{name}_proj.bias" for name in "qkv"] if block.attention_bias else []
-    found += ["self_attn.o_proj.bias"] if block.output_bias else []
-    found += [f"mlp.{name}_proj.bias" for name in ("gate", "up", "down")] if block.mlp_bias else []
-    return found + (["self_attn.q_norm.weight", "self_attn.k_norm.weight"] if block.qk_norm else [])
 
 
 def _check_kind(checkpoint: Checkpoint, fields: Fields) -> None:

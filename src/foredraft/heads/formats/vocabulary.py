@@ -23,7 +23,7 @@ def read_vocabulary(checkpoint: Checkpoint, draft: int, full: int, notes: list[s
         raise DrafterError(
             f"The head {name!r} has a draft vocabulary of {draft} out of {full} and no tensor d2t that maps it."
         )
-    _check(checkpoint, "d2t", draft)
+    checkpoint.check_shape("d2t", (draft,))
     offsets = weights.read("d2t")
     if offsets.dtype not in (torch.int64, torch.int32):
         raise DrafterError(f"The tensor d2t of the head {name!r} holds {offsets.dtype}, not integers.")
@@ -36,7 +36,7 @@ def read_vocabulary(checkpoint: Checkpoint, draft: int, full: int, notes: list[s
             "between target and draft ids."
         )
     if "t2d" in weights:
-        _check(checkpoint, "t2d", full)
+        checkpoint.check_shape("t2d", (full,))
         if not torch.equal(weights.read("t2d").bool(), member_mask(ids, full)):
             raise DrafterError(f"The tensors d2t and t2d of the head {name!r} are inconsistent.")
     if draft == full:
@@ -44,11 +44,3 @@ def read_vocabulary(checkpoint: Checkpoint, draft: int, full: int, notes: list[s
     if not offsets.any():
         notes.append(f"d2t is all zeros: the draft vocabulary is the first {draft} tokens.")
     return ids
-
-
-def _check(checkpoint: Checkpoint, tensor: str, size: int) -> None:
-    shape = checkpoint.weights.shapes[tensor]
-    if shape != (size,):
-        raise DrafterError(
-            f"The tensor {tensor} of the head {checkpoint.name!r} has the shape {list(shape)}, not {[size]}."
-        )
