@@ -28,8 +28,7 @@ def made(name: str) -> Any:
 
 
 def recipe_of(net: Any, **options: Any) -> Recipe[Any]:
-    kind = recipes.HydraRecipe if isinstance(net, Hydra) else recipes.MedusaRecipe
-    return kind(net, recipes.Options(**{"share": 1.0, **options}))
+    return recipes.AheadRecipe(net, recipes.Options(**{"share": 1.0, **options}))
 
 
 def causal(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from foredraft.heads.nets.target_parts import FINAL
 from foredraft.train.data.batches import LiveFeatures, TrainBatches
 from foredraft.train.data.tokens import TokenStore
 from foredraft.train.devices import cast_norm_inputs
-from foredraft.train.heads.medusa_hydra import MedusaRecipe, Options
+from foredraft.train.heads.medusa_hydra import AheadRecipe, Options
 from foredraft.train.loop import LoopOptions, train
 
 LENGTH = 10
@@ -59,7 +59,7 @@ def trained(folder: Path, source: Any = None, **options: Any) -> tuple[dict[str,
         **options,
     }
     folder.mkdir(exist_ok=True)
-    recipe = MedusaRecipe(net, Options(share=1.0))
+    recipe = AheadRecipe(net, Options(share=1.0))
     train(recipe, texts(source), folder, LoopOptions(**options), validate=lambda: {"acceptance_length": 1.5})
     return net.state_dict(), [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
 
@@ -92,7 +92,7 @@ def test_two_batches_of_one_are_a_batch_of_two(tmp_path: Path):
 
 def test_one_step_is_adam_along_the_clipped_gradient(tmp_path: Path):
     net = heads.medusa(target(), own_heads=False).requires_grad_(True)
-    loss = MedusaRecipe(net, Options(share=1.0))(texts().batch(0, LoopOptions(batch=2, length=LENGTH), (0, 1)))["loss"]
+    loss = AheadRecipe(net, Options(share=1.0))(texts().batch(0, LoopOptions(batch=2, length=LENGTH), (0, 1)))["loss"]
     gradients = torch.autograd.grad(loss, list(net.parameters()))
     norm = float(torch.stack([gradient.norm() for gradient in gradients]).norm())
     for clip in (0.01 * norm, 100 * norm):

@@ -96,7 +96,7 @@ class Medusa2Recipe(Recipe[Joint]):
         self.paces = {"model": options.pace}
         self._options = options
         self._original = net.frozen() if options.own == "kl" else None
-        self._heads = heads.MedusaRecipe(net.head, options)
+        self._heads = heads.AheadRecipe(net.head, options)
 
     def forward(self, batch: TrainBatch) -> dict[str, Tensor]:
         joint = batch.done >= self._options.alone

@@ -1,8 +1,8 @@
-"""Recipes for heads that read the target's last hidden state: Medusa, blockwise decoding and Hydra."""
+"""The recipe of heads that read the target's last hidden state: Medusa, blockwise decoding and Hydra."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar, final
+from typing import final
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from foredraft.heads.nets.ttt_attention import Unrolled, sample_rows, take
 from foredraft.train.losses import chain_metrics, hit_rate, loss_of, weighted_mean
 from foredraft.train.recipe import Recipe, TrainBatch, recompute
 
-Ahead = TypeVar("Ahead", bound=Medusa | Blockwise | Hydra)
+Ahead = Medusa | Blockwise | Hydra
 Logits = Callable[[Tensor, int], Tensor]
 
 
@@ -41,35 +41,38 @@ class Options:
             raise OptionError("share must be above 0 and at most 1.")
 
 
-class _Ahead(Recipe[Ahead]):
-    """Shared base: head i at position j predicts token j + 2 + i."""
+@final
+class AheadRecipe(Recipe[Ahead]):
+    """Head i at position j predicts token j + 2 + i; the target is frozen."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, net: Ahead, options: Options) -> None:
         super().__init__()
+        self.net = net
         self.taps = (FINAL,)
         self._options = options
         self._loss = loss_of(options.loss)
 
-    def _train(self, batch: TrainBatch, count: int, logits_of: Logits) -> dict[str, Tensor]:
-        """Loss and metrics of ``logits_of(rows [B, M], head)`` over all heads."""
+    def forward(self, batch: TrainBatch) -> dict[str, Tensor]:
+        count = self.net.count
         size, length = batch.tokens.shape
         if length < count + 2:
             raise OptionError(f"Samples of {length} tokens are too short for {count} heads: raise --length.")
+        logits = logits_ahead(self.net, batch)
         rows = sample_rows(length - 1 - count, size, self._options.share, batch.rng())
         total = torch.zeros((), device=batch.tokens.device)
         rates: list[Tensor] = []
         for head in range(count):
-            loss, hits = recompute(self._options.recompute, self._loss_and_hits, batch, rows, head, logits_of)
+            loss, hits = recompute(self._options.recompute, self._loss_and_hits, batch, rows, head, logits)
             total = total + self._options.decay**head * loss
             rates.append(hits)
         return {"loss": total, **chain_metrics(rates)}
 
-    def _loss_and_hits(self, batch: TrainBatch, rows: Tensor, head: int, logits_of: Logits) -> tuple[Tensor, Tensor]:
+    def _loss_and_hits(self, batch: TrainBatch, rows: Tensor, head: int, logits: Logits) -> tuple[Tensor, Tensor]:
         labels = rows + 1 + head  # the target's law at position j + 1 + i is that of token j + 2 + i
         weights = take(batch.weights, labels)
-        log_q = logits_of(rows, head).float().log_softmax(-1)
+        log_q = logits(rows, head).float().log_softmax(-1)
         with torch.no_grad():
-            p = self._target_law(take(batch.hidden[FINAL], labels))
+            p = self.net.target.head(take(batch.hidden[FINAL], labels)).float().softmax(-1)
         if self._options.teacher:
             loss = self._loss(p, log_q)
         else:
@@ -77,41 +80,22 @@ class _Ahead(Recipe[Ahead]):
             loss = -log_q.gather(-1, following[..., None])[..., 0]
         return weighted_mean(loss, weights), hit_rate(log_q, p, weights)
 
-    def _target_law(self, states: Tensor) -> Tensor:
-        return self.net.target.head(states).float().softmax(-1)
 
+def logits_ahead(net: Ahead, batch: TrainBatch) -> Logits:
+    """A function of positions [B, M] and a head, which returns the head's logits [B, M, V] there.
 
-@final
-class MedusaRecipe(_Ahead[Medusa | Blockwise]):
-    """Medusa-1 and blockwise decoding; the target is frozen."""
+    Head i of Hydra also reads the i + 1 data tokens before the one that it predicts, as if all were accepted.
+    """
+    hidden = batch.hidden[FINAL]
+    if not isinstance(net, Hydra):
+        return lambda rows, head: net.logits(net.states(take(hidden, rows), head), head)
+    if net.prefix is not None:
+        place = torch.arange(hidden.shape[1], device=hidden.device).expand(hidden.shape[0], -1)
+        hidden = net.prefix(hidden, place, Unrolled(place).first)
 
-    def __init__(self, net: Medusa | Blockwise, options: Options) -> None:
-        super().__init__(options)
-        self.net = net
+    def logits(rows: Tensor, head: int) -> Tensor:
+        ahead = torch.arange(1, head + 2, device=rows.device)
+        tokens = batch.tokens.gather(1, (rows[..., None] + ahead).flatten(1)).view(*rows.shape, -1)
+        return net.logits(take(hidden, rows), tokens, head)
 
-    def forward(self, batch: TrainBatch) -> dict[str, Tensor]:
-        net = self.net
-        hidden = batch.hidden[FINAL]
-        return self._train(batch, net.count, lambda rows, head: net.logits(net.states(take(hidden, rows), head), head))
-
-
-@final
-class HydraRecipe(_Ahead[Hydra]):
-    """Hydra and Hydra++: head i also reads the i + 1 data tokens before the one that it predicts."""
-
-    def __init__(self, net: Hydra, options: Options) -> None:
-        super().__init__(options)
-        self.net = net
-
-    def forward(self, batch: TrainBatch) -> dict[str, Tensor]:
-        net, hidden = self.net, batch.hidden[FINAL]
-        if net.prefix is not None:
-            place = torch.arange(hidden.shape[1], device=hidden.device).expand(hidden.shape[0], -1)
-            hidden = net.prefix(hidden, place, Unrolled(place).first)
-
-        def logits(rows: Tensor, head: int) -> Tensor:
-            ahead = torch.arange(1, head + 2, device=rows.device)
-            tokens = batch.tokens.gather(1, (rows[..., None] + ahead).flatten(1)).view(*rows.shape, -1)
-            return net.logits(take(hidden, rows), tokens, head)
-
-        return self._train(batch, net.count, logits)
+    return logits

@@ -54,7 +54,7 @@ def _hydra(prefix: bool) -> RecipeKind:
     def make(target: CausalLM, shape: HeadShape, ids: Tensor | None) -> Hydra:
         return start.new_hydra(target, shape.heads, shape.layers, shape.own_heads, prefix)
 
-    return RecipeKind(make, Hydra, heads.HydraRecipe, heads.Options, "hydra", {"tree": "x".join("1" * 16)})
+    return RecipeKind(make, Hydra, heads.AheadRecipe, heads.Options, "hydra", {"tree": "x".join("1" * 16)})
 
 
 _CHAIN_OF_5 = {"nodes": 5, "depth": 5, "top_k": 1}
@@ -77,7 +77,7 @@ RECIPES: dict[str, RecipeKind] = {
         _CHAIN_OF_5,
         reduces=True,
     ),
-    "medusa": RecipeKind(_new_medusa, Medusa, heads.MedusaRecipe, heads.Options, "blockwise", {}),
+    "medusa": RecipeKind(_new_medusa, Medusa, heads.AheadRecipe, heads.Options, "blockwise", {}),
     "medusa2": RecipeKind(
         _new_medusa, Medusa, medusa2.Medusa2Recipe, medusa2.Options, "blockwise", {}, join=medusa2.Joint
     ),
@@ -86,7 +86,7 @@ RECIPES: dict[str, RecipeKind] = {
     "blockwise": RecipeKind(
         lambda target, shape, ids: start.new_blockwise(target, shape.heads),
         Blockwise,
-        heads.MedusaRecipe,
+        heads.AheadRecipe,
         heads.Options,
         "blockwise",
         {},

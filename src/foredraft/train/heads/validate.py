@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
 from foredraft.core.drafter import Drafter
 from foredraft.core.rng import derive_seeds
@@ -14,10 +13,10 @@ from foredraft.engine.policy import Constant
 from foredraft.heads.nets.hydra import Hydra
 from foredraft.heads.nets.medusa import Blockwise, Medusa
 from foredraft.heads.nets.target_parts import FINAL
-from foredraft.heads.nets.ttt_attention import Unrolled
 from foredraft.model.hf import CausalLM
 from foredraft.train.data.batches import TrainBatches
 from foredraft.train.devices import autocast
+from foredraft.train.heads.medusa_hydra import logits_ahead
 from foredraft.train.loop import LoopOptions
 from foredraft.train.recipe import Recipe, TrainBatch
 
@@ -63,31 +62,19 @@ def acceptance_length(
 
 @torch.no_grad()
 def rank_accuracies(net: nn.Module, batches: Sequence[TrainBatch]) -> tuple[tuple[float, ...], ...] | None:
-    """Accuracy of each head's k-th token, per rank k, against the target's argmax; None for nets without heads.
-
-    Hydra's heads read the sample's tokens, as if all earlier ones were accepted.
-    """
+    """Accuracy of each head's k-th token, per rank k, against the target's argmax; None for nets without heads."""
     if not isinstance(net, (Medusa, Hydra, Blockwise)):
         return None
     hits = torch.zeros(net.count, RANKS)
     seen = 0
     for batch in batches:
-        rows = batch.tokens.shape[1] - 1 - net.count
+        size, length = batch.tokens.shape
+        rows = torch.arange(length - 1 - net.count, device=batch.tokens.device).expand(size, -1)
         choices = net.target.head(batch.hidden[FINAL]).argmax(-1)
+        logits = logits_ahead(net, batch)
         for head in range(net.count):
-            best = _head_logits(net, batch, head, rows).topk(RANKS, dim=-1).indices
-            correct = best == choices[:, 1 + head : 1 + head + rows, None]
+            best = logits(rows, head).topk(RANKS, dim=-1).indices
+            correct = best == choices[:, 1 + head : 1 + head + rows.shape[1], None]
             hits[head] += correct.float().mean((0, 1)).cpu()
         seen += 1
     return tuple(tuple(round(float(rate), 4) for rate in head) for head in hits / max(1, seen))
-
-
-def _head_logits(net: Medusa | Hydra | Blockwise, batch: TrainBatch, head: int, rows: int) -> Float[Tensor, "B M V"]:
-    hidden = batch.hidden[FINAL]
-    if not isinstance(net, Hydra):
-        return net.logits(net.states(hidden[:, :rows], head), head)
-    if net.prefix is not None:
-        place = torch.arange(hidden.shape[1], device=hidden.device).expand(hidden.shape[0], -1)
-        hidden = net.prefix(hidden, place, Unrolled(place).first)
-    tokens = torch.stack([batch.tokens[:, 1 + i : 1 + i + rows] for i in range(head + 1)], -1)
-    return net.logits(hidden[:, :rows], tokens, head)
