@@ -131,12 +131,6 @@ def names_draft(spec: Spec | Drafter) -> bool:
     return isinstance(spec, Spec) and spec.path is not None and spec.model is None and not METHODS[spec.name].heads
 
 
-def check_device(draft: nn.Module, target: CausalLM) -> None:
-    """Raise a ``DrafterError`` if the draft model is on another device than the target."""
-    if (found := next(draft.parameters()).device) != target.device:
-        raise DrafterError(f"The draft model is on {found} and the target on {target.device}; put them on one device.")
-
-
 def _from_text(source: Any, text: str) -> Spec:
     """Parse a spec, or read a file written by ``foredraft tune``."""
     if text.endswith(SUFFIX) and text.partition(":")[0] not in METHODS:

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from foredraft.compose.arguments import as_spec, check_device
+from foredraft.compose.arguments import as_spec
 from foredraft.compose.spec import Spec, build_function, find
 from foredraft.core.draft import Law
 from foredraft.core.drafter import Rewindable
-from foredraft.core.errors import DrafterError, ModelError
+from foredraft.core.errors import DrafterError
 from foredraft.drafters import METHODS
 from foredraft.drafters.common.build_context import BuildContext, BuiltDrafter, DraftModelFiles, NestedDrafter
 from foredraft.heads.formats import load_head
@@ -45,19 +45,17 @@ class DrafterBuilder:
 
     def open(self, path: str) -> DraftModelFiles:
         """Load a draft model and append it to ``models``."""
-        target = self.models[0]
-        if self.draft is not None:
+        target, given = self.models[0], self.draft is not None
+        if given:
             draft = as_loaded(self.draft)
-            check_device(draft.model, target)
-            model = acquire(draft.model, fast=self.fast)
         else:
             draft = load_model(path, dtype=target.dtype, device=target.device, options=self.options)
-            model = CausalLM(draft.model, fast=self.fast, owned=True)
-        self.models.append(model)
-        if model.device != target.device:
-            raise ModelError(
-                f"The draft {path!r} is on {model.device} and the target on {target.device}: put both on one device."
+        if (found := next(draft.model.parameters()).device) != target.device:
+            raise DrafterError(
+                f"The draft {path!r} is on {found} and the target on {target.device}: put both on one device."
             )
+        model = acquire(draft.model, fast=self.fast, owned=not given)
+        self.models.append(model)
         return DraftModelFiles(model, draft.tokenizer)
 
 

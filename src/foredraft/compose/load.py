@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -130,48 +130,31 @@ def load_many(
     return _loader(locals()).build(drafters, None)
 
 
-@dataclass(frozen=True, slots=True)
-class _Speed:
-    """Arguments of ``load`` that decide how fast models run."""
-
-    fast: bool
-    compile: bool
-    cuda_graphs: bool
-    prefix_cache: bool
-
-    @property
-    def packed(self) -> bool:
-        return self.fast and not self.compile
-
-
-@dataclass(frozen=True, slots=True)
-class _Sizes:
-    """Arguments of ``load`` that are counts; None where there is a default."""
-
-    max_batch_size: int
-    kv_cache_memory_bytes: int | None
-    max_prefill_tokens: int | None
-
-    def check(self) -> None:
-        for name, value in asdict(self).items():
-            if value is not None:
-                check_count(name, value)
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Loader:
-    """The arguments of ``load``, normalised, and the loading itself."""
+    """The arguments of ``load``, the target's normalised, and the loading itself."""
 
     target: Target
     verifier: str | None
-    sizes: _Sizes
+    max_batch_size: int
     exact: bool
-    speed: _Speed
+    fast: bool
+    compile: bool
+    cuda_graphs: bool
+    kv_cache_memory_bytes: int | None
+    max_prefill_tokens: int | None
+    prefix_cache: bool
     draft_options: Mapping[str, Any] | None
+
+    @property
+    def _packed(self) -> bool:
+        return self.fast and not self.compile
 
     def build(self, drafters: Sequence[AnyDrafter], policy: Policy | None) -> list[Generator]:
         """Build a generator for each drafter, or none if one of them fails."""
-        self.sizes.check()
+        for name in ("max_batch_size", "kv_cache_memory_bytes", "max_prefill_tokens"):
+            if (value := getattr(self, name)) is not None:
+                check_count(name, value)
         if not drafters:
             raise OptionError("Name at least one drafter; the drafter none is plain decoding.")
         specs = [as_spec(self.target.source, drafter) for drafter in drafters]
@@ -208,7 +191,7 @@ class _Loader:
             source.check_ready()
             source.retain()
             return source
-        return acquire(loaded.model, fast=self.speed.packed, owned=isinstance(source, str))
+        return acquire(loaded.model, fast=self._packed, owned=isinstance(source, str))
 
     def _generator(
         self,
@@ -223,7 +206,7 @@ class _Loader:
         shared = models[0]
         own, cache = [shared], shared.new_cache()
         try:
-            replay = replay_on(shared.device, compile=self.speed.compile, cuda_graphs=self.speed.cuda_graphs)
+            replay = replay_on(shared.device, compile=self.compile, cuda_graphs=self.cuda_graphs)
             drafter = self._drafter(spec, loaded, own, cache, replay)
         finally:
             models += own[1:]
@@ -233,13 +216,13 @@ class _Loader:
         policy = policy or _policy(spec, drafter, kind.lossless)
         options: dict[str, Any] = {
             "rule": self.verifier,
-            "max_rows": self.sizes.max_batch_size,
+            "max_rows": self.max_batch_size,
             "exact_nodes": 1 + drafter.needs.max_nodes if self.exact else 0,
             "cache": cache,
             "picked": law is Law.FIXED and kind.lossless,
             "max_slots": self._max_slots(own, shared_by and shared_by[0]),
-            "max_prefill_tokens": self.sizes.max_prefill_tokens,
-            "prefix_cache": self.speed.prefix_cache,
+            "max_prefill_tokens": self.max_prefill_tokens,
+            "prefix_cache": self.prefix_cache,
             "tokenizer": loaded.tokenizer,
             "replay": replay,
         }
@@ -248,7 +231,7 @@ class _Loader:
         else:
             engine = ParallelEngine(shared, drafter, policy, ranks=shared_by[0], place=shared_by[1], **options)
         generator = Generator(engine, loaded.tokenizer, loaded.eos_token_ids, kind, own)
-        _log.info("Loaded %r, %d rows at most.", generator, self.sizes.max_batch_size)
+        _log.info("Loaded %r, %d rows at most.", generator, self.max_batch_size)
         release_threads()  # steps may run in another thread
         return generator
 
@@ -259,9 +242,7 @@ class _Loader:
         shared = {key: value for key, value in (self.target.options or {}).items() if key in _SHARED_OPTIONS}
         options = {**shared, **(self.draft_options or {})}
         given = spec.model if isinstance(spec, Spec) else None
-        builder = DrafterBuilder(
-            self.target.source, loaded.tokenizer, models, self.speed.packed, options, replay, given
-        )
+        builder = DrafterBuilder(self.target.source, loaded.tokenizer, models, self._packed, options, replay, given)
         drafter = builder.build(spec, models[0], cache).drafter if isinstance(spec, Spec) else spec
         if self.verifier is not None and drafter.needs.law is not None:  # a law that its options do not determine
             check_legal(self.verifier, drafter.needs.law)
@@ -269,7 +250,7 @@ class _Loader:
 
     def _max_slots(self, models: Sequence[CausalLM], ranks: Ranks | None) -> int | None:
         """How many tokens fit into the caches of these models; None if unknown."""
-        size = self.sizes.kv_cache_memory_bytes
+        size = self.kv_cache_memory_bytes
         if size is None:
             free = available_bytes(models[0].device)
             if ranks is not None:  # it differs between processes, and on a CPU all of them share it
@@ -295,9 +276,8 @@ def _loader(given: Mapping[str, Any]) -> _Loader:
     """
     options = in_parts(given["model_options"], given["tensor_parallel"])
     target = as_target(given["target"], given["tokenizer"], given["dtype"], given["device"], options)
-    sizes = _Sizes(**{each.name: given[each.name] for each in fields(_Sizes)})
-    speed = _Speed(**{each.name: given[each.name] for each in fields(_Speed)})
-    return _Loader(target, given["verifier"], sizes, given["exact"], speed, given["draft_options"])
+    others = {each.name: given[each.name] for each in fields(_Loader) if each.name != "target"}
+    return _Loader(target=target, **others)
 
 
 def _check_verifier(verifier: str | None, spec: Spec | Drafter) -> bool:

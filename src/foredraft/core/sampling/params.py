@@ -4,7 +4,7 @@ import difflib
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypedDict, no_type_check
 
 from foredraft.core.errors import OptionError
@@ -127,10 +127,10 @@ class SamplingParams:
             raise OptionError("bad_words_ids must be non-empty lists of token ids.")
 
     @classmethod
-    def from_options(cls, options: Mapping[str, Any], base: "SamplingParams | None" = None) -> "SamplingParams":
-        """Build from keywords, or replace fields of ``base``; an unknown keyword is an ``OptionError``."""
+    def from_options(cls, options: Mapping[str, Any]) -> "SamplingParams":
+        """Build from keywords; an unknown one is an ``OptionError``."""
         check_options(options)
-        return cls(**options) if base is None else replace(base, **options)
+        return cls(**options)
 
     @property
     def greedy(self) -> bool:

@@ -46,13 +46,11 @@ def mean_losses(recipe: Recipe, batches: Sequence[TrainBatch]) -> dict[str, floa
     return {name: round(sum(float(each[name]) for each in found) / len(found), 6) for name in found[0]}
 
 
-def acceptance_length(
-    target: CausalLM, drafter: Drafter, prompts: Sequence[Sequence[int]], new_tokens: int, temperature: float = 0.0
-) -> float:
+def acceptance_length(target: CausalLM, drafter: Drafter, prompts: Sequence[Sequence[int]], new_tokens: int) -> float:
     """Tokens per target forward in the decoding loop, all prompts in one batch."""
     target.tap(drafter.needs.hidden_layers)
     engine = Engine(target, drafter, Constant(drafter.needs.longest), max_rows=len(prompts))
-    params = SamplingParams(max_new_tokens=new_tokens, min_new_tokens=new_tokens, temperature=temperature)
+    params = SamplingParams(max_new_tokens=new_tokens, min_new_tokens=new_tokens)
     requests = [engine.request(prompt, params, ()) for prompt in prompts]
     sequences = engine.submit(requests, lambda tokens: "", derive_seeds(0, len(requests)))
     engine.run(sequences)
