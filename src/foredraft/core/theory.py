@@ -25,8 +25,8 @@ def acceptance(p: Float[Tensor, "*k V"], q: Float[Tensor, "*k V"]) -> Float[Tens
 
 def expected_tokens(alpha: float, length: int) -> float:
     """Tokens per step, bonus included: (1 - alpha^(k+1)) / (1 - alpha), equation (1); k + 1 at alpha = 1."""
-    _check_alpha(alpha)
-    _check_length("length", length)
+    _check(0.0 <= alpha <= 1.0, "alpha must be a probability between 0 and 1", alpha)
+    _check(length >= 0, "length must be a whole number, 0 or more", length)
     return _geometric(alpha, length + 1)
 
 
@@ -35,7 +35,7 @@ def speed_up(alpha: float, length: int, cost: float) -> float:
 
     Assumes that a target forward of k + 1 tokens takes the time of one; below 1 speculation is slower.
     """
-    _check_cost(cost)
+    _check(0.0 <= cost < math.inf, "cost must be a finite number, 0 or more", cost)
     return expected_tokens(alpha, length) / (cost * length + 1.0)
 
 
@@ -44,7 +44,7 @@ def operations_factor(alpha: float, length: int, cost: float) -> float:
 
     Here ``cost`` is a ratio of operations (c hat in the paper), not of time: the draft's per token over the target's.
     """
-    _check_cost(cost)
+    _check(0.0 <= cost < math.inf, "cost must be a finite number, 0 or more", cost)
     return (length * cost + length + 1.0) / expected_tokens(alpha, length)
 
 
@@ -64,7 +64,7 @@ def best_length(alpha: float, cost: float, longest: int = 64) -> BestLength:
     The speed-up has a single peak, since each further token adds alpha^k at the same cost. The search stops at the
     first k that is slower than the one before. On ties the longer k is taken.
     """
-    _check_length("longest", longest)
+    _check(longest >= 0, "longest must be a whole number, 0 or more", longest)
     best = BestLength(0, speed_up(alpha, 0, cost))
     if alpha <= cost:
         return best
@@ -83,19 +83,6 @@ def _geometric(ratio: float, terms: int) -> float:
     return -math.expm1(terms * math.log(ratio)) / (1.0 - ratio)
 
 
-def _check_alpha(alpha: float) -> None:
-    """Raise an ``OptionError`` unless it is a probability."""
-    if not 0.0 <= alpha <= 1.0:
-        raise OptionError(f"alpha must be a probability between 0 and 1, not {alpha!r}.")
-
-
-def _check_cost(cost: float) -> None:
-    """Raise an ``OptionError`` unless it is finite and not negative."""
-    if not 0.0 <= cost < math.inf:
-        raise OptionError(f"cost must be a finite number, 0 or more, not {cost!r}.")
-
-
-def _check_length(name: str, length: int) -> None:
-    """Raise an ``OptionError`` unless it is 0 or more."""
-    if length < 0:
-        raise OptionError(f"{name} must be a whole number, 0 or more, not {length!r}.")
+def _check(valid: bool, rule: str, given: float) -> None:
+    if not valid:
+        raise OptionError(f"{rule}, not {given!r}.")
