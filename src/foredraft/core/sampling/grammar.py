@@ -56,10 +56,7 @@ class Grammar:
             schema = schema.model_json_schema()
         if not isinstance(schema, (Mapping, bool)):
             raise OptionError(f"A JSON schema is a mapping, its JSON text or a pydantic class, not {kind_of(schema)}.")
-        try:
-            return cls("json_schema", json.dumps(schema, ensure_ascii=False))
-        except (TypeError, ValueError, RecursionError) as error:
-            raise OptionError(f"The grammar's JSON schema cannot be written as JSON: {error}.") from None
+        return cls("json_schema", _json("grammar's JSON schema", schema))
 
     @classmethod
     def regex(cls, pattern: str) -> "Grammar":
@@ -88,10 +85,7 @@ class Grammar:
         """Text with tagged parts that follow grammars of their own, in xgrammar's format of structural tags."""
         if not isinstance(tag, Mapping):
             raise OptionError(f"A structural tag is a mapping, not {kind_of(tag)}.")
-        try:
-            return cls("structural_tag", json.dumps(tag, ensure_ascii=False))
-        except (TypeError, ValueError, RecursionError) as error:
-            raise OptionError(f"The structural tag cannot be written as JSON: {error}.") from None
+        return cls("structural_tag", _json("structural tag", tag))
 
 
 Schema = Mapping[str, Any] | str | bool | SchemaClass | type
@@ -128,3 +122,10 @@ def _text(what: str, text: Any) -> str:
     except UnicodeEncodeError as error:
         raise OptionError(f"A grammar's {what} is not valid Unicode: {error.reason}.") from None
     return text
+
+
+def _json(what: str, value: Any) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise OptionError(f"The {what} cannot be written as JSON: {error}.") from None
