@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from transformers.cache_utils import Cache
+from typing_extensions import Self
 
 from foredraft.core.drafter import NO_ROOM, Room
 from foredraft.core.errors import ModelError
@@ -290,7 +291,7 @@ class SlotView(Cache):
         self.stored = stored
 
     @classmethod
-    def of(cls, store: SlotCache, step: StepIn, *, stored: bool = False) -> "SlotView":
+    def of(cls, store: SlotCache, step: StepIn, *, stored: bool = False) -> Self:
         return cls(store, step.rows, step.slots, step.extent, stored=stored)
 
     def update(
@@ -306,23 +307,13 @@ class SlotView(Cache):
         return self.extent, 0
 
 
-class PassthroughCache(Cache):
-    """The cache of a forward with an observer; it stores nothing, since the observer writes the keys and values."""
-
-    def __init__(self, extent: int) -> None:
-        super().__init__(layers=[])
-        self._extent = extent
+class PassthroughView(SlotView):
+    """The view of a forward with an observer; it stores nothing, since the observer writes the keys and values."""
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
         return key_states, value_states
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return 0
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
-        return self._extent, 0
 
 
 def _kind_of(states: Float[Tensor, "B K N E"]) -> _Kind:

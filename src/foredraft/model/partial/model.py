@@ -19,7 +19,7 @@ from foredraft.core.transfer import to_device
 from foredraft.core.tree import TokenTree
 from foredraft.model.attention import AttentionObserver
 from foredraft.model.base import TargetModel
-from foredraft.model.cache import PassthroughCache, SlotCache, SlotView
+from foredraft.model.cache import PassthroughView, SlotCache, SlotView
 from foredraft.model.hf import CausalLM
 from foredraft.model.masks import StepIn, address
 from foredraft.model.partial.attention_scores import AttentionScores
@@ -205,8 +205,8 @@ class PartialLM(TargetModel):
             pending = {index: self._pending.pop(row) for index, row in rows if row in self._pending}
         if not pending and self._scores is None:
             return self._model.forward(step, cache, keep)
-        observer = _GatherObserver(self, SlotView.of(cache, step), step.rows, pending, self._scores)
-        return self._model.run(step, PassthroughCache(step.extent), keep, observer)
+        view = PassthroughView.of(cache, step)
+        return self._model.run(step, view, keep, _GatherObserver(self, view, step.rows, pending, self._scores))
 
     def gather(self, pending: _Pending, layer: int, query: Float[Tensor, "H E"], scale: float) -> None:
         """Select a row's tokens in one layer; copy them and the tokens after the border from the full cache."""
