@@ -21,7 +21,7 @@ from foredraft.core.transfer import to_device
 from foredraft.core.tree import TokenTree
 from foredraft.core.verify import RULES
 from foredraft.engine.step import StepDone, Stepper
-from foredraft.model.base import TargetModel, VocabPadded
+from foredraft.model.base import TargetModel
 from foredraft.model.cache import SlotCache
 from foredraft.model.prefill import CATCH_UP, prefill
 from foredraft.model.read_rows import ReadRows
@@ -79,11 +79,11 @@ class NestedLoop:
         if rule is not None and not RULES[rule].lossless:
             raise LawError(f"Verification rule {rule!r} is lossy, so the law of an inner loop's draft is unknown.")
         self._parts = parts
-        self._middle = VocabPadded(parts.middle, vocab_size)
+        self._middle = parts.middle
         self._drafter = drafter
         self._cache = parts.cache
         self._rows = ReadRows(parts.cache)  # an entry is a token that is known to be the row's
-        self._stepper = Stepper(self._middle, parts.cache, drafter, rule)
+        self._stepper = Stepper(parts.middle, parts.cache, drafter, rule, vocab_size=vocab_size)
         self._level = level
         self._cached: dict[int, list[int]] = {}  # tokens of each row whose keys and values are in the cache
 
@@ -186,7 +186,7 @@ class NestedLoop:
         new = [self._cached[row][start:] for row, start in zip(rows, starts, strict=True)]
         width = max(map(len, new))
         tokens = to_device([row + [0] * (width - len(row)) for row in new], device)
-        prefill(self._middle, self._cache, rows, tokens, starts)
+        prefill(self._middle, self._cache, rows, tokens.clamp(max=self._middle.vocab_size - 1), starts)
 
 
 class _Laws:

@@ -16,7 +16,7 @@ from foredraft.engine.draft_check import Proposed, checked
 from foredraft.engine.grammar_masks import HostTree, Matchers, masked
 from foredraft.engine.prediction import Chains, with_copies
 from foredraft.engine.tail import RowStep as RowStep, Tail, TailOut, read_back
-from foredraft.model.base import TargetModel
+from foredraft.model.base import TargetModel, widened
 from foredraft.model.cache import SlotCache
 from foredraft.model.replay import EAGER, Replay
 from foredraft.model.replay_rows import replay_for
@@ -60,6 +60,7 @@ class Stepper:
 
     ``exact_nodes``: if not 0, every forward has this many nodes, whatever was drafted. Plain and speculative decoding
     then run the same kernels, so near-ties cannot flip between them. ``replay``: how the forward and the tail run.
+    ``vocab_size``: to which logits are padded or cut, if not 0; NaN and infinities are then replaced.
     """
 
     target: TargetModel
@@ -68,6 +69,7 @@ class Stepper:
     rule: str | None = None
     exact_nodes: int = 0
     replay: Replay = EAGER
+    vocab_size: int = 0
 
     def copied_nodes(self, view: View) -> int:
         """The most nodes of a row with a copy: more would exceed the cache, or take the other rows too much time, since
@@ -140,7 +142,11 @@ class Stepper:
     def _forward(self, tree: TokenTree, bases: Int[Tensor, "B"], extent: int) -> StepOut:
         """The target's forward; the rows are in the first lines of the cache."""
         step = self.target.address(tree, bases, self.cache.first(len(bases)), extent)
-        return self.target.compute(step, self.cache)
+        if not self.vocab_size:
+            return self.target.compute(step, self.cache)
+        step = replace(step, tokens=step.tokens.clamp(max=self.target.vocab_size - 1))
+        out = self.target.compute(step, self.cache)
+        return replace(out, logits=widened(out.logits, self.vocab_size))
 
     def _commit(self, view: View, draft: Draft, out: StepOut, end: TailOut, append: Append | None) -> None:
         """Launch what needs the verdict on the device only: so the device does it while the host goes on."""
@@ -164,7 +170,9 @@ class Stepper:
         proposal = None
         if plan.length:
             name = self.drafter.__class__.__name__
-            draft, proposal = checked(self.drafter.propose(view, plan), view, self.target.vocab_size, name)
+            draft, proposal = checked(
+                self.drafter.propose(view, plan), view, self.vocab_size or self.target.vocab_size, name
+            )
             if not all(plan.lengths):
                 drafting = to_device(plan.lengths, view.lengths.device) > 0
                 draft = replace(draft, tree=draft.tree.only(drafting))

@@ -3,8 +3,6 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
-from typing import final
 
 import torch
 from jaxtyping import Float, Int
@@ -133,43 +131,6 @@ class TargetModel(ABC):
 
     def reset_hooks(self) -> None:  # noqa: B027 - most models have none
         """Remove hooks that an interrupted forward may have left on the model."""
-
-
-@final
-class VocabPadded(TargetModel):
-    """A model with its logits padded or cut to another model's vocabulary size."""
-
-    def __init__(self, model: TargetModel, vocab_size: int) -> None:
-        self._model = model
-        self.vocab_size = vocab_size
-        self.max_length = model.max_length
-
-    @property
-    def device(self) -> torch.device:
-        return self._model.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._model.dtype
-
-    def new_cache(self) -> SlotCache:
-        return self._model.new_cache()
-
-    def address(
-        self, tree: TokenTree, bases: Int[Tensor, "B"], rows: Sequence[int], reach: int, *, start: int = 0
-    ) -> StepIn:
-        return self._model.address(tree, bases, rows, reach, start=start)
-
-    def root_slots(self, bases: Int[Tensor, "B"], rows: Sequence[int]) -> Int[Tensor, "B"]:
-        return self._model.root_slots(bases, rows)
-
-    def forward(self, step: StepIn, cache: SlotCache, keep: Int[Tensor, "M"] | None = None) -> StepOut:
-        mine = replace(step, tokens=step.tokens.clamp(max=self._model.vocab_size - 1))
-        out = self._model.forward(mine, cache, keep)
-        return replace(out, logits=widened(out.logits, self.vocab_size))
-
-    def empty_hidden(self, rows: int) -> dict[int, Float[Tensor, "B T H"]]:
-        return self._model.empty_hidden(rows)
 
 
 def widened(logits: Float[Tensor, "B N v"], vocab_size: int) -> Float[Tensor, "B N V"]:
