@@ -237,7 +237,7 @@ def test_a_path_says_what_is_there(folder: Path, tmp_path: Path):
         (("online", tiny.build(seed=5)), "online needs a draft model or a trained head inside"),
         (("draft_model:there", tiny.build(seed=5)), "draft_model already has the path 'there'"),
         (("nothing", tiny.build(seed=5)), "Unknown drafter 'nothing'"),
-        (tiny.build(seed=5).to("meta"), "The draft model is on meta and the target on cpu"),
+        (tiny.build(seed=5).to("meta"), "The draft model 'LlamaForCausalLM' is on meta and the target on cpu"),
         (Path("no/such/folder"), "no/such/folder"),
     ],
 )

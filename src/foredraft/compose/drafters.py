@@ -52,7 +52,7 @@ class DrafterBuilder:
             draft = load_model(path, dtype=target.dtype, device=target.device, options=self.options)
         if (found := next(draft.model.parameters()).device) != target.device:
             raise DrafterError(
-                f"The draft {path!r} is on {found} and the target on {target.device}: put both on one device."
+                f"The draft model {path!r} is on {found} and the target on {target.device}: put both on one device."
             )
         model = acquire(draft.model, fast=self.fast, owned=not given)
         self.models.append(model)
