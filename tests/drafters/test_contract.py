@@ -110,7 +110,7 @@ def shared_cache(drafter: Drafter) -> SlotCache | None:
     """The target's cache, of a drafter that shares it."""
     if isinstance(drafter, SelfSpeculativeDrafter):
         return drafter.cache
-    return drafter.full if isinstance(drafter, (Partial, TriForce)) else None
+    return drafter.full if isinstance(drafter, TriForce) else None
 
 
 def with_vocabulary(drafter: Any, options: Any, target: CausalLM, draft: CausalLM) -> Drafter:

@@ -5,6 +5,7 @@ are those of the target's first layers.
 """
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import final
 
 from foredraft.core.errors import DrafterError, OptionError
@@ -46,7 +47,8 @@ class EarlyExit(SelfSpeculativeDrafter):
                 f"early_exit needs the number of layers that draft, 1 to {target.layers} for this model: write "
                 "early_exit,assistant_early_exit=E."
             )
-        super().__init__(options, Layers(target).first(options.assistant_early_exit), cache, vocab_size)
+        first = Layers(target).first(options.assistant_early_exit)
+        super().__init__(options, target, partial(first.forward, cache=cache), cache, vocab_size)
 
 
 def build(options: Options, context: BuildContext) -> EarlyExit:

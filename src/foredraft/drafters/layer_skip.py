@@ -5,6 +5,7 @@ layers read the full model's keys and values of committed tokens.
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import final
 
 from foredraft.core.errors import DrafterError, OptionError
@@ -39,8 +40,8 @@ class LayerSkip(SelfSpeculativeDrafter):
     """
 
     def __init__(self, options: Options, target: CausalLM, cache: SlotCache, vocab_size: int) -> None:
-        partial = Layers(target).without(options.skip_attention, options.skip_mlp)
-        super().__init__(options, partial, cache, vocab_size)
+        rest = Layers(target).without(options.skip_attention, options.skip_mlp)
+        super().__init__(options, target, partial(rest.forward, cache=cache), cache, vocab_size)
 
 
 def build(options: Options, context: BuildContext) -> LayerSkip:

@@ -11,19 +11,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import final
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from foredraft.core.draft import Draft, Law, Verdict
-from foredraft.core.drafter import Needs, Plan, Rewindable, StepOut, View
+from foredraft.core.draft import Draft, Verdict
+from foredraft.core.drafter import StepOut, View
 from foredraft.core.errors import OptionError
 from foredraft.core.sampling.params import check_known
-from foredraft.core.tree import TokenTree
 from foredraft.drafters.common.build_context import BuildContext
-from foredraft.drafters.common.chain import ChainLimits, ChainOptions, draw_chain
+from foredraft.drafters.common.chain import ChainOptions
 from foredraft.drafters.common.partial_cache_sync import PartialCacheSync
-from foredraft.model.base import widened
 from foredraft.model.cache import SlotCache
 from foredraft.model.hf import CausalLM
 from foredraft.model.partial.kv_selection import HeavyHitters, Retrieval, Selection, Window
@@ -74,7 +71,7 @@ class Options(ChainOptions):
 
 
 @final
-class Partial(Rewindable):
+class Partial(SelfSpeculativeDrafter):
     """Draws chains from the target with a part of its cache.
 
     Args:
@@ -84,13 +81,9 @@ class Partial(Rewindable):
     """
 
     def __init__(self, options: Options, target: CausalLM, full: SlotCache, vocab_size: int) -> None:
-        self._options = options
-        self.full = full
-        self._vocab_size = vocab_size
-        self.needs = Needs(max_nodes=options.num_assistant_tokens, target_cache=True)
-        ahead = options.num_assistant_tokens
-        selection = options.selection()
+        ahead, selection = options.num_assistant_tokens, options.selection()
         model = PartialLM(target, full, selection, options.room + selection.slack + 1 + ahead)
+        super().__init__(options, model, partial(model.forward, cache=model.cache), full, vocab_size)
         self._cache_sync = PartialCacheSync(model, ahead, options.refresh)
 
     @property
@@ -101,15 +94,8 @@ class Partial(Rewindable):
     def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
         self._cache_sync.admit(row)
 
-    @torch.inference_mode()
-    def propose(self, view: View, plan: Plan) -> Draft:
-        depth = min(plan.length, self._options.num_assistant_tokens)
-        if depth == 0:
-            return Draft(TokenTree.root(view.roots), Law.FIXED)
+    def _prepare(self, view: View, depth: int) -> None:
         self._cache_sync.sync(view)
-        read = partial(self._read, view)
-        limits = ChainLimits.of(plan, depth, view.lengths.device)
-        return draw_chain(view, limits, read(view.roots, 0), read)
 
     def commit(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None:
         self._cache_sync.observe(view, draft, verdict)
@@ -119,13 +105,6 @@ class Partial(Rewindable):
 
     def release(self, row: int) -> None:
         self._cache_sync.release(row)
-
-    def _read(self, view: View, tokens: Int[Tensor, "B"], index: int) -> Float[Tensor, "B 1 V"]:
-        """Logits after token ``index`` of a chain (the root is 0) whose earlier tokens have been read."""
-        model = self._cache_sync.model
-        chain = TokenTree.chain(tokens[:, None].clamp(max=model.vocab_size - 1))
-        step = model.address(chain, view.lengths - 1 + index, view.rows, max(view.extents) + index)
-        return widened(model.forward(step, model.cache).logits, self._vocab_size)
 
 
 def build(options: Options, context: BuildContext) -> Partial:
