@@ -14,6 +14,8 @@ from torch import nn
 from foredraft.core.errors import DataError, OptionError
 from foredraft.core.io import atomic_save, atomic_write_text, read_json, write_json
 
+Report = Callable[[dict[str, Any]], None]
+"""Called with each line of a log."""
 REPORTING = frozenset({"validate", "checkpoint", "report"})
 """Loop options that do not affect the weights and may change when a run resumes."""
 
@@ -146,7 +148,7 @@ class Log:
         place: progress so far. A resumed run is logged and reported; a finished one is only reported.
     """
 
-    def __init__(self, path: Path, place: dict[str, Any], report: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, path: Path, place: dict[str, Any], report: Report) -> None:
         self._path = path
         self._report = report
         if path.exists():

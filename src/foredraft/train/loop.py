@@ -18,7 +18,7 @@ from torch import Tensor
 
 from foredraft.core.errors import ForedraftError
 from foredraft.train import devices
-from foredraft.train.checkpoint import Checkpoints, Log
+from foredraft.train.checkpoint import Checkpoints, Log, Report
 from foredraft.train.data.batches import TrainBatches
 from foredraft.train.devices import autocast
 from foredraft.train.options import LoopOptions as LoopOptions
@@ -38,7 +38,7 @@ def train(
     options: LoopOptions,
     *,
     validate: Validate,
-    report: Callable[[dict[str, Any]], None] = lambda line: None,
+    report: Report = lambda line: None,
     accelerator: "Accelerator | None" = None,
 ) -> None:
     """Train ``recipe.net`` in place, from the last checkpoint in ``folder`` if there is one.

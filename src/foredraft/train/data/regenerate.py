@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from foredraft.core.errors import DataError
 from foredraft.core.io import json_object
@@ -21,7 +21,7 @@ from foredraft.core.sampling.params import SamplingParams
 from foredraft.engine.generator import Generator
 from foredraft.engine.request import Sequence
 from foredraft.model.tokenizer import Tokenizer
-from foredraft.train.checkpoint import lock_folder
+from foredraft.train.checkpoint import Report, lock_folder
 from foredraft.train.data.sources import Sample, read_sources, sample_of, template_error
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def regenerate(
     sources: list[str],
     out: Path,
     options: RegenerateOptions,
-    report: Callable[[dict[str, Any]], None] = lambda line: None,
+    report: Report = lambda line: None,
     accelerator: "Accelerator | None" = None,
 ) -> Path:
     """Write the target's answers as JSON Lines of ids; resumes an interrupted call.
@@ -96,7 +96,7 @@ def _answer(
     first: int,
     out: Path,
     options: RegenerateOptions,
-    report: Callable[[dict[str, Any]], None],
+    report: Report,
 ) -> None:
     """Append to ``out`` what it lacks of the answers to these prompts, whose numbers begin with ``first``."""
     before = _answered(out, prompts)
@@ -127,7 +127,7 @@ def _append(out: Path, files: list[Path]) -> None:
 class _Progress:
     """Reports the number of written answers and the estimated time left."""
 
-    def __init__(self, report: Callable[[dict[str, Any]], None], before: int, total: int) -> None:
+    def __init__(self, report: Report, before: int, total: int) -> None:
         self._report, self._before, self._total = report, before, total
         self._begin = self._reported = time.perf_counter()
         self.written = before

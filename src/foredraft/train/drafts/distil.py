@@ -19,12 +19,12 @@ from foredraft.heads.nets.target_parts import FINAL
 from foredraft.model.head_parts import parts_of
 from foredraft.model.hf import CausalLM
 from foredraft.model.taps import body
+from foredraft.train.checkpoint import Report
 from foredraft.train.losses import weighted_mean
 from foredraft.train.options import LoopOptions
 from foredraft.train.recipe import Recipe, TrainBatch, recompute
 from foredraft.train.run_context import RunContext
 
-Report = Callable[[dict[str, Any]], None]
 LOSSES = ("forward_kl", "reverse_kl", "jsd", "hard", "text")
 
 

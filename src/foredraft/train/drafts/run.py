@@ -15,10 +15,11 @@ from foredraft.model.hf import CausalLM
 from foredraft.model.load import load_model
 from foredraft.model.pruning import sizes_of
 from foredraft.model.tokenizer import check_same_tokenizer
+from foredraft.train.checkpoint import Report
 from foredraft.train.data.batches import TrainBatches
 from foredraft.train.data.tokens import TokenStore
 from foredraft.train.drafts import boost, distil, prune
-from foredraft.train.drafts.distil import DistilRecipe, DraftRun, Report, Student, Teacher
+from foredraft.train.drafts.distil import DistilRecipe, DraftRun, Student, Teacher
 from foredraft.train.heads.export import save_draft
 from foredraft.train.heads.validate import validation_length, validation_losses
 from foredraft.train.loop import LoopOptions, train

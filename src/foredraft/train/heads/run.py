@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from foredraft.heads.formats import load_head
 from foredraft.heads.nets.target_parts import FINAL
 from foredraft.model.hf import CausalLM
 from foredraft.model.load import resolve
+from foredraft.train.checkpoint import Report
 from foredraft.train.data.batches import TrainBatches
 from foredraft.train.data.tokens import TokenStore
 from foredraft.train.devices import cast_norm_inputs
@@ -25,8 +25,6 @@ from foredraft.train.heads.validate import validation_length, validation_losses
 from foredraft.train.loop import LoopOptions, train
 from foredraft.train.recipe import Recipe
 from foredraft.train.run_context import Data, RunContext
-
-Report = Callable[[dict[str, Any]], None]
 
 
 def run(
