@@ -25,9 +25,10 @@ from foredraft.serve.schema import (
 
 _SAME = (
     *("temperature", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "presence_penalty"),
-    *("frequency_penalty", "repetition_penalty", "no_repeat_ngram_size", "bad_words_ids", "seed"),
+    *("frequency_penalty", "repetition_penalty", "no_repeat_ngram_size", "bad_words_ids", "logit_bias", "seed"),
 )
-"""Fields that have one name here and in ``SamplingParams``."""
+_FIELDS = {**{name: name for name in _SAME}, "min_tokens": "min_new_tokens", "stop": "stop_strings"}
+"""Fields that are passed on as they are, with their names in ``SamplingParams``."""
 _COMPLETION_TOKENS = 16
 """OpenAI's ``max_tokens`` of a completion that gives none."""
 
@@ -124,15 +125,9 @@ class Converter:
         self, body: Generation, max_tokens: int, logprobs: int | None, grammar: Grammar | None
     ) -> SamplingParams:
         options: dict[str, Any] = {"temperature": 1.0, "max_new_tokens": max_tokens, "logprobs": logprobs}
-        options |= {name: value for name in _SAME if (value := getattr(body, name)) is not None}
+        options |= {own: value for name, own in _FIELDS.items() if (value := getattr(body, name)) is not None}
         if body.top_k is not None and body.top_k > 0:  # 0 and -1 turn it off
             options["top_k"] = body.top_k
-        if body.min_tokens is not None:
-            options["min_new_tokens"] = body.min_tokens
-        if body.stop is not None:
-            options["stop_strings"] = body.stop
-        if body.logit_bias is not None:
-            options["logit_bias"] = body.logit_bias
         if body.ignore_eos or body.stop_token_ids:
             own = () if body.ignore_eos else self._eos
             options["eos_token_id"] = (*own, *(body.stop_token_ids or ()))

@@ -257,12 +257,8 @@ class Renderer:
 
 
 def _joined(first: CompletionLogprobs, rest: CompletionLogprobs) -> CompletionLogprobs:
-    return CompletionLogprobs(
-        tokens=first.tokens + rest.tokens,
-        token_logprobs=first.token_logprobs + rest.token_logprobs,
-        top_logprobs=first.top_logprobs + rest.top_logprobs,
-        text_offset=first.text_offset + rest.text_offset,
-    )
+    lists = {name: getattr(first, name) + getattr(rest, name) for name in CompletionLogprobs.model_fields}
+    return CompletionLogprobs(**lists)
 
 
 def _finite(logprob: float) -> float:
