@@ -71,6 +71,8 @@ class FeatureCache:
         window: attention window in positions, the own one included; None for all.
         prepare: called with the largest position before forwards; a number that grows when what they read changes.
         replay: how steps run; a ``child`` of it runs the forwards.
+
+    ``reads_tables``: forwards of trees read ``Visible.table``, and not masks.
     """
 
     def __init__(
@@ -92,7 +94,7 @@ class FeatureCache:
         self._to_features = features
         self._cache = SlotCache(layers)
         self._features = torch.zeros(0, 0, 0, device=weight.device, dtype=weight.dtype)
-        self._tables = runs_kernel(weight.device)
+        self.reads_tables = runs_kernel(weight.device)
         self._used = 0  # slots after these have no features
         self._layout = Layout({"rows": window}, by_type=False)
         self.window = window
@@ -199,15 +201,10 @@ class FeatureCache:
         replay, sizes = self._rows.replay(self._replay, tuple(self._versions), len(view.rows))
         return run_rows(replay, self._cache.first(sizes.padded), segment, function, view, *arguments)
 
-    @property
-    def reads_tables(self) -> bool:
-        """Whether forwards of trees read ``Visible.table``, and not masks."""
-        return self._tables
-
     def extent_of(self, reach: int) -> int:
         """How many slots a forward of few nodes is addressed for, to cover ``reach`` of them."""
         slots = self._cache.slots
-        return slots if self._tables else min(extent_of(reach, self._features.device), slots)
+        return slots if self.reads_tables else min(extent_of(reach, self._features.device), slots)
 
     def slots_of(self, view: View, nodes: int) -> TreeSlots:
         """The slots of a tree of at most ``nodes`` nodes after the entries just read."""
@@ -265,7 +262,7 @@ class FeatureCache:
         Args:
             mask: what the nodes attend to, instead of ``step.visible``.
         """
-        step, tables = step.within(self._cache.slots), self._tables and step.few
+        step, tables = step.within(self._cache.slots), self.reads_tables and step.few
         window = SlotView.of(self._cache, step, stored=tables)
         if mask is None:
             mask = (step.tables(window.lines) if tables else step.masks(features.dtype))["rows"]
