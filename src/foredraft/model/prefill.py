@@ -72,28 +72,3 @@ def prefill(
         step = model.address(TokenTree.chain(piece), bases + begin, rows, reach)
         out = model.forward(step, cache, keep=first)  # these logits are unused; one node is the minimum
         receive(begin, out.hidden)
-
-
-def prefill_ragged(
-    model: TargetModel,
-    cache: SlotCache,
-    rows: Sequence[int],
-    tokens: Int[Tensor, "B T"],
-    counts: Sequence[int],
-    receive: Callable[[int, Mapping[int, Tensor]], None],
-) -> None:
-    """Write the first ``counts[b]`` tokens of each row from slot 0 on; rows of similar length are read together.
-
-    Args:
-        receive: called with b and the hidden states [1, N, H] of each part of its tokens, in order.
-    """
-    for group in group_by_length(counts):
-
-        def receive_group(begin: int, states: Mapping[int, Tensor], group: Sequence[int] = group) -> None:
-            for index, b in enumerate(group):
-                if begin < counts[b]:
-                    part = slice(index, index + 1), slice(counts[b] - begin)
-                    receive(b, {tap: each[part] for tap, each in states.items()})
-
-        own = tokens[group, : max(counts[b] for b in group)]
-        prefill(model, cache, [rows[b] for b in group], own, [0] * len(group), receive_group)
