@@ -21,6 +21,7 @@ from foredraft.core.sampling.params import check_known
 from foredraft.drafters.common.build_context import BuildContext
 from foredraft.drafters.common.chain import ChainOptions
 from foredraft.drafters.common.partial_cache_sync import PartialCacheSync
+from foredraft.drafters.common.self_speculative import SelfSpeculativeDrafter
 from foredraft.model.cache import SlotCache
 from foredraft.model.hf import CausalLM
 from foredraft.model.partial.kv_selection import HeavyHitters, Retrieval, Selection, Window
