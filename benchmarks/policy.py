@@ -2,7 +2,8 @@
 
 A cell is a target, a method, a temperature and a file of prompts. Its arms are plain decoding, every size that the
 policy can choose, and the policy. Each prompt is put to every arm before the next prompt, in an order that rotates,
-until every arm has generated so many tokens. A finished cell is a line of JSON and is not run again.
+until every arm has generated so many tokens. One request before them is not counted: in it the policy tries its sizes,
+and methods such as sequoia measure. A finished cell is a line of JSON and is not run again.
 
     python benchmarks/policy.py --prompts ../shared/data/prompts/eagle/humaneval/question.jsonl
     python benchmarks/policy.py --target ../shared/models/target-65m -d draft_model:../shared/models/draft-6m \\
@@ -52,8 +53,9 @@ def run_cell(
     policies = arms_of(drafting, temperature > 0)
     names = [PLAIN, *policies]
     said: dict[str, int] = defaultdict(int)
-    for generator in (plain, drafting):  # what a first request sets up, such as sequoia's measurement, is not counted
-        generator.engine.run(generator.submit(prompts[:1], SamplingParams(max_new_tokens=8, temperature=temperature)))
+    once = SamplingParams(max_new_tokens=args.new_tokens, temperature=temperature, eos_token_id=(), top_p=None)
+    for generator in (plain, drafting):  # not counted: what a first request sets up, and the policy's first trials
+        generator.engine.run(generator.submit(prompts[:1], once))
     for number in range(args.rounds * len(prompts)):
         params = SamplingParams(max_new_tokens=args.new_tokens, temperature=temperature, eos_token_id=(), top_p=None)
         first = number % len(names)
