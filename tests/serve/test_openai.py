@@ -166,6 +166,10 @@ def test_a_refused_request_has_an_error_object(server: servers.Running, change: 
 def test_what_is_no_json_and_what_is_too_long(server: servers.Running):
     broken = httpx.post(f"{server.url}/v1/completions", content="{", headers=JSON)
     assert (broken.status_code, broken.json()["error"]["message"]) == (400, "The body is not valid JSON.")
+    for content, headers in ((b'{"prompt": "abc"}', {}), (b"", JSON), (b"[1]", JSON)):
+        form = httpx.post(f"{server.url}/v1/completions", content=content, headers=headers)
+        sentence = "The body must be a JSON object (content-type: application/json)."
+        assert (form.status_code, form.json()["error"]["message"]) == (400, sentence)
     large = httpx.post(f"{server.url}/v1/completions", content=b"[" * (5 * 2**20), headers=JSON)
     assert large.status_code == 413 and large.json()["error"]["code"] == 413
     lost = httpx.get(f"{server.url}/nothing")

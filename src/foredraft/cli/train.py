@@ -30,8 +30,10 @@ class Source:
     data: tuple[str, ...] = field(
         default=(), metadata={"help": "JSON Lines or text file, folder, or datasets:NAME; repeatable."}
     )
-    cache: str | None = field(default=None, metadata={"help": "Folder for tokens and features, shared by runs."})
-    store: float = field(default=0.0, metadata={"help": "Gigabytes of features to store on disk."})
+    cache: str | None = field(
+        default=None, metadata={"help": "Folder for tokens and hidden states, to share with other runs."}
+    )
+    store: float = field(default=0.0, metadata={"help": "Gigabytes of the target's hidden states to keep on disk."})
     regenerate: bool = field(default=False, metadata={"help": "Train on the target's own answers to the data."})
     answers: int = field(default=2000, metadata={"help": "With --regenerate: number of answers."})
     answer_tokens: int = field(default=208, metadata={"help": "With --regenerate: tokens per answer."})
@@ -57,7 +59,7 @@ class Small:
         return PrunedShape.parse(self.shape) if self.shape is not None else None
 
 
-_RECIPE = "Recipe option, such as loss=lk or steps=7; repeatable."
+_RECIPE = "Recipe option, such as loss=lk or steps=7; an unknown name lists all; repeatable."
 EXAMPLES = (
     "foredraft train eagle3 -m PATH --data texts.jsonl --out run --tokens 20000000",
     "torchrun --nproc-per-node 8 -m foredraft train eagle3 -m PATH --data texts.jsonl --out run",
@@ -84,7 +86,7 @@ def command(
         list[str] | None, typer.Option("--recipe", metavar="NAME=VALUE", help=_RECIPE, show_default=False)
     ] = None,
     device: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="cpu: train without a GPU.", show_default=False)
+        str | None, typer.Option(metavar="TEXT", help="cpu: do not use the GPU.", show_default=False)
     ] = None,
     *,
     source: Source,

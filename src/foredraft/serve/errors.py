@@ -82,6 +82,8 @@ def _invalid(error: RequestValidationError) -> ApiError:
     if fault["type"] == "json_invalid":
         return ApiError(400, "The body is not valid JSON.")
     own = fault.get("ctx", {}).get("error")
+    if not place and own is None:  # no body, or a form, as curl sends it without a content-type
+        return ApiError(400, "The body must be a JSON object (content-type: application/json).")
     message = str(own) if isinstance(own, ForedraftError) else fault["msg"]
     name = ".".join(place)
     return ApiError(400, f"{name}: {message}" if name else message, param=name or None)
