@@ -163,6 +163,14 @@ def test_a_refused_request_has_an_error_object(server: servers.Running, change: 
     assert error.keys() == {"message", "type", "param", "code"}
 
 
+def test_the_error_of_an_image_names_its_part(server: servers.Running):
+    parts = [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "x"}}]
+    answer = httpx.post(f"{server.url}/v1/chat/completions", json={"messages": [{"role": "user", "content": parts}]})
+    error = answer.json()["error"]
+    assert error["param"] == "messages.0.content.1"
+    assert error["message"] == "messages.0.content.1: Unknown field 'image_url'. Known: text, type."
+
+
 def test_what_is_no_json_and_what_is_too_long(server: servers.Running):
     broken = httpx.post(f"{server.url}/v1/completions", content="{", headers=JSON)
     assert (broken.status_code, broken.json()["error"]["message"]) == (400, "The body is not valid JSON.")

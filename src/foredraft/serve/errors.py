@@ -76,9 +76,9 @@ def validated(kind: type[B], body: Any) -> B:
 
 
 def _invalid(error: RequestValidationError) -> ApiError:
-    """The first fault of a body."""
-    fault = error.errors()[0]
-    place = [str(part) for part in fault["loc"] if part != "body"]
+    """The first of the deepest faults of a body: where a value has several types, the one that fits best."""
+    fault = max(error.errors(), key=lambda each: len(each["loc"]))
+    place = [str(part) for part in fault["loc"] if part != "body" and "[" not in str(part)]
     if fault["type"] == "json_invalid":
         return ApiError(400, "The body is not valid JSON.")
     own = fault.get("ctx", {}).get("error")
