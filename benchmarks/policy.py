@@ -34,10 +34,12 @@ DRAFTERS = ("eagle3", "eagle1", "draft_model", "medusa", "prompt_lookup")
 
 
 def arms_of(generator: Generator, sampled: bool) -> dict[str, Policy]:
-    """The policy that its options ask for, and every size of it that is not 0; drawn trees for sampled rows."""
+    """The policy that its options ask for, and every size of it that is not 0; drawn trees for sampled rows. A drafter
+    that chooses its sizes itself, such as bandit, has one arm."""
     policy, needs = generator.engine.policy, generator.engine.drafter.needs
-    assert isinstance(policy, Throughput)
     arms: dict[str, Policy] = {POLICY: policy}
+    if not isinstance(policy, Throughput):
+        return arms
     for size in policy.sizes[1:]:
         length = needs.longest if needs.scored else size
         arms[str(size)] = Constant(length, policy.confidence, nodes=size if needs.scored else 0)

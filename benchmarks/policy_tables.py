@@ -48,8 +48,9 @@ class Cell(NamedTuple):
 
     @property
     def best_draft(self) -> str:
-        """The fastest fixed size that drafts."""
-        return max((arm for arm in self.arms if arm not in (POLICY, PLAIN)), key=lambda arm: self.arms[arm].rate)
+        """The fastest fixed size that drafts; the policy if the drafter has none."""
+        sizes = [arm for arm in self.arms if arm not in (POLICY, PLAIN)]
+        return max(sizes, key=lambda arm: self.arms[arm].rate, default=POLICY)
 
     @property
     def ahead(self) -> float:
