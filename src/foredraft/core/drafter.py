@@ -52,6 +52,10 @@ class Needs:
     target_cache: bool = False
     drawn: Mapping[int, float] = field(default_factory=dict)
 
+    def states(self, hidden: Mapping[int, Tensor]) -> dict[int, Tensor]:
+        """The hidden states that it reads, of those of several layers: others may be tapped for other users."""
+        return {layer: hidden[layer] for layer in self.hidden_layers}
+
     @property
     def longest(self) -> int:
         """Length of the longest path, in tokens."""

@@ -113,7 +113,7 @@ class PromptReader:
             if reading is None:
                 ids = np.array(sequence.prompt[:-1], dtype=np.int64)
                 tokens = to_device(sequence.prompt[:-1], self.target.device)
-                nothing = self.drafter.fuse(self._tapped(self.target.empty_hidden(1)))
+                nothing = self.drafter.fuse(self.drafter.needs.states(self.target.empty_hidden(1)))
                 reading = prompts[_key(sequence)] = _Reading({}, ids, tokens, [nothing])
                 added.append(reading)
             reading.requests[row] = sequence
@@ -249,7 +249,7 @@ class PromptReader:
         parts = [reading.tokens[reading.done : reading.done + count] for reading, count in shares.items()]
 
         def receive(begin: int, states: Mapping[int, Tensor]) -> None:
-            states = self._tapped(states)
+            states = self.drafter.needs.states(states)
             for index, (reading, count) in enumerate(shares.items()):
                 if begin < count:
                     part = slice(index, index + 1), slice(count - begin)
@@ -299,7 +299,3 @@ class PromptReader:
                     sequence.fail(ForedraftError(f"Prefill of this request failed: {error}"))
             return error
         return None
-
-    def _tapped(self, hidden: Mapping[int, Tensor]) -> dict[int, Tensor]:
-        """The states of the layers that the drafter reads; others may be tapped for other users of the target."""
-        return {tap: hidden[tap] for tap in self.drafter.needs.hidden_layers}

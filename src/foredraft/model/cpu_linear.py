@@ -43,7 +43,7 @@ class _Pack:
 
     ``source``: the plain weight, if the layer keeps it. ``version``: the plain weight's version when it was packed;
     in-place changes (by an optimizer or ``load_state_dict``) raise it. ``own_bias``: the layer's bias when packed.
-    ``scale``: of each output channel [out], if the weight is int8.
+    ``scale`` and ``zero``: of each output channel [out], if the weight is int8.
     """
 
     weight: Tensor
@@ -53,6 +53,7 @@ class _Pack:
     own_bias: Tensor | None
     dtype: torch.dtype
     scale: Tensor | None = None
+    zero: Tensor | None = None
 
     def stale(self, weight: Tensor, bias: Tensor | None) -> bool:
         if self.source is None:
@@ -90,7 +91,7 @@ class _Packed(nn.Module):
         if pack.stale(weight, bias):
             pack = self._pack = _packed(self, pack.dtype, keep=True)
         if pack.scale is not None:
-            return _int8_product(x, pack, pack.scale)
+            return _int8_product(x, pack)
         single = x.numel() == x.shape[-1]
         rows = x if x.dtype == pack.dtype else x.to(pack.dtype)
         if single:
@@ -245,30 +246,30 @@ def _packed(layer: Any, dtype: torch.dtype, keep: bool, weight: Tensor | None = 
     own = layer._parameters["weight"]
     plain = (own if weight is None else weight).detach()
     kind = _CLASSES.get(type(layer), type(layer))
-    weight, scale = kind._outputs_first(plain), None
+    weight, scale, zero = kind._outputs_first(plain), None, None
     if dtype is torch.int8 and weight.numel() < _LEAST_INT8:
         dtype = torch.float32
     if dtype is torch.int8:
         scale = weight.abs().amax(1).clamp_min(_TINY) / 127
+        zero = torch.zeros_like(scale, dtype=torch.int64)
         packed = torch.ops.onednn.qlinear_prepack((weight / scale[:, None]).round().to(torch.int8), None)
     else:
         packed = torch.ops.mkldnn._reorder_linear_weight(weight.to(dtype), None)
     bias = None if layer.bias is None else layer.bias.detach()
     own_bias = bias if bias is None or scale is not None else bias.to(dtype)
     source, version = (own.detach(), own._version) if keep else (None, 0)
-    return _Pack(packed, own_bias, source, version, bias, dtype, scale)
+    return _Pack(packed, own_bias, source, version, bias, dtype, scale, zero)
 
 
-def _int8_product(x: Tensor, pack: _Pack, scale: Tensor) -> Tensor:
+def _int8_product(x: Tensor, pack: _Pack) -> Tensor:
     """``x @ weight.T + bias`` with each row of ``x`` rounded to 8 bits."""
     x, dtype = x.float(), x.dtype
     row = torch.linalg.vector_norm(x, torch.inf, -1, keepdim=True).clamp_min_(_TINY).div_(127)
     rounded = (x / row).add_(128.5).to(torch.uint8)
-    zero = torch.zeros_like(scale, dtype=torch.int64)
     y = torch.ops.onednn.qlinear_pointwise(
-        rounded, 1.0, 128, pack.weight, scale, zero, None, 1.0, 0, torch.float32, "none", [], ""
+        rounded, 1.0, 128, pack.weight, pack.scale, pack.zero, None, 1.0, 0, torch.float32, "none", [], ""
     )
-    y = y.view(*x.shape[:-1], scale.numel()).mul_(row)
+    y = y.view(*x.shape[:-1], pack.weight.shape[1]).mul_(row)
     return (y if pack.bias is None else y.add_(pack.bias)).to(dtype)
 
 
@@ -327,7 +328,8 @@ def draft_dtype() -> torch.dtype:
     """Dtype of packed draft heads on this CPU: int8 or bfloat16 if it has fast instructions for them."""
     if torch.cpu._is_vnni_supported() and _int8_works():
         return torch.int8
-    return torch.bfloat16 if torch.cpu._is_avx512_bf16_supported() else torch.float32
+    fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return torch.bfloat16 if fast else torch.float32
 
 
 def _int8_works() -> bool:
@@ -336,9 +338,8 @@ def _int8_works() -> bool:
     x = torch.linspace(-2, 2, 3 * 512).view(3, 512).cos()
     try:
         pack = _packed(layer, torch.int8, keep=False)
-        assert pack.scale is not None
         with torch.no_grad():
-            return torch.allclose(_int8_product(x, pack, pack.scale), layer(x), atol=0.05)
+            return torch.allclose(_int8_product(x, pack), layer(x), atol=0.05)
     except (AttributeError, RuntimeError):
         return False
 

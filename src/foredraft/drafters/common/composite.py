@@ -20,7 +20,7 @@ class CompositeDrafter(Drafter):
 
     def read_ahead(self, row: int, prompt: Int[Tensor, "T"], hidden: Hidden, room: Room) -> None:
         for drafter in self._drafters:
-            drafter.read_ahead(row, prompt, drafter.fuse(_read_by(drafter, hidden)), room)
+            drafter.read_ahead(row, prompt, drafter.fuse(drafter.needs.states(hidden)), room)
 
     def fork(self, row: int, source: int, length: int) -> None:
         for drafter in self._drafters:
@@ -28,17 +28,12 @@ class CompositeDrafter(Drafter):
 
     def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Hidden) -> None:
         for drafter in self._drafters:
-            drafter.admit(row, prompt, drafter.fuse(_read_by(drafter, hidden)))
+            drafter.admit(row, prompt, drafter.fuse(drafter.needs.states(hidden)))
 
     def commit(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None:
         for drafter in self._drafters:
-            drafter.commit(view, draft, verdict, replace(out, hidden=_read_by(drafter, out.hidden)))
+            drafter.commit(view, draft, verdict, replace(out, hidden=drafter.needs.states(out.hidden)))
 
     def release(self, row: int) -> None:
         for drafter in self._drafters:
             drafter.release(row)
-
-
-def _read_by(drafter: Drafter, hidden: Mapping[int, Tensor]) -> dict[int, Tensor]:
-    """The hidden states of the layers that a drafter reads."""
-    return {layer: hidden[layer] for layer in drafter.needs.hidden_layers}

@@ -110,9 +110,9 @@ class DraftRunner:
         Args:
             room: the most nodes that are drafted.
             function: drafts with ``Forwards``, whose ``root`` it calls first.
-            read: the rows as the model reads them, if they differ from ``view``.
+            read: the rows that the model reads, if they differ from ``view``.
         """
-        read = view if read is None else read
+        read = self._as_read(view if read is None else read)
         ends = [min(extent, self.model.max_length) for extent in read.extents]
         unread = self._unread(read, ends, room)
         replay, sizes = self._read.replay(self._replay, self.model.version, len(ends))
@@ -130,6 +130,10 @@ class DraftRunner:
             made = run_rows(replay, rows, segment, drafted, view, unread, *arguments, otherwise=eager, why_eager=reason)
         self._read.count.update(zip(view.rows, ends, strict=True))
         return made
+
+    def _as_read(self, view: View) -> View:
+        """The rows as the model reads them: here, whole."""
+        return view
 
     def _unread(self, view: View, ends: Sequence[int], room: int) -> Unread:
         """The new tokens of each row, with slots reserved for them and for ``room`` nodes."""

@@ -7,9 +7,8 @@ the window's end, and the window is read again when it moves. It moves by a quar
 about four times. The draft's law is exactly that of the shorter sequence, for any kind of positions.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, TypeVar, final
+from typing import final
 
 import torch
 from jaxtyping import Int
@@ -21,8 +20,6 @@ from foredraft.core.transfer import to_device
 from foredraft.drafters.common.draft_runner import DraftRunner
 from foredraft.model.base import TargetModel
 from foredraft.model.replay import EAGER, Replay
-
-T = TypeVar("T")
 
 
 @final
@@ -91,31 +88,22 @@ class WindowedRunner(DraftRunner):
         """The plan, unchanged: the window always has room."""
         return plan
 
-    def draft(
-        self,
-        segment: str,
-        view: View,
-        room: int,
-        function: Callable[..., T],
-        *arguments: Any,
-        read: View | None = None,
-    ) -> T:
-        read = view if read is None else read
-        for row, extent in zip(read.rows, read.extents, strict=True):
+    def dropped(self, extent: int) -> int:
+        """How many tokens after the sinks are dropped from a row of this length."""
+        return -(-max(extent - self._limit, 0) // self._stride) * self._stride
+
+    def _as_read(self, view: View) -> View:
+        for row, extent in zip(view.rows, view.extents, strict=True):
             dropped = self.dropped(self._begins.setdefault(row, extent) + self._ahead) if self._ahead else 0
             if extent - dropped > self._limit:
                 dropped = self.dropped(extent)
             if dropped != self._dropped[row]:
                 self._dropped[row] = dropped
                 super().rewind(row, self._sinks)
-        return super().draft(segment, view, room, function, *arguments, read=self._short(read))
-
-    def dropped(self, extent: int) -> int:
-        """How many tokens after the sinks are dropped from a row of this length."""
-        return -(-max(extent - self._limit, 0) // self._stride) * self._stride
+        return self._short(view)
 
     def _short(self, view: View) -> View:
-        """The rows as the draft reads them."""
+        """The rows without their dropped tokens."""
         counts = [self._dropped[row] for row in view.rows]
         if not any(counts):
             return view

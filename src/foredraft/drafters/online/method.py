@@ -84,7 +84,7 @@ class Online(CompositeDrafter, Background):
     def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Hidden) -> None:
         super().admit(row, prompt, hidden)
         self._current.add(row)
-        own = {tap: hidden[tap] for tap in self.needs.hidden_layers}
+        own = self.needs.states(hidden)
         self._records[row] = RowRecord.started(prompt, own, self._options.context // 2)
 
     def propose(self, view: View, plan: Plan) -> Draft:
@@ -96,7 +96,7 @@ class Online(CompositeDrafter, Background):
         super().commit(view, draft, verdict, out)
         if len(self._steps) >= _UNREAD:
             self._record_steps()
-        own = StepOut(out.logits, {tap: out.hidden[tap] for tap in self.needs.hidden_layers})
+        own = StepOut(out.logits, self.needs.states(out.hidden))
         self._steps.append(StepRecord.of(view, draft, verdict, own, self._options.top_laws))
 
     def release(self, row: int) -> None:
