@@ -55,11 +55,10 @@ def run_cell(
     policies = arms_of(drafting, temperature > 0)
     names = [PLAIN, *policies]
     said: dict[str, int] = defaultdict(int)
-    once = SamplingParams(max_new_tokens=args.new_tokens, temperature=temperature, eos_token_id=(), top_p=None)
+    params = SamplingParams(max_new_tokens=args.new_tokens, temperature=temperature, eos_token_id=(), top_p=None)
     for generator in (plain, drafting):  # not counted: what a first request sets up, and the policy's first trials
-        generator.engine.run(generator.submit(prompts[:1], once))
+        generator.engine.run(generator.submit(prompts[:1], params))
     for number in range(args.rounds * len(prompts)):
-        params = SamplingParams(max_new_tokens=args.new_tokens, temperature=temperature, eos_token_id=(), top_p=None)
         first = number % len(names)
         for name in names[first:] + names[:first]:
             generator = plain if name == PLAIN else drafting

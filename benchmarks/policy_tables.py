@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from foredraft.bench.measure.summary import temperature_label
+
 RESULTS = Path(__file__).parent / "results" / "policy.jsonl"
 POLICY, PLAIN = "policy", "0"
 TITLES = {"humaneval": "HumanEval", "gsm8k": "GSM8K", "mt_bench": "MT-bench"}
@@ -195,14 +197,14 @@ def _tokens(cells: Sequence[Cell]) -> str:
 def by_method(cells: Sequence[Cell]) -> str:
     """A row per method: means over tasks at the best fixed size of each task, and under the policy."""
     settings = list(dict.fromkeys((cell.target, cell.temperature) for cell in cells))
-    names = [f"{target}, {'greedy' if not heat else f'T={heat:g}'}" for target, heat in settings]
+    names = [f"{target}, {temperature_label(heat)}" for target, heat in settings]
     head = " | ".join(f"{name}: best size | policy" for name in names)
     lines = [f"| method | {head} |", "| --- |" + " ---: |" * (2 * len(names))]
     for method in dict.fromkeys(cell.method for cell in cells):
         columns = []
         for target, heat in settings:
             own = [c for c in cells if (c.target, c.method, c.temperature) == (target, method, heat)]
-            columns += [_mean([(c, c.best_draft) for c in own]), _mean([(c, POLICY) for c in own])]
+            columns += _both(own)
         lines.append(f"| {method} | {' | '.join(columns)} |")
     return "\n".join(lines)
 
@@ -224,7 +226,7 @@ def in_short(cells: Sequence[Cell], target: str) -> str:
             [cell for cell in own if (cell.method, cell.temperature) == (method, heat) and cell.task in tasks]
             for heat in (0.0, 1.0)
         ]
-        columns = [_mean([(cell, arm(cell)) for cell in some]) for some in found for arm in (_best, lambda _: POLICY)]
+        columns = [column for some in found for column in _both(some)]
         rows.append((sum(cell.speed_up(POLICY) for cell in found[0]), f"| {method} | {' | '.join(columns)} |"))
     lines += [row for _, row in sorted(rows, reverse=True)]
     titles, chosen = [TITLES[task] for task in tasks], [cell for cell in own if cell.task in tasks]
@@ -233,13 +235,12 @@ def in_short(cells: Sequence[Cell], target: str) -> str:
 
 
 def of_page(cells: Sequence[Cell], page: str) -> str:
-    """What was measured for the methods of a page, in a sentence each; empty without a cell."""
+    """What was measured for the methods of a page, a row each; empty without a cell."""
     lines = []
     for method, target, heat in dict.fromkeys((cell.method, cell.target, cell.temperature) for cell in cells):
         if PAGES.get(method, method) == page:
             own = [c for c in cells if (c.method, c.target, c.temperature) == (method, target, heat)]
-            fixed, policy = _mean([(c, c.best_draft) for c in own]), _mean([(c, POLICY) for c in own])
-            lines.append(f"| {method} | {target} | {'greedy' if not heat else f'T={heat:g}'} | {fixed} | {policy} |")
+            lines.append(f"| {method} | {target} | {temperature_label(heat)} | {' | '.join(_both(own))} |")
     if not lines:
         return ""
     head = "| drafter | target | temperature | best fixed size | policy |"
@@ -247,12 +248,13 @@ def of_page(cells: Sequence[Cell], page: str) -> str:
     return "\n".join([title, "", head, "| --- | --- | --- | ---: | ---: |", *lines])
 
 
-def _best(cell: Cell) -> str:
-    return cell.best_draft
-
-
 def _shown(cell: Cell, arm: str) -> str:
     return f"{cell.speed_up(arm):.2f} / {cell.arms[arm].length:.2f}"
+
+
+def _both(cells: Sequence[Cell]) -> list[str]:
+    """Means at the best fixed size of each cell, and under the policy."""
+    return [_mean([(cell, cell.best_draft) for cell in cells]), _mean([(cell, POLICY) for cell in cells])]
 
 
 def _mean(chosen: Sequence[tuple[Cell, str]]) -> str:

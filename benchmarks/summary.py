@@ -69,12 +69,14 @@ def _of(runs: list[dict], arm: str, task: str) -> list[dict]:
 
 
 def _ratios(runs: list[dict], top: str, bottom: str) -> list[str]:
+    """Median and quartiles of each task."""
+    return [quartiles(_paired([run for run in runs if run["task"] == task], top, bottom)) for task in TASKS]
+
+
+def _paired(runs: list[dict], top: str, bottom: str) -> list[float]:
     """Ratios of paired prompts, so that a slow minute of the machine cancels out."""
-    cells = []
-    for task in TASKS:
-        slow = {run["prompt"]: run["seconds"] for run in _of(runs, bottom, task)}
-        cells.append(quartiles([slow[run["prompt"]] / run["seconds"] for run in _of(runs, top, task)]))
-    return cells
+    slow = {(run["task"], run["prompt"]): run["seconds"] for run in runs if run["arm"] == bottom}
+    return [slow[run["task"], run["prompt"]] / run["seconds"] for run in runs if run["arm"] == top]
 
 
 def _agreeing(runs: list[dict]) -> int:
@@ -168,12 +170,7 @@ def predictions() -> str:
 def against_transformers() -> str:
     """Medians over all prompts of the comparison with transformers."""
     kinds = read(RESULTS)
-    runs = kinds["run"]
-    ratios = []
-    for title, top, bottom in PAIRS[:2]:
-        slow = {(run["task"], run["prompt"]): run["seconds"] for run in runs if run["arm"] == bottom}
-        each = [slow[run["task"], run["prompt"]] / run["seconds"] for run in runs if run["arm"] == top]
-        ratios.append(f"{title} {statistics.median(each):.2f}")
+    ratios = [f"{title} {statistics.median(_paired(kinds['run'], *arms)):.2f}" for title, *arms in PAIRS[:2]]
     page = "docs/results.md#comparison-with-transformers-at-equal-length"
     return (
         f"Against [transformers]({page}), {kinds['provenance'][0]['target']}, tokens per second: {', '.join(ratios)}."
