@@ -18,11 +18,14 @@ from foredraft.drafters.blockwise import BlockwiseDrafter, Options as BlockwiseO
 from foredraft.drafters.cape import Cape, Options as CapeOptions
 from foredraft.drafters.cascade import Cascade, Options as CascadeOptions
 from foredraft.drafters.common.build_context import NestedDrafter
+from foredraft.drafters.common.self_speculative import SkippingDrafter
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
 from foredraft.drafters.eagle1 import Eagle1, Options as Eagle1Options
 from foredraft.drafters.eagle2 import Eagle2, Options as Eagle2Options
 from foredraft.drafters.eagle3 import Eagle3Drafter, Options as Eagle3Options
+from foredraft.drafters.early_exit import EarlyExit, Options as ExitOptions
 from foredraft.drafters.hydra import HydraDrafter, Options as HydraOptions
+from foredraft.drafters.layer_skip import LayerSkip, Options as SkipOptions
 from foredraft.drafters.medusa import MedusaDrafter, Options as MedusaOptions
 from foredraft.drafters.opt_tree import Options as OptTreeOptions, OptTree
 from foredraft.drafters.sequoia import Options as SequoiaOptions, Sequoia
@@ -87,8 +90,21 @@ METHODS: dict[str, Callable[[CausalLM, CausalLM, Replay], Drafter]] = {
         CapeOptions(num_assistant_tokens=3, widths=(3, 2, 1)), draft, tiny.VOCAB, replay
     ),
     "cascade": cascade,
+    "early_exit chain": lambda target, draft, replay: EarlyExit(
+        ExitOptions(num_assistant_tokens=3, assistant_early_exit=1), target, target.new_cache(), tiny.VOCAB, replay
+    ),
+    "layer_skip chain": lambda target, draft, replay: LayerSkip(
+        SkipOptions(num_assistant_tokens=3, skip_mlp=(0,)), target, target.new_cache(), tiny.VOCAB, replay
+    ),
 }
-QUICK = {("eagle3", 0.0), ("medusa", 1.0), ("hydra++", 0.0), ("eagle3 drawn", 1.0), ("chain", 1.0)}
+QUICK = {
+    ("early_exit chain", 1.0),
+    ("eagle3", 0.0),
+    ("medusa", 1.0),
+    ("hydra++", 0.0),
+    ("eagle3 drawn", 1.0),
+    ("chain", 1.0),
+}
 
 
 def build(method: str, replay: Replay) -> tuple[Generator, list[Any]]:
@@ -105,7 +121,8 @@ def build(method: str, replay: Replay) -> tuple[Generator, list[Any]]:
         return made
 
     drafter.propose = noted  # type: ignore[method-assign]
-    return tiny.generator(target, drafter, eos=range(3), max_rows=3, replay=replay), drafts
+    shared = drafter.cache if isinstance(drafter, SkippingDrafter) else None
+    return tiny.generator(target, drafter, eos=range(3), max_rows=3, replay=replay, cache=shared), drafts
 
 
 def found(results: list[Result]) -> list[Any]:

@@ -5,15 +5,15 @@ are those of the target's first layers.
 """
 
 from dataclasses import dataclass, field
-from functools import partial
 from typing import final
 
 from foredraft.core.errors import DrafterError, OptionError
 from foredraft.drafters.common.build_context import BuildContext
 from foredraft.drafters.common.chain import ChainOptions
-from foredraft.drafters.common.self_speculative import SelfSpeculativeDrafter
+from foredraft.drafters.common.self_speculative import SkippingDrafter
 from foredraft.model.cache import SlotCache
 from foredraft.model.hf import CausalLM
+from foredraft.model.replay import EAGER, Replay
 from foredraft.model.skipping import Layers
 
 
@@ -33,7 +33,7 @@ class Options(ChainOptions):
 
 
 @final
-class EarlyExit(SelfSpeculativeDrafter):
+class EarlyExit(SkippingDrafter):
     """Drafts with the first ``assistant_early_exit`` layers of ``target``, in its ``cache``.
 
     Raises:
@@ -41,16 +41,18 @@ class EarlyExit(SelfSpeculativeDrafter):
         ModelError: the target has fewer.
     """
 
-    def __init__(self, options: Options, target: CausalLM, cache: SlotCache, vocab_size: int) -> None:
+    def __init__(
+        self, options: Options, target: CausalLM, cache: SlotCache, vocab_size: int, replay: Replay = EAGER
+    ) -> None:
         if options.assistant_early_exit is None:
             raise DrafterError(
                 f"early_exit needs the number of layers that draft, 1 to {target.layers} for this model: write "
                 "early_exit,assistant_early_exit=E."
             )
         first = Layers(target).first(options.assistant_early_exit)
-        super().__init__(options, target, partial(first.forward, cache=cache), cache, vocab_size)
+        super().__init__(options, first, cache, vocab_size, replay)
 
 
 def build(options: Options, context: BuildContext) -> EarlyExit:
     """early_exit,assistant_early_exit=E"""
-    return EarlyExit(options, context.target, context.cache, context.vocab_size)
+    return EarlyExit(options, context.target, context.cache, context.vocab_size, context.replay)

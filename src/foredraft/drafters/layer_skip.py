@@ -5,16 +5,16 @@ layers read the full model's keys and values of committed tokens.
 """
 
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import final
 
 from foredraft.core.errors import DrafterError, OptionError
 from foredraft.drafters.common.build_context import BuildContext
 from foredraft.drafters.common.chain import ChainOptions
-from foredraft.drafters.common.self_speculative import SelfSpeculativeDrafter
+from foredraft.drafters.common.self_speculative import SkippingDrafter
 from foredraft.drafters.common.skip_config import read_skip_config
 from foredraft.model.cache import SlotCache
 from foredraft.model.hf import CausalLM
+from foredraft.model.replay import EAGER, Replay
 from foredraft.model.skipping import Layers
 
 
@@ -32,16 +32,18 @@ class Options(ChainOptions):
 
 
 @final
-class LayerSkip(SelfSpeculativeDrafter):
+class LayerSkip(SkippingDrafter):
     """Drafts with ``target`` without the skipped blocks, in its ``cache``.
 
     Raises:
         ModelError: the target has no such layers, or its layers cannot be split into attention and MLP.
     """
 
-    def __init__(self, options: Options, target: CausalLM, cache: SlotCache, vocab_size: int) -> None:
+    def __init__(
+        self, options: Options, target: CausalLM, cache: SlotCache, vocab_size: int, replay: Replay = EAGER
+    ) -> None:
         rest = Layers(target).without(options.skip_attention, options.skip_mlp)
-        super().__init__(options, target, partial(rest.forward, cache=cache), cache, vocab_size)
+        super().__init__(options, rest, cache, vocab_size, replay)
 
 
 def build(options: Options, context: BuildContext) -> LayerSkip:
@@ -62,4 +64,4 @@ def build(options: Options, context: BuildContext) -> LayerSkip:
                 f"{context.target.layers}."
             )
         options = replace(options, skip_attention=skips.attention, skip_mlp=skips.mlp)
-    return LayerSkip(options, context.target, context.cache, context.vocab_size)
+    return LayerSkip(options, context.target, context.cache, context.vocab_size, context.replay)

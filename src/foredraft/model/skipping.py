@@ -42,10 +42,17 @@ class LayerSkipLM:
         self.cost = cost
         self._replacements = replacements
 
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """The context in which ``model.compute`` skips the parts."""
+        with self.model.running(), _patched(self._replacements):
+            yield
+
+    @torch.inference_mode()
     def forward(self, step: StepIn, cache: SlotCache, keep: Int[Tensor, "M"] | None = None) -> StepOut:
         """Like ``CausalLM.forward``. A skipped layer's hidden states are its input."""
-        with _patched(self._replacements):
-            return self.model.forward(step, cache, keep)
+        with self.running():
+            return self.model.compute(step, cache, keep)
 
 
 @final
