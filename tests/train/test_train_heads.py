@@ -55,10 +55,10 @@ def slow_loss(net: Any, of: TrainBatch, *, teacher: bool = True, decay: float = 
     """Head i at row j says token j + 2 + i: its label is that token, or the law that the target had of it."""
     batch, length = of.tokens.shape
     total = torch.zeros((), dtype=torch.float64)
-    for head in range(net.count):
+    for head in range(net.config.num_heads):
         said = []
         for text in range(batch):
-            for row in range(length - 1 - net.count):
+            for row in range(length - 1 - net.config.num_heads):
                 if not of.weights[text, row + 1 + head]:  # whether the token after this row counts
                     continue
                 log_q = logits_of(net, of, text, row, head).log_softmax(-1)

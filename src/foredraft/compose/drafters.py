@@ -91,8 +91,7 @@ class _BuildContext(BuildContext):
         if dtype is torch.bfloat16 and law is not Law.FIXED:
             dtype = torch.float32  # the q of drawn drafts must not depend on the number of rows in a product
         PackedWeights(net, dtype)
-        own_output = getattr(net, "lm_head", None) is not None or getattr(net.config, "own_heads", False)
-        if dtype is torch.int8 and not own_output:
+        if dtype is torch.int8 and not net.own_output:
             net.target = with_int8_output(net.target, self.target.model)
 
     def drafter(self, spec: str, target: CausalLM | None = None, cache: SlotCache | None = None) -> BuiltDrafter:

@@ -22,7 +22,7 @@ class HydraDrafter(StaticTreeDrafter):
 
     def __init__(self, options: Options, net: Hydra, replay: Replay = EAGER) -> None:
         state = LastHidden(replay) if net.prefix is None else _prefix_cache(net.prefix, replay)
-        template = options.template(net.config.accuracies, net.count)
+        template = options.template(net.config.accuracies, net.config.num_heads)
         super().__init__(template, state, options.sampled_tree, net.config.accuracies, net.target.vocab_size)
         self._net = net
 

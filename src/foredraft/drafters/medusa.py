@@ -22,7 +22,7 @@ class MedusaDrafter(StaticTreeDrafter):
     """Head i predicts the tokens of level i + 1, independently of the levels above."""
 
     def __init__(self, options: Options, net: Medusa, replay: Replay = EAGER) -> None:
-        template = options.template(net.config.accuracies, net.count)
+        template = options.template(net.config.accuracies, net.config.num_heads)
         state = LastHidden(replay)
         super().__init__(template, state, options.sampled_tree, net.config.accuracies, net.target.vocab_size)
         self._net = net

@@ -202,9 +202,7 @@ class PackedWeights:
         layers: list[Any] = [layer for layer in model.modules() if id(layer) in kept]
         # inference-mode weights have no version counter, so changes could not be detected
         layers = [layer for layer in layers if not (kept[id(layer)] and layer.weight.is_inference())]
-        free, size = available_bytes(torch.device("cpu")), sum(layer.weight.nbytes for layer in layers)
-        if keep and free is not None and size > free // 2:
-            _log.info("Linear layers are not packed: packed copies would take %d of %d free bytes.", size, free)
+        if keep and not _room_for(sum(layer.weight.nbytes for layer in layers)):
             return
         try:
             for layer in layers:
@@ -275,14 +273,22 @@ def _int8_product(x: Tensor, pack: _Pack) -> Tensor:
 
 def int8_copy(weight: Float[Tensor, "V H"]) -> nn.Module | None:
     """An int8 layer with this weight, for drafts that use the target's output layer; None without memory for it."""
-    free = available_bytes(weight.device)
-    if free is not None and weight.numel() > free // 2:
+    if not _room_for(weight.numel()):
         return None
     with torch.device("meta"):
         layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False, dtype=torch.float32)
     layer.weight = nn.Parameter(weight.detach().float(), requires_grad=False)
     pack(layer, torch.int8, keep=False)
     return layer
+
+
+def _room_for(size: int) -> bool:
+    """Whether packed copies of ``size`` bytes take at most half of the free memory."""
+    free = available_bytes(torch.device("cpu"))
+    fits = free is None or size <= free // 2
+    if not fits:
+        _log.info("Linear layers are not packed: packed copies would take %d of %s free bytes.", size, free)
+    return fits
 
 
 def any_weight(net: nn.Module) -> Tensor:

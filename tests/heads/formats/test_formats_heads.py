@@ -105,7 +105,12 @@ def test_medusa1(tmp_path: Path, lm: CausalLM, layers: int):
     path = hf.put(tmp_path / "a", MEDUSA, tensors, "medusa_lm_head.pt")
     head = load_head(path, lm)
     net = head.net
-    assert isinstance(net, Medusa) and net.count == 3 and net.config.num_layers == layers and net.config.own_heads
+    assert (
+        isinstance(net, Medusa)
+        and net.config.num_heads == 3
+        and net.config.num_layers == layers
+        and net.config.own_heads
+    )
     assert (head.info.method, head.info.format) == ("medusa", "Medusa-1")
     assert "It has 3 heads according to its tensors, but its config says 2." in head.info.notes
     assert head.info.target.name == "lmsys/vicuna-7b-v1.3" and head.info.target.vocab_size == V

@@ -143,7 +143,7 @@ class AheadAdapter(TrainAdapter[Medusa | Blockwise | Hydra]):
         if isinstance(net, Hydra) and net.prefix is not None:
             place = torch.arange(hidden.shape[1], device=hidden.device).expand(hidden.shape[0], -1)
             hidden = net.prefix(hidden, place, Unrolled(place).first)
-        for head in range(net.count):
+        for head in range(net.config.num_heads):
             entry = batch.places - 1 - head
             laws = (entry >= 0).nonzero()[:, 0]
             entry, row = entry[laws], batch.rows[laws]

@@ -126,11 +126,8 @@ class Timings:
         count = len(self._sizes)
         rising = self._known(range(count))
         seconds = [self._between(i, rising) for i in range(count)]
-        self.estimates, earlier, going = (
-            seconds[:1],
-            0.0,
-            1.0,
-        )  # seconds of drafts that end earlier; share of the others
+        self.estimates = seconds[:1]
+        earlier, going = 0.0, 1.0  # seconds of drafts that end earlier; share of the others
         for i in range(1, count):
             ended = going * self._ended[i - 1] / self._passed[i - 1]
             earlier += ended * (seconds[i - 1] if i > 1 else max(self.empty.value, seconds[0]))

@@ -23,7 +23,7 @@ class EagleNet(nn.Module, ABC):
 
     ``taps``: the target's hidden layers that it reads (numbers of decoder layers, or ``FINAL``). ``depth``: its number
     of layers. ``window``: how many positions these attend to; None for all. ``vocabulary``: the target ids of its
-    vocabulary, ascending; None for all.
+    vocabulary, ascending; None for all. ``own_output``: it does not use the target's output layer.
     """
 
     taps: tuple[int, ...]
@@ -32,6 +32,7 @@ class EagleNet(nn.Module, ABC):
     vocabulary: Tensor | None
     target: TargetParts
     rotary: Rotary
+    own_output: bool = False
 
     @abstractmethod
     def features(self, hidden: Mapping[int, Float[Tensor, "B N T"]]) -> Float[Tensor, "B N F"]:
@@ -183,6 +184,7 @@ class Eagle3(EagleNet):
         self.layers = nn.ModuleList(Block(config.block) for _ in range(config.num_layers - 1))
         self.norm = nn.RMSNorm(width, eps=eps)
         self.embed_tokens = nn.Embedding(config.vocab_size, width) if config.own_embedding else None
+        self.own_output = config.own_head
         self.lm_head = nn.Linear(width, config.draft_vocab_size, bias=False) if config.own_head else None
         self.vocabulary: Tensor | None
         reduced = config.draft_vocab_size < config.vocab_size

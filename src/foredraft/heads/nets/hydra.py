@@ -80,14 +80,11 @@ class Hydra(nn.Module):
             raise ValueError("a prefix layer needs rotary positions")
         self.prefix = Prefix(config.prefix, rotary) if config.prefix and rotary else None
         self.mlps = nn.ModuleList(HydraMlp((i + 2) * width, width, config.num_layers) for i in range(config.num_heads))
+        self.own_output = config.own_heads
         own = config.num_heads if config.own_heads else 0
         self.heads = nn.ModuleList(nn.Linear(width, config.vocab_size) for _ in range(own))
         self.dropout = nn.Dropout(config.dropout)
         self.target = target
-
-    @property
-    def count(self) -> int:
-        return self.config.num_heads
 
     def logits(self, hidden: Float[Tensor, "B N H"], tokens: Int[Tensor, "B N K"], head: int) -> Float[Tensor, "B N V"]:
         """Logits of head ``head`` after K = head + 1 tokens: the target's token, then drafted ones."""

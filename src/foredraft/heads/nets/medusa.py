@@ -45,20 +45,20 @@ class ResBlock(nn.Module):
 
 @final
 class Medusa(nn.Module):
-    """Head i (from 0) reads the target's state h_t, after its final norm, and predicts token t + 2 + i."""
+    """Head i (from 0) reads the target's state h_t, after its final norm, and predicts token t + 2 + i.
+
+    ``own_output``: it does not use the target's output layer.
+    """
 
     def __init__(self, config: MedusaConfig, target: TargetParts) -> None:
         super().__init__()
         self.config = config
         width = config.hidden_size
         self.blocks = nn.ModuleList(ResBlock(width) for _ in range(config.num_heads))
+        self.own_output = config.own_heads
         own = config.num_heads if config.own_heads else 0
         self.heads = nn.ModuleList(nn.Linear(width, config.vocab_size, bias=False) for _ in range(own))
         self.target = target
-
-    @property
-    def count(self) -> int:
-        return self.config.num_heads
 
     def states(self, hidden: Float[Tensor, "B N H"], head: int) -> Float[Tensor, "B N H"]:
         for _ in range(self.config.num_layers):
@@ -87,6 +87,8 @@ class Blockwise(nn.Module):
     predicts token t + 2 + i; the paper's p_1 is the target itself.
     """
 
+    own_output = False
+
     def __init__(self, config: BlockwiseConfig, target: TargetParts) -> None:
         super().__init__()
         self.config = config
@@ -96,10 +98,6 @@ class Blockwise(nn.Module):
             nn.init.zeros_(layer.weight)  # type: ignore[arg-type]
             nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
         self.target = target
-
-    @property
-    def count(self) -> int:
-        return self.config.num_heads
 
     def states(self, hidden: Float[Tensor, "B N H"], head: int) -> Float[Tensor, "B N H"]:
         return hidden + self.outer[head](F.relu(self.inner[head](hidden)))

@@ -53,7 +53,7 @@ class AheadRecipe(Recipe[Ahead]):
         self._loss = loss_of(options.loss)
 
     def forward(self, batch: TrainBatch) -> dict[str, Tensor]:
-        count = self.net.count
+        count = self.net.config.num_heads
         size, length = batch.tokens.shape
         if length < count + 2:
             raise OptionError(f"Samples of {length} tokens are too short for {count} heads: raise --length.")

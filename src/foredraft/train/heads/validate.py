@@ -63,14 +63,14 @@ def rank_accuracies(net: nn.Module, batches: Sequence[TrainBatch]) -> tuple[tupl
     """Accuracy of each head's k-th token, per rank k, against the target's argmax; None for nets without heads."""
     if not isinstance(net, (Medusa, Hydra, Blockwise)):
         return None
-    hits = torch.zeros(net.count, RANKS)
+    hits = torch.zeros(net.config.num_heads, RANKS)
     seen = 0
     for batch in batches:
         size, length = batch.tokens.shape
-        rows = torch.arange(length - 1 - net.count, device=batch.tokens.device).expand(size, -1)
+        rows = torch.arange(length - 1 - net.config.num_heads, device=batch.tokens.device).expand(size, -1)
         choices = net.target.head(batch.hidden[FINAL]).argmax(-1)
         logits = logits_ahead(net, batch)
-        for head in range(net.count):
+        for head in range(net.config.num_heads):
             best = logits(rows, head).topk(RANKS, dim=-1).indices
             correct = best == choices[:, 1 + head : 1 + head + rows.shape[1], None]
             hits[head] += correct.float().mean((0, 1)).cpu()
