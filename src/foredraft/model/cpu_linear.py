@@ -14,8 +14,11 @@ and each row of the input have a scale of their own, and sums are exact, so a ro
 import copy
 import copyreg
 import logging
-from collections.abc import Callable, Iterable
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, TypeVar
 
 import torch
@@ -26,8 +29,10 @@ from transformers.pytorch_utils import Conv1D
 
 from foredraft.model.memory import available_bytes
 
-_LEAST_ROWS = 2
-"""A single row is repeated: oneDNN's matrix-vector kernel is slower than two rows."""
+_LEAST_ROWS = (2, 4)
+"""Fewer rows are repeated, up to one of these numbers: oneDNN takes longer for one row than for two, and on some
+processors for two than for four. A row's result is the same for all of them."""
+_TIMED, _PASSES = 2**25, 4  # weights that are timed to choose one, more than caches hold; how often
 _LEAST_INT8 = 2**17
 """Weights of a layer from which on int8 is faster; a smaller layer stays in float32."""
 _TINY = 1e-20
@@ -43,7 +48,7 @@ class _Pack:
 
     ``source``: the plain weight, if the layer keeps it. ``version``: the plain weight's version when it was packed;
     in-place changes (by an optimizer or ``load_state_dict``) raise it. ``own_bias``: the layer's bias when packed.
-    ``scale`` and ``zero``: of each output channel [out], if the weight is int8.
+    ``scale`` and ``zero``: of each output channel [out], if the weight is int8. ``rows``: fewer are repeated.
     """
 
     weight: Tensor
@@ -54,6 +59,7 @@ class _Pack:
     dtype: torch.dtype
     scale: Tensor | None = None
     zero: Tensor | None = None
+    rows: int = _LEAST_ROWS[0]
 
     def stale(self, weight: Tensor, bias: Tensor | None) -> bool:
         if self.source is None:
@@ -89,16 +95,14 @@ class _Packed(nn.Module):
         if needs_grad and torch.is_grad_enabled():  # the packed product has no backward
             return F.linear(x, self._outputs_first(self.weight).to(x.dtype), bias)
         if pack.stale(weight, bias):
-            pack = self._pack = _packed(self, pack.dtype, keep=True)
+            pack = self._pack = _packed(self, pack.dtype, keep=True, rows=pack.rows)
         if pack.scale is not None:
             return _int8_product(x, pack)
-        single = x.numel() == x.shape[-1]
-        rows = x if x.dtype == pack.dtype else x.to(pack.dtype)
-        if single:
-            rows = rows.reshape(1, -1).expand(_LEAST_ROWS, -1)
+        rows, count = x if x.dtype == pack.dtype else x.to(pack.dtype), x.numel() // x.shape[-1]
+        if few := 0 < count < pack.rows:
+            rows = rows.reshape(1, count, -1).expand(-(-pack.rows // count), -1, -1)
         y = torch.ops.mkldnn._linear_pointwise(rows, pack.weight, pack.bias, "none", [], "")
-        if single:
-            y = y[0].view(*x.shape[:-1], -1)
+        y = y[0].view(*x.shape[:-1], -1) if few else y
         return y if x.dtype == pack.dtype else y.to(x.dtype)
 
     def plain_state(self) -> dict[str, Any]:
@@ -124,7 +128,8 @@ class _Packed(nn.Module):
             bias.copy_(plain.bias)
         if self._pack.source is not None:
             self.weight.copy_(plain.weight)
-        self._pack = _packed(self, self._pack.dtype, self._pack.source is not None, plain.weight)
+        pack = self._pack
+        self._pack = _packed(self, pack.dtype, pack.source is not None, plain.weight, pack.rows)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """Copies and pickles are plain layers."""
@@ -208,7 +213,8 @@ class PackedWeights:
             for layer in layers:
                 self._layers.append(layer)
                 pack(layer, dtype, keep=kept[id(layer)])
-            _log.debug("Packed %d linear layers of %s.", len(self), model.__class__.__name__)
+            rows = _choose_rows([layer._pack for layer in layers])
+            _log.debug("Packed %d layers of %s for %d rows and more.", len(self), model.__class__.__name__, rows)
         except BaseException:
             self.undo()
             raise
@@ -239,7 +245,9 @@ def pack(layer: nn.Module, dtype: torch.dtype = torch.float32, *, keep: bool) ->
         layer._parameters["weight"] = nn.Parameter(old.detach().to("meta"), old.requires_grad)
 
 
-def _packed(layer: Any, dtype: torch.dtype, keep: bool, weight: Tensor | None = None) -> _Pack:
+def _packed(
+    layer: Any, dtype: torch.dtype, keep: bool, weight: Tensor | None = None, rows: int = _LEAST_ROWS[0]
+) -> _Pack:
     """Pack the weights of ``layer``, or ``weight`` if given."""
     own = layer._parameters["weight"]
     plain = (own if weight is None else weight).detach()
@@ -256,7 +264,24 @@ def _packed(layer: Any, dtype: torch.dtype, keep: bool, weight: Tensor | None = 
     bias = None if layer.bias is None else layer.bias.detach()
     own_bias = bias if bias is None or scale is not None else bias.to(dtype)
     source, version = (own.detach(), own._version) if keep else (None, 0)
-    return _Pack(packed, own_bias, source, version, bias, dtype, scale, zero)
+    return _Pack(packed, own_bias, source, version, bias, dtype, scale, zero, rows)
+
+
+def _choose_rows(packs: Sequence[_Pack]) -> int:
+    """Set ``rows`` of these weights to the one of ``_LEAST_ROWS`` with which their products take least time."""
+    (few, more), seconds = _LEAST_ROWS, dict.fromkeys(_LEAST_ROWS, math.inf)
+    sizes = accumulate(pack.weight.numel() for pack in packs)
+    timed = [pack for pack, size in zip(packs, sizes, strict=True) if pack.scale is None and size <= _TIMED]
+    for rows in _LEAST_ROWS * _PASSES:
+        inputs = [torch.zeros(rows, pack.weight.shape[1], dtype=pack.dtype) for pack in timed]
+        begun = time.perf_counter()
+        for x, pack in zip(inputs, timed, strict=True):
+            torch.ops.mkldnn._linear_pointwise(x, pack.weight, pack.bias, "none", [], "")
+        seconds[rows] = min(seconds[rows], time.perf_counter() - begun)
+    best = more if seconds[more] < 0.95 * seconds[few] else few
+    for each in packs:
+        each.rows = best
+    return best
 
 
 def _int8_product(x: Tensor, pack: _Pack) -> Tensor:
