@@ -1,6 +1,7 @@
 """Packed linear layers: the same numbers, the same memory, and not a trace when they are taken off."""
 
 import copy
+import ctypes
 import io
 import os
 import time
@@ -196,22 +197,23 @@ def test_what_is_no_plain_float32_layer_is_left_alone():
 
 
 def resident() -> int:
-    """Bytes of memory that this process holds."""
+    """Bytes in use, without those that the allocator keeps for later."""
+    ctypes.CDLL(None).malloc_trim(0)
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="reads Linux's own account of memory")
 def test_packing_adds_one_layer_of_memory_at_most():
-    width, count = 1024, 24
+    width, count = 1024, 12
     model = nn.Sequential(*[nn.Linear(width, width, bias=False) for _ in range(count)])
     size = 4 * width * width
     before = resident()
     packed = PackedWeights(model)
     assert len(packed) == count
-    assert resident() - before < 9 * size  # much less than the copies of all layers
+    assert resident() - before < 2 * size
     packed.undo()
-    assert resident() - before < 9 * size  # much less than the copies of all layers
+    assert resident() - before < 2 * size
 
 
 @torch.no_grad()
