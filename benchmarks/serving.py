@@ -4,7 +4,9 @@ Starts ``foredraft serve`` and sends it streams; compares it with the bare engin
 while a long one is read. A round runs every arm once, with speculation and without in turn first; rounds are repeated
 until the time is up. The client competes with the server for the cores, and this counts as the server's overhead.
 
-    python benchmarks/serving.py            # to benchmarks/results/serving.jsonl, in 10 minutes
+    python benchmarks/serving.py --prompts ../shared/data/prompts/eagle/gsm8k/question.jsonl
+
+Writes to benchmarks/results/serving.jsonl, in 10 minutes; without files, with the prompts of ``foredraft bench``.
 """
 
 import argparse
@@ -26,7 +28,7 @@ from origin import origin_line, provenance
 from reading import read
 
 import foredraft
-from foredraft.bench.prompts import STANDARD
+from foredraft.bench.prompts import read_prompts, standard_prompts
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.engine.generator import Generator
 from foredraft.engine.request import Sequence
@@ -34,6 +36,8 @@ from foredraft.engine.request import Sequence
 RESULTS = Path(__file__).parent / "results" / "serving.jsonl"
 BARE = 16
 """Outputs at once in the comparison with the bare engine."""
+SHORT = "The purpose of this module is to"
+"""A prompt that is sent beside a long one."""
 WHOLE = (8, 16)
 """Concurrencies at which answers are also taken whole, which costs the server less than streams do."""
 
@@ -72,10 +76,11 @@ def _client(url: str) -> aiohttp.ClientSession:
     return aiohttp.ClientSession(url, connector=connector, timeout=timeout, raise_for_status=True)
 
 
-def _body(prompt: Any, tokens: int, speculative: bool) -> dict[str, Any]:
-    """A request's body."""
-    return {
-        "prompt": prompt,
+def _request(prompt: Any, tokens: int, speculative: bool) -> tuple[str, dict[str, Any]]:
+    """Where a request goes and its body. A chat's prompt is a list of messages, and one that is read is of ids."""
+    chat = isinstance(prompt, list) and isinstance(prompt[0], dict)
+    return f"/v1/{'chat/' * chat}completions", {
+        "messages" if chat else "prompt": prompt,
         "max_tokens": tokens,
         "temperature": 0.0,
         "ignore_eos": True,
@@ -86,17 +91,19 @@ def _body(prompt: Any, tokens: int, speculative: bool) -> dict[str, Any]:
 async def whole(client: aiohttp.ClientSession, prompt: Any, tokens: int, speculative: bool) -> Stream:
     """A request whose answer comes at once."""
     started = time.perf_counter()
-    async with client.post("/v1/completions", json=_body(prompt, tokens, speculative)) as answer:
+    path, body = _request(prompt, tokens, speculative)
+    async with client.post(path, json=body) as answer:
         count = (await answer.json())["usage"]["completion_tokens"]
     seconds = time.perf_counter() - started
     return Stream(seconds, seconds, count)
 
 
 async def one(client: aiohttp.ClientSession, prompt: Any, tokens: int, speculative: bool) -> Stream:
-    body = _body(prompt, tokens, speculative) | {"stream": True, "stream_options": {"include_usage": True}}
+    path, body = _request(prompt, tokens, speculative)
+    body |= {"stream": True, "stream_options": {"include_usage": True}}
     started = time.perf_counter()
     first, count = 0.0, 0
-    async with client.post("/v1/completions", json=body) as answer:
+    async with client.post(path, json=body) as answer:
         async for line in answer.content:
             if not line.startswith(b"data: {"):
                 continue
@@ -107,18 +114,19 @@ async def one(client: aiohttp.ClientSession, prompt: Any, tokens: int, speculati
 
 
 async def load(
-    url: str, concurrency: int, requests: int, tokens: int, speculative: bool, ask: Any = one
+    url: str, concurrency: int, speculative: bool, options: argparse.Namespace, ask: Any = one
 ) -> tuple[float, list[Stream]]:
     """Seconds of all requests together, and each of them; ``ask`` sends one of them."""
-    gate = asyncio.Semaphore(concurrency)
+    gate, prompts = asyncio.Semaphore(concurrency), options.texts
+    requests = max(options.requests, options.waves * concurrency)
     async with _client(url) as client:
 
         async def gated(number: int, length: int) -> Stream:
             async with gate:
-                return await ask(client, STANDARD[number % len(STANDARD)], length, speculative)
+                return await ask(client, prompts[number % len(prompts)], length, speculative)
 
         started = time.perf_counter()
-        streams = await asyncio.gather(*map(gated, range(requests), lengths(requests, tokens)))
+        streams = await asyncio.gather(*map(gated, range(requests), lengths(requests, options.tokens)))
         return time.perf_counter() - started, list(streams)
 
 
@@ -131,8 +139,7 @@ def served(
     url: str, concurrency: int, speculative: bool, options: argparse.Namespace, ask: Any = one
 ) -> dict[str, Any]:
     """One run of an arm."""
-    requests = max(options.requests, options.waves * concurrency)
-    seconds, streams = asyncio.run(load(url, concurrency, requests, options.tokens, speculative, ask))
+    seconds, streams = asyncio.run(load(url, concurrency, speculative, options, ask))
     return {
         "kind": "run",
         "arm": f"{'whole ' if ask is whole else ''}{'on' if speculative else 'off'}",
@@ -149,7 +156,7 @@ def bare(g: Generator, options: argparse.Namespace) -> dict[str, Any]:
     sequences: list[Sequence] = []
     for number, length in enumerate(lengths(options.waves * BARE, options.tokens)):
         params = SamplingParams(max_new_tokens=length, eos_token_id=(), speculate=False)
-        sequences += g.submit([STANDARD[number % len(STANDARD)]], params)
+        sequences += g.submit([options.texts[number % len(options.texts)]], params)
     g.engine.run(sequences)
     rate = sum(len(sequence.tokens) for sequence in sequences) / (time.perf_counter() - started)
     return {"kind": "run", "arm": "bare", "streams": BARE, "rate": rate}
@@ -159,7 +166,7 @@ def rounds(url: str, g: Generator, options: argparse.Namespace) -> Iterator[dict
     """The runs of all rounds that the time allows, at least one; a run of each arm before them warms up."""
     bare(g, options)
     for speculative in (True, False):
-        asyncio.run(load(url, BARE, options.waves * BARE, options.tokens, speculative))
+        asyncio.run(load(url, BARE, speculative, options))
     started = before = time.perf_counter()
     number, longest = 0, 0.0
     while not number or before + longest < started + 60 * options.minutes:
@@ -180,11 +187,11 @@ async def first_tokens(url: str, rounds: int, long: int) -> tuple[list[float], l
     beside: list[float] = []
     async with _client(url) as client:
         for number in range(rounds + 1):
-            short = (await one(client, f"{number} {STANDARD[0]}", 8, True)).first
+            short = (await one(client, f"{number} {SHORT}", 8, True)).first
             ids = [(7 * number + 31 * i) % 4000 + 100 for i in range(long)]  # new each time: no prefix is shared
             task = asyncio.ensure_future(one(client, ids, 1, True))
             await asyncio.sleep(0.02 + 0.03 * number)  # at any moment of a step
-            busy = (await one(client, f"{number} {STANDARD[0]}"[::-1], 8, True)).first
+            busy = (await one(client, f"{number} {SHORT}"[::-1], 8, True)).first
             await task
             if number:
                 alone.append(short)
@@ -217,7 +224,8 @@ def table(path: Path = RESULTS) -> str:
         f"their answers whole, and {over_streams:.2f} times as fast as {BARE} streams. First token of a short "
         f"prompt: {1e3 * alone:.0f} ms alone, {1e3 * beside:.0f} ms while one of {origin['long']} tokens "
         f"is read ({beside / alone:.1f} times). {origin['target']} with {origin['drafter']}, greedy, "
-        f"{origin['tokens']} tokens each on average, {origin_line(origin)}. Made by `{origin['command']}`."
+        f"{origin['prompts']}, {origin['tokens']} new tokens each on average, "
+        f"{origin_line(origin)}. Made by `{origin['command']}`."
     )
     return "\n".join([*lines, "", rest])
 
@@ -240,10 +248,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="sample")
     parser.add_argument("--drafter", default="eagle3")
+    parser.add_argument("--prompts", nargs="*", default=[], help="files of prompts, which are sent as chats")
+    parser.add_argument("--count", type=int, default=8, help="prompts of each file")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4, 8, 16, 64])
     parser.add_argument("--requests", type=int, default=16, help="of each run, at least")
     parser.add_argument("--waves", type=int, default=3, help="requests of each run as a multiple of its streams")
-    parser.add_argument("--tokens", type=int, default=64, help="new tokens of a request, on average")
+    parser.add_argument("--tokens", type=int, default=128, help="new tokens of a request, on average")
     parser.add_argument("--minutes", type=float, default=9.0, help="of the rounds")
     parser.add_argument("--long", type=int, default=1900, help="tokens of the long prompt")
     parser.add_argument("--waits", type=int, default=12, help="short prompts beside a long one")
@@ -251,7 +261,11 @@ def main() -> None:
     options = parser.parse_args()
     if BARE not in options.concurrency:
         parser.error(f"--concurrency needs {BARE}, for the comparison with the bare engine.")
+    files = [read_prompts(file, chat=True)[: options.count] for file in options.prompts] or [standard_prompts()]
+    options.texts = [ask.prompt for asks in zip(*files, strict=True) for ask in asks]
+    names = ", ".join(Path(file).parent.name for file in options.prompts)
     facts = {"target": options.model, "drafter": options.drafter, "tokens": options.tokens, "long": options.long}
+    facts["prompts"] = f"{len(options.texts)} chats of {names}" if names else "foredraft bench's prompts"
     part = options.out.with_suffix(".part")  # an interrupted run leaves the last one's results
     with part.open("w", encoding="utf-8") as out, server(options.model, options.drafter) as url:
         out.write(json.dumps(provenance("python benchmarks/serving.py", **facts)) + "\n")
