@@ -36,7 +36,7 @@ from foredraft.engine.request import Sequence
 RESULTS = Path(__file__).parent / "results" / "serving.jsonl"
 BARE = 16
 """Outputs at once in the comparison with the bare engine."""
-SHORT = "The purpose of this module is to"
+SHORT = 'def fibonacci(n):\n    """Return the n-th Fibonacci number."""'
 """A prompt that is sent beside a long one."""
 WHOLE = (8, 16)
 """Concurrencies at which answers are also taken whole, which costs the server less than streams do."""
@@ -105,7 +105,7 @@ async def one(client: aiohttp.ClientSession, prompt: Any, tokens: int, speculati
     first, count = 0.0, 0
     async with client.post(path, json=body) as answer:
         async for line in answer.content:
-            if not line.startswith(b"data: {"):
+            if not line.startswith(b"data: {") or b'"role"' in line:  # the first chunk of a chat has no text
                 continue
             first = first or time.perf_counter() - started
             if b'"choices":[]' in line:
@@ -252,8 +252,8 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=8, help="prompts of each file")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4, 8, 16, 64])
     parser.add_argument("--requests", type=int, default=16, help="of each run, at least")
-    parser.add_argument("--waves", type=int, default=3, help="requests of each run as a multiple of its streams")
-    parser.add_argument("--tokens", type=int, default=128, help="new tokens of a request, on average")
+    parser.add_argument("--waves", type=int, default=2, help="requests of each run as a multiple of its streams")
+    parser.add_argument("--tokens", type=int, default=256, help="new tokens of a request, on average")
     parser.add_argument("--minutes", type=float, default=9.0, help="of the rounds")
     parser.add_argument("--long", type=int, default=1900, help="tokens of the long prompt")
     parser.add_argument("--waits", type=int, default=12, help="short prompts beside a long one")
