@@ -80,7 +80,7 @@ def measured() -> tuple[list[Bars], str]:
     """The bundled model's methods on one task, greedy, the fastest under the policy first; and where that was run."""
     cells, origin = policy_tables.read()
     chosen = [c for c in cells if (c.target, c.temperature, c.task) == ("sample", 0.0, TASK) and c.method in IN_SHORT]
-    found = [Bars(cell.method, cell.speed_up(cell.best_draft), cell.speed_up(POLICY)) for cell in chosen]
+    found = [Bars(cell.method, cell.speed_up(cell.best_draft or POLICY), cell.speed_up(POLICY)) for cell in chosen]
     caption = f"Bundled model (sample), greedy, {TITLES[TASK]} prompts.\n{origin_line(origin)}."
     return sorted(found, key=lambda pair: -pair.policy), caption
 

@@ -49,10 +49,10 @@ class Cell(NamedTuple):
         return max((arm for arm in self.arms if arm != POLICY), key=lambda arm: self.arms[arm].rate)
 
     @property
-    def best_draft(self) -> str:
-        """The fastest fixed size that drafts; the policy if the drafter has none."""
+    def best_draft(self) -> str | None:
+        """The fastest fixed size that drafts; None if the drafter chooses its sizes itself."""
         sizes = [arm for arm in self.arms if arm not in (POLICY, PLAIN)]
-        return max(sizes, key=lambda arm: self.arms[arm].rate, default=POLICY)
+        return max(sizes, key=lambda arm: self.arms[arm].rate, default=None)
 
     @property
     def ahead(self) -> float:
@@ -100,18 +100,22 @@ def _summed(runs: Sequence[dict[str, Any]]) -> BenchArm:
 
 
 def read(path: Path = RESULTS) -> tuple[list[Cell], dict[str, Any]]:
-    """The finished cells of a file, and its last provenance; ``commits`` says that others may have another commit."""
+    """The finished cells of a file, and its last provenance; ``commits`` says that others may have another commit, and
+    ``device`` names the machines of all."""
     cells: list[Cell] = []
     origin: dict[str, Any] = {}
+    devices: set[str] = set()
     for text in path.read_text(encoding="utf-8").splitlines():
         line = json.loads(text)
         if line["kind"] == "cell":
             cells.append(Cell.of(line, origin))
+            devices.add(origin["device"])
         else:
             origin = line
     if len({cell.commit for cell in cells}) > 1:
         origin["date"] = max(cell.date for cell in cells)
-        origin["commits"] = "commits by cell in docs/results.md"
+        origin["commits"] = "commits in docs/results.md"
+        origin["device"] = " and ".join(sorted(devices))
     return cells, origin
 
 
@@ -123,12 +127,14 @@ def by_cell(cells: Sequence[Cell]) -> str:
         "| --- | --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | --- |",
     ]
     for cell in cells:
-        size = cell.best_draft
+        task, size = TITLES.get(cell.task, cell.task), cell.best_draft
         best = f"{cell.ratio:.2f}" + (" (plain)" if cell.best == PLAIN else "")
-        task = TITLES.get(cell.task, cell.task)
+        fixed, against = " | ", " | "
+        if size is not None:
+            fixed, against = f"{size} | {_shown(cell, size)}", f"{best} | {cell.ahead:.2f}"
         lines.append(
-            f"| {cell.target} | {cell.method} | {cell.temperature:g} | {task} | {size} | {_shown(cell, size)} | "
-            f"{_shown(cell, POLICY)} | {best} | {cell.ahead:.2f} | {cell.commit[:7]} |"
+            f"| {cell.target} | {cell.method} | {cell.temperature:g} | {task} | {fixed} | {_shown(cell, POLICY)} | "
+            f"{against} | {cell.commit[:7]} |"
         )
     return "\n".join(lines)
 
@@ -140,7 +146,7 @@ def verdict(cells: Sequence[Cell]) -> str:
     return "\n".join(
         [
             f"- {_near(few)}, for {', '.join(IN_SHORT)}.",
-            f"- {_near(cells)}, for all methods.",
+            f"- {_near([cell for cell in cells if cell.best_draft is not None])}, for all methods with fixed sizes.",
             f"- Cells of all methods below 0.95 of plain decoding under the policy: {_below_plain(cells) or 'none'}.",
             "- The best size in hindsight is also the luckiest of about ten. Chosen ahead is the size that was the "
             f"best on the other half of the prompts. {_luck(cells)}",
@@ -254,7 +260,8 @@ def _shown(cell: Cell, arm: str) -> str:
 
 def _both(cells: Sequence[Cell]) -> list[str]:
     """Means at the best fixed size of each cell, and under the policy."""
-    return [_mean([(cell, cell.best_draft) for cell in cells]), _mean([(cell, POLICY) for cell in cells])]
+    fixed = [(cell, cell.best_draft) for cell in cells if cell.best_draft is not None]
+    return [_mean(fixed), _mean([(cell, POLICY) for cell in cells])]
 
 
 def _mean(chosen: Sequence[tuple[Cell, str]]) -> str:
