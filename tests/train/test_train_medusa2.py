@@ -52,7 +52,7 @@ def slow_loss(recipe: Medusa2Recipe, of: CausalLM, texts: TrainBatch, weight: fl
     head, rows = recipe.net.head, range(texts.tokens.shape[1] - 1)
     output = of.model(input_ids=texts.tokens, output_hidden_states=True, use_cache=False)
     hidden, log_p = output.hidden_states[-1], output.logits.log_softmax(-1)
-    losses: dict[int, list[Tensor]] = {place: [] for place in range(-1, head.count)}
+    losses: dict[int, list[Tensor]] = {place: [] for place in range(-1, head.config.num_heads)}
     for text, counts in enumerate(texts.weights):
         for row in rows:
             if counts[row] and before is not None:
@@ -60,12 +60,12 @@ def slow_loss(recipe: Medusa2Recipe, of: CausalLM, texts: TrainBatch, weight: fl
                 losses[-1].append((p * (p.log() - log_p[text, row])).sum())
             elif counts[row]:
                 losses[-1].append(-log_p[text, row, texts.tokens[text, row + 1]])
-        for row in range(len(rows) - head.count):
-            for number in range(head.count):
+        for row in range(len(rows) - head.config.num_heads):
+            for number in range(head.config.num_heads):
                 if counts[row + 1 + number]:
                     log_q = head.logits(head.states(hidden[text, row][None, None], number), number).log_softmax(-1)
                     losses[number].append(-(log_p[text, row + 1 + number].exp().detach() * log_q[0, 0]).sum())
-    means = [torch.stack(losses[number]).mean() for number in range(-1, head.count)]
+    means = [torch.stack(losses[number]).mean() for number in range(-1, head.config.num_heads)]
     return means[0] + weight * sum(0.8**number * mean for number, mean in enumerate(means[1:]))
 
 

@@ -214,7 +214,7 @@ class PackedWeights:
                 self._layers.append(layer)
                 pack(layer, dtype, keep=kept[id(layer)])
             rows = _choose_rows([layer._pack for layer in layers])
-            _log.debug("Packed %d layers of %s for %d rows and more.", len(self), model.__class__.__name__, rows)
+            _log.debug("Packed %d linear layers of %s, %d rows or more.", len(self), model.__class__.__name__, rows)
         except BaseException:
             self.undo()
             raise
