@@ -17,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -219,7 +220,7 @@ def table(path: Path = RESULTS) -> str:
     alone, beside = statistics.median(waits["alone"]), statistics.median(waits["beside"])
     over_streams, over_whole = (_ratio(runs, BARE, "bare", arm) for arm in ("off", "whole off"))
     rest = (
-        f"Medians of {1 + max(r['round'] for r in runs)} rounds; gain: median over rounds. Without speculation, "
+        f"Medians of {_rounds(runs)}; gain: median over rounds. Without speculation, "
         f"the bare engine with {BARE} outputs at once is {over_whole:.2f} times as fast as {BARE} clients that take "
         f"their answers whole, and {over_streams:.2f} times as fast as {BARE} streams. First token of a short "
         f"prompt: {1e3 * alone:.0f} ms alone, {1e3 * beside:.0f} ms while one of {origin['long']} tokens "
@@ -228,6 +229,14 @@ def table(path: Path = RESULTS) -> str:
         f"{origin_line(origin)}. Made by `{origin['command']}`."
     )
     return "\n".join([*lines, "", rest])
+
+
+def _rounds(runs: list[dict[str, Any]]) -> str:
+    """How many rounds there are; a file may have more of some concurrencies."""
+    pairs = {(r["streams"], r["round"]) for r in runs}
+    counts = Counter(streams for streams, _ in pairs).values()
+    few, most = min(counts), max(counts)
+    return f"{few} to {most} rounds" if few < most else f"{most} round{'s' * (most > 1)}"
 
 
 def _ratio(runs: list[dict[str, Any]], streams: int, top: str, bottom: str) -> float:
