@@ -32,7 +32,7 @@ from foredraft.model.memory import available_bytes
 _LEAST_ROWS = (2, 4)
 """Fewer rows are repeated, up to one of these numbers: oneDNN takes longer for one row than for two, and on some
 processors for two than for four. A row's result is the same for all of them."""
-_TIMED, _PASSES = 2**25, 4  # weights that are timed to choose one, more than caches hold; how often
+_TIMED, _PASSES = 2**25, 4  # weights that are timed to choose one, about as many as caches hold or more; how often
 _LEAST_INT8 = 2**17
 """Weights of a layer from which on int8 is faster; a smaller layer stays in float32."""
 _TINY = 1e-20
@@ -271,7 +271,7 @@ def _choose_rows(packs: Sequence[_Pack]) -> int:
     """Set ``rows`` of these weights to the one of ``_LEAST_ROWS`` with which their products take least time."""
     (few, more), seconds = _LEAST_ROWS, dict.fromkeys(_LEAST_ROWS, math.inf)
     sizes = accumulate(pack.weight.numel() for pack in packs)
-    timed = [pack for pack, size in zip(packs, sizes, strict=True) if pack.scale is None and size <= _TIMED]
+    timed = [p for p, size in zip(packs, sizes, strict=True) if p.scale is None and size - p.weight.numel() < _TIMED]
     for rows in _LEAST_ROWS * _PASSES:
         inputs = [torch.zeros(rows, pack.weight.shape[1], dtype=pack.dtype) for pack in timed]
         begun = time.perf_counter()

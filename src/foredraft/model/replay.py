@@ -8,8 +8,8 @@ A function must be repeatable: recording runs it more than once with the inputs 
 beyond its inputs (weights, KV caches) must stay where it is; ``Replay.renew`` says when it moved.
 
 Segments are ``forward`` and ``tail`` (``engine.step``), ``catch-up``, ``tree`` and ``drawn tree`` of heads, and
-``chain``, ``tree`` and ``text`` of draft models; or each of their forwards, ``draft``, where the whole cannot be
-recorded. docs/performance.md lists what is no segment, and why.
+``chain``, ``tree`` and ``text`` of draft models and of targets that skip layers; or each of their forwards, ``draft``,
+where the whole cannot be recorded. docs/performance.md lists what is no segment, and why.
 """
 
 import dataclasses
