@@ -41,6 +41,7 @@ class Cell(NamedTuple):
     arms: dict[str, BenchArm]
     commit: str
     date: str
+    device: str
     agreeing: tuple[int, int]
 
     @property
@@ -85,7 +86,7 @@ class Cell(NamedTuple):
                 outputs[run["prompt"]].add(run["digest"])
         agreeing = sum(len(some) == 1 for some in outputs.values()), len(outputs)
         names = (line[key] for key in ("target", "method", "temperature", "prompts"))
-        return cls(*names, arms, origin["commit"], origin["date"], agreeing)
+        return cls(*names, arms, origin["commit"], origin["date"], origin["device"], agreeing)
 
 
 def _summed(runs: Sequence[dict[str, Any]]) -> BenchArm:
@@ -104,18 +105,16 @@ def read(path: Path = RESULTS) -> tuple[list[Cell], dict[str, Any]]:
     ``device`` names the machines of all."""
     cells: list[Cell] = []
     origin: dict[str, Any] = {}
-    devices: set[str] = set()
     for text in path.read_text(encoding="utf-8").splitlines():
         line = json.loads(text)
         if line["kind"] == "cell":
             cells.append(Cell.of(line, origin))
-            devices.add(origin["device"])
         else:
             origin = line
     if len({cell.commit for cell in cells}) > 1:
         origin["date"] = max(cell.date for cell in cells)
         origin["commits"] = "commits in docs/results.md"
-        origin["device"] = " and ".join(sorted(devices))
+        origin["device"] = " and ".join(sorted({cell.device for cell in cells}))
     return cells, origin
 
 

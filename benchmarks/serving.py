@@ -29,7 +29,7 @@ from origin import origin_line, provenance
 from reading import read
 
 import foredraft
-from foredraft.bench.prompts import read_prompts, standard_prompts
+from foredraft.bench.prompts import STANDARD, read_prompts, standard_prompts
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.engine.generator import Generator
 from foredraft.engine.request import Sequence
@@ -37,8 +37,6 @@ from foredraft.engine.request import Sequence
 RESULTS = Path(__file__).parent / "results" / "serving.jsonl"
 BARE = 16
 """Outputs at once in the comparison with the bare engine."""
-SHORT = 'def fibonacci(n):\n    """Return the n-th Fibonacci number."""'
-"""A prompt that is sent beside a long one."""
 WHOLE = (8, 16)
 """Concurrencies at which answers are also taken whole, which costs the server less than streams do."""
 
@@ -188,11 +186,11 @@ async def first_tokens(url: str, rounds: int, long: int) -> tuple[list[float], l
     beside: list[float] = []
     async with _client(url) as client:
         for number in range(rounds + 1):
-            short = (await one(client, f"{number} {SHORT}", 8, True)).first
+            short = (await one(client, f"{number} {STANDARD[0]}", 8, True)).first
             ids = [(7 * number + 31 * i) % 4000 + 100 for i in range(long)]  # new each time: no prefix is shared
             task = asyncio.ensure_future(one(client, ids, 1, True))
             await asyncio.sleep(0.02 + 0.03 * number)  # at any moment of a step
-            busy = (await one(client, f"{number} {SHORT}"[::-1], 8, True)).first
+            busy = (await one(client, f"{number} {STANDARD[0]}"[::-1], 8, True)).first
             await task
             if number:
                 alone.append(short)

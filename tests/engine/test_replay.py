@@ -51,8 +51,9 @@ def with_tree(temperature: float = 0.0, **options: Any) -> Generator:
 def test_replayed_greedy_texts_are_those_of_transformers(name: str, kind: str):
     c = identity.case(name, True)
     g, replay = traced(identity.with_drafter, c, kind)
-    assert tokens(g.generate(c.prompts, max_new_tokens=identity.NEW)) == c.expected
-    assert replay.replays > len(replay.keys) and not replay.fallbacks
+    for _ in range(2):  # of some texts, few shapes come twice
+        assert tokens(g.generate(c.prompts, max_new_tokens=identity.NEW)) == c.expected
+    assert replay.replays >= 2 * len(replay.keys) and not replay.fallbacks
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

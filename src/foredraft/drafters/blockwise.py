@@ -29,15 +29,14 @@ class BlockwiseDrafter(HeadDrafter[LastHidden]):
     """A chain with one token per head. Greedy rows accept as in the paper; sampled rows are lossless too."""
 
     def __init__(self, options: Options, net: Blockwise | Medusa, replay: Replay = EAGER) -> None:
-        super().__init__(
-            LastHidden(replay), Needs((FINAL,), max_nodes=net.config.num_heads, max_depth=net.config.num_heads)
-        )
+        heads = net.config.num_heads
+        super().__init__(LastHidden(replay), Needs((FINAL,), max_nodes=heads, max_depth=heads))
         self._net = net
 
     @torch.inference_mode()
     def propose(self, view: View, plan: Plan) -> Draft:
         hidden, known = self._state.extend(view, 0)
-        depth = self._net.config.num_heads if self._state.records else min(plan.length, self._net.config.num_heads)
+        depth = self.needs.longest if self._state.records else min(plan.length, self.needs.longest)
         return self._state.run("tree", self._pick, view, hidden, plan.on(hidden.device) * known, depth)
 
     def _pick(self, view: View, hidden: Float[Tensor, "B 1 H"], allowed: Int[Tensor, "B"], depth: int) -> Draft:

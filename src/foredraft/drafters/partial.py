@@ -20,10 +20,10 @@ from foredraft.core.sampling.params import check_known
 from foredraft.drafters.common.build_context import BuildContext
 from foredraft.drafters.common.chain import ChainLimits, ChainOptions, draw_chain
 from foredraft.drafters.common.partial_cache_sync import PartialCacheSync
-from foredraft.drafters.common.self_speculative import SelfSpeculativeDrafter, single_nodes
-from foredraft.model.base import widened
+from foredraft.drafters.common.self_speculative import SelfSpeculativeDrafter
 from foredraft.model.cache import SlotCache
 from foredraft.model.hf import CausalLM
+from foredraft.model.masks import StepIn
 from foredraft.model.partial.kv_selection import HeavyHitters, Retrieval, Selection, Window
 from foredraft.model.partial.model import PartialLM
 
@@ -84,7 +84,7 @@ class Partial(SelfSpeculativeDrafter):
     def __init__(self, options: Options, target: CausalLM, full: SlotCache, vocab_size: int) -> None:
         ahead, selection = options.num_assistant_tokens, options.selection()
         model = PartialLM(target, full, selection, options.room + selection.slack + 1 + ahead)
-        super().__init__(options, full, vocab_size)
+        super().__init__(options, model, full, vocab_size)
         self._cache_sync = PartialCacheSync(model, ahead, options.refresh)
 
     @property
@@ -96,15 +96,16 @@ class Partial(SelfSpeculativeDrafter):
         self._cache_sync.admit(row)
 
     def _chain(self, view: View, limits: ChainLimits) -> Draft:
-        model = self._cache_sync.model
         self._cache_sync.sync(view)
 
         def read(tokens: Int[Tensor, "B"], index: int) -> Float[Tensor, "B 1 V"]:
-            bases, reach = view.lengths - 1 + index, max(view.extents) + index
-            step = model.address(single_nodes(tokens, model), bases, view.rows, reach)
-            return widened(model.forward(step, model.cache).logits, self._vocab_size)
+            return self._logits(tokens, view.lengths - 1 + index, view.rows, max(view.extents) + index)
 
         return draw_chain(view, limits, read(view.roots, 0), read)
+
+    def _forward(self, step: StepIn) -> StepOut:
+        model = self._cache_sync.model
+        return model.forward(step, model.cache)
 
     def commit(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None:
         self._cache_sync.observe(view, draft, verdict)

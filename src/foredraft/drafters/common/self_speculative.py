@@ -1,17 +1,19 @@
 """Base class of self-speculative drafters: the target with fewer layers, or with a part of its KV cache."""
 
 from abc import abstractmethod
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from foredraft.core.draft import Draft, Law
-from foredraft.core.drafter import Needs, Plan, Rewindable, View
+from foredraft.core.drafter import Needs, Plan, Rewindable, StepOut, View
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.common.chain import ChainLimits, ChainOptions, draw_chain
 from foredraft.model.base import TargetModel, widened
 from foredraft.model.cache import SlotCache
+from foredraft.model.masks import StepIn
 from foredraft.model.replay import EAGER, Replay, Sizes
 from foredraft.model.replay_rows import replay_for, run_rows
 from foredraft.model.skipping import LayerSkipLM
@@ -25,12 +27,14 @@ class SelfSpeculativeDrafter(Rewindable):
     verification overwrites.
 
     Args:
+        model: whose addresses ``_forward`` takes.
         cache: the target's; it holds everything before each row's root.
         vocab_size: width of the laws; the target's may differ if it is the middle model of a cascade.
     """
 
-    def __init__(self, options: ChainOptions, cache: SlotCache, vocab_size: int) -> None:
+    def __init__(self, options: ChainOptions, model: TargetModel, cache: SlotCache, vocab_size: int) -> None:
         self.needs = Needs(max_nodes=options.num_assistant_tokens, target_cache=True)
+        self._model = model
         self._vocab_size = vocab_size
         self.cache = cache
 
@@ -47,6 +51,18 @@ class SelfSpeculativeDrafter(Rewindable):
     def _chain(self, view: View, limits: ChainLimits) -> Draft:
         """Chains within these limits, at least one token deep."""
 
+    @abstractmethod
+    def _forward(self, step: StepIn) -> StepOut:
+        """A forward of the draft."""
+
+    def _logits(
+        self, tokens: Int[Tensor, "B"], bases: Int[Tensor, "B"], rows: Sequence[int], reach: int
+    ) -> Float[Tensor, "B 1 V"]:
+        """Logits after a token of each row, whose earlier ones have been read. Only padding ids are ever clipped."""
+        chain = TokenTree.chain(tokens[:, None].clamp(max=self._model.vocab_size - 1))
+        step = self._model.address(chain, bases, rows, reach)
+        return widened(self._forward(step).logits, self._vocab_size)
+
 
 class SkippingDrafter(SelfSpeculativeDrafter):
     """Draws a chain from the target with some layers skipped.
@@ -61,12 +77,12 @@ class SkippingDrafter(SelfSpeculativeDrafter):
     def __init__(
         self, options: ChainOptions, draft: LayerSkipLM, cache: SlotCache, vocab_size: int, replay: Replay = EAGER
     ) -> None:
-        super().__init__(options, cache, vocab_size)
+        super().__init__(options, draft.model, cache, vocab_size)
         self._draft = draft
         self._replay = replay.child()
 
     def _chain(self, view: View, limits: ChainLimits) -> Draft:
-        target, count, reach = self._draft.model, len(view.rows), max(view.extents) + limits.depth
+        target, count, reach = self._model, len(view.rows), max(view.extents) + limits.depth
         self.cache.reserve(max(view.rows) + 1, reach)
         self.cache.arrange(view.rows)
         extent = target.extent(reach, 1, self.cache.slots)
@@ -86,18 +102,14 @@ class SkippingDrafter(SelfSpeculativeDrafter):
         self, view: View, limits: ChainLimits, extent: int, replay: Replay, sizes: Sizes, *, recorded: bool = False
     ) -> Draft:
         def read(tokens: Int[Tensor, "B"], index: int) -> Float[Tensor, "B 1 V"]:
-            given, reason = (tokens, view.lengths - 1 + index, extent), self._draft.model.why_eager
-            return replay("draft", sizes, self._logits, *given, why_eager=reason)
+            given = (tokens, view.lengths - 1 + index, extent)
+            return replay("draft", sizes, self._first_logits, *given, why_eager=self._model.why_eager)
 
         return draw_chain(view, limits, read(view.roots, 0), read, recorded=recorded)
 
-    def _logits(self, tokens: Int[Tensor, "B"], bases: Int[Tensor, "B"], extent: int) -> Float[Tensor, "B 1 V"]:
-        """Logits after a token of each row; the rows are in the first lines of the cache."""
-        target = self._draft.model
-        step = target.address(single_nodes(tokens, target), bases, self.cache.first(len(tokens)), extent)
-        return widened(target.compute(step, self.cache).logits, self._vocab_size)
+    def _first_logits(self, tokens: Int[Tensor, "B"], bases: Int[Tensor, "B"], extent: int) -> Float[Tensor, "B 1 V"]:
+        """``_logits`` of the rows in the first lines of the cache."""
+        return self._logits(tokens, bases, self.cache.first(len(tokens)), extent)
 
-
-def single_nodes(tokens: Int[Tensor, "B"], model: TargetModel) -> TokenTree:
-    """Trees of one node, whose ids are clipped to the model's vocabulary; only padding ids are ever beyond it."""
-    return TokenTree.chain(tokens[:, None].clamp(max=model.vocab_size - 1))
+    def _forward(self, step: StepIn) -> StepOut:
+        return self._model.compute(step, self.cache)
