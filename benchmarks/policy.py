@@ -1,9 +1,11 @@
-"""The throughput policy beside every fixed size: tokens a second on the same prompts, prompt by prompt.
+"""The throughput policy beside every fixed size: tokens a second on the same prompts, a few tokens at a time.
 
 A cell is a target, a method, a temperature and a file of prompts. Its arms are plain decoding, every size that the
-policy can choose, and the policy. Each prompt is put to every arm before the next prompt, in an order that rotates,
-until every arm has generated so many tokens. One request before them is not counted: in it the policy tries its sizes,
-and methods such as sequoia measure. A finished cell is a line of JSON and is not run again.
+policy can choose, and the policy, each with an engine of its own on one target. The arm that has generated the fewest
+tokens goes on for 16 tokens, so all arms are at the same place of the same prompt within a second or two, and a machine
+that becomes slow is slow for all of them. Each arm continues every prompt by as many tokens. One request before them is
+not counted: in it the policy tries its sizes, and methods such as sequoia measure. A finished cell is a line of JSON
+and is not run again.
 
     python benchmarks/policy.py --prompts ../shared/data/prompts/eagle/humaneval/question.jsonl
     python benchmarks/policy.py --target ../shared/models/target-65m -d draft_model:../shared/models/draft-6m \\
@@ -12,9 +14,9 @@ and methods such as sequoia measure. A finished cell is a line of JSON and is no
 
 import argparse
 import hashlib
+import itertools
 import json
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence as Seq
 from pathlib import Path
 from typing import Any
 
@@ -25,62 +27,88 @@ from policy_tables import PLAIN, POLICY, Cell, read
 import foredraft
 from foredraft.bench.measure.arms import ArmSpec
 from foredraft.bench.prompts import read_prompts
+from foredraft.compose.arguments import AnyDrafter
 from foredraft.core.drafter import Background
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.engine.generator import Generator, Prompt
 from foredraft.engine.policy import Constant, Policy, Throughput
+from foredraft.engine.request import Sequence
 
 DRAFTERS = ("eagle3", "eagle1", "draft_model", "medusa", "prompt_lookup")
+TURN = 16
+"""Tokens of an arm before it is another's turn."""
 
 
-def arms_of(generator: Generator, sampled: bool) -> dict[str, Policy]:
-    """The policy that its options ask for, and every size of it that is not 0; drawn trees for sampled rows. A drafter
-    that chooses its sizes itself, such as bandit, has one arm."""
-    policy, needs = generator.engine.policy, generator.engine.drafter.needs
-    arms: dict[str, Policy] = {POLICY: policy}
+class Arm:
+    """Plain decoding, a fixed size or the policy, with the engine that runs it."""
+
+    def __init__(self, name: str, generator: Generator) -> None:
+        self.name = name
+        self.generator = generator
+        self.tokens = 0
+        self._sequence: Sequence | None = None
+        self._prompt = 0
+
+    def start(self, prompts: Seq[Prompt], params: SamplingParams) -> None:
+        """Begin a cell, after a request that is not counted."""
+        self.tokens = self._prompt = 0
+        self.generator.engine.run(self.generator.submit(prompts[:1], params))
+
+    def turn(self, prompts: Seq[Prompt], params: SamplingParams) -> dict[str, Any] | None:
+        """Generate ``TURN`` tokens, or less up to the end of a prompt; the results of the prompt at its end."""
+        engine = self.generator.engine
+        if self._sequence is None:
+            prompt = prompts[self._prompt % len(prompts)]
+            (self._sequence,) = self.generator.submit([prompt], params, seed=self._prompt)
+        sequence, before = self._sequence, len(self._sequence.tokens)
+        while not sequence.finished and len(sequence.tokens) < before + TURN:
+            engine.step()
+        if isinstance(engine.drafter, Background):
+            engine.drafter.wait()  # or its thread slows the next arm
+        self.tokens += len(sequence.tokens) - before
+        if not sequence.finished:
+            return None
+        self._sequence = None
+        self._prompt += 1
+        stats = sequence.stats
+        return {
+            "arm": self.name,
+            "prompt": self._prompt - 1,
+            "tokens": stats.tokens,
+            "forwards": stats.target_forwards,
+            "seconds": stats.seconds - stats.prefill_seconds,
+            **({} if params.temperature else {"digest": _digest(sequence.tokens)}),
+        }
+
+
+def arms_of(plain: Generator, spec: AnyDrafter, sampled: bool) -> list[Arm]:
+    """Plain decoding, the policy that the drafter's options ask for, and every size of it that is not 0; drawn trees
+    for sampled rows. A drafter that chooses its sizes itself, such as bandit, has one arm beside plain decoding."""
+    chosen = foredraft.load(plain, spec)
+    arms = [Arm(PLAIN, plain), Arm(POLICY, chosen)]
+    policy, needs = chosen.engine.policy, chosen.engine.drafter.needs
     if not isinstance(policy, Throughput):
         return arms
+    fixed: dict[str, Policy] = {}
     for size in policy.sizes[1:]:
         length = needs.longest if needs.scored else size
-        arms[str(size)] = Constant(length, policy.confidence, nodes=size if needs.scored else 0)
+        fixed[str(size)] = Constant(length, policy.confidence, nodes=size if needs.scored else 0)
     for nodes in needs.drawn if sampled else ():
-        arms[f"drawn {nodes}"] = Constant(needs.longest, policy.confidence, nodes=nodes, drawn=True)
-    return arms
+        fixed[f"drawn {nodes}"] = Constant(needs.longest, policy.confidence, nodes=nodes, drawn=True)
+    return arms + [Arm(name, foredraft.load(plain, spec, policy=each)) for name, each in fixed.items()]
 
 
 def run_cell(
-    plain: Generator, drafting: Generator, prompts: Sequence[Prompt], temperature: float, args: argparse.Namespace
+    arms: Seq[Arm], prompts: Seq[Prompt], temperature: float, tokens: int, new_tokens: int
 ) -> Iterator[dict[str, Any]]:
     """The results of a cell, in the order in which they were measured."""
-    policies = arms_of(drafting, temperature > 0)
-    names = [PLAIN, *policies]
-    said: dict[str, int] = defaultdict(int)
-    params = SamplingParams(max_new_tokens=args.new_tokens, temperature=temperature, eos_token_id=(), top_p=None)
-    for generator in (plain, drafting):  # not counted: what a first request sets up, and the policy's first trials
-        generator.engine.run(generator.submit(prompts[:1], params))
-    for number in range(args.rounds * len(prompts)):
-        first = number % len(names)
-        for name in names[first:] + names[:first]:
-            generator = plain if name == PLAIN else drafting
-            if name != PLAIN:
-                drafting.engine.policy = policies[name]
-            sequences = generator.submit([prompts[number % len(prompts)]], params, seed=number)
-            generator.engine.run(sequences)
-            if isinstance(generator.engine.drafter, Background):
-                generator.engine.drafter.wait()  # or its thread slows the next arm
-            stats = sequences[0].stats
-            said[name] += stats.tokens
-            yield {
-                "arm": name,
-                "prompt": number,
-                "tokens": stats.tokens,
-                "forwards": stats.target_forwards,
-                "seconds": stats.seconds - stats.prefill_seconds,
-                **({} if temperature else {"digest": _digest(sequences[0].tokens)}),
-            }
-        if min(said.values()) >= args.tokens:
-            break
-    drafting.engine.policy = policies[POLICY]
+    params = SamplingParams(max_new_tokens=new_tokens, temperature=temperature, eos_token_id=(), top_p=None)
+    for arm in arms:
+        arm.start(prompts, params)
+    whole = -(-tokens // new_tokens) * new_tokens  # with eos_token_id=() all outputs are this long
+    while (arm := min(arms, key=lambda arm: arm.tokens)).tokens < whole:
+        if (result := arm.turn(prompts, params)) is not None:
+            yield result
 
 
 def summary(cell: Cell) -> str:
@@ -92,7 +120,7 @@ def summary(cell: Cell) -> str:
     )
 
 
-def _digest(tokens: Sequence[int]) -> str:
+def _digest(tokens: Seq[int]) -> str:
     """A short name of an output, by which the arms' greedy outputs are compared."""
     return hashlib.sha256(" ".join(map(str, tokens)).encode()).hexdigest()[:12]
 
@@ -105,37 +133,41 @@ def main() -> None:
     parser.add_argument("-d", "--drafter", action="append", type=ArmSpec.parse, help=drafter_help)
     parser.add_argument("--temperatures", nargs="+", type=float, default=[0.0, 1.0])
     parser.add_argument("--count", type=int, default=40, help="prompts of each file")
-    parser.add_argument("--rounds", type=int, default=4, help="so often are the prompts of a file used at most")
     parser.add_argument("--tokens", type=int, default=2000, help="of each arm and cell, at least")
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/policy.jsonl"))
     args = parser.parse_args()
+    if args.tokens <= args.new_tokens:
+        parser.error("--tokens must be more than --new-tokens: the halves of a cell's prompts are compared.")
     torch.set_num_threads(args.threads)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     cells = read(args.out)[0] if args.out.exists() else []
     done = {(cell.target, cell.method, cell.temperature, cell.task): cell for cell in cells}
     name = Path(args.target).name
-    arms = args.drafter or [ArmSpec.parse(drafter) for drafter in DRAFTERS]
-    plain, *drafting = foredraft.load_many(args.target, ["none", *(arm.spec for arm in arms)])
+    drafters = args.drafter or [ArmSpec.parse(method) for method in DRAFTERS]
+    plain = foredraft.load(args.target, "none")
     with args.out.open("a", encoding="utf-8") as out:
         facts = {"target": name, "tokens": args.tokens, "new_tokens": args.new_tokens}
         origin = provenance("python benchmarks/policy.py", **facts)
         out.write(json.dumps(origin) + "\n")
-        for file in args.prompts:
-            task = Path(file).parent.name
-            prompts = [ask.prompt for ask in read_prompts(file)][: args.count]
-            for arm, generator in zip(arms, drafting, strict=True):
-                for temperature in args.temperatures:
-                    cell = (name, arm.name, temperature, task)
-                    if cell not in done:
-                        runs = list(run_cell(plain, generator, prompts, temperature, args))
-                        keys = dict(zip(("target", "method", "temperature", "prompts"), cell, strict=True))
-                        line = {"kind": "cell", **keys, "runs": runs}
-                        out.write(json.dumps(line) + "\n")
-                        out.flush()
-                        done[cell] = Cell.of(line, origin)
-                    print(*cell, summary(done[cell]), flush=True)
+        pairs: itertools.product[tuple[ArmSpec, float]] = itertools.product(drafters, args.temperatures)
+        for drafter, temperature in pairs:
+            arms: list[Arm] = []  # of all files: the policy keeps what it has learned
+            for file in args.prompts:
+                cell = (name, drafter.name, temperature, Path(file).parent.name)
+                if cell not in done:
+                    arms = arms or arms_of(plain, drafter.spec, temperature > 0)
+                    prompts = [ask.prompt for ask in read_prompts(file)][: args.count]
+                    runs = list(run_cell(arms, prompts, temperature, args.tokens, args.new_tokens))
+                    keys = dict(zip(("target", "method", "temperature", "prompts"), cell, strict=True))
+                    line = {"kind": "cell", **keys, "runs": runs}
+                    out.write(json.dumps(line) + "\n")
+                    out.flush()
+                    done[cell] = Cell.of(line, origin)
+                print(*cell, summary(done[cell]), flush=True)
+            for arm in arms[1:]:
+                arm.generator.close()
 
 
 if __name__ == "__main__":

@@ -80,6 +80,11 @@ def adapted() -> PreTrainedModel:
     return model
 
 
+def test_shared_bundled_target_keeps_its_bundled_drafts():
+    with foredraft.load("sample", "none") as plain, foredraft.load(plain) as chosen, foredraft.load(plain, "medusa") as m:
+        assert (chosen.kind.method, m.kind.method) == ("eagle3", "medusa")
+
+
 def test_a_target_is_a_path_a_model_wrapped_or_not_or_a_generator(
     folder: Path, plain: foredraft.Generator, wanted: list[int]
 ):
@@ -217,12 +222,12 @@ def test_options_stand_beside_a_model_or_a_path(folder: Path, plain: foredraft.G
 
 
 def test_a_path_says_what_is_there(folder: Path, tmp_path: Path):
-    assert as_spec(None, folder) == replace(Spec.parse("draft_model"), path=str(folder))
+    assert as_spec("elsewhere", folder) == replace(Spec.parse("draft_model"), path=str(folder))
     for bundled, name in (("sample-eagle3", "eagle3"), ("sample-eagle", "eagle2"), ("sample-medusa", "medusa")):
-        found = as_spec(None, Path(resolve(bundled)))
+        found = as_spec("elsewhere", Path(resolve(bundled)))
         assert isinstance(found, Spec) and (found.name, found.path) == (name, resolve(bundled))
     write_tuned(tmp_path / "tuned.json", Tuned("sample", "prompt_lookup", off_from=8))
-    found = as_spec(None, tmp_path / "tuned.json")
+    found = as_spec("elsewhere", tmp_path / "tuned.json")
     assert isinstance(found, Spec) and (found.name, found.off_from) == ("prompt_lookup", 8)
 
 

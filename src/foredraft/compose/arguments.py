@@ -19,7 +19,7 @@ from foredraft.engine.generator import Generator
 from foredraft.heads.formats import inspect_head
 from foredraft.heads.formats.tuned import SUFFIX, read_tuned
 from foredraft.model.hf import CausalLM
-from foredraft.model.load import as_device, as_dtype, unwrapped
+from foredraft.model.load import as_device, as_dtype, resolve, unwrapped
 
 _log = logging.getLogger(__name__)
 
@@ -109,14 +109,14 @@ def as_spec(source: Any, drafter: AnyDrafter) -> Spec | Drafter:
     if isinstance(drafter, Drafter):
         return drafter
     if drafter == "auto":
-        drafter = "eagle3" if isinstance(source, str) and source in BUNDLED_DRAFTS else "prompt_lookup"
+        drafter = "eagle3" if _bundled_drafts(source) else "prompt_lookup"
         _log.info("The automatic choice of a drafter is %s.", drafter)
     if drafter is None or isinstance(drafter, str):
         return _from_text(source, drafter or "none")
     if isinstance(drafter, tuple) and len(drafter) == 2 and isinstance(drafter[0], str):
         return _with_object(Spec.parse(drafter[0]), drafter[1])
     if isinstance(drafter, PathLike):
-        return _from_path(fspath(drafter))
+        return _from_path(source, fspath(drafter))
     if isinstance(drafter, nn.Module):
         return _with_object(Spec.parse("draft_model"), drafter)
     given = f"the class {drafter.__name__}" if isinstance(drafter, type) else kind_of(drafter)
@@ -138,16 +138,25 @@ def _from_text(source: Any, text: str) -> Spec:
         spec = replace(Spec.parse(tuned.drafter), off_from=tuned.off_from, learned=tuned.learned)
     else:
         spec = Spec.parse(text)
-    bundled = BUNDLED_DRAFTS.get(source, {}) if isinstance(source, str) else {}
+    bundled = _bundled_drafts(source)
     if spec.path is None and spec.name in bundled:
         return replace(spec, path=bundled[spec.name])
     return spec
 
 
-def _from_path(path: str) -> Spec:
+def _bundled_drafts(source: Any) -> Mapping[str, str]:
+    """The drafts bundled for a target, by method; it is given by its name, or was loaded by that."""
+    if not isinstance(source, str):
+        model = source.model if isinstance(source, CausalLM) else source
+        folder = model.config.name_or_path
+        source = next((name for name in BUNDLED_DRAFTS if resolve(name) == folder), "")
+    return BUNDLED_DRAFTS.get(source, {})
+
+
+def _from_path(source: Any, path: str) -> Spec:
     """The spec for a path: a tuned drafter, a trained head or a draft model."""
     if path.endswith(SUFFIX):
-        return _from_text(None, path)
+        return _from_text(source, path)
     try:
         kind = inspect_head(path).method
         name = kind if kind in METHODS else "eagle2"
