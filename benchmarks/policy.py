@@ -1,11 +1,11 @@
-"""The throughput policy beside every fixed size: tokens a second on the same prompts, a few tokens at a time.
+"""The throughput policy beside every fixed size: tokens a second on the same prompts, step by step.
 
 A cell is a target, a method, a temperature and a file of prompts. Its arms are plain decoding, every size that the
 policy can choose, and the policy, each with an engine of its own on one target. The arm that has generated the fewest
-tokens goes on for 16 tokens, so all arms are at the same place of the same prompt within a second or two, and a machine
-that becomes slow is slow for all of them. Each arm continues every prompt by as many tokens. One request before them is
-not counted: in it the policy tries its sizes, and methods such as sequoia measure. A finished cell is a line of JSON
-and is not run again.
+tokens runs the next step, so all arms are at the same place of the same prompt, and a machine that becomes slow for a
+moment is slow for all of them. Each arm continues every prompt by as many tokens; a size that is 12 % behind the best
+one after 512 tokens ends there. One request before them is not counted: in it the policy tries its sizes, and methods
+such as sequoia measure. A finished cell is a line of JSON and is not run again.
 
     python benchmarks/policy.py --prompts ../shared/data/prompts/eagle/humaneval/question.jsonl
     python benchmarks/policy.py --target ../shared/models/target-65m -d draft_model:../shared/models/draft-6m \\
@@ -35,34 +35,43 @@ from foredraft.engine.policy import Constant, Policy, Throughput
 from foredraft.engine.request import Sequence
 
 DRAFTERS = ("eagle3", "eagle1", "draft_model", "medusa", "prompt_lookup")
-TURN = 16
-"""Tokens of an arm before it is another's turn."""
+
+
+TRIED, BEHIND = 512, 0.12
 
 
 class Arm:
-    """Plain decoding, a fixed size or the policy, with the engine that runs it."""
+    """Plain decoding, a fixed size or the policy, with the engine that runs it.
+
+    ``tokens``: of the cell. ``rate``: tokens a second of its finished prompts.
+    """
 
     def __init__(self, name: str, generator: Generator) -> None:
         self.name = name
         self.generator = generator
-        self.tokens = 0
+        self.fixed = name not in (PLAIN, POLICY)
+        self.tokens = self._prompt = self._finished = 0
+        self._seconds = 0.0
         self._sequence: Sequence | None = None
-        self._prompt = 0
+
+    @property
+    def rate(self) -> float:
+        return self._finished / self._seconds
 
     def start(self, prompts: Seq[Prompt], params: SamplingParams) -> None:
         """Begin a cell, after a request that is not counted."""
-        self.tokens = self._prompt = 0
+        self.tokens = self._prompt = self._finished = 0
+        self._seconds = 0.0
         self.generator.engine.run(self.generator.submit(prompts[:1], params))
 
-    def turn(self, prompts: Seq[Prompt], params: SamplingParams) -> dict[str, Any] | None:
-        """Generate ``TURN`` tokens, or less up to the end of a prompt; the results of the prompt at its end."""
+    def step(self, prompts: Seq[Prompt], params: SamplingParams) -> dict[str, Any] | None:
+        """Run a step; the results of a prompt at its end."""
         engine = self.generator.engine
         if self._sequence is None:
             prompt = prompts[self._prompt % len(prompts)]
             (self._sequence,) = self.generator.submit([prompt], params, seed=self._prompt)
         sequence, before = self._sequence, len(self._sequence.tokens)
-        while not sequence.finished and len(sequence.tokens) < before + TURN:
-            engine.step()
+        engine.step()
         if isinstance(engine.drafter, Background):
             engine.drafter.wait()  # or its thread slows the next arm
         self.tokens += len(sequence.tokens) - before
@@ -71,6 +80,8 @@ class Arm:
         self._sequence = None
         self._prompt += 1
         stats = sequence.stats
+        self._finished += stats.tokens
+        self._seconds += stats.seconds - stats.prefill_seconds
         return {
             "arm": self.name,
             "prompt": self._prompt - 1,
@@ -106,9 +117,14 @@ def run_cell(
     for arm in arms:
         arm.start(prompts, params)
     whole = -(-tokens // new_tokens) * new_tokens  # with eos_token_id=() all outputs are this long
-    while (arm := min(arms, key=lambda arm: arm.tokens)).tokens < whole:
-        if (result := arm.turn(prompts, params)) is not None:
-            yield result
+    racing = list(arms)
+    while (arm := min(racing, key=lambda arm: arm.tokens)).tokens < whole:
+        if (result := arm.step(prompts, params)) is None:
+            continue
+        yield result
+        tried = [each for each in racing if each.tokens >= TRIED]
+        if arm.fixed and arm in tried and arm.rate < (1 - BEHIND) * max(each.rate for each in tried):
+            racing.remove(arm)
 
 
 def summary(cell: Cell) -> str:

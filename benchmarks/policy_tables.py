@@ -150,7 +150,8 @@ def verdict(cells: Sequence[Cell]) -> str:
             "- The best size in hindsight is also the luckiest of about ten. Chosen ahead is the size that was the "
             f"best on the other half of the prompts. {_luck(cells)}",
             f"- Greedy: all arms of a cell gave the same tokens on {same} of the {of} prompts that were compared.",
-            f"- Arms have at least {_tokens(few)} tokens each in the first line and {_tokens(cells)} in the second.",
+            f"- The policy and the best size have at least {_tokens(few)} tokens each in the first line and "
+            f"{_tokens(cells)} in the second.",
         ]
     )
 
@@ -194,8 +195,8 @@ def _luck(cells: Sequence[Cell]) -> str:
 
 
 def _tokens(cells: Sequence[Cell]) -> str:
-    """The fewest tokens of an arm."""
-    least = min(arm.tokens for cell in cells for arm in cell.arms.values())
+    """The fewest tokens of the policy, or of the best size."""
+    least = min(cell.arms[arm].tokens for cell in cells for arm in (POLICY, cell.best))
     return f"{least // 100 * 100:,}"
 
 

@@ -81,7 +81,11 @@ def adapted() -> PreTrainedModel:
 
 
 def test_shared_bundled_target_keeps_its_bundled_drafts():
-    with foredraft.load("sample", "none") as plain, foredraft.load(plain) as chosen, foredraft.load(plain, "medusa") as m:
+    with (
+        foredraft.load("sample", "none") as plain,
+        foredraft.load(plain) as chosen,
+        foredraft.load(plain, "medusa") as m,
+    ):
         assert (chosen.kind.method, m.kind.method) == ("eagle3", "medusa")
 
 
