@@ -13,6 +13,7 @@ share of the time; one that fails or runs out of time is recorded with its error
 import argparse
 import functools
 import gc
+import itertools
 import json
 import signal
 import statistics
@@ -235,7 +236,8 @@ def forwards(bench: Bench) -> Iterator[dict[str, Any]]:
 class Timed(Policy):
     """The whole draft in every step, with the time between steps and the parts that the engine measures."""
 
-    def __init__(self, length: int) -> None:
+    def __init__(self, length: int, ahead: bool) -> None:
+        self.ahead = ahead
         self._inner = Constant(length)
         self._last = time.perf_counter()
         self.steps: list[tuple[float, float, float, int]] = []  # whole, draft, verify, tokens
@@ -268,14 +270,16 @@ def arms(bench: Bench) -> Iterator[dict[str, Any]]:
     for index, (batch, cached) in enumerate(bench.sizes.cells):
         for temperature in (0.0, 1.0) if index == 0 else (0.0,):
             for name, drafter in methods.items():
-                for options in bench.options:
+                both = index == 0 and not temperature and name != "none"
+                for options, ahead in itertools.product(bench.options, (True, False) if both else (True,)):
                     arm = {"kind": "arm", "method": name, "batch": batch, "cached": cached, "options": options}
+                    arm["ahead"] = ahead
                     yield arm | {"temperature": temperature} | _decode(bench, drafter(), arm, temperature)
                     bench.free()
 
 
 def _decode(bench: Bench, drafter: Any, arm: dict[str, Any], temperature: float) -> dict[str, Any]:
-    policy = Timed(0 if drafter is None else 64)
+    policy = Timed(0 if drafter is None else 64, arm["ahead"])
     batch, cached, options = arm["batch"], arm["cached"], arm["options"]
     with foredraft.load(bench.target, drafter, policy=policy, max_batch_size=batch, **options) as g:
         results = g.generate(
@@ -461,7 +465,9 @@ def _write(out: TextIO, record: dict[str, Any]) -> None:
 
 def _line(record: dict[str, Any]) -> str:
     """A record for people."""
-    where = " ".join(f"{key}={record[key]}" for key in ("batch", "cached", "temperature", "options") if key in record)
+    where = " ".join(
+        f"{key}={record[key]}" for key in ("batch", "cached", "temperature", "ahead", "options") if key in record
+    )
     match record["kind"]:
         case "arm":
             return (

@@ -153,7 +153,8 @@ verdict, the tokens committed since, or the lengths and tokens of a draft."""
 
 
 class Steps:
-    """A ``Stepper`` that records the waits of all steps, and the traces of steps by rows and planned length."""
+    """A ``Stepper`` that records the waits of all steps, and the traces of steps by rows, planned length, and whether
+    their draft was made ahead and whether they make the next one."""
 
     def __init__(self, stepper: Stepper, device: FakeDevice) -> None:
         self._stepper = stepper
@@ -161,7 +162,7 @@ class Steps:
         self.admitted = False
         self._rows: tuple[int, ...] = ()
         self.waits: set[tuple[str, str]] = set()
-        self.traces: dict[tuple[int, int], list[Trace]] = defaultdict(list)
+        self.traces: dict[tuple[int, int, bool, bool], list[Trace]] = defaultdict(list)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stepper, name)
@@ -174,11 +175,12 @@ class Steps:
         self._rows = view.rows
         if not changed and (all(plan.lengths) or not plan.length):
             # else drafters may read the prompts of admitted rows, and caches move a row into a hole
-            self.traces[len(view.rows), plan.length].append(trace)
+            taken, makes = options["drafted"] is not None, done.following is not None
+            self.traces[len(view.rows), plan.length, taken, makes].append(trace)
         return done
 
 
-def run(make: Nested, temperature: float) -> Steps:
+def run(make: Nested, temperature: float, *, new: int = NEW, ahead: bool = False) -> Steps:
     def admit(*args: Any) -> None:
         steps.admitted = True
         drafter.__class__.admit(drafter, *args)
@@ -189,11 +191,12 @@ def run(make: Nested, temperature: float) -> Steps:
         drafter = make(target, full)
         target.tap(drafter.needs.hidden_layers)
         engine = Engine(target, drafter, Constant(drafter.needs.longest), max_rows=3, cache=full)
+        engine.ahead.on = ahead
         steps = engine._stepper = Steps(engine._stepper, device)  # type: ignore[assignment]
         drafter.admit = admit  # type: ignore[method-assign]
         generator = Generator(engine, None, (), Kind("tiny", True))
-        results = generator.batch(PROMPTS, max_new_tokens=NEW, temperature=temperature, seed=5)
-    assert [len(result.tokens) for result in results] == [NEW] * len(PROMPTS)
+        results = generator.batch(PROMPTS, max_new_tokens=new, temperature=temperature, seed=5)
+    assert [len(result.tokens) for result in results] == [new] * len(PROMPTS)
     return steps
 
 
@@ -201,8 +204,24 @@ def run(make: Nested, temperature: float) -> Steps:
 @pytest.mark.parametrize("method", METHODS)
 def test_a_step_waits_for_the_read_back_only_and_repeats_its_operators(method: str, temperature: float):
     steps = run(lambda target, full: METHODS[method](target), temperature)
-    assert steps.waits == {READ_BACK}
     assert max(map(len, steps.traces.values())) >= 4
+    check(steps)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("method", sorted(METHODS.keys() - {"none", "lookahead"}))
+def test_the_next_draft_is_launched_before_the_wait(method: str, temperature: float):
+    """Most steps verify the draft that the last one has made, and make the next one; the wait still comes last."""
+    steps = run(lambda target, full: METHODS[method](target), temperature, new=20, ahead=True)
+    both = sum(len(traces) for (*_, taken, makes), traces in steps.traces.items() if taken and makes)
+    neither = sum(len(traces) for (*_, taken, makes), traces in steps.traces.items() if not taken and not makes)
+    assert both > neither and both >= 8
+    check(steps)
+
+
+def check(steps: Steps) -> None:
+    """Each step waits once, at its end, and those of a kind have the same operators."""
+    assert steps.waits == {READ_BACK}
     for key, traces in steps.traces.items():
         assert {trace.operators[-1][0] for trace in traces} == {"_to_copy"}  # what can be launched before the wait is
         for trace in traces[1:]:

@@ -39,7 +39,8 @@ class Needs:
     ``shares_text``: drafts may hold text of other requests.
     ``target_cache``: it drafts in the target's KV cache, which then holds committed tokens only. ``drawn``: the trees
     that it can also draw without replacement for sampled rows (see ``Plan.drawn``): expected accepted tokens by node
-    count, up to a common factor, in rising order.
+    count, up to a common factor, in rising order. ``ahead``: it can draft for rows whose lengths only the device knows
+    (see ``View.slack``), and so before the last step was read back.
     """
 
     hidden_layers: tuple[int, ...] = ()
@@ -51,6 +52,7 @@ class Needs:
     shares_text: bool = False
     target_cache: bool = False
     drawn: Mapping[int, float] = field(default_factory=dict)
+    ahead: bool = False
 
     def states(self, hidden: Mapping[int, Tensor]) -> dict[int, Tensor]:
         """The hidden states that it reads, of those of several layers: others may be tapped for other users."""
@@ -115,7 +117,8 @@ class View:
     ``rows``: the row numbers used at admission; B follows their order. ``history``: the committed tokens of each
     row, prompt included, with the root at ``lengths[b] - 1``; later columns are undefined. ``extents``: the same
     lengths on the host. ``seeded``: a sampled request asked for a seed, so its output should not depend on the plan.
-    ``room``: what the requests in flight need of a KV cache until they end, drafts included.
+    ``room``: what the requests in flight need of a KV cache until they end, drafts included. ``slack``: by so much may
+    ``extents`` exceed the lengths; 0 unless the drafter can do with that (``Needs.ahead``).
     """
 
     rows: tuple[int, ...]
@@ -126,6 +129,7 @@ class View:
     noise: Noise
     seeded: bool = False
     room: Room = NO_ROOM
+    slack: int = 0
 
     @property
     def roots(self) -> Int[Tensor, "B"]:

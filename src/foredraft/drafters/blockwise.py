@@ -30,7 +30,7 @@ class BlockwiseDrafter(HeadDrafter[LastHidden]):
 
     def __init__(self, options: Options, net: Blockwise | Medusa, replay: Replay = EAGER) -> None:
         heads = net.config.num_heads
-        super().__init__(LastHidden(replay), Needs((FINAL,), max_nodes=heads, max_depth=heads))
+        super().__init__(LastHidden(replay), Needs((FINAL,), max_nodes=heads, max_depth=heads, ahead=True))
         self._net = net
 
     @torch.inference_mode()

@@ -78,7 +78,8 @@ class DraftModel(RunnerDrafter[DraftRunner], BeamDrafter, Trainable):
         else:
             window = (options.window, options.sinks, nodes, options.ahead)
             runner = WindowedRunner(model, vocab_size, *window, replay=replay)
-        super().__init__(runner, Needs(max_nodes=nodes, max_depth=_longest(options)))
+        ahead = options.window is None
+        super().__init__(runner, Needs(max_nodes=nodes, max_depth=_longest(options), ahead=ahead))
 
     def beam_model(self) -> TargetModel:
         return self._model

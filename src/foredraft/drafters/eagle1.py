@@ -48,7 +48,7 @@ class Eagle1(HeadDrafter[FeatureCache], Trainable):
         template = Template.of(options.tree)
         self._room = 1 + template.nodes
         self._levels = Level.all_of(template, any_weight(net).device)
-        super().__init__(eagle_cache(net, replay), Needs(net.taps, template.nodes, template.depth))
+        super().__init__(eagle_cache(net, replay), Needs(net.taps, template.nodes, template.depth, ahead=True))
 
     @property
     def network(self) -> EagleNet:

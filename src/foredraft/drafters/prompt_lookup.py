@@ -51,6 +51,7 @@ class PromptLookup(Rewindable):
         self.needs = Needs(
             max_nodes=options.continuations * options.prompt_lookup_num_tokens,
             max_depth=options.prompt_lookup_num_tokens,
+            ahead=True,
         )
 
     def propose(self, view: View, plan: Plan) -> Draft:

@@ -10,19 +10,20 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 
 from foredraft.core.drafter import Drafter, Plan, View
-from foredraft.core.errors import ForedraftError, ModelError, NumericsError, PromptError
+from foredraft.core.errors import ModelError, PromptError
 from foredraft.core.rng import request_seed
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.sampling.stop import StopRules
 from foredraft.core.sampling.warp import check_token_ids
 from foredraft.engine.admission import Admission
+from foredraft.engine.ahead import Ahead
 from foredraft.engine.grammar_masks import matchers_of
 from foredraft.engine.policy import Policy
 from foredraft.engine.prediction import copies
 from foredraft.engine.prefix_cache import PrefixCache
 from foredraft.engine.prompt_reader import PromptReader
 from foredraft.engine.recording import record_steps
-from foredraft.engine.request import Decode, Request, Sequence, token_logprobs
+from foredraft.engine.request import Decode, Request, Sequence, fail_all
 from foredraft.engine.state import Batch
 from foredraft.engine.step import Stepper, round_up
 from foredraft.model.base import TargetModel
@@ -94,13 +95,14 @@ class Engine:
         self.compile_grammar = GrammarCompiler(tokenizer, target.vocab_size)
         self._drafter_rows: set[int] = set()  # rows that may have been admitted to the drafter
         self._drafted = True  # the last plan drafts something
+        self.ahead = Ahead(target.device.type == "cuda" and target.ranks == 1)
         self._in_step = False  # a step has begun and has neither ended nor been cleaned up
         self._lock = threading.RLock()
         self.closed = False
 
     def __repr__(self) -> str:
-        running, waiting = self.running, self.waiting
-        return f"Engine({self.target.name}, running={running}, waiting={waiting}, max_rows={self.max_rows})"
+        rows = f"running={self.running}, waiting={self.waiting}, max_rows={self.max_rows}"
+        return f"Engine({self.target.name}, {rows})"
 
     @property
     def max_rows(self) -> int:
@@ -264,7 +266,7 @@ class Engine:
             self._in_step = False
         except BaseException as error:  # the state of every row in flight is unknown
             if isinstance(error, Exception):
-                self._fail_all(self._running().values(), f"A step of this request's batch failed: {error}")
+                fail_all(self._running().values(), f"A step of this request's batch failed: {error}")
             self._clean()
             raise
         self._sweep()
@@ -312,13 +314,6 @@ class Engine:
                     holder.release(row)
             self._drafter_rows.discard(row)
 
-    @staticmethod
-    def _fail_all(sequences: Iterable[Sequence], reason: str) -> None:
-        for sequence in sequences:
-            if not sequence.finished:
-                with suppress(Exception):  # see ``_clean``
-                    sequence.fail(ForedraftError(reason))
-
     def _admit(self) -> None:
         """Give waiting requests rows. Their prompts are read next."""
         running = self._running()
@@ -334,7 +329,7 @@ class Engine:
             for sequence in sequences:
                 sequence.counters.admitted_at = time.perf_counter()
         except Exception as error:
-            self._fail_all(sequences, f"Prefill of this request failed: {error}")
+            fail_all(sequences, f"Prefill of this request failed: {error}")
             raise
 
     def _read_prompts(self) -> Exception | None:
@@ -368,30 +363,33 @@ class Engine:
         view = batch.view(self._stepper.cache.room)
         limits = [sequence.draft_limit(self.target.max_length) for sequence in sequences]
         chains = copies([sequence.prediction for sequence in sequences], limits, self._stepper.copied_nodes(view))
-        plan = self._plan(view, [0 if chain else limit for limit, chain in zip(limits, chains, strict=True)])
+        drafted = self.ahead.take(sequences, chains)
+        allowed = [0 if chain else limit for limit, chain in zip(limits, chains, strict=True)]
+        plan = drafted.plan if drafted else self._plan(view, allowed)
         self._drafted = any(plan.lengths) or any(chains)
-        wants = any(sequence.params.logprobs is not None for sequence in sequences)
-        free = self._admission.free_rows(self._running())
-        matchers = matchers_of(sequences)
-        done = self._stepper(view, plan, chains, logprobs=wants, matchers=matchers, free_rows=free, append=batch.append)
+        done = self._stepper(
+            view,
+            plan,
+            chains,
+            logprobs=any(sequence.params.logprobs is not None for sequence in sequences),
+            matchers=matchers_of(sequences),
+            free_rows=self._admission.free_rows(self._running()),
+            append=batch.append,
+            drafted=drafted,
+            follow=self.ahead.follow(batch, view.room, self.target.max_length, self.drafter.needs, self.policy),
+        )
+        self.ahead.keep(sequences, done)
         record_steps(sequences, done)
         kept = []
         for index, (sequence, result) in enumerate(zip(sequences, done.rows, strict=True)):
             if not result.healthy:
-                sequence.fail(
-                    NumericsError(
-                        "No next token can be chosen: the model returned NaN or +inf logits, or bans, processors "
-                        f"and the grammar left no token ({len(sequence.tokens)} tokens were generated before)."
-                    )
-                )
+                sequence.fail_without_token()
                 self._stepper.cache.zero([view.rows[index]])  # NaN would leak into the row's next request
                 kept.append(0)
                 continue
             kept.append(sequence.extend(result.emitted, result.accepted, result.drafted * result.copied))
-            if done.logprobs is not None and sequence.params.logprobs is not None:
-                sequence.logprobs += token_logprobs(
-                    done.logprobs[index], result.emitted[: kept[-1]], sequence.params.logprobs
-                )
+            if done.logprobs is not None:
+                sequence.add_logprobs(done.logprobs[index], result.emitted[: kept[-1]])
         host_seconds = time.perf_counter() - started - done.draft_seconds - done.verify_seconds
         self.policy.observe(view, plan, replace(done, host_seconds=host_seconds))
         seconds = time.perf_counter() - started

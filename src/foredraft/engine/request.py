@@ -2,14 +2,15 @@
 
 import time
 from collections import deque
-from collections.abc import Sequence as Tokens
+from collections.abc import Iterable, Sequence as Tokens
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from foredraft.core.errors import ForedraftError, OptionError
+from foredraft.core.errors import ForedraftError, NumericsError, OptionError
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.sampling.stop import Cut, FinishReason, StopRules
 from foredraft.core.stats import DecodeStats
@@ -196,15 +197,16 @@ class Sequence:
         """Number of new tokens still allowed."""
         return self.request.rules.max_new_tokens - len(self.tokens)
 
-    def draft_limit(self, context: int) -> int:
+    def draft_limit(self, context: int, unknown: int = 0) -> int:
         """The most draft tokens that the next step can use; the last token is always the bonus.
 
         Args:
             context: the most tokens that the model reads.
+            unknown: the most tokens that the last step has appended, if it was not read back yet.
         """
         if not self.params.speculate:
             return 0
-        most = min(self.remaining - 1, context - self.length)
+        most = min(self.remaining - 1, context - self.length) - unknown
         if self.params.num_assistant_tokens is not None:
             most = min(most, self.params.num_assistant_tokens)
         return max(0, most)
@@ -270,7 +272,29 @@ class Sequence:
         self.error = error  # first, so that a thread that sees the end sees the error too
         self.finish("cancelled")
 
+    def add_logprobs(self, laws: Float[Tensor, "D V"], tokens: list[int]) -> None:
+        """Keep what was requested of a step's laws at these new tokens."""
+        if self.params.logprobs is not None:
+            self.logprobs += token_logprobs(laws, tokens, self.params.logprobs)
+
+    def fail_without_token(self) -> None:
+        """End the request with an error, since no next token can be chosen."""
+        self.fail(
+            NumericsError(
+                "No next token can be chosen: the model returned NaN or +inf logits, or bans, processors and the "
+                f"grammar left no token ({len(self.tokens)} tokens were generated before)."
+            )
+        )
+
     def _emit(self, piece: Piece) -> None:
         self.text += piece.text
         self.tokens.extend(piece.tokens)
         self.pieces.append(piece)
+
+
+def fail_all(sequences: Iterable[Sequence], reason: str) -> None:
+    """End those that have not ended yet with an error."""
+    for sequence in sequences:
+        if not sequence.finished:
+            with suppress(Exception):  # its detokenizer may have been interrupted
+                sequence.fail(ForedraftError(reason))

@@ -91,8 +91,12 @@ class Batch:
         """Lengths, known on the host."""
         return tuple(sequence.length for sequence in self.sequences)
 
-    def view(self, room: Room) -> View:
-        """The batch as the step and the drafter see it, until the next change of the batch."""
+    def view(self, room: Room, unknown: int = 0) -> View:
+        """The batch as the step and the drafter see it, until the next change of the batch.
+
+        Args:
+            unknown: the most tokens of a row that were appended and that the host does not know yet; 0 if it knows all.
+        """
         now, warp = self._rows, self._rows.warp
         if warp is None:
             warp = Warp.of(
@@ -104,7 +108,7 @@ class Batch:
             )
             seeded = any(not each.params.greedy and each.params.seed is not None for each in now.sequences)
             self._rows = now = replace(now, warp=warp, seeded=seeded)
-        count, extents = len(self), self.extents
+        count, extents = len(self), tuple(extent + unknown for extent in self.extents)
         lengths = self._lengths[:count]
         return View(
             rows=now.numbers,
@@ -115,6 +119,7 @@ class Batch:
             noise=Noise(self._seeds[:count], lengths),
             seeded=now.seeded,
             room=room,
+            slack=max(unknown - 1, 0),  # a step appends one token at least
         )
 
     def append(self, emitted: Int[Tensor, "B D"], counts: Int[Tensor, "B"]) -> None:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -22,6 +23,7 @@ from foredraft.model.replay import EAGER, Replay
 from foredraft.model.replay_rows import replay_for
 
 Append = Callable[[Int[Tensor, "B D"], Int[Tensor, "B"]], None]
+Follow = Callable[[int], tuple[View, Plan] | None]
 SIZES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Node counts used for forwards on a CPU; larger ones are multiples of 32."""
 COPIED_NODES, COPIED_NODES_GPU = 64, 256
@@ -37,7 +39,7 @@ class StepDone:
     that the token was drawn from; None if not requested or if all rows are greedy. ``levels``: levels drafted; may
     exceed the depth kept after pruning. ``host_seconds`` is the engine's time around the step, filled in by the engine.
     ``tree`` with its ``scores`` (see ``Draft``) and ``path`` (see ``Verdict``) are on the device, and valid until the
-    next step.
+    next draft. ``following``: the draft of the next step with its plan, if it was made in this one.
     """
 
     rows: list[RowStep]
@@ -52,6 +54,17 @@ class StepDone:
     tree: TokenTree | None = None
     scores: Float[Tensor, "B N"] | None = None
     path: Int[Tensor, "B D"] | None = None
+    following: "Drafted | None" = None
+
+
+class Drafted(NamedTuple):
+    """A draft of this plan, what judges it, and the device's time for it."""
+
+    plan: Plan
+    draft: Draft
+    proposal: Proposed | None
+    begun: "_Mark"
+    ended: "_Mark"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +103,8 @@ class Stepper:
         matchers: Matchers | None = None,
         free_rows: Collection[int] = (),
         append: Append | None = None,
+        drafted: Drafted | None = None,
+        follow: Follow | None = None,
     ) -> StepDone:
         """Run one step for every row of ``view``, with a single read-back from the device at its end.
 
@@ -98,46 +113,64 @@ class Stepper:
             matchers: of the rows' grammars; None if no row has one. They cost another read-back; see ``grammar_masks``.
             free_rows: rows of the cache that hold nothing, which recordings may use as padding.
             append: called with the new tokens and their counts, on the device. It may change what ``view`` shows.
+            drafted: the draft, if the last step has made it.
+            follow: called with the most new tokens of a row. If it returns a view and a plan, the next draft is
+                launched before this step is read back: so the device drafts while the host ends the step.
         """
         begun = _Mark(self.target.device)
         self.cache.reserve(max(view.rows) + 1, max(view.extents))
         self.cache.arrange(view.rows)
-        draft, proposal, rule = self._draft(view, plan, chains)
+        made = drafted or self._propose(view, plan)
+        draft, rule = self._with_chains(made.draft, chains)
         levels = draft.tree.depth
         if self.replay.records:
             draft = _shaped(draft)
-        proposed = _Mark(self.target.device)
-        tree, bases = draft.tree, view.lengths - 1
-        reach = max(view.extents) - 1 + tree.tokens.shape[1]
-        self.cache.reserve(max(view.rows) + 1, reach)
-        drafted = None if matchers is None else HostTree.of(tree)
-        replay, sizes = replay_for(self.replay, self.cache, self.target.version, len(view.rows), set(free_rows))
-        extent = self.target.extent(reach, tree.tokens.shape[1], self.cache.slots)
-        with self.target.running():
-            out = replay("forward", sizes, self._forward, tree, bases, extent, why_eager=self.target.why_eager)
-        logits = out.logits if matchers is None or drafted is None else masked(out.logits, drafted, matchers)
-        tail = Tail.of(view, draft, logits, rule, proposal, keep_law=laws, recorded=replay.records)
-        end = replay("tail", sizes, Tail.run, tail)
+        out, end = self._verify(view, made._replace(draft=draft), rule, laws, matchers, set(free_rows))
         table = HostCopy(end.table)
         self._commit(view, draft, out, end, append)
         logs = end.verdict.on_path(out.logits).float().log_softmax(-1) if logprobs else None
-        rows = read_back(draft, proposal, table, end.emitted.shape[1])
+        following = follow and follow(end.emitted.shape[1])
+        after = following and self._propose(*following)
+        rows = read_back(draft, made.proposal, table, end.emitted.shape[1])
         if any(chains):
             rows = [row.of_copy() if chain else row for row, chain in zip(rows, chains, strict=True)]
-        seconds, draft_seconds = begun.host_seconds(), begun.until(proposed)
+        seconds, drafting = begun.host_seconds(), made.begun.until(made.ended)
         return StepDone(
             rows=rows,
             emitted=end.emitted,
             counts=end.counts,
             logprobs=logs,
-            draft_seconds=draft_seconds,
-            verify_seconds=seconds - draft_seconds,
+            draft_seconds=min(drafting, seconds),
+            verify_seconds=max(seconds - drafting, 0.0),
             levels=levels,
             laws=end.laws,
-            tree=tree,
+            tree=draft.tree,
             scores=draft.scores,
             path=end.verdict.path,
+            following=after,
         )
+
+    def _verify(
+        self,
+        view: View,
+        made: Drafted,
+        rule: str | None,
+        laws: bool,
+        matchers: Matchers | None,
+        free_rows: set[int],
+    ) -> tuple[StepOut, TailOut]:
+        """The target's forward and the step's tail."""
+        tree, bases = made.draft.tree, view.lengths - 1
+        reach = max(view.extents) - 1 + tree.tokens.shape[1]
+        self.cache.reserve(max(view.rows) + 1, reach)
+        read = None if matchers is None else HostTree.of(tree)
+        replay, sizes = replay_for(self.replay, self.cache, self.target.version, len(view.rows), free_rows)
+        extent = self.target.extent(reach, tree.tokens.shape[1], self.cache.slots)
+        with self.target.running():
+            out = replay("forward", sizes, self._forward, tree, bases, extent, why_eager=self.target.why_eager)
+        logits = out.logits if matchers is None or read is None else masked(out.logits, read, matchers)
+        tail = Tail.of(view, made.draft, logits, rule, made.proposal, keep_law=laws, recorded=replay.records)
+        return out, replay("tail", sizes, Tail.run, tail)
 
     def _forward(self, tree: TokenTree, bases: Int[Tensor, "B"], extent: int) -> StepOut:
         """The target's forward; the rows are in the first lines of the cache."""
@@ -157,17 +190,16 @@ class Stepper:
         if append is not None:
             append(end.emitted, end.counts)
 
-    def _draft(self, view: View, plan: Plan, chains: Chains) -> tuple[Draft, Proposed | None, str | None]:
-        """The draft with the copies, what judges it, and the rule that verifies it."""
-        draft, proposal = self._propose(view, plan)
+    def _with_chains(self, draft: Draft, chains: Chains) -> tuple[Draft, str | None]:
+        """The draft with the copies, and the rule that verifies it."""
         rule = self.rule if draft.tree.depth else None  # a root alone is legal for any rule
         if any(chains):
             nodes = max(draft.tree.tokens.shape[1], 1 + max(map(len, chains)))
             draft = with_copies(resized(draft, max(self.exact_nodes, round_up(nodes))), chains)
-        return draft, proposal, rule
+        return draft, rule
 
-    def _propose(self, view: View, plan: Plan) -> tuple[Draft, Proposed | None]:
-        proposal = None
+    def _propose(self, view: View, plan: Plan) -> Drafted:
+        begun, proposal = _Mark(self.target.device), None
         if plan.length:
             name = self.drafter.__class__.__name__
             draft, proposal = checked(
@@ -178,7 +210,7 @@ class Stepper:
                 draft = replace(draft, tree=draft.tree.only(drafting))
         else:
             draft = Draft(TokenTree.root(view.roots), Law.FIXED)
-        return self._sized(draft), proposal
+        return Drafted(plan, self._sized(draft), proposal, begun, _Mark(self.target.device))
 
     def _sized(self, draft: Draft) -> Draft:
         """The draft with a node count that forwards are made for."""

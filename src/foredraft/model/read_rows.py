@@ -77,6 +77,11 @@ class ReadRows:
             self._left.pop(row, None)
         return replay, sizes
 
+    def read_to(self, view: View, ends: Sequence[int]) -> None:
+        """Each row was read up to this entry, if ``extents`` are its length, or at least up to that of the shortest row
+        that ``slack`` allows."""
+        self.count.update((row, end - view.slack) for row, end in zip(view.rows, ends, strict=True))
+
     def prepare(self, view: View, slots: int) -> None:
         """Make room for rows of so many slots, in the first lines of the cache; clear new ones."""
         rows, cache = view.rows, self._cache

@@ -128,7 +128,7 @@ class DraftRunner:
         with self.model.running():
             reason = self.model.why_eager
             made = run_rows(replay, rows, segment, drafted, view, unread, *arguments, otherwise=eager, why_eager=reason)
-        self._read.count.update(zip(view.rows, ends, strict=True))
+        self._read.read_to(read, ends)
         return made
 
     def _as_read(self, view: View) -> View:
@@ -143,7 +143,8 @@ class DraftRunner:
         index = (lengths - width).clamp(min=0)[:, None] + torch.arange(width, device=lengths.device)
         tokens = view.history.gather(1, index.clamp(max=view.history.shape[1] - 1))
         reach = max(max(ends) + room, width)
-        return Unread(tokens, lengths, self.model.extent(reach, 1, self.cache.slots), min(ends) >= width)
+        full = min(ends) - view.slack >= width
+        return Unread(tokens, lengths, self.model.extent(reach, 1, self.cache.slots), full)
 
     def clip_ids(self, tokens: Int[Tensor, "B N"]) -> Int[Tensor, "B N"]:
         """Token ids clipped to the draft's vocabulary; only padding ids are ever beyond it."""

@@ -78,7 +78,7 @@ class DynamicTreeDrafter(HeadDrafter[FeatureCache], Trainable):
         self._net = net
         self._limits = TreeLimits(options.nodes, options.depth, options.top_k)
         self._drawn = drawn = DrawnTrees(options.sampled_tree, options.nodes, options.depth)
-        needs = Needs(net.taps, options.nodes, options.depth, scored=True, law=drawn.law, drawn=drawn.gains)
+        needs = Needs(net.taps, options.nodes, options.depth, scored=True, law=drawn.law, drawn=drawn.gains, ahead=True)
         super().__init__(eagle_cache(net, replay), needs)
 
     @property

@@ -185,7 +185,7 @@ class FeatureCache:
         places = to_device(view.rows, view.lengths.device)
         tokens = _tokens(view.history, _new(view, width), width)
         states = self.run("catch-up", self._read_new, view, places, tokens, self.extent_of(reach))
-        self._rows.count.update(zip(view.rows, ends, strict=True))
+        self._rows.read_to(view, ends)
         return DraftState(states, view.lengths > 1)
 
     @property

@@ -83,7 +83,9 @@ class StaticTreeDrafter(HeadDrafter[FeatureCache | LastHidden], Trainable):
         vocab_size: int,
     ) -> None:
         self._drawn = drawn = DrawnTrees(sampled_tree, template.nodes, template.depth, accuracies)
-        needs = Needs((FINAL,), template.nodes, template.depth, scored=True, law=drawn.law, drawn=drawn.gains)
+        needs = Needs(
+            (FINAL,), template.nodes, template.depth, scored=True, law=drawn.law, drawn=drawn.gains, ahead=True
+        )
         super().__init__(state, needs)
         self.vocab_size = vocab_size
         self._template = template

@@ -14,6 +14,9 @@ class Policy(ABC):
     learns: bool = True
     """True if the plan of a sampled row may depend on other rows, earlier requests or the clock."""
 
+    ahead: bool = False
+    """Whether ``plan`` may be called for the next step before ``observe`` for this one."""
+
     @abstractmethod
     def plan(self, view: View, limits: Sequence[int]) -> Plan:
         """The plan for the rows of ``view``; ``limits`` are the most draft tokens that each row can use."""

@@ -22,6 +22,7 @@ class Constant(Policy):
     """
 
     learns = False
+    ahead = True
 
     def __init__(self, length: int, confidence: float = 0.0, nodes: int = 0, drawn: bool = False) -> None:
         self._length = length
@@ -136,6 +137,7 @@ class OffFrom(Policy):
         self._rows = rows
         self._always = always
         self.learns = always or inner.learns
+        self.ahead = inner.ahead
 
     def plan(self, view: View, limits: Sequence[int]) -> Plan:
         if len(view.rows) >= self._rows and (self._always or view.warp.greedy):

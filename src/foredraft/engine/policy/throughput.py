@@ -37,6 +37,7 @@ class Throughput(Policy):
         prior: expected acceptance rate of the first drafted token.
     """
 
+    ahead = True
     SHARE = 0.012  # largest share of the time lost to trials
     CREDIT, DEBT = 12.0, 32.0  # trial budget, in plain steps' time: largest, largest debt
     EVERY, GAP = 48, 0.05  # steps between trials of a size as good as the best; twice as many at a loss of ``GAP``
@@ -56,7 +57,7 @@ class Throughput(Policy):
         self._timed: dict[tuple[int, int], Timings] = {}  # by row and temperature bucket; see ``_records``
         self._drawn = tuple(needs.drawn)
         self._accepted: dict[int, Acceptance] = {}  # by temperature
-        self._chosen: Choice | None = None
+        self._chosen: list[tuple[Plan, Choice]] = []  # not observed yet; the latter may be of the next step
         self._drafted: frozenset[int] = frozenset()  # rows that drafted in the last step
         self._tokens: dict[int, int] = {}  # tokens by row in flight
         self._read: set[int] = set()  # rows whose prompt the drafter has read
@@ -69,11 +70,18 @@ class Throughput(Policy):
 
     def plan(self, view: View, limits: Sequence[int]) -> Plan:
         active = sum(limit > 0 for limit in limits)
-        self._chosen = None
         if not active:
             return Plan((0,) * len(limits))
         timed, accepted = self._records(view)
-        self._chosen = choice = self._choose(timed, accepted, len(limits), active, self._offered(view))
+        choice = self._choose(timed, accepted, len(limits), active, self._offered(view))
+        plan = self._plan_of(choice, limits, active, timed, accepted)
+        self._chosen = [*self._chosen[-1:], (plan, choice)]
+        return plan
+
+    def _plan_of(
+        self, choice: Choice, limits: Sequence[int], active: int, timed: Timings, accepted: Acceptance
+    ) -> Plan:
+        """The plan of a choice."""
         lengths = tuple(min(self._depth(choice.index), limit) for limit in limits)
         drawn = choice.index - len(self._sizes)
         if drawn >= 0:
@@ -89,12 +97,15 @@ class Throughput(Policy):
         drafting = frozenset(row for row, length in zip(view.rows, plan.lengths, strict=True) if length)
         for row, result in zip(view.rows, done.rows, strict=True):
             self._tokens[row] = self._tokens.get(row, 0) + len(result.emitted)
-        if self._chosen is not None:
+        chosen = next((each for each in self._chosen if each[0] == plan), None)
+        if chosen is not None:
+            self._chosen.remove(chosen)
+            choice = chosen[1]
             timed, accepted = self._records(view)
             if not any(result.copied for result in done.rows):  # copies have their own width
-                self._time(timed, self._chosen, plan, done, drafting)
+                self._time(timed, choice, plan, done, drafting)
             if drafting:
-                self._count(accepted, self._chosen.index, plan, done)
+                self._count(accepted, choice.index, plan, done)
         self._drafted = drafting
         self._read |= drafting
 

@@ -1,0 +1,66 @@
+"""Drafts that are launched before the last step was read back, so that the device drafts while the host ends a step.
+
+Such a draft does not know how many tokens the last step has appended: ``View.extents`` are upper bounds. Its plan is
+made without the last step's results. It is dropped if the batch changes before it is verified.
+"""
+
+from foredraft.core.drafter import Needs, Plan, Room, View
+from foredraft.engine.policy import Policy
+from foredraft.engine.prediction import Chains
+from foredraft.engine.request import Sequence
+from foredraft.engine.state import Batch
+from foredraft.engine.step import Drafted, Follow, StepDone
+from foredraft.model.prefill import CATCH_UP
+
+_CUT = 8
+"""Drafts are made ahead unless more than one of so many rows may be near its end, where its draft would be shorter than
+necessary."""
+
+
+class Ahead:
+    """Keeps the draft that was made for the next step.
+
+    Args:
+        on: whether drafts are made ahead. On a CPU they would gain nothing, since work is done when it is launched; the
+            processes of a tensor-parallel target agree on each plan before its step.
+    """
+
+    def __init__(self, on: bool) -> None:
+        self.on = on
+        self._sequences: tuple[Sequence, ...] = ()
+        self._drafted: Drafted | None = None
+
+    def take(self, sequences: tuple[Sequence, ...], chains: Chains) -> Drafted | None:
+        """The draft for a step of these sequences, if there is one; rows that copy a prediction have other drafts."""
+        drafted, self._drafted = self._drafted, None
+        return drafted if sequences == self._sequences and not any(chains) else None
+
+    def keep(self, sequences: tuple[Sequence, ...], done: StepDone) -> None:
+        """Keep what a step of these sequences has drafted ahead, if it did."""
+        self._sequences, self._drafted = sequences, done.following
+
+    def follow(self, batch: Batch, room: Room, context: int, needs: Needs, policy: Policy) -> Follow | None:
+        """What a step of the batch calls for the next one's view and plan; None if that is not drafted ahead.
+
+        That is so if the drafter or the policy needs the last step's results, a row has a grammar, or a request records
+        its steps, which are read back later.
+
+        Args:
+            room: as in ``View``.
+            context: the most tokens that the target reads.
+        """
+        sequences = batch.sequences
+        known = any(each.params.record_steps or each.matcher is not None for each in sequences)
+        if known or not (self.on and needs.ahead and policy.ahead):
+            return None
+
+        def after(width: int) -> tuple[View, Plan] | None:
+            limits = [each.draft_limit(context, width) for each in sequences]
+            full = [min(each.draft_limit(context), needs.longest) for each in sequences]
+            cut = sum(limit < most for limit, most in zip(limits, full, strict=True))
+            if _CUT * cut > len(limits) or 2 * width > CATCH_UP:
+                return None
+            view = batch.view(room, width)
+            return view, policy.plan(view, limits)
+
+        return after

@@ -1,0 +1,119 @@
+"""Drafts that are launched before the last step was read back are those that are made after it."""
+
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import pytest
+import test_replayed_drafts as drafts_of
+
+import tiny
+from foredraft.core.sampling.params import SamplingParams
+from foredraft.drafters.prompt_lookup import Options as LookupOptions, PromptLookup
+from foredraft.engine.ahead import Ahead
+from foredraft.engine.generator import Generator
+from foredraft.engine.policy import Constant, Heuristic
+from foredraft.engine.policy.throughput import Throughput
+from foredraft.engine.request import Sequence
+from foredraft.engine.step import Drafted
+from foredraft.model.hf import CausalLM
+from foredraft.model.replay import EAGER, Replay
+from traced import Traced
+
+METHODS = ("eagle1", "eagle2", "eagle3", "eagle3 drawn", "medusa", "hydra", "hydra++", "blockwise", "chain", "tree")
+QUICK = {("eagle3", 1.0), ("eagle3 drawn", 1.0), ("medusa", 0.0), ("hydra++", 0.0), ("chain", 1.0), ("tree", 0.0)}
+
+
+class Counted(Ahead):
+    """Counts the drafts that were taken and those that were dropped; the latter are no longer noted."""
+
+    def __init__(self, noted: list[Any]) -> None:
+        super().__init__(on=True)
+        self._noted = noted
+        self.taken = self.dropped = 0
+
+    def take(self, sequences: tuple[Sequence, ...], chains: Seq[Seq[int]]) -> Drafted | None:
+        kept = self._drafted
+        drafted = super().take(sequences, chains)
+        self.taken += drafted is not None
+        if kept is not None and drafted is None:
+            self.dropped += 1
+            if kept.plan.length:
+                self._noted.pop()
+        return drafted
+
+
+def ahead(method: str, replay: Replay) -> tuple[Generator, list[Any], Counted]:
+    g, drafts = drafts_of.build(method, replay)
+    g.engine.ahead = counted = Counted(drafts)
+    return g, drafts, counted
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize(
+    ("method", "temperature"),
+    [
+        pytest.param(method, heat, marks=() if (method, heat) in QUICK else pytest.mark.slow)
+        for method in METHODS
+        for heat in (0.0, 1.0)
+    ],
+)
+def test_drafts_made_ahead_are_those_made_later(method: str, temperature: float, recorded: bool):
+    """Rows come and go, some of them at the end of a text that no one knows before: these drafts are dropped."""
+    options: dict[str, Any] = {"max_new_tokens": 24, "temperature": temperature, "seed": 3}
+    eager, expected = drafts_of.build(method, EAGER)
+    g, drafts, counted = ahead(method, Traced() if recorded else EAGER)
+    for prompts in (drafts_of.PROMPTS, tiny.prompts((230, 20), seed=2), drafts_of.PROMPTS[:2]):
+        wanted = drafts_of.found(eager.generate(prompts, **options))
+        assert drafts_of.found(g.generate(prompts, **options)) == wanted
+    assert drafts == expected
+    assert counted.taken > 10 and counted.dropped
+
+
+def test_the_throughput_policy_chooses_ahead():
+    texts = []
+    for on in (False, True):
+        g, _, counted = ahead("chain", EAGER)
+        counted.on = on
+        g.engine.policy = policy = Throughput(g.engine.drafter.needs)
+        texts.append([result.tokens for result in g.generate(drafts_of.PROMPTS, max_new_tokens=60, temperature=0.0)])
+        assert bool(counted.taken) == on
+        steps = sum(sum(timings.steps) for timings in policy._timed.values())
+        assert steps > 20 and len(policy._chosen) <= 1  # one that was dropped
+    assert texts[0] == texts[1]
+
+
+def test_copies_of_a_prompt_are_drafted_ahead():
+    results = []
+    for on in (False, True):
+        g = tiny.generator(CausalLM(tiny.build("llama")), PromptLookup(LookupOptions(prompt_lookup_num_tokens=3)))
+        g.engine.ahead = counted = Counted([None] * 99)
+        counted.on = on
+        results.append(drafts_of.found(g.generate(drafts_of.PROMPTS, max_new_tokens=40)))
+        assert (counted.taken > 10) == on
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("why", ["policy", "steps", "drafter", "limit"])
+def test_what_needs_the_last_steps_results_is_not_drafted_ahead(why: str):
+    g, _, counted = ahead("windowed chain" if why == "drafter" else "chain", EAGER)
+    g.engine.policy = Heuristic(3) if why == "policy" else Constant(3)
+    limit = 3 if why == "limit" else 24
+    params = SamplingParams(max_new_tokens=limit, record_steps=why == "steps", eos_token_id=())
+    g.engine.run(g.submit(drafts_of.PROMPTS[:1], params))
+    assert not counted.taken
+
+
+def test_a_row_near_its_end_stops_drafts_ahead_of_few_rows_only():
+    def taken(count: int) -> int:
+        g, _, counted = ahead("chain", EAGER)
+        g = tiny.generator(g.engine.target, g.engine.drafter, max_rows=12, policy=Constant(3))
+        g.engine.ahead = counted = Counted([None] * 999)
+        params = [SamplingParams(max_new_tokens=n, eos_token_id=()) for n in [6] + [90] * (count - 1)]
+        sequences = [
+            g.submit([prompt], each)[0] for prompt, each in zip(tiny.prompts([20] * count), params, strict=True)
+        ]
+        while not sequences[0].finished:
+            g.engine.step()
+        return counted.taken
+
+    assert taken(2) == 0 < taken(12)
