@@ -236,7 +236,7 @@ def forwards(bench: Bench) -> Iterator[dict[str, Any]]:
 class Timed(Policy):
     """The whole draft in every step, with the time between steps and the parts that the engine measures."""
 
-    def __init__(self, length: int, ahead: bool) -> None:
+    def __init__(self, length: int, ahead: bool = True) -> None:
         self.ahead = ahead
         self._inner = Constant(length)
         self._last = time.perf_counter()
