@@ -15,7 +15,7 @@ from torch import Tensor
 
 import tiny
 from foredraft.core.draft import Draft, Law
-from foredraft.core.drafter import Needs, Plan
+from foredraft.core.drafter import Needs, Plan, View
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.tree import PAD, TokenTree
 from foredraft.core.verify import DEFAULT, RULES
@@ -35,6 +35,7 @@ class Branch:
     text: tuple[int, ...]
     weight: float
     policy: Policy
+    following: tuple[View, Plan] | None = None  # of the next step, if it was planned already
 
 
 Drafted = Callable[[Table, Table, Plan], Draws]
@@ -162,9 +163,18 @@ def results(draws: Draws) -> dict[tuple, float]:
 
 
 def law(
-    make: Callable[[], Policy], drafted: Drafted, level: float, p: Table, q: Table
+    make: Callable[[], Policy], drafted: Drafted, level: float, p: Table, q: Table, *, ahead: bool = False
 ) -> tuple[Tensor, set[tuple[int, int, bool]]]:
-    """The law of texts of ``LENGTH`` tokens, and the plans (length, nodes, drawn) that came up on the way."""
+    """The law of texts of ``LENGTH`` tokens, and the plans (length, nodes, drawn) that came up on the way.
+
+    Args:
+        ahead: each plan is made before the last step's result is known to the policy.
+    """
+
+    def planned(policy: Policy, text: tuple[int, ...]) -> tuple[View, Plan]:
+        seen = tiny.view([[0, *text]], SamplingParams(temperature=1.0), V)
+        return seen, policy.plan(seen, [max(min(DEEPEST, LENGTH - len(text) - 1), 0)])
+
     total = torch.zeros(V**LENGTH, dtype=torch.float64)
     plans: set[tuple[int, int, bool]] = set()
     open_branches = [Branch((), 1.0, make())]
@@ -174,16 +184,17 @@ def law(
             place = sum(token * V**i for i, token in enumerate(reversed(branch.text[:LENGTH])))
             total[place] += branch.weight
             continue
-        seen = tiny.view([[0, *branch.text]], SamplingParams(temperature=1.0), V)
-        plan = branch.policy.plan(seen, [min(DEEPEST, LENGTH - len(branch.text) - 1)])
+        seen, plan = branch.following or planned(branch.policy, branch.text)
         plans.add((plan.length, plan.nodes, plan.drawn))
         laws = after(p, branch.text), after(q, branch.text)
         draws = drafted(*laws, plan) if plan.length else grow([-1], Law.CHAIN, *laws)
         for (emitted, nodes, depth, ranks, refused, scores), weight in results(draws).items():
             own = copy.deepcopy(branch.policy)
             row = RowStep(list(emitted), nodes, depth, len(emitted) - 1, True, ranks, refused, scores)
+            text = (*branch.text, *emitted)
+            following = planned(own, text) if ahead else None
             own.observe(seen, plan, StepDone([row], EMPTY, EMPTY[:, 0], None, level * depth, 1.0, depth))
-            open_branches.append(Branch((*branch.text, *emitted), branch.weight * weight, own))
+            open_branches.append(Branch(text, branch.weight * weight, own, following))
     return total, plans
 
 
@@ -195,6 +206,14 @@ def tables() -> tuple[Table, Table]:
 def test_a_text_has_the_targets_law_whatever_the_policy_makes_of_the_past(name: str):
     p, q = tables()
     found, plans = law(*CASES[name], p, q)
+    assert total_variation(found, true_law(p[:LENGTH])) < 1e-12
+    assert len(plans) > 1
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case[0]().ahead])
+def test_a_text_has_the_targets_law_if_plans_are_made_ahead(name: str):
+    p, q = tables()
+    found, plans = law(*CASES[name], p, q, ahead=True)
     assert total_variation(found, true_law(p[:LENGTH])) < 1e-12
     assert len(plans) > 1
 

@@ -58,7 +58,7 @@ class Online(CompositeDrafter, Background):
         super().__init__([inner])
         self._options = options
         self._inner = inner
-        self.needs = replace(inner.needs, learns=True, shares_text=True)
+        self.needs = replace(inner.needs, learns=True, shares_text=True, ahead=False)
         self._adapter = adapter_for(inner.network)
         self._trainer = OnlineTrainer(self._adapter, options)
         self._checkpoint = None if options.folder is None else Checkpoint(Path(options.folder), self._adapter.shadow)
