@@ -50,8 +50,9 @@ class Ahead:
             context: the most tokens that the target reads.
         """
         sequences = batch.sequences
-        known = any(each.params.record_steps or each.matcher is not None for each in sequences)
-        if known or not (self.on and needs.ahead and policy.ahead):
+        if not (self.on and needs.ahead and policy.ahead):
+            return None
+        if any(each.params.record_steps or each.matcher is not None for each in sequences):
             return None
 
         def after(width: int) -> tuple[View, Plan] | None:

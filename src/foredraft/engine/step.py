@@ -24,6 +24,7 @@ from foredraft.model.replay_rows import replay_for
 
 Append = Callable[[Int[Tensor, "B D"], Int[Tensor, "B"]], None]
 Follow = Callable[[int], tuple[View, Plan] | None]
+"""See ``Stepper``."""
 SIZES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Node counts used for forwards on a CPU; larger ones are multiples of 32."""
 COPIED_NODES, COPIED_NODES_GPU = 64, 256
@@ -199,6 +200,7 @@ class Stepper:
         return draft, rule
 
     def _propose(self, view: View, plan: Plan) -> Drafted:
+        """Launch a draft, which the device may make later."""
         begun, proposal = _Mark(self.target.device), None
         if plan.length:
             name = self.drafter.__class__.__name__
