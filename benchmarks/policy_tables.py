@@ -31,8 +31,12 @@ class BenchArm(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """One target, method, temperature and task; ``arms`` by size, with plain decoding and the policy. ``commit``: of
-    the code that ran. ``agreeing``: prompts on which all arms gave the same greedy output, and prompts compared."""
+    """One target, method, temperature and task.
+
+    ``arms`` by size, with plain decoding and the policy, without those that ended early because they were far behind:
+    they had fewer prompts. ``commit``: of the code that ran. ``agreeing``: prompts on which all arms gave the same
+    greedy output, and prompts compared.
+    """
 
     target: str
     method: str
@@ -79,7 +83,7 @@ class Cell(NamedTuple):
         runs: dict[str, list[dict[str, Any]]] = defaultdict(list)
         for run in line["runs"]:
             runs[run["arm"]].append(run)
-        arms = {arm: _summed(own) for arm, own in runs.items()}
+        arms = {arm: _summed(own) for arm, own in runs.items() if len(own) == len(runs[POLICY])}
         outputs: dict[int, set[str]] = defaultdict(set)
         for run in line["runs"]:
             if "digest" in run:
