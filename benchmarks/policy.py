@@ -38,58 +38,54 @@ DRAFTERS = ("eagle3", "eagle1", "draft_model", "medusa", "prompt_lookup")
 
 
 TRIED, BEHIND = 512, 0.12
+"""After so many tokens a size ends that is behind the best arm by this share."""
 
 
 class Arm:
     """Plain decoding, a fixed size or the policy, with the engine that runs it.
 
-    ``tokens``: of the cell. ``rate``: tokens a second of its finished prompts.
+    ``tokens``: of the cell. ``results``: of its finished prompts.
     """
 
     def __init__(self, name: str, generator: Generator) -> None:
         self.name = name
         self.generator = generator
         self.fixed = name not in (PLAIN, POLICY)
-        self.tokens = self._prompt = self._finished = 0
-        self._seconds = 0.0
+        self.tokens = 0
+        self.results: list[dict[str, Any]] = []
         self._sequence: Sequence | None = None
 
     @property
     def rate(self) -> float:
-        return self._finished / self._seconds
+        """Tokens a second of the finished prompts."""
+        return sum(each["tokens"] for each in self.results) / sum(each["seconds"] for each in self.results)
 
     def start(self, prompts: Seq[Prompt], params: SamplingParams) -> None:
         """Begin a cell, after a request that is not counted."""
-        self.tokens = self._prompt = self._finished = 0
-        self._seconds = 0.0
+        self.tokens, self.results = 0, []
         self.generator.engine.run(self.generator.submit(prompts[:1], params))
 
-    def step(self, prompts: Seq[Prompt], params: SamplingParams) -> dict[str, Any] | None:
-        """Run a step; the results of a prompt at its end."""
-        engine = self.generator.engine
+    def step(self, prompts: Seq[Prompt], params: SamplingParams) -> bool:
+        """Run a step; True if a prompt ended with it."""
+        engine, number = self.generator.engine, len(self.results)
         if self._sequence is None:
-            prompt = prompts[self._prompt % len(prompts)]
-            (self._sequence,) = self.generator.submit([prompt], params, seed=self._prompt)
+            (self._sequence,) = self.generator.submit([prompts[number % len(prompts)]], params, seed=number)
         sequence, before = self._sequence, len(self._sequence.tokens)
         engine.step()
         if isinstance(engine.drafter, Background):
             engine.drafter.wait()  # or its thread slows the next arm
         self.tokens += len(sequence.tokens) - before
-        if not sequence.finished:
-            return None
-        self._sequence = None
-        self._prompt += 1
-        stats = sequence.stats
-        self._finished += stats.tokens
-        self._seconds += stats.seconds - stats.prefill_seconds
-        return {
-            "arm": self.name,
-            "prompt": self._prompt - 1,
-            "tokens": stats.tokens,
-            "forwards": stats.target_forwards,
-            "seconds": stats.seconds - stats.prefill_seconds,
-            **({} if params.temperature else {"digest": _digest(sequence.tokens)}),
-        }
+        if sequence.finished:
+            self._sequence, stats = None, sequence.stats
+            result = {
+                "arm": self.name,
+                "prompt": number,
+                "tokens": stats.tokens,
+                "forwards": stats.target_forwards,
+                "seconds": stats.seconds - stats.prefill_seconds,
+            }
+            self.results.append(result if params.temperature else {**result, "digest": _digest(sequence.tokens)})
+        return sequence.finished
 
 
 def arms_of(plain: Generator, spec: AnyDrafter, sampled: bool) -> list[Arm]:
@@ -119,9 +115,9 @@ def run_cell(
     whole = -(-tokens // new_tokens) * new_tokens  # with eos_token_id=() all outputs are this long
     racing = list(arms)
     while (arm := min(racing, key=lambda arm: arm.tokens)).tokens < whole:
-        if (result := arm.step(prompts, params)) is None:
+        if not arm.step(prompts, params):
             continue
-        yield result
+        yield arm.results[-1]
         tried = [each for each in racing if each.tokens >= TRIED]
         if arm.fixed and arm in tried and arm.rate < (1 - BEHIND) * max(each.rate for each in tried):
             racing.remove(arm)
