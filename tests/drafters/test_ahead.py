@@ -14,7 +14,7 @@ from foredraft.engine.generator import Generator
 from foredraft.engine.policy import Constant, Heuristic
 from foredraft.engine.policy.throughput import Throughput
 from foredraft.engine.request import Sequence
-from foredraft.engine.step import Drafted
+from foredraft.engine.step import Drafted, StepDone
 from foredraft.model.hf import CausalLM
 from foredraft.model.replay import EAGER, Replay
 from traced import Traced
@@ -32,14 +32,22 @@ class Counted(Ahead):
         self.taken = self.dropped = 0
 
     def take(self, sequences: tuple[Sequence, ...], chains: Seq[Seq[int]]) -> Drafted | None:
-        kept = self._drafted
+        kept = self._kept
         drafted = super().take(sequences, chains)
         self.taken += drafted is not None
         if kept is not None and drafted is None:
-            self.dropped += 1
-            if kept.plan.length:
-                self._noted.pop()
+            self._drop(kept[1])
         return drafted
+
+    def keep(self, sequences: tuple[Sequence, ...], done: StepDone) -> None:
+        super().keep(sequences, done)
+        if done.following is not None and self._kept is None:
+            self._drop(done.following)
+
+    def _drop(self, drafted: Drafted) -> None:
+        self.dropped += 1
+        if drafted.plan.length:
+            self._noted.pop()
 
 
 def ahead(method: str, replay: Replay) -> tuple[Generator, list[Any], Counted]:

@@ -27,17 +27,17 @@ class Ahead:
 
     def __init__(self, on: bool) -> None:
         self.on = on
-        self._sequences: tuple[Sequence, ...] = ()
-        self._drafted: Drafted | None = None
+        self._kept: tuple[tuple[Sequence, ...], Drafted] | None = None
 
     def take(self, sequences: tuple[Sequence, ...], chains: Chains) -> Drafted | None:
         """The draft for a step of these sequences, if there is one; rows that copy a prediction have other drafts."""
-        drafted, self._drafted = self._drafted, None
-        return drafted if sequences == self._sequences and not any(chains) else None
+        kept, self._kept = self._kept, None
+        return kept[1] if kept is not None and kept[0] == sequences and not any(chains) else None
 
     def keep(self, sequences: tuple[Sequence, ...], done: StepDone) -> None:
-        """Keep what a step of these sequences has drafted ahead, if it did."""
-        self._sequences, self._drafted = sequences, done.following
+        """Keep what a step of these sequences has drafted ahead, unless one of them has ended with it."""
+        if done.following is not None and not any(sequence.finished for sequence in sequences):
+            self._kept = sequences, done.following
 
     def follow(self, batch: Batch, room: Room, context: int, needs: Needs, policy: Policy) -> Follow | None:
         """What a step of the batch calls for the next one's view and plan; None if that is not drafted ahead.

@@ -378,7 +378,6 @@ class Engine:
             drafted=drafted,
             follow=self.ahead.follow(batch, view.room, self.target.max_length, self.drafter.needs, self.policy),
         )
-        self.ahead.keep(sequences, done)
         record_steps(sequences, done)
         kept = []
         for index, (sequence, result) in enumerate(zip(sequences, done.rows, strict=True)):
@@ -390,6 +389,7 @@ class Engine:
             kept.append(sequence.extend(result.emitted, result.accepted, result.drafted * result.copied))
             if done.logprobs is not None:
                 sequence.add_logprobs(done.logprobs[index], result.emitted[: kept[-1]])
+        self.ahead.keep(sequences, done)
         host_seconds = time.perf_counter() - started - done.draft_seconds - done.verify_seconds
         self.policy.observe(view, plan, replace(done, host_seconds=host_seconds))
         seconds = time.perf_counter() - started
