@@ -148,7 +148,7 @@ def verdict(cells: Sequence[Cell]) -> str:
     same, of = (sum(cell.agreeing[part] for cell in cells) for part in (0, 1))
     return "\n".join(
         [
-            f"- {_near(few)}, for {', '.join(IN_SHORT)}.",
+            f"- {_near(few)}, for {', '.join(IN_SHORT)}. By target: {_by_target(few)}.",
             f"- {_near([cell for cell in cells if cell.best_draft is not None])}, for all methods with fixed sizes.",
             f"- Cells of all methods below 0.95 of plain decoding under the policy: {_below_plain(cells) or 'none'}.",
             "- The best size in hindsight is also the luckiest of about ten. Chosen ahead is the size that was the "
@@ -171,6 +171,13 @@ def _near(cells: Sequence[Cell]) -> str:
         f"0.95 of the size chosen ahead in {fair}, and 0.95 of plain decoding in {safe}; its mean is "
         f"{statistics.mean(ratios):.2f} of the first and {statistics.mean(ahead):.2f} of the second"
     )
+
+
+def _by_target(cells: Sequence[Cell]) -> str:
+    """How many of each target's cells are near the best fixed size."""
+    targets = {target: [cell.ratio for cell in cells if cell.target == target] for target in {c.target for c in cells}}
+    near = (f"{name} {sum(ratio >= 0.95 for ratio in own)} of {len(own)}" for name, own in sorted(targets.items()))
+    return ", ".join(near)
 
 
 def _below_plain(cells: Sequence[Cell]) -> str:
