@@ -78,10 +78,12 @@ def statistics_text(line: str) -> str:
 
 def measured() -> tuple[list[Bars], str]:
     """The bundled model's methods on one task, greedy, the fastest under the policy first; and where that was run."""
-    cells, origin = policy_tables.read()
+    cells = policy_tables.read()
     chosen = [c for c in cells if (c.target, c.temperature, c.task) == ("sample", 0.0, TASK) and c.method in IN_SHORT]
     found = [Bars(cell.method, cell.speed_up(cell.best_draft or POLICY), cell.speed_up(POLICY)) for cell in chosen]
-    caption = f"Bundled model (sample), greedy, {TITLES[TASK]} prompts.\n{origin_line(origin)}."
+    caption = (
+        f"Bundled model (sample), greedy, {TITLES[TASK]} prompts.\n{origin_line(policy_tables.origin_of(chosen))}."
+    )
     return sorted(found, key=lambda pair: -pair.policy), caption
 
 

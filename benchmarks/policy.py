@@ -154,7 +154,7 @@ def main() -> None:
         parser.error("--tokens must be more than --new-tokens: the halves of a cell's prompts are compared.")
     torch.set_num_threads(args.threads)
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    cells = read(args.out)[0] if args.out.exists() else []
+    cells = read(args.out) if args.out.exists() else []
     done = {(cell.target, cell.method, cell.temperature, cell.task): cell for cell in cells}
     name = Path(args.target).name
     drafters = args.drafter or [ArmSpec.parse(method) for method in DRAFTERS]

@@ -34,8 +34,8 @@ class Cell(NamedTuple):
     """One target, method, temperature and task.
 
     ``arms`` by size, with plain decoding and the policy, without those that ended early because they were far behind:
-    they had fewer prompts. ``commit``: of the code that ran. ``agreeing``: prompts on which all arms gave the same
-    greedy output, and prompts compared.
+    they had fewer prompts. ``origin``: the provenance. ``agreeing``: prompts on which all arms gave the same greedy
+    output, and prompts compared.
     """
 
     target: str
@@ -43,9 +43,7 @@ class Cell(NamedTuple):
     temperature: float
     task: str
     arms: dict[str, BenchArm]
-    commit: str
-    date: str
-    device: str
+    origin: dict[str, Any]
     agreeing: tuple[int, int]
 
     @property
@@ -90,7 +88,7 @@ class Cell(NamedTuple):
                 outputs[run["prompt"]].add(run["digest"])
         agreeing = sum(len(some) == 1 for some in outputs.values()), len(outputs)
         names = (line[key] for key in ("target", "method", "temperature", "prompts"))
-        return cls(*names, arms, origin["commit"], origin["date"], origin["device"], agreeing)
+        return cls(*names, arms, origin, agreeing)
 
 
 def _summed(runs: Sequence[dict[str, Any]]) -> BenchArm:
@@ -104,9 +102,8 @@ def _summed(runs: Sequence[dict[str, Any]]) -> BenchArm:
     return BenchArm(rate(runs), tokens / forwards, tokens, (rate(even), rate(odd)))
 
 
-def read(path: Path = RESULTS) -> tuple[list[Cell], dict[str, Any]]:
-    """The finished cells of a file, and its last provenance; ``commits`` says that others may have another commit, and
-    ``device`` names the machines of all."""
+def read(path: Path = RESULTS) -> list[Cell]:
+    """The finished cells of a file."""
     cells: list[Cell] = []
     origin: dict[str, Any] = {}
     for text in path.read_text(encoding="utf-8").splitlines():
@@ -115,11 +112,15 @@ def read(path: Path = RESULTS) -> tuple[list[Cell], dict[str, Any]]:
             cells.append(Cell.of(line, origin))
         else:
             origin = line
-    if len({cell.commit for cell in cells}) > 1:
-        origin["date"] = max(cell.date for cell in cells)
-        origin["commits"] = "commits in docs/results.md"
-        origin["device"] = " and ".join(sorted({cell.device for cell in cells}))
-    return cells, origin
+    return cells
+
+
+def origin_of(cells: Sequence[Cell]) -> dict[str, Any]:
+    """The provenance of these cells: the latest one's, with all machines; ``commits`` says that others may differ."""
+    latest = max((cell.origin for cell in cells), key=lambda origin: origin["date"])
+    devices = sorted({cell.origin["device"] for cell in cells})
+    several = {"commits": "commits in docs/results.md"} if len({cell.origin["commit"] for cell in cells}) > 1 else {}
+    return {**latest, "device": " and ".join(devices), **several}
 
 
 def by_cell(cells: Sequence[Cell]) -> str:
@@ -137,7 +138,7 @@ def by_cell(cells: Sequence[Cell]) -> str:
             fixed, against = f"{size} | {_shown(cell, size)}", f"{best} | {cell.ahead:.2f}"
         lines.append(
             f"| {cell.target} | {cell.method} | {cell.temperature:g} | {task} | {fixed} | {_shown(cell, POLICY)} | "
-            f"{against} | {cell.commit[:7]} |"
+            f"{against} | {cell.origin['commit'][:7]} |"
         )
     return "\n".join(lines)
 
@@ -226,9 +227,8 @@ def by_method(cells: Sequence[Cell]) -> str:
     return "\n".join(lines)
 
 
-def in_short(cells: Sequence[Cell], target: str) -> str:
-    """A row per method for one target, greedy and at T=1: means over the tasks that are measured for every method."""
-    own = [cell for cell in cells if cell.target == target and cell.method in IN_SHORT]
+def in_short(own: Sequence[Cell]) -> str:
+    """A row per method of one target, greedy and at T=1: means over the tasks that are measured for every method."""
     methods = {cell.method for cell in own}
     wanted = {(method, heat) for method in methods for heat in (0.0, 1.0)}
     measured = {task: {(cell.method, cell.temperature) for cell in own if cell.task == task} for task in TITLES}

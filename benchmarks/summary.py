@@ -183,15 +183,25 @@ def policy(cells: Sequence[policy_tables.Cell], facts: str) -> str:
     return "\n\n".join([*parts, f"{facts} Every run is in `benchmarks/results/policy.jsonl`."])
 
 
+def _made(cells: Sequence[policy_tables.Cell]) -> str:
+    """Where and by what these cells were made."""
+    origin = policy_tables.origin_of(cells)
+    return f"{origin_line(origin)}. Made by `{origin['command']}`."
+
+
 def pages() -> dict[Path, str]:
     """The up-to-date text of every page with generated tables."""
-    cells, origin = policy_tables.read()
-    facts = f"{origin_line(origin)}. Made by `{origin['command']}`."
+    cells = policy_tables.read()
+    few = [cell for cell in cells if cell.target == "sample" and cell.method in policy_tables.IN_SHORT]
     served = {"serving": serving.table()} if serving.RESULTS.exists() else {}
     blocks = {
-        "README.md": {"results": f"{policy_tables.in_short(cells, 'sample')} {facts} {against_transformers()}"},
+        "README.md": {"results": f"{policy_tables.in_short(few)} {_made(few)} {against_transformers()}"},
         "docs/methods/README.md": {"methods": methods()},
-        "docs/results.md": {"policy": policy(cells, facts), "tune": predictions(), "speed": markdown(read(RESULTS))},
+        "docs/results.md": {
+            "policy": policy(cells, _made(cells)),
+            "tune": predictions(),
+            "speed": markdown(read(RESULTS)),
+        },
         "docs/performance.md": {"step": step.table()},
         "docs/serving.md": {"prediction": prediction.table()} | served,
         "docs/heads.md": {"heads": heads_summary.markdown(read(heads_summary.RESULTS))},
