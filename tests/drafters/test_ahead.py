@@ -19,7 +19,8 @@ from foredraft.model.hf import CausalLM
 from foredraft.model.replay import EAGER, Replay
 from traced import Traced
 
-METHODS = ("eagle1", "eagle2", "eagle3", "eagle3 drawn", "medusa", "hydra", "hydra++", "blockwise", "chain", "tree")
+HEADS = ("eagle1", "eagle2", "eagle3", "eagle3 drawn", "medusa", "hydra", "hydra++", "blockwise")
+METHODS = (*HEADS, "chain", "tree", "sequoia", "opt_tree", "specinfer", "cape")
 QUICK = {("eagle3", 1.0), ("eagle3 drawn", 1.0), ("medusa", 0.0), ("hydra++", 0.0), ("chain", 1.0), ("tree", 0.0)}
 
 

@@ -52,7 +52,7 @@ class Cape(RunnerDrafter[DraftRunner]):
         self._options = options
         self._widths = torch.tensor(options.widths, device=model.device)
         depth = options.num_assistant_tokens
-        needs = Needs(max_nodes=depth * max(options.widths), max_depth=depth, scored=True)
+        needs = Needs(max_nodes=depth * max(options.widths), max_depth=depth, scored=True, ahead=True)
         super().__init__(DraftRunner(model, vocab_size, replay), needs)
 
     @torch.inference_mode()

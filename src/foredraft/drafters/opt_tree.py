@@ -55,7 +55,7 @@ class OptTree(RunnerDrafter[DraftRunner]):
 
     def __init__(self, options: Options, model: TargetModel, vocab_size: int, replay: Replay = EAGER) -> None:
         self._limits = TreeLimits(options.nodes, options.depth, options.top_k)
-        needs = Needs(max_nodes=options.nodes, max_depth=min(options.depth, options.nodes), scored=True)
+        needs = Needs(max_nodes=options.nodes, max_depth=min(options.depth, options.nodes), scored=True, ahead=True)
         super().__init__(DraftRunner(model, vocab_size, replay), needs)
 
     @torch.inference_mode()

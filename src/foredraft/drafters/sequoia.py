@@ -138,7 +138,7 @@ class Sequoia(RunnerDrafter[DraftRunner]):
     ) -> None:
         self.planner = Planner(options, target, model)
         nodes = options.nodes or NODES
-        needs = Needs(max_nodes=nodes, max_depth=options.depth or min(DEPTH, nodes))
+        needs = Needs(max_nodes=nodes, max_depth=options.depth or min(DEPTH, nodes), ahead=True)
         super().__init__(DraftRunner(model, vocab_size, replay), needs)
 
     @torch.inference_mode()

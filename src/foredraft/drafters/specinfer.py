@@ -70,7 +70,9 @@ class SpecInfer(Rewindable):
         self._levels = Level.all_of(template, models[0].device)
         self._nodes = template.nodes
         self._law = Law.IID if len(models) == 1 else Law.IID_MANY
-        self.needs = Needs(max_nodes=len(models) * self._nodes, max_depth=len(options.expansion), law=self._law)
+        self.needs = Needs(
+            max_nodes=len(models) * self._nodes, max_depth=len(options.expansion), law=self._law, ahead=True
+        )
 
     @torch.inference_mode()
     def read_ahead(
