@@ -273,8 +273,8 @@ def arms(bench: Bench) -> Iterator[dict[str, Any]]:
                 both = index == 0 and not temperature and name != "none"
                 for options, ahead in itertools.product(bench.options, (True, False) if both else (True,)):
                     arm = {"kind": "arm", "method": name, "batch": batch, "cached": cached, "options": options}
-                    arm["ahead"] = ahead
-                    yield arm | {"temperature": temperature} | _decode(bench, drafter(), arm, temperature)
+                    arm |= {"ahead": ahead, "temperature": temperature}
+                    yield arm | _decode(bench, drafter(), arm, temperature)
                     bench.free()
 
 

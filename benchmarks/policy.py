@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 from origin import provenance
-from policy_tables import PLAIN, POLICY, Cell, read
+from policy_tables import PLAIN, POLICY, Cell, rate, read
 
 import foredraft
 from foredraft.bench.measure.arms import ArmSpec
@@ -35,10 +35,8 @@ from foredraft.engine.policy import Constant, Policy, Throughput
 from foredraft.engine.request import Sequence
 
 DRAFTERS = ("eagle3", "eagle1", "draft_model", "medusa", "prompt_lookup")
-
-
 TRIED, BEHIND = 512, 0.12
-"""After so many tokens a size ends that is behind the best arm by this share."""
+"""After so many tokens a size ends that is behind the best size by this share; so one size that drafts is left."""
 
 
 class Arm:
@@ -54,11 +52,6 @@ class Arm:
         self.tokens = 0
         self.results: list[dict[str, Any]] = []
         self._sequence: Sequence | None = None
-
-    @property
-    def rate(self) -> float:
-        """Tokens a second of the finished prompts."""
-        return sum(each["tokens"] for each in self.results) / sum(each["seconds"] for each in self.results)
 
     def start(self, prompts: Seq[Prompt], params: SamplingParams) -> None:
         """Begin a cell, after a request that is not counted."""
@@ -118,8 +111,8 @@ def run_cell(
         if not arm.step(prompts, params):
             continue
         yield arm.results[-1]
-        tried = [each for each in racing if each.tokens >= TRIED]
-        if arm.fixed and arm in tried and arm.rate < (1 - BEHIND) * max(each.rate for each in tried):
+        rates = {each: rate(each.results) for each in racing if each.fixed and each.tokens >= TRIED}
+        if arm in rates and rates[arm] < (1 - BEHIND) * max(rates.values()):
             racing.remove(arm)
 
 

@@ -91,12 +91,13 @@ class Cell(NamedTuple):
         return cls(*names, arms, origin, agreeing)
 
 
+def rate(runs: Sequence[dict[str, Any]]) -> float:
+    """All tokens over all seconds."""
+    return sum(run["tokens"] for run in runs) / sum(run["seconds"] for run in runs)
+
+
 def _summed(runs: Sequence[dict[str, Any]]) -> BenchArm:
     """All tokens over all seconds and forwards."""
-
-    def rate(some: Sequence[dict[str, Any]]) -> float:
-        return sum(run["tokens"] for run in some) / sum(run["seconds"] for run in some)
-
     tokens, forwards = (sum(run[name] for run in runs) for name in ("tokens", "forwards"))
     even, odd = ([run for run in runs if run["prompt"] % 2 == half] for half in (0, 1))
     return BenchArm(rate(runs), tokens / forwards, tokens, (rate(even), rate(odd)))

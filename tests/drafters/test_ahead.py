@@ -114,7 +114,7 @@ def test_what_needs_the_last_steps_results_is_not_drafted_ahead(why: str):
 
 def test_a_row_near_its_end_stops_drafts_ahead_of_few_rows_only():
     def taken(count: int) -> int:
-        g, _, counted = ahead("chain", EAGER)
+        g, _ = drafts_of.build("chain", EAGER)
         g = tiny.generator(g.engine.target, g.engine.drafter, max_rows=12, policy=Constant(3))
         g.engine.ahead = counted = Counted([None] * 999)
         params = [SamplingParams(max_new_tokens=n, eos_token_id=()) for n in [6] + [90] * (count - 1)]

@@ -78,8 +78,7 @@ class ReadRows:
         return replay, sizes
 
     def read_to(self, view: View, ends: Sequence[int]) -> None:
-        """Each row was read up to this entry, if ``extents`` are its length, or at least up to that of the shortest row
-        that ``slack`` allows."""
+        """All rows were read to their ends, of which these are upper bounds: ``view.slack`` less is sure."""
         self.count.update((row, end - view.slack) for row, end in zip(view.rows, ends, strict=True))
 
     def prepare(self, view: View, slots: int) -> None:
