@@ -197,7 +197,8 @@ def _luck(cells: Sequence[Cell]) -> str:
     for cell in cells:
         if cell.method == "draft_model" and cell.temperature:
             lengths = [arm.length for name, arm in cell.arms.items() if name not in (POLICY, "0", "1", "2")]
-            spreads.append(100 * statistics.stdev(lengths) / statistics.mean(lengths))
+            if len(lengths) > 1:
+                spreads.append(100 * statistics.stdev(lengths) / statistics.mean(lengths))
     return (
         f"At T=1 the arms of draft_model sample texts of their own, and with these the tokens per forward of its sizes "
         f"from 3 on, which hardly differ otherwise, have a standard deviation of {min(spreads):.0f} to "
