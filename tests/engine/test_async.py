@@ -1,54 +1,36 @@
 """asyncio: calls and streams share one batch and one thread, and what is cancelled stops."""
 
 import asyncio
-import functools
 import gc
 import threading
 from collections.abc import Callable
 
 import pytest
 
+import runs
 import tiny
-from foredraft.core.draft import Draft
-from foredraft.core.drafter import Plan, View
+from foredraft.core.drafter import View
 from foredraft.core.errors import ForedraftError, OptionError, PromptError, UsageError
 from foredraft.engine.generator import Generator
 from foredraft.engine.request import Sequence
 from foredraft.engine.stream import AsyncStream
-from foredraft.model.hf import CausalLM
 from foredraft.model.tokenizer import Tokenizer
+from runs import NEW
 
-NEW = 16
 PROMPTS = tiny.prompts((6, 11, 3, 20))
 
 
-@functools.cache
-def model() -> CausalLM:
-    return CausalLM(tiny.build("llama"))
-
-
-@functools.cache
-def tokenizer() -> Tokenizer:
-    return Tokenizer(tiny.tokenizer())
-
-
-@functools.cache
 def plain(number: int) -> list[int]:
-    return tiny.generator(model()).generate(PROMPTS[number], max_new_tokens=NEW).tokens
+    return runs.plain(PROMPTS[number])
 
 
-def build(**options) -> Generator:
-    return tiny.generator(model(), tokenizer=tokenizer(), **options)
+def build() -> Generator:
+    return tiny.generator(runs.model(), tokenizer=Tokenizer(tiny.tokenizer()))
 
 
 def watched(hook: Callable[[View], None], **options) -> Generator:
     """A generator that calls ``hook`` in the middle of each step."""
-
-    def propose(view: View, plan: Plan) -> Draft:
-        hook(view)
-        return tiny.Liar([])(view, plan)
-
-    return tiny.generator(model(), tiny.ScriptedDrafter(propose, max_nodes=7), **options)
+    return tiny.generator(runs.model(), runs.watched(hook), **options)
 
 
 def test_agenerate_returns_what_generate_does():
@@ -89,6 +71,19 @@ def test_calls_that_are_awaited_together_share_the_batch():
     assert max(rows) == count and len(rows) <= 2 * NEW
 
 
+async def two_calls(
+    g: Generator, inside: threading.Event, submitted: threading.Event
+) -> tuple[asyncio.Task, asyncio.Task]:
+    """The second is made while a step of the first runs."""
+    first = asyncio.create_task(g.agenerate(PROMPTS[0], max_new_tokens=NEW))
+    while not inside.is_set():
+        await asyncio.sleep(0.001)
+    second = asyncio.create_task(g.agenerate(PROMPTS[1], max_new_tokens=NEW))
+    await asyncio.sleep(0)
+    submitted.set()
+    return first, second
+
+
 def test_a_call_can_be_made_while_a_step_runs():
     """The event loop waits neither for the step nor for its lock."""
     inside, submitted = threading.Event(), threading.Event()
@@ -100,13 +95,7 @@ def test_a_call_can_be_made_while_a_step_runs():
     g = watched(hook)
 
     async def calls() -> list:
-        first = asyncio.create_task(g.agenerate(PROMPTS[0], max_new_tokens=NEW))
-        while not inside.is_set():
-            await asyncio.sleep(0.001)
-        second = asyncio.create_task(g.agenerate(PROMPTS[1], max_new_tokens=NEW))
-        await asyncio.sleep(0)
-        submitted.set()
-        return [await first, await second]
+        return [await task for task in await two_calls(g, inside, submitted)]
 
     assert [result.tokens for result in asyncio.run(calls())] == [plain(0), plain(1)]
 
@@ -234,12 +223,7 @@ def test_a_fault_of_a_step_reaches_those_who_were_in_it():
     g = watched(hook, max_rows=1)
 
     async def calls() -> None:
-        first = asyncio.create_task(g.agenerate(PROMPTS[0], max_new_tokens=NEW))
-        while not inside.is_set():
-            await asyncio.sleep(0.001)
-        second = asyncio.create_task(g.agenerate(PROMPTS[1], max_new_tokens=NEW))
-        await asyncio.sleep(0)
-        submitted.set()
+        first, second = await two_calls(g, inside, submitted)
         with pytest.raises(ForedraftError, match="a fault of the drafter"):
             await first
         assert (await second).tokens == plain(1)

@@ -1,13 +1,14 @@
 """Bulk runs: prompts are read as rows become free, and one bad prompt costs no other its result."""
 
 import functools
+import operator
 from collections.abc import Iterator
 
 import pytest
 
+import runs
 import tiny
-from foredraft.core.draft import Draft
-from foredraft.core.drafter import Plan, View
+from foredraft.core.drafter import View
 from foredraft.core.errors import ForedraftError, NumericsError, OptionError, PromptError
 from foredraft.model.hf import CausalLM
 
@@ -33,22 +34,15 @@ def wanted() -> list[list[int]]:
 
 def test_all_come_by_their_number_and_few_are_read_ahead():
     g = tiny.generator(model(), max_rows=ROWS)
-    read = 0
-
-    def prompts() -> Iterator[list[int]]:
-        nonlocal read
-        for prompt in CLEAN:
-            read += 1
-            yield prompt
-
-    found, told = {}, []
+    prompts, found, told = iter(CLEAN), {}, []
     bulk = g.as_completed(
-        prompts(), max_new_tokens=NEW, logit_bias=BAN, progress=lambda done, tokens: told.append((done, tokens))
+        prompts, max_new_tokens=NEW, logit_bias=BAN, progress=lambda done, tokens: told.append((done, tokens))
     )
-    assert read == 0
+    assert operator.length_hint(prompts) == len(CLEAN), "none is read yet"
     for completed in bulk:
         assert completed.error is None and completed.index not in found
         found[completed.index] = completed.result.tokens
+        read = len(CLEAN) - operator.length_hint(prompts)
         assert read - len(found) <= ROWS and tiny.pending(g) <= ROWS
     assert [found[number] for number in range(len(CLEAN))] == wanted()
     assert told == [(done, NEW * done) for done in range(1, len(CLEAN) + 1)]
@@ -56,19 +50,14 @@ def test_all_come_by_their_number_and_few_are_read_ahead():
 
 def test_the_batch_is_full_until_prompts_run_out():
     rows: list[int] = []
-    read = 0
+    prompts = iter(CLEAN)
 
-    def prompts() -> Iterator[list[int]]:
-        nonlocal read
-        for read, prompt in enumerate(CLEAN, start=1):  # noqa: B007
-            yield prompt
+    def count(view: View) -> None:
+        if operator.length_hint(prompts):
+            rows.append(len(view.rows))
 
-    def propose(view: View, plan: Plan) -> Draft:
-        rows.append(len(view.rows) if read < len(CLEAN) else ROWS)
-        return tiny.Liar([], vocab=77)(view, plan)
-
-    g = tiny.generator(model(), tiny.ScriptedDrafter(propose, max_nodes=7), max_rows=ROWS)
-    assert len(list(g.as_completed(prompts(), max_new_tokens=NEW, logit_bias=BAN))) == len(CLEAN)
+    g = tiny.generator(model(), runs.watched(count, vocab=77), max_rows=ROWS)
+    assert len(list(g.as_completed(prompts, max_new_tokens=NEW, logit_bias=BAN))) == len(CLEAN)
     assert set(rows) == {ROWS}
 
 
@@ -111,14 +100,13 @@ def test_a_list_with_a_bad_prompt_is_refused_by_its_number():
 def test_a_fault_of_one_step_costs_the_prompts_of_that_step():
     steps = 0
 
-    def propose(view: View, plan: Plan) -> Draft:
+    def second_fails(view: View) -> None:
         nonlocal steps
         steps += 1
         if steps == 2:
             raise ZeroDivisionError("a fault of the drafter")
-        return tiny.Liar([], vocab=77)(view, plan)
 
-    g = tiny.generator(model(), tiny.ScriptedDrafter(propose, max_nodes=7), max_rows=ROWS)
+    g = tiny.generator(model(), runs.watched(second_fails, vocab=77), max_rows=ROWS)
     found = {each.index: each for each in g.as_completed(CLEAN, max_new_tokens=NEW, logit_bias=BAN)}
     failed = [number for number, each in found.items() if each.error is not None]
     assert failed == list(range(ROWS))

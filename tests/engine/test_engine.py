@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+import runs
 import tiny
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Plan, View
@@ -21,14 +22,7 @@ from foredraft.engine.generator import Generator, Result
 from foredraft.engine.policy import Constant, Heuristic
 from foredraft.model.hf import CausalLM
 from foredraft.model.tokenizer import Tokenizer
-from reference import reference
-
-NEW = 16
-
-
-@functools.cache
-def model(name: str = "llama", **changes) -> CausalLM:
-    return CausalLM(tiny.build(name, **changes))
+from runs import NEW, model, plain
 
 
 def build(
@@ -54,17 +48,6 @@ EACH = pytest.mark.parametrize(
 """Each kind of draft, greedy or sampled, and both where drafts are drawn in trees and rejected."""
 
 
-@functools.cache
-def remembered(prompt: tuple[int, ...], target: CausalLM, eos: tuple[int, ...], options: tuple) -> list[int]:
-    return reference(target, prompt, SamplingParams(**dict(options)), eos)
-
-
-def plain(prompt: list[int], target: CausalLM | None = None, eos: tuple[int, ...] = (), **options) -> list[int]:
-    """What plain decoding says: the slow truth."""
-    options = {"max_new_tokens": NEW, **options}
-    return list(remembered(tuple(prompt), target or tiny.oracle(), eos, tuple(options.items())))
-
-
 def again(g: Generator, prompt: list[int], result: Result, **options: Any) -> list[int]:
     """The same output, asked for alone by the seed that it was made with."""
     return g.generate(prompt, **{**options, "seed": result.seed}).tokens
@@ -73,28 +56,20 @@ def again(g: Generator, prompt: list[int], result: Result, **options: Any) -> li
 # Acceptance: an error by one is lossless and silent, so it is pinned.
 
 
-@pytest.mark.parametrize("length", [1, 2, 5])
+@pytest.mark.parametrize(
+    ("depth", "branching"), [(1, None), (2, None), (5, None), (3, (2, 2, 1)), (2, (1, 3)), (1, (4,))]
+)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_draft_that_is_the_target_is_accepted_whole(length: int, temperature: float):
-    drafter, policy = tiny.draft_model(model(), model(), length)
-    g = tiny.generator(model(), drafter, policy)
-    for result in g.generate(tiny.prompts(), max_new_tokens=4 * (length + 1), temperature=temperature, seed=0):
-        assert result.stats.acceptance_length == length + 1
-        assert result.stats.acceptance_rate == 1.0
-        assert result.stats.target_forwards == 4
-        assert result.stats.accepted_by_depth == (4,) * length
-
-
-@pytest.mark.parametrize("branching", [(2, 2, 1), (1, 3), (4,)])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_tree_of_the_target_itself_is_accepted_to_its_full_depth(branching: tuple[int, ...], temperature: float):
-    drafter, policy = tiny.draft_model(model(), model(), branching=branching)
-    depth = len(branching)
+def test_a_draft_of_the_target_itself_is_accepted_to_its_full_depth(
+    depth: int, branching: tuple[int, ...] | None, temperature: float
+):
+    drafter, policy = tiny.draft_model(model(), model(), depth, branching)
     g = tiny.generator(model(), drafter, policy)
     for result in g.generate(tiny.prompts(), max_new_tokens=4 * (depth + 1), temperature=temperature, seed=0):
         assert result.stats.acceptance_length == depth + 1
-        assert result.stats.accepted == 4 * depth
-        assert result.stats.drafted == 4 * drafter.needs.max_nodes
+        assert result.stats.target_forwards == 4
+        assert result.stats.accepted_by_depth == (4,) * depth
+        assert result.stats.drafted == 4 * (depth if branching is None else drafter.needs.max_nodes)
 
 
 def test_the_last_draft_is_no_longer_than_what_may_still_come():
@@ -160,30 +135,14 @@ def test_sampled_text_of_picked_drafts_is_the_references(kind: str):
         assert g.generate(prompt, max_new_tokens=NEW, temperature=1.0, seed=seed).tokens == text
 
 
-WARPED = {"temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.3}
-
-
-@pytest.mark.parametrize(("kind", "more"), [("self", WARPED), ("self tree", {}), ("other", {}), ("other tree", WARPED)])
-def test_a_seeded_text_does_not_depend_on_its_neighbours(kind: str, more: dict):
-    prompts = tiny.prompts()
-    g = build(kind)
-    options = {"max_new_tokens": NEW, **SAMPLED, **more}
-    together = g.generate(prompts, **options)
-    alone = [again(g, *each, **options) for each in zip(prompts, together, strict=True)]
-    assert [result.tokens for result in together] == alone
-    assert together[0].seed == SAMPLED["seed"], "output 0 has the seed that was given"
-    assert together[0].tokens != g.generate(prompts[0], **{**options, "seed": 12}).tokens
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_greedy_and_sampled_rows_share_a_batch(kind: str):
     prompts = tiny.prompts()
     g = build(kind)
     settings = [SamplingParams(max_new_tokens=NEW, temperature=t, seed=3) for t in (0.0, 1.0, 0.0, 0.5)]
-    sequences = [g.submit([prompt], params)[0] for prompt, params in zip(prompts, settings, strict=True)]
-    g.engine.run(sequences)
+    together = [sequence.tokens for sequence in runs.run_each(g, prompts, settings)]
     alone = [g.generate(prompt, params).tokens for prompt, params in zip(prompts, settings, strict=True)]
-    assert [sequence.tokens for sequence in sequences] == alone
+    assert together == alone
     for index in (0, 2):
         assert alone[index] == plain(prompts[index])
 
@@ -233,13 +192,6 @@ def test_requests_wait_and_rows_are_used_again(kind: str, options: dict):
     assert not g.engine._stepper.cache._lines and not g.engine.waiting
 
 
-def test_a_prompt_that_is_shared_is_read_once_and_kept_apart():
-    prompts = tiny.prompts((14, 9))
-    batch = [prompts[0], prompts[1], prompts[0], prompts[0]]
-    results = build("self tree").generate(batch, max_new_tokens=NEW)
-    assert [result.tokens for result in results] == [plain(prompt) for prompt in batch]
-
-
 @pytest.mark.parametrize("kind", ["none", "other", "self tree", "lookup"])
 def test_several_texts_of_one_prompt(kind: str):
     prompt = tiny.prompts((6,))[0]
@@ -247,6 +199,7 @@ def test_several_texts_of_one_prompt(kind: str):
     results = g.generate(prompt, num_return_sequences=5, max_new_tokens=12, **SAMPLED)
     texts = [result.tokens for result in results]
     assert len({tuple(text) for text in texts}) == 5
+    assert results[0].seed == SAMPLED["seed"], "output 0 has the seed that was given"
     assert texts[0] == g.generate(prompt, max_new_tokens=12, **SAMPLED).tokens
     assert texts == [r.tokens for r in g.generate(prompt, num_return_sequences=5, max_new_tokens=12, **SAMPLED)]
     many = g.generate([prompt, prompt], num_return_sequences=2, max_new_tokens=12, **SAMPLED)
@@ -259,8 +212,7 @@ def test_speculation_is_switched_off_for_one_request():
     prompts = tiny.prompts((6, 11))
     g = build("self")
     params = [SamplingParams(max_new_tokens=NEW, speculate=speculate) for speculate in (True, False)]
-    sequences = [g.submit([prompt], p)[0] for prompt, p in zip(prompts, params, strict=True)]
-    g.engine.run(sequences)
+    sequences = runs.run_each(g, prompts, params)
     assert [sequence.tokens for sequence in sequences] == [plain(prompt) for prompt in prompts]
     assert sequences[0].stats.acceptance_length == 4.0
     assert sequences[1].stats.drafted == 0 and sequences[1].stats.target_forwards == NEW
@@ -310,10 +262,8 @@ def test_every_end_of_sequence_id_ends_the_text_wherever_it_stands_in_a_block(ki
         assert result.stats.tokens == first + 1
         assert plain(prompt, eos=eos) == result.tokens
         assert g.generate(prompt, max_new_tokens=NEW, eos_token_id=()).tokens == whole
-        assert (
-            g.generate(prompt, max_new_tokens=NEW, eos_token_id=(whole[2],)).tokens
-            == whole[: whole.index(whole[2]) + 1]
-        )
+        other = g.generate(prompt, max_new_tokens=NEW, eos_token_id=(whole[2],))
+        assert other.tokens == whole[: whole.index(whole[2]) + 1]
 
 
 @EACH
@@ -370,8 +320,6 @@ def test_bad_requests_are_refused_before_anything_is_queued():
             g.batch([[1, 2], prompt])
     with pytest.raises(PromptError, match="no prompts"):
         g.batch([])
-    with pytest.raises(PromptError, match="without a tokenizer"):
-        g.generate("text")
     with pytest.raises(OptionError, match="Unknown generation option 'temprature'. Did you mean temperature"):
         g.generate([1], temprature=1.0)
     with pytest.raises(OptionError, match="max_new_tokens must be"):
@@ -412,7 +360,7 @@ def test_a_stream_is_the_text_in_pieces(kind: str):
         pieces = list(stream)
     assert [token for piece in pieces for token in piece.tokens] == whole
     assert "".join(piece.text for piece in pieces) == text_of(whole) == stream.result.text
-    assert stream.result.finish_reason == "length"
+    assert stream.result.finish_reason == "length" and stream.result.pieces == pieces
     drafted = sum(len(piece.tokens) for piece in pieces if piece.drafted)
     assert drafted == stream.result.stats.accepted
     assert (drafted > 0) == (kind.startswith("self")) or kind in ("lookup", "other", "other tree")
@@ -448,10 +396,9 @@ def test_logprobs_are_those_of_the_model_itself(kind: str, options: dict):
         SamplingParams(max_new_tokens=NEW, logprobs=3, eos_token_id=(whole[9],), **options),
         SamplingParams(max_new_tokens=NEW, **options),
     ]
-    sequences = [g.submit([prompt], p)[0] for prompt, p in zip(prompts, params, strict=True)]
-    g.engine.run(sequences)
-    tokens, logprobs = sequences[0].tokens, sequences[0].logprobs
-    assert sequences[1].logprobs == []
+    scored, plain_one = runs.run_each(g, prompts, params)
+    tokens, logprobs = scored.tokens, scored.logprobs
+    assert plain_one.logprobs == []
     assert len(logprobs) == len(tokens) == whole.index(whole[9]) + 1
     laws = model().stock_logits(torch.tensor([prompts[0] + tokens]))[0].log_softmax(-1)
     for index, (token, entry) in enumerate(zip(tokens, logprobs, strict=True)):
@@ -502,8 +449,8 @@ def test_a_draft_model_that_says_nan_costs_nothing_but_speed():
             assert all(len(result.tokens) == NEW for result in results)
 
 
-def failing(moment: str, after: int) -> tiny.ScriptedDrafter:
-    """A drafter that raises when this method is called for the ``after``-th time."""
+def failing(moment: str, *when: int) -> tiny.ScriptedDrafter:
+    """A drafter that raises in these calls of this method, counted from 1."""
 
     def propose(view: View, plan: Plan) -> Draft:
         ones = torch.ones(len(view.rows), 2, dtype=torch.long)
@@ -515,7 +462,7 @@ def failing(moment: str, after: int) -> tiny.ScriptedDrafter:
     def counted(*arguments: Any) -> Any:
         nonlocal count
         count += 1
-        if count == after:
+        if count in when:
             raise ZeroDivisionError("a fault of the drafter")
         return method(*arguments)
 
@@ -540,14 +487,8 @@ def test_an_interruption_cancels_what_ran_and_keeps_what_was_said():
     first, second = g.stream(prompts[0], max_new_tokens=NEW), g.stream(prompts[1], max_new_tokens=NEW)
     next(first), next(second)
     said = [list(stream._sequence.tokens) for stream in (first, second)]
-
-    def interrupt(*args) -> None:
-        raise KeyboardInterrupt
-
-    hook = model().model.register_forward_pre_hook(interrupt)
-    with pytest.raises(KeyboardInterrupt):
+    with runs.interrupted(model()):
         list(first)
-    hook.remove()
     assert first.result.finish_reason == second.result.finish_reason == "cancelled"
     assert said == [first.result.tokens, second.result.tokens] and all(said)
     assert len(g.engine._batch) == 0
@@ -655,19 +596,13 @@ def test_exact_mode_is_bit_equal_in_half_precision(kind: str, name: str):
 
 
 def test_a_failure_while_prompts_are_read_reaches_their_owners():
-    drafter = tiny.ScriptedDrafter(lambda view, plan: Draft(TokenTree.root(view.roots), Law.FIXED))
-    g = tiny.generator(CausalLM(tiny.build("llama")), drafter)
-
-    def broken(*_: object) -> None:
-        raise RuntimeError("no room")
-
-    drafter.admit = broken
+    g = tiny.generator(model(), failing("admit", 1, 2, 3, 4), Constant(2))
     sequences = g.submit(tiny.prompts(), SamplingParams(max_new_tokens=4))
-    with pytest.raises(RuntimeError, match="no room"):
+    with pytest.raises(ZeroDivisionError, match="a fault of the drafter"):
         g.engine.step()
     for sequence in sequences:
         assert sequence.finish_reason == "cancelled"
-        assert "Prefill of this request failed: no room" in str(sequence.error)
+        assert "Prefill of this request failed: a fault of the drafter" in str(sequence.error)
 
 
 def test_a_stream_that_is_closed_from_inside_a_step_leaves_at_its_end():

@@ -1,29 +1,18 @@
 """Streams that are left, dropped or closed, in whatever moment, cost the others nothing."""
 
-import functools
 import threading
 from collections.abc import Callable
 
 import pytest
 
+import runs
 import tiny
-from foredraft.core.draft import Draft
-from foredraft.core.drafter import Plan, View
+from foredraft.core.drafter import View
 from foredraft.engine.generator import Generator
 from foredraft.engine.request import Sequence
-from foredraft.model.hf import CausalLM
+from runs import NEW, plain
 
-NEW = 24
 FIRST, SECOND = tiny.prompts((6, 11))
-
-
-@functools.cache
-def model() -> CausalLM:
-    return CausalLM(tiny.build("llama"))
-
-
-def plain(prompt: list[int]) -> list[int]:
-    return tiny.generator(model()).generate(prompt, max_new_tokens=NEW).tokens
 
 
 def running(g: Generator) -> Sequence:
@@ -51,7 +40,7 @@ def drop(g: Generator) -> None:
 
 @pytest.mark.parametrize("leave", [leave_by_break, leave_by_error, drop])
 def test_a_stream_that_is_left_is_not_advanced_again(leave: Callable[[Generator], None]):
-    g = tiny.generator(model())
+    g = tiny.generator(runs.model())
     leave(g)
     left = running(g)
     assert left.counters.forwards == 1 and not left.finished
@@ -61,17 +50,22 @@ def test_a_stream_that_is_left_is_not_advanced_again(leave: Callable[[Generator]
 
 
 def test_a_stream_that_is_closed_is_cancelled_at_once():
-    g = tiny.generator(model())
+    g = tiny.generator(runs.model())
     stream = g.stream(FIRST, max_new_tokens=NEW)
-    next(stream)
+    taken = [next(stream), next(stream)]
     assert stream.finish_reason is None
     stream.close()
     assert stream.finish_reason == stream.result.finish_reason == "cancelled" and tiny.pending(g) == 0
     assert stream.result.tokens == plain(FIRST)[: len(stream.result.tokens)] != []
+    assert stream.result.pieces[:2] == taken, "what was handed out before is in the result, too"
+    assert [token for piece in stream.result.pieces for token in piece.tokens] == stream.result.tokens
+    stream = g.stream(FIRST, max_new_tokens=NEW)
+    next(stream)
+    assert stream.result.finish_reason == "cancelled" and tiny.pending(g) == 0, "asking for the result closes it"
 
 
 def test_a_stream_that_is_dropped_while_it_waits_never_runs():
-    g = tiny.generator(model(), max_rows=1)
+    g = tiny.generator(runs.model(), max_rows=1)
     busy = g.stream(FIRST, max_new_tokens=NEW)
     next(busy)
     waits = g.stream(SECOND, max_new_tokens=NEW)
@@ -87,16 +81,16 @@ def test_a_stream_that_is_dropped_in_the_middle_of_a_step(other_thread: bool):
     """As the garbage collector may do it; a finalizer that took the engine's lock would change rows or hang."""
     held = []
 
-    def propose(view: View, plan: Plan) -> Draft:
-        if len(held) == 1:
+    def drop_it(view: View) -> None:
+        if not other_thread:
+            held.clear()
+        elif held:
             thread = threading.Thread(target=held.clear, daemon=True)
-            thread.start() if other_thread else held.clear()
-            if other_thread:
-                thread.join(20)
-                assert not thread.is_alive(), "the finalizer waits for the step, and the step for it"
-        return tiny.Liar([])(view, plan)
+            thread.start()
+            thread.join(20)
+            assert not thread.is_alive(), "the finalizer waits for the step, and the step for it"
 
-    g = tiny.generator(model(), tiny.ScriptedDrafter(propose, max_nodes=7))
+    g = tiny.generator(runs.model(), runs.watched(drop_it))
     held.append(g.stream(FIRST, max_new_tokens=NEW))
     sequence = held[0]._sequence
     assert g.generate(SECOND, max_new_tokens=NEW).tokens == plain(SECOND)
@@ -104,16 +98,8 @@ def test_a_stream_that_is_dropped_in_the_middle_of_a_step(other_thread: bool):
     assert (sequence.finish_reason, sequence.counters.forwards) == ("cancelled", 1)
 
 
-def test_what_a_stream_has_handed_out_is_in_its_result():
-    g = tiny.generator(model())
-    stream = g.stream(FIRST, max_new_tokens=NEW)
-    taken = [next(stream), next(stream)]
-    assert stream.result.pieces[:2] == taken
-    assert [token for piece in stream.result.pieces for token in piece.tokens] == stream.result.tokens
-
-
 def test_threads_that_share_a_generator_get_whole_results():
-    g = tiny.generator(model())
+    g = tiny.generator(runs.model())
     prompts = tiny.prompts((3, 5, 8, 13, 21, 4), seed=3)
     found: dict[int, list[list[int]]] = {number: [] for number in range(len(prompts))}
 
@@ -137,7 +123,7 @@ def test_threads_that_share_a_generator_get_whole_results():
 
 
 def test_a_stream_and_an_engine_say_what_they_are():
-    g = tiny.generator(model())
+    g = tiny.generator(runs.model())
     assert repr(g.engine) == f"Engine({g.engine.target.name}, running=0, waiting=0, max_rows=32)"
     stream = g.stream([1, 2], max_new_tokens=3, eos_token_id=())
     assert repr(stream) == "Stream(tokens=0, running)" and "waiting=1" in repr(g.engine)
