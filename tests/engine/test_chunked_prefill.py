@@ -1,34 +1,21 @@
 """Prompts are read in chunks between the steps of others: who waits how long, and that nothing else changes."""
 
-import functools
 from typing import Any
 
 import pytest
 import torch
 
 import random_heads as heads
+import runs
 import tiny
 from foredraft.core.errors import ForedraftError
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.engine.generator import Generator
 from foredraft.engine.request import Sequence
-from foredraft.heads.nets.target_parts import FINAL
-from foredraft.model.hf import CausalLM
+from runs import small, tapped
 
 LONG = 3000
 CHUNK = 64
-
-
-@functools.cache
-def model() -> CausalLM:
-    target = CausalLM(tiny.build("llama", max_position_embeddings=4096))
-    target.tap((0, 1, 2, FINAL))
-    return target
-
-
-def build(kind: str, **options: Any) -> Generator:
-    drafter = heads.small_drafter(kind, model())
-    return tiny.generator(model(), drafter, cache=getattr(drafter, "full", None), **options)
 
 
 def submit(g: Generator, length: int, *, new: int = 8, seed: int = 1) -> Sequence:
@@ -43,19 +30,10 @@ def steps_to_first_token(g: Generator, sequence: Sequence) -> int:
     raise AssertionError("It was never read.")
 
 
-def read_sizes(target: CausalLM) -> tuple[list[tuple[int, int]], Any]:
-    """Rows and tokens of each forward from now on."""
-    sizes: list[tuple[int, int]] = []
-    hook = target.model.register_forward_pre_hook(
-        lambda module, args, kwargs: sizes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
-    )
-    return sizes, hook
-
-
 @pytest.mark.parametrize("running", [False, True], ids=["alone", "beside others"])
 def test_short_prompts_do_not_wait_for_a_long_one(running: bool):
     """Its reader is never starved either: a quarter of each step's tokens is its own."""
-    g = build("none", max_prefill_tokens=CHUNK)
+    g = small("none", max_prefill_tokens=CHUNK)
     unloaded = steps_to_first_token(g, submit(g, 20, new=1))
     if running:
         submit(g, 5, new=400)
@@ -74,28 +52,25 @@ def test_short_prompts_do_not_wait_for_a_long_one(running: bool):
 
 
 def test_a_step_reads_no_more_than_its_chunk_while_rows_run():
-    g = build("none", max_prefill_tokens=CHUNK)
+    g = small("none", max_prefill_tokens=CHUNK)
     running = submit(g, 5, new=200)
     g.engine.step()
-    sizes, hook = read_sizes(model())
     others = [submit(g, length, new=1, seed=length) for length in (500, 70, 30, 90, 1)]
-    tokens = 5 - 1
+    tokens = 2
     while not all(other.finished for other in others):
-        sizes.clear()
-        g.engine.step()
+        with runs.forwards(tapped()) as sizes:
+            g.engine.step()
         assert sum(rows * nodes for rows, nodes in sizes[:-1]) <= 1.5 * CHUNK, "the last forward is the step's"
-        assert len(running.tokens) == tokens - 2, "it goes on by a token a step"
+        assert len(running.tokens) == tokens, "it goes on by a token a step"
         tokens += 1
-    hook.remove()
     g.engine.close()
 
 
 def test_prompts_alone_are_read_in_large_chunks():
-    g = build("none", max_prefill_tokens=CHUNK)
-    sizes, hook = read_sizes(model())
+    g = small("none", max_prefill_tokens=CHUNK)
     sequences = [submit(g, 2 * CHUNK + 1, new=1, seed=seed) for seed in range(3)]
-    g.engine.step()
-    hook.remove()
+    with runs.forwards(tapped()) as sizes:
+        g.engine.step()
     assert sizes == [(3, 2 * CHUNK), (3, 1)] and all(each.finished for each in sequences)
 
 
@@ -103,7 +78,7 @@ def test_prompts_alone_are_read_in_large_chunks():
 def test_outputs_do_not_depend_on_chunks(kind: str):
     """Requests of many lengths that come one after the other, and share prompts: the same tokens and drafts."""
     lengths = (30, 1, 100, 7, 64, 65, 2)
-    whole, parts = build(kind, max_prefill_tokens=10_000), build(kind, max_prefill_tokens=7, max_rows=4)
+    whole, parts = small(kind, max_prefill_tokens=10_000), small(kind, max_prefill_tokens=7, max_rows=4)
     wanted = [whole.generate(prompt, max_new_tokens=12) for prompt in tiny.prompts(lengths)]
     sequences = []
     for prompt in tiny.prompts(lengths):
@@ -122,7 +97,7 @@ def test_outputs_do_not_depend_on_chunks(kind: str):
 @pytest.mark.parametrize("kind", heads.READERS)
 def test_a_drafter_reads_a_long_prompt_while_the_target_does(kind: str, monkeypatch: pytest.MonkeyPatch):
     """So no step reads more than two chunks with each of its models, not even that of the first draft."""
-    g = build(kind, max_prefill_tokens=CHUNK)
+    g = small(kind, max_prefill_tokens=CHUNK)
     widths = heads.own_reads(monkeypatch, g.engine._stepper.cache)
     long = submit(g, 1000, new=12)
     while not long.tokens:
@@ -141,7 +116,7 @@ def test_a_drafter_reads_a_long_prompt_while_the_target_does(kind: str, monkeypa
 
 
 def test_a_long_prompt_that_leaves_half_read_leaves_nothing_with_the_drafter():
-    g = build("eagle3", max_prefill_tokens=CHUNK)
+    g = small("eagle3", max_prefill_tokens=CHUNK)
     drafter: Any = g.engine.drafter
     wanted = g.generate(tiny.prompts((1000,))[0], max_new_tokens=12)
     for _ in range(2):
@@ -157,7 +132,7 @@ def test_a_long_prompt_that_leaves_half_read_leaves_nothing_with_the_drafter():
 
 def test_padding_stays_within_the_cache():
     """Two prompts of like length left, one of them at the end of the longest row: together they would pass it."""
-    g = build("none", max_prefill_tokens=512)
+    g = small("none", max_prefill_tokens=512)
     prompts = tiny.prompts((4000, 500), seed=3)
     wanted = [g.generate(prompt, max_new_tokens=3).tokens for prompt in prompts]
     first = g.submit([prompts[0]], SamplingParams(max_new_tokens=3))[0]
@@ -171,7 +146,7 @@ def test_padding_stays_within_the_cache():
 
 
 def test_prefill_seconds_are_those_of_the_steps_that_read_the_prompt():
-    g = build("none", max_prefill_tokens=CHUNK)
+    g = small("none", max_prefill_tokens=CHUNK)
     running, long = submit(g, 5, new=30), submit(g, 1000, new=1)
     g.engine.run([running, long])
     stats = long.stats
@@ -187,10 +162,7 @@ def test_a_prompt_that_is_cancelled_leaves_its_row_clean(kind: str):
     """Half of it is read, NaN among it: the row's next request notices nothing."""
     poisoned = tiny.poisoned()
     poisoned.tap((0, 1, 2))
-    drafter = None
-    if kind == "eagle3":
-        drafter = heads.small_drafter("eagle3", model())
-    g = tiny.generator(poisoned, drafter, max_prefill_tokens=8, max_rows=2)
+    g = tiny.generator(poisoned, heads.small_drafter(kind, tapped()), max_prefill_tokens=8, max_rows=2)
     [prompt] = tiny.prompts((9,), vocab=70)
     params = SamplingParams(max_new_tokens=6, logit_bias={77: -1e4})
     wanted = g.generate(prompt, params).tokens
@@ -209,7 +181,7 @@ def test_a_prompt_that_is_cancelled_leaves_its_row_clean(kind: str):
 
 
 def test_a_request_that_shares_its_prompt_outlives_the_one_it_is_read_for():
-    g = build("eagle3", max_prefill_tokens=16)
+    g = small("eagle3", max_prefill_tokens=16)
     [prompt] = tiny.prompts((200,))
     wanted = g.generate(prompt, max_new_tokens=6).tokens
     running = submit(g, 4, new=100)
@@ -218,16 +190,15 @@ def test_a_request_that_shares_its_prompt_outlives_the_one_it_is_read_for():
     g.engine.step()
     g.engine.cancel([first])
     [third] = g.submit([prompt], SamplingParams(max_new_tokens=6))
-    sizes, hook = read_sizes(model())
-    g.engine.run([second, third])
-    hook.remove()
+    with runs.forwards(tapped()) as sizes:
+        g.engine.run([second, third])
     assert second.tokens == third.tokens == wanted and first.tokens == []
     assert sum(nodes for rows, nodes in sizes if nodes == 16) <= 199, "it is read once"
     g.engine.cancel([running])
 
 
 def test_an_error_in_a_prompt_ends_its_request_alone():
-    g = build("eagle3", max_prefill_tokens=160)
+    g = small("eagle3", max_prefill_tokens=160)
     prompts = tiny.prompts((4, 400, 300))
     wanted = [g.generate(prompt, max_new_tokens=40).tokens for prompt in prompts]
     [running] = g.submit([prompts[0]], SamplingParams(max_new_tokens=40))
@@ -239,7 +210,7 @@ def test_an_error_in_a_prompt_ends_its_request_alone():
         if kwargs["input_ids"].shape == (1, 40):  # the oldest prompt's share
             raise MemoryError("no room for this chunk")
 
-    hook = model().model.register_forward_pre_hook(fails, with_kwargs=True)
+    hook = tapped().model.register_forward_pre_hook(fails, with_kwargs=True)
     g.engine.contained_step()
     hook.remove()
     g.engine.run([running, good])
@@ -249,7 +220,7 @@ def test_an_error_in_a_prompt_ends_its_request_alone():
 
 
 def test_closing_ends_prompts_that_are_being_read():
-    g = build("draft model", max_prefill_tokens=8)
+    g = small("draft model", max_prefill_tokens=8)
     sequences = [submit(g, 4, new=100), submit(g, 90, seed=2)]
     g.engine.step()
     g.engine.close()

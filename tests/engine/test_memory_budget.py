@@ -9,12 +9,10 @@ import torch
 from torch import nn
 
 import foredraft
-import random_heads as heads
+import runs
 import tiny
 from foredraft.compose.load import load
-from foredraft.core.drafter import Drafter
 from foredraft.core.errors import ModelError, PromptError
-from foredraft.drafters.eagle3 import Eagle3Drafter, Options as Eagle3Options
 from foredraft.model.cache import BUCKET, bucket, persistent_zeros
 from foredraft.model.hf import CausalLM
 from foredraft.model.memory import available_bytes, format_bytes
@@ -121,17 +119,9 @@ def test_drafts_have_options_of_their_own(monkeypatch: pytest.MonkeyPatch, tmp_p
         assert given["draft"]["dtype"] == torch.float32 and given["draft"]["device"] == torch.device("cpu")
 
 
-@pytest.mark.parametrize("method", ["none", "draft", "eagle3"])
-def test_nothing_is_allocated_while_requests_run_nor_when_others_follow(method: str, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("kind", ["none", "draft model", "eagle3"])
+def test_nothing_is_allocated_while_requests_run_nor_when_others_follow(kind: str, monkeypatch: pytest.MonkeyPatch):
     """Caches of target, draft and head are made when requests are admitted, for all that these may need."""
-    target = CausalLM(tiny.build("llama", max_position_embeddings=1024))
-    drafter: Drafter | None = None
-    if method == "draft":
-        model = tiny.build("llama", seed=5, max_position_embeddings=1024)
-        drafter = tiny.draft_model(CausalLM(model), target, 3)[0]
-    elif method == "eagle3":
-        target.tap((0, 1, 2))
-        drafter = Eagle3Drafter(Eagle3Options(nodes=4, depth=2, top_k=2), heads.eagle3(target))
     made: list[torch.Size] = []
 
     def spy(like: torch.Tensor, *shape: int) -> torch.Tensor:
@@ -141,7 +131,7 @@ def test_nothing_is_allocated_while_requests_run_nor_when_others_follow(method: 
 
     for module in ("model.cache", "engine.state", "drafters.common.feature_cache"):
         monkeypatch.setattr(f"foredraft.{module}.persistent_zeros", spy)
-    g = tiny.generator(target, drafter)
+    g = runs.small(kind)
     new = 40
     assert bucket(250) < bucket(250 + new)
     sequences = g.submit(tiny.prompts((250, 3)), foredraft.SamplingParams(max_new_tokens=new))
@@ -153,7 +143,7 @@ def test_nothing_is_allocated_while_requests_run_nor_when_others_follow(method: 
     assert first and len(made) == first and all(len(each.tokens) == new for each in sequences)
     later = g.batch(tiny.prompts((3, 250)), max_new_tokens=20)
     assert len(made) == first
-    alone = tiny.generator(CausalLM(tiny.build("llama", max_position_embeddings=1024)))
+    alone = runs.small("none")
     assert [each.tokens for each in later] == [
         alone.generate(prompt, max_new_tokens=20).tokens for prompt in tiny.prompts((3, 250))
     ]

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 import random_heads as heads
+import runs
 import tiny
-from foredraft.drafters.eagle3 import Eagle3Drafter, Options as Eagle3Options
-from foredraft.drafters.medusa import MedusaDrafter, Options as MedusaOptions
 from foredraft.engine.policy import Constant
 from foredraft.model.hf import CausalLM
 from foredraft.model.prefill import CHUNK, group_by_length
@@ -40,15 +39,11 @@ def test_prompts_of_like_length_are_read_together_and_long_ones_in_pieces():
 
 def test_a_ragged_batch_reads_hardly_more_than_its_tokens():
     """18,680 rows were read for 3,232 tokens once; and what is said is what each prompt says alone."""
-    target = CausalLM(tiny.build("llama"))
+    target = runs.model()
     prompts = tiny.prompts([1, 2, 6, 7, 9, 30, 31, 33, 60, 62, 65, 66, 120, 125, 128, 150, 228, 230, 233, 235])
-    read: list[tuple[int, int]] = []
-    hook = target.model.register_forward_pre_hook(
-        lambda module, args, kwargs: read.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
-    )
     g = tiny.generator(target)
-    results = g.generate(prompts, max_new_tokens=1)
-    hook.remove()
+    with runs.forwards(target) as read:
+        results = g.generate(prompts, max_new_tokens=1)
     tokens = sum(len(prompt) - 1 for prompt in prompts)
     assert sum(rows * nodes for rows, nodes in read) < 1.15 * tokens + len(prompts)  # each takes one step besides
     assert len(read) < 12
@@ -59,7 +54,7 @@ def test_what_outlives_a_step_is_no_inference_tensor():
     """Inductor and AOTAutograd refuse to write to tensors that were allocated under ``inference_mode``."""
     target = CausalLM(tiny.build("llama"))
     target.tap((0, 1, 2))
-    drafter = Eagle3Drafter(Eagle3Options(nodes=4, depth=2, top_k=2), heads.eagle3(target))
+    drafter: Any = heads.small_drafter("eagle3", target)
     g = tiny.generator(target, drafter, Constant(2))
     with g.stream(tiny.prompts((120,))[0], max_new_tokens=80) as stream:
         next(stream)
@@ -78,11 +73,7 @@ def test_what_outlives_a_step_is_no_inference_tensor():
 def test_what_a_head_reads_is_fused_a_chunk_at_a_time(method: str, monkeypatch: pytest.MonkeyPatch):
     """The states of a long prompt are never held together; drafts are those of a prompt that is read at once."""
     target = CausalLM(tiny.build("llama"))
-    drafter: Any = (
-        Eagle3Drafter(Eagle3Options(nodes=4, depth=2, top_k=2), heads.eagle3(target))
-        if method == "eagle3"
-        else MedusaDrafter(MedusaOptions(nodes=4), heads.medusa(target))
-    )
+    drafter: Any = heads.small_drafter(method, target)
     target.tap((0, *drafter.needs.hidden_layers))  # another drafter may have tapped more
     sizes: list[tuple[int, int]] = []
     given: list[dict[int, torch.Size]] = []

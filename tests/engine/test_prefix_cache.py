@@ -1,6 +1,5 @@
 """Prompts that begin like an earlier one are not read again, and say what they say without that."""
 
-import functools
 import gc
 import itertools
 from collections.abc import Sequence as Seq
@@ -9,6 +8,7 @@ from typing import Any
 import pytest
 
 import random_heads as heads
+import runs
 import tiny
 from foredraft.compose.load import load
 from foredraft.core.draft import Draft
@@ -19,25 +19,17 @@ from foredraft.drafters.online.method import Online
 from foredraft.drafters.online.trainer import Options as OnlineOptions
 from foredraft.engine.generator import Generator
 from foredraft.engine.request import Sequence
-from foredraft.heads.nets.target_parts import FINAL
 from foredraft.model.cache import BUCKET
 from foredraft.model.hf import CausalLM
+from runs import tapped
 
 KINDS = ["none", "draft model", "eagle3", "medusa"]
 NEW = 20
 SAMPLED = {"temperature": 1.0, "seed": 3}
 
 
-@functools.cache
-def model() -> CausalLM:
-    target = CausalLM(tiny.build("llama", max_position_embeddings=1024))
-    target.tap((0, 1, 2, FINAL))
-    return target
-
-
 def build(kind: str = "none", **options: Any) -> Generator:
-    drafter = heads.small_drafter(kind, model())
-    return tiny.generator(model(), drafter, cache=getattr(drafter, "full", None), **{"prefix_cache": True, **options})
+    return runs.small(kind, **{"prefix_cache": True, **options})
 
 
 def say(g: Generator, prompt: Seq[int], *, new: int = NEW, tenant: str = "", **options: Any) -> Sequence:
@@ -97,14 +89,11 @@ def test_requests_at_the_same_time_share_what_they_begin_with(kind: str):
 
 def test_what_is_cached_is_not_read():
     prompt = tiny.prompts((200,))[0]
-    g, read = build(), []
+    g = build()
     say(g, prompt, new=4)
-    hook = model().model.register_forward_pre_hook(
-        lambda module, args, kwargs: read.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
-    )
-    other = say(g, [*prompt[:150], 1, 2, 3], new=1)
-    same = say(g, prompt, new=1)
-    hook.remove()
+    with runs.forwards(tapped()) as read:
+        other = say(g, [*prompt[:150], 1, 2, 3], new=1)
+        same = say(g, prompt, new=1)
     assert read == [(1, 2), (1, 1), (1, 1)]
     assert (cached(other), cached(same)) == (150, 199)
 
@@ -157,7 +146,7 @@ def test_a_drafter_that_has_learned_reads_again(kind: str, monkeypatch: pytest.M
     """What was read before a change of its weights is not handed on."""
     inner: Any = heads.small_drafter(kind, CausalLM(tiny.build("llama", max_position_embeddings=1024)))
     drafter = Online(OnlineOptions(interval=2, background=False), inner)
-    g = tiny.generator(model(), drafter, prefix_cache=True)
+    g = tiny.generator(tapped(), drafter, prefix_cache=True)
     written = heads.own_reads(monkeypatch, g.engine._stepper.cache)
     prompt = tiny.prompts((300,))[0]
     reads = []
@@ -198,7 +187,7 @@ def test_contents_make_room_for_requests_that_need_the_memory():
     """Three rows of 256 slots fit, or one of 768: nobody waits for what has ended."""
     g, plain = build(max_slots=3 * BUCKET, max_rows=8), build(prefix_cache=False)
     prompts = [*tiny.prompts((60,) * 6, seed=4), tiny.prompts((600,))[0], *tiny.prompts((60,) * 3, seed=6)]
-    token_bytes = model().token_bytes
+    token_bytes = tapped().token_bytes
     for prompt in prompts:
         result = say(g, prompt)
         assert result.tokens == plain.generate(prompt, max_new_tokens=NEW).tokens
@@ -237,14 +226,8 @@ def test_an_error_forgets_everything():
     g = build()
     prompt = tiny.prompts((40,))[0]
     wanted = say(g, prompt).tokens
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    hook = model().model.register_forward_pre_hook(interrupt)
-    with pytest.raises(KeyboardInterrupt):
+    with runs.interrupted(tapped()):
         say(g, prompt)
-    hook.remove()
     assert len(g.engine.prefixes) == 0
     again = say(g, prompt)
     assert again.tokens == wanted and cached(again) == 0

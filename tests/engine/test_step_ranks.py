@@ -5,7 +5,6 @@ import torch
 import tiny
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Plan, View
-from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.tree import TokenTree
 from foredraft.engine.step import RowStep
 from foredraft.model.hf import CausalLM
@@ -26,15 +25,10 @@ def step(right: int, scores: list[float]) -> RowStep:
         parents = torch.tensor([[-1, 0, 0, 1, 1, -2]])
         return Draft(TokenTree(filled, parents, depth=2), Law.FIXED, scores=torch.tensor([[0.0, *scores, 9.0]]))
 
-    generator = tiny.generator(target, tiny.ScriptedDrafter(propose))
-    seen: list[RowStep] = []
-    observe = generator.engine.policy.observe
-    generator.engine.policy.observe = lambda view, plan, done: (
-        seen.append(done.rows[0]),
-        observe(view, plan, done),
-    )
-    generator.generate(PROMPT, SamplingParams(max_new_tokens=4))
-    return seen[0]
+    policy = tiny.ScriptedPolicy(lambda view, limits: Plan((2,)))
+    tiny.generator(target, tiny.ScriptedDrafter(propose), policy).generate(PROMPT, max_new_tokens=4)
+    _, done = policy.observed[0]
+    return done.rows[0]
 
 
 def test_ranks_count_from_the_likeliest():

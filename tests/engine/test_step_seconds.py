@@ -8,15 +8,16 @@ import pytest
 import torch
 
 import random_heads as heads
+import runs
 import tiny
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Plan, View
 from foredraft.core.transfer import HostCopy
 from foredraft.core.tree import TokenTree
-from foredraft.drafters.eagle3 import Eagle3Drafter, Options
+from foredraft.drafters.eagle3 import Eagle3Drafter
 from foredraft.engine.policy import Constant
 from foredraft.engine.state import Batch
-from foredraft.engine.step import StepDone, _Mark
+from foredraft.engine.step import _Mark
 from foredraft.model.cache import SlotCache
 from foredraft.model.hf import CausalLM
 
@@ -44,19 +45,15 @@ def test_events_time_the_draft_on_cuda(monkeypatch: pytest.MonkeyPatch):
     assert begun.until(proposed) == 0.005
 
 
-def test_draft_and_verification_add_up_to_the_step(monkeypatch: pytest.MonkeyPatch):
-    found: list[StepDone] = []
-
+def test_draft_and_verification_add_up_to_the_step():
     def propose(view: View, plan: Plan) -> Draft:
         time.sleep(0.02)
         return Draft(TokenTree.chain(view.roots[:, None].expand(-1, 2).contiguous()), Law.FIXED)
 
-    policy = Constant(1)
-    monkeypatch.setattr(policy, "observe", lambda view, plan, done: found.append(done))
-    tiny.generator(CausalLM(tiny.build("llama")), tiny.ScriptedDrafter(propose), policy).generate(
-        [1, 2], max_new_tokens=4
-    )
-    assert found[0].draft_seconds >= 0.02 and found[0].verify_seconds > 0
+    policy = tiny.ScriptedPolicy(lambda view, limits: Plan((1,)))
+    tiny.generator(runs.model(), tiny.ScriptedDrafter(propose), policy).generate([1, 2], max_new_tokens=4)
+    _, done = policy.observed[0]
+    assert done.draft_seconds >= 0.02 and done.verify_seconds > 0
 
 
 def test_what_needs_no_values_is_launched_between_the_copy_and_the_wait(monkeypatch: pytest.MonkeyPatch):
@@ -70,7 +67,7 @@ def test_what_needs_no_values_is_launched_between_the_copy_and_the_wait(monkeypa
         note(owner, name)
     note(HostCopy, "__init__")
     target = CausalLM(tiny.build("llama"))
-    drafter = Eagle3Drafter(Options(nodes=4, depth=2, top_k=2), heads.eagle3(target))
+    drafter: Any = heads.small_drafter("eagle3", target)
     target.tap(drafter.needs.hidden_layers)
     tiny.generator(target, drafter, Constant(2)).generate(tiny.prompts((9, 12)), max_new_tokens=6)
     step = ["__init__", "compact", "commit", "append", "wait"]
