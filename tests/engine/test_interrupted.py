@@ -14,17 +14,17 @@ from transformers import PreTrainedModel
 
 import foredraft
 import random_heads as heads
+import runs
 import tiny
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.drafters.eagle3 import Eagle3Drafter, Options as Eagle3Options
 from foredraft.engine.generator import Generator
-from foredraft.engine.policy import Constant
 from foredraft.model.hf import CausalLM
 
 SOURCE = Path(foredraft.__file__).parent
-MODEL = ("attention", "cache", "causal", "linear", "taps")
-WATCHED = tuple(str(SOURCE / part) for part in ("engine/", "drafters/", *(f"model/{name}.py" for name in MODEL)))
-ALWAYS = tuple(str(SOURCE / part) for part in ("model/attention.py", "model/hf.py", "model/taps.py"))
+MODEL = [SOURCE / "model" / f"{name}.py" for name in ("attention", "cache", "cpu_linear", "hf", "taps")]
+WATCHED = tuple(map(str, (SOURCE / "engine", SOURCE / "drafters", *MODEL)))
+ALWAYS = tuple(str(path) for path in MODEL if path.stem in ("attention", "hf", "taps"))
 Place = tuple[str, int]
 
 
@@ -68,9 +68,8 @@ def build(kind: str) -> Generator:
         return tiny.generator(target(), max_rows=2, prefix_cache=kind == "prefix cache", max_prefill_tokens=4)
     if kind == "draft_model":
         return tiny.generator(target(), *tiny.draft_model(target(), target(), 2), max_rows=2)
-    net = heads.eagle3(target(), taps=(0, 1))
-    drafter = Eagle3Drafter(Eagle3Options(nodes=4, depth=2, top_k=2), net)
-    return tiny.generator(target(), drafter, Constant(2), max_rows=2)
+    drafter = Eagle3Drafter(Eagle3Options(nodes=4, depth=2, top_k=2), heads.eagle3(target(), taps=(0, 1)))
+    return tiny.generator(target(), drafter, max_rows=2)
 
 
 PROMPTS = tiny.prompts((3, 1, 6), vocab=32)
@@ -79,18 +78,19 @@ LENGTHS = (1, 3, 2)
 
 def said(g: Generator) -> list[list[int]]:
     """Two rows at once; the third prompt is admitted beside the second, when the first has ended."""
-    submitted = [
-        g.submit([prompt], SamplingParams(max_new_tokens=length))[0]
-        for prompt, length in zip(PROMPTS, LENGTHS, strict=True)
-    ]
-    g.engine.run(submitted)
-    return [sequence.tokens for sequence in submitted]
+    params = [SamplingParams(max_new_tokens=length) for length in LENGTHS]
+    return [sequence.tokens for sequence in runs.run_each(g, PROMPTS, params)]
+
+
+def first_events(places: list[Place]) -> dict[Place, int]:
+    """At which event, counted from 1, each line first begins."""
+    return {place: count for count, place in reversed(list(enumerate(places, start=1)))}
 
 
 def chosen(places: list[Place], kind: str, stride: int) -> list[int]:
-    """Which events to stop at, counted from 1: where each line that puts something on the user's model first begins,
+    """Which events to stop at: where each line that puts something on the user's model first begins,
     if nothing is drafted, and one in ``stride`` of the other lines, which differ by drafter."""
-    first = {place: count for count, place in reversed(list(enumerate(places, start=1)))}
+    first = first_events(places)
     always = {place for place in first if kind == "none" and place[0].startswith(ALWAYS)}
     others = sorted(first[place] for place in first.keys() - always)
     return sorted([*(first[place] for place in always), *others[::stride]])
@@ -118,6 +118,10 @@ def test_an_interruption_at_any_line_leaves_the_generator_as_it_was(
         assert said(g) == wanted, f"after an interruption at {tracer.places[stop - 1]}"
         assert kind == "prefix cache" or not g.engine._stepper.cache._lines
         assert not g.engine._running() and not g.engine.waiting
+
+
+def test_the_watched_files_are_there():
+    assert all(Path(path).exists() for path in WATCHED)
 
 
 def test_a_second_interruption_while_the_first_is_cleaned_up_after():
@@ -201,8 +205,7 @@ def test_an_interrupted_load_or_close_leaves_the_model_as_it_was():
         loaded()
     with traced() as closing:
         held.pop().close()
-    first = {place: count for count, place in reversed(list(enumerate(tracer.places, start=1)))}
-    for stop in sorted(first.values())[::2]:
+    for stop in sorted(first_events(tracer.places).values())[::2]:
         interrupted(loaded, stop)
         assert whole(model, state), f"after an interruption at {tracer.places[stop - 1]}"
         assert torch.equal(model.eval()(ids).logits, wanted)
