@@ -12,7 +12,9 @@ import tiny
 from foredraft.core.draft import Draft
 from foredraft.core.drafter import Plan, View
 from foredraft.core.sampling.params import SamplingParams
+from foredraft.drafters.prompt_lookup import Options as LookupOptions, PromptLookup
 from foredraft.engine.generator import Generator
+from foredraft.engine.policy import Constant
 from foredraft.engine.request import Sequence
 from foredraft.heads.nets.target_parts import FINAL
 from foredraft.model.hf import CausalLM
@@ -39,6 +41,27 @@ def small(kind: str, **options: Any) -> Generator:
     """A generator with one of the ``small_drafter``s."""
     drafter = heads.small_drafter(kind, tapped())
     return tiny.generator(tapped(), drafter, cache=getattr(drafter, "full", None), **options)
+
+
+def drafting(kind: str, target: CausalLM | None = None, draft: CausalLM | None = None, **options: Any) -> Generator:
+    """A generator that drafts as ``kind`` says: "none", or chains or trees ("... tree") of one of these origins.
+
+    "lookup": of the text. "self": of the target. "other": of ``draft``, by default of one that knows nothing of it.
+    """
+    target, tree = target or model(), kind.endswith(" tree")
+    if kind == "none":
+        return tiny.generator(target, **options)
+    if kind.startswith("lookup"):
+        lookup = PromptLookup(LookupOptions(prompt_lookup_num_tokens=4, continuations=3 if tree else 1))
+        return tiny.generator(target, lookup, Constant(4), **options)
+    draft = draft or (target if kind.startswith("self") else tiny.stranger())
+    return tiny.generator(target, *tiny.draft_model(draft, target, 3, (2, 2, 1) if tree else None), **options)
+
+
+def with_tree(**options: Any) -> Generator:
+    """A generator of its own with a tree of a draft model that knows nothing of the target."""
+    target, draft = CausalLM(tiny.build("llama")), CausalLM(tiny.build("llama", seed=8))
+    return tiny.generator(target, *tiny.draft_model(draft, target, 3, (2, 2, 1)), **options)
 
 
 @functools.cache
@@ -78,6 +101,19 @@ def forwards(target: CausalLM) -> Iterator[list[tuple[int, int]]]:
     )
     yield sizes
     hook.remove()
+
+
+def noted(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> list[tuple[Any, ...]]:
+    """The positional arguments of each call of this method from now on, the object first."""
+    calls: list[tuple[Any, ...]] = []
+    method = getattr(owner, name)
+
+    def note(*args: Any, **options: Any) -> Any:
+        calls.append(args)
+        return method(*args, **options)
+
+    monkeypatch.setattr(owner, name, note)
+    return calls
 
 
 @contextmanager

@@ -200,6 +200,13 @@ def shake(model: PreTrainedModel, spread: float) -> None:
             parameter.add_(torch.randn_like(parameter) * 0.1)
 
 
+@torch.no_grad()
+def nudge(model: torch.nn.Module, amount: float, seed: int = 0) -> None:
+    """Add a little noise to all weights, so that the model is often right about what it was."""
+    for parameter in model.parameters():
+        parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed)) * amount)
+
+
 def prompts(lengths: Sequence[int] = (1, 5, 17, 40), vocab: int = VOCAB, seed: int = 7) -> list[list[int]]:
     """Random prompts of these lengths."""
     source = random.Random(seed)

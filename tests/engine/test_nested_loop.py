@@ -166,10 +166,7 @@ def models(count: int, vocab: int = 12) -> list[CausalLM]:
     made = []
     for seed in range(count):
         model = tiny.build("llama", spread=1.0, vocab_size=vocab)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed))
-                parameter.add_(noise * 0.03 * seed)
+        tiny.nudge(model, 0.03 * seed, seed)
         made.append(CausalLM(model))
     return made
 

@@ -19,6 +19,7 @@ from foredraft.engine.step import Stepper
 from foredraft.model.cache import SlotCache
 from foredraft.model.hf import CausalLM
 from foredraft.model.replay import Sizes
+from runs import with_tree
 from traced import Traced
 
 QUICK_MODELS = ("llama", "gemma2", "gpt2", "mixtral")
@@ -36,12 +37,6 @@ def traced(make: Any, *args: Any) -> tuple[Generator, Traced]:
 
 def tokens(results: list[Result]) -> list[list[int]]:
     return [result.tokens for result in results]
-
-
-def with_tree(temperature: float = 0.0, **options: Any) -> Generator:
-    """A draft that knows nothing of the target, over the target."""
-    target, draft = CausalLM(tiny.build("llama")), CausalLM(tiny.build("llama", seed=8))
-    return tiny.generator(target, *tiny.draft_model(draft, target, 3, (2, 2, 1)), **options)
 
 
 @pytest.mark.parametrize(
@@ -199,8 +194,7 @@ def test_a_model_that_reads_values_runs_eagerly(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_faulty_draft_is_still_an_error():
     def propose(view: View, plan: Plan) -> Draft:
-        tree = TokenTree.chain(torch.stack([view.roots + 1, view.roots], 1))
-        return Draft(tree, Law.FIXED)
+        return Draft(TokenTree.chain(torch.stack([view.roots + 1, view.roots], 1)), Law.FIXED)
 
     replay = Traced()
     g = tiny.generator(CausalLM(tiny.build("llama")), tiny.ScriptedDrafter(propose, max_nodes=1), replay=replay)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+import runs
 import tiny
 from foredraft.compose.load import load
 from foredraft.core.errors import NumericsError, OptionError
@@ -35,10 +36,7 @@ def draft(kind: str, name: str = "llama") -> CausalLM:
         return CausalLM(tiny.build(name, spread=1.0, max_position_embeddings=24))
     model = tiny.build(name, spread=1.0, **({"seed": 5} if kind == "wrong" else {}))
     if kind == "near":
-        with torch.no_grad():
-            for parameter in model.parameters():
-                noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0))
-                parameter.add_(noise * 0.02)
+        tiny.nudge(model, 0.02)
     return CausalLM(model)
 
 
@@ -105,18 +103,10 @@ def test_the_end_of_the_targets_context():
 
 
 def forwards(monkeypatch: pytest.MonkeyPatch, own: CausalLM, chosen: BeamOptions, draft_beam: CausalLM) -> int:
-    count = 0
-    forward = CausalLM.forward
-
-    def counting(self: CausalLM, *args: Any, **kwargs: Any) -> Any:
-        nonlocal count
-        count += self is own
-        return forward(self, *args, **kwargs)
-
     with monkeypatch.context() as patch:
-        patch.setattr(CausalLM, "forward", counting)
+        calls = runs.noted(patch, CausalLM, "forward")
         speculative_beam_search(own, draft_beam, PROMPTS, chosen, (), str)
-    return count
+    return sum(model is own for model, *_ in calls)
 
 
 def test_a_draft_that_is_the_target_saves_all_that_can_be_saved(monkeypatch: pytest.MonkeyPatch):
@@ -132,26 +122,11 @@ def test_the_host_reads_once_a_level_and_once_a_step_of_each_prompt(monkeypatch:
     own, draft_beam = target(), draft("same")
 
     def readings(new: int) -> tuple[int, int]:
-        lists = numbers = 0
-        tolist, whole = torch.Tensor.tolist, torch.Tensor.__int__
-
-        def listing(self: torch.Tensor) -> Any:
-            nonlocal lists
-            lists += 1
-            return tolist(self)
-
-        def counting(self: torch.Tensor) -> int:
-            nonlocal numbers
-            numbers += 1
-            return whole(self)
-
+        chosen = options(num_assistant_tokens=4, max_new_tokens=new)
         with monkeypatch.context() as patch:
-            patch.setattr(torch.Tensor, "tolist", listing)
-            patch.setattr(torch.Tensor, "__int__", counting)
-            speculative_beam_search(
-                own, draft_beam, PROMPTS, options(num_assistant_tokens=4, max_new_tokens=new), (), str
-            )
-        return lists, numbers
+            lists, numbers = (runs.noted(patch, torch.Tensor, name) for name in ("tolist", "__int__"))
+            speculative_beam_search(own, draft_beam, PROMPTS, chosen, (), str)
+        return len(lists), len(numbers)
 
     short, long = readings(11), readings(21)
     assert long[0] - short[0] == 2 * (1 + 4 + 5 * len(PROMPTS)), "two forwards more: roots, four levels, five steps"

@@ -1,12 +1,13 @@
 """The forward over slots: trees, ragged rows, windows, chunks and taps give what the stock model gives."""
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import ClassVar
 
 import pytest
 import torch
 import torch.nn.functional as F
+from slots import bases, read, whole
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import tiny
@@ -45,20 +46,19 @@ def path_to(tree: TokenTree, row: int, node: int) -> list[int]:
     return path[::-1]
 
 
-def read(model: CausalLM, texts: list[list[int]], rows: tuple[int, ...], capacity: int = 64):
-    """A cache that holds all but the last token of each text, and the bases of their roots."""
-    cache = model.new_cache()
-    cache.reserve(max(rows) + 1, capacity)
-    width = max(map(len, texts)) - 1
-    tokens = torch.tensor([text[:-1] + [0] * (width - len(text) + 1) for text in texts])
-    parts: list[Mapping[int, torch.Tensor]] = []
-    prefill(model, cache, rows, tokens, [0] * len(rows), lambda begin, hidden: parts.append(hidden))
-    hidden = {tap: torch.cat([part[tap] for part in parts], 1) for tap in parts[0]} if parts else {}
-    return cache, torch.tensor([len(text) - 1 for text in texts]), hidden
-
-
 def stock(model: CausalLM, text: list[int]) -> torch.Tensor:
     return model.stock_logits(torch.tensor([text]))[0]
+
+
+def after(model: CausalLM, texts: list[list[int]]) -> torch.Tensor:
+    """[R, V]: what the stock model says after each text."""
+    return torch.stack([stock(model, text)[-1] for text in texts])
+
+
+def after_roots(model: CausalLM, cache: SlotCache, texts: list[list[int]], rows: tuple[int, ...]) -> torch.Tensor:
+    """[R, V]: what we say there, with a cache that holds all but the last token of each text."""
+    roots = TokenTree.chain(torch.tensor([[text[-1]] for text in texts]))
+    return model.forward(model.address(roots, bases(texts), rows, max(map(len, texts))), cache).logits[:, 0]
 
 
 @pytest.mark.parametrize(
@@ -70,8 +70,8 @@ def test_a_tree_gives_each_node_the_logits_of_its_path(name: str, fast: bool):
     texts = tiny.prompts((6, 20, 5), seed=3)
     for rows in ((0, 1, 2), (3, 1, 4)):
         tree = random_tree([text[-1] for text in texts], nodes=12, seed=sum(rows))
-        cache, bases, _ = read(model, texts, rows)
-        logits = model.forward(model.address(tree, bases, rows, 32), cache).logits
+        step = model.address(tree, bases(texts), rows, 32)
+        logits = model.forward(step, read(model, texts, rows)).logits
         for row, text in enumerate(texts):
             for node in tree.valid[row].nonzero()[:, 0].tolist():
                 expected = stock(model, text[:-1] + path_to(tree, row, node))[-1]
@@ -85,17 +85,13 @@ def test_after_keep_the_accepted_branch_is_the_text(name: str):
     tree = TokenTree(
         torch.tensor([[t[-1], 11, 12, 13, 14, 15, 16] for t in texts]), torch.tensor([[-1, 0, 0, 1, 2, 4, 4]] * 2), 3
     )
-    cache, bases, _ = read(model, texts, rows)
-    step = model.address(tree, bases, rows, 16)
+    cache = read(model, texts, rows)
+    step = model.address(tree, bases(texts), rows, 16)
     model.forward(step, cache)
     with torch.inference_mode():
-        cache.compact(step.rows, bases, torch.tensor([[0, 2, 4, 6], [0, 1, -1, -1]]))
-    accepted = [texts[0] + [12, 14, 16], texts[1] + [11]]
-    roots = torch.tensor([[50], [51]])
-    ends = torch.tensor([len(text) for text in accepted])
-    logits = model.forward(model.address(TokenTree.chain(roots), ends, rows, 16), cache).logits
-    for row, text in enumerate(accepted):
-        assert (logits[row, 0] - stock(model, [*text, int(roots[row, 0])])[-1]).abs().max() < TOLERANCE
+        cache.compact(step.rows, bases(texts), torch.tensor([[0, 2, 4, 6], [0, 1, -1, -1]]))
+    accepted = [texts[0] + [12, 14, 16, 50], texts[1] + [11, 51]]
+    assert (after_roots(model, cache, accepted, rows) - after(model, accepted)).abs().max() < TOLERANCE
 
 
 def test_a_part_of_a_tree_sees_the_part_that_is_in_the_cache():
@@ -103,14 +99,12 @@ def test_a_part_of_a_tree_sees_the_part_that_is_in_the_cache():
     model = CausalLM(tiny.build("gemma2"))
     texts, rows = tiny.prompts((12, 7), seed=5), (1, 0)
     tree = random_tree([text[-1] for text in texts], nodes=9, seed=1)
-    cache, bases, _ = read(model, texts, rows)
-    whole = model.forward(model.address(tree, bases, rows, 24), cache).logits
-    cache, bases, _ = read(model, texts, rows)
-    parts = []
+    at_once = model.forward(model.address(tree, bases(texts), rows, 24), read(model, texts, rows)).logits
+    cache, parts = read(model, texts, rows), []
     for start, end in ((0, 1), (1, 4), (4, 9)):
         part = TokenTree(tree.tokens[:, :end], tree.parents[:, :end], depth=8)
-        parts.append(model.forward(model.address(part, bases, rows, 24, start=start), cache).logits)
-    assert (torch.cat(parts, 1) - whole).abs().max() < TOLERANCE
+        parts.append(model.forward(model.address(part, bases(texts), rows, 24, start=start), cache).logits)
+    assert (torch.cat(parts, 1) - at_once).abs().max() < TOLERANCE
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gpt2", "llama4_text"])
@@ -118,37 +112,34 @@ def test_prefill_in_chunks_is_prefill(name: str, monkeypatch: pytest.MonkeyPatch
     model = CausalLM(tiny.build(name))
     model.tap([0, 1, 2])
     texts, rows = tiny.prompts((23, 1, 11), seed=6), (2, 0, 1)
-    roots = TokenTree.chain(torch.tensor([[text[-1]] for text in texts]))
     results = []
     for size in (512, 5):
         monkeypatch.setattr(prefill_module, "CHUNK", size)
-        cache, bases, hidden = read(model, texts, rows)
-        results.append((model.forward(model.address(roots, bases, rows, 24), cache).logits, hidden))
-    (whole, states), (chunked, chunked_states) = results
-    assert (whole - chunked).abs().max() < TOLERANCE
+        parts: list[Mapping[int, torch.Tensor]] = []
+        cache = read(model, texts, rows, lambda begin, hidden, parts=parts: parts.append(hidden))
+        hidden = {tap: torch.cat([part[tap] for part in parts], 1) for tap in parts[0]}
+        results.append((after_roots(model, cache, texts, rows), hidden))
+    (at_once, states), (chunked, chunked_states) = results
+    assert (at_once - chunked).abs().max() < TOLERANCE
     assert states.keys() == chunked_states.keys() == {0, 1, 2}
     for layer, state in states.items():
         assert state.shape == (3, 22, 32)
         for row, text in enumerate(texts):
             own = slice(0, len(text) - 1)
             assert torch.allclose(state[row, own], chunked_states[layer][row, own], atol=TOLERANCE)
-    for row, text in enumerate(texts):
-        assert (whole[row, 0] - stock(model, text)[-1]).abs().max() < TOLERANCE
+    assert (at_once - after(model, texts)).abs().max() < TOLERANCE
 
 
 @pytest.mark.parametrize("name", ["gemma2", "gpt_oss"])
 def test_scores_that_no_fused_kernel_keeps_to_itself_are_bounded(name: str, monkeypatch: pytest.MonkeyPatch):
     """Soft caps and sinks: a prompt's scores would else take memory as its length squared."""
-    model, tokens = CausalLM(tiny.build(name)), torch.tensor([tiny.prompts((40,))[0]])
-    step = model.address(TokenTree.chain(tokens), torch.tensor([0]), (0,), 40)
+    model = CausalLM(tiny.build(name))
     logits, most, softmax = [], [], attention._softmax
     monkeypatch.setattr(attention, "_softmax", lambda *args: most.append(args[0].numel()) or softmax(*args))
     for bound in (1 << 25, 3000):
         monkeypatch.setattr(attention, "_MOST_SCORES", bound)
         most.clear()
-        cache = model.new_cache()
-        cache.reserve(1, 64)
-        logits.append(model.forward(step, cache).logits)
+        logits.append(model.forward(*whole(model, tiny.prompts((40,)))).logits)
         assert 2000 < max(most) <= bound and (len(most) > 2) == (bound == 3000)
     assert (logits[0] - logits[1]).abs().max() < TOLERANCE
 
@@ -164,11 +155,9 @@ def test_a_mask_is_repeated_once_a_forward():
                 self.sizes.append(args[0].shape)
             return func(*args, **(kwargs or {}))
 
-    model, tokens = CausalLM(tiny.build("llama")), torch.zeros(1, 40, dtype=torch.long)
-    cache = model.new_cache()
-    cache.reserve(1, 64)
+    model = CausalLM(tiny.build("llama"))
     with Repeats() as seen:
-        model.forward(model.address(TokenTree.chain(tokens), torch.tensor([0]), (0,), 40), cache)
+        model.forward(*whole(model, [[0] * 40]))
     assert seen.sizes == [(1, 1, 40, 64)] and not attention._REPEATED
 
 
@@ -185,21 +174,15 @@ def test_prefill_continues_where_a_row_stands():
             tokens[line, : end - start] = torch.tensor(texts[line][start:end])
         prefill(model, cache, rows, tokens, starts)
     cache.reserve(3, 32)
-    roots = TokenTree.chain(torch.tensor([[text[-1]] for text in texts]))
-    logits = model.forward(model.address(roots, torch.tensor([13, 17]), rows, 18), cache).logits
-    for row, text in enumerate(texts):
-        assert (logits[row, 0] - stock(model, text)[-1]).abs().max() < TOLERANCE
+    assert (after_roots(model, cache, texts, rows) - after(model, texts)).abs().max() < TOLERANCE
 
 
 def test_only_the_wanted_nodes_get_logits():
     for name in ("llama", "gptj"):
         model = CausalLM(tiny.build(name))
         text = tiny.prompts((9,))[0]
-        step = model.address(TokenTree.chain(torch.tensor([text])), torch.tensor([0]), (0,), 9)
         for keep in ([2, 7], None):
-            cache = model.new_cache()
-            cache.reserve(1, 9)
-            logits = model.forward(step, cache, None if keep is None else torch.tensor(keep)).logits[0]
+            logits = model.forward(*whole(model, [text]), None if keep is None else torch.tensor(keep)).logits[0]
             assert torch.allclose(logits, stock(model, text)[keep or slice(None)], atol=TOLERANCE)
 
 
@@ -217,9 +200,7 @@ def test_taps_are_the_hidden_states_of_transformers(name: str):
         expected = raw(torch.tensor([text]), output_hidden_states=True).hidden_states
     resident = hooks(raw)
     model.tap([2, 0, 1])
-    cache = model.new_cache()
-    cache.reserve(1, 16)
-    out = model.forward(model.address(TokenTree.chain(torch.tensor([text])), torch.tensor([0]), (0,), 13), cache)
+    out = model.forward(*whole(model, [text]))
     assert set(out.hidden) == {0, 1, 2}
     for layer in (0, 1):  # the last one of transformers went through the final norm
         assert torch.allclose(out.hidden[layer], expected[layer], atol=TOLERANCE)
@@ -250,10 +231,7 @@ def test_taps_are_handed_out_once_and_must_exist():
         model.tap([3])
     model.tap([1])
     model._taps.take()
-    cache = model.new_cache()
-    cache.reserve(1, 4)
-    step = model.address(TokenTree.chain(torch.tensor([[1, 2]])), torch.tensor([0]), (0,), 2)
-    assert set(model.forward(step, cache).hidden) == {1}
+    assert set(model.forward(*whole(model, [[1, 2]])).hidden) == {1}
     assert model._taps.take() == {}
 
 
@@ -263,73 +241,72 @@ def test_bfloat16(name: str):
     model = CausalLM(tiny.build(name).bfloat16())
     assert model.dtype == torch.bfloat16 and model.packed_layers == 0
     texts, rows = tiny.prompts((12, 5), seed=2), (0, 1)
-    cache, bases, _ = read(model, texts, rows)
-    roots = TokenTree.chain(torch.tensor([[text[-1]] for text in texts]))
-    logits = model.forward(model.address(roots, bases, rows, 12), cache).logits
-    for row, text in enumerate(texts):
-        expected = stock(model, text)[-1].float()
-        assert (logits[row, 0].float() - expected).abs().max() < 0.15 * expected.std()
+    logits = after_roots(model, read(model, texts, rows), texts, rows).float()
+    for found, expected in zip(logits, after(model, texts).float(), strict=True):
+        assert (found - expected).abs().max() < 0.15 * expected.std()
 
 
 def test_rows_in_order_are_not_copied_from_the_host(monkeypatch: pytest.MonkeyPatch):
     """A copy of a list waits for all that runs on a GPU, and there is an address for every forward."""
-    model, tree, bases = CausalLM(tiny.build("llama")), TokenTree.root(torch.tensor([1, 2, 3])), torch.tensor([4, 5, 6])
+    model, tree, ends = CausalLM(tiny.build("llama")), TokenTree.root(torch.tensor([1, 2, 3])), torch.tensor([4, 5, 6])
     cache = model.new_cache()
     cache.reserve(4, 7)
-    view = SlotView.of(cache, model.address(tree, bases, [2, 0, 1], 7))
+    view = SlotView.of(cache, model.address(tree, ends, [2, 0, 1], 7))
     assert view.lines.tolist() == [2, 0, 1] and view.adjacent is None
     monkeypatch.setattr(torch, "tensor", None)
-    view = SlotView.of(cache, model.address(tree, bases, (1, 2, 3), 7))
+    view = SlotView.of(cache, model.address(tree, ends, (1, 2, 3), 7))
     assert view.lines.tolist() == [1, 2, 3] and view.adjacent == slice(1, 4) and view.lines.dtype == torch.long
 
 
-def test_cudnn_comes_back_when_the_last_of_several_has_left(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(NoCudnn, "__init__", lambda self, device: vars(self).update(_applies=True))
-    enabled = torch.backends.cuda.cudnn_sdp_enabled
-    before = enabled()
+@pytest.fixture
+def enabled() -> Iterator[Callable[[], bool]]:
+    """Whether cuDNN may be used for attention; it may at first."""
+    before = torch.backends.cuda.cudnn_sdp_enabled()
     torch.backends.cuda.enable_cudnn_sdp(True)
-    try:
-        a, b = NoCudnn(torch.device("cuda")), NoCudnn(torch.device("cuda"))
-        a.__enter__()
-        b.__enter__()
-        a.__exit__()
-        a.off()
-        assert not enabled(), "b still runs"
-        b.__exit__()
-        assert enabled()
-        a.__enter__()
-        del a  # it was interrupted, and nobody holds it
-        with b:
-            pass
-        assert enabled()
-    finally:
-        torch.backends.cuda.enable_cudnn_sdp(before)
+    yield torch.backends.cuda.cudnn_sdp_enabled
+    torch.backends.cuda.enable_cudnn_sdp(before)
 
 
-def test_on_cuda_the_model_and_heads_attend_without_cudnn_and_nowhere_else(monkeypatch: pytest.MonkeyPatch):
-    enabled, seen = torch.backends.cuda.cudnn_sdp_enabled, []
-    before, attend = enabled(), F.scaled_dot_product_attention
+def test_cudnn_comes_back_when_the_last_of_several_has_left(
+    enabled: Callable[[], bool], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(NoCudnn, "__init__", lambda self, device: vars(self).update(_applies=True))
+    a, b = NoCudnn(torch.device("cuda")), NoCudnn(torch.device("cuda"))
+    a.__enter__()
+    b.__enter__()
+    a.__exit__()
+    a.off()
+    assert not enabled(), "b still runs"
+    b.__exit__()
+    assert enabled()
+    a.__enter__()
+    del a  # it was interrupted, and nobody holds it
+    with b:
+        pass
+    assert enabled()
+
+
+def test_on_cuda_the_model_and_heads_attend_without_cudnn_and_nowhere_else(
+    enabled: Callable[[], bool], monkeypatch: pytest.MonkeyPatch
+):
+    seen, attend = [], F.scaled_dot_product_attention
 
     def watched(*args: torch.Tensor, **given: object) -> torch.Tensor:
         seen.append(enabled())
         return attend(*args, **given)
 
-    torch.backends.cuda.enable_cudnn_sdp(True)
-    try:
-        monkeypatch.setattr("torch.nn.functional.scaled_dot_product_attention", watched)
-        x, mask = torch.randn(1, 2, 80, 8), torch.zeros(1, 1, 80, 80)
-        with NoCudnn(torch.device("cpu")):
-            masked_attention(x, x, x, mask)
-        monkeypatch.setattr(NoCudnn, "__init__", lambda self, device: vars(self).update(_applies=True))
-        masked_attention(x, x, x, mask)  # as heads do
-        assert seen == [True, False] and enabled()
-        raw = tiny.build("falcon")
-        raw.transformer.ln_f.register_forward_hook(lambda *args: seen.append(enabled()))
-        model = CausalLM(raw, verify=False)
-        assert seen[2:] and not any(seen[2:]) and enabled()
-        with pytest.raises(IndexError):
-            step = model.address(TokenTree.chain(torch.tensor([[1, 2]])), torch.tensor([0]), (0,), 2)
-            model.forward(step, SlotCache(0))
-        assert enabled(), "also after a forward that failed"
-    finally:
-        torch.backends.cuda.enable_cudnn_sdp(before)
+    monkeypatch.setattr("torch.nn.functional.scaled_dot_product_attention", watched)
+    x, mask = torch.randn(1, 2, 80, 8), torch.zeros(1, 1, 80, 80)
+    with NoCudnn(torch.device("cpu")):
+        masked_attention(x, x, x, mask)
+    monkeypatch.setattr(NoCudnn, "__init__", lambda self, device: vars(self).update(_applies=True))
+    masked_attention(x, x, x, mask)  # as heads do
+    assert seen == [True, False] and enabled()
+    raw = tiny.build("falcon")
+    raw.transformer.ln_f.register_forward_hook(lambda *args: seen.append(enabled()))
+    model = CausalLM(raw, verify=False)
+    assert seen[2:] and not any(seen[2:]) and enabled()
+    step, _ = whole(model, [[1, 2]])
+    with pytest.raises(IndexError):
+        model.forward(step, SlotCache(0))
+    assert enabled(), "also after a forward that failed"

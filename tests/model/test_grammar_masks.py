@@ -33,10 +33,14 @@ def compiler() -> GrammarCompiler:
     return GrammarCompiler(toy(LETTERS), PADDED)
 
 
-def matcher(pattern: str, eos: Sequence[int] = (EOS,)) -> Matcher:
-    compiled = compiler()(Grammar.regex(pattern))
+def matcher_of(grammar: Grammar, eos: Sequence[int], own: GrammarCompiler) -> Matcher:
+    compiled = own(grammar)
     assert compiled is not None
     return compiled.matcher(eos)
+
+
+def matcher(pattern: str, eos: Sequence[int] = (EOS,)) -> Matcher:
+    return matcher_of(Grammar.regex(pattern), eos, compiler())
 
 
 def legal(mask: torch.Tensor, vocab: int = PADDED) -> set[int]:
@@ -44,8 +48,8 @@ def legal(mask: torch.Tensor, vocab: int = PADDED) -> set[int]:
     return set(bits.flatten()[:vocab].nonzero()[:, 0].tolist())
 
 
-def root(m: Matcher) -> set[int]:
-    return legal(m.masks([0], [-1])[0])
+def root(m: Matcher, vocab: int = PADDED) -> set[int]:
+    return legal(m.masks([0], [-1])[0], vocab)
 
 
 @functools.cache
@@ -144,24 +148,21 @@ def test_what_no_token_can_say_is_a_dead_end_and_not_the_end():
 @pytest.mark.parametrize("padding", [0, 45])
 def test_real_kinds_of_tokenizers_say_json_and_no_special_token(name: str, padding: int):
     tokenizer, vocab = dialect(name), size(name) + padding
-    compiled = GrammarCompiler(tokenizer, vocab)(Grammar.json_schema({"type": "array", "items": {"type": "string"}}))
-    assert compiled is not None
+    grammar = Grammar.json_schema({"type": "array", "items": {"type": "string"}})
     text = '["a b", "é<|end|>"]'
     bytes_of = ByteVocab(tokenizer, vocab)
-    m = compiled.matcher([7])
+    m = matcher_of(grammar, [7], GrammarCompiler(tokenizer, vocab))
     for token in bytes_of.encode(text.encode()):
-        allowed = legal(m.masks([0], [-1])[0], vocab)
+        allowed = root(m, vocab)
         assert token in allowed
         assert not allowed.intersection(bytes_of.names), "special tokens are no text"
         assert max(allowed) < size(name), "padding is no token"
         assert m.advance([token]) == 1
-    assert legal(m.masks([0], [-1])[0], vocab) == {7}
+    assert root(m, vocab) == {7}
 
 
 def test_a_slow_tokenizer():
-    compiled = GrammarCompiler(dialect("slow"), 400)(Grammar.choice(["ne"]))
-    assert compiled is not None
-    m = compiled.matcher([1])
+    m = matcher_of(Grammar.choice(["ne"]), [1], GrammarCompiler(dialect("slow"), 400))
     ids = dialect("slow").inner("ne", add_special_tokens=False)["input_ids"]
     assert m.advance([*ids, 1]) == len(ids) + 1 and m.ended
 
@@ -189,7 +190,7 @@ def test_random_walks_under_a_schema_are_valid(schema: Any):
     for _ in range(20):
         m, out = compiled.matcher([0]), []
         while not m.ended:
-            allowed = legal(m.masks([0], [-1])[0], vocab)
+            allowed = root(m, vocab)
             if 0 in allowed and len(out) > 12:
                 break
             out.append(source.choice(sorted(allowed.intersection(plain))))
@@ -270,6 +271,5 @@ def test_a_grammar_needs_a_tokenizer_and_the_package(monkeypatch: pytest.MonkeyP
 
 def test_a_vocabulary_wider_than_the_logits():
     """The tokenizer has tokens without logits."""
-    compiled = GrammarCompiler(Tokenizer(dialect("bytes").inner), 300)(Grammar.json())
-    assert compiled is not None
-    assert max(legal(compiled.matcher([0]).masks([0], [-1])[0], 320)) <= 300
+    m = matcher_of(Grammar.json(), [0], GrammarCompiler(Tokenizer(dialect("bytes").inner), 300))
+    assert max(root(m, 320)) <= 300

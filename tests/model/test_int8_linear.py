@@ -4,8 +4,8 @@ import copy
 
 import pytest
 import torch
+from test_cpu_linear import dense
 from torch import nn
-from transformers.pytorch_utils import Conv1D
 
 import tiny
 from foredraft.model.cpu_linear import PackedLinear, PackedWeights, draft_dtype, pack
@@ -17,17 +17,14 @@ INPUTS, OUTPUTS = 512, 300
 
 def int8_layer(kind: str) -> tuple[nn.Module, nn.Module]:
     """A plain layer, and the same in int8."""
-    torch.manual_seed(0)
-    layer = Conv1D(OUTPUTS, INPUTS) if kind == "Conv1D" else nn.Linear(INPUTS, OUTPUTS, bias=kind == "with bias")
-    if kind == "Conv1D":
-        nn.init.normal_(layer.bias)
+    layer = dense(kind, INPUTS, OUTPUTS)
     packed = copy.deepcopy(layer)
     pack(packed, torch.int8, keep=False)
     return layer, packed
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kind", ["plain", "with bias", "Conv1D"])
+@pytest.mark.parametrize("kind", ["Linear", "Linear with bias", "Conv1D"])
 def test_a_row_is_near_the_plain_product_and_the_same_in_any_batch(kind: str):
     plain, packed = int8_layer(kind)
     scales = torch.logspace(-3, 3, 40)[:, None]  # each row has a scale of its own
@@ -44,7 +41,7 @@ def test_a_row_is_near_the_plain_product_and_the_same_in_any_batch(kind: str):
 
 
 def test_copies_and_files_hold_the_rounded_weights_in_float32():
-    plain, packed = int8_layer("with bias")
+    plain, packed = int8_layer("Linear with bias")
     step = plain.weight.abs().amax(1, keepdim=True) / 127
     for weight in (packed.weight, copy.deepcopy(packed).weight, packed.state_dict()["weight"]):
         assert weight.dtype == torch.float32
@@ -54,7 +51,7 @@ def test_copies_and_files_hold_the_rounded_weights_in_float32():
 
 
 def test_it_trains_through_the_rounded_weights():
-    _, packed = int8_layer("plain")
+    _, packed = int8_layer("Linear")
     x = torch.randn(3, INPUTS, requires_grad=True)
     packed(x).sum().backward()
     assert torch.allclose(x.grad, packed.weight.sum(0).expand(3, -1), atol=1e-4)

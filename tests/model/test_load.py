@@ -116,17 +116,6 @@ def test_all_ids_that_end_a_text(folder: Path):
     assert eos_token_ids(model, text) == (3, 4)
 
 
-def test_closing_a_generator_takes_everything_off_again(folder: Path):
-    model = tiny.build("llama")
-    attention, head, kind = model.config._attn_implementation, model.lm_head, type(model.lm_head)
-    g = foredraft.load(model, f"draft_model:{folder}", tokenizer=tiny.tokenizer())
-    assert type(model.lm_head) is not kind, "packed layers have a class of their own"
-    g.generate([1, 2, 3], max_new_tokens=4)
-    g.close()
-    assert model.config._attn_implementation == attention and model.lm_head is head
-    assert type(head) is kind
-
-
 def test_tokenizers_that_agree_and_do_not(folder: Path):
     own = Tokenizer(tiny.tokenizer())
     assert own.first_difference(Tokenizer(tiny.tokenizer(80))) is None, "padding is no difference"

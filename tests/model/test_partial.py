@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from slots import bases, read
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -15,7 +16,6 @@ from foredraft.model.hf import CausalLM
 from foredraft.model.masks import StepIn
 from foredraft.model.partial.kv_selection import HeavyHitters, Retrieval, Selection, Window
 from foredraft.model.partial.model import PartialLM
-from foredraft.model.prefill import prefill
 
 TOLERANCE = 1e-4
 TEXTS = tiny.prompts((70, 31, 9), seed=2)
@@ -38,22 +38,17 @@ class Recorder(Selection):
         return self.inner.evict(counts)
 
 
-def read(model: CausalLM, texts: list[list[int]], rows: list[int]) -> SlotCache:
-    """The target's cache after all but the last token of each text."""
-    cache = model.new_cache()
-    cache.reserve(max(rows) + 1, 128)
-    width = max(map(len, texts)) - 1
-    tokens = torch.tensor([text[:-1] + [0] * (width - len(text) + 1) for text in texts])
-    prefill(model, cache, rows, tokens, [0] * len(rows))
-    return cache
-
-
 def say(model: CausalLM | PartialLM, cache: SlotCache, trees: TokenTree, texts: list[list[int]], rows: list[int]):
     """Logits of trees whose roots are the last tokens of the texts."""
-    bases = torch.tensor([len(text) - 1 for text in texts])
     cache.reserve(max(rows) + 1, max(map(len, texts)) + trees.tokens.shape[1])
-    step = model.address(trees, bases, rows, max(map(len, texts)) - 1 + trees.tokens.shape[1])
+    step = model.address(trees, bases(texts), rows, max(map(len, texts)) - 1 + trees.tokens.shape[1])
     return model.forward(step, cache).logits
+
+
+def forward_roots(partial: PartialLM, rows: list[int], tokens: list[int], places: list[int]) -> None:
+    """Read one token of each row, which stands at this place of its text."""
+    step = partial.address(TokenTree.root(torch.tensor(tokens)), torch.tensor(places), rows, max(places) + 1)
+    partial.forward(step, partial.cache)
 
 
 def branching(texts: list[list[int]]) -> TokenTree:
@@ -81,8 +76,7 @@ def test_a_window_says_what_the_model_says_that_cannot_see_the_rest(name: str, m
     partial = PartialLM(model, full, KINDS["window"], 12)
     assert partial.sync(rows, [len(text) for text in TEXTS], 8) == [1, 0]
     found = say(partial, partial.cache, tree, TEXTS, rows)
-    bases = torch.tensor([len(text) - 1 for text in TEXTS])
-    step = model.address(tree, bases, rows, 80)
+    step = model.address(tree, bases(TEXTS), rows, 80)
     masks = step.masks(model.dtype)
     for mask in masks.values():
         for line, text in enumerate(TEXTS[:2]):
@@ -192,10 +186,7 @@ def test_attention_counts_for_the_root_and_what_was_accepted():
     lengths = [len(text) for text in TEXTS]
     partial.sync([0, 1, 2], lengths, 4)
     for index in range(3):  # a chain of a root and two drafted tokens, read one by one
-        step = partial.address(
-            TokenTree.root(torch.tensor([7, 8, 9])), torch.tensor(lengths) - 1 + index, [0, 1, 2], 70 + index
-        )
-        partial.forward(step, partial.cache)
+        forward_roots(partial, [0, 1, 2], [7, 8, 9], [length - 1 + index for length in lengths])
     assert partial._scores is not None
     assert float(partial._scores.of(0, 0).sum()) == 0, "nothing counts before the verdict"
     partial.finalize(torch.tensor([0, 2, 1]))
@@ -213,14 +204,11 @@ def test_eviction_keeps_the_latest_and_the_heaviest():
 def test_after_many_steps_without_a_draft_the_newest_tokens_are_kept():
     """The cache has grown since any attention was noted, and what was never attended to here counts nothing."""
     model, text = CausalLM(tiny.build("llama")), tiny.prompts((400,), seed=9)[0]
-    full = model.new_cache()
-    full.reserve(1, 400)
-    prefill(model, full, [0], torch.tensor([text[:-1]]), [0])
+    full = read(model, [text], [0])
     partial = PartialLM(model, full, HeavyHitters(200, 30), 190)
     for extent, evicted in ((9, []), (386, [0])):
         assert partial.sync([0], [extent], 6) == evicted
-        root = TokenTree.root(torch.tensor([text[extent - 1]]))
-        partial.forward(partial.address(root, torch.tensor([extent - 1]), [0], extent), partial.cache)
+        forward_roots(partial, [0], [text[extent - 1]], [extent - 1])
         partial.finalize(torch.tensor([0]))
     assert partial.left_out(0) == 385 - 200
     for layer in range(model.layers):
@@ -246,10 +234,7 @@ def test_evicted_tokens_are_those_with_least_attention_so_far():
                 kept[group] = sorted(heavy) + kept[group][-4:]
         evictions += len(evicted)
         upto = extent - 1
-        step = partial.address(
-            TokenTree.root(torch.tensor([text[extent - 1]])), torch.tensor([extent - 1]), [0], extent
-        )
-        partial.forward(step, partial.cache)
+        forward_roots(partial, [0], [text[extent - 1]], [extent - 1])
         assert partial._scores is not None
         noted = partial._scores._pending[0][0][1][0]
         partial.finalize(torch.tensor([0]))

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
+import runs
 import tiny
 from foredraft.core.errors import DrafterError, OptionError
 from foredraft.model import replay as module
-from foredraft.model.hf import CausalLM
-from foredraft.model.replay import EAGER, Captured, Compiled, Replay, Sizes, replay_on
+from foredraft.model.replay import EAGER, Captured, Compiled, Sizes, replay_on
 from traced import Tape, Traced
 
 CPU = torch.device("cpu")
@@ -178,23 +178,10 @@ class FakeCuda:
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     fake = FakeCuda()
-    for name in (
-        "Stream",
-        "current_stream",
-        "set_stream",
-        "graph_pool_handle",
-        "CUDAGraph",
-        "device",
-        "stream",
-        "graph",
-    ):
-        monkeypatch.setattr(torch.cuda, name, getattr(fake, name))
+    for name in vars(FakeCuda):
+        if not name.startswith("_"):
+            monkeypatch.setattr(torch.cuda, name, getattr(fake, name))
     return fake
-
-
-def build(replay: Replay | None = None) -> Any:
-    target, draft = CausalLM(tiny.build("llama")), CausalLM(tiny.build("llama", seed=8))
-    return tiny.generator(target, *tiny.draft_model(draft, target, 3, (2, 2, 1)), replay=replay)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -202,8 +189,8 @@ def test_captured_texts(temperature: float, cuda: FakeCuda):
     options: dict[str, Any] = {"max_new_tokens": 16, "temperature": temperature, "seed": 3}
     prompts = tiny.prompts((18, 24, 17))
     replay = Captured(CPU)
-    g = build(replay)
-    expected = [result.tokens for result in build().generate(prompts, **options)]
+    g = runs.with_tree(replay=replay)
+    expected = [result.tokens for result in runs.with_tree().generate(prompts, **options)]
     for _ in range(2):
         assert [result.tokens for result in g.generate(prompts, **options)] == expected
     assert replay.recordings["forward"] and replay.recordings["tail"] and not replay._logged
@@ -216,9 +203,9 @@ def test_captured_texts(temperature: float, cuda: FakeCuda):
 
 def test_a_capture_that_fails_leaves_the_callers_stream(cuda: FakeCuda):
     prompts = tiny.prompts((18, 24))
-    expected = [result.tokens for result in build().generate(prompts, max_new_tokens=10)]
+    expected = [result.tokens for result in runs.with_tree().generate(prompts, max_new_tokens=10)]
     replay = Captured(CPU)
-    g = build(replay)
+    g = runs.with_tree(replay=replay)
     norm = g.engine.target.model.model.norm
     norm.register_forward_hook(lambda layer, args, output: output * float(output.sum() * 0 + 1))
     assert [result.tokens for result in g.generate(prompts, max_new_tokens=10)] == expected

@@ -9,13 +9,6 @@ from foredraft.model.cpu_linear import PackedWeights, copy_weights, plain_copy
 from foredraft.model.hf import CausalLM
 
 
-def shaken(model: torch.nn.Module) -> None:
-    source = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=source) * 0.05)
-
-
 @pytest.mark.parametrize("fast", [True, False])
 @pytest.mark.parametrize(
     ("name", "changes"), [("llama", {}), ("llama", {"tie_word_embeddings": True}), ("qwen2", {}), ("gpt2", {})]
@@ -26,7 +19,7 @@ def test_a_model_says_what_its_trained_copy_says(name: str, changes: dict, fast:
     assert bool(served.packed_layers) == fast
     before, copied = served.stock_logits(text), served.plain_copy()
     torch.testing.assert_close(copied(text).logits, before, atol=1e-4, rtol=1e-4)
-    shaken(copied)
+    tiny.nudge(copied, 0.05)
     torch.testing.assert_close(served.stock_logits(text), before)
     copy_weights(served.model, copied)
     wanted = copied(text).logits
@@ -54,7 +47,7 @@ def test_a_head_packed_in_half_precision_takes_weights_and_leaves_its_target_alo
     assert plain.target is net.target
     assert len(PackedWeights(net, torch.bfloat16)) == 3
     copied = plain_copy(net, shared=(net.target,)).requires_grad_(True)
-    shaken(copied)
+    tiny.nudge(copied, 0.05)
     copy_weights(net, copied)
     wanted = copied.logits(copied.states(hidden, 1), 1)
     torch.testing.assert_close(net.logits(net.states(hidden, 1), 1), wanted, atol=5e-2, rtol=5e-2)

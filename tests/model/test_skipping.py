@@ -4,15 +4,14 @@ from typing import Any
 
 import pytest
 import torch
+from slots import read, whole
 from torch import Tensor, nn
 
 import tiny
 from foredraft.core.errors import ModelError
-from foredraft.core.tree import TokenTree
 from foredraft.model.cache import SlotCache
 from foredraft.model.hf import CausalLM
 from foredraft.model.masks import address_segments
-from foredraft.model.prefill import prefill
 from foredraft.model.skipping import Layers, LayerSkipLM
 from foredraft.model.taps import decoder_layers
 
@@ -35,13 +34,7 @@ PARTS = {
 
 def said(model: LayerSkipLM, texts: list[list[int]]) -> list[Tensor]:
     """Logits at every place of each text, read by this model alone."""
-    whole, width = model.model, max(map(len, texts))
-    cache = whole.new_cache()
-    cache.reserve(len(texts), width)
-    tokens = torch.tensor([text + [0] * (width - len(text)) for text in texts])
-    rows = tuple(range(len(texts)))
-    step = whole.address(TokenTree.chain(tokens), torch.zeros(len(texts), dtype=torch.long), rows, width)
-    logits = model.forward(step, cache).logits
+    logits = model.forward(*whole(model.model, texts)).logits
     return [logits[row, : len(text)] for row, text in enumerate(texts)]
 
 
@@ -63,10 +56,10 @@ def test_the_first_layers_are_the_model_cut_off_behind_them(name: str):
     model = CausalLM(raw)
     found = said(Layers(model).first(2), texts)
     assert all((a - b).abs().max() < TOLERANCE for a, b in zip(found, expected, strict=True))
-    whole = said(Layers(model).first(4), texts)
-    for logits, text in zip(whole, texts, strict=True):
+    every = said(Layers(model).first(4), texts)
+    for logits, text in zip(every, texts, strict=True):
         assert (logits - model.stock_logits(torch.tensor([text]))[0]).abs().max() < TOLERANCE
-    assert (whole[0] - found[0]).abs().max() > 0.1, "this test cannot fail"
+    assert (every[0] - found[0]).abs().max() > 0.1, "this test cannot fail"
 
 
 def zeroed(raw: Any, numbers: tuple[int, ...], child: str, start: int = 0) -> list[Any]:
@@ -97,15 +90,6 @@ def test_without_a_part_is_the_model_in_which_it_says_nothing(
     assert all((a - b).abs().max() < TOLERANCE for a, b in zip(found, expected, strict=True))
 
 
-def read(model: CausalLM, texts: list[list[int]], room: int) -> SlotCache:
-    cache = model.new_cache()
-    width = max(map(len, texts))
-    cache.reserve(len(texts), width + room)
-    tokens = torch.tensor([text + [0] * (width - len(text)) for text in texts])
-    prefill(model, cache, range(len(texts)), tokens, [0] * len(texts))
-    return cache
-
-
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "llama4_text"])
 def test_beside_a_text_pieces_of_it_see_what_the_whole_model_has_left(name: str):
     """A piece read without some parts, all before it read with them: a stock forward in which they fall silent there.
@@ -123,7 +107,7 @@ def test_beside_a_text_pieces_of_it_see_what_the_whole_model_has_left(name: str)
             for handle in handles:
                 handle.remove()
     model = CausalLM(raw)
-    cache = read(model, texts, 9)
+    cache = read(model, [[*text, 0] for text in texts], (0, 1))  # the whole texts: the last token is left out
     places = [[start + i for start in own for i in range(length)] for own in starts]
     tokens = [[text[place] for place in own] for text, own in zip(texts, places, strict=True)]
     roots = [[start for start in own for _ in range(length)] for own in starts]
@@ -141,15 +125,15 @@ def test_nothing_stays_on_the_model():
     partial = layers.without((1, 2), (2,))
     assert not forwards(raw)
     text = tiny.prompts((9,))[0]
-    whole = model.stock_logits(torch.tensor([text]))
+    logits = model.stock_logits(torch.tensor([text]))
     said(partial, [text])
     assert not forwards(raw)
-    step = model.address(TokenTree.chain(torch.tensor([text])), torch.tensor([0]), (0,), 9)
+    step, _ = whole(model, [text])
     with pytest.raises(IndexError):
         partial.forward(step, SlotCache(0))  # a cache without layers
     assert not forwards(raw)
     assert {id(module): len(module._forward_hooks) for module in raw.modules()} == before
-    assert torch.equal(model.stock_logits(torch.tensor([text])), whole)
+    assert torch.equal(model.stock_logits(torch.tensor([text])), logits)
     model.close()
 
 
@@ -172,9 +156,7 @@ def test_what_is_left_out_leaves_no_keys_and_values():
         (layers.first(2), [True, True, False, False]),
         (layers.without((1,), (1, 3)), [True, False, True, True]),
     ):
-        cache = model.new_cache()
-        cache.reserve(1, 4)
-        step = model.address(TokenTree.chain(torch.tensor([[1, 2]])), torch.tensor([0]), (0,), 2)
+        step, cache = whole(model, [[1, 2]])
         partial.forward(step, cache)
         assert [bool(cache.stored(layer)[0].any()) for layer in range(4)] == expected
 

@@ -51,27 +51,19 @@ def same(a, b) -> bool:
     return all(torch.equal(x, y) for left, right in zip(a, b, strict=True) for x, y in zip(left, right, strict=True))
 
 
-def test_each_row_writes_to_slots_of_its_own_and_reads_them_all():
+@pytest.mark.parametrize("rows", [[0, 1], [3, 1]])
+def test_each_row_writes_to_slots_of_its_own_and_reads_them_all(rows: list[int]):
     store = filled()
-    before = peek(store, [0, 1, 2, 3])
-    written, read = write(store, [0, 1], [[3, 4], [9, 10]])
+    others = [row for row in range(4) if row not in rows]
+    before, unread = peek(store, rows), peek(store, others)
+    written, read = write(store, rows, [[3, 4], [10, 8]])
     for layer in range(LAYERS):
         for kind in range(2):
-            for row, slots in enumerate(([3, 4], [9, 10])):
-                expected = before[layer][kind][row].clone()
-                expected[:, slots] = written[layer][kind][row]
-                assert torch.equal(read[layer][kind][row], expected)
-    assert same(peek(store, [2, 3]), [tuple(x[2:] for x in pair) for pair in before])
-
-
-def test_rows_in_any_order():
-    store = filled()
-    written, read = write(store, [3, 1], [[5, 6], [0, 2]])
-    now = peek(store, [3, 1])
-    assert same(read, now)
-    for layer in range(LAYERS):
-        assert torch.equal(now[layer][0][0][:, [5, 6]], written[layer][0][0])
-        assert torch.equal(now[layer][1][1][:, [0, 2]], written[layer][1][1])
+            for line, slots in enumerate(([3, 4], [10, 8])):
+                expected = before[layer][kind][line].clone()
+                expected[:, slots] = written[layer][kind][line]
+                assert torch.equal(read[layer][kind][line], expected)
+    assert same(peek(store, rows), read) and same(peek(store, others), unread)
 
 
 @pytest.mark.parametrize("rows", [[0, 1], [2, 3], [3]])
@@ -125,12 +117,14 @@ def test_bytes_are_those_of_all_buffers():
     assert filled(4, 16).nbytes == LAYERS * 4 * HEADS * BUCKET * (KEY + VALUE) * 4
 
 
-def test_compact_moves_a_path_together():
-    store = filled()
+@pytest.mark.parametrize("order", [[], [0, 2]], ids=["in place", "moved"])
+@pytest.mark.parametrize("like", [None, TEMPLATE], ids=["separate", "shared"])
+def test_compact_moves_a_path_together(like: SlotCache | None, order: list[int]):
+    """In shared and in separate allocations of keys and values."""
+    store = filled(like=like)
     before = peek(store, [0, 1, 2, 3])
-    bases = torch.tensor([6, 2])
-    path = torch.tensor([[0, 2, 5, 6], [0, 3, -1, -1]])
-    store.compact([2, 0], bases, path)
+    store.arrange(order)
+    store.compact([2, 0], torch.tensor([6, 2]), torch.tensor([[0, 2, 5, 6], [0, 3, -1, -1]]))
     after = peek(store, [0, 1, 2, 3])
     for layer in range(LAYERS):
         for kind in range(2):
@@ -197,22 +191,6 @@ def test_buffers_of_one_kind_are_one_allocation_where_the_kinds_are_known(like: 
     written, _ = write(store, [0], [[1]], 4)
     assert len({each.untyped_storage().data_ptr() for layer in range(LAYERS) for each in store.stored(layer)}) == 2
     assert same(peek(store, [0], 4)[1:], [tuple(torch.nn.functional.pad(x[0], (0, 0, 1, 2))[None] for x in written[1])])
-
-
-@pytest.mark.parametrize("like", [None, TEMPLATE])
-def test_a_path_is_compacted_alike_in_shared_and_separate_allocations(like: SlotCache | None):
-    torch.manual_seed(5)
-    store = filled(like=like)
-    before = peek(store, [0, 1, 2, 3])
-    store.arrange([3, 1])
-    store.compact([1, 3], torch.tensor([4, 0]), torch.tensor([[0, 3, 4], [0, 1, 5]]))
-    after = peek(store, [0, 1, 2, 3])
-    for old, new in zip(before, after, strict=True):
-        for kind in range(2):
-            expected = old[kind].clone()
-            expected[1][:, 4:7] = old[kind][1][:, [4, 7, 8]]
-            expected[3][:, :3] = old[kind][3][:, [0, 1, 5]]
-            assert torch.equal(new[kind], expected)
 
 
 def test_growth_frees_the_old_buffers_first_where_both_do_not_fit(monkeypatch: pytest.MonkeyPatch):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, LlamaModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, LlamaModel, PreTrainedModel
 
 import tiny
 from foredraft.core.errors import ModelError
@@ -34,9 +34,14 @@ RECURRENT = {
 }
 
 
-def one_sentence(error: BaseException) -> str:
-    text = str(error)
+def refused(model: PreTrainedModel, match: str) -> str:
+    """The one sentence with which a model is turned away; its attention stays as it was."""
+    attention = model.config._attn_implementation
+    with pytest.raises(ModelError, match=match) as caught:
+        CausalLM(model)
+    text = str(caught.value)
     assert "\n" not in text and text.endswith(".") and len(text) < 400, text
+    assert model.config._attn_implementation == attention
     return text
 
 
@@ -44,26 +49,18 @@ def one_sentence(error: BaseException) -> str:
 def test_a_state_that_cannot_be_rolled_back_is_refused(name: str):
     config = AutoConfig.for_model(name, **{**SMALL, **RECURRENT[name]})
     model = AutoModelForCausalLM.from_config(config)
-    attention = model.config._attn_implementation
-    with pytest.raises(ModelError, match="cannot be rolled back") as caught:
-        CausalLM(model)
-    assert model.__class__.__name__ in one_sentence(caught.value)
-    assert model.config._attn_implementation == attention
+    assert model.__class__.__name__ in refused(model, "cannot be rolled back")
 
 
 @pytest.mark.parametrize("name", ["t5", "bart"])
 def test_encoder_decoders_are_refused(name: str):
     sizes = {"d_kv": 8, "d_ff": 16, "num_layers": 1, "encoder_layers": 1, "decoder_layers": 1}
     config = AutoConfig.for_model(name, vocab_size=96, d_model=32, **sizes, decoder_start_token_id=0)
-    with pytest.raises(ModelError, match="is an encoder-decoder") as caught:
-        CausalLM(AutoModelForSeq2SeqLM.from_config(config))
-    one_sentence(caught.value)
+    refused(AutoModelForSeq2SeqLM.from_config(config), "is an encoder-decoder")
 
 
 def test_a_model_without_a_head_is_refused():
-    with pytest.raises(ModelError, match="no language-model head") as caught:
-        CausalLM(LlamaModel(tiny.config("llama")))
-    one_sentence(caught.value)
+    refused(LlamaModel(tiny.config("llama")), "no language-model head")
 
 
 @pytest.mark.parametrize(
@@ -81,14 +78,9 @@ def test_a_model_without_a_head_is_refused():
 def test_the_probe_refuses_what_does_not_follow_masks_and_positions(name: str, changes: dict):
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **{**SMALL, **changes})).eval()
     tiny.shake(model, 1.5)
-    attention = model.config._attn_implementation
     state = {key: value.clone() for key, value in model.state_dict().items()}
-    with pytest.raises(
-        ModelError, match="cannot run over foredraft's slot cache|gives other logits for a draft tree"
-    ) as caught:
-        CausalLM(model)
-    assert model.__class__.__name__ in one_sentence(caught.value)
-    assert model.config._attn_implementation == attention
+    said = refused(model, "cannot run over foredraft's slot cache|gives other logits for a draft tree")
+    assert model.__class__.__name__ in said
     assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
 
 
@@ -98,8 +90,7 @@ def test_the_probe_tells_a_wrong_bias_from_rounding(dtype: torch.dtype):
     changes = {"d_model": 64, "n_heads": 4, "n_layers": 6}
     alibi = AutoModelForCausalLM.from_config(AutoConfig.for_model("mpt", vocab_size=2000, **changes)).to(dtype)
     tiny.shake(alibi, 1.2)
-    with pytest.raises(ModelError, match="gives other logits for a draft tree"):
-        CausalLM(alibi)
+    refused(alibi, "gives other logits for a draft tree")
     for name in ("llama", "gemma2", "gpt2"):
         CausalLM(tiny.build(name, vocab_size=2000, num_hidden_layers=6, layer_types=None).to(dtype))
 
@@ -112,21 +103,15 @@ def test_the_bundled_model_runs_in_half_precision():
 def test_a_model_with_a_layer_on_disk_is_refused_as_offloaded():
     model = tiny.build("llama")
     model.hf_device_map = {"model": "cpu", "lm_head": "disk"}
-    with pytest.raises(ModelError, match=r"offloaded \(cpu, offloaded\)") as caught:
-        CausalLM(model)
-    one_sentence(caught.value)
+    refused(model, r"offloaded \(cpu, offloaded\)")
 
 
 def test_a_model_that_is_broken_is_left_as_it_was():
     model = tiny.build("llama")
-    attention = model.config._attn_implementation
     model.lm_head = torch.nn.Linear(3, 4)
     model.train()
-    with pytest.raises(ModelError, match="cannot run a plain forward") as caught:
-        CausalLM(model)
-    one_sentence(caught.value)
+    refused(model, "cannot run a plain forward")
     assert model.training
-    assert model.config._attn_implementation == attention
 
 
 def test_a_probe_that_gives_nan_is_refused():

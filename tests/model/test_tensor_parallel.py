@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -52,15 +53,15 @@ print(json.dumps(found))
 """Runs in two processes and prints the outputs of each drafter, once."""
 
 
-def in_two_processes(tmp_path: Path, model: str, drafters: list[str], prompts: list[list[int]]) -> list[dict]:
-    (tmp_path / "lead.py").write_text(LEAD)
-    asked = json.dumps({"model": model, "drafters": drafters, "prompts": prompts})
-    printed = two_processes(tmp_path / "lead.py", asked, folder=Path(__file__).parent)
-    return json.loads(printed.splitlines()[-1])
+def printed(tmp_path: Path, script: str, *arguments: Path | str) -> Any:
+    """The last line that a script prints in two processes."""
+    (tmp_path / "script.py").write_text(script)
+    lines = two_processes(tmp_path / "script.py", *arguments, folder=Path(__file__).parent).splitlines()
+    return json.loads(lines[-1])
 
 
 def compare(tmp_path: Path, model: str, drafters: list[str], prompts: list[list[int]]) -> None:
-    found = in_two_processes(tmp_path, model, drafters, prompts)
+    found = printed(tmp_path, LEAD, json.dumps({"model": model, "drafters": drafters, "prompts": prompts}))
     with foredraft.load(model, "none", device="cpu") as g:
         wanted = [each.tokens for each in g.generate(prompts, max_new_tokens=24)]
         seeded = [each.tokens for each in g.generate(prompts, max_new_tokens=12, temperature=1.0, seed=5)]
@@ -114,10 +115,7 @@ def test_sampled_outputs_of_two_processes_have_the_law_of_the_target(options: st
         each.model.save_pretrained(tmp_path / name)
     schedule = "num_assistant_tokens_schedule=constant,assistant_confidence_threshold=0"
     drafter, outputs = f"draft_model:{tmp_path / 'draft'},{options},{schedule}", 10_000
-    (tmp_path / "counts.py").write_text(COUNTS)
-    folder = Path(__file__).parent
-    printed = two_processes(tmp_path / "counts.py", tmp_path / "target", drafter, str(outputs), folder=folder)
-    counts, drafted = json.loads(printed.splitlines()[-1])
+    counts, drafted = printed(tmp_path, COUNTS, tmp_path / "target", drafter, str(outputs))
     found = torch.tensor(counts)
     assert drafted > outputs == found.sum()
     assert laws.p_value(found, laws.law("temperature", heads=2)) > 1e-3
