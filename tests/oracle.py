@@ -64,9 +64,10 @@ class Draws:
     p: Tensor
 
     def select(self, rows: Tensor) -> "Draws":
-        tree, q = self.draft.tree, self.draft.q
+        tree, q, scores = self.draft.tree, self.draft.q, self.draft.scores
         tree = replace(tree, tokens=tree.tokens[rows], parents=tree.parents[rows])
-        draft = replace(self.draft, tree=tree, q=None if q is None else q[rows])
+        q, scores = (None if each is None else each[rows] for each in (q, scores))
+        draft = replace(self.draft, tree=tree, q=q, scores=scores)
         return Draws(draft, self.weights[rows], self.p[rows])
 
     def to(self, dtype: torch.dtype) -> "Draws":

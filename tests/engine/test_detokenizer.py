@@ -95,6 +95,12 @@ def blocks(tokens: list[int], sizes: list[int]) -> Iterator[list[int]]:
         at += size
 
 
+def in_pieces(decode: Decode, tokens: list[int], sizes: list[int]) -> str:
+    """The text that comes of blocks of these sizes."""
+    stream = IncrementalText(decode)
+    return "".join([stream.push(block) for block in blocks(tokens, sizes)]) + stream.finish()
+
+
 @given(text=texts, sizes=steps)
 def test_pieces_add_up_to_the_whole_text(coder: Coder, text: str, sizes: list[int]):
     tokens = coder.encode(text)
@@ -114,9 +120,7 @@ def test_bytes_that_are_no_text(parts: list[bytes], sizes: list[int]):
     """Byte-level decoding is exact even for garbage, over more tokens than the window holds."""
     tokens = list(b"".join(parts))
     coder = byte_coder()
-    stream = IncrementalText(coder.decode)
-    said = "".join([stream.push(block) for block in blocks(tokens, sizes)])
-    assert said + stream.finish() == coder.decode(tokens)
+    assert in_pieces(coder.decode, tokens, sizes) == coder.decode(tokens)
 
 
 @pytest.mark.parametrize("letters", [0, 4, 17])
@@ -124,9 +128,7 @@ def test_bytes_that_are_no_text(parts: list[bytes], sizes: list[int]):
 def test_a_character_behind_garbage_survives_every_cut(letters: int, size: int):
     for garbage in range(70):
         tokens = [*b"a" * letters, *[0xFF] * garbage, *"😀😀é".encode(), *b"b"]
-        stream = IncrementalText(byte_coder().decode)
-        said = "".join([stream.push(block) for block in blocks(tokens, [size])])
-        assert said + stream.finish() == "a" * letters + HALF * garbage + "😀😀éb"
+        assert in_pieces(byte_coder().decode, tokens, [size]) == "a" * letters + HALF * garbage + "😀😀éb"
 
 
 @given(tokens=st.lists(st.integers(0, 8191), max_size=120), sizes=steps)
@@ -136,9 +138,7 @@ def test_any_tokens_add_up(coder: Coder, tokens: list[int], sizes: list[int]):
     if coder.name == "sentencepiece":
         # there a broken character changes those beside it
         tokens = [token for token in tokens if token < coder.size - 128]
-    stream = IncrementalText(coder.decode)
-    said = "".join([stream.push(block) for block in blocks(tokens, sizes)])
-    assert said + stream.finish() == coder.decode(tokens)
+    assert in_pieces(coder.decode, tokens, sizes) == coder.decode(tokens)
 
 
 @pytest.mark.parametrize("name", ["bytes", "sentencepiece"])
@@ -167,9 +167,7 @@ def test_spaces_of_sentencepiece_survive_the_cuts():
     coder = sentencepiece_coder()
     tokens = coder.encode("a b  a   ab " * 40)
     for block in (1, 3, 8):
-        stream = IncrementalText(coder.decode)
-        pieces = [stream.push(tokens[at : at + block]) for at in range(0, len(tokens), block)]
-        assert "".join(pieces) == "a b  a   ab " * 40
+        assert in_pieces(coder.decode, tokens, [block]) == "a b  a   ab " * 40
 
 
 def test_a_character_once_said_stays_when_byte_fallback_takes_it_back():

@@ -1,6 +1,5 @@
 """A drafter of the user's own that gets its drafts wrong: a sentence that names it, and never another output."""
 
-import functools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -8,23 +7,25 @@ from typing import Any
 import pytest
 import torch
 
+import runs
 import tiny
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Plan, View
 from foredraft.core.errors import DrafterError
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.tree import PAD, TokenTree
-from foredraft.model.hf import CausalLM
+from foredraft.engine.generator import Generator
+from runs import model
 
 PROMPTS = tiny.prompts((5, 9))
 NEW = 6
+Fault = Callable[[Draft], Any]
 GREEDY = SamplingParams(max_new_tokens=NEW)
 SAMPLED = SamplingParams(max_new_tokens=NEW, temperature=1.0, seed=3)
 
 
-@functools.cache
-def target() -> CausalLM:
-    return CausalLM(tiny.build("llama"))
+def plain() -> list[list[int]]:
+    return [runs.plain(prompt, max_new_tokens=NEW) for prompt in PROMPTS]
 
 
 def chain(view: View) -> Draft:
@@ -53,6 +54,11 @@ def put(values: torch.Tensor, node: int, value: float) -> torch.Tensor:
     return values
 
 
+def parent(node: int, value: int, **changes: object) -> Fault:
+    """Another parent of a node of the last row."""
+    return lambda d: with_tree(d, parents=put(d.tree.parents, node, value), **changes)
+
+
 def forced(made: Any, **changes: object) -> Any:
     """The same with other fields, also such as are refused where types are checked, as they are in tests."""
     for name, value in changes.items():
@@ -60,7 +66,6 @@ def forced(made: Any, **changes: object) -> Any:
     return made
 
 
-Fault = Callable[[Draft], Any]
 FORM: dict[str, tuple[Callable[[View], Draft], Fault, str]] = {
     "one row for two": (
         tree,
@@ -92,32 +97,12 @@ FORM: dict[str, tuple[Callable[[View], Draft], Fault, str]] = {
 }
 VALUES: dict[str, tuple[Callable[[View], Draft], Fault, str]] = {
     "no root": (tree, lambda d: with_tree(d, tokens=put(d.tree.tokens, 0, 95)), "node 0 is token 95 below -1"),
-    "a root that is padding": (
-        chain,
-        lambda d: with_tree(d, parents=put(d.tree.parents, 0, PAD)),
-        "node 0 is token .* below -2",
-    ),
-    "two roots": (tree, lambda d: with_tree(d, parents=put(d.tree.parents, 2, -1)), "the parent of node 2 is -1"),
-    "a child before its parent": (
-        tree,
-        lambda d: with_tree(d, parents=put(d.tree.parents, 1, 3)),
-        "the parent of node 1 is 3, and must be one of 0 to 0",
-    ),
-    "a parent that is nowhere": (
-        tree,
-        lambda d: with_tree(d, parents=put(d.tree.parents, 1, 99)),
-        "the parent of node 1 is 99",
-    ),
-    "a chain that is none": (
-        chain,
-        lambda d: with_tree(d, parents=put(d.tree.parents, 2, 0)),
-        "the parent of node 2 is 0, and must be 1",
-    ),
-    "siblings in a chain": (
-        chain,
-        lambda d: with_tree(d, parents=put(d.tree.parents, 2, 0), linear=False),
-        "'chain', but node 0 has several children",
-    ),
+    "a root that is padding": (chain, parent(0, PAD), "node 0 is token .* below -2"),
+    "two roots": (tree, parent(2, -1), "the parent of node 2 is -1"),
+    "a child before its parent": (tree, parent(1, 3), "the parent of node 1 is 3, and must be one of 0 to 0"),
+    "a parent that is nowhere": (tree, parent(1, 99), "the parent of node 1 is 99"),
+    "a chain that is none": (chain, parent(2, 0), "the parent of node 2 is 0, and must be 1"),
+    "siblings in a chain": (chain, parent(2, 0, linear=False), "'chain', but node 0 has several children"),
     "deeper than it says": (tree, lambda d: with_tree(d, depth=1), "a path of 2 tokens is deeper than the 1"),
     "a token that there is not": (
         tree,
@@ -139,7 +124,7 @@ def test_a_wrong_draft_is_refused_and_says_nothing(name: str, params: SamplingPa
         steps += 1
         return spoil(make(view)) if steps == 3 else make(view)
 
-    g = tiny.generator(target(), tiny.ScriptedDrafter(propose, max_nodes=3))
+    g = tiny.generator(model(), tiny.ScriptedDrafter(propose, max_nodes=3))
     sequences = g.submit(PROMPTS, params)
     g.engine.step()
     g.engine.step()
@@ -149,60 +134,58 @@ def test_a_wrong_draft_is_refused_and_says_nothing(name: str, params: SamplingPa
     assert [sequence.tokens for sequence in sequences] == before and all(before)
     assert all("ScriptedDrafter" in str(sequence.error) for sequence in sequences)
     if params is GREEDY:
-        plain = tiny.generator(target()).generate(PROMPTS, params)
-        assert [result.tokens for result in g.generate(PROMPTS, params)] == [result.tokens for result in plain]
+        assert [result.tokens for result in g.generate(PROMPTS, params)] == plain()
 
 
-def spoiled_q(token: float) -> tiny.ScriptedDrafter:
-    """The drawn token at node 2 of the last row has this probability; 0 all over if it is negative."""
+def drawing(spoil: Callable[[torch.Tensor], object]) -> Generator:
+    """Chains whose q is changed by this function."""
 
     def propose(view: View, plan: Plan) -> Draft:
         draft = chain(view)
         assert draft.q is not None
-        draft.q[-1, 2, :10] = (1 - max(token, 0.0)) / 9
-        draft.q[-1, 2, 5] = max(token, 0.0)
-        if token < 0:
-            draft.q[-1, 2] = 0.0
+        spoil(draft.q)
         return draft
 
-    return tiny.ScriptedDrafter(propose, max_nodes=2)
+    return tiny.generator(model(), tiny.ScriptedDrafter(propose, max_nodes=2))
+
+
+def with_chance(token: float) -> Generator:
+    """The drawn token at node 2 of the last row has this probability; 0 all over if it is negative."""
+
+    def spoil(q: torch.Tensor) -> None:
+        q[-1, 2, :10] = 0.0 if token < 0 else (1 - token) / 9
+        q[-1, 2, 5] = max(token, 0.0)
+
+    return drawing(spoil)
 
 
 @pytest.mark.parametrize("share", [0.2, 3.0])
 def test_a_q_must_sum_to_one(share: float):
     """Handed in as it is, a law that was cut off and not normalised would be accepted too often, or too seldom."""
-
-    def propose(view: View, plan: Plan) -> Draft:
-        draft = chain(view)
-        assert draft.q is not None
-        return replace(draft, q=draft.q * share)
-
-    g = tiny.generator(target(), tiny.ScriptedDrafter(propose, max_nodes=2))
+    g = drawing(lambda q: q.mul_(share))
     with pytest.raises(DrafterError, match=rf"the q of node 1 sums to {share:g}, and must sum to 1 \(row 0\)"):
         g.generate(PROMPTS, SAMPLED)
-    assert g.generate(PROMPTS[0], GREEDY).tokens == tiny.generator(target()).generate(PROMPTS[0], GREEDY).tokens
+    assert g.generate(PROMPTS[0], GREEDY).tokens == plain()[0]
 
 
 def test_a_drawn_token_must_have_been_possible():
-    g = tiny.generator(target(), spoiled_q(0.0))
+    g = with_chance(0.0)
     with pytest.raises(DrafterError, match=r"node 2 is token 5, to which its q gives no probability.*\(row 1\)"):
         g.generate(PROMPTS, SAMPLED)
 
 
 @pytest.mark.parametrize("token", [0.1, -1.0, float("nan")], ids=["drawn from it", "no law", "not a number"])
 def test_a_node_whose_q_is_no_law_is_left_out_as_ever(token: float):
-    results = tiny.generator(target(), spoiled_q(token)).generate(PROMPTS, SAMPLED)
+    results = with_chance(token).generate(PROMPTS, SAMPLED)
     assert [len(result.tokens) for result in results] == [NEW, NEW]
 
 
 def test_greedy_rows_need_no_q():
     """Beside a sampled row, and alone: of a picked token q may say anything."""
-    g = tiny.generator(target(), spoiled_q(0.0))
-    sequences = [*g.submit(PROMPTS[:1], SAMPLED), *g.submit(PROMPTS[1:], GREEDY)]
-    g.engine.run(sequences)
-    assert [sequence.error for sequence in sequences] == [None, None]
-    alone = g.generate(PROMPTS[1], GREEDY)
-    assert sequences[1].tokens == alone.tokens == tiny.generator(target()).generate(PROMPTS[1], GREEDY).tokens
+    g = with_chance(0.0)
+    sampled, greedy = runs.run_each(g, PROMPTS, [SAMPLED, GREEDY])
+    assert sampled.error is greedy.error is None
+    assert greedy.tokens == g.generate(PROMPTS[1], GREEDY).tokens == plain()[1]
 
 
 def test_padding_may_hold_anything():
@@ -210,6 +193,5 @@ def test_padding_may_hold_anything():
         draft = tree(view)
         return with_tree(draft, tokens=put(draft.tree.tokens, 3, -7), parents=put(draft.tree.parents, 3, PAD))
 
-    g = tiny.generator(target(), tiny.ScriptedDrafter(propose, max_nodes=3))
-    plain = tiny.generator(target()).generate(PROMPTS, GREEDY)
-    assert [result.tokens for result in g.generate(PROMPTS, GREEDY)] == [result.tokens for result in plain]
+    g = tiny.generator(model(), tiny.ScriptedDrafter(propose, max_nodes=3))
+    assert [result.tokens for result in g.generate(PROMPTS, GREEDY)] == plain()

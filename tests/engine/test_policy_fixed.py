@@ -6,6 +6,7 @@ import pytest
 import torch
 from policy_sim import EMPTY, view
 
+import runs
 import tiny
 from foredraft.bench.check import draft_always
 from foredraft.compose.load import load
@@ -17,7 +18,6 @@ from foredraft.engine.cost_model import CostTable, measure_costs
 from foredraft.engine.policy import Calibrated, Constant, Heuristic, OffFrom, Policy, Throughput, policy_for
 from foredraft.engine.policy.fixed import best_threshold
 from foredraft.engine.step import RowStep, StepDone
-from foredraft.model.hf import CausalLM
 
 
 def done(*rows: tuple[int, int], scores: tuple[float, ...] = ()) -> StepDone:
@@ -108,9 +108,8 @@ def test_calibrated_is_for_chains_with_a_threshold():
 
 def test_the_engine_tells_the_whole_time_of_each_step():
     policy = tiny.ScriptedPolicy(lambda view, limits: Plan((1,) * len(limits)))
-    target = CausalLM(tiny.build("llama"))
-    drafter, _ = tiny.draft_model(target, target)
-    result = tiny.generator(target, drafter, policy).generate(tiny.prompts((5,))[0], max_new_tokens=6)
+    drafter, _ = tiny.draft_model(runs.model(), runs.model())
+    result = tiny.generator(runs.model(), drafter, policy).generate(tiny.prompts((5,))[0], max_new_tokens=6)
     seen = [done for _, done in policy.observed]
     assert all(min(done.draft_seconds, done.verify_seconds, done.host_seconds) > 0 for done in seen)
     steps = sum(done.draft_seconds + done.verify_seconds + done.host_seconds for done in seen)
@@ -145,9 +144,8 @@ def test_cost_table_reads_between_and_beyond():
 
 
 def test_costs_are_measured_and_rise():
-    target = CausalLM(tiny.build("llama"))
-    table = measure_costs(target, cached=16)
-    assert (
-        table.rows == (1, 2, 4, 6, 8, 12, 16) and table.seconds == tuple(sorted(table.seconds)) and table.seconds[0] > 0
-    )
-    assert measure_costs(target, cached=16, budget=0.0).rows == table.rows  # too slow for a second round: one will do
+    table = measure_costs(runs.model(), cached=16)
+    assert table.rows == (1, 2, 4, 6, 8, 12, 16)
+    assert table.seconds == tuple(sorted(table.seconds)) and table.seconds[0] > 0
+    quick = measure_costs(runs.model(), cached=16, budget=0.0)  # too slow for a second round: one will do
+    assert quick.rows == table.rows

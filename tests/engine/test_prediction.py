@@ -2,12 +2,14 @@
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 import laws
+import runs
 import tiny
 from foredraft.core.draft import Draft, Law, Target
 from foredraft.core.drafter import Plan, View
@@ -22,8 +24,7 @@ from foredraft.engine.generator import Generator
 from foredraft.engine.policy import Throughput
 from foredraft.engine.prediction import LONGEST, Prediction, with_copies
 from foredraft.model.cache import bucket
-from foredraft.model.hf import CausalLM
-from reference import reference
+from runs import model
 
 NAME, OTHER = (900, 901), (910, 911, 912)
 
@@ -135,10 +136,6 @@ def test_copied_rows_are_verified_by_target_sampling(rule: str):
 NEW = 24
 
 
-def target() -> CausalLM:
-    return CausalLM(tiny.build("llama"))
-
-
 def predictions(outputs: Sequence[Sequence[int]]) -> list[list[int] | None]:
     """The output, with a token changed; half of it; another text; none."""
     changed = [*outputs[0][:9], (outputs[0][9] + 1) % tiny.VOCAB, *outputs[0][10:]]
@@ -158,10 +155,10 @@ def run(g: Generator, prompts: Sequence[Sequence[int]], given: Sequence[Any], **
 @pytest.mark.parametrize("drafter", ["none", "lookup", "trees"])
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.9, "repetition_penalty": 1.2, "seed": 5}])
 def test_picked_drafts_give_the_same_output_with_and_without(drafter: str, options: dict[str, Any]):
-    model, prompts = target(), tiny.prompts()
+    prompts = tiny.prompts()
     lookup = PromptLookup(LookupOptions(prompt_lookup_num_tokens=3, continuations=2))
     made = {"none": None, "lookup": lookup, "trees": tiny.liar([], nodes=5)}[drafter]
-    g = tiny.generator(model, made, picked=True)
+    g = tiny.generator(model(), made, picked=True)
     plain = [result.tokens for result in run(g, prompts, [None] * 4, **options)]
     given = predictions(plain)
     found = run(g, prompts, given, **options)
@@ -199,9 +196,7 @@ def test_rows_with_and_without_a_prediction_keep_their_law(drafter: str, setting
     for part in range(2):
         sequences = []
         for number, prediction in enumerate((None, best, worst)):
-            own = SamplingParams(
-                **{**vars_of(laws.params(setting)), "prediction": prediction, "seed": 10 * part + number}
-            )
+            own = replace(laws.params(setting), prediction=prediction, seed=10 * part + number)
             sequences += g.submit([laws.PROMPT], own, 1000)
         g.engine.run(sequences)
         for number, name in enumerate(seen):
@@ -212,33 +207,28 @@ def test_rows_with_and_without_a_prediction_keep_their_law(drafter: str, setting
         assert laws.p_value(laws.tally(texts), law) > 1e-3, name
 
 
-def vars_of(params: SamplingParams) -> dict[str, Any]:
-    return {name: getattr(params, name) for name in params.__dataclass_fields__}
-
-
 def test_drawn_drafts_beside_predictions_have_streams_of_their_own():
-    model = target()
-    drafter, policy = tiny.draft_model(model, model)
-    g = tiny.generator(model, drafter, policy)
+    drafter, policy = tiny.draft_model(model(), model())
+    g = tiny.generator(model(), drafter, policy)
     plain, *others = g.submit([[1, 2]], SamplingParams(prediction=[1], seed=1), 2) + g.submit(
         [[1, 2]], SamplingParams(seed=1)
     )
     assert g.engine.reproducible and plain.stream != 1 and others[-1].stream == 1
-    picked = tiny.generator(model, picked=True)
+    picked = tiny.generator(model(), picked=True)
     assert picked.submit([[1, 2]], SamplingParams(prediction=[1], seed=1))[0].stream == 1
 
 
 def test_drafters_draft_where_nothing_is_copied():
     """A row with a copy is not drafted for, and the drafter is not called where all rows have copies."""
-    model, prompts = target(), tiny.prompts((5, 6))
-    plain = [reference(model, prompt, SamplingParams(max_new_tokens=NEW)) for prompt in prompts]
+    prompts = tiny.prompts((5, 6))
+    plain = [runs.plain(prompt, max_new_tokens=NEW) for prompt in prompts]
     plans: list[tuple[int, ...]] = []
 
     def propose(view: View, plan: Plan) -> Draft:
         plans.append(plan.lengths)
         return tiny.Liar([[*prompt, *text] for prompt, text in zip(prompts, plain, strict=True)])(view, plan)
 
-    g = tiny.generator(model, tiny.ScriptedDrafter(propose), picked=True)
+    g = tiny.generator(model(), tiny.ScriptedDrafter(propose), picked=True)
     run(g, prompts[:1], [plain[0]])
     assert not plans
     run(g, prompts, [plain[0], None])
@@ -246,9 +236,9 @@ def test_drafters_draft_where_nothing_is_copied():
 
 
 def test_lengths_of_requests_are_capped():
-    model, prompt = target(), tiny.prompts((9,))[0] * 4
-    g = tiny.generator(model, PromptLookup(LookupOptions()), picked=True)
-    plain = reference(model, prompt, SamplingParams(max_new_tokens=NEW))
+    prompt = tiny.prompts((9,))[0] * 4
+    g = tiny.generator(model(), PromptLookup(LookupOptions()), picked=True)
+    plain = runs.plain(prompt, max_new_tokens=NEW)
     for cap in (0, 1, 3):
         for prediction in (None, plain):
             found = g.generate(prompt, max_new_tokens=NEW, num_assistant_tokens=cap, prediction=prediction)
@@ -259,10 +249,9 @@ def test_lengths_of_requests_are_capped():
 
 def test_caches_are_not_grown_for_copies():
     """A copy is cut where a row of the batch is at the end of its cache."""
-    model = target()
-    g = tiny.generator(model, picked=True)
+    g = tiny.generator(model(), picked=True)
     long, short = tiny.prompts((230, 5))
-    plain = reference(model, short, SamplingParams(max_new_tokens=60))
+    plain = runs.plain(short, max_new_tokens=60)
     sequences = g.submit([long], SamplingParams(max_new_tokens=10))
     g.engine.step()
     slots = g.engine._stepper.cache.slots
@@ -277,9 +266,9 @@ def test_caches_are_not_grown_for_copies():
 
 
 def test_in_exact_mode_copies_fit_its_nodes():
-    model, prompt = target(), tiny.prompts((9,))[0]
+    prompt = tiny.prompts((9,))[0]
     for nodes in (1, 6):
-        g = tiny.generator(model, picked=True, exact_nodes=nodes)
+        g = tiny.generator(model(), picked=True, exact_nodes=nodes)
         plain = g.generate(prompt, max_new_tokens=NEW, speculate=False).tokens
         found = g.generate(prompt, max_new_tokens=NEW, prediction=plain)
         assert found.tokens == plain and len(found.stats.drafted_by_depth) < nodes
@@ -287,20 +276,18 @@ def test_in_exact_mode_copies_fit_its_nodes():
 
 def test_steps_with_copies_are_no_timings():
     """They have their own width, so they say nothing about the drafter's sizes."""
-    model, prompts = target(), tiny.prompts((5, 6))
+    prompts = tiny.prompts((5, 6))
     lookup = PromptLookup(LookupOptions())
     policy = Throughput(lookup.needs)
-    g = tiny.generator(model, lookup, policy, picked=True)
-    plain = [reference(model, prompt, SamplingParams(max_new_tokens=NEW)) for prompt in prompts]
-    run(g, prompts, plain)
+    g = tiny.generator(model(), lookup, policy, picked=True)
+    run(g, prompts, [runs.plain(prompt, max_new_tokens=NEW) for prompt in prompts])
     assert not any(seconds for times in policy.state()["seconds"].values() for seconds in times)
     run(g, prompts, [None, None])
     assert any(seconds for times in policy.state()["seconds"].values() for seconds in times)
 
 
 def test_a_prediction_is_a_text_or_token_ids():
-    model = target()
-    g = tiny.generator(model, tokenizer=None, picked=True)
+    g = tiny.generator(model(), picked=True)
     with pytest.raises(PromptError, match="without a tokenizer"):
         g.generate([1, 2], prediction="abc")
     with pytest.raises(OptionError, match="prediction: token 96 is outside the vocabulary"):

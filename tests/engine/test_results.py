@@ -6,11 +6,11 @@ from html import unescape
 import pytest
 
 import foredraft
+import runs
 import tiny
 from foredraft.core.stats import DecodeStats
 from foredraft.engine.request import Piece
 from foredraft.engine.results import Result
-from foredraft.model.hf import CausalLM
 
 
 def result(text: str, pieces: list[Piece], **stats) -> Result:
@@ -46,17 +46,8 @@ def test_html_of_a_text_that_its_pieces_are_not():
     assert "shorter" in result("shorter", [Piece("longer than that", [1], True)])._repr_html_()
 
 
-def test_results_of_a_run_carry_their_drafts():
-    drafter, policy = tiny.draft_model(model := CausalLM(tiny.build("llama")), model)
-    g = tiny.generator(model, drafter, policy)
-    found = g.generate([1, 2, 3], max_new_tokens=20)
-    drafted = [token for piece in found.pieces if piece.drafted for token in piece.tokens]
-    assert len(drafted) == found.stats.accepted > 0
-    assert [token for piece in found.pieces for token in piece.tokens] == found.tokens
-
-
 def test_a_generator_shows_what_it_is_made_of():
-    g = tiny.generator(CausalLM(tiny.build("llama")))
+    g = tiny.generator(runs.model())
     assert repr(g) == "Generator(target=LlamaForCausalLM, drafter=tiny, device=cpu, dtype=float32, lossless=True)"
     assert "<td>LlamaForCausalLM</td>" in g._repr_html_()
 

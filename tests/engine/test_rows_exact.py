@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from test_policies_exact import CASES, V, chain
+from test_policies_exact import CASES, V, chain, place
 
+import runs
 import tiny
 from foredraft.core.drafter import Plan, View
 from foredraft.core.rng import Stream
@@ -20,7 +21,6 @@ from foredraft.core.sampling.params import SamplingParams
 from foredraft.drafters.none import NoDrafter
 from foredraft.engine.policy import Constant, Policy
 from foredraft.engine.step import RowStep, StepDone
-from foredraft.model.hf import CausalLM
 from oracle import Table, random_table, total_variation, true_law
 
 AHEAD, LENGTH, DEEPEST = 2, 3, 1
@@ -102,7 +102,7 @@ class Row:
 
 
 def at(table: Table, text: tuple[int, ...]) -> list[float]:
-    return table[len(text)][sum(token * 2**i for i, token in enumerate(reversed(text)))].tolist()
+    return table[len(text)][place(text)].tolist()
 
 
 def run(rows: tuple[Row, Row], policy: Policy, p: Table, q: Table, numbers: Numbers) -> None:
@@ -135,7 +135,7 @@ def law(make: Callable[[], Policy], streams: tuple[int, int], p: Table, q: Table
         rows = Row(0, streams[0], AHEAD), Row(1, streams[1], LENGTH)
         run(rows, make(), p, q, numbers)
         for row, total in zip(rows, totals, strict=True):
-            total[sum(token * 2**i for i, token in enumerate(reversed(row.output[: row.length])))] += numbers.weight
+            total[place(row.output[: row.length])] += numbers.weight
         taken = numbers.taken
         while taken and taken[-1][0] + 1 == taken[-1][1]:
             taken.pop()
@@ -146,7 +146,7 @@ def law(make: Callable[[], Policy], streams: tuple[int, int], p: Table, q: Table
 
 def streams_of(policy: Policy, **options: Any) -> tuple[int, int]:
     """The streams that an engine gives two requests with one seed."""
-    g = tiny.generator(CausalLM(tiny.build("llama")), NoDrafter(), policy, **options)
+    g = tiny.generator(runs.model(), NoDrafter(), policy, **options)
     first, second = (g.submit([[1, 2]], SamplingParams(temperature=1.0, seed=SEED))[0] for _ in range(2))
     assert first.seed == second.seed == SEED
     return first.stream, second.stream

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+import runs
 import tiny
 from foredraft.core.errors import ModelError, NumericsError, OptionError, PromptError
 from foredraft.engine import scoring
@@ -34,7 +35,7 @@ def test_scores_are_those_of_a_plain_forward(name: str, chunk: int):
 
 
 def test_prompts_longer_than_a_chunk_up_to_the_context():
-    g = tiny.generator(CausalLM(tiny.build("llama")))
+    g = tiny.generator(runs.model())
     (prompt,) = tiny.prompts((256,))
     laws = g.engine.target.stock_logits(torch.tensor([prompt]))[0].log_softmax(-1)
     found = g.score(prompt)
@@ -68,7 +69,7 @@ def test_logits_that_are_not_numbers():
 
 
 def test_steps_run_between_chunks():
-    g = tiny.generator(CausalLM(tiny.build("llama")))
+    g = tiny.generator(runs.model())
     (prompt,) = tiny.prompts((40,))
     expected, scores = g.generate([5, 6, 7], max_new_tokens=20), g.score(prompt, 2)
     parts = scoring.score(g.engine, prompt, 2, 4)

@@ -3,6 +3,7 @@
 import json
 import random
 from dataclasses import replace
+from statistics import mean
 
 import pytest
 from policy_sim import EMPTY, World, chain, ending, fixed, matching, mean_step, run, tree, view
@@ -135,38 +136,38 @@ def test_rows_count():
     world = World(TREE, tree(0.6), lambda size, rows: 1 + 0.02 * rows + (0.2 + 0.03 * size * rows if size else 0))
     policy = Throughput(TREE)
     alone, together = run(policy, world, 800).sizes[-200:], run(policy, world, 800, rows=8).sizes[-200:]
-    assert sum(alone) / 200 > 3 and sum(together) / 200 < 1
-    assert sum(run(policy, world, 100).sizes) / 100 > 3, "what is known of one row is still known"
+    assert mean(alone) > 3 and mean(together) < 1
+    assert mean(run(policy, world, 100).sizes) > 3, "what is known of one row is still known"
 
 
 def test_another_temperature_is_another_matter():
     policy, good, bad = Throughput(CHAIN), PAYS["cheap draft"], LOSES["never accepted"]
     run(policy, replace(bad, temperature=1.0), 600)
-    assert sum(run(policy, good, 300).sizes[-100:]) / 100 > 3
-    assert sum(run(policy, replace(bad, temperature=1.0), 100).sizes) / 100 < 1
+    assert mean(run(policy, good, 300).sizes[-100:]) > 3
+    assert mean(run(policy, replace(bad, temperature=1.0), 100).sizes) < 1
 
 
 def test_it_follows_a_change_of_topic():
     cost = PAYS["cheap draft"].cost
     bad, good = World(CHAIN, chain(0.02), cost), World(CHAIN, chain(0.85), cost)
     policy = Throughput(CHAIN)
-    assert sum(run(policy, bad, 600).sizes[-200:]) / 200 < 1
-    assert sum(run(policy, good, 600).sizes[-200:]) / 200 > 4
-    assert sum(run(policy, bad, 400).sizes[-200:]) / 200 < 1
+    assert mean(run(policy, bad, 600).sizes[-200:]) < 1
+    assert mean(run(policy, good, 600).sizes[-200:]) > 4
+    assert mean(run(policy, bad, 400).sizes[-200:]) < 1
 
 
 def test_it_follows_a_machine_that_becomes_slow_at_drafting():
     policy, fast = Throughput(CHAIN), PAYS["cheap draft"]
     slow = replace(fast, cost=lambda size, rows: 1 + 1.2 * size)
-    assert sum(run(policy, fast, 300).sizes[-100:]) / 100 > 3
-    assert sum(run(policy, slow, 300).sizes[-100:]) / 100 < 1
+    assert mean(run(policy, fast, 300).sizes[-100:]) > 3
+    assert mean(run(policy, slow, 300).sizes[-100:]) < 1
 
 
 def test_what_it_takes_to_begin_counts():
     """A draft model that reads a long prompt first, for requests that are soon over."""
     world = replace(PAYS["dear draft"], life=10)
-    assert sum(run(Throughput(CHAIN), world, STEPS).sizes[-500:]) / 500 > 1
-    assert sum(run(Throughput(CHAIN), replace(world, start=60.0), STEPS).sizes[-500:]) / 500 < 0.5
+    assert mean(run(Throughput(CHAIN), world, STEPS).sizes[-500:]) > 1
+    assert mean(run(Throughput(CHAIN), replace(world, start=60.0), STEPS).sizes[-500:]) < 0.5
 
 
 def test_a_good_drafter_drafts_after_a_few_plain_steps_and_at_once_where_it_is_known():
@@ -210,4 +211,4 @@ def test_a_step_of_a_minute_is_not_owed_for_ever():
     plan = policy.plan(view(0), [100])
     row = RowStep([0], plan.length, plan.length, 0, True)
     policy.observe(view(0), plan, StepDone([row], EMPTY, EMPTY[:, 0], None, 30.0, 60.0, plan.length))
-    assert sum(run(policy, world, 200).sizes) / 200 > 3
+    assert mean(run(policy, world, 200).sizes) > 3
