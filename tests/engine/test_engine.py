@@ -22,28 +22,13 @@ from foredraft.engine.generator import Generator, Result
 from foredraft.engine.policy import Constant, Heuristic
 from foredraft.model.hf import CausalLM
 from foredraft.model.tokenizer import Tokenizer
-from runs import NEW, model, plain
+from runs import NEW, drafting, model, plain
 
-
-def build(
-    kind: str = "self tree", target: CausalLM | None = None, draft: CausalLM | None = None, **options
-) -> Generator:
-    target = target or model()
-    if kind == "none":
-        return tiny.generator(target, **options)
-    if kind == "lookup":
-        drafter = PromptLookup(LookupOptions(prompt_lookup_num_tokens=4, continuations=2))
-        return tiny.generator(target, drafter, Constant(4), **options)
-    branching = (2, 2, 1) if kind.endswith("tree") else None
-    draft = draft or (target if kind.startswith("self") else tiny.stranger())
-    return tiny.generator(target, *tiny.draft_model(draft, target, 3, branching), **options)
-
-
-KINDS = ("none", "lookup", "self", "other tree")
+KINDS = ("none", "lookup tree", "self", "other tree")
 SAMPLED = {"temperature": 1.0, "seed": 11}
 EACH = pytest.mark.parametrize(
     ("kind", "options"),
-    [("none", SAMPLED), ("lookup", {}), ("self", SAMPLED), ("other tree", {}), ("other tree", SAMPLED)],
+    [("none", SAMPLED), ("lookup tree", {}), ("self", SAMPLED), ("other tree", {}), ("other tree", SAMPLED)],
 )
 """Each kind of draft, greedy or sampled, and both where drafts are drawn in trees and rejected."""
 
@@ -119,14 +104,14 @@ def test_heuristic_lengths_go_up_and_down():
 # Sampled texts: keyed by position, so those of picked drafts are the reference's, token for token.
 
 
-@pytest.mark.parametrize("kind", ["none", "lookup", "liar"])
+@pytest.mark.parametrize("kind", ["none", "lookup tree", "liar"])
 def test_sampled_text_of_picked_drafts_is_the_references(kind: str):
     prompts = tiny.prompts()
     seeds = derive_seeds(11, len(prompts))
     expected = [plain(prompt, **{**SAMPLED, "seed": seed}) for prompt, seed in zip(prompts, seeds, strict=True)]
     assert len({tuple(text) for text in expected}) == len(prompts)
     truths = [prompt + text for prompt, text in zip(prompts, expected, strict=True)]
-    g = tiny.generator(model(), tiny.liar(truths)) if kind == "liar" else build(kind)
+    g = tiny.generator(model(), tiny.liar(truths)) if kind == "liar" else drafting(kind)
     together = g.generate(prompts, max_new_tokens=NEW, **SAMPLED)
     assert [result.tokens for result in together] == expected
     assert [result.seed for result in together] == seeds
@@ -138,7 +123,7 @@ def test_sampled_text_of_picked_drafts_is_the_references(kind: str):
 @pytest.mark.parametrize("kind", KINDS)
 def test_greedy_and_sampled_rows_share_a_batch(kind: str):
     prompts = tiny.prompts()
-    g = build(kind)
+    g = drafting(kind)
     settings = [SamplingParams(max_new_tokens=NEW, temperature=t, seed=3) for t in (0.0, 1.0, 0.0, 0.5)]
     together = [sequence.tokens for sequence in runs.run_each(g, prompts, settings)]
     alone = [g.generate(prompt, params).tokens for prompt, params in zip(prompts, settings, strict=True)]
@@ -164,7 +149,7 @@ def test_what_depends_on_the_text_follows_each_nodes_own_path(kind: str):
         {"no_repeat_ngram_size": 2, "bad_words_ids": ((whole[1], whole[2]), (whole[6],))},
         {"logits_processor": (no_neighbours,)},
     ):
-        result = build(kind).generate(prompt, max_new_tokens=NEW, **options)
+        result = drafting(kind).generate(prompt, max_new_tokens=NEW, **options)
         assert result.tokens == plain(prompt, **options) != whole
         assert kind != "self" or result.stats.acceptance_length == 4.0
 
@@ -177,7 +162,7 @@ def test_requests_wait_and_rows_are_used_again(kind: str, options: dict):
     """Two rows for five requests of different lengths: each says what it says alone."""
     prompts = tiny.prompts((3, 30, 1, 12, 7))
     lengths = (5, 11, 1, 9, 16)
-    g = build(kind, max_rows=2)
+    g = drafting(kind, max_rows=2)
     params = [SamplingParams(max_new_tokens=length, **options) for length in lengths]
     sequences = [g.submit([prompt], p)[0] for prompt, p in zip(prompts, params, strict=True)]
     most = 0
@@ -185,17 +170,17 @@ def test_requests_wait_and_rows_are_used_again(kind: str, options: dict):
         g.engine.step()
         most = max(most, len(g.engine._batch))
     assert most == 2
-    alone = build(kind)
+    alone = drafting(kind)
     for prompt, p, sequence in zip(prompts, params, sequences, strict=True):
         assert sequence.tokens == alone.generate(prompt, p).tokens
         assert len(sequence.tokens) == p.max_new_tokens and sequence.finish_reason == "length"
     assert not g.engine._stepper.cache._lines and not g.engine.waiting
 
 
-@pytest.mark.parametrize("kind", ["none", "other", "self tree", "lookup"])
+@pytest.mark.parametrize("kind", ["none", "other", "self tree", "lookup tree"])
 def test_several_texts_of_one_prompt(kind: str):
     prompt = tiny.prompts((6,))[0]
-    g = build(kind, max_rows=3)
+    g = drafting(kind, max_rows=3)
     results = g.generate(prompt, num_return_sequences=5, max_new_tokens=12, **SAMPLED)
     texts = [result.tokens for result in results]
     assert len({tuple(text) for text in texts}) == 5
@@ -210,7 +195,7 @@ def test_several_texts_of_one_prompt(kind: str):
 
 def test_speculation_is_switched_off_for_one_request():
     prompts = tiny.prompts((6, 11))
-    g = build("self")
+    g = drafting("self")
     params = [SamplingParams(max_new_tokens=NEW, speculate=speculate) for speculate in (True, False)]
     sequences = runs.run_each(g, prompts, params)
     assert [sequence.tokens for sequence in sequences] == [plain(prompt) for prompt in prompts]
@@ -224,7 +209,7 @@ def test_speculation_is_switched_off_for_one_request():
 
 def stopping(kind: str = "self") -> Generator:
     """With a tokenizer in which each token is one character."""
-    return build(kind, tokenizer=Tokenizer(tiny.tokenizer()))
+    return drafting(kind, tokenizer=Tokenizer(tiny.tokenizer()))
 
 
 def text_of(tokens: list[int]) -> str:
@@ -256,7 +241,7 @@ def test_every_end_of_sequence_id_ends_the_text_wherever_it_stands_in_a_block(ki
     for place in (0, 2, 3, 9):
         eos = (95, whole[place], 94)
         first = min(whole.index(token) for token in eos if token in whole)
-        g = build(kind, eos=eos)
+        g = drafting(kind, eos=eos)
         result = g.generate(prompt, max_new_tokens=NEW)
         assert result.tokens == whole[: first + 1] and result.finish_reason == "stop"
         assert result.stats.tokens == first + 1
@@ -270,9 +255,9 @@ def test_every_end_of_sequence_id_ends_the_text_wherever_it_stands_in_a_block(ki
 def test_least_new_tokens(kind: str, options: dict):
     prompt = tiny.prompts((6,))[0]
     eos = tuple(plain(prompt, **options)[:3])
-    fixed = not options or kind in ("none", "lookup")
+    fixed = not options or kind in ("none", "lookup tree")
     for least in (1, 2, 5, 9):
-        result = build(kind, eos=eos).generate(prompt, max_new_tokens=NEW, min_new_tokens=least, **options)
+        result = drafting(kind, eos=eos).generate(prompt, max_new_tokens=NEW, min_new_tokens=least, **options)
         assert len(result.tokens) >= least
         assert not set(result.tokens[:least]) & set(eos)
         if fixed:
@@ -282,7 +267,7 @@ def test_least_new_tokens(kind: str, options: dict):
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_new_token(kind: str):
     prompts = tiny.prompts()
-    for result, prompt in zip(build(kind).generate(prompts, max_new_tokens=1), prompts, strict=True):
+    for result, prompt in zip(drafting(kind).generate(prompts, max_new_tokens=1), prompts, strict=True):
         assert result.tokens == plain(prompt, max_new_tokens=1)
         assert (result.finish_reason, result.stats.target_forwards, result.stats.drafted) == ("length", 1, 0)
 
@@ -290,7 +275,7 @@ def test_one_new_token(kind: str):
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        *[("llama", kind) for kind in ("none", "lookup", "other", "self tree")],
+        *[("llama", kind) for kind in ("none", "lookup tree", "other", "self tree")],
         *[(name, kind) for name in ("gpt2", "opt") for kind in ("none", "self tree")],
     ],
 )
@@ -299,20 +284,20 @@ def test_the_context_ends(name: str, kind: str):
     target = model(name, max_position_embeddings=48)
     assert target.max_length == 48
     prompts = tiny.prompts((40, 3, 45, 47))
-    results = build(kind, target).generate(prompts, max_new_tokens=100)
+    results = drafting(kind, target).generate(prompts, max_new_tokens=100)
     for prompt, result in zip(prompts, results, strict=True):
         room = 48 - len(prompt)
         assert result.tokens == plain(prompt, target, max_new_tokens=room)
         assert (len(result.tokens), result.finish_reason) == (room, "length")
     with pytest.raises(PromptError, match="has 48 tokens; the model's context of 48 leaves no room"):
-        build(kind, target).generate(tiny.prompts((48,))[0])
+        drafting(kind, target).generate(tiny.prompts((48,))[0])
 
 
 # What is refused.
 
 
 def test_bad_requests_are_refused_before_anything_is_queued():
-    g = build("none")
+    g = drafting("none")
     for prompt, match in (([], "empty"), ([1, 96], "outside the model's vocabulary of 96"), ([-1], "vocabulary")):
         with pytest.raises(PromptError, match=match):
             g.generate(prompt)
@@ -363,14 +348,14 @@ def test_a_stream_is_the_text_in_pieces(kind: str):
     assert stream.result.finish_reason == "length" and stream.result.pieces == pieces
     drafted = sum(len(piece.tokens) for piece in pieces if piece.drafted)
     assert drafted == stream.result.stats.accepted
-    assert (drafted > 0) == (kind.startswith("self")) or kind in ("lookup", "other", "other tree")
+    assert (drafted > 0) == (kind.startswith("self")) or kind in ("lookup tree", "other", "other tree")
 
 
 @EACH
 def test_streams_that_run_at_the_same_time(kind: str, options: dict):
     """Opened one after the other, read in turns, with a batch between: each says what it says alone."""
     prompts = tiny.prompts((6, 19, 2))
-    g = build(kind)
+    g = drafting(kind)
     alone = [g.generate(prompt, max_new_tokens=NEW, **options).tokens for prompt in prompts]
     streams = [g.stream(prompts[0], max_new_tokens=NEW, **options)]
     said: list[list[int]] = [next(streams[0]).tokens, []]
@@ -390,7 +375,7 @@ def test_streams_that_run_at_the_same_time(kind: str, options: dict):
 @pytest.mark.parametrize("options", [{}, {**SAMPLED, "top_k": 5, "repetition_penalty": 1.5}], ids=["greedy", "sampled"])
 def test_logprobs_are_those_of_the_model_itself(kind: str, options: dict):
     prompts = tiny.prompts((6, 15))
-    g = build(kind)
+    g = drafting(kind)
     whole = g.generate(prompts[0], max_new_tokens=NEW, **options).tokens
     params = [
         SamplingParams(max_new_tokens=NEW, logprobs=3, eos_token_id=(whole[9],), **options),
@@ -420,13 +405,13 @@ def test_nan_ends_one_row_and_the_others_do_not_notice(kind: str, options: dict)
     prompts = tiny.prompts((6, 11, 9, 3))
     prompts[1][4] = 77
     target = tiny.poisoned()
-    g = build(kind, target, max_rows=2)
+    g = drafting(kind, target, max_rows=2)
     params = SamplingParams(max_new_tokens=NEW, logit_bias={77: -1e4}, **options)
     sequences = g.submit(prompts, params)
     g.engine.run(sequences)
     assert isinstance(sequences[1].error, NumericsError) and sequences[1].tokens == []
     assert "0 tokens were generated before" in str(sequences[1].error)
-    alone = build(kind, target)
+    alone = drafting(kind, target)
     for index in (0, 2, 3):
         assert sequences[index].error is None
         own = replace(params, seed=sequences[index].seed)
@@ -443,7 +428,7 @@ def test_a_draft_model_that_says_nan_costs_nothing_but_speed():
     prompts[1][4] = 77
     for kind in ("other", "other tree"):
         for options in ({}, SAMPLED):
-            g = build(kind, draft=tiny.poisoned())
+            g = drafting(kind, draft=tiny.poisoned())
             results = g.generate(prompts, max_new_tokens=NEW, **options)
             assert options or [result.tokens for result in results] == [plain(prompt) for prompt in prompts]
             assert all(len(result.tokens) == NEW for result in results)
@@ -483,7 +468,7 @@ def test_a_fault_of_the_drafter_leaves_the_engine_usable(moment: str):
 
 def test_an_interruption_cancels_what_ran_and_keeps_what_was_said():
     prompts = tiny.prompts((6, 11))
-    g = build("self")
+    g = drafting("self")
     first, second = g.stream(prompts[0], max_new_tokens=NEW), g.stream(prompts[1], max_new_tokens=NEW)
     next(first), next(second)
     said = [list(stream._sequence.tokens) for stream in (first, second)]
@@ -580,12 +565,12 @@ def test_a_draft_with_a_shorter_context(name: str, branching: tuple[int, ...] | 
 # Exact mode.
 
 
-@pytest.mark.parametrize("kind", ["lookup", "self", "other", "other tree"])
+@pytest.mark.parametrize("kind", ["lookup tree", "self", "other", "other tree"])
 @pytest.mark.parametrize("name", ["llama", "gemma2"])
 def test_exact_mode_is_bit_equal_in_half_precision(kind: str, name: str):
     """The same shapes with speculation on and off, hence the same kernels, hence the same tokens."""
     target = CausalLM(tiny.build(name).bfloat16())
-    g = build(kind, target, target if kind.startswith("self") else CausalLM(tiny.build("llama", seed=9).bfloat16()))
+    g = drafting(kind, target, target if kind.startswith("self") else CausalLM(tiny.build("llama", seed=9).bfloat16()))
     nodes = 1 + g.engine.drafter.needs.max_nodes
     g.engine._stepper = dataclasses.replace(g.engine._stepper, exact_nodes=nodes)
     prompts = tiny.prompts()

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import foredraft
+import runs
 import tiny
 from dialects import toy
 from foredraft.core.draft import Draft, Law
@@ -16,8 +17,6 @@ from foredraft.core.drafter import Drafter, Plan, View
 from foredraft.core.errors import NumericsError, OptionError
 from foredraft.core.sampling.grammar import Grammar
 from foredraft.core.tree import TokenTree
-from foredraft.drafters.none import NoDrafter
-from foredraft.drafters.prompt_lookup import Options as LookupOptions, PromptLookup
 from foredraft.engine import step
 from foredraft.engine.generator import Generator
 from foredraft.model.hf import CausalLM
@@ -37,25 +36,16 @@ def models() -> tuple[CausalLM, CausalLM]:
     return CausalLM(tiny.build("llama", **sizes)), CausalLM(tiny.build("llama", seed=5, **sizes))
 
 
-def drafters() -> dict[str, Any]:
-    target, draft = models()
-    return {
-        "none": (NoDrafter(), None),
-        "lookup": (PromptLookup(LookupOptions(prompt_lookup_num_tokens=4, continuations=2)), None),
-        "own model": tiny.draft_model(target, target),
-        "strange model": tiny.draft_model(draft, target),
-        "strange tree": tiny.draft_model(draft, target, branching=(2, 2, 1)),
-        "liar": (tiny.liar([[0, 1, 2, 26]], vocab=VOCAB), None),
-    }
-
-
-DRAFTERS = list(drafters())
+DRAFTERS = ["none", "lookup tree", "self", "other", "other tree", "liar"]
 PROMPTS = [[0, 1, 2, 26, 28, 0, 1, 2], [3], [1, 26, 28, 1, 26]]
 
 
 def generator(name: str, **options: Any) -> Generator:
-    drafter, policy = drafters()[name]
-    return tiny.generator(models()[0], drafter, policy, eos=[EOS], tokenizer=toy(LETTERS), **options)
+    target, draft = models()
+    options = {"eos": [EOS], "tokenizer": toy(LETTERS), **options}
+    if name == "liar":
+        return tiny.generator(target, tiny.liar([[0, 1, 2, 26]], vocab=VOCAB), **options)
+    return runs.drafting(name, target, draft, **options)
 
 
 def said(results: list[foredraft.Result]) -> list[list[int]]:
@@ -85,7 +75,7 @@ def test_greedy_texts_are_those_of_plain_decoding(name: str, setting: int):
         assert re.fullmatch(r"([a-c]{1,4}[12]{1,3},){3,8}[a-c]\.", result.text)
 
 
-@pytest.mark.parametrize("name", ["lookup", "liar"])
+@pytest.mark.parametrize("name", ["lookup tree", "liar"])
 @pytest.mark.parametrize("options", [{}, {"top_k": 5, "top_p": 0.8}, {"min_p": 0.2, "frequency_penalty": 0.5}])
 def test_a_seed_gives_the_same_text_with_and_without_drafts(name: str, options: dict[str, Any]):
     sampling = {"temperature": 1.5, "seed": 5, "max_new_tokens": 60, "grammar": LISTS, **options}
@@ -103,8 +93,7 @@ def test_rows_with_and_without_grammars_share_a_batch(name: str):
         for grammar in (LISTS, None, Grammar.choice(["abc", "bca"]))
     ]
     g = generator(name)
-    together = [g.submit([prompt], own)[0] for prompt, own in zip(PROMPTS, params, strict=True)]
-    g.engine.run(together)
+    together = runs.run_each(g, PROMPTS, params)
     for prompt, own, sequence in zip(PROMPTS, params, together, strict=True):
         assert sequence.tokens == generator("none").generate(prompt, own).tokens
     assert together[2].text in ("abc.", "bca.")
@@ -114,7 +103,7 @@ def test_rows_with_and_without_grammars_share_a_batch(name: str):
 def test_a_batch_without_grammars_computes_no_masks(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delattr(step, "masked")
     monkeypatch.delattr(step, "HostTree")
-    assert generator("lookup").generate(PROMPTS, max_new_tokens=8)
+    assert generator("lookup tree").generate(PROMPTS, max_new_tokens=8)
 
 
 def chain_of(tokens: list[int]) -> Drafter:
@@ -149,7 +138,7 @@ def test_a_stop_string_ends_an_output_before_its_grammar_does():
 
 
 def test_logprobs_are_those_of_the_model_without_the_grammar():
-    result = generator("own model").generate([3], grammar=LISTS, max_new_tokens=8, logprobs=3)
+    result = generator("self").generate([3], grammar=LISTS, max_new_tokens=8, logprobs=3)
     plain = models()[0].stock_logits(torch.tensor([[3, *result.tokens[:-1]]]))[0].log_softmax(-1)
     assert result.logprobs is not None
     for place, (token, row) in enumerate(zip(result.logprobs, plain, strict=True)):
@@ -157,14 +146,14 @@ def test_logprobs_are_those_of_the_model_without_the_grammar():
         assert token.top.keys() == set(row.topk(3).indices.tolist())
 
 
-@pytest.mark.parametrize("name", ["none", "liar", "strange tree"])
+@pytest.mark.parametrize("name", ["none", "liar", "other tree"])
 def test_a_grammar_that_leaves_no_token_ends_its_request_alone(name: str):
     g = generator(name)
-    bad, good = [
-        g.submit([[3]], foredraft.SamplingParams(max_new_tokens=9, temperature=1.0, grammar=Grammar.regex(pattern)))[0]
+    params = [
+        foredraft.SamplingParams(max_new_tokens=9, temperature=1.0, grammar=Grammar.regex(pattern))
         for pattern in ("abé", "abc+")
     ]
-    g.engine.run([bad, good])
+    bad, good = runs.run_each(g, [[3], [3]], params)
     assert isinstance(bad.error, NumericsError)
     assert "the grammar left no token (1 tokens" in str(bad.error) or "(2 tokens" in str(bad.error)
     assert good.error is None and good.text.startswith("abc")
@@ -181,7 +170,7 @@ def test_a_processor_that_allows_an_illegal_token_fails_its_request():
 
 
 def test_an_interrupted_step_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch):
-    g = generator("lookup")
+    g = generator("lookup tree")
     stream = g.stream(PROMPTS[0], grammar=LISTS, max_new_tokens=60)
     next(stream)
     with monkeypatch.context() as patch:
@@ -206,7 +195,7 @@ def test_bad_grammars_are_refused_before_anything_runs():
 
 
 def test_streams_and_many_prompts_take_grammars():
-    g = generator("lookup")
+    g = generator("lookup tree")
     with g.stream(PROMPTS[0], grammar=LISTS, max_new_tokens=60) as stream:
         text = "".join(piece.text for piece in stream)
     assert text == g.generate(PROMPTS[0], grammar=LISTS, max_new_tokens=60).text
@@ -215,8 +204,9 @@ def test_streams_and_many_prompts_take_grammars():
 
 
 def test_exact_mode_has_the_same_texts():
-    wanted = generator("none").generate(PROMPTS, grammar=LISTS, max_new_tokens=60)
-    assert said(generator("lookup", exact_nodes=9).generate(PROMPTS, grammar=LISTS, max_new_tokens=60)) == said(wanted)
+    options: dict[str, Any] = {"grammar": LISTS, "max_new_tokens": 60}
+    wanted = generator("none").generate(PROMPTS, **options)
+    assert said(generator("lookup tree", exact_nodes=1 + 4 * 3).generate(PROMPTS, **options)) == said(wanted)
 
 
 SCHEMA = {

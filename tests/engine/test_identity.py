@@ -6,11 +6,10 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+import runs
 import tiny
 from foredraft.core.sampling.params import SamplingParams
-from foredraft.drafters.prompt_lookup import Options as LookupOptions, PromptLookup
 from foredraft.engine.generator import Generator
-from foredraft.engine.policy import Constant
 from foredraft.model.hf import CausalLM
 from reference import reference
 
@@ -65,20 +64,7 @@ def case(name: str, fast: bool) -> Case:
 
 
 def with_drafter(c: Case, kind: str) -> Generator:
-    if kind == "none":
-        return tiny.generator(c.target)
-    if kind in ("lookup", "lookup tree"):
-        options = LookupOptions(prompt_lookup_num_tokens=4, continuations=1 if kind == "lookup" else 3)
-        return tiny.generator(c.target, PromptLookup(options), Constant(4))
-    if kind == "liar":
-        return tiny.generator(c.target, tiny.liar(c.truths))
-    draft, branching = {
-        "self": (c.target, None),
-        "self tree": (c.target, (2, 2, 1)),
-        "other": (tiny.stranger(), None),
-        "other tree": (tiny.stranger(), (2, 2, 1)),
-    }[kind]
-    return tiny.generator(c.target, *tiny.draft_model(draft, c.target, 3, branching))
+    return tiny.generator(c.target, tiny.liar(c.truths)) if kind == "liar" else runs.drafting(kind, c.target)
 
 
 KINDS = ("none", "self", "self tree", "other", "other tree", "lookup", "lookup tree", "liar")

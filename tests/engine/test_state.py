@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import random_heads as heads
+import runs
 import tiny
 from foredraft.core.drafter import Room
 from foredraft.core.sampling.params import SamplingParams
@@ -91,20 +92,14 @@ def test_no_step_copies_keys_and_values_after_the_first_rows_have_left(kind: str
     prompts = tiny.prompts((5, 9, 3, 12, 7, 4, 8, 6))
     g = tiny.generator(target, drafter, Constant(2) if drafter is not None else None)
     alone = [g.generate(prompt, max_new_tokens=12).tokens for prompt in prompts]
-    made: list[SlotView] = []
-    init = SlotView.__init__
-
-    def spy(self: SlotView, *args: Any, **options: Any) -> None:
-        init(self, *args, **options)
-        made.append(self)
-
     sequences = [
         g.submit([prompt], SamplingParams(max_new_tokens=count))[0]
         for prompt, count in zip(prompts, (3, 12, 12, 6, 12, 4, 12, 12), strict=True)
     ]
     g.engine.step()  # which reads the prompts
-    monkeypatch.setattr(SlotView, "__init__", spy)
+    made = runs.noted(monkeypatch, SlotView, "__init__")
     while not all(each.finished for each in sequences):
         g.engine.step()
     assert all(each.tokens == wanted[: len(each.tokens)] for each, wanted in zip(sequences, alone, strict=True))
-    assert {len(view.lines) for view in made} >= {7, 5} and all(view.adjacent is not None for view in made)
+    views = [view for view, *_ in made]
+    assert {len(view.lines) for view in views} >= {7, 5} and all(view.adjacent is not None for view in views)

@@ -1,4 +1,4 @@
-"""Times of a step, and what the host waits for: on CUDA it runs ahead of the device, and events tell how far."""
+"""What a step says of its times and of the accepted path, and what the host waits for: on CUDA it runs ahead."""
 
 import time
 from types import SimpleNamespace
@@ -17,7 +17,7 @@ from foredraft.core.tree import TokenTree
 from foredraft.drafters.eagle3 import Eagle3Drafter
 from foredraft.engine.policy import Constant
 from foredraft.engine.state import Batch
-from foredraft.engine.step import _Mark
+from foredraft.engine.step import RowStep, _Mark
 from foredraft.model.cache import SlotCache
 from foredraft.model.hf import CausalLM
 
@@ -94,3 +94,41 @@ def test_a_copy_from_cuda_waits_for_what_was_launched_before_it_alone(monkeypatc
     copy = HostCopy(SimpleNamespace(device=torch.device("cuda:1"), to=to))  # type: ignore[arg-type]
     assert calls == [("cpu", True), "stream of cuda:1"]
     assert copy.wait().tolist() == [1, 1] and calls[2:] == ["synchronize"]
+
+
+# What it says of the accepted path, for those who size trees.
+
+PROMPT = [3, 1, 4, 1, 5]
+
+
+def ranked_step(right: int, scores: list[float]) -> RowStep:
+    """A step of a tree of root, two children, and two children of the first: ``right`` of nodes 1 and 3 are right."""
+    target = runs.model(vocab_size=16)
+    truth = tiny.generator(target).generate(PROMPT, max_new_tokens=2).tokens
+    wrong = [(token + 1) % 16 for token in truth]
+    tokens = [truth[0] if right > 0 else wrong[0], (truth[0] + 2) % 16]
+    tokens += [truth[1] if right > 1 else wrong[1], (truth[1] + 2) % 16]
+
+    def propose(view: View, plan: Plan) -> Draft:
+        filled = torch.tensor([[int(view.roots), *tokens, 0]])
+        parents = torch.tensor([[-1, 0, 0, 1, 1, -2]])
+        return Draft(TokenTree(filled, parents, depth=2), Law.FIXED, scores=torch.tensor([[0.0, *scores, 9.0]]))
+
+    policy = tiny.ScriptedPolicy(lambda view, limits: Plan((2,)))
+    tiny.generator(target, tiny.ScriptedDrafter(propose), policy).generate(PROMPT, max_new_tokens=4)
+    _, done = policy.observed[0]
+    return done.rows[0]
+
+
+def test_ranks_count_from_the_likeliest():
+    """Ties go to the node that stands first; padding has no rank, whatever its score."""
+    for right, scores, ranks, refused in (
+        (2, [-1.0, -2.0, -3.0, -4.0], (1, 3), False),
+        (2, [-2.0, -1.0, -2.0, -4.0], (2, 3), False),
+        (2, [-1.0, -1.0, -1.0, -1.0], (1, 3), False),
+        (2, [-3.0, -1.0, -4.0, -3.5], (2, 4), False),
+        (1, [-1.5, -1.0, -2.0, -4.0], (2,), True),
+        (0, [-1.0, -2.0, -3.0, -4.0], (), True),
+    ):
+        done = ranked_step(right, scores)
+        assert (done.accepted, done.ranks, done.refused) == (right, ranks, refused)
