@@ -1,4 +1,4 @@
-"""The published tables, the formulas' edges, and a simulation of the process that they describe."""
+"""The published tables, and the formulas at their edges."""
 
 import math
 
@@ -15,7 +15,7 @@ from foredraft.core.theory import (
 )
 
 ALPHAS = (0.5, 0.6, 0.7, 0.8, 0.9)
-# cost: (best length, speed-up) for each of ALPHAS
+# cost: (best length, speed-up) for each of ALPHAS; the lengths at .6 are the constants of Liu et al. (2310.07177)
 OPTIMA = {
     0.01: ((5, 1.88), (7, 2.30), (9, 2.97), (14, 4.23), (24, 7.49)),
     0.02: ((4, 1.79), (6, 2.17), (8, 2.76), (11, 3.82), (19, 6.37)),
@@ -48,11 +48,6 @@ def test_best_lengths_are_the_tables(cost: float, column: int):
 def test_leviathan_table_1(alpha: float, length: int, operations: float, gain: float):
     assert operations_factor(alpha, length, 0.0) == pytest.approx(operations, abs=0.0051)
     assert speed_up(alpha, length, 0.0) == pytest.approx(gain, abs=0.0051)
-
-
-def test_online_speculative_decoding_optima():
-    """The constants that Liu et al. (2310.07177) use for alpha = .6."""
-    assert [best_length(0.6, cost).length for cost in (0.01, 0.02, 0.05, 0.1)] == [7, 6, 4, 3]
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.05, 0.3, 0.61, 0.95, 0.999, 1.0])
@@ -91,21 +86,6 @@ def test_acceptance_is_one_minus_total_variation_and_never_above_one():
     distance = 0.5 * (p.double() - q.double()).abs().sum(-1)
     torch.testing.assert_close(acceptance(p, q), 1.0 - distance, atol=1e-6, rtol=0.0)
     assert acceptance(p, p).max() <= 1.0
-
-
-def test_simulation_of_steps():
-    """Draw and judge chains token by token; their mean is the formula's, with alpha from the two laws."""
-    generator = torch.Generator().manual_seed(1)
-    p, q = torch.tensor([0.5, 0.2, 0.2, 0.1]), torch.tensor([0.25, 0.25, 0.1, 0.4])
-    steps, length = 100_000, 4
-    drafted = torch.multinomial(q.expand(steps, 4), length, replacement=True, generator=generator)
-    u = torch.rand(steps, length, generator=generator)
-    accepted = (u * q[drafted] < p[drafted]).long().cumprod(1).sum(1)
-    emitted = (accepted + 1).double()
-    alpha = acceptance(p, q).item()
-    assert alpha == pytest.approx(0.65)
-    error = emitted.std().item() / steps**0.5
-    assert emitted.mean().item() == pytest.approx(expected_tokens(alpha, length), abs=5 * error)
 
 
 @pytest.mark.parametrize(

@@ -127,18 +127,15 @@ def test_greedy_row_follows_its_one_hot(law: Law, honest: bool) -> None:
     p = [torch.nn.functional.one_hot(b, 3).double() for b in best]
     shape = [-1, 0, 1, 2] if law is Law.CHAIN else [-1, 0, 0, 1, 2]
     draws = grow(shape, law, p, *q) if honest else grow(shape, Law.FIXED, p, *q, claim=law)
-    sync = outcomes(lambda p, draft, coins: verify(Target(p.argmax(-1), None), draft, coins), draws)
-    assert sync.expected_tokens > 1.2
+    walk = outcomes(lambda p, draft, coins: verify(Target(p.argmax(-1), None), draft, coins), draws)
+    assert walk.expected_tokens > 1.2
     for rule in lossless(law):
         result = outcomes(RULES[rule].function, draws)
         assert difference(result, p) < 1e-12, rule
-        if honest and law in (
-            Law.IID,
-            Law.IID_MANY,
-        ):  # of equal siblings the greedy walk takes the deeper one
-            assert 1.0 < result.expected_tokens < sync.expected_tokens + 1e-9, rule
+        if honest and law in (Law.IID, Law.IID_MANY):  # of equal siblings the greedy walk takes the deeper one
+            assert 1.0 < result.expected_tokens < walk.expected_tokens + 1e-9, rule
         else:
-            assert result.expected_tokens == pytest.approx(sync.expected_tokens, abs=1e-6), rule
+            assert result.expected_tokens == pytest.approx(walk.expected_tokens, abs=1e-6), rule
 
 
 def grown_by_value(p: Table, q: Table, nodes: int, levels: int) -> Draws:

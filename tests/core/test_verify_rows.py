@@ -10,7 +10,7 @@ from foredraft.core.draft import Draft, Law, Target, Verdict
 from foredraft.core.rng import HashedRng, Noise, Stream, draw
 from foredraft.core.tree import PAD, TokenTree
 from foredraft.core.verify import RULES, greedy, verify
-from oracle import Table, grow, outcomes, random_table
+from oracle import grow, outcomes, random_table
 
 SHAPE = torch.tensor([-1, 0, 0, 1, 1, 2, 4])
 LAW_OF = {"token": Law.CHAIN, "block": Law.CHAIN, "kseq": Law.IID}
@@ -93,40 +93,6 @@ def test_running_coins_keep_the_law(rule: str) -> None:
         torch.cat([expected, exact[0].sum()[None]]) * rows,
     )
     assert stats.chisquare(*frequencies).pvalue > 1e-4
-
-
-def test_text_under_target_sampling_is_the_same_whatever_was_drafted() -> None:
-    p = random_table(3, 9, 51)
-    texts = [_say(p, seed=9, drafts=drafts) for drafts in ([], [[0, 1, 2]], [[2, 0, 0], [1, 1, 0], [0, 2, 1]])]
-    assert texts[0] == texts[1] == texts[2]
-    assert texts[0] != _say(p, 10, [])
-
-
-def _say(p: Table, seed: int, drafts: list[list[int]]) -> list[int]:
-    """Six tokens, verifying the same continuations at every step."""
-    said: list[int] = []
-    while len(said) < 6:
-        tokens, parents = [0], [-1]
-        for path in drafts:
-            start = len(tokens)
-            parents += [0, *range(start, start + len(path) - 1)]
-            tokens += path
-        prefixes: list[list[int]] = [said]
-        for node in range(1, len(tokens)):
-            prefixes.append([*prefixes[parents[node]], tokens[node]])
-        laws = torch.stack([p[len(prefix)][_number(prefix)] for prefix in prefixes])
-        tree = TokenTree(torch.tensor([tokens]), torch.tensor([parents]), depth=3 if drafts else 0)
-        noise = Noise(torch.tensor([seed]), torch.tensor([len(said)]))
-        verdict = verify(Target(laws.argmax(-1)[None], laws[None]), Draft(tree, Law.FIXED), HashedRng(noise))
-        said += [token for token in verdict.emitted(tree)[0].tolist() if token >= 0]
-    return said[:6]
-
-
-def _number(prefix: list[int]) -> int:
-    number = 0
-    for token in prefix:
-        number = number * 3 + token
-    return number
 
 
 @st.composite

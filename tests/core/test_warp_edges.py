@@ -7,6 +7,7 @@ import pytest
 import torch
 from warp_cases import EOS, HISTORY, SAMPLING, V, doubled, random_case
 
+import tiny
 from foredraft.core.errors import OptionError
 from foredraft.core.sampling import truncation
 from foredraft.core.sampling.params import SamplingParams
@@ -71,7 +72,7 @@ def test_the_root_counts_once():
     tree = TokenTree(torch.tensor([[7, 7, 5, 6]]), torch.tensor([[-1, 0, 0, 2]]), depth=2)
     paths = Paths(torch.tensor([[5, 7, 9, 9]]), torch.tensor([2]), tree, start=1)
     params = SamplingParams(presence_penalty=1.0, frequency_penalty=1.0)
-    warp = Warp.of([params], vocab_size=10, eos_token_ids=[()], prompt_lengths=[1], device="cpu")
+    warp = tiny.warp([params], 10)
     scores = warp.scores(torch.zeros(1, 3, 10), paths)[0]
     zeros = [0.0] * 5
     assert scores.tolist() == [
@@ -84,7 +85,7 @@ def test_the_root_counts_once():
 def test_what_is_longer_than_the_path_has_not_begun():
     """After 5, neither the word 5 5 2 nor any 3-gram can end."""
     params = SamplingParams(bad_words_ids=((5, 5, 2),), no_repeat_ngram_size=3)
-    warp = Warp.of([params], vocab_size=10, eos_token_ids=[()], prompt_lengths=[1], device="cpu")
+    warp = tiny.warp([params], 10)
     history, tree = torch.tensor([[5, 5, 5, 5]]), TokenTree.root(torch.tensor([5]))
     for length, banned in (1, []), (2, [2]), (3, [2, 5]):
         scores = warp.scores(torch.zeros(1, 1, 10), Paths(history, torch.tensor([length]), tree))

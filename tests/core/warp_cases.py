@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 
 import torch
 import transformers
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, LogitsProcessorList
+from transformers import GenerationConfig, LogitsProcessorList
 
+import tiny
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.sampling.warp import Paths, Warp
 from foredraft.core.tree import PAD, TokenTree
@@ -15,16 +16,7 @@ V = 23
 EOS = (1, 4)
 # an embedding may be wider than the logits; processors of older transformers fail on such a token
 OUTSIDE = V + 2 if tuple(map(int, transformers.__version__.split(".")[:2])) >= (5, 23) else 5
-MODEL = LlamaForCausalLM(
-    LlamaConfig(
-        vocab_size=V,
-        hidden_size=8,
-        intermediate_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        num_key_value_heads=1,
-    )
-)
+MODEL = tiny.build("llama", vocab_size=V)
 
 
 class CountPenalty:
