@@ -1,6 +1,7 @@
-"""What the tests of the benchmark share: an arm that says what a test wants, and prompts for it."""
+"""What the tests of the benchmark share: an arm that says what a test wants, prompts for it, and files of lines."""
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from foredraft.core.stats import DecodeStats
 TEMPLATE = "{% for m in messages %}<{{ m.role }}:{{ m.content }}>{% endfor %}{% if add_generation_prompt %}>{% endif %}"
 SETTINGS = Settings("tiny", max_new_tokens=4)
 Prompts = Sequence[Sequence[int]]
+Write = Callable[..., Path]
 
 
 class Fake(BenchArm):
@@ -52,3 +54,11 @@ def fakes(count: int = 3) -> tuple[list[Fake], list[Fake]]:
     """Some arms, and the log that they share."""
     log: list[Fake] = []
     return [Fake(name, log) for name in "abcdef"[:count]], log
+
+
+def write_lines(path: Path, rows: Iterable[Any], end: str = "\n") -> Path:
+    """Write records as JSON, and text as it is, a line each."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
+    path.write_bytes("".join(line + end for line in lines).encode())
+    return path

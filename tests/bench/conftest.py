@@ -1,9 +1,10 @@
-"""Plain decoding of a tiny model that can chat, and a file to write to."""
+"""Plain decoding of a tiny model that can chat, a file to write to, and files that are written."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
-from bench_cases import TEMPLATE
+from bench_cases import TEMPLATE, Write, write_lines
 
 import tiny
 from foredraft.bench.measure.arms import LoopArm
@@ -21,3 +22,13 @@ def plain() -> LoopArm:
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "deep" / "run.jsonl"
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """Writes a file of these lines, and returns its path."""
+
+    def write(*rows: Any, name: str = "p.jsonl", end: str = "\n") -> Path:
+        return write_lines(tmp_path / name, rows, end)
+
+    return write

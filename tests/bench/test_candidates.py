@@ -101,13 +101,15 @@ def test_a_schedule_that_is_given_is_the_methods_own_and_candidates_are_constant
         assert constant(family.probe) and constant(candidate.spec) and candidate.spec.count("_schedule=") == 1
 
 
-def test_a_relative_folder_becomes_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("spec", ["eagle3:heads/mine,rope_theta=5000.0", "layer_skip:skips.json"])
+def test_a_relative_path_becomes_absolute(spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The choice is a file that may be read from elsewhere."""
     (tmp_path / "heads" / "mine").mkdir(parents=True)
+    (tmp_path / "skips.json").write_text("{}")
     monkeypatch.chdir(tmp_path)
-    for family, candidate in each(families("eagle3:heads/mine,rope_theta=5000.0", ALONE)):
+    for family, candidate in each(families(spec, ALONE)):
         for text in (family.name, family.probe, candidate.spec):
-            assert Spec.parse(text).path == str((tmp_path / "heads" / "mine").resolve())
+            assert Spec.parse(text).path == str((tmp_path / (Spec.parse(spec).path or "")).resolve())
 
 
 @pytest.mark.parametrize("spec", ["eagle3:org/head", "hydra", "prompt_lookup", "draft_model:nowhere"])
@@ -150,11 +152,3 @@ def test_what_cannot_be_is_an_error(spec: str, sentence: str):
     with pytest.raises(OptionError) as error:
         families(spec, ALONE)
     assert sentence in str(error.value)
-
-
-def test_a_file_beside_us_is_found_from_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """As a folder is; the choice of tune may be read anywhere."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "skips.json").write_text("{}")
-    ((found,),) = [family.candidates[:1] for family in families("layer_skip:skips.json", ALONE)]
-    assert Spec.parse(found.spec).path == str(tmp_path / "skips.json")

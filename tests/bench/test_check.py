@@ -17,7 +17,7 @@ from foredraft.core.draft import Draft, Law, Target, Verdict
 from foredraft.core.drafter import Plan, View
 from foredraft.core.rng import HashedRng, Stream
 from foredraft.core.sampling.params import SamplingParams
-from foredraft.core.sampling.warp import Paths, Warp
+from foredraft.core.sampling.warp import Paths
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.draft_model import DraftModel, Options
 from foredraft.engine import tail
@@ -35,9 +35,8 @@ PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8], [9, 1], [3] * 6]
 def pair() -> tuple[CausalLM, CausalLM]:
     """A target, and a draft that is often wrong."""
     sizes: dict[str, Any] = {"vocab_size": VOCAB, "num_hidden_layers": 2}
-    return CausalLM(tiny.build("llama", spread=1.0, seed=1, **sizes)), CausalLM(
-        tiny.build("llama", spread=0.7, seed=2, **sizes)
-    )
+    target, draft = (tiny.build("llama", spread=spread, seed=seed, **sizes) for spread, seed in ((1.0, 1), (0.7, 2)))
+    return CausalLM(target), CausalLM(draft)
 
 
 def sound(branching: tuple[int, ...] | None = None, tokens: int = 3) -> Generator:
@@ -51,11 +50,11 @@ def scripted(propose: Callable[[View, Plan], Draft]) -> Generator:
     return tiny.generator(pair()[0], tiny.ScriptedDrafter(propose, max_nodes=2))
 
 
-def other_law(view: View, warp: Warp | None = None) -> torch.Tensor:
+def other_law(view: View) -> torch.Tensor:
     """Some law that is not the target's, from the last token alone: [B, 1, V]."""
     logits = torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(3))[view.roots][:, None] * 2
     paths = Paths(view.history, view.lengths, TokenTree.root(view.roots))
-    return (warp or view.warp).law(logits, paths)
+    return view.warp.law(logits, paths)
 
 
 def one(view: View, token: torch.Tensor, q: torch.Tensor) -> Draft:

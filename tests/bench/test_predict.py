@@ -11,7 +11,6 @@ from foredraft.engine.step import SIZES, round_up
 
 GENTLE = CostTable((1, 64), (1.0, 7.3))
 """One second for a row, and a tenth for each one more."""
-FLAT = CostTable((1, 64), (1.0, 1.0))
 
 
 def chain(
@@ -140,17 +139,3 @@ def test_steps_that_cost_what_the_table_says_are_predicted_exactly(padded: bool)
         assert found.tokens == pytest.approx(sum(1 + min(a, depth) for a in accepted) / 40)
         assert found.seconds == pytest.approx(seconds)
         assert found.speed_up == pytest.approx(found.tokens * 1.01 / seconds)
-
-
-@pytest.mark.parametrize("depth", [1, 2, 5, 8])
-def test_free_drafts_that_are_all_accepted_bring_one_more_than_their_length(depth: int):
-    steps = [chain(8, 8, level=0.0, beside=0.0, costs=FLAT)] * 6
-    assert (
-        predict(steps, StepModel.of(steps, FLAT, 0.0, padded=True), DraftSize(depth=depth), 1.0).speed_up == depth + 1
-    )
-
-
-def test_drafts_that_are_never_accepted_cost_what_they_cost():
-    steps = [chain(8, 0, beside=0.0)] * 6
-    found = predict(steps, StepModel.of(steps, GENTLE, 0.0, padded=True), DraftSize(depth=8), 1.0)
-    assert found.tokens == 1.0 and found.speed_up == pytest.approx(1.0 / (GENTLE(12) + 0.16))

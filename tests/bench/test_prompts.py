@@ -1,30 +1,12 @@
 """Prompt files of every kind, and what is said of those that cannot be read."""
 
-import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from bench_cases import Write
 
 from foredraft.bench.prompts import STANDARD, BenchPrompt, read_prompts, standard_prompts
 from foredraft.core.errors import DataError
-
-Write = Callable[..., Path]
-
-
-@pytest.fixture
-def write(tmp_path: Path) -> Write:
-    """Writes a file: rows as JSON Lines, or text as it is, and returns its path."""
-
-    def write(*rows: Any, name: str = "p.jsonl", end: str = "\n") -> Path:
-        path = tmp_path / name
-        path.parent.mkdir(exist_ok=True)
-        lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
-        path.write_bytes("".join(line + end for line in lines).encode())
-        return path
-
-    return write
 
 
 def user(text: str) -> dict[str, str]:

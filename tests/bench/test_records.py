@@ -1,11 +1,11 @@
 """The file of a benchmark: what is written is read again, and what is broken is named."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from bench_cases import Write
 
 import tiny
 from foredraft.bench.measure.arms import LoopArm
@@ -14,7 +14,6 @@ from foredraft.core.errors import DataError
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.model.hf import CausalLM
 
-Write = Callable[..., Path]
 PROVENANCE = {"kind": "provenance", "device": "CPU", "settings": {"model": "tiny"}, "arms": ["none"]}
 FULL = Run(
     arm="eagle3",
@@ -45,19 +44,6 @@ FULL = Run(
 )
 COST = Cost(2, 128, (1, 2, 4), (0.5, 0.6, 0.7), weight_bytes=100, bandwidth=1e9, model="tiny")
 WATCHED = Watched("eagle3", "qa", "1", 0.7, {"1-1-2": (5, 2)}, {"93": (4, 3)}, model="tiny")
-
-
-@pytest.fixture
-def write(tmp_path: Path) -> Write:
-    """Writes records, or text as it is, a line each, and returns the path of the file."""
-
-    def write(*records: Any, end: str = "\n") -> Path:
-        path = tmp_path / "run.jsonl"
-        lines = [each if isinstance(each, str) else json.dumps(each) for each in records]
-        path.write_text("\n".join(lines) + end, encoding="utf-8")
-        return path
-
-    return write
 
 
 def run(**given: Any) -> Run:

@@ -7,6 +7,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from bench_cases import write_lines
 from made_runs import ARMS, PROVENANCE, TASKS, made, page_of, run
 
 from foredraft.bench.measure.records import Output, Run, RunFile, Watched, read_runs
@@ -152,11 +153,10 @@ def test_provenance_is_a_sentence():
     assert tables.provenance({}) == "foredraft (version unknown)."
 
 
-def write(path: Path, file: RunFile) -> Path:
+def saved(path: Path, file: RunFile) -> Path:
     lines = [{"kind": "provenance", **record} for record in file.provenance]
     lines += [each.line() for part in (file.runs, file.costs, file.watched) for each in part]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    return path
+    return write_lines(path, lines)
 
 
 def test_a_broken_line_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -169,7 +169,7 @@ def test_a_broken_line_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFix
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("report") / "runs.jsonl", made())
+    return saved(tmp_path_factory.mktemp("report") / "runs.jsonl", made())
 
 
 @pytest.mark.parametrize("width", [80, 160])
@@ -207,7 +207,7 @@ def test_the_command_prints_markdown_and_json(runs: Path, capsys: pytest.Capture
     ],
 )
 def test_options_that_cannot_be(tmp_path: Path, options: list[str], sentence: str, capsys: pytest.CaptureFixture[str]):
-    path = write(tmp_path / "runs.jsonl", RunFile(provenance=[PROVENANCE], runs=[run()] if options else []))
+    path = saved(tmp_path / "runs.jsonl", RunFile(provenance=[PROVENANCE], runs=[run()] if options else []))
     assert main(["report", str(path), *options]) == 2
     assert sentence in capsys.readouterr().err
 
@@ -273,9 +273,7 @@ def test_the_log_of_a_training_run(tmp_path: Path, capsys: pytest.CaptureFixture
     for number, more in enumerate(([{"step": 1, "steps": 2, "tokens": 8, "resumed": True}], [])):
         held = {"step": 2, "tokens": 16, "validation": {"loss": 2.5, "acceptance_length": 1.5}}
         lines = [LOG[0], *more, LOG[1], held]
-        (tmp_path / str(number) / "head").mkdir(parents=True)
-        path = tmp_path / str(number) / "head" / "log.jsonl"
-        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        write_lines(tmp_path / str(number) / "head" / "log.jsonl", lines)
     paths = [str(tmp_path / number / "head" / "log.jsonl") for number in "01"]
     found = summarise([read_runs(path) for path in paths])
     table = tables.training(found)

@@ -165,36 +165,28 @@ def test_the_search_finds_the_best_of_all_sets():
 
 
 def test_a_search_that_was_cut_off_goes_on_where_it_was(tmp_path: Path):
-    path, about = tmp_path / "trials.jsonl", {"seed": 1, "tuple": (1, 2)}
-    own = judge()
+    path, about, own = tmp_path / "trials.jsonl", {"seed": 1, "tuple": (1, 2)}, judge()
+
+    def noting(tried: list[frozenset[Sublayer]], most: int | None = None) -> Callable[[frozenset[Sublayer]], SkipTrial]:
+        """Notes what is tried, and is interrupted after the first ``most``."""
+
+        def judged(without: frozenset[Sublayer]) -> SkipTrial:
+            if len(tried) == most:
+                raise KeyboardInterrupt
+            tried.append(without)
+            return own(without)
+
+        return judged
+
     whole: list[frozenset[Sublayer]] = []
-
-    def counting(without: frozenset[Sublayer]) -> SkipTrial:
-        whole.append(without)
-        return own(without)
-
-    expected = search(PARTS, counting, SearchBudget(30, seed=1))
-
     tried: list[frozenset[Sublayer]] = []
-
-    def cut_off(without: frozenset[Sublayer]) -> SkipTrial:
-        if len(tried) == 17:
-            raise KeyboardInterrupt
-        tried.append(without)
-        return own(without)
-
+    expected = search(PARTS, noting(whole), SearchBudget(30, seed=1))
     with pytest.raises(KeyboardInterrupt):
-        search(PARTS, TrialLog(path, about).cached(cut_off), SearchBudget(30, seed=1))
+        search(PARTS, TrialLog(path, about).cached(noting(tried, most=17)), SearchBudget(30, seed=1))
     with path.open("a") as file:
         file.write('{"attention": [0], "ml')  # the machine went down in the middle of a line
-    rest: list[frozenset[Sublayer]] = []
-
-    def going_on(without: frozenset[Sublayer]) -> SkipTrial:
-        rest.append(without)
-        return own(without)
-
-    found = search(PARTS, TrialLog(path, about).cached(going_on), SearchBudget(30, seed=1))
-    assert found == expected and [*tried, *rest] == whole
+    found = search(PARTS, TrialLog(path, about).cached(noting(tried)), SearchBudget(30, seed=1))
+    assert found == expected and tried == whole
     assert len(path.read_text().splitlines()) == 1 + len(whole)
     again = search(PARTS, TrialLog(path, about).cached(lambda _: pytest.fail("all is known")), SearchBudget(30, seed=1))
     assert again == expected

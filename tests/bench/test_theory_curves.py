@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bench_cases import write_lines
 
 from foredraft.bench.measure.records import Run, RunFile
 from foredraft.bench.measure.steps import predicted_tokens, rate
@@ -236,9 +237,7 @@ def test_points_stand_where_they_were_measured_and_predicted():
 
 
 def file_of(folder: Path, runs: Sequence[Run]) -> Path:
-    path = folder / "run.jsonl"
-    path.write_text("".join(json.dumps(run.line()) + "\n" for run in runs), "utf-8")
-    return path
+    return write_lines(folder / "run.jsonl", [run.line() for run in runs])
 
 
 def theory(*arguments: str | Path) -> int:

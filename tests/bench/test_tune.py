@@ -62,20 +62,21 @@ def machine(target: CausalLM, monkeypatch: pytest.MonkeyPatch) -> Machine:
     return made
 
 
+def saved(folder: Path, seed: int | None = None) -> str:
+    tiny.build("llama", seed=seed).save_pretrained(folder)
+    return f"draft_model:{folder},{SURE}"
+
+
 @pytest.fixture(scope="module")
 def twin(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A draft that always knows what the target says."""
-    folder = tmp_path_factory.mktemp("tune") / "twin"
-    tiny.build("llama").save_pretrained(folder)
-    return f"draft_model:{folder},{SURE}"
+    return saved(tmp_path_factory.mktemp("twin"))
 
 
 @pytest.fixture(scope="module")
 def fool(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A draft that never does."""
-    folder = tmp_path_factory.mktemp("tune") / "fool"
-    tiny.build("llama", seed=77).save_pretrained(folder)
-    return f"draft_model:{folder},{SURE}"
+    return saved(tmp_path_factory.mktemp("fool"), seed=77)
 
 
 def stepped(rows: int) -> float:

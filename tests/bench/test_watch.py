@@ -1,14 +1,12 @@
 """What is measured beside the clock: places of a tree by hand, costs of forwards, each of them once."""
 
-import json
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from bench_cases import Fake, asks
+from bench_cases import Fake, Write, asks
 
 import tiny
 from foredraft.bench.measure import watch as watching
@@ -94,35 +92,30 @@ def arms(truth: list[int], monkeypatch: pytest.MonkeyPatch) -> list[BenchArm]:
     return [Fake("fake"), LoopArm("none", generator(), 2), LoopArm("tree", generator(static(truth)), 2)]
 
 
-def written(path: Path, lines: list[dict[str, Any]]) -> RunFile:
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return read_runs(path)
-
-
-def test_costs_are_timed_once_for_each_size_that_fits(arms: list[BenchArm], tmp_path: Path):
+def test_costs_are_timed_once_for_each_size_that_fits(arms: list[BenchArm], write: Write):
     what = besides(arms, batches=(1, 2))
     lines = list(what.lines(RunFile()))
-    file = written(tmp_path / "run.jsonl", lines)
+    file = read_runs(write(*lines))
     assert [(cost.batch, cost.cached) for cost in file.costs] == [(1, 4), (1, 8), (2, 4), (2, 8)]
     for cost in file.costs:
         assert cost.nodes[0] == 1 and cost.nodes[-1] == 64 and list(cost.nodes) == sorted(set(cost.nodes))
         assert list(cost.seconds) == sorted(cost.seconds) and cost.seconds[0] > 0
         assert cost.weight_bytes > 0 and cost.bandwidth == 2.5e9
     assert list(what.lines(file)) == []
-    cut = written(tmp_path / "run.jsonl", lines[:3])
+    cut = read_runs(write(*lines[:3]))
     assert [(line["batch"], line["cached"]) for line in what.lines(cut)] == [(2, 8)]
 
 
-def test_drafts_are_watched_once_for_each_arm_prompt_and_temperature(arms: list[BenchArm], tmp_path: Path):
+def test_drafts_are_watched_once_for_each_arm_prompt_and_temperature(arms: list[BenchArm], write: Write):
     what = besides(arms, [PROMPT], temperatures=[0.0, 0.5])
     lines = list(what.lines(RunFile()))
     assert [(line["kind"], line["arm"], line["prompt"], line["temperature"]) for line in lines] == [
         ("watch", "tree", "0", 0.0),
         ("watch", "tree", "0", 0.5),
     ]
-    file = written(tmp_path / "run.jsonl", lines)
+    file = read_runs(write(*lines))
     assert list(what.lines(file)) == []
-    assert [line["temperature"] for line in what.lines(written(tmp_path / "run.jsonl", lines[:1]))] == [0.5]
+    assert [line["temperature"] for line in what.lines(read_runs(write(*lines[:1])))] == [0.5]
 
 
 def test_a_prompt_that_cannot_be_continued_is_left_out(truth: list[int]):
