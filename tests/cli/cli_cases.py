@@ -26,5 +26,11 @@ class Ended(NamedTuple):
         assert self.err.count("\n") == 1, self.err
         return self.err.removeprefix("foredraft: ").strip()
 
+    @property
+    def refusal(self) -> str:
+        """The sentence of a command that was refused before it had said anything: status 2, nothing on stdout."""
+        assert (self.status, self.out) == (2, "")
+        return self.sentence
+
 
 Run = Callable[..., Ended]

@@ -211,6 +211,6 @@ def test_structure_comes_from_files_and_flags(run: Run, tmp_path: Path):
     assert said[1] in ("up", "down")
     assert said[2].isdigit() and len(said[2]) == 3
     assert said[3] in ("a,b", "c")
-    assert "Give one of" in run("generate", PROMPT, "--regex", "a", "--choice", "b").sentence
-    assert "Cannot read the grammar file" in run("generate", PROMPT, "--ebnf", str(tmp_path / "none")).sentence
-    assert "parenthesis is not closed" in run("generate", PROMPT, "--regex", "(").sentence
+    assert "Give one of" in run("generate", PROMPT, "--regex", "a", "--choice", "b").refusal
+    assert "Cannot read the grammar file" in run("generate", PROMPT, "--ebnf", str(tmp_path / "none")).refusal
+    assert "parenthesis is not closed" in run("generate", PROMPT, "--regex", "(").refusal

@@ -84,9 +84,9 @@ def test_export_with_another_base(run: Run, place: Path, tmp_path: Path):
 
 def test_what_export_refuses(run: Run, place: Path, tmp_path: Path):
     def sentence(head: str, to: str, *more: str, out: Path = tmp_path / "a") -> str:
-        ended = run("export", place / head, "--to", to, "-m", place / "target", "--out", out, *more)
-        assert (ended.status, ended.out) == (2, "") and not (tmp_path / "a").exists()
-        return ended.sentence
+        said = run("export", place / head, "--to", to, "-m", place / "target", "--out", out, *more).refusal
+        assert not (tmp_path / "a").exists()
+        return said
 
     assert "Unknown format 'vllm'. Known: eagle, sglang" in sentence("eagle3", "vllm")
     assert "Unknown dtype 'int8'" in sentence("eagle3", "sglang", "--dtype", "int8")
@@ -97,7 +97,7 @@ def test_what_export_refuses(run: Run, place: Path, tmp_path: Path):
 
 
 def test_inspect_refuses_in_one_sentence(run: Run, tmp_path: Path):
-    assert "no config.json" in run("inspect", tmp_path).sentence
+    assert "no config.json" in run("inspect", tmp_path).refusal
     (tmp_path / "config.json").write_text("{}")
     save_file({"x": torch.ones(1)}, tmp_path / "model.safetensors")
-    assert "no known draft head" in run("inspect", tmp_path).sentence
+    assert "no known draft head" in run("inspect", tmp_path).refusal

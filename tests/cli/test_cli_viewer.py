@@ -28,7 +28,7 @@ def test_what_is_no_record_is_an_error(run: Run, tmp_path: Path, content: str | 
     file = tmp_path / "run.jsonl"
     if content is not None:
         file.write_text(content)
-    assert ("no record of a request" if content is not None else "Cannot read") in run("viewer", file).sentence
+    assert ("no record of a request" if content is not None else "Cannot read") in run("viewer", file).refusal
 
 
 def test_a_place_that_cannot_be_written_is_an_error(run: Run, model: Path, tmp_path: Path):
