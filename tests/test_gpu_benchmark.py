@@ -3,7 +3,6 @@
 import importlib
 import io
 import json
-import os
 import subprocess
 import sys
 import time
@@ -14,7 +13,7 @@ from typing import Any
 
 import pytest
 
-import foredraft
+from processes import environment
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
@@ -43,21 +42,15 @@ def test_a_part_that_fails_or_takes_too_long_is_recorded_and_the_next_one_begins
     out = io.StringIO()
     gpu.run(SimpleNamespace(free=lambda: None), ["fails", "sleeps", "works"], 3.0, out)
     lines = [json.loads(line) for line in out.getvalue().splitlines()]
-    assert [line.get("number", line.get("error", "")[:12]) for line in lines] == [
-        1,
-        "ValueError: ",
-        2,
-        "TimeoutError",
-        3,
-    ]
+    found = [line.get("number", line.get("error", "")[:12]) for line in lines]
+    assert found == [1, "ValueError: ", 2, "TimeoutError", 3]
     assert [line["part"] for line in lines] == ["fails", "fails", "sleeps", "sleeps", "works"]
 
 
 @pytest.mark.slow
 def test_the_whole_script(tmp_path: Path):
     command = [sys.executable, str(BENCHMARKS / "gpu.py"), "--out", str(tmp_path), "--device", "cpu", "--tiny"]
-    environment = {**os.environ, "PYTHONPATH": str(Path(foredraft.__path__[0]).parent), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=550)
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=550)
     assert done.returncode == 0, done.stderr[-3000:]
     lines = [json.loads(line) for line in (tmp_path / "gpu.jsonl").read_text().splitlines()]
     kinds = {line["kind"] for line in lines}

@@ -10,18 +10,17 @@ from foredraft.core.divergence import jensen_shannon, kl, overlap, reverse_kl, t
 from foredraft.core.topk_distribution import coarsen, topk_distribution
 
 
-def laws(rows: int = 40, size: int = 7, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """p and q, both in float64."""
-    source = torch.Generator().manual_seed(seed)
-    return tuple(torch.randn(rows, size, generator=source, dtype=torch.float64).mul(2).softmax(-1) for _ in range(2))  # type: ignore[return-value]
+def laws() -> Tensor:
+    """p and q, each [40, 7]."""
+    logits = torch.randn(2, 40, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return logits.mul(2).softmax(-1)
 
 
 def summed(p: Tensor, q: Tensor) -> Tensor:
     """KL, token by token."""
-    return torch.tensor(
-        [sum(a * math.log(a / b) for a, b in zip(x, y, strict=True) if a > 0) for x, y in zip(p.tolist(), q.tolist())],  # noqa: B905
-        dtype=torch.float64,
-    )
+    rows = zip(p.tolist(), q.tolist(), strict=True)
+    sums = [sum(a * math.log(a / b) for a, b in zip(x, y, strict=True) if a > 0) for x, y in rows]
+    return torch.tensor(sums, dtype=torch.float64)
 
 
 def test_forward_and_reverse_against_sums():

@@ -227,18 +227,13 @@ def test_rule_without_its_q() -> None:
 def test_a_q_that_is_no_law_costs_speed_and_nothing_else(rule: str) -> None:
     """NaN at the second node of a chain: what comes out first still follows p."""
     p = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64).expand(1, 3, 4)
-    found = torch.zeros(4, dtype=torch.float64)
-    for x, chance in enumerate((0.7, 0.1, 0.1, 0.1)):
-        q = torch.tensor([[0.7, 0.1, 0.1, 0.1]], dtype=torch.float64).repeat(3, 1)[None]
+    found, law, count = torch.zeros(4, dtype=torch.float64), (0.7, 0.1, 0.1, 0.1), 4000
+    for x, chance in enumerate(law):
+        q = torch.tensor(law, dtype=torch.float64).repeat(count, 3, 1)
         q[:, 2] = torch.nan
-        draft = Draft(TokenTree.chain(torch.tensor([[0, x, 1]])), Law.CHAIN, q)
-        count = 4000
-        seeds = torch.arange(count) + 10_000 * x
-        many = Draft(
-            TokenTree.chain(draft.tree.tokens.expand(count, -1)), Law.CHAIN, q.expand(count, -1, -1).contiguous()
-        )
-        noise = Noise(seeds, torch.ones(count, dtype=torch.long))
-        verdict = verify(Target(many.tree.tokens, p.expand(count, -1, -1)), many, HashedRng(noise), rule)
-        first = verdict.emitted(many.tree)[:, 0]
-        found += chance * first.bincount(minlength=4).double() / count
+        tree = TokenTree.chain(torch.tensor([0, x, 1]).expand(count, -1))
+        noise = Noise(torch.arange(count) + 10_000 * x, torch.ones(count, dtype=torch.long))
+        target = Target(tree.tokens, p.expand(count, -1, -1))
+        verdict = verify(target, Draft(tree, Law.CHAIN, q), HashedRng(noise), rule)
+        found += chance * verdict.emitted(tree)[:, 0].bincount(minlength=4).double() / count
     assert (found - p[0, 0]).abs().max() < 0.02
