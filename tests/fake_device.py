@@ -26,7 +26,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from leaves import mapped, tensors
+from leaves import mapped, tensors, waits
 
 
 class _Backend(backend_registration._DummyBackendModule):
@@ -46,8 +46,6 @@ if not hasattr(torch, "fake"):  # once a process
     backend_registration._setup_privateuseone_for_python_backend("fake", backend_module=_Backend())
 DEVICE = torch.device("fake:0")
 
-_READS = ("_local_scalar_dense", "item", "is_nonzero", "equal")
-_SHAPED_BY_VALUES = ("nonzero", "masked_select", "_unique2", "unique_dim", "bincount")
 _COPIES = ("to", "_to_copy", "copy_", "cpu")
 _SOURCES = Path(__file__).parents[1] / "src" / "foredraft"
 
@@ -183,8 +181,7 @@ class FakeDevice(TorchDispatchMode):
         if self._trace is None:
             return
         self._trace.operators.append((name, tuple(tuple(each.shape) for each in given)))
-        by_mask = base.startswith("index") and any(each.dtype is torch.bool for each in tensors(args[1:2]))
-        if base in _READS or base in _SHAPED_BY_VALUES or by_mask or (copies and not (to_device and non_blocking)):
+        if waits(base, args) or (copies and not (to_device and non_blocking)):
             self._trace.waits.append(Wait(name, *_origin()))
 
 

@@ -1,9 +1,16 @@
-"""Nested arguments of operators: as ``torch.utils._pytree``, several times as fast, for plain containers only."""
+"""Nested arguments of operators: as ``torch.utils._pytree``, several times as fast, for plain containers only.
+
+And which operators make the host wait for the device.
+"""
 
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
+
+_READS = ("_local_scalar_dense", "item", "is_nonzero", "equal")
+_SHAPED_BY_VALUES = ("nonzero", "masked_select", "_unique2", "unique_dim", "bincount")
 
 
 def mapped(function: Callable[[Any], Any], value: Any) -> Any:
@@ -25,3 +32,9 @@ def tensors(value: Any) -> Iterator[Tensor]:
             yield from tensors(each)
     elif isinstance(value, dict):
         yield from tensors(tuple(value.values()))
+
+
+def waits(name: str, args: Any) -> bool:
+    """Whether an operator (without its overload) reads values, or has results whose shape depends on them."""
+    by_mask = name.startswith("index") and any(each.dtype is torch.bool for each in tensors(args[1:2]))
+    return name in _READS or name in _SHAPED_BY_VALUES or by_mask

@@ -16,10 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from foredraft.model.replay import Flat, Recorder
-from leaves import mapped, tensors
-
-WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "bincount", "equal")
-"""Operators that make the host wait."""
+from leaves import mapped, tensors, waits
 
 
 class Produced:
@@ -41,8 +38,7 @@ class Tape(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = function.name().removeprefix("aten::").partition(".")[0]
-        by_mask = name.startswith("index") and any(each.dtype is torch.bool for each in tensors(args[1:2]))
-        if name in WAITS or by_mask or (name == "lift_fresh" and args[0].ndim):  # the last is ``torch.tensor(list)``
+        if waits(name, args) or (name == "lift_fresh" and args[0].ndim):  # the last is ``torch.tensor(list)``
             raise RuntimeError(f"{name} cannot be recorded")
         inputs = mapped(self._as_input, (args, kwargs))
         result = function(*args, **kwargs)

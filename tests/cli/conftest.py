@@ -36,11 +36,10 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
     return run
 
 
-@pytest.fixture(scope="session")
-def environment() -> dict[str, str]:
+@pytest.fixture
+def environment(plain_environment: None) -> dict[str, str]:
     """For commands in a process of their own."""
-    keep = {k: v for k, v in processes.environment().items() if k not in ("FORCE_COLOR", "NO_COLOR", "FOREDRAFT_DEBUG")}
-    return {**keep, "TERM": "xterm-256color", "COLUMNS": "100"}
+    return {**processes.environment(), "TERM": "xterm-256color"}
 
 
 def save_model(folder: Path, **changes: object) -> Path:
