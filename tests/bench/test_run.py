@@ -12,7 +12,7 @@ from foredraft.core.sampling.params import SamplingParams
 
 
 def test_every_prompt_is_put_to_every_arm_before_the_next_in_an_order_that_rotates(plain: LoopArm, path: Path):
-    (a, b), log = fakes(2)
+    a, b, log = fakes()
     Bench([plain, a, b], SETTINGS, path).run(make_groups(asks("p", "q", "r", "s"), [0.0], [1]))
     order = [(run.prompts[0], run.arm) for run in read_runs(path).runs]
     names = [["none", "a", "b"], ["a", "b", "none"], ["b", "none", "a"], ["none", "a", "b"]]
@@ -54,7 +54,7 @@ def test_batches_hold_as_many_as_there_are_and_arms_for_one_prompt_are_left_out(
 
 
 def test_all_arms_read_the_same_conversation_that_of_the_first(plain: LoopArm, path: Path):
-    (a, b), _ = fakes(2)
+    a, b, _ = fakes()
     b.token = 50
     ask = talk("0", "Hi", "And", "So")
     Bench([a, plain, b], SETTINGS, path).run(make_groups([ask], [0.0], [1]))
@@ -70,7 +70,7 @@ def test_all_arms_read_the_same_conversation_that_of_the_first(plain: LoopArm, p
 
 
 def test_where_the_first_arm_fails_the_next_one_answers(plain: LoopArm, path: Path):
-    (a, b), _ = fakes(2)
+    a, b, _ = fakes()
     a.fails = lambda prompts: ValueError("no") if len(a.calls) == 2 else None
     ask = talk("0", "Hi", "And")
     Bench([a, b, plain], SETTINGS, path).run(make_groups([ask], [0.0], [1]))
@@ -104,7 +104,7 @@ def test_seeds_are_the_same_for_all_arms_and_for_the_same_command_and_differ_bet
     plain: LoopArm, tmp_path: Path
 ):
     def asked(settings: Settings, name: str) -> list[list[tuple[int, float]]]:
-        (a, b), _ = fakes(2)
+        a, b, _ = fakes()
         Bench([plain, a, b], settings, tmp_path / name).run(make_groups(asks("p", "q"), [0.0, 1.0], [1], repeats=2))
         return [[(params.seed, params.temperature) for _, params in arm.calls[2:]] for arm in (a, b)]
 

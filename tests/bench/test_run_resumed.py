@@ -27,7 +27,7 @@ from foredraft.model.tokenizer import Tokenizer
 def test_an_arm_that_raises_is_noted_and_nobody_else_notices(
     plain: LoopArm, path: Path, error: Exception, sentence: str
 ):
-    (a, b), _ = fakes(2)
+    a, b, _ = fakes()
     a.fails = lambda prompts: error if prompts[0] == [81] else None  # q
     groups = make_groups(asks("p", "q", "r"), [0.0], [1])
     Bench([plain, a, b], SETTINGS, path).run(groups)
@@ -62,7 +62,7 @@ def test_a_template_that_raises_is_noted(path: Path):
 
 
 def test_an_interruption_in_the_middle_of_a_group_repeats_only_that_group(plain: LoopArm, path: Path):
-    (a, b), log = fakes(2)
+    a, b, log = fakes()
     groups = make_groups(asks("p", "q", "r"), [0.0, 1.0], [1, 2])
     Bench([plain, a, b], SETTINGS, path.parent / "whole.jsonl").run(groups)
     a.fails = lambda prompts: KeyboardInterrupt() if prompts == [[82]] else None

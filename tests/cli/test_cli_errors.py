@@ -48,6 +48,11 @@ CASES: dict[str, dict[str, tuple[tuple[str, ...], str]]] = {
         "not a number": (("--max-new-tokens", "many"), "'--max-new-tokens'"),
         "unknown option": (("--colour", "red"), "--colour"),
     },
+    "check": {
+        "nothing sampled": (("--temperature", "0"), "Sampling needs --temperature above 0"),
+        "no prompts wanted": (("--count", "-1"), "--count must be 0 or more"),
+        "no such prompts": (("--prompts", "nowhere.jsonl"), "Cannot read the prompt file nowhere.jsonl"),
+    },
     "tune": {
         "no prompts wanted": (("--count", "-1"), "--count must be 0 or more"),
         "nothing verified": (("--verify", "0"), "--verify and --batch-size must be 1 or more"),
