@@ -21,7 +21,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TextIO, final
@@ -191,7 +191,8 @@ def kernel(bench: Bench) -> Iterator[dict[str, Any]]:
                     (shape.num_key_value_heads, step.extent),
                 )
             )
-            table, mask, scale = step.tables()["all"], step.masks(bench.dtype)["all"], shape.head_dim**-0.5
+            table = step.tables(torch.arange(batch, device=bench.device))["all"]
+            mask, scale = step.masks(bench.dtype)["all"], shape.head_dim**-0.5
             ours = functools.partial(tree_attention, query, keys, values, table, scaling=scale)
             other = functools.partial(masked_attention, query, keys, values, mask)
             wide = step.masks(torch.float64)["all"]
@@ -236,15 +237,13 @@ def forwards(bench: Bench) -> Iterator[dict[str, Any]]:
 class Timed(Policy):
     """The whole draft in every step, with the time between steps and the parts that the engine measures."""
 
+    learns = False
+
     def __init__(self, length: int, ahead: bool = True) -> None:
         self.ahead = ahead
         self._inner = Constant(length)
         self._last = time.perf_counter()
         self.steps: list[tuple[float, float, float, int]] = []  # whole, draft, verify, tokens
-
-    @property
-    def learns(self) -> bool:
-        return False
 
     def plan(self, view: View, limits: Sequence[int]) -> Plan:
         return self._inner.plan(view, limits)
@@ -253,8 +252,6 @@ class Timed(Policy):
         now, tokens = time.perf_counter(), sum(len(row.emitted) for row in done.rows)
         self.steps.append((now - self._last, done.draft_seconds, done.verify_seconds, tokens))
         self._last = now
-
-    def release(self, row: int) -> None: ...
 
 
 def arms(bench: Bench) -> Iterator[dict[str, Any]]:
@@ -395,12 +392,11 @@ def laws(bench: Bench) -> Iterator[dict[str, Any]]:
                 draft_always(g)
                 same = check_greedy(g, prompts, greedy)
                 law = check_sampled(g, prompts[:1], sampled, bench.sizes.sampled)
-                differences = [{"text": d.text, "place": d.place, "tied": d.tied} for d in same.differences]
                 yield {
                     "kind": "law",
                     "method": drafter,
                     "greedy_passed": same.passed,
-                    "differences": differences,
+                    "differences": [asdict(each) for each in same.differences],
                     "p_value": law.p_value,
                     "sampled_passed": law.passed,
                     "contexts": law.contexts,

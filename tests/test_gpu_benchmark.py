@@ -7,13 +7,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
 from processes import environment
+
+from foredraft.bench.check import Difference, GreedyCheck, SampledCheck
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
@@ -47,12 +49,34 @@ def test_a_part_that_fails_or_takes_too_long_is_recorded_and_the_next_one_begins
     assert [line["part"] for line in lines] == ["fails", "fails", "sleeps", "sleeps", "works"]
 
 
+def test_a_greedy_difference_is_recorded(gpu: Any, monkeypatch: pytest.MonkeyPatch):
+    found = GreedyCheck(outputs=3, tokens=60, differences=(Difference(1, 7, 0.5, False),), exact=False)
+    passed = SampledCheck(tokens=200, accepted=80, contexts=2, p_value=0.5, shift=0.1)
+    monkeypatch.setattr(gpu, "check_greedy", lambda *args: found)
+    monkeypatch.setattr(gpu, "check_sampled", lambda *args: passed)
+    sizes = replace(gpu.TINY, lawful=("prompt_lookup",))
+    (record,) = gpu.laws(SimpleNamespace(device="cpu", sizes=sizes))
+    assert not record["greedy_passed"]
+    assert record["differences"] == [{"output": 1, "place": 7, "gap": 0.5, "tied": False}]
+
+
+def run_script(folder: Path, *options: str, **variables: str) -> list[dict[str, Any]]:
+    command = [sys.executable, str(BENCHMARKS / "gpu.py"), "--out", str(folder), "--device", "cpu", "--tiny", *options]
+    done = subprocess.run(command, env=environment() | variables, capture_output=True, text=True, timeout=550)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(line) for line in (folder / "gpu.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.slow
+def test_the_kernel_in_its_interpreter(tmp_path: Path):
+    pytest.importorskip("triton")
+    _, *lines = run_script(tmp_path, "--parts", "kernel", TRITON_INTERPRET="1")
+    assert len(lines) == 8 and all(line["error"] < 1e-5 for line in lines), lines
+
+
 @pytest.mark.slow
 def test_the_whole_script(tmp_path: Path):
-    command = [sys.executable, str(BENCHMARKS / "gpu.py"), "--out", str(tmp_path), "--device", "cpu", "--tiny"]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=550)
-    assert done.returncode == 0, done.stderr[-3000:]
-    lines = [json.loads(line) for line in (tmp_path / "gpu.jsonl").read_text().splitlines()]
+    lines = run_script(tmp_path)
     kinds = {line["kind"] for line in lines}
     assert kinds == {"provenance", "machine", "kernel", "law", "forward", "arm", "profile", "baseline"}, kinds
     assert all(line["greedy_passed"] and line["sampled_passed"] for line in lines if line["kind"] == "law")
