@@ -1,4 +1,4 @@
-"""Time to first token beside a long prompt, and what the prefix cache saves: the bundled model, CPU seconds.
+"""Time to first token while a long prompt is read, and with the prefix cache: the bundled model, CPU time.
 
 python benchmarks/admission.py [--target sample] [--long 1900] [--drafters eagle3 none] [--chunks 64]
 """
@@ -29,7 +29,7 @@ def first_token(g: Generator, sequence: Sequence) -> float:
 
 
 def stalls(g: Generator, text: list[int], length: int, rows: int) -> str:
-    """What waits how long: a long prompt is read beside ``rows`` others; short ones arrive at any moment meanwhile."""
+    """Delays while a long prompt is read beside ``rows`` running requests and short prompts keep arriving."""
     running = [submit(g, text[37 * i :][:100], 400) for i in range(rows)]
     steps = [seconds(g.engine.step) for _ in range(REPEATS)] if rows else [0.0]
     alone = [arrival(g, text[500 + i :][:SHORT], steps) for i in range(REPEATS)]
@@ -49,7 +49,7 @@ def stalls(g: Generator, text: list[int], length: int, rows: int) -> str:
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """CPU seconds that this takes."""
+    """CPU seconds of a call."""
     started = time.process_time()
     work()
     return time.process_time() - started
@@ -64,14 +64,14 @@ def arrival(g: Generator, tokens: list[int], steps: list[float]) -> float:
 
 
 def chat(g: Generator, text: list[int]) -> str:
-    """A conversation whose prompts are all that was said before and a new message."""
-    said, spent, cached, read = text[:800], 0.0, 0, 0
+    """Turns of a conversation: each prompt is the previous one, its answer, and new text."""
+    prompt, spent, cached, read = text[:800], 0.0, 0, 0
     for turn in range(TURNS):
-        sequence = submit(g, said)
+        sequence = submit(g, prompt)
         spent += first_token(g, sequence)
         g.engine.run([sequence])
-        cached, read = cached + sequence.stats.cached_tokens, read + len(said)
-        said = [*said, *sequence.tokens, *text[2000 + 60 * turn :][:60]]
+        cached, read = cached + sequence.stats.cached_tokens, read + len(prompt)
+        prompt = [*prompt, *sequence.tokens, *text[2000 + 60 * turn :][:60]]
     return f"{TURNS} turns: {1e3 * spent / TURNS:.0f} ms to the first token, {cached} of {read} prompt tokens cached"
 
 

@@ -1,9 +1,9 @@
 """One-token latency of drafts of equal size and different depth: writes benchmarks/results/depth.jsonl.
 
-A draft's latency grows with its layers and hardly with its width (arXiv:2402.01528, section 4). Weights are random:
-what a forward costs does not depend on them. For each depth the width is the multiple of 64 with which the parameters
-of the layers come nearest to ``--parameters`` millions; embedding and output layer, which differ with the width, are
-counted apart. Models take turns, round by round, so that a slow minute is slow for all.
+A draft's latency grows with its layers and hardly with its width (arXiv:2402.01528, section 4). Weights are random: the
+time of a forward does not depend on them. For each depth, the width is the multiple of 64 whose layers come nearest to
+``--parameters`` million parameters; embedding and output layer, which differ with the width, are not counted. Models
+take turns, round by round, so that machine drift affects all alike.
 
     python benchmarks/depth.py --parameters 40 --depths 1 2 4 8 16
 """
@@ -27,7 +27,7 @@ HEAD = 64
 
 
 def of_layers(width: int, layers: int) -> int:
-    """Parameters of square attention and of a feed-forward layer of three times the width."""
+    """Parameters of attention with square projections, and of gated feed-forward layers of three times the width."""
     return layers * (4 * width * width + 3 * width * 3 * width)
 
 
@@ -50,7 +50,7 @@ def build(layers: int, width: int, vocabulary: int) -> CausalLM:
 
 
 class Draft:
-    """A model that has read ``cached`` tokens and says one more, again and again at the same place."""
+    """A model with ``cached`` tokens in its cache that repeats the same forward of one token."""
 
     def __init__(self, layers: int, width: int, vocabulary: int, cached: int) -> None:
         self.layers, self.width = layers, width
@@ -65,7 +65,7 @@ class Draft:
         self.milliseconds: list[float] = []
 
     def run(self, times: int) -> None:
-        """Take the time of so many forwards of one token."""
+        """Time this many forwards."""
         for _ in range(times):
             started = time.perf_counter()
             self._model.forward(self._step, self._cache)
@@ -90,9 +90,9 @@ def main() -> None:
     parser.add_argument("--parameters", type=float, default=40.0, help="of the layers, in millions")
     parser.add_argument("--depths", type=int, nargs="+", default=[1, 2, 4, 8, 16])
     parser.add_argument("--vocabulary", type=int, default=8192)
-    parser.add_argument("--cached", type=int, default=256, help="tokens that are read before")
+    parser.add_argument("--cached", type=int, default=256, help="tokens in the cache")
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--forwards", type=int, default=10, help="in each round")
+    parser.add_argument("--forwards", type=int, default=10, help="forwards per round")
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()

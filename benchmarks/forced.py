@@ -1,8 +1,8 @@
 """Models of real shapes with random weights, whose drafts are accepted at given rates.
 
-After token t the target writes ``Text.after[t]``, whatever came before: its embedding outweighs its layers, and its
-output layer reads it. A draft model and an EAGLE-3 head know the same table, but for a share of tokens they put
-another one first. So every step does all the work of its shape, and acceptance is a setting, not a result.
+After token t the target generates ``Text.after[t]``, whatever came before: the embedding outweighs all layers, and the
+output layer maps it to that token. A draft model and an EAGLE-3 head have the same table, but rank another token first
+for a share of the tokens. So every step does all the work of its shape, and acceptance is a setting, not a result.
 """
 
 from contextlib import contextmanager
@@ -19,11 +19,11 @@ from foredraft.model.head_parts import block_like, parts_of, rotary_of
 from foredraft.model.hf import CausalLM
 
 FIRST, SECOND = 0.75, 0.15
-"""Share of tokens for which a draft puts the right token first, and second. A chain's acceptance rate is ``FIRST``, a
+"""Shares of tokens for which a draft ranks the right token first and second. A chain's acceptance rate is ``FIRST``, a
 wide tree's the sum of both."""
 _SHARP = 13.0
-"""Logit of a draft's first token; all but the first and the second are near 0. The target's is four times that, so
-that it writes the text at temperature 1, too."""
+"""Logit of a draft's first token; all but the first and the second are near 0. The target's is four times as large, so
+that it generates the text at temperature 1, too."""
 _DECOY = 0.8
 """Weight of the second token, relative to the first."""
 _LOUD = 100.0
@@ -34,7 +34,7 @@ _FOCUS = 16.0
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """What follows each of the first K tokens, and what a draft takes for it: one cycle through all of them."""
+    """The successor of each of the first K tokens, in one cycle, and the wrong token that a draft ranks beside it."""
 
     after: Tensor
     decoy: Tensor
@@ -59,7 +59,7 @@ class Text:
 
 @contextmanager
 def built(device: torch.device, dtype: torch.dtype):
-    """New modules are on the device, in ``dtype``."""
+    """Create modules on the device, in ``dtype``."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     torch.manual_seed(0)
@@ -71,7 +71,7 @@ def built(device: torch.device, dtype: torch.dtype):
 
 
 def model(config: PretrainedConfig, text: Text, dtype: torch.dtype, *, draft: bool) -> CausalLM:
-    """A model of this config that writes the text, or a draft's version of it."""
+    """A model of this config that generates the text, or a draft's version of it."""
     count, width = len(text.after), config.hidden_size
     with built(text.after.device, dtype):
         config.tie_word_embeddings, config.dtype = False, dtype
@@ -127,7 +127,7 @@ def eagle3(target: CausalLM, text: Text) -> Eagle3:
 
 
 def _write(output: Tensor, rows: Tensor, text: Text, right: Tensor, wrong: Tensor | None) -> None:
-    """Make the output layer answer ``rows[t]`` with what follows token t."""
+    """Make the output layer map ``rows[t]`` to the successor of token t."""
     output[text.after] += right[:, None].to(output.dtype) * rows
     if wrong is not None:
         output[text.decoy] += wrong[:, None].to(output.dtype) * rows

@@ -1,8 +1,8 @@
-"""What only a GPU can show, in one call of less than ten minutes: appends JSON Lines to OUT/gpu.jsonl as they are made.
+"""All measurements that need a GPU, in less than ten minutes: appends JSON Lines to OUT/gpu.jsonl.
 
-Needs no download and no files but this repository. The models have the shapes of Llama-3.1-8B, Llama-3.2-1B and a
-published EAGLE-3 head, with random weights and forced acceptance (see forced.py). Parts run in order, each within its
-share of the time; one that fails or runs out of time is recorded with its error, and the next one begins.
+Needs no download. The models have the shapes of Llama-3.1-8B, Llama-3.2-1B and a published EAGLE-3 head, with random
+weights and forced acceptance (see forced.py). Parts run in order, each within its share of the time. One that fails or
+runs out of time is recorded with its error, and the next one begins.
 
     PYTHONPATH=src python benchmarks/gpu.py --out results
     PYTHONPATH=src python benchmarks/gpu.py --out results --device cpu --tiny       # to test the script
@@ -61,23 +61,23 @@ SMALLER = SMALL | {"hidden_size": 64, "intermediate_size": 128, "num_hidden_laye
 
 DRAFT = "draft_model,num_assistant_tokens={},assistant_confidence_threshold=0"
 WARM_UP = 6
-"""Steps at the start of a run that do not count: prefill, the draft's reading of the prompt, and new shapes."""
+"""Steps at the start of a run that are not counted: prefill, the drafter's prefill, and new shapes."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is measured: full on a GPU, tiny to test the script."""
+    """Sizes of models and measurements: full on a GPU, tiny to test the script."""
 
     target: dict[str, Any]
     draft: dict[str, Any]
-    tokens: int  # that the text uses, which is the head's vocabulary
+    tokens: int  # of the text, and the head's vocabulary
     cells: tuple[tuple[int, int], ...]  # (batch, cached tokens), the most important ones first
     new_tokens: int
-    nodes: int  # of the tree
-    cost_nodes: int
+    nodes: int  # of a tree
+    cost_nodes: int  # of the largest forward that is timed
     lawful: tuple[str, ...]  # methods of the law check
     sampled: int  # tokens of the law check
-    bandwidth: int  # MiB read to measure it
+    bandwidth: int  # MiB that are read to measure the bandwidth
 
 
 FULL = Sizes(
@@ -96,7 +96,7 @@ TINY = Sizes(SMALL, SMALLER, 256, ((1, 64), (2, 160)), 40, 15, 8, ("eagle3",), 2
 
 
 class Bench:
-    """The models and the measured floor; each is made when a part first needs it."""
+    """The models and the measured bandwidth; each is made when a part first needs it."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.device = torch.device(args.device)
@@ -133,7 +133,7 @@ class Bench:
             torch.cuda.synchronize()
 
     def milliseconds(self, call: Callable[[], object], repeats: int = 10) -> float:
-        """Median time of a call; on a GPU without the time to launch it, from a captured graph of several."""
+        """Median time of a call; on a GPU without launches, from a captured graph of several calls."""
         replay: Callable[[], object] = call
         call()
         if self.device.type == "cuda":
@@ -235,7 +235,7 @@ def forwards(bench: Bench) -> Iterator[dict[str, Any]]:
 
 @final
 class Timed(Policy):
-    """The whole draft in every step, with the time between steps and the parts that the engine measures."""
+    """Always drafts the full length, and records the time of each step and of its parts."""
 
     learns = False
 
@@ -356,7 +356,7 @@ def _baseline(bench: Bench, name: str, batch: int, cached: int, seconds: float, 
 
 
 def profile(bench: Bench) -> Iterator[dict[str, Any]]:
-    """The kernels of a few steps by time; none of them may be cuDNN's attention, which plans anew for each shape."""
+    """The kernels of a few steps by time; none may be cuDNN's attention, which makes a new plan for each shape."""
     drafter = Eagle3Drafter(Options(nodes=bench.sizes.nodes, depth=7, top_k=10), bench.head)
     batch, cached = bench.sizes.cells[0]
     activities = [torch.profiler.ProfilerActivity.CPU]
@@ -412,12 +412,12 @@ PARTS: dict[str, tuple[Callable[[Bench], Iterator[dict[str, Any]]], float]] = {
     "profile": (profile, 0.05),
     "baselines": (baselines, 0.2),
 }
-"""Each part and its share of the time; what one leaves over goes to the others."""
+"""Each part and its share of the time; unused time goes to the later parts."""
 
 
 @contextmanager
 def limit(seconds: float) -> Iterator[None]:
-    """Raise a ``TimeoutError`` in this thread after so many seconds."""
+    """Raise a ``TimeoutError`` in this thread after this many seconds."""
 
     def stop(number: int, frame: object) -> None:
         raise TimeoutError(f"out of time after {seconds:.0f} s")
@@ -460,7 +460,7 @@ def _write(out: TextIO, record: dict[str, Any]) -> None:
 
 
 def _line(record: dict[str, Any]) -> str:
-    """A record for people."""
+    """A record as a line of text."""
     where = " ".join(
         f"{key}={record[key]}" for key in ("batch", "cached", "temperature", "ahead", "options") if key in record
     )

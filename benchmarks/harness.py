@@ -1,7 +1,7 @@
-"""lm-evaluation-harness against the server: both of its OpenAI models, on tasks made here, without network.
+"""lm-evaluation-harness against the server: both of its OpenAI models, on generated tasks, without network.
 
-The right answer is what the model itself writes next, greedily, and the wrong ones are what it writes after other
-prompts. So every score is 1 if prompts, tokens and log-probabilities arrive as the harness expects.
+The right answer is the model's own greedy continuation; the wrong ones are its continuations of other prompts. So every
+score is 1 if prompts, tokens and log-probabilities arrive as the harness expects.
 
     pip install 'lm_eval[api]'
     python benchmarks/harness.py

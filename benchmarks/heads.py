@@ -1,9 +1,9 @@
 """Trained heads against plain decoding, a draft model and prompt lookup, on the bundled model, in one process.
 
-Two kinds of arms. The arms of the first kind are as a user gets them, each with its default policy, and are timed:
-every prompt is run by every arm before the next prompt, in an order that rotates, greedy and at temperature 1. Those
-of the second kind draft trees of fixed sizes, so that methods can be compared at equal nodes; what counts there is
-acceptance. One JSON line a run; ``--write`` in heads_summary.py makes tables and plots of them.
+There are two kinds of arms. Those of the first kind have the default policy and are timed: every prompt runs on
+every arm before the next prompt, in rotating order, greedy and at temperature 1. Those of the second kind draft trees
+of fixed sizes, to compare the acceptance of methods at equal nodes. Writes one JSON line a run; heads_summary.py makes
+the tables and plots.
 
     python benchmarks/heads.py --prompts ../shared/data/prompts --hydra PATH --hydra-plus PATH --equal PATH
 """
@@ -18,14 +18,15 @@ from typing import Any, TextIO
 
 import torch
 from origin import provenance
-from prompts import read_prompts
 from recorder import Recorder
 
 import foredraft
+from foredraft.bench.prompts import read_prompts
 from foredraft.engine.generator import Generator
 from foredraft.engine.policy import Constant
 
-TASKS = ("humaneval", "gsm8k")
+TASKS = {"humaneval": "human_eval/HumanEval.jsonl", "gsm8k": "eagle/gsm8k/question.jsonl"}
+"""Prompt files; those of HumanEval are plain text, the others use the chat template."""
 TIMED = {
     "plain": "none",
     "draft_model": "draft_model",
@@ -53,7 +54,7 @@ FIXED = {
 
 
 def with_path(spec: str, args: argparse.Namespace) -> str | None:
-    """The spec of an arm with the path of its head, where none ships; None where that was not given."""
+    """The spec of an arm, with the path of a head that does not ship; None if that path was not given."""
     name, comma, options = spec.partition(",")
     given = {"hydra": ("hydra", args.hydra), "hydra++": ("hydra", args.hydra_plus), "equal": ("eagle3", args.equal)}
     if name not in given:
@@ -63,7 +64,7 @@ def with_path(spec: str, args: argparse.Namespace) -> str | None:
 
 
 def generators(args: argparse.Namespace) -> tuple[dict[str, Generator], dict[str, tuple[Generator, Recorder]]]:
-    """Timed arms, and arms of fixed trees with the recorders that watch them. Each has a target of its own."""
+    """Timed arms, and arms of fixed trees with their recorders. Each has its own target."""
     timed, fixed = {}, {}
     for name, spec in TIMED.items():
         if (full := with_path(spec, args)) is not None:
@@ -90,8 +91,9 @@ def run(arm: Callable[..., Any], prompt: Any, args: argparse.Namespace, temperat
 def measure(args: argparse.Namespace, out: TextIO) -> None:
     timed, fixed = generators(args)
     names, turn = list(timed), 0
-    for task in TASKS:
-        for number, prompt in enumerate(read_prompts(args.prompts, task, args.count)):
+    for task, file in TASKS.items():
+        asks = read_prompts(args.prompts / file, chat=task != "humaneval")[: args.count]
+        for number, prompt in enumerate(ask.prompt for ask in asks):
             if turn == 0:
                 for generator in timed.values():  # warm-up: kernels, packed weights, cost tables
                     generator.generate(prompt, max_new_tokens=args.new_tokens)
@@ -114,7 +116,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=Path, default=Path("../shared/data/prompts"))
     parser.add_argument("--hydra", help="folder of Hydra heads, which do not ship (scripts/sample-heads makes them)")
     parser.add_argument("--hydra-plus", help="folder of Hydra++ heads")
-    parser.add_argument("--equal", help="EAGLE-3 head after as many training tokens as the EAGLE head has had")
+    parser.add_argument("--equal", help="EAGLE-3 head trained on as many tokens as the EAGLE head")
     parser.add_argument("--count", type=int, default=20, help="prompts a task")
     parser.add_argument("--new-tokens", type=int, default=96)
     parser.add_argument("--threads", type=int, default=os.cpu_count())

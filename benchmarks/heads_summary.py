@@ -1,4 +1,4 @@
-"""Tables and plots of a run of heads.py, from its JSON lines alone.
+"""Tables and plots of the results of heads.py.
 
 python benchmarks/heads_summary.py            # print the tables
 python benchmarks/heads_summary.py --plots    # draw docs/figures/*.svg (needs matplotlib)
@@ -9,8 +9,13 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from prompts import TITLES
+from origin import origin_line
+from policy_tables import TITLES
 from reading import quartiles, read
+
+from foredraft.bench.measure.records import Watched
+from foredraft.bench.measure.summary import temperature_label
+from foredraft.bench.report.figures_drafts import by_confidence
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "heads.jsonl"
@@ -20,7 +25,7 @@ Run = dict[str, Any]
 
 
 def markdown(kinds: dict[str, list[Run]]) -> str:
-    """Speed and acceptance of the arms as users get them, then acceptance of trees of fixed sizes."""
+    """Speed and acceptance of the arms with the default policy, then acceptance of trees of fixed sizes."""
     runs, origin = kinds["run"], kinds["provenance"][0]
     timed = [run for run in runs if "fixed" not in run]
     fixed = [run for run in runs if "fixed" in run]
@@ -37,9 +42,7 @@ def _columns(runs: list[Run]) -> list[tuple[str, float]]:
 
 def _table(title: str, runs: list[Run], cell: Callable[[str, str, float], str], skip: Iterable[str] = ()) -> list[str]:
     columns = _columns(runs)
-    heads = [
-        f"{TITLES[task]}, {'greedy' if temperature == 0 else f'T={temperature:g}'}" for task, temperature in columns
-    ]
+    heads = [f"{TITLES[task]}, {temperature_label(temperature)}" for task, temperature in columns]
     lines = [f"| {title} | {' | '.join(heads)} |", "| --- |" + " ---: |" * len(columns)]
     for arm in dict.fromkeys(run["arm"] for run in runs):
         if arm not in skip:
@@ -52,7 +55,7 @@ def _of(runs: list[Run], arm: str, task: str, temperature: float) -> list[Run]:
 
 
 def _pace(run: Run) -> float:
-    """Seconds a token: at temperature 1 texts may differ in length from arm to arm."""
+    """Seconds per token: at temperature 1 outputs may differ in length from arm to arm."""
     return run["seconds"] / max(1, run["tokens"])
 
 
@@ -65,7 +68,7 @@ def _speed_up(runs: list[Run]) -> Callable[[str, str, float], str]:
 
 
 def acceptance(runs: list[Run]) -> float:
-    """Tokens a target forward, over all of these runs together."""
+    """Tokens per target forward, over all of these runs."""
     return sum(run["tokens"] for run in runs) / max(1, sum(run["stats"]["target_forwards"] for run in runs))
 
 
@@ -80,16 +83,15 @@ def _closing(runs: list[Run], origin: Run) -> str:
         texts.setdefault((run["task"], run["prompt"]), set()).add(tuple(run["output"]))
     same = sum(len(each) == 1 for each in texts.values())
     return (
-        f"Greedy: all arms produced the same tokens on {same} of {len(texts)} prompts. {origin['target']}, "
-        f"{origin['dtype']}, at most {origin['new_tokens']} new tokens, prefill included, {origin['threads']} threads "
-        f"on {origin['device']}, torch {origin['torch']}, transformers {origin['transformers']}, commit "
-        f"`{origin['commit'][:9]}`, {origin['date']}. HumanEval prompts are plain text; GSM8K prompts use the "
-        f"chat template. Made by `{origin['command']}`; every run is in `benchmarks/results/heads.jsonl`."
+        f"Greedy: all arms produced the same tokens on {same} of {len(texts)} prompts. {origin['target']}, at most "
+        f"{origin['new_tokens']} new tokens, prefill included, {origin_line(origin)}. HumanEval prompts are plain "
+        f"text; GSM8K prompts use the chat template. Made by `{origin['command']}`; every run is in "
+        "`benchmarks/results/heads.jsonl`."
     )
 
 
 def by_place(runs: list[Run], arm: str) -> dict[int, list[float]]:
-    """For each node of a static tree, the share that was accepted of those whose parent was: one number a prompt."""
+    """For each node of a static tree: the accepted share given an accepted parent, one number per prompt."""
     shares: dict[int, list[float]] = {}
     for run in runs:
         if run["arm"] == arm and run["temperature"] == 0:
@@ -99,21 +101,8 @@ def by_place(runs: list[Run], arm: str) -> dict[int, list[float]]:
     return dict(sorted(shares.items()))
 
 
-def by_confidence(runs: list[Run], arm: str, temperature: float, bins: int = 10) -> list[tuple[float, float, int]]:
-    """Mean confidence, share accepted, and how many nodes, by confidence in bins."""
-    table = [[0.0, 0, 0] for _ in range(bins)]
-    for run in runs:
-        if run["arm"] == arm and run["temperature"] == temperature:
-            for hundredth, (judged, accepted) in run["confidence"].items():
-                entry = table[int(hundredth) * bins // 100]
-                entry[0] += judged * (int(hundredth) + 0.5) / 100
-                entry[1] += accepted
-                entry[2] += judged
-    return [(total / judged, accepted / judged, int(judged)) for total, accepted, judged in table if judged]
-
-
 def plots(runs: list[Run]) -> None:
-    """EAGLE-2's figures 5 and 6, and the scaling picture where there is a run of it."""
+    """EAGLE-2's figures 5 and 6, and EAGLE-3's figure 1 if there are results of scaling.py."""
     import matplotlib
 
     matplotlib.use("svg")
@@ -159,10 +148,12 @@ def _plot_confidence(runs: list[Run]) -> None:
     figure, axes = _figure(4.2, 3.6)
     axes.plot([0, 1], [0, 1], color="0.7", linewidth=1)
     for method, color in (("eagle2", "C0"), ("eagle3", "C1")):
-        for temperature, law, style in ((0.0, "greedy", "-"), (1.0, "T=1", "--")):
-            points = by_confidence(runs, f"{method}, 59 nodes, 7 levels, k 10", temperature)
-            label = f"{method.upper()[:-1]}-{method[-1]}, {law}"
-            xs, ys = [x for x, _, _ in points], [y for _, y, _ in points]
+        for temperature, style in ((0.0, "-"), (1.0, "--")):
+            arm = f"{method}, 59 nodes, 7 levels, k 10"
+            own = [run for run in runs if (run["arm"], run["temperature"]) == (arm, temperature)]
+            watched = (Watched(arm, run["task"], "", temperature, confidence=run["confidence"]) for run in own)
+            xs, ys, _ = zip(*by_confidence(watched), strict=True)
+            label = f"{method.upper()[:-1]}-{method[-1]}, {temperature_label(temperature)}"
             axes.plot(xs, ys, style, color=color, marker="o", markersize=3, label=label)
     axes.set(xlabel="score of the draft, given the parent", ylabel="accepted", xlim=(0, 1), ylim=(0, 1))
     axes.set_title("A draft knows how sure it may be", loc="left")

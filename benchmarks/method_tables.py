@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from origin import origin_line
 from reading import quartiles, read
 
 from foredraft.bench.measure.records import read_runs
@@ -21,11 +22,7 @@ def table(head: list[str], lines: Iterable[list[str]]) -> list[str]:
 
 def made(origin: dict) -> str:
     """Provenance in one sentence."""
-    threads = f"{origin['threads']} thread{'s' if origin['threads'] > 1 else ''}"
-    return (
-        f"Made by `{origin['command']}`: float32, {threads} on {origin['device']}, torch "
-        f"{origin['torch']}, commit `{origin['commit'][:9]}`, {origin['date']}."
-    )
+    return f"Made by `{origin['command']}`: {origin_line(origin)}."
 
 
 def triforce() -> str:

@@ -1,8 +1,8 @@
-"""A draft model that learns while it serves, beside the same one frozen: acceptance by request, while topics change.
+"""A draft model that learns online against the same model frozen: acceptance by request, while topics change.
 
-The stream has three stages: questions as they are asked in a chat, the beginnings of novels in capitals, which the
-draft has hardly seen, and questions again. Prompts are made from the training corpus; what is written down are their
-places in it, no text. Learning is synchronous, so that a run can be repeated.
+The stream has three stages: chat questions, the beginnings of novels in capitals, which the draft has hardly seen,
+and questions again. Prompts come from the training corpus; the results name their places in it and hold no text.
+Learning is synchronous, so a run can be repeated.
 
 python benchmarks/online.py CORPUS           # writes benchmarks/results/online.jsonl
 python benchmarks/online.py --plot           # draws docs/figures/online.svg, and prints a summary
@@ -35,8 +35,8 @@ STAGES: tuple[tuple[str, str, Callable[[str], str]], ...] = (
     ("questions", "gsm8k_train", str),
 )
 SHARES = (1, 2, 1)  # of the requests
-LINES = 4000  # of a file of the corpus that prompts are taken from
-PROMPT = 64  # tokens, or half of a text that is shorter than twice that
+LINES = 4000  # of a corpus file from which prompts are taken
+PROMPT = 64  # tokens of a prompt; half of the text if it has fewer than twice as many
 WINDOW = 32  # requests of the running mean
 FIRST = 12  # requests of a stage that are not drawn: a mean of fewer is noise
 ARMS = ("frozen", "online")
@@ -66,7 +66,7 @@ def stream(corpus: Path, requests: int, encode: Callable[[str], list[int]]) -> I
 
 
 def serve(arm: str, args: argparse.Namespace) -> Iterator[dict]:
-    """Run the stream, some requests at a time; a line for each, then one for each version."""
+    """Run the stream, ``--together`` requests at a time; one line per request, then one per version of the draft."""
     inner = f"draft_model:{args.draft}"
     spec = inner if arm == "frozen" else f"online:[{inner}],background=no,{args.options}"
     control = Constant(args.length)
@@ -173,7 +173,7 @@ def draw(arms: dict[str, list[dict]], *also: Path) -> None:
 
 
 def summary(kinds: dict[str, list[dict]], arms: dict[str, list[dict]]) -> Iterator[str]:
-    """By stage and half of it: frozen, online, and how often one request of both fared better than the other."""
+    """By half of each stage: both acceptance lengths, and how many requests were better and worse online."""
     yield "| stage | half | frozen | online | better / worse of each request |"
     yield "| --- | --- | ---: | ---: | ---: |"
     for stage in sorted({run["stage"] for run in arms["frozen"]}):
@@ -193,7 +193,7 @@ def summary(kinds: dict[str, list[dict]], arms: dict[str, list[dict]]) -> Iterat
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("corpus", type=Path, nargs="?", help="folder with NAME.jsonl.xz")
-    parser.add_argument("--plot", action="store_true", help="draw what is in the results file")
+    parser.add_argument("--plot", action="store_true", help="draw the results file and print a summary")
     parser.add_argument("--also", type=Path, nargs="*", default=[], help="draw these files too, .png or .pdf")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--arms", default=",".join(ARMS))

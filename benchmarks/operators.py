@@ -41,7 +41,7 @@ class Operators(TorchDispatchMode):
 
 
 def _shares(result: Any, source: Any) -> bool:
-    """Whether a view is one: ``to``, ``reshape`` and others may copy."""
+    """Whether an operator marked as a view made one: ``to``, ``reshape`` and others may copy."""
     return not isinstance(result, torch.Tensor) or result.untyped_storage()._cdata == source.untyped_storage()._cdata
 
 

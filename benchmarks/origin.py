@@ -1,4 +1,4 @@
-"""Where a results file comes from: its first line."""
+"""Provenance of a results file: its first line."""
 
 import platform
 import subprocess

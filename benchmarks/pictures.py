@@ -3,7 +3,7 @@
 python benchmarks/pictures.py             # both, to docs/figures
 python benchmarks/pictures.py speed       # speed.svg alone, from JSON lines; terminal.svg runs the command
 
-Both stand on a dark ground of their own, so they look the same on a light page and on a dark one.
+Both have their own dark background, so they look the same on light and dark pages.
 """
 
 import argparse
@@ -43,7 +43,7 @@ THEME = TerminalTheme(
 
 
 class Bars(NamedTuple):
-    """A method's speed-ups over plain decoding: at its best fixed size, and under the policy."""
+    """A method's speed-up over plain decoding: at its best fixed size, and with the policy."""
 
     method: str
     best: float
@@ -51,13 +51,13 @@ class Bars(NamedTuple):
 
 
 def terminal() -> str:
-    """What the command prints, as a picture of a terminal; the facts of the run are in its description."""
+    """The command's output as a picture of a terminal; its description has the provenance."""
     environment = {**os.environ, "FORCE_COLOR": "1", "COLUMNS": str(COLUMNS)}
     environment.pop("NO_COLOR", None)
     done = subprocess.run(
         [sys.executable, "-m", "foredraft", *COMMAND], env=environment, capture_output=True, text=True, check=True
     )
-    statistics = done.stderr.split("\x1b[2K")[-1]  # what stands before was the spinner's
+    statistics = done.stderr.split("\x1b[2K")[-1]  # after the spinner's output
     shown = shlex.join(["foredraft", *COMMAND])
     console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True, highlight=False)
     console.print(Text("$ ", style="bold") + Text(shown.replace("\n", "\n> ")))
@@ -77,7 +77,7 @@ def statistics_text(line: str) -> str:
 
 
 def measured() -> tuple[list[Bars], str]:
-    """The bundled model's methods on one task, greedy, the fastest under the policy first; and where that was run."""
+    """The bundled model's methods on one task, greedy, the fastest under the policy first, and the caption."""
     cells = policy_tables.read()
     chosen = [c for c in cells if (c.target, c.temperature, c.task) == ("sample", 0.0, TASK) and c.method in IN_SHORT]
     found = [Bars(cell.method, cell.speed_up(cell.best_draft or POLICY), cell.speed_up(POLICY)) for cell in chosen]

@@ -1,8 +1,8 @@
-"""Predicted outputs on an edit: the output is known before but for one name.
+"""Predicted outputs on an edit: the output is known but for one name.
 
-The bundled model does not follow instructions, so the edit is made the other way round: the output is what the model
-writes, and the prediction is that text with one name changed. The target's work is that of a real edit. Arms are
-interleaved prompt by prompt; each output is compared with that of plain decoding.
+The bundled model does not follow instructions, so the edit is made backwards: the output is what the model generates,
+and the prediction is that text with one name changed. The target's work is that of a real edit. Arms are interleaved
+prompt by prompt; each output is compared with that of plain decoding.
 
     python benchmarks/prediction.py            # to benchmarks/results/prediction.jsonl
 """
@@ -27,7 +27,7 @@ UNRELATED = "The weather in the mountains was fine, and the travellers walked on
 
 
 def edited(text: str) -> str | None:
-    """The text with its most frequent word of four letters or more changed wherever it stands; None without one."""
+    """The text with all occurrences of its most frequent word of four letters or more changed; None without one."""
     words = Counter(re.findall(r"[A-Za-z_]{4,}", text)).most_common(1)
     return None if not words else re.sub(rf"\b{words[0][0]}\b", f"{words[0][0]}_changed", text)
 
@@ -39,7 +39,7 @@ def run(g: Any, prompt: Any, tokens: int, prediction: str | None) -> tuple[float
 
 
 def measure(drafter: str, prompts: list[Any], tokens: int) -> Iterator[dict[str, Any]]:
-    """A line for each prompt and prediction: its seconds, and those of the same output without a prediction."""
+    """One line per prompt and prediction, with the time of the same output without a prediction."""
     g = foredraft.load("sample", drafter, device="cpu")
     for warm, prompt in enumerate([prompts[0], *prompts]):
         text = run(g, prompt, tokens, None)[1].text
@@ -87,7 +87,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
-    every = standard_prompts(False)
+    every = standard_prompts()
     prompts = [each.prompt for each in every[:: max(1, len(every) // args.prompts)]][: args.prompts]
     with args.out.open("w", encoding="utf-8") as out:
         out.write(json.dumps(provenance("python benchmarks/prediction.py", tokens=args.tokens)) + "\n")

@@ -1,5 +1,6 @@
-"""A drafter that watches another: which nodes of its trees were accepted, by place and by confidence."""
+"""Records which drafted nodes were accepted, by node number and by confidence."""
 
+import math
 from typing import Any, final
 
 from foredraft.bench.measure.recording_drafter import RecordingDrafter
@@ -9,10 +10,9 @@ from foredraft.core.drafter import Drafter
 
 @final
 class Recorder(RecordingDrafter):
-    """A node is judged if its parent was accepted; it is accepted or not.
+    """Counts [judged, accepted] of nodes whose parent was accepted.
 
-    ``places``: for each node number [judged, accepted]. ``confidence``: for each judged node the probability that the
-    draft gave its token, given its parent, in hundredths, and [judged, accepted].
+    By node number, and by the draft's probability given the parent, in hundredths.
     """
 
     def __init__(self, inner: Drafter) -> None:
@@ -33,7 +33,7 @@ class Recorder(RecordingDrafter):
                         _add(self._confidence, _hundredths(scores[row][node] - scores[row][parent]), hit)
 
     def take(self) -> dict[str, Any]:
-        """What was seen since the last time."""
+        """The counts since the last call."""
         seen = {"places": self._places, "confidence": self._confidence}
         self._places, self._confidence = {}, {}
         return seen
@@ -46,4 +46,4 @@ def _add(table: dict[int, list[int]], key: int, hit: int) -> None:
 
 
 def _hundredths(log_probability: float) -> int:
-    return min(99, int(100 * 2.718281828459045**log_probability))
+    return min(99, int(100 * math.exp(log_probability)))

@@ -1,8 +1,8 @@
-"""Acceptance against training text, from the logs of training runs: writes benchmarks/results/scaling.jsonl.
+"""Acceptance against training tokens, from the logs of training runs: writes benchmarks/results/scaling.jsonl.
 
-Each run is one of ``scripts/sample-heads``: its log has, every so many steps, the greedy acceptance length of a chain
-of five in the real loop, on the beginnings of texts that are never trained on (the same for all runs). Points of one
-run share its schedule, so the learning rate is still high at the earlier ones, for all recipes alike.
+The runs are those of ``scripts/sample-heads``. Their logs record, at each validation, the greedy acceptance length of a
+chain of five in the real loop, on held-out samples that are the same for all runs. All points of a run share one
+learning-rate schedule, so the rate is still high at the early ones, for all recipes alike.
 
     python benchmarks/scaling.py eagle=OUT/eagle/log.jsonl eagle3=OUT/eagle3/log.jsonl
 """
@@ -15,7 +15,7 @@ from origin import provenance
 
 RESULTS = Path(__file__).resolve().parent / "results" / "scaling.jsonl"
 POINTS = (1, 2, 4, 8)
-"""Millions of tokens."""
+"""Training tokens, in millions."""
 
 
 def points(recipe: str, log: Path) -> list[dict]:

@@ -1,8 +1,8 @@
-"""The server under load: throughput and latency by concurrency, with speculation and without.
+"""The server under load: throughput and latency by concurrency, with and without speculation.
 
 Starts ``foredraft serve`` and sends it streams; compares it with the bare engine at 16 outputs; times short prompts
-while a long one is read. A round runs every arm once, with speculation and without in turn first; rounds are repeated
-until the time is up. The client competes with the server for the cores, and this counts as the server's overhead.
+while a long one is read. A round runs every arm once, alternating which of speculation on and off comes first; rounds
+repeat until the time is up. The client shares the cores with the server, and this counts as the server's overhead.
 
     python benchmarks/serving.py --prompts ../shared/data/prompts/eagle/gsm8k/question.jsonl
 
@@ -38,7 +38,7 @@ RESULTS = Path(__file__).parent / "results" / "serving.jsonl"
 BARE = 16
 """Outputs at once in the comparison with the bare engine."""
 WHOLE = (8, 16)
-"""Concurrencies at which answers are also taken whole, which costs the server less than streams do."""
+"""Concurrencies that are also run without streaming, which costs the server less."""
 
 
 @dataclass(frozen=True)
@@ -70,13 +70,13 @@ def server(model: str, drafter: str) -> Iterator[str]:
 
 
 def _client(url: str) -> aiohttp.ClientSession:
-    """A client without limits, that raises for a status other than 200; it takes a third of httpx's time."""
+    """A client without limits that raises an error from status 400 on; it takes a third of httpx's time."""
     connector, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=None)
     return aiohttp.ClientSession(url, connector=connector, timeout=timeout, raise_for_status=True)
 
 
 def _request(prompt: Any, tokens: int, speculative: bool) -> tuple[str, dict[str, Any]]:
-    """Where a request goes and its body. A chat's prompt is a list of messages, and one that is read is of ids."""
+    """The path and the body of a request; a prompt is a text, token ids or messages."""
     chat = isinstance(prompt, list) and isinstance(prompt[0], dict)
     return f"/v1/{'chat/' * chat}completions", {
         "messages" if chat else "prompt": prompt,
@@ -88,7 +88,7 @@ def _request(prompt: Any, tokens: int, speculative: bool) -> tuple[str, dict[str
 
 
 async def whole(client: aiohttp.ClientSession, prompt: Any, tokens: int, speculative: bool) -> Stream:
-    """A request whose answer comes at once."""
+    """A request without streaming."""
     started = time.perf_counter()
     path, body = _request(prompt, tokens, speculative)
     async with client.post(path, json=body) as answer:
@@ -115,7 +115,7 @@ async def one(client: aiohttp.ClientSession, prompt: Any, tokens: int, speculati
 async def load(
     url: str, concurrency: int, speculative: bool, options: argparse.Namespace, ask: Any = one
 ) -> tuple[float, list[Stream]]:
-    """Seconds of all requests together, and each of them; ``ask`` sends one of them."""
+    """Seconds of all requests together, and each request; ``ask`` sends one."""
     gate, prompts = asyncio.Semaphore(concurrency), options.texts
     requests = max(options.requests, options.waves * concurrency)
     async with _client(url) as client:
@@ -130,7 +130,7 @@ async def load(
 
 
 def lengths(count: int, tokens: int) -> list[int]:
-    """New tokens of each request: half to one and a half times as many, so that requests end at different moments."""
+    """New tokens of each request: 0.5 to 1.5 times ``tokens``, so that requests end at different times."""
     return [tokens * (2 + number % 5) // 4 for number in range(count)]
 
 
@@ -162,7 +162,7 @@ def bare(g: Generator, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def rounds(url: str, g: Generator, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """The runs of all rounds that the time allows, at least one; a run of each arm before them warms up."""
+    """The runs of as many rounds as the time allows, at least one, after a warm-up."""
     bare(g, options)
     for speculative in (True, False):
         asyncio.run(load(url, BARE, speculative, options))
@@ -230,7 +230,7 @@ def table(path: Path = RESULTS) -> str:
 
 
 def _rounds(runs: list[dict[str, Any]]) -> str:
-    """How many rounds there are; a file may have more of some concurrencies."""
+    """The number of rounds; it may differ between concurrencies."""
     pairs = {(r["streams"], r["round"]) for r in runs}
     counts = Counter(streams for streams, _ in pairs).values()
     few, most = min(counts), max(counts)
@@ -246,7 +246,7 @@ def _ratio(runs: list[dict[str, Any]], streams: int, top: str, bottom: str) -> f
 
 
 def _percentiles(values: list[float]) -> tuple[float, float]:
-    """The 50th and the 99th."""
+    """The 50th and the 99th percentile."""
     ordered = sorted(values)
     return ordered[len(ordered) // 2], ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]
 
@@ -258,10 +258,10 @@ def main() -> None:
     parser.add_argument("--prompts", nargs="*", default=[], help="files of prompts, which are sent as chats")
     parser.add_argument("--count", type=int, default=8, help="prompts of each file")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4, 8, 16, 64])
-    parser.add_argument("--requests", type=int, default=16, help="of each run, at least")
-    parser.add_argument("--waves", type=int, default=2, help="requests of each run as a multiple of its streams")
+    parser.add_argument("--requests", type=int, default=16, help="fewest requests of a run")
+    parser.add_argument("--waves", type=int, default=2, help="requests of a run, as a multiple of its streams")
     parser.add_argument("--tokens", type=int, default=256, help="new tokens of a request, on average")
-    parser.add_argument("--minutes", type=float, default=9.0, help="of the rounds")
+    parser.add_argument("--minutes", type=float, default=9.0, help="time for all rounds")
     parser.add_argument("--long", type=int, default=1900, help="tokens of the long prompt")
     parser.add_argument("--waits", type=int, default=12, help="short prompts beside a long one")
     parser.add_argument("--out", type=Path, default=RESULTS)
@@ -273,7 +273,7 @@ def main() -> None:
     names = ", ".join(Path(file).parent.name for file in options.prompts)
     facts = {"target": options.model, "drafter": options.drafter, "tokens": options.tokens, "long": options.long}
     facts["prompts"] = f"{len(options.texts)} chats of {names}" if names else "foredraft bench's prompts"
-    part = options.out.with_suffix(".part")  # an interrupted run leaves the last one's results
+    part = options.out.with_suffix(".part")  # an interrupted run keeps the previous results
     with part.open("w", encoding="utf-8") as out, server(options.model, options.drafter) as url:
         out.write(json.dumps(provenance("python benchmarks/serving.py", **facts)) + "\n")
         with foredraft.load(options.model, options.drafter, prefix_cache=True, max_batch_size=BARE) as g:

@@ -1,9 +1,9 @@
 """Speed against transformers, both sides in one process: plain decoding, a draft model, prompt lookup.
 
-Every prompt is run by every arm before the next prompt, the arms in an order that rotates, so that drift of the
-machine hits all alike. Both sides generate exactly the same number of tokens, greedily, in float32; a second is
-wall time of the whole call, prefill included. Writes one JSON line a run with provenance, measures the cost of a
-forward by rows and the peak memory of each side in a process of its own, and prints medians of paired ratios.
+Every prompt runs on every arm before the next prompt, in rotating order, so that machine drift affects all arms alike.
+Both sides generate exactly the same number of tokens, greedily, in float32. Times are wall times of whole calls,
+prefill included. Writes one JSON line a run, the cost of a forward by rows, and the peak memory of each side, measured
+in a separate process; prints medians of paired ratios.
 
     python benchmarks/speed.py --models ../shared/models --prompts ../shared/data/prompts/eagle
 """
@@ -27,13 +27,8 @@ from reading import read
 from summary import TASKS, markdown
 
 import foredraft
+from foredraft.bench.prompts import read_prompts
 from foredraft.engine.cost_model import measure_costs
-
-
-def read_prompts(folder: Path, task: str, count: int) -> list[str]:
-    with (folder / task / "question.jsonl").open(encoding="utf-8") as lines:
-        rows = [json.loads(line) for line in lines if line.strip()]
-    return [row["turns"][0] for row in rows[:count]]
 
 
 class TransformersArms:
@@ -82,10 +77,9 @@ def measure(args: argparse.Namespace, out: TextIO) -> None:
     names = list(arms)
     turn = 0
     for task in TASKS:
-        for number, text in enumerate(read_prompts(args.prompts, task, args.count)):
-            chat = tokenizer.apply_chat_template(
-                [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
-            )
+        asks = read_prompts(args.prompts / task / "question.jsonl", chat=True)[: args.count]
+        for number, ask in enumerate(asks):
+            chat = tokenizer.apply_chat_template(ask.prompt, tokenize=False, add_generation_prompt=True)
             ids = tokenizer(chat, add_special_tokens=False)["input_ids"]
             if turn == 0:
                 for name in names:  # warm-up: kernels, packed weights, the cost table
@@ -109,7 +103,7 @@ def costs(args: argparse.Namespace, out: TextIO) -> None:
 
 
 def peak_memory(args: argparse.Namespace, out: TextIO) -> None:
-    """Peak resident memory of each side, in a process of its own."""
+    """Peak resident memory of each side, each in a separate process."""
     peaks = {}
     for side in ("hf_plain", "plain", "hf_assisted", "draft_model"):
         command = [sys.executable, __file__, "--peak", side, *sys.argv[1:]]
@@ -134,7 +128,7 @@ def one_side(args: argparse.Namespace) -> None:
 
 
 def _peak_mebibytes() -> float:
-    """Peak resident memory of this process. getrusage would count what the parent had before it started us."""
+    """Peak resident memory of this process. getrusage would include the parent's at the time of the fork."""
     status = Path("/proc/self/status")
     if status.exists():
         fields = dict(line.split(":", 1) for line in status.read_text().splitlines() if ":" in line)

@@ -1,7 +1,7 @@
 """Where a step's time goes: operators, host waits and milliseconds of each phase, by method.
 
 Runs every method on one prompt with a fixed draft length, so that every step drafts. One run counts operators (without
-views and allocations) and waits; others are timed, in CPU time, so that other programs do not count. The floor of a
+views and allocations) and waits; others measure CPU time, which excludes other programs. The floor of a
 forward is the bytes of the target's weights over the measured memory bandwidth. Waits are counted on a CPU: branches
 for CPUs, where reading is free, are included.
 
@@ -21,7 +21,7 @@ from typing import Any
 from unittest.mock import patch
 
 from operators import HostReads, Operators
-from origin import provenance
+from origin import origin_line, provenance
 from reading import read
 
 import foredraft
@@ -34,7 +34,7 @@ from foredraft.engine.policy import Constant
 
 RESULTS = Path(__file__).resolve().parent / "results" / "step.jsonl"
 PHASES = ("propose", "address", "forward", "warp", "verify", "compact", "read back", "other")
-"""``compact`` includes the drafter's ``commit``; ``other`` is what a step does outside of the named phases."""
+"""``compact`` includes the drafter's ``commit``; ``other`` is the rest of a step."""
 METHODS = (
     "none",
     "prompt_lookup",
@@ -150,8 +150,7 @@ def table(path: Path = RESULTS) -> str:
     floor = 1e3 * origin["weight_bytes"] / origin["bandwidth"]
     facts = (
         f"The floor is {origin['weight_bytes'] / 1e6:.0f} MB of weights at {origin['bandwidth'] / 1e9:.1f} GB/s. Batch "
-        f"{steps[0]['batch']}, {origin['threads']} thread{'s' if origin['threads'] > 1 else ''} on {origin['device']}, "
-        f"torch {origin['torch']}, commit {origin['commit'][:9]}, {origin['date']}. Made by `{origin['command']}`."
+        f"{steps[0]['batch']}, {origin_line(origin)}. Made by `{origin['command']}`."
     )
     tables = [_columns(steps, "operators", 0), _columns(steps, "waits", 0), _columns(steps, "milliseconds", 2, floor)]
     return "\n\n".join([*tables, facts])

@@ -16,6 +16,7 @@ import serving
 import step
 from method_tables import TABLES
 from origin import origin_line
+from policy_tables import TITLES
 from reading import quartiles, read
 
 from foredraft.bench.tune.candidates import short_spec
@@ -23,8 +24,7 @@ from foredraft.heads.formats.tuned import read_tuned
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "speed.jsonl"
-TASKS = ("humaneval", "gsm8k", "mt_bench")
-TITLES = {"humaneval": "HumanEval", "gsm8k": "GSM8K", "mt_bench": "MT-bench"}
+TASKS = tuple(TITLES)
 TUNED = ROOT / "benchmarks" / "results" / "tuned.json"
 PAIRS = (  # title, faster arm, slower arm
     ("plain decoding / transformers' `generate`", "plain", "hf_plain"),
@@ -56,10 +56,8 @@ def markdown(kinds: dict[str, list[dict]]) -> str:
     lines += ["", *_costs(kinds), *_memory(kinds), ""]
     lines.append(
         f"All arms produced the same tokens on {_agreeing(runs)} of {len(prompts)} prompts. {origin['target']} with "
-        f"{origin['draft']}, {origin['dtype']}, greedy, {origin['new_tokens']} new tokens, prefill included, "
-        f"{origin['threads']} threads on {origin['device']}, torch {origin['torch']}, transformers "
-        f"{origin['transformers']}, commit `{origin['commit'][:9]}`, {origin['date']}. Made by "
-        f"`{origin['command']}`; every run is in `benchmarks/results/speed.jsonl`."
+        f"{origin['draft']}, greedy, {origin['new_tokens']} new tokens, prefill included, {origin_line(origin)}. Made "
+        f"by `{origin['command']}`; every run is in `benchmarks/results/speed.jsonl`."
     )
     return "\n".join(lines)
 

@@ -1,13 +1,13 @@
-"""Long contexts: time a token and memory of drafting over a part of the cache, against plain decoding.
+"""Long contexts: time per token and memory of drafting over a part of the cache, against plain decoding.
 
-Two parts, each a JSON line a run with provenance in front; a second is wall time of decoding, prompts not included.
+Two parts, with one JSON line a run; times are wall times of decoding, without prefill.
 
-4k: real models on real texts, greedy, near the end of the target's context; what they accept is what they accept.
+4k: trained models on real texts, greedy, near the end of the target's context.
 
-32k: random weights in the target's shape. Attention costs what it costs, but random models agree on nothing, so
-acceptance is forced: embeddings and output layers are such that the next token is a fixed function of the last one at
-every level, and a wrapper around each drafter spoils its tokens at the rates of a table, RATES, which is an assumption
-and is written into the file. Keys and values of the prompt are random numbers; reading it would show nothing.
+32k: random weights in the target's shape. Attention takes its real time, but acceptance must be forced, because
+random models agree on nothing: embeddings and output layers make the next token a fixed function of the last one at
+every level, and a wrapper around each drafter spoils its tokens at the assumed rates of RATES, which the file records.
+Keys and values of the prompt are random numbers instead of a prefill.
 
     python benchmarks/triforce.py --models ../shared/models --corpus ../shared/data/corpus
 """
@@ -31,6 +31,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import foredraft
+from foredraft.bench.measure.recording_drafter import RecordingDrafter
 from foredraft.core.draft import Draft, Verdict
 from foredraft.core.drafter import Drafter, Plan, Rewindable, StepOut, View
 from foredraft.core.rng import Noise, Stream
@@ -46,7 +47,7 @@ from foredraft.model.cache import SlotCache
 from foredraft.model.hf import CausalLM
 
 RATES = {"inner": 0.75, "outer": 0.9}
-"""How likely each drafted token is to be right: the small model's for the middle level, a draft's for the target."""
+"""Probability that a drafted token is right: the small model's for the middle level, and a draft's for the target."""
 CONSTANT = "num_assistant_tokens_schedule=constant"
 
 
@@ -66,10 +67,11 @@ def real(args: argparse.Namespace, out: TextIO) -> None:
         names = list(arms)[number % len(arms) :] + list(arms)[: number % len(arms)]
         for name in names:
             engine = generators[name].engine
-            watched = Peak(engine.drafter, engine._stepper.cache)
-            engine._stepper = replace(engine._stepper, drafter=watched)
+            stepper = engine._stepper
+            memory = PeakMemory(stepper.drafter, stepper.cache)
+            engine._stepper = replace(stepper, drafter=memory)
             result = generators[name].generate(ids, min_new_tokens=args.new_tokens, max_new_tokens=args.new_tokens)
-            engine._stepper = replace(engine._stepper, drafter=watched.inner)
+            engine._stepper = stepper
             stats = result.stats.as_dict()
             line = {
                 "kind": "run",
@@ -83,52 +85,41 @@ def real(args: argparse.Namespace, out: TextIO) -> None:
             line |= {
                 "tokens": len(result.tokens),
                 "stats": stats,
-                "cache_bytes": watched.full,
-                "partial_bytes": watched.part,
+                "cache_bytes": memory.full,
+                "partial_bytes": memory.part,
             }
             out.write(json.dumps(line | {"output": result.tokens}) + "\n")
             out.flush()
-            report("4k", name, stats["acceptance_length"], 1 / stats["tokens_per_second"], watched)
+            report("4k", name, stats["acceptance_length"], 1 / stats["tokens_per_second"], memory)
 
 
 def texts(args: argparse.Namespace, target: str, length: int) -> list[list[int]]:
-    """Passages of the corpus, as ids; they are not written anywhere."""
+    """Passages of the corpus, as token ids."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(target)
     with lzma.open(args.corpus / "english_novels.jsonl.xz", "rt", encoding="utf-8") as lines:
         books = [json.loads(line)["text"] for line, _ in zip(lines, range(args.count), strict=False)]
-    begin = 20_000  # behind title pages and prefaces
+    begin = 20_000  # characters; skips title pages and prefaces
     return [tokenizer(book[begin : begin + 8 * length])["input_ids"][:length] for book in books]
 
 
 @final
-class Peak(Drafter):
-    """A drafter as it is, with a look at what the caches hold."""
+class PeakMemory(RecordingDrafter):
+    """Records the most bytes of the target's cache (``full``) and of the partial copy (``part``)."""
 
     def __init__(self, inner: Drafter, cache: SlotCache) -> None:
-        self.inner = inner
-        self.needs = inner.needs
+        super().__init__(inner)
         self.full = self.part = 0
         self._cache = cache
 
-    def admit(self, row: int, prompt: Tensor, hidden: Mapping[int, Tensor]) -> None:
-        self.inner.admit(row, prompt, hidden)
-
-    def propose(self, view: View, plan: Plan) -> Draft:
-        return self.inner.propose(view, plan)
-
-    def commit(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None:
-        self.inner.commit(view, draft, verdict, out)
+    def _record(self, draft: Draft, verdict: Verdict) -> None:
         self.full = max(self.full, self._cache.nbytes)
-        if isinstance(self.inner, Partial | TriForce):
-            self.part = max(self.part, self.inner.partial_bytes)
-
-    def release(self, row: int) -> None:
-        self.inner.release(row)
+        if isinstance(self._inner, Partial | TriForce):
+            self.part = max(self.part, self._inner.partial_bytes)
 
 
 @final
 class Spoiled(Rewindable):
-    """A drafter whose tokens are right up to a place that is drawn, each with the same chance, and wrong from there."""
+    """A drafter whose tokens are each right with the probability ``rate``, and all wrong after the first wrong one."""
 
     def __init__(self, inner: Rewindable, rate: float, vocab_size: int) -> None:
         self.inner = inner
@@ -158,7 +149,7 @@ class Spoiled(Rewindable):
 
 
 def shaped(folder: Path, context: int, steps: Tensor) -> CausalLM:
-    """A model in the shape of another, with random weights; after token t it says steps[t], whatever came before."""
+    """A model in the shape of another, with random weights; token t is followed by steps[t], whatever came before."""
     config = AutoConfig.from_pretrained(folder)
     config.max_position_embeddings, config.tie_word_embeddings, config.dtype = context, False, torch.float32
     torch.manual_seed(0)
@@ -171,7 +162,7 @@ def shaped(folder: Path, context: int, steps: Tensor) -> CausalLM:
 
 
 def random_text(target: CausalLM, length: int, tokens: Tensor) -> tuple[SlotCache, View]:
-    """One row whose prompt has been read, as it seems: keys and values are random numbers."""
+    """One row whose cached keys and values are random numbers."""
     cache = target.new_cache()
     cache.reserve(1, length + 2048)
     config = target.model.config
@@ -187,7 +178,7 @@ def random_text(target: CausalLM, length: int, tokens: Tensor) -> tuple[SlotCach
 
 
 def forced(args: argparse.Namespace, out: TextIO) -> None:
-    """Random weights at 32k, acceptance by the table."""
+    """Random weights at 32k, acceptance by ``RATES``."""
     vocab = AutoConfig.from_pretrained(args.models / args.target).vocab_size
     steps = torch.randperm(vocab, generator=torch.Generator().manual_seed(1))
     target = shaped(args.models / args.target, 65_536, steps)
@@ -209,38 +200,38 @@ def forced(args: argparse.Namespace, out: TextIO) -> None:
         else:
             bare = inner
         rate = RATES["inner" if name == "draft_model" else "outer"]
-        watched = Peak(NoDrafter() if name == "none" else Spoiled(bare, rate, vocab), cache)
-        line = decode(Stepper(target, cache, watched), view, 0 if name == "none" else args.gamma, args.far_tokens)
+        memory = PeakMemory(NoDrafter() if name == "none" else Spoiled(bare, rate, vocab), cache)
+        line = decode(Stepper(target, cache, memory), view, 0 if name == "none" else args.gamma, args.far_tokens)
         if isinstance(bare, Partial | TriForce):
-            watched.part = bare.partial_bytes
+            memory.part = bare.partial_bytes
         line |= {"kind": "run", "part": "32k", "arm": name, "prompt_tokens": args.context}
-        line |= {"rates": RATES, "cache_bytes": watched.full, "partial_bytes": watched.part}
+        line |= {"rates": RATES, "cache_bytes": memory.full, "partial_bytes": memory.part}
         out.write(json.dumps(line) + "\n")
         out.flush()
-        report("32k", name, line["acceptance_length"], line["seconds_a_token"], watched)
+        report("32k", name, line["acceptance_length"], line["seconds_a_token"], memory)
 
 
 def decode(stepper: Stepper, view: View, length: int, tokens: int) -> dict:
-    """Steps until so many tokens have been said; the first step, which reads a text or chooses, counts apart."""
+    """Run steps until ``tokens`` are emitted; the first one, which fills caches, is timed separately."""
     stepper.drafter.admit(0, view.history[0, :-1], {})
-    said, seconds = [], []
-    while sum(said) < tokens:
+    emitted, seconds = [], []
+    while sum(emitted) < tokens:
         started = time.perf_counter()
         done = stepper(view, Plan((length,)))
         seconds.append(time.perf_counter() - started)
-        said.append(len(done.rows[0].emitted))
-        view = view.followed_by(done.emitted, [said[-1]])
+        emitted.append(len(done.rows[0].emitted))
+        view = view.followed_by(done.emitted, [emitted[-1]])
     return {
-        "tokens": sum(said),
-        "steps": len(said),
-        "acceptance_length": sum(said) / len(said),
+        "tokens": sum(emitted),
+        "steps": len(emitted),
+        "acceptance_length": sum(emitted) / len(emitted),
         "first_seconds": seconds[0],
-        "seconds_a_token": sum(seconds[1:]) / sum(said[1:]),
+        "seconds_a_token": sum(seconds[1:]) / sum(emitted[1:]),
     }
 
 
-def report(part: str, arm: str, length: float, seconds: float, watched: Peak) -> None:
-    sizes = f"{watched.full / 2**20:.0f} MiB of cache, {watched.part / 2**20:.0f} MiB of it again"
+def report(part: str, arm: str, length: float, seconds: float, memory: PeakMemory) -> None:
+    sizes = f"KV cache {memory.full / 2**20:.0f} MiB, partial copy {memory.part / 2**20:.0f} MiB"
     print(f"{part:4} {arm:12} acceptance length {length:.2f}, {1000 * seconds:.1f} ms a token, {sizes}", flush=True)
 
 
