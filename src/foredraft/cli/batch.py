@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from foredraft.cli.choices import MODEL, ModelChoice
-from foredraft.cli.console import errors
+from foredraft.cli.console import errors, progress_bar
 from foredraft.cli.exit_status import Interrupted
 from foredraft.cli.flags import flags
 from foredraft.core.errors import OptionError
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from foredraft.scale.batch import BatchFile
 
 _NAME = "Name of the model in the requests; default: --model."
-_SEED = "Seed from which each request without a seed gets its own."
+_SEED = "Requests without a seed derive theirs from this one."
 _LIMIT = "Longest output of a chat without max_tokens."
 _RAY = "Spread the requests over processes; needs pip install 'foredraft[scale]'."
 _ACTORS = "With --ray: processes, each with a model; default: one per GPU."
@@ -39,7 +38,7 @@ def command(
     seed: Annotated[int, typer.Option(metavar="INT", help=_SEED)] = 0,
     default_max_tokens: Annotated[int, typer.Option(metavar="INT", help=_LIMIT)] = 1024,
     ray: Annotated[bool, typer.Option("--ray", metavar="", help=_RAY)] = False,
-    actors: Annotated[int, typer.Option(metavar="INT", help=_ACTORS)] = 0,
+    actors: Annotated[int, typer.Option(metavar="INT", help=_ACTORS, show_default=False)] = 0,
     address: Annotated[str | None, typer.Option(metavar="TEXT", help=_ADDRESS)] = None,
     choice: ModelChoice,
 ) -> None:
@@ -89,10 +88,8 @@ def _actors(
 
 def _write(file: "BatchFile", answers: "Callable[[Iterator[Numbered]], Iterable[Answered]]", out: Path) -> None:
     """Write the answers, with a bar on a terminal."""
-    console = errors()
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     try:
-        with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        with progress_bar() as bar:
             task = bar.add_task("Answers", total=file.total, completed=file.done)
             file.run(answers, lambda done, failed: bar.update(task, completed=done))
     except KeyboardInterrupt:

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from foredraft.cli import completion_names as names
 from foredraft.cli.choices import PARALLEL, SAMPLING, PromptChoice, TargetChoice, check_processes
-from foredraft.cli.console import busy, errors, output
+from foredraft.cli.console import busy, errors, output, progress_bar
 from foredraft.cli.exit_status import FAILED, UNJUDGED, Interrupted
 from foredraft.cli.flags import Group, flags
 from foredraft.core.errors import OptionError
@@ -33,7 +32,7 @@ class Compared(TargetChoice):
         metadata={
             "names": ("--drafter", "-d"),
             "help": "A drafter (as for generate), transformers, transformers_assisted:PATH or transformers_lookup; "
-            "NAME=SPEC sets its name; repeatable. Default: none, auto, transformers.",
+            "NAME=SPEC sets the arm's name; repeatable. Default: none, auto, transformers.",
             "complete": names.arms,
         },
     )
@@ -42,7 +41,7 @@ class Compared(TargetChoice):
 
 @dataclass(frozen=True, slots=True)
 class Prompts(PromptChoice):
-    """The prompts; with ``--chat`` all their turns."""
+    """The prompts; with ``--chat``, all their turns."""
 
     batch_size: tuple[int, ...] = field(default=(1,), metadata={"help": "Prompts per batch; repeatable. Default: 1."})
     repeats: int = field(default=1, metadata={"help": "Repeat all runs this many times."})
@@ -58,7 +57,7 @@ class Sampling:
     top_k: int | None = field(default=None, metadata={"help": SAMPLING.help["top_k"]})
     top_p: float | None = field(default=None, metadata={"help": SAMPLING.help["top_p"]})
     repetition_penalty: float = field(default=1.0, metadata={"help": SAMPLING.help["repetition_penalty"]})
-    seed: int = field(default=0, metadata={"help": "Seed of the first prompt; the next prompts count up."})
+    seed: int = field(default=0, metadata={"help": "Seed of the first prompt; each next prompt adds 1."})
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +67,8 @@ class Output:
     out: str = field(
         default="bench.jsonl", metadata={"help": "JSON Lines, one per call; an existing file is continued."}
     )
-    texts: bool = field(default=True, metadata={"help": "Do not write the outputs' text to the file."})
-    costs: bool = field(default=False, metadata={"help": "Also time forwards by tokens, cache length and batch."})
+    texts: bool = field(default=True, metadata={"help": "Do not write the outputs' tokens and text to the file."})
+    costs: bool = field(default=False, metadata={"help": "Also time forwards by nodes, cached tokens and batch size."})
     watch: int = field(default=0, metadata={"help": "Also record acceptance by draft position, on N prompts per task."})
     spec_bench: str | None = field(default=None, metadata={"help": "Folder for answers in Spec-Bench's format."})
     json: bool = field(default=False, metadata={"help": "Print one JSON object instead of tables."})
@@ -115,19 +114,18 @@ def command(
         raise typer.Exit(_compared(Path(compare[0]), Path(compare[1]), tolerance, kept.json))
     _check(what, kept)
     check_processes(compared.tensor_parallel)
-    asks = what.read()
+    prompts = what.read()
     from foredraft.bench.measure.arms import ArmContext, ArmSpec, make_arms, short_name
     from foredraft.bench.measure.run import Bench, Settings, make_groups, read_existing
     from foredraft.bench.measure.watch import ExtraMeasurements
 
-    names = ("max_new_tokens", "min_new_tokens", "top_k", "top_p", "repetition_penalty", "seed")
-    options = {name: getattr(sampling, name) for name in names}
+    options = {name: value for name, value in asdict(sampling).items() if name != "temperature"}
     settings = Settings(
         short_name(compared.model), chat=what.chat, dtype=compared.dtype, device=compared.device, **options
     )
     for temperature in sampling.temperature:  # fail before loading or writing
         settings.params(temperature, 0)
-    groups = make_groups(asks, sampling.temperature, what.batch_size, what.repeats)
+    groups = make_groups(prompts, sampling.temperature, what.batch_size, what.repeats)
     path = Path(kept.out)
     read_existing(path, settings)  # fail before loading if the file has other settings
     with busy(f"Loading {compared.model}"):
@@ -136,7 +134,7 @@ def command(
         made = make_arms(specs, ArmContext(*target, max(what.batch_size), compared.tensor_parallel))
     bench = Bench(made, settings, path, keep_texts=kept.texts)
     extra = ExtraMeasurements(
-        made, settings, sampling.temperature, what.batch_size if kept.costs else (), _first(asks, kept.watch)
+        made, settings, sampling.temperature, what.batch_size if kept.costs else (), _first(prompts, kept.watch)
     )
     try:
         with _progress() as report:
@@ -157,22 +155,17 @@ def _check(what: Prompts, kept: Output) -> None:
         raise OptionError("--spec-bench needs the outputs: remove --no-texts.")
 
 
-def _first(asks: "list[BenchPrompt]", count: int) -> "list[BenchPrompt]":
-    seen: dict[str, int] = {}
-    chosen = []
-    for ask in asks:
-        seen[ask.task] = seen.get(ask.task, 0) + 1
-        if seen[ask.task] <= count:
-            chosen.append(ask)
-    return chosen
+def _first(prompts: "list[BenchPrompt]", count: int) -> "list[BenchPrompt]":
+    """The first ``count`` prompts of each task."""
+    from foredraft.bench.measure.summary import grouped
+
+    return [prompt for some in grouped(prompts, lambda each: each.task).values() for prompt in some[:count]]
 
 
 @contextlib.contextmanager
 def _progress() -> "Iterator[Callable[[int, int, str], None]]":
-    """A progress bar on a terminal, drawn only between calls: a drawing thread would disturb the measurement."""
-    console = errors()
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, auto_refresh=False, disable=not console.is_terminal) as bar:
+    """A progress bar that is drawn only between calls: a drawing thread would disturb the measurement."""
+    with progress_bar(auto_refresh=False) as bar:
         task = bar.add_task("")
 
         def report(done: int, count: int, what: str) -> None:

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 _MODEL = "Target: folder or hub name; only its config is read."
 _DRAFTER = "none, prompt_lookup, max_gram, eagle1, eagle2, eagle3 or draft_model:CONFIG."
 _CONTEXT = "Tokens of a request, prompt and output together."
-_NODES = "Most draft nodes of a step."
+_NODES = "Largest number of draft nodes in a step."
 _DTYPE = "Of weights, keys and values; auto: the config's own."
-_BANDWIDTH = "Memory bandwidth of a device; shows the least time of a step."
+_BANDWIDTH = "Memory bandwidth of a device; adds a lower bound for the time of a step."
 _COLUMNS = ("devices", "replicas", "tensor parallel", "rows per replica", "weights", "KV per row", "logits per row")
 EXAMPLES = (
     "foredraft capacity -m meta-llama/Llama-3.1-8B-Instruct -d eagle3 --concurrency 64 --context 8192 --memory 80",
@@ -29,7 +29,7 @@ EXAMPLES = (
 def command(
     *,
     model: Annotated[str, typer.Option("--model", "-m", metavar="TEXT", help=_MODEL)],
-    concurrency: Annotated[int, typer.Option(metavar="INT", help="Requests at once.")],
+    concurrency: Annotated[int, typer.Option(metavar="INT", help="Concurrent requests.")],
     context: Annotated[int, typer.Option(metavar="INT", help=_CONTEXT)],
     memory: Annotated[float, typer.Option(metavar="GB", help="Memory of one device, in GB.")],
     drafter: Annotated[str, typer.Option("--drafter", "-d", metavar="SPEC", help=_DRAFTER)] = "none",
@@ -40,8 +40,8 @@ def command(
 ) -> None:
     """Estimate the devices that a load needs, from a model's config.
 
-    Memory is that of weights, keys and values, and of a step's logits; a tenth of each device stays free. Rows are as
-    long as the longest request, as in the engine.
+    Counts weights, keys and values, and the logits of a step; a tenth of each device stays free. All requests count as
+    long as --context.
     """
     from foredraft.model.sizes import model_sizes
     from foredraft.scale.capacity import Load, deployments, drafter_sizes

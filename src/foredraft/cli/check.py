@@ -1,7 +1,7 @@
 """``foredraft check``."""
 
 import json
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import typer
@@ -28,7 +28,7 @@ class Law:
     seed: int = 0
 
     def params(self) -> SamplingParams:
-        return SamplingParams(**{each.name: getattr(self, each.name) for each in fields(self)})
+        return SamplingParams(**asdict(self))
 
 
 _LAW = {

@@ -45,7 +45,8 @@ class ModelChoice(TargetChoice):
         default="auto",
         metadata={
             "names": ("--drafter", "-d"),
-            "help": "NAME[:PATH][,option=value]; see foredraft methods.",
+            "help": "NAME[:PATH][,option=value], see foredraft methods; auto: the head of the bundled model, else "
+            "prompt_lookup.",
             "complete": names.drafters,
         },
     )
@@ -56,16 +57,16 @@ class ModelChoice(TargetChoice):
     )
     exact: bool = field(default=False, metadata={"help": "One shape for all forwards: drafts cannot flip near-ties."})
     compile: bool = field(
-        default=False, metadata={"help": "Run forwards by torch.compile; each new shape takes seconds to minutes."}
+        default=False, metadata={"help": "Compile with torch.compile; each new shape takes seconds to minutes."}
     )
-    cuda_graphs: bool = field(default=False, metadata={"help": "Capture steps as CUDA graphs."})
+    cuda_graphs: bool = field(default=False, metadata={"help": "Replay steps as CUDA graphs."})
     max_batch_size: int = field(default=32, metadata={"help": "Requests that run at once; the others wait."})
     kv_cache_memory_bytes: int | None = field(
         default=None, metadata={"help": "Memory of the KV caches; default: 0.8 of what is free after loading."}
     )
     model_option: tuple[str, ...] = field(
         default=(),
-        metadata={"help": "NAME=VALUE for the target's from_pretrained, e.g. revision=v2; JSON values; repeatable."},
+        metadata={"help": "NAME=VALUE for the target's from_pretrained, e.g. revision=v2; repeatable. JSON values work."},
     )
     draft_option: tuple[str, ...] = field(default=(), metadata={"help": "The same for the draft model."})
 
@@ -149,7 +150,7 @@ class PromptChoice:
 
 @dataclass(frozen=True, slots=True)
 class OutputChoice(PromptChoice):
-    """Prompts, and how the target answers them."""
+    """Prompts, and sampling options of the outputs."""
 
     max_new_tokens: int = field(default=64, metadata={"help": "Maximum tokens per output."})
     min_new_tokens: int = field(default=0, metadata={"help": "Minimum tokens per output."})
@@ -173,19 +174,19 @@ _HELP = {
     "min_p": "Drop tokens below this fraction of the top probability.",
     "typical_p": "Locally typical sampling with this probability mass.",
     "epsilon_cutoff": "Drop tokens below this probability.",
-    "eta_cutoff": "Like epsilon_cutoff, but lower at high entropy.",
+    "eta_cutoff": "Like --epsilon-cutoff, but lower at high entropy.",
     "repetition_penalty": "Above 1: penalize repeated tokens.",
-    "presence_penalty": "Subtracted from logits of tokens in the output.",
+    "presence_penalty": "Subtracted from the logits of tokens in the output.",
     "frequency_penalty": "Subtracted per occurrence in the output.",
     "no_repeat_ngram_size": "Never repeat an n-gram of this size.",
     "bad_words_ids": "Never generate this id sequence; repeatable.",
     "seed": "Same seed, same output; default: random.",
     "stop_strings": "Stop before this string; repeatable.",
     "eos_token_id": "End-of-sequence id, instead of the model's; repeatable.",
-    "logprobs": "With --json: log-probabilities of N top tokens too.",
+    "logprobs": "With --json: log-probabilities of the output and of N top tokens.",
     "speculate": "Decode without drafts; the drafter is still loaded.",
-    "num_assistant_tokens": "Longest draft; default: as the policy decides.",
-    "prediction": "Text that the output may repeat; drafted from.",
+    "num_assistant_tokens": "Longest draft; default: the policy decides.",
+    "prediction": "Text that the output may repeat; drafts copy from it.",
 }
 _NAMES = {"speculate": ("--no-speculation",)}
 

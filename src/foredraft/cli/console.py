@@ -4,10 +4,14 @@ import contextlib
 import io
 import sys
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 DRAFTED = "bold green"
 """Style of accepted drafted tokens."""
@@ -39,6 +43,15 @@ def busy(doing: str) -> Iterator[Callable[[str], None]]:
         return
     with console.status(f"[dim]{escape(doing)}[/dim]", refresh_per_second=4) as status:
         yield lambda text: status.update(f"[dim]{escape(text)}[/dim]")
+
+
+def progress_bar(*, auto_refresh: bool = True) -> "Progress":
+    """A progress bar on stderr, on a terminal only."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = errors()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=console, auto_refresh=auto_refresh, disable=not console.is_terminal)
 
 
 class TextOut:

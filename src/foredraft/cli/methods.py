@@ -20,7 +20,7 @@ EXAMPLES = ("foredraft methods", "foredraft methods draft_model")
 
 def command(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help=_NAME, autocompletion=names.methods, show_default=False)
+        str | None, typer.Argument(metavar="NAME", help=_NAME, autocompletion=names.methods, show_default=False)
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print JSON.")] = False,
 ) -> None:

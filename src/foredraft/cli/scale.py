@@ -12,7 +12,7 @@ from foredraft.scale.options import ScaleOptions, read_deployment
 from foredraft.serve.options import ServeOptions
 
 _FILE = "YAML with the sections model, server and scale (see docs/scaling.md)."
-_ADDRESS = "Ray cluster, instead of the file's; auto: the one that runs on this machine."
+_ADDRESS = "Ray cluster; overrides the file's. auto: the one that runs on this machine."
 EXAMPLES = ("foredraft scale deploy.yaml", "foredraft scale deploy.yaml --address auto")
 
 
@@ -23,8 +23,8 @@ def command(
 ) -> None:
     """Serve a model by several replicas, as a file describes them.
 
-    Without an address they run on this machine until Ctrl-C. With one the command ends when they run; called again
-    with a changed file it replaces them, a few at a time, without dropping requests. Needs
+    Without an address, they run on this machine until Ctrl-C. With an address, the command exits when they are up; run
+    again with a changed file, it replaces them, a few at a time, without dropping requests. Needs
     pip install 'foredraft[scale]'.
     """
     found = read_deployment(file, {"model": ModelChoice, "server": ServeOptions, "scale": ScaleOptions})

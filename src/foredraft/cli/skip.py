@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from foredraft.bench.tune.skip_search import SearchBudget, SkipTrial, search
+from foredraft.bench.tune.skip_search import SearchBudget, SkipTrial, layers_by_kind, search
 from foredraft.cli.choices import OutputChoice, TargetChoice, check_processes
 from foredraft.cli.console import busy, output
 from foredraft.cli.flags import Group, flags
@@ -107,11 +107,6 @@ def _describe(best: SkipTrial) -> str:
     )
 
 
-def _layers(best: SkipTrial) -> dict[str, tuple[int, ...]]:
-    kinds = ("attention", "mlp")
-    return {kind: tuple(sorted(part.layer for part in best.without if part.kind == kind)) for kind in kinds}
-
-
 def _to_json(best: SkipTrial) -> dict[str, Any]:
     return {
         "length": best.best,
@@ -126,11 +121,11 @@ def _write(path: str, model: str, layers: int, best: SkipTrial, about: dict[str,
     from foredraft.drafters.common.skip_config import SkipConfig, write_skip_config
 
     facts = {**about, **_to_json(best), "provenance": provenance()}
-    write_skip_config(path, SkipConfig(short(model), layers, facts=facts, **_layers(best)))
+    write_skip_config(path, SkipConfig(short(model), layers, facts=facts, **layers_by_kind(best.without)))
 
 
 def _print(best: SkipTrial, tokens: int, model: str, shown: Output) -> None:
-    found = _layers(best)
+    found = layers_by_kind(best.without)
     if shown.json:
         typer.echo(json.dumps({"skip_attention": found["attention"], "skip_mlp": found["mlp"], **_to_json(best)}))
         return
@@ -139,13 +134,11 @@ def _print(best: SkipTrial, tokens: int, model: str, shown: Output) -> None:
         console.print(f"{name} skipped in layers: {', '.join(map(str, found[kind])) or 'none'}", soft_wrap=True)
     console.print(f"{_describe(best)}; measured on {tokens} tokens.", soft_wrap=True)
     if best.score > 1:
-        style, verdict = (
-            "bold green",
-            f"Predicted: {best.score:.2f}x plain decoding, if time is proportional to the weights read.",
-        )
+        verdict = f"Predicted: {best.score:.2f}x plain decoding, if time is proportional to the weights read."
+        console.print(verdict, style="bold green", soft_wrap=True)
     else:
-        style, verdict = "bold yellow", "No gain: plain decoding reads fewer weights per token."
-    console.print(verdict, style=style, soft_wrap=True)
+        verdict = "No gain: plain decoding reads fewer weights per token."
+        console.print(verdict, style="bold yellow", soft_wrap=True)
     spec = shlex.quote(f"layer_skip:{shown.out},{_LENGTH}={best.best}")
     command = f"foredraft generate --model {shlex.quote(model)} --drafter {spec} ..."
     console.print(command, style="dim", soft_wrap=True, markup=False)

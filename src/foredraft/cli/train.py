@@ -59,7 +59,7 @@ class Small:
         return PrunedShape.parse(self.shape) if self.shape is not None else None
 
 
-_RECIPE = "Recipe option, such as loss=lk or steps=7; an unknown name lists all; repeatable."
+_RECIPE = "Recipe option, such as loss=lk or steps=7; repeatable. An unknown name lists all."
 EXAMPLES = (
     "foredraft train eagle3 -m PATH --data texts.jsonl --out run --tokens 20000000",
     "torchrun --nproc-per-node 8 -m foredraft train eagle3 -m PATH --data texts.jsonl --out run",

@@ -144,12 +144,13 @@ def _sized(found: "Tuning") -> str:
 
 def _chain(found: "Tuning") -> str | None:
     """The best chain of the chosen method, for servers without trees."""
-    assert found.chosen is not None
-    if "top_k=1" in found.chosen.spec.split(","):
-        return found.chosen.spec
-    method = found.chosen.spec.partition(",")[0]
-    specs = (trial.spec for trial in found.trials if trial.spec.partition(",")[0] == method)
-    return next((spec for spec in specs if "top_k=1" in spec.split(",")), None)
+    chosen = found.chosen
+    assert chosen is not None
+    if chosen.chain:
+        return chosen.spec
+    method = chosen.spec.partition(",")[0]
+    chains = (trial.spec for trial in found.trials if trial.chain)
+    return next((spec for spec in chains if spec.partition(",")[0] == method), None)
 
 
 def _write(path: str, model: str, found: "Tuning", what: What) -> None:

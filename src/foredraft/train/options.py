@@ -50,7 +50,7 @@ class LoopOptions:
     weight_decay: AdamW's weight decay.
     beta1, beta2: AdamW's betas.
     clip: gradient norm limit.
-    precision: auto (bf16 on hardware that is fast at it), bf16 or fp32.
+    precision: data type: auto (bf16 on hardware that is fast at it), bf16 or fp32.
     seed: seed of data order and noise.
     validate: steps between validations.
     checkpoint: steps between checkpoints.

@@ -6,7 +6,7 @@ the best set.
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from foredraft.core.errors import OptionError
@@ -17,12 +17,21 @@ _SHARE = 0.75
 """The greedy phase skips at most this fraction of all sublayers."""
 
 
+KINDS = ("attention", "mlp")
+
+
 @dataclass(frozen=True, order=True, slots=True)
 class Sublayer:
-    """A sublayer that can be skipped. ``kind`` is attention or mlp; the first layer is 0."""
+    """A sublayer that can be skipped. ``kind`` is one of ``KINDS``; the first layer is 0."""
 
     layer: int
     kind: str
+
+
+def layers_by_kind(parts: Iterable[Sublayer]) -> dict[str, tuple[int, ...]]:
+    """The layer numbers of each kind, rising."""
+    ordered = sorted(parts)
+    return {kind: tuple(part.layer for part in ordered if part.kind == kind) for kind in KINDS}
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from foredraft.bench.tune.skip_search import SkipTrial, Sublayer
+from foredraft.bench.tune.skip_search import KINDS, SkipTrial, Sublayer, layers_by_kind
 from foredraft.core.errors import DataError, OptionError
 from foredraft.core.io import atomic_write_text, json_lines
 from foredraft.core.theory import acceptance
@@ -62,17 +62,14 @@ class SkipEvaluator:
 
     @property
     def parts(self) -> list[Sublayer]:
-        return [Sublayer(layer, kind) for layer in range(len(self._layers)) for kind in ("attention", "mlp")]
+        return [Sublayer(layer, kind) for layer in range(len(self._layers)) for kind in KINDS]
 
     @property
     def tokens(self) -> int:
         return sum(drafts.count for drafts in self._drafts)
 
     def __call__(self, without: frozenset[Sublayer]) -> SkipTrial:
-        thinned = self._layers.without(
-            [part.layer for part in without if part.kind == "attention"],
-            [part.layer for part in without if part.kind == "mlp"],
-        )
+        thinned = self._layers.without(**layers_by_kind(without))
         steps = [0.0] * self._longest
         for drafts, p, q in zip(self._drafts, self._target_laws, self._laws(thinned), strict=True):
             accepted = acceptance(p, q) if self._temperature else (p == q).double()
@@ -207,10 +204,9 @@ class TrialLog:
 
 
 def _to_json(trial: SkipTrial) -> dict[str, Any]:
-    kinds = {kind: sorted(p.layer for p in trial.without if p.kind == kind) for kind in ("attention", "mlp")}
-    return {**kinds, "cost": trial.cost, "tokens": trial.tokens}
+    return {**layers_by_kind(trial.without), "cost": trial.cost, "tokens": trial.tokens}
 
 
 def _read(line: dict[str, Any]) -> SkipTrial:
-    without = frozenset(Sublayer(layer, kind) for kind in ("attention", "mlp") for layer in line[kind])
+    without = frozenset(Sublayer(layer, kind) for kind in KINDS for layer in line[kind])
     return SkipTrial(without, line["cost"], tuple(line["tokens"]))

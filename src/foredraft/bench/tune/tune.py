@@ -24,9 +24,10 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """A configuration with its prediction and, if it was run, its measurement.
+    """A drafter spec with its prediction and, if it was run, its measured speed-up.
 
-    ``acceptance_length``: tokens per forward, measured if it was run, else predicted.
+    ``family``: the name of its ``Family``. ``acceptance_length``: tokens per forward, measured if it was run, else
+    predicted.
     """
 
     family: str
@@ -39,6 +40,11 @@ class Configuration:
     def error(self) -> float | None:
         """Relative error of the predicted speed-up."""
         return None if self.measured is None else self.predicted.speed_up / self.measured - 1.0
+
+    @property
+    def chain(self) -> bool:
+        """Whether the spec makes a head draft a chain instead of a tree."""
+        return "top_k=1" in self.spec.split(",")
 
 
 class BatchPoint(NamedTuple):
@@ -265,7 +271,7 @@ class _Probed:
 
 def _family(trial: Configuration) -> str:
     """Family, with chains and trees of one head kept apart, as servers do."""
-    return trial.family + (" chain" if "top_k=1" in trial.spec.split(",") else "")
+    return trial.family + (" chain" if trial.chain else "")
 
 
 def _seconds(results: Sequence[Result]) -> float:
