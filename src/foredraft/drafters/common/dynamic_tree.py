@@ -1,4 +1,4 @@
-"""Dynamic trees (EAGLE-2, arXiv:2406.16858): expand the most confident nodes, then keep the best of all.
+"""Dynamic trees (EAGLE-2, arXiv:2406.16858): expand the most confident nodes, then re-rank all.
 
 A node's score is the log-probability of its whole path under the draft. Nothing is drawn: the tree is a function of
 the committed tokens, so every choice among its nodes is lossless.
@@ -116,7 +116,7 @@ class DynamicTreeDrafter(HeadDrafter[FeatureCache], Trainable):
 
 
 def build_dynamic_tree(builder: TreeBuilder, allowed: Int[Tensor, "B"], limits: TreeLimits) -> Draft:
-    """Build a tree for every row level by level, then keep the best nodes of all levels.
+    """Build a tree for every row level by level, then keep the best nodes of all levels (EAGLE-2's re-rank).
 
     Args:
         allowed: the number of levels that each row may have.
