@@ -27,7 +27,7 @@ lint: $(VENV)/.stamp-dev ## format, style, architecture, types
 check: $(VENV)/.stamp-dev ## lint and tests
 	scripts/check
 
-bench: $(VENV)/.stamp-core ## is it as many times as fast as it was? a minute
+bench: $(VENV)/.stamp-core ## compare the speed-up with the recorded one: a minute
 	scripts/bench
 
 clean: ## remove .venv and everything that tools have left

@@ -92,8 +92,8 @@ def measure(args: argparse.Namespace, out: TextIO) -> None:
     timed, fixed = generators(args)
     names, turn = list(timed), 0
     for task, file in TASKS.items():
-        asks = read_prompts(args.prompts / file, chat=task != "humaneval")[: args.count]
-        for number, prompt in enumerate(ask.prompt for ask in asks):
+        prompts = read_prompts(args.prompts / file, chat=task != "humaneval")[: args.count]
+        for number, prompt in enumerate(each.prompt for each in prompts):
             if turn == 0:
                 for generator in timed.values():  # warm-up: kernels, packed weights, cost tables
                     generator.generate(prompt, max_new_tokens=args.new_tokens)

@@ -77,9 +77,9 @@ def measure(args: argparse.Namespace, out: TextIO) -> None:
     names = list(arms)
     turn = 0
     for task in TASKS:
-        asks = read_prompts(args.prompts / task / "question.jsonl", chat=True)[: args.count]
-        for number, ask in enumerate(asks):
-            chat = tokenizer.apply_chat_template(ask.prompt, tokenize=False, add_generation_prompt=True)
+        prompts = read_prompts(args.prompts / task / "question.jsonl", chat=True)[: args.count]
+        for number, prompt in enumerate(prompts):
+            chat = tokenizer.apply_chat_template(prompt.prompt, tokenize=False, add_generation_prompt=True)
             ids = tokenizer(chat, add_special_tokens=False)["input_ids"]
             if turn == 0:
                 for name in names:  # warm-up: kernels, packed weights, the cost table

@@ -56,8 +56,8 @@ def _user(text: str) -> dict[str, str]:
 
 def standard_prompts(chat: bool = False) -> list[BenchPrompt]:
     """The default prompts."""
-    asks = (BenchPrompt(text, (text,), "text", str(i), "standard") for i, text in enumerate(STANDARD))
-    return [_in_chat(ask, chat) for ask in asks]
+    prompts = (BenchPrompt(text, (text,), "text", str(i), "standard") for i, text in enumerate(STANDARD))
+    return [_in_chat(prompt, chat) for prompt in prompts]
 
 
 def read_prompts(path: str | Path, chat: bool = False) -> list[BenchPrompt]:
@@ -84,8 +84,8 @@ def read_prompts(path: str | Path, chat: bool = False) -> list[BenchPrompt]:
     if not found:
         raise DataError(f"{path}: the file has no prompts.")
     task = path.resolve().parent.name if path.name == "question.jsonl" else path.stem
-    names = _unique_names([ask.name or str(i) for i, ask in enumerate(found)])
-    return [_in_chat(replace(ask, task=task, name=name), chat) for name, ask in zip(names, found, strict=True)]
+    names = _unique_names([prompt.name or str(i) for i, prompt in enumerate(found)])
+    return [_in_chat(replace(prompt, task=task, name=name), chat) for name, prompt in zip(names, found, strict=True)]
 
 
 def _unique_names(names: Sequence[str]) -> list[str]:
@@ -113,10 +113,10 @@ def _parts(text: str) -> Iterator[BenchPrompt]:
 
 
 def _lines(path: Path, text: str) -> Iterator[BenchPrompt]:
-    return (_ask(where, row) for where, row in json_lines(path, text))
+    return (_prompt(where, row) for where, row in json_lines(path, text))
 
 
-def _ask(where: str, row: dict[str, Any]) -> BenchPrompt:
+def _prompt(where: str, row: dict[str, Any]) -> BenchPrompt:
     about: dict[str, Any] = {
         "category": _first_of(row, ("category", "task_id"), "text").partition("/")[0],
         "name": _first_of(row, ("question_id", "task_id"), ""),
@@ -149,7 +149,7 @@ def _is_message(message: Any) -> bool:
     return isinstance(message, dict) and all(isinstance(message.get(name), str) for name in ("role", "content"))
 
 
-def _in_chat(ask: BenchPrompt, chat: bool) -> BenchPrompt:
-    if chat and isinstance(ask.prompt, str):
-        return replace(ask, prompt=[_user(ask.prompt)], turns=(ask.prompt, *ask.turns[1:]))
-    return ask
+def _in_chat(prompt: BenchPrompt, chat: bool) -> BenchPrompt:
+    if chat and isinstance(prompt.prompt, str):
+        return replace(prompt, prompt=[_user(prompt.prompt)], turns=(prompt.prompt, *prompt.turns[1:]))
+    return prompt

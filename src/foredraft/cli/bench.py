@@ -78,7 +78,7 @@ _GROUPS = {
     "compared": Group(Compared, "Compared"),
     "what": Group(Prompts, "Prompts"),
     "sampling": Group(Sampling, "Sampling"),
-    "kept": Group(Output, "Output"),
+    "shown": Group(Output, "Output"),
 }
 
 
@@ -102,7 +102,7 @@ def command(
     compared: Compared,
     what: Prompts,
     sampling: Sampling,
-    kept: Output,
+    shown: Output,
 ) -> None:
     """Measure drafters against each other on your prompts.
 
@@ -111,8 +111,8 @@ def command(
     (each needs six prompts or batches in common).
     """
     if compare is not None:
-        raise typer.Exit(_compared(Path(compare[0]), Path(compare[1]), tolerance, kept.json))
-    _check(what, kept)
+        raise typer.Exit(_compared(Path(compare[0]), Path(compare[1]), tolerance, shown.json))
+    _check(what, shown)
     check_processes(compared.tensor_parallel)
     prompts = what.read()
     from foredraft.bench.measure.arms import ArmContext, ArmSpec, make_arms, short_name
@@ -126,15 +126,15 @@ def command(
     for temperature in sampling.temperature:  # fail before loading or writing
         settings.params(temperature, 0)
     groups = make_groups(prompts, sampling.temperature, what.batch_size, what.repeats)
-    path = Path(kept.out)
+    path = Path(shown.out)
     read_existing(path, settings)  # fail before loading if the file has other settings
     with busy(f"Loading {compared.model}"):
         specs = [ArmSpec.parse(text) for text in compared.drafter]
         target = (compared.model, compared.dtype, compared.device)
         made = make_arms(specs, ArmContext(*target, max(what.batch_size), compared.tensor_parallel))
-    bench = Bench(made, settings, path, keep_texts=kept.texts)
+    bench = Bench(made, settings, path, keep_texts=shown.texts)
     extra = ExtraMeasurements(
-        made, settings, sampling.temperature, what.batch_size if kept.costs else (), _first(prompts, kept.watch)
+        made, settings, sampling.temperature, what.batch_size if shown.costs else (), _first(prompts, shown.watch)
     )
     try:
         with _progress() as report:
@@ -143,15 +143,15 @@ def command(
             bench.append(extra.lines(read_existing(path, settings)))
     except KeyboardInterrupt:
         raise Interrupted(f"Interrupted; {path} keeps what was measured, and the same command continues it.") from None
-    _show(path, kept)
+    _show(path, shown)
 
 
-def _check(what: Prompts, kept: Output) -> None:
-    if what.repeats < 1 or kept.watch < 0:
+def _check(what: Prompts, shown: Output) -> None:
+    if what.repeats < 1 or shown.watch < 0:
         raise OptionError("--watch must be 0 or more, and --repeats 1 or more.")
     if min(what.batch_size) < 1:
         raise OptionError("--batch-size must be 1 or more.")
-    if kept.spec_bench is not None and not kept.texts:
+    if shown.spec_bench is not None and not shown.texts:
         raise OptionError("--spec-bench needs the outputs: remove --no-texts.")
 
 
@@ -174,7 +174,7 @@ def _progress() -> "Iterator[Callable[[int, int, str], None]]":
         yield report
 
 
-def _show(path: Path, kept: Output) -> None:
+def _show(path: Path, shown: Output) -> None:
     """Print all results in the file, including earlier ones."""
     from foredraft.bench.measure.records import read_runs
     from foredraft.bench.measure.summary import summarise
@@ -182,11 +182,11 @@ def _show(path: Path, kept: Output) -> None:
 
     file = read_runs(path)
     summary = summarise([file])
-    if kept.spec_bench is not None:
+    if shown.spec_bench is not None:
         from foredraft.bench.measure.spec_bench import write_answers
 
-        write_answers(file.runs, Path(kept.spec_bench))
-    if kept.json:
+        write_answers(file.runs, Path(shown.spec_bench))
+    if shown.json:
         typer.echo(json.dumps(to_json(summary)))
         return
     show(summary, output(), full=False)

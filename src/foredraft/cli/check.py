@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Law:
+class Sampling:
     """Sampling options of the sampled check."""
 
     temperature: float = 1.0
@@ -31,7 +31,8 @@ class Law:
         return SamplingParams(**asdict(self))
 
 
-_LAW = {
+_HELP = {
+    **SAMPLING.help,
     "temperature": "Temperature of the sampled check, above 0.",
     "max_new_tokens": "Tokens per sampled output.",
     "seed": "Seed; another seed is an independent trial.",
@@ -54,8 +55,8 @@ EXAMPLES = (
 )
 
 
-@flags(choice=MODEL, what=Group(What, "Check"), law=Group(Law, "Sampling", {**SAMPLING.help, **_LAW}))
-def command(*, choice: ModelChoice, what: What, law: Law) -> None:
+@flags(choice=MODEL, what=Group(What, "Check"), sampling=Group(Sampling, "Sampling", _HELP))
+def command(*, choice: ModelChoice, what: What, sampling: Sampling) -> None:
     """Check that a drafter is lossless on a model.
 
     Greedy output must equal plain decoding, except after near-ties in the logits (no exception with --exact). A
@@ -65,18 +66,18 @@ def command(*, choice: ModelChoice, what: What, law: Law) -> None:
 
     if what.tokens < 0:
         raise OptionError("--tokens must be 0 or more.")
-    if what.tokens and law.temperature <= 0:
+    if what.tokens and sampling.temperature <= 0:
         raise OptionError("Sampling needs --temperature above 0; --tokens 0 checks greedy output only.")
     prompts = [prompt.prompt for prompt in what.read()]
     generator = choice.load()
     draft_always(generator)
     with busy("Greedy outputs"):
-        params = replace(law.params(), temperature=0.0, max_new_tokens=what.greedy_tokens)
+        params = replace(sampling.params(), temperature=0.0, max_new_tokens=what.greedy_tokens)
         greedy = check_greedy(generator, prompts, params, exact=choice.exact)
     sampled = None
     if what.tokens:
         with busy("Sampled outputs"):
-            sampled = check_sampled(generator, prompts, law.params(), what.tokens)
+            sampled = check_sampled(generator, prompts, sampling.params(), what.tokens)
     passed = greedy.passed and (sampled is None or sampled.passed)
     if what.json:
         found = {"model": choice.model, "drafter": choice.drafter, "lossless": passed, "greedy": asdict(greedy)}
