@@ -66,7 +66,9 @@ class ModelChoice(TargetChoice):
     )
     model_option: tuple[str, ...] = field(
         default=(),
-        metadata={"help": "NAME=VALUE (or JSON) for the target's from_pretrained, e.g. revision=v2; repeatable."},
+        metadata={
+            "help": "NAME=VALUE for the target's from_pretrained, e.g. revision=v2; repeatable. VALUE may be JSON."
+        },
     )
     draft_option: tuple[str, ...] = field(default=(), metadata={"help": "The same for the draft model."})
 
