@@ -13,9 +13,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from processes import environment
 
 from foredraft.bench.check import Difference, GreedyCheck, SampledCheck
+from processes import environment
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 

@@ -9,9 +9,9 @@ import httpx
 import openai
 import pytest
 import servers
-from browser import Browser, browser
 
 import tiny
+from browser import Browser, browser
 from foredraft.engine.generator import Generator
 from foredraft.engine.recording import piece_dict
 from foredraft.serve.page import page, policy
