@@ -5,12 +5,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import tiny
-from foredraft.heads.formats import save_head
+from foredraft.core.errors import DrafterError, ForedraftError
+from foredraft.heads.formats import Head, load_head, save_head
 from foredraft.model.hf import CausalLM
 
 H, V, VD, INNER, HEADS, KV, LAYERS = 32, 96, 40, 48, 4, 16, 8
@@ -197,6 +199,23 @@ def save(net: Any, folder: Path, to: str, lm: CausalLM, dtype: torch.dtype = tor
     save_head(
         net, folder, to=to, target_name="someone/target", target_config=lm.model.config.to_dict(), dtype=dtype, **more
     )
+
+
+def again(net: Any, folder: Path, to: str, lm: CausalLM, dtype: torch.dtype = torch.float32, **more: Any) -> Head:
+    """The head that is read back from what was written: it has the same config and the same bits."""
+    save(net, folder, to, lm, dtype, **more)
+    head = load_head(str(folder), lm)
+    assert head.info.config == net.config
+    same(head.net.state_dict(), net.state_dict())
+    return head
+
+
+def refused(path: str, lm: CausalLM, match: str, kind: type[ForedraftError] = DrafterError, **options: Any) -> None:
+    """Loading it is an error of one sentence, which names the folder or a tensor."""
+    with pytest.raises(kind, match=match) as caught:
+        load_head(path, lm, **options)
+    sentence = str(caught.value)
+    assert ("\n" not in sentence and sentence.endswith(".") and path in sentence) or "tensor" in sentence.lower()
 
 
 def stored(folder: Path, file: str = "model.safetensors") -> dict[str, Tensor]:
