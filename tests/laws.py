@@ -6,7 +6,7 @@ the time. What is called ``run...`` is called in processes of its own: see ``dra
 
 import functools
 import gc
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,35 +16,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import random_heads as heads
+import specs
 import tiny
-from dialects import strangers
 from foredraft.core.draft import Draft, Law
-from foredraft.core.drafter import Drafter, Plan, View
+from foredraft.core.drafter import Plan, View
 from foredraft.core.rng import HashedRng, Stream, derive_seeds, draw, exponentials
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.sampling.warp import Paths
 from foredraft.core.tree import TokenTree
-from foredraft.drafters.blockwise import BlockwiseDrafter, Options as BlockwiseOptions
-from foredraft.drafters.cascade import Cascade, Options as CascadeOptions
-from foredraft.drafters.common.build_context import NestedDrafter
-from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
-from foredraft.drafters.eagle1 import Eagle1, Options as Eagle1Options
-from foredraft.drafters.eagle2 import Eagle2, Options as Eagle2Options
-from foredraft.drafters.eagle3 import Eagle3Drafter, Options as Eagle3Options
-from foredraft.drafters.hydra import HydraDrafter, Options as HydraOptions
-from foredraft.drafters.layer_skip import LayerSkip, Options as SkipOptions
-from foredraft.drafters.lookahead import Lookahead, Options as LookaheadOptions
-from foredraft.drafters.max_gram import MaxGram, Options as MaxGramOptions
-from foredraft.drafters.medusa import MedusaDrafter, Options as MedusaOptions
-from foredraft.drafters.none import NoDrafter
-from foredraft.drafters.opt_tree import Options as OptTreeOptions, OptTree
-from foredraft.drafters.partial import Options as PartialOptions, Partial
-from foredraft.drafters.prompt_lookup import Options as LookupOptions, PromptLookup
-from foredraft.drafters.relay import Options as RelayOptions, Relay
-from foredraft.drafters.sequoia import Options as SequoiaOptions, Sequoia
-from foredraft.drafters.specinfer import Options as SpecInferOptions, SpecInfer
-from foredraft.drafters.triforce import Options as TriForceOptions, TriForce
-from foredraft.drafters.universal import Options as UniversalOptions, Universal
 from foredraft.engine import state as batch
 from foredraft.engine.generator import Generator
 from foredraft.engine.policy import Constant
@@ -52,7 +31,6 @@ from foredraft.model import cache, masks
 from foredraft.model.hf import CausalLM
 from foredraft.model.replay import EAGER, Replay
 from foredraft.model.tokenizer import Tokenizer
-from foredraft.model.vocab_mapping import VocabMapping
 
 VOCAB = 5
 LENGTH = 3
@@ -71,84 +49,72 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-HEADS: dict[str, Callable[[CausalLM, Replay], Drafter]] = {
-    "eagle1": lambda target, replay: Eagle1(Eagle1Options(tree="3x2"), heads.eagle(target), replay),
-    "eagle2": lambda target, replay: Eagle2(Eagle2Options(nodes=4, depth=2, top_k=2), heads.eagle(target), replay),
-    "eagle3": lambda target, replay: Eagle3Drafter(
-        Eagle3Options(nodes=4, depth=2, top_k=2),
-        heads.eagle3(target, taps=(0, 1), vocabulary=torch.tensor([0, 2, 3, 4])),
-        replay,
-    ),
-    "eagle3 drawn": lambda target, replay: Eagle3Drafter(
-        Eagle3Options(nodes=4, depth=2, top_k=2, sampled_tree="drawn"),
-        heads.eagle3(target, taps=(0, 1), vocabulary=torch.tensor([0, 2, 3, 4])),
-        replay,
-    ),
-    "medusa": lambda target, replay: MedusaDrafter(MedusaOptions(tree="2x2"), heads.medusa(target, heads=2), replay),
-    "medusa drawn": lambda target, replay: MedusaDrafter(
-        MedusaOptions(tree="2x2", sampled_tree="drawn"), heads.medusa(target, heads=2), replay
-    ),
-    "hydra": lambda target, replay: HydraDrafter(
-        HydraOptions(tree="2x2"), heads.hydra(target, heads=2, prefix=True), replay
-    ),
-    "hydra drawn": lambda target, replay: HydraDrafter(
-        HydraOptions(tree="2x2", sampled_tree="drawn"), heads.hydra(target, heads=2, prefix=True), replay
-    ),
-    "blockwise": lambda target, replay: BlockwiseDrafter(BlockwiseOptions(), heads.blockwise(target, heads=2), replay),
+SOME = torch.tensor([0, 2, 3, 4])
+NETS: specs.Heads = {
+    "eagle": heads.eagle,
+    "eagle3": lambda target: heads.eagle3(target, taps=(0, 1), vocabulary=SOME),
+    "medusa": lambda target: heads.medusa(target, heads=2),
+    "hydra++": lambda target: heads.hydra(target, heads=2, prefix=True),
+    "blockwise": lambda target: heads.blockwise(target, heads=2),
 }
-"""Heads with random weights, by the method that drafts with them."""
+HEADS = {
+    "eagle1": "eagle1:eagle,tree=3x2",
+    "eagle2": "eagle2:eagle,nodes=4,depth=2,top_k=2",
+    "eagle3": "eagle3:eagle3,nodes=4,depth=2,top_k=2",
+    "eagle3 drawn": "eagle3:eagle3,nodes=4,depth=2,top_k=2,sampled_tree=drawn",
+    "medusa": "medusa:medusa,tree=2x2",
+    "medusa drawn": "medusa:medusa,tree=2x2,sampled_tree=drawn",
+    "hydra": "hydra:hydra++,tree=2x2",
+    "hydra drawn": "hydra:hydra++,tree=2x2,sampled_tree=drawn",
+    "blockwise": "blockwise:blockwise",
+}
+"""Methods with heads, whose weights are random."""
 
 LOOKAHEADS = {
-    "lookahead": LookaheadOptions(window_size=2, ngram_size=3, guess_set_size=2, pool_size=6),
-    "lookahead bigrams": LookaheadOptions(window_size=3, ngram_size=2, guess_set_size=2, pool_size=6),
-    "jacobi": LookaheadOptions(window_size=3, ngram_size=2, guess_set_size=0),
+    "lookahead": "lookahead,window_size=2,ngram_size=3,guess_set_size=2,pool_size=6",
+    "lookahead bigrams": "lookahead,window_size=3,ngram_size=2,guess_set_size=2,pool_size=6",
+    "jacobi": "lookahead,window_size=3,ngram_size=2,guess_set_size=0",
 }
-PARTIAL: dict[str, Callable[[CausalLM, CausalLM, cache.SlotCache, Replay], Drafter]] = {
+PARTIAL = {
     **{
-        kind: lambda target, draft, full, replay, kind=kind: Partial(
-            PartialOptions(num_assistant_tokens=2, cache=kind, budget=3, chunk=1, sinks=1, recent=1, room=1),
-            target,
-            full,
-            VOCAB,
-        )
+        kind: f"partial,num_assistant_tokens=2,cache={kind},budget=3,chunk=1,sinks=1,recent=1,room=1"
         for kind in ("retrieval", "window", "h2o")
     },
-    "triforce": lambda target, draft, full, replay: TriForce(
-        TriForceOptions(gamma=2, inner_gamma=2, budget=2, chunk=1, room=1),
-        target,
-        full,
-        NestedDrafter(
-            DraftModel(DraftOptions(num_assistant_tokens=2, window=8, sinks=1), draft, VOCAB, replay), draws=True
-        ),
-        VOCAB,
-    ),
+    "triforce": "triforce:[draft_model:draft,num_assistant_tokens=2,window=8,sinks=1],"
+    "gamma=2,inner_gamma=2,budget=2,chunk=1,room=1",
 }
 """Drafters with two or three of the prompt's tokens in their caches, beside the target's own."""
 
-
-def model_part(model: CausalLM, tokens: int, replay: Replay) -> NestedDrafter:
-    return NestedDrafter(DraftModel(DraftOptions(num_assistant_tokens=tokens), model, VOCAB, replay), draws=True)
-
-
-def over(middle: CausalLM, part: NestedDrafter) -> Cascade:
-    """A cascade over this middle."""
-    return Cascade(CascadeOptions(num_assistant_tokens=2), middle, part, middle.new_cache(), VOCAB)
-
-
-def lookup_part() -> NestedDrafter:
-    return NestedDrafter(MaxGram(MaxGramOptions(num_assistant_tokens=1), VOCAB), draws=False)
-
-
-NESTED: dict[str, Callable[[CausalLM, CausalLM, Replay], Drafter]] = {
-    "cascade": lambda target, draft, replay: over(draft, model_part(target, 1, replay)),
-    "cascade lookup": lambda target, draft, replay: over(draft, lookup_part()),
-    "cascade cascade": lambda target, draft, replay: over(
-        draft, NestedDrafter(over(target, model_part(draft, 1, replay)), draws=True)
-    ),
-    "relay": lambda target, draft, replay: Relay(RelayOptions(), [model_part(draft, 1, replay), lookup_part()], VOCAB),
-    "max_gram": lambda target, draft, replay: MaxGram(MaxGramOptions(num_assistant_tokens=2, bigrams=True), VOCAB),
+MODEL, COPY = "[draft_model:draft,num_assistant_tokens=1]", "[max_gram,num_assistant_tokens=1]"
+NESTED = {
+    "cascade": "cascade:draft+[draft_model:target,num_assistant_tokens=1],num_assistant_tokens=2",
+    "cascade lookup": f"cascade:draft+{COPY},num_assistant_tokens=2",
+    "cascade cascade": f"cascade:draft+[cascade:target+{MODEL},num_assistant_tokens=2],num_assistant_tokens=2",
+    "relay": f"relay:{MODEL}+{COPY}",
+    "max_gram": "max_gram,num_assistant_tokens=2,bigrams=yes",
 }
 """Drafters made of drafters, and what stands at their bottom."""
+
+SPECS = {
+    "none": "none",
+    "chain": "draft_model:draft,num_assistant_tokens=2",
+    "unsure chain": "draft_model:draft,num_assistant_tokens=2",
+    "tree": "draft_model:draft,branching=2x2",
+    "lookup": "prompt_lookup,prompt_lookup_num_tokens=2",
+    "lookup tree": "prompt_lookup,prompt_lookup_num_tokens=2,continuations=2",
+    "specinfer": "specinfer:draft+third,expansion=2x2",
+    "specinfer apart": "specinfer:draft+third,expansion=2x2,merge=no",
+    # families of three and one, the latter below the eldest of the former
+    "sequoia": "sequoia:draft,nodes=5,depth=2,acceptance=0.5/0.2/0.1",
+    "opt_tree": "opt_tree:draft,nodes=4,depth=2,top_k=2",
+    "layer_skip": "layer_skip,num_assistant_tokens=2,skip_mlp=0",  # its one layer without its MLP
+    "slem": "universal:draft,num_assistant_tokens=2,method=slem",
+    "tli": "universal:draft,num_assistant_tokens=2,method=tli",
+    **HEADS,
+    **LOOKAHEADS,
+    **PARTIAL,
+    **NESTED,
+}
 
 
 def model(seed: int | None = None, heads: int = 1) -> PreTrainedModel:
@@ -170,47 +136,18 @@ def third() -> CausalLM:
     return CausalLM(model(11))
 
 
-def drafter(name: str, full: cache.SlotCache, replay: Replay) -> Drafter:
-    """``full`` is the target's cache, for drafters that share it."""
-    target, draft = pair()
-    if name in PARTIAL:
-        return PARTIAL[name](target, draft, full, replay)
-    if name == "none":
-        return NoDrafter()
-    if name.startswith("lookup"):
-        return PromptLookup(LookupOptions(prompt_lookup_num_tokens=2, continuations=2 if "tree" in name else 1))
-    if name in LOOKAHEADS:
-        return Lookahead(LOOKAHEADS[name], target.device)
-    if name in HEADS:
-        return HEADS[name](target, replay)
-    if name.startswith("specinfer"):
-        merge = name == "specinfer"
-        return SpecInfer(SpecInferOptions(expansion=(2, 2), merge=merge), [draft, third()], target.vocab_size, replay)
-    if name == "sequoia":  # families of three and one, the elder child being the father
-        return Sequoia(SequoiaOptions(nodes=5, depth=2, acceptance="0.5/0.2/0.1"), draft, target, VOCAB, replay)
-    if name == "opt_tree":
-        return OptTree(OptTreeOptions(nodes=4, depth=2, top_k=2), draft, target.vocab_size, replay)
-    if name == "layer_skip":  # its one layer without its MLP
-        return LayerSkip(SkipOptions(num_assistant_tokens=2, skip_mlp=(0,)), target, full, VOCAB)
-    if name in NESTED:
-        return NESTED[name](target, draft, replay)
-    if name in ("slem", "tli"):
-        bridge = VocabMapping(*strangers(VOCAB), target.vocab_size, draft.vocab_size)
-        return Universal(UniversalOptions(num_assistant_tokens=2, method=name), draft, bridge, replay)
-    options = DraftOptions(num_assistant_tokens=2, branching=(2, 2) if name == "tree" else None)
-    return DraftModel(options, draft, target.vocab_size, replay)
-
-
 def generator(
     name: str, rule: str | None = None, tokenizer: Tokenizer | None = None, replay: Replay = EAGER
 ) -> Generator:
-    full = pair()[0].new_cache()
-    proposer = drafter(name, full, replay)
-    pair()[0].tap(proposer.needs.hidden_layers)
-    control = Constant(proposer.needs.longest, confidence=0.4 if name == "unsure chain" else 0.0)
+    target, draft = pair()
+    full = target.new_cache()
+    models = {"draft": draft, "third": third()}
+    proposer = specs.build(SPECS[name], target, models, NETS, cache=full, replay=replay)
+    target.tap(proposer.needs.hidden_layers)
+    policy = Constant(proposer.needs.longest, confidence=0.4 if name == "unsure chain" else 0.0)
     picked = name in LOOKAHEADS or name == "max_gram"  # these learn from other requests, and pick their tokens
     options = {"rule": rule, "max_rows": ROWS, "cache": full, "picked": picked, "replay": replay}
-    return tiny.generator(pair()[0], proposer, control, tokenizer=tokenizer, **options)
+    return tiny.generator(target, proposer, policy, tokenizer=tokenizer, **options)
 
 
 def params(setting: str, seed: int = 0) -> SamplingParams:

@@ -8,29 +8,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import specs
 import tiny
-from dialects import strangers
-from foredraft.core.draft import Law
 from foredraft.core.drafter import Drafter
-from foredraft.drafters.bandit import Arm, Bandit, Options as BanditOptions
-from foredraft.drafters.cascade import Cascade, Options as CascadeOptions
-from foredraft.drafters.common.build_context import NestedDrafter
-from foredraft.drafters.draft_model import DraftModel
-from foredraft.drafters.eagle3 import Eagle3Drafter, Options as Eagle3Options
-from foredraft.drafters.max_gram import MaxGram, Options as MaxGramOptions
-from foredraft.drafters.medusa import MedusaDrafter, Options as MedusaOptions
-from foredraft.drafters.online.method import Online
-from foredraft.drafters.online.trainer import Options as OnlineOptions
-from foredraft.drafters.relay import Options as RelayOptions, Relay
-from foredraft.drafters.triforce import Options as TriForceOptions, TriForce
-from foredraft.drafters.universal import Options as UniversalOptions, Universal
 from foredraft.heads.nets.eagle import Eagle, Eagle3, Eagle3Config, EagleConfig
 from foredraft.heads.nets.hydra import Hydra, HydraConfig
 from foredraft.heads.nets.medusa import Blockwise, BlockwiseConfig, Medusa, MedusaConfig
 from foredraft.model.cache import SlotCache
 from foredraft.model.head_parts import block_like, parts_of, rotary_of
 from foredraft.model.hf import CausalLM
-from foredraft.model.vocab_mapping import VocabMapping
 
 
 def seeded(make: Callable[..., Any]) -> Callable[..., Any]:
@@ -115,37 +101,25 @@ def hydra(target: CausalLM, *, heads: int = 3, layers: int = 1, prefix: bool = F
     return Hydra(config, rotary_of(shape) if prefix else None, parts)
 
 
+PART, COPY = "[draft_model:target,num_assistant_tokens=3]", "[max_gram,num_assistant_tokens=2]"
+HEAD = "[eagle3:head,nodes=4,depth=2,top_k=2]"
+SMALL = {
+    "draft model": "draft_model:target,num_assistant_tokens=3",
+    "eagle3": "eagle3:head,nodes=4,depth=2,top_k=2",
+    "medusa": "medusa:heads,nodes=4",
+    "relay": f"relay:{PART}+{COPY}",
+    "cascade": f"cascade:target+{PART}",
+    "triforce": f"triforce:{PART},gamma=3,budget=32,chunk=4,room=8",
+    "bandit": f"bandit:{HEAD}+{PART},hold=2",
+    "universal": "universal:target",
+    "online": f"online:{PART},interval=1000000",
+    "online eagle3": f"online:{HEAD},interval=1000000",
+}
+
+
 def small_drafter(kind: str, target: CausalLM) -> Drafter | None:
-    """A drafter of one of these kinds, with random heads or the target as its own draft; None for plain decoding."""
-    size = target.vocab_size
-
-    def draft_model() -> DraftModel:
-        return tiny.draft_model(target, target, 3)[0]
-
-    def head() -> Eagle3Drafter:
-        return Eagle3Drafter(Eagle3Options(nodes=4, depth=2, top_k=2), eagle3(target))
-
-    def part() -> NestedDrafter:
-        return NestedDrafter(draft_model(), draws=True)
-
-    def lookup() -> NestedDrafter:
-        return NestedDrafter(MaxGram(MaxGramOptions(num_assistant_tokens=2), size), draws=False)
-
-    triforce = TriForceOptions(gamma=3, budget=32, chunk=4, room=8)
-    drafters: dict[str, Callable[[], Drafter | None]] = {
-        "none": lambda: None,
-        "draft model": draft_model,
-        "eagle3": head,
-        "medusa": lambda: MedusaDrafter(MedusaOptions(nodes=4), medusa(target)),
-        "relay": lambda: Relay(RelayOptions(), [part(), lookup()], size),
-        "cascade": lambda: Cascade(CascadeOptions(), target, part(), target.new_cache(), size),
-        "triforce": lambda: TriForce(triforce, target, target.new_cache(), part(), size),
-        "bandit": lambda: Bandit(BanditOptions(hold=2), [Arm(head()), Arm(draft_model(), law=Law.CHAIN)]),
-        "universal": lambda: Universal(UniversalOptions(), target, VocabMapping(*strangers(size), size, size)),
-        "online": lambda: Online(OnlineOptions(interval=10**6), draft_model()),
-        "online eagle3": lambda: Online(OnlineOptions(interval=10**6), head()),
-    }
-    return drafters[kind]()
+    """A drafter of ``SMALL``, with random heads or the target as its own draft; None for plain decoding."""
+    return None if kind == "none" else specs.build(SMALL[kind], target, heads={"head": eagle3, "heads": medusa})
 
 
 READERS = ("draft model", "eagle3", "relay", "cascade", "triforce", "bandit", "online", "universal")

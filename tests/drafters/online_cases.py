@@ -7,13 +7,9 @@ import torch
 from torch import Tensor
 
 import random_heads as heads
+import specs
 import tiny
 from foredraft.core.drafter import Drafter
-from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
-from foredraft.drafters.eagle1 import Eagle1, Options as Eagle1Options
-from foredraft.drafters.eagle3 import Eagle3Drafter, Options as Eagle3Options
-from foredraft.drafters.hydra import HydraDrafter, Options as HydraOptions
-from foredraft.drafters.medusa import MedusaDrafter, Options as MedusaOptions
 from foredraft.drafters.online.method import Online, Options
 from foredraft.engine.generator import Generator
 from foredraft.engine.policy import Constant
@@ -37,20 +33,26 @@ def draft(strangeness: float = 0.25, name: str = "llama", fast: bool = True) -> 
     return CausalLM(model, fast=fast)
 
 
+INNER = {
+    "draft_model": "draft_model:draft,num_assistant_tokens=4",
+    "eagle1": "eagle1:eagle,tree=2x1x1",
+    "eagle3": "eagle3:eagle3,nodes=4,depth=4,top_k=1",
+    "medusa": "medusa:medusa,tree=1x1x1",
+    "hydra++": "hydra:hydra++,tree=1x1x1",
+}
+KINDS = tuple(INNER)
+HEADS: specs.Heads = {
+    "eagle": heads.eagle,
+    "eagle3": heads.eagle3,
+    "medusa": heads.medusa,
+    "hydra++": lambda target: heads.hydra(target, prefix=True),
+}
+
+
 def inner(name: str, served: CausalLM) -> Drafter:
     """A drafter of each kind that can learn."""
-    if name == "draft_model":
-        return DraftModel(DraftOptions(num_assistant_tokens=4), draft(), served.vocab_size)
-    if name == "eagle1":
-        return Eagle1(Eagle1Options(tree="2x1x1"), heads.eagle(served))
-    if name == "eagle3":
-        return Eagle3Drafter(Eagle3Options(nodes=4, depth=4, top_k=1), heads.eagle3(served))
-    if name == "hydra++":
-        return HydraDrafter(HydraOptions(tree="1x1x1"), heads.hydra(served, prefix=True))
-    return MedusaDrafter(MedusaOptions(tree="1x1x1"), heads.medusa(served))
-
-
-KINDS = ("draft_model", "eagle1", "eagle3", "medusa", "hydra++")
+    models = {"draft": draft()} if name == "draft_model" else {}
+    return specs.build(INNER[name], served, models, HEADS)
 
 
 def generator(name: str | Drafter, served: CausalLM | None = None, **options: Any) -> tuple[Generator, Online]:

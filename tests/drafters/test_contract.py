@@ -1,8 +1,6 @@
 """What every drafter owes: the same text, alone and together, no traces, and an honest q. Runs over the table."""
 
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -10,18 +8,15 @@ import torch
 from scipy import stats
 
 import random_heads as heads
+import specs
 import tiny
-from dialects import strangers
-from foredraft.compose.spec import find
+from foredraft.compose.spec import Spec
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Drafter, Plan, View
 from foredraft.core.rng import derive_seeds
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.tree import TokenTree
 from foredraft.drafters import METHODS
-from foredraft.drafters.bandit import Arm
-from foredraft.drafters.cascade import Cascade
-from foredraft.drafters.common.build_context import NestedDrafter
 from foredraft.drafters.common.draft_runner import DraftRunner
 from foredraft.drafters.common.feature_cache import FeatureCache
 from foredraft.drafters.common.last_hidden import LastHidden
@@ -29,81 +24,114 @@ from foredraft.drafters.common.ngram_pool import NgramPool
 from foredraft.drafters.common.partial_cache_sync import PartialCacheSync
 from foredraft.drafters.common.retokenizer import Retokenizer
 from foredraft.drafters.common.self_speculative import SelfSpeculativeDrafter
-from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
-from foredraft.drafters.eagle3 import Eagle3Drafter, Options as Eagle3Options
-from foredraft.drafters.max_gram import MaxGram
-from foredraft.drafters.partial import Partial
-from foredraft.drafters.relay import Relay
 from foredraft.drafters.triforce import TriForce
 from foredraft.engine.generator import Generator
 from foredraft.engine.nested_loop import NestedLoop
 from foredraft.engine.policy import Constant
-from foredraft.heads.nets.eagle import Eagle3
 from foredraft.model.cache import SlotCache
 from foredraft.model.hf import CausalLM
 from foredraft.model.partial.model import PartialLM
 from foredraft.model.prefill import prefill
 from foredraft.model.read_rows import ReadRows
-from foredraft.model.vocab_mapping import VocabMapping
 from reference import reference
 
 NEW = 10
 SAMPLED = {"temperature": 0.9, "top_k": 12, "repetition_penalty": 1.2, "seed": 21}
+RATES = ((0.6, 0.2, 0.1), (0.5, 0.2, 0.1), (0.4, 0.1, 0.1))
+
+HEADS: specs.Heads = {
+    "eagle": heads.eagle,
+    "eagle of two layers": lambda target: heads.eagle(target, num_layers=2),
+    "eagle3": lambda target: heads.eagle3(target, vocabulary=two_of_three(target.vocab_size)),
+    "eagle3 window": lambda target: heads.eagle3(target, block={"sliding_window": 6}),
+    "medusa": heads.medusa,
+    "medusa measured": lambda target: heads.medusa(target, accuracies=RATES),
+    "blockwise": heads.blockwise,
+    "hydra": heads.hydra,
+    "hydra++": lambda target: heads.hydra(target, prefix=True),
+    "hydra++ of two layers": lambda target: heads.hydra(target, prefix=True, layers=2),
+}
 
 
-@dataclass(frozen=True)
-class Variant:
-    """A method with some options. ``make`` is given the target and a draft model of the same vocabulary."""
-
-    method: str
-    options: dict[str, Any]
-    make: Callable[[type[Drafter], Any, CausalLM, CausalLM], Drafter]
-
-    def build(self, target: CausalLM, draft: CausalLM) -> Drafter:
-        drafter, options = find(self.method)
-        return self.make(drafter, options(**self.options), target, draft)
+def two_of_three(vocab_size: int) -> torch.Tensor:
+    """A draft vocabulary."""
+    return torch.tensor([i for i in range(vocab_size) if i % 3])
 
 
-def bare(drafter: Any, options: Any, target: CausalLM, draft: CausalLM) -> Drafter:
-    return drafter()
+PART = "[draft_model:target,num_assistant_tokens=2]"
+COPIES = "[max_gram,num_assistant_tokens=2]"
+RELAY = f"[relay:[draft_model:draft,num_assistant_tokens=2]+{COPIES}]"
+CASCADE = f"[cascade:draft+{PART},num_assistant_tokens=2]"
+VARIANTS = {
+    "none": "none",
+    "draft_model": "draft_model:draft,num_assistant_tokens=3",
+    "draft_model tree": "draft_model:draft,branching=3x2",
+    "sequoia": "sequoia:draft,nodes=9,depth=3,acceptance=0.5/0.2/0.1/0.05",
+    "sequoia measured": "sequoia:draft,nodes=7,depth=3",
+    "opt_tree": "opt_tree:draft,nodes=9,depth=3,top_k=3",
+    "universal": "universal:draft,num_assistant_tokens=4",
+    "universal slem": "universal:draft,method=slem,target_lookbehind=3",
+    "universal tli": "universal:draft,method=tli",
+    "prompt_lookup": "prompt_lookup,prompt_lookup_num_tokens=4",
+    "cape": "cape:draft,num_assistant_tokens=3,widths=3x2x1",
+    # picked drafts of different lengths: which of them is played does not change a text
+    "bandit": "bandit:[prompt_lookup,prompt_lookup_num_tokens=2]+[prompt_lookup,prompt_lookup_num_tokens=4],hold=2",
+    "specinfer": "specinfer:draft+other,expansion=2x2x1",
+    "specinfer apart": "specinfer:draft+other,expansion=2x1,merge=no",
+    "specinfer one": "specinfer:draft,expansion=1x3x1",
+    "eagle1": "eagle1:eagle",
+    "eagle1 wide": "eagle1:eagle,tree=3x2x2",
+    "eagle1 on eagle3": "eagle1:eagle3,tree=2x2",
+    "eagle2": "eagle2:eagle,nodes=9,depth=3,top_k=3",
+    "eagle2 chain": "eagle2:eagle of two layers,nodes=4,depth=4,top_k=1",
+    "eagle3": "eagle3:eagle3,nodes=9,depth=3,top_k=3",
+    "eagle3 drawn": "eagle3:eagle3,nodes=9,depth=3,top_k=3,sampled_tree=drawn",
+    "eagle3 window": "eagle3:eagle3 window,nodes=9,depth=3,top_k=3",
+    "medusa": "medusa:medusa,tree=medusa",
+    "medusa measured": "medusa:medusa measured,nodes=9",
+    "medusa drawn": "medusa:medusa,sampled_tree=drawn",
+    "blockwise": "blockwise:blockwise",
+    "hydra": "hydra:hydra,nodes=12",
+    "hydra++": "hydra:hydra++ of two layers,tree=3x2x1",
+    "hydra drawn": "hydra:hydra++,sampled_tree=drawn",
+    "lookahead": "lookahead,window_size=4,ngram_size=3,guess_set_size=2",
+    "lookahead long": "lookahead,window_size=2,ngram_size=5,pool_size=9",
+    "jacobi": "lookahead,window_size=5,ngram_size=2,guess_set_size=0",
+    "early_exit": "early_exit,assistant_early_exit=1,num_assistant_tokens=3",
+    "layer_skip": "layer_skip,skip_attention=1,skip_mlp=0",
+    "partial": "partial,budget=8,chunk=4,room=2",
+    "partial window": "partial,cache=window,budget=6,room=2",
+    "partial h2o": "partial,cache=h2o,budget=8,room=2",
+    "triforce": "triforce:[draft_model:draft,num_assistant_tokens=2,window=20,ahead=4],gamma=3,budget=8,chunk=2,room=1",
+    "draft_model window": "draft_model:draft,num_assistant_tokens=3,window=16",
+    "max_gram": "max_gram,num_assistant_tokens=4",
+    "max_gram bigrams": "max_gram,bigrams=yes",
+    "relay": f"relay:[draft_model:draft,num_assistant_tokens=2]+{COPIES}",
+    "cascade": f"cascade:draft+{PART},num_assistant_tokens=4",
+    "cascade relay": f"cascade:draft+{RELAY}",
+    "relay cascade": f"relay:[max_gram,num_assistant_tokens=1]+{CASCADE}",
+    "cascade cascade": f"cascade:draft+{CASCADE}",
+    "cascade slim early_exit": "cascade:slim+[early_exit,assistant_early_exit=1,num_assistant_tokens=2]",
+    "cascade slim layer_skip": "cascade:slim+[layer_skip,skip_mlp=0,num_assistant_tokens=2]",
+    "cascade slim partial": "cascade:slim+[partial,num_assistant_tokens=2,budget=8,chunk=4,room=2]",
+    "cascade slim sequoia": "cascade:slim+[sequoia:draft,nodes=4,depth=2,acceptance=0.5/0.2/0.1]",
+    # these do not get to learning here; in test_online.py they do
+    "online": "online:[draft_model:draft,num_assistant_tokens=3],interval=1000000",
+    "online tree": "online:[draft_model:draft,num_assistant_tokens=3,branching=3x2],interval=1000000",
+    "online eagle3": "online:[eagle3:eagle3,nodes=9,depth=3,top_k=3],interval=1000000",
+    "prompt_lookup tree": "prompt_lookup,prompt_lookup_num_tokens=3,continuations=3",
+}
+"""Specs; "other" is a draft that disagrees with "draft", "slim" a middle model that lacks two of its tokens."""
 
 
-def alone(drafter: Any, options: Any, target: CausalLM, draft: CausalLM) -> Drafter:
-    return drafter(options)
+def spec(name: str) -> Spec:
+    return Spec.parse(VARIANTS[name])
 
 
-def with_model(drafter: Any, options: Any, target: CausalLM, draft: CausalLM) -> Drafter:
-    return drafter(options, draft, target.vocab_size)
-
-
-def two_lookups(drafter: Any, options: Any, target: CausalLM, draft: CausalLM) -> Drafter:
-    """Picked drafts, of different lengths: which of them is played does not change a text."""
-    lookup, kind = find("prompt_lookup")
-    arms: list[Any] = [lookup(kind(prompt_lookup_num_tokens=length)) for length in (2, 4)]  # type: ignore[call-arg]
-    return drafter(options, [Arm(arm) for arm in arms])
-
-
-def with_models(drafter: Any, options: Any, target: CausalLM, draft: CausalLM) -> Drafter:
-    """Two that disagree: the draft, and another of its kind."""
+def build(name: str, target: CausalLM, draft: CausalLM) -> Drafter:
     other = far() if draft.vocab_size == tiny.VOCAB else narrow(3)
-    return drafter(options, [draft, other], target.vocab_size)
-
-
-def with_both(drafter: Any, options: Any, target: CausalLM, draft: CausalLM) -> Drafter:
-    return drafter(options, draft, target, target.vocab_size)
-
-
-def on_device(drafter: Any, options: Any, target: CausalLM, draft: CausalLM) -> Drafter:
-    return drafter(options, target.device)
-
-
-def over_the_targets_cache(drafter: Any, options: Any, target: CausalLM, draft: CausalLM) -> Drafter:
-    return drafter(options, target, target.new_cache(), target.vocab_size)
-
-
-def three_levels(drafter: Any, options: Any, target: CausalLM, draft: CausalLM) -> Drafter:
-    small = DraftModel(DraftOptions(num_assistant_tokens=2, window=20, ahead=4), draft, target.vocab_size)
-    return drafter(options, target, target.new_cache(), NestedDrafter(small, draws=True), target.vocab_size)
+    models = {"draft": draft, "other": other, "slim": slim(target.vocab_size)}
+    return specs.build(VARIANTS[name], target, models, HEADS)
 
 
 def shared_cache(drafter: Drafter) -> SlotCache | None:
@@ -113,152 +141,6 @@ def shared_cache(drafter: Drafter) -> SlotCache | None:
     return drafter.full if isinstance(drafter, TriForce) else None
 
 
-def with_vocabulary(drafter: Any, options: Any, target: CausalLM, draft: CausalLM) -> Drafter:
-    return drafter(options, target.vocab_size)
-
-
-def copying(target: CausalLM, tokens: int = 2) -> NestedDrafter:
-    return NestedDrafter(MaxGram(find("max_gram")[1](num_assistant_tokens=tokens), target.vocab_size), draws=False)
-
-
-def model_part(model: CausalLM, target: CausalLM, tokens: int) -> NestedDrafter:
-    return NestedDrafter(
-        DraftModel(find("draft_model")[1](num_assistant_tokens=tokens), model, target.vocab_size), draws=True
-    )
-
-
-def over(drafter: Any, options: Any, middle: CausalLM, part: NestedDrafter) -> Cascade:
-    """A cascade over this middle."""
-    return drafter(options, middle, part, middle.new_cache(), middle.vocab_size)
-
-
-def small_cascade(middle: CausalLM, target: CausalLM) -> NestedDrafter:
-    options = find("cascade")[1](num_assistant_tokens=2)
-    return NestedDrafter(over(Cascade, options, middle, model_part(target, target, 2)), draws=True)
-
-
-@functools.cache
-def slim(vocab_size: int) -> CausalLM:
-    """A middle model that lacks the last two tokens of so many."""
-    return CausalLM(tiny.build("llama", seed=8, spread=1.0, vocab_size=vocab_size - 2))
-
-
-def slim_cascade(make: Callable[[CausalLM, SlotCache, CausalLM, int], Drafter]) -> Callable[..., Drafter]:
-    """A cascade over a middle that is narrower than the target; ``make`` makes what drafts for it."""
-
-    def build(drafter: Any, options: Any, target: CausalLM, draft: CausalLM) -> Drafter:
-        middle, size = slim(target.vocab_size), target.vocab_size
-        cache = middle.new_cache()
-        return drafter(options, middle, NestedDrafter(make(middle, cache, draft, size), draws=True), cache, size)
-
-    return build
-
-
-def early(middle: CausalLM, cache: SlotCache, draft: CausalLM, size: int) -> Drafter:
-    drafter, options = find("early_exit")
-    return drafter(options(num_assistant_tokens=2, assistant_early_exit=1), middle, cache, size)
-
-
-def skipping(middle: CausalLM, cache: SlotCache, draft: CausalLM, size: int) -> Drafter:
-    drafter, options = find("layer_skip")
-    return drafter(options(num_assistant_tokens=2, skip_mlp=(0,)), middle, cache, size)
-
-
-def little(middle: CausalLM, cache: SlotCache, draft: CausalLM, size: int) -> Drafter:
-    return Partial(find("partial")[1](num_assistant_tokens=2, budget=8, chunk=4, room=2), middle, cache, size)
-
-
-def best_tree(middle: CausalLM, cache: SlotCache, draft: CausalLM, size: int) -> Drafter:
-    drafter, options = find("sequoia")
-    return drafter(options(nodes=4, depth=2, acceptance="0.5/0.2/0.1"), draft, middle, size)
-
-
-def small_relay(draft: CausalLM, target: CausalLM) -> NestedDrafter:
-    parts = [model_part(draft, target, 2), copying(target)]
-    return NestedDrafter(Relay(find("relay")[1](), parts, target.vocab_size), draws=True)
-
-
-def with_other_tokens(drafter: Any, options: Any, target: CausalLM, draft: CausalLM) -> Drafter:
-    return drafter(options, draft, VocabMapping(*strangers(target.vocab_size), target.vocab_size, draft.vocab_size))
-
-
-SMALL = {"nodes": 9, "depth": 3, "top_k": 3}
-DRAWN = {**SMALL, "sampled_tree": "drawn"}
-CHAIN = {"nodes": 4, "depth": 4, "top_k": 1}
-RATES = ((0.6, 0.2, 0.1), (0.5, 0.2, 0.1), (0.4, 0.1, 0.1))
-
-
-def narrow_eagle3(target: CausalLM) -> Eagle3:
-    """An EAGLE-3 head that can say two of three tokens."""
-    return heads.eagle3(target, vocabulary=torch.tensor([i for i in range(target.vocab_size) if i % 3]))
-
-
-def learner(target: CausalLM, draft: CausalLM, branching: tuple[int, ...] | None = None) -> DraftModel:
-    """What stands inside a drafter that learns. It does not get to it here; in test_online.py it does."""
-    return DraftModel(DraftOptions(num_assistant_tokens=3, branching=branching), draft, target.vocab_size)
-
-
-def learning_head(target: CausalLM) -> Eagle3Drafter:
-    return Eagle3Drafter(Eagle3Options(**SMALL), narrow_eagle3(target))
-
-
-VARIANTS = {
-    "none": Variant("none", {}, bare),
-    "draft_model": Variant("draft_model", {"num_assistant_tokens": 3}, with_model),
-    "draft_model tree": Variant("draft_model", {"branching": (3, 2)}, with_model),
-    "sequoia": Variant("sequoia", {"nodes": 9, "depth": 3, "acceptance": "0.5/0.2/0.1/0.05"}, with_both),
-    "sequoia measured": Variant("sequoia", {"nodes": 7, "depth": 3}, with_both),
-    "opt_tree": Variant("opt_tree", SMALL, with_model),
-    "universal": Variant("universal", {"num_assistant_tokens": 4}, with_other_tokens),
-    "universal slem": Variant("universal", {"method": "slem", "target_lookbehind": 3}, with_other_tokens),
-    "universal tli": Variant("universal", {"method": "tli"}, with_other_tokens),
-    "prompt_lookup": Variant("prompt_lookup", {"prompt_lookup_num_tokens": 4}, alone),
-    "cape": Variant("cape", {"num_assistant_tokens": 3, "widths": (3, 2, 1)}, with_model),
-    "bandit": Variant("bandit", {"hold": 2}, two_lookups),
-    "specinfer": Variant("specinfer", {"expansion": (2, 2, 1)}, with_models),
-    "specinfer apart": Variant("specinfer", {"expansion": (2, 1), "merge": False}, with_models),
-    "specinfer one": Variant("specinfer", {"expansion": (1, 3, 1)}, lambda d, o, t, m: d(o, [m], t.vocab_size)),
-    "eagle1": Variant("eagle1", {}, lambda d, o, t, _: d(o, heads.eagle(t))),
-    "eagle1 wide": Variant("eagle1", {"tree": "3x2x2"}, lambda d, o, t, _: d(o, heads.eagle(t))),
-    "eagle1 on eagle3": Variant("eagle1", {"tree": "2x2"}, lambda d, o, t, _: d(o, narrow_eagle3(t))),
-    "eagle2": Variant("eagle2", SMALL, lambda d, o, t, _: d(o, heads.eagle(t))),
-    "eagle2 chain": Variant("eagle2", CHAIN, lambda d, o, t, _: d(o, heads.eagle(t, num_layers=2))),
-    "eagle3": Variant("eagle3", SMALL, lambda d, o, t, _: d(o, narrow_eagle3(t))),
-    "eagle3 drawn": Variant("eagle3", DRAWN, lambda d, o, t, _: d(o, narrow_eagle3(t))),
-    "eagle3 window": Variant("eagle3", SMALL, lambda d, o, t, _: d(o, heads.eagle3(t, block={"sliding_window": 6}))),
-    "medusa": Variant("medusa", {"tree": "medusa"}, lambda d, o, t, _: d(o, heads.medusa(t))),
-    "medusa measured": Variant("medusa", {"nodes": 9}, lambda d, o, t, _: d(o, heads.medusa(t, accuracies=RATES))),
-    "medusa drawn": Variant("medusa", {"sampled_tree": "drawn"}, lambda d, o, t, _: d(o, heads.medusa(t))),
-    "blockwise": Variant("blockwise", {}, lambda d, o, t, _: d(o, heads.blockwise(t))),
-    "hydra": Variant("hydra", {"nodes": 12}, lambda d, o, t, _: d(o, heads.hydra(t))),
-    "hydra++": Variant("hydra", {"tree": "3x2x1"}, lambda d, o, t, _: d(o, heads.hydra(t, prefix=True, layers=2))),
-    "hydra drawn": Variant("hydra", {"sampled_tree": "drawn"}, lambda d, o, t, _: d(o, heads.hydra(t, prefix=True))),
-    "lookahead": Variant("lookahead", {"window_size": 4, "ngram_size": 3, "guess_set_size": 2}, on_device),
-    "lookahead long": Variant("lookahead", {"window_size": 2, "ngram_size": 5, "pool_size": 9}, on_device),
-    "jacobi": Variant("lookahead", {"window_size": 5, "ngram_size": 2, "guess_set_size": 0}, on_device),
-    "early_exit": Variant("early_exit", {"assistant_early_exit": 1, "num_assistant_tokens": 3}, over_the_targets_cache),
-    "layer_skip": Variant("layer_skip", {"skip_attention": (1,), "skip_mlp": (0,)}, over_the_targets_cache),
-    "partial": Variant("partial", {"budget": 8, "chunk": 4, "room": 2}, over_the_targets_cache),
-    "partial window": Variant("partial", {"cache": "window", "budget": 6, "room": 2}, over_the_targets_cache),
-    "partial h2o": Variant("partial", {"cache": "h2o", "budget": 8, "room": 2}, over_the_targets_cache),
-    "triforce": Variant("triforce", {"gamma": 3, "budget": 8, "chunk": 2, "room": 1}, three_levels),
-    "draft_model window": Variant("draft_model", {"num_assistant_tokens": 3, "window": 16}, with_model),
-    "max_gram": Variant("max_gram", {"num_assistant_tokens": 4}, with_vocabulary),
-    "max_gram bigrams": Variant("max_gram", {"bigrams": True}, with_vocabulary),
-    "relay": Variant("relay", {}, lambda d, o, t, m: d(o, [model_part(m, t, 2), copying(t)], t.vocab_size)),
-    "cascade": Variant("cascade", {"num_assistant_tokens": 4}, lambda d, o, t, m: over(d, o, m, model_part(t, t, 2))),
-    "cascade relay": Variant("cascade", {}, lambda d, o, t, m: over(d, o, m, small_relay(m, t))),
-    "relay cascade": Variant("relay", {}, lambda d, o, t, m: d(o, [copying(t, 1), small_cascade(m, t)], t.vocab_size)),
-    "cascade cascade": Variant("cascade", {}, lambda d, o, t, m: over(d, o, m, small_cascade(m, t))),
-    "cascade slim early_exit": Variant("cascade", {}, slim_cascade(early)),
-    "cascade slim layer_skip": Variant("cascade", {}, slim_cascade(skipping)),
-    "cascade slim partial": Variant("cascade", {}, slim_cascade(little)),
-    "cascade slim sequoia": Variant("cascade", {}, slim_cascade(best_tree)),
-    "online": Variant("online", {"interval": 10**6}, lambda d, o, t, m: d(o, learner(t, m))),
-    "online tree": Variant("online", {"interval": 10**6}, lambda d, o, t, m: d(o, learner(t, m, (3, 2)))),
-    "online eagle3": Variant("online", {"interval": 10**6}, lambda d, o, t, _: d(o, learning_head(t))),
-    "prompt_lookup tree": Variant("prompt_lookup", {"prompt_lookup_num_tokens": 3, "continuations": 3}, alone),
-}
 EVERY = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if " " in name else name for name in VARIANTS]
 )
@@ -266,10 +148,9 @@ EVERY = pytest.mark.parametrize(
 
 
 def test_the_suite_covers_the_table():
-    assert {variant.method for variant in VARIANTS.values()} == set(METHODS)
-    for variant in VARIANTS.values():
-        options = find(variant.method)[1](**variant.options)
-        assert options.law in METHODS[variant.method].laws or variant.method == "none"
+    assert {spec(name).name for name in VARIANTS} == set(METHODS)
+    for each in map(spec, VARIANTS):
+        assert each.options.law in METHODS[each.name].laws or each.name == "none"
 
 
 @functools.cache
@@ -293,15 +174,21 @@ def far() -> CausalLM:
     return CausalLM(tiny.build("llama", seed=5))
 
 
+@functools.cache
+def slim(vocab_size: int) -> CausalLM:
+    """A middle model that lacks the last two tokens of so many."""
+    return CausalLM(tiny.build("llama", seed=8, spread=1.0, vocab_size=vocab_size - 2))
+
+
 def prompts() -> list[list[int]]:
     """Ragged; the longest repeats itself, so that there is something to look up."""
     return [*tiny.prompts((1, 5, 17)), tiny.prompts((9,), seed=1)[0] * 4]
 
 
 def generator(name: str, **options: Any) -> Generator:
-    drafter = VARIANTS[name].build(target(), near())
+    drafter = build(name, target(), near())
     target().tap(drafter.needs.hidden_layers)
-    picked = METHODS[VARIANTS[name].method].laws == (Law.FIXED,)
+    picked = METHODS[spec(name).name].laws == (Law.FIXED,)
     return tiny.generator(target(), drafter, Constant(4), cache=shared_cache(drafter), picked=picked, **options)
 
 
@@ -326,7 +213,7 @@ def test_greedy_is_the_reference(name: str):
     assert [g.generate(p, max_new_tokens=NEW).tokens for p in ends] == [expected()[0], expected()[-1]]
     drafted, accepted = (sum(getattr(r.stats, field) for r in results) for field in ("drafted", "accepted"))
     assert (drafted > 0) == (name != "none")
-    if VARIANTS[name].method in ("draft_model", "sequoia", "opt_tree", "layer_skip", "partial", "triforce"):
+    if spec(name).name in ("draft_model", "sequoia", "opt_tree", "layer_skip", "partial", "triforce"):
         assert 0 < accepted < drafted
 
 
@@ -336,7 +223,7 @@ def test_predictions_beside_it_change_nothing(name: str):
     g = generator(name)
     first, second, third, _ = expected()
     given = [first, None, [*third[:5], (third[5] + 1) % tiny.VOCAB, *third[6:]], second]
-    sampled = g.engine.reproducible and METHODS[VARIANTS[name].method].laws == (Law.FIXED,)
+    sampled = g.engine.reproducible and METHODS[spec(name).name].laws == (Law.FIXED,)
     for options in ({}, SAMPLED) if sampled else ({},):
         params = [SamplingParams(max_new_tokens=NEW, prediction=each, **options) for each in given]
         sequences = [g.submit([prompt], own)[0] for prompt, own in zip(prompts(), params, strict=True)]
@@ -354,7 +241,7 @@ def test_a_sampled_ragged_batch_is_its_rows_alone(name: str):
     together = g.generate(prompts(), max_new_tokens=NEW, **SAMPLED)
     own = [{**SAMPLED, "seed": result.seed} for result in together]
     alone = [g.generate(prompt, max_new_tokens=NEW, **each) for prompt, each in zip(prompts(), own, strict=True)]
-    assert g.engine.reproducible or VARIANTS[name].method in ("online", "bandit", "cascade")
+    assert g.engine.reproducible or spec(name).name in ("online", "bandit", "cascade")
     if g.engine.reproducible:
         assert [result.tokens for result in together] == [result.tokens for result in alone]
 
@@ -426,7 +313,7 @@ def test_admit_and_release_leave_no_trace(name: str, options: dict[str, Any]):
     "name", [name for name in VARIANTS if name.split()[0] in ("eagle3", "medusa", "hydra", "opt_tree", "cape")]
 )
 def test_of_fewer_nodes_the_likeliest_are_drafted(name: str):
-    drafter = VARIANTS[name].build(target(), near())
+    drafter = build(name, target(), near())
     view = admitted(drafter, prompts(), [SamplingParams()] * 4)
     whole = drafter.propose(view, Plan((9,) * 4))
     assert whole.scores is not None
@@ -444,7 +331,7 @@ def test_of_fewer_nodes_the_likeliest_are_drafted(name: str):
 @EVERY
 def test_no_more_is_drafted_than_was_said_and_asked_for(name: str):
     """Trees fit ``needs.max_nodes`` and each row's plan, node 0 is the root, and parents stand first."""
-    drafter = VARIANTS[name].build(target(), near())
+    drafter = build(name, target(), near())
     for params in (SamplingParams(), SamplingParams(**SAMPLED)):
         for lengths in ((4, 4, 4, 4), (1, 0, 2, 3), (0, 0, 0, 1)):
             view = admitted(drafter, prompts(), [params] * 4)
@@ -538,19 +425,19 @@ def chi_square(draft: Draft, groups: list[tuple[int, list[int]]]) -> float:
     ids=["pure", "warped"],
 )
 def test_a_claimed_q_is_what_tokens_are_drawn_from(name: str, params: SamplingParams):
-    drafter = VARIANTS[name].build(narrow(1), narrow(2))
-    rows = 50 if METHODS[VARIANTS[name].method].laws == (Law.FIXED,) else ROWS
+    drafter = build(name, narrow(1), narrow(2))
+    rows = 50 if METHODS[spec(name).name].laws == (Law.FIXED,) else ROWS
     view = admitted(drafter, [[0, 1, 0]] * rows, [params] * rows, derive_seeds(5, rows))
     draft = drafter.propose(view, Plan((3,) * rows))
-    if not METHODS[VARIANTS[name].method].around:
-        declared = find(VARIANTS[name].method)[1](**VARIANTS[name].options).law
+    if not METHODS[spec(name).name].around:
+        declared = spec(name).options.law
         assert draft.law is (drafter.needs.law or declared), "verifiers are checked against this when a loop is made"
     if draft.law is Law.FIXED:
         assert draft.q is None
         assert (draft.tree.tokens == draft.tree.tokens[0]).all(), "picked tokens do not depend on chance"
         assert (draft.tree.parents == draft.tree.parents[0]).all()
         return
-    assert draft.law in METHODS[VARIANTS[name].method].laws
+    assert draft.law in METHODS[spec(name).name].laws
     groups = alike(draft.tree)
     assert chi_square(draft, groups) > 1e-3
     assert draft.q is not None
@@ -560,7 +447,7 @@ def test_a_claimed_q_is_what_tokens_are_drawn_from(name: str, params: SamplingPa
 
 @EVERY
 def test_what_is_drawn_depends_on_the_rows_seed_and_place_alone(name: str):
-    drafter = VARIANTS[name].build(narrow(1), narrow(2))
+    drafter = build(name, narrow(1), narrow(2))
     params = [SamplingParams(temperature=1.0)] * 4
     view = admitted(drafter, [[0, 1, 0]] * 4, params, [7, 8, 7, 9])
     draft = drafter.propose(view, Plan((3,) * 4))
@@ -573,7 +460,7 @@ def test_what_is_drawn_depends_on_the_rows_seed_and_place_alone(name: str):
 
 
 def test_prompt_lookup_takes_the_longest_match_first_and_of_these_the_latest():
-    drafter = VARIANTS["prompt_lookup"].build(target(), near())
+    drafter = build("prompt_lookup", target(), near())
     texts = [
         [1, 2, 3, 9, 8, 2, 3, 7, 1, 2, 3],  # three tokens match at the beginning, two later
         [2, 3, 5, 6, 2, 3, 7, 8, 2, 3],  # two places, equally long
@@ -587,7 +474,7 @@ def test_prompt_lookup_takes_the_longest_match_first_and_of_these_the_latest():
 
 
 def test_prompt_lookup_merges_what_several_places_have_in_common():
-    drafter = VARIANTS["prompt_lookup tree"].build(target(), near())
+    drafter = build("prompt_lookup tree", target(), near())
     text = [2, 3, 5, 6, 1, 2, 3, 5, 7, 1, 4, 2, 3, 8, 8, 8, 2, 3]
     view = admitted(drafter, [text], [SamplingParams()])
     tree = drafter.propose(view, Plan((3,))).tree
@@ -598,7 +485,7 @@ def test_prompt_lookup_merges_what_several_places_have_in_common():
 
 def test_prompt_lookup_copies_nothing_beyond_the_end_of_a_row():
     """A row that is shorter than its neighbours looks at its own text only."""
-    drafter = VARIANTS["prompt_lookup"].build(target(), near())
+    drafter = build("prompt_lookup", target(), near())
     view = admitted(drafter, [[1, 2, 1, 2], [9] * 12], [SamplingParams()] * 2)
     view.history[0, 4:] = 2  # rubbish
     tree = drafter.propose(view, Plan((4, 4))).tree
@@ -607,12 +494,12 @@ def test_prompt_lookup_copies_nothing_beyond_the_end_of_a_row():
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_an_unsure_token_is_kept_and_ends_its_path(temperature: float):
-    drafter = VARIANTS["draft_model"].build(narrow(1), narrow(2))
+    drafter = build("draft_model", narrow(1), narrow(2))
     params = [SamplingParams(temperature=temperature)] * 200
     plan = Plan((3,) * 200, confidence=0.3)
     texts = [[0, 1, row % NARROW] for row in range(200)]
     draft = drafter.propose(admitted(drafter, texts, params, derive_seeds(1, 200)), plan)
-    free = VARIANTS["draft_model"].build(narrow(1), narrow(2))
+    free = build("draft_model", narrow(1), narrow(2))
     whole = free.propose(admitted(free, texts, params, derive_seeds(1, 200)), Plan((3,) * 200))
     assert whole.tree.valid.all()
     lengths = set()
@@ -640,7 +527,7 @@ def chance(draft: Draft, row: int, node: int, text: list[int]) -> float:
 
 def test_a_tree_wider_than_the_vocabulary_has_as_many_children_as_there_are_tokens():
     for params in (SamplingParams(), SamplingParams(temperature=1.0), SamplingParams(temperature=1.0, top_k=2)):
-        drafter = Variant("draft_model", {"branching": (9, 2)}, with_model).build(narrow(1), narrow(2))
+        drafter = specs.build("draft_model:draft,branching=9x2", narrow(1), {"draft": narrow(2)})
         draft = drafter.propose(admitted(drafter, [[0, 1, 0]] * 3, [params] * 3, [1, 2, 3]), Plan((2, 2, 1)))
         for row in range(3):
             children = draft.tree.tokens[row][draft.tree.parents[row] == 0].tolist()

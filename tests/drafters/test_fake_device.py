@@ -11,23 +11,17 @@ import pytest
 import torch
 
 import random_heads
+import specs
 import tiny
-from dialects import strangers
 from fake_device import DEVICE, FakeDevice, Trace, moved
-from foredraft.compose.spec import find
-from foredraft.core.drafter import Drafter, Plan, View
+from foredraft.core.drafter import Plan, View
 from foredraft.core.transfer import to_device
-from foredraft.drafters.common.build_context import NestedDrafter
 from foredraft.engine.engine import Engine
 from foredraft.engine.generator import Generator, Kind
 from foredraft.engine.policy import Constant
 from foredraft.engine.step import StepDone, Stepper
-from foredraft.model.cache import SlotCache
 from foredraft.model.hf import CausalLM
-from foredraft.model.vocab_mapping import VocabMapping
 
-Nested = Callable[[CausalLM, SlotCache], Drafter]
-"""Makes a drafter for a target and its cache."""
 NEW = 10
 PROMPTS = tiny.prompts((18, 24, 17, 28))  # longer than a catch-up is wide, and within one extent of the cache
 READ_BACK = ("engine/tail.py", "read_back")
@@ -38,115 +32,46 @@ def on_device(model: Any) -> CausalLM:
     return CausalLM(moved(model), verify=False)
 
 
-def plain(name: str, **options: Any) -> Callable[[CausalLM], Drafter]:
-    def make(target: CausalLM) -> Drafter:
-        drafter, kind = find(name)
-        return drafter(kind(**options)) if options else drafter()  # type: ignore[call-arg]
-
-    return make
+def head(make: Callable[[CausalLM], Any]) -> Callable[[CausalLM], Any]:
+    return lambda target: moved(make(target))
 
 
-def head(name: str, net: Callable[[CausalLM], Any], **options: Any) -> Callable[[CausalLM], Drafter]:
-    def make(target: CausalLM) -> Drafter:
-        drafter, kind = find(name)
-        return drafter(kind(**options), moved(net(target)))  # type: ignore[call-arg]
-
-    return make
-
-
-def lookahead(target: CausalLM) -> Drafter:
-    drafter, kind = find("lookahead")
-    return drafter(kind(window_size=3, ngram_size=3, guess_set_size=3), target.device)  # type: ignore[call-arg]
-
-
-def draft_model(**options: Any) -> Callable[[CausalLM], Drafter]:
-    def make(target: CausalLM) -> Drafter:
-        drafter, kind = find("draft_model")
-        return drafter(kind(**options), on_device(tiny.build("llama", seed=8)), target.vocab_size)  # type: ignore[call-arg]
-
-    return make
-
-
-METHODS: dict[str, Callable[[CausalLM], Drafter]] = {
-    "none": plain("none"),
-    "prompt_lookup": plain("prompt_lookup", prompt_lookup_num_tokens=4),
-    "draft_model": draft_model(num_assistant_tokens=3),
-    "draft_model tree": draft_model(branching=(2, 2)),
-    "eagle1": head("eagle1", random_heads.eagle, tree="3x2x1"),
-    "eagle2": head("eagle2", random_heads.eagle, nodes=6, depth=3, top_k=2),
-    "eagle3": head("eagle3", random_heads.eagle3, nodes=6, depth=3, top_k=2),
-    "medusa": head("medusa", random_heads.medusa, tree="2x2x1"),
-    "hydra": head("hydra", random_heads.hydra, tree="2x2x1"),
-    "lookahead": lookahead,
+HEADS = {
+    "eagle": head(random_heads.eagle),
+    "eagle3": head(random_heads.eagle3),
+    "medusa": head(random_heads.medusa),
+    "hydra": head(random_heads.hydra),
 }
-
-
-def drafting(tokens: int) -> NestedDrafter:
-    return NestedDrafter(draft_model(num_assistant_tokens=tokens)(on_device(tiny.build("llama"))), draws=True)
-
-
-def looking_up() -> NestedDrafter:
-    drafter, kind = find("max_gram")
-    return NestedDrafter(drafter(kind(num_assistant_tokens=2), tiny.VOCAB), draws=False)  # type: ignore[call-arg]
-
-
-def nested(name: str, parts: Callable[[CausalLM, SlotCache], tuple[Any, ...]], **options: Any) -> Nested:
-    """A method of options, these parts and the size of the vocabulary."""
-
-    def make(target: CausalLM, full: SlotCache) -> Drafter:
-        drafter, kind = find(name)
-        return drafter(kind(**options), *parts(target, full), tiny.VOCAB)  # type: ignore[call-arg]
-
-    return make
-
-
-def partial(kind: str) -> Nested:
-    sizes = {"budget": 8, "chunk": 2, "sinks": 1, "recent": 3, "room": 4}
-    return nested("partial", lambda target, full: (target, full), cache=kind, num_assistant_tokens=3, **sizes)
-
-
-def cascade(part: Callable[[], NestedDrafter]) -> Nested:
-    def parts(target: CausalLM, full: SlotCache) -> tuple[Any, ...]:
-        middle = on_device(tiny.build("llama", seed=9))
-        return middle, part(), middle.new_cache()
-
-    return nested("cascade", parts, num_assistant_tokens=3)
-
-
-def universal(by: str) -> Nested:
-    def make(target: CausalLM, full: SlotCache) -> Drafter:
-        (drafter, kind), draft = find("universal"), on_device(tiny.build("llama", seed=8))
-        bridge = VocabMapping(*strangers(tiny.VOCAB), target.vocab_size, draft.vocab_size)
-        return drafter(kind(num_assistant_tokens=3, method=by), draft, bridge)  # type: ignore[call-arg]
-
-    return make
-
+METHODS = {
+    "none": "none",
+    "prompt_lookup": "prompt_lookup,prompt_lookup_num_tokens=4",
+    "draft_model": "draft_model:draft,num_assistant_tokens=3",
+    "draft_model tree": "draft_model:draft,branching=2x2",
+    "eagle1": "eagle1:eagle,tree=3x2x1",
+    "eagle2": "eagle2:eagle,nodes=6,depth=3,top_k=2",
+    "eagle3": "eagle3:eagle3,nodes=6,depth=3,top_k=2",
+    "medusa": "medusa:medusa,tree=2x2x1",
+    "hydra": "hydra:hydra,tree=2x2x1",
+    "lookahead": "lookahead,window_size=3,ngram_size=3,guess_set_size=3",
+}
 
 LOOP = ("engine/nested_loop.py", "NestedLoop._catch_up")
 SYNC = ("drafters/common/partial_cache_sync.py", "PartialCacheSync.sync")
 TEXT = ("drafters/common/retokenizer.py", "Retokenizer.view")
-NESTED: dict[str, tuple[Nested, set[tuple[str, str]]]] = {
-    "cascade": (cascade(lambda: drafting(2)), {LOOP}),
-    "cascade of look-ups": (cascade(looking_up), {LOOP}),
-    "relay": (nested("relay", lambda *_: ([drafting(2), looking_up()],)), {("drafters/relay.py", "_segment")}),
-    "max_gram": (nested("max_gram", lambda *_: (), num_assistant_tokens=3), set()),
-    "triforce": (
-        nested(
-            "triforce",
-            lambda target, full: (target, full, drafting(2)),
-            gamma=3,
-            inner_gamma=2,
-            budget=8,
-            chunk=2,
-            room=4,
-        ),
-        {SYNC},
-    ),
-    "partial retrieval": (partial("retrieval"), {SYNC}),
-    "partial window": (partial("window"), {SYNC}),
-    "partial h2o": (partial("h2o"), {SYNC}),
-    "universal by tokens": (universal("tli"), {TEXT}),
-    "universal by text": (universal("slem"), {TEXT, ("drafters/universal.py", "Universal._slem")}),
+MODEL, COPY = "[draft_model:draft,num_assistant_tokens=2]", "[max_gram,num_assistant_tokens=2]"
+PARTIAL = "partial,num_assistant_tokens=3,budget=8,chunk=2,sinks=1,recent=3,room=4"
+UNIVERSAL = "universal:draft,num_assistant_tokens=3"
+NESTED: dict[str, tuple[str, set[tuple[str, str]]]] = {
+    "cascade": (f"cascade:middle+{MODEL},num_assistant_tokens=3", {LOOP}),
+    "cascade of look-ups": (f"cascade:middle+{COPY},num_assistant_tokens=3", {LOOP}),
+    "relay": (f"relay:{MODEL}+{COPY}", {("drafters/relay.py", "_segment")}),
+    "max_gram": ("max_gram,num_assistant_tokens=3", set()),
+    "triforce": (f"triforce:{MODEL},gamma=3,inner_gamma=2,budget=8,chunk=2,room=4", {SYNC}),
+    "partial retrieval": (f"{PARTIAL},cache=retrieval", {SYNC}),
+    "partial window": (f"{PARTIAL},cache=window", {SYNC}),
+    "partial h2o": (f"{PARTIAL},cache=h2o", {SYNC}),
+    "universal by tokens": (f"{UNIVERSAL},method=tli", {TEXT}),
+    "universal by text": (f"{UNIVERSAL},method=slem", {TEXT, ("drafters/universal.py", "Universal._slem")}),
 }
 """Methods that decide on the host how they go on, and what they read for that besides the steps' read-backs: the last
 verdict, the tokens committed since, or the lengths and tokens of a draft."""
@@ -180,7 +105,7 @@ class Steps:
         return done
 
 
-def run(make: Nested, temperature: float, *, new: int = NEW, ahead: bool = False) -> Steps:
+def run(spec: str, temperature: float, *, new: int = NEW, ahead: bool = False) -> Steps:
     def admit(*args: Any) -> None:
         steps.admitted = True
         drafter.__class__.admit(drafter, *args)
@@ -188,7 +113,8 @@ def run(make: Nested, temperature: float, *, new: int = NEW, ahead: bool = False
     with FakeDevice() as device:
         target = on_device(tiny.build("llama"))
         full = target.new_cache()
-        drafter = make(target, full)
+        models = {"draft": on_device(tiny.build("llama", seed=8)), "middle": on_device(tiny.build("llama", seed=9))}
+        drafter = specs.build(spec, target, models, HEADS, cache=full)
         target.tap(drafter.needs.hidden_layers)
         engine = Engine(target, drafter, Constant(drafter.needs.longest), max_rows=3, cache=full)
         engine.ahead.on = ahead
@@ -203,7 +129,7 @@ def run(make: Nested, temperature: float, *, new: int = NEW, ahead: bool = False
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("method", METHODS)
 def test_a_step_waits_for_the_read_back_only_and_repeats_its_operators(method: str, temperature: float):
-    steps = run(lambda target, full: METHODS[method](target), temperature)
+    steps = run(METHODS[method], temperature)
     assert max(map(len, steps.traces.values())) >= 4
     check(steps)
 
@@ -212,7 +138,7 @@ def test_a_step_waits_for_the_read_back_only_and_repeats_its_operators(method: s
 @pytest.mark.parametrize("method", sorted(METHODS.keys() - {"none", "lookahead"}))
 def test_the_next_draft_is_launched_before_the_wait(method: str, temperature: float):
     """Most steps verify the draft that the last one has made, and make the next one; the wait still comes last."""
-    steps = run(lambda target, full: METHODS[method](target), temperature, new=20, ahead=True)
+    steps = run(METHODS[method], temperature, new=20, ahead=True)
     both = sum(len(traces) for (*_, taken, makes), traces in steps.traces.items() if taken and makes)
     neither = sum(len(traces) for (*_, taken, makes), traces in steps.traces.items() if not taken and not makes)
     assert both > neither and both >= 8
@@ -232,8 +158,8 @@ def check(steps: Steps) -> None:
 @pytest.mark.parametrize("temperature", [0.0, pytest.param(1.0, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("method", NESTED)
 def test_methods_that_decide_on_the_host_read_what_they_need_and_nothing_else(method: str, temperature: float):
-    make, reads = NESTED[method]
-    assert run(make, temperature).waits == {READ_BACK} | reads
+    spec, reads = NESTED[method]
+    assert run(spec, temperature).waits == {READ_BACK} | reads
 
 
 def test_the_fake_device_finds_waits_and_mixed_devices():

@@ -1,11 +1,11 @@
 """Greedy rows beside sampled ones: each is drafted for as it would be among its own kind."""
 
 import functools
-from collections.abc import Callable
 
 import pytest
 import torch
 
+import specs
 import tiny
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Drafter, Plan
@@ -13,8 +13,6 @@ from foredraft.core.rng import HashedRng, Noise
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.tree import TokenTree
 from foredraft.core.verify import RULES, greedy
-from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
-from foredraft.drafters.specinfer import Options as SpecOptions, SpecInfer
 from foredraft.engine.policy import Constant
 from foredraft.model.hf import CausalLM
 from reference import reference
@@ -31,37 +29,30 @@ def model(seed: int) -> CausalLM:
     return CausalLM(tiny.build("llama", seed=seed, spread=1.0, **SIZES))
 
 
-def tree_of_draft_model() -> Drafter:
-    return DraftModel(DraftOptions(branching=(3, 2, 1)), model(2), tiny.VOCAB)
+CHAIN, SPECINFER = "draft_model:draft", "specinfer:draft,expansion=3x2x1"
+TREES = ("draft_model:draft,branching=3x2x1", SPECINFER, "specinfer:draft+other,expansion=2x1x1")
 
 
-def specinfer() -> Drafter:
-    return SpecInfer(SpecOptions(expansion=(3, 2, 1)), [model(2)], tiny.VOCAB)
+def drafter(spec: str) -> Drafter:
+    return specs.build(spec, model(1), {"draft": model(2), "other": model(3)})
 
 
-def two_in_specinfer() -> Drafter:
-    return SpecInfer(SpecOptions(expansion=(2, 1, 1)), [model(2), model(3)], tiny.VOCAB)
-
-
-MAKERS = (tree_of_draft_model, specinfer, two_in_specinfer)
-
-
-def proposed(drafter: Drafter, lines: list[int], params: list[SamplingParams], confidence: float = 0.0) -> Draft:
+def proposed(spec: str, lines: list[int], params: list[SamplingParams], confidence: float = 0.0) -> Draft:
     """The first draft for these lines of the table alone."""
-    texts = [TEXTS[line] for line in lines]
-    tiny.admit(drafter, texts)
+    texts, fresh = [TEXTS[line] for line in lines], drafter(spec)
+    tiny.admit(fresh, texts)
     view = tiny.view(texts, params, seeds=[7 + line for line in lines])
-    return drafter.propose(view, Plan((3,) * len(texts), confidence=confidence))
+    return fresh.propose(view, Plan((3,) * len(texts), confidence=confidence))
 
 
 def paths(draft: Draft, row: int) -> set[tuple[int, ...]]:
     return set(tiny.paths(draft.tree, row).values())
 
 
-@pytest.mark.parametrize("make", MAKERS)
-def test_each_row_has_the_tree_that_it_has_among_its_own_kind(make: Callable[[], Drafter]):
-    mixed = proposed(make(), [0, 1, 2, 3], PARAMS)
-    greedy, sampled = proposed(make(), [1, 3], [GREEDY] * 2), proposed(make(), [0, 2], [SAMPLED] * 2)
+@pytest.mark.parametrize("spec", TREES)
+def test_each_row_has_the_tree_that_it_has_among_its_own_kind(spec: str):
+    mixed = proposed(spec, [0, 1, 2, 3], PARAMS)
+    greedy, sampled = proposed(spec, [1, 3], [GREEDY] * 2), proposed(spec, [0, 2], [SAMPLED] * 2)
     assert mixed.law is sampled.law and mixed.q is not None and sampled.q is not None
     for own, row in enumerate((1, 3)):
         assert paths(mixed, row) == paths(greedy, own)
@@ -102,14 +93,14 @@ def test_under_every_rule_picked_siblings_are_followed_to_the_end(rule: str, law
 
 
 @pytest.mark.parametrize(
-    ("make", "rule"),
+    ("spec", "rule"),
     [
-        *[(make, rule) for make in MAKERS for rule in ("traversal", "recursive", "target_sampling")],
-        (specinfer, "kseq"),
+        *[(spec, rule) for spec in TREES for rule in ("traversal", "recursive", "target_sampling")],
+        (SPECINFER, "kseq"),
     ],
 )
-def test_greedy_texts_are_those_of_the_row_alone(make: Callable[[], Drafter], rule: str):
-    g = tiny.generator(model(1), make(), Constant(3), rule=rule)
+def test_greedy_texts_are_those_of_the_row_alone(spec: str, rule: str):
+    g = tiny.generator(model(1), drafter(spec), Constant(3), rule=rule)
     params = [SamplingParams(max_new_tokens=16, temperature=p.temperature, seed=4) for p in PARAMS]
     sequences = [g.submit([text], own)[0] for text, own in zip(TEXTS, params, strict=True)]
     g.engine.run(sequences)
@@ -118,14 +109,11 @@ def test_greedy_texts_are_those_of_the_row_alone(make: Callable[[], Drafter], ru
 
 
 def test_a_greedy_chain_ends_at_its_unsure_token_beside_sampled_rows_too():
-    def chain() -> Drafter:
-        return DraftModel(DraftOptions(), model(2), tiny.VOCAB)
-
     ends = set()
     for confidence in (0.05, 0.1, 0.2, 0.3, 0.5, 0.9):
-        mixed = proposed(chain(), [0, 1, 2, 3], PARAMS, confidence)
-        greedy = proposed(chain(), [1, 3], [GREEDY] * 2, confidence)
-        sampled = proposed(chain(), [0, 2], [SAMPLED] * 2, confidence)
+        mixed = proposed(CHAIN, [0, 1, 2, 3], PARAMS, confidence)
+        greedy = proposed(CHAIN, [1, 3], [GREEDY] * 2, confidence)
+        sampled = proposed(CHAIN, [0, 2], [SAMPLED] * 2, confidence)
         assert mixed.scores is not None and greedy.scores is not None
         for alone, lines in ((greedy, (1, 3)), (sampled, (0, 2))):
             assert alone.scores is not None

@@ -4,32 +4,16 @@ Rows come and go and have different lengths, which grow over several extents of 
 """
 
 import itertools
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 import random_heads as heads
+import specs
 import tiny
 from foredraft.core.draft import Draft, Law
-from foredraft.core.drafter import Drafter, Plan, View
-from foredraft.drafters.blockwise import BlockwiseDrafter, Options as BlockwiseOptions
-from foredraft.drafters.cape import Cape, Options as CapeOptions
-from foredraft.drafters.cascade import Cascade, Options as CascadeOptions
-from foredraft.drafters.common.build_context import NestedDrafter
-from foredraft.drafters.common.self_speculative import SkippingDrafter
-from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
-from foredraft.drafters.eagle1 import Eagle1, Options as Eagle1Options
-from foredraft.drafters.eagle2 import Eagle2, Options as Eagle2Options
-from foredraft.drafters.eagle3 import Eagle3Drafter, Options as Eagle3Options
-from foredraft.drafters.early_exit import EarlyExit, Options as ExitOptions
-from foredraft.drafters.hydra import HydraDrafter, Options as HydraOptions
-from foredraft.drafters.layer_skip import LayerSkip, Options as SkipOptions
-from foredraft.drafters.medusa import MedusaDrafter, Options as MedusaOptions
-from foredraft.drafters.opt_tree import Options as OptTreeOptions, OptTree
-from foredraft.drafters.sequoia import Options as SequoiaOptions, Sequoia
-from foredraft.drafters.specinfer import Options as SpecInferOptions, SpecInfer
+from foredraft.core.drafter import Plan, View
 from foredraft.engine.generator import Generator, Result
 from foredraft.model.hf import CausalLM
 from foredraft.model.replay import EAGER, Replay
@@ -37,65 +21,34 @@ from traced import Traced
 
 PROMPTS = tiny.prompts((18, 50, 17, 28, 120))
 
-
-def eagle3(mode: str) -> Callable[[CausalLM, CausalLM, Replay], Drafter]:
-    options = Eagle3Options(nodes=6, depth=3, top_k=2, sampled_tree=mode)
-    return lambda target, draft, replay: Eagle3Drafter(options, heads.eagle3(target), replay)
-
-
-def medusa(mode: str) -> Callable[[CausalLM, CausalLM, Replay], Drafter]:
-    options = MedusaOptions(tree="3x2x1", sampled_tree=mode)
-    return lambda target, draft, replay: MedusaDrafter(options, heads.medusa(target, heads=3), replay)
-
-
-def cascade(target: CausalLM, draft: CausalLM, replay: Replay) -> Drafter:
-    inner = DraftModel(DraftOptions(num_assistant_tokens=2), target, tiny.VOCAB, replay)
-    options = CascadeOptions(num_assistant_tokens=3)
-    return Cascade(options, draft, NestedDrafter(inner, draws=True), draft.new_cache(), tiny.VOCAB)
-
-
-METHODS: dict[str, Callable[[CausalLM, CausalLM, Replay], Drafter]] = {
-    "eagle1": lambda target, draft, replay: Eagle1(Eagle1Options(tree="3x2x1"), heads.eagle(target), replay),
-    "eagle2": lambda target, draft, replay: Eagle2(
-        Eagle2Options(nodes=6, depth=3, top_k=2), heads.eagle(target), replay
-    ),
-    "eagle3": eagle3("picked"),
-    "eagle3 drawn": eagle3("drawn"),
-    "medusa": medusa("auto"),
-    "medusa drawn": medusa("drawn"),
-    "hydra": lambda target, draft, replay: HydraDrafter(
-        HydraOptions(tree="3x2x1"), heads.hydra(target, heads=3), replay
-    ),
-    "hydra++": lambda target, draft, replay: HydraDrafter(
-        HydraOptions(tree="3x2x1"), heads.hydra(target, heads=3, prefix=True), replay
-    ),
-    "blockwise": lambda target, draft, replay: BlockwiseDrafter(
-        BlockwiseOptions(), heads.blockwise(target, heads=4), replay
-    ),
-    "chain": lambda target, draft, replay: DraftModel(DraftOptions(num_assistant_tokens=3), draft, tiny.VOCAB, replay),
-    "windowed chain": lambda target, draft, replay: DraftModel(
-        DraftOptions(num_assistant_tokens=3, window=32), draft, tiny.VOCAB, replay
-    ),
-    "tree": lambda target, draft, replay: DraftModel(DraftOptions(branching=(2, 2)), draft, tiny.VOCAB, replay),
-    "sequoia": lambda target, draft, replay: Sequoia(
-        SequoiaOptions(nodes=5, depth=2, acceptance="0.5/0.2/0.1"), draft, target, tiny.VOCAB, replay
-    ),
-    "opt_tree": lambda target, draft, replay: OptTree(
-        OptTreeOptions(nodes=6, depth=3, top_k=2), draft, tiny.VOCAB, replay
-    ),
-    "specinfer": lambda target, draft, replay: SpecInfer(
-        SpecInferOptions(expansion=(2, 2)), [draft, target], tiny.VOCAB, replay
-    ),
-    "cape": lambda target, draft, replay: Cape(
-        CapeOptions(num_assistant_tokens=3, widths=(3, 2, 1)), draft, tiny.VOCAB, replay
-    ),
-    "cascade": cascade,
-    "early_exit chain": lambda target, draft, replay: EarlyExit(
-        ExitOptions(num_assistant_tokens=3, assistant_early_exit=1), target, target.new_cache(), tiny.VOCAB, replay
-    ),
-    "layer_skip chain": lambda target, draft, replay: LayerSkip(
-        SkipOptions(num_assistant_tokens=3, skip_mlp=(0,)), target, target.new_cache(), tiny.VOCAB, replay
-    ),
+HEADS: specs.Heads = {
+    "eagle": heads.eagle,
+    "eagle3": heads.eagle3,
+    "medusa": lambda target: heads.medusa(target, heads=3),
+    "hydra": lambda target: heads.hydra(target, heads=3),
+    "hydra++": lambda target: heads.hydra(target, heads=3, prefix=True),
+    "blockwise": lambda target: heads.blockwise(target, heads=4),
+}
+METHODS = {
+    "eagle1": "eagle1:eagle,tree=3x2x1",
+    "eagle2": "eagle2:eagle,nodes=6,depth=3,top_k=2",
+    "eagle3": "eagle3:eagle3,nodes=6,depth=3,top_k=2,sampled_tree=picked",
+    "eagle3 drawn": "eagle3:eagle3,nodes=6,depth=3,top_k=2,sampled_tree=drawn",
+    "medusa": "medusa:medusa,tree=3x2x1,sampled_tree=auto",
+    "medusa drawn": "medusa:medusa,tree=3x2x1,sampled_tree=drawn",
+    "hydra": "hydra:hydra,tree=3x2x1",
+    "hydra++": "hydra:hydra++,tree=3x2x1",
+    "blockwise": "blockwise:blockwise",
+    "chain": "draft_model:draft,num_assistant_tokens=3",
+    "windowed chain": "draft_model:draft,num_assistant_tokens=3,window=32",
+    "tree": "draft_model:draft,branching=2x2",
+    "sequoia": "sequoia:draft,nodes=5,depth=2,acceptance=0.5/0.2/0.1",
+    "opt_tree": "opt_tree:draft,nodes=6,depth=3,top_k=2",
+    "specinfer": "specinfer:draft+target,expansion=2x2",
+    "cape": "cape:draft,num_assistant_tokens=3,widths=3x2x1",
+    "cascade": "cascade:draft+[draft_model:target,num_assistant_tokens=2],num_assistant_tokens=3",
+    "early_exit chain": "early_exit,num_assistant_tokens=3,assistant_early_exit=1",
+    "layer_skip chain": "layer_skip,num_assistant_tokens=3,skip_mlp=0",
 }
 QUICK = {
     ("early_exit chain", 1.0),
@@ -110,7 +63,8 @@ QUICK = {
 def build(method: str, replay: Replay) -> tuple[Generator, list[Any]]:
     """A generator, and where its drafts are noted: heads with random weights are never right, so texts say little."""
     target, draft = CausalLM(tiny.build("llama")), CausalLM(tiny.build("llama", spread=1.4))
-    drafter, drafts = METHODS[method](target, draft, replay), []
+    cache, drafts = target.new_cache(), []
+    drafter = specs.build(METHODS[method], target, {"draft": draft}, HEADS, cache=cache, replay=replay)
     target.tap(drafter.needs.hidden_layers)
     propose = drafter.propose
 
@@ -121,8 +75,7 @@ def build(method: str, replay: Replay) -> tuple[Generator, list[Any]]:
         return made
 
     drafter.propose = noted  # type: ignore[method-assign]
-    shared = drafter.cache if isinstance(drafter, SkippingDrafter) else None
-    return tiny.generator(target, drafter, eos=range(3), max_rows=3, replay=replay, cache=shared), drafts
+    return tiny.generator(target, drafter, eos=range(3), max_rows=3, replay=replay, cache=cache), drafts
 
 
 def found(results: list[Result]) -> list[Any]:
