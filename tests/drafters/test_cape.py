@@ -8,7 +8,6 @@ from foredraft.core.drafter import Plan
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.drafters.cape import Cape, Options
 from foredraft.drafters.common.tree_ops import SHARPEST
-from foredraft.engine.policy import Constant
 from foredraft.model.hf import CausalLM
 
 TEXTS = tiny.prompts((4, 11))
@@ -37,8 +36,7 @@ def warped(logits: torch.Tensor, path: list[int], params: SamplingParams) -> tor
 def test_the_tree_is_what_the_draft_says_step_by_step(params: SamplingParams):
     model = CausalLM(tiny.build("llama", seed=5, spread=4.0))
     drafter = Cape(Options(num_assistant_tokens=4, widths=(5, 3, 2, 1)), model, tiny.VOCAB)
-    for row, text in enumerate(TEXTS):
-        drafter.admit(row, torch.tensor(text[:-1]), {})
+    tiny.admit(drafter, TEXTS)
     draft = drafter.propose(tiny.view(TEXTS, params), Plan((4, 4)))
     heat = max(SHARPEST, params.temperature)
     widths = set()
@@ -66,13 +64,6 @@ def test_the_tree_is_what_the_draft_says_step_by_step(params: SamplingParams):
     assert len(widths) > 1
 
 
-def test_a_draft_that_is_the_target_is_accepted_whole():
-    target = CausalLM(tiny.build("llama"))
-    drafter = Cape(Options(num_assistant_tokens=3), target, target.vocab_size)
-    results = tiny.generator(target, drafter, Constant(3)).generate(tiny.prompts(), max_new_tokens=24)
-    assert {result.stats.acceptance_length for result in results} == {4.0}
-
-
 def test_a_level_is_worth_what_the_rows_with_levels_left_make_of_it():
     target = CausalLM(tiny.build("llama"))
     drafter = Cape(Options(num_assistant_tokens=3), target, target.vocab_size)
@@ -89,8 +80,7 @@ def test_a_level_is_worth_what_the_rows_with_levels_left_make_of_it():
 def test_banned_tokens_are_no_candidates():
     model = CausalLM(tiny.build("llama", seed=5, spread=4.0))
     drafter = Cape(Options(num_assistant_tokens=2, widths=(7,)), model, tiny.VOCAB)
-    for row, text in enumerate(TEXTS):
-        drafter.admit(row, torch.tensor(text[:-1]), {})
+    tiny.admit(drafter, TEXTS)
     first = drafter.propose(tiny.view(TEXTS), Plan((2, 2))).tree.tokens[0, 1]
     banned = SamplingParams(bad_words_ids=((int(first),),))
     assert int(first) not in drafter.propose(tiny.view(TEXTS, banned), Plan((2, 2))).tree.tokens[0, 1:].tolist()

@@ -5,12 +5,9 @@ import functools
 import pytest
 
 import foredraft
+import specs
 import tiny
 from foredraft.core.sampling.params import SamplingParams
-from foredraft.drafters.cascade import Cascade, Options
-from foredraft.drafters.common.build_context import NestedDrafter
-from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
-from foredraft.drafters.max_gram import MaxGram, Options as MaxGramOptions
 from foredraft.engine.generator import Generator
 from foredraft.engine.policy import Constant
 from foredraft.model.hf import CausalLM
@@ -19,31 +16,13 @@ from reference import reference
 PROMPTS = tiny.prompts((1, 5, 17))
 
 
-def cascade(middle: CausalLM, part: NestedDrafter, **options: int) -> Cascade:
-    return Cascade(Options(**options), middle, part, middle.new_cache(), middle.vocab_size)
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_middle_that_is_the_target_is_accepted_whole(temperature: float):
-    target, small = CausalLM(tiny.build("llama")), CausalLM(tiny.build("llama", seed=5))
-    part = NestedDrafter(DraftModel(DraftOptions(num_assistant_tokens=3), small, target.vocab_size), draws=True)
-    results = tiny.generator(target, cascade(target, part, num_assistant_tokens=5), Constant(5)).generate(
-        PROMPTS, max_new_tokens=31, temperature=temperature, seed=0
-    )
-    for result in results:
-        assert result.stats.accepted == result.stats.drafted == 25  # 1 + 5 tokens a step, and one is left at the end
-        assert result.stats.target_forwards == 6
-
-
 def test_greedy_texts_are_the_references_at_every_depth():
     target, near, far = (CausalLM(tiny.build("llama", seed=seed)) for seed in (3, 5, 6))
     expected = [reference(target, prompt, SamplingParams(max_new_tokens=24)) for prompt in PROMPTS]
-    lowest = NestedDrafter(
-        MaxGram(MaxGramOptions(num_assistant_tokens=3, bigrams=True), target.vocab_size), draws=False
-    )
-    low = cascade(far, lowest, num_assistant_tokens=3)
-    high = cascade(near, NestedDrafter(low, draws=True), num_assistant_tokens=4, inner_tokens=2)
-    for drafter in (low, high, cascade(target, NestedDrafter(high, draws=True), num_assistant_tokens=6)):
+    low = "cascade:far+[max_gram,num_assistant_tokens=3,bigrams=yes],num_assistant_tokens=3"
+    high = f"cascade:near+[{low}],num_assistant_tokens=4,inner_tokens=2"
+    for spec in (low, high, f"cascade:target+[{high}],num_assistant_tokens=6"):
+        drafter = specs.build(spec, target, {"near": near, "far": far})
         results = tiny.generator(target, drafter, Constant(6)).generate(PROMPTS, max_new_tokens=24)
         assert [result.tokens for result in results] == expected
         assert sum(result.stats.drafted for result in results) > 0
@@ -52,11 +31,11 @@ def test_greedy_texts_are_the_references_at_every_depth():
 def test_a_cascade_drafts_what_its_middle_drafts_alone():
     """Greedy: the same tokens drafted and accepted as by a draft model, whatever drafts inside."""
     target, middle, small = (CausalLM(tiny.build("llama", seed=seed, vocab_size=6)) for seed in (3, 5, 6))
-    plain = DraftModel(DraftOptions(num_assistant_tokens=4), middle, 6)
-    part = NestedDrafter(DraftModel(DraftOptions(num_assistant_tokens=2), small, 6), draws=True)
+    part = "[draft_model:small,num_assistant_tokens=2]"
     prompts = tiny.prompts((1, 5, 17), vocab=6)
     found = []
-    for drafter in (plain, cascade(middle, part, num_assistant_tokens=4)):
+    for spec in ("draft_model:middle,num_assistant_tokens=4", f"cascade:middle+{part},num_assistant_tokens=4"):
+        drafter = specs.build(spec, target, {"middle": middle, "small": small})
         results = tiny.generator(target, drafter, Constant(4)).generate(prompts, max_new_tokens=40)
         found.append([(r.tokens, r.stats.drafted, r.stats.accepted) for r in results])
     assert found[0] == found[1] and any(0 < accepted < drafted for _, drafted, accepted in found[0])

@@ -24,6 +24,7 @@ from foredraft.drafters.common.ngram_pool import NgramPool
 from foredraft.drafters.common.partial_cache_sync import PartialCacheSync
 from foredraft.drafters.common.retokenizer import Retokenizer
 from foredraft.drafters.common.self_speculative import SelfSpeculativeDrafter
+from foredraft.drafters.partial import CACHES
 from foredraft.drafters.triforce import TriForce
 from foredraft.engine.generator import Generator
 from foredraft.engine.nested_loop import NestedLoop
@@ -454,6 +455,31 @@ def test_what_is_drawn_depends_on_the_rows_seed_and_place_alone(name: str):
     assert torch.equal(draft.tree.tokens[0], draft.tree.tokens[2])
     again = drafter.propose(view, Plan((3,) * 4))
     assert torch.equal(draft.tree.tokens, again.tree.tokens) and torch.equal(draft.tree.parents, again.tree.parents)
+
+
+WHOLE = [
+    ("sequoia:target,nodes=9,depth=4,acceptance=0.5/0.2/0.12/0.08", 4, (0.0, 1.0)),
+    # one path: of several, the likeliest whole need not be the one whose every token is the likeliest
+    ("opt_tree:target,nodes=4,depth=4,top_k=1", 4, (0.0,)),
+    ("cape:target,num_assistant_tokens=3", 3, (0.0,)),
+    ("cascade:target+[draft_model:far,num_assistant_tokens=3],num_assistant_tokens=5", 5, (0.0, 1.0)),
+    ("triforce:[draft_model:far,num_assistant_tokens=2],gamma=4,budget=128", 4, (0.0, 1.0)),
+    *[(f"partial,cache={kind},budget=128,num_assistant_tokens=4", 4, (0.0, 1.0)) for kind in CACHES],
+]
+"""Drafters whose tokens are the target's own, how deep they draft, and at which temperatures this is so."""
+
+
+@pytest.mark.parametrize(
+    ("text", "depth", "temperature"), [(text, depth, heat) for text, depth, heats in WHOLE for heat in heats]
+)
+def test_a_draft_that_is_the_target_is_accepted_to_the_end(text: str, depth: int, temperature: float):
+    """Each step says the whole path and the bonus; one root, position or slot off would show."""
+    steps, cache = 10, target().new_cache()
+    drafter = specs.build(text, target(), {"far": far()}, cache=cache)
+    results = tiny.generator(target(), drafter, Constant(depth), cache=cache).generate(
+        tiny.prompts((1, 7, 20)), max_new_tokens=steps * (depth + 1), temperature=temperature, seed=0
+    )
+    assert [result.stats.target_forwards for result in results] == [steps] * 3
 
 
 # What is particular to a method.

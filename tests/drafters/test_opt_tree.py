@@ -12,7 +12,6 @@ from foredraft.core.drafter import Plan, View
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.drafters.common.tree_ops import SHARPEST
 from foredraft.drafters.opt_tree import Options, OptTree
-from foredraft.engine.policy import Constant
 from foredraft.model.hf import CausalLM
 
 VOCAB = 12
@@ -86,13 +85,3 @@ def test_of_fewer_nodes_the_likeliest_are_drafted_and_a_worthless_level_is_not()
     assert whole.tree.depth == 3
     assert drafter.propose(view, Plan((3,) * 3, level_worth=2.9)).tree.depth == 1
     assert drafter.propose(view, Plan((0, 2, 1))).tree.depth == 2
-
-
-def test_a_draft_that_is_the_target_is_accepted_to_the_end():
-    """One path: of several, the likeliest whole need not be the one whose every token is the likeliest."""
-    target = CausalLM(tiny.build("llama"))
-    drafter = OptTree(Options(nodes=4, depth=4, top_k=1), target, target.vocab_size)
-    g = tiny.generator(target, drafter, Constant(4))
-    for result in g.generate(tiny.prompts((1, 7, 20)), max_new_tokens=1 + 5 * 6):
-        assert result.stats.target_forwards <= 7
-        assert result.stats.acceptance_length >= 4.4

@@ -6,20 +6,18 @@ import pytest
 import torch
 
 import foredraft
+import specs
 import tiny
 from foredraft.core.draft import Draft, Law, Verdict
 from foredraft.core.drafter import Plan, StepOut, View
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.sampling.warp import Paths
 from foredraft.core.tree import TokenTree
-from foredraft.drafters import partial as partial_module, triforce as triforce_module
 from foredraft.drafters.common.build_context import NestedDrafter
 from foredraft.drafters.common.draft_runner import Forwards
 from foredraft.drafters.common.partial_cache_sync import RECENT, PartialCacheSync
 from foredraft.drafters.common.windowed_runner import WindowedRunner
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
-from foredraft.drafters.partial import Options as PartialOptions, Partial
-from foredraft.drafters.prompt_lookup import Options as LookupOptions, PromptLookup
 from foredraft.drafters.triforce import Options, TriForce
 from foredraft.engine.generator import Generator
 from foredraft.model.cache import SlotCache
@@ -59,22 +57,32 @@ def view_of(texts: list[list[int]], temperature: float, seeds: list[int], full: 
     return view
 
 
+def begun(
+    target: CausalLM, draft: CausalLM, texts: list[list[int]], temperature: float = 0.0, gamma: int = 4
+) -> tuple[TriForce, View]:
+    """Three levels that have been told of these rows, whose seeds differ."""
+    _, three = looped(target, Options(gamma=gamma, **SMALL), small(draft))
+    tiny.admit(three, texts)
+    return three, view_of(texts, temperature, list(range(len(texts))), three.full, target)
+
+
+def at(view: View, *extents: int) -> View:
+    """The same rows when so many of their tokens had been committed."""
+    return replace(view, lengths=torch.tensor(extents), extents=extents)
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_the_law_of_a_draft_is_that_of_the_middle_level_on_its_path(
     target: CausalLM, other: CausalLM, temperature: float
 ):
     """q of every token is what the target's weights say over the chosen chunks, read token by token without any loop;
     and a greedy draft is the middle's own greedy text."""
-    texts, options = tiny.prompts((70, 25, 9, 40)), Options(gamma=5, **SMALL)
-    full = target.new_cache()
-    three = TriForce(options, target, full, NestedDrafter(small(other), draws=True), target.vocab_size)
-    view = view_of(texts, temperature, [3, 4, 5, 6], full, target)
-    for row, text in enumerate(texts):
-        three.admit(row, torch.tensor(text[:-1]), {})
+    three, view = begun(target, other, tiny.prompts((70, 25, 9, 40)), temperature, gamma=5)
     draft = three.propose(view, Plan((5, 5, 5, 5)))
     assert draft.law is (Law.FIXED if temperature == 0 else Law.CHAIN)
     assert draft.tree.valid.all() and draft.tree.tokens.shape == (4, 6)
-    middle = PartialLM(target, full, options.selection(), 26)  # room, a chunk's rest, the root, and what may be ahead
+    selection = Options(gamma=5, **SMALL).selection()
+    middle = PartialLM(target, three.full, selection, 26)  # room, a chunk's rest, the root, and what may be ahead
     assert middle.sync(view.rows, view.extents, 14) == [0, 3]
     for node in range(5):
         step = middle.address(TokenTree.root(draft.tree.tokens[:, node]), view.lengths - 1 + node, view.rows, 70 + node)
@@ -91,37 +99,19 @@ def test_the_law_of_a_draft_is_that_of_the_middle_level_on_its_path(
 def test_greedy_texts_are_the_targets_whatever_drafts_for_the_middle(target: CausalLM, other: CausalLM):
     prompts = tiny.prompts((90, 1, 33))
     wanted = [reference(target, prompt, SamplingParams(max_new_tokens=32)) for prompt in prompts]
-    lookup = PromptLookup(LookupOptions(prompt_lookup_num_tokens=3, continuations=2))  # trees inside
-    few, many = Options(gamma=6, **SMALL), Options(gamma=2, budget=64, room=1)
-    for drafter, options in (
-        (small(other), few),
-        (small(other), many),
-        (small(target), many),
-        (small(other, window=30), few),
-        (small(other, branching=(2, 2)), few),
-        (lookup, many),
+    few, many = "gamma=6,budget=16,chunk=4,room=8", "gamma=2,budget=64,room=1"
+    for spec in (
+        f"[draft_model:other,num_assistant_tokens=2],{few}",
+        f"[draft_model:other,num_assistant_tokens=2],{many}",
+        f"[draft_model:target,num_assistant_tokens=2],{many}",
+        f"[draft_model:other,num_assistant_tokens=2,window=30],{few}",
+        f"[draft_model:other,branching=2x2],{few}",
+        f"[prompt_lookup,prompt_lookup_num_tokens=3,continuations=2],{many}",  # trees inside
     ):
-        g, _ = looped(target, options, drafter)
-        assert [result.tokens for result in g.generate(prompts, max_new_tokens=32)] == wanted
-
-
-def test_over_the_whole_cache_every_draft_is_accepted(target: CausalLM, other: CausalLM):
-    """The middle is the target then, at every temperature: an error by one would show."""
-    for temperature in (0.0, 1.0):
-        g, _ = looped(target, Options(gamma=4, budget=128), small(other))
-        result = g.generate(tiny.prompts((20,))[0], max_new_tokens=51, temperature=temperature, seed=0)
-        assert result.stats.accepted == result.stats.drafted == 40
-        assert result.stats.target_forwards == 11
-
-
-def test_partial_over_the_whole_cache_is_accepted_whole(target: CausalLM):
-    for kind in partial_module.CACHES:
         full = target.new_cache()
-        options = PartialOptions(cache=kind, budget=128, num_assistant_tokens=4, assistant_confidence_threshold=0.0)
-        g = tiny.generator(target, Partial(options, target, full, target.vocab_size), cache=full)
-        for temperature in (0.0, 1.0):
-            result = g.generate(tiny.prompts((20,))[0], max_new_tokens=51, temperature=temperature, seed=0)
-            assert result.stats.accepted == result.stats.drafted == 40
+        three = specs.build(f"triforce:{spec}", target, {"other": other}, cache=full)
+        g = tiny.generator(target, three, cache=full)
+        assert [result.tokens for result in g.generate(prompts, max_new_tokens=32)] == wanted
 
 
 def judged(accepted: int, drafted: int = 4) -> tuple[Draft, Verdict]:
@@ -142,7 +132,7 @@ def test_chunks_are_chosen_anew_when_acceptance_has_fallen(target: CausalLM):
     def steps(*accepted: int) -> None:
         for count in accepted:
             extent = 130 + len(chosen)
-            now = replace(view, lengths=torch.tensor([extent]), extents=(extent,))
+            now = at(view, extent)
             before = sync.model.left_out(0)
             sync.sync(now)
             chosen.append(sync.model.left_out(0) != before)
@@ -162,14 +152,7 @@ def test_chunks_are_chosen_anew_when_acceptance_has_fallen(target: CausalLM):
 def test_no_choice_depends_on_what_is_drawn_afterwards(target: CausalLM, other: CausalLM):
     """Rows of one text with different seeds: before the first of them has been judged all have chosen alike, and the
     choice of a step is made before anything is drawn in it."""
-    text = tiny.prompts((60,))[0]
-    full = target.new_cache()
-    three = TriForce(
-        Options(gamma=4, **SMALL), target, full, NestedDrafter(small(other), draws=True), target.vocab_size
-    )
-    view = view_of([text] * 6, 1.0, [1, 2, 3, 4, 5, 6], full, target)
-    for row in range(6):
-        three.admit(row, torch.tensor(text[:-1]), {})
+    three, view = begun(target, other, tiny.prompts((60,)) * 6, temperature=1.0)
     draft = three.propose(view, Plan((4,) * 6))
     assert len({tuple(line) for line in draft.tree.tokens.tolist()}) > 1
     keys = three._cache_sync.model.cache.stored(1)[0]
@@ -191,7 +174,7 @@ def test_a_window_reads_as_if_the_rest_had_never_been(other: CausalLM):
     view = view_of(texts, 0.0, [0, 0], other.new_cache(), other)
     for extent in (3, 20, 37, 38, 39, 60, 61, 57, 90, 190, 150):
         extents = (extent, max(extent - 20, 1))
-        now = replace(view, lengths=torch.tensor(extents), extents=extents)
+        now = at(view, *extents)
         for row in (0, 1):
             reader.rewind(row, extents[row])
         logits = reader.draft("two", now, 3, lambda _, forwards: [forwards.root()[:, 0], second(forwards)])
@@ -220,8 +203,7 @@ def read_in_a_loop(target: CausalLM, ahead: int) -> list[list[int]]:
     for committed in range(40, 120):
         lefts.append([])
         for extent in (committed, committed + 4, committed + 7):
-            now = replace(view, lengths=torch.tensor([extent]), extents=(extent,))
-            logits = reader.draft("root", now, 4, lambda _, forwards: forwards.root())
+            logits = reader.draft("root", at(view, extent), 4, lambda _, forwards: forwards.root())
             left = reader._dropped[0]
             lefts[-1].append(left)
             kept = text[:4] + text[4 + left : extent] if left else text[:extent]
@@ -251,8 +233,7 @@ def test_what_a_window_in_a_loop_leaves_out_does_not_depend_on_how_far_a_neighbo
         found.append([])
         for committed in range(50, 90):
             for extent in (committed, committed + 5, *([committed + 30] if run_on else [])):
-                now = replace(view, lengths=torch.tensor([extent]), extents=(extent,))
-                logits = reader.draft("root", now, 4, lambda _, forwards: forwards.root())
+                logits = reader.draft("root", at(view, extent), 4, lambda _, forwards: forwards.root())
                 if extent <= committed + 5:
                     found[-1].append((reader._dropped[0], logits))
             reader.rewind(0, committed)
@@ -305,14 +286,11 @@ def test_specs():
 
 def test_what_was_accepted_of_a_text_is_not_held_against_the_next(target: CausalLM, other: CausalLM):
     """Verdicts are looked at in the next step, when a row's number may have been given to another text."""
-    _, three = looped(target, Options(gamma=4, **SMALL), small(other))
-    view = view_of([tiny.prompts((30,))[0]] * 2, 0.0, [0, 0], three.full, target)
-    for row in (0, 1):
-        three.admit(row, view.history[row, :-1], {})
+    three, view = begun(target, other, tiny.prompts((30,)) * 2)
     draft = three.propose(view, Plan((4, 4)))
     three.commit(view, draft, Verdict(torch.tensor([[0, 1, -1, -1, -1]] * 2), view.roots), out())
     three.release(0)
-    three.admit(0, view.history[0, :-1], {})
+    three.admit(0, view.history[0, : view.extents[0] - 1], {})
     three.propose(view, Plan((4, 4)))
     assert [three._cache_sync._records[row].drafted for row in (0, 1)] == [0, 4]
 
@@ -323,21 +301,16 @@ def out() -> StepOut:
 
 def test_a_step_without_a_draft_is_told_and_forgotten(target: CausalLM, other: CausalLM):
     """A row for which nothing was drafted says nothing about acceptance."""
-    _, three = looped(target, Options(gamma=4, **SMALL), small(other))
-    view = view_of([tiny.prompts((30,))[0]], 0.0, [0], three.full, target)
-    three.admit(0, view.history[0, :-1], {})
+    three, view = begun(target, other, tiny.prompts((30,)))
     draft, verdict = judged(0, drafted=0)
     three.commit(view, draft, verdict, out())
     three.propose(view, Plan((2,)))
     assert three._cache_sync._records[0].drafted == 0
-    assert triforce_module.Options().law is Law.CHAIN
 
 
 def test_what_others_drafted_is_not_held_against_the_chosen_tokens(target: CausalLM, other: CausalLM):
     """As for an arm of a bandit: every step is told, but this one drafted in the first of them only."""
-    _, three = looped(target, Options(gamma=4, **SMALL), small(other))
-    view = view_of([tiny.prompts((30,))[0]], 0.0, [0], three.full, target)
-    three.admit(0, view.history[0, :-1], {})
+    three, view = begun(target, other, tiny.prompts((30,)))
     mine = three.propose(view, Plan((4,)))
     three.commit(view, mine, judged(1)[1], out())
     for _ in range(5):
