@@ -58,16 +58,34 @@ def guess(text: Sequence[int], place: int) -> int:
     return text[int(float(u) * len(text))]
 
 
+class SlowPool:
+    """A list in order of age."""
+
+    def __init__(self, per_key: int, size: int) -> None:
+        self.per_key, self.size = per_key, size
+        self.ngrams: list[tuple[int, ...]] = []
+
+    def add(self, ngrams: Sequence[tuple[int, ...]]) -> None:
+        for ngram in ngrams:
+            self.ngrams = [ngram, *(other for other in self.ngrams if other != ngram)]
+            mates = [other for other in self.ngrams if other[0] == ngram[0]]
+            self.ngrams = [other for other in self.ngrams if other not in mates[self.per_key :]]
+        self.ngrams = self.ngrams[: self.size]
+
+
 @dataclass
 class Slow:
-    """The algorithm for one text, token by token. Columns are lists of N - 1 tokens; the pool is in order of age."""
+    """The algorithm for one text, token by token. Columns are lists of N - 1 tokens."""
 
     options: Options
     model: Model
     text: list[int]
     columns: list[list[int]] = field(default_factory=list)
     said: list[int] = field(default_factory=list)
-    pool: list[tuple[int, ...]] = field(default_factory=list)
+    pool: SlowPool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.pool = SlowPool(self.options.guess_set_size, self.options.pool_size)
 
     def paths(self, most: int) -> list[list[int]]:
         """Column by column what leads to its last token; empty where that is deeper than may be drafted."""
@@ -84,7 +102,7 @@ class Slow:
         return [path if len(path) <= most else [] for path in paths]
 
     def guesses(self, most: int) -> list[list[int]]:
-        found = [list(ngram[1:]) for ngram in self.pool if ngram[0] == self.text[-1]]
+        found = [list(ngram[1:]) for ngram in self.pool.ngrams if ngram[0] == self.text[-1]]
         return [path[:most] for path in found]
 
     def step(self, most: int) -> list[int]:
@@ -107,11 +125,7 @@ class Slow:
                 fresh.append((*self.columns[i], new))
             self.columns[i] = [*self.columns[i][1:], new]
             self.said[i] += 1
-        for ngram in fresh:
-            self.pool = [ngram, *(other for other in self.pool if other != ngram)]
-            mates = [other for other in self.pool if other[0] == ngram[0]]
-            self.pool = [other for other in self.pool if other not in mates[self.options.guess_set_size :]]
-        self.pool = self.pool[: self.options.pool_size]
+        self.pool.add(fresh)
         passed = (len(emitted) - (1 if ran else 0)) % len(self.columns)
         self.columns = self.columns[passed:] + self.columns[:passed]
         self.said = self.said[passed:] + self.said[:passed]
@@ -170,8 +184,7 @@ def test_it_is_the_algorithm_step_by_step(options: Options, model: Model):
     """The same trees, tokens, windows and pools, for rows of different lengths, plans cut short now and then."""
     drafter = Lookahead(options, CPU)
     slow = [Slow(options, model, list(prompt)) for prompt in prompts(1, 4, 9)]
-    for row, each in enumerate(slow):
-        drafter.admit(row, torch.tensor(each.text[:-1], dtype=torch.long), {})
+    tiny.admit(drafter, [each.text for each in slow])
     for count in range(40):
         full = drafter.needs.longest
         lengths = [full if (count + row) % 5 else 1 + (count + row) % full for row in range(3)]
@@ -183,7 +196,7 @@ def test_it_is_the_algorithm_step_by_step(options: Options, model: Model):
             assert prefixes(nodes) == prefixes(each.paths(most) + each.guesses(most))
             assert emitted[row] == each.step(most)
             if options.guess_set_size:
-                assert pooled(drafter, row) == each.pool
+                assert pooled(drafter, row) == each.pool.ngrams
 
 
 def test_levels_fill_and_ngrams_come_as_published():
@@ -272,8 +285,7 @@ def test_a_row_without_a_plan_waits():
     """Its window stands still, whatever the others do; where nobody has a plan, all wait."""
     drafter = Lookahead(Options(window_size=3, ngram_size=3, guess_set_size=2), CPU)
     texts = prompts(6, 6)
-    for row, text in enumerate(texts):
-        drafter.admit(row, torch.tensor(text[:-1]), {})
+    tiny.admit(drafter, texts)
     full = drafter.needs.longest
     for _ in range(4):
         _, emitted = run_step(drafter, wandering, tiny.view(texts, vocab=VOCAB), [full, full])
@@ -345,21 +357,6 @@ def test_a_text_that_is_taken_back_finds_its_window():
     drafter.propose(view, Plan((4,)))
     before[2, 0] = 4  # what was guessed for the root's place is gone
     assert torch.equal(drafter._window[0], before)
-
-
-class SlowPool:
-    """A list in order of age."""
-
-    def __init__(self, per_key: int, size: int) -> None:
-        self.per_key, self.size = per_key, size
-        self.ngrams: list[tuple[int, ...]] = []
-
-    def add(self, ngrams: Sequence[tuple[int, ...]]) -> None:
-        for ngram in ngrams:
-            self.ngrams = [ngram, *(other for other in self.ngrams if other != ngram)]
-            mates = [other for other in self.ngrams if other[0] == ngram[0]]
-            self.ngrams = [other for other in self.ngrams if other not in mates[self.per_key :]]
-        self.ngrams = self.ngrams[: self.size]
 
 
 @pytest.mark.parametrize(("per_key", "size", "count"), [(2, 7, 4), (3, 50, 5), (1, 3, 8), (4, 4, 1)])

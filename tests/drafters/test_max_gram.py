@@ -78,8 +78,7 @@ def test_something_is_proposed_wherever_it_was_asked_for():
     for bigrams in (False, True):
         drafter = MaxGram(Options(bigrams=bigrams), 50)
         rows = texts(50, 30, seed=9)
-        for row, text in enumerate(rows):
-            drafter.admit(row, torch.tensor(text[:-1], dtype=torch.long), {})
+        tiny.admit(drafter, rows)
         lengths = tuple(i % 3 for i in range(50))
         found = [len(line) for line in said(drafter.propose(view_of(rows), Plan(lengths)))]
         assert all(min(length, 1) <= count <= length for count, length in zip(found, lengths, strict=True))

@@ -53,8 +53,7 @@ def relay(*parts: NestedDrafter, vocab: int = VOCAB) -> Relay:
 
 
 def admitted(relay: Relay, texts: list[list[int]]) -> Relay:
-    for row, text in enumerate(texts):
-        relay.admit(row, torch.tensor(text[:-1], dtype=torch.long), {})
+    tiny.admit(relay, texts)
     return relay
 
 
@@ -102,8 +101,7 @@ def test_the_second_is_told_what_the_first_has_drafted(temperature: float):
         assert draft.law is (Law.CHAIN if temperature else Law.FIXED)
         other = model_part(3).drafter
         longer = [text + draft.tree.tokens[b, 1:3].tolist() for b, text in enumerate(texts)]
-        for row in range(3):
-            other.admit(row, torch.tensor([1]), {})
+        tiny.admit(other, [[1, 2]] * 3)
         ahead = view_of(longer, temperature)
         noise = Noise(view.noise.nested(1).seeds, ahead.lengths)
         alone = other.propose(replace(ahead, noise=noise), Plan((3,) * 3))

@@ -1,12 +1,11 @@
 """EAGLE heads as the drafters run them, over slots and trees, equal heads.md computed row by row."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
-from slow_nets import DraftRunner, Faults, Path, fill, grow, slow_of
-from watched_nets import CLOSE, VOCAB, Proposal, doubled, every_row, gap, target, truth, watch
+from slow_nets import DraftRunner, Path, fill, grow
+from watched_nets import CLOSE, VOCAB, Proposal, doubled, every_row, gap, reader, target, watch
 
 import random_heads as heads
 from foredraft.core.draft import Law
@@ -55,10 +54,6 @@ EAGLE3S: dict[str, dict[str, Any]] = {
         "block": {"sliding_window": 6},
     },
 }
-
-
-def reader(net: EagleNet, text: Sequence[int]) -> DraftRunner:
-    return DraftRunner(slow_of(net, target().model, Faults()), text, truth(tuple(text)))
 
 
 def dynamic(net: EagleNet) -> list[Proposal]:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from slow_nets import DraftRunner, Faults, Grown, Path, grow, slow_of
-from watched_nets import CLOSE, VOCAB, Proposal, doubled, first_step, gap, listen, target, truth
+from slow_nets import DraftRunner, Grown, Path, grow
+from watched_nets import CLOSE, VOCAB, Proposal, doubled, first_step, gap, listen, reader, target
 
 import random_heads as heads
 import tiny
@@ -29,10 +29,6 @@ def draft(net: Any, plan: Plan, texts: list[Path] = TEXTS, **shape: int) -> Prop
     drafter.propose(first_step(drafter, texts), plan)
     del net.logits
     return proposals[0]
-
-
-def reader(net: Any, text: Path) -> DraftRunner:
-    return DraftRunner(slow_of(net, target().model, Faults()), text, truth(text))
 
 
 def eagle3(**flags: Any) -> Any:

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from slow_nets import Path
+from slow_nets import DraftRunner, Faults, Path, slow_of
 from torch import Tensor
 
 import tiny
@@ -55,6 +55,11 @@ def truth(text: Path) -> dict[int, list[Tensor]]:
         for hook in hooks:
             hook.remove()
     return {tap: list(state[0].unbind(0)) for tap, state in states.items()}
+
+
+def reader(net: Any, text: Sequence[int], **faults: Any) -> DraftRunner:
+    """The slow head of a net over a text."""
+    return DraftRunner(slow_of(net, target().model, Faults(**faults)), text, truth(tuple(text)))
 
 
 @dataclass
