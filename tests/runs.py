@@ -1,4 +1,4 @@
-"""Runs of the engine as many tests have them: a shared target, what it says alone, and a look at what is forwarded."""
+"""Runs of the engine that many tests share: a target, its plain outputs, and drafters that note what they are given."""
 
 import functools
 from collections.abc import Callable, Iterator, Sequence as Seq
@@ -70,7 +70,7 @@ def _remembered(prompt: tuple[int, ...], target: CausalLM, eos: tuple[int, ...],
 
 
 def plain(prompt: Seq[int], target: CausalLM | None = None, eos: tuple[int, ...] = (), **options: Any) -> list[int]:
-    """What plain decoding says, ``NEW`` tokens unless told otherwise: the slow truth, of the tiny Llama by default."""
+    """The output of the slow reference: ``NEW`` tokens by default, of the tiny Llama by default."""
     options = {"max_new_tokens": NEW, **options}
     return list(_remembered(tuple(prompt), target or tiny.oracle(), eos, tuple(options.items())))
 
