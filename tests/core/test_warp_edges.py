@@ -11,7 +11,7 @@ import tiny
 from foredraft.core.errors import OptionError
 from foredraft.core.sampling import truncation
 from foredraft.core.sampling.params import SamplingParams
-from foredraft.core.sampling.warp import Paths, Warp, healthy
+from foredraft.core.sampling.warp import Paths, Warp
 from foredraft.core.tree import TokenTree
 
 
@@ -135,17 +135,6 @@ def test_processors_see_each_path_and_other_rows_are_left_alone():
     assert all(together == sum(len(path) == len(ids) for path in paths) for ids, together in seen)
     assert torch.equal(scores[0], case.logits[0])
     assert torch.equal(scores[1, :6], case.logits[1, :6] * 2)
-
-
-def test_healthy_flags_rows_without_a_law():
-    logits = torch.zeros(6, 2, 4)
-    logits[1, 1, 2] = math.nan
-    logits[2, 0, 3] = math.inf
-    logits[3, 1] = -math.inf
-    logits[4, 0, :3] = -math.inf
-    logits[5, 1] = math.nan
-    valid = torch.tensor([[True, True]] * 5 + [[True, False]])
-    assert healthy(logits, valid).tolist() == [True, False, False, False, True, True]
 
 
 def test_extreme_temperatures_do_not_overflow():

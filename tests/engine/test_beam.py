@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import math
 from typing import Any
 
 import pytest
@@ -277,9 +278,18 @@ def test_prompts_are_checked():
     assert beam_search(generator.engine.target, [], BeamOptions(), (), str) == []
 
 
-def test_logits_that_are_not_numbers():
+@pytest.mark.parametrize(("value", "tokens"), [(math.nan, [3]), (math.inf, [3]), (-math.inf, [*range(tiny.VOCAB)])])
+def test_logits_that_are_not_numbers(value: float, tokens: list[int]):
     model = tiny.build("llama")
     target = CausalLM(model)
-    model.model.norm.weight.data[0] = float("nan")
+    model.lm_head.register_forward_hook(lambda *call: call[2].index_fill(-1, torch.tensor(tokens), value))
     with pytest.raises(NumericsError, match="NaN or \\+inf logits"):
         ours(target, [[1, 2]], (), num_beams=2, max_new_tokens=4)
+
+
+def test_logits_may_be_minus_infinity():
+    model = tiny.build("llama")
+    target = CausalLM(model)
+    model.lm_head.register_forward_hook(lambda *call: call[2].index_fill(-1, torch.arange(9, tiny.VOCAB), -math.inf))
+    for tokens, _ in ours(target, [[1, 2]], (), num_beams=2, max_new_tokens=4)[0]:
+        assert len(tokens) == 4 and max(tokens) < 9

@@ -27,7 +27,7 @@ from foredraft.core.sampling.history import HistoryRules, Paths, add_at, run_pro
 from foredraft.core.sampling.params import Processor, SamplingParams
 from foredraft.core.sampling.truncation import Truncation
 
-__all__ = ["Paths", "Warp", "check_token_ids", "healthy"]
+__all__ = ["Paths", "Warp", "check_token_ids"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +91,9 @@ class Warp:
 
     def __call__(self, logits: Float[Tensor, "B M V"], paths: Paths) -> Target:
         """The law at every node; if all rows are greedy, only the best tokens."""
-        if self.greedy:
-            scores = self.processed(logits, paths)
-            best = scores.argmax(-1)
-            return Target(best, None, _finite(scores, best))
-        scores = self.scores(logits, paths)
+        scores = self.processed(logits, paths) if self.greedy else self.scores(logits, paths)
         best = scores.argmax(-1)
-        return Target(best, self._law(scores, best), _finite(scores, best))
+        return Target(best, None if self.greedy else self._law(scores, best), _finite(scores, best))
 
     def law(self, logits: Float[Tensor, "B M V"], paths: Paths) -> Float[Tensor, "B M V"]:
         """The law at every node as a dense tensor, one-hot for greedy rows; drafters draw from it."""
@@ -141,11 +137,6 @@ class Warp:
 def _finite(scores: Float[Tensor, "B M V"], best: Int[Tensor, "B M"]) -> Bool[Tensor, "B M"]:
     """Whether the best score is finite. argmax picks NaN first, and -inf only if all scores are -inf."""
     return scores.gather(-1, best[..., None])[..., 0].isfinite()
-
-
-def healthy(logits: Float[Tensor, "B M V"], valid: Bool[Tensor, "B M"]) -> Bool[Tensor, "B"]:
-    """Whether every valid node of a row has a law: no NaN, no +inf, at least one finite logit. No sync."""
-    return (logits.amax(-1).isfinite() | ~valid).all(-1)
 
 
 def check_token_ids(params: SamplingParams, vocab_size: int) -> None:

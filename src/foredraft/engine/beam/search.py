@@ -20,7 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from foredraft.core.errors import NumericsError, OptionError
 from foredraft.core.sampling.params import Processor, SamplingParams, check_known
-from foredraft.core.sampling.warp import Paths, Warp, healthy
+from foredraft.core.sampling.warp import Paths, Warp
 from foredraft.core.tree import TokenTree
 from foredraft.engine.beam.cache import BeamCache
 from foredraft.engine.detokenizer import Decode
@@ -153,7 +153,12 @@ class Rules:
     def of(
         cls, target: TargetModel, prompts: Sequence[Sequence[int]], options: BeamOptions, eos: Sequence[int]
     ) -> "Rules":
-        """Build the rules; raises an ``OptionError`` if ``options.params`` name a token outside the vocabulary."""
+        """Build the rules; raises an ``OptionError`` if ``options.params`` name a token outside the vocabulary.
+
+        Args:
+            eos: end-of-sequence ids, unless ``options.params.eos_token_id`` is given.
+        """
+        eos = options.params.eos_token_id if options.params.eos_token_id is not None else tuple(eos)
         device, count = target.device, len(prompts) * options.num_beams
         sizes = torch.tensor([len(prompt) for prompt in prompts])
         limits = (target.max_length - sizes).clamp(max=options.params.max_new_tokens)
@@ -161,21 +166,23 @@ class Rules:
         warp = Warp.of(
             [options.params] * count,
             vocab_size=target.vocab_size,
-            eos_token_ids=[tuple(eos)] * count,
+            eos_token_ids=[eos] * count,
             prompt_lengths=sizes.repeat_interleave(options.num_beams).tolist(),
             device=device,
         )
-        eos_ids = torch.tensor([*eos], dtype=torch.long, device=device)
+        eos_ids = torch.tensor(eos, dtype=torch.long, device=device)
         history = pad(history, (0, int(limits.max()))).to(device)
         return cls(options, eos_ids, history, sizes.to(device), limits.to(device), warp)
 
 
 class Grown(NamedTuple):
-    """The state one token later; the parent of each beam; which prompts are finished."""
+    """The state one token later; the parent of each beam; which prompts are finished; for which prompts the best logit
+    of every beam was finite."""
 
     beams: Beams
     parents: Int[Tensor, "B K"]
     over: Bool[Tensor, "B"]
+    sound: Bool[Tensor, "B"]
 
 
 @torch.inference_mode()
@@ -186,7 +193,7 @@ def beam_search(
 
     Args:
         prompts: token ids checked by ``Engine.request``; a hypothesis ends at the model's context length.
-        eos: end-of-sequence ids, unless ``options.params.eos_token_id`` is given.
+        eos: see ``Rules.of``.
         decode: ids to text.
 
     Raises:
@@ -195,22 +202,18 @@ def beam_search(
     """
     if not prompts:
         return []
-    eos_ids = options.params.eos_token_id if options.params.eos_token_id is not None else tuple(eos)
     width = options.num_beams
-    rules = Rules.of(target, prompts, options, eos_ids)
+    rules = Rules.of(target, prompts, options, eos)
     beams = Beams.start(rules)
     cache = BeamCache(target, rules.history, [len(prompt) for prompt in prompts], width)
     active = list(range(len(prompts)))
     done: list[tuple[int, Beams]] = []
     for step in range(int(rules.limits.max())):
-        history, lengths = beam_histories(beams, rules, step)
-        root = TokenTree.root(history.gather(1, lengths[:, None] - 1)[:, 0])
-        logits = cache.forward(root)
-        sound = healthy(logits, root.valid).view(-1, width).all(1)
-        scores = rules.warp.scores(logits.float().log_softmax(-1), Paths(history, lengths, root))
-        grown = grow(beams, scores[:, 0], rules, step)
+        paths = beam_paths(beams, rules, step)
+        grown = grow(beams, cache.forward(paths.tree), paths, rules, step)
         beams = grown.beams
-        table = torch.cat([grown.parents, grown.over[:, None], sound[:, None]], dim=1).tolist()  # the only read-back
+        flags = torch.stack([grown.over, grown.sound], dim=1)
+        table = torch.cat([grown.parents, flags], dim=1).tolist()  # the only read-back
         if not all(line[width + 1] for line in table):
             raise NumericsError(f"The model returned NaN or +inf logits {step} tokens after the prompts.")
         over = [i for i, line in enumerate(table) if line[width]]
@@ -222,24 +225,28 @@ def beam_search(
         if over:
             active = [active[i] for i in stay]
             beams = beams.select(torch.tensor(stay, device=target.device))
-            rules = Rules.of(target, [prompts[i] for i in active], options, eos_ids)
+            rules = Rules.of(target, [prompts[i] for i in active], options, eos)
     return [hypotheses(found, options.num_return_sequences, decode) for _, found in sorted(done, key=lambda d: d[0])]
 
 
-def grow(beams: Beams, logprobs: Float[Tensor, "N V"], rules: Rules, step: int) -> Grown:
+def grow(beams: Beams, logits: Float[Tensor, "N 1 V"], paths: Paths, rules: Rules, step: int) -> Grown:
     """Extend every prompt by one token: steps b to g of ``_beam_search``, with a length limit for each prompt.
+
+    ``logits`` are those after each beam, whose tokens are ``paths``; see ``beam_paths``.
 
     ``ending``, ``full`` and not ``over`` are ``did_top_num_beams_just_finished``, ``is_sent_finished`` and
     ``is_early_stop_heuristic_unsatisfied`` in transformers. There, finished prompts stay in the batch unchanged; here
     they leave it.
     """
     count, width, _ = beams.running.shape
-    vocabulary, length, penalty = logprobs.shape[1], step + 1, rules.options.length_penalty
+    vocabulary, length, penalty = logits.shape[2], step + 1, rules.options.length_penalty
+    sound = logits.amax(-1).isfinite().view(count, width).all(1)  # neither NaN, nor +inf, nor -inf alone
+    logprobs = rules.warp.scores(logits.float().log_softmax(-1), paths)
     total = (logprobs.view(count, width, -1) + beams.scores[..., None]).flatten(1)
     kept = min(max(2, 1 + rules.eos.shape[0]) * width, total.shape[1])  # enough if all but ``width`` of them end
     scores, index = total.topk(kept)
     parents, tokens = index // vocabulary, index % vocabulary
-    outputs = _pick(beams.running, parents)
+    outputs = beams.running.take_along_dim(parents[..., None], 1)
     outputs[:, :, step] = tokens
     ended = torch.isin(tokens, rules.eos) | (length >= rules.limits)[:, None]
 
@@ -253,7 +260,7 @@ def grow(beams: Beams, logprobs: Float[Tensor, "N V"], rules: Rules, step: int) 
     lengths = torch.cat([beams.finished_lengths, ending * length], dim=1)
     top = merged.topk(width).indices
     finished_scores, finished_lengths = merged.gather(1, top), lengths.gather(1, top)
-    finished = _pick(torch.cat([beams.finished, outputs], dim=1), top)
+    finished = torch.cat([beams.finished, outputs], dim=1).take_along_dim(top[..., None], 1)
 
     full = finished_lengths > 0
     if rules.options.early_stopping == "never" and penalty > 0.0:
@@ -264,23 +271,20 @@ def grow(beams: Beams, logprobs: Float[Tensor, "N V"], rules: Rules, step: int) 
     over = ~(bound > worst).any(1) | ended.all(1)
     if rules.options.early_stopping is True:
         over = over | full.all(1)
-    running = _pick(outputs, best)
-    return Grown(
-        Beams(running, running_scores, finished, finished_scores, finished_lengths), parents.gather(1, best), over
-    )
+    running = outputs.take_along_dim(best[..., None], 1)
+    grown = Beams(running, running_scores, finished, finished_scores, finished_lengths)
+    return Grown(grown, parents.gather(1, best), over, sound)
 
 
-def beam_histories(beams: Beams, rules: Rules, step: int) -> tuple[Int[Tensor, "N L"], Int[Tensor, "N"]]:
-    """Each beam's tokens, prompt included, and their number; later columns are undefined."""
+def beam_paths(beams: Beams, rules: Rules, step: int) -> Paths:
+    """The tokens of each of N beams, prompt included; the tree holds the last one, which is not in the cache yet."""
     width = rules.options.num_beams
     lengths = rules.prompts.repeat_interleave(width)
     index = lengths[:, None] + torch.arange(step, device=lengths.device)
     history = rules.history.repeat_interleave(width, dim=0)
-    return history.scatter_(1, index, beams.running.flatten(0, 1)[:, :step]), lengths + step
-
-
-def _pick(outputs: Int[Tensor, "B C T"], index: Int[Tensor, "B K"]) -> Int[Tensor, "B K T"]:
-    return outputs.gather(1, index[..., None].expand(-1, -1, outputs.shape[2]))
+    history.scatter_(1, index, beams.running.flatten(0, 1)[:, :step])
+    lengths = lengths + step
+    return Paths(history, lengths, TokenTree.root(history.gather(1, lengths[:, None] - 1)[:, 0]))
 
 
 def hypotheses(found: Beams, count: int, decode: Decode) -> list[Hypothesis]:

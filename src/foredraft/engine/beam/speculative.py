@@ -19,10 +19,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from foredraft.core.drafter import Drafter
 from foredraft.core.errors import NumericsError
-from foredraft.core.sampling.warp import Paths, healthy
 from foredraft.core.tree import PAD, ROOT, TokenTree
 from foredraft.engine.beam.cache import BeamCache
-from foredraft.engine.beam.search import BeamOptions, Beams, Hypothesis, Rules, beam_histories, grow, hypotheses
+from foredraft.engine.beam.search import BeamOptions, Beams, Hypothesis, Rules, beam_paths, grow, hypotheses
 from foredraft.engine.detokenizer import Decode
 from foredraft.model.base import TargetModel
 
@@ -74,8 +73,7 @@ class Search:
 
     def roots(self) -> Int[Tensor, "K"]:
         """The last token of each beam, not yet read by the target."""
-        history, lengths = beam_histories(self.beams, self.rules, self.step)
-        return history.gather(1, lengths[:, None] - 1)[:, 0]
+        return beam_paths(self.beams, self.rules, self.step).tree.tokens[:, 0]
 
     def replay(self, logits: Float[Tensor, "K M V"], children: Sequence[Children]) -> Replayed:
         """Run search steps while every beam is a node with known logits; at least one step."""
@@ -97,14 +95,10 @@ class Search:
 
     def _grow(self, logits: Float[Tensor, "K V"]) -> tuple[list[int], list[int], bool]:
         """Run one step; return each beam's parent and token, and whether the search is over."""
-        history, lengths = beam_histories(self.beams, self.rules, self.step)
-        root = TokenTree.root(history.gather(1, lengths[:, None] - 1)[:, 0])
-        sound = healthy(logits[:, None], root.valid).all()
-        scores = self.rules.warp.scores(logits[:, None].float().log_softmax(-1), Paths(history, lengths, root))
-        grown = grow(self.beams, scores[:, 0], self.rules, self.step)
+        paths = beam_paths(self.beams, self.rules, self.step)
+        grown = grow(self.beams, logits[:, None], paths, self.rules, self.step)
         tokens = grown.beams.running[0, :, self.step]
-        flags = torch.stack([grown.over[0], sound]).long()
-        table = torch.cat([grown.parents[0], tokens, flags]).tolist()  # the only read-back
+        table = torch.cat([grown.parents[0], tokens, grown.over, grown.sound]).tolist()  # the only read-back
         if not table[-1]:
             raise NumericsError(f"The model returned NaN or +inf logits {self.step} tokens after the prompt.")
         self.beams, self.step = grown.beams, self.step + 1
@@ -252,11 +246,10 @@ def speculative_beam_search(
     """
     if not prompts:
         return []
-    eos_ids = options.params.eos_token_id if options.params.eos_token_id is not None else tuple(eos)
     width, device = options.num_beams, target.device
     searches = []
     for index, prompt in enumerate(prompts):
-        rules = Rules.of(target, [prompt], options, eos_ids)
+        rules = Rules.of(target, [prompt], options, eos)
         searches.append(Search(index, rules, Beams.start(rules), rules.history.shape[1] - len(prompt)))
     history = pad_sequence([torch.tensor([*prompt]) for prompt in prompts], batch_first=True).to(device)
     sizes = [len(prompt) for prompt in prompts]
