@@ -8,6 +8,8 @@ replacement is undone after the forward. Layers are numbered from 0, as in the m
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain
 from typing import Any, final
 
 import torch
@@ -73,7 +75,6 @@ class Layers:
             raise ModelError(
                 f"{model.name} cannot run with skipped layers: {first_line(error).rstrip('.')}."
             ) from error
-        self._is_separable: bool | None = None  # computed on first use
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -98,47 +99,41 @@ class Layers:
             if not 0 <= number < len(self):
                 raise ModelError(f"{self.model.name} has layers 0 to {len(self) - 1}; there is no layer {number}.")
         whole = set(attention) & set(mlp)
-        parts = [part for number in set(attention) - whole for part in self._attention(number)]
+        parts = [part for number in set(attention) - whole for part in self._parts.attention[number]]
         parts += [part for number in set(mlp) - whole for part in self._parts.mlp[number]]
-        if parts and not self._separable():
+        if parts and not self._separable:
             raise ModelError(
                 f"{self.model.name} does not add attention and MLP separately to its hidden states, so only whole "
                 "layers can be skipped: list the same layers in skip_attention and skip_mlp."
             )
         return self._skip(whole, parts)
 
-    def _attention(self, number: int) -> list[nn.Module]:
-        found = self._parts.attention[number]
-        return [] if found is None else [found]
-
     def _skip(self, whole: Collection[int], parts: Collection[nn.Module]) -> LayerSkipLM:
         layers = [self._blocks[number] for number in sorted(whole)]
-        replacements = [(layer, _identity(self._parts.returns[layer])) for layer in layers]
-        replacements += [(part, _zeros(self._parts.returns[part])) for part in parts]
+        replacements = [(layer, _returning(_unchanged, self._parts.returns[layer])) for layer in layers]
+        replacements += [(part, _returning(torch.zeros_like, self._parts.returns[part])) for part in parts]
         skipped = sum(stored_bytes(module) for module, _ in replacements)
         return LayerSkipLM(self.model, replacements, 1.0 - skipped / self.model.weight_bytes)
 
+    @cached_property
     def _separable(self) -> bool:
         """Whether a layer whose attention and MLP return zeros returns its input."""
-        if self._is_separable is None:
-            numbers = range(len(self))
-            parts = [part for number in numbers for part in (*self._attention(number), *self._parts.mlp[number])]
-            found = all(self._attention(number) and self._parts.mlp[number] for number in numbers)
-            try:
-                logits = _probe(self._skip([], parts), self.model.new_cache())
-                self._is_separable = found and torch.equal(logits, self._all_skipped)
-            except MODEL_ERRORS:
-                self._is_separable = False
-        return self._is_separable
+        found = [*self._parts.attention, *self._parts.mlp]
+        try:
+            logits = _probe(self._skip([], list(chain(*found))), self.model.new_cache())
+        except MODEL_ERRORS:
+            return False
+        return all(found) and torch.equal(logits, self._all_skipped)
 
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
     """``returns``: length of a module's output tuple, which starts with the hidden states; 0 for a plain tensor.
-    ``attention``: each layer's child that writes to the cache. ``mlp``: its other children with matrices."""
+    ``attention``: of each layer, the child that writes to the cache, if any. ``mlp``: its other children with
+    matrices."""
 
     returns: dict[nn.Module, int] = field(default_factory=dict)
-    attention: list[nn.Module | None] = field(default_factory=list)
+    attention: list[list[nn.Module]] = field(default_factory=list)
     mlp: list[list[nn.Module]] = field(default_factory=list)
 
 
@@ -149,18 +144,17 @@ def _find_parts(model: CausalLM, blocks: list[nn.Module]) -> _Parts:
     def hook_for(number: int, child: bool) -> Forward:
         def hook(module: nn.Module, args: tuple, output: Any) -> None:
             parts.returns[module] = _output_length(model, output)
-            if not child:
+            attention, mlp = parts.attention[number], parts.mlp[number]
+            if not child or module in (*attention, *mlp):
                 return
-            if parts.attention[number] is None and cache.holds(number):
-                parts.attention[number] = module
-            elif module is not parts.attention[number] and module not in parts.mlp[number]:
-                parts.mlp[number].append(module)
+            writes = not attention and cache.holds(number)
+            (attention if writes else mlp).append(module)
 
         return hook
 
     try:
         for number, block in enumerate(blocks):
-            parts.attention.append(None)
+            parts.attention.append([])
             parts.mlp.append([])
             handles.append(block.register_forward_hook(hook_for(number, child=False)))
             for child in block.children():
@@ -191,26 +185,18 @@ def _output_length(model: CausalLM, output: Any) -> int:
     raise ModelError(f"{model.name} cannot run with skipped layers: they return {output.__class__.__name__}.")
 
 
-def _identity(returns: int) -> Forward:
+def _returning(output: Callable[[Tensor], Tensor], returns: int) -> Forward:
+    """A ``forward`` whose hidden states are a function of its input; for ``returns`` see ``_Parts``."""
+
     def forward(*args: Any, **kwargs: Any) -> Any:
-        return _shaped(_states(args, kwargs), returns)
+        states = output(args[0] if args else kwargs["hidden_states"])
+        return (states, *[None] * (returns - 1)) if returns else states
 
     return forward
 
 
-def _zeros(returns: int) -> Forward:
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        return _shaped(torch.zeros_like(_states(args, kwargs)), returns)
-
-    return forward
-
-
-def _states(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    return args[0] if args else kwargs["hidden_states"]
-
-
-def _shaped(states: Tensor, returns: int) -> Any:
-    return (states, *[None] * (returns - 1)) if returns else states
+def _unchanged(states: Tensor) -> Tensor:
+    return states
 
 
 @contextmanager
