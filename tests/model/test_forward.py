@@ -251,10 +251,10 @@ def test_rows_in_order_are_not_copied_from_the_host(monkeypatch: pytest.MonkeyPa
     model, tree, ends = CausalLM(tiny.build("llama")), TokenTree.root(torch.tensor([1, 2, 3])), torch.tensor([4, 5, 6])
     cache = model.new_cache()
     cache.reserve(4, 7)
-    view = SlotView.of(cache, model.address(tree, ends, [2, 0, 1], 7))
+    view = SlotView(cache, model.address(tree, ends, [2, 0, 1], 7))
     assert view.lines.tolist() == [2, 0, 1] and view.adjacent is None
     monkeypatch.setattr(torch, "tensor", None)
-    view = SlotView.of(cache, model.address(tree, ends, (1, 2, 3), 7))
+    view = SlotView(cache, model.address(tree, ends, (1, 2, 3), 7))
     assert view.lines.tolist() == [1, 2, 3] and view.adjacent == slice(1, 4) and view.lines.dtype == torch.long
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from foredraft.model.cache import BUCKET, SlotCache, SlotView, persistent_zeros
+from foredraft.model.masks import StepIn
 
 LAYERS, HEADS, KEY, VALUE = 2, 3, 4, 5
 TEMPLATE = SlotCache(LAYERS)
@@ -15,7 +16,8 @@ def block(rows: int, nodes: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def view(store: SlotCache, rows: list[int], slots: list[list[int]], extent: int) -> SlotView:
-    return SlotView(store, rows, torch.tensor(slots), extent)
+    nodes = torch.tensor(slots)
+    return SlotView(store, StepIn(nodes, nodes, nodes, {}, tuple(rows), extent))
 
 
 def write(store: SlotCache, rows: list[int], slots: list[list[int]], extent: int = 16):

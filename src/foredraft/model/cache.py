@@ -16,7 +16,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from transformers.cache_utils import Cache
-from typing_extensions import Self
 
 from foredraft.core.drafter import NO_ROOM, Room
 from foredraft.core.errors import ModelError
@@ -200,12 +199,12 @@ class SlotCache:
     def write(
         self, layer: int, key: Float[Tensor, "B K N E"], value: Float[Tensor, "B K N F"], view: "SlotView"
     ) -> tuple[Float[Tensor, "B K S E"], Float[Tensor, "B K S F"]]:
-        """Store keys and values of N nodes in their slots; return the first ``view.extent`` slots of these rows, or
+        """Store keys and values of N nodes in ``view.slots``; return the first ``view.extent`` slots of these rows, or
         the buffers (``view.stored``)."""
         keys, values = self.buffers(layer, key, value)
         where = view.lines[:, None]
-        keys[where, :, view.nodes] = key.transpose(1, 2)
-        values[where, :, view.nodes] = value.transpose(1, 2)
+        keys[where, :, view.slots] = key.transpose(1, 2)
+        values[where, :, view.slots] = value.transpose(1, 2)
         if view.stored:
             return keys, values
         keys, values = keys[:, :, : view.extent], values[:, :, : view.extent]
@@ -277,22 +276,22 @@ class SlotCache:
 class SlotView(Cache):
     """A ``SlotCache`` as the ``past_key_values`` of one forward of a stock model.
 
+    ``lines``: of the rows in the cache's buffers; ``adjacent``: the same as a slice, if they follow each other.
     ``stored``: attention reads keys and values as the cache stores them, all rows and slots.
     """
 
-    def __init__(
-        self, store: SlotCache, rows: Sequence[int], nodes: Int[Tensor, "B N"], extent: int, *, stored: bool = False
-    ) -> None:
+    def __init__(self, store: SlotCache, step: StepIn, *, stored: bool = False) -> None:
         super().__init__(layers=[])
         self.store = store
-        self.lines, self.adjacent = line_index(store.lines(rows), nodes.device)
-        self.nodes = nodes
-        self.extent = extent
+        self.slots = step.slots
+        lines, device = store.lines(step.rows), step.slots.device
+        self.adjacent = _as_slice(lines)
+        if self.adjacent is None:
+            self.lines = to_device(lines, device)
+        else:  # without a copy
+            self.lines = torch.arange(self.adjacent.start, self.adjacent.stop, device=device)
+        self.extent = step.extent
         self.stored = stored
-
-    @classmethod
-    def of(cls, store: SlotCache, step: StepIn, *, stored: bool = False) -> Self:
-        return cls(store, step.rows, step.slots, step.extent, stored=stored)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
@@ -318,14 +317,6 @@ class PassthroughView(SlotView):
 
 def _kind_of(states: Float[Tensor, "B K N E"]) -> _Kind:
     return _Kind(states.shape[1], states.shape[3], states.dtype, states.device)
-
-
-def line_index(lines: Sequence[int], device: torch.device) -> tuple[Int[Tensor, "B"], slice | None]:
-    """Lines as a tensor, and as a slice if they follow each other (which also avoids a blocking copy)."""
-    adjacent = _as_slice(lines)
-    if adjacent is not None:
-        return torch.arange(adjacent.start, adjacent.stop, device=device), adjacent
-    return to_device(lines, device), None
 
 
 def _as_slice(lines: Sequence[int]) -> slice | None:

@@ -197,7 +197,7 @@ class CausalLM(TargetModel):
 
     def compute(self, step: StepIn, cache: SlotCache, keep: Int[Tensor, "M"] | None = None) -> StepOut:
         step = step.within(cache.slots)
-        return self._call(step, SlotView.of(cache, step, stored=self._tables and step.few), keep)
+        return self._call(step, SlotView(cache, step, stored=self._tables and step.few), keep)
 
     def extent(self, reach: int, nodes: int, slots: int) -> int:
         return slots if self._tables and nodes <= MAX_TABLE_NODES else super().extent(reach, nodes, slots)

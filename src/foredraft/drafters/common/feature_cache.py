@@ -263,7 +263,7 @@ class FeatureCache:
             mask: what the nodes attend to, instead of ``step.visible``.
         """
         step, tables = step.within(self._cache.slots), self.reads_tables and step.few
-        window = SlotView.of(self._cache, step, stored=tables)
+        window = SlotView(self._cache, step, stored=tables)
         if mask is None:
             mask = (step.tables(window.lines) if tables else step.masks(features.dtype))["rows"]
 

@@ -205,7 +205,7 @@ class PartialLM(TargetModel):
             pending = {index: self._pending.pop(row) for index, row in rows if row in self._pending}
         if not pending and self._scores is None:
             return self._model.forward(step, cache, keep)
-        view = PassthroughView.of(cache, step)
+        view = PassthroughView(cache, step)
         return self._model.run(step, view, keep, _GatherObserver(self, view, step.rows, pending, self._scores))
 
     def gather(self, pending: _Pending, layer: int, query: Float[Tensor, "H E"], scale: float) -> None:
@@ -248,7 +248,7 @@ class PartialLM(TargetModel):
         scratch.reserve(1, 1)
         zero = torch.zeros(1, dtype=torch.long, device=self.device)
         step = self._model.address(TokenTree.root(zero), zero, (0,), 1)
-        observer = _ProbeObserver(SlotView.of(scratch, step))
+        observer = _ProbeObserver(SlotView(scratch, step))
         self._model.run(step, observer.view, None, observer)
         if observer.layers != list(range(self._model.layers)):
             raise ModelError(
