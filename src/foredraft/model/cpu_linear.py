@@ -44,7 +44,7 @@ M = TypeVar("M", bound=nn.Module)
 
 @dataclass(slots=True)
 class _Pack:
-    """A weight [out, in] in oneDNN's blocked layout, in ``dtype``.
+    """A weight [out, in] in oneDNN's blocked layout, in ``dtype``, and the bias as its product takes it.
 
     ``source``: the plain weight, if the layer keeps it. ``version``: the plain weight's version when it was packed;
     in-place changes (by an optimizer or ``load_state_dict``) raise it. ``own_bias``: the layer's bias when packed.
@@ -53,15 +53,16 @@ class _Pack:
 
     weight: Tensor
     bias: Tensor | None
+    dtype: torch.dtype
     source: Tensor | None
     version: int
     own_bias: Tensor | None
-    dtype: torch.dtype
-    scale: Tensor | None = None
-    zero: Tensor | None = None
-    rows: int = _LEAST_ROWS[0]
+    scale: Tensor | None
+    zero: Tensor | None
+    rows: int
 
     def stale(self, weight: Tensor, bias: Tensor | None) -> bool:
+        """Whether the layer's weight or bias, which are these now, has changed since it was packed."""
         if self.source is None:
             return False
         if weight._version != self.version or weight.data_ptr() != self.source.data_ptr():
@@ -182,7 +183,7 @@ class PackedConv1D(_Packed, Conv1D):
         return weight.t().contiguous()
 
 
-_CLASSES: dict[type, type[_Packed]] = {nn.Linear: PackedLinear, Conv1D: PackedConv1D}
+_CLASSES: dict[type, type[_Packed]] = {each.plain_class: each for each in (PackedLinear, PackedConv1D)}
 
 
 class PackedWeights:
@@ -199,20 +200,16 @@ class PackedWeights:
             _log.info("This build of torch cannot pack weights: linear layers stay plain, which is slower.")
             return
         shared, adapted = _shared_weights(model), _adapted(model)
-        kept = {
-            id(layer): keep or id(layer.weight) in shared
-            for layer in model.modules()
-            if _packable(layer) and layer not in adapted
-        }
-        layers: list[Any] = [layer for layer in model.modules() if id(layer) in kept]
+        layers: list[Any] = [layer for layer in model.modules() if _packable(layer) and layer not in adapted]
+        keeps = {layer: keep or id(layer.weight) in shared for layer in layers}
         # inference-mode weights have no version counter, so changes could not be detected
-        layers = [layer for layer in layers if not (kept[id(layer)] and layer.weight.is_inference())]
+        layers = [layer for layer in layers if not (keeps[layer] and layer.weight.is_inference())]
         if keep and not _room_for(sum(layer.weight.nbytes for layer in layers)):
             return
         try:
             for layer in layers:
                 self._layers.append(layer)
-                pack(layer, dtype, keep=kept[id(layer)])
+                pack(layer, dtype, keep=keeps[layer])
             rows = _choose_rows([layer._pack for layer in layers])
             _log.debug("Packed %d linear layers of %s, %d rows or more.", len(self), model.__class__.__name__, rows)
         except BaseException:
@@ -261,10 +258,10 @@ def _packed(
         packed = torch.ops.onednn.qlinear_prepack((weight / scale[:, None]).round().to(torch.int8), None)
     else:
         packed = torch.ops.mkldnn._reorder_linear_weight(weight.to(dtype), None)
-    bias = None if layer.bias is None else layer.bias.detach()
-    own_bias = bias if bias is None or scale is not None else bias.to(dtype)
+    own_bias = None if layer.bias is None else layer.bias.detach()
+    bias = own_bias if own_bias is None or scale is not None else own_bias.to(dtype)
     source, version = (own.detach(), own._version) if keep else (None, 0)
-    return _Pack(packed, own_bias, source, version, bias, dtype, scale, zero, rows)
+    return _Pack(packed, bias, dtype, source, version, own_bias, scale, zero, rows)
 
 
 def _choose_rows(packs: Sequence[_Pack]) -> int:
