@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from foredraft.model.tokenizer import Tokenizer
 
@@ -136,7 +137,7 @@ def _pieces(
 
 def _token_decoder(decode: Callable[[list[str]], str], vocabulary: Sequence[str]) -> Callable[[str], bytes]:
     """A function from a vocabulary entry to its bytes. ``decode``: the tokenizer's decoder."""
-    marks = _marks()
+    marks = bytes_to_unicode()  # GPT-2's character for each byte
     bytes_of = {mark: byte for byte, mark in marks.items()}
     if decode(["".join(marks[byte] for byte in "中".encode())]) == "中":
         return lambda token: bytes(map(bytes_of.__getitem__, token)) if bytes_of.keys() >= {*token} else token.encode()
@@ -155,10 +156,3 @@ def _token_decoder(decode: Callable[[list[str]], str], vocabulary: Sequence[str]
         return b"" if "\ufffd" in text else text.removeprefix(anchor).encode("utf-8", "ignore")
 
     return appended
-
-
-def _marks() -> dict[int, str]:
-    """GPT-2's character for each byte: printable bytes map to themselves, the others to characters from 256."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}
