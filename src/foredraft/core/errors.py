@@ -44,6 +44,10 @@ class LawError(UsageError):
     """The verification rule is not lossless for the draft's law."""
 
 
+class NumericsError(ForedraftError):
+    """The model returned NaN or +inf logits, so there is no distribution to sample from."""
+
+
 def kind_of(value: object) -> str:
     """The value's class name with its article, for error messages: "an int", "a str"."""
     name = value.__class__.__name__
@@ -54,7 +58,3 @@ def first_line(error: BaseException) -> str:
     """The first line of an error's message that is not empty; the class name if there is none."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else error.__class__.__name__
-
-
-class NumericsError(ForedraftError):
-    """The model returned NaN or +inf logits, so there is no distribution to sample from."""

@@ -44,7 +44,7 @@ class DecodeStats:
     verify_seconds: float = 0.0
 
     def __add__(self, other: "DecodeStats") -> "DecodeStats":
-        values = {name: getattr(self, name) + getattr(other, name) for name in _SUMS}
+        values = {name: getattr(self, name) + getattr(other, name) for name in (*_COUNTS, *_TIMES)}
         return DecodeStats(
             method=_common(self.method, other.method),
             lossless=self.lossless and other.lossless,
@@ -97,12 +97,8 @@ class DecodeStats:
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
-_TIMES = ("seconds", "prefill_seconds", "draft_seconds", "verify_seconds")
-_COUNTS = (
-    *("prompt_tokens", "cached_tokens", "tokens", "target_forwards", "drafted", "accepted"),
-    *("accepted_prediction_tokens", "rejected_prediction_tokens"),
-)
-_SUMS = _COUNTS + _TIMES
+_TIMES = tuple(each.name for each in fields(DecodeStats) if each.type is float)
+_COUNTS = tuple(each.name for each in fields(DecodeStats) if each.type is int)
 _DERIVED = ("acceptance_length", "acceptance_rate", "acceptance_by_depth", "tokens_per_second", "other_seconds")
 _MIXED = "mixed"
 
