@@ -9,7 +9,6 @@ from hypothesis import given, strategies as st
 from tokenizers import Tokenizer, decoders
 
 import foredraft
-from foredraft.core.errors import OptionError
 from foredraft.engine.detokenizer import Decode, IncrementalDetokenizer, IncrementalText, Pushed
 
 SAMPLE = Path(foredraft.__path__[0]) / "models" / "sample-16m" / "tokenizer.json"
@@ -283,9 +282,3 @@ def test_a_stop_is_seen_beside_half_a_character():
     stream = IncrementalDetokenizer(byte_coder().decode, ["é"])
     assert stream.push([*b"a", 0xC3]) == Pushed("a", 2)
     assert stream.push([0xA9, *b"b"]) == Pushed("", 1, stopped=True)
-
-
-@pytest.mark.parametrize("stops", ["stop", ["a", ""]])
-def test_stop_strings_must_be_non_empty_strings(stops):
-    with pytest.raises(OptionError):
-        IncrementalDetokenizer(byte_coder().decode, stops)

@@ -6,12 +6,10 @@ The engine uses the tokenizer only here, and only its ``decode``.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from foredraft.core.errors import OptionError
-
 Decode = Callable[[list[int]], str]
 """A tokenizer's decode without special tokens: ids to text, with U+FFFD for bytes that are not a character."""
 
-_HALF = "\ufffd"
+_REPLACEMENT = "\ufffd"
 _WINDOW = 32  # tokens; a longer window is cut
 _CONTEXT = 4  # tokens left after a cut: no UTF-8 character has more bytes
 _TRIES = 8
@@ -64,18 +62,18 @@ class IncrementalText:
     def _final(self, window: list[int]) -> str:
         """``decode(window)`` without the characters at its end that further tokens may change."""
         text = self._decode(window)
-        if not text.endswith(_HALF):
+        if not text.endswith(_REPLACEMENT):
             return text
-        if not text.endswith(_HALF * 2):
+        if not text.endswith(_REPLACEMENT * 2):
             return text[:-1]
         # Several U+FFFD: with byte fallback one for each byte of an incomplete character, or of a run that ends with
         # one. Without the tokens of the incomplete character, three at most, the rest is complete.
-        whole = text.rstrip(_HALF)
-        for half in range(1, min(3, len(window)) + 1):
-            before = self._decode(window[:-half])
-            if not before.endswith(_HALF):
+        whole = text.rstrip(_REPLACEMENT)
+        for count in range(1, min(3, len(window)) + 1):
+            before = self._decode(window[:-count])
+            if not before.endswith(_REPLACEMENT):
                 return max(before, whole, key=len)
-        # Either the bytes are not text, or the text contains U+FFFD: do not hold them back for ever.
+        # Either the bytes are not text, or the text contains U+FFFD: do not hold them back indefinitely.
         return whole if len(text) - len(whole) <= _WINDOW else text[:-1]
 
     def _cut(self) -> None:
@@ -108,16 +106,14 @@ class Pushed:
 class IncrementalDetokenizer:
     """The text of one request, up to the first stop string.
 
-    ``stop_strings`` are found across token and push boundaries. As in transformers, the tokens up to and including the
-    one that completes a stop string are kept; the text ends before the stop string. If several match, the one that
-    ends first counts, and of those the longest. Text that may become a stop string is held back.
+    ``stop_strings`` (see ``SamplingParams``) are found across token and push boundaries. As in transformers, the tokens
+    up to and including the one that completes a stop string are kept; the text ends before the stop string. If several
+    match, the one that ends first counts, and of those the longest. Text that may become a stop string is held back.
     """
 
-    def __init__(self, decode: Decode, stop_strings: Sequence[str] = ()) -> None:
-        if isinstance(stop_strings, str) or not all(stop_strings):
-            raise OptionError("stop_strings must be non-empty strings.")
+    def __init__(self, decode: Decode, stop_strings: Sequence[str]) -> None:
         self._text = IncrementalText(decode)
-        self._stops = tuple(stop_strings)
+        self._stops = stop_strings
         self._held = ""  # final text that may be the start of a stop string
         self._stopped = False
 
