@@ -180,7 +180,7 @@ def test_the_other_policy_hears_everything():
     below = OffFrom(inner, 1, True)
     seen = view(0.0)
     empty = torch.zeros(1, 1, dtype=torch.long)
-    done = StepDone([], empty, empty[:, 0], None, 0.0, 0.0)
+    done = StepDone([], empty, None, 0.0, 0.0)
     below.observe(seen, below.plan(seen, [9]), done)
     below.release(0)
     assert inner.observed == [(Plan((0,)), done)] and inner.released == [0]

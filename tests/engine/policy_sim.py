@@ -109,7 +109,7 @@ def run(policy: Policy, world: World, steps: int, rows: int = 1, seeded: bool = 
         results, seconds = world.step(size, rows, 0 if drafting else rows, plan.drawn)
         drafting = drafting or size > 0
         levels = results[0].depth
-        policy.observe(seen, plan, StepDone(results, EMPTY, EMPTY[:, 0], None, 0.1 * seconds, 0.9 * seconds, levels))
+        policy.observe(seen, plan, StepDone(results, EMPTY, None, 0.1 * seconds, 0.9 * seconds, levels))
         ran.sizes.append(size)
         ran.drawn += plan.drawn
         ran.tokens += sum(len(result.emitted) for result in results)

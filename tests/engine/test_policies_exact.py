@@ -189,7 +189,7 @@ def law(
             row = RowStep(list(emitted), nodes, depth, len(emitted) - 1, True, ranks, refused, scores)
             text = (*branch.text, *emitted)
             following = planned(own, text) if ahead else None
-            own.observe(seen, plan, StepDone([row], EMPTY, EMPTY[:, 0], None, level * depth, 1.0, depth))
+            own.observe(seen, plan, StepDone([row], EMPTY, None, level * depth, 1.0, depth))
             open_branches.append(Branch(text, branch.weight * weight, own, following))
     return total, plans
 

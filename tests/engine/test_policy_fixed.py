@@ -23,7 +23,7 @@ from foredraft.engine.step import RowStep, StepDone
 def done(*rows: tuple[int, int], scores: tuple[float, ...] = ()) -> StepDone:
     """Rows of (drafted depth, accepted)."""
     steps = [RowStep([0] * (accepted + 1), depth, depth, accepted, True, scores=scores) for depth, accepted in rows]
-    return StepDone(steps, EMPTY, EMPTY[:, 0], None, 0.0, 0.0)
+    return StepDone(steps, EMPTY, None, 0.0, 0.0)
 
 
 def test_constant_keeps_to_limits():

@@ -113,7 +113,7 @@ def run(rows: tuple[Row, Row], policy: Policy, p: Table, q: Table, numbers: Numb
         plan = policy.plan(seen, [row.limit for row in batch])
         steps = [row.step(planned, p, q, numbers) for row, planned in zip(batch, plan.lengths, strict=True)]
         empty = torch.zeros(len(batch), 1, dtype=torch.long)
-        policy.observe(seen, plan, StepDone(steps, empty, empty[:, 0], None, 0.05 * plan.length, 1.0, plan.length))
+        policy.observe(seen, plan, StepDone(steps, empty, None, 0.05 * plan.length, 1.0, plan.length))
         for row in batch:
             if len(row.output) >= row.length:
                 policy.release(row.number)

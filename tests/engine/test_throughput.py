@@ -210,5 +210,5 @@ def test_a_step_of_a_minute_is_not_owed_for_ever():
     run(policy, world, 300)
     plan = policy.plan(view(0), [100])
     row = RowStep([0], plan.length, plan.length, 0, True)
-    policy.observe(view(0), plan, StepDone([row], EMPTY, EMPTY[:, 0], None, 30.0, 60.0, plan.length))
+    policy.observe(view(0), plan, StepDone([row], EMPTY, None, 30.0, 60.0, plan.length))
     assert mean(run(policy, world, 200).sizes) > 3

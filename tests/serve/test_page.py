@@ -13,7 +13,6 @@ import servers
 import tiny
 from browser import Browser, browser
 from foredraft.engine.generator import Generator
-from foredraft.engine.recording import piece_dict
 from foredraft.serve.page import page, policy
 
 CHAT: Any = [{"role": "user", "content": "say something"}]
@@ -162,7 +161,7 @@ def test_an_error_is_shown_and_the_message_kept(server: servers.Running, tab: Br
 def test_a_recorded_request_is_drawn(tab: Browser, tmp_path: Path):
     result = generator().generate("abc", max_new_tokens=30, record_steps=True)
     facts = {"model": "m", "drafter": "d", "lossless": True, "prompt": EVIL, "finish_reason": "length"}
-    pieces, steps = [piece_dict(each) for each in result.pieces], [each.as_dict(str) for each in result.steps]
+    pieces, steps = [each.as_dict() for each in result.pieces], [each.as_dict(str) for each in result.steps]
     file = tmp_path / "run.html"
     file.write_text(page([{**facts, "stats": result.stats.as_dict(), "pieces": pieces, "steps": steps}]))
     tab.open(file.as_uri())

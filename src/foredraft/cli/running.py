@@ -10,7 +10,6 @@ from foredraft.cli.exit_status import CtrlC
 from foredraft.core.errors import ForedraftError
 from foredraft.core.stats import DecodeStats
 from foredraft.engine.generator import Generator, Stream
-from foredraft.engine.recording import piece_dict
 from foredraft.engine.request import Piece, Sequence, TokenLogprobs
 
 
@@ -85,7 +84,7 @@ def record(
         "prompt": prompt,
         "finish_reason": sequence.finish_reason,
         "stats": stats.as_dict(),
-        "pieces": [piece_dict(piece) for piece in pieces],
+        "pieces": [piece.as_dict() for piece in pieces],
         "steps": [step.as_dict(lambda token: sequence.decode([token])) for step in sequence.steps],
     }
 

@@ -22,7 +22,6 @@ from foredraft.engine.policy import Policy
 from foredraft.engine.prediction import copies
 from foredraft.engine.prefix_cache import PrefixCache
 from foredraft.engine.prompt_reader import PromptReader
-from foredraft.engine.recording import record_steps
 from foredraft.engine.request import Decode, Request, Sequence, fail_all
 from foredraft.engine.state import Batch
 from foredraft.engine.step import Stepper, round_up
@@ -378,9 +377,10 @@ class Engine:
             drafted=drafted,
             follow=self.ahead.follow(batch, view.room, self.target.max_length, self.drafter.needs, self.policy),
         )
-        record_steps(sequences, done)
         kept = []
         for index, (sequence, result) in enumerate(zip(sequences, done.rows, strict=True)):
+            if sequence.params.record_steps:
+                sequence.steps.append(done.recorded(index))
             if not result.healthy:
                 sequence.fail_without_token()
                 self._stepper.cache.zero([view.rows[index]])  # NaN would leak into the row's next request

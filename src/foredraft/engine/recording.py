@@ -1,14 +1,8 @@
 """Records of single steps, for requests that ask for them: the draft tree, the accepted path, what was emitted."""
 
-from collections.abc import Callable, Sequence as Seq
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-from foredraft.core.tree import PAD
-
-if TYPE_CHECKING:
-    from foredraft.engine.request import Piece, Sequence
-    from foredraft.engine.step import StepDone
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,31 +37,3 @@ class RecordedStep:
             "seconds": self.seconds,
             "rows": self.rows,
         }
-
-
-def record_steps(sequences: "Seq[Sequence]", done: "StepDone") -> None:
-    """Add a step to the requests that record theirs; reads their trees back from the device."""
-    for index, sequence in enumerate(sequences):
-        if not sequence.params.record_steps or done.tree is None or done.path is None:
-            continue
-        tokens, parents = done.tree.tokens[index].tolist(), done.tree.parents[index].tolist()
-        nodes = [node for node, parent in enumerate(parents) if parent != PAD]
-        places = {node: place for place, node in enumerate(nodes)}
-        result = done.rows[index]
-        step = RecordedStep(
-            tokens=[tokens[node] for node in nodes],
-            parents=[places.get(parents[node], -1) for node in nodes],
-            path=[places[node] for node in done.path[index, 1 : 1 + result.accepted].tolist()],
-            emitted=result.emitted,
-            copied=result.copied,
-            draft_seconds=done.draft_seconds,
-            seconds=done.draft_seconds + done.verify_seconds,
-            rows=len(sequences),
-        )
-        sequence.steps.append(step)
-
-
-def piece_dict(piece: "Piece") -> dict[str, Any]:
-    """A piece of output in JSON types: its text, who drafted it, and its number of tokens."""
-    by = "prediction" if piece.copied else "drafter" if piece.drafted else "target"
-    return {"text": piece.text, "by": by, "tokens": len(piece.tokens)}

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence as Tokens
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -33,6 +34,11 @@ class Piece:
     tokens: list[int]
     drafted: bool
     copied: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON types: its text, who drafted it, and its number of tokens."""
+        by = "prediction" if self.copied else "drafter" if self.drafted else "target"
+        return {"text": self.text, "by": by, "tokens": len(self.tokens)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +140,10 @@ def _at_least(counts: dict[int, int]) -> tuple[int, ...]:
 class Sequence:
     """A request and its output so far. The engine fills every field after ``tenant``.
 
-    ``matcher``: where the output stands in the request's grammar; None without one.
-
     ``seed`` reproduces the output. ``stream`` seeds the row's random numbers: equal to ``seed``, or unique to the
-    request; see ``Engine``. Requests with a lower ``priority`` are admitted first. Those of one
-    ``tenant`` may share the keys and values of a prompt that begins alike.
+    request; see ``Engine``. Requests with a lower ``priority`` are admitted first. Those of one ``tenant`` may share
+    the keys and values of a prompt that begins alike. ``matcher``: where the output stands in the request's grammar;
+    None without one.
     """
 
     request: Request
@@ -192,11 +197,6 @@ class Sequence:
         """Number of committed tokens, prompt included."""
         return len(self.request.prompt) + len(self.tokens)
 
-    @property
-    def remaining(self) -> int:
-        """Number of new tokens still allowed."""
-        return self.request.rules.max_new_tokens - len(self.tokens)
-
     def draft_limit(self, context: int, unknown: int = 0) -> int:
         """The most draft tokens that the next step can use; the last token is always the bonus.
 
@@ -206,7 +206,8 @@ class Sequence:
         """
         if not self.params.speculate:
             return 0
-        most = min(self.remaining - 1, context - self.length) - unknown
+        left = self.rules.max_new_tokens - len(self.tokens)
+        most = min(left - 1, context - self.length) - unknown
         if self.params.num_assistant_tokens is not None:
             most = min(most, self.params.num_assistant_tokens)
         return max(0, most)

@@ -16,6 +16,7 @@ from foredraft.core.tree import PAD, TokenTree
 from foredraft.engine.draft_check import Proposed, checked
 from foredraft.engine.grammar_masks import HostTree, Matchers, masked
 from foredraft.engine.prediction import Chains, with_copies
+from foredraft.engine.recording import RecordedStep
 from foredraft.engine.tail import RowStep as RowStep, Tail, TailOut, read_back
 from foredraft.model.base import TargetModel, widened
 from foredraft.model.cache import SlotCache
@@ -45,7 +46,6 @@ class StepDone:
 
     rows: list[RowStep]
     emitted: Int[Tensor, "B D"]
-    counts: Int[Tensor, "B"]
     logprobs: Float[Tensor, "B D V"] | None
     draft_seconds: float
     verify_seconds: float
@@ -56,6 +56,24 @@ class StepDone:
     scores: Float[Tensor, "B N"] | None = None
     path: Int[Tensor, "B D"] | None = None
     following: "Drafted | None" = None
+
+    def recorded(self, index: int) -> RecordedStep:
+        """The record of this step for one row; reads its tree back from the device."""
+        assert self.tree is not None and self.path is not None
+        tokens, parents = self.tree.tokens[index].tolist(), self.tree.parents[index].tolist()
+        nodes = [node for node, parent in enumerate(parents) if parent != PAD]
+        places = {node: place for place, node in enumerate(nodes)}
+        result = self.rows[index]
+        return RecordedStep(
+            tokens=[tokens[node] for node in nodes],
+            parents=[places.get(parents[node], -1) for node in nodes],
+            path=[places[node] for node in self.path[index, 1 : 1 + result.accepted].tolist()],
+            emitted=result.emitted,
+            copied=result.copied,
+            draft_seconds=self.draft_seconds,
+            seconds=self.draft_seconds + self.verify_seconds,
+            rows=len(self.rows),
+        )
 
 
 class Drafted(NamedTuple):
@@ -139,7 +157,6 @@ class Stepper:
         return StepDone(
             rows=rows,
             emitted=end.emitted,
-            counts=end.counts,
             logprobs=logs,
             draft_seconds=min(drafting, seconds),
             verify_seconds=max(seconds - drafting, 0.0),

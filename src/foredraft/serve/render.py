@@ -7,7 +7,7 @@ from typing import Any
 
 from foredraft.core.stats import DecodeStats
 from foredraft.engine.detokenizer import IncrementalText
-from foredraft.engine.recording import RecordedStep, piece_dict
+from foredraft.engine.recording import RecordedStep
 from foredraft.engine.request import Piece, TokenLogprobs
 from foredraft.engine.results import Result
 from foredraft.model.tokenizer import Tokenizer
@@ -206,7 +206,7 @@ class Renderer:
         if not self._job.params.record_steps:
             return {}
         return {
-            "pieces": [DraftedPiece(**piece_dict(piece)) for piece in pieces],
+            "pieces": [DraftedPiece(**piece.as_dict()) for piece in pieces],
             "steps": [Step(**step.as_dict(self._text)) for step in steps],
         }
 
