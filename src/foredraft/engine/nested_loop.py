@@ -20,6 +20,7 @@ from foredraft.core.errors import DrafterError, LawError
 from foredraft.core.transfer import to_device
 from foredraft.core.tree import TokenTree
 from foredraft.core.verify import RULES
+from foredraft.engine.prefix_cache import common_prefix
 from foredraft.engine.step import StepDone, Stepper
 from foredraft.model.base import TargetModel
 from foredraft.model.cache import SlotCache
@@ -59,14 +60,13 @@ class NestedLoop:
         parts: the middle model, its drafter, its cache.
         vocab_size: of the target, V below. The middle model's may differ by padding.
         rule: verification rule inside; None takes the best one for each draft's law.
-        level: distinguishes the inner loops of one drafter; see ``Noise.nested``.
 
     Raises:
         DrafterError: ``drafter`` cannot be rewound, or needs hidden states.
         LawError: the rule is lossy, so q would not be the law of the drafted tokens.
     """
 
-    def __init__(self, parts: NestedLoopParts, vocab_size: int, *, rule: str | None = None, level: int = 0) -> None:
+    def __init__(self, parts: NestedLoopParts, vocab_size: int, *, rule: str | None = None) -> None:
         drafter = parts.drafter
         name = drafter.__class__.__name__
         if not isinstance(drafter, Rewindable):
@@ -84,7 +84,6 @@ class NestedLoop:
         self._cache = parts.cache
         self._rows = ReadRows(parts.cache)  # an entry is a token that is known to be the row's
         self._stepper = Stepper(parts.middle, parts.cache, drafter, rule, vocab_size=vocab_size)
-        self._level = level
         self._cached: dict[int, list[int]] = {}  # tokens of each row whose keys and values are in the cache
 
     @torch.inference_mode()
@@ -135,7 +134,7 @@ class NestedLoop:
         roots = self._catch_up(view) if self._parts.sync is None else self._parts.sync(view)
         outputs: list[list[int]] = [[] for _ in lengths]
         laws = _Laws(lengths)
-        ahead = replace(view, noise=view.noise.nested(self._level))
+        ahead = replace(view, noise=view.noise.nested(0))
         while any(len(output) < length for output, length in zip(outputs, lengths, strict=True)):
             # the last token of a step is the bonus token, so draft one less than is left
             left = (max(length - len(output) - 1, 0) for output, length in zip(outputs, lengths, strict=True))
@@ -210,8 +209,3 @@ class _Laws:
         if where:
             row, source, target = to_device(where, self.q.device).unbind(1)
             self.q[row, target] = done.laws[row, source]
-
-
-def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    pairs = zip(a, b, strict=False)
-    return next((i for i, (x, y) in enumerate(pairs) if x != y), min(len(a), len(b)))

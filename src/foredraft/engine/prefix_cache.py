@@ -141,7 +141,8 @@ class PrefixCache:
         return order
 
 
-def common_prefix(a: Tokens, b: Tokens) -> int:
+def common_prefix(a: Tokens | Seq[int], b: Tokens | Seq[int]) -> int:
+    """How many tokens two sequences share from their beginning on."""
     shorter = min(len(a), len(b))
-    differ = a[:shorter] != b[:shorter]
+    differ = np.asarray(a[:shorter]) != np.asarray(b[:shorter])
     return int(differ.argmax()) if differ.any() else shorter

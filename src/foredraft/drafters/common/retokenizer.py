@@ -9,7 +9,7 @@ from torch import Tensor
 
 from foredraft.core.drafter import View
 from foredraft.core.transfer import to_device
-from foredraft.engine.nested_loop import common_prefix
+from foredraft.engine.prefix_cache import common_prefix
 from foredraft.model.vocab_mapping import VocabMapping
 
 _TRIES = 8
