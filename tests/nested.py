@@ -66,7 +66,7 @@ class TableLM(TargetModel):
     def new_cache(self) -> SlotCache:
         return SlotCache(0)
 
-    def empty_hidden(self, rows: int) -> dict[int, Tensor]:
+    def empty_hidden(self) -> dict[int, Tensor]:
         return {}
 
     def address(self, tree: TokenTree, bases: Tensor, rows: Sequence[int], reach: int, *, start: int = 0) -> StepIn:

@@ -113,7 +113,7 @@ class PromptReader:
             if reading is None:
                 ids = np.array(sequence.prompt[:-1], dtype=np.int64)
                 tokens = to_device(sequence.prompt[:-1], self.target.device)
-                nothing = self.drafter.fuse(self.drafter.needs.states(self.target.empty_hidden(1)))
+                nothing = self.drafter.fuse(self.drafter.needs.states(self.target.empty_hidden()))
                 reading = prompts[_key(sequence)] = _Reading({}, ids, tokens, [nothing])
                 added.append(reading)
             reading.requests[row] = sequence
@@ -151,14 +151,14 @@ class PromptReader:
         return Ready(ready, error)
 
     def drop(self, rows: Collection[int] = ()) -> None:
-        """Forget the prompts that have been read into these rows, and those that nobody waits for any more."""
+        """Forget the prompts that have been read into these rows, and those that no request waits for any more."""
         kept, abandoned = [], []
         for reading in self._readings:
             if reading.open and reading.requests.keys().isdisjoint(rows):
                 kept.append(reading)
             else:
                 abandoned += [row for row in reading.requests if row not in rows]
-        if abandoned:  # nobody knows whether they hold NaN, which would leak to the rows' next requests
+        if abandoned:  # they may hold NaN, which would leak to the rows' next requests
             self.cache.zero(abandoned)
             self.prefixes.drop(abandoned)
         if len(kept) < len(self._readings):
@@ -172,8 +172,8 @@ class PromptReader:
         """How many tokens of each prompt to read in this step.
 
         The prompts with the fewest tokens left come first, so that short ones do not wait for long ones; a part is kept
-        for the oldest, so that a long one does not wait for ever. While no row runs, short prompts are read at once and
-        run in this step; so the others wait, but not twice in succession.
+        for the oldest, so that a long one does not wait indefinitely. While no row runs, short prompts are read at once
+        and run in this step; so the others wait, but not twice in succession.
         """
         waited, self._waited = self._waited, False
         if self.budget is None:

@@ -99,19 +99,10 @@ def slot_attention(
     return _attend(query, key, value, attention_mask, scaling=scaling, softcap=softcap, s_aux=s_aux), None
 
 
-def masked_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor,
-    *,
-    scaling: float | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-) -> Tensor:
+def masked_attention(query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor) -> Tensor:
     """Like ``slot_attention``, for callers other than transformers models: [B, N, heads, F]."""
     with NoCudnn(query.device):  # a ``CausalLM`` forward is in this context already
-        return _attend(query, key, value, attention_mask, scaling=scaling, softcap=softcap, s_aux=s_aux)
+        return _attend(query, key, value, attention_mask)
 
 
 def _attend(
@@ -120,9 +111,9 @@ def _attend(
     value: Tensor,
     attention_mask: Tensor,
     *,
-    scaling: float | None,
-    softcap: float | None,
-    s_aux: Tensor | None,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
 ) -> Tensor:
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if attention_mask.dtype == torch.int64:

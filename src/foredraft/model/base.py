@@ -88,11 +88,13 @@ class TargetModel(ABC):
         return min(extent_of(reach, self.device), slots)
 
     @abstractmethod
-    def empty_hidden(self, rows: int) -> dict[int, Float[Tensor, "B T H"]]:
-        """Hidden states of zero tokens (T = 0)."""
+    def empty_hidden(self) -> dict[int, Float[Tensor, "1 T H"]]:
+        """Hidden states of zero tokens of one row (T = 0)."""
 
     def tap(self, layers: Sequence[int]) -> None:
         """Add hidden layers to the output of later forwards (0 is the embedding; see ``taps`` for ``FINAL``).
+
+        Layers that other users of the model tapped stay.
 
         Raises:
             ModelError: the model does not return hidden states.
@@ -116,7 +118,7 @@ class TargetModel(ABC):
         return True
 
     def stock_logits(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T V"]:
-        """Logits of the stock forward, with the model's own attention and without a cache, for comparison.
+        """Logits of the stock forward, with the model's own attention and without a cache: slow, for comparison.
 
         Raises:
             ModelError: the model has no such forward.

@@ -39,8 +39,6 @@ class CausalLM(TargetModel):
     Attention and taps are installed only during a forward, so the model can be run, copied, saved and trained between
     forwards. Packed layers and evaluation mode stay until ``close``.
 
-    ``weight_bytes``: weight bytes that a forward reads. ``token_bytes``: cache bytes per token.
-
     Args:
         model: a decoder-only causal LM; it is put into evaluation mode.
         fast: on a CPU, pack the weights of float32 linear layers (see ``cpu_linear``).
@@ -73,7 +71,7 @@ class CausalLM(TargetModel):
         self._kernels = NoCudnn(weight.device)
         self._tables = self._attention.applies and runs_kernel(weight.device)
         self._running = threading.RLock()
-        self._holders = 1
+        self._holders = 1  # the constructor's caller
         self._owned = owned
         self._packed: PackedWeights | None = None
         self._probed: SlotCache | None = None
@@ -101,17 +99,13 @@ class CausalLM(TargetModel):
         return len(self._packed) if self._packed is not None else 0
 
     def tap(self, layers: Sequence[int]) -> None:
-        """Add hidden layers to the output of later forwards (0 is the embedding; see ``taps`` for ``FINAL``).
-
-        Layers that other users of the target tapped stay.
-        """
         with self._running:  # a forward hands out the layers that it began with
             self._taps = Taps(self.model, {*self._taps.layers, *layers})
             self.version += 1
 
-    def empty_hidden(self, rows: int) -> dict[int, Float[Tensor, "B T H"]]:
+    def empty_hidden(self) -> dict[int, Float[Tensor, "1 T H"]]:
         size = self.model.config.get_text_config().hidden_size
-        empty = torch.zeros(rows, 0, size, dtype=self.dtype, device=self.device)
+        empty = torch.zeros(1, 0, size, dtype=self.dtype, device=self.device)
         return dict.fromkeys(self._taps.layers, empty)
 
     def new_cache(self) -> SlotCache:
@@ -146,11 +140,9 @@ class CausalLM(TargetModel):
             self.pack()
 
     def retain(self) -> None:
-        """Add a reference; see ``release``."""
         self._holders += 1
 
     def release(self) -> None:
-        """Drop a reference (the constructor's caller has the first); dropping the last one closes the model."""
         self._holders -= 1
         if self._holders <= 0 and not self.closed:
             self.close()
@@ -266,7 +258,6 @@ class CausalLM(TargetModel):
 
     @torch.inference_mode()
     def stock_logits(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T V"]:
-        """Logits of the stock forward: the model's own attention and masks, no slot cache. Slow; for comparison."""
         with self._running:
             return self.model(input_ids=tokens, use_cache=False).logits
 

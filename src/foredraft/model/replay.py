@@ -125,8 +125,6 @@ class Recorder(Replay, ABC):
     """
 
     records = True
-    fixed: bool = True
-    """Whether the results of a recording stay at one address."""
 
     def __init__(self, segments: Container[str] | None = None) -> None:
         self._segments = segments
@@ -235,8 +233,7 @@ class Recorder(Replay, ABC):
             lines = str(error).strip().splitlines()
             self._note(segment, f"recording failed with {error.__class__.__name__}: {' '.join(lines[:2])}")
             return None
-        if self.fixed:
-            self._results.update({each.data_ptr(): each for each in results})
+        self._results.update({each.data_ptr(): each for each in results})
         return _Recording(buffers, play, result[0], sizes.rows)
 
     @abstractmethod
@@ -250,7 +247,8 @@ class Recorder(Replay, ABC):
         """Record ``function(*inputs)``, whose inputs stay where they are.
 
         Returns:
-            a function that runs it again and returns the results, and the results' tensors, if they are fixed.
+            a function that runs it again and returns the results, and the results' tensors, if they stay where they
+            are.
         """
 
     def _note(self, segment: str, reason: str) -> None:
@@ -262,8 +260,6 @@ class Recorder(Replay, ABC):
 @final
 class Compiled(Recorder):
     """Segments compiled by ``torch.compile``, without graph breaks and for one shape each."""
-
-    fixed = False
 
     def __init__(self, backend: str = "inductor", segments: Container[str] | None = None) -> None:
         super().__init__(segments)

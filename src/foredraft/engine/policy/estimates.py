@@ -179,7 +179,7 @@ class Acceptance:
         prior: gain of each increment.
         twins: for each drawn tree, the index of the picked size with as many nodes.
         shapes: expected gain of each drawn tree, up to a common factor.
-        state: of another one.
+        state: of another one, or empty parts.
     """
 
     FADE = 0.99  # decay per step
@@ -191,9 +191,9 @@ class Acceptance:
         self,
         sizes: Sequence[int],
         prior: Sequence[float],
-        twins: Sequence[int] = (),
-        shapes: Sequence[float] = (),
-        state: Sequence[Sequence[Any]] = ((), (), ()),
+        twins: Sequence[int],
+        shapes: Sequence[float],
+        state: Sequence[Sequence[Any]],
     ) -> None:
         within, of, drawn = state
         self._twins = twins

@@ -23,13 +23,13 @@ class AttentionScores:
         self._sums = [None] * len(self._sums)
         self.drop()
 
-    def reserve(self, layer: int, shape: tuple[int, int, int], device: torch.device) -> None:
-        """Make room for ``shape``: rows, groups and slots."""
-        old = self._sums[layer]
+    def reserve(self, layer: int, keys: Float[Tensor, "R K S E"]) -> None:
+        """Make room for the rows, groups and slots of a layer's keys."""
+        old, shape = self._sums[layer], keys.shape[:3]
         if old is not None and old.shape == shape:
             return
         with torch.inference_mode(False):  # it outlives the step
-            new = torch.zeros(shape, device=device)
+            new = torch.zeros(shape, device=keys.device)
         if old is not None:
             new[: old.shape[0], :, : old.shape[2]] = old
         self._sums[layer] = new

@@ -101,8 +101,8 @@ class PartialLM(TargetModel):
         """The model's only cache."""
         return self.cache
 
-    def empty_hidden(self, rows: int) -> dict[int, Float[Tensor, "B T H"]]:
-        return self._model.empty_hidden(rows)
+    def empty_hidden(self) -> dict[int, Float[Tensor, "1 T H"]]:
+        return self._model.empty_hidden()
 
     def left_out(self, row: int) -> int:
         """Number of the row's tokens that are not in the cache."""
@@ -217,7 +217,7 @@ class PartialLM(TargetModel):
         selected = self._selection.choose(query.unflatten(0, (keys.shape[0], -1)), keys, scale)
         budget = self._selection.budget
         for source, target in zip(full, own, strict=True):
-            target[target_line, :, :budget] = _gather_slots(source[source_line], selected)
+            target[target_line, :, :budget] = source[source_line].take_along_dim(selected[..., None], 1)
             target[target_line, :, budget : budget + committed - border] = source[source_line, :, border:committed]
         if self._scores is not None:
             self._scores.reset([row], layer)
@@ -235,10 +235,10 @@ class PartialLM(TargetModel):
         budget, held, line = self._selection.budget, self._synced[row] - self.left_out(row), self.cache.line(row)
         for layer in range(self._model.layers):
             keys = self.cache.stored(layer)[0]  # the cache may have grown since scores were recorded
-            self._scores.reserve(layer, (keys.shape[0], keys.shape[1], keys.shape[2]), keys.device)
+            self._scores.reserve(layer, keys)
             kept = self._selection.evict(self._scores.of(layer, row)[:, :held])
             for buffer in self.cache.stored(layer):
-                buffer[line, :, :budget] = _gather_slots(buffer[line], kept)
+                buffer[line, :, :budget] = buffer[line].take_along_dim(kept[..., None], 1)
             self._scores.compact(layer, row, kept)
         self._left_out[row] = self._synced[row] - budget
 
@@ -279,7 +279,7 @@ class _GatherObserver(AttentionObserver):
     def attend_to(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
         keys, _ = self._model.cache.buffers(layer, key, value)
         if self._scores is not None:
-            self._scores.reserve(layer, (keys.shape[0], keys.shape[1], keys.shape[2]), keys.device)
+            self._scores.reserve(layer, keys)
         for index, pending in self._pending.items():
             self._model.gather(pending, layer, query[index, :, 0], scale)
         return self._view.store.write(layer, key, value, self._view)
@@ -305,10 +305,6 @@ class _ProbeObserver(AttentionObserver):
         return key, value
 
     def record_weights(self, layer: int, weights: Tensor) -> None: ...
-
-
-def _gather_slots(buffer: Float[Tensor, "K S E"], slots: Int[Tensor, "K T"]) -> Float[Tensor, "K T E"]:
-    return buffer.gather(1, slots[..., None].expand(-1, -1, buffer.shape[-1]))
 
 
 def _copy_tokens(full: SlotCache, part: SlotCache, copies: Mapping[int, _Copy], layers: int) -> None:
