@@ -157,7 +157,7 @@ class GrammarCompiler:
 def _compiled(compiler: Any, grammar: Grammar) -> Any:
     if grammar.kind == "json_schema":
         schema = json.dumps(enforceable(json.loads(grammar.text)))
-        return compiler.compile_json_schema(schema, any_whitespace=False)  # else small models write it for ever
+        return compiler.compile_json_schema(schema, any_whitespace=False)  # else small models may write nothing else
     if grammar.kind == "structural_tag":
         return compiler.compile_structural_tag(json.dumps(_with_schemas(json.loads(grammar.text))))
     return (compiler.compile_regex if grammar.kind == "regex" else compiler.compile_grammar)(grammar.text)

@@ -28,7 +28,7 @@ def parts_of(model: PreTrainedModel) -> TargetParts:
         raise ModelError(f"{model.__class__.__name__} does not name its embedding and its output layer.")
     return TargetParts(
         embed=functools.partial(_embed, model),
-        head=functools.partial(_head, model, _scaling_of(model)),
+        head=functools.partial(_head, model, _logit_scaling(model)),
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
     )
@@ -38,7 +38,7 @@ def with_int8_output(parts: TargetParts, model: PreTrainedModel) -> TargetParts:
     """``parts`` with an int8 copy of the output layer, for drafting on a CPU; the same parts if it has a bias."""
     layer: Any = model.get_output_embeddings()
     copy = int8_copy(output_weight(model)) if getattr(layer, "bias", None) is None else None
-    return parts if copy is None else replace(parts, head=functools.partial(_capped, copy, _scaling_of(model)))
+    return parts if copy is None else replace(parts, head=functools.partial(_capped, copy, _logit_scaling(model)))
 
 
 @torch.no_grad()
@@ -78,7 +78,7 @@ def _capped(layer: nn.Module, scaling: tuple[float, float], states: Tensor) -> T
     return torch.tanh(logits / cap) * cap if cap else logits
 
 
-def _scaling_of(model: PreTrainedModel) -> tuple[float, float]:
+def _logit_scaling(model: PreTrainedModel) -> tuple[float, float]:
     """The model's factor on logits (Cohere, Granite; else 1) and soft cap (Gemma 2; else 0)."""
     config = model.config.get_text_config()
     scale = getattr(config, "logit_scale", None) or 1.0 / (getattr(config, "logits_scaling", None) or 1.0)
@@ -100,12 +100,12 @@ def block_like(model: PreTrainedModel, **changes: Any) -> BlockConfig:
         "rms_norm_eps": getattr(config, "rms_norm_eps", None) or 1e-6,
         "max_position_embeddings": getattr(config, "max_position_embeddings", None) or 2048,
         "rope_theta": float(rope.get("rope_theta") or 10000.0),
-        "rope_scaling": _scaling(rope),
+        "rope_scaling": _rope_scaling(rope),
     }
     return BlockConfig(**{**shape, **changes})
 
 
-def _scaling(rope: dict[str, Any]) -> dict[str, Any] | None:
+def _rope_scaling(rope: dict[str, Any]) -> dict[str, Any] | None:
     if rope.get("rope_type", "default") == "default":
         return None
     return {key: value for key, value in rope.items() if key != "rope_theta"}

@@ -2,7 +2,8 @@
 
 import copy
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -22,7 +23,7 @@ from transformers.utils import logging as hf_logging
 
 from foredraft.core.errors import ModelError, OptionError, first_line, kind_of
 from foredraft.model.memory import available_bytes, format_bytes
-from foredraft.model.support import check_generates, is_quantised
+from foredraft.model.support import check_decoder, check_generates, is_quantised
 from foredraft.model.tokenizer import Tokenizer
 
 BUNDLED = {
@@ -89,8 +90,7 @@ def load_model(
         try:
             hub = {key: given[key] for key in ("revision", "trust_remote_code", "token", "cache_dir") if key in given}
             config = AutoConfig.from_pretrained(path, **hub)
-            if config.is_encoder_decoder:
-                raise ModelError(f"{name} is an encoder-decoder; foredraft verifies drafts of decoder-only causal LMs.")
+            check_decoder(config, name)
             _check_fits(name, config, given, device)
             loaded: Any = AutoModelForCausalLM.from_pretrained(path, output_loading_info=True, **given)
             model, info = loaded
@@ -251,16 +251,15 @@ def as_device(name: str | torch.device) -> torch.device:
     return device
 
 
-class quiet:
-    """Silences transformers' log messages and progress bars within the context."""
-
-    def __enter__(self) -> None:
-        self._level = hf_logging.get_verbosity()
-        self._bars = hf_logging.is_progress_bar_enabled()
-        hf_logging.set_verbosity(logging.ERROR)
-        hf_logging.disable_progress_bar()
-
-    def __exit__(self, *error: object) -> None:
-        hf_logging.set_verbosity(self._level)
-        if self._bars:
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence transformers' log messages and progress bars within the context."""
+    level, bars = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
+    hf_logging.set_verbosity(logging.ERROR)
+    hf_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        hf_logging.set_verbosity(level)
+        if bars:
             hf_logging.enable_progress_bar()

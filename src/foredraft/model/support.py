@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from transformers import BitsAndBytesConfig, PreTrainedModel
+from transformers import BitsAndBytesConfig, PreTrainedConfig, PreTrainedModel
 
 from foredraft.core.errors import ModelError
 from foredraft.model.masks import Layout
@@ -20,8 +20,7 @@ def check_supported(model: PreTrainedModel) -> None:
     """
     config = model.config.get_text_config()
     name = model.__class__.__name__
-    if model.config.is_encoder_decoder:
-        raise ModelError(f"{name} is an encoder-decoder; foredraft verifies drafts of decoder-only causal LMs.")
+    check_decoder(model.config, name)
     check_generates(model)
     unknown = sorted(set(_layer_types(config)) - _REACH.keys())
     devices = {str(weight.device) for weight in model.parameters()}
@@ -43,6 +42,12 @@ def check_supported(model: PreTrainedModel) -> None:
             f"{name} has {what}: a state that has read rejected drafts cannot be rolled back; foredraft needs a model "
             "whose only state is its KV cache."
         )
+
+
+def check_decoder(config: PreTrainedConfig, name: str) -> None:
+    """Raise a ``ModelError`` for an encoder-decoder."""
+    if config.is_encoder_decoder:
+        raise ModelError(f"{name} is an encoder-decoder; foredraft verifies drafts of decoder-only causal LMs.")
 
 
 def check_generates(model: PreTrainedModel) -> None:

@@ -56,8 +56,7 @@ class Tokenizer:
         if not messages:
             raise PromptError("The chat has no messages: there is nothing to answer.")
         plain = [_plain(message, number) for number, message in enumerate(messages, start=1)]
-        if self.inner.chat_template is None:
-            raise PromptError("The model has no chat template; pass plain text instead of chat messages.")
+        self._check_template()
         if tools and "tools" not in self.chat_template:
             raise PromptError("The model's chat template has no tools.")
         if wrong := sorted(_RESERVED & (options or {}).keys()):
@@ -79,6 +78,10 @@ class Tokenizer:
         """The source of the chat template, of all of them if there are several; empty for none."""
         template = self.inner.chat_template or ""
         return "\n".join(template.values()) if isinstance(template, Mapping) else str(template)
+
+    def _check_template(self) -> None:
+        if self.inner.chat_template is None:
+            raise PromptError("The model has no chat template; pass plain text instead of chat messages.")
 
     def _specials(self) -> list[str]:
         """Added tokens that mean something to the model: those marked as special, and those in the template."""
@@ -106,8 +109,7 @@ class Tokenizer:
         Raises:
             PromptError: there is no chat template.
         """
-        if self.inner.chat_template is None:
-            raise PromptError("The model has no chat template; pass plain text instead of chat messages.")
+        self._check_template()
         turns = [dict(message) for message in messages]
         whole = self._rendered(turns)
         by_assistant = [0] * len(whole)
