@@ -127,20 +127,21 @@ class HistoryRules:
             return torch.tensor(values, dtype=dtype, device=device).view(-1, 1, 1)
 
         repetition = column([row.repetition_penalty for row in params], 1.0)
-        counting = [[row.presence_penalty, row.frequency_penalty] for row in params]
+        penalties = [[row.presence_penalty, row.frequency_penalty] for row in params]
+        counting = None
+        if any(map(any, penalties)):
+            counting = torch.tensor(penalties, dtype=torch.float64, device=device)[..., None, None]
         ngrams = column([row.no_repeat_ngram_size for row in params], 0)
         bad_words = BadWords.of(params, device)
         most_eos = max(map(len, eos_token_ids), default=0)
         least_new = column([row.min_new_tokens for row in params], 0) if most_eos else None
-        if not any(map(any, counting)) and repetition is ngrams is bad_words is least_new is None:
+        if repetition is counting is ngrams is bad_words is least_new is None:
             return None
         eos = [[*ids, *[-1] * (most_eos - len(ids))] for ids in eos_token_ids]
         return cls(
             prompts=torch.tensor(prompt_lengths, device=device).view(-1, 1),
             repetition=repetition,
-            counting=torch.tensor(counting, dtype=torch.float64, device=device)[..., None, None]
-            if any(map(any, counting))
-            else None,
+            counting=counting,
             ngrams=ngrams,
             longest_ngram=max(row.no_repeat_ngram_size for row in params),
             bad_words=bad_words,

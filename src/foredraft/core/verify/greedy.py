@@ -6,7 +6,7 @@ from torch import Tensor
 
 from foredraft.core.draft import Verdict
 from foredraft.core.tree import TokenTree
-from foredraft.core.verify.parts import at, path_from
+from foredraft.core.verify.parts import at, path_from, reached
 
 
 def greedy(best: Int[Tensor, "B N"], tree: TokenTree) -> Verdict:
@@ -17,6 +17,5 @@ def greedy(best: Int[Tensor, "B N"], tree: TokenTree) -> Verdict:
     expected = best.gather(1, tree.parents.clamp(min=0))
     match = (tree.parents >= 0) & (tree.tokens == expected)
     match[:, 0] = True
-    reached = (tree.on_path <= match[:, None]).all(-1)  # bool: all nodes on the path match
-    node = torch.where(reached, tree.depths + 1, 0).argmax(1)
+    node = torch.where(reached(tree, match), tree.depths + 1, 0).argmax(1)
     return Verdict(path_from(at(tree.on_path, node), tree), at(best, node))

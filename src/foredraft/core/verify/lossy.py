@@ -6,7 +6,7 @@ from torch import Tensor
 
 from foredraft.core.draft import Draft, Verdict
 from foredraft.core.rng import VerifierRng
-from foredraft.core.verify.parts import at, of_tokens, path_from
+from foredraft.core.verify.parts import at, of_tokens, path_from, reached
 
 _EPSILON, _DELTA = 0.09, 0.3
 
@@ -23,7 +23,6 @@ def typical(p: Float[Tensor, "B N V"], draft: Draft, rng: VerifierRng) -> Verdic
     entropy = torch.special.entr(p).sum(-1).gather(1, tree.parents.clamp(min=0))  # the parent's
     accepted = chance > (_DELTA * torch.exp(-entropy)).clamp(max=_EPSILON)
     chance[:, 0], accepted[:, 0] = 1.0, True
-    reached = (tree.on_path <= accepted[:, None]).all(-1)  # bool: all nodes on the path are accepted
     likelihood = torch.where(tree.on_path, chance[:, None, :], 1.0).prod(-1)
-    end = torch.where(reached, tree.depths + 1 + 0.5 * likelihood, 0.0).argmax(1)
+    end = torch.where(reached(tree, accepted), tree.depths + 1 + 0.5 * likelihood, 0.0).argmax(1)
     return Verdict(path_from(at(tree.on_path, end), tree), rng.residual(at(p, end)))

@@ -64,12 +64,17 @@ def first_child(tree: TokenTree, node: Int[Tensor, "B"]) -> tuple[Bool[Tensor, "
     return children.any(1), children.int().argmax(1)
 
 
+def reached(tree: TokenTree, passed: Bool[Tensor, "B N"]) -> Bool[Tensor, "B N"]:
+    """The nodes whose paths have passed as a whole."""
+    return (tree.on_path <= passed[:, None]).all(-1)  # bool: a node on the path has passed
+
+
 def descend(tree: TokenTree, accepted: Bool[Tensor, "B N"]) -> Bool[Tensor, "B N"]:
     """The nodes of the path from the root to the first accepted child of each node."""
     accepted = accepted & (tree.depths > 0)  # neither padding nor below it
     first = accepted > (tree.elders & accepted[:, None]).any(-1)  # bool: accepted, and no elder is
     first[:, 0] = True
-    return (tree.on_path <= first[:, None]).all(-1)  # bool: all nodes on the path are first
+    return reached(tree, first)
 
 
 def path_from(on: Bool[Tensor, "B N"], tree: TokenTree) -> Int[Tensor, "B D"]:
