@@ -1,4 +1,4 @@
-"""Distillation of whole drafts: divergences against their sums, the loss against its definition, boosting in turn."""
+"""Distillation of whole drafts: the loss against its definition, boosting in turn."""
 
 import json
 import shutil
@@ -34,9 +34,6 @@ def draft(tmp_path: Path, place: Path) -> str:
     for file in (place / "target").glob("token*"):
         (folder / file.name).write_bytes(file.read_bytes())
     return str(folder)
-
-
-# Divergences.
 
 
 # The loss.

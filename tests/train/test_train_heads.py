@@ -5,26 +5,28 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from trainees import assert_same_gradients, lesson, target
+from trainees import assert_same_gradients, assert_unbiased, lesson, target
 
 import random_heads as heads
 from foredraft.core.errors import OptionError
 from foredraft.heads.nets.hydra import Hydra
 from foredraft.heads.nets.target_parts import FINAL
 from foredraft.train.heads import eagle, medusa_hydra as recipes
+from foredraft.train.heads.recipes import RECIPES
 from foredraft.train.recipe import Recipe, TrainBatch
 
-NETS = {
+AHEAD = {
     "medusa": heads.medusa,
     "medusa, the target's output layer": lambda of: heads.medusa(of, own_heads=False, layers=2),
     "blockwise": heads.blockwise,
     "hydra": heads.hydra,
     "hydra++": lambda of: heads.hydra(of, prefix=True, layers=2),
 }
+NETS = {**AHEAD, "eagle": heads.eagle, "eagle3": heads.eagle3}
 
 
-def made(name: str) -> Any:
-    return NETS[name](target(double=True)).double().requires_grad_(True)
+def made(name: str, **shape: Any) -> Any:
+    return NETS[name](target(double=True), **shape).double().requires_grad_(True)
 
 
 def recipe_of(net: Any, **options: Any) -> Recipe[Any]:
@@ -69,7 +71,7 @@ def slow_loss(net: Any, of: TrainBatch, *, teacher: bool = True, decay: float = 
 
 
 @pytest.mark.parametrize("teacher", [True, False], ids=["soft labels", "the text"])
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("name", AHEAD)
 def test_heads(name: str, teacher: bool):
     net = made(name)
     of = lesson(target(double=True), (FINAL,), batch=2, length=9)
@@ -81,16 +83,7 @@ def test_heads(name: str, teacher: bool):
 def test_a_share_of_the_rows_estimates_without_bias(name: str):
     net = made(name)
     once = lesson(target(double=True), (FINAL,), batch=1, length=12, all_count=True)
-    many = {FINAL: once.hidden[FINAL].expand(40, -1, -1)}
-    with torch.no_grad():
-        whole = float(recipe_of(net)(once)["loss"])
-        recipe = recipe_of(net, share=0.3)
-        lessons = (
-            TrainBatch(once.tokens.expand(40, -1), once.weights.expand(40, -1), many, seed) for seed in range(10)
-        )
-        draws = torch.stack([recipe(each)["loss"] for each in lessons])
-    error = float(draws.std()) / 10**0.5
-    assert error > 0 and abs(float(draws.mean()) - whole) < 4 * error
+    assert_unbiased(recipe_of(net), recipe_of(net, share=0.3), once, most_error=0.06)
 
 
 def test_heads_that_are_told_how_to_fail():
@@ -118,13 +111,9 @@ def slow_eagle(net: Any, of: TrainBatch, regression: float = 1.0, classification
     return regression * torch.stack(features).mean() + classification * torch.stack(laws).mean()
 
 
-def eagle_net(**shape: Any) -> Any:
-    return heads.eagle(target(double=True), **shape).double().requires_grad_(True)
-
-
 @pytest.mark.parametrize("weights", [{}, {"regression": 0.3, "classification": 0.9}], ids=["paper", "others"])
 def test_eagle(weights: dict[str, float]):
-    net = eagle_net(num_layers=2)
+    net = made("eagle", num_layers=2)
     of = lesson(target(double=True), (FINAL,))
     said = eagle.EagleRecipe(net, eagle.Options(noise=0.0, share=1.0, **weights))(of)
     assert_same_gradients(net, said["loss"], slow_eagle(net, of, **weights))
@@ -132,7 +121,7 @@ def test_eagle(weights: dict[str, float]):
 
 
 def test_eagles_noise_is_uniform_around_nothing_and_only_on_what_is_read():
-    net = eagle_net()
+    net = made("eagle")
     of = lesson(target(double=True), (FINAL,), length=16)
     read: list[Tensor] = []
     hook = net.register_forward_hook(lambda module, given, out: read.append(given[1] - of.hidden[FINAL][:, :-1]))
@@ -147,17 +136,8 @@ def test_eagles_noise_is_uniform_around_nothing_and_only_on_what_is_read():
 
 @pytest.mark.parametrize("name", ["eagle", "eagle3", "medusa", "hydra++"])
 def test_computing_again_gives_the_same_gradients(name: str):
-    from foredraft.train.heads import eagle3
-
-    if name == "eagle3":
-        net = heads.eagle3(target(double=True)).double().requires_grad_(True)
-        pair = [eagle3.Eagle3Recipe(net, eagle3.Options(recompute=again)) for again in (False, True)]
-    elif name == "eagle":
-        net = eagle_net()
-        pair = [eagle.EagleRecipe(net, eagle.Options(recompute=again)) for again in (False, True)]
-    else:
-        net = made(name)
-        pair = [recipe_of(net, recompute=again, share=0.5) for again in (False, True)]
+    net, kind = made(name), RECIPES[name]
+    pair = [kind.recipe(net, kind.options(share=0.5, recompute=again)) for again in (False, True)]
     of = lesson(target(double=True), pair[0].taps)
     said = [recipe(of) for recipe in pair]
     assert_same_gradients(net, said[1]["loss"], said[0]["loss"], tolerance=1e-12)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from trainees import SHORT, save_target, save_texts, target, train_head
+from trainees import SHORT, target, train_head
 
 import random_heads as heads
 import tiny
@@ -24,6 +24,7 @@ from foredraft.train.heads.medusa_hydra import AheadRecipe, Options
 from foredraft.train.loop import LoopOptions, train
 
 LENGTH = 10
+LOOP = LoopOptions(tokens=8 * LENGTH, length=LENGTH, batch=2, report=1, precision="fp32", lr=1e-2)
 
 
 class Poisoned:
@@ -49,18 +50,9 @@ def texts(source: Any = None) -> TrainBatches:
 def trained(folder: Path, source: Any = None, **options: Any) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
     """Weights and log after four steps of two texts."""
     net = heads.medusa(target(), own_heads=False).requires_grad_(True)
-    options = {
-        "tokens": 8 * LENGTH,
-        "length": LENGTH,
-        "batch": 2,
-        "report": 1,
-        "precision": "fp32",
-        "lr": 1e-2,
-        **options,
-    }
     folder.mkdir(exist_ok=True)
-    recipe = AheadRecipe(net, Options(share=1.0))
-    train(recipe, texts(source), folder, LoopOptions(**options), validate=lambda: {"acceptance_length": 1.5})
+    recipe, loop = AheadRecipe(net, Options(share=1.0)), replace(LOOP, **options)
+    train(recipe, texts(source), folder, loop, validate=lambda: {"acceptance_length": 1.5})
     return net.state_dict(), [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
 
 
@@ -92,7 +84,7 @@ def test_two_batches_of_one_are_a_batch_of_two(tmp_path: Path):
 
 def test_one_step_is_adam_along_the_clipped_gradient(tmp_path: Path):
     net = heads.medusa(target(), own_heads=False).requires_grad_(True)
-    loss = AheadRecipe(net, Options(share=1.0))(texts().batch(0, LoopOptions(batch=2, length=LENGTH), (0, 1)))["loss"]
+    loss = AheadRecipe(net, Options(share=1.0))(texts().batch(0, LOOP, (0, 1)))["loss"]
     gradients = torch.autograd.grad(loss, list(net.parameters()))
     norm = float(torch.stack([gradient.norm() for gradient in gradients]).norm())
     for clip in (0.01 * norm, 100 * norm):
@@ -135,13 +127,11 @@ def test_precisions(tmp_path: Path, precision: str):
     assert (gap > 0) >= (precision == "bf16"), "bf16 is another arithmetic"
 
 
-def test_mixed_precision_says_nothing(tmp_path: Path):
+def test_mixed_precision_says_nothing(place: Path, tmp_path: Path):
     """Norms were asked in bfloat16 beside float32 weights, of which torch warns once a process."""
-    save_target(tmp_path / "target")
-    save_texts(tmp_path / "texts.jsonl")
     torch.set_warn_always(True)
     try:
-        train_head("eagle3", tmp_path, tmp_path / "out", replace(SHORT, tokens=64, precision="bf16"))
+        train_head("eagle3", place, tmp_path, replace(SHORT, tokens=64, precision="bf16"))
     finally:
         torch.set_warn_always(False)
     norm = torch.nn.RMSNorm(8)

@@ -15,6 +15,7 @@ from trainees import (
     assert_same_run,
     lesson,
     log_of,
+    stop_at,
     train_head,
     weights_of,
 )
@@ -135,16 +136,11 @@ def test_the_target_stays_as_it_is_in_the_warm_up(place: Path):
     }
 
 
-def stop_after_5(line: dict[str, Any]) -> None:
-    if line["step"] == 5:
-        raise KeyboardInterrupt
-
-
 def test_a_killed_run_ends_where_it_would_have_ended(place: Path):
     """Six steps, of which two are the heads' alone; it is killed after the fifth and goes on from the fourth."""
     train_head("medusa2", place, place / "undisturbed")
     with pytest.raises(KeyboardInterrupt):
-        train_head("medusa2", place, place / "killed", report=stop_after_5)
+        train_head("medusa2", place, place / "killed", report=stop_at(5))
     kept = torch.load(place / "killed" / "checkpoint.pt")
     assert kept["step"] == 4 and len(kept["optimizer"]["state"]) == len(kept["net"])
     train_head("medusa2", place, place / "killed")
@@ -188,7 +184,8 @@ def test_it_goes_on_from_heads_that_learned_alone(place: Path):
 
 
 def test_states_cannot_be_kept_of_a_target_that_changes(place: Path):
-    with pytest.raises(OptionError, match="medusa2 trains the target too.*remove --store"):
+    sentence = "medusa2 trains the target too, so hidden states cannot be stored: remove --store."
+    with pytest.raises(OptionError, match=sentence):
         train_head("medusa2", place, place / "stored", store=1.0)
     assert not (place / "stored").exists()
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from trainees import save_target, save_texts, target
+from trainees import save_texts, target
 
 import foredraft
 from foredraft.core.errors import DataError, OptionError
@@ -21,14 +21,6 @@ from foredraft.train.data.tokens import encoded
 from reference import reference
 
 GREEDY = RegenerateOptions(count=7, prompt_tokens=6, new_tokens=9, temperature=0.0, batch=3)
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("regenerate")
-    save_target(folder / "target")
-    save_texts(folder / "texts.jsonl", count=20)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +51,7 @@ def test_answers_are_what_the_target_says(place: Path, speaker: Generator, tmp_p
     rows = answers(speaker, place / "texts.jsonl", tmp_path / "answers.jsonl")
     texts = [json.loads(line)["text"] for line in (place / "texts.jsonl").read_text().splitlines()]
     assert speaker.tokenizer is not None and len(rows) == 7
-    prompts = speaker.tokenizer.encode_many([texts[i * 20 // 7] for i in range(7)])
+    prompts = speaker.tokenizer.encode_many([texts[i * len(texts) // 7] for i in range(7)])
     for row, prompt in zip(rows, prompts, strict=True):
         said = reference(target(), prompt[:6], SamplingParams(max_new_tokens=9))
         assert row == {"ids": prompt[:6] + said, "prompt_length": 6}

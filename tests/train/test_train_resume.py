@@ -79,11 +79,6 @@ def test_runs_that_are_interrupted_often_end_in_the_same_weights(
     assert resumed == [3, 6, 12, 15, 18, 24, 27, 30, 36, 39]
 
 
-def test_a_store_changes_nothing(place: Path, steady: Path, tmp_path: Path):
-    train_head("medusa", place, tmp_path, LONG, store=1.0)
-    assert_same_run(tmp_path, steady)
-
-
 def test_what_only_reports_may_change(place: Path, whole: Path, tmp_path: Path):
     with pytest.raises(KeyboardInterrupt):
         train_head("eagle3", place, tmp_path, report=stop_at(3))

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, call
 
 import pytest
 
@@ -130,36 +131,31 @@ def test_a_malformed_line_is_named(tmp_path: Path, row: Any, said: str):
 # The Hugging Face hub.
 
 
-def test_a_dataset_by_name(monkeypatch: pytest.MonkeyPatch):
-    datasets = pytest.importorskip("datasets")
-    asked: list[Any] = []
+@pytest.fixture
+def load_dataset(monkeypatch: pytest.MonkeyPatch) -> Mock:
+    """In place of the function of ``datasets``."""
+    made = Mock()
+    monkeypatch.setattr(pytest.importorskip("datasets"), "load_dataset", made)
+    return made
 
-    def load_dataset(name: str, **options: Any) -> list[dict[str, Any]]:
-        asked.append((name, options))
-        return [{"text": "a", "id": 1}, {"messages": CHAT}]
 
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+def test_a_dataset_by_name(load_dataset: Mock):
+    load_dataset.return_value = [{"text": "a", "id": 1}, {"messages": CHAT}]
     assert read("datasets:me/mine") == [Sample("me/mine[0]", text="a"), Sample("me/mine[1]", messages=CHAT)]
     read("datasets:me/mine:test")
-    assert asked == [("me/mine", {"split": split, "streaming": True}) for split in ("train", "test")]
+    assert load_dataset.call_args_list == [call("me/mine", split=each, streaming=True) for each in ("train", "test")]
 
 
 @pytest.mark.parametrize(
     ("error", "said"), [(ValueError("no such split\nat all"), "no such split"), (RuntimeError(), "RuntimeError")]
 )
-def test_a_dataset_that_is_not_there(monkeypatch: pytest.MonkeyPatch, error: Exception, said: str):
-    datasets = pytest.importorskip("datasets")
-
-    def load_dataset(name: str, **options: Any) -> None:
-        raise error
-
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+def test_a_dataset_that_is_not_there(load_dataset: Mock, error: Exception, said: str):
+    load_dataset.side_effect = error
     assert sentence("datasets:me/mine") == f"Cannot read the dataset 'me/mine': {said}"
 
 
-def test_a_row_of_a_dataset_is_named(monkeypatch: pytest.MonkeyPatch):
-    datasets = pytest.importorskip("datasets")
-    monkeypatch.setattr(datasets, "load_dataset", lambda name, **options: [{"text": "a"}, {"body": "b"}])
+def test_a_row_of_a_dataset_is_named(load_dataset: Mock):
+    load_dataset.return_value = [{"text": "a"}, {"body": "b"}]
     assert sentence("datasets:a") == "a[1]: no field text, messages or ids (fields: body)."
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from trainees import assert_same_gradients, gradients, lesson, target
+from trainees import assert_same_gradients, assert_unbiased, gradients, lesson, target
 
 import random_heads as heads
 import tiny
@@ -35,8 +35,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 def made(**head: Any) -> Eagle3:
-    net = heads.eagle3(target(double=True), **head).double().requires_grad_(True)
-    return net
+    return heads.eagle3(target(double=True), **head).double().requires_grad_(True)
 
 
 def whole_mask(rows: int, step: int, window: int | None) -> Tensor:
@@ -128,20 +127,10 @@ def test_what_does_not_count_is_not_looked_at():
 
 
 def test_a_sample_of_rows_estimates_the_later_steps_without_bias():
-    """The same text many times over: each has rows of its own."""
     net = made()
     once = lesson(target(double=True), (*net.taps, FINAL), batch=1, length=14, all_count=True)
-    many = {tap: states.expand(50, -1, -1) for tap, states in once.hidden.items()}
-    with torch.no_grad():
-        whole = float(Eagle3Recipe(net, Options(share=1.0, steps=4))(once)["loss"])
-        recipe = Eagle3Recipe(net, Options(share=0.3, steps=4))
-        lessons = (
-            TrainBatch(once.tokens.expand(50, -1), once.weights.expand(50, -1), many, seed) for seed in range(12)
-        )
-        draws = torch.stack([recipe(each)["loss"] for each in lessons])
-    error = float(draws.std()) / 12**0.5
-    assert 0 < error < 0.02
-    assert abs(float(draws.mean()) - whole) < 4 * error
+    whole, sampled = (Eagle3Recipe(net, Options(share=share, steps=4)) for share in (1.0, 0.3))
+    assert_unbiased(whole, sampled, once, most_error=0.02)
 
 
 def test_a_sampled_row_computes_what_it_would_among_all():

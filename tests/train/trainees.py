@@ -17,7 +17,7 @@ from foredraft.model.hf import CausalLM
 from foredraft.train.drafts.run import run_drafts
 from foredraft.train.heads.run import run
 from foredraft.train.loop import LoopOptions
-from foredraft.train.recipe import TrainBatch
+from foredraft.train.recipe import Recipe, TrainBatch
 from foredraft.train.run_context import Data
 
 TEMPLATE = (
@@ -59,6 +59,18 @@ def assert_same_gradients(net: torch.nn.Module, mine: Tensor, theirs: Tensor, to
         torch.testing.assert_close(gradient, wanted[name], rtol=tolerance, atol=tolerance, msg=lambda m, n=name: n + m)
 
 
+def assert_unbiased(whole: Recipe[Any], sampled: Recipe[Any], once: TrainBatch, most_error: float) -> None:
+    """The loss on a sample of the rows is the whole one on average: of one text many times over, each with own rows."""
+    tokens, weights = once.tokens.expand(50, -1), once.weights.expand(50, -1)
+    hidden = {tap: states.expand(50, -1, -1) for tap, states in once.hidden.items()}
+    with torch.no_grad():
+        wanted = float(whole(once)["loss"])
+        losses = torch.stack([sampled(TrainBatch(tokens, weights, hidden, seed))["loss"] for seed in range(12)])
+    error = float(losses.std()) / 12**0.5
+    assert 0 < error < most_error
+    assert abs(float(losses.mean()) - wanted) < 4 * error
+
+
 def tokenizer() -> Any:
     """A character a token; chats look like ``<user>hello~<assistant>hi~``."""
     made = tiny.tokenizer()
@@ -81,18 +93,15 @@ def save_texts(path: Path, count: int = 60, seed: int = 0) -> str:
     return str(path)
 
 
-def train_head(method: str, place: Path, out: Path, loop: LoopOptions = SHORT, **options: Any) -> Path:
+def _trained(run: Any, method: str, place: Path, out: Path, loop: LoopOptions = SHORT, **options: Any) -> Any:
     """Train on ``place/texts.jsonl`` for ``place/target``, with short validations."""
     data = Data(sources=(str(place / "texts.jsonl"),), store=options.pop("store", 0.0))
     with patch.multiple("foredraft.train.heads.validate", _PROMPT=8, _NEW=6, _PROMPTS=3):
         return run(method, str(place / "target"), out, data, loop=loop, device="cpu", **options)
 
 
-def train_draft(method: str, place: Path, out: Path, loop: LoopOptions = SHORT, **options: Any) -> list[Path]:
-    """The same for whole models."""
-    data = Data(sources=(str(place / "texts.jsonl"),), store=options.pop("store", 0.0))
-    with patch.multiple("foredraft.train.heads.validate", _PROMPT=8, _NEW=6, _PROMPTS=3):
-        return run_drafts(method, str(place / "target"), out, data, loop=loop, device="cpu", **options)
+train_head: Callable[..., Path] = functools.partial(_trained, run)
+train_draft: Callable[..., list[Path]] = functools.partial(_trained, run_drafts)
 
 
 def assert_drafts_losslessly(target: Path | str, spec: str) -> None:
