@@ -13,5 +13,5 @@ def server() -> Iterator[servers.Running]:
 
 @pytest.fixture
 def client(server: servers.Running) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as made:
+    with server.client() as made:
         yield made

@@ -4,8 +4,13 @@ import asyncio
 import contextlib
 import functools
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
+
+import httpx
+import openai
 
 import tiny
 from foredraft.core.sampling.params import SamplingParams
@@ -15,6 +20,7 @@ from foredraft.model.tokenizer import Tokenizer
 from foredraft.serve.job import Job
 from foredraft.serve.options import ServeOptions
 from foredraft.serve.server import Server
+from foredraft.serve.service import Service
 
 NAME = "tiny"
 TEMPLATE = (
@@ -40,13 +46,29 @@ def generator(**options: Any) -> Generator:
     return tiny.generator(model(), tokenizer=tokenizer(), **options)
 
 
+@dataclass(frozen=True)
 class Running:
-    """A running server."""
+    """A running server around a generator."""
 
-    def __init__(self, server: Server, of: Generator) -> None:
-        self.server = server
-        self.generator = of
-        self.url = server.url
+    server: Server
+    generator: Generator
+
+    @property
+    def url(self) -> str:
+        return self.server.url
+
+    @property
+    def service(self) -> Service:
+        return self.server.app.state.service
+
+    def get(self, path: str, **options: Any) -> httpx.Response:
+        return httpx.get(self.url + path, **options)
+
+    def post(self, body: Any = None, path: str = "/v1/completions", **options: Any) -> httpx.Response:
+        return httpx.post(self.url + path, json=body, timeout=60, **options)
+
+    def client(self, key: str = "none") -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0)
 
 
 @contextlib.contextmanager
@@ -71,6 +93,14 @@ def served(of: Generator, **options: Any) -> Iterator[Running]:
         server.should_exit = True
         thread.join(30)
         assert not thread.is_alive()
+
+
+def until(true: Callable[[], bool]) -> None:
+    """Wait for a condition."""
+    deadline = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def job(prompt: list[int], **options: Any) -> Job:

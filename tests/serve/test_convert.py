@@ -4,7 +4,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import servers
 from transformers import AutoTokenizer
@@ -52,7 +51,7 @@ def test_every_sampling_option_has_a_field():
         "prediction",
         "grammar",
         "record_steps",
-    }  # tested with their own
+    }  # have tests of their own
     assert {field.name for field in fields(SamplingParams)} - differently - code == expected.keys()
 
 
@@ -97,11 +96,11 @@ def test_tools_need_a_template_for_them():
 
 
 def test_tokenize_and_detokenize(server: servers.Running):
-    answer = httpx.post(f"{server.url}/tokenize", json={"prompt": "A b", "return_token_strs": True}).json()
+    answer = server.post({"prompt": "A b", "return_token_strs": True}, "/tokenize").json()
     assert answer == {"tokens": [33, 0, 66], "count": 3, "max_model_len": 1024, "token_strs": ["A", " ", "b"]}
-    chat = httpx.post(f"{server.url}/tokenize", json={"messages": [{"role": "user", "content": "hi"}]}).json()
-    text = httpx.post(f"{server.url}/detokenize", json={"tokens": chat["tokens"]}).json()
+    chat = server.post({"messages": [{"role": "user", "content": "hi"}]}, "/tokenize").json()
+    text = server.post({"tokens": chat["tokens"]}, "/detokenize").json()
     assert text == {"prompt": "[user]hi[assistant]"}
-    for path, body in (("tokenize", {}), ("tokenize", {"prompt": ""}), ("detokenize", {"tokens": [10**30]})):
-        refused = httpx.post(f"{server.url}/{path}", json=body)
+    for path, body in (("/tokenize", {}), ("/tokenize", {"prompt": ""}), ("/detokenize", {"tokens": [10**30]})):
+        refused = server.post(body, path)
         assert refused.status_code == 400 and refused.json()["error"]["code"] == 400

@@ -27,6 +27,11 @@ def check_prompt(logprobs: Any, prompt: list[int]) -> None:
         assert whole[offset : offset + len(text)] == text
 
 
+def by_token(found: Any) -> list[Any]:
+    """Log-probabilities in lists, as one list by token."""
+    return list(zip(found.tokens, found.token_logprobs, found.top_logprobs, found.text_offset, strict=True))
+
+
 def test_prompts_alone(client: openai.OpenAI):
     answer = client.completions.create(prompt=PROMPTS, n=2, **SCORE)
     assert [choice.index for choice in answer.choices] == list(range(6))
@@ -49,14 +54,10 @@ def test_a_streamed_echo_is_the_unstreamed_one(client: openai.OpenAI):
         for chunk in chunks:
             (choice,) = chunk.choices
             texts[choice.index] += choice.text
-            found = choice.logprobs
-            lists = (found.tokens, found.token_logprobs, found.top_logprobs, found.text_offset)
-            logprobs[choice.index] += zip(*lists, strict=True)
+            logprobs[choice.index] += by_token(choice.logprobs)
         assert texts == [choice.text for choice in whole.choices]
         for choice, streamed in zip(whole.choices, logprobs, strict=True):
-            found = choice.logprobs
-            lists = (found.tokens, found.token_logprobs, found.top_logprobs, found.text_offset)
-            assert streamed == list(zip(*lists, strict=True))
+            assert streamed == by_token(choice.logprobs)
             assert len(streamed) == len(PROMPTS[choice.index]) + max_tokens
 
 
@@ -77,9 +78,7 @@ def test_a_continuation_as_lm_eval_scores_it(client: openai.OpenAI):
 
 
 def test_a_text_and_its_offsets(client: openai.OpenAI):
-    text = (
-        client.completions.create(prompt=[7, 8, 9], model=servers.NAME, max_tokens=12, temperature=0.0).choices[0].text
-    )
+    text = servers.generator().generate([7, 8, 9], max_new_tokens=12).text
     (choice,) = client.completions.create(prompt=text, **SCORE).choices
     assert choice.text == text and choice.logprobs is not None
     check_prompt(choice.logprobs, servers.tokenizer().encode(text))
@@ -87,7 +86,7 @@ def test_a_text_and_its_offsets(client: openai.OpenAI):
 
 def test_nothing_is_queued_and_faults_are_explained(server: servers.Running):
     def post(**change: Any) -> httpx.Response:
-        return httpx.post(f"{server.url}/v1/completions", json={**SCORE, "prompt": [1, 2], **change}, timeout=30)
+        return server.post({**SCORE, "prompt": [1, 2], **change})
 
     def submit(*args: Any, **options: Any) -> None:
         raise AssertionError
@@ -113,11 +112,9 @@ def test_a_target_on_several_processes_scores_nothing(monkeypatch: pytest.Monkey
     g = servers.generator()
     with servers.served(g) as running:
         monkeypatch.setattr(g.engine.target, "ranks", 2)
-        answer = httpx.post(f"{running.url}/v1/completions", json={**SCORE, "prompt": [1, 2]})
+        answer = running.post({**SCORE, "prompt": [1, 2]})
         assert answer.status_code == 400 and "it scores no prompts" in answer.json()["error"]["message"]
-        assert httpx.post(
-            f"{running.url}/v1/completions", json={**SCORE, "prompt": [1, 2], "logprobs": None}
-        ).is_success
+        assert running.post({**SCORE, "prompt": [1, 2], "logprobs": None}).is_success
 
 
 def test_a_long_prompt_does_not_outlast_its_time(monkeypatch: pytest.MonkeyPatch):
@@ -132,7 +129,6 @@ def test_a_long_prompt_does_not_outlast_its_time(monkeypatch: pytest.MonkeyPatch
 
     with servers.served(g, request_timeout=1) as running:
         monkeypatch.setattr(g.engine.target, "forward", slow)
-        body = {**SCORE, "prompt": [1] * 1000}
-        assert httpx.post(f"{running.url}/v1/completions", json=body, timeout=30).status_code == 408
+        assert running.post({**SCORE, "prompt": [1] * 1000}).status_code == 408
         time.sleep(1.0)
-        assert 2 <= len(seen) <= 4 and running.server.app.state.service.idle
+        assert 2 <= len(seen) <= 4 and running.service.idle

@@ -39,10 +39,7 @@ def sample(request: pytest.FixtureRequest) -> Iterator[openai.OpenAI]:
     g = foredraft.load("sample", "prompt_lookup")
     assert g.tokenizer is not None
     g.tokenizer.inner.chat_template = request.param
-    with (
-        servers.served(g) as running,
-        openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0) as made,
-    ):
+    with servers.served(g) as running, running.client() as made:
         yield made
 
 

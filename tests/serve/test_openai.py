@@ -4,7 +4,6 @@ import asyncio
 import json
 from typing import Any
 
-import httpx
 import openai
 import pytest
 import servers
@@ -117,7 +116,7 @@ def test_acceptance_is_in_the_answer():
     drafter = tiny.liar([[5, 6, 7, *truth]])
     with servers.served(servers.generator(drafter=drafter)) as running:
         body = {"prompt": [5, 6, 7], "max_tokens": NEW, "temperature": 0.0}
-        answer = httpx.post(f"{running.url}/v1/completions", json=body).json()
+        answer = running.post(body).json()
     found = answer["metrics"]["speculative_decoding"]
     assert answer["lossless"] is True and found["lossless"] is True
     assert found["num_spec_steps"] == sum(found["acceptance_histogram"])
@@ -129,9 +128,9 @@ def test_acceptance_is_in_the_answer():
 def test_models_and_health(client: openai.OpenAI, server: servers.Running):
     (card,) = client.models.list().data
     assert (card.id, card.object) == (servers.NAME, "model")
-    health = httpx.get(f"{server.url}/health")
+    health = server.get("/health")
     assert (health.status_code, health.content) == (200, b"")
-    assert httpx.get(f"{server.url}/version").json().keys() == {"version"}
+    assert server.get("/version").json().keys() == {"version"}
 
 
 @pytest.mark.parametrize(
@@ -156,7 +155,7 @@ def test_models_and_health(client: openai.OpenAI, server: servers.Running):
 )
 def test_a_refused_request_has_an_error_object(server: servers.Running, change: Any, status: int, sentence: str):
     body = {"prompt": "abc", "model": servers.NAME, **change}
-    answer = httpx.post(f"{server.url}/v1/completions", content=json.dumps(body), headers=JSON)
+    answer = server.post(content=json.dumps(body), headers=JSON)
     assert answer.status_code == status, answer.text
     error = answer.json()["error"]
     assert error["code"] == status and sentence in error["message"]
@@ -165,22 +164,22 @@ def test_a_refused_request_has_an_error_object(server: servers.Running, change: 
 
 def test_the_error_of_an_image_names_its_part(server: servers.Running):
     parts = [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "x"}}]
-    answer = httpx.post(f"{server.url}/v1/chat/completions", json={"messages": [{"role": "user", "content": parts}]})
+    answer = server.post({"messages": [{"role": "user", "content": parts}]}, "/v1/chat/completions")
     error = answer.json()["error"]
     assert error["param"] == "messages.0.content.1"
     assert error["message"] == "messages.0.content.1: Unknown field 'image_url'. Known: text, type."
 
 
 def test_what_is_no_json_and_what_is_too_long(server: servers.Running):
-    broken = httpx.post(f"{server.url}/v1/completions", content="{", headers=JSON)
+    broken = server.post(content="{", headers=JSON)
     assert (broken.status_code, broken.json()["error"]["message"]) == (400, "The body is not valid JSON.")
     for content, headers in ((b'{"prompt": "abc"}', {}), (b"", JSON), (b"[1]", JSON)):
-        form = httpx.post(f"{server.url}/v1/completions", content=content, headers=headers)
+        form = server.post(content=content, headers=headers)
         sentence = "The body must be a JSON object (content-type: application/json)."
         assert (form.status_code, form.json()["error"]["message"]) == (400, sentence)
-    large = httpx.post(f"{server.url}/v1/completions", content=b"[" * (5 * 2**20), headers=JSON)
+    large = server.post(content=b"[" * (5 * 2**20), headers=JSON)
     assert large.status_code == 413 and large.json()["error"]["code"] == 413
-    lost = httpx.get(f"{server.url}/nothing")
+    lost = server.get("/nothing")
     assert lost.status_code == 404 and lost.json()["error"]["type"] == "NotFoundError"
 
 

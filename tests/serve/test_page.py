@@ -5,8 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
-import openai
 import pytest
 import servers
 
@@ -40,7 +38,7 @@ def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 
 def test_steps_and_pieces_come_on_request_only(server: servers.Running):
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+    with server.client() as client:
         options: Any = {"model": servers.NAME, "max_tokens": 30, "temperature": 0.0}
         plain = client.completions.create(prompt="abc", **options).choices[0]
         assert plain.model_extra is not None and not {"steps", "pieces"} & plain.model_extra.keys()
@@ -63,12 +61,11 @@ def test_steps_and_pieces_come_on_request_only(server: servers.Running):
 
 
 def test_the_page_is_served_with_a_policy_and_live_facts(server: servers.Running):
-    answer = httpx.get(f"{server.url}/")
+    answer = server.get("/")
     assert answer.text == page() and answer.headers["content-security-policy"] == policy(page())
-    assert "innerHTML" not in answer.text and "http" not in answer.text.replace(
-        "http://www.w3.org/2000/svg", ""
-    ).replace("HTTP", "")
-    now = httpx.get(f"{server.url}/live").json()
+    assert "innerHTML" not in answer.text
+    assert "http" not in answer.text.replace("http://www.w3.org/2000/svg", "").replace("HTTP", "")
+    now = server.get("/live").json()
     assert now == {
         "model": servers.NAME,
         "drafter": "tiny",
@@ -82,7 +79,7 @@ def test_the_page_is_served_with_a_policy_and_live_facts(server: servers.Running
 
 def outputs(server: servers.Running) -> float:
     """Outputs that have ended."""
-    page = httpx.get(f"{server.url}/metrics").text
+    page = server.get("/metrics").text
     return sum(float(line.split()[-1]) for line in page.splitlines() if line.startswith("foredraft_outputs_total{"))
 
 

@@ -45,28 +45,17 @@ def slow(seconds: float = 0.02, **options: Any) -> Generator:
     return hooked(lambda view: time.sleep(seconds), **options)
 
 
-def post(running: servers.Running, body: Any, **options: Any) -> httpx.Response:
-    return httpx.post(f"{running.url}/v1/completions", json=body, timeout=30, **options)
-
-
-def until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_a_full_queue_refuses_with_429_and_when_to_come_back():
     with servers.served(slow(max_rows=1), max_queue=0) as running:
-        thread = threading.Thread(target=post, args=(running, SOME))
+        thread = threading.Thread(target=running.post, args=(SOME,))
         thread.start()
-        until(lambda: running.generator.engine.running == 1)
-        refused = post(running, BODY)
+        servers.until(lambda: running.generator.engine.running == 1)
+        refused = running.post(BODY)
         assert (refused.status_code, refused.json()["error"]["type"]) == (429, "RateLimitError")
         assert refused.headers["retry-after"] == "1"
-        assert httpx.get(f"{running.url}/health").status_code == 200
+        assert running.get("/health").status_code == 200
         thread.join()
-        assert post(running, BODY).status_code == 200
+        assert running.post(BODY).status_code == 200
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -75,16 +64,16 @@ def test_a_client_that_goes_away_leaves_no_row(stream: bool):
         with pytest.raises(httpx.TimeoutException), httpx.Client(timeout=0.3) as client:
             with client.stream("POST", f"{running.url}/v1/completions", json={**LONG, "stream": stream}) as answer:
                 for _ in answer.iter_lines():
-                    until(lambda: running.generator.engine.running == 1)
+                    servers.until(lambda: running.generator.engine.running == 1)
                     raise httpx.TimeoutException("enough")
-        until(lambda: running.generator.engine.running == 0 and running.server.app.state.service.idle)
+        servers.until(lambda: running.generator.engine.running == 0 and running.service.idle)
         assert tiny.pending(running.generator) == 0
-        assert post(running, BODY).status_code == 200
+        assert running.post(BODY).status_code == 200
 
 
 def test_a_request_that_takes_too_long_ends_with_an_error():
     with servers.served(slow(0.1), request_timeout=1.0) as running:
-        late = post(running, LONG)
+        late = running.post(LONG)
         assert (late.status_code, late.json()["error"]["type"]) == (408, "TimeoutError")
         assert late.headers["x-should-retry"] == "false"
         assert running.generator.engine.running == 0
@@ -99,42 +88,43 @@ def test_a_failed_step_ends_its_requests_with_an_error_and_the_server_lives():
             raise RuntimeError("secret")
 
     with servers.served(hooked(fail)) as running:
-        assert post(running, BODY).status_code == 500
-        client = openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0)
-        with client, pytest.raises(openai.APIError) as raised:
+        assert running.post(BODY).status_code == 500
+        with running.client() as client, pytest.raises(openai.APIError) as raised:
             for _ in client.completions.create(model=servers.NAME, stream=True, **BODY):
                 pass
         assert raised.value.type == "InternalServerError"
         broken[0] = False
-        assert post(running, BODY).status_code == 200
+        assert running.post(BODY).status_code == 200
 
 
 def test_draining_ends_what_was_accepted_and_takes_nothing_new():
     answers: list[httpx.Response] = []
     with servers.served(slow(0.01)) as running:
-        thread = threading.Thread(target=lambda: answers.append(post(running, SOME)))
+        thread = threading.Thread(target=lambda: answers.append(running.post(SOME)))
         thread.start()
-        until(lambda: running.generator.engine.running == 1)
-        with httpx.Client() as client:
-            assert client.get(f"{running.url}/health").status_code == 200
-            running.server.app.state.service.draining = True
-            assert client.get(f"{running.url}/health").status_code == 503
-            refused = client.post(f"{running.url}/v1/completions", json=BODY)
-            assert (refused.status_code, refused.json()["error"]["type"]) == (503, "ServiceUnavailableError")
+        servers.until(lambda: running.generator.engine.running == 1)
+        assert running.get("/health").status_code == 200
+        running.service.draining = True
+        assert running.get("/health").status_code == 503
+        refused = running.post(BODY)
+        assert (refused.status_code, refused.json()["error"]["type"]) == (503, "ServiceUnavailableError")
     thread.join()
-    assert answers[0].json()["usage"]["completion_tokens"] == 50
+    assert running.generator.engine.closed
+    answer = answers[0].json()
+    assert answer["usage"]["completion_tokens"] == 50
+    assert answer["choices"][0]["text"] == servers.generator().generate(PROMPT, max_new_tokens=50).text
 
 
 def test_keys(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv(API_KEY, "one, two")
     with servers.served(servers.generator()) as running:
         for header in ({}, {"authorization": "Bearer three"}, {"authorization": "Basic two"}):
-            refused = post(running, BODY, headers=header)
+            refused = running.post(BODY, headers=header)
             assert (refused.status_code, refused.json()["error"]["type"]) == (401, "AuthenticationError")
-        assert post(running, BODY, headers={"authorization": "Bearer two"}).status_code == 200
-        assert httpx.get(f"{running.url}/health").status_code == 200
-        assert httpx.get(f"{running.url}/metrics").status_code == 401
-        assert "access-control-allow-origin" not in post(running, BODY).headers
+        assert running.post(BODY, headers={"authorization": "Bearer two"}).status_code == 200
+        assert running.get("/health").status_code == 200
+        assert running.get("/metrics").status_code == 401
+        assert "access-control-allow-origin" not in running.post(BODY).headers
 
 
 def test_prompts_that_begin_alike_are_read_once_for_each_key():
@@ -142,13 +132,13 @@ def test_prompts_that_begin_alike_are_read_once_for_each_key():
     with servers.served(of, api_key=("one", "two")) as running:
         found = []
         for key, end in (("one", "a"), ("one", "b"), ("two", "c"), ("two", "d")):
-            with openai.OpenAI(base_url=f"{running.url}/v1", api_key=key, max_retries=0) as client:
+            with running.client(key) as client:
                 answer = client.completions.create(
                     model=servers.NAME, prompt="abcdefgh" * 20 + end, max_tokens=4, extra_body={"priority": -1}
                 )
             assert answer.usage is not None and answer.usage.prompt_tokens_details is not None
             found.append(answer.usage.prompt_tokens_details.cached_tokens or 0)
-        page = httpx.get(f"{running.url}/metrics", headers={"authorization": "Bearer one"}).text
+        page = running.get("/metrics", headers={"authorization": "Bearer one"}).text
     assert found[0] == found[2] == 0, "another key's prompt is no one else's"
     assert found[1] > 100 and found[3] > 100
     for name, count in (("hits", found[1] + found[3]), ("queries", 4 * 160)):
@@ -160,8 +150,8 @@ def test_each_request_is_a_span(monkeypatch: pytest.MonkeyPatch):
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     monkeypatch.setattr("opentelemetry.trace.get_tracer", provider.get_tracer)
     with servers.served(servers.generator()) as running:
-        post(running, BODY, headers={"x-request-id": "mine-1"})
-        post(running, {**BODY, "temperature": -1.0}, headers={"x-request-id": "mine-2"})
+        running.post(BODY, headers={"x-request-id": "mine-1"})
+        running.post({**BODY, "temperature": -1.0}, headers={"x-request-id": "mine-2"})
     first, second = exporter.get_finished_spans()
     assert first.name == "POST /v1/completions" and first.attributes == {
         "foredraft.request_id": "mine-1",
@@ -174,10 +164,10 @@ def test_each_request_is_a_span(monkeypatch: pytest.MonkeyPatch):
 
 def test_ids_of_requests_and_origins(caplog: pytest.LogCaptureFixture):
     with servers.served(servers.generator(), cors_origin=("https://page.example",)) as running, caplog.at_level("INFO"):
-        answer = post(running, BODY, headers={"x-request-id": "mine-1", "origin": "https://page.example"})
+        answer = running.post(BODY, headers={"x-request-id": "mine-1", "origin": "https://page.example"})
         assert answer.headers["x-request-id"] == "mine-1" and answer.json()["id"] == "cmpl-mine-1"
         assert answer.headers["access-control-allow-origin"] == "https://page.example"
-        forged = post(running, BODY, headers={"x-request-id": 'a"b', "origin": "https://other.example"})
+        forged = running.post(BODY, headers={"x-request-id": 'a"b', "origin": "https://other.example"})
         assert '"' not in forged.headers["x-request-id"]
         assert "access-control-allow-origin" not in forged.headers
     facts: list[Any] = [getattr(record, "facts", None) for record in caplog.records]
@@ -225,11 +215,11 @@ def test_metrics_count_what_was_served():
     truth = servers.generator().generate(PROMPT, max_new_tokens=12).tokens
     drafter = tiny.liar([[*PROMPT, *truth]])
     with servers.served(servers.generator(drafter=drafter)) as running:
-        both = [post(running, BODY).json()["metrics"]["speculative_decoding"] for _ in range(2)]
-        post(running, {**BODY, "temperature": -1.0})
-        page = httpx.get(f"{running.url}/metrics").text
-        post(running, {**BODY, "stream": True})
-        streamed = httpx.get(f"{running.url}/metrics").text
+        both = [running.post(BODY).json()["metrics"]["speculative_decoding"] for _ in range(2)]
+        running.post({**BODY, "temperature": -1.0})
+        page = running.get("/metrics").text
+        running.post({**BODY, "stream": True})
+        streamed = running.get("/metrics").text
     assert "foredraft_inter_token_latency_seconds_count 0.0" in page
     assert "foredraft_inter_token_latency_seconds_count 0.0" not in streamed
     accepted = sum(each["num_accepted_draft_tokens"] for each in both)
@@ -260,7 +250,7 @@ def test_log_lines_are_json_and_a_full_disk_does_not_matter():
         log_to_stderr()
         try:
             with servers.served(servers.generator()) as running:
-                assert post(running, BODY).status_code == 200
+                assert running.post(BODY).status_code == 200
         finally:
             for logger, (level, propagate) in zip(loggers, before, strict=True):
                 logger.handlers.pop()

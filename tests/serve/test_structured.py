@@ -32,10 +32,7 @@ def generator() -> foredraft.Generator:
 @pytest.fixture(scope="module")
 def sample(generator: foredraft.Generator) -> Iterator[openai.OpenAI]:
     """A client of a server with the bundled model."""
-    with (
-        servers.served(generator) as running,
-        openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0) as made,
-    ):
+    with servers.served(generator) as running, running.client() as made:
         yield made
 
 

@@ -1,7 +1,7 @@
 """Tool calls: read from the model's text, whole and in streams, and sent back in the next turn."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import openai
@@ -64,7 +64,7 @@ def test_a_stream_of_any_parts_gives_the_same(parts: list[str], data: st.DataObj
 
 
 @pytest.fixture
-def says(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+def says(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Makes the model of the server say a text."""
     said: list[str] = []
     made = Converter._params
@@ -80,7 +80,7 @@ def says(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
         return SamplingParams(**{**options, "logits_processor": (force,), "max_new_tokens": len(said[-1])})
 
     monkeypatch.setattr(Converter, "_params", params)
-    yield said.append
+    return said.append
 
 
 def test_a_call_reaches_the_client_whole_and_in_a_stream(client: openai.OpenAI, says: Callable[[str], None]):
