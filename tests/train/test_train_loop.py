@@ -21,7 +21,8 @@ from foredraft.train.data.batches import LiveFeatures, TrainBatches
 from foredraft.train.data.tokens import TokenStore
 from foredraft.train.devices import cast_norm_inputs
 from foredraft.train.heads.medusa_hydra import AheadRecipe, Options
-from foredraft.train.loop import LoopOptions, train
+from foredraft.train.loop import train
+from foredraft.train.options import LoopOptions
 
 LENGTH = 10
 LOOP = LoopOptions(tokens=8 * LENGTH, length=LENGTH, batch=2, report=1, precision="fp32", lr=1e-2)

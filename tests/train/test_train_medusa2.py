@@ -27,7 +27,7 @@ from foredraft.heads.formats import inspect_head, load_head
 from foredraft.model.hf import CausalLM
 from foredraft.model.load import load_model
 from foredraft.train.heads.medusa2 import Joint, Medusa2Recipe, Options
-from foredraft.train.heads.recipes import HeadShape
+from foredraft.train.options import HeadShape
 from foredraft.train.recipe import TrainBatch
 
 LONG = replace(SHORT, tokens=40 * 64, lr=1e-2, validate=20, checkpoint=12, report=1)

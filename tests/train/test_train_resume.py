@@ -14,7 +14,7 @@ from trainees import SHORT, assert_same_run, log_of, stop_at, train_draft, train
 from foredraft.core.errors import DataError, OptionError
 from foredraft.train.checkpoint import Checkpoints, Log, RunState, check_resume, lock_folder
 from foredraft.train.heads.eagle3 import Options
-from foredraft.train.heads.recipes import HeadShape
+from foredraft.train.options import HeadShape
 from processes import disk_for, killed_after
 
 KILLED = """

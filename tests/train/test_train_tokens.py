@@ -17,7 +17,7 @@ from foredraft.train.data import tokens as module
 from foredraft.train.data.batches import HELD_OUT, TrainBatches
 from foredraft.train.data.sources import Sample
 from foredraft.train.data.tokens import TokenStore, encoded
-from foredraft.train.loop import LoopOptions
+from foredraft.train.options import LoopOptions
 
 END = 95
 TURNS = [

@@ -16,7 +16,7 @@ import tiny
 from foredraft.model.hf import CausalLM
 from foredraft.train.drafts.run import run_drafts
 from foredraft.train.heads.run import run
-from foredraft.train.loop import LoopOptions
+from foredraft.train.options import LoopOptions
 from foredraft.train.recipe import Recipe, TrainBatch
 from foredraft.train.run_context import Data
 

@@ -21,7 +21,7 @@ from foredraft.train import devices
 from foredraft.train.checkpoint import Checkpoints, Log, Report
 from foredraft.train.data.batches import TrainBatches
 from foredraft.train.devices import autocast
-from foredraft.train.options import LoopOptions as LoopOptions
+from foredraft.train.options import LoopOptions
 from foredraft.train.recipe import Recipe
 
 if TYPE_CHECKING:

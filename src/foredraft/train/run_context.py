@@ -16,7 +16,7 @@ from foredraft.train.data.batches import LiveFeatures, TrainBatches
 from foredraft.train.data.features import StoredFeatures
 from foredraft.train.data.tokens import TokenStore
 from foredraft.train.devices import autocast
-from foredraft.train.loop import LoopOptions
+from foredraft.train.options import LoopOptions
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -11,7 +11,7 @@ from foredraft.train.data.tokens import TokenStore
 from foredraft.train.devices import autocast
 from foredraft.train.drafts import distil
 from foredraft.train.drafts.distil import DistilRecipe
-from foredraft.train.loop import LoopOptions
+from foredraft.train.options import LoopOptions
 
 MIN_SHARE = 0.005
 """Smallest share of missed tokens to train on: even equal models differ this much, in near-ties, because the target's

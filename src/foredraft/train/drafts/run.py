@@ -22,7 +22,8 @@ from foredraft.train.drafts import boost, distil, prune
 from foredraft.train.drafts.distil import DistilRecipe, DraftRun, Student, Teacher
 from foredraft.train.heads.export import save_draft
 from foredraft.train.heads.validate import validation_length, validation_losses
-from foredraft.train.loop import LoopOptions, train
+from foredraft.train.loop import train
+from foredraft.train.options import LoopOptions
 from foredraft.train.run_context import Data, RunContext
 
 _CHAIN = DraftOptions(num_assistant_tokens=5, assistant_confidence_threshold=0.0)

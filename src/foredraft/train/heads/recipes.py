@@ -13,7 +13,7 @@ from foredraft.heads.nets.hydra import Hydra
 from foredraft.heads.nets.medusa import Blockwise, Medusa
 from foredraft.model.hf import CausalLM
 from foredraft.train.heads import eagle, eagle3, init as start, medusa2, medusa_hydra as heads
-from foredraft.train.options import HeadShape as HeadShape
+from foredraft.train.options import HeadShape
 from foredraft.train.recipe import Recipe
 
 Make = Callable[[CausalLM, HeadShape, Tensor | None], nn.Module]

@@ -20,9 +20,10 @@ from foredraft.train.data.tokens import TokenStore
 from foredraft.train.devices import cast_norm_inputs
 from foredraft.train.heads.export import record_accuracies, save_head, save_target_and_heads
 from foredraft.train.heads.init import frequent_tokens
-from foredraft.train.heads.recipes import RECIPES, HeadShape, RecipeKind
+from foredraft.train.heads.recipes import RECIPES, RecipeKind
 from foredraft.train.heads.validate import validation_length, validation_losses
-from foredraft.train.loop import LoopOptions, train
+from foredraft.train.loop import train
+from foredraft.train.options import HeadShape, LoopOptions
 from foredraft.train.recipe import Recipe
 from foredraft.train.run_context import Data, RunContext
 

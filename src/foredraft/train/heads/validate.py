@@ -17,7 +17,7 @@ from foredraft.model.hf import CausalLM
 from foredraft.train.data.batches import TrainBatches
 from foredraft.train.devices import autocast
 from foredraft.train.heads.medusa_hydra import logits_ahead
-from foredraft.train.loop import LoopOptions
+from foredraft.train.options import LoopOptions
 from foredraft.train.recipe import Recipe, TrainBatch
 
 _PROMPT, _NEW, _PROMPTS = 48, 48, 8  # tokens of a prompt, new tokens, prompts
