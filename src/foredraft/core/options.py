@@ -1,4 +1,4 @@
-"""Base classes of drafter options, and parsing them from ``option=value`` strings."""
+"""Base classes of drafter options, checks of ranges, and parsing from ``option=value`` strings."""
 
 import inspect
 import re
@@ -47,6 +47,18 @@ class SizedOptions(DrafterOptions):
     @property
     def schedule(self) -> str:
         return self.num_assistant_tokens_schedule
+
+
+def check_least(options: object, least: Mapping[str, float]) -> None:
+    """Check that fields are not below their least values; None is allowed.
+
+    Raises:
+        OptionError: one is; the message has its name and its value.
+    """
+    for name, bound in least.items():
+        value = getattr(options, name)
+        if value is not None and not value >= bound:
+            raise OptionError(f"{name} must be {bound} or more, not {value}.")
 
 
 def read_pairs(pairs: Iterable[str]) -> dict[str, str]:

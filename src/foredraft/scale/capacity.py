@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from foredraft.core.errors import OptionError
+from foredraft.core.options import check_least
 from foredraft.model.cache import bucket
 from foredraft.model.memory import format_bytes
 from foredraft.model.prefill import CATCH_UP
@@ -32,11 +33,7 @@ class Load:
     draft_nodes: int = 60
 
     def __post_init__(self) -> None:
-        for name in ("concurrency", "context"):
-            if getattr(self, name) < 1:
-                raise OptionError(f"{name} must be 1 or more, not {getattr(self, name)}.")
-        if self.draft_nodes < 0:
-            raise OptionError(f"draft_nodes must be 0 or more, not {self.draft_nodes}.")
+        check_least(self, {"concurrency": 1, "context": 1, "draft_nodes": 0})
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 import yaml
 
 from foredraft.core.errors import OptionError, kind_of
+from foredraft.core.options import check_least
 from foredraft.core.sampling.params import check_known
 
 
@@ -39,9 +40,7 @@ class ScaleOptions:
     address: str | None = None
 
     def __post_init__(self) -> None:
-        for name, least in {"replicas": 1, "gateways": 1, "load_bound": 1.0, "max_surge_percent": 0}.items():
-            if not getattr(self, name) >= least:
-                raise OptionError(f"{name} must be {least} or more, not {getattr(self, name)}.")
+        check_least(self, {"replicas": 1, "gateways": 1, "load_bound": 1.0, "max_surge_percent": 0})
         if self.autoscaling and self.replicas != 1:
             raise OptionError("Give replicas or autoscaling, not both.")
 

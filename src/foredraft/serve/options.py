@@ -5,6 +5,7 @@ import socket
 from dataclasses import dataclass, field
 
 from foredraft.core.errors import OptionError
+from foredraft.core.options import check_least
 
 API_KEY = "FOREDRAFT_API_KEY"
 """Environment variable with API keys, separated by commas."""
@@ -12,6 +13,7 @@ _LEAST = {
     "port": 0,
     "max_queue": 0,
     "default_max_tokens": 1,
+    "max_prompt_tokens": 1,
     "max_body_bytes": 1,
     "request_timeout": 1,
     "drain_seconds": 0,
@@ -56,11 +58,7 @@ class ServeOptions:
     )
 
     def __post_init__(self) -> None:
-        for name, least in _LEAST.items():
-            if not getattr(self, name) >= least:
-                raise OptionError(f"{name} must be {least} or more, not {getattr(self, name)}.")
-        if self.max_prompt_tokens is not None and self.max_prompt_tokens < 1:
-            raise OptionError(f"max_prompt_tokens must be 1 or more, not {self.max_prompt_tokens}.")
+        check_least(self, _LEAST)
 
     @property
     def keys(self) -> tuple[str, ...]:
