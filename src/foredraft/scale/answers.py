@@ -2,24 +2,21 @@
 
 import json
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
-from uuid import uuid4
 
 from foredraft.core.rng import derived_seed
 from foredraft.engine.generator import Generator
 from foredraft.engine.request import Sequence
-from foredraft.engine.results import Result
-from foredraft.serve.answers import ChatCompletion, Completion
 from foredraft.serve.convert import Converter
 from foredraft.serve.errors import ApiError, api_error, validated
-from foredraft.serve.render import Renderer
+from foredraft.serve.render import ChatRenderer, CompletionRenderer, Renderer
 from foredraft.serve.schema import ChatRequest, CompletionRequest
 
-_KINDS: dict[str, tuple[type[ChatRequest] | type[CompletionRequest], str]] = {
-    "/v1/chat/completions": (ChatRequest, "chatcmpl"),
-    "/v1/completions": (CompletionRequest, "cmpl"),
+_KINDS: dict[str, type[ChatRequest] | type[CompletionRequest]] = {
+    "/v1/chat/completions": ChatRequest,
+    "/v1/completions": CompletionRequest,
 }
 Numbered = tuple[int, bytes]
 """A request's number in its file, and its line."""
@@ -55,7 +52,7 @@ class _Entry:
 
     number: int
     custom_id: str | None
-    answer: Callable[[list[Result]], ChatCompletion | Completion] | None = None
+    renderer: Renderer | None = None
     sequences: tuple[Sequence, ...] = ()
     error: ApiError | None = None
 
@@ -108,34 +105,36 @@ class Answers:
         try:
             request = parsed(line)
             entry.custom_id = request["custom_id"]
-            body, prefix = self._body(request)
-            chat = isinstance(body, ChatRequest)
-            job = self._converter.chat(body) if chat else self._converter.completion(body)
-            if job.params.seed is None:
-                job = replace(job, params=replace(job.params, seed=derived_seed(self._options.seed, number)))
-            tokenizer = self._generator.tokenizer
-            renderer = Renderer(
-                f"{prefix}-{uuid4().hex}", self._options.name, job, tokenizer, return_token_ids=body.return_token_ids
-            )
-            entry.answer = renderer.chat if chat else renderer.completion
-            if job.scored is not None:
+            entry.renderer = renderer = self._renderer(number, self._body(request))
+            job = renderer.job
+            if isinstance(renderer, CompletionRenderer) and job.scored is not None:
                 renderer.scored([self._generator.score(prompt, job.scored) for prompt in job.prompts])
             entry.sequences = tuple(job.start(self._generator))
         except Exception as error:
             entry.error = api_error(error)
         return entry
 
-    def _body(self, request: dict[str, Any]) -> tuple[ChatRequest | CompletionRequest, str]:
+    def _renderer(self, number: int, body: ChatRequest | CompletionRequest) -> Renderer:
+        """The job of a request, with a seed, and how it is answered."""
+        if isinstance(body, ChatRequest):
+            kind, job = ChatRenderer, self._converter.chat(body)
+        else:
+            kind, job = CompletionRenderer, self._converter.completion(body)
+        if job.params.seed is None:
+            job = replace(job, params=replace(job.params, seed=derived_seed(self._options.seed, number)))
+        name, created = self._options.name, self._options.created
+        return kind(str(number), name, job, self._generator.tokenizer, body.return_token_ids, created)
+
+    def _body(self, request: dict[str, Any]) -> ChatRequest | CompletionRequest:
         url = request.get("url")
         if url not in _KINDS:
             raise ApiError(400, f"url must be one of {', '.join(_KINDS)}, not {url!r}.", param="url")
-        kind, prefix = _KINDS[url]
-        body = validated(kind, request.get("body"))
+        body = validated(_KINDS[url], request.get("body"))
         if body.stream:
             raise ApiError(400, "A batch does not stream.", param="stream")
         if body.model is not None and body.model != self._options.name:
             raise ApiError(404, f"There is no model {body.model!r} here. Known: {self._options.name}.", param="model")
-        return body, prefix
+        return body
 
     def _line(self, entry: _Entry) -> Answered:
         """The line of a request that has ended."""
@@ -148,11 +147,10 @@ class Answers:
     def _answer(self, entry: _Entry) -> tuple[int, dict[str, Any]]:
         failed = next((sequence.error for sequence in entry.sequences if sequence.error is not None), None)
         error = entry.error or (None if failed is None else api_error(failed))
-        if error is not None or entry.answer is None:
+        if error is not None or entry.renderer is None:
             found = error or ApiError(500, "The request was not run.")
             return found.status, json.loads(found.text())
-        answer = entry.answer([self._generator.result_of(sequence) for sequence in entry.sequences])
-        answer.id, answer.created = f"{answer.id.partition('-')[0]}-{entry.number}", self._options.created
+        answer = entry.renderer.whole([self._generator.result_of(sequence) for sequence in entry.sequences])
         # acceptance depends on the policy, hence on clocks
         return 200, json.loads(answer.model_dump_json(exclude_unset=True, exclude={"metrics"}))
 

@@ -2,20 +2,17 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, MutableMapping, Sequence as Seq
+from collections.abc import AsyncGenerator, Mapping, Sequence as Seq
 from contextlib import aclosing
 from typing import Any, Protocol
 
 from foredraft.scale.affinity import prompt_blocks
 from foredraft.serve.errors import ApiError
 from foredraft.serve.inprocess import Call
-from foredraft.serve.limits import BodyLimit
+from foredraft.serve.limits import BodyLimit, Message, Receive, Send
 from foredraft.serve.metrics import merged
 from foredraft.serve.options import ServeOptions
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 _PAUSES = (0.0, 0.1, 0.5, 2.0, 5.0)
 """Seconds before a request whose replica died is repeated."""
 _SLACK = 10.0

@@ -6,7 +6,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
@@ -23,7 +22,6 @@ from foredraft.engine.results import Result
 from foredraft.serve.access import Access
 from foredraft.serve.answers import (
     Answer,
-    ChatChunk,
     ChatCompletion,
     Completion,
     ErrorAnswer,
@@ -39,15 +37,16 @@ from foredraft.serve.job import Job
 from foredraft.serve.limits import BodyLimit
 from foredraft.serve.options import ServeOptions
 from foredraft.serve.page import page, policy
-from foredraft.serve.render import Renderer
+from foredraft.serve.render import ChatRenderer, CompletionRenderer, Renderer
 from foredraft.serve.schema import ChatRequest, CompletionRequest, DetokenizeRequest, Generation, TokenizeRequest
-from foredraft.serve.service import Outputs, Service, Update
+from foredraft.serve.service import Outputs, Service
 
 _log = logging.getLogger(__name__)
 _ERRORS: dict[int | str, dict[str, Any]] = {"4XX": {"model": ErrorAnswer}, "5XX": {"model": ErrorAnswer}}
 _STREAMED = {"content": {"text/event-stream": {"schema": {"type": "string"}}}, "description": "The answer"}
 _FRESH = {"cache-control": "no-store"}
 T = TypeVar("T")
+R = TypeVar("R", bound=Renderer)
 
 
 class Api:
@@ -67,26 +66,16 @@ class Api:
     async def chat(self, body: ChatRequest, request: Request) -> Response:
         """Answer a conversation."""
         job = await self._converted(body, self._converter.chat)
-        renderer = self._renderer("chatcmpl", request, body, job)
-        if not body.stream:
-            return await self._whole(request, job, renderer.chat)
-        first = list(renderer.first_chunks())
-        lines = _Lines(first, renderer.chat_chunk, lambda done: renderer.usage_chunk(done, ChatChunk))
-        return self._stream(request, body, job, lines)
+        return await self._answer(request, body, self._renderer(ChatRenderer, request, body, job))
 
     async def completion(self, body: CompletionRequest, request: Request) -> Response:
         """Continue one or several texts."""
         job = await self._converted(body, self._converter.completion)
-        renderer = self._renderer("cmpl", request, body, job)
+        renderer = self._renderer(CompletionRenderer, request, body, job)
         if job.scored is not None:
             scores = await _unless_gone(request, self.service.scores(job))
             await asyncio.get_running_loop().run_in_executor(self._pool, renderer.scored, scores)
-        if not body.stream:
-            return await self._whole(request, job, renderer.completion)
-        lines = _Lines(
-            renderer.echo_chunks(), renderer.completion_chunk, lambda done: renderer.usage_chunk(done, Completion)
-        )
-        return self._stream(request, body, job, lines)
+        return await self._answer(request, body, renderer)
 
     async def models(self) -> Response:
         """The names of the model."""
@@ -143,9 +132,9 @@ class Api:
         """Prometheus metrics."""
         return Response(self.service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    def _renderer(self, prefix: str, request: Request, body: Generation, job: Job) -> Renderer:
-        tokenizer, number = self.service.generator.tokenizer, f"{prefix}-{request.state.id}"
-        return Renderer(number, self._names[0], job, tokenizer, return_token_ids=body.return_token_ids)
+    def _renderer(self, kind: type[R], request: Request, body: Generation, job: Job) -> R:
+        tokenizer = self.service.generator.tokenizer
+        return kind(request.state.id, self._names[0], job, tokenizer, body.return_token_ids, created=int(time.time()))
 
     async def _converted(self, body: Any, convert: Callable[[Any], T]) -> T:
         """What a body asks for. Long prompts take a while to encode, so this runs in a thread."""
@@ -154,27 +143,26 @@ class Api:
             raise ApiError(404, f"There is no model {body.model!r} here. Known: {known}.", param="model")
         return await asyncio.get_running_loop().run_in_executor(self._pool, convert, body)
 
-    async def _whole(self, request: Request, job: Job, answer: Callable[[Seq[Result]], Answer]) -> Response:
-        with self.service.start(job, tenant=request.state.tenant) as outputs:
-            return _json(answer(await _unless_gone(request, outputs.results())))
+    async def _answer(self, request: Request, body: Generation, renderer: Renderer) -> Response:
+        """Run the job of a renderer. It is queued here also for a stream, so that a refusal has its own status."""
+        outputs = self.service.start(renderer.job, tenant=request.state.tenant)
+        if body.stream:
+            return _Stream(outputs, self._lines(outputs, renderer, body.wants_usage))
+        with outputs:
+            return _json(renderer.whole(await _unless_gone(request, outputs.results())))
 
-    def _stream(self, request: Request, body: Generation, job: Job, lines: "_Lines") -> Response:
-        """Stream a job; it is queued here, so that a refusal has its own status."""
-        outputs = self.service.start(job, tenant=request.state.tenant)
-        return _Stream(outputs, self._lines(outputs, lines, body.wants_usage))
-
-    async def _lines(self, outputs: Outputs, lines: "_Lines", wants_usage: bool) -> AsyncIterator[str]:
+    async def _lines(self, outputs: Outputs, renderer: Renderer, wants_usage: bool) -> AsyncIterator[str]:
         """The lines of a stream; an error in the middle is one of them."""
         results: dict[int, Result] = {}
         try:
-            for answer in lines.first:
+            for answer in renderer.opening():
                 yield _event(answer.json_text())
             async for update in outputs.updates():
-                yield _event(lines.chunk(update).json_text())
+                yield _event(renderer.chunk(update).json_text())
                 if update.result is not None:
                     results[update.index] = update.result
             if wants_usage:
-                yield _event(lines.usage([results[index] for index in sorted(results)]).json_text())
+                yield _event(renderer.usage_chunk([results[index] for index in sorted(results)]).json_text())
         except Exception as error:
             yield _event(self.failed(error).text())
         yield _event("[DONE]")
@@ -196,15 +184,6 @@ class Api:
         while True:
             self.service.look()
             await asyncio.sleep(seconds)
-
-
-@dataclass(frozen=True, slots=True)
-class _Lines:
-    """What the lines of a stream are made of."""
-
-    first: Seq[Answer]
-    chunk: Callable[[Update], Answer]
-    usage: Callable[[Seq[Result]], Answer]
 
 
 class _Stream(StreamingResponse):

@@ -1,17 +1,18 @@
 """From results and updates to answers."""
 
 import math
-import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence as Seq
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, final
 
 from foredraft.core.stats import DecodeStats
 from foredraft.engine.detokenizer import IncrementalText
-from foredraft.engine.recording import RecordedStep
-from foredraft.engine.request import Piece, TokenLogprobs
+from foredraft.engine.request import TokenLogprobs
 from foredraft.engine.results import Result
 from foredraft.model.tokenizer import Tokenizer
 from foredraft.serve.answers import (
+    AnyAnswer,
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
@@ -40,132 +41,46 @@ _LEAST = -9999.0
 """In place of an infinite log-probability, which JSON lacks; as in vLLM."""
 
 
-class Renderer:
+@dataclass
+class Renderer(ABC):
     """Makes the answers of one request.
 
-    Args:
-        number: the request's id, as in "chatcmpl-17".
-        return_token_ids: choices carry their token ids.
+    ``number``: with ``prefix`` the request's id, as in "chatcmpl-17". ``return_token_ids``: choices carry their token
+    ids. ``created``: time of the answers, in seconds.
     """
 
-    def __init__(
-        self, number: str, model: str, job: Job, tokenizer: Tokenizer | None, *, return_token_ids: bool = False
-    ) -> None:
-        self._common: dict[str, Any] = {"id": number, "created": int(time.time()), "model": model}
-        self._job = job
-        self._tokenizer = tokenizer
-        self._return_token_ids = return_token_ids
-        self._parsers: dict[int, ToolParser] = {}
-        self._offsets: dict[int, int] = {}  # characters sent, by choice
-        self._scored: list[CompletionLogprobs] = []  # by prompt
+    prefix: ClassVar[str]
+    number: str
+    model: str
+    job: Job
+    tokenizer: Tokenizer | None
+    return_token_ids: bool
+    created: int
 
-    def chat(self, results: Seq[Result]) -> ChatCompletion:
-        """The answer of a chat."""
-        choices = []
-        for index, result in enumerate(results):
-            message, called = self._message(result.text)
-            logprobs = self._chat_logprobs(result.logprobs)
-            ended = self._ended(result, called=called) | self._ids(result.tokens)
-            ended |= self._steps(result.pieces, result.steps)
-            choices.append(ChatChoice(index=index, message=message, logprobs=logprobs, **ended))
-        prompt = {"prompt_token_ids": self._job.prompts[0]} if self._return_token_ids else {}
-        return ChatCompletion(
-            **self._common, object="chat.completion", choices=choices, **prompt, **self.usage(results)
-        )
+    @property
+    def common(self) -> dict[str, Any]:
+        """What all answers have."""
+        return {"id": f"{self.prefix}-{self.number}", "created": self.created, "model": self.model}
 
-    def first_chunks(self) -> Iterable[ChatChunk]:
-        """The chunks that open the choices of a chat."""
-        for index in range(self._job.count):
-            yield self._chat_chunk(index, Delta(role="assistant", content=""), None, {"finish_reason": None})
+    @abstractmethod
+    def whole(self, results: Seq[Result]) -> AnyAnswer:
+        """The answer in one piece; without results if it only repeats its prompts."""
 
-    def _message(self, text: str) -> tuple[Message, bool]:
-        """The message of an output, and whether it calls tools."""
-        if self._job.tools_of is None:
-            return Message(role="assistant", content=text), False
-        found = parse(text, self._job.tools_of)
-        if not found.calls:
-            return Message(role="assistant", content=text), False
-        return Message(role="assistant", content=found.content or None, tool_calls=found.calls), True
+    @abstractmethod
+    def opening(self) -> Iterable[AnyAnswer]:
+        """The chunks of a stream before its first update."""
 
-    def chat_chunk(self, update: Update) -> ChatChunk:
-        """An update of a chat's choice."""
-        text, calls = update.text, []
-        if self._job.tools_of is not None:
-            parser = self._parsers.setdefault(update.index, ToolParser(self._job.tools_of))
-            text = parser.push(text)
-            if update.result is not None:
-                rest, calls = parser.finish()
-                text += rest
-        delta: dict[str, Any] = {"content": text} if text or (update.result is None and not calls) else {}
-        if calls:
-            delta["tool_calls"] = [call.model_copy(update={"index": i}) for i, call in enumerate(calls)]
-        ended = self._ended(update.result, called=bool(calls)) | self._ids(update.tokens)
-        ended |= self._steps(update.pieces, update.steps)
-        return self._chat_chunk(update.index, Delta(**delta), self._chat_logprobs(update.logprobs), ended)
+    @abstractmethod
+    def chunk(self, update: Update) -> AnyAnswer:
+        """An update of a choice."""
 
-    def _chat_chunk(self, index: int, delta: Delta, logprobs: ChatLogprobs | None, rest: dict[str, Any]) -> ChatChunk:
-        choice = ChatChunkChoice(index=index, delta=delta, logprobs=logprobs, **rest)
-        return ChatChunk(**self._common, object="chat.completion.chunk", choices=[choice])
-
-    def completion(self, results: Seq[Result]) -> Completion:
-        """The answer of a completion; without results if it only repeats its prompts."""
-        choices = [choice for chunk in self.echo_chunks() for choice in chunk.choices]
-        for index, result in enumerate(results):
-            steps = self._steps(result.pieces, result.steps)
-            choices.append(self._choice(index, result.text, result.tokens, result.logprobs, result, steps))
-        return Completion(**self._common, object="text_completion", choices=choices, **self.usage(results))
-
-    def scored(self, scores: Seq[Seq[TokenLogprobs | None]]) -> None:
-        """Have answers begin with the log-probabilities of the prompts' tokens."""
-        self._scored = [
-            self._listed(prompt, found, self._offsets_of(prompt, len(echo)))
-            for prompt, echo, found in zip(self._job.prompts, self._job.echo, scores, strict=True)
-        ]
-
-    def echo_chunks(self) -> list[Completion]:
-        """The chunks of a completion that only repeats its prompts, one for each choice; none of any other."""
-        count = 0 if self._job.generates else len(self._job.prompts) * self._job.count
-        ended = {"finish_reason": "length"}
-        choices = [self._choice(index, "", [], [], None, ended) for index in range(count)]
-        return [Completion(**self._common, object="text_completion", choices=[choice]) for choice in choices]
-
-    def completion_chunk(self, update: Update) -> Completion:
-        """An update of a completion's choice."""
-        steps = self._steps(update.pieces, update.steps)
-        choice = self._choice(update.index, update.text, update.tokens, update.logprobs, update.result, steps)
-        return Completion(**self._common, object="text_completion", choices=[choice])
-
-    def _choice(
-        self,
-        index: int,
-        text: str,
-        tokens: list[int],
-        logprobs: list[TokenLogprobs],
-        result: Result | None,
-        more: dict[str, Any],
-    ) -> CompletionChoice:
-        rest = self._ended(result) | self._ids(tokens) | more
-        prompt = index // self._job.count
-        first = index not in self._offsets
-        offset = self._offsets.setdefault(index, 0)
-        if first and self._job.echo:
-            text, offset = self._job.echo[prompt] + text, len(self._job.echo[prompt])
-        if first and self._return_token_ids:
-            rest["prompt_token_ids"] = self._job.prompts[prompt]
-        found = self._completion_logprobs(logprobs, offset)
-        if first and self._scored and found is not None:
-            found = _joined(self._scored[prompt], found)
-        self._offsets[index] += len(text)
-        return CompletionChoice(index=index, text=text, logprobs=found, **rest)
-
-    def usage_chunk(self, results: Seq[Result], kind: type[ChatChunk] | type[Completion]) -> ChatChunk | Completion:
+    @abstractmethod
+    def usage_chunk(self, results: Seq[Result]) -> AnyAnswer:
         """The last chunk of a stream that includes usage."""
-        name: Any = kind.model_fields["object"].default
-        return kind(**self._common, object=name, choices=[], **self.usage(results))
 
-    def usage(self, results: Seq[Result]) -> dict[str, Any]:
+    def _usage(self, results: Seq[Result]) -> dict[str, Any]:
         """Usage, metrics and whether the law was the target's; a prompt counts once."""
-        prompt = sum(len(ids) for ids in self._job.prompts)
+        prompt = sum(len(ids) for ids in self.job.prompts)
         new = sum(len(result.tokens) for result in results)
         total = DecodeStats.together(result.stats for result in results)
         details = CompletionDetails(
@@ -182,43 +97,85 @@ class Renderer:
         metrics = Metrics(speculative_decoding=_speculation(total))
         return {"usage": usage, "metrics": metrics, "lossless": total.lossless}
 
-    def _ended(self, result: Result | None, called: bool = False) -> dict[str, Any]:
-        if result is None:
-            return {"finish_reason": None}
-        reason = "length" if result.finish_reason == "length" else "tool_calls" if called else "stop"
-        return {"finish_reason": reason, "stop_reason": self._stop_reason(result)}
+    def _choice_fields(self, new: Result | Update, result: Result | None, called: bool = False) -> dict[str, Any]:
+        """What choices of all kinds have: how the output ended, if it has a ``result``, new ids, pieces and steps."""
+        fields: dict[str, Any] = {"finish_reason": None}
+        if result is not None:
+            reason = "length" if result.finish_reason == "length" else "tool_calls" if called else "stop"
+            fields = {"finish_reason": reason, "stop_reason": self._stop_reason(result)}
+        if self.return_token_ids:
+            fields["token_ids"] = new.tokens
+        if self.job.params.record_steps:
+            fields["pieces"] = [DraftedPiece(**piece.as_dict()) for piece in new.pieces]
+            fields["steps"] = [Step(**step.as_dict(self._text)) for step in new.steps]
+        return fields
 
     def _stop_reason(self, result: Result) -> str | int | None:
         """The stop string or the id of the request's own that ended the output; None for the model's own end."""
         if result.finish_reason != "stop" or not result.tokens:
             return None
-        if result.tokens[-1] in self._job.stop_token_ids:
+        if result.tokens[-1] in self.job.stop_token_ids:
             return result.tokens[-1]
-        if not self._job.params.stop_strings or self._tokenizer is None:
+        if not self.job.params.stop_strings or self.tokenizer is None:
             return None
-        rest = self._tokenizer.decode(result.tokens)[len(result.text) :]
-        return max((stop for stop in self._job.params.stop_strings if rest.startswith(stop)), key=len, default=None)
-
-    def _ids(self, tokens: list[int]) -> dict[str, Any]:
-        return {"token_ids": tokens} if self._return_token_ids else {}
-
-    def _steps(self, pieces: Seq[Piece], steps: Seq[RecordedStep]) -> dict[str, Any]:
-        if not self._job.params.record_steps:
-            return {}
-        return {
-            "pieces": [DraftedPiece(**piece.as_dict()) for piece in pieces],
-            "steps": [Step(**step.as_dict(self._text)) for step in steps],
-        }
+        rest = self.tokenizer.decode(result.tokens)[len(result.text) :]
+        return max((stop for stop in self.job.params.stop_strings if rest.startswith(stop)), key=len, default=None)
 
     def _text(self, token: int) -> str:
-        return "" if self._tokenizer is None else self._tokenizer.decode([token])
+        return "" if self.tokenizer is None else self.tokenizer.decode([token])
 
-    def _top(self, token: int, logprob: float) -> dict[str, Any]:
-        text = self._text(token)
-        return {"token": text, "logprob": _finite(logprob), "bytes": list(text.encode())}
 
-    def _chat_logprobs(self, found: list[TokenLogprobs]) -> ChatLogprobs | None:
-        if self._job.params.logprobs is None:
+@final
+@dataclass
+class ChatRenderer(Renderer):
+    """Answers of chats."""
+
+    prefix = "chatcmpl"
+    _parsers: dict[int, ToolParser] = field(default_factory=dict, init=False)  # by choice
+
+    def whole(self, results: Seq[Result]) -> ChatCompletion:
+        choices = []
+        for index, result in enumerate(results):
+            content, calls = (result.text, []) if self.job.tools_of is None else parse(result.text, self.job.tools_of)
+            message = Message(role="assistant", content=content)
+            if calls:
+                message = Message(role="assistant", content=content or None, tool_calls=calls)
+            fields = self._choice_fields(result, result, called=bool(calls))
+            logprobs = self._logprobs(result.logprobs)
+            choices.append(ChatChoice(index=index, message=message, logprobs=logprobs, **fields))
+        prompt = {"prompt_token_ids": self.job.prompts[0]} if self.return_token_ids else {}
+        return ChatCompletion(
+            **self.common, object="chat.completion", choices=choices, **prompt, **self._usage(results)
+        )
+
+    def opening(self) -> Iterable[ChatChunk]:
+        for index in range(self.job.count):
+            delta = Delta(role="assistant", content="")
+            yield self._chunk([ChatChunkChoice(index=index, delta=delta, logprobs=None, finish_reason=None)])
+
+    def chunk(self, update: Update) -> ChatChunk:
+        text, calls = update.text, []
+        if self.job.tools_of is not None:
+            parser = self._parsers.setdefault(update.index, ToolParser(self.job.tools_of))
+            text = parser.push(text)
+            if update.result is not None:
+                rest, calls = parser.finish()
+                text += rest
+        delta: dict[str, Any] = {"content": text} if text or (update.result is None and not calls) else {}
+        if calls:
+            delta["tool_calls"] = [call.model_copy(update={"index": i}) for i, call in enumerate(calls)]
+        fields = self._choice_fields(update, update.result, called=bool(calls))
+        logprobs = self._logprobs(update.logprobs)
+        return self._chunk([ChatChunkChoice(index=update.index, delta=Delta(**delta), logprobs=logprobs, **fields)])
+
+    def usage_chunk(self, results: Seq[Result]) -> ChatChunk:
+        return self._chunk([], **self._usage(results))
+
+    def _chunk(self, choices: list[ChatChunkChoice], **usage: Any) -> ChatChunk:
+        return ChatChunk(**self.common, object="chat.completion.chunk", choices=choices, **usage)
+
+    def _logprobs(self, found: list[TokenLogprobs]) -> ChatLogprobs | None:
+        if self.job.params.logprobs is None:
             return None
         content = []
         for each in found:
@@ -226,8 +183,68 @@ class Renderer:
             content.append(TokenLogprob(**self._top(each.token, each.logprob), top_logprobs=top))
         return ChatLogprobs(content=content)
 
-    def _completion_logprobs(self, found: list[TokenLogprobs], offset: int) -> CompletionLogprobs | None:
-        if self._job.params.logprobs is None:
+    def _top(self, token: int, logprob: float) -> dict[str, Any]:
+        text = self._text(token)
+        return {"token": text, "logprob": _finite(logprob), "bytes": list(text.encode())}
+
+
+@final
+@dataclass
+class CompletionRenderer(Renderer):
+    """Answers of completions."""
+
+    prefix = "cmpl"
+    _offsets: dict[int, int] = field(default_factory=dict, init=False)  # characters sent, by choice
+    _scored: list[CompletionLogprobs] = field(default_factory=list, init=False)  # by prompt
+
+    def scored(self, scores: Seq[Seq[TokenLogprobs | None]]) -> None:
+        """Have answers begin with the log-probabilities of the prompts' tokens."""
+        self._scored = [
+            self._listed(prompt, found, self._offsets_of(prompt, len(echo)))
+            for prompt, echo, found in zip(self.job.prompts, self.job.echo, scores, strict=True)
+        ]
+
+    def whole(self, results: Seq[Result]) -> Completion:
+        choices = [choice for chunk in self.opening() for choice in chunk.choices]
+        for index, result in enumerate(results):
+            fields = self._choice_fields(result, result)
+            choices.append(self._choice(index, result.text, result.logprobs, fields))
+        return self._answer(choices, **self._usage(results))
+
+    def opening(self) -> Iterable[Completion]:
+        """The chunks of a completion that only repeats its prompts, one for each choice; none of any other."""
+        count = 0 if self.job.generates else len(self.job.prompts) * self.job.count
+        for index in range(count):
+            ids: dict[str, Any] = {"token_ids": []} if self.return_token_ids else {}
+            yield self._answer([self._choice(index, "", [], {"finish_reason": "length", **ids})])
+
+    def chunk(self, update: Update) -> Completion:
+        fields = self._choice_fields(update, update.result)
+        return self._answer([self._choice(update.index, update.text, update.logprobs, fields)])
+
+    def usage_chunk(self, results: Seq[Result]) -> Completion:
+        return self._answer([], **self._usage(results))
+
+    def _answer(self, choices: list[CompletionChoice], **usage: Any) -> Completion:
+        return Completion(**self.common, object="text_completion", choices=choices, **usage)
+
+    def _choice(self, index: int, text: str, logprobs: list[TokenLogprobs], fields: dict[str, Any]) -> CompletionChoice:
+        """The choice, or what is new of it; the first time with its prompt, if that was asked for."""
+        prompt = index // self.job.count
+        first = index not in self._offsets
+        offset = self._offsets.setdefault(index, 0)
+        if first and self.job.echo:
+            text, offset = self.job.echo[prompt] + text, len(self.job.echo[prompt])
+        if first and self.return_token_ids:
+            fields["prompt_token_ids"] = self.job.prompts[prompt]
+        found = self._logprobs(logprobs, offset)
+        if first and self._scored and found is not None:
+            found = _joined(self._scored[prompt], found)
+        self._offsets[index] += len(text)
+        return CompletionChoice(index=index, text=text, logprobs=found, **fields)
+
+    def _logprobs(self, found: list[TokenLogprobs], offset: int) -> CompletionLogprobs | None:
+        if self.job.params.logprobs is None:
             return None
         offsets = []
         for each in found:
@@ -248,7 +265,7 @@ class Renderer:
 
     def _offsets_of(self, prompt: Seq[int], size: int) -> list[int]:
         """Where each token of a prompt begins in its text of ``size`` characters."""
-        text = IncrementalText(self._tokenizer.decode if self._tokenizer is not None else lambda tokens: "")
+        text = IncrementalText(self.tokenizer.decode if self.tokenizer is not None else lambda tokens: "")
         offsets, offset = [], 0
         for token in prompt:
             offsets.append(min(offset, size))
