@@ -40,11 +40,8 @@ def lessons(count: int = 4, of: Any = None) -> list[TrainBatch]:
 
 
 def masked_logits(model: Any, masks: Masks, tokens: Tensor) -> Tensor:
-    masking = Masking(model, masks)
-    try:
+    with Masking(model, masks):
         return model(tokens, use_cache=False).logits
-    finally:
-        masking.undo()
 
 
 # Surgery.

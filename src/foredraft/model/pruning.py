@@ -61,7 +61,7 @@ def sizes_of(model: PreTrainedModel) -> Sizes:
 
 
 class Masking:
-    """Hooks that multiply a model's parts by ``masks`` until ``undo``; masks may change between forwards."""
+    """A context in which hooks multiply a model's parts by ``masks``, which may change between forwards."""
 
     def __init__(self, model: PreTrainedModel, masks: Masks) -> None:
         self.masks = masks
@@ -76,7 +76,10 @@ class Masking:
             self._hook_part(layer.self_attn.o_proj, number, self._queries)
             self._hook_part(layer.mlp.down_proj, number, lambda z, n: z.intermediate[n])
 
-    def undo(self) -> None:
+    def __enter__(self) -> "Masking":
+        return self
+
+    def __exit__(self, *error: object) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()

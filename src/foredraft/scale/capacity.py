@@ -133,22 +133,22 @@ def capacity(
 
 
 def deployments(
-    target: ModelSizes, drafter: DrafterSizes, load: Load, memory: int, *, bandwidth: float | None = None, most: int = 8
+    target: ModelSizes, drafter: DrafterSizes, load: Load, memory: int, *, bandwidth: float | None = None
 ) -> list[Capacity]:
-    """The deployments with 1, 2, 4, ... devices a replica that hold at least one row, the one with the fewest devices
+    """The deployments with 1, 2, 4 or 8 devices a replica that hold at least one row, the one with the fewest devices
     first.
 
     Raises:
-        OptionError: not even one row fits on ``most`` devices; the message is that of the largest replica.
+        OptionError: none holds one; the message is that of the largest replica.
     """
     found, error = [], None
-    size = 1
-    while size <= most and target.kv_heads % size == 0:
+    for size in (1, 2, 4, 8):
+        if target.kv_heads % size:
+            break
         try:
             found.append(capacity(target, drafter, load, memory, tensor_parallel=size, bandwidth=bandwidth))
         except OptionError as unfit:
             error = unfit
-        size *= 2
     if not found and error is not None:
         raise error
     return sorted(found, key=lambda plan: (plan.devices, plan.tensor_parallel))

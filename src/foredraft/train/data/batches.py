@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -16,7 +16,6 @@ HELD_OUT = 16
 """Number of windows held out for validation."""
 
 
-@runtime_checkable
 class Source(Protocol):
     """A source of hidden states: the target, or a store."""
 

@@ -30,15 +30,12 @@ def select_by_importance(
     """
     sizes = sizes_of(model)
     masks = Masks(*(mask.to(model.device) for mask in uniform_masks(sizes)))
-    masking = Masking(model, masks)
-    try:
+    with Masking(model, masks) as masking:
         for _ in range(sizes.layers - wanted.layers):
             without, loss = _least_important_layer(model, masking, samples)
             masks.layers[without] = 0.0
             report(f"removed layer {without + 1} of {sizes.layers} · loss {loss:.3f}")
         scores = _scores(model, masking, samples)
-    finally:
-        masking.undo()
     return top_parts(scores, wanted)
 
 

@@ -43,11 +43,8 @@ class Masked(nn.Module):
         """Input of the output layer [B, T, H] under these masks."""
         model = self.whole
         model.eval()
-        masking = Masking(model, masks)
-        try:
+        with Masking(model, masks):
             return body(model)(input_ids=tokens, use_cache=False)[0]
-        finally:
-            masking.undo()
 
 
 @final

@@ -13,17 +13,17 @@ from safetensors import SafetensorError
 from foredraft.core.errors import DataError
 from foredraft.heads import formats
 from foredraft.heads.formats.medusa import write_second
-from foredraft.heads.nets.medusa import Medusa
+from foredraft.heads.nets.hydra import HydraConfig
+from foredraft.heads.nets.medusa import Medusa, MedusaConfig
 from foredraft.model.load import Loaded, quiet
 from foredraft.train.heads.validate import rank_accuracies
 from foredraft.train.recipe import TrainBatch
 
 
 def record_accuracies(net: Any, batches: Sequence[TrainBatch]) -> None:
-    """Store the accuracy by rank in the head's config, if it has that field."""
-    accuracies = rank_accuracies(net, batches)
-    if accuracies is not None and "accuracies" in {each.name for each in dataclasses.fields(net.config)}:
-        net.config = dataclasses.replace(net.config, accuracies=accuracies)
+    """Store the accuracy by rank in the config of Medusa and Hydra heads."""
+    if isinstance(net.config, (MedusaConfig, HydraConfig)):
+        net.config = dataclasses.replace(net.config, accuracies=rank_accuracies(net, batches))
 
 
 def save_head(net: Any, folder: Path, loaded: Loaded, target_name: str, notes: dict[str, Any]) -> None:

@@ -40,10 +40,10 @@ class RecipeKind:
     reduces: bool = False
     join: Callable[[Any, CausalLM], nn.Module] | None = None
 
-    def drafter(self, net: nn.Module, options: dict[str, Any] | None = None) -> Drafter:
-        """A drafter with this net; drafts a chain unless ``options`` are given."""
-        drafter, kind = find(self.method)
-        return drafter(kind(**(self.chain if options is None else options)), net)  # type: ignore[call-arg]
+    def drafter(self, net: nn.Module) -> Drafter:
+        """A drafter of chains with this net."""
+        drafter, options = find(self.method)
+        return drafter(options(**self.chain), net)  # type: ignore[call-arg]
 
 
 def _new_medusa(target: CausalLM, shape: HeadShape, ids: Tensor | None) -> Medusa:

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import torch
-from torch import nn
 
 from foredraft.core.drafter import Drafter
 from foredraft.core.rng import derive_seeds
@@ -11,7 +10,7 @@ from foredraft.core.sampling.params import SamplingParams
 from foredraft.engine.engine import Engine
 from foredraft.engine.policy import Constant
 from foredraft.heads.nets.hydra import Hydra
-from foredraft.heads.nets.medusa import Blockwise, Medusa
+from foredraft.heads.nets.medusa import Medusa
 from foredraft.heads.nets.target_parts import FINAL
 from foredraft.model.hf import CausalLM
 from foredraft.train.data.batches import TrainBatches
@@ -59,12 +58,9 @@ def acceptance_length(target: CausalLM, drafter: Drafter, prompts: Sequence[Sequ
 
 
 @torch.no_grad()
-def rank_accuracies(net: nn.Module, batches: Sequence[TrainBatch]) -> tuple[tuple[float, ...], ...] | None:
-    """Accuracy of each head's k-th token, per rank k, against the target's argmax; None for nets without heads."""
-    if not isinstance(net, (Medusa, Hydra, Blockwise)):
-        return None
+def rank_accuracies(net: Medusa | Hydra, batches: Sequence[TrainBatch]) -> tuple[tuple[float, ...], ...]:
+    """Accuracy of each head's k-th token, per rank k, against the target's argmax."""
     hits = torch.zeros(net.config.num_heads, RANKS)
-    seen = 0
     for batch in batches:
         size, length = batch.tokens.shape
         rows = torch.arange(length - 1 - net.config.num_heads, device=batch.tokens.device).expand(size, -1)
@@ -74,5 +70,4 @@ def rank_accuracies(net: nn.Module, batches: Sequence[TrainBatch]) -> tuple[tupl
             best = logits(rows, head).topk(RANKS, dim=-1).indices
             correct = best == choices[:, 1 + head : 1 + head + rows.shape[1], None]
             hits[head] += correct.float().mean((0, 1)).cpu()
-        seen += 1
-    return tuple(tuple(round(float(rate), 4) for rate in head) for head in hits / max(1, seen))
+    return tuple(tuple(round(float(rate), 4) for rate in head) for head in hits / max(1, len(batches)))
