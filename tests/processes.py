@@ -32,15 +32,18 @@ def killed_after(lines: list[str], script: str, *arguments: str | Path, folder: 
         assert process.wait(60) == -signal.SIGKILL and printed == lines
 
 
+def torchrun(*arguments: Path | str) -> list[str]:
+    """The command that starts a script, or ``-m`` and a module, in two processes that train or generate together."""
+    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    return [sys.executable, "-m", *launcher, *map(str, arguments)]
+
+
 def two_processes(script: Path | str, *arguments: Path | str, folder: Path) -> str:
-    """What a script, or ``-m`` and a module, prints that ``torch.distributed.run`` starts twice; skips where processes
-    cannot meet."""
+    """What a script, or ``-m`` and a module, prints in two processes; skips where processes cannot meet."""
     if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
         pytest.skip("this torch has no gloo")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
-    done = subprocess.run(
-        [*command, *map(str, arguments)], env=environment(folder), capture_output=True, text=True, timeout=300
-    )
+    command = torchrun(script, *arguments)
+    done = subprocess.run(command, env=environment(folder), capture_output=True, text=True, timeout=300)
     if done.returncode and "Address" in done.stderr:
         pytest.skip(f"processes cannot meet here: {done.stderr[-300:]}")
     assert done.returncode == 0, done.stderr[-3000:]

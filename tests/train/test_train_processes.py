@@ -15,7 +15,7 @@ from trainees import SHORT, log_of, save_target, save_texts, stop_at, train_draf
 
 from foredraft.core.errors import OptionError
 from foredraft.train import devices
-from processes import environment, two_processes
+from processes import environment, torchrun, two_processes
 
 HEADS = ("eagle", "eagle3", "medusa", "medusa2", "hydra++", "blockwise")
 TWO = """
@@ -54,10 +54,6 @@ def test_two_processes_do_what_one_does_that_accumulates_twice_as_much(tmp_path:
         losses = [[line["loss"] for line in log_of(each) if "loss" in line] for each in (one, two)]
         assert losses[0] == pytest.approx(losses[1], rel=1e-3) and len(losses[0]) == 6, (name, "of all processes")
     assert (tmp_path / "eagle3-two" / "head" / "config.json").exists()
-
-
-def torchrun(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *arguments]
 
 
 @pytest.mark.slow
@@ -112,7 +108,7 @@ sys.exit(status_of(lambda: train_head("medusa", Path(sys.argv[1]), Path(sys.argv
 @pytest.mark.slow
 def test_a_process_that_dies_ends_the_others(place: Path, tmp_path: Path):
     (tmp_path / "dies.py").write_text(DIES)
-    command = torchrun(str(tmp_path / "dies.py"), str(place), str(tmp_path / "out"))
+    command = torchrun(tmp_path / "dies.py", place, tmp_path / "out")
     done = subprocess.run(command, env=environment(Path(__file__).parent), capture_output=True, text=True, timeout=200)
     assert done.returncode != 0 and "SIGKILL" in done.stderr
     assert torch.load(tmp_path / "out" / "checkpoint.pt", weights_only=True)["step"] == 2

@@ -12,6 +12,7 @@ import torch
 from trainees import tokenizer
 
 from foredraft.core.errors import DataError
+from foredraft.model.load import load_model
 from foredraft.model.tokenizer import Tokenizer
 from foredraft.train.data import tokens as module
 from foredraft.train.data.batches import HELD_OUT, TrainBatches
@@ -48,8 +49,6 @@ def test_of_a_chat_the_assistants_turns_count_with_their_ends(speaker: Tokenizer
 
 def test_the_bundled_template(speaker: Tokenizer):
     """The same with the tokenizer of the bundled model, whose tokens are many letters long."""
-    from foredraft.model.load import load_model
-
     bundled = load_model("sample", device="cpu").tokenizer
     assert bundled is not None
     [(ids, counts)] = encoded([Sample("", messages=TURNS)], bundled, None)
