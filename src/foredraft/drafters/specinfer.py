@@ -22,8 +22,7 @@ from foredraft.core.tree import TokenTree, merge_duplicates
 from foredraft.drafters.common.build_context import BuildContext
 from foredraft.drafters.common.draft_runner import DraftRunner, Forwards, RunnerTreeBuilder
 from foredraft.drafters.common.templates import Template
-from foredraft.drafters.common.tree_builder import Level, SiblingSampling, build_static_tree
-from foredraft.drafters.common.tree_ops import draw_independent
+from foredraft.drafters.common.tree_builder import Level, build_static_tree
 from foredraft.model.base import TargetModel
 from foredraft.model.replay import EAGER, Replay
 
@@ -116,8 +115,8 @@ class SpecInfer(Rewindable):
 
     def _tree(self, view: View, forwards: Forwards, allowed: Int[Tensor, "B"], depth: int, number: int) -> Draft:
         """The tree of the model of this number."""
-        sampling = SiblingSampling(draw_independent, self._law, number * (self._nodes + 1))
-        return build_static_tree(RunnerTreeBuilder(forwards, view), self._levels[:depth], allowed, sampling)
+        builder, first = RunnerTreeBuilder(forwards, view), number * (self._nodes + 1)
+        return build_static_tree(builder, self._levels[:depth], allowed, self._law, first)
 
 
 def _joined(drafts: Sequence[Draft]) -> Draft:

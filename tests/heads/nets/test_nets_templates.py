@@ -5,10 +5,12 @@ from itertools import combinations, product
 from math import prod
 
 import pytest
+import torch
 
 from foredraft.core.errors import OptionError
 from foredraft.drafters.common.static_tree import Options
 from foredraft.drafters.common.templates import NAMED, Path, Template, best_template
+from foredraft.drafters.common.tree_builder import Level
 
 COUNTS = {"eagle": (4, 8, 8, 3, 2), "medusa": (10, 28, 23, 2)}
 
@@ -16,7 +18,8 @@ COUNTS = {"eagle": (4, 8, 8, 3, 2), "medusa": (10, 28, 23, 2)}
 @pytest.mark.parametrize("name", NAMED)
 def test_published_trees(name: str):
     template = Template.of(name)
-    assert tuple(len(template.level(level)) for level in range(1, template.depth + 1)) == COUNTS[name]
+    levels = Level.all_of(template, torch.device("cpu"))
+    assert tuple(len(level.ranks) for level in levels) == COUNTS[name]
     assert template.nodes == len(set(NAMED[name])) == sum(COUNTS[name]) == {"eagle": 25, "medusa": 63}[name]
 
 
@@ -27,11 +30,26 @@ def test_numbers_go_level_by_level_and_parents_stand_first(name: str):
     assert sorted(paths, key=len) == paths
     for node, parent in enumerate(template.parents, start=1):
         assert parent < node and paths[node][:-1] == paths[parent]
-    for level in range(template.depth + 1):
-        nodes = template.level(level) if level else (0,)
-        assert all(len(paths[node]) == level for node in nodes)
-        assert set(template.inner(level)) == {node for node in nodes if node in template.parents}
-    assert template.ranks(range(1, template.nodes + 1)) == tuple(path[-1] for path in paths[1:])
+
+
+@pytest.mark.parametrize("name", [*NAMED, "4x2x1", "1", "1x1x1x1", "2x3"])
+def test_levels_say_where_the_parent_of_each_node_is(name: str):
+    template = Template.of(name)
+    paths: list[Path] = [(), *template.paths]
+    above, families = [0], [0]  # the nodes of the level above, and those of them that have children
+    for level in Level.all_of(template, torch.device("cpu")):
+        nodes = list(range(above[-1] + 1, above[-1] + 1 + len(level.ranks)))
+        inner = [node for node in nodes if node in template.parents]
+        parents = [template.parents[node - 1] for node in nodes]
+        ranks = [paths[node][-1] for node in nodes]
+        assert level.parents.tolist() == [above[i] for i in level.above] == parents
+        assert [families[i] for i in level.places] == parents
+        assert level.ranks.tolist() == level.earlier.sum(1).tolist() == ranks and level.width == 1 + max(ranks)
+        assert torch.equal(level.chosen, level.places * level.width + level.ranks)
+        assert [nodes[i] for i in level.inner] == inner
+        assert [families[i] for i in level.inner_places] == [template.parents[node - 1] for node in inner]
+        above, families = nodes, inner
+    assert above[-1] == template.nodes
 
 
 def test_children_by_level():

@@ -12,14 +12,14 @@ from torch import Tensor
 
 from foredraft.core.drafter import View
 from foredraft.core.errors import OptionError
-from foredraft.core.rng import Noise, Stream, derive_seeds, draw, exponentials, race_size
+from foredraft.core.rng import Noise, Stream, derive_seeds, draw, draw_distinct, exponentials, race_size
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.sampling.warp import Paths, Warp
 from foredraft.core.tree import TokenTree
 from foredraft.core.tree_optimizer import check_acceptance
 from foredraft.core.verify.parts import ratio, residual
 from foredraft.drafters.common.draft_runner import DraftRunner, Forwards
-from foredraft.drafters.common.tree_ops import draw_siblings, likeliest, normalize_or_uniform, without_earlier
+from foredraft.drafters.common.tree_ops import likeliest, normalize_or_uniform, without_earlier
 from foredraft.model.base import TargetModel
 
 SAMPLES, PREFIX, TOKENS = 16, 8, 40
@@ -86,7 +86,7 @@ def accepted_ranks(
     p = view.warp.law(target, _at_roots(view))[:, 0]
     law = normalize_or_uniform(view.warp.law(draft, _at_roots(view)))
     bits = view.noise.bits(Stream.DRAFT, torch.zeros_like(view.lengths)[:, None])
-    drawn = draw_siblings(law, exponentials(bits, width * race_size(law.shape[-1])), width)
+    drawn = draw_distinct(law, exponentials(bits, width * race_size(law.shape[-1])), width)
     earlier = torch.ones(width, width, dtype=law.dtype, device=law.device).tril(-1)
     tokens, chances = (each.expand(-1, width, -1) for each in drawn)
     laws = without_earlier(law.repeat(1, width, 1), tokens, chances * earlier)

@@ -74,33 +74,6 @@ class Template:
         number = {path: i for i, path in enumerate(((), *self.paths))}
         return tuple(number[path[:-1]] for path in self.paths)
 
-    def level(self, depth: int) -> tuple[int, ...]:
-        """Numbers of the nodes at a depth; the root's children have depth 1."""
-        return tuple(i for i, path in enumerate(self.paths, start=1) if len(path) == depth)
-
-    def ranks(self, nodes: Sequence[int]) -> tuple[int, ...]:
-        """The rank of each of these nodes among its siblings."""
-        return tuple(self.paths[node - 1][-1] for node in nodes)
-
-    def above(self, depth: int) -> tuple[int, ...]:
-        """The parent of each node at a depth."""
-        return tuple(self.parents[node - 1] for node in self.level(depth))
-
-    def places(self, depth: int) -> tuple[int, ...]:
-        """For each node at a depth, the position of its parent among the inner nodes of the level above."""
-        inner = self.inner(depth - 1)
-        return tuple(inner.index(parent) for parent in self.above(depth))
-
-    def inner_places(self, depth: int) -> tuple[int, ...]:
-        """For each inner node at a depth, its position among the nodes there."""
-        nodes = self.level(depth)
-        return tuple(nodes.index(node) for node in self.inner(depth))
-
-    def inner(self, depth: int) -> tuple[int, ...]:
-        """Numbers of the nodes with children at a depth."""
-        with_children = set(self.parents)
-        return tuple(node for node in ((0,) if depth == 0 else self.level(depth)) if node in with_children)
-
 
 def best_template(accuracies: Rates, nodes: int) -> Template:
     """The tree of ``nodes`` nodes with the most expected tokens, assuming independent accuracies.

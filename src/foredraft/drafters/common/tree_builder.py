@@ -1,7 +1,7 @@
 """Draft trees built level by level on a draft model or head, and static trees built with them."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,12 +11,12 @@ from torch import Tensor
 
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import View
-from foredraft.core.rng import Stream, exponentials, race_size
+from foredraft.core.rng import Stream, draw_distinct, exponentials, race_size
 from foredraft.core.sampling.warp import Paths
 from foredraft.core.transfer import to_device
 from foredraft.core.tree import PAD, ROOT, TokenTree
 from foredraft.drafters.common.templates import Template
-from foredraft.drafters.common.tree_ops import Siblings, draw_siblings, likeliest, normalize_or_uniform, without_earlier
+from foredraft.drafters.common.tree_ops import draw_independent, likeliest, normalize_or_uniform, without_earlier
 
 
 class TreeBuilder(ABC):
@@ -99,41 +99,31 @@ class Level:
     @classmethod
     def all_of(cls, template: Template, device: torch.device) -> tuple["Level", ...]:
         """The levels of a template, starting with the root's children."""
-        return tuple(cls.of(template, level, device) for level in range(1, template.depth + 1))
+        return tuple(cls.of(template, depth, device) for depth in range(1, template.depth + 1))
 
     @classmethod
-    def of(cls, template: Template, level: int, device: torch.device) -> "Level":
-        """The nodes at ``level``."""
-        nodes, places, inner = template.level(level), template.places(level), template.inner_places(level)
-        ranks, before = template.ranks(nodes), template.level(level - 1) or (0,)
+    def of(cls, template: Template, depth: int, device: torch.device) -> "Level":
+        """The nodes at a depth, from 1 on."""
+        paths = ((), *template.paths)
+        nodes_above, nodes = ([i for i, path in enumerate(paths) if len(path) == each] for each in (depth - 1, depth))
+        parents = [template.parents[node - 1] for node in nodes]
+        families = sorted(set(parents))
+        places = [families.index(parent) for parent in parents]
+        ranks = [paths[node][-1] for node in nodes]
         width = max(ranks) + 1
-        parents = template.above(level)
+        inner = [place for place, node in enumerate(nodes) if node in template.parents]
         return cls(
             width=width,
             ranks=to_device(ranks, device),
             chosen=to_device([place * width + rank for place, rank in zip(places, ranks, strict=True)], device),
             places=to_device(places, device),
-            above=to_device([before.index(parent) for parent in parents], device),
+            above=to_device([nodes_above.index(parent) for parent in parents], device),
             earlier=(torch.arange(width - 1, device=device) < to_device(ranks, device)[:, None]).float(),
             parents=to_device(parents, device),
             inner=to_device(inner, device),
             inner_places=to_device([places[own] for own in inner], device),
-            turns=tuple(sum(template.paths[node - 1]) + level for node in nodes),
+            turns=tuple(sum(paths[node]) + depth for node in nodes),
         )
-
-
-Draw = Callable[[Float[Tensor, "B F V"], Float[Tensor, "B F n"], int], Siblings]
-
-
-class SiblingSampling(NamedTuple):
-    """How siblings are drawn, and the resulting law; uses random numbers from index ``first`` on, one per parent."""
-
-    draw: Draw
-    law: Law
-    first: int = 0
-
-
-WITHOUT_REPLACEMENT = SiblingSampling(draw_siblings, Law.WITHOUT_REPLACEMENT)
 
 
 class _Nodes(NamedTuple):
@@ -148,7 +138,8 @@ def build_static_tree(
     builder: TreeBuilder,
     levels: Sequence[Level],
     allowed: Int[Tensor, "B"],
-    sampling: SiblingSampling = WITHOUT_REPLACEMENT,
+    law: Law = Law.WITHOUT_REPLACEMENT,
+    first: int = 0,
 ) -> Draft:
     """Build a static tree: the likeliest tokens in greedy rows, else siblings drawn from the draft's warped law.
 
@@ -158,14 +149,16 @@ def build_static_tree(
 
     Args:
         allowed: the number of levels that each row may have.
+        law: how siblings are drawn: ``WITHOUT_REPLACEMENT``, ``IID`` or ``IID_MANY``.
+        first: the index of the first random number; there is one for each parent.
     """
     view, last = builder.view, levels[-1]
     rows = len(view.rows)
-    races = None if view.warp.greedy else _races(view, levels, sampling.first, builder.vocab_size)
+    races = None if view.warp.greedy else _races(view, levels, first, builder.vocab_size)
     parts: list[_Nodes] = []
     exist: Tensor | None = None
     for number, level in enumerate(levels, start=1):
-        nodes = _nodes(builder, level, sampling, None if races is None else next(races))
+        nodes = _nodes(builder, level, law, None if races is None else next(races))
         own = nodes.exist & (allowed >= number)[:, None]
         exist = own if exist is None else own & exist.index_select(1, level.above)
         parts.append(nodes._replace(exist=exist))
@@ -181,7 +174,7 @@ def build_static_tree(
         return Draft(tree, Law.FIXED)
     laws = [each.laws for each in parts if each.laws is not None]
     root = torch.zeros_like(laws[0][:, :1])  # never read
-    return Draft(tree, sampling.law, torch.cat([root, *laws], 1))
+    return Draft(tree, law, torch.cat([root, *laws], 1))
 
 
 def _races(view: View, levels: Sequence[Level], first: int, vocab_size: int) -> Iterator[Float[Tensor, "B F n"]]:
@@ -192,15 +185,13 @@ def _races(view: View, levels: Sequence[Level], first: int, vocab_size: int) -> 
     return iter(exponentials(view.noise.bits(Stream.DRAFT, index), count).split(sizes, dim=1))
 
 
-def _nodes(
-    builder: TreeBuilder, level: Level, sampling: SiblingSampling, times: Float[Tensor, "B F n"] | None
-) -> _Nodes:
+def _nodes(builder: TreeBuilder, level: Level, law: Law, times: Float[Tensor, "B F n"] | None) -> _Nodes:
     """The nodes of a level: the likeliest tokens in greedy rows, else drawn with the exponentials ``times``."""
     warp = builder.view.warp
     scores = warp.scores(builder.target_logits(), builder.paths)
     if times is None:
         return _picked(scores, level)
-    drawn = _drawn(normalize_or_uniform(scores.softmax(-1)), level, sampling, times)
+    drawn = _drawn(normalize_or_uniform(scores.softmax(-1)), level, law, times)
     if warp.greedy_rows is None:
         return drawn
     best, greedy = _picked(scores, level), warp.greedy_rows
@@ -219,14 +210,14 @@ def _picked(scores: Float[Tensor, "B F V"], level: Level) -> _Nodes:
     return _Nodes(tokens.flatten(1).index_select(1, level.chosen), exist.flatten(1).index_select(1, level.chosen), None)
 
 
-def _drawn(
-    law: Float[Tensor, "B F V"], level: Level, sampling: SiblingSampling, times: Float[Tensor, "B F n"]
-) -> _Nodes:
+def _drawn(q: Float[Tensor, "B F V"], level: Level, law: Law, times: Float[Tensor, "B F n"]) -> _Nodes:
     """Tokens drawn for the nodes of a level. As many are drawn for each parent as the largest family has; what is
-    beyond a family is not used, which does not change the law of the others."""
-    drawn = sampling.draw(law, times, level.width)
-    own = law.index_select(1, level.places)
-    if sampling.law is Law.WITHOUT_REPLACEMENT and level.width > 1:
+    beyond a family is not used, which does not change the law of the others. Whether a child exists depends on q alone,
+    not on the tokens drawn, so the tree does not anticipate."""
+    distinct = law is Law.WITHOUT_REPLACEMENT
+    drawn = (draw_distinct if distinct else draw_independent)(q, times, level.width)
+    own = q.index_select(1, level.places)
+    if distinct and level.width > 1:
         siblings, chances = (each[..., :-1].index_select(1, level.places) for each in drawn)
         own = without_earlier(own, siblings, chances * level.earlier)
     tokens, chances = (each.flatten(1).index_select(1, level.chosen) for each in drawn)

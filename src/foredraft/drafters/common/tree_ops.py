@@ -1,4 +1,4 @@
-"""Operations on draft trees: draw siblings, pick the likeliest tokens, keep the best candidates."""
+"""Operations on draft trees: draw independent siblings, pick the likeliest tokens, keep the best candidates."""
 
 from typing import NamedTuple
 
@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from foredraft.core.draft import Draft, Law
-from foredraft.core.rng import draw_distinct, draw_first, race_size
+from foredraft.core.rng import draw_first, race_size
 from foredraft.core.sampling.warp import Warp
 from foredraft.core.tree import PAD, ROOT, TokenTree
 
@@ -32,27 +32,17 @@ class Candidates(NamedTuple):
     depth: int
 
 
-class Siblings(NamedTuple):
-    """K children of each of F nodes: tokens, and their probabilities under the law of their parent; 0: no child."""
+def draw_independent(
+    law: Float[Tensor, "B F V"], times: Float[Tensor, "B F n"], count: int
+) -> tuple[Int[Tensor, "B F K"], Float[Tensor, "B F K"]]:
+    """``count`` tokens from each law, drawn independently, and their probabilities; tokens may repeat.
 
-    tokens: Int[Tensor, "B F K"]
-    chances: Float[Tensor, "B F K"]
-
-
-def draw_siblings(law: Float[Tensor, "B F V"], times: Float[Tensor, "B F n"], count: int) -> Siblings:
-    """Draw ``count`` children per node without replacement; ``times``: ``count * race_size(V)`` exponentials for each.
-
-    If the law has fewer than K tokens, the remaining children do not exist. This depends on the law alone, not on the
-    tokens drawn, so it does not anticipate.
+    Args:
+        times: independent exponentials, ``count * race_size(V)`` for each law.
     """
-    return Siblings(*draw_distinct(law, times, count))
-
-
-def draw_independent(law: Float[Tensor, "B F V"], times: Float[Tensor, "B F n"], count: int) -> Siblings:
-    """Draw ``count`` children per node independently, with ``times`` as in ``draw_siblings``; tokens may repeat."""
     races = times[..., : count * race_size(law.shape[-1])].unflatten(-1, (count, -1))
     tokens = draw_first(law[:, :, None].expand(-1, -1, count, -1), races)
-    return Siblings(tokens, law.gather(-1, tokens))
+    return tokens, law.gather(-1, tokens)
 
 
 def without_earlier(
