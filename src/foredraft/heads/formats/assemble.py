@@ -23,6 +23,8 @@ _HARMLESS = re.compile(r"(^|\.)(rotary_emb\.)?inv_freq$")
 """Rotary frequencies that old code stored as weights; they follow from the config."""
 _ROWS = 8192
 """Rows of an embedding that are compared at a time."""
+_NO_TARGET = TargetParts(embed=lambda tokens: tokens, head=lambda states: states, vocab_size=1, hidden_size=1)
+"""Stands in for a target where only names and shapes of the head matter."""
 
 
 def describe(checkpoint: Checkpoint, reading: Reading) -> HeadInfo:
@@ -31,7 +33,7 @@ def describe(checkpoint: Checkpoint, reading: Reading) -> HeadInfo:
     Raises:
         DrafterError: tensors are missing, unexpected, quantised, or have a wrong shape.
     """
-    net = _empty_net(reading.config, _rotary(checkpoint, reading.config), _placeholder_parts(reading))
+    net = _empty_net(reading.config, _rotary(checkpoint, reading.config), _NO_TARGET)
     _check_names(checkpoint, reading, net)
     parameters = [(name, value) for name, value in net.named_parameters() if name not in reading.given]
     dtypes = [checkpoint.weights.dtypes[reading.names[name][0]] for name, _ in parameters]
@@ -134,15 +136,15 @@ def first_names(names: Collection[str]) -> str:
     return ", ".join(first) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
-def identity_names(names: Collection[str]) -> dict[str, tuple[str, ...]]:
-    """``Reading.names`` for names that are equal in file and net."""
-    return {name: (name,) for name in names}
-
-
 def parameter_names(config: NetConfig) -> list[str]:
     """The parameter names of a config's net."""
-    net = _empty_net(config, Rotary(torch.ones(1)), _placeholder_parts(None))
+    net = _empty_net(config, Rotary(torch.ones(1)), _NO_TARGET)
     return [name for name, _ in net.named_parameters()]
+
+
+def own_names(config: NetConfig) -> dict[str, tuple[str, ...]]:
+    """``Reading.names`` for a file with the net's own names."""
+    return {name: (name,) for name in parameter_names(config)}
 
 
 def block_of(config: NetConfig) -> BlockConfig | None:
@@ -156,7 +158,7 @@ def _empty_net(config: NetConfig, rotary: Rotary | None, parts: TargetParts) -> 
     with torch.device("meta"):
         if isinstance(config, (EagleConfig, Eagle3Config)):
             assert rotary is not None
-            return (Eagle(config, rotary, parts)) if isinstance(config, EagleConfig) else Eagle3(config, rotary, parts)
+            return Eagle(config, rotary, parts) if isinstance(config, EagleConfig) else Eagle3(config, rotary, parts)
         if isinstance(config, HydraConfig):
             return Hydra(config, rotary, parts)
         return Medusa(config, parts) if isinstance(config, MedusaConfig) else Blockwise(config, parts)
@@ -168,12 +170,6 @@ def _rotary(checkpoint: Checkpoint, config: NetConfig) -> Rotary | None:
         return None if block is None else rotary_of(block)
     except ModelError as error:
         raise DrafterError(f"The head {checkpoint.name!r} cannot be used: {error}") from error
-
-
-def _placeholder_parts(reading: Reading | None) -> TargetParts:
-    """Stands in for a target where only names and shapes matter."""
-    size = reading.target.hidden_size if reading is not None else 1
-    return TargetParts(embed=lambda tokens: tokens, head=lambda states: states, vocab_size=1, hidden_size=size)
 
 
 def _check_names(checkpoint: Checkpoint, reading: Reading, net: nn.Module) -> None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from foredraft.core.errors import DrafterError
-from foredraft.heads.formats.assemble import check_embedding, identity_names, parameter_names
+from foredraft.heads.formats.assemble import check_embedding, own_names
 from foredraft.heads.formats.block import old_scaling, override_theta, read_block, unsupported_by_block, write_block
 from foredraft.heads.formats.files import Checkpoint
 from foredraft.heads.formats.info import Contents, ExportOptions, Overrides, Reading, TargetNeeds
@@ -46,7 +46,7 @@ def read(checkpoint: Checkpoint, target: CausalLM | None, overrides: Overrides) 
         method="eagle",
         format=FORMAT,
         config=config,
-        names=identity_names(parameter_names(config)),
+        names=own_names(config),
         ignored=frozenset({_TABLE, "lm_head.weight"}),
         target=TargetNeeds(hidden_size=block.hidden_size, vocab_size=vocab),
         notes=tuple(notes),

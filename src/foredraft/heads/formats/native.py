@@ -9,7 +9,7 @@ from dataclasses import MISSING, asdict, fields as fields_of, replace
 from typing import Any
 
 from foredraft.core.errors import DrafterError
-from foredraft.heads.formats.assemble import block_of, identity_names, parameter_names
+from foredraft.heads.formats.assemble import block_of, own_names
 from foredraft.heads.formats.block import override_theta
 from foredraft.heads.formats.files import MOST, Checkpoint, Fields
 from foredraft.heads.formats.info import Contents, ExportOptions, NetConfig, Overrides, Reading, TargetNeeds
@@ -59,7 +59,7 @@ def read(checkpoint: Checkpoint, target: CausalLM | None, overrides: Overrides) 
         method=method,
         format=f"foredraft {method}",
         config=config,
-        names=identity_names(parameter_names(config)),
+        names=own_names(config),
         ignored=frozenset(ignored),
         vocabulary=vocabulary,
         target=TargetNeeds(
