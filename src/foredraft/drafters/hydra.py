@@ -17,18 +17,12 @@ __all__ = ["HydraDrafter", "Options"]
 
 
 @final
-class HydraDrafter(StaticTreeDrafter):
+class HydraDrafter(StaticTreeDrafter[Hydra]):
     """A node's children depend on its path. With Hydra++, a prefix layer processes the target's states first."""
 
     def __init__(self, options: Options, net: Hydra, replay: Replay = EAGER) -> None:
         state = LastHidden(replay) if net.prefix is None else _prefix_cache(net.prefix, replay)
-        template = options.template(net.config.accuracies, net.config.num_heads)
-        super().__init__(template, state, options.sampled_tree, net.config.accuracies, net.target.vocab_size)
-        self._net = net
-
-    @property
-    def network(self) -> Hydra:
-        return self._net
+        super().__init__(options, net, state)
 
     def logits(self, hidden: Float[Tensor, "B 1 H"], paths: Int[Tensor, "B F K"], head: int) -> Float[Tensor, "B F v"]:
         return self._net.logits(hidden.expand(-1, paths.shape[1], -1), paths, head)

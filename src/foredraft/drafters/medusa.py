@@ -18,18 +18,11 @@ __all__ = ["MedusaDrafter", "Options"]
 
 
 @final
-class MedusaDrafter(StaticTreeDrafter):
+class MedusaDrafter(StaticTreeDrafter[Medusa]):
     """Head i predicts the tokens of level i + 1, independently of the levels above."""
 
     def __init__(self, options: Options, net: Medusa, replay: Replay = EAGER) -> None:
-        template = options.template(net.config.accuracies, net.config.num_heads)
-        state = LastHidden(replay)
-        super().__init__(template, state, options.sampled_tree, net.config.accuracies, net.target.vocab_size)
-        self._net = net
-
-    @property
-    def network(self) -> Medusa:
-        return self._net
+        super().__init__(options, net, LastHidden(replay))
 
     def logits(self, hidden: Float[Tensor, "B 1 H"], paths: Int[Tensor, "B F K"], head: int) -> Float[Tensor, "B 1 v"]:
         return self._net.logits(self._net.states(hidden, head), head)

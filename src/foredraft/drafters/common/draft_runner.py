@@ -268,4 +268,4 @@ class RunnerTreeBuilder(TreeBuilder):
         return ranked(warp.processed(self.logits, self.paths), count, warp)
 
     def _read_level(self, tokens: Int[Tensor, "B F"], places: Int[Tensor, "B F"]) -> Float[Tensor, "B F V"]:
-        return self._forwards.level(self.read, self.begin)
+        return self._forwards.level(self.read, self.starts[-1])

@@ -52,21 +52,24 @@ class DrawnTrees:
     Args:
         mode: the option ``sampled_tree``.
         nodes, depth: most nodes and levels.
+        device: of the rows.
         accuracies: measured accuracies by level and rank, which stand in for the acceptance of drawn siblings.
 
-    ``gains``: expected accepted tokens by node count, in rising order; none if all trees are picked.
+    ``gains``: expected accepted tokens by node count, in rising order; none if all trees are picked. ``levels``: of the
+    trees, by node count.
     """
 
-    def __init__(self, mode: str, nodes: int, depth: int, accuracies: Rates | None = None) -> None:
+    def __init__(
+        self, mode: str, nodes: int, depth: int, device: torch.device, accuracies: Rates | None = None
+    ) -> None:
         rates = accuracies[:depth] if accuracies else (ACCEPTANCE,) * depth
         self._always = mode == "drawn"
         sizes = () if mode == "picked" else tuple(size for size in SIZES if size < nodes)
         templates = [best_template(rates[: size.bit_length()], size) for size in sizes]
         if mode != "picked":
             templates.append(best_template(rates, nodes))
-        self._templates = {each.nodes: each for each in templates}
-        self._levels: dict[int, tuple[Level, ...]] = {}  # made at the first draft, on the device of the rows
-        self.gains = {nodes: _gain(each, rates) for nodes, each in self._templates.items()}
+        self.levels = {each.nodes: Level.all_of(each, device) for each in templates}
+        self.gains = {each.nodes: _gain(each, rates) for each in templates}
 
     @property
     def law(self) -> Law | None:
@@ -77,15 +80,7 @@ class DrawnTrees:
         """The nodes of the planned tree; 0 if the tree of this step is picked."""
         if view.warp.greedy or not (self._always or plan.drawn):
             return 0
-        size = max((size for size in self.gains if size <= plan.at_most(max(self.gains))), default=min(self.gains))
-        if size not in self._levels:
-            with torch.inference_mode(False):  # compilers reject tensors of inference mode
-                self._levels[size] = Level.all_of(self._templates[size], view.lengths.device)
-        return size
-
-    def levels(self, size: int) -> tuple[Level, ...]:
-        """The levels of a tree of which ``size`` has told."""
-        return self._levels[size]
+        return max((size for size in self.gains if size <= plan.at_most(max(self.gains))), default=min(self.gains))
 
 
 def _gain(template: Template, rates: Rates) -> float:

@@ -11,17 +11,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from foredraft.core.draft import Draft, Law
-from foredraft.core.drafter import Needs, Plan, Trainable, View
+from foredraft.core.draft import Draft
+from foredraft.core.drafter import Needs, Plan, View
 from foredraft.core.errors import OptionError
-from foredraft.core.tree import TokenTree
 from foredraft.drafters.common.drawn_tree import DrawnTrees, DrawsTrees
-from foredraft.drafters.common.feature_cache import FeatureCache, TreeSlots, eagle_cache
-from foredraft.drafters.common.head import EagleOptions, HeadDrafter
-from foredraft.drafters.common.head_tree import HeadTree, HeadTreeBuilder
+from foredraft.drafters.common.eagle import EagleDrafter, EagleOptions
 from foredraft.drafters.common.tree_builder import TreeBuilder, build_static_tree
 from foredraft.drafters.common.tree_ops import Candidates, keep_best, worth_a_level
 from foredraft.heads.nets.eagle import EagleNet
+from foredraft.model.cpu_linear import any_weight
 from foredraft.model.replay import EAGER, Replay
 
 
@@ -70,48 +68,29 @@ class Options(DrawsTrees, EagleOptions):
             raise OptionError("nodes, depth and top_k must be 1 or more.")
 
 
-class DynamicTreeDrafter(HeadDrafter[FeatureCache], Trainable):
+class DynamicTreeDrafter(EagleDrafter):
     """A tree of the head's most confident tokens: picked, so lossless at every temperature. For sampled rows also a
     static tree of drawn tokens."""
 
     def __init__(self, options: Options, net: EagleNet, replay: Replay = EAGER) -> None:
-        self._net = net
         self._limits = TreeLimits(options.nodes, options.depth, options.top_k)
-        self._drawn = drawn = DrawnTrees(options.sampled_tree, options.nodes, options.depth)
+        self._drawn = drawn = DrawnTrees(options.sampled_tree, options.nodes, options.depth, any_weight(net).device)
         needs = Needs(net.taps, options.nodes, options.depth, scored=True, law=drawn.law, drawn=drawn.gains, ahead=True)
-        super().__init__(eagle_cache(net, replay), needs)
-
-    @property
-    def network(self) -> EagleNet:
-        return self._net
+        super().__init__(net, needs, replay)
 
     @torch.inference_mode()
     def propose(self, view: View, plan: Plan) -> Draft:
-        if not plan.length:
-            return Draft(TokenTree.root(view.roots), Law.FIXED)
         drawn = self._drawn.size(view, plan)
         limits = self._limits.within(plan)
         if self._state.records:  # always the whole depth, so that recordings are few
             limits = limits._replace(depth=min(self._limits.depth, limits.nodes), level_worth=0.0)
         room = 1 + (self._limits.nodes if drawn else limits.depth * limits.top_k)
-        state = self._state.extend(view, room)
-        allowed = plan.on(view.lengths.device) * state.known
-        slots = self._state.slots_of(view, room)
-        return self._state.run("tree", self._draft, view, state.states, allowed, limits, drawn, slots)
+        return self._draft(view, plan, room, limits, drawn)
 
-    def _draft(
-        self,
-        view: View,
-        states: Float[Tensor, "B 1 H"],
-        allowed: Int[Tensor, "B"],
-        limits: TreeLimits,
-        drawn: int,
-        slots: TreeSlots,
-    ) -> Draft:
-        """The tree after the entries just read, of ``drawn`` nodes if they are drawn; can be recorded."""
-        builder = HeadTreeBuilder(self._net, HeadTree(self._state, view, slots), view, states)
+    def _tree(self, builder: TreeBuilder, allowed: Int[Tensor, "B"], limits: TreeLimits, drawn: int) -> Draft:
+        """The tree within these limits; of ``drawn`` nodes if they are drawn."""
         if drawn:
-            return build_static_tree(builder, self._drawn.levels(drawn)[: limits.depth], allowed)
+            return build_static_tree(builder, self._drawn.levels[drawn][: limits.depth], allowed)
         return build_dynamic_tree(builder, allowed, limits)
 
 

@@ -16,7 +16,6 @@ from foredraft.core.draft import Verdict
 from foredraft.core.drafter import NO_ROOM, Room, StepOut, View
 from foredraft.core.transfer import to_device
 from foredraft.core.tree import TokenTree
-from foredraft.heads.nets.eagle import EagleNet
 from foredraft.model.attention import masked_attention, runs_kernel
 from foredraft.model.cache import SlotCache, SlotView, bucket, persistent_zeros
 from foredraft.model.cpu_linear import any_weight
@@ -304,9 +303,3 @@ def _tokens(history: Int[Tensor, "B L"], bases: Int[Tensor, "B"], width: int) ->
     """The tokens of ``width`` entries from ``bases`` on."""
     after = bases[:, None] + torch.arange(1, 1 + width, device=bases.device)
     return history.gather(1, after.clamp(max=history.shape[1] - 1))
-
-
-def eagle_cache(net: EagleNet, replay: Replay) -> FeatureCache:
-    """The feature cache of an EAGLE head."""
-    prepare = net.rotary.reserve
-    return FeatureCache(net, net, net.features, layers=net.depth, window=net.window, prepare=prepare, replay=replay)

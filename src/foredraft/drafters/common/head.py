@@ -1,7 +1,6 @@
 """Base class of drafters with trained heads, which store the target's hidden states per row."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 import torch
@@ -10,22 +9,8 @@ from torch import Tensor
 
 from foredraft.core.draft import Draft, Verdict
 from foredraft.core.drafter import Drafter, Needs, Room, StepOut, View
-from foredraft.core.options import SizedOptions
 from foredraft.drafters.common.feature_cache import FeatureCache
 from foredraft.drafters.common.last_hidden import LastHidden
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EagleOptions(SizedOptions):
-    """Corrections of the head's config.
-
-    rope_theta: base of the head's rotary positions, if its config is wrong.
-    taps: hidden layers of the target that the head reads, such as 2x16x29, if missing or wrong in its files.
-    """
-
-    rope_theta: float | None = field(default=None, metadata={"unset": "from its config"})
-    taps: tuple[int, ...] | None = field(default=None, metadata={"unset": "from its files"})
-
 
 S = TypeVar("S", bound=FeatureCache | LastHidden)
 

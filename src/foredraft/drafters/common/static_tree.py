@@ -6,7 +6,7 @@ rows they may be drawn from the head's law instead.
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import final
+from typing import Any, Generic, TypeVar, final
 
 import torch
 from jaxtyping import Float, Int
@@ -24,8 +24,11 @@ from foredraft.drafters.common.last_hidden import LastHidden
 from foredraft.drafters.common.templates import NAMED, Rates, Template, best_template
 from foredraft.drafters.common.tree_builder import Level, TreeBuilder, build_static_tree
 from foredraft.drafters.common.tree_ops import Candidates, at_places, keep_best, ranked
+from foredraft.heads.nets.hydra import Hydra
+from foredraft.heads.nets.medusa import Medusa
 from foredraft.heads.nets.target_parts import FINAL
 from foredraft.model.base import widened
+from foredraft.model.cpu_linear import any_weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,32 +67,30 @@ class Options(DrawsTrees, SizedOptions):
         return Template(tuple(path for path in paths if len(path) <= heads))
 
 
-class StaticTreeDrafter(HeadDrafter[FeatureCache | LastHidden], Trainable):
+N = TypeVar("N", Medusa, Hydra)
+
+
+class StaticTreeDrafter(HeadDrafter[FeatureCache | LastHidden], Trainable, Generic[N]):
     """Builds a static tree from the heads' likeliest tokens. Subclasses compute the heads' logits.
 
     Args:
-        template: of picked trees.
-        sampled_tree: the option.
-        accuracies: of the heads, if known.
-        vocab_size: of the target.
+        state: see ``HeadDrafter``.
     """
 
-    def __init__(
-        self,
-        template: Template,
-        state: FeatureCache | LastHidden,
-        sampled_tree: str,
-        accuracies: Rates | None,
-        vocab_size: int,
-    ) -> None:
-        self._drawn = drawn = DrawnTrees(sampled_tree, template.nodes, template.depth, accuracies)
+    def __init__(self, options: Options, net: N, state: FeatureCache | LastHidden) -> None:
+        accuracies, device = net.config.accuracies, any_weight(net).device
+        template = options.template(accuracies, net.config.num_heads)
+        self._drawn = drawn = DrawnTrees(options.sampled_tree, template.nodes, template.depth, device, accuracies)
         needs = Needs(
             (FINAL,), template.nodes, template.depth, scored=True, law=drawn.law, drawn=drawn.gains, ahead=True
         )
         super().__init__(state, needs)
-        self.vocab_size = vocab_size
-        self._template = template
-        self._levels: tuple[Level, ...] = ()  # made at the first draft, on the device of the rows
+        self._net = net
+        self._levels = Level.all_of(template, device)
+
+    @property
+    def network(self) -> N:
+        return self._net
 
     @abstractmethod
     def logits(
@@ -101,10 +102,7 @@ class StaticTreeDrafter(HeadDrafter[FeatureCache | LastHidden], Trainable):
     def propose(self, view: View, plan: Plan) -> Draft:
         if not plan.length:
             return Draft(TokenTree.root(view.roots), Law.FIXED)
-        if not self._levels:
-            with torch.inference_mode(False):  # compilers reject tensors of inference mode
-                self._levels = Level.all_of(self._template, view.lengths.device)
-        drawn, nodes = self._drawn.size(view, plan), plan.at_most(self._template.nodes)
+        drawn, nodes = self._drawn.size(view, plan), plan.at_most(self.needs.max_nodes)
         depth = len(self._levels) if self._state.records else plan.length  # recordings should be few
         hidden, known = self._state.extend(view, 1)
         allowed = plan.on(hidden.device) * known
@@ -116,48 +114,52 @@ class StaticTreeDrafter(HeadDrafter[FeatureCache | LastHidden], Trainable):
         self, view: View, hidden: Float[Tensor, "B 1 H"], allowed: Int[Tensor, "B"], nodes: int, depth: int
     ) -> Draft:
         """A tree of ``nodes`` drawn nodes; can be recorded."""
-        return build_static_tree(_HeadsBuilder(self, view, hidden), self._drawn.levels(nodes)[:depth], allowed)
+        return build_static_tree(_HeadsBuilder(self, view, hidden), self._drawn.levels[nodes][:depth], allowed)
 
     def _pick(
         self, view: View, hidden: Float[Tensor, "B 1 H"], allowed: Int[Tensor, "B"], nodes: int, depth: int
     ) -> Draft:
         """The tree of the ``nodes`` likeliest candidates; can be recorded."""
         levels = self._levels[: min(depth, nodes)]
-        paths = view.roots[:, None, None]  # the tokens from the root to each inner node of a level
-        above = torch.zeros_like(paths[:, :, 0], dtype=torch.float32)  # log-probability of each of these paths
+        builder = _HeadsBuilder(self, view, hidden)
+        above = torch.zeros_like(view.roots, dtype=torch.float32)[:, None]  # scores of the frontier nodes
         parts: list[tuple[Tensor, Tensor, Tensor]] = []
-        for head, level in enumerate(levels):
-            ids, scores = ranked(self.logits(hidden, paths, head), level.width, view.warp)
+        for level in levels:
+            ids, scores = builder.ranked(level.width)
             rank = level.ranks.clamp(max=ids.shape[2] - 1)
-            own = level.places.clamp(max=ids.shape[1] - 1)
-            tokens, scores = ids[:, own, rank], above[:, level.places] + scores[:, own, rank]
+            tokens, scores = ids[:, level.places, rank], above[:, level.places] + scores[:, level.places, rank]
             parts.append((tokens, level.parents.expand(tokens.shape), scores))
-            paths = torch.cat([paths[:, level.places[level.inner]], tokens[:, level.inner, None]], dim=2)
-            above = scores[:, level.inner]
+            if level is not levels[-1]:
+                builder.add_level(tokens[:, level.inner], level.inner_places.expand(len(tokens), -1))
+                above = scores[:, level.inner]
         tokens, parents, scores = (torch.cat(each, 1) for each in zip(*parts, strict=True))
         depths = torch.cat([torch.full_like(level.ranks, number) for number, level in enumerate(levels, start=1)])
         candidates = Candidates(tokens, parents, scores, depths, len(levels))
-        linear = self._template.nodes == self._template.depth
-        return keep_best(candidates, view.roots, nodes, allowed, linear)
+        return keep_best(candidates, view.roots, nodes, allowed, linear=self.needs.max_nodes == self.needs.max_depth)
 
 
 @final
 class _HeadsBuilder(TreeBuilder):
-    """A drawn tree: level i has the logits of head i. ``hidden``: the target's states at the roots."""
+    """A tree of heads: level i has the logits of head i. ``hidden``: the target's states at the roots.
 
-    def __init__(self, heads: StaticTreeDrafter, view: View, hidden: Float[Tensor, "B 1 H"]) -> None:
+    Logits that do not depend on the path are computed and ranked once for all nodes of a level.
+    """
+
+    def __init__(self, heads: StaticTreeDrafter[Any], view: View, hidden: Float[Tensor, "B 1 H"]) -> None:
         self._heads = heads
         self._hidden = hidden
         self._paths = view.roots[:, None, None]  # [B, F, K]: the tokens from the root to each frontier node
-        super().__init__(view, heads.logits(hidden, self._paths, 0), heads.vocab_size)
+        super().__init__(view, heads.logits(hidden, self._paths, 0), heads.network.target.vocab_size)
 
     def target_logits(self) -> Float[Tensor, "B F V"]:
-        return widened(self.logits, self.vocab_size)
+        return widened(self.logits.expand(-1, self._paths.shape[1], -1), self.vocab_size)
 
     def ranked(self, count: int) -> tuple[Int[Tensor, "B F K"], Float[Tensor, "B F K"]]:
-        return ranked(self.logits, count, self.view.warp)
+        ids, scores = ranked(self.logits, count, self.view.warp)
+        return ids.expand(-1, self._paths.shape[1], -1), scores.expand(-1, self._paths.shape[1], -1)
 
-    def _read_level(self, tokens: Int[Tensor, "B F"], places: Int[Tensor, "B F"]) -> Float[Tensor, "B F v"]:
+    def _read_level(
+        self, tokens: Int[Tensor, "B F"], places: Int[Tensor, "B F"]
+    ) -> Float[Tensor, "B F v"] | Float[Tensor, "B 1 v"]:
         self._paths = torch.cat([at_places(self._paths, places), tokens[..., None]], 2)
-        logits = self._heads.logits(self._hidden, self._paths, self._paths.shape[2] - 1)
-        return logits.expand(-1, tokens.shape[1], -1)
+        return self._heads.logits(self._hidden, self._paths, self._paths.shape[2] - 1)

@@ -22,22 +22,22 @@ from foredraft.drafters.common.tree_ops import draw_independent, likeliest, norm
 class TreeBuilder(ABC):
     """A tree under construction: expanded nodes and frontier logits.
 
-    ``begin`` is the number of the first of the F frontier nodes among those that the draft has read. ``logits``
-    [B, F, v] are in the draft's own token ids; V is the target's ``vocab_size``.
+    ``starts``: for each level, the number of its first node among those that the draft has read; the last level is the
+    frontier, of F nodes. ``logits`` [B, F, v] are in the draft's own token ids; V is the target's ``vocab_size``.
     """
 
     def __init__(self, view: View, logits: Float[Tensor, "B 1 v"], vocab_size: int) -> None:
         self.view = view
         self.vocab_size = vocab_size
-        self.begin = 0
+        self.starts = [0]
         self.logits = logits
         self._tokens = [view.roots[:, None]]
-        self._places: list[tuple[Tensor, int]] = []  # of parents: positions on their level, and where that begins
+        self._places: list[Tensor] = []  # of the parents of each level's nodes on the level above
 
     @property
     def read(self) -> TokenTree:
         """The nodes that the draft has read, in that order, root first."""
-        parents = [self._root, *(places + begin for places, begin in self._places)]
+        parents = [self._root, *(places + start for places, start in zip(self._places, self.starts, strict=False))]
         depth = len(self._places)
         return TokenTree(torch.cat(self._tokens, 1), torch.cat(parents, 1), depth, linear=depth == 0)
 
@@ -45,7 +45,7 @@ class TreeBuilder(ABC):
     def paths(self) -> Paths:
         """The paths to the frontier nodes; without the tree if the warp does not read them."""
         tree = self.read if self.view.warp.needs_paths else TokenTree(self._tokens[0], self._root, 0, linear=True)
-        return Paths(self.view.history, self.view.lengths, tree, self.begin)
+        return Paths(self.view.history, self.view.lengths, tree, self.starts[-1])
 
     @property
     def _root(self) -> Int[Tensor, "B 1"]:
@@ -54,8 +54,8 @@ class TreeBuilder(ABC):
 
     def add_level(self, tokens: Int[Tensor, "B G"], places: Int[Tensor, "B G"]) -> None:
         """Read another level, the new frontier; ``places``: the positions of the parents on the frontier."""
-        self._places.append((places, self.begin))
-        self.begin += self._tokens[-1].shape[1]
+        self._places.append(places)
+        self.starts.append(self.starts[-1] + self._tokens[-1].shape[1])
         self._tokens.append(tokens)
         self.logits = self._read_level(tokens, places)
 

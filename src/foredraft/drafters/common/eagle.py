@@ -1,0 +1,150 @@
+"""Base class of drafters with an EAGLE head, and their draft trees, built level by level in the head's cache."""
+
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from foredraft.core.draft import Draft, Law
+from foredraft.core.drafter import Needs, Plan, Trainable, View
+from foredraft.core.options import SizedOptions
+from foredraft.core.tree import TokenTree
+from foredraft.drafters.common.feature_cache import FeatureCache, TreeSlots
+from foredraft.drafters.common.head import HeadDrafter
+from foredraft.drafters.common.tree_builder import TreeBuilder
+from foredraft.drafters.common.tree_ops import at_places, ranked
+from foredraft.heads.nets.eagle import EagleNet
+from foredraft.model.base import widened
+from foredraft.model.masks import StepIn, Visible
+from foredraft.model.replay import Replay
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EagleOptions(SizedOptions):
+    """Corrections of the head's config.
+
+    rope_theta: base of the head's rotary positions, if its config is wrong.
+    taps: hidden layers of the target that the head reads, such as 2x16x29, if missing or wrong in its files.
+    """
+
+    rope_theta: float | None = field(default=None, metadata={"unset": "from its config"})
+    taps: tuple[int, ...] | None = field(default=None, metadata={"unset": "from its files"})
+
+
+class EagleDrafter(HeadDrafter[FeatureCache], Trainable):
+    """A drafter with an EAGLE head. Subclasses implement ``propose``, by ``_draft``, and ``_tree``."""
+
+    def __init__(self, net: EagleNet, needs: Needs, replay: Replay) -> None:
+        cache = FeatureCache(
+            net, net, net.features, layers=net.depth, window=net.window, prepare=net.rotary.reserve, replay=replay
+        )
+        super().__init__(cache, needs)
+        self._net = net
+
+    @property
+    def network(self) -> EagleNet:
+        return self._net
+
+    def _draft(self, view: View, plan: Plan, nodes: int, *arguments: Any) -> Draft:
+        """The tree that ``_tree`` makes of these arguments after the committed tokens; the root if nothing is planned.
+
+        Args:
+            nodes: the most that it reads, the root's entry included.
+        """
+        if not plan.length:
+            return Draft(TokenTree.root(view.roots), Law.FIXED)
+        states, known = self._state.extend(view, nodes)
+        allowed, slots = plan.on(view.lengths.device) * known, self._state.slots_of(view, nodes)
+        return self._state.run("tree", self._built, view, states, slots, allowed, *arguments)
+
+    def _built(
+        self, view: View, states: Float[Tensor, "B 1 H"], slots: TreeSlots, allowed: Int[Tensor, "B"], *arguments: Any
+    ) -> Draft:
+        return self._tree(HeadTreeBuilder(self._net, self._state, view, states, slots), allowed, *arguments)
+
+    @abstractmethod
+    def _tree(self, builder: TreeBuilder, allowed: Int[Tensor, "B"], *arguments: Any) -> Draft:
+        """A tree of at most ``allowed`` levels for each row; can be recorded."""
+
+
+@final
+class HeadTreeBuilder(TreeBuilder):
+    """A tree built with an EAGLE head: each node attends to its ancestors and the committed tokens.
+
+    A node reads its parent's state in place of the target's features, which do not exist yet. Nodes have the slots from
+    the root's on, in the order in which they are added. Masks grow with the tree: that of a node is its parent's with
+    the node itself. Node 0 is the root's entry.
+
+    Args:
+        states, slots: of ``FeatureCache.extend`` and ``slots_of``.
+    """
+
+    def __init__(
+        self, net: EagleNet, cache: FeatureCache, view: View, states: Float[Tensor, "B 1 H"], slots: TreeSlots
+    ) -> None:
+        super().__init__(view, net.logits(states), net.target.vocab_size)
+        self._net = net
+        self._cache = cache
+        self._states = states
+        self._bases = (view.lengths - 2).clamp(min=0)[:, None]
+        self._extent = slots.extent
+        self._index = torch.arange(slots.nodes, device=states.device)
+        self._slots = self._bases + self._index
+        self._family = (self._index == 0).expand(len(view.rows), 1, -1)  # ancestors of the frontier, and itself
+        self._mask: Tensor | None = None  # of the frontier, where forwards read masks
+
+    def target_logits(self) -> Float[Tensor, "B F V"]:
+        vocabulary, logits = self._net.vocabulary, self.logits
+        if vocabulary is None:
+            return widened(logits, self.vocab_size)
+        wide = logits.new_full((*logits.shape[:-1], self.vocab_size), torch.finfo(logits.dtype).min)
+        return wide.index_copy(-1, vocabulary, widened(logits, logits.shape[-1]))
+
+    def ranked(self, count: int) -> tuple[Int[Tensor, "B F K"], Float[Tensor, "B F K"]]:
+        ids, scores = ranked(self.logits, count, self.view.warp)
+        return ids if self._net.vocabulary is None else self._net.vocabulary[ids], scores
+
+    def _read_level(self, tokens: Int[Tensor, "B F"], places: Int[Tensor, "B F"]) -> Float[Tensor, "B F v"]:
+        depth, start = len(self.starts) - 1, self.starts[-1]
+        added = slice(start, start + tokens.shape[1])
+        carried, tables = self._net.carry(self._states), self._cache.reads_tables
+        step = StepIn(
+            tokens=tokens,
+            positions=(self._bases + depth).expand_as(tokens),
+            slots=self._slots[:, added],
+            visible={"rows": self._visible(depth, added, places)} if tables else {},
+            rows=self.view.rows,
+            extent=self._extent,
+        )
+        mask = None if tables else self._grown(depth, added, places, carried.dtype)
+        self._states = self._cache.forward(step, at_places(carried, places), mask)
+        return self._net.logits(self._states)
+
+    def _visible(self, depth: int, added: slice, places: Int[Tensor, "B F"]) -> Visible:
+        """What the nodes of a new level attend to."""
+        own = self._index[added, None].expand(len(places), -1, -1)
+        self._family = at_places(self._family, places).scatter_(2, own, True)
+        begin, window = None, self._cache.window
+        if window is not None:
+            begin = (self._bases + (depth - window + 1)).expand_as(places)
+            if depth >= window:
+                self._family[..., : self.starts[depth - window + 1]] = False
+        return Visible(begin, self._bases, self._bases, self._family)
+
+    def _grown(
+        self, depth: int, added: slice, places: Int[Tensor, "B F"], dtype: torch.dtype
+    ) -> Float[Tensor, "B 1 F S"]:
+        """The same as a mask."""
+        if self._mask is None:
+            self._mask = Visible(None, self._bases, self._bases, self._family).mask(self._extent, dtype)[:, 0]
+        self._mask = at_places(self._mask, places).scatter_(2, self._slots[:, added, None], 0.0)
+        window = self._cache.window
+        if window is not None:
+            first = depth - window + 1  # of the nodes' own depths that they attend to, or of the positions before
+            begin = self._bases + (self.starts[first] if first > 0 else first)
+            outside = torch.arange(self._extent, device=places.device) < begin[:, None]
+            self._mask.masked_fill_(outside, torch.finfo(dtype).min)
+        return self._mask[:, None]
