@@ -48,7 +48,7 @@ class Eagle1(EagleDrafter):
     @torch.inference_mode()
     def propose(self, view: View, plan: Plan) -> Draft:
         depth = len(self._levels) if self._state.records else plan.length  # recordings should be few
-        return self._draft(view, plan, 1 + self.needs.max_nodes, depth)
+        return self._draft(view, plan, 1 + self.needs.max_nodes, self._tree, depth)
 
     def _tree(self, builder: TreeBuilder, allowed: Int[Tensor, "B"], depth: int) -> Draft:
         return build_static_tree(builder, self._levels[:depth], allowed)

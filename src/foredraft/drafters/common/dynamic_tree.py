@@ -85,7 +85,7 @@ class DynamicTreeDrafter(EagleDrafter):
         if self._state.records:  # always the whole depth, so that recordings are few
             limits = limits._replace(depth=min(self._limits.depth, limits.nodes), level_worth=0.0)
         room = 1 + (self._limits.nodes if drawn else limits.depth * limits.top_k)
-        return self._draft(view, plan, room, limits, drawn)
+        return self._draft(view, plan, room, self._tree, limits, drawn)
 
     def _tree(self, builder: TreeBuilder, allowed: Int[Tensor, "B"], limits: TreeLimits, drawn: int) -> Draft:
         """The tree within these limits; of ``drawn`` nodes if they are drawn."""

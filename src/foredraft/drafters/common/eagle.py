@@ -1,6 +1,6 @@
 """Base class of drafters with an EAGLE head, and their draft trees, built level by level in the head's cache."""
 
-from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -35,7 +35,7 @@ class EagleOptions(SizedOptions):
 
 
 class EagleDrafter(HeadDrafter[FeatureCache], Trainable):
-    """A drafter with an EAGLE head. Subclasses implement ``propose``, by ``_draft``, and ``_tree``."""
+    """A drafter with an EAGLE head. Subclasses implement ``propose``, by ``_draft``."""
 
     def __init__(self, net: EagleNet, needs: Needs, replay: Replay) -> None:
         cache = FeatureCache(
@@ -48,26 +48,24 @@ class EagleDrafter(HeadDrafter[FeatureCache], Trainable):
     def network(self) -> EagleNet:
         return self._net
 
-    def _draft(self, view: View, plan: Plan, nodes: int, *arguments: Any) -> Draft:
-        """The tree that ``_tree`` makes of these arguments after the committed tokens; the root if nothing is planned.
+    def _draft(self, view: View, plan: Plan, nodes: int, function: Callable[..., Draft], *arguments: Any) -> Draft:
+        """``function(builder, allowed, *arguments)``, which can be recorded, or the root alone if nothing is planned.
 
         Args:
             nodes: the most that it reads, the root's entry included.
+            function: builds the tree; ``allowed`` [B] is the number of levels that each row may have.
         """
         if not plan.length:
             return Draft(TokenTree.root(view.roots), Law.FIXED)
+
+        def built(
+            view: View, states: Float[Tensor, "B 1 H"], slots: TreeSlots, allowed: Int[Tensor, "B"], *arguments: Any
+        ) -> Draft:
+            return function(HeadTreeBuilder(self._net, self._state, view, states, slots), allowed, *arguments)
+
         states, known = self._state.extend(view, nodes)
         allowed, slots = plan.on(view.lengths.device) * known, self._state.slots_of(view, nodes)
-        return self._state.run("tree", self._built, view, states, slots, allowed, *arguments)
-
-    def _built(
-        self, view: View, states: Float[Tensor, "B 1 H"], slots: TreeSlots, allowed: Int[Tensor, "B"], *arguments: Any
-    ) -> Draft:
-        return self._tree(HeadTreeBuilder(self._net, self._state, view, states, slots), allowed, *arguments)
-
-    @abstractmethod
-    def _tree(self, builder: TreeBuilder, allowed: Int[Tensor, "B"], *arguments: Any) -> Draft:
-        """A tree of at most ``allowed`` levels for each row; can be recorded."""
+        return self._state.run("tree", built, view, states, slots, allowed, *arguments)
 
 
 @final

@@ -15,7 +15,7 @@ from foredraft.core.rng import Stream, draw_distinct, exponentials, race_size
 from foredraft.core.sampling.warp import Paths
 from foredraft.core.transfer import to_device
 from foredraft.core.tree import PAD, ROOT, TokenTree
-from foredraft.drafters.common.templates import Template
+from foredraft.drafters.common.templates import Path, Template
 from foredraft.drafters.common.tree_ops import draw_independent, likeliest, normalize_or_uniform, without_earlier
 
 
@@ -104,7 +104,7 @@ class Level:
     @classmethod
     def of(cls, template: Template, depth: int, device: torch.device) -> "Level":
         """The nodes at a depth, from 1 on."""
-        paths = ((), *template.paths)
+        paths: list[Path] = [(), *template.paths]
         nodes_above, nodes = ([i for i, path in enumerate(paths) if len(path) == each] for each in (depth - 1, depth))
         parents = [template.parents[node - 1] for node in nodes]
         families = sorted(set(parents))
