@@ -278,8 +278,8 @@ def holdings(drafter: Any, shared: tuple[SlotCache, ...] = ()) -> dict[str, int]
         ):
             held |= {f"{key}.{inner}": size for inner, size in holdings(value, kept).items()}
         elif isinstance(value, tuple):
-            drafters = [part for part in value if isinstance(part, Drafter)]
-            for number, part in enumerate(drafters):
+            parts = [part for part in value if isinstance(part, (Drafter, DraftRunner, NestedLoop))]
+            for number, part in enumerate(parts):
                 held |= {f"{key}.{number}.{inner}": size for inner, size in holdings(part, kept).items()}
         elif isinstance(value, (dict, list, set)):
             held[key] = len(value)

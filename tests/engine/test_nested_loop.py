@@ -37,7 +37,7 @@ def cascade(middle: Table, drafter: Rewindable, length: int, rule: str | None = 
     model = TableLM(middle)
     cache, vocabulary = model.new_cache(), model.vocab_size
     made = Cascade(Options(num_assistant_tokens=LONG), model, NestedDrafter(drafter, draws=True), cache, vocabulary)
-    made._runner = NestedLoop(NestedLoopParts(model, drafter, cache, length), vocabulary, rule=rule)
+    made._runners = (NestedLoop(NestedLoopParts(model, drafter, cache, length), vocabulary, rule=rule),)
     return made
 
 

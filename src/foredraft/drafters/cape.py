@@ -53,21 +53,19 @@ class Cape(RunnerDrafter[DraftRunner]):
         self._widths = torch.tensor(options.widths, device=model.device)
         depth = options.num_assistant_tokens
         needs = Needs(max_nodes=depth * max(options.widths), max_depth=depth, scored=True, ahead=True)
-        super().__init__(DraftRunner(model, vocab_size, replay), needs)
+        super().__init__(needs, DraftRunner(model, vocab_size, replay))
 
     @torch.inference_mode()
     def propose(self, view: View, plan: Plan) -> Draft:
         plan = self._runner.within_context(view, plan)
-        depth = min(plan.length, self._options.num_assistant_tokens)
+        depth = min(plan.length, self.needs.longest)
         if depth == 0:
             return Draft(TokenTree.root(view.roots), Law.FIXED)
         nodes, worth = plan.at_most(self.needs.max_nodes), plan.level_worth
         if self._runner.records:  # the bound changes from step to step
             worth = 0.0
         allowed = plan.on(view.lengths.device)
-        return self._runner.draft(
-            "tree", view, self._options.num_assistant_tokens, self._tree, allowed, depth, nodes, worth
-        )
+        return self._runner.draft("tree", view, self.needs.longest, self._tree, allowed, depth, nodes, worth)
 
     def _tree(
         self, view: View, forwards: Forwards, allowed: Int[Tensor, "B"], depth: int, nodes: int, worth: float

@@ -53,7 +53,6 @@ class Cascade(RunnerDrafter[NestedLoop]):
     def __init__(
         self, options: Options, middle: TargetModel, part: NestedDrafter, cache: SlotCache, vocab_size: int
     ) -> None:
-        self._options = options
         length = options.inner_tokens or part.drafter.needs.longest
         loop = NestedLoop(NestedLoopParts(middle, part.drafter, cache, length, part.confidence), vocab_size)
         inner = part.drafter.needs
@@ -63,11 +62,10 @@ class Cascade(RunnerDrafter[NestedLoop]):
             learns=inner.learns or inner.target_cache,
             shares_text=inner.shares_text,
         )
-        super().__init__(loop, needs)
+        super().__init__(needs, loop)
 
     def propose(self, view: View, plan: Plan) -> Draft:
-        most = self._options.num_assistant_tokens
-        return self._runner.extend(view, [min(length, most) for length in plan.lengths])
+        return self._runner.extend(view, [min(length, self.needs.max_nodes) for length in plan.lengths])
 
 
 def build(options: Options, context: BuildContext) -> Cascade:

@@ -66,32 +66,29 @@ class DraftModel(RunnerDrafter[DraftRunner], BeamDrafter, Trainable):
     """
 
     def __init__(self, options: Options, model: TargetModel, vocab_size: int, replay: Replay = EAGER) -> None:
-        self._options = options
-        self._model = model
         self._levels: tuple[Level, ...] = ()
-        nodes = options.num_assistant_tokens
+        nodes = depth = options.num_assistant_tokens
         if options.branching is not None:
             template = Template.regular(options.branching)
-            self._levels, nodes = Level.all_of(template, model.device), template.nodes
+            self._levels, nodes, depth = Level.all_of(template, model.device), template.nodes, template.depth
         if options.window is None:
             runner = DraftRunner(model, vocab_size, replay)
         else:
             window = (options.window, options.sinks, nodes, options.ahead)
             runner = WindowedRunner(model, vocab_size, *window, replay=replay)
-        ahead = options.window is None
-        super().__init__(runner, Needs(max_nodes=nodes, max_depth=_longest(options), ahead=ahead))
+        super().__init__(Needs(max_nodes=nodes, max_depth=depth, ahead=options.window is None), runner)
 
     def beam_model(self) -> TargetModel:
-        return self._model
+        return self._runner.model
 
     @property
     def network(self) -> TargetModel:
-        return self._model
+        return self._runner.model
 
     @torch.inference_mode()
     def propose(self, view: View, plan: Plan) -> Draft:
         plan = self._runner.within_context(view, plan)
-        depth = min(plan.length, _longest(self._options))
+        depth = min(plan.length, self.needs.longest)
         if depth == 0:
             return Draft(TokenTree.root(view.roots), Law.FIXED)
         room, device = self.needs.max_nodes, view.lengths.device
@@ -106,10 +103,6 @@ class DraftModel(RunnerDrafter[DraftRunner], BeamDrafter, Trainable):
 def drafted_chain(view: View, forwards: Forwards, limits: ChainLimits) -> Draft:
     """A chain drawn from a draft model."""
     return draw_chain(view, limits, forwards.root(), forwards.next, recorded=forwards.recorded)
-
-
-def _longest(options: Options) -> int:
-    return options.num_assistant_tokens if options.branching is None else len(options.branching)
 
 
 def build(options: Options, context: BuildContext) -> DraftModel:

@@ -56,7 +56,7 @@ class OptTree(RunnerDrafter[DraftRunner]):
     def __init__(self, options: Options, model: TargetModel, vocab_size: int, replay: Replay = EAGER) -> None:
         self._limits = TreeLimits(options.nodes, options.depth, options.top_k)
         needs = Needs(max_nodes=options.nodes, max_depth=min(options.depth, options.nodes), scored=True, ahead=True)
-        super().__init__(DraftRunner(model, vocab_size, replay), needs)
+        super().__init__(needs, DraftRunner(model, vocab_size, replay))
 
     @torch.inference_mode()
     def propose(self, view: View, plan: Plan) -> Draft:

@@ -139,7 +139,7 @@ class Sequoia(RunnerDrafter[DraftRunner]):
         self.planner = Planner(options, target, model)
         nodes = options.nodes or NODES
         needs = Needs(max_nodes=nodes, max_depth=options.depth or min(DEPTH, nodes), ahead=True)
-        super().__init__(DraftRunner(model, vocab_size, replay), needs)
+        super().__init__(needs, DraftRunner(model, vocab_size, replay))
 
     @torch.inference_mode()
     def propose(self, view: View, plan: Plan) -> Draft:

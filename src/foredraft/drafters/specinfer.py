@@ -6,21 +6,21 @@ the law of the model that drew it: by traversal, or by the paper's multi-step sp
 ``recursive`` here). A greedy batch gets the likeliest tokens of each model.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from foredraft.core.draft import Draft, Law
-from foredraft.core.drafter import Needs, Plan, Rewindable, Room, View
+from foredraft.core.drafter import Needs, Plan, View
 from foredraft.core.errors import OptionError
 from foredraft.core.options import SizedOptions
 from foredraft.core.tree import TokenTree, merge_duplicates
 from foredraft.drafters.common.build_context import BuildContext
-from foredraft.drafters.common.draft_runner import DraftRunner, Forwards, RunnerTreeBuilder
+from foredraft.drafters.common.draft_runner import DraftRunner, Forwards, RunnerDrafter, RunnerTreeBuilder
 from foredraft.drafters.common.templates import Template
 from foredraft.drafters.common.tree_builder import Level, build_static_tree
 from foredraft.model.base import TargetModel
@@ -49,7 +49,7 @@ class Options(SizedOptions):
 
 
 @final
-class SpecInfer(Rewindable):
+class SpecInfer(RunnerDrafter[DraftRunner]):
     """Drafts one tree with several models.
 
     Args:
@@ -64,38 +64,12 @@ class SpecInfer(Rewindable):
         if not models:
             raise OptionError("specinfer needs at least one draft model.")
         self._options = options
-        self._runners = [DraftRunner(model, vocab_size, replay) for model in models]
         template = Template.regular(options.expansion)
         self._levels = Level.all_of(template, models[0].device)
         self._nodes = template.nodes
         self._law = Law.IID if len(models) == 1 else Law.IID_MANY
-        self.needs = Needs(
-            max_nodes=len(models) * self._nodes, max_depth=len(options.expansion), law=self._law, ahead=True
-        )
-
-    @torch.inference_mode()
-    def read_ahead(
-        self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 F G"]], room: Room
-    ) -> None:
-        for runner in self._runners:
-            runner.read_ahead(row, prompt, room)
-
-    @torch.inference_mode()
-    def fork(self, row: int, source: int, length: int) -> None:
-        for runner in self._runners:
-            runner.fork(row, source, length)
-
-    def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
-        for runner in self._runners:
-            runner.admit(row)
-
-    def rewind(self, row: int, length: int) -> None:
-        for runner in self._runners:
-            runner.rewind(row, length)
-
-    def release(self, row: int) -> None:
-        for runner in self._runners:
-            runner.release(row)
+        needs = Needs(max_nodes=len(models) * self._nodes, max_depth=template.depth, law=self._law, ahead=True)
+        super().__init__(needs, *(DraftRunner(model, vocab_size, replay) for model in models))
 
     @torch.inference_mode()
     def propose(self, view: View, plan: Plan) -> Draft:

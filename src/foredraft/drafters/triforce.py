@@ -93,7 +93,6 @@ class TriForce(RunnerDrafter[NestedLoop]):
                 f"{part.drafter.__class__.__name__} drafts in the target's cache, which does not hold the tokens of "
                 "the middle level of triforce: use a drafter with its own cache, such as draft_model:PATH."
             )
-        self._options = options
         self.full = full
         inner = part.drafter.needs
         needs = Needs(max_nodes=options.gamma, learns=inner.learns, shares_text=inner.shares_text, target_cache=True)
@@ -105,7 +104,7 @@ class TriForce(RunnerDrafter[NestedLoop]):
         parts = NestedLoopParts(
             middle, part.drafter, middle.cache, options.inner_gamma, part.confidence, sync=self._cache_sync.sync
         )
-        super().__init__(NestedLoop(parts, vocab_size), needs)
+        super().__init__(needs, NestedLoop(parts, vocab_size))
 
     @property
     def partial_bytes(self) -> int:
@@ -117,7 +116,7 @@ class TriForce(RunnerDrafter[NestedLoop]):
         super().admit(row, prompt, hidden)
 
     def propose(self, view: View, plan: Plan) -> Draft:
-        return self._runner.extend(view, [min(length, self._options.gamma) for length in plan.lengths])
+        return self._runner.extend(view, [min(length, self.needs.max_nodes) for length in plan.lengths])
 
     def commit(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None:
         self._cache_sync.observe(view, draft, verdict)

@@ -56,11 +56,6 @@ class DraftRunner:
         self._vocab_size = vocab_size
         self._read = ReadRows(self.cache)  # an entry is a committed token
 
-    @property
-    def rows(self) -> frozenset[int]:
-        """The admitted rows."""
-        return frozenset(self._read.count)
-
     def read_ahead(self, row: int, prompt: Int[Tensor, "T"], room: Room) -> None:
         """Read some of a prompt; see ``Drafter.read_ahead``."""
         self._read.read_ahead(self.model, row, prompt, room)
@@ -225,30 +220,40 @@ R = TypeVar("R", bound=DraftRunner | NestedLoop)
 
 
 class RunnerDrafter(Rewindable, Generic[R]):
-    """A drafter with one draft model, or with a loop of several. Subclasses implement ``propose``."""
+    """A drafter with one draft model, several, or a loop of several. Subclasses implement ``propose``."""
 
-    def __init__(self, runner: R, needs: Needs) -> None:
-        self._runner = runner
+    def __init__(self, needs: Needs, *runners: R) -> None:
         self.needs = needs
+        self._runners = runners
+
+    @property
+    def _runner(self) -> R:
+        """The only runner, or the first."""
+        return self._runners[0]
 
     @torch.inference_mode()
     def read_ahead(
         self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 F G"]], room: Room
     ) -> None:
-        self._runner.read_ahead(row, prompt, room)
+        for runner in self._runners:
+            runner.read_ahead(row, prompt, room)
 
     @torch.inference_mode()
     def fork(self, row: int, source: int, length: int) -> None:
-        self._runner.fork(row, source, length)
+        for runner in self._runners:
+            runner.fork(row, source, length)
 
     def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
-        self._runner.admit(row, prompt)
+        for runner in self._runners:
+            runner.admit(row, prompt)
 
     def rewind(self, row: int, length: int) -> None:
-        self._runner.rewind(row, length)
+        for runner in self._runners:
+            runner.rewind(row, length)
 
     def release(self, row: int) -> None:
-        self._runner.release(row)
+        for runner in self._runners:
+            runner.release(row)
 
 
 @final
