@@ -45,7 +45,7 @@ def logits_of(net: Any, of: TrainBatch, text: int, row: int, head: int) -> Tenso
     """What head ``head`` says at this row, alone."""
     hidden = of.hidden[FINAL]
     if not isinstance(net, Hydra):
-        return net.logits(net.states(hidden[text, row][None, None], head), head)[0, 0]
+        return net.logits(hidden[text, row][None, None], head)[0, 0]
     if net.prefix is not None:
         place = torch.arange(hidden.shape[1]).expand(hidden.shape[0], -1)
         hidden = net.prefix(hidden, place, causal)

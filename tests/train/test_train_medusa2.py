@@ -64,7 +64,7 @@ def slow_loss(recipe: Medusa2Recipe, of: CausalLM, texts: TrainBatch, weight: fl
         for row in range(len(rows) - head.config.num_heads):
             for number in range(head.config.num_heads):
                 if counts[row + 1 + number]:
-                    log_q = head.logits(head.states(hidden[text, row][None, None], number), number).log_softmax(-1)
+                    log_q = head.logits(hidden[text, row][None, None], number).log_softmax(-1)
                     losses[number].append(-(log_p[text, row + 1 + number].exp().detach() * log_q[0, 0]).sum())
     means = [torch.stack(losses[number]).mean() for number in range(-1, head.config.num_heads)]
     return means[0] + weight * sum(0.8**number * mean for number, mean in enumerate(means[1:]))

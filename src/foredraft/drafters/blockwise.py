@@ -41,8 +41,7 @@ class BlockwiseDrafter(HeadDrafter[LastHidden]):
 
     def _pick(self, view: View, hidden: Float[Tensor, "B 1 H"], allowed: Int[Tensor, "B"], depth: int) -> Draft:
         """The chain of ``depth`` tokens; can be recorded."""
-        heads = range(depth)
-        tokens = [self._net.logits(self._net.states(hidden, head), head)[:, 0].argmax(-1) for head in heads]
+        tokens = [self._net.logits(hidden, head)[:, 0].argmax(-1) for head in range(depth)]
         return Draft(TokenTree.chain(torch.stack([view.roots, *tokens], 1), allowed + 1), Law.FIXED)
 
 

@@ -25,7 +25,7 @@ class MedusaDrafter(StaticTreeDrafter[Medusa]):
         super().__init__(options, net, LastHidden(replay))
 
     def logits(self, hidden: Float[Tensor, "B 1 H"], paths: Int[Tensor, "B F K"], head: int) -> Float[Tensor, "B 1 v"]:
-        return self._net.logits(self._net.states(hidden, head), head)
+        return self._net.logits(hidden, head)
 
 
 def build(options: Options, context: BuildContext) -> MedusaDrafter:

@@ -14,7 +14,7 @@ from foredraft.core.topk_distribution import coarsen
 from foredraft.drafters.online.samples import SampleBatch
 from foredraft.heads.nets.eagle import EagleNet
 from foredraft.heads.nets.hydra import Hydra
-from foredraft.heads.nets.medusa import Blockwise, Medusa
+from foredraft.heads.nets.medusa import Medusa
 from foredraft.heads.nets.target_parts import FINAL
 from foredraft.heads.nets.ttt_attention import Unrolled, take
 from foredraft.model.cpu_linear import copy_weights, plain_copy
@@ -132,17 +132,16 @@ def _rows_with_laws(batch: SampleBatch) -> Int[Tensor, "B M"]:
 
 
 @final
-class AheadAdapter(TrainAdapter[Medusa | Blockwise | Hydra]):
+class AheadAdapter(TrainAdapter[Medusa | Hydra]):
     """Heads on the target's last hidden state: head i at entry j predicts the law after token j + 1 + i."""
 
-    def __init__(self, net: Medusa | Blockwise | Hydra) -> None:
+    def __init__(self, net: Medusa | Hydra) -> None:
         super().__init__(net, plain_copy(net, shared=(net.target,)), net.target.vocab_size)
 
     def _logits_by_level(self, batch: SampleBatch) -> Iterator[tuple[Tensor, Tensor]]:
         net, hidden = self.shadow, batch.hidden[FINAL]
-        if isinstance(net, Hydra) and net.prefix is not None:
-            place = torch.arange(hidden.shape[1], device=hidden.device).expand(hidden.shape[0], -1)
-            hidden = net.prefix(hidden, place, Unrolled(place).first)
+        if isinstance(net, Hydra):
+            hidden = net.prefixed(hidden)
         for head in range(net.config.num_heads):
             entry = batch.places - 1 - head
             laws = (entry >= 0).nonzero()[:, 0]
@@ -152,7 +151,7 @@ class AheadAdapter(TrainAdapter[Medusa | Blockwise | Hydra]):
                 ahead = entry[:, None] + torch.arange(1, head + 2, device=entry.device)
                 logits = net.logits(states, batch.tokens[row[:, None], ahead][None], head)
             else:
-                logits = net.logits(net.states(states, head), head)
+                logits = net.logits(states, head)
             yield logits[0], laws
 
 
@@ -168,5 +167,5 @@ def adapter_for(network: object) -> TrainAdapter:
 
 adapter_for.register(CausalLM, ModelAdapter)
 adapter_for.register(EagleNet, EagleAdapter)
-for _kind in (Medusa, Blockwise, Hydra):
-    adapter_for.register(_kind, AheadAdapter)
+adapter_for.register(Medusa, AheadAdapter)
+adapter_for.register(Hydra, AheadAdapter)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from foredraft.heads.nets.blocks import Attend, Block, BlockConfig, Rotary
 from foredraft.heads.nets.target_parts import TargetParts
+from foredraft.heads.nets.ttt_attention import Unrolled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +86,13 @@ class Hydra(nn.Module):
         self.heads = nn.ModuleList(nn.Linear(width, config.vocab_size) for _ in range(own))
         self.dropout = nn.Dropout(config.dropout)
         self.target = target
+
+    def prefixed(self, hidden: Float[Tensor, "B N H"]) -> Float[Tensor, "B N H"]:
+        """What the heads read: the target's states at positions 0 to N - 1, or of Hydra++'s prefix layer over them."""
+        if self.prefix is None:
+            return hidden
+        positions = torch.arange(hidden.shape[1], device=hidden.device).expand(hidden.shape[0], -1)
+        return self.prefix(hidden, positions, Unrolled(positions).first)
 
     def logits(self, hidden: Float[Tensor, "B N H"], tokens: Int[Tensor, "B N K"], head: int) -> Float[Tensor, "B N V"]:
         """Logits of head ``head`` after K = head + 1 tokens: the target's token, then drafted ones."""

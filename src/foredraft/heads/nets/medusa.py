@@ -60,13 +60,10 @@ class Medusa(nn.Module):
         self.heads = nn.ModuleList(nn.Linear(width, config.vocab_size, bias=False) for _ in range(own))
         self.target = target
 
-    def states(self, hidden: Float[Tensor, "B N H"], head: int) -> Float[Tensor, "B N H"]:
+    def logits(self, hidden: Float[Tensor, "B N H"], head: int) -> Float[Tensor, "B N V"]:
         for _ in range(self.config.num_layers):
             hidden = self.blocks[head](hidden)
-        return hidden
-
-    def logits(self, states: Float[Tensor, "B N H"], head: int) -> Float[Tensor, "B N V"]:
-        return self.heads[head](states) if self.config.own_heads else self.target.head(states)
+        return self.heads[head](hidden) if self.config.own_heads else self.target.head(hidden)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,8 +96,5 @@ class Blockwise(nn.Module):
             nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
         self.target = target
 
-    def states(self, hidden: Float[Tensor, "B N H"], head: int) -> Float[Tensor, "B N H"]:
-        return hidden + self.outer[head](F.relu(self.inner[head](hidden)))
-
-    def logits(self, states: Float[Tensor, "B N H"], head: int) -> Float[Tensor, "B N V"]:
-        return self.target.head(states)
+    def logits(self, hidden: Float[Tensor, "B N H"], head: int) -> Float[Tensor, "B N V"]:
+        return self.target.head(hidden + self.outer[head](F.relu(self.inner[head](hidden))))

@@ -11,7 +11,7 @@ from foredraft.core.errors import OptionError
 from foredraft.heads.nets.hydra import Hydra
 from foredraft.heads.nets.medusa import Blockwise, Medusa
 from foredraft.heads.nets.target_parts import FINAL
-from foredraft.heads.nets.ttt_attention import Unrolled, sample_rows, take
+from foredraft.heads.nets.ttt_attention import sample_rows, take
 from foredraft.train.losses import chain_metrics, hit_rate, loss_of, weighted_mean
 from foredraft.train.recipe import Recipe, TrainBatch, recompute
 
@@ -86,12 +86,9 @@ def logits_ahead(net: Ahead, batch: TrainBatch) -> Logits:
 
     Head i of Hydra also reads the i + 1 data tokens before the one that it predicts, as if all were accepted.
     """
-    hidden = batch.hidden[FINAL]
     if not isinstance(net, Hydra):
-        return lambda rows, head: net.logits(net.states(take(hidden, rows), head), head)
-    if net.prefix is not None:
-        place = torch.arange(hidden.shape[1], device=hidden.device).expand(hidden.shape[0], -1)
-        hidden = net.prefix(hidden, place, Unrolled(place).first)
+        return lambda rows, head: net.logits(take(batch.hidden[FINAL], rows), head)
+    hidden = net.prefixed(batch.hidden[FINAL])
 
     def logits(rows: Tensor, head: int) -> Tensor:
         ahead = torch.arange(1, head + 2, device=rows.device)
