@@ -160,7 +160,7 @@ class _Loader:
         specs = [as_spec(self.target.source, drafter) for drafter in drafters]
         if self.draft_options and not any(names_draft(spec) for spec in specs):
             raise OptionError("draft_options apply only to a draft model loaded by its name: leave them out.")
-        kinds = [_kind(spec, _check_verifier(self.verifier, spec)) for spec in specs]
+        kinds = [_kind(spec, self.verifier) for spec in specs]
         loaded = _load(self.target)
         models = [self._target(loaded)]
         ranks = self._ranks(models[0])
@@ -280,17 +280,13 @@ def _loader(given: Mapping[str, Any]) -> _Loader:
     return _Loader(target=target, **others)
 
 
-def _check_verifier(verifier: str | None, spec: Spec | Drafter) -> bool:
-    """Check that the rule exists and is legal for the drafter's law; return whether it keeps the target's law."""
-    if verifier is None:
-        return True
-    check_known("verifier", {verifier: None}, list(RULES))
-    if isinstance(spec, Spec):
-        check_legal(verifier, spec.drafting.law)
-    return RULES[verifier].lossless
-
-
-def _kind(spec: Spec | Drafter, lossless: bool) -> Kind:
+def _kind(spec: Spec | Drafter, verifier: str | None) -> Kind:
+    """The method's name, and whether the rule keeps the target's law, after a check that it exists and is legal."""
+    if verifier is not None:
+        check_known("verifier", {verifier: None}, list(RULES))
+        if isinstance(spec, Spec):
+            check_legal(verifier, spec.drafting.law)
+    lossless = verifier is None or RULES[verifier].lossless
     return Kind(spec.name if isinstance(spec, Spec) else spec.__class__.__name__, lossless)
 
 

@@ -146,7 +146,7 @@ def _check(part: NestedDrafter, first: bool) -> None:
         raise DrafterError(f"{name} drafts trees, or nothing; relay needs drafters of chains.")
     if needs.hidden_layers:
         raise DrafterError(f"{name} cannot be used inside relay: it reads the target's hidden states.")
-    if part.drafter.needs.target_cache and not first:
+    if needs.target_cache and not first:
         raise DrafterError(
             f"{name} drafts in the target's cache, which does not hold the tokens of the drafters before it: put it "
             "first."

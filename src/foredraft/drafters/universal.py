@@ -29,7 +29,7 @@ from foredraft.model.hf import CausalLM
 from foredraft.model.replay import EAGER, Replay
 from foredraft.model.vocab_mapping import VocabMapping
 
-METHODS = ("auto", "slem", "tli")
+CONVERSIONS = ("auto", "slem", "tli")
 ENOUGH = 0.5
 """TLI is used for sampled rows if the shared tokens have at least this share of the draft's probability."""
 
@@ -70,7 +70,7 @@ class Options(SizedOptions):
         return self.assistant_confidence_threshold
 
     def __post_init__(self) -> None:
-        check_known("method", {self.method: None}, METHODS)
+        check_known("method", {self.method: None}, CONVERSIONS)
         if self.num_assistant_tokens < 1:
             raise OptionError("num_assistant_tokens must be 1 or more.")
         if self.target_lookbehind < 1 or self.assistant_lookbehind < 1:
