@@ -24,7 +24,7 @@ CHAT: Any = [{"role": "user", "content": "add!"}]
 
 def names(text: str, template: str = TAGGED) -> tuple[str, list[tuple[str, Any]]]:
     found = parse(text, template)
-    return found.content, [(call.function.name, json.loads(call.function.arguments)) for call in found.calls]
+    return found.content, [(call.name, json.loads(call.arguments)) for call in found.calls]
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_a_stream_of_any_parts_gives_the_same(parts: list[str], data: st.DataObj
     rest = parser.finish()
     whole = parse("".join(parts), template)
     assert content + rest.content == whole.content
-    assert [call.function for call in rest.calls] == [call.function for call in whole.calls]
+    assert rest.calls == whole.calls
 
 
 @pytest.fixture
@@ -96,10 +96,18 @@ def test_a_call_reaches_the_client_whole_and_in_a_stream(client: openai.OpenAI, 
     for chunk in client.chat.completions.create(stream=True, **options):
         text += chunk.choices[0].delta.content or ""
         calls += chunk.choices[0].delta.tool_calls or []
-    assert text == "So. " and calls[0].index == 0 and calls[0].function == calls[0].function
-    assert json.loads(calls[0].function.arguments) == {"a": 1, "b": [2]}
+    assert text == "So. " and [(each.index, each.type) for each in calls] == [(0, "function")]
+    assert (calls[0].function.name, calls[0].function.arguments) == (call.function.name, call.function.arguments)
     without = client.chat.completions.create(tool_choice="none", **options).choices[0].message
     assert without.tool_calls is None and without.content == f"So. {CALL.replace(chr(10), '')}"
+
+
+def test_ids_of_calls_follow_from_that_of_the_request(client: openai.OpenAI, says: Callable[[str], None]):
+    """Or a batch that is resumed would not write what an undisturbed one writes."""
+    says(2 * CALL.replace("\n", ""))
+    named = client.with_options(default_headers={"X-Request-Id": "seven"})
+    answer = named.chat.completions.create(model=servers.NAME, messages=CHAT, tools=TOOLS)
+    assert [call.id for call in answer.choices[0].message.tool_calls or []] == ["call-seven-0-0", "call-seven-0-1"]
 
 
 def test_langchain_calls_tools_and_answers_them(server: servers.Running, says: Callable[[str], None]):

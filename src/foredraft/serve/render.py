@@ -13,6 +13,8 @@ from foredraft.engine.results import Result
 from foredraft.model.tokenizer import Tokenizer
 from foredraft.serve.answers import (
     AnyAnswer,
+    CalledFunction,
+    CalledTool,
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
@@ -139,7 +141,7 @@ class ChatRenderer(Renderer):
             content, calls = (result.text, []) if self.job.tools_of is None else parse(result.text, self.job.tools_of)
             message = Message(role="assistant", content=content)
             if calls:
-                message = Message(role="assistant", content=content or None, tool_calls=calls)
+                message = Message(role="assistant", content=content or None, tool_calls=self._calls(index, calls))
             fields = self._choice_fields(result, result, called=bool(calls))
             logprobs = self._logprobs(result.logprobs)
             choices.append(ChatChoice(index=index, message=message, logprobs=logprobs, **fields))
@@ -163,7 +165,8 @@ class ChatRenderer(Renderer):
                 text += rest
         delta: dict[str, Any] = {"content": text} if text or (update.result is None and not calls) else {}
         if calls:
-            delta["tool_calls"] = [call.model_copy(update={"index": i}) for i, call in enumerate(calls)]
+            made = self._calls(update.index, calls)
+            delta["tool_calls"] = [call.model_copy(update={"index": i}) for i, call in enumerate(made)]
         fields = self._choice_fields(update, update.result, called=bool(calls))
         logprobs = self._logprobs(update.logprobs)
         return self._chunk([ChatChunkChoice(index=update.index, delta=Delta(**delta), logprobs=logprobs, **fields)])
@@ -173,6 +176,11 @@ class ChatRenderer(Renderer):
 
     def _chunk(self, choices: list[ChatChunkChoice], **usage: Any) -> ChatChunk:
         return ChatChunk(**self.common, object="chat.completion.chunk", choices=choices, **usage)
+
+    def _calls(self, choice: int, functions: Seq[CalledFunction]) -> list[CalledTool]:
+        """The calls of a choice. Their ids follow from the request's, so that a batch that is resumed has the same."""
+        ids = (f"call-{self.number}-{choice}-{place}" for place in range(len(functions)))
+        return [CalledTool(id=own, type="function", function=each) for own, each in zip(ids, functions, strict=True)]
 
     def _logprobs(self, found: list[TokenLogprobs]) -> ChatLogprobs | None:
         if self.job.params.logprobs is None:

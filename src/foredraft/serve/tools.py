@@ -1,10 +1,9 @@
 """Tool calls in a model's output: JSON between ``<tool_call>`` tags (Hermes, Qwen), or alone (Llama 3)."""
 
 import json
-import uuid
 from typing import Any, NamedTuple
 
-from foredraft.serve.answers import CalledFunction, CalledTool
+from foredraft.serve.answers import CalledFunction
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _LLAMA = "<|python_tag|>"
@@ -14,7 +13,7 @@ class Parsed(NamedTuple):
     """Text for the reader, and calls."""
 
     content: str
-    calls: list[CalledTool]
+    calls: list[CalledFunction]
 
 
 class ToolParser:
@@ -102,19 +101,18 @@ def _bare(text: str) -> Parsed:
     return Parsed("" if calls else text, calls)
 
 
-def _call(text: str, arguments: str) -> CalledTool | None:
+def _call(text: str, arguments: str) -> CalledFunction | None:
     try:
         return _made(json.loads(text), arguments)
     except ValueError:
         return None
 
 
-def _made(found: Any, arguments: str) -> CalledTool | None:
+def _made(found: Any, arguments: str) -> CalledFunction | None:
     """The call that a JSON value describes; None if it describes none."""
     if not isinstance(found, dict) or not isinstance(found.get("name"), str):
         return None
     given = found.get(arguments, {} if found.keys() == {"name"} else None)
     if not isinstance(given, dict):
         return None
-    function = CalledFunction(name=found["name"], arguments=json.dumps(given, ensure_ascii=False))
-    return CalledTool(id=f"call-{uuid.uuid4().hex[:24]}", type="function", function=function)
+    return CalledFunction(name=found["name"], arguments=json.dumps(given, ensure_ascii=False))
