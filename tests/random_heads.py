@@ -101,12 +101,21 @@ def hydra(target: CausalLM, *, heads: int = 3, layers: int = 1, prefix: bool = F
     return Hydra(config, rotary_of(shape) if prefix else None, parts)
 
 
+HEADS: specs.Heads = {
+    "eagle": eagle,
+    "eagle3": eagle3,
+    "medusa": medusa,
+    "hydra": hydra,
+    "hydra++": functools.partial(hydra, prefix=True),
+    "blockwise": blockwise,
+}
+"""A head of each kind; the names stand for paths in specs."""
 PART, COPY = "[draft_model:target,num_assistant_tokens=3]", "[max_gram,num_assistant_tokens=2]"
-HEAD = "[eagle3:head,nodes=4,depth=2,top_k=2]"
+HEAD = "[eagle3:eagle3,nodes=4,depth=2,top_k=2]"
 SMALL = {
     "draft model": "draft_model:target,num_assistant_tokens=3",
-    "eagle3": "eagle3:head,nodes=4,depth=2,top_k=2",
-    "medusa": "medusa:heads,nodes=4",
+    "eagle3": "eagle3:eagle3,nodes=4,depth=2,top_k=2",
+    "medusa": "medusa:medusa,nodes=4",
     "relay": f"relay:{PART}+{COPY}",
     "cascade": f"cascade:target+{PART}",
     "triforce": f"triforce:{PART},gamma=3,budget=32,chunk=4,room=8",
@@ -119,7 +128,7 @@ SMALL = {
 
 def small_drafter(kind: str, target: CausalLM) -> Drafter | None:
     """A drafter of ``SMALL``, with random heads or the target as its own draft; None for plain decoding."""
-    return None if kind == "none" else specs.build(SMALL[kind], target, heads={"head": eagle3, "heads": medusa})
+    return None if kind == "none" else specs.build(SMALL[kind], target, heads=HEADS)
 
 
 READERS = ("draft model", "eagle3", "relay", "cascade", "triforce", "bandit", "online", "universal")

@@ -41,18 +41,12 @@ INNER = {
     "hydra++": "hydra:hydra++,tree=1x1x1",
 }
 KINDS = tuple(INNER)
-HEADS: specs.Heads = {
-    "eagle": heads.eagle,
-    "eagle3": heads.eagle3,
-    "medusa": heads.medusa,
-    "hydra++": lambda target: heads.hydra(target, prefix=True),
-}
 
 
 def inner(name: str, served: CausalLM) -> Drafter:
     """A drafter of each kind that can learn."""
     models = {"draft": draft()} if name == "draft_model" else {}
-    return specs.build(INNER[name], served, models, HEADS)
+    return specs.build(INNER[name], served, models, heads.HEADS)
 
 
 def generator(name: str | Drafter, served: CausalLM | None = None, **options: Any) -> tuple[Generator, Online]:

@@ -41,15 +41,11 @@ SAMPLED = {"temperature": 0.9, "top_k": 12, "repetition_penalty": 1.2, "seed": 2
 RATES = ((0.6, 0.2, 0.1), (0.5, 0.2, 0.1), (0.4, 0.1, 0.1))
 
 HEADS: specs.Heads = {
-    "eagle": heads.eagle,
+    **heads.HEADS,
     "eagle of two layers": lambda target: heads.eagle(target, num_layers=2),
     "eagle3": lambda target: heads.eagle3(target, vocabulary=two_of_three(target.vocab_size)),
     "eagle3 window": lambda target: heads.eagle3(target, block={"sliding_window": 6}),
-    "medusa": heads.medusa,
     "medusa measured": lambda target: heads.medusa(target, accuracies=RATES),
-    "blockwise": heads.blockwise,
-    "hydra": heads.hydra,
-    "hydra++": lambda target: heads.hydra(target, prefix=True),
     "hydra++ of two layers": lambda target: heads.hydra(target, prefix=True, layers=2),
 }
 

@@ -36,12 +36,7 @@ def head(make: Callable[[CausalLM], Any]) -> Callable[[CausalLM], Any]:
     return lambda target: moved(make(target))
 
 
-HEADS = {
-    "eagle": head(random_heads.eagle),
-    "eagle3": head(random_heads.eagle3),
-    "medusa": head(random_heads.medusa),
-    "hydra": head(random_heads.hydra),
-}
+HEADS = {name: head(make) for name, make in random_heads.HEADS.items()}
 METHODS = {
     "none": "none",
     "prompt_lookup": "prompt_lookup,prompt_lookup_num_tokens=4",

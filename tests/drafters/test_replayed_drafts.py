@@ -21,14 +21,7 @@ from traced import Traced
 
 PROMPTS = tiny.prompts((18, 50, 17, 28, 120))
 
-HEADS: specs.Heads = {
-    "eagle": heads.eagle,
-    "eagle3": heads.eagle3,
-    "medusa": lambda target: heads.medusa(target, heads=3),
-    "hydra": lambda target: heads.hydra(target, heads=3),
-    "hydra++": lambda target: heads.hydra(target, heads=3, prefix=True),
-    "blockwise": lambda target: heads.blockwise(target, heads=4),
-}
+HEADS = {**heads.HEADS, "blockwise": lambda target: heads.blockwise(target, heads=4)}
 METHODS = {
     "eagle1": "eagle1:eagle,tree=3x2x1",
     "eagle2": "eagle2:eagle,nodes=6,depth=3,top_k=2",
