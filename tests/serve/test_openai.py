@@ -128,6 +128,9 @@ def test_acceptance_is_in_the_answer():
 def test_models_and_health(client: openai.OpenAI, server: servers.Running):
     (card,) = client.models.list().data
     assert (card.id, card.object) == (servers.NAME, "model")
+    assert client.models.retrieve(servers.NAME) == card
+    with pytest.raises(openai.NotFoundError, match="There is no model 'a/b' here. Known: tiny."):
+        client.models.retrieve("a/b")
     health = server.get("/health")
     assert (health.status_code, health.content) == (200, b"")
     assert server.get("/version").json().keys() == {"version"}

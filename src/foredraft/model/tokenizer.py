@@ -5,7 +5,7 @@ import inspect
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from transformers import PreTrainedTokenizerBase
 
@@ -13,6 +13,10 @@ from foredraft.core.errors import DrafterError, PromptError
 
 Message = Mapping[str, Any]
 """``{"role": ..., "content": ...}``; the content is a string, or a list of parts ``{"type": "text", "text": ...}``."""
+
+ChatEnding = Literal["answer", "open", "closed"]
+"""Where the prompt of a conversation ends: behind what begins the assistant's answer; in the last message, which the
+output continues; or behind the last message."""
 
 _RESERVED = set(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters)
 """Arguments of transformers, a template's source among them, which are no variables of the template."""
@@ -39,10 +43,11 @@ class Tokenizer:
         messages: Sequence[Message],
         *,
         tools: Sequence[Mapping[str, Any]] = (),
+        ending: ChatEnding = "answer",
         as_text: bool = False,
         options: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Ids of a conversation in the model's chat template, ready for the assistant's answer.
+        """Ids of a conversation in the model's chat template.
 
         Args:
             tools: functions that the assistant may call, in OpenAI's form.
@@ -65,7 +70,11 @@ class Tokenizer:
         given = {**(options or {}), "tools": [dict(tool) for tool in tools]} if tools else dict(options or {})
         try:
             text: Any = self.inner.apply_chat_template(
-                plain if quote is None else quote.messages, tokenize=False, add_generation_prompt=True, **given
+                plain if quote is None else quote.messages,
+                tokenize=False,
+                add_generation_prompt=ending == "answer",
+                continue_final_message=ending == "open",
+                **given,
             )
         except Exception as error:  # templates may raise anything
             message = str(error).strip() or error.__class__.__name__

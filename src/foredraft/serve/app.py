@@ -79,12 +79,12 @@ class Api:
 
     async def models(self) -> Response:
         """The names of the model."""
-        length = self.service.generator.engine.target.max_length
-        cards = [
-            ModelCard(id=name, object="model", created=self._created, owned_by="foredraft", max_model_len=length)
-            for name in self._names
-        ]
-        return _json(ModelList(object="list", data=cards))
+        return _json(ModelList(object="list", data=[self._card(name) for name in self._names]))
+
+    async def model(self, name: str) -> Response:
+        """One of the names."""
+        self._check_name(name)
+        return _json(self._card(name))
 
     async def tokenize(self, body: TokenizeRequest) -> Response:
         """Token ids of a text or of a chat."""
@@ -132,15 +132,23 @@ class Api:
         """Prometheus metrics."""
         return Response(self.service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
+    def _check_name(self, name: str) -> None:
+        if name not in self._names:
+            known = ", ".join(self._names)
+            raise ApiError(404, f"There is no model {name!r} here. Known: {known}.", param="model")
+
+    def _card(self, name: str) -> ModelCard:
+        length = self.service.generator.engine.target.max_length
+        return ModelCard(id=name, object="model", created=self._created, owned_by="foredraft", max_model_len=length)
+
     def _renderer(self, kind: type[R], request: Request, body: Generation, job: Job) -> R:
         tokenizer = self.service.generator.tokenizer
         return kind(request.state.id, self._names[0], job, tokenizer, body.return_token_ids, created=int(time.time()))
 
     async def _converted(self, body: Any, convert: Callable[[Any], T]) -> T:
         """What a body asks for. Long prompts take a while to encode, so this runs in a thread."""
-        if body.model is not None and body.model not in self._names:
-            known = ", ".join(self._names)
-            raise ApiError(404, f"There is no model {body.model!r} here. Known: {known}.", param="model")
+        if body.model is not None:
+            self._check_name(body.model)
         return await asyncio.get_running_loop().run_in_executor(self._pool, convert, body)
 
     async def _answer(self, request: Request, body: Generation, renderer: Renderer) -> Response:
@@ -260,6 +268,7 @@ def _add_routes(app: FastAPI, api: Api) -> None:
     app.post("/tokenize", response_model=Tokens, responses=_ERRORS)(api.tokenize)
     app.post("/detokenize", response_model=Text, responses=_ERRORS)(api.detokenize)
     app.get("/v1/models", response_model=ModelList)(api.models)
+    app.get("/v1/models/{name:path}", response_model=ModelCard, responses=_ERRORS)(api.model)
     app.get("/health", response_class=Response)(api.health)
     app.get("/version")(api.version)
     app.get("/metrics", response_class=Response)(api.metrics)

@@ -20,7 +20,9 @@ from foredraft.serve.schema import (
     DetokenizeRequest,
     Generation,
     SpeculativeOptions,
+    Templated,
     TokenizeRequest,
+    Tool,
 )
 
 _SAME = (
@@ -83,12 +85,7 @@ class Converter:
         tools_of = self.tokenizer.chat_template if body.called else None
         grammar = chat_grammar(body, tools_of or "")
         params = self._params(body, limit, (body.top_logprobs or 0) if body.logprobs else None, grammar)
-        prompt = self.tokenizer.encode_chat(
-            messages(body.messages),
-            tools=[tool.model_dump(exclude_none=True) for tool in body.called],
-            as_text=body.split_special_tokens,
-            options=body.chat_template_kwargs,
-        )
+        prompt = self._chat_ids(body, body.messages, body.called)
         return replace(self._job(body, [prompt], params), tools_of=tools_of)
 
     def tokens(self, body: TokenizeRequest) -> list[int]:
@@ -99,8 +96,7 @@ class Converter:
         """
         if body.messages is None:
             return self.tokenizer.encode(body.prompt or "")
-        tools = [tool.model_dump(exclude_none=True) for tool in body.tools or []]
-        return self.tokenizer.encode_chat(messages(body.messages), tools=tools, as_text=True)
+        return self._chat_ids(body, body.messages, body.tools or [])
 
     def text(self, body: DetokenizeRequest) -> str:
         """The text of ids, special tokens included.
@@ -111,6 +107,15 @@ class Converter:
         if any(token >= self._vocab_size for token in body.tokens):
             raise PromptError(f"There are token ids outside the model's vocabulary of {self._vocab_size}.")
         return self.tokenizer.decode(body.tokens, special=True)
+
+    def _chat_ids(self, body: Templated, given: Seq[ChatMessage], tools: Seq[Tool]) -> list[int]:
+        return self.tokenizer.encode_chat(
+            messages(given),
+            tools=[tool.model_dump(exclude_none=True) for tool in tools],
+            ending=body.ending,
+            as_text=body.split_special_tokens,
+            options=body.chat_template_kwargs,
+        )
 
     def _ids(self, prompt: str | list[int]) -> list[int]:
         return self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt

@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from foredraft.core.errors import OptionError
 from foredraft.core.sampling.params import check_known
+from foredraft.model.tokenizer import ChatEnding
 
 TokenId = Annotated[int, Field(ge=0)]
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
@@ -27,9 +28,10 @@ class Body(BaseModel):
 
 
 class StreamOptions(Body):
-    """``include_usage``: a last chunk without choices carries the usage."""
+    """``include_usage``: a last chunk without choices carries the usage. Nothing is obfuscated, whatever is asked."""
 
     include_usage: bool = False
+    include_obfuscation: bool | None = None
 
 
 class TextPart(Body):
@@ -83,7 +85,20 @@ class StructuredOutputs(Body):
     structural_tag: dict[str, Any] | None = None
 
 
-class Generation(Body):
+class Ignored(Body):
+    """Fields of OpenAI's interface that have no effect here: nothing is stored, and there is one class of service."""
+
+    user: str | None = None
+    store: bool | None = None
+    metadata: dict[str, str] | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_retention: str | None = None
+
+
+class Generation(Ignored):
     """What chats and completions have in common.
 
     ``stop_token_ids`` end an output besides the model's own end-of-sequence ids, which ``ignore_eos`` turns off.
@@ -119,7 +134,6 @@ class Generation(Body):
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     priority: int = 0
-    user: str | None = None
 
     @property
     def wants_usage(self) -> bool:
@@ -205,11 +219,43 @@ class NamedTool(Body):
     function: FunctionName
 
 
-class ChatRequest(Generation):
-    """Body of ``/v1/chat/completions``.
+class Templated(Body):
+    """How a chat becomes a prompt.
 
-    ``split_special_tokens``: special tokens in what others than the assistant write are text.
+    ``add_generation_prompt``: end with what begins the assistant's turn; by default, unless ``continue_final_message``
+    leaves the last message open, so that the output continues it. ``chat_template_kwargs``: further variables of the
+    template. ``split_special_tokens``: special tokens in what others than the assistant write are text.
     """
+
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+    split_special_tokens: bool = True
+
+    @property
+    def ending(self) -> ChatEnding:
+        """Where the prompt ends."""
+        if self.continue_final_message:
+            return "open"
+        return "closed" if self.add_generation_prompt is False else "answer"
+
+    @model_validator(mode="after")
+    def _one_end(self) -> "Templated":
+        if self.add_generation_prompt and self.continue_final_message:
+            raise OptionError("Give either add_generation_prompt or continue_final_message.")
+        return self
+
+
+class IgnoredInChats(Ignored):
+    """Fields of chats that have no effect; every answer is text."""
+
+    modalities: list[Literal["text"]] | None = None
+    reasoning_effort: str | None = None
+    verbosity: str | None = None
+
+
+class ChatRequest(IgnoredInChats, Generation, Templated):
+    """Body of ``/v1/chat/completions``."""
 
     messages: list[ChatMessage] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1)
@@ -218,8 +264,6 @@ class ChatRequest(Generation):
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool = True
-    chat_template_kwargs: dict[str, Any] | None = None
-    split_special_tokens: bool = True
 
     @property
     def called(self) -> list[Tool]:
@@ -233,7 +277,7 @@ class ChatRequest(Generation):
         return self
 
 
-class TokenizeRequest(Body):
+class TokenizeRequest(Templated):
     """Body of ``/tokenize``: a text, or the messages of a chat."""
 
     model: str | None = None
