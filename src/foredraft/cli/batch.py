@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from foredraft.scale.answers import Answered, BatchOptions, Numbered
     from foredraft.scale.batch import BatchFile
 
-_NAME = "Name of the model in the requests; default: --model."
+_NAME = "Name of the model in the requests; default: the last part of --model."
 _SEED = "Requests without a seed derive theirs from this one."
 _LIMIT = "Longest output of a chat without max_tokens."
 _RAY = "Spread the requests over processes; needs pip install 'foredraft[scale]'."
@@ -61,7 +61,7 @@ def command(
     with ExitStack() as stack:
         generator = None if ray else stack.enter_context(choice.load())  # first: other ranks end here
         file = BatchFile(source, out)
-        options = BatchOptions(name or choice.model, file.created, seed, default_max_tokens)
+        options = BatchOptions(name or choice.name, file.created, seed, default_max_tokens)
         if generator is not None:
             answers = Answers(generator, options).of
         else:

@@ -36,6 +36,11 @@ class TargetChoice:
     )
     device: str | None = field(default=None, metadata={"help": "E.g. cuda:1 or cpu; default: a GPU if available."})
 
+    @property
+    def name(self) -> str:
+        """What clients call the model: the last part of its path or hub name."""
+        return Path(self.model).resolve().name or self.model
+
 
 @dataclass(frozen=True, slots=True)
 class ModelChoice(TargetChoice):

@@ -32,7 +32,7 @@ def serve_replicas(choice: ModelChoice, server: ServeOptions, scale: ScaleOption
     load = partial(choice.load, prefix_cache=server.prefix_cache)
     with connected(scale.address, scale.replicas):
         with busy(f"Starting replicas of {choice.model}"):
-            url = deploy(load, server.served_model_name or (choice.model,), server, scale)
+            url = deploy(load, server.served_model_name or (choice.name,), server, scale)
         errors().print(f"Replicas of {choice.model} answer on {url}", soft_wrap=True, markup=False, highlight=False)
         if local:
             _wait_for_a_signal()

@@ -7,11 +7,12 @@ from typing import Annotated
 import typer
 
 from foredraft.cli.choices import ModelChoice
+from foredraft.cli.config import read_config
 from foredraft.cli.replicas import serve_replicas
-from foredraft.scale.options import ScaleOptions, read_deployment
+from foredraft.scale.options import ScaleOptions, deployment
 from foredraft.serve.options import ServeOptions
 
-_FILE = "YAML with the sections model, server and scale (see docs/scaling.md)."
+_FILE = "YAML or TOML with the sections model, server and scale (see docs/scaling.md)."
 _ADDRESS = "Ray cluster; overrides the file's. auto: the one that runs on this machine."
 EXAMPLES = ("foredraft scale deploy.yaml", "foredraft scale deploy.yaml --address auto")
 
@@ -27,6 +28,6 @@ def command(
     again with a changed file, it replaces them, a few at a time, without dropping requests. Needs
     pip install 'foredraft[scale]'.
     """
-    found = read_deployment(file, {"model": ModelChoice, "server": ServeOptions, "scale": ScaleOptions})
+    found = deployment(read_config(file), {"model": ModelChoice, "server": ServeOptions, "scale": ScaleOptions})
     scale = found["scale"] if address is None else replace(found["scale"], address=address)
     serve_replicas(found["model"], found["server"], scale)

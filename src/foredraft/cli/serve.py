@@ -2,11 +2,13 @@
 
 import os
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from foredraft.cli.choices import MODEL, ModelChoice
+from foredraft.cli.config import defaults_from_file
 from foredraft.cli.flags import Group, flags
 from foredraft.cli.replicas import serve_replicas
 from foredraft.core.errors import OptionError
@@ -15,7 +17,12 @@ from foredraft.serve.options import ServeOptions, free_port
 
 _REPLICAS = "Replicas behind one endpoint; above 1 needs pip install 'foredraft[scale]'."
 _ADDRESS = "Ray cluster that runs the replicas, or auto; default: start Ray on this machine."
-EXAMPLES = ("foredraft serve --model PATH --drafter eagle3:HEAD", "foredraft serve --host 0.0.0.0 --replicas 4")
+_CONFIG = "YAML or TOML file with options, such as max-queue: 100; those of the command line go first."
+EXAMPLES = (
+    "foredraft serve --model PATH --drafter eagle3:HEAD --served-model-name NAME",
+    "foredraft serve --config serve.yaml --port 8001",
+    "foredraft serve --host 0.0.0.0 --replicas 4",
+)
 
 
 @flags(choice=MODEL, server=Group(ServeOptions, "Server"))
@@ -23,6 +30,10 @@ def command(
     *,
     replicas: Annotated[int, typer.Option(metavar="INT", help=_REPLICAS)] = 1,
     address: Annotated[str | None, typer.Option(metavar="TEXT", help=_ADDRESS)] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help=_CONFIG, is_eager=True, expose_value=False, callback=defaults_from_file),
+    ] = None,
     choice: ModelChoice,
     server: ServeOptions,
 ) -> None:
@@ -44,4 +55,4 @@ def command(
         server = replace(server, port=free_port(server.host, server.port))
     generator = choice.load(prefix_cache=server.prefix_cache)
     log_to_stderr()
-    Server(generator, server.served_model_name or (choice.model,), server).run()
+    Server(generator, server.served_model_name or (choice.name,), server).run()

@@ -1,12 +1,9 @@
-"""Options of replicas, and the file that ``foredraft scale`` reads; importable without ray."""
+"""Options of replicas, and the sections of the file that ``foredraft scale`` reads; importable without ray."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
-
-import yaml
 
 from foredraft.core.errors import OptionError, kind_of
 from foredraft.core.options import check_least
@@ -45,21 +42,14 @@ class ScaleOptions:
             raise OptionError("Give replicas or autoscaling, not both.")
 
 
-def read_deployment(path: Path, kinds: Mapping[str, type]) -> dict[str, Any]:
-    """Read a YAML file with a section for each dataclass in ``kinds``; what is missing has its default.
+def deployment(given: Mapping[str, Any], kinds: Mapping[str, type]) -> dict[str, Any]:
+    """Build each dataclass in ``kinds`` from its section; what is missing has its default.
 
     Raises:
-        OptionError: the file cannot be read, or has an unknown key or a value of the wrong type.
+        OptionError: there is an unknown section or key, or a value of the wrong type.
     """
-    try:
-        found = yaml.safe_load(path.read_text("utf-8"))
-    except OSError as error:
-        raise OptionError(f"Cannot read {path}: {error.strerror}.") from None
-    except (UnicodeError, yaml.YAMLError) as error:
-        raise OptionError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from None
-    sections = _mapping(str(path), {} if found is None else found)
-    check_known(f"section of {path}", sections, list(kinds))
-    return {name: _section(name, kind, sections.get(name) or {}) for name, kind in kinds.items()}
+    check_known("section", given, list(kinds))
+    return {name: _section(name, kind, given.get(name) or {}) for name, kind in kinds.items()}
 
 
 def _section(name: str, kind: type, given: Any) -> Any:

@@ -32,7 +32,7 @@ class ServeOptions:
     host: str = field(default="127.0.0.1", metadata={"help": "Address to listen on; 0.0.0.0: all interfaces."})
     port: int = field(default=8000, metadata={"help": "Port; 0: a free one."})
     served_model_name: tuple[str, ...] = field(
-        default=(), metadata={"help": "Name of the model in the API, instead of --model; repeatable."}
+        default=(), metadata={"help": "Name of the model in the API; repeatable. Default: the last part of --model."}
     )
     api_key: tuple[str, ...] = field(
         default=(), metadata={"help": f"Key that clients must send; repeatable. Better: {API_KEY} in the environment."}
