@@ -175,7 +175,7 @@ def test_the_error_of_an_image_names_its_part(server: servers.Running):
 
 def test_what_is_no_json_and_what_is_too_long(server: servers.Running):
     broken = server.post(content="{", headers=JSON)
-    assert (broken.status_code, broken.json()["error"]["message"]) == (400, "The body is not valid JSON.")
+    assert broken.status_code == 400 and broken.json()["error"]["message"].startswith("The body is not valid JSON: ")
     for content, headers in ((b'{"prompt": "abc"}', {}), (b"", JSON), (b"[1]", JSON)):
         form = server.post(content=content, headers=headers)
         sentence = "The body must be a JSON object (content-type: application/json)."

@@ -3,9 +3,11 @@
 import asyncio
 import json
 import logging
+import signal
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -113,6 +115,32 @@ def test_draining_ends_what_was_accepted_and_takes_nothing_new():
     answer = answers[0].json()
     assert answer["usage"]["completion_tokens"] == 50
     assert answer["choices"][0]["text"] == servers.generator().generate(PROMPT, max_new_tokens=50).text
+
+
+@pytest.mark.parametrize(
+    ("signals", "options"),
+    [([signal.SIGINT, signal.SIGINT], {}), ([signal.SIGTERM], {"drain_seconds": 0})],
+    ids=["a second Ctrl-C", "no time to drain"],
+)
+def test_requests_that_the_end_cuts_off_get_an_error(
+    signals: list[signal.Signals], options: dict[str, Any], caplog: pytest.LogCaptureFixture
+):
+    """Running and waiting requests, streams and plain ones; the log has one line, without a traceback."""
+    caplog.set_level(logging.WARNING)
+    with servers.served(slow(max_rows=2), **options) as running, ThreadPoolExecutor(6) as pool:
+        asked = [pool.submit(running.post, {**LONG, "stream": stream}) for stream in (True, False) * 3]
+        servers.until(lambda: running.generator.engine.running + running.generator.engine.waiting == 6)
+        for each in signals:
+            running.server.handle_exit(each, None)
+        answers = [each.result() for each in asked]
+    assert [answer.status_code for answer in answers] == [200, 503] * 3
+    for answer in answers:
+        lines = [line for line in answer.text.splitlines() if line]
+        assert answer.status_code == 503 or lines.pop() == "data: [DONE]"
+        error = json.loads(lines[-1].removeprefix("data: "))["error"]
+        assert error["message"] == "The server stopped before the request ended." and error["code"] == 503
+    assert [record.getMessage() for record in caplog.records] == ["Cut off requests at the end: 6."]
+    assert not any(record.exc_info for record in caplog.records)
 
 
 def test_keys(monkeypatch: pytest.MonkeyPatch):

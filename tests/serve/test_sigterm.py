@@ -1,5 +1,6 @@
 """A real process of ``foredraft serve`` that is told to stop while it works."""
 
+import json
 import re
 import signal
 import subprocess
@@ -7,11 +8,12 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
 import httpx
+import pytest
 
 from foredraft.bench.prompts import STANDARD
 from processes import environment
@@ -21,15 +23,17 @@ BODY: dict[str, Any] = {"max_tokens": TOKENS, "temperature": 0.0, "ignore_eos": 
 
 
 @contextmanager
-def served() -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A running server and its address; what it writes to stderr is read, so that it never waits for us."""
-    command = [sys.executable, "-m", "foredraft", "serve", "--port", "0", "-d", "prompt_lookup"]
+def served(*options: str, log: list[str] | None = None) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A running server and its address; what it writes to stderr goes to ``log``."""
+    command = [sys.executable, "-m", "foredraft", "serve", "--port", "0", "-d", "prompt_lookup", *options]
     with subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None
             url = next(found[1] for line in process.stderr if (found := re.search(r"Serving on ([^\"]+)\.\"", line)))
-            threading.Thread(target=process.stderr.read, daemon=True).start()
+            reader = threading.Thread(target=[].extend if log is None else log.extend, args=(process.stderr,))
+            reader.start()
             yield process, url
+            reader.join(30)
         finally:
             process.kill()
 
@@ -52,17 +56,42 @@ def streamed(url: str, prompt: str) -> list[int]:
     return tokens
 
 
+def until_open(url: str, asked: list[Future[Any]]) -> None:
+    """Wait until the server has all of these requests."""
+    deadline = time.monotonic() + 60
+    while (now := httpx.get(f"{url}/live").json())["running"] + now["waiting"] < len(asked):
+        assert time.monotonic() < deadline and not any(each.done() for each in asked)
+        time.sleep(0.01)
+
+
 def test_sigterm_loses_no_accepted_request():
     """16 streams and 16 plain requests: each of them ends whole, and the process ends with status 0."""
     with served() as (process, url), ThreadPoolExecutor(2 * COUNT) as pool:
         prompts = [f"{STANDARD[i % len(STANDARD)]} {i}" for i in range(COUNT)]
         asked = [pool.submit(ask, url, prompt) for ask in (plain, streamed) for prompt in prompts]
-        deadline = time.monotonic() + 60
-        while (now := httpx.get(f"{url}/live").json())["running"] + now["waiting"] < 2 * COUNT:
-            assert time.monotonic() < deadline and not any(each.done() for each in asked)
-            time.sleep(0.01)
+        until_open(url, asked)
         process.send_signal(signal.SIGTERM)
         answers = [each.result() for each in asked]
         assert process.wait(30) == 0
     assert all(len(tokens) == TOKENS for tokens in answers)
     assert answers[:COUNT] == answers[COUNT:]
+
+
+@pytest.mark.slow  # test_service.py has the same in one process
+def test_a_second_ctrl_c_leaves_no_traceback():
+    """Running and waiting requests, streams and plain ones; Ctrl-C is pressed again and again."""
+    log: list[str] = []
+    with served("--max-batch-size", "2", log=log) as (process, url), ThreadPoolExecutor(6) as pool:
+        body = {"prompt": "a", "max_tokens": 2000, "ignore_eos": True}
+        asked = [
+            pool.submit(httpx.post, f"{url}/v1/completions", json={**body, "stream": stream}, timeout=60)
+            for stream in (True, False) * 3
+        ]
+        until_open(url, asked)
+        for _ in range(10):
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.1)
+        assert all("The server stopped before the request ended." in each.result().text for each in asked)
+        assert process.wait(30) in (0, -signal.SIGINT)
+    records = [json.loads(line) for line in log]  # a traceback would be no JSON
+    assert not any("exception" in record or record["level"] == "error" for record in records)

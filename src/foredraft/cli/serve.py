@@ -1,6 +1,7 @@
 """``foredraft serve``."""
 
 import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -55,4 +56,5 @@ def command(
         server = replace(server, port=free_port(server.host, server.port))
     generator = choice.load(prefix_cache=server.prefix_cache)
     log_to_stderr()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # for what comes after the server, which has its own handler
     Server(generator, server.served_model_name or (choice.name,), server).run()

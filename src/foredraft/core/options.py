@@ -61,6 +61,18 @@ def check_least(options: object, least: Mapping[str, float]) -> None:
             raise OptionError(f"{name} must be {bound} or more, not {value}.")
 
 
+def check_most(options: object, most: Mapping[str, float]) -> None:
+    """Check that fields are not above their greatest values; None is allowed.
+
+    Raises:
+        OptionError: one is; the message has its name and its value.
+    """
+    for name, bound in most.items():
+        value = getattr(options, name)
+        if value is not None and not value <= bound:
+            raise OptionError(f"{name} must be {bound} or less, not {value}.")
+
+
 def read_pairs(pairs: Iterable[str]) -> dict[str, str]:
     """Parse ``option=value`` strings into a mapping.
 

@@ -161,7 +161,7 @@ class _Answer:
     async def break_off(self, send: Send) -> None:
         """End a stream with an error object."""
         error = ApiError(503, "The replica that wrote this answer has died.")
-        await send({"type": "http.response.body", "body": f"data: {error.text()}\n\ndata: [DONE]\n\n".encode()})
+        await send({"type": "http.response.body", "body": error.ending()})
 
 
 async def _body(receive: Receive) -> bytes:

@@ -1,5 +1,6 @@
 """Who may call, and what the log says of it: API keys, request ids, one log line and one span a request."""
 
+import asyncio
 import hashlib
 import hmac
 import importlib
@@ -13,7 +14,7 @@ from typing import Any
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from foredraft.serve.errors import ApiError
+from foredraft.serve.errors import ApiError, stopped
 
 _log = logging.getLogger(__name__)
 _OPEN = {"/", "/health", "/version"}
@@ -41,15 +42,16 @@ class Access:
         headers = Headers(scope=scope)
         given = headers.get("x-request-id", "")
         number = given if _SAFE.fullmatch(given) else uuid.uuid4().hex
-        key = headers.get("authorization", "").removeprefix("Bearer ").encode("utf-8", "surrogateescape")
+        key = _key(headers.get("authorization", ""))
         scope.setdefault("state", {}).update(id=number, tenant=hashlib.sha256(key).hexdigest()[:16] if key else "")
-        started, status = time.perf_counter(), 499
+        started, status, streams = time.perf_counter(), 499, False
 
         async def tagged(message: Message) -> None:
-            nonlocal status
+            nonlocal status, streams
             if message["type"] == "http.response.start":
-                status = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = number
+                status, fields = message["status"], MutableHeaders(scope=message)
+                fields["x-request-id"] = number
+                streams = "text/event-stream" in fields.get("content-type", "")
             await send(message)
 
         span = self._tracer.start_span(f"{scope['method']} {scope['path']}") if self._tracer else None
@@ -59,6 +61,11 @@ class Access:
             else:
                 refused = ApiError(401, "A valid API key is needed: send it as authorization: Bearer KEY.")
                 await refused.response()(scope, receive, tagged)
+        except asyncio.CancelledError:  # the server stops, and takes the request with it
+            if status == 499:
+                await stopped().response()(scope, receive, tagged)
+            elif streams:
+                await send({"type": "http.response.body", "body": stopped().ending()})
         finally:
             facts: dict[str, Any] = {"request_id": number, "status": status, "path": scope["path"]}
             if span is not None:
@@ -71,6 +78,12 @@ class Access:
         if not self._keys or scope["path"] in _OPEN or scope["method"] == "OPTIONS":
             return True
         return any(hmac.compare_digest(key, each) for each in self._keys)
+
+
+def _key(authorization: str) -> bytes:
+    """The key of a header ``Bearer KEY``; the scheme's name is not case-sensitive (RFC 9110, 11.1)."""
+    scheme, _, rest = authorization.partition(" ")
+    return (rest.strip() if scheme.lower() == "bearer" else authorization).encode("utf-8", "surrogateescape")
 
 
 def _tracer() -> Any:

@@ -180,7 +180,8 @@ class Api:
         found = api_error(error)
         self.service.metrics.error(found.status)
         if found.status >= 500 and not isinstance(error, ApiError):
-            _log.error("A request failed.", exc_info=error)
+            known = isinstance(error, ForedraftError)  # its sentence says it all
+            _log.error("A request failed: %s", error, exc_info=None if known else error)
         return found
 
     async def on_error(self, request: Request, error: Exception) -> Response:

@@ -19,6 +19,7 @@ _TYPES = {
     408: "TimeoutError",
     413: "RequestTooLargeError",
     429: "RateLimitError",
+    431: "RequestTooLargeError",
     500: "InternalServerError",
     501: "NotImplementedError",
     503: "ServiceUnavailableError",
@@ -40,12 +41,21 @@ class ApiError(Exception):
         fields = {"message": self.message, "type": kind, "param": self.param, "code": self.status}
         return json.dumps({"error": fields})
 
+    def ending(self) -> bytes:
+        """The error object and the last line of a stream that it ends."""
+        return f"data: {self.text()}\n\ndata: [DONE]\n\n".encode()
+
     def response(self) -> Response:
         """The error object as an answer."""
         headers = {} if self.retry_after is None else {"retry-after": str(max(1, round(self.retry_after)))}
         if self.status == 408:  # clients would repeat what has just taken too long
             headers["x-should-retry"] = "false"
         return Response(self.text(), self.status, headers, media_type="application/json")
+
+
+def stopped() -> ApiError:
+    """The error of a request that the end of the server cuts short."""
+    return ApiError(503, "The server stopped before the request ended.")
 
 
 def api_error(error: Exception) -> ApiError:
@@ -57,10 +67,21 @@ def api_error(error: Exception) -> ApiError:
     if isinstance(error, RequestValidationError):
         return _invalid(error)
     if isinstance(error, HTTPException):
-        return ApiError(error.status_code, str(error.detail))
+        return ApiError(error.status_code, _unread(error.__cause__) or str(error.detail))
     if isinstance(error, ForedraftError):
         return ApiError(500, str(error))
     return ApiError(500, "The server failed on this request; its log has the reason.")
+
+
+def _unread(cause: BaseException | None) -> str | None:
+    """Why a body could not be parsed; None if that was not the error."""
+    if isinstance(cause, UnicodeDecodeError):
+        return f"The body is not valid {cause.encoding.upper()}: {cause.reason} at byte {cause.start}."
+    if isinstance(cause, RecursionError):
+        return "The body is nested too deep."
+    if isinstance(cause, ValueError):  # of int(), which limits the digits
+        return "The body has a number with too many digits."
+    return None
 
 
 def validated(kind: type[B], body: Any) -> B:
@@ -80,7 +101,7 @@ def _invalid(error: RequestValidationError) -> ApiError:
     fault = max(error.errors(), key=lambda each: len(each["loc"]))
     place = [str(part) for part in fault["loc"] if part != "body" and "[" not in str(part)]
     if fault["type"] == "json_invalid":
-        return ApiError(400, "The body is not valid JSON.")
+        return ApiError(400, f"The body is not valid JSON: {fault['ctx']['error']} at character {fault['loc'][-1]}.")
     own = fault.get("ctx", {}).get("error")
     if not place and own is None:  # no body, or a form, as curl sends it without a content-type
         return ApiError(400, "The body must be a JSON object (content-type: application/json).")

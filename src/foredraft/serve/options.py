@@ -5,7 +5,7 @@ import socket
 from dataclasses import dataclass, field
 
 from foredraft.core.errors import OptionError
-from foredraft.core.options import check_least
+from foredraft.core.options import check_least, check_most
 
 API_KEY = "FOREDRAFT_API_KEY"
 """Environment variable with API keys, separated by commas."""
@@ -18,6 +18,15 @@ _LEAST = {
     "request_timeout": 1,
     "drain_seconds": 0,
     "stall_seconds": 1,
+}
+_LONGEST = 1_000_000  # seconds
+_MOST = {
+    "port": 65535,
+    "max_queue": 2**31,
+    "max_body_bytes": 2**40,
+    "request_timeout": _LONGEST,
+    "drain_seconds": _LONGEST,
+    "stall_seconds": _LONGEST,
 }
 
 
@@ -59,12 +68,24 @@ class ServeOptions:
 
     def __post_init__(self) -> None:
         check_least(self, _LEAST)
+        check_most(self, _MOST)
+        texts = {"host": (self.host,), "served_model_name": self.served_model_name, "cors_origin": self.cors_origin}
+        for name, values in {**texts, "api_key": self.api_key}.items():
+            if any(not value.strip() for value in values):
+                raise OptionError(f"{name} must not be empty: leave it out for the default.")
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The API keys, those of the environment included; none: everybody may call."""
-        given = os.environ.get(API_KEY, "").split(",")
-        return (*self.api_key, *(key.strip() for key in given if key.strip()))
+        """The API keys, those of the environment included; none: everybody may call.
+
+        Raises:
+            OptionError: the environment's variable is set, and holds none.
+        """
+        given = os.environ.get(API_KEY, "")
+        own = [key.strip() for key in given.split(",") if key.strip()]
+        if given and not own:
+            raise OptionError(f"{API_KEY} is set and holds no key: unset it to let everybody call.")
+        return (*self.api_key, *own)
 
 
 def free_port(host: str, port: int) -> int:
@@ -77,6 +98,6 @@ def free_port(host: str, port: int) -> int:
     try:
         with socket.create_server((host, port), family=family) as found:
             return found.getsockname()[1]
-    except OSError as error:
-        reason = str(error.strerror).partition(" (")[0]
+    except (OSError, ValueError) as error:  # ValueError: not a name at all
+        reason = str(error.strerror if isinstance(error, OSError) else error).partition(" (")[0]
         raise OptionError(f"Cannot listen on {host}:{port}: {reason}; choose another --host or --port.") from None

@@ -16,7 +16,7 @@ from foredraft.engine.recording import RecordedStep
 from foredraft.engine.request import Piece, Sequence, TokenLogprobs
 from foredraft.engine.results import Result
 from foredraft.engine.stream import AsyncStream
-from foredraft.serve.errors import ApiError
+from foredraft.serve.errors import ApiError, stopped
 from foredraft.serve.job import Job
 from foredraft.serve.metrics import Metrics
 from foredraft.serve.options import ServeOptions
@@ -276,7 +276,7 @@ class Outputs:
             return result
         if self._late:
             raise ApiError(408, _LATE)
-        raise ApiError(503, "The server stopped before the request ended.")
+        raise stopped()
 
 
 @contextmanager
