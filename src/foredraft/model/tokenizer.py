@@ -62,7 +62,7 @@ class Tokenizer:
             raise PromptError("The chat has no messages: there is nothing to answer.")
         plain = [_plain(message, number) for number, message in enumerate(messages, start=1)]
         self._check_template()
-        if tools and "tools" not in self.chat_template:
+        if tools and not self.has_tools:
             raise PromptError("The model's chat template has no tools.")
         if wrong := sorted(_RESERVED & (options or {}).keys()):
             raise PromptError(f"{wrong[0]} is not a variable of the chat template.")
@@ -87,6 +87,11 @@ class Tokenizer:
         """The source of the chat template, of all of them if there are several; empty for none."""
         template = self.inner.chat_template or ""
         return "\n".join(template.values()) if isinstance(template, Mapping) else str(template)
+
+    @property
+    def has_tools(self) -> bool:
+        """Whether the chat template can write tools."""
+        return "tools" in self.chat_template
 
     def _check_template(self) -> None:
         if self.inner.chat_template is None:

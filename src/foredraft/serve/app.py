@@ -58,7 +58,7 @@ class Api:
 
     def __init__(self, generator: Generator, names: Seq[str], options: ServeOptions) -> None:
         self.service = Service(generator, options)
-        self._converter = Converter(generator, options.default_max_tokens)
+        self._converter = Converter(generator, options.default_max_tokens, tool_prompt=options.tool_prompt)
         self._names = tuple(names)
         self._created = int(time.time())
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="foredraft-convert")

@@ -11,6 +11,7 @@ from foredraft.core.sampling.grammar import Grammar
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.engine.generator import Generator
 from foredraft.model.tokenizer import Tokenizer
+from foredraft.serve.errors import ApiError
 from foredraft.serve.grammars import chat_grammar, grammar_of
 from foredraft.serve.job import Job
 from foredraft.serve.schema import (
@@ -24,6 +25,7 @@ from foredraft.serve.schema import (
     TokenizeRequest,
     Tool,
 )
+from foredraft.serve.tool_prompt import TOOL_PROMPT, described
 
 _SAME = (
     *("temperature", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "presence_penalty"),
@@ -40,14 +42,16 @@ class Converter:
 
     Args:
         default_max_tokens: of chats that give no ``max_tokens``.
+        tool_prompt: describe tools in the messages where the chat template has none; else they are refused.
     """
 
-    def __init__(self, generator: Generator, default_max_tokens: int) -> None:
+    def __init__(self, generator: Generator, default_max_tokens: int, *, tool_prompt: bool = True) -> None:
         self._given = generator.tokenizer
         self._eos = generator.eos_token_ids
         self._vocab_size = generator.engine.target.vocab_size
         self._compile = generator.engine.compile_grammar
         self._default_max_tokens = default_max_tokens
+        self._tool_prompt = tool_prompt
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -59,6 +63,22 @@ class Converter:
         if self._given is None:
             raise PromptError("The model has no tokenizer: send token ids.")
         return self._given
+
+    @property
+    def _tool_format(self) -> str:
+        """What tells the model of tools, and decides how its calls look.
+
+        Raises:
+            ApiError: nothing does.
+        """
+        if self.tokenizer.has_tools:
+            return self.tokenizer.chat_template
+        if not self._tool_prompt:
+            message = (
+                "The model's chat template has no tools, and --no-tool-prompt turns off the server's prompt for them."
+            )
+            raise ApiError(400, message, param="tools")
+        return TOOL_PROMPT
 
     def completion(self, body: CompletionRequest) -> Job:
         """The job of a completion.
@@ -82,7 +102,7 @@ class Converter:
             OptionError, PromptError: an option is invalid, or the chat template rejects the messages.
         """
         limit = body.max_completion_tokens or body.max_tokens or self._default_max_tokens
-        tools_of = self.tokenizer.chat_template if body.called else None
+        tools_of = self._tool_format if body.called else None
         grammar = chat_grammar(body, tools_of or "")
         params = self._params(body, limit, (body.top_logprobs or 0) if body.logprobs else None, grammar)
         prompt = self._chat_ids(body, body.messages, body.called)
@@ -109,9 +129,13 @@ class Converter:
         return self.tokenizer.decode(body.tokens, special=True)
 
     def _chat_ids(self, body: Templated, given: Seq[ChatMessage], tools: Seq[Tool]) -> list[int]:
+        """Ids of a chat; tools that the template cannot write are described in its messages."""
+        conversation, functions = messages(given), [tool.model_dump(exclude_none=True) for tool in tools]
+        if self._tool_prompt and not self.tokenizer.has_tools:
+            conversation, functions = described(conversation, functions), []
         return self.tokenizer.encode_chat(
-            messages(given),
-            tools=[tool.model_dump(exclude_none=True) for tool in tools],
+            conversation,
+            tools=functions,
             ending=body.ending,
             as_text=body.split_special_tokens,
             options=body.chat_template_kwargs,

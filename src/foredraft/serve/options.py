@@ -55,6 +55,9 @@ class ServeOptions:
         default=None, metadata={"help": "Longest prompt; default: the model's context."}
     )
     prefix_cache: bool = field(default=True, metadata={"help": "Do not reuse the KV cache of earlier prompts."})
+    tool_prompt: bool = field(
+        default=True, metadata={"help": "Refuse tools if the chat template has none; else the prompt describes them."}
+    )
     max_body_bytes: int = field(default=4 * 2**20, metadata={"help": "Largest request body, in bytes."})
     request_timeout: float = field(default=600.0, metadata={"help": "Seconds until a request is cancelled (408)."})
     drain_seconds: int = field(
