@@ -13,7 +13,7 @@ class Job:
 
     ``stop_token_ids``: those of the request, not the model's own. ``echo``: prompts as text, if the answer repeats
     them. ``scored``: it has log-probabilities of their tokens, with this many alternatives. ``generates``: False if
-    only prompts are repeated. ``tools_of``: what tells the model of tools, the chat template or the server's own prompt,
+    only prompts are repeated. ``tools_of``: what tells the model of tools, the chat template or the server's prompt,
     and decides how calls look, if the outputs may have any. ``priority``: jobs with a lower one are admitted first.
     """
 
