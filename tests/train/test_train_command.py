@@ -10,6 +10,7 @@ import pytest
 from trainees import assert_drafts_losslessly, log_of
 
 from foredraft.cli import main
+from foredraft.cli.exit_status import Terminated
 from foredraft.cli.train import Progress
 from foredraft.train.checkpoint import lock_folder
 from foredraft.train.heads import validate
@@ -147,22 +148,89 @@ def test_another_learning_rate_is_refused_where_a_run_was_begun(train: Train, tm
     assert ended.status == 2 and "started with another lr; use the same options to resume it" in ended.err
 
 
-def test_a_run_that_goes_on_says_so(train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    out = ("--out", str(tmp_path / "out"), *SHORT)
+def interrupted_at(monkeypatch: pytest.MonkeyPatch, step: int, by: type[BaseException] = KeyboardInterrupt) -> None:
+    """Interrupt a run when this step is reported; 0: before the first."""
+    report = Progress.report
 
     def interrupt(progress: Progress, line: dict[str, Any]) -> None:
-        progress.step = line["step"]
-        if line["step"] == 2:
-            raise KeyboardInterrupt
+        report(progress, line)
+        if line.get("step") == step:
+            raise by
 
+    monkeypatch.setattr(Progress, "report", interrupt)
+    if not step:
+        monkeypatch.setattr("foredraft.train.loop._step", lambda *given: (_ for _ in ()).throw(by))
+
+
+@pytest.mark.parametrize(("by", "status"), [(KeyboardInterrupt, 130), (Terminated, 143)])
+def test_a_run_that_goes_on_says_so(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: type[BaseException], status: int
+):
+    out = ("--out", str(tmp_path / "out"), *SHORT)
     with monkeypatch.context() as patch:
-        patch.setattr(Progress, "report", interrupt)
-        ended = train("medusa", *out, "--checkpoint", "1")
-    assert (ended.status, ended.err.count("\n")) == (130, 1)
-    assert "Interrupted at step 2; the same command continues from the last checkpoint." in ended.err
+        interrupted_at(patch, 1, by)
+        ended = train("medusa", *out)
+    said = "foredraft: Interrupted after step 1 of 2; the same command continues from there.\n"
+    assert ended.status == status and ended.err.endswith(said)
     ended = train("medusa", *out, "--validate", "1", "--checkpoint", "7")
     assert ended.status == 0 and ended.err.startswith("resumed after step 1 of 2 and 0:00:0"), ended.err
     assert train("medusa", *out).err.startswith("all 2 steps were already done\n")
+
+
+def test_an_interrupted_run_that_has_kept_nothing_says_so(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def refused(*more: str) -> str:
+        with monkeypatch.context() as patch:
+            interrupted_at(patch, 0)
+            ended = train("medusa", "--out", str(tmp_path), *SHORT, *more)
+        assert ended.status == 130
+        return ended.err.splitlines()[-1]
+
+    nothing = "foredraft: Interrupted before anything was saved; the same command starts over."
+    assert refused() == nothing and not list(tmp_path.glob("*.pt"))
+    answers = ("--regenerate", "--answers", "25", "--answer-tokens", "40")
+    with monkeypatch.context() as patch:
+        patch.setattr("foredraft.train.data.answers._Progress.update", lambda *given: (_ for _ in ()).throw(Terminated))
+        ended = train("medusa", "--out", str(tmp_path), *SHORT, *answers)
+    begun = (
+        "foredraft: Interrupted after 0 of 25 answers, and with others begun; the same command continues from there."
+    )
+    assert (ended.status, ended.err.splitlines()[-1]) == (143, begun)
+    kept = (
+        f"Interrupted before a step was done; the same command continues with what {tmp_path / 'answers.jsonl'} holds."
+    )
+    assert refused(*answers) == f"foredraft: {kept}"
+    assert not list(tmp_path.glob("*.unfinished"))
+    with monkeypatch.context() as patch:
+        interrupted_at(patch, 1)
+        train("medusa", "--out", str(tmp_path), *SHORT, *answers)
+    with monkeypatch.context() as patch:
+        patch.setattr("foredraft.train.heads.run._new_net", lambda *given: (_ for _ in ()).throw(KeyboardInterrupt))
+        ended = train("medusa", "--out", str(tmp_path), *SHORT, *answers)
+    assert ended.err.splitlines()[-1] == "foredraft: Interrupted; the same command continues from the last checkpoint."
+
+
+@pytest.mark.parametrize(
+    ("method", "more", "said"),
+    [
+        ("medusa", ("--length", "600"), "25 prompts with answers of 40 tokens have at most"),
+        ("eagle3", ("--length", "4"), "Samples of 4 tokens are too short for 5 steps"),
+        ("medusa", ("--start", "nowhere"), "nowhere"),
+        ("medusa2", ("--store", "1"), "trains the target too"),
+        ("prune", ("--shape", "hidden=33"), "Invalid hidden=33: the model has 32"),
+        ("draft", ("--draft", "./nowhere"), "There is no model folder './nowhere'"),
+        ("boost", ("--draft", "TARGET", "--draft", "sample"), "has another tokenizer than the target"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_before_answers_are_made(
+    train: Train, place: Path, tmp_path: Path, method: str, more: tuple, said: str
+):
+    more = tuple(str(place / "target") if word == "TARGET" else word for word in more)
+    answers = ("--regenerate", "--answers", "25", "--answer-tokens", "40", "--out", str(tmp_path / "out"))
+    ended = train(method, *SHORT, *answers, *more)
+    assert (ended.status, ended.out) == (2, "") and ended.err.count("\n") == 1 and said in ended.err, ended.err
+    assert not (tmp_path / "out" / "answers.jsonl").exists()
 
 
 def test_a_folder_in_use_and_one_that_cannot_be(train: Train, tmp_path: Path):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from trainees import (
     SHORT,
+    Killed,
     assert_drafts_losslessly,
     assert_same_gradients,
     assert_same_run,
@@ -139,8 +140,8 @@ def test_the_target_stays_as_it_is_in_the_warm_up(place: Path):
 def test_a_killed_run_ends_where_it_would_have_ended(place: Path):
     """Six steps, of which two are the heads' alone; it is killed after the fifth and goes on from the fourth."""
     train_head("medusa2", place, place / "undisturbed")
-    with pytest.raises(KeyboardInterrupt):
-        train_head("medusa2", place, place / "killed", report=stop_at(5))
+    with pytest.raises(Killed):
+        train_head("medusa2", place, place / "killed", report=stop_at(5, by=Killed))
     kept = torch.load(place / "killed" / "checkpoint.pt")
     assert kept["step"] == 4 and len(kept["optimizer"]["state"]) == len(kept["net"])
     train_head("medusa2", place, place / "killed")

@@ -111,7 +111,7 @@ def test_a_process_that_dies_ends_the_others(place: Path, tmp_path: Path):
     command = torchrun(tmp_path / "dies.py", place, tmp_path / "out")
     done = subprocess.run(command, env=environment(Path(__file__).parent), capture_output=True, text=True, timeout=200)
     assert done.returncode != 0 and "SIGKILL" in done.stderr
-    assert torch.load(tmp_path / "out" / "checkpoint.pt", weights_only=True)["step"] == 2
+    assert torch.load(tmp_path / "out" / "checkpoint.pt", weights_only=True)["step"] in (2, 3)
     train_head("medusa", place, tmp_path / "out", replace(SHORT, batch=1, accumulate=2))
     assert log_of(tmp_path / "out")[-1]["step"] == 6
 

@@ -1,6 +1,8 @@
 """The target's own words as training text."""
 
 import json
+import random
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -15,6 +17,7 @@ import foredraft
 from foredraft.core.errors import DataError, OptionError
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.engine.generator import Generator
+from foredraft.train.data.answers import _Progress
 from foredraft.train.data.regenerate import RegenerateOptions, regenerate
 from foredraft.train.data.sources import read_sources
 from foredraft.train.data.tokens import encoded
@@ -43,7 +46,9 @@ def steps(speaker: Generator, monkeypatch: pytest.MonkeyPatch) -> list[None]:
     done: list[None] = []
     step = speaker.engine.step
     monkeypatch.setattr(speaker.engine, "step", lambda: (done.append(None), step()))
-    monkeypatch.setattr("foredraft.train.data.regenerate.time", SimpleNamespace(perf_counter=lambda: float(len(done))))
+    clock = SimpleNamespace(perf_counter=lambda: float(len(done)), monotonic=lambda: float(len(done)))
+    for module in ("data.answers", "pace"):
+        monkeypatch.setattr(f"foredraft.train.{module}.time", clock)
     return done
 
 
@@ -71,12 +76,43 @@ def test_progress_is_told_while_answers_are_made(
     options = replace(GREEDY, new_tokens=40, batch=batch)
     answers(speaker, place / "texts.jsonl", out, options, report)
     assert told[0] == (0, {"answers": 0, "of": 7})
-    assert told[-1] == (len(steps), {"answers": 7, "of": 7, "left": 0.0})
+    assert told[-1][0] == len(steps) and told[-1][1].items() >= {"answers": 7, "of": 7, "left": 0.0}.items()
     times = [at for at, _ in told]
-    assert len(told) > 2 + 7 // batch and all(later - at <= 5 for at, later in pairwise(times))
-    for at, line in told[1:]:
-        done = 7 * at / (at + line["left"])  # answers, in the middle of a batch those that are not written too
-        assert line["answers"] - 0.1 <= done <= min(line["answers"] + batch, 7) + 0.1
+    assert len(told) > 4 and all(later - at <= 5 for at, later in pairwise(times))
+    for at, line in told[:-1]:
+        assert ("left" in line) == ("rate" in line) == (at >= 15), "first there is nothing to estimate from"
+        assert "left" not in line or "bound" in line or line["left"] == 0, "few answers have ended"
+
+
+@pytest.mark.parametrize("mean", [25, 1e9], ids=["ended", "cut off"])
+def test_time_left_is_told_from_answers_that_have_ended(monkeypatch: pytest.MonkeyPatch, mean: float):
+    """600 answers of at most 200 tokens, 16 at once, a second a token."""
+    clock, told = SimpleNamespace(now=0.0), []
+    for module in ("data.answers", "pace"):
+        time = SimpleNamespace(perf_counter=lambda: clock.now, monotonic=lambda: clock.now)
+        monkeypatch.setattr(f"foredraft.train.{module}.time", time)
+    chance = random.Random(0)
+    lengths = [min(200, 1 + int(chance.expovariate(1 / mean))) for _ in range(600)]
+    progress = _Progress(lambda line: told.append((clock.now, line)), 0, len(lengths), 200)
+    waiting, running = deque(range(600)), deque()
+    while waiting or running:
+        while waiting and sum(not each.finished for each in running) < 16:
+            running.append(SimpleNamespace(number=waiting.popleft(), made=[], tokens=[], finished=False))
+        while running and running[0].finished:
+            progress.wrote(running.popleft())
+        clock.now += 1
+        for each in running:
+            if not each.finished:
+                each.made.append(0)
+                each.tokens = each.made
+                each.finished = len(each.made) == lengths[each.number]
+        progress.update(running)
+    estimates = [(at, line["left"]) for at, line in told if "left" in line and "bound" not in line]
+    assert len(estimates) > 20
+    for at, left in estimates:
+        assert at + left == pytest.approx(clock.now, rel=0.5 if at < 0.1 * clock.now else 0.2)
+    bounds = [at + line["left"] for at, line in told if "bound" in line]
+    assert bounds and all(end >= 0.98 * clock.now for end in bounds)
 
 
 def test_sampled_answers_differ_and_come_again(place: Path, speaker: Generator, tmp_path: Path):

@@ -5,13 +5,14 @@ import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from torch import nn
-from trainees import SHORT, assert_same_run, log_of, stop_at, train_draft, train_head, weights_of
+from trainees import SHORT, Killed, assert_same_run, log_of, stop_at, train_draft, train_head, weights_of
 
-from foredraft.core.errors import DataError, OptionError
+from foredraft.core.errors import DataError, DrafterError, OptionError
 from foredraft.train.checkpoint import Checkpoints, Log, RunState, check_resume, lock_folder
 from foredraft.train.heads.eagle3 import Options
 from foredraft.train.options import HeadShape
@@ -20,7 +21,7 @@ from processes import disk_for, killed_after
 KILLED = """
 import sys
 from pathlib import Path
-from trainees import SHORT, train_head
+from trainees import SHORT, Killed, train_head
 def report(line):
     print(line["step"], flush=True)
     if line["step"] == 5:
@@ -64,24 +65,53 @@ def test_a_killed_run_ends_where_it_would_have_ended(place: Path, whole: Path):
     assert heads[0] == heads[1]
 
 
-@pytest.mark.parametrize("store", [0.0, 1.0])
+KILLED_AT_OR_BEFORE = [3, 6, 12, 15, 18, 24, 27, 30, 36, 39]
+
+
+@pytest.mark.parametrize(("store", "by"), [(0.0, Killed), (1.0, Killed), (1.0, KeyboardInterrupt)])
 def test_runs_that_are_interrupted_often_end_in_the_same_weights(
-    place: Path, steady: Path, tmp_path: Path, store: float
+    place: Path, steady: Path, tmp_path: Path, store: float, by: type[BaseException]
 ):
     """And so with a store and without: lessons are the same, in the second pass over the texts, too."""
     for step in range(5, 45, 4):
-        with pytest.raises(KeyboardInterrupt):
-            train_head("medusa", place, tmp_path, LONG, store=store, report=stop_at(step))
+        with pytest.raises(by):
+            train_head("medusa", place, tmp_path, LONG, store=store, report=stop_at(step, by=by))
     train_head("medusa", place, tmp_path, LONG, store=store)
     assert_same_run(tmp_path, steady)
     log = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     resumed = [line["step"] for line in log if "resumed" in line]
-    assert resumed == [3, 6, 12, 15, 18, 24, 27, 30, 36, 39]
+    assert resumed == (KILLED_AT_OR_BEFORE if by is Killed else list(range(5, 45, 4))), (
+        "an interrupted one loses nothing"
+    )
+
+
+def test_checkpoints_come_by_time_as_well_as_by_steps(place: Path, steady: Path, tmp_path: Path):
+    """A run that is killed two minutes after its last checkpoint does not exist, however slow its steps are."""
+    rare = replace(LONG, checkpoint=1000, checkpoint_seconds=1e-9)
+    for step in (7, 20):
+        with pytest.raises(Killed):
+            train_head("medusa", place, tmp_path, rare, report=stop_at(step, by=Killed))
+        assert torch.load(tmp_path / "checkpoint.pt", weights_only=True)["step"] == step - 1
+    with pytest.raises(Killed):
+        train_head("medusa", place, tmp_path, replace(LONG, checkpoint=1000), report=stop_at(25, by=Killed))
+    assert torch.load(tmp_path / "checkpoint.pt", weights_only=True)["step"] == 19, "no two minutes have passed"
+    train_head("medusa", place, tmp_path, rare)
+    assert_same_run(tmp_path, steady)
+
+
+def test_an_interrupted_validation_is_made_up_for(place: Path, whole: Path, tmp_path: Path):
+    told: list[dict[str, Any]] = []
+    validating = patch("foredraft.train.heads.run.validation_length", side_effect=KeyboardInterrupt)
+    with validating, pytest.raises(KeyboardInterrupt):
+        train_head("eagle3", place, tmp_path, store=1.0, report=told.append)
+    assert told[-1] == {"kept": 4, "steps": 6, "folder": tmp_path.name}
+    train_head("eagle3", place, tmp_path, store=1.0)
+    assert_same_run(tmp_path, whole)
 
 
 def test_what_only_reports_may_change(place: Path, whole: Path, tmp_path: Path):
-    with pytest.raises(KeyboardInterrupt):
-        train_head("eagle3", place, tmp_path, report=stop_at(3))
+    with pytest.raises(Killed):
+        train_head("eagle3", place, tmp_path, report=stop_at(3, by=Killed))
     told: list[dict[str, Any]] = []
     loop = replace(SHORT, validate=5, checkpoint=50, report=3)
     train_head("eagle3", place, tmp_path, loop, report=told.append)
@@ -130,7 +160,8 @@ def test_other_options_are_refused(place: Path, whole: Path):
     assert "another vocabulary;" in refused(shape=HeadShape(vocabulary=50))
     assert "recipe" in refused(method="medusa")
     (whole / "run.json").unlink()  # as in a folder from before it was written
-    assert "another head;" in refused(method="medusa")
+    with pytest.raises(DrafterError, match="has other weights in it"):
+        train_head("medusa", place, whole)
     train_head("eagle3", place, whole)
 
 

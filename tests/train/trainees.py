@@ -114,7 +114,11 @@ def assert_drafts_losslessly(target: Path | str, spec: str) -> None:
     assert drafted.tokens == plain.tokens and drafted.stats.drafted > 0 == plain.stats.drafted
 
 
-def stop_at(step: int, stage: int = 1) -> Callable[[dict[str, Any]], None]:
+class Killed(BaseException):
+    """Ends a run as SIGKILL does: nothing is saved."""
+
+
+def stop_at(step: int, stage: int = 1, by: type[BaseException] = KeyboardInterrupt) -> Callable[[dict[str, Any]], None]:
     """Interrupts a run when it tells of this step for the first time, or in its n-th loop."""
     seen: list[int] = []
 
@@ -122,7 +126,7 @@ def stop_at(step: int, stage: int = 1) -> Callable[[dict[str, Any]], None]:
         seen.extend([line["step"]] if "step" in line else [])
         loops = 1 + sum(later < before for before, later in pairwise(seen))
         if line.get("step") == step and loops >= stage:
-            raise KeyboardInterrupt
+            raise by
 
     return report
 
@@ -131,7 +135,7 @@ def log_of(out: Path) -> list[dict[str, Any]]:
     """The log without what depends on the clock, and on where the run was cut off."""
     lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
     lines = [line for line in lines if "resumed" not in line]
-    return [{key: value for key, value in line.items() if key not in ("seconds", "left")} for line in lines]
+    return [{key: value for key, value in line.items() if key not in ("seconds", "rate", "left")} for line in lines]
 
 
 def weights_of(out: Path) -> dict[str, Tensor]:

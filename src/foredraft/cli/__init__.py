@@ -67,7 +67,7 @@ class Commands(TyperGroup):
         except BrokenPipeError as error:  # before typer, which would exit with its own status
             raise ClosedPipe from error
         except KeyboardInterrupt as error:
-            raise Interrupted from error
+            raise Interrupted(by=error) from error
 
 
 def build(name: str) -> Any:
@@ -97,7 +97,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line, by default ``sys.argv``, and return its exit status.
 
     0, or the command's own status; 2 after bad input, with one sentence on stderr; 130 after Ctrl-C; 141 after a
-    closed pipe. With FOREDRAFT_DEBUG=1 in the environment errors are raised instead.
+    closed pipe; 143 after SIGTERM in a command that keeps its work. With FOREDRAFT_DEBUG=1 in the environment errors
+    are raised instead.
     """
     with quiet_libraries():
         return status_of(lambda: _app()(arguments, prog_name="foredraft", standalone_mode=False))

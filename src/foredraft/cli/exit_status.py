@@ -1,7 +1,7 @@
 """Exit statuses and one-sentence errors; no traceback for a user's mistake.
 
 0: success; 1: negative verdict (``check``, ``demo``, ``bench --compare``) or failed write; 2: bad input; 3: no verdict
-(``bench --compare`` with too few units); 130: Ctrl-C; 141: closed pipe.
+(``bench --compare`` with too few units); 130: Ctrl-C; 141: closed pipe; 143: SIGTERM.
 """
 
 import contextlib
@@ -20,12 +20,25 @@ import typer
 from foredraft.cli.console import errors
 from foredraft.core.errors import ForedraftError
 
-FAILED, REFUSED, UNJUDGED, INTERRUPTED, CLOSED_PIPE = 1, 2, 3, 130, 141
+FAILED, REFUSED, UNJUDGED, INTERRUPTED, CLOSED_PIPE, TERMINATED = 1, 2, 3, 130, 141, 143
 _ParseError: Any = typer.BadParameter.__base__  # base of all option errors; typer has no public name for it
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, in a command that then keeps what it has done; see ``terminable``."""
+
+
 class Interrupted(Exception):
-    """Ctrl-C; the message says what was kept."""
+    """Ctrl-C or SIGTERM.
+
+    Args:
+        message: what was kept.
+        by: the interrupt, which decides the exit status.
+    """
+
+    def __init__(self, message: str = "", by: BaseException | None = None) -> None:
+        super().__init__(message)
+        self.status = TERMINATED if isinstance(by, Terminated) else INTERRUPTED
 
 
 class ClosedPipe(Exception):
@@ -65,7 +78,7 @@ def _print_and_status(error: BaseException) -> int:
     """Print one line and return the exit status."""
     if isinstance(error, (Interrupted, typer.Abort)):
         print_error(str(error) or "Interrupted.")
-        return INTERRUPTED
+        return error.status if isinstance(error, Interrupted) else INTERRUPTED
     if isinstance(error, ForedraftError):
         print_error(str(error))
         return REFUSED
@@ -105,6 +118,23 @@ def quiet_libraries() -> Iterator[None]:
         finally:
             for logger, level in zip(loggers, levels, strict=True):
                 logger.setLevel(level)
+
+
+@contextlib.contextmanager
+def terminable() -> Iterator[None]:
+    """Inside, SIGTERM interrupts the command as Ctrl-C does, so that it keeps its work. Only in the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before if before is not None else signal.SIG_DFL)
 
 
 class CtrlC:

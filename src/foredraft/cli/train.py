@@ -1,6 +1,6 @@
 """``foredraft train``."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -10,7 +10,7 @@ import typer
 
 from foredraft.cli import completion_names as names
 from foredraft.cli.console import busy, errors
-from foredraft.cli.exit_status import Interrupted
+from foredraft.cli.exit_status import Interrupted, terminable
 from foredraft.cli.flags import Group, flags
 from foredraft.core.errors import OptionError
 from foredraft.core.options import read_options, read_pairs
@@ -18,9 +18,9 @@ from foredraft.core.sampling.params import check_known
 from foredraft.train.options import HeadShape, LoopOptions
 
 if TYPE_CHECKING:
-    from accelerate import Accelerator
-
+    from foredraft.engine.generator import Generator
     from foredraft.train.drafts.prune import PrunedShape
+    from foredraft.train.run_context import Data
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,7 @@ class Small:
         return PrunedShape.parse(self.shape) if self.shape is not None else None
 
 
+_ANSWERS = "answers.jsonl"
 _RECIPE = "Recipe option, such as loss=lk or steps=7; repeatable. An unknown name lists all."
 EXAMPLES = (
     "foredraft train eagle3 -m PATH --data texts.jsonl --out run --tokens 20000000",
@@ -101,41 +102,127 @@ def command(
     same command resumes an interrupted run and reaches the same weights.
     """
     from foredraft.train.devices import leads
-    from foredraft.train.drafts.run import DRAFTS, run_drafts
-    from foredraft.train.heads.recipes import RECIPES
-    from foredraft.train.heads.run import run
-    from foredraft.train.run_context import Data
 
     check_known("recipe", {method: None}, names.RECIPES)
     if not source.data:
         raise OptionError("No training data: give --data FILE.")
-    kind = RECIPES[method].options if method in RECIPES else DRAFTS[method].options
-    options = read_options(kind, f"the recipe {method}", read_pairs(recipe or ()))
     _check_parts(method, head, small)
-    if source.regenerate or method == "boost":
-        source = _regenerated(source, model, Path(out) / "answers.jsonl", device)
-    data = Data(sources=tuple(source.data), cache=source.cache, store=source.store)
-    with busy("Reading") as update:
-        progress = Progress(update)
-        common: dict[str, Any] = {"recipe_options": options, "loop": loop, "device": device, "report": progress.report}
+    asked = _Run(method, model, Path(out), source, head, small, loop, _options(method, recipe or ()), device)
+    progress = Progress()
+    with terminable():
         try:
-            if method in RECIPES:
-                made = [run(method, model, out, data, shape=head, **common)]
-            else:
-                made = run_drafts(method, model, out, data, drafts=small.draft, shape=small.cut, **common)
-        except KeyboardInterrupt:
-            at = f" at step {progress.step}" if leads() else ""
-            raise Interrupted(f"Interrupted{at}; the same command continues from the last checkpoint.") from None
+            made = asked.on_answers(progress).train(progress)
+        except KeyboardInterrupt as error:
+            raise Interrupted(_kept(progress, Path(out)) if leads() else "", error) from None
     if leads():
         errors().print(_use(method, made), style="dim", soft_wrap=True)
 
 
-def _regenerated(source: Source, model: str, answers: Path, device: str | None) -> Source:
-    """Replace the data by the target's own answers, of which each process writes a part."""
-    from foredraft.train.devices import accelerator
+def _options(method: str, given: Iterable[str]) -> Any:
+    """The recipe's options."""
+    from foredraft.train.drafts.run import DRAFTS
+    from foredraft.train.heads.recipes import RECIPES
 
-    _write_answers(source, model, answers, accelerator(cpu=device == "cpu"))
-    return replace(source, data=(str(answers),))
+    kind = RECIPES[method].options if method in RECIPES else DRAFTS[method].options
+    return read_options(kind, f"the recipe {method}", read_pairs(given))
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A run as the command line describes it."""
+
+    method: str
+    model: str
+    out: Path
+    source: Source
+    head: HeadShape
+    small: Small
+    loop: LoopOptions
+    options: Any
+    device: str | None
+
+    @property
+    def answers(self) -> Path:
+        return self.out / _ANSWERS
+
+    @property
+    def data(self) -> "Data":
+        from foredraft.train.run_context import Data
+
+        return Data(sources=tuple(self.source.data), cache=self.source.cache, store=self.source.store)
+
+    def on_answers(self, progress: "Progress") -> "_Run":
+        """The same run on the target's own answers to its data, if it asks for them.
+
+        Each process writes a part. What does not fit the target is refused before.
+        """
+        if not self.source.regenerate and self.method != "boost":
+            return self
+        from foredraft.compose.load import load
+        from foredraft.train.checkpoint import lock_folder
+        from foredraft.train.data.regenerate import RegenerateOptions, regenerate
+        from foredraft.train.devices import accelerator
+
+        source, processes = self.source, accelerator(cpu=self.device == "cpu")
+        options = RegenerateOptions(
+            count=source.answers,
+            new_tokens=source.answer_tokens,
+            temperature=source.answer_temperature,
+            length=self.loop.length,
+        )
+        report = progress.report if processes.is_main_process else lambda line: None
+        lock = lock_folder(self.out) if processes.is_main_process else nullcontext()
+        with lock, busy("Reading") as progress.update:
+            device = str(processes.device)
+            with load(self.model, source.answer_drafter, device=device, max_batch_size=options.batch) as generator:
+                self._check(generator)
+                regenerate(generator, list(source.data), self.answers, options, report, processes)
+        return replace(self, source=replace(source, data=(str(self.answers),)))
+
+    def _check(self, generator: "Generator") -> None:
+        from foredraft.train.drafts.run import check_drafts
+        from foredraft.train.heads.run import check_head
+
+        target: Any = generator.engine.target
+        if self.method in names.MODELS:
+            check_drafts(self.method, target, generator.tokenizer, self.small.draft, self.small.cut)
+        else:
+            given: dict[str, Any] = {"shape": self.head, "recipe_options": self.options, "loop": self.loop}
+            check_head(self.method, self.model, self.out, self.data, **given, target=target)
+
+    def train(self, progress: "Progress") -> list[Path]:
+        """Train, and return the folders of the results."""
+        from foredraft.train.drafts.run import run_drafts
+        from foredraft.train.heads.run import run
+
+        with busy("Reading") as progress.update:
+            given: dict[str, Any] = {"recipe_options": self.options, "loop": self.loop, "device": self.device}
+            given["report"] = progress.report
+            place = (self.method, self.model, self.out, self.data)
+            if self.method in names.MODELS:
+                return run_drafts(*place, drafts=self.small.draft, shape=self.small.cut, **given)
+            return [run(*place, shape=self.head, **given)]
+
+
+def _kept(progress: "Progress", out: Path) -> str:
+    """What an interrupted run has kept, and what the same command does with it."""
+    from foredraft.train.checkpoint import resumable
+
+    answers = out / _ANSWERS
+    if progress.kept is not None:
+        place = f" of {progress.kept['folder']}" if progress.kept["folder"] != out.name else ""
+        step = f"step {progress.kept['kept']} of {progress.kept['steps']}{place}"
+        return f"Interrupted after {step}; the same command continues from there."
+    if progress.answers < progress.of:
+        unfinished = answers.with_name(f"{answers.name}.unfinished").exists()
+        if progress.answers or unfinished:
+            done = f"{progress.answers} of {progress.of} answers{', and with others begun' if unfinished else ''}"
+            return f"Interrupted after {done}; the same command continues from there."
+    elif resumable(out):
+        return "Interrupted; the same command continues from the last checkpoint."
+    elif answers.exists() and answers.stat().st_size:
+        return f"Interrupted before a step was done; the same command continues with what {answers} holds."
+    return "Interrupted before anything was saved; the same command starts over."
 
 
 def _check_parts(method: str, head: HeadShape, small: Small) -> None:
@@ -165,32 +252,6 @@ def _use(method: str, made: list[Path]) -> str:
     return f"The head is in {made[0]}. To use it: {use}"
 
 
-def _write_answers(source: Source, model: str, path: Path, processes: "Accelerator") -> None:
-    from foredraft.compose.load import load
-    from foredraft.train.checkpoint import lock_folder
-    from foredraft.train.data.regenerate import RegenerateOptions, regenerate
-
-    options = replace(
-        RegenerateOptions(),
-        count=source.answers,
-        new_tokens=source.answer_tokens,
-        temperature=source.answer_temperature,
-    )
-    lock = lock_folder(path.parent) if processes.is_main_process else nullcontext()
-    with lock, busy("Reading") as update:
-        progress = Progress(update)
-        report = progress.report if processes.is_main_process else lambda line: None
-        generator = load(model, source.answer_drafter, device=str(processes.device), max_batch_size=options.batch)
-        try:
-            regenerate(generator, list(source.data), path, options, report, processes)
-        except KeyboardInterrupt:
-            raise Interrupted(
-                f"Interrupted after {progress.answers} answers; the same command continues from there."
-            ) from None
-        finally:
-            generator.close()
-
-
 def _drafts_as(kind: str) -> list[str]:
     from foredraft.drafters import METHODS
 
@@ -201,28 +262,34 @@ def _drafts_as(kind: str) -> list[str]:
 
 
 class Progress:
-    """Shows log lines: on a terminal in the status line that ``update`` changes, as lines elsewhere."""
+    """Shows log lines: on a terminal in the status line that ``update`` changes, as lines elsewhere.
 
-    def __init__(self, update: Callable[[str], None]) -> None:
+    ``answers``, ``of``: so many of the target's answers are written; ``kept``: the last line of an interrupted run.
+    """
+
+    def __init__(self) -> None:
         self._console = errors()
-        self._update = update
-        self.step = self.answers = 0
+        self.update: Callable[[str], None] = lambda text: None
+        self.answers = self.of = 0
+        self.kept: dict[str, Any] | None = None
 
     def report(self, line: dict[str, Any]) -> None:
+        if "kept" in line:
+            self.kept = line
+            return
         text = _format(line)
-        self.step, self.answers = line.get("step", self.step), line.get("answers", self.answers)
+        self.answers, self.of = line.get("answers", self.answers), line.get("of", self.of)
         if not self._console.is_terminal or not line.keys().isdisjoint(("validation", "note", "resumed")):
             self._console.print(text, style="dim", soft_wrap=True)
         else:
-            self._update(text)
+            self.update(text)
 
 
 def _format(line: dict[str, Any]) -> str:
     if "note" in line:
         return str(line["note"])
     if "answers" in line:
-        left = f" · {_clock(line['left'])} left" if "left" in line else ""
-        return f"answer {line['answers']} of {line['of']}{left}"
+        return f"answer {line['answers']} of {line['of']}{_speed(line)}"
     if "resumed" in line:
         if line["step"] == line["steps"]:
             return f"all {line['steps']} steps were already done"
@@ -230,11 +297,14 @@ def _format(line: dict[str, Any]) -> str:
     if "validation" in line:
         values = ", ".join(f"{name} {value:.3f}" for name, value in line["validation"].items())
         return f"step {line['step']} · {line['tokens']:,} tokens · validation: {values}"
-    rate = line["tokens"] / max(line["seconds"], 1e-9)
-    return (
-        f"step {line['step']} of {line['steps']} · loss {line['loss']:.3f} · {rate:,.0f} tokens/s · "
-        f"{_clock(line['left'])} left"
-    )
+    return f"step {line['step']} of {line['steps']} · loss {line['loss']:.3f}{_speed(line)}"
+
+
+def _speed(line: dict[str, Any]) -> str:
+    """Tokens per second and the time left, as far as they are known."""
+    rate = f" · {line['rate']:,.0f} tokens/s" if "rate" in line else ""
+    bound = "at most " if "bound" in line else ""
+    return rate + (f" · {bound}{_clock(line['left'])} left" if "left" in line else "")
 
 
 def _clock(seconds: float) -> str:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from foredraft.core.io import atomic_save, atomic_write_text, read_json, write_j
 
 Report = Callable[[dict[str, Any]], None]
 """Called with each line of a log."""
-REPORTING = frozenset({"validate", "checkpoint", "report"})
+REPORTING = frozenset({"validate", "checkpoint", "checkpoint_seconds", "report"})
 """Loop options that do not affect the weights and may change when a run resumes."""
 
 
@@ -85,15 +86,30 @@ def check_resume(folder: Path, terms: dict[str, Any], write: bool) -> None:
         write_json(path, terms, DataError)
 
 
+def resumable(folder: Path) -> bool:
+    """Whether a run in the folder, or one of its parts, would continue from something that an earlier one has saved."""
+    return any(path.is_file() for pattern in ("*.pt", "*/*.pt") for path in folder.glob(pattern))
+
+
 class Checkpoints:
     """One file with net, optimizer and step, replaced atomically. Apart from ``REPORTING``, ``options`` must not change
-    during a run."""
+    during a run.
+
+    ``step``: the step in the file; 0 without one.
+    """
 
     def __init__(self, path: Path, net: nn.Module, optimizer: torch.optim.Optimizer, options: dict[str, Any]) -> None:
         self._path = path
         self._net = net
         self._optimizer = optimizer
         self._options = options
+        self.step = 0
+        self._saved = time.monotonic()
+
+    @property
+    def age(self) -> float:
+        """Seconds since the file was written, or since the run began."""
+        return time.monotonic() - self._saved
 
     def resume(self) -> RunState:
         """Load the checkpoint, if there is one.
@@ -120,6 +136,7 @@ class Checkpoints:
             self._optimizer.load_state_dict(optimizer)
         except (RuntimeError, ValueError, KeyError) as error:
             raise _settings_changed(self._path.parent, {"head"}) from error
+        self.step = state.step
         return state
 
     def save(self, step: int, seconds: float) -> None:
@@ -139,10 +156,13 @@ class Checkpoints:
             atomic_save(self._path, saved)
         except (OSError, RuntimeError) as error:
             raise DataError(f"Cannot write the checkpoint to {self._path.parent}: {error}.") from error
+        self.step, self._saved = step, time.monotonic()
 
 
 class Log:
     """A JSON Lines log, whose lines are also reported. Lines after the resumed checkpoint are dropped first.
+
+    ``validated``: the step of the last validation in it.
 
     Args:
         place: progress so far. A resumed run is logged and reported; a finished one is only reported.
@@ -151,9 +171,11 @@ class Log:
     def __init__(self, path: Path, place: dict[str, Any], report: Report) -> None:
         self._path = path
         self._report = report
+        self.validated = 0
         if path.exists():
             text = path.read_text(encoding="utf-8", errors="replace")
             lines = [line for line in text.splitlines() if _step_of(line) <= place["step"]]
+            self.validated = max((int(_step_of(line)) for line in lines if '"validation"' in line), default=0)
             atomic_write_text(path, "".join(line + "\n" for line in lines))
         if place["step"]:
             (self.write if place["step"] < place["steps"] else report)({"resumed": True, **place})

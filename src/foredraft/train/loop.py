@@ -1,15 +1,16 @@
 """The training loop: AdamW, warm-up and cosine, clipping, accumulation; a resumed run has the same result.
 
-A step depends only on its number and the seed, never on earlier random draws, so a killed run that resumes from its
-last checkpoint reaches the same weights. Batch k of a step is the same whichever process computes it, so P processes
-that accumulate n batches each reach the weights of one that accumulates P n, up to rounding.
+A step depends only on its number and the seed, never on earlier random draws, so a run that resumes from a checkpoint
+reaches the same weights. One that is interrupted, or loses another process, first saves its last whole step. Batch k of
+a step is the same whichever process computes it, so P processes that accumulate n batches each reach the weights of one
+that accumulates P n, up to rounding.
 """
 
 import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +19,12 @@ from torch import Tensor
 
 from foredraft.core.errors import ForedraftError
 from foredraft.train import devices
-from foredraft.train.checkpoint import Checkpoints, Log, Report
+from foredraft.train.checkpoint import Checkpoints, Log, Report, RunState
 from foredraft.train.data.batches import TrainBatches
 from foredraft.train.devices import autocast
+from foredraft.train.interruptions import Interruptions
 from foredraft.train.options import LoopOptions
+from foredraft.train.pace import Pace
 from foredraft.train.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -29,6 +32,10 @@ if TYPE_CHECKING:
 
 
 Validate = Callable[[], dict[str, float]]
+
+
+class _PeerLost(ForedraftError):
+    """Another process of the training has ended."""
 
 
 def train(
@@ -45,52 +52,140 @@ def train(
 
     Args:
         validate: called every ``options.validate`` steps on the first process; its metrics go to the log.
-        report: called with each log line.
+        report: called with each log line; and before an interruption is raised, with ``kept``, the last whole step,
+            which was saved, ``steps`` and ``folder``.
         accelerator: the process's accelerator; by default a new one.
 
     Raises:
         ForedraftError: the loss or its gradient is not finite; no checkpoint is written.
+        KeyboardInterrupt: after Ctrl-C, or a SIGTERM that raises it.
     """
     accelerator = accelerator or devices.accelerator()
     recipe.to(accelerator.device)
     groups = _groups(recipe)
-    weights = [weight for group in groups.values() for weight in group]
     optimizer = _adamw(groups, options)
     terms = asdict(options) | {"accumulate": options.accumulate * accelerator.num_processes}
     checkpoints = Checkpoints(folder / "checkpoint.pt", recipe.net, optimizer, terms)
     state = checkpoints.resume()
     model, optimizer = accelerator.prepare(recipe, optimizer)
     steps = batches.steps(options, accelerator.num_processes)
-    tokens = batches.tokens_per_step(options, accelerator.num_processes)
-    place = _place(state.step, steps, state.seconds, tokens)
-    log = Log(folder / "log.jsonl", place, report) if accelerator.is_main_process else None
-    clock, spent = time.perf_counter(), state.seconds
-    for done in range(state.step + 1, steps + 1):
-        rate = options.rate(done - 1, steps)
-        for group, pace in zip(optimizer.param_groups, groups, strict=True):
+    progress = _Progress(state, steps, batches.tokens_per_step(options, accelerator.num_processes))
+    log = Log(folder / "log.jsonl", progress.line(), report) if accelerator.is_main_process else None
+    run = _Run(model, optimizer, groups, batches, options, accelerator, progress, log)
+    # the first process saves and ends; the others end when they miss it, so that its last step can be completed
+    with Interruptions(always=log is None) as interruptions:
+        try:
+            if log is not None and log.validated < state.step and run.due(state.step, options.validate):
+                run.validate(validate)  # the run was interrupted in it
+            for done in range(state.step + 1, steps + 1):
+                run.step(done, interruptions)
+                if log is None:
+                    continue
+                if run.due(done, options.validate):
+                    run.validate(validate)
+                if run.due(done, options.checkpoint) or checkpoints.age >= options.checkpoint_seconds:
+                    with interruptions.deferred():
+                        run.save(checkpoints)
+            with _peers(accelerator):
+                accelerator.wait_for_everyone()
+        except (KeyboardInterrupt, _PeerLost):
+            if log is not None:
+                with interruptions.deferred():
+                    if progress.done > checkpoints.step:
+                        run.save(checkpoints)
+                if checkpoints.step:
+                    report({"kept": checkpoints.step, "steps": steps, "folder": folder.name})
+            raise
+
+
+class _Progress:
+    """Steps done, and training time, in this run and before it was resumed."""
+
+    def __init__(self, state: RunState, steps: int, tokens: int) -> None:
+        self.done = state.step
+        self.steps = steps
+        self._tokens = tokens
+        self._before, self._clock = state.seconds, time.perf_counter()
+        self._pace = Pace()
+
+    @property
+    def seconds(self) -> float:
+        return self._before + time.perf_counter() - self._clock
+
+    def step(self, done: int) -> None:
+        self.done = done
+        self._pace.update(done)
+
+    def line(self) -> dict[str, Any]:
+        """For the log: ``seconds`` of training so far; if known, tokens a second, and seconds ``left``."""
+        rate, left = self._pace.rate, self._pace.left(self.steps - self.done)
+        return {
+            "step": self.done,
+            "steps": self.steps,
+            "tokens": self.tokens,
+            "seconds": round(self.seconds, 3),
+            **({} if rate is None else {"rate": round(rate * self._tokens, 1)}),
+            **({} if left is None else {"left": left}),
+        }
+
+    @property
+    def tokens(self) -> int:
+        return self.done * self._tokens
+
+
+@dataclass(slots=True)
+class _Run:
+    """The parts of a run, which steps read and change. ``log``: of the first process."""
+
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    groups: dict[float, list[torch.nn.Parameter]]
+    batches: TrainBatches
+    options: LoopOptions
+    accelerator: "Accelerator"
+    progress: _Progress
+    log: Log | None
+    last: tuple[Tensor, Any] | None = None  # loss and gradient norm of the last step
+
+    def due(self, done: int, each: int) -> bool:
+        """True every so many steps, and after the last one."""
+        return done % each == 0 or done == self.progress.steps
+
+    def step(self, done: int, interruptions: Interruptions) -> None:
+        """One optimizer step, of which no half is ever saved, and its line in the log."""
+        options, accelerator = self.options, self.accelerator
+        rate = options.rate(done - 1, self.progress.steps)
+        for group, pace in zip(self.optimizer.param_groups, self.groups, strict=True):
             group["lr"] = options.lr * rate * pace
-        metrics = _step(model, batches, done - 1, options, accelerator)
-        norm = accelerator.clip_grad_norm_(weights, options.clip)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        log_now, validate_now, save_now = (done % each == 0 or done == steps for each in options.intervals)
-        if not (log_now or validate_now or save_now):
-            continue
-        metrics = _mean_of_all(metrics, accelerator)
-        if log is None:
-            continue
-        gradient = _finite(done, metrics["loss"], norm)
-        seconds = spent + time.perf_counter() - clock
-        if log_now:
-            values = {name: round(float(value), 6) for name, value in metrics.items()} | {"gradient": gradient}
-            log.write(_place(done, steps, seconds, tokens) | values | {"lr": options.lr * rate})
-        if validate_now:
-            model.eval()
-            log.write({"step": done, "tokens": done * tokens, "validation": validate()})
-            model.train()
-        if save_now:
-            checkpoints.save(done, spent + time.perf_counter() - clock)
-    accelerator.wait_for_everyone()
+        metrics = _step(self.model, self.batches, done - 1, options, accelerator)
+        norm = accelerator.clip_grad_norm_([weight for group in self.groups.values() for weight in group], options.clip)
+        with interruptions.deferred():
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+            self.progress.step(done)
+            self.last = metrics["loss"], norm
+            if not any(self.due(done, each) for each in options.intervals):
+                return
+            with _peers(accelerator):
+                metrics = _mean_of_all(metrics, accelerator)
+            if self.log is None:
+                return
+            gradient = _finite(done, metrics["loss"], norm)
+            if self.due(done, options.report):
+                values = {name: round(float(value), 6) for name, value in metrics.items()} | {"gradient": gradient}
+                self.log.write(self.progress.line() | values | {"lr": options.lr * rate})
+
+    def validate(self, validate: Validate) -> None:
+        assert self.log is not None
+        self.model.eval()
+        self.log.write({"step": self.progress.done, "tokens": self.progress.tokens, "validation": validate()})
+        self.model.train()
+
+    def save(self, checkpoints: Checkpoints) -> None:
+        """Save the last step, unless the weights may hold values that are not finite."""
+        if self.last is not None:
+            _finite(self.progress.done, *self.last)
+        checkpoints.save(self.progress.done, self.progress.seconds)
 
 
 @contextmanager
@@ -101,7 +196,7 @@ def _peers(accelerator: "Accelerator") -> Iterator[None]:
     except RuntimeError as error:  # gloo has no class for it
         lost = isinstance(error, torch.distributed.DistError) or "Connection" in str(error)
         if accelerator.num_processes > 1 and lost:
-            raise ForedraftError(
+            raise _PeerLost(
                 "Another process of this training has ended or has failed; the same command continues from the last "
                 "checkpoint."
             ) from error
@@ -150,14 +245,3 @@ def _step(
 def _mean_of_all(metrics: dict[str, Tensor], accelerator: "Accelerator") -> dict[str, Tensor]:
     means: Any = accelerator.reduce(torch.stack([value.float() for value in metrics.values()]), "mean")
     return dict(zip(metrics, means.unbind(), strict=True))
-
-
-def _place(done: int, steps: int, seconds: float, tokens: int) -> dict[str, Any]:
-    """Progress: ``seconds`` of training so far, and estimated seconds ``left``."""
-    return {
-        "step": done,
-        "steps": steps,
-        "tokens": done * tokens,
-        "seconds": round(seconds, 3),
-        "left": round(seconds / max(1, done) * (steps - done), 1),
-    }

@@ -54,6 +54,7 @@ class LoopOptions:
     seed: seed of data order and noise.
     validate: steps between validations.
     checkpoint: steps between checkpoints.
+    checkpoint_seconds: most seconds between checkpoints, whatever the steps.
     report: steps between log lines.
     """
 
@@ -72,6 +73,7 @@ class LoopOptions:
     seed: int = 0
     validate: int = 250
     checkpoint: int = 100
+    checkpoint_seconds: float = 120.0
     report: int = 10
 
     def __post_init__(self) -> None:
@@ -82,6 +84,8 @@ class LoopOptions:
             raise OptionError(f"Unknown precision {self.precision!r}. Known: {', '.join(PRECISIONS)}.")
         if not (self.lr > 0 and self.clip > 0):
             raise OptionError("lr and clip must be above 0.")
+        if not self.checkpoint_seconds > 0:
+            raise OptionError("checkpoint_seconds must be above 0.")
         if not (0 <= self.floor <= 1 and 0 <= self.warmup <= 1 and self.weight_decay >= 0):
             raise OptionError("floor and warmup must be from 0 to 1, and weight_decay 0 or more.")
         if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):

@@ -10,10 +10,20 @@ from foredraft.heads.formats import eagle1, eagle3, hydra, medusa, native
 from foredraft.heads.formats.assemble import assemble, check_target, describe
 from foredraft.heads.formats.files import Checkpoint, open_checkpoint
 from foredraft.heads.formats.info import Head, HeadInfo, Overrides, Reading, TargetNeeds
-from foredraft.heads.formats.save import FORMATS, default_format, save_head
+from foredraft.heads.formats.save import FORMATS, check_folder, default_format, save_head
 from foredraft.model.hf import CausalLM
 
-__all__ = ["FORMATS", "Head", "HeadInfo", "TargetNeeds", "default_format", "inspect_head", "load_head", "save_head"]
+__all__ = [
+    "FORMATS",
+    "Head",
+    "HeadInfo",
+    "TargetNeeds",
+    "check_folder",
+    "default_format",
+    "inspect_head",
+    "load_head",
+    "save_head",
+]
 
 Matcher = Callable[[Checkpoint], bool]
 FormatReader = Callable[[Checkpoint, CausalLM | None, Overrides], Reading]

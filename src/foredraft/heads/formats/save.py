@@ -100,6 +100,21 @@ def save_head(
     _write(Path(folder).expanduser(), {**extra, "config.json": config}, stored, _files(net, to))
 
 
+def check_folder(net: nn.Module, folder: Path, to: str) -> None:
+    """Refuse a folder whose weights ``save_head`` would not replace.
+
+    Raises:
+        DrafterError: it has other weights.
+    """
+    _check_weights(folder, _files(net, to))
+
+
+def _check_weights(folder: Path, files: tuple[str, ...]) -> None:
+    existing = [path.name for kind in ("safetensors", "bin", "pt") for path in folder.glob(f"*.{kind}")]
+    if others := sorted(set(existing) - set(files)):
+        raise DrafterError(f"The folder {str(folder)!r} has other weights in it: {', '.join(others[:3])}.")
+
+
 def _files(net: nn.Module, to: str) -> tuple[str, ...]:
     """The names of the weight files; the published loaders of Medusa (but for version 2) and Hydra read the pickle."""
     if to not in ("medusa", "hydra"):
@@ -116,10 +131,7 @@ def _stored(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _write(folder: Path, jsons: Mapping[str, Any], tensors: dict[str, Tensor], files: tuple[str, ...]) -> None:
     """Write all files to a temporary folder, then move them; config.json last, so no incomplete head is ever read."""
-    existing = [path.name for kind in ("safetensors", "bin", "pt") for path in folder.glob(f"*.{kind}")]
-    others = sorted(set(existing) - set(files))
-    if others:
-        raise DrafterError(f"The folder {str(folder)!r} has other weights in it: {', '.join(others[:3])}.")
+    _check_weights(folder, files)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=".saving-", dir=folder))

@@ -14,6 +14,7 @@ from foredraft.train.recipe import TrainBatch
 
 HELD_OUT = 16
 """Number of windows held out for validation."""
+LEAST_WINDOWS = HELD_OUT + 1
 
 
 class Source(Protocol):
@@ -31,9 +32,9 @@ class TrainBatches:
 
     def __init__(self, store: TokenStore, source: Source, taps: tuple[int, ...], length: int, device: Any) -> None:
         count = store.windows(length)
-        if count <= HELD_OUT:
+        if count < LEAST_WINDOWS:
             raise DataError(
-                f"The data has {len(store.ids)} tokens, too few for {HELD_OUT + 1} windows of {length}: add data or "
+                f"The data has {len(store.ids)} tokens, too few for {LEAST_WINDOWS} windows of {length}: add data or "
                 "lower --length."
             )
         self._store = store

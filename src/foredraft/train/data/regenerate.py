@@ -7,45 +7,37 @@ import contextlib
 import json
 import os
 import shutil
-import time
-from collections import abc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from foredraft.core.errors import DataError
+from foredraft.core.errors import DataError, PromptError
 from foredraft.core.io import json_object
-from foredraft.core.sampling.params import SamplingParams
 from foredraft.engine.generator import Generator
-from foredraft.engine.request import Sequence
 from foredraft.model.tokenizer import Tokenizer
 from foredraft.train.checkpoint import Report, lock_folder
+from foredraft.train.data.answers import AnswerOptions, Answers, Part
+from foredraft.train.data.batches import LEAST_WINDOWS
 from foredraft.train.data.sources import Sample, read_sources, sample_of, template_error
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-_SECONDS = 5.0
-"""Seconds between progress reports."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RegenerateOptions:
-    """How to generate answers.
+class RegenerateOptions(AnswerOptions):
+    """How to generate answers, see ``AnswerOptions``, and to which prompts.
 
     count: number of prompts, spread evenly over the data.
     prompt_tokens: length of the prompt from a text; in a chat, the turns before each answer are the prompt.
-    new_tokens, temperature: maximum tokens and temperature of each answer.
-    batch: answers per batch.
+    length: of the training windows that the answers must fill; 0: any.
     """
 
     count: int = 2000
     prompt_tokens: int = 48
-    new_tokens: int = 208
-    temperature: float = 0.8
-    batch: int = 64
+    length: int = 0
 
 
 def regenerate(
@@ -56,33 +48,32 @@ def regenerate(
     report: Report = lambda line: None,
     accelerator: "Accelerator | None" = None,
 ) -> Path:
-    """Write the target's answers as JSON Lines of ids; resumes an interrupted call.
+    """Write the target's answers as JSON Lines of ids; resumes an interrupted call, also in the middle of answers.
 
     Args:
-        report: called at the start, every few seconds and after each batch, with the number of ``answers`` of this
-            process, the total ``of``, and later the estimated seconds ``left``.
+        report: called with the progress of this process, see ``Answers``, and with a ``note`` on prompts left out.
         accelerator: of several processes that answer a part of the prompts each; the file is that of one process.
 
     Raises:
-        DataError: a source cannot be read, or has no prompts.
+        DataError: a source cannot be read or has no prompts, or the answers cannot fill the training windows, which is
+            raised as soon as it is certain.
         OptionError: another call writes this file.
     """
-    assert generator.tokenizer is not None
-    prompts = _evenly(list(_prompts(read_sources(sources), generator.tokenizer, options.prompt_tokens)), options.count)
-    if not prompts:
-        raise DataError(f"No prompts in {', '.join(sources)}: add texts or chats.")
-    if accelerator is None or accelerator.num_processes == 1:
-        with lock_folder(out.parent, f".{out.name}.lock"):
-            _answer(generator, prompts, 0, out, options, report)
-        return out
-    with lock_folder(out.parent, f".{out.name}.lock") if accelerator.is_main_process else contextlib.nullcontext():
+    prompts = _chosen(generator, sources, options, report)
+    first = accelerator is None or accelerator.is_main_process
+    with lock_folder(out.parent, f".{out.name}.lock") if first else contextlib.nullcontext():
         before = _answered(out, prompts)
-        index, processes, left = accelerator.process_index, accelerator.num_processes, len(prompts) - before
-        bounds = [before + left * part // processes for part in range(processes + 1)]
+        size = _Size(prompts, before, options)
+        if accelerator is None or accelerator.num_processes == 1:
+            part = Part(prompts, 0, out, len(before))
+            _answer(generator, part, options, report, size)
+            return out
+        index, processes, left = accelerator.process_index, accelerator.num_processes, len(prompts) - len(before)
+        bounds = [len(before) + left * part // processes for part in range(processes + 1)]
         files = [out.with_name(f".{out.name}.{begin}-{end}") for begin, end in pairwise(bounds)]
         accelerator.wait_for_everyone()  # all have read the file
-        mine = prompts[bounds[index] : bounds[index + 1]]
-        _answer(generator, mine, bounds[index], files[index], options, report)
+        mine, file = prompts[bounds[index] : bounds[index + 1]], files[index]
+        _answer(generator, Part(mine, bounds[index], file, len(_answered(file, mine))), options, report)
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:
             _append(out, files)
@@ -90,28 +81,67 @@ def regenerate(
     return out
 
 
+class _Size:
+    """The most tokens that prompts and answers can have, if all answers that have not ended have all of their tokens.
+
+    Args:
+        before: lengths of the answers that have ended.
+
+    Raises:
+        DataError: they do not fill the training windows.
+    """
+
+    def __init__(self, prompts: list[list[int]], before: list[int], options: RegenerateOptions) -> None:
+        self._options = options
+        missing = len(prompts) - len(before)
+        self._most = sum(map(len, prompts)) + sum(before) + missing * options.new_tokens
+        self._check(f"{len(prompts)} prompts with answers of {options.new_tokens} tokens")
+
+    def ended(self, tokens: int) -> None:
+        """Another answer has ended, after so many tokens."""
+        self._most -= self._options.new_tokens - tokens
+        self._check("Many answers end early, so prompts and answers")
+
+    def _check(self, what: str) -> None:
+        if self._options.length and self._most // self._options.length < LEAST_WINDOWS:
+            raise DataError(
+                f"{what} have at most {self._most} tokens, too few for {LEAST_WINDOWS} windows of "
+                f"{self._options.length}: add data, raise --answers or --answer-tokens, or lower --length."
+            )
+
+
+def _chosen(generator: Generator, sources: list[str], options: RegenerateOptions, report: Report) -> list[list[int]]:
+    """The prompts: those that fit into the model's context, of which ``options.count``."""
+    assert generator.tokenizer is not None
+    found = list(_prompts(read_sources(sources), generator.tokenizer, options.prompt_tokens))
+    fitting = [prompt for prompt in found if _fits(generator, prompt, options)]
+    if not found or not fitting:
+        reason = "; all are longer than the model's context" if found else ""
+        raise DataError(f"No prompts in {', '.join(sources)}{reason}: add texts or chats.")
+    if left_out := len(found) - len(fitting):
+        report({"note": f"{left_out} of {len(found)} prompts are longer than the model's context and are left out"})
+    return _evenly(fitting, options.count)
+
+
+def _fits(generator: Generator, prompt: list[int], options: RegenerateOptions) -> bool:
+    try:
+        generator.engine.request(prompt, options.params(0), ())
+    except PromptError:
+        return False
+    return True
+
+
 def _answer(
-    generator: Generator,
-    prompts: list[list[int]],
-    first: int,
-    out: Path,
-    options: RegenerateOptions,
-    report: Report,
+    generator: Generator, part: Part, options: RegenerateOptions, report: Report, size: _Size | None = None
 ) -> None:
-    """Append to ``out`` what it lacks of the answers to these prompts, whose numbers begin with ``first``."""
-    before = _answered(out, prompts)
-    report({"answers": before, "of": len(prompts)})
-    progress = _Progress(report, before, len(prompts))
-    with out.open("a", encoding="utf-8") as file:
-        for begin in range(before, len(prompts), options.batch):
-            batch = prompts[begin : begin + options.batch]
-            made = _answers(generator, batch, first + begin + 1, options, progress.running)
-            with contextlib.closing(made) as answers:
-                for prompt, answer in zip(batch, answers, strict=True):
-                    file.write(json.dumps({"ids": prompt + answer, "prompt_length": len(prompt)}) + "\n")
-                    file.flush()
-                    progress.written += 1
-            progress.report()
+    """Append to the file what it lacks of the answers."""
+    with part.out.open("a", encoding="utf-8") as file:
+        with contextlib.closing(iter(Answers(generator, part, options, report))) as answers:
+            for prompt, answer in zip(part.prompts[part.before :], answers, strict=True):
+                file.write(json.dumps({"ids": prompt + answer, "prompt_length": len(prompt)}) + "\n")
+                file.flush()
+                if size is not None:
+                    size.ended(len(answer))
 
 
 def _append(out: Path, files: list[Path]) -> None:
@@ -122,56 +152,6 @@ def _append(out: Path, files: list[Path]) -> None:
                 shutil.copyfileobj(part, whole)
     for file in out.parent.glob(f".{out.name}.*-*"):  # also of calls with another number of processes
         file.unlink()
-
-
-class _Progress:
-    """Reports the number of written answers and the estimated time left."""
-
-    def __init__(self, report: Report, before: int, total: int) -> None:
-        self._report, self._before, self._total = report, before, total
-        self._begin = self._reported = time.perf_counter()
-        self.written = before
-
-    def running(self, unwritten: float) -> None:
-        """Report every few seconds; ``unwritten`` counts answers not yet in the file, unfinished ones as fractions."""
-        if time.perf_counter() - self._reported >= _SECONDS and unwritten > 0:
-            self.report(unwritten)
-
-    def report(self, unwritten: float = 0.0) -> None:
-        self._reported, done = time.perf_counter(), self.written + unwritten
-        left = (self._reported - self._begin) / (done - self._before) * (self._total - done)
-        self._report({"answers": self.written, "of": self._total, "left": round(left, 1)})
-
-
-def _answers(
-    generator: Generator,
-    prompts: list[list[int]],
-    seed: int,
-    options: RegenerateOptions,
-    running: Callable[[float], None],
-) -> abc.Generator[list[int], None, None]:
-    """Answer prompts in one batch, each request with its own seed.
-
-    ``running`` is called after each step with the number of answers not yet yielded, unfinished ones as fractions.
-    """
-    sequences = []
-    for number, prompt in enumerate(prompts, start=seed):
-        params = SamplingParams(max_new_tokens=options.new_tokens, temperature=options.temperature, seed=number)
-        sequences += generator.submit([prompt], params)
-    try:
-        for place, sequence in enumerate(sequences):
-            while not sequence.finished:
-                generator.engine.step()
-                running(sum(_fraction(each, options) for each in sequences[place:]))
-            if sequence.error is not None:
-                raise sequence.error
-            yield sequence.tokens
-    finally:  # also after an interruption or a write error
-        generator.engine.cancel(sequences)
-
-
-def _fraction(sequence: Sequence, options: RegenerateOptions) -> float:
-    return 1.0 if sequence.finished else len(sequence.tokens) / options.new_tokens
 
 
 def _prompts(samples: Iterator[Sample], tokenizer: Tokenizer, length: int) -> Iterator[list[int]]:
@@ -200,20 +180,22 @@ def _evenly(prompts: list[list[int]], count: int) -> list[list[int]]:
     return [prompts[i * len(prompts) // count] for i in range(count)]
 
 
-def _answered(path: Path, prompts: list[list[int]]) -> int:
-    """Number of answers in the file; an incomplete last one is dropped.
+def _answered(path: Path, prompts: list[list[int]]) -> list[int]:
+    """Lengths of the answers in the file; an incomplete last one is dropped.
 
     Raises:
         DataError: the answers are to other prompts.
     """
     if not path.exists():
-        return 0
+        return []
     whole = path.read_bytes()
     *lines, torn = whole.decode("utf-8", errors="replace").split("\n")
     if torn:
         os.truncate(path, whole.rfind(b"\n") + 1)
+    lengths = []
     for line, prompt in zip(lines, prompts, strict=False):
         sample = sample_of(json_object(line, str(path)), str(path))
         if (sample.ids or [])[: sample.prompt_length] != prompt:
             raise DataError(f"{path} has answers to other prompts; delete it, or use another folder.")
-    return len(lines)
+        lengths.append(len(sample.ids or []) - sample.prompt_length)
+    return lengths

@@ -14,13 +14,13 @@ from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
 from foredraft.model.hf import CausalLM
 from foredraft.model.load import load_model
 from foredraft.model.pruning import sizes_of
-from foredraft.model.tokenizer import check_same_tokenizer
+from foredraft.model.tokenizer import Tokenizer, check_same_tokenizer
 from foredraft.train.checkpoint import Report
 from foredraft.train.data.batches import TrainBatches
 from foredraft.train.data.tokens import TokenStore
 from foredraft.train.drafts import boost, distil, prune
 from foredraft.train.drafts.distil import DistilRecipe, DraftRun, Student, Teacher
-from foredraft.train.heads.export import save_draft
+from foredraft.train.heads.export import check_free, save_draft
 from foredraft.train.heads.validate import validation_length, validation_losses
 from foredraft.train.loop import train
 from foredraft.train.options import LoopOptions
@@ -102,6 +102,25 @@ def check_parts(method: str, drafts: tuple[str, ...], shape: prune.PrunedShape |
         raise OptionError(f"{method} {reason}.")
 
 
+def check_drafts(
+    method: str, target: CausalLM, tokenizer: Tokenizer | None, drafts: tuple[str, ...], shape: prune.PrunedShape | None
+) -> None:
+    """Refuse what ``run_drafts`` would refuse, as far as it can be known without the data; loads each model once.
+
+    Raises:
+        UsageError: invalid drafts or shape.
+    """
+    check_parts(method, drafts, shape)
+    for name in drafts:
+        found = load_model(name, device="cpu")
+        check_same_tokenizer(tokenizer, found.tokenizer, name)
+        CausalLM(found.model, fast=False).close()
+        if shape is not None:
+            shape.of(sizes_of(found.model))
+    if shape is not None and not drafts:
+        shape.of(sizes_of(target.model))
+
+
 def _distil(run: DraftRun, name: str) -> Path:
     run.context.check_resume(_terms(run, {"draft": short(name)}))
     recipe = _recipe(run, _load_draft(run.context, name))
@@ -125,6 +144,8 @@ def _prune(run: DraftRun, name: str | None, shape: prune.PrunedShape) -> Path:
 def _boost(run: DraftRun, names: tuple[str, ...]) -> list[Path]:
     context, made = run.context, []
     rest = context.store
+    for name in names:
+        _recipe(run, _load_draft(context, name))  # so that none is refused when those before it are trained
     for number, name in enumerate(names, start=1):
         folder = context.folder / str(number)
         share = boost.share(rest, context.store, run.loop.length)
@@ -178,6 +199,7 @@ def _recipe(run: DraftRun, model: Any) -> DistilRecipe:
 def _train_draft(run: DraftRun, recipe: DistilRecipe, folder: Path, store: TokenStore, notes: dict[str, Any]) -> Path:
     """Train a draft model and save it in ``folder/draft``."""
     context, loop = run.context, run.loop
+    check_free(folder / "draft")
     batches = context.batches(recipe.taps, loop, store)
     validate = functools.partial(_validate, recipe, batches, context.target, loop)
     train(recipe, batches, folder, loop, validate=validate, report=run.report, accelerator=context.accelerator)

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from foredraft.core.errors import OptionError
 from foredraft.heads.nets.eagle import Eagle
 from foredraft.heads.nets.target_parts import FINAL
 from foredraft.heads.nets.ttt_attention import Unrolled, sample_rows, take
@@ -31,6 +32,11 @@ class Options:
     noise: float = 0.2
     share: float = 0.25
     recompute: bool = False
+
+    def check_length(self, length: int, heads: int) -> None:
+        """Refuse samples without a next feature."""
+        if length < 2:
+            raise OptionError(f"Samples of {length} token are too short: raise --length.")
 
 
 @final

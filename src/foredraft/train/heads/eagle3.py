@@ -39,6 +39,11 @@ class Options:
         if self.steps < 1 or not 0 < self.share <= 1:
             raise OptionError("steps must be 1 or more, and share above 0 and at most 1.")
 
+    def check_length(self, length: int, heads: int) -> None:
+        """Refuse samples without a position that has a label in the last step."""
+        if length <= self.steps:
+            raise OptionError(f"Samples of {length} tokens are too short for {self.steps} steps: raise --length.")
+
 
 @final
 class Eagle3Recipe(Recipe[Eagle3]):
@@ -52,9 +57,8 @@ class Eagle3Recipe(Recipe[Eagle3]):
     def forward(self, batch: TrainBatch) -> dict[str, Tensor]:
         net, options = self.net, self._options
         size, length = batch.tokens.shape
+        options.check_length(length, 1)
         rows = length - options.steps  # later positions lack labels in the last step
-        if rows < 1:
-            raise OptionError(f"Samples of {length} tokens are too short for {options.steps} steps: raise --length.")
         p, weights = self._labels(batch)
         sample = sample_rows(rows, size, options.share, batch.rng())
         unrolled = Unrolled(sample, net.config.block.sliding_window)

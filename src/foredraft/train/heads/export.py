@@ -26,6 +26,22 @@ def record_accuracies(net: Any, batches: Sequence[TrainBatch]) -> None:
         net.config = dataclasses.replace(net.config, accuracies=rank_accuracies(net, batches))
 
 
+def check_free(folder: Path, net: Any = None, *, tuned: bool = False) -> None:
+    """Refuse before the training a folder that its result could not replace.
+
+    Args:
+        net: the head that is to be saved there; None for a model.
+        tuned: with its target.
+
+    Raises:
+        UsageError: the folder has something else.
+    """
+    if net is None or tuned:
+        _check_replaceable(folder)
+    else:
+        formats.check_folder(net, folder, formats.default_format(net))
+
+
 def save_head(net: Any, folder: Path, loaded: Loaded, target_name: str, notes: dict[str, Any]) -> None:
     """Save a head of an unchanged target."""
     formats.save_head(
@@ -86,17 +102,21 @@ def _save_model(model: Any, folder: Path, loaded: Loaded, notes: dict[str, Any],
         shutil.rmtree(partial, ignore_errors=True)
 
 
+def _check_replaceable(folder: Path) -> None:
+    if folder.exists() and not all((folder / name).is_file() for name in ("config.json", "provenance.json")):
+        raise DataError(f"{folder} exists and is not the result of a run: use another --out.")
+
+
 def _replace(folder: Path, new: Path) -> None:
     """Move a finished folder into place, replacing only the result of an earlier run.
 
     Raises:
         DataError: the path has something else.
     """
+    _check_replaceable(folder)
     if not folder.exists():
         new.rename(folder)
         return
-    if not all((folder / name).is_file() for name in ("config.json", "provenance.json")):
-        raise DataError(f"{folder} exists and is not the result of a run: use another --out.")
     old = folder.with_name(f".{folder.name}.old")
     shutil.rmtree(old, ignore_errors=True)
     folder.rename(old)

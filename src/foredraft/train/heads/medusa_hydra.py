@@ -40,6 +40,11 @@ class Options:
         if not 0 < self.share <= 1:
             raise OptionError("share must be above 0 and at most 1.")
 
+    def check_length(self, length: int, heads: int) -> None:
+        """Refuse samples without a position that has a label for every head."""
+        if length < heads + 2:
+            raise OptionError(f"Samples of {length} tokens are too short for {heads} heads: raise --length.")
+
 
 @final
 class AheadRecipe(Recipe[Ahead]):
@@ -55,8 +60,7 @@ class AheadRecipe(Recipe[Ahead]):
     def forward(self, batch: TrainBatch) -> dict[str, Tensor]:
         count = self.net.config.num_heads
         size, length = batch.tokens.shape
-        if length < count + 2:
-            raise OptionError(f"Samples of {length} tokens are too short for {count} heads: raise --length.")
+        self._options.check_length(length, count)
         logits = logits_ahead(self.net, batch)
         rows = sample_rows(length - 1 - count, size, self._options.share, batch.rng())
         total = torch.zeros((), device=batch.tokens.device)

@@ -14,11 +14,11 @@ from foredraft.heads.formats import load_head
 from foredraft.heads.nets.target_parts import FINAL
 from foredraft.model.hf import CausalLM
 from foredraft.model.load import resolve
-from foredraft.train.checkpoint import Report
+from foredraft.train.checkpoint import Report, check_resume
 from foredraft.train.data.batches import TrainBatches
 from foredraft.train.data.tokens import TokenStore
 from foredraft.train.devices import cast_norm_inputs
-from foredraft.train.heads.export import record_accuracies, save_head, save_target_and_heads
+from foredraft.train.heads.export import check_free, record_accuracies, save_head, save_target_and_heads
 from foredraft.train.heads.init import frequent_tokens
 from foredraft.train.heads.recipes import RECIPES, RecipeKind
 from foredraft.train.heads.validate import validation_length, validation_losses
@@ -50,20 +50,19 @@ def run(
     """
     check_known("recipe", {method: None}, list(RECIPES))
     kind, shape, loop = RECIPES[method], shape or HeadShape(), loop or LoopOptions()
-    if kind.join is not None and data.store > 0:
-        raise OptionError(f"{method} trains the target too, so hidden states cannot be stored: remove --store.")
     options = recipe_options or kind.options()
-    terms = {"recipe": method, **_owner(kind, target_name, shape), **dataclasses.asdict(shape)}
-    terms |= {key: value for key, value in dataclasses.asdict(options).items() if key != "recompute"}
+    _check(method, data, shape, options, loop)
+    terms = _terms(method, target_name, shape, options)
     with RunContext.open(target_name, out, data, device, partial=kind.join is not None) as context:
         context.check_resume(terms)
         net = _new_net(kind, shape, context.store, context.target, loop.seed)
+        head = context.folder / "head"
+        check_free(head, net, tuned=kind.join is not None)
         recipe = kind.recipe(net if kind.join is None else kind.join(net, context.target), options)
         cast_norm_inputs(recipe)
         batches = context.batches(recipe.taps, loop)
         validate = functools.partial(_validate, kind, net, recipe, context.target, batches, loop)
         train(recipe, batches, context.folder, loop, validate=validate, report=report, accelerator=context.accelerator)
-        head = context.folder / "head"
         if context.first:
             notes = {**provenance(), **_owner(kind, target_name, shape), "validation": validate()}
             record_accuracies(net, batches.held_out(16, (FINAL,)))
@@ -73,6 +72,41 @@ def run(
                 save_target_and_heads(net, head, context.loaded, notes)
         context.accelerator.wait_for_everyone()
     return head
+
+
+def check_head(
+    method: str,
+    target_name: str,
+    out: Path,
+    data: Data,
+    *,
+    shape: HeadShape,
+    recipe_options: Any,
+    loop: LoopOptions,
+    target: CausalLM,
+) -> None:
+    """Refuse what ``run`` would refuse, as far as it can be known without the data.
+
+    Raises:
+        UsageError: invalid options or head to start from, or the folder has a run with other settings.
+    """
+    _check(method, data, shape, recipe_options, loop)
+    check_resume(out, _terms(method, target_name, shape, recipe_options), write=False)
+    if shape.start is not None:
+        _started(RECIPES[method], shape.start, target)
+
+
+def _check(method: str, data: Data, shape: HeadShape, options: Any, loop: LoopOptions) -> None:
+    if RECIPES[method].join is not None and data.store > 0:
+        raise OptionError(f"{method} trains the target too, so hidden states cannot be stored: remove --store.")
+    if shape.start is None:
+        options.check_length(loop.length, shape.heads)
+
+
+def _terms(method: str, target_name: str, shape: HeadShape, options: Any) -> dict[str, Any]:
+    """The settings that a resumed run must have."""
+    terms = {"recipe": method, **_owner(RECIPES[method], target_name, shape), **dataclasses.asdict(shape)}
+    return terms | {key: value for key, value in dataclasses.asdict(options).items() if key != "recompute"}
 
 
 def _owner(kind: RecipeKind, target_name: str, shape: HeadShape) -> dict[str, Any]:
@@ -91,13 +125,18 @@ def _owner(kind: RecipeKind, target_name: str, shape: HeadShape) -> dict[str, An
 def _new_net(kind: RecipeKind, shape: HeadShape, store: TokenStore, target: CausalLM, seed: int) -> Any:
     """A new head, initialized from the seed, or the one to start from."""
     if shape.start is not None:
-        head = load_head(resolve(shape.start), target)
-        if not isinstance(head.net, kind.net):
-            raise OptionError(f"{shape.start!r} has {head.info.format} weights, which this recipe cannot train.")
-        return head.net.requires_grad_(True)
+        return _started(kind, shape.start, target).requires_grad_(True)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return kind.make(target, shape, _vocabulary(kind, shape, store, target))
+
+
+def _started(kind: RecipeKind, start: str, target: CausalLM) -> Any:
+    """The head to start from."""
+    head = load_head(resolve(start), target)
+    if not isinstance(head.net, kind.net):
+        raise OptionError(f"{start!r} has {head.info.format} weights, which this recipe cannot train.")
+    return head.net
 
 
 def _vocabulary(kind: RecipeKind, shape: HeadShape, store: TokenStore, target: CausalLM) -> Any:

@@ -1,0 +1,234 @@
+"""Answers of a generator to numbered prompts, many at once and in order; unfinished ones are kept on disk.
+
+Random numbers depend on a seed and a position alone (``core/rng``), so an answer that is continued as a longer prompt
+is the answer that it would have been, up to rounding, where two tokens are almost equally likely.
+"""
+
+import itertools
+import json
+import time
+from collections import abc, deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from foredraft.core.errors import DataError
+from foredraft.core.io import write_json
+from foredraft.core.sampling.params import SamplingParams
+from foredraft.engine.generator import Generator
+from foredraft.engine.request import Sequence
+from foredraft.train.checkpoint import Report
+from foredraft.train.interruptions import Interruptions
+from foredraft.train.pace import Pace
+
+_SECONDS = 5.0
+"""Seconds between progress reports."""
+_SAVE = 30.0
+"""Seconds between savings of unfinished answers."""
+_FEW = 8
+"""With fewer finished answers than this, their mean length says nothing about the others."""
+_WAITING = 16
+"""Batches of finished answers that may wait in memory for a long one before them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerOptions:
+    """How to generate answers.
+
+    new_tokens, temperature: maximum tokens and temperature of each answer.
+    batch: answers that are generated at once.
+    """
+
+    new_tokens: int = 208
+    temperature: float = 0.8
+    batch: int = 64
+
+    def params(self, seed: int, made: int = 0) -> SamplingParams:
+        """For an answer of which so many tokens are made."""
+        return SamplingParams(max_new_tokens=self.new_tokens - made, temperature=self.temperature, seed=seed)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Numbered prompts, and the file for their answers.
+
+    first: number of the first prompt; the seed of the answer to prompt i is ``first + i + 1``.
+    before: prompts that have an answer in the file.
+    """
+
+    prompts: list[list[int]]
+    first: int
+    out: Path
+    before: int
+
+
+@dataclass(slots=True, eq=False)
+class _Answer:
+    """An answer in the making: its number, the tokens that an earlier call made, and the request for the rest."""
+
+    number: int
+    earlier: list[int]
+    sequence: Sequence | None
+
+    @property
+    def finished(self) -> bool:
+        return self.sequence is None or self.sequence.finished
+
+    @property
+    def made(self) -> list[int]:
+        return self.sequence.tokens if self.sequence is not None else []
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.earlier + self.made
+
+
+class Answers:
+    """Answers to the prompts that have none in the file yet.
+
+    Args:
+        report: called at the start, every few seconds and at the end with the number of ``answers`` before the next
+            one, the total ``of``, and if known the tokens per second (``rate``) and the seconds ``left``, which are an
+            upper ``bound`` until several answers have ended.
+    """
+
+    def __init__(self, generator: Generator, part: Part, options: AnswerOptions, report: Report) -> None:
+        self._generator, self._part, self._options = generator, part, options
+        self._kept = _Kept(part, options)
+        self._waiting = iter(range(part.before, len(part.prompts)))
+        self._running: deque[_Answer] = deque()
+        self._progress = _Progress(report, part.before, len(part.prompts), options.new_tokens)
+
+    def __iter__(self) -> abc.Generator[list[int], None, None]:
+        """The answers' tokens in order; rows that are free take the next prompts.
+
+        When the iterator is closed, or the process is interrupted, unfinished answers are saved.
+        """
+        running, earlier = self._running, self._kept.read()
+        self._progress.report(running)
+        with Interruptions() as interruptions:
+            try:
+                while self._fill(earlier):
+                    if not running[0].finished:
+                        with interruptions.deferred():  # or half a step would be saved
+                            self._generator.engine.step()
+                        self._progress.update(running)
+                        self._kept.save_sometimes(running)
+                        continue
+                    if running[0].sequence is not None and running[0].sequence.error is not None:
+                        raise running[0].sequence.error
+                    yield running[0].tokens
+                    self._progress.wrote(running.popleft())
+                    if not running:
+                        self._progress.report(running)
+            finally:
+                with interruptions.deferred():
+                    self._generator.engine.cancel([each.sequence for each in running if each.sequence is not None])
+                    self._kept.save(running)
+
+    def _fill(self, earlier: dict[int, list[int]]) -> bool:
+        """Start answers until a batch is running. False if nothing is left."""
+        free = self._options.batch - sum(not each.finished for each in self._running)
+        room = _WAITING * self._options.batch - len(self._running)
+        for number in itertools.islice(self._waiting, max(0, min(free, room))):
+            made, sequence = earlier.get(number, []), None
+            if len(made) < self._options.new_tokens and not set(made[-1:]) & set(self._generator.eos_token_ids):
+                params = self._options.params(self._part.first + number + 1, len(made))
+                sequence = self._generator.submit([self._part.prompts[number] + made], params)[0]
+            self._running.append(_Answer(number, made, sequence))
+        return bool(self._running)
+
+
+class _Kept:
+    """A file beside the answers with those that are not finished, or wait for one before them; replaced atomically.
+
+    A later call with the same options reads it; what does not fit its prompts is ignored.
+    """
+
+    def __init__(self, part: Part, options: AnswerOptions) -> None:
+        self._path, self._prompts = part.out.with_name(f"{part.out.name}.unfinished"), part.prompts
+        self._terms = {"new_tokens": options.new_tokens, "temperature": options.temperature}
+        self._saved = time.monotonic()
+
+    def read(self) -> dict[int, list[int]]:
+        """The tokens of answers, by number."""
+        try:
+            found = json.loads(self._path.read_text(encoding="utf-8"))
+            if {name: found[name] for name in self._terms} != self._terms:
+                return {}
+            return {
+                each["number"]: each["ids"][each["prompt_length"] :] for each in found["answers"] if self._own(each)
+            }
+        except (OSError, ValueError, KeyError, TypeError, IndexError):
+            return {}
+
+    def _own(self, each: dict[str, Any]) -> bool:
+        return each["ids"][: each["prompt_length"]] == self._prompts[each["number"]]
+
+    def save_sometimes(self, running: Iterable[_Answer]) -> None:
+        """Save if the file is old."""
+        if time.monotonic() - self._saved >= _SAVE:
+            self.save(running)
+
+    def save(self, running: Iterable[_Answer]) -> None:
+        """Replace the file; remove it if there is nothing to keep."""
+        answers = [
+            {"number": each.number, "ids": prompt + each.tokens, "prompt_length": len(prompt)}
+            for each in running
+            if (prompt := self._prompts[each.number]) and each.tokens
+        ]
+        if answers:
+            write_json(self._path, {**self._terms, "answers": answers}, DataError)
+        else:
+            self._path.unlink(missing_ok=True)
+        self._saved = time.monotonic()
+
+
+class _Progress:
+    """Reports the number of answers, the speed and the time left."""
+
+    def __init__(self, report: Report, before: int, total: int, most: int) -> None:
+        self._report, self._total, self._most = report, total, most
+        self._written = self._before = before
+        self._made = self._tokens = 0  # of written answers: tokens made in this call, and all
+        self._pace = Pace()
+        self._updated = self._reported = time.perf_counter()
+
+    def wrote(self, answer: _Answer) -> None:
+        """The answer has been written."""
+        self._written += 1
+        self._made += len(answer.made)
+        self._tokens += len(answer.tokens)
+
+    def update(self, running: Iterable[_Answer]) -> None:
+        """Note the progress, and report it every few seconds."""
+        now = time.perf_counter()
+        if now - self._updated >= 1.0:
+            self._updated = now
+            self._pace.update(self._made + sum(len(each.made) for each in running))
+        if now - self._reported >= _SECONDS:
+            self.report(running)
+
+    def report(self, running: "deque[_Answer] | Iterable[_Answer]") -> None:
+        self._reported = time.perf_counter()
+        line: dict[str, Any] = {"answers": self._written, "of": self._total}
+        if (rate := self._pace.rate) is not None:
+            line["rate"] = round(rate, 1)
+        ended, rest = self._rest(list(running))
+        if (left := self._pace.left(rest)) is not None and self._before < self._total:
+            line |= {"left": left} | ({"bound": True} if rest and ended < _FEW else {})
+        self._report(line)
+
+    def _rest(self, running: list[_Answer]) -> tuple[int, float]:
+        """The number of answers that have ended, and the tokens that are to be generated.
+
+        While some still run, the mean length of those that have ended is too short. If all tokens are equally likely
+        to be the last one, tokens of all answers / answers that have ended is the mean length.
+        """
+        ended = self._written - self._before + sum(each.finished for each in running)
+        mean = float(self._most)
+        if ended >= _FEW:
+            mean = min(mean, (self._tokens + sum(len(each.tokens) for each in running)) / ended)
+        rest = sum(min(mean, self._most - len(each.tokens)) for each in running if not each.finished)
+        return ended, rest + mean * (self._total - self._written - len(running))
