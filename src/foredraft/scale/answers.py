@@ -123,7 +123,7 @@ class Answers:
         if job.params.seed is None:
             job = replace(job, params=replace(job.params, seed=derived_seed(self._options.seed, number)))
         name, created = self._options.name, self._options.created
-        return kind(str(number), name, job, self._generator.tokenizer, body.return_token_ids, created)
+        return kind(str(number), name, job, self._generator.tokenizer, created, body.return_token_ids)
 
     def _body(self, request: dict[str, Any]) -> ChatRequest | CompletionRequest:
         url = request.get("url")

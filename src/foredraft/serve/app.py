@@ -143,7 +143,15 @@ class Api:
 
     def _renderer(self, kind: type[R], request: Request, body: Generation, job: Job) -> R:
         tokenizer = self.service.generator.tokenizer
-        return kind(request.state.id, self._names[0], job, tokenizer, body.return_token_ids, created=int(time.time()))
+        return kind(
+            request.state.id,
+            self._names[0],
+            job,
+            tokenizer,
+            created=int(time.time()),
+            return_token_ids=body.return_token_ids,
+            wants_usage=body.wants_usage,
+        )
 
     async def _converted(self, body: Any, convert: Callable[[Any], T]) -> T:
         """What a body asks for. Long prompts take a while to encode, so this runs in a thread."""
@@ -155,25 +163,27 @@ class Api:
         """Run the job of a renderer. It is queued here also for a stream, so that a refusal has its own status."""
         outputs = self.service.start(renderer.job, tenant=request.state.tenant)
         if body.stream:
-            return _Stream(outputs, self._lines(outputs, renderer, body.wants_usage))
+            return _Stream(outputs, self._lines(outputs, renderer))
         with outputs:
             return _json(renderer.whole(await _unless_gone(request, outputs.results())))
 
-    async def _lines(self, outputs: Outputs, renderer: Renderer, wants_usage: bool) -> AsyncIterator[str]:
-        """The lines of a stream; an error in the middle is one of them."""
+    async def _lines(self, outputs: Outputs, renderer: Renderer) -> AsyncIterator[str]:
+        """The events of a stream; an error in the middle ends it."""
         results: dict[int, Result] = {}
         try:
-            for answer in renderer.opening():
-                yield _event(answer.json_text())
+            for chunk in renderer.opening():
+                yield renderer.event(chunk)
             async for update in outputs.updates():
-                yield _event(renderer.chunk(update).json_text())
+                for chunk in renderer.chunks(update):
+                    yield renderer.event(chunk)
                 if update.result is not None:
                     results[update.index] = update.result
-            if wants_usage:
-                yield _event(renderer.usage_chunk([results[index] for index in sorted(results)]).json_text())
+            for chunk in renderer.closing([results[index] for index in sorted(results)]):
+                yield renderer.event(chunk)
         except Exception as error:
-            yield _event(self.failed(error).text())
-        yield _event("[DONE]")
+            yield renderer.ending(self.failed(error))
+        else:
+            yield renderer.ending(None)
 
     def failed(self, error: Exception) -> ApiError:
         """The error for the client; the log keeps the reason of an unexpected one."""
@@ -205,10 +215,6 @@ class _Stream(StreamingResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._outputs:
             await super().__call__(scope, receive, send)
-
-
-def _event(data: str) -> str:
-    return f"data: {data}\n\n"
 
 
 def _json(answer: Answer) -> Response:

@@ -12,7 +12,7 @@ from foredraft.engine.request import TokenLogprobs
 from foredraft.engine.results import Result
 from foredraft.model.tokenizer import Tokenizer
 from foredraft.serve.answers import (
-    AnyAnswer,
+    Answer,
     CalledFunction,
     CalledTool,
     ChatChoice,
@@ -35,6 +35,7 @@ from foredraft.serve.answers import (
     TopLogprob,
     Usage,
 )
+from foredraft.serve.errors import ApiError
 from foredraft.serve.job import Job
 from foredraft.serve.service import Update
 from foredraft.serve.tools import ToolParser, parse
@@ -47,8 +48,8 @@ _LEAST = -9999.0
 class Renderer(ABC):
     """Makes the answers of one request.
 
-    ``number``: with ``prefix`` the request's id, as in "chatcmpl-17". ``return_token_ids``: choices carry their token
-    ids. ``created``: time of the answers, in seconds.
+    ``number``: with ``prefix`` the request's id, as in "chatcmpl-17". ``created``: time of the answers, in seconds.
+    ``return_token_ids``: choices carry their token ids. ``wants_usage``: a stream's last chunk says what was used.
     """
 
     prefix: ClassVar[str]
@@ -56,8 +57,9 @@ class Renderer(ABC):
     model: str
     job: Job
     tokenizer: Tokenizer | None
-    return_token_ids: bool
     created: int
+    return_token_ids: bool = False
+    wants_usage: bool = False
 
     @property
     def common(self) -> dict[str, Any]:
@@ -65,20 +67,28 @@ class Renderer(ABC):
         return {"id": f"{self.prefix}-{self.number}", "created": self.created, "model": self.model}
 
     @abstractmethod
-    def whole(self, results: Seq[Result]) -> AnyAnswer:
+    def whole(self, results: Seq[Result]) -> Answer:
         """The answer in one piece; without results if it only repeats its prompts."""
 
     @abstractmethod
-    def opening(self) -> Iterable[AnyAnswer]:
+    def opening(self) -> Iterable[Answer]:
         """The chunks of a stream before its first update."""
 
     @abstractmethod
-    def chunk(self, update: Update) -> AnyAnswer:
+    def chunks(self, update: Update) -> Iterable[Answer]:
         """An update of a choice."""
 
     @abstractmethod
-    def usage_chunk(self, results: Seq[Result]) -> AnyAnswer:
-        """The last chunk of a stream that includes usage."""
+    def closing(self, results: Seq[Result]) -> Iterable[Answer]:
+        """The chunks of a stream after its last update."""
+
+    def event(self, chunk: Answer) -> str:
+        """A chunk as a server-sent event."""
+        return f"data: {chunk.json_text()}\n\n"
+
+    def ending(self, error: ApiError | None) -> str:
+        """How a stream ends, with or without an error."""
+        return "data: [DONE]\n\n" if error is None else error.ending().decode()
 
     def _usage(self, results: Seq[Result]) -> dict[str, Any]:
         """Usage, metrics and whether the law was the target's; a prompt counts once."""
@@ -127,23 +137,59 @@ class Renderer(ABC):
         return "" if self.tokenizer is None else self.tokenizer.decode([token])
 
 
+@dataclass
+class TurnRenderer(Renderer):
+    """What renderers of the assistant's turns have in common: calls among the text, and log-probabilities by token."""
+
+    _parsers: dict[int, ToolParser] = field(default_factory=dict, init=False)  # by choice
+
+    def _read(self, text: str) -> tuple[str, list[CalledFunction]]:
+        """Text and calls of a whole output."""
+        return (text, []) if self.job.tools_of is None else parse(text, self.job.tools_of)
+
+    def _read_more(self, update: Update) -> tuple[str, list[CalledFunction]]:
+        """Text that is final after an update; calls come with the last one."""
+        if self.job.tools_of is None:
+            return update.text, []
+        parser = self._parsers.setdefault(update.index, ToolParser(self.job.tools_of))
+        text = parser.push(update.text)
+        if update.result is None:
+            return text, []
+        rest, calls = parser.finish()
+        return text + rest, calls
+
+    def _call_id(self, choice: int, place: int) -> str:
+        """It follows from the request's id, so that a batch that is resumed has the same."""
+        return f"call-{self.number}-{choice}-{place}"
+
+    def _logprobs(self, found: list[TokenLogprobs]) -> list[TokenLogprob]:
+        content = []
+        for each in found:
+            top = [TopLogprob(**self._top(token, value)) for token, value in each.top.items()]
+            content.append(TokenLogprob(**self._top(each.token, each.logprob), top_logprobs=top))
+        return content
+
+    def _top(self, token: int, logprob: float) -> dict[str, Any]:
+        text = self._text(token)
+        return {"token": text, "logprob": _finite(logprob), "bytes": list(text.encode())}
+
+
 @final
 @dataclass
-class ChatRenderer(Renderer):
+class ChatRenderer(TurnRenderer):
     """Answers of chats."""
 
     prefix = "chatcmpl"
-    _parsers: dict[int, ToolParser] = field(default_factory=dict, init=False)  # by choice
 
     def whole(self, results: Seq[Result]) -> ChatCompletion:
         choices = []
         for index, result in enumerate(results):
-            content, calls = (result.text, []) if self.job.tools_of is None else parse(result.text, self.job.tools_of)
+            content, calls = self._read(result.text)
             message = Message(role="assistant", content=content)
             if calls:
                 message = Message(role="assistant", content=content or None, tool_calls=self._calls(index, calls))
             fields = self._choice_fields(result, result, called=bool(calls))
-            logprobs = self._logprobs(result.logprobs)
+            logprobs = self._chat_logprobs(result.logprobs)
             choices.append(ChatChoice(index=index, message=message, logprobs=logprobs, **fields))
         prompt = {"prompt_token_ids": self.job.prompts[0]} if self.return_token_ids else {}
         return ChatCompletion(
@@ -155,45 +201,32 @@ class ChatRenderer(Renderer):
             delta = Delta(role="assistant", content="")
             yield self._chunk([ChatChunkChoice(index=index, delta=delta, logprobs=None, finish_reason=None)])
 
-    def chunk(self, update: Update) -> ChatChunk:
-        text, calls = update.text, []
-        if self.job.tools_of is not None:
-            parser = self._parsers.setdefault(update.index, ToolParser(self.job.tools_of))
-            text = parser.push(text)
-            if update.result is not None:
-                rest, calls = parser.finish()
-                text += rest
+    def chunks(self, update: Update) -> Iterable[ChatChunk]:
+        text, calls = self._read_more(update)
         delta: dict[str, Any] = {"content": text} if text or (update.result is None and not calls) else {}
         if calls:
             made = self._calls(update.index, calls)
             delta["tool_calls"] = [call.model_copy(update={"index": i}) for i, call in enumerate(made)]
         fields = self._choice_fields(update, update.result, called=bool(calls))
-        logprobs = self._logprobs(update.logprobs)
-        return self._chunk([ChatChunkChoice(index=update.index, delta=Delta(**delta), logprobs=logprobs, **fields)])
+        logprobs = self._chat_logprobs(update.logprobs)
+        choice = ChatChunkChoice(index=update.index, delta=Delta(**delta), logprobs=logprobs, **fields)
+        yield self._chunk([choice])
 
-    def usage_chunk(self, results: Seq[Result]) -> ChatChunk:
-        return self._chunk([], **self._usage(results))
+    def closing(self, results: Seq[Result]) -> Iterable[ChatChunk]:
+        if self.wants_usage:
+            yield self._chunk([], **self._usage(results))
 
     def _chunk(self, choices: list[ChatChunkChoice], **usage: Any) -> ChatChunk:
         return ChatChunk(**self.common, object="chat.completion.chunk", choices=choices, **usage)
 
     def _calls(self, choice: int, functions: Seq[CalledFunction]) -> list[CalledTool]:
-        """The calls of a choice. Their ids follow from the request's, so that a batch that is resumed has the same."""
-        ids = (f"call-{self.number}-{choice}-{place}" for place in range(len(functions)))
-        return [CalledTool(id=own, type="function", function=each) for own, each in zip(ids, functions, strict=True)]
+        return [
+            CalledTool(id=self._call_id(choice, place), type="function", function=function)
+            for place, function in enumerate(functions)
+        ]
 
-    def _logprobs(self, found: list[TokenLogprobs]) -> ChatLogprobs | None:
-        if self.job.params.logprobs is None:
-            return None
-        content = []
-        for each in found:
-            top = [TopLogprob(**self._top(token, value)) for token, value in each.top.items()]
-            content.append(TokenLogprob(**self._top(each.token, each.logprob), top_logprobs=top))
-        return ChatLogprobs(content=content)
-
-    def _top(self, token: int, logprob: float) -> dict[str, Any]:
-        text = self._text(token)
-        return {"token": text, "logprob": _finite(logprob), "bytes": list(text.encode())}
+    def _chat_logprobs(self, found: list[TokenLogprobs]) -> ChatLogprobs | None:
+        return None if self.job.params.logprobs is None else ChatLogprobs(content=self._logprobs(found))
 
 
 @final
@@ -226,12 +259,13 @@ class CompletionRenderer(Renderer):
             ids: dict[str, Any] = {"token_ids": []} if self.return_token_ids else {}
             yield self._answer([self._choice(index, "", [], {"finish_reason": "length", **ids})])
 
-    def chunk(self, update: Update) -> Completion:
+    def chunks(self, update: Update) -> Iterable[Completion]:
         fields = self._choice_fields(update, update.result)
-        return self._answer([self._choice(update.index, update.text, update.logprobs, fields)])
+        yield self._answer([self._choice(update.index, update.text, update.logprobs, fields)])
 
-    def usage_chunk(self, results: Seq[Result]) -> Completion:
-        return self._answer([], **self._usage(results))
+    def closing(self, results: Seq[Result]) -> Iterable[Completion]:
+        if self.wants_usage:
+            yield self._answer([], **self._usage(results))
 
     def _answer(self, choices: list[CompletionChoice], **usage: Any) -> Completion:
         return Completion(**self.common, object="text_completion", choices=choices, **usage)

@@ -98,14 +98,13 @@ class Ignored(Body):
     prompt_cache_retention: str | None = None
 
 
-class Generation(Ignored):
-    """What chats and completions have in common.
+class Sampling(Ignored):
+    """What all requests have that generate.
 
     ``stop_token_ids`` end an output besides the model's own end-of-sequence ids, which ``ignore_eos`` turns off.
     """
 
     model: str | None = None
-    max_tokens: int | None = Field(None, ge=1)
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -119,21 +118,27 @@ class Generation(Ignored):
     no_repeat_ngram_size: int | None = None
     bad_words_ids: list[list[TokenId]] | None = None
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
-    n: int = Field(1, ge=1)
     seed: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[TokenId] | None = None
     min_tokens: int | None = None
     ignore_eos: bool = False
     stream: bool = False
+    prediction: PredictedOutput | None = None
+    speculative: bool | SpeculativeOptions = True
+    structured_outputs: StructuredOutputs | None = None
+    priority: int = 0
+
+
+class Generation(Sampling):
+    """What chats and completions have in common."""
+
+    max_tokens: int | None = Field(None, ge=1)
+    n: int = Field(1, ge=1)
     stream_options: StreamOptions | None = None
     return_token_ids: bool = False
     return_steps: bool = False
-    prediction: PredictedOutput | None = None
-    speculative: bool | SpeculativeOptions = True
     response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
-    priority: int = 0
 
     @property
     def wants_usage(self) -> bool:
