@@ -49,7 +49,7 @@ def test_lines_hold_the_rows_in_flight_whatever_comes_and_goes(seed: int):
         rows = [row for row in range(9) if row not in of and source.random() < 0.3]
         if rows:
             new = [sequence([source.randrange(100) for _ in range(source.randint(1, 300))], row + 50) for row in rows]
-            batch.admit(rows, new)
+            batch.admit(dict(zip(rows, new, strict=True)))
             of.update(zip(rows, new, strict=True))
         if of:
             check(batch, of)
@@ -74,7 +74,7 @@ def test_lines_hold_the_rows_in_flight_whatever_comes_and_goes(seed: int):
 
 def test_an_interrupted_change_leaves_the_batch_as_it_was():
     batch, of = Batch(100, torch.device("cpu")), {row: sequence([row, 7], row) for row in range(4)}
-    batch.admit(list(of), list(of.values()))
+    batch.admit(of)
     of[1].finished = True
     before = batch._rows
     batch.retire()

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence as Seq
 from foredraft.core.drafter import Room
 from foredraft.core.errors import PromptError
 from foredraft.engine.prefix_cache import PrefixCache
-from foredraft.engine.request import Request, Sequence
+from foredraft.engine.request import Request, Sequence, failure
 from foredraft.model.cache import SlotCache, bucket
 from foredraft.model.prefill import CATCH_UP
 
@@ -101,7 +101,12 @@ class Admission:
         height = max([kept, *(row + 1 for row in running)])
         for sequence in self._waiting[: len(free)]:
             slots = max(slots, self._slots(sequence.request))
-            rows = self._prefixes.preferred(free, sequence)
+            try:
+                rows = self._prefixes.preferred(free, sequence)
+            except Exception as error:
+                sequence.fail(failure(error))
+                self.drop()
+                continue
             row = next((each for each in rows if self._allows(max(height, each + 1), slots)), None)
             if row is None:
                 break

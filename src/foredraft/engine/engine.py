@@ -6,7 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence as Seq
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
 from foredraft.core.drafter import Drafter, Plan, View
@@ -15,14 +15,15 @@ from foredraft.core.rng import request_seed
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.sampling.stop import StopRules
 from foredraft.core.sampling.warp import check_token_ids
+from foredraft.engine import row_work
 from foredraft.engine.admission import Admission
 from foredraft.engine.ahead import Ahead
 from foredraft.engine.grammar_masks import matchers_of
 from foredraft.engine.policy import Policy
-from foredraft.engine.prediction import copies
 from foredraft.engine.prefix_cache import PrefixCache
-from foredraft.engine.prompt_reader import PromptReader
+from foredraft.engine.prompt_reader import PromptReader, prefill_failure
 from foredraft.engine.request import Decode, Request, Sequence, fail_all
+from foredraft.engine.row_work import Prepared, RowFaults
 from foredraft.engine.state import Batch
 from foredraft.engine.step import Stepper, round_up
 from foredraft.model.base import TargetModel
@@ -194,7 +195,7 @@ class Engine:
         """Step until all of these have ended; an interruption cancels them and is raised."""
         try:
             while not all(sequence.finished for sequence in sequences):
-                self.step()
+                self.contained_step(sequences)
             with self._lock:  # another thread may still be in the step that ended them
                 pass
         except BaseException:
@@ -228,8 +229,8 @@ class Engine:
                 for _ in range(count):  # only now, so that an interruption above does not lose them
                     self._abandoned.popleft()
 
-    def contained_step(self) -> None:
-        """``step`` for callers with many requests: an error is raised only if no request ended with it.
+    def contained_step(self, own: Seq[Sequence] = ()) -> None:
+        """``step``, but an error is raised only if no request ended with it, or one of the caller's ``own``.
 
         Otherwise the requests that it ended hold it in their ``error``, and the others continue.
         """
@@ -239,16 +240,16 @@ class Engine:
             try:
                 self._step()
             except Exception:
-                if self._open() >= before:
+                if self._open() >= before or any(each.error is not None for each in own):
                     raise
-                _log.warning("A step failed; the requests of its batch ended with an error.", exc_info=True)
+                _log.warning("An error in a step ended some of its requests.", exc_info=True)
 
     def step(self) -> None:
         """Admit waiting requests, read a chunk of their prompts, then advance every row by at least one token.
 
-        An error while prompts are read ends the requests with these prompts and is raised at the end of the step. Any
-        other exception, KeyboardInterrupt included, ends all rows in flight and is raised. The engine stays usable: if
-        the cleanup was interrupted too, the next call repeats it.
+        An error while prompts are read ends the requests with these prompts, and one in the work for single rows ends
+        these; it is raised at the end of the step. Any other exception, KeyboardInterrupt included, ends all rows in
+        flight and is raised. The engine stays usable: if the cleanup was interrupted too, the next call repeats it.
         """
         with self._lock:
             self.process_queue()
@@ -256,12 +257,13 @@ class Engine:
 
     def _step(self) -> None:
         self._clean() if self._in_step else self._sweep()  # an earlier interruption may have left rows behind
+        faults = RowFaults()
         try:
             self._in_step = True
-            self._admit()
-            fault = self._read_prompts()
+            self._admit(faults)
+            self._read_prompts(faults)
             if len(self._batch):
-                self._advance()
+                self._advance(faults)
             self._in_step = False
         except BaseException as error:  # the state of every row in flight is unknown
             if isinstance(error, Exception):
@@ -269,8 +271,8 @@ class Engine:
             self._clean()
             raise
         self._sweep()
-        if fault is not None:
-            raise fault
+        if faults.first is not None:
+            raise faults.first
 
     def _sweep(self) -> None:
         """Retire ended rows. An interrupted sweep is repeated."""
@@ -279,14 +281,7 @@ class Engine:
                 self.prefixes.end(row, sequence)
         self._batch.retire()
         self._reader.drop()
-        for row in sorted(self._drafter_rows.difference(self._running())):
-            try:
-                self.policy.release(row)
-                self.drafter.release(row)
-            except Exception:  # unlike an interruption, an error would recur
-                self._drafter_rows.discard(row)
-                raise
-            self._drafter_rows.discard(row)
+        self._release(self._drafter_rows.difference(self._running()))
         if not self._running():
             self._admission.rest()
 
@@ -294,8 +289,7 @@ class Engine:
         """After an interrupted step: end all rows in flight and release them everywhere."""
         for sequence in self._running().values():
             if not sequence.finished:
-                with suppress(Exception):  # its detokenizer may have been interrupted too
-                    sequence.finish("cancelled")
+                sequence.finish("cancelled")
         self._admission.drop()
         self._batch.retire()
         self._reader.clear()
@@ -306,14 +300,16 @@ class Engine:
         self._in_step = False
 
     def _release(self, rows: Iterable[int]) -> None:
-        """Release rows after an error, which is the one to raise."""
+        """Release rows whose requests have ended. An error in it harms no request, so it is only logged."""
         for row in sorted(rows):
             for holder in (self.policy, self.drafter):
-                with suppress(Exception):
+                try:
                     holder.release(row)
+                except Exception:  # unlike an interruption, it would recur
+                    _log.warning("%s could not release a row.", holder.__class__.__name__, exc_info=True)
             self._drafter_rows.discard(row)
 
-    def _admit(self) -> None:
+    def _admit(self, faults: RowFaults) -> None:
         """Give waiting requests rows. Their prompts are read next."""
         running = self._running()
         admitted = self._admission.next(running)
@@ -323,25 +319,25 @@ class Engine:
         try:
             room = self._admission.room({**running, **admitted}, list(admitted))
             self._stepper.cache.reserve(max(admitted) + 1, 1, room)
-            self._reader.add(admitted)
+            row_work.together_or_apart(self._reader.add, admitted, faults)
             self._admission.drop(sequences)
             for sequence in sequences:
                 sequence.counters.admitted_at = time.perf_counter()
         except Exception as error:
-            fail_all(sequences, f"Prefill of this request failed: {error}")
+            fail_all(sequences, prefill_failure(error))
             raise
 
-    def _read_prompts(self) -> Exception | None:
-        """Read some of the prompts; those that are complete join the batch. Return an error that only failed others."""
+    def _read_prompts(self, faults: RowFaults) -> None:
+        """Read some of the prompts; those that are complete join the batch."""
         busy, drafts = len(self._batch) > 0, self._drafted or not len(self._batch)
         ready, error = self._reader.read(busy=busy, drafts=drafts, begin=self._drafter_rows.add)
         if ready:
-            self._batch.admit(list(ready), list(ready.values()))
+            row_work.together_or_apart(self._batch.admit, ready, faults)
             self._reader.drop(ready)
         if error is not None:
+            faults.first = faults.first or error
             kept = [row for row, sequence in self._running().items() if not sequence.finished]
             self._release(self._drafter_rows.difference(kept))
-        return error
 
     def _open(self) -> int:
         """The number of requests in flight or queued, but for those that are submitted meanwhile."""
@@ -354,14 +350,24 @@ class Engine:
     def _plan(self, view: View, limits: Seq[int]) -> Plan:
         return self.policy.plan(view, limits)
 
-    def _advance(self) -> None:
+    def _prepared(self, faults: RowFaults) -> Prepared | None:
+        """What a step needs of its rows, without those that cannot be prepared, which end; None if none is left."""
+        try:
+            return Prepared.of(self._batch, self._stepper, self.target.max_length)
+        except Exception:
+            if not row_work.end_unprepared(self._batch, self.target.max_length, faults):
+                raise
+        self._sweep()
+        return Prepared.of(self._batch, self._stepper, self.target.max_length) if len(self._batch) else None
+
+    def _advance(self, faults: RowFaults) -> None:
         """Run one step of all rows and extend each sequence."""
         started = time.perf_counter()
-        batch = self._batch
+        prepared = self._prepared(faults)
+        if prepared is None:
+            return
+        batch, (view, limits, chains) = self._batch, prepared
         sequences = batch.sequences
-        view = batch.view(self._stepper.cache.room)
-        limits = [sequence.draft_limit(self.target.max_length) for sequence in sequences]
-        chains = copies([sequence.prediction for sequence in sequences], limits, self._stepper.copied_nodes(view))
         drafted = self.ahead.take(sequences, chains)
         allowed = [0 if chain else limit for limit, chain in zip(limits, chains, strict=True)]
         plan = drafted.plan if drafted else self._plan(view, allowed)
@@ -376,22 +382,12 @@ class Engine:
             append=batch.append,
             drafted=drafted,
             follow=self.ahead.follow(batch, view.room, self.target.max_length, self.drafter.needs, self.policy),
+            without=lambda rows: batch.view(view.room, idle=rows),
         )
-        kept = []
-        for index, (sequence, result) in enumerate(zip(sequences, done.rows, strict=True)):
-            if sequence.params.record_steps:
-                sequence.steps.append(done.recorded(index))
-            if not result.healthy:
-                sequence.fail_without_token()
-                self._stepper.cache.zero([view.rows[index]])  # NaN would leak into the row's next request
-                kept.append(0)
-                continue
-            kept.append(sequence.extend(result.emitted, result.accepted, result.drafted * result.copied))
-            if done.logprobs is not None:
-                sequence.add_logprobs(done.logprobs[index], result.emitted[: kept[-1]])
+        kept = row_work.extend(sequences, done, faults)
+        if sick := [row for row, result in zip(view.rows, done.rows, strict=True) if not result.healthy]:
+            self._stepper.cache.zero(sick)  # NaN would leak into the rows' next requests
         self.ahead.keep(sequences, done)
         host_seconds = time.perf_counter() - started - done.draft_seconds - done.verify_seconds
         self.policy.observe(view, plan, replace(done, host_seconds=host_seconds))
-        seconds = time.perf_counter() - started
-        for sequence, result, count in zip(sequences, done.rows, kept, strict=True):
-            sequence.counters.add(result, count, done.draft_seconds, done.verify_seconds, seconds)
+        row_work.count(sequences, done, kept, time.perf_counter() - started, faults)

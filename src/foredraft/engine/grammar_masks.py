@@ -41,13 +41,18 @@ class HostTree(NamedTuple):
         return cls(tokens, parents)
 
 
-def masked(logits: Float[Tensor, "B N V"], tree: HostTree, matchers: Matchers) -> Float[Tensor, "B N V"]:
-    """The logits with -inf at illegal tokens."""
+def masked(
+    logits: Float[Tensor, "B N V"], tree: HostTree, matchers: Matchers, errors: dict[int, Exception]
+) -> Float[Tensor, "B N V"]:
+    """The logits with -inf at illegal tokens. A row whose matcher fails is not masked; its error goes to ``errors``."""
     count, vocab = logits.shape[1:]
     masks = torch.full((len(matchers), count, mask_words(vocab)), -1, dtype=torch.int32)
     for row, (matcher, tokens, parents) in enumerate(zip(matchers, tree.tokens, tree.parents, strict=True)):
         if matcher is not None:
-            masks[row] = matcher.masks(tokens, parents)
+            try:
+                masks[row] = matcher.masks(tokens, parents)
+            except Exception as error:
+                errors[row] = error
     octets = masks.view(torch.uint8).to(logits.device)  # eight tokens each, as all our hosts are little-endian
     bits = torch.arange(8, dtype=torch.uint8, device=logits.device)
     legal = (octets[..., None] >> bits & 1).flatten(2)[..., :vocab].bool()

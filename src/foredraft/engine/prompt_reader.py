@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence as Seq
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -14,10 +13,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from foredraft.core.drafter import Drafter
-from foredraft.core.errors import ForedraftError
 from foredraft.core.transfer import to_device
 from foredraft.engine.prefix_cache import Features, PrefixCache, common_prefix
-from foredraft.engine.request import Sequence
+from foredraft.engine.request import Sequence, fail_all
 from foredraft.model.base import TargetModel
 from foredraft.model.cache import SlotCache
 from foredraft.model.prefill import CHUNK, group_by_length, prefill
@@ -72,6 +70,11 @@ def _key(sequence: Sequence) -> tuple[str, tuple[int, ...]]:
 def _joined(parts: Seq[Features]) -> dict[int, Tensor]:
     """Consecutive parts of what a drafter reads of a prompt."""
     return {key: torch.cat([part[key] for part in parts], 1) for key in parts[0]}
+
+
+def prefill_failure(error: Exception) -> str:
+    """Why a request ends whose prompt could not be read."""
+    return f"Prefill of this request failed: {error}"
 
 
 class Ready(NamedTuple):
@@ -131,10 +134,11 @@ class PromptReader:
             begin: called with each row just before the drafter reads or admits it.
         """
         started = time.perf_counter()
+        error = None
         for reading in self._readings:
-            self._reuse(reading, begin)
+            error = self._attempt([reading], partial(self._reuse, reading, begin)) or error
         shares = self._shares(busy)
-        error = self._forward({reading: count for reading, count in shares.items() if count})
+        error = self._forward({reading: count for reading, count in shares.items() if count}) or error
         for reading in shares if drafts else ():
             if self._reads_ahead(reading):
                 error = self._attempt([reading], partial(self._read_ahead, reading, begin)) or error
@@ -294,8 +298,6 @@ class PromptReader:
             work()
         except Exception as error:
             self.target.reset_hooks()
-            for sequence in (sequence for reading in readings for sequence in reading.open.values()):
-                with suppress(Exception):  # of its detokenizer
-                    sequence.fail(ForedraftError(f"Prefill of this request failed: {error}"))
+            fail_all((each for reading in readings for each in reading.open.values()), prefill_failure(error))
             return error
         return None

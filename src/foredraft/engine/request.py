@@ -3,7 +3,6 @@
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence as Tokens
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -253,9 +252,13 @@ class Sequence:
         return kept
 
     def finish(self, reason: FinishReason) -> None:
-        """End the request and emit the text held back."""
+        """End the request and emit the text held back. If that cannot be decoded, the request ends with an error."""
         self.finish_reason = reason
-        rest = self._detokenizer.finish()
+        try:
+            rest = self._detokenizer.finish()
+        except Exception as error:
+            self.error = self.error or failure(error)
+            return
         if rest.text:
             self._emit(Piece(rest.text, [], False))
 
@@ -293,9 +296,15 @@ class Sequence:
         self.pieces.append(piece)
 
 
+def failure(error: Exception) -> ForedraftError:
+    """The error of a request that another error ended."""
+    made = ForedraftError(f"This request failed: {error}")
+    made.__cause__ = error
+    return made
+
+
 def fail_all(sequences: Iterable[Sequence], reason: str) -> None:
     """End those that have not ended yet with an error."""
     for sequence in sequences:
         if not sequence.finished:
-            with suppress(Exception):  # its detokenizer may have been interrupted
-                sequence.fail(ForedraftError(reason))
+            sequence.fail(ForedraftError(reason))

@@ -1,6 +1,6 @@
 """The rows in flight, as tensors. Rows are added and removed between steps."""
 
-from collections.abc import Sequence as Seq
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -9,9 +9,13 @@ from torch import Tensor
 
 from foredraft.core.drafter import Room, View
 from foredraft.core.rng import Noise
+from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.sampling.warp import Warp
 from foredraft.engine.request import Sequence
 from foredraft.model.cache import bucket, persistent_zeros
+
+_IDLE = {True: SamplingParams(), False: SamplingParams(temperature=1.0)}
+"""Parameters without rules, by whether the row is greedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +63,10 @@ class Batch:
         """The sequence of each row."""
         return self._rows.sequences
 
-    def admit(self, rows: Seq[int], sequences: Seq[Sequence]) -> None:
-        """Add rows; their history is everything that they have committed so far."""
-        old, begin, end = self._rows, len(self), len(self) + len(rows)
+    def admit(self, added: Mapping[int, Sequence]) -> None:
+        """Add sequences by row; their history is everything that they have committed so far."""
+        old, begin, end = self._rows, len(self), len(self) + len(added)
+        sequences = tuple(added.values())
         committed = [torch.tensor([*sequence.prompt, *sequence.tokens], dtype=torch.long) for sequence in sequences]
         self._reserve(end, max(len(each.prompt) + each.rules.max_new_tokens for each in sequences))
         columns = [[sequence.length, sequence.stream] for sequence in sequences]
@@ -69,7 +74,7 @@ class Batch:
         packed = torch.cat([torch.tensor(columns, dtype=torch.long), history], dim=1).to(self._device)
         self._lengths[begin:end], self._seeds[begin:end] = packed[:, 0], packed[:, 1]
         self._history[begin:end, : history.shape[1]] = packed[:, 2:]
-        self._rows = _Rows((*old.numbers, *rows), (*old.sequences, *sequences))
+        self._rows = _Rows((*old.numbers, *added), (*old.sequences, *sequences))
 
     def retire(self) -> None:
         """Remove the rows whose sequences have ended; the last rows take their places."""
@@ -91,21 +96,18 @@ class Batch:
         """Lengths, known on the host."""
         return tuple(sequence.length for sequence in self.sequences)
 
-    def view(self, room: Room, unknown: int = 0) -> View:
+    def view(self, room: Room, unknown: int = 0, idle: Collection[int] = ()) -> View:
         """The batch as the step and the drafter see it, until the next change of the batch.
 
         Args:
             unknown: the most tokens of a row that were appended and that the host does not know yet; 0 if it knows all.
+            idle: indices of rows without their rules, but for whether they are greedy.
         """
         now, warp = self._rows, self._rows.warp
-        if warp is None:
-            warp = Warp.of(
-                [sequence.params for sequence in now.sequences],
-                vocab_size=self._vocab_size,
-                eos_token_ids=[tuple(sorted(sequence.rules.eos_token_ids)) for sequence in now.sequences],
-                prompt_lengths=[len(sequence.prompt) for sequence in now.sequences],
-                device=self._device,
-            )
+        if idle:
+            warp = self._warp(idle)
+        elif warp is None:
+            warp = self._warp()
             seeded = any(not each.params.greedy and each.params.seed is not None for each in now.sequences)
             self._rows = now = replace(now, warp=warp, seeded=seeded)
         count, extents = len(self), tuple(extent + unknown for extent in self.extents)
@@ -121,6 +123,26 @@ class Batch:
             room=room,
             slack=max(unknown - 1, 0),  # a step appends one token at least
         )
+
+    def _warp(self, idle: Collection[int] = ()) -> Warp:
+        rows = list(enumerate(self.sequences))
+        return Warp.of(
+            [_IDLE[each.params.greedy] if index in idle else each.params for index, each in rows],
+            vocab_size=self._vocab_size,
+            eos_token_ids=[() if index in idle else tuple(sorted(each.rules.eos_token_ids)) for index, each in rows],
+            prompt_lengths=[len(each.prompt) for _, each in rows],
+            device=self._device,
+        )
+
+    def faulty(self) -> dict[int, Exception]:
+        """The rows, by index, whose rules alone cannot be made into a warp, and why."""
+        found: dict[int, Exception] = {}
+        for row in range(len(self)):
+            try:
+                self._warp([other for other in range(len(self)) if other != row])
+            except Exception as error:
+                found[row] = error
+        return found
 
     def append(self, emitted: Int[Tensor, "B D"], counts: Int[Tensor, "B"]) -> None:
         """Append the new tokens of a step, ``counts[b]`` of them in row b; later columns are undefined."""

@@ -1,8 +1,8 @@
 """One decoding step: propose, forward, warp, verify, commit. Only this module knows the order."""
 
 import time
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -15,6 +15,7 @@ from foredraft.core.transfer import HostCopy, to_device
 from foredraft.core.tree import PAD, TokenTree
 from foredraft.engine.draft_check import Proposed, checked
 from foredraft.engine.grammar_masks import HostTree, Matchers, masked
+from foredraft.engine.isolation import Isolation, Without
 from foredraft.engine.prediction import Chains, with_copies
 from foredraft.engine.recording import RecordedStep
 from foredraft.engine.tail import RowStep as RowStep, Tail, TailOut, read_back
@@ -41,7 +42,8 @@ class StepDone:
     that the token was drawn from; None if not requested or if all rows are greedy. ``levels``: levels drafted; may
     exceed the depth kept after pruning. ``host_seconds`` is the engine's time around the step, filled in by the engine.
     ``tree`` with its ``scores`` (see ``Draft``) and ``path`` (see ``Verdict``) are on the device, and valid until the
-    next draft. ``following``: the draft of the next step with its plan, if it was made in this one.
+    next draft. ``following``: the draft of the next step with its plan, if it was made in this one. ``errors``: of the
+    rows that failed, by index; their results mean nothing.
     """
 
     rows: list[RowStep]
@@ -56,6 +58,7 @@ class StepDone:
     scores: Float[Tensor, "B N"] | None = None
     path: Int[Tensor, "B D"] | None = None
     following: "Drafted | None" = None
+    errors: Mapping[int, Exception] = field(default_factory=dict)
 
     def recorded(self, index: int) -> RecordedStep:
         """The record of this step for one row; reads its tree back from the device."""
@@ -124,6 +127,7 @@ class Stepper:
         append: Append | None = None,
         drafted: Drafted | None = None,
         follow: Follow | None = None,
+        without: Without | None = None,
     ) -> StepDone:
         """Run one step for every row of ``view``, with a single read-back from the device at its end.
 
@@ -135,27 +139,29 @@ class Stepper:
             drafted: the draft, if the last step has made it.
             follow: called with the most new tokens of a row. If it returns a view and a plan, the next draft is
                 launched before this step is read back: so the device drafts while the host ends the step.
+            without: makes the view without the rules of some rows, which contains their errors; see ``Isolation``.
         """
         begun = _Mark(self.target.device)
         self.cache.reserve(max(view.rows) + 1, max(view.extents))
         self.cache.arrange(view.rows)
-        made = drafted or self._propose(view, plan)
+        rows = Isolation(view, without)
+        made = drafted or rows.run(lambda seen: self._propose(seen, plan))
         draft, rule = self._with_chains(made.draft, chains)
         levels = draft.tree.depth
         if self.replay.records:
             draft = _shaped(draft)
-        out, end = self._verify(view, made._replace(draft=draft), rule, laws, matchers, set(free_rows))
+        out, end = self._verify(rows, made._replace(draft=draft), rule, laws, matchers, set(free_rows))
         table = HostCopy(end.table)
-        self._commit(view, draft, out, end, append)
+        self._commit(rows.view, draft, out, end, append)
         logs = end.verdict.on_path(out.logits).float().log_softmax(-1) if logprobs else None
         following = follow and follow(end.emitted.shape[1])
         after = following and self._propose(*following)
-        rows = read_back(draft, made.proposal, table, end.emitted.shape[1])
+        results = read_back(draft, made.proposal, table, end.emitted.shape[1])
         if any(chains):
-            rows = [row.of_copy() if chain else row for row, chain in zip(rows, chains, strict=True)]
+            results = [row.of_copy() if chain else row for row, chain in zip(results, chains, strict=True)]
         seconds, drafting = begun.host_seconds(), made.begun.until(made.ended)
         return StepDone(
-            rows=rows,
+            rows=results,
             emitted=end.emitted,
             logprobs=logs,
             draft_seconds=min(drafting, seconds),
@@ -166,11 +172,12 @@ class Stepper:
             scores=draft.scores,
             path=end.verdict.path,
             following=after,
+            errors=rows.errors,
         )
 
     def _verify(
         self,
-        view: View,
+        rows: Isolation,
         made: Drafted,
         rule: str | None,
         laws: bool,
@@ -178,7 +185,8 @@ class Stepper:
         free_rows: set[int],
     ) -> tuple[StepOut, TailOut]:
         """The target's forward and the step's tail."""
-        tree, bases = made.draft.tree, view.lengths - 1
+        tree, view = made.draft.tree, rows.view
+        bases = view.lengths - 1
         reach = max(view.extents) - 1 + tree.tokens.shape[1]
         self.cache.reserve(max(view.rows) + 1, reach)
         read = None if matchers is None else HostTree.of(tree)
@@ -186,9 +194,15 @@ class Stepper:
         extent = self.target.extent(reach, tree.tokens.shape[1], self.cache.slots)
         with self.target.running():
             out = replay("forward", sizes, self._forward, tree, bases, extent, why_eager=self.target.why_eager)
-        logits = out.logits if matchers is None or read is None else masked(out.logits, read, matchers)
-        tail = Tail.of(view, made.draft, logits, rule, made.proposal, keep_law=laws, recorded=replay.records)
-        return out, replay("tail", sizes, Tail.run, tail)
+        logits = out.logits
+        if matchers is not None and read is not None:
+            logits = masked(logits, read, matchers, rows.errors)
+
+        def judge(seen: View) -> TailOut:
+            tail = Tail.of(seen, made.draft, logits, rule, made.proposal, keep_law=laws, recorded=replay.records)
+            return replay("tail", sizes, Tail.run, tail) if seen is view else tail.run()
+
+        return out, rows.run(judge)
 
     def _forward(self, tree: TokenTree, bases: Int[Tensor, "B"], extent: int) -> StepOut:
         """The target's forward; the rows are in the first lines of the cache."""
@@ -221,9 +235,12 @@ class Stepper:
         begun, proposal = _Mark(self.target.device), None
         if plan.length:
             name = self.drafter.__class__.__name__
-            draft, proposal = checked(
-                self.drafter.propose(view, plan), view, self.vocab_size or self.target.vocab_size, name
-            )
+            try:
+                proposed = self.drafter.propose(view, plan)
+            except Exception:
+                self.target.reset_hooks()  # it may be repeated
+                raise
+            draft, proposal = checked(proposed, view, self.vocab_size or self.target.vocab_size, name)
             if not all(plan.lengths):
                 drafting = to_device(plan.lengths, view.lengths.device) > 0
                 draft = replace(draft, tree=draft.tree.only(drafting))

@@ -63,7 +63,7 @@ class Stream(_OneOutput, Iterator[Piece]):
         sequence, engine = self._sequence, self._source.engine
         while not sequence.pieces and not sequence.finished:
             try:
-                engine.step()
+                engine.contained_step([sequence])
             except BaseException:
                 self.close()
                 raise
