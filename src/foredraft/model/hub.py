@@ -1,8 +1,10 @@
 """Folders of configs and weights, local or from the hub."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from huggingface_hub import snapshot_download
+from huggingface_hub import hf_hub_download, snapshot_download
 from transformers import __version__
 
 from foredraft.core.errors import ModelError, first_line
@@ -37,3 +39,28 @@ def fetch(name: str) -> Path:
         )
         raise ModelError(message) from error
     return Path(found)
+
+
+def fetch_file(name: str, options: Mapping[str, Any] | None = None) -> Path:
+    """A local file, or "owner/name/file" of a hub repository, downloaded if need be.
+
+    Args:
+        options: of transformers' ``from_pretrained``, about the hub.
+
+    Raises:
+        ModelError: there is no such file, and the hub does not have it or is not reachable.
+    """
+    path = Path(name).expanduser()
+    owner, _, rest = name.partition("/")
+    repository, _, file = rest.partition("/")
+    if path.is_file():
+        return path
+    if path.is_absolute() or not file or owner.startswith((".", "~")):
+        raise ModelError(f"There is no file {name!r}.")
+    given = {key: value for key, value in (options or {}).items() if key != "trust_remote_code"}
+    try:
+        return Path(hf_hub_download(f"{owner}/{repository}", file, **given))
+    except Exception as error:  # hub, network and disk errors of many types
+        raise ModelError(
+            f"There is no file {name!r}, and downloading it from the hub failed: {first_line(error).rstrip('.:')}."
+        ) from error

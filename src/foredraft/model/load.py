@@ -22,6 +22,11 @@ from transformers import (
 from transformers.utils import logging as hf_logging
 
 from foredraft.core.errors import ModelError, OptionError, first_line, kind_of
+from foredraft.model.gguf.config import config_of
+from foredraft.model.gguf.file import GgufFile
+from foredraft.model.gguf.load import is_gguf, load_float, own_dtype
+from foredraft.model.gguf.tokenizer import UnknownTokenizer, tokenizer_of
+from foredraft.model.hub import fetch_file
 from foredraft.model.memory import available_bytes, format_bytes
 from foredraft.model.support import check_decoder, check_generates, is_quantised
 from foredraft.model.tokenizer import Tokenizer
@@ -40,6 +45,9 @@ _log = logging.getLogger(__name__)
 _PLACEMENT = {"device_map", "tp_plan", "tp_size", "device_mesh", "distributed_config"}
 """Options of ``from_pretrained`` that say where weights go; transformers refuses a device map beside a tensor-parallel
 plan."""
+
+_HUB = ("revision", "trust_remote_code", "token", "cache_dir", "local_files_only")
+"""Options of ``from_pretrained`` about access to the hub."""
 
 _WEIGHTS = ("*.safetensors", "*.bin", "*.safetensors.index.json", "*.bin.index.json")
 
@@ -70,7 +78,7 @@ def load_model(
     """Load a causal LM and its tokenizer.
 
     Args:
-        name: a folder, a hub name, or one of ``BUNDLED``.
+        name: a folder, a hub name, a GGUF file (also "owner/name/file.gguf" on the hub), or one of ``BUNDLED``.
         dtype: such as "bfloat16" or ``torch.bfloat16``; by default float32 on a CPU, else the weights' dtype.
         device: such as "cpu" or "cuda:0"; by default a GPU if available.
         options: passed to ``from_pretrained`` (quantization_config, revision, device_map, ...).
@@ -84,12 +92,15 @@ def load_model(
     given.setdefault("dtype", _dtype(dtype, device))
     if device != "cpu" and not _PLACEMENT & given.keys():
         given["device_map"] = as_device(device)
-    _check_folder(path)
+    if not is_gguf(path):
+        _check_folder(path)
     _log.debug("Loading %s from %s for %s.", name, path, device)
+    hub = {key: given[key] for key in _HUB if key in given}
     with quiet():
+        if is_gguf(path):
+            return _load_gguf(name, path, given, device)
         try:
-            hub = {key: given[key] for key in ("revision", "trust_remote_code", "token", "cache_dir") if key in given}
-            config = AutoConfig.from_pretrained(path, **hub)
+            config = load_config(path, hub)
             check_decoder(config, name)
             _check_fits(name, config, given, device)
             loaded: Any = AutoModelForCausalLM.from_pretrained(path, output_loading_info=True, **given)
@@ -106,6 +117,22 @@ def load_model(
     if tokenizer is None:
         _log.info("No tokenizer could be loaded for %s: prompts must be token ids.", name)
     return Loaded(model, tokenizer, eos_token_ids(model, tokenizer))
+
+
+def load_config(name: str, hub: Mapping[str, Any] | None = None) -> PreTrainedConfig:
+    """The config of a folder, a hub name or a GGUF file.
+
+    Args:
+        hub: options of ``from_pretrained`` about access and caching.
+
+    Raises:
+        ModelError: it cannot be read from a GGUF file. Otherwise, transformers' own errors.
+    """
+    path = resolve(name)
+    if is_gguf(path):
+        return config_of(GgufFile(fetch_file(path, hub or {})))
+    config: PreTrainedConfig = AutoConfig.from_pretrained(path, **(hub or {}))
+    return config
 
 
 def as_loaded(model: Any, tokenizer: Any = None) -> Loaded:
@@ -138,7 +165,7 @@ def unwrapped(model: Any) -> PreTrainedModel:
 
 
 def as_tokenizer(tokenizer: Any) -> Tokenizer | None:
-    """A tokenizer from a folder, a hub name or a loaded transformers tokenizer.
+    """A tokenizer from a folder, a hub name, a GGUF file or a loaded transformers tokenizer.
 
     Raises:
         ModelError: it cannot be loaded, or is none of these.
@@ -147,8 +174,10 @@ def as_tokenizer(tokenizer: Any) -> Tokenizer | None:
         return tokenizer
     if isinstance(tokenizer, (str, PathLike)):
         with quiet():
+            if is_gguf(path := resolve(str(tokenizer))):
+                return Tokenizer(tokenizer_of(GgufFile(fetch_file(path))))
             try:
-                return Tokenizer(AutoTokenizer.from_pretrained(resolve(str(tokenizer))))
+                return Tokenizer(AutoTokenizer.from_pretrained(path))
             except Exception as error:  # transformers raises many types
                 raise ModelError(f"Cannot load a tokenizer from {str(tokenizer)!r}: {first_line(error)}") from error
     if isinstance(tokenizer, PreTrainedTokenizerBase):
@@ -165,6 +194,23 @@ def eos_token_ids(model: PreTrainedModel, tokenizer: Tokenizer | None) -> tuple[
     return ()
 
 
+def _load_gguf(name: str, path: str, given: Mapping[str, Any], device: str) -> Loaded:
+    """A model of the dequantised weights in a GGUF file."""
+    file = GgufFile(fetch_file(path, {key: given[key] for key in _HUB if key in given}))
+    config = config_of(file)
+    others = {key: value for key, value in given.items() if key not in _HUB}
+    if others["dtype"] == "auto":
+        others["dtype"] = own_dtype(file)
+    _check_fits(name, config, others, device)
+    model = load_float(file, config, others)
+    try:
+        tokenizer = Tokenizer(tokenizer_of(file))
+    except UnknownTokenizer as error:
+        _log.warning("%s Prompts must be token ids, or pass the original tokenizer.", error)
+        tokenizer = None
+    return Loaded(model, tokenizer, eos_token_ids(model, tokenizer))
+
+
 def _check_folder(path: str) -> None:
     """Raise a short ``ModelError`` if a local folder is incomplete; transformers' own message has ten lines."""
     folder = Path(path)
@@ -173,7 +219,7 @@ def _check_folder(path: str) -> None:
             raise ModelError(f"There is no model folder {path!r}.")
         return
     if not folder.is_dir():
-        raise ModelError(f"{path!r} is a file; a model is a folder with config.json and weights.")
+        raise ModelError(f"{path!r} is a file; a model is a folder with config.json and weights, or a GGUF file.")
     if not (folder / "config.json").is_file():
         raise ModelError(f"The folder {path!r} has no config.json, so it is not a transformers model.")
     if not any(next(folder.glob(pattern), None) for pattern in _WEIGHTS):

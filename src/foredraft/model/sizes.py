@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from foredraft.core.errors import ModelError, first_line
-from foredraft.model.load import as_dtype, quiet, resolve
+from foredraft.model.load import as_dtype, load_config, quiet
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +45,11 @@ def model_sizes(name: str, dtype: str = "auto") -> ModelSizes:
     chosen = None if dtype == "auto" else as_dtype(dtype)
     with quiet():
         try:
-            config = AutoConfig.from_pretrained(resolve(name))
+            config = load_config(name)
             with torch.device("meta"):
                 model: Any = AutoModelForCausalLM.from_config(copy.deepcopy(config))
+        except ModelError:
+            raise
         except Exception as error:  # transformers raises many types
             raise ModelError(f"Cannot read the config of a causal LM from {name!r}: {first_line(error)}") from error
     text = config.get_text_config()
