@@ -269,6 +269,20 @@ def test_a_grammar_needs_a_tokenizer_and_the_package(monkeypatch: pytest.MonkeyP
         GrammarCompiler(toy(LETTERS), PADDED)(Grammar.json())
 
 
+def test_grammars_in_use_and_the_last_ones_are_kept():
+    own = GrammarCompiler(toy(LETTERS), PADDED, cache_bytes=0)
+    grammars = [Grammar.regex(f"[ab]{{{size}}}") for size in range(1, 5)]
+    first, again = own(grammars[0]), own(grammars[0])
+    assert first is again, "it is in use"
+    del first, again
+    assert own.known(grammars[0]) is None
+    sizes = [len(grammar.text) + (own(grammar) or pytest.fail()).bytes for grammar in grammars]
+    own = GrammarCompiler(toy(LETTERS), PADDED, cache_bytes=max(sizes) * 2)
+    for grammar in (*grammars[:2], grammars[0], grammars[2]):  # the first one is used again
+        own(grammar)
+    assert [own.known(grammar) is not None for grammar in grammars] == [True, False, True, False]
+
+
 def test_a_vocabulary_wider_than_the_logits():
     """The tokenizer has tokens without logits."""
     m = matcher_of(Grammar.json(), [0], GrammarCompiler(Tokenizer(dialect("bytes").inner), 300))

@@ -14,6 +14,7 @@ from foredraft.core.sampling.params import SamplingParams
 from foredraft.model.tokenizer import Tokenizer
 from foredraft.serve.convert import Converter
 from foredraft.serve.schema import ChatRequest, CompletionRequest
+from foredraft.serve.service import converter_for
 
 OFFERED = {
     "temperature": 0.5,
@@ -35,7 +36,7 @@ OFFERED = {
 
 
 def converter() -> Converter:
-    return Converter(servers.generator(eos=(9,)), 77)
+    return converter_for(servers.generator(eos=(9,)), 77)
 
 
 def test_every_sampling_option_has_a_field():

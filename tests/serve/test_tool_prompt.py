@@ -8,8 +8,8 @@ import pytest
 import servers
 
 from foredraft.serve.answers import CalledFunction
-from foredraft.serve.convert import Converter
 from foredraft.serve.schema import ChatRequest
+from foredraft.serve.service import converter_for
 from foredraft.serve.tool_prompt import TOOL_PROMPT, described
 from foredraft.serve.tools import parse
 
@@ -117,7 +117,7 @@ def test_the_prompt_can_be_turned_off(strict: servers.Running):
 @pytest.mark.usefixtures("plain")
 def test_a_call_is_forced_and_read_as_with_a_template_of_tools():
     body = ChatRequest.model_validate({"messages": TURNS[:1], "tools": [ADD], "tool_choice": "required"})
-    converter = Converter(servers.generator(), 8)
+    converter = converter_for(servers.generator(), 8)
     described = converter.chat(body)
     servers.tokenizer().inner.chat_template = servers.TEMPLATE
     assert described.params.grammar == converter.chat(body).params.grammar is not None

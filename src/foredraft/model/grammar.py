@@ -6,10 +6,13 @@ is set where the output is complete. So a request without end-of-sequence ids ca
 
 import importlib
 import json
+import os
 import re
 import threading
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from jaxtyping import Int
@@ -23,6 +26,7 @@ from foredraft.model.tokenizer import Tokenizer
 
 _CACHE_BYTES = 256 * 2**20
 """Compiled grammars that are kept."""
+_THREADS = min(8, os.cpu_count() or 1)
 
 
 class CompiledGrammar:
@@ -31,6 +35,11 @@ class CompiledGrammar:
     def __init__(self, inner: Any, vocab_size: int) -> None:
         self._inner = inner
         self._vocab_size = vocab_size
+
+    @property
+    def bytes(self) -> int:
+        """The memory that it takes, about."""
+        return int(self._inner.memory_size_bytes)
 
     def matcher(self, eos: Sequence[int]) -> "Matcher":
         """Start an output that these end-of-sequence ids end."""
@@ -108,50 +117,94 @@ def _bit(words: Any, index: int) -> bool:
 
 
 class GrammarCompiler:
-    """Compiles grammars for a target's tokens, each once.
+    """Compiles grammars for a target's tokens. Thread-safe.
+
+    Grammars in use are not compiled again, nor are the last ones, as far as they fit into ``cache_bytes``.
 
     Args:
         tokenizer: None if the model came without one: grammars are then refused.
         vocab_size: the width of the target's logits. Special tokens and ids without a token are never legal.
+        threads: that compile one grammar; each has a stack.
     """
 
-    def __init__(self, tokenizer: Tokenizer | None, vocab_size: int) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        vocab_size: int,
+        *,
+        cache_bytes: int = _CACHE_BYTES,
+        threads: int = _THREADS,
+    ) -> None:
+        self._threads = threads
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._compiler: Any = None
         self._lock = threading.Lock()
+        self._in_use: WeakValueDictionary[Grammar, CompiledGrammar] = WeakValueDictionary()
+        self._cached: OrderedDict[Grammar, CompiledGrammar] = OrderedDict()  # the last used at the end
+        self._free = cache_bytes
 
     def __call__(self, grammar: Grammar | None) -> CompiledGrammar | None:
-        """The compiled grammar; None for None. Thread-safe.
+        """The compiled grammar; None for None.
 
         Raises:
             OptionError: the grammar is not valid, or xgrammar or a tokenizer is missing.
+            MemoryError: there is not enough memory.
         """
         if grammar is None:
             return None
-        compiler = self._for_tokenizer()
-        try:
-            return CompiledGrammar(_compiled(compiler, grammar), self._vocab_size)
-        except RuntimeError as error:
-            raise OptionError(f"The {grammar.kind} grammar is not valid: {_reason(error)}") from None
+        found = self.known(grammar)
+        if found is None:
+            self.prepare()
+            try:
+                found = CompiledGrammar(_compiled(self._compiler, grammar), self._vocab_size)
+            except RuntimeError as error:
+                if "bad_alloc" in str(error):
+                    raise MemoryError("There is not enough memory to compile the grammar.") from None
+                raise OptionError(f"The {grammar.kind} grammar is not valid: {_reason(error)}") from None
+            self._keep(grammar, found)
+        return found
 
-    def _for_tokenizer(self) -> Any:
-        """xgrammar's compiler, which keeps what it has compiled."""
+    def known(self, grammar: Grammar) -> CompiledGrammar | None:
+        """The grammar if it has been compiled already."""
         with self._lock:
-            if self._compiler is None:
-                if self._tokenizer is None:
-                    raise OptionError(
-                        "A grammar needs the model's tokenizer, and this model came without one: pass tokenizer=... "
-                        "to load."
-                    )
-                xgrammar = _xgrammar()
-                size = self._vocab_size
-                pieces = [*ByteVocab(self._tokenizer, size).pieces[:size], b""]
-                info = xgrammar.TokenizerInfo(
-                    pieces, xgrammar.VocabType.RAW, vocab_size=size + 1, stop_token_ids=[size]
+            if grammar in self._cached:
+                self._cached.move_to_end(grammar)
+            return self._in_use.get(grammar)
+
+    def prepare(self) -> None:
+        """Make what all grammars share, for which the first one would wait.
+
+        Raises:
+            OptionError: xgrammar or a tokenizer is missing.
+        """
+        with self._lock:
+            if self._compiler is not None:
+                return
+            if self._tokenizer is None:
+                raise OptionError(
+                    "A grammar needs the model's tokenizer, and this model came without one: pass tokenizer=... "
+                    "to load."
                 )
-                self._compiler = xgrammar.GrammarCompiler(info, cache_limit_bytes=_CACHE_BYTES)
-            return self._compiler
+            xgrammar = _xgrammar()
+            size = self._vocab_size
+            pieces = [*ByteVocab(self._tokenizer, size).pieces[:size], b""]
+            info = xgrammar.TokenizerInfo(pieces, xgrammar.VocabType.RAW, vocab_size=size + 1, stop_token_ids=[size])
+            self._compiler = xgrammar.GrammarCompiler(info, max_threads=self._threads, cache_enabled=False)
+
+    def _keep(self, grammar: Grammar, compiled: CompiledGrammar) -> None:
+        with self._lock:
+            if grammar in self._in_use:  # another thread was faster
+                return
+            self._in_use[grammar] = self._cached[grammar] = compiled
+            self._free -= _held(grammar, compiled)
+            while self._free < 0:
+                self._free += _held(*self._cached.popitem(last=False))
+
+
+def _held(grammar: Grammar, compiled: CompiledGrammar) -> int:
+    """Bytes of a grammar in the cache."""
+    return len(grammar.text) + compiled.bytes
 
 
 def _compiled(compiler: Any, grammar: Grammar) -> Any:

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 from foredraft.core.rng import derived_seed
 from foredraft.engine.generator import Generator
 from foredraft.engine.request import Sequence
-from foredraft.serve.convert import Converter
 from foredraft.serve.errors import ApiError, api_error, validated
 from foredraft.serve.render import ChatRenderer, CompletionRenderer, Renderer
 from foredraft.serve.schema import ChatRequest, CompletionRequest
+from foredraft.serve.service import converter_for, queued
 
 _KINDS: dict[str, type[ChatRequest] | type[CompletionRequest]] = {
     "/v1/chat/completions": ChatRequest,
@@ -70,7 +70,7 @@ class Answers:
 
     def __init__(self, generator: Generator, options: BatchOptions) -> None:
         self._generator = generator
-        self._converter = Converter(generator, options.default_max_tokens)
+        self._converter = converter_for(generator, options.default_max_tokens)
         self._options = options
 
     def of(self, requests: Iterable[Numbered]) -> Iterator[Answered]:
@@ -109,7 +109,7 @@ class Answers:
             job = renderer.job
             if isinstance(renderer, CompletionRenderer) and job.scored is not None:
                 renderer.scored([self._generator.score(prompt, job.scored) for prompt in job.prompts])
-            entry.sequences = tuple(job.start(self._generator))
+            entry.sequences = tuple(queued(job, self._generator))
         except Exception as error:
             entry.error = api_error(error)
         return entry

@@ -4,8 +4,8 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence as Seq
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
@@ -31,15 +31,16 @@ from foredraft.serve.answers import (
     Text,
     Tokens,
 )
+from foredraft.serve.conversions import Conversions
 from foredraft.serve.convert import Converter
-from foredraft.serve.errors import ApiError, api_error
+from foredraft.serve.errors import ApiError, api_error, gone, late, stopping
 from foredraft.serve.job import Job
 from foredraft.serve.limits import BodyLimit
 from foredraft.serve.options import ServeOptions
 from foredraft.serve.page import page, policy
 from foredraft.serve.render import ChatRenderer, CompletionRenderer, Renderer
 from foredraft.serve.schema import ChatRequest, CompletionRequest, DetokenizeRequest, Generation, TokenizeRequest
-from foredraft.serve.service import Outputs, Service
+from foredraft.serve.service import Outputs, Service, converter_for
 
 _log = logging.getLogger(__name__)
 _ERRORS: dict[int | str, dict[str, Any]] = {"4XX": {"model": ErrorAnswer}, "5XX": {"model": ErrorAnswer}}
@@ -58,23 +59,25 @@ class Api:
 
     def __init__(self, generator: Generator, names: Seq[str], options: ServeOptions) -> None:
         self.service = Service(generator, options)
-        self._converter = Converter(generator, options.default_max_tokens, tool_prompt=options.tool_prompt)
+        converter = converter_for(generator, options.default_max_tokens, tool_prompt=options.tool_prompt)
+        self.conversions = Conversions(converter, generator.engine.compile_grammar, options)
         self._names = tuple(names)
+        self._options = options
         self._created = int(time.time())
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="foredraft-convert")
+        self._stop = asyncio.Event()
 
     async def chat(self, body: ChatRequest, request: Request) -> Response:
         """Answer a conversation."""
-        job = await self._converted(body, self._converter.chat)
+        job = await self._job(request, body, Converter.chat)
         return await self._answer(request, body, self._renderer(ChatRenderer, request, body, job))
 
     async def completion(self, body: CompletionRequest, request: Request) -> Response:
         """Continue one or several texts."""
-        job = await self._converted(body, self._converter.completion)
+        job = await self._job(request, body, Converter.completion)
         renderer = self._renderer(CompletionRenderer, request, body, job)
         if job.scored is not None:
-            scores = await _unless_gone(request, self.service.scores(job))
-            await asyncio.get_running_loop().run_in_executor(self._pool, renderer.scored, scores)
+            scores = await self._patient(request, self.service.scores(job))
+            await self.conversions.in_thread(renderer.scored, scores)
         return await self._answer(request, body, renderer)
 
     async def models(self) -> Response:
@@ -86,18 +89,16 @@ class Api:
         self._check_name(name)
         return _json(self._card(name))
 
-    async def tokenize(self, body: TokenizeRequest) -> Response:
+    async def tokenize(self, body: TokenizeRequest, request: Request) -> Response:
         """Token ids of a text or of a chat."""
-        ids = await self._converted(body, self._converter.tokens)
-        more: dict[str, Any] = {}
-        if body.return_token_strs:
-            more["token_strs"] = [self._converter.tokenizer.decode([token], special=True) for token in ids]
+        ids, texts = await self._converted(request, body, Converter.tokens)
+        more = {} if texts is None else {"token_strs": texts}
         length = self.service.generator.engine.target.max_length
         return _json(Tokens(count=len(ids), max_model_len=length, tokens=ids, **more))
 
-    async def detokenize(self, body: DetokenizeRequest) -> Response:
+    async def detokenize(self, body: DetokenizeRequest, request: Request) -> Response:
         """The text of token ids."""
-        return _json(Text(prompt=await self._converted(body, self._converter.text)))
+        return _json(Text(prompt=await self._converted(request, body, Converter.text)))
 
     async def health(self) -> Response:
         """Empty; status 503 if the server is about to stop or makes no progress."""
@@ -153,19 +154,44 @@ class Api:
             wants_usage=body.wants_usage,
         )
 
-    async def _converted(self, body: Any, convert: Callable[[Any], T]) -> T:
-        """What a body asks for. Long prompts take a while to encode, so this runs in a thread."""
+    async def _job(self, request: Request, body: Generation, method: Callable[[Converter, Any], Job]) -> Job:
+        """The job of a body, with its grammar compiled."""
+        job = await self._converted(request, body, method)
+        if job.params.grammar is None:
+            return job
+        return replace(job, grammar=await self._patient(request, self.conversions.compiled(job.params.grammar)))
+
+    async def _converted(self, request: Request, body: Any, method: Callable[[Converter, Any], T]) -> T:
+        """What a body asks for; the request's time begins here."""
+        request.state.deadline = time.monotonic() + self._options.request_timeout
         if body.model is not None:
             self._check_name(body.model)
-        return await asyncio.get_running_loop().run_in_executor(self._pool, convert, body)
+        size = len(await request.body())
+        return await self._patient(request, self.conversions.convert(method, body, size))
+
+    async def _patient(self, request: Request, work: Awaitable[T]) -> T:
+        """Await what a request needs before it runs.
+
+        Raises:
+            ApiError: the client went away, it took too long, or the server is about to stop.
+        """
+        left = request.state.deadline - time.monotonic()
+        return await _before(
+            work, (_disconnected(request), gone()), (asyncio.sleep(left), late()), (self._stop.wait(), stopping())
+        )
+
+    def stop(self) -> None:
+        """End the requests that have not begun to run; called when the server begins to drain."""
+        self._stop.set()
 
     async def _answer(self, request: Request, body: Generation, renderer: Renderer) -> Response:
         """Run the job of a renderer. It is queued here also for a stream, so that a refusal has its own status."""
-        outputs = self.service.start(renderer.job, tenant=request.state.tenant)
+        left = request.state.deadline - time.monotonic()
+        outputs = self.service.start(renderer.job, tenant=request.state.tenant, timeout=left)
         if body.stream:
             return _Stream(outputs, self._lines(outputs, renderer))
         with outputs:
-            return _json(renderer.whole(await _unless_gone(request, outputs.results())))
+            return _json(renderer.whole(await _before(outputs.results(), (_disconnected(request), gone()))))
 
     async def _lines(self, outputs: Outputs, renderer: Renderer) -> AsyncIterator[str]:
         """The events of a stream; an error in the middle ends it."""
@@ -221,19 +247,20 @@ def _json(answer: Answer) -> Response:
     return Response(answer.json_text(), media_type="application/json")
 
 
-async def _unless_gone(request: Request, work: Awaitable[T]) -> T:
-    """Await ``work``; cancel it if the client goes away. Raises ``ApiError``: the client went away."""
-    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(request))
+async def _before(work: Awaitable[T], *ends: tuple[Awaitable[object], ApiError]) -> T:
+    """Await ``work``; if one of ``ends`` comes before its result, cancel it and raise the end's error."""
+    task = asyncio.ensure_future(work)
+    errors = {asyncio.ensure_future(end): error for end, error in ends}
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, *errors}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise ApiError(408, "The client went away.")
+            raise next(error for end, error in errors.items() if end.done())
         return task.result()
     finally:
-        for each in (task, gone):
+        for each in (task, *errors):
             each.cancel()
         with suppress(asyncio.CancelledError, Exception):
-            await asyncio.gather(task, gone, return_exceptions=True)
+            await asyncio.gather(task, *errors, return_exceptions=True)
 
 
 async def _disconnected(request: Request) -> None:
@@ -254,10 +281,11 @@ def make_app(generator: Generator, names: Seq[str], options: ServeOptions) -> Fa
         watch = asyncio.ensure_future(api.watch(options.stall_seconds / 8))
         yield
         watch.cancel()
+        api.conversions.close()
         generator.engine.close()
 
     app = FastAPI(title="foredraft", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
-    app.state.service = api.service
+    app.state.api, app.state.service = api, api.service
     for kind in (HTTPException, RequestValidationError, ApiError, ForedraftError, Exception):
         app.add_exception_handler(kind, api.on_error)
     if options.cors_origin:

@@ -3,13 +3,12 @@
 import json
 from collections.abc import Sequence as Seq
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from foredraft.core.errors import PromptError
 from foredraft.core.sampling.grammar import Grammar
 from foredraft.core.sampling.params import SamplingParams
-from foredraft.engine.generator import Generator
 from foredraft.model.tokenizer import Tokenizer
 from foredraft.serve.errors import ApiError
 from foredraft.serve.grammars import chat_grammar, grammar_of
@@ -37,21 +36,20 @@ _COMPLETION_TOKENS = 16
 """OpenAI's ``max_tokens`` of a completion that gives none."""
 
 
+@dataclass(frozen=True, slots=True)
 class Converter:
-    """Makes jobs of bodies, for one model.
+    """Makes jobs of bodies, for one model. A value, which also works in a process without the model.
 
-    Args:
-        default_max_tokens: of chats that give no ``max_tokens``.
-        tool_prompt: describe tools in the messages where the chat template has none; else they are refused.
+    ``given``: the tokenizer, if the model has one. ``eos``: the model's end-of-sequence ids. ``default_max_tokens``: of
+    chats that give no ``max_tokens``. ``tool_prompt``: describe tools in the messages where the chat template has none;
+    else they are refused.
     """
 
-    def __init__(self, generator: Generator, default_max_tokens: int, *, tool_prompt: bool = True) -> None:
-        self._given = generator.tokenizer
-        self._eos = generator.eos_token_ids
-        self._vocab_size = generator.engine.target.vocab_size
-        self._compile = generator.engine.compile_grammar
-        self._default_max_tokens = default_max_tokens
-        self._tool_prompt = tool_prompt
+    given: Tokenizer | None
+    eos: tuple[int, ...]
+    vocab_size: int
+    default_max_tokens: int
+    tool_prompt: bool = True
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -60,9 +58,9 @@ class Converter:
         Raises:
             PromptError: the model has none.
         """
-        if self._given is None:
+        if self.given is None:
             raise PromptError("The model has no tokenizer: send token ids.")
-        return self._given
+        return self.given
 
     @property
     def _tool_format(self) -> str:
@@ -73,7 +71,7 @@ class Converter:
         """
         if self.tokenizer.has_tools:
             return self.tokenizer.chat_template
-        if not self._tool_prompt:
+        if not self.tool_prompt:
             message = (
                 "The model's chat template has no tools, and --no-tool-prompt turns off the server's prompt for them."
             )
@@ -101,22 +99,24 @@ class Converter:
         Raises:
             OptionError, PromptError: an option is invalid, or the chat template rejects the messages.
         """
-        limit = body.max_completion_tokens or body.max_tokens or self._default_max_tokens
+        limit = body.max_completion_tokens or body.max_tokens or self.default_max_tokens
         tools_of = self._tool_format if body.called else None
         grammar = chat_grammar(body, tools_of or "")
         params = self._params(body, limit, (body.top_logprobs or 0) if body.logprobs else None, grammar)
         prompt = self._chat_ids(body, body.messages, body.called)
         return replace(self._job(body, [prompt], params), tools_of=tools_of)
 
-    def tokens(self, body: TokenizeRequest) -> list[int]:
-        """Ids of a text or of a chat.
+    def tokens(self, body: TokenizeRequest) -> tuple[list[int], list[str] | None]:
+        """Ids of a text or of a chat, and each as text if the body asks for that.
 
         Raises:
             PromptError: the text is empty, or the chat template rejects the messages.
         """
         if body.messages is None:
-            return self.tokenizer.encode(body.prompt or "")
-        return self._chat_ids(body, body.messages, body.tools or [])
+            ids = self.tokenizer.encode(body.prompt or "")
+        else:
+            ids = self._chat_ids(body, body.messages, body.tools or [])
+        return ids, [self.tokenizer.decode([token], special=True) for token in ids] if body.return_token_strs else None
 
     def text(self, body: DetokenizeRequest) -> str:
         """The text of ids, special tokens included.
@@ -124,14 +124,14 @@ class Converter:
         Raises:
             PromptError: an id is outside the vocabulary.
         """
-        if any(token >= self._vocab_size for token in body.tokens):
-            raise PromptError(f"There are token ids outside the model's vocabulary of {self._vocab_size}.")
+        if any(token >= self.vocab_size for token in body.tokens):
+            raise PromptError(f"There are token ids outside the model's vocabulary of {self.vocab_size}.")
         return self.tokenizer.decode(body.tokens, special=True)
 
     def _chat_ids(self, body: Templated, given: Seq[ChatMessage], tools: Seq[Tool]) -> list[int]:
         """Ids of a chat; tools that the template cannot write are described in its messages."""
         conversation, functions = messages(given), [tool.model_dump(exclude_none=True) for tool in tools]
-        if self._tool_prompt and not self.tokenizer.has_tools:
+        if self.tool_prompt and not self.tokenizer.has_tools:
             conversation, functions = described(conversation, functions), []
         return self.tokenizer.encode_chat(
             conversation,
@@ -158,7 +158,7 @@ class Converter:
         if body.top_k is not None and body.top_k > 0:  # 0 and -1 turn it off
             options["top_k"] = body.top_k
         if body.ignore_eos or body.stop_token_ids:
-            own = () if body.ignore_eos else self._eos
+            own = () if body.ignore_eos else self.eos
             options["eos_token_id"] = (*own, *(body.stop_token_ids or ()))
         options["record_steps"] = body.return_steps
         if body.prediction is not None:
@@ -167,7 +167,6 @@ class Converter:
             options["num_assistant_tokens"] = body.speculative.num_assistant_tokens
         else:
             options["speculate"] = body.speculative
-        self._compile(grammar)  # here, in the converter's thread; the engine finds it compiled
         return SamplingParams(grammar=grammar, **options)
 
 

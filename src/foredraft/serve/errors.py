@@ -1,5 +1,6 @@
 """Errors of the API: one object, ``{"error": {message, type, param, code}}``, in answers and in streams."""
 
+import functools
 import json
 from typing import Any, TypeVar
 
@@ -11,6 +12,8 @@ from starlette.exceptions import HTTPException
 from foredraft.core.errors import ForedraftError, OptionError, PromptError
 
 B = TypeVar("B", bound=BaseModel)
+RETRY_SECONDS = 1.0
+"""When to repeat a request that the server could not take."""
 _TYPES = {
     400: "BadRequestError",
     401: "AuthenticationError",
@@ -35,6 +38,9 @@ class ApiError(Exception):
         super().__init__(message)
         self.status, self.message, self.param, self.retry_after = status, message, param, retry_after
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return functools.partial(ApiError, param=self.param, retry_after=self.retry_after), (self.status, self.message)
+
     def text(self) -> str:
         """The error object in JSON; ASCII, since a message may quote text that is not valid Unicode."""
         kind = _TYPES.get(self.status, "BadRequestError" if self.status < 500 else "InternalServerError")
@@ -56,6 +62,21 @@ class ApiError(Exception):
 def stopped() -> ApiError:
     """The error of a request that the end of the server cuts short."""
     return ApiError(503, "The server stopped before the request ended.")
+
+
+def late() -> ApiError:
+    """The error of a request after its time."""
+    return ApiError(408, "The request took too long and was cancelled.")
+
+
+def gone() -> ApiError:
+    """The error of a request whose client is no longer there."""
+    return ApiError(408, "The client went away.")
+
+
+def stopping() -> ApiError:
+    """The error of a request that a server does not take any more."""
+    return ApiError(503, "The server is about to stop.", retry_after=RETRY_SECONDS)
 
 
 def api_error(error: Exception) -> ApiError:

@@ -1,10 +1,9 @@
-"""What a request asks the engine for. The server and offline batches start it here."""
+"""What a request asks the engine for."""
 
 from dataclasses import dataclass
 
 from foredraft.core.sampling.params import SamplingParams
-from foredraft.engine.generator import Generator
-from foredraft.engine.request import Sequence
+from foredraft.model.grammar import CompiledGrammar
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +14,7 @@ class Job:
     them. ``scored``: it has log-probabilities of their tokens, with this many alternatives. ``generates``: False if
     only prompts are repeated. ``tools_of``: what tells the model of tools, the chat template or the server's prompt,
     and decides how calls look, if the outputs may have any. ``priority``: jobs with a lower one are admitted first.
+    ``grammar``: that of ``params``, which is held here until the engine asks for it.
     """
 
     prompts: list[list[int]]
@@ -26,15 +26,4 @@ class Job:
     generates: bool = True
     tools_of: str | None = None
     priority: int = 0
-
-    def start(self, generator: Generator, *, tenant: str = "") -> list[Sequence]:
-        """Queue the outputs; none if only prompts are repeated. Scores are the caller's, see ``engine.scoring``.
-
-        Raises:
-            UsageError: a prompt does not fit the model, or an option names a token that it does not have.
-        """
-        if self.generates:
-            return generator.submit(self.prompts, self.params, self.count, priority=self.priority, tenant=tenant)
-        for prompt in self.prompts:
-            generator.engine.check_tokens(prompt)
-        return []
+    grammar: CompiledGrammar | None = None

@@ -65,6 +65,7 @@ class Server(uvicorn.Server):
             _log.info("Serving on %s.", self.url)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.app.state.api.stop()
         asyncio.get_running_loop().call_later(self._drain_seconds, self._cut_off)
         await super().shutdown(sockets)
 

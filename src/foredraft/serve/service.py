@@ -16,13 +16,30 @@ from foredraft.engine.recording import RecordedStep
 from foredraft.engine.request import Piece, Sequence, TokenLogprobs
 from foredraft.engine.results import Result
 from foredraft.engine.stream import AsyncStream
-from foredraft.serve.errors import ApiError, stopped
+from foredraft.serve.convert import Converter
+from foredraft.serve.errors import RETRY_SECONDS, ApiError, late, stopped, stopping
 from foredraft.serve.job import Job
 from foredraft.serve.metrics import Metrics
 from foredraft.serve.options import ServeOptions
 
-_RETRY_SECONDS = 1.0
-_LATE = "The request took too long and was cancelled."
+
+def queued(job: Job, generator: Generator, *, tenant: str = "") -> list[Sequence]:
+    """Queue a job's outputs; none if only prompts are repeated. Scores are the caller's, see ``engine.scoring``.
+
+    Raises:
+        UsageError: a prompt does not fit the model, or an option names a token that it does not have.
+    """
+    if job.generates:
+        return generator.submit(job.prompts, job.params, job.count, priority=job.priority, tenant=tenant)
+    for prompt in job.prompts:
+        generator.engine.check_tokens(prompt)
+    return []
+
+
+def converter_for(generator: Generator, default_max_tokens: int, *, tool_prompt: bool = True) -> Converter:
+    """The converter of bodies for a generator."""
+    vocab_size = generator.engine.target.vocab_size
+    return Converter(generator.tokenizer, generator.eos_token_ids, vocab_size, default_max_tokens, tool_prompt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,17 +95,18 @@ class Service:
         self._changed_at = time.monotonic()
         self.draining = False
 
-    def start(self, job: Job, *, tenant: str = "") -> "Outputs":
-        """Queue a job; for ``tenant`` see ``Generator.submit``.
+    def start(self, job: Job, *, tenant: str = "", timeout: float | None = None) -> "Outputs":
+        """Queue a job; for ``tenant`` see ``Generator.submit``. ``timeout``: default ``request_timeout``.
 
         Raises:
             ApiError: the queue is full, or the server is about to stop.
             UsageError: a prompt does not fit the model, or an option names a token that it does not have.
         """
         self._admit(job)
-        sequences = job.start(self.generator, tenant=tenant)
+        sequences = queued(job, self.generator, tenant=tenant)
         self._open.update(dict.fromkeys(sequences, time.perf_counter()))
-        return Outputs(self, job.params, sequences, self._options.request_timeout)
+        seconds = self._options.request_timeout if timeout is None else timeout
+        return Outputs(self, job.params, sequences, seconds)
 
     async def scores(self, job: Job) -> list[list[TokenLogprobs | None]]:
         """Log-probabilities of the tokens of each prompt, with ``job.scored`` alternatives.
@@ -106,7 +124,7 @@ class Service:
         try:
             return await asyncio.wait_for(self._scores(job), self._options.request_timeout)
         except asyncio.TimeoutError:
-            raise ApiError(408, _LATE) from None
+            raise late() from None
         finally:
             self._scoring -= len(job.prompts)
 
@@ -134,7 +152,7 @@ class Service:
             PromptError: a prompt is too long for this server.
         """
         if self.draining:
-            raise ApiError(503, "The server is about to stop.", retry_after=_RETRY_SECONDS)
+            raise stopping()
         longest, limit = max(map(len, job.prompts)), self._options.max_prompt_tokens
         if limit is not None and longest > limit:
             raise PromptError(f"The prompt has {longest} tokens; this server takes at most {limit}.")
@@ -142,7 +160,7 @@ class Service:
         if wanted > self._capacity:
             raise ApiError(400, f"{wanted} outputs are more than the {self._capacity} that the server can hold.")
         if len(self._open) + self._scoring + wanted > self._capacity:
-            raise ApiError(429, "The queue is full.", retry_after=_RETRY_SECONDS)
+            raise ApiError(429, "The queue is full.", retry_after=RETRY_SECONDS)
 
     def close(self, sequences: Seq[Sequence]) -> None:
         """Count these and forget them; those that still run are cancelled at the next step."""
@@ -275,7 +293,7 @@ class Outputs:
         if result.finish_reason != "cancelled":
             return result
         if self._late:
-            raise ApiError(408, _LATE)
+            raise late()
         raise stopped()
 
 

@@ -1,0 +1,156 @@
+"""Calls in processes that can be ended: each has limits of time and memory, and a low priority.
+
+One process, ``fork_server``, imports what the calls need. It forks a child for each call, so a call that is ended, or
+one that crashes, costs the others nothing.
+"""
+
+import asyncio
+import os
+import pickle
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+ENDED = struct.Struct("<id")
+"""How a child ended: its status as ``os.waitpid`` has it, and the seconds of CPU time that it took."""
+_STOP_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of a call: CPU time, and on Linux memory beyond that of an idle child; None: no limit."""
+
+    seconds: float | None = None
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """The result of a call, and the seconds of CPU time that it took."""
+
+    value: Any
+    seconds: float
+
+
+class TookTooLong(Exception):
+    """A call took more than its CPU time."""
+
+
+class Failed(Exception):
+    """A call needed more than its memory, or crashed."""
+
+
+class _Lost(Exception):
+    """The fork server has ended."""
+
+
+class LimitedCalls:
+    """Runs functions in processes of their own. The fork server starts with the first call, which waits for it.
+
+    Args:
+        make: picklable; the fork server calls it once, and each function gets its result as first argument.
+    """
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+        self._started: asyncio.Future[_Server] | None = None
+
+    async def run(self, function: Callable[..., Any], *args: Any, limits: Limits = Limits()) -> Returned:
+        """Call a function that can be pickled, as its arguments and its result. Cancelling ends the process.
+
+        Raises:
+            TookTooLong, Failed: the call exceeded its limits.
+            Exception: what the function raised.
+        """
+        call = pickle.dumps((function, args, limits))
+        try:
+            return await self._run(call)
+        except _Lost:  # somebody has killed it; start another
+            return await self._run(call)
+
+    async def _run(self, call: bytes) -> Returned:
+        if self._started is None:
+            self._started = asyncio.get_running_loop().run_in_executor(None, _Server.start, self._make)
+        started = self._started
+        try:
+            server = await asyncio.shield(started)
+            answer = await server.answer(call)
+        except (OSError, _Lost):
+            if self._started is started:
+                self.close()
+            raise _Lost from None
+        return _returned(answer)
+
+    def close(self) -> None:
+        """End the fork server and all calls."""
+        if self._started is not None and self._started.done() and self._started.exception() is None:
+            self._started.result().close()
+        self._started = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Server:
+    """A fork server and the socket that controls it."""
+
+    process: "subprocess.Popen[bytes]"
+    control: socket.socket
+
+    @classmethod
+    def start(cls, make: Callable[[], Any]) -> "_Server":
+        """Start it; returns when it has read ``make``."""
+        made = pickle.dumps(make)
+        control, theirs = socket.socketpair()
+        path = os.pathsep.join(filter(None, sys.path))  # with the folder of remote code, if a tokenizer has any
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "foredraft.serve.fork_server", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            )
+        control.sendall(struct.pack("<Q", len(made)) + made)
+        return cls(process, control)
+
+    async def answer(self, call: bytes) -> bytes:
+        """The answer to a call, and how its process has ended. Raises ``OSError`` or ``_Lost``: the server has."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            reader, writer = await asyncio.open_connection(sock=ours)
+            try:
+                socket.send_fds(self.control, [b"c"], [theirs.fileno()])
+                theirs.close()
+                writer.write(call)
+                writer.write_eof()
+                answer = await reader.read()
+            finally:
+                writer.close()  # a process that still runs is killed
+        if len(answer) < ENDED.size:
+            raise _Lost
+        return answer
+
+    def close(self) -> None:
+        """End it."""
+        self.control.close()
+        try:
+            self.process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def _returned(answer: bytes) -> Returned:
+    """The result in an answer: the child's pickled result, then how the child ended."""
+    status, seconds = ENDED.unpack(answer[-ENDED.size :])
+    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF:
+        raise TookTooLong
+    if status != 0:
+        raise Failed(f"The process of a call ended with status {status}.")
+    raised, value = pickle.loads(answer[: -ENDED.size])
+    if raised:
+        raise value
+    return Returned(value, seconds)

@@ -1,0 +1,121 @@
+"""Calls with limits in processes of their own."""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import limited_functions
+import pytest
+
+from foredraft.serve.errors import ApiError
+from foredraft.serve.limited_calls import Failed, LimitedCalls, Limits, TookTooLong
+
+
+def run(test: Callable[[LimitedCalls], Awaitable[None]]) -> None:
+    async def main() -> None:
+        calls = LimitedCalls(limited_functions.made)
+        try:
+            await test(calls)
+        finally:
+            calls.close()
+
+    asyncio.run(main())
+
+
+def alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+async def resting(file: Path) -> int:
+    """The process of ``rest``, when it runs."""
+    while not (file.exists() and file.read_text()):
+        await asyncio.sleep(0.01)
+    return int(file.read_text())
+
+
+async def gone(process: int) -> None:
+    deadline = time.monotonic() + 20
+    while alive(process):
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+
+
+def test_results_and_errors_come_back():
+    async def check(calls: LimitedCalls) -> None:
+        assert (await calls.run(limited_functions.lookup, "answer")).value == 42
+        with pytest.raises(KeyError, match="question"):
+            await calls.run(limited_functions.lookup, "question")
+        with pytest.raises(ApiError, match=r"No\.") as caught:
+            await calls.run(limited_functions.refuse)
+        error = caught.value
+        assert (error.status, error.param, error.retry_after) == (429, "x", 3)
+        large = 3 * 2**20
+        assert (await calls.run(limited_functions.allocate, large)).value == large
+
+    run(check)
+
+
+def test_limits_and_crashes_end_one_call_only():
+    async def check(calls: LimitedCalls) -> None:
+        beside = asyncio.ensure_future(calls.run(limited_functions.work, limits=Limits(seconds=0.5)))
+        with pytest.raises(Failed):
+            await calls.run(limited_functions.crash)
+        if sys.platform == "linux":
+            with pytest.raises(Failed):
+                await calls.run(limited_functions.allocate, 2**30, limits=Limits(memory_bytes=2**24))
+        assert not beside.done()
+        with pytest.raises(TookTooLong):
+            await beside
+        assert (await calls.run(limited_functions.lookup, "answer", limits=Limits(10, 2**28))).value == 42
+
+    run(check)
+
+
+def test_a_cancelled_call_is_killed(tmp_path: Path):
+    async def check(calls: LimitedCalls) -> None:
+        call = asyncio.ensure_future(calls.run(limited_functions.rest, tmp_path / "process"))
+        process = await resting(tmp_path / "process")
+        call.cancel()
+        await gone(process)
+
+    run(check)
+
+
+def test_no_process_is_left_after_close(tmp_path: Path):
+    async def check(calls: LimitedCalls) -> None:
+        call = asyncio.ensure_future(calls.run(limited_functions.rest, tmp_path / "process"))
+        process = await resting(tmp_path / "process")
+        calls.close()
+        await gone(process)
+        call.cancel()
+
+    run(check)
+
+
+def test_another_fork_server_takes_the_place_of_one_that_was_killed(tmp_path: Path):
+    async def check(calls: LimitedCalls) -> None:
+        waiting = [calls.run(limited_functions.rest, tmp_path / f"process {i}") for i in range(2)]
+        tasks = [asyncio.ensure_future(each) for each in waiting]
+        first = [await resting(tmp_path / f"process {i}") for i in range(2)]
+        with open(f"/proc/{first[0]}/stat") as file:
+            server = int(file.read().rpartition(")")[2].split()[1])
+        for i in range(2):
+            (tmp_path / f"process {i}").unlink()
+        os.kill(server, signal.SIGKILL)
+        for child in first:
+            os.kill(child, signal.SIGKILL)
+        second = [await resting(tmp_path / f"process {i}") for i in range(2)]
+        assert not set(first) & set(second)
+        assert (await calls.run(limited_functions.lookup, "answer")).value == 42
+        for task in tasks:
+            task.cancel()
+
+    run(check)
