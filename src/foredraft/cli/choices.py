@@ -35,6 +35,9 @@ class TargetChoice:
         default=None, metadata={"help": "E.g. bfloat16; default: float32 on CPU, else the checkpoint's."}
     )
     device: str | None = field(default=None, metadata={"help": "E.g. cuda:1 or cpu; default: a GPU if available."})
+    weights: str | None = field(
+        default=None, metadata={"help": "int4 or int8: quantise for the CPU engine; auto: int8 where it runs."}
+    )
 
     @property
     def name(self) -> str:
@@ -88,6 +91,7 @@ class ModelChoice(TargetChoice):
                 self.drafter,
                 dtype=self.dtype,
                 device=self.device,
+                weights=self.weights,
                 verifier=self.verifier,
                 exact=self.exact,
                 compile=self.compile,

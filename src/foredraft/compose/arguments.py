@@ -18,8 +18,9 @@ from foredraft.drafters import METHODS
 from foredraft.engine.generator import Generator
 from foredraft.heads.formats import inspect_head
 from foredraft.heads.formats.tuned import SUFFIX, read_tuned
-from foredraft.model.hf import CausalLM
+from foredraft.model.base import TargetModel
 from foredraft.model.load import as_device, as_dtype, resolve, unwrapped
+from foredraft.model.native.load import check_weights
 
 _log = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ BUNDLED_DRAFTS = {
 
 
 class Target(NamedTuple):
-    """``source``: a folder, a hub name, a transformers model or a shared ``CausalLM``; the others as in ``load``."""
+    """``source``: a folder, a hub name, a transformers model or a shared ``TargetModel``; the others as in ``load``."""
 
     source: Any
     tokenizer: Any
@@ -58,24 +59,30 @@ def as_target(
     dtype: str | torch.dtype | None,
     device: str | torch.device | None,
     options: Mapping[str, Any] | None,
+    weights: str | None = None,
 ) -> Target:
     """Normalise a target; a generator shares its own target.
 
     Raises:
         ModelError: ``target`` is not a model.
-        OptionError: the model is already loaded and has another dtype or device, or ``options`` were given.
+        OptionError: the model is already loaded and has another dtype, device or weights, or ``options`` were given; or
+            ``weights`` are unknown or cannot be on the device.
     """
     if isinstance(target, (str, PathLike)):
-        return Target(fspath(target), tokenizer, dtype, device, options)
+        check_weights(weights, device)
+        return Target(fspath(target), tokenizer, dtype, "cpu" if weights in ("int4", "int8") else device, options)
     if isinstance(target, Generator):
         target, tokenizer = target.engine.target, target.tokenizer if tokenizer is None else tokenizer
-    source = target if isinstance(target, CausalLM) else unwrapped(target)
+    source = target if isinstance(target, TargetModel) else unwrapped(target)
+    check_weights(weights, source.device)
     if dtype not in (None, "auto") and as_dtype(dtype) != source.dtype:
         raise OptionError(f"The model is loaded already, in {source.dtype}: leave dtype out, or load it in {dtype}.")
     if device is not None:
         expected, found = as_device(device), source.device
         if expected.type != found.type or expected.index not in (None, found.index):
             raise OptionError(f"The model is loaded already, on {found}: leave device out, or move it to {expected}.")
+    if isinstance(source, TargetModel) and weights not in (None, "auto", source.weights):
+        raise OptionError(f"The model is loaded already, in {source.weights or source.dtype}: leave weights out.")
     if options:
         raise OptionError("The model is loaded already: leave model_options out, or give them to its from_pretrained.")
     return Target(source, tokenizer, dtype, device, options)
@@ -147,8 +154,7 @@ def _from_text(source: Any, text: str) -> Spec:
 def _bundled_drafts(source: Any) -> Mapping[str, str]:
     """The drafts bundled for a target, by method; it is given by its name, or was loaded by that."""
     if not isinstance(source, str):
-        model = source.model if isinstance(source, CausalLM) else source
-        folder = model.config.name_or_path
+        folder = source.origin if isinstance(source, TargetModel) else source.config.name_or_path
         source = next((name for name in BUNDLED_DRAFTS if resolve(name) == folder), "")
     return BUNDLED_DRAFTS.get(source, {})
 

@@ -15,11 +15,13 @@ from foredraft.drafters import METHODS
 from foredraft.drafters.common.build_context import BuildContext, BuiltDrafter, DraftModelFiles, NestedDrafter
 from foredraft.heads.formats import load_head
 from foredraft.heads.nets.blocks import fuse
+from foredraft.model.base import TargetModel
 from foredraft.model.cache import SlotCache
 from foredraft.model.cpu_linear import PackedWeights, draft_dtype
 from foredraft.model.head_parts import with_int8_output
-from foredraft.model.hf import CausalLM, acquire
+from foredraft.model.hf import acquire
 from foredraft.model.load import as_loaded, load_model, resolve
+from foredraft.model.native.load import with_weights
 from foredraft.model.replay import Replay
 from foredraft.model.tokenizer import Tokenizer, check_same_tokenizer
 
@@ -30,13 +32,13 @@ class DrafterBuilder:
 
     source: Any  # the target as the caller gave it
     tokenizer: Tokenizer | None
-    models: list[CausalLM]
+    models: list[TargetModel]
     fast: bool
     options: Mapping[str, Any]
     replay: Replay
     draft: Any = None  # a loaded draft model, used in place of a path
 
-    def build(self, spec: Spec, target: CausalLM, cache: SlotCache) -> BuiltDrafter:
+    def build(self, spec: Spec, target: TargetModel, cache: SlotCache) -> BuiltDrafter:
         """Build the drafter of a spec for ``target``."""
         needs, width = METHODS[spec.name].needs, self.models[0].vocab_size
         context = _BuildContext(spec.name, needs, spec.path, target, cache, self.tokenizer, width, self.replay, self)
@@ -54,7 +56,10 @@ class DrafterBuilder:
             raise DrafterError(
                 f"The draft model {path!r} is on {found} and the target on {target.device}: put both on one device."
             )
-        model = acquire(draft.model, fast=self.fast, owned=not given)
+        if target.weights is not None:
+            model = with_weights(draft.model, target.weights, owned=not given)
+        else:
+            model = acquire(draft.model, fast=self.fast, owned=not given)
         self.models.append(model)
         return DraftModelFiles(model, draft.tokenizer)
 
@@ -65,7 +70,7 @@ class _BuildContext(BuildContext):
 
     builder: DrafterBuilder
 
-    def model(self, path: str) -> CausalLM:
+    def model(self, path: str) -> TargetModel:
         model, tokenizer = self.builder.open(path)
         check_same_tokenizer(self.tokenizer, tokenizer, path)
         return model
@@ -74,7 +79,7 @@ class _BuildContext(BuildContext):
         return self.builder.open(path)
 
     def head(self, law: Law, rope_theta: float | None = None, taps: tuple[int, ...] | None = None) -> Any:
-        head = load_head(resolve(self.path), self.target, rope_theta=rope_theta, taps=taps)
+        head = load_head(resolve(self.path), self.stock_target, rope_theta=rope_theta, taps=taps)
         if head.info.method not in METHODS[self.name].heads:
             able = ", ".join(other for other, method in METHODS.usable().items() if head.info.method in method.heads)
             raise DrafterError(
@@ -92,15 +97,15 @@ class _BuildContext(BuildContext):
             dtype = torch.float32  # the q of drawn drafts must not depend on the number of rows in a product
         PackedWeights(net, dtype)
         if dtype is torch.int8 and not net.own_output:
-            net.target = with_int8_output(net.target, self.target.model)
+            net.target = with_int8_output(net.target, self.stock_target.model)
 
-    def drafter(self, spec: str, target: CausalLM | None = None, cache: SlotCache | None = None) -> BuiltDrafter:
+    def drafter(self, spec: str, target: TargetModel | None = None, cache: SlotCache | None = None) -> BuiltDrafter:
         found = as_spec(self.builder.source, spec)
         if not isinstance(found, Spec) or found.off_from:
             raise DrafterError(f"{self.name} takes its inner drafters by name, not as {spec!r}.")
         return self.builder.build(found, target or self.target, cache or self.cache)
 
-    def nested(self, spec: str, target: CausalLM | None = None, cache: SlotCache | None = None) -> NestedDrafter:
+    def nested(self, spec: str, target: TargetModel | None = None, cache: SlotCache | None = None) -> NestedDrafter:
         name = Spec.parse(spec).name
         if not _rewindable(name):
             able = ", ".join(each for each in METHODS.usable() if _rewindable(each))

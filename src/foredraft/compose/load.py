@@ -29,10 +29,13 @@ from foredraft.engine.engine import Engine
 from foredraft.engine.generator import Generator, Kind
 from foredraft.engine.parallel import ParallelEngine, Ranks
 from foredraft.engine.policy import NEUTRAL, Constant, Policy, policy_for
+from foredraft.model.base import TargetModel
 from foredraft.model.cache import BUCKET, SlotCache
 from foredraft.model.hf import CausalLM, acquire
 from foredraft.model.load import Loaded, as_loaded, load_model, resolve
 from foredraft.model.memory import available_bytes, format_bytes
+from foredraft.model.native.load import with_weights
+from foredraft.model.native.model import NativeLM
 from foredraft.model.replay import Replay, replay_on
 
 _log = logging.getLogger(__name__)
@@ -51,6 +54,7 @@ def load(
     tokenizer: Any = None,
     dtype: str | torch.dtype | None = None,
     device: str | torch.device | None = None,
+    weights: str | None = None,
     verifier: str | None = None,
     policy: Policy | None = None,
     max_batch_size: int = 32,
@@ -78,6 +82,8 @@ def load(
         tokenizer: a tokenizer or its folder, for a loaded model; by default the model's own.
         dtype: such as "bfloat16" or ``torch.bfloat16``; by default float32 on a CPU, elsewhere the weights' own.
         device: such as "cuda"; by default a GPU if there is one. A loaded model stays where it is.
+        weights: "int4" or "int8" quantises target and draft models for the native CPU engine, "auto" is "int8" for
+            models that it can run; by default, weights stay as they are. See docs/native.md.
         verifier: the verification rule; by default the best one for each draft's law.
         policy: decides how much to draft; by default set by the drafter's options.
         max_batch_size: the most requests that run at once; the others wait.
@@ -109,6 +115,7 @@ def load_many(
     tokenizer: Any = None,
     dtype: str | torch.dtype | None = None,
     device: str | torch.device | None = None,
+    weights: str | None = None,
     verifier: str | None = None,
     max_batch_size: int = 32,
     exact: bool = False,
@@ -135,6 +142,7 @@ class _Loader:
     """The arguments of ``load``, the target's normalised, and the loading itself."""
 
     target: Target
+    weights: str | None
     verifier: str | None
     max_batch_size: int
     exact: bool
@@ -176,21 +184,23 @@ class _Loader:
             for model in models:
                 model.release()
 
-    def _ranks(self, target: CausalLM) -> Ranks | None:
+    def _ranks(self, target: TargetModel) -> Ranks | None:
         """The processes of a tensor-parallel target; None if there is one."""
         if target.ranks == 1:
             return None
-        if isinstance(self.target.source, CausalLM):
+        if isinstance(self.target.source, TargetModel):
             raise ModelError("A tensor-parallel target is loaded once, with all of its drafters: use load_many.")
         return Ranks()
 
-    def _target(self, loaded: Loaded) -> CausalLM:
+    def _target(self, loaded: Loaded) -> TargetModel:
         """The target, with one more holder."""
         source = self.target.source
-        if isinstance(source, CausalLM):
+        if isinstance(source, TargetModel):
             source.check_ready()
             source.retain()
             return source
+        if self.weights is not None and loaded.model.device.type == "cpu":
+            return with_weights(loaded.model, self.weights, owned=isinstance(source, str))
         return acquire(loaded.model, fast=self._packed, owned=isinstance(source, str))
 
     def _generator(
@@ -198,7 +208,7 @@ class _Loader:
         spec: Spec | Drafter,
         kind: Kind,
         loaded: Loaded,
-        models: list[CausalLM],
+        models: list[TargetModel],
         policy: Policy | None,
         shared_by: tuple[Ranks, int] | None,
     ) -> Generator:
@@ -236,7 +246,7 @@ class _Loader:
         return generator
 
     def _drafter(
-        self, spec: Spec | Drafter, loaded: Loaded, models: list[CausalLM], cache: SlotCache, replay: Replay
+        self, spec: Spec | Drafter, loaded: Loaded, models: list[TargetModel], cache: SlotCache, replay: Replay
     ) -> Drafter:
         """Build the drafter of a spec; newly loaded models are appended to ``models``."""
         shared = {key: value for key, value in (self.target.options or {}).items() if key in _SHARED_OPTIONS}
@@ -248,7 +258,7 @@ class _Loader:
             check_legal(self.verifier, drafter.needs.law)
         return drafter
 
-    def _max_slots(self, models: Sequence[CausalLM], ranks: Ranks | None) -> int | None:
+    def _max_slots(self, models: Sequence[TargetModel], ranks: Ranks | None) -> int | None:
         """How many tokens fit into the caches of these models; None if unknown."""
         size = self.kv_cache_memory_bytes
         if size is None:
@@ -275,7 +285,7 @@ def _loader(given: Mapping[str, Any]) -> _Loader:
     does.
     """
     options = in_parts(given["model_options"], given["tensor_parallel"])
-    target = as_target(given["target"], given["tokenizer"], given["dtype"], given["device"], options)
+    target = as_target(given["target"], given["tokenizer"], given["dtype"], given["device"], options, given["weights"])
     others = {each.name: given[each.name] for each in fields(_Loader) if each.name != "target"}
     return _Loader(target=target, **others)
 
@@ -295,7 +305,7 @@ def _load(target: Target) -> Loaded:
     if isinstance(source, str):
         loaded = load_model(source, dtype=dtype, device=device, options=options)
         return loaded if tokenizer is None else as_loaded(loaded.model, tokenizer)
-    return as_loaded(source.model if isinstance(source, CausalLM) else source, tokenizer)
+    return as_loaded(source.model if isinstance(source, (CausalLM, NativeLM)) else source, tokenizer)
 
 
 def _policy(spec: Spec | Drafter, drafter: Drafter, lossless: bool) -> Policy:

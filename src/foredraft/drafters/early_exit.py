@@ -55,4 +55,4 @@ class EarlyExit(SkippingDrafter):
 
 def build(options: Options, context: BuildContext) -> EarlyExit:
     """early_exit,assistant_early_exit=E"""
-    return EarlyExit(options, context.target, context.cache, context.vocab_size, context.replay)
+    return EarlyExit(options, context.stock_target, context.cache, context.vocab_size, context.replay)

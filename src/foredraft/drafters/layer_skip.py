@@ -64,4 +64,4 @@ def build(options: Options, context: BuildContext) -> LayerSkip:
                 f"{context.target.layers}."
             )
         options = replace(options, skip_attention=skips.attention, skip_mlp=skips.mlp)
-    return LayerSkip(options, context.target, context.cache, context.vocab_size, context.replay)
+    return LayerSkip(options, context.stock_target, context.cache, context.vocab_size, context.replay)

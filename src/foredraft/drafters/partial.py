@@ -119,4 +119,4 @@ class Partial(SelfSpeculativeDrafter):
 
 def build(options: Options, context: BuildContext) -> Partial:
     """partial"""
-    return Partial(options, context.target, context.cache, context.vocab_size)
+    return Partial(options, context.stock_target, context.cache, context.vocab_size)

@@ -141,4 +141,4 @@ def build(options: Options, context: BuildContext) -> TriForce:
         spec = f"draft_model:{path},num_assistant_tokens={options.inner_gamma},window={options.window},"
         ahead = 2 * options.gamma + options.inner_gamma  # rows that are done keep running with the others
         spec += f"sinks={options.sinks},ahead={ahead}"
-    return TriForce(options, context.target, context.cache, context.nested(spec), context.vocab_size)
+    return TriForce(options, context.stock_target, context.cache, context.nested(spec), context.vocab_size)

@@ -25,7 +25,7 @@ from foredraft.drafters.common.build_context import BuildContext
 from foredraft.drafters.common.chain import ChainLimits, draw_chain
 from foredraft.drafters.common.draft_runner import DraftRunner, Forwards
 from foredraft.drafters.common.retokenizer import Retokenizer
-from foredraft.model.hf import CausalLM
+from foredraft.model.base import TargetModel
 from foredraft.model.replay import EAGER, Replay
 from foredraft.model.vocab_mapping import VocabMapping
 
@@ -87,7 +87,7 @@ class Universal(Rewindable):
         replay: how its drafts run; see ``DraftRunner``.
     """
 
-    def __init__(self, options: Options, model: CausalLM, mapping: VocabMapping, replay: Replay = EAGER) -> None:
+    def __init__(self, options: Options, model: TargetModel, mapping: VocabMapping, replay: Replay = EAGER) -> None:
         self._options = options
         self._mapping = mapping
         self._shared, self._silent = mapping.shared.to(model.device), mapping.silent.to(model.device)
@@ -184,7 +184,7 @@ class Universal(Rewindable):
         return Draft(TokenTree.chain(torch.cat([view.roots[:, None], table], 1), lengths), Law.FIXED)
 
 
-def coverage(model: CausalLM, mapping: VocabMapping) -> float:
+def coverage(model: TargetModel, mapping: VocabMapping) -> float:
     """The share of the draft's probability on shared tokens, averaged over a sample of English and code."""
     tokens = [*mapping.draft.opening, *mapping.draft.encode(_SAMPLE, first=True)]
     if not tokens:

@@ -347,7 +347,7 @@ class Generator(Source):
 
     def _facts(self) -> dict[str, str]:
         target = self.engine.target
-        dtype = str(target.dtype).removeprefix("torch.")
+        dtype = target.weights or str(target.dtype).removeprefix("torch.")
         known = {"target": target.name, "drafter": self.kind.method, "device": str(target.device), "dtype": dtype}
         return {**known, "lossless": str(self.kind.lossless)}
 

@@ -22,7 +22,8 @@ class TargetModel(ABC):
     reads. ``token_bytes``: cache bytes per token; 0 if unknown. ``first_token``: starts an output without a prompt.
     ``ranks``: processes that each run a part of it (tensor parallelism). ``collective``: whether the others take part
     in a forward now. ``why_eager``: why its forward cannot be recorded; None if it can. ``version``: grows when a
-    recorded forward is no longer the model's.
+    recorded forward is no longer the model's. ``weights``: int4 or int8 if foredraft quantised them.
+    ``origin``: the folder or hub name that it was loaded from.
     """
 
     name: str = "model"
@@ -35,6 +36,9 @@ class TargetModel(ABC):
     collective: bool = True
     why_eager: str | None = None
     version: int = 0
+    weights: str | None = None
+    origin: str = ""
+    layers: int
 
     @property
     @abstractmethod

@@ -44,20 +44,30 @@ class CausalLM(TargetModel):
         fast: on a CPU, pack the weights of float32 linear layers (see ``cpu_linear``).
         verify: compare the slot forward with the stock forward once, and refuse the model if they differ.
         owned: nothing else holds the model, so packed layers may drop their plain weights.
+        packed_dtype: of packed weights; with int8, each row and output channel has a scale.
 
     Raises:
         ModelError: the model's drafts cannot be verified or rolled back; the message says why.
     """
 
-    def __init__(self, model: PreTrainedModel, *, fast: bool = True, verify: bool = True, owned: bool = False) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        fast: bool = True,
+        verify: bool = True,
+        owned: bool = False,
+        packed_dtype: torch.dtype = torch.float32,
+    ) -> None:
         check_supported(model)
         config = model.config.get_text_config()
         self._trained = [module for module in model.modules() if module.training]
         self.model = model
         self.closed = False
         self.name = model.__class__.__name__
+        self.origin = model.config.name_or_path or ""
         self.layers: int = config.num_hidden_layers
-        self.first_token: int = _first_token(config)
+        self.first_token: int = first_token_of(config)
         self.max_length: int = context_of(model)
         self.layout: Layout = layout_of(model)
         self.weight_bytes: int = weight_bytes(model)
@@ -73,6 +83,8 @@ class CausalLM(TargetModel):
         self._running = threading.RLock()
         self._holders = 1  # the constructor's caller
         self._owned = owned
+        self._packed_dtype = packed_dtype
+        self.weights = "int8" if packed_dtype is torch.int8 else None
         self._packed: PackedWeights | None = None
         self._probed: SlotCache | None = None
         try:
@@ -117,7 +129,7 @@ class CausalLM(TargetModel):
             with self._running:
                 if self._packed is not None:
                     self._packed.undo()
-                self._packed = PackedWeights(self.model, keep=not self._owned)
+                self._packed = PackedWeights(self.model, self._packed_dtype, keep=not self._owned)
                 self.version += 1
 
     def check_ready(self) -> None:
@@ -320,7 +332,7 @@ class CausalLM(TargetModel):
         return torch.arange(1, 6, device=self.device) % self.model.config.get_text_config().vocab_size
 
 
-def _first_token(config: Any) -> int:
+def first_token_of(config: Any) -> int:
     """The model's BOS token, else its first EOS token, else token 0."""
     ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
     named = (token for token in (config.bos_token_id, *ends) if token is not None)

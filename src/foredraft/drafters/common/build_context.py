@@ -8,6 +8,7 @@ from foredraft.core.draft import Law
 from foredraft.core.drafter import Drafter, Rewindable
 from foredraft.core.errors import DrafterError
 from foredraft.core.options import entries
+from foredraft.model.base import TargetModel
 from foredraft.model.cache import SlotCache
 from foredraft.model.hf import CausalLM
 from foredraft.model.replay import Replay
@@ -17,7 +18,7 @@ from foredraft.model.tokenizer import Tokenizer
 class DraftModelFiles(NamedTuple):
     """A draft model with its own tokenizer; None if it has none."""
 
-    model: CausalLM
+    model: TargetModel
     tokenizer: Tokenizer | None
 
 
@@ -56,7 +57,7 @@ class BuildContext(ABC):
     name: str
     needs: str
     argument: str | None
-    target: CausalLM
+    target: TargetModel
     cache: SlotCache
     tokenizer: Tokenizer | None
     vocab_size: int
@@ -74,6 +75,19 @@ class BuildContext(ABC):
         return self.argument
 
     @property
+    def stock_target(self) -> CausalLM:
+        """The target as a transformers model, for methods that run parts of it.
+
+        Raises:
+            DrafterError: it is on the native engine.
+        """
+        if not isinstance(self.target, CausalLM):
+            raise DrafterError(
+                f"{self.name} runs parts of the target, which the native engine does not have: load it without weights."
+            )
+        return self.target
+
+    @property
     def paths(self) -> list[str]:
         """``path`` as a list: A+B, or [A,option=value]+B if entries are specs."""
         return entries(self.path)
@@ -89,7 +103,7 @@ class BuildContext(ABC):
         return self.paths
 
     @abstractmethod
-    def model(self, path: str) -> CausalLM:
+    def model(self, path: str) -> TargetModel:
         """Load a draft model in the target's precision and on its device.
 
         Raises:
@@ -114,7 +128,7 @@ class BuildContext(ABC):
         """
 
     @abstractmethod
-    def drafter(self, spec: str, target: CausalLM | None = None, cache: SlotCache | None = None) -> BuiltDrafter:
+    def drafter(self, spec: str, target: TargetModel | None = None, cache: SlotCache | None = None) -> BuiltDrafter:
         """Build another spec as a part of this drafter.
 
         Args:
@@ -122,7 +136,7 @@ class BuildContext(ABC):
         """
 
     @abstractmethod
-    def nested(self, spec: str, target: CausalLM | None = None, cache: SlotCache | None = None) -> NestedDrafter:
+    def nested(self, spec: str, target: TargetModel | None = None, cache: SlotCache | None = None) -> NestedDrafter:
         """Build a drafter that continues tokens which are only drafted; arguments as in ``drafter``.
 
         Raises:

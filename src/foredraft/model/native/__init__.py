@@ -1,0 +1,1 @@
+"""The native engine: decoders with quantised weights on CPUs, as fused kernels."""

@@ -1,0 +1,559 @@
+/* A decoder's forward over a slot cache: the whole of it, from tokens to logits.
+ *
+ * A row's result depends on its own history alone: products have one order of floats for every width, and all else is
+ * computed per row. Threads share outputs, rows and heads, never a sum.
+ */
+#include "attention.h"
+#include "engine.h"
+#include "pack.h"
+#include "pool.h"
+#include "product.h"
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+#define TOGETHER 256 /* most nodes that go through the layers together */
+#define BLOCKS 4     /* blocks of outputs that a thread claims at a time */
+
+struct Engine {
+    Pool pool;
+    uint8_t *memory;
+    size_t size;
+};
+
+Engine *fd_engine_new(void) {
+    Engine *engine = calloc(1, sizeof *engine);
+    if (engine) pool_begin(&engine->pool);
+    return engine;
+}
+
+void fd_engine_free(Engine *engine) {
+    if (!engine) return;
+    pool_end(&engine->pool);
+    free(engine->memory);
+    free(engine);
+}
+
+const char *fd_isa(void) { return ISA; }
+
+void fd_advise_huge(void *memory, int64_t bytes) {
+#if defined(__linux__)
+    madvise(memory, (size_t)bytes, MADV_HUGEPAGE); /* a hint: failure costs speed alone */
+#else
+    (void)memory, (void)bytes;
+#endif
+}
+
+/* Buffers of a forward of so many nodes at a time. */
+typedef struct {
+    const Model *model;
+    const Step *step;
+    Pool *pool;
+    int64_t first, width, rows;        /* nodes [first, first + width) of each of B rows; B * width */
+    int64_t state_width, input_width, output_width, head_width, score_width;
+    float *states, *inputs, *outputs, *queries;
+    int8_t *codes;
+    float *scales, *sums;
+    int32_t *offsets;
+    int64_t *places;
+    float *scores;  /* for each thread */
+    float *results; /* for each thread: attention of shared heads */
+    int32_t *others;
+    const Layer *layer;
+    int64_t number;
+    const Matrix *matrix; /* of the product that runs */
+    Output out;
+} Run;
+
+INLINE int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/* ---- rows ---- */
+
+static float mean_square(const float *x, int64_t count) {
+    vf sum = v_set(0.0f);
+    int64_t i = 0;
+    for (; i + W <= count; i += W) sum = v_fma(v_load(x + i), v_load(x + i), sum);
+    float total = v_sum(sum);
+    for (; i < count; i++) total = s_fma(x[i], x[i], total);
+    return total / (float)count;
+}
+
+static void rms_norm(const float *x, const float *weight, int64_t count, float eps, float *out) {
+    float scale = 1.0f / sqrtf(mean_square(x, count) + eps);
+    for (int64_t i = 0; i < count; i++) out[i] = x[i] * scale * weight[i];
+}
+
+static void clear_end(float *x, int64_t count) {
+    for (int64_t i = count; i < padded(count, GROUP); i++) x[i] = 0.0f;
+}
+
+static void quantise(Run *run, int64_t row) {
+    const Matrix *m = run->matrix;
+    int64_t groups = groups_of(m->inputs);
+    const float *x = run->inputs + row * run->input_width;
+    if (m->bits == 32) return;
+    quantise_row(
+        m, x, run->codes + row * groups * GROUP, run->scales + row * groups, run->offsets + row * groups,
+        run->sums + row * groups);
+}
+
+static void blocks_of_product(void *context, int64_t first, int64_t last, int thread) {
+    Run *run = context;
+    (void)thread;
+    Activations a = {run->codes, run->scales, run->offsets, run->sums, run->inputs, run->input_width};
+    product_blocks(run->matrix, &a, run->rows, &run->out, first, last);
+}
+
+/* The matrix times the quantised inputs, into ``outputs``. */
+static void product(Run *run) { parallel(run->pool, blocks_of_product, run, tiles_of(run->matrix->outputs), BLOCKS); }
+
+static void rows_in_parallel(Run *run, Work work, const Matrix *matrix) {
+    run->matrix = matrix;
+    int64_t enough = 8; /* a few rows take less time than another thread's start */
+    parallel(run->pool, work, run, run->rows, run->rows < enough ? run->rows : 2);
+}
+
+static void tap(Run *run, int64_t number, int64_t row, const float *x) {
+    const Step *step = run->step;
+    int64_t node = row / run->width * step->nodes + run->first + row % run->width, hidden = run->model->hidden;
+    for (int64_t i = 0; i < step->tap_count; i++)
+        if (step->taps[i].layer == number) memcpy(step->taps[i].states + node * hidden, x, (size_t)hidden * 4);
+}
+
+static void embed(void *context, int64_t first, int64_t last, int thread) {
+    Run *run = context;
+    (void)thread;
+    const Model *model = run->model;
+    for (int64_t row = first; row < last; row++) {
+        float *state = run->states + row * run->state_width;
+        int64_t node = row / run->width * run->step->nodes + run->first + row % run->width;
+        unpack_row(&model->embedding, run->step->tokens[node], state);
+        for (int64_t i = 0; i < model->hidden; i++) state[i] *= model->embedding_scale;
+        tap(run, 0, row, state);
+    }
+}
+
+/* The input of a part of a layer: normalised if the model does. */
+static void enter(Run *run, int64_t row, const float *norm) {
+    const Model *model = run->model;
+    const float *state = run->states + row * run->state_width;
+    float *input = run->inputs + row * run->input_width;
+    if (norm)
+        rms_norm(state, norm, model->hidden, model->eps, input);
+    else
+        memcpy(input, state, (size_t)model->hidden * 4);
+    clear_end(input, model->hidden);
+    quantise(run, row);
+}
+
+/* Add the output of a part of a layer, normalised if the model does. */
+static void leave(Run *run, int64_t row, const float *norm) {
+    const Model *model = run->model;
+    float *state = run->states + row * run->state_width, *output = run->outputs + row * run->output_width;
+    if (norm) rms_norm(output, norm, model->hidden, model->eps, output);
+    for (int64_t i = 0; i < model->hidden; i++) state[i] = s_fma(output[i], model->residual_scale, state[i]);
+}
+
+static void before_attention(void *context, int64_t first, int64_t last, int thread) {
+    (void)thread;
+    for (int64_t row = first; row < last; row++) enter(context, row, ((Run *)context)->layer->before_attention);
+}
+
+/* ---- attention ---- */
+
+static void rotate(float *x, const float *table, int64_t dim) {
+    int64_t half = dim / 2;
+    const float *cosines = table, *sines = table + half;
+    for (int64_t i = 0; i < half; i++) {
+        float a = x[i], b = x[i + half];
+        x[i] = s_fma(a, cosines[i], -(b * sines[i]));
+        x[i + half] = s_fma(b, cosines[i], a * sines[i]);
+    }
+}
+
+static void store_state(const Run *run, void *states, int64_t row, int64_t head, int64_t slot, const float *x) {
+    int64_t width = run->head_width, line = run->step->lines[row];
+    int64_t place = ((line * run->model->kv_heads + head) * run->step->cache_slots + slot) * width;
+    for (int64_t c = 0; c < width; c += W) {
+        if (run->model->kv == KV_F16)
+            v_store_half((uint16_t *)states + place + c, v_load(x + c));
+        else
+            v_store((float *)states + place + c, v_load(x + c));
+    }
+}
+
+/* Norms and rotary positions of queries and keys; keys and values go to the cache. */
+static void place_heads(void *context, int64_t first, int64_t last, int thread) {
+    Run *run = context;
+    const Model *model = run->model;
+    const Step *step = run->step;
+    const Layer *layer = run->layer;
+    const LayerCache *cache = &step->cache[run->number];
+    int64_t dim = model->head_dim, width = run->head_width, queries = model->heads * dim, keys = model->kv_heads * dim;
+    float *own = run->results + thread * MOST_SHARED * width;
+    for (int64_t row = first; row < last; row++) {
+        float *x = run->outputs + row * run->output_width;
+        int64_t b = row / run->width, node = b * step->nodes + run->first + row % run->width, slot = step->slots[node];
+        const float *table = step->rotary[layer->rotary] + step->positions[node] * model->rotary_dim;
+        if (model->head_norm == ALL_HEADS) {
+            rms_norm(x, layer->query_norm, queries, model->eps, x);
+            rms_norm(x + queries, layer->key_norm, keys, model->eps, x + queries);
+        }
+        for (int64_t head = 0; head < model->heads + 2 * model->kv_heads; head++) {
+            int64_t key = head - model->heads, value = key - model->kv_heads;
+            float *to = key < 0 ? run->queries + (row * model->heads + head) * width : own;
+            memcpy(to, x + head * dim, (size_t)dim * 4);
+            for (int64_t i = dim; i < width; i++) to[i] = 0.0f;
+            if (value >= 0) {
+                store_state(run, cache->values, b, value, slot, to);
+                continue;
+            }
+            const float *norm = key < 0 ? layer->query_norm : layer->key_norm;
+            if (model->head_norm == EACH_HEAD) rms_norm(to, norm, dim, model->eps, to);
+            rotate(to, table, model->rotary_dim);
+            if (key >= 0) store_state(run, cache->keys, b, key, slot, to);
+        }
+    }
+}
+
+static Slots visible_slots(const Run *run, int64_t b, int64_t n, int32_t *others) {
+    const Step *step = run->step;
+    const Visible *visible = &step->visible[run->layer->kind];
+    int64_t begin = visible->begin ? larger(visible->begin[b * step->nodes + n], 0) : 0;
+    int64_t end = visible->ends == 1 ? visible->end[b] : visible->end[b * step->nodes + n], count = 0;
+    int64_t run_length = end > begin ? end - begin : 0;
+    const uint8_t *tree = visible->tree ? visible->tree + (b * step->nodes + n) * visible->nodes : NULL;
+    for (int64_t j = 0; tree && j < visible->nodes; j++)
+        if (tree[j]) others[count++] = (int32_t)(visible->base[b] + j);
+    return (Slots){begin, run_length, run_length + count, others};
+}
+
+static void attend_heads(void *context, int64_t first, int64_t last, int thread) {
+    Run *run = context;
+    const Model *model = run->model;
+    const Step *step = run->step;
+    const LayerCache *cache = &step->cache[run->number];
+    int64_t width = run->head_width, share = model->heads / model->kv_heads, dim = model->head_dim;
+    float *scores = run->scores + thread * MOST_SHARED * run->score_width;
+    float *results = run->results + thread * MOST_SHARED * width;
+    int32_t *others = run->others + thread * run->score_width;
+    int64_t row_before = -1;
+    Slots slots = {0};
+    for (int64_t item = first; item < last; item++) {
+        int64_t row = item / model->kv_heads, group = item % model->kv_heads, b = row / run->width;
+        if (row != row_before) slots = visible_slots(run, b, run->first + row % run->width, others);
+        row_before = row;
+        size_t place = (size_t)((step->lines[b] * model->kv_heads + group) * step->cache_slots * width);
+        place *= model->kv == KV_F16 ? 2 : 4;
+        Head keys = {(const uint8_t *)cache->keys + place, width, model->kv};
+        Head values = {(const uint8_t *)cache->values + place, width, model->kv};
+        for (int64_t h = 0; h < share; h += MOST_SHARED) {
+            int heads = (int)(share - h < MOST_SHARED ? share - h : MOST_SHARED);
+            int64_t head = group * share + h;
+            const float *q = run->queries + (row * model->heads + head) * width;
+            attend(&keys, &values, &slots, heads, q, model->attention_scale, model->attention_cap, scores, run->score_width, results);
+            float *to = run->inputs + row * run->input_width + head * dim;
+            for (int i = 0; i < heads; i++) memcpy(to + i * dim, results + i * width, (size_t)dim * 4);
+        }
+    }
+}
+
+static void after_attention(void *context, int64_t first, int64_t last, int thread) {
+    Run *run = context;
+    (void)thread;
+    for (int64_t row = first; row < last; row++) {
+        clear_end(run->inputs + row * run->input_width, run->model->heads * run->model->head_dim);
+        quantise(run, row);
+    }
+}
+
+/* ---- MLP ---- */
+
+static void before_mlp(void *context, int64_t first, int64_t last, int thread) {
+    Run *run = context;
+    (void)thread;
+    for (int64_t row = first; row < last; row++) {
+        leave(run, row, run->layer->after_attention);
+        enter(run, row, run->layer->before_mlp);
+    }
+}
+
+INLINE vf activated(int activation, vf x) {
+    const vf half = v_set(0.5f), one = v_set(1.0f);
+    switch (activation) {
+        case SILU: return v_mul(x, v_sigmoid(x));
+        case GELU_TANH: {
+            vf inner = v_mul(v_set(0.797884561f), v_fma(v_mul(v_set(0.044715f), v_mul(x, x)), x, x));
+            return v_mul(v_mul(half, x), v_add(one, v_tanh(inner)));
+        }
+        case GELU: {
+            float parts[W];
+            v_store(parts, x);
+            for (int i = 0; i < W; i++) parts[i] = 0.5f * parts[i] * (1.0f + erff(parts[i] * 0.707106781f));
+            return v_load(parts);
+        }
+        case RELU: return v_max(x, v_set(0.0f));
+        default: {
+            vf positive = v_max(x, v_set(0.0f));
+            return v_mul(positive, positive);
+        }
+    }
+}
+
+INLINE void activate_row(int activation, const float *x, const float *factor, int64_t count, float *out) {
+    for (int64_t i = 0; i < count; i += W) { /* buffers have room for whole vectors */
+        vf y = activated(activation, v_load(x + i));
+        v_store(out + i, factor ? v_mul(y, v_load(factor + i)) : y);
+    }
+}
+
+static void activate(void *context, int64_t first, int64_t last, int thread) {
+    Run *run = context;
+    (void)thread;
+    int64_t inner = run->model->inner;
+    for (int64_t row = first; row < last; row++) {
+        const float *x = run->outputs + row * run->output_width, *factor = run->model->gated ? x + inner : NULL;
+        float *out = run->inputs + row * run->input_width;
+        switch (run->model->activation) { /* so that each is a loop of its own */
+            case SILU: activate_row(SILU, x, factor, inner, out); break;
+            case GELU_TANH: activate_row(GELU_TANH, x, factor, inner, out); break;
+            default: activate_row(run->model->activation, x, factor, inner, out);
+        }
+        clear_end(out, inner);
+        quantise(run, row);
+    }
+}
+
+static void after_mlp(void *context, int64_t first, int64_t last, int thread) {
+    Run *run = context;
+    (void)thread;
+    for (int64_t row = first; row < last; row++) {
+        leave(run, row, run->layer->after_mlp);
+        tap(run, run->number + 1, row, run->states + row * run->state_width);
+    }
+}
+
+/* ---- the whole ---- */
+
+static void run_layer(Run *run, int64_t number) {
+    const Layer *layer = run->layer = &run->model->layer[number];
+    run->number = number;
+    run->out = (Output){run->outputs, run->output_width, NULL};
+    rows_in_parallel(run, before_attention, &layer->qkv);
+    product(run);
+    rows_in_parallel(run, place_heads, &layer->qkv);
+    parallel(run->pool, attend_heads, run, run->rows * run->model->kv_heads, 1);
+    rows_in_parallel(run, after_attention, &layer->out);
+    product(run);
+    rows_in_parallel(run, before_mlp, &layer->up);
+    product(run);
+    rows_in_parallel(run, activate, &layer->down);
+    product(run);
+    rows_in_parallel(run, after_mlp, &layer->down);
+}
+
+static void scale_logits(void *context, int64_t first, int64_t last, int thread) {
+    Run *run = context;
+    (void)thread;
+    vf scale = v_set(run->model->logit_scale), cap = v_set(run->model->logit_cap);
+    for (int64_t row = first; row < last; row++) {
+        float *logits = output_row(&run->out, row);
+        for (int64_t i = 0; i < padded(run->model->vocabulary, TILE); i += W) {
+            vf x = v_mul(v_load(logits + i), scale);
+            v_store(logits + i, run->model->logit_cap > 0.0f ? v_mul(v_tanh(v_div(x, cap)), cap) : x);
+        }
+    }
+}
+
+/* The logits of the rows that were collected in the inputs. */
+static void put_logits(Run *run, int64_t count) {
+    const Model *model = run->model;
+    int64_t rows = run->rows;
+    if (!count) return;
+    run->rows = count;
+    run->matrix = &model->head;
+    run->out = (Output){run->step->logits, run->step->logits_stride, run->places};
+    product(run);
+    if (model->logit_scale != 1.0f || model->logit_cap > 0.0f) parallel(run->pool, scale_logits, run, count, 1);
+    run->rows = rows;
+}
+
+static void finish(Run *run) {
+    const Model *model = run->model;
+    const Step *step = run->step;
+    int64_t kept = step->keep ? step->kept : run->width, count = 0;
+    run->matrix = &model->head;
+    for (int64_t row = 0; row < run->rows; row++) { /* the norm of each, in place of its state */
+        float *state = run->states + row * run->state_width;
+        rms_norm(state, model->final_norm, model->hidden, model->eps, state);
+        tap(run, model->layers + 1, row, state);
+    }
+    for (int64_t b = 0; b < step->rows; b++)
+        for (int64_t k = 0; k < kept; k++) {
+            int64_t n = (step->keep ? step->keep[k] : run->first + k) - run->first;
+            if (n < 0 || n >= run->width) continue;
+            float *input = run->inputs + count * run->input_width;
+            memcpy(input, run->states + (b * run->width + n) * run->state_width, (size_t)model->hidden * 4);
+            clear_end(input, model->hidden);
+            quantise(run, count);
+            run->places[count++] = step->keep ? b * step->kept + k : b * step->nodes + run->first + k;
+            if (count == run->rows) put_logits(run, count), count = 0;
+        }
+    put_logits(run, count);
+}
+
+/* ---- checks ---- */
+
+static int32_t bad_data(const Matrix *m) {
+    return bad_matrix(m->outputs, m->inputs, m->bits, m->zero) || !m->data || (uintptr_t)m->data % 64;
+}
+
+static int32_t check_model(const Model *m) {
+    int64_t width = m->heads * m->head_dim, both = (m->heads + 2 * m->kv_heads) * m->head_dim, up = m->gated ? 2 * m->inner : m->inner;
+    int sizes = m->layers > 0 && m->hidden > 0 && m->heads > 0 && m->kv_heads > 0 && m->head_dim > 0 && m->inner > 0;
+    if (!sizes || m->vocabulary < 1 || m->heads % m->kv_heads || m->rotary_dim < 0 || m->rotary_dim > m->head_dim || m->rotary_dim % 2)
+        return BAD_SHAPE;
+    if (m->kinds < 1 || m->rotary_tables < 1 || !m->final_norm) return BAD_SHAPE;
+    if (m->embedding.inputs != m->hidden || m->embedding.outputs != m->vocabulary) return BAD_SHAPE;
+    if (m->head.inputs != m->hidden || m->head.outputs != m->vocabulary) return BAD_SHAPE;
+    if (bad_data(&m->embedding) || bad_data(&m->head)) return BAD_SHAPE;
+    for (int64_t i = 0; i < m->layers; i++) {
+        const Layer *l = &m->layer[i];
+        const Matrix *each[] = {&l->qkv, &l->out, &l->up, &l->down};
+        const int64_t shapes[][2] = {{both, m->hidden}, {m->hidden, width}, {up, m->hidden}, {m->hidden, m->inner}};
+        for (int k = 0; k < 4; k++) {
+            if (each[k]->outputs != shapes[k][0] || each[k]->inputs != shapes[k][1]) return BAD_SHAPE;
+            if (bad_data(each[k])) return BAD_SHAPE;
+        }
+        if (l->kind < 0 || l->kind >= m->kinds || l->rotary < 0 || l->rotary >= m->rotary_tables) return BAD_SHAPE;
+        if (m->head_norm != NO_HEAD_NORM && (!l->query_norm || !l->key_norm)) return BAD_SHAPE;
+    }
+    return OK;
+}
+
+static int32_t check_visible(const Step *s, const Visible *v) {
+    if ((v->ends != 1 && v->ends != s->nodes) || (v->tree && v->nodes < 1)) return BAD_VISIBLE;
+    for (int64_t i = 0; i < s->rows * v->ends; i++)
+        if (v->end[i] < 0 || v->end[i] > s->cache_slots) return BAD_VISIBLE;
+    for (int64_t b = 0; v->tree && b < s->rows; b++)
+        if (v->base[b] < 0 || v->base[b] + v->nodes > s->cache_slots) return BAD_VISIBLE;
+    return OK;
+}
+
+static int32_t check_step(const Model *m, const Step *s) {
+    if (s->rows < 1 || s->nodes < 1 || s->cache_rows < 1 || s->cache_slots < 1 || s->cache_slots > INT32_MAX) return BAD_SHAPE;
+    if (s->logits_stride < padded(m->vocabulary, TILE) || s->kept < 0) return BAD_SHAPE;
+    for (int64_t i = 0; i < s->rows * s->nodes; i++) {
+        if (s->tokens[i] < 0 || s->tokens[i] >= m->vocabulary) return BAD_TOKEN;
+        if (s->positions[i] < 0 || s->positions[i] >= s->rotary_positions) return BAD_POSITION;
+        if (s->slots[i] < 0 || s->slots[i] >= s->cache_slots) return BAD_SLOT;
+    }
+    for (int64_t b = 0; b < s->rows; b++)
+        if (s->lines[b] < 0 || s->lines[b] >= s->cache_rows) return BAD_ROW;
+    for (int64_t k = 0; s->keep && k < s->kept; k++)
+        if (s->keep[k] < 0 || s->keep[k] >= s->nodes) return BAD_NODE;
+    for (int64_t i = 0; i < s->tap_count; i++)
+        if (s->taps[i].layer < 0 || s->taps[i].layer > m->layers + 1) return BAD_TAP;
+    for (int64_t kind = 0; kind < m->kinds; kind++) {
+        int32_t bad = check_visible(s, &s->visible[kind]);
+        if (bad) return bad;
+    }
+    return OK;
+}
+
+/* ---- memory ---- */
+
+static void *take(uint8_t **next, int64_t count, int64_t bytes) {
+    void *taken = *next;
+    if (*next) *next += padded(count * bytes, 64);
+    return taken;
+}
+
+/* Assign the buffers; returns their size. With no memory yet, only the size counts. */
+static size_t lay_out(Run *run, uint8_t *memory, int64_t rows, int64_t threads) {
+    const uint8_t *start = memory ? memory : (uint8_t *)64;
+    uint8_t *next = (uint8_t *)start;
+    int64_t groups = run->input_width / GROUP, shared = threads * MOST_SHARED;
+    run->states = take(&next, rows * run->state_width, 4);
+    run->inputs = take(&next, rows * run->input_width + GROUP, 4);
+    run->outputs = take(&next, rows * run->output_width + GROUP, 4);
+    run->queries = take(&next, rows * run->model->heads * run->head_width, 4);
+    run->codes = take(&next, rows * run->input_width, 1);
+    run->scales = take(&next, rows * groups, 4);
+    run->sums = take(&next, rows * groups, 4);
+    run->offsets = take(&next, rows * groups, 4);
+    run->places = take(&next, rows, 8);
+    run->scores = take(&next, shared * run->score_width, 4);
+    run->results = take(&next, shared * run->head_width, 4);
+    run->others = take(&next, threads * run->score_width, 4);
+    return (size_t)(next - start);
+}
+
+static int32_t reserve(Engine *engine, Run *run, int64_t rows, int64_t threads) {
+    size_t size = lay_out(run, NULL, rows, threads);
+    if (size > engine->size) {
+        free(engine->memory);
+        engine->size = 0;
+        engine->memory = aligned_alloc(64, (size + 63) / 64 * 64);
+        if (!engine->memory) return NO_MEMORY;
+        engine->size = size;
+    }
+    lay_out(run, engine->memory, rows, threads);
+    return OK;
+}
+
+int32_t fd_forward(Engine *engine, const Model *model, const Step *step, int32_t threads) {
+    int32_t bad = check_model(model);
+    if (!bad) bad = check_step(model, step);
+    if (bad) return bad;
+    pool_resize(&engine->pool, threads);
+    int64_t all = model->heads + 2 * model->kv_heads, inner = model->gated ? 2 * model->inner : model->inner, trees = 0;
+    for (int64_t kind = 0; kind < model->kinds; kind++) trees = larger(trees, step->visible[kind].nodes);
+    Run run = {.model = model, .step = step, .pool = &engine->pool};
+    run.head_width = padded(model->head_dim, TILE);
+    run.state_width = padded(model->hidden, GROUP);
+    run.input_width = padded(larger(larger(model->hidden, model->heads * model->head_dim), model->inner), GROUP);
+    run.output_width = padded(larger(larger(all * model->head_dim, model->hidden), inner), TILE);
+    run.score_width = padded(step->cache_slots + trees, TILE) + TILE;
+    int64_t width = larger(TOGETHER / step->rows, 1);
+    width = width < step->nodes ? width : step->nodes;
+    bad = reserve(engine, &run, step->rows * width, engine->pool.workers + 1);
+    if (bad) return bad;
+    FloatMode before = default_float_mode();
+    for (run.first = 0; run.first < step->nodes; run.first += width) {
+        run.width = step->nodes - run.first < width ? step->nodes - run.first : width;
+        run.rows = step->rows * run.width;
+        rows_in_parallel(&run, embed, NULL);
+        for (int64_t number = 0; number < model->layers; number++) run_layer(&run, number);
+        finish(&run);
+    }
+    restore_float_mode(before);
+    return OK;
+}
+
+/* One product, for measurements and heads. */
+int32_t fd_product(Engine *engine, const Matrix *matrix, const float *x, int64_t rows, float *y, int64_t stride, int32_t threads) {
+    if (bad_data(matrix) || rows < 0) return BAD_SHAPE;
+    if (stride < padded(matrix->outputs, TILE)) return BAD_SHAPE;
+    pool_resize(&engine->pool, threads);
+    Model none = {0};
+    Run run = {.model = &none, .pool = &engine->pool, .matrix = matrix};
+    run.input_width = padded(matrix->inputs, GROUP);
+    int32_t bad = reserve(engine, &run, rows < TOGETHER ? rows : TOGETHER, 1);
+    if (bad) return bad;
+    FloatMode before = default_float_mode();
+    for (int64_t first = 0; first < rows; first += run.rows) {
+        run.rows = rows - first < TOGETHER ? rows - first : TOGETHER;
+        run.out = (Output){y + first * stride, stride, NULL};
+        for (int64_t row = 0; row < run.rows; row++) {
+            float *input = run.inputs + row * run.input_width;
+            memcpy(input, x + (first + row) * matrix->inputs, (size_t)matrix->inputs * 4);
+            clear_end(input, matrix->inputs);
+            quantise(&run, row);
+        }
+        product(&run);
+    }
+    restore_float_mode(before);
+    return OK;
+}

@@ -1,0 +1,320 @@
+/* y = x W^T for quantised weights and activations.
+ *
+ * Sums within a group of 32 inputs are exact integers, and groups are added as floats in their order, so that a row's
+ * result does not depend on the other rows, whichever rows share a tile.
+ */
+#ifndef FOREDRAFT_PRODUCT_H
+#define FOREDRAFT_PRODUCT_H
+
+#include "pack.h"
+
+#define PANEL 64 /* rows whose activations stay in the caches of a core while weights pass */
+#define AHEAD 2048 /* bytes of weights that are fetched ahead */
+
+/* Activations of one product: codes in [-127, 127] with one scale per row and group, value = scale * code. */
+typedef struct {
+    const int8_t *codes;    /* [rows, groups * GROUP] */
+    const float *scales;    /* [rows, groups] */
+    const int32_t *offsets; /* [rows, groups]: what symmetric codes add to the integer sum */
+    const float *sums;      /* [rows, groups]: scale * sum of codes, for minima */
+    const float *floats;    /* [rows, stride], for float weights */
+    int64_t stride;
+} Activations;
+
+/* Where the results of a block of outputs go. */
+typedef struct {
+    float *first;          /* of row 0 */
+    int64_t stride;        /* between rows */
+    const int64_t *places; /* the place of each row, or NULL: its own */
+} Output;
+
+INLINE float *output_row(const Output *y, int64_t row) {
+    return y->first + (y->places ? y->places[row] : row) * y->stride;
+}
+
+#if defined(__ARM_FEATURE_DOTPROD)
+#define SIGNED_CODES 128 /* sdot takes codes of 8 bits as code - 128 */
+#else
+#define SIGNED_CODES 0
+#endif
+
+/* Quantise a row for a matrix; x may be read up to the padded width, where it is 0. */
+static void quantise_row(
+    const Matrix *m, const float *x, int8_t *codes, float *scales, int32_t *offsets, float *sums) {
+    int64_t groups = groups_of(m->inputs);
+    int32_t shift = (m->bits == 8 ? SIGNED_CODES : 0) - (m->zero == MINIMA ? 0 : m->zero);
+    for (int64_t group = 0; group < groups; group++) {
+        const float *part = x + group * GROUP;
+        vf high = v_abs(v_load(part));
+        for (int i = W; i < GROUP; i += W) high = v_max(high, v_abs(v_load(part + i)));
+        float most = v_highest(high), inverse = most > 0.0f ? 127.0f / most : 0.0f;
+        uint32_t sum = 0;
+        for (int i = 0; i < GROUP; i += W) sum += (uint32_t)v_quantise(v_load(part + i), inverse, codes + group * GROUP + i);
+        scales[group] = most / 127.0f;
+        offsets[group] = (int32_t)((uint32_t)shift * sum);
+        sums[group] = scales[group] * (float)(int32_t)sum;
+    }
+}
+
+INLINE int32_t four(const int8_t *p) {
+    int32_t value;
+    memcpy(&value, p, 4);
+    return value;
+}
+
+#if W == 16
+
+#define MOST_ROWS 8
+
+INLINE void group_sums(const uint8_t *w, int bits, int rows, const int8_t *x, int64_t width, __m512i *sums) {
+    const __m512i low = _mm512_set1_epi8(15);
+    for (int c = 0; c < (bits == 4 ? 4 : 8); c++) {
+        __m512i codes = _mm512_load_si512(w + 64 * c);
+        __m512i first = bits == 4 ? _mm512_and_si512(codes, low) : codes;
+        for (int r = 0; r < rows; r++)
+            sums[r] = _mm512_dpbusd_epi32(sums[r], first, _mm512_set1_epi32(four(x + r * width + 4 * c)));
+        if (bits == 4) {
+            __m512i second = _mm512_and_si512(_mm512_srli_epi16(codes, 4), low);
+            for (int r = 0; r < rows; r++)
+                sums[r] = _mm512_dpbusd_epi32(sums[r], second, _mm512_set1_epi32(four(x + r * width + 16 + 4 * c)));
+        }
+    }
+}
+
+INLINE void block_rows(
+    const uint8_t *block, int64_t groups, int bits, int minima, int rows, const Activations *a, int64_t row,
+    const float *bias, const Output *y) {
+    const uint16_t *scales = (const uint16_t *)(block + groups * code_bytes(bits));
+    const int64_t width = groups * GROUP;
+    const int8_t *x = a->codes + row * width;
+    const float *row_scales = a->scales + row * groups, *row_sums = a->sums + row * groups;
+    const int32_t *offsets = a->offsets + row * groups;
+    vf total[MOST_ROWS];
+    for (int r = 0; r < rows; r++) total[r] = v_set(0.0f);
+    for (int64_t g = 0; g < groups; g++) {
+        const uint8_t *w = block + g * code_bytes(bits);
+        if (row == 0)
+            for (int line = 0; line < code_bytes(bits) / 64; line++) __builtin_prefetch(w + AHEAD + 64 * line);
+        __m512i sums[MOST_ROWS];
+        for (int r = 0; r < rows; r++) sums[r] = _mm512_set1_epi32(offsets[r * groups + g]);
+        group_sums(w, bits, rows, x + g * GROUP, width, sums);
+        vf scale = v_load_half(scales + g * TILE);
+        for (int r = 0; r < rows; r++)
+            total[r] = v_fma(v_mul(_mm512_cvtepi32_ps(sums[r]), v_set(row_scales[r * groups + g])), scale, total[r]);
+        if (minima) {
+            vf minimum = v_load_half(scales + (groups + g) * TILE);
+            for (int r = 0; r < rows; r++) total[r] = v_fma(v_set(row_sums[r * groups + g]), minimum, total[r]);
+        }
+    }
+    for (int r = 0; r < rows; r++)
+        v_store(output_row(y, row + r), bias ? v_add(total[r], v_load(bias)) : total[r]);
+}
+
+#elif W == 8
+
+#define MOST_ROWS 4
+
+/* For outputs 8 h to 8 h + 7: sums of pairs of products of 4-bit codes fit 16 bits for a whole group. */
+INLINE void group_sums(const uint8_t *w, int bits, int rows, const int8_t *x, int64_t width, __m256i *sums) {
+    const __m256i low = _mm256_set1_epi8(15);
+    __m256i first[MOST_ROWS], second[MOST_ROWS];
+    for (int r = 0; r < rows; r++) first[r] = second[r] = _mm256_setzero_si256();
+    for (int c = 0; c < (bits == 4 ? 4 : 8); c++) {
+        __m256i codes = _mm256_load_si256((const __m256i *)(w + 64 * c));
+        __m256i lower = _mm256_and_si256(codes, low), upper = _mm256_and_si256(_mm256_srli_epi16(codes, 4), low);
+        for (int r = 0; r < rows; r++) {
+            const int8_t *p = x + r * width + 4 * c;
+            __m256i own = _mm256_set1_epi32(four(p)), other = bits == 4 ? _mm256_set1_epi32(four(p + 16)) : own;
+            first[r] = _mm256_add_epi16(first[r], _mm256_maddubs_epi16(lower, own));
+            second[r] = _mm256_add_epi16(second[r], _mm256_maddubs_epi16(upper, other));
+        }
+    }
+    const __m256i one = _mm256_set1_epi16(1), upper_unit = _mm256_set1_epi16(bits == 4 ? 1 : 16);
+    for (int r = 0; r < rows; r++) {
+        __m256i both = _mm256_add_epi32(_mm256_madd_epi16(first[r], one), _mm256_madd_epi16(second[r], upper_unit));
+        sums[r] = _mm256_add_epi32(sums[r], both);
+    }
+}
+
+INLINE void block_rows(
+    const uint8_t *block, int64_t groups, int bits, int minima, int rows, const Activations *a, int64_t row,
+    const float *bias, const Output *y) {
+    const uint16_t *scales = (const uint16_t *)(block + groups * code_bytes(bits));
+    const int64_t width = groups * GROUP;
+    const int8_t *x = a->codes + row * width;
+    const float *row_scales = a->scales + row * groups, *row_sums = a->sums + row * groups;
+    const int32_t *offsets = a->offsets + row * groups;
+    vf total[2 * MOST_ROWS];
+    for (int r = 0; r < 2 * rows; r++) total[r] = v_set(0.0f);
+    for (int64_t g = 0; g < groups; g++) {
+        const uint8_t *w = block + g * code_bytes(bits);
+        if (row == 0)
+            for (int line = 0; line < code_bytes(bits) / 64; line++) __builtin_prefetch(w + AHEAD + 64 * line);
+        for (int half = 0; half < 2; half++) {
+            __m256i sums[MOST_ROWS];
+            for (int r = 0; r < rows; r++) sums[r] = _mm256_set1_epi32(offsets[r * groups + g]);
+            group_sums(w + 32 * half, bits, rows, x + g * GROUP, width, sums);
+            vf scale = v_load_half(scales + g * TILE + W * half);
+            vf *own = total + half * rows;
+            for (int r = 0; r < rows; r++)
+                own[r] = v_fma(v_mul(_mm256_cvtepi32_ps(sums[r]), v_set(row_scales[r * groups + g])), scale, own[r]);
+            if (minima) {
+                vf minimum = v_load_half(scales + (groups + g) * TILE + W * half);
+                for (int r = 0; r < rows; r++) own[r] = v_fma(v_set(row_sums[r * groups + g]), minimum, own[r]);
+            }
+        }
+    }
+    for (int half = 0; half < 2; half++)
+        for (int r = 0; r < rows; r++) {
+            vf result = total[half * rows + r];
+            v_store(output_row(y, row + r) + W * half, bias ? v_add(result, v_load(bias + W * half)) : result);
+        }
+}
+
+#elif W == 4
+
+#define MOST_ROWS 4
+
+INLINE void group_sums(const uint8_t *w, int bits, int rows, const int8_t *x, int64_t width, int32x4_t *sums) {
+    const uint8x16_t low = vdupq_n_u8(15), sign = vdupq_n_u8(128);
+    for (int c = 0; c < (bits == 4 ? 4 : 8); c++)
+        for (int q = 0; q < 4; q++) {
+            uint8x16_t codes = vld1q_u8(w + 64 * c + 16 * q);
+            int8x16_t first = vreinterpretq_s8_u8(bits == 4 ? vandq_u8(codes, low) : veorq_u8(codes, sign));
+            int8x16_t second = vreinterpretq_s8_u8(vshrq_n_u8(codes, 4));
+            for (int r = 0; r < rows; r++) {
+                const int8_t *p = x + r * width + 4 * c;
+                int32x4_t *own = sums + 4 * r + q;
+                *own = vdotq_s32(*own, first, vreinterpretq_s8_s32(vdupq_n_s32(four(p))));
+                if (bits == 4) *own = vdotq_s32(*own, second, vreinterpretq_s8_s32(vdupq_n_s32(four(p + 16))));
+            }
+        }
+}
+
+INLINE void block_rows(
+    const uint8_t *block, int64_t groups, int bits, int minima, int rows, const Activations *a, int64_t row,
+    const float *bias, const Output *y) {
+    const uint16_t *scales = (const uint16_t *)(block + groups * code_bytes(bits));
+    const int64_t width = groups * GROUP;
+    const int8_t *x = a->codes + row * width;
+    const float *row_scales = a->scales + row * groups, *row_sums = a->sums + row * groups;
+    const int32_t *offsets = a->offsets + row * groups;
+    vf total[4 * MOST_ROWS];
+    for (int i = 0; i < 4 * rows; i++) total[i] = v_set(0.0f);
+    for (int64_t g = 0; g < groups; g++) {
+        int32x4_t sums[4 * MOST_ROWS];
+        for (int i = 0; i < 4 * rows; i++) sums[i] = vdupq_n_s32(offsets[i / 4 * groups + g]);
+        group_sums(block + g * code_bytes(bits), bits, rows, x + g * GROUP, width, sums);
+        for (int i = 0; i < 4 * rows; i++) {
+            vf scale = v_load_half(scales + g * TILE + W * (i % 4)), own = v_set(row_scales[i / 4 * groups + g]);
+            total[i] = v_fma(v_mul(vcvtq_f32_s32(sums[i]), own), scale, total[i]);
+            if (minima) {
+                vf minimum = v_load_half(scales + (groups + g) * TILE + W * (i % 4));
+                total[i] = v_fma(v_set(row_sums[i / 4 * groups + g]), minimum, total[i]);
+            }
+        }
+    }
+    for (int i = 0; i < 4 * rows; i++) {
+        vf result = bias ? v_add(total[i], v_load(bias + W * (i % 4))) : total[i];
+        v_store(output_row(y, row + i / 4) + W * (i % 4), result);
+    }
+}
+
+#else
+
+#define MOST_ROWS 1
+
+INLINE void block_rows(
+    const uint8_t *block, int64_t groups, int bits, int minima, int rows, const Activations *a, int64_t row,
+    const float *bias, const Output *y) {
+    const uint16_t *scales = (const uint16_t *)(block + groups * code_bytes(bits));
+    (void)rows;
+    float *out = output_row(y, row);
+    float total[TILE] = {0};
+    for (int64_t g = 0; g < groups; g++) {
+        int32_t sums[TILE];
+        for (int o = 0; o < TILE; o++) sums[o] = a->offsets[row * groups + g];
+        for (int i = 0; i < GROUP; i++) {
+            int32_t code = a->codes[(row * groups + g) * GROUP + i];
+            for (int o = 0; o < TILE; o++) sums[o] += code * code_at(block + g * code_bytes(bits), bits, o, i);
+        }
+        for (int o = 0; o < TILE; o++) {
+            total[o] += (float)sums[o] * a->scales[row * groups + g] * half_to_float(scales[g * TILE + o]);
+            if (minima) total[o] += a->sums[row * groups + g] * half_to_float(scales[(groups + g) * TILE + o]);
+        }
+    }
+    for (int o = 0; o < TILE; o++) out[o] = bias ? total[o] + bias[o] : total[o];
+}
+
+#endif
+
+static void float_block(const float *block, const Activations *a, int64_t row, int64_t inputs, const float *bias, float *y) {
+    const float *x = a->floats + row * a->stride;
+    for (int o = 0; o < TILE; o += W) {
+        vf total = v_set(0.0f);
+        for (int64_t i = 0; i < inputs; i++) total = v_fma(v_set(x[i]), v_load(block + i * TILE + o), total);
+        v_store(y + o, bias ? v_add(total, v_load(bias + o)) : total);
+    }
+}
+
+#define ROWS(count)                                                                                          \
+    case count:                                                                                              \
+        block_rows(block, groups, bits, minima, count, a, row, bias, y);                                     \
+        break;
+
+/* All rows from ``row`` on, ``left`` of them, with one block of outputs. */
+INLINE void block_all(
+    const uint8_t *block, int64_t groups, int bits, int minima, int64_t left, const Activations *a, int64_t row,
+    const float *bias, const Output *y) {
+    for (int64_t taken; left > 0; left -= taken, row += taken) {
+        taken = left < MOST_ROWS ? left : MOST_ROWS;
+        switch (taken) {
+            ROWS(1)
+#if MOST_ROWS > 1
+            ROWS(2)
+            ROWS(3)
+            ROWS(4)
+#endif
+#if MOST_ROWS > 4
+            ROWS(5)
+            ROWS(6)
+            ROWS(7)
+            ROWS(8)
+#endif
+        }
+    }
+}
+
+#define KIND(name, bits, minima)                                                                                     \
+    static __attribute__((noinline)) void name(                                                                      \
+        const uint8_t *block, int64_t groups, int64_t left, const Activations *a, int64_t row, const float *bias,    \
+        const Output *y) {                                                                                           \
+        block_all(block, groups, bits, minima, left, a, row, bias, y);                                               \
+    }
+KIND(int4_symmetric, 4, 0)
+KIND(int4_minima, 4, 1)
+KIND(int8_symmetric, 8, 0)
+KIND(int8_minima, 8, 1)
+
+/* Outputs of the blocks [first, last) for all rows; each row of y has space for whole blocks. */
+static void product_blocks(const Matrix *m, const Activations *a, int64_t rows, const Output *y, int64_t first, int64_t last) {
+    int64_t size = block_bytes(m->inputs, m->bits, m->zero), groups = groups_of(m->inputs);
+    for (int64_t row = 0; row < rows; row += PANEL) {
+        int64_t left = rows - row < PANEL ? rows - row : PANEL;
+        for (int64_t b = first; b < last; b++) {
+            const uint8_t *block = m->data + b * size;
+            const float *bias = m->bias ? m->bias + b * TILE : NULL;
+            Output out = {y->first + b * TILE, y->stride, y->places};
+            if (m->bits == 32) {
+                for (int64_t r = row; r < row + left; r++)
+                    float_block((const float *)block, a, r, m->inputs, bias, output_row(&out, r));
+            } else if (m->bits == 4) {
+                (m->zero == MINIMA ? int4_minima : int4_symmetric)(block, groups, left, a, row, bias, &out);
+            } else {
+                (m->zero == MINIMA ? int8_minima : int8_symmetric)(block, groups, left, a, row, bias, &out);
+            }
+        }
+    }
+}
+
+#endif

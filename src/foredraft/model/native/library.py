@@ -1,0 +1,159 @@
+"""The kernels' C interface; see ``kernels/engine.h``."""
+
+import ctypes
+import functools
+from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_void_p as c_void_p
+from pathlib import Path
+
+from torch import Tensor
+
+from foredraft.core.errors import ModelError
+from foredraft.model.native.build import libraries
+
+MINIMA = -1
+"""``zero`` of a matrix with stored minima."""
+BAD_POSITION = 3
+_FAULTS = (
+    "",
+    "sizes that do not fit each other",
+    "a token outside of the vocabulary",
+    "a position outside of the rotary table",
+    "a slot outside of the cache",
+    "a row outside of the cache",
+    "visible slots outside of the cache",
+    "a node that does not exist",
+    "no memory for its buffers",
+    "a hidden layer that does not exist",
+)
+
+
+class Matrix(Structure):
+    _fields_ = [
+        ("data", c_void_p),
+        ("bias", c_void_p),
+        ("outputs", c_int64),
+        ("inputs", c_int64),
+        ("bits", c_int32),
+        ("zero", c_int32),
+    ]
+
+
+class Layer(Structure):
+    _fields_ = [
+        *((name, Matrix) for name in ("qkv", "out", "up", "down")),
+        *((name, c_void_p) for name in ("before_attention", "after_attention", "before_mlp", "after_mlp")),
+        ("query_norm", c_void_p),
+        ("key_norm", c_void_p),
+        ("kind", c_int32),
+        ("rotary", c_int32),
+    ]
+
+
+class Model(Structure):
+    _fields_ = [
+        *((name, c_int64) for name in ("layers", "hidden", "heads", "kv_heads", "head_dim", "inner", "vocabulary")),
+        *((name, c_int64) for name in ("rotary_dim", "rotary_tables", "kinds")),
+        *((name, c_int32) for name in ("activation", "gated", "head_norm", "kv")),
+        *((name, c_float) for name in ("eps", "embedding_scale", "residual_scale", "attention_scale")),
+        *((name, c_float) for name in ("attention_cap", "logit_scale", "logit_cap")),
+        ("layer", POINTER(Layer)),
+        ("embedding", Matrix),
+        ("head", Matrix),
+        ("final_norm", c_void_p),
+    ]
+
+
+class Visible(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("begin", "end", "base", "tree")),
+        ("ends", c_int64),
+        ("nodes", c_int64),
+    ]
+
+
+class LayerCache(Structure):
+    _fields_ = [("keys", c_void_p), ("values", c_void_p)]
+
+
+class Tap(Structure):
+    _fields_ = [("layer", c_int64), ("states", c_void_p)]
+
+
+class Step(Structure):
+    _fields_ = [
+        ("rows", c_int64),
+        ("nodes", c_int64),
+        *((name, c_void_p) for name in ("tokens", "positions", "slots", "lines")),
+        ("visible", POINTER(Visible)),
+        ("cache", POINTER(LayerCache)),
+        ("cache_rows", c_int64),
+        ("cache_slots", c_int64),
+        ("rotary", POINTER(c_void_p)),
+        ("rotary_positions", c_int64),
+        ("keep", c_void_p),
+        ("kept", c_int64),
+        ("logits", c_void_p),
+        ("logits_stride", c_int64),
+        ("taps", POINTER(Tap)),
+        ("tap_count", c_int64),
+    ]
+
+
+class Library:
+    """The functions of a compiled library.
+
+    Raises:
+        ModelError: the file is no such library.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._inner = ctypes.CDLL(str(path))
+            self.runs_here = self._function("fd_runs_here", c_int32)
+            self.isa = self._function("fd_isa", c_char_p)
+            shape = (c_int64, c_int64, c_int32, c_int32)
+            self.matrix_bytes = self._function("fd_matrix_bytes", c_int64, *shape)
+            self.pack_floats = self._function("fd_pack_floats", c_int32, c_void_p, *shape, c_void_p)
+            self.pack_codes = self._function("fd_pack_codes", c_int32, c_void_p, c_void_p, c_void_p, *shape, c_void_p)
+            self.unpack = self._function("fd_unpack", c_int32, POINTER(Matrix), c_void_p, c_int64, c_void_p, c_int64)
+            self.engine_new = self._function("fd_engine_new", c_void_p)
+            self.engine_free = self._function("fd_engine_free", None, c_void_p)
+            self.product = self._function(
+                "fd_product", c_int32, c_void_p, POINTER(Matrix), c_void_p, c_int64, c_void_p, c_int64, c_int32
+            )
+            self.forward = self._function("fd_forward", c_int32, c_void_p, POINTER(Model), POINTER(Step), c_int32)
+            self.advise_huge = self._function("fd_advise_huge", None, c_void_p, c_int64)
+        except (OSError, AttributeError) as error:
+            raise ModelError(
+                f"{str(path)!r} is no library of native kernels: delete it, and it is compiled again."
+            ) from error
+
+    def _function(self, name: str, result: type | None, *arguments: type) -> "ctypes._NamedFuncPointer":
+        function = getattr(self._inner, name)
+        function.restype, function.argtypes = result, arguments
+        return function
+
+
+@functools.cache
+def library() -> Library:
+    """The best library that runs on this processor.
+
+    Raises:
+        ModelError: there is none, and none can be compiled.
+    """
+    for path in libraries():
+        found = Library(path)
+        if found.runs_here():
+            return found
+    raise ModelError("No native kernels run on this processor.")  # the portable ones do
+
+
+def check(fault: int) -> None:
+    """Raise a ``ModelError`` for a fault that a function has returned."""
+    if fault:
+        raise ModelError(f"The native engine was given {_FAULTS[fault]}.")
+
+
+def pointer(tensor: Tensor | None) -> int | None:
+    """The address of a tensor's first element; None for NULL."""
+    return None if tensor is None else tensor.data_ptr()

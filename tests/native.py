@@ -1,0 +1,27 @@
+"""Tiny models on the native engine."""
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from foredraft.model.native.build import compiler
+from foredraft.model.native.decoder import pack_decoder, source_of
+from foredraft.model.native.model import NativeLM
+from foredraft.model.native.weights import PRECISIONS
+from tiny import build
+
+needs_compiler = pytest.mark.skipif(compiler() is None, reason="needs a C compiler")
+
+
+def on_native(model: PreTrainedModel, weights: str, kv_dtype: torch.dtype = torch.float16) -> NativeLM:
+    """A model on the engine; weights may be float32, too."""
+    return NativeLM(pack_decoder(model, source_of(model), PRECISIONS[weights]), model, kv_dtype=kv_dtype)
+
+
+@functools.cache
+def native(name: str = "llama", weights: str = "int4", **changes: Any) -> NativeLM:
+    """A tiny model on the engine; see ``tiny.build``."""
+    return on_native(build(name, **changes), weights)
