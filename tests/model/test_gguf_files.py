@@ -61,6 +61,11 @@ def test_wherever_a_model_is_named(drafter: str, path: Path):
     assert found.tokens == expected.tokens and found.text == expected.text
 
 
+def test_a_path_as_a_drafter_is_a_draft_model(path: Path):
+    with foredraft.load(path, path) as g:
+        assert g.generate("The quick 12", max_new_tokens=8).stats.acceptance_length > 1
+
+
 def test_a_file_by_its_first_bytes(path: Path, tmp_path: Path):
     other = tmp_path / "sha256-0123"
     other.write_bytes(path.read_bytes())

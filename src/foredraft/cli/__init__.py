@@ -35,7 +35,7 @@ GROUPS = {
     "Understand": {
         "methods": "List the drafters, or explain one of them with its options.",
         "viewer": "Show a recorded request: its text, and the draft tree of every step.",
-        "inspect": "Describe a trained draft head and the target that it needs.",
+        "inspect": "Describe a trained draft head, or a GGUF file.",
         "theory": "Estimate the speed-up from acceptance rate and draft cost.",
     },
 }

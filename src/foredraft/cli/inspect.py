@@ -13,27 +13,47 @@ from foredraft.cli.console import output
 
 if TYPE_CHECKING:
     from foredraft.heads.formats import HeadInfo
+    from foredraft.model.gguf.describe import GgufInfo
 
 
-EXAMPLES = ("foredraft inspect run/head", "foredraft inspect yuhuili/EAGLE3-LLaMA3.1-Instruct-8B --json")
+EXAMPLES = (
+    "foredraft inspect run/head",
+    "foredraft inspect yuhuili/EAGLE3-LLaMA3.1-Instruct-8B --json",
+    "foredraft inspect model.gguf",
+)
 
 
 def command(
     path: Annotated[
         str,
-        typer.Argument(help="The draft head: folder, hub name or bundled head (sample-eagle3).", show_default=False),
+        typer.Argument(
+            help="The draft head: folder, hub name or bundled head (sample-eagle3); or a GGUF file.", show_default=False
+        ),
     ],
     as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print one JSON object.")] = False,
 ) -> None:
-    """Describe a trained draft head and the target that it needs."""
+    """Describe a trained draft head, or a GGUF file.
+
+    A head: its method and the target that it needs. A file: its model, and how each type of its weights is read.
+    """
     from foredraft.heads.formats import inspect_head
+    from foredraft.model.gguf.describe import inspect_gguf
+    from foredraft.model.gguf.file import GgufFile
+    from foredraft.model.gguf.load import is_gguf
+    from foredraft.model.hub import fetch_file
     from foredraft.model.load import resolve
 
-    found = to_json(inspect_head(resolve(path)))
+    found: dict[str, Any]
+    if is_gguf(path):
+        info = inspect_gguf(GgufFile(fetch_file(path)))
+        found, panel = asdict(info), _gguf_panel(path, info)
+    else:
+        found = to_json(inspect_head(resolve(path)))
+        panel = _panel(path, found)
     if as_json:
         typer.echo(json.dumps({"path": path, **found}))
         return
-    output().print(_panel(path, found))
+    output().print(panel)
 
 
 def to_json(info: "HeadInfo") -> dict[str, Any]:
@@ -49,11 +69,39 @@ def to_json(info: "HeadInfo") -> dict[str, Any]:
     }
 
 
-def _panel(path: str, found: dict[str, Any]) -> Panel:
-    """Method, target requirements, shape and notes."""
+def _gguf_panel(path: str, info: "GgufInfo") -> Panel:
+    """The model, its types of weights and its tokenizer."""
+    from foredraft.model.memory import format_bytes
+
+    rows = {
+        "model": f"{info.name or 'no name'} ({info.architecture})",
+        "parameters": f"{info.parameters:,} in {format_bytes(info.bytes)}",
+        "shape": f"{info.layers} layers, hidden size {info.hidden_size}, vocabulary {info.vocab_size}",
+        "context": f"{info.context} tokens",
+        "tokenizer": info.tokenizer,
+        "chat template": "yes" if info.chat_template else "no",
+    }
+    table = _grid()
+    for name, value in rows.items():
+        table.add_row(name, Text(value))
+    for number, each in enumerate(info.types):
+        tensors = "1 tensor" if each.tensors == 1 else f"{each.tensors} tensors"
+        row = f"{each.type}: {tensors}, {each.parameters:,} weights, read {each.read}"
+        table.add_row("" if number else "weights", Text(row))
+    return Panel(table, title=Text(path, style="bold"), title_align="left", expand=False)
+
+
+def _grid() -> Table:
+    """Names and values beside each other."""
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
+    return table
+
+
+def _panel(path: str, found: dict[str, Any]) -> Panel:
+    """Method, target requirements, shape and notes."""
+    table = _grid()
     table.add_row("method", f"{found['method']} ({found['format']})")
     table.add_row("parameters", f"{found['parameters']:,} in {found['dtype']}")
     table.add_row("target", Text(_needs(found["target"])))

@@ -19,6 +19,7 @@ from foredraft.engine.generator import Generator
 from foredraft.heads.formats import inspect_head
 from foredraft.heads.formats.tuned import SUFFIX, read_tuned
 from foredraft.model.base import TargetModel
+from foredraft.model.gguf.load import is_gguf
 from foredraft.model.load import as_device, as_dtype, resolve, unwrapped
 from foredraft.model.native.load import check_weights
 
@@ -163,6 +164,8 @@ def _from_path(source: Any, path: str) -> Spec:
     """The spec for a path: a tuned drafter, a trained head or a draft model."""
     if path.endswith(SUFFIX):
         return _from_text(source, path)
+    if is_gguf(path):
+        return replace(Spec.parse("draft_model"), path=path)
     try:
         kind = inspect_head(path).method
         name = kind if kind in METHODS else "eagle2"

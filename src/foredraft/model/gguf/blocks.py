@@ -102,11 +102,9 @@ def is_kept(kind: Kind) -> bool:
 
 def reading(kind: Kind) -> str:
     """How tensors of a type are read, for people."""
-    if is_kept(kind):
-        return "kept as it is"
     if kind.name in _FLOATS:
-        return "read as it is"
-    return "dequantised"
+        return "as it is"
+    return "as it is, or dequantised without another rounding" if is_kept(kind) else "dequantised"
 
 
 def unpack(kind: Kind, data: UInt8[Tensor, "O bytes"]) -> Blocks | None:

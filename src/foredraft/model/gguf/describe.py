@@ -1,0 +1,86 @@
+"""What a GGUF file holds, and how each type of weights is read."""
+
+from dataclasses import dataclass
+from math import prod
+
+from foredraft.model.gguf.blocks import reading
+from foredraft.model.gguf.config import config_of
+from foredraft.model.gguf.file import GgufError, GgufFile
+from foredraft.model.gguf.load import weights_of
+from foredraft.model.gguf.tokenizer import tokenizer_of
+
+
+@dataclass(frozen=True, slots=True)
+class TypeInfo:
+    """Tensors of one type, their weights, and how they are read."""
+
+    type: str
+    tensors: int
+    parameters: int
+    read: str
+
+
+@dataclass(frozen=True, slots=True)
+class GgufInfo:
+    """A model in a GGUF file.
+
+    ``bytes``: of its weights. ``tokenizer``: its kind, or why there is none. ``types``: most weights first.
+    """
+
+    name: str | None
+    architecture: str
+    model_type: str
+    parameters: int
+    bytes: int
+    layers: int
+    hidden_size: int
+    vocab_size: int
+    context: int
+    tokenizer: str
+    chat_template: bool
+    types: tuple[TypeInfo, ...]
+
+
+def inspect_gguf(file: GgufFile) -> GgufInfo:
+    """Describe a file, after the checks of loading it.
+
+    Raises:
+        GgufError: it cannot be loaded.
+    """
+    config = config_of(file)
+    weights_of(file, config)
+    tensors = file.tensors.values()
+    kinds = {info.kind for info in tensors}
+    types = [
+        TypeInfo(
+            kind.name,
+            sum(info.kind == kind for info in tensors),
+            sum(prod(info.shape) for info in tensors if info.kind == kind),
+            reading(kind),
+        )
+        for kind in kinds
+    ]
+    return GgufInfo(
+        name=file.text("general.name"),
+        architecture=str(file.text("general.architecture")),
+        model_type=config.model_type,
+        parameters=sum(each.parameters for each in types),
+        bytes=sum(info.rows * info.row_bytes for info in tensors),
+        layers=config.num_hidden_layers,
+        hidden_size=config.hidden_size,
+        vocab_size=config.vocab_size,
+        context=config.max_position_embeddings,
+        tokenizer=_tokenizer(file),
+        chat_template=file.text("tokenizer.chat_template") is not None,
+        types=tuple(sorted(types, key=lambda each: (-each.parameters, each.type))),
+    )
+
+
+def _tokenizer(file: GgufFile) -> str:
+    try:
+        tokens = len(tokenizer_of(file))
+    except GgufError as error:
+        return f"none: {error}"
+    split = file.text("tokenizer.ggml.pre")
+    kind = "SentencePiece" if file.text("tokenizer.ggml.model") == "llama" else f"byte-level BPE, split {split}"
+    return f"{kind}, {tokens:,} tokens"
