@@ -37,6 +37,15 @@ def test_other_prompts_keys_and_tools_have_other_blocks():
         assert other and not set(other) & set(first)
 
 
+def test_the_input_of_a_response_has_blocks():
+    def response(**body: object) -> tuple[bytes, ...]:
+        return prompt_blocks(json.dumps({"instructions": LONG, **body}).encode())
+
+    first = response(input="Hello.")
+    assert len(first) >= 14 and response(input="Goodbye.")[: len(first) - 1] == first[:-1]
+    assert not set(response(input="Hello.", instructions="x" + LONG)) & set(first)
+
+
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b"{}", b'{"prompt": "short"}', b"\xff", b"[" * 10**5])
 def test_a_body_without_a_long_prompt_has_no_blocks(body: bytes):
     assert prompt_blocks(body) == ()

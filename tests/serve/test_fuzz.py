@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 import tiny
 from foredraft.engine.request import Sequence
+from foredraft.serve.responses.schema import ResponsesRequest
 from foredraft.serve.schema import ChatRequest, CompletionRequest
 
 SCALARS = (
@@ -42,7 +43,25 @@ def bodies(model: Any, own: dict[str, st.SearchStrategy[Any]]) -> st.SearchStrat
 SMALL = {"max_tokens": st.integers(-1, 3) | SCALARS.filter(lambda x: x is not None and not isinstance(x, int))}
 COMPLETIONS = bodies(CompletionRequest, {"prompt": st.just("ab") | JSON, **SMALL})
 CHATS = bodies(ChatRequest, {"messages": st.just([{"role": "user", "content": "a"}]) | MESSAGES | JSON, **SMALL})
-ANY = st.tuples(st.just("completions"), COMPLETIONS) | st.tuples(st.just("chat/completions"), CHATS)
+ITEMS = st.lists(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "type": st.sampled_from(["message", "function_call", "function_call_output", "x"]) | JSON,
+            "role": st.sampled_from(["user", "assistant", "developer"]),
+            "content": st.just([{"type": "output_text", "text": "a"}]) | JSON,
+            "call_id": SCALARS,
+            "output": JSON,
+        },
+    ),
+    max_size=2,
+)
+RESPONSES = bodies(ResponsesRequest, {"input": st.just("a") | ITEMS | JSON, "max_output_tokens": SMALL["max_tokens"]})
+ANY = (
+    st.tuples(st.just("completions"), COMPLETIONS)
+    | st.tuples(st.just("chat/completions"), CHATS)
+    | st.tuples(st.just("responses"), RESPONSES)
+)
 
 
 def is_error_object(answer: Any) -> None:

@@ -7,13 +7,10 @@ from typing import Any
 import openai
 import pytest
 import servers
-import torch
 from hypothesis import given, settings, strategies as st
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 
-from foredraft.core.sampling.params import SamplingParams
-from foredraft.serve.convert import Converter
 from foredraft.serve.tools import ToolParser, parse
 
 TAGGED, BARE = "x <tool_call> y", '{"name": f, "parameters": p}'
@@ -61,26 +58,6 @@ def test_a_stream_of_any_parts_gives_the_same(parts: list[str], data: st.DataObj
     whole = parse("".join(parts), template)
     assert content + rest.content == whole.content
     assert rest.calls == whole.calls
-
-
-@pytest.fixture
-def says(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Makes the model of the server say a text."""
-    said: list[str] = []
-    made = Converter._params
-
-    def force(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        done = servers.tokenizer().decode(ids[0].tolist()).rpartition("[assistant]")[2]
-        wanted = servers.tokenizer().encode(said[-1][len(done) :] or " ")[0]
-        return torch.full_like(scores, -torch.inf).index_fill(1, torch.tensor([wanted]), 0.0)
-
-    def params(self: Converter, body: Any, *rest: Any) -> SamplingParams:
-        own = made(self, body, *rest)
-        options = {name: getattr(own, name) for name in own.__slots__}
-        return SamplingParams(**{**options, "logits_processor": (force,), "max_new_tokens": len(said[-1])})
-
-    monkeypatch.setattr(Converter, "_params", params)
-    return said.append
 
 
 def test_a_call_reaches_the_client_whole_and_in_a_stream(client: openai.OpenAI, says: Callable[[str], None]):

@@ -20,15 +20,15 @@ def prompt_blocks(body: bytes, tenant: str = "") -> tuple[bytes, ...]:
     """Digests of the beginnings of a request's prompt, the shortest first: one for each whole block of characters.
 
     Args:
-        body: JSON with ``messages`` or ``prompt``; anything else has no blocks.
+        body: JSON with ``messages``, ``input`` or ``prompt``; anything else has no blocks.
         tenant: who asks; replicas share keys and values only between requests of one tenant.
     """
     try:
         found = json.loads(body)
-        prompt = found.get("messages", found.get("prompt"))
+        prompt = found.get("messages", found.get("input", found.get("prompt")))
         if prompt is None:
             return ()
-        text = json.dumps([found.get("tools"), prompt])
+        text = json.dumps([found.get("tools"), found.get("instructions"), prompt])
     except (ValueError, RecursionError, AttributeError):
         return ()
     digest, blocks = hashlib.blake2b(tenant.encode(), digest_size=8), []

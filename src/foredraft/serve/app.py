@@ -39,7 +39,17 @@ from foredraft.serve.limits import BodyLimit
 from foredraft.serve.options import ServeOptions
 from foredraft.serve.page import page, policy
 from foredraft.serve.render import ChatRenderer, CompletionRenderer, Renderer
-from foredraft.serve.schema import ChatRequest, CompletionRequest, DetokenizeRequest, Generation, TokenizeRequest
+from foredraft.serve.responses.answers import Response as ModelResponse
+from foredraft.serve.responses.render import ResponseRenderer
+from foredraft.serve.responses.schema import ResponsesRequest
+from foredraft.serve.schema import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    Generation,
+    Sampling,
+    TokenizeRequest,
+)
 from foredraft.serve.service import Outputs, Service, converter_for
 
 _log = logging.getLogger(__name__)
@@ -79,6 +89,17 @@ class Api:
             scores = await self._patient(request, self.service.scores(job))
             await self.conversions.in_thread(renderer.scored, scores)
         return await self._answer(request, body, renderer)
+
+    async def response(self, body: ResponsesRequest, request: Request) -> Response:
+        """Answer a conversation in OpenAI's newer form; nothing is stored."""
+        job = await self._job(request, body, Converter.response)
+        tokenizer, name = self.service.generator.tokenizer, self._names[0]
+        renderer = ResponseRenderer(request.state.id, name, job, tokenizer, created=int(time.time()), asked=body)
+        return await self._answer(request, body, renderer)
+
+    async def stored(self, number: str) -> Response:
+        """There is no response to be read, cancelled or deleted."""
+        raise ApiError(404, "This server stores no responses.")
 
     async def models(self) -> Response:
         """The names of the model."""
@@ -154,7 +175,7 @@ class Api:
             wants_usage=body.wants_usage,
         )
 
-    async def _job(self, request: Request, body: Generation, method: Callable[[Converter, Any], Job]) -> Job:
+    async def _job(self, request: Request, body: Sampling, method: Callable[[Converter, Any], Job]) -> Job:
         """The job of a body, with its grammar compiled."""
         job = await self._converted(request, body, method)
         if job.params.grammar is None:
@@ -184,7 +205,7 @@ class Api:
         """End the requests that have not begun to run; called when the server begins to drain."""
         self._stop.set()
 
-    async def _answer(self, request: Request, body: Generation, renderer: Renderer) -> Response:
+    async def _answer(self, request: Request, body: Sampling, renderer: Renderer) -> Response:
         """Run the job of a renderer. It is queued here also for a stream, so that a refusal has its own status."""
         left = request.state.deadline - time.monotonic()
         outputs = self.service.start(renderer.job, tenant=request.state.tenant, timeout=left)
@@ -300,6 +321,8 @@ def _add_routes(app: FastAPI, api: Api) -> None:
     streams = {**_ERRORS, 200: _STREAMED}
     app.post("/v1/chat/completions", response_model=ChatCompletion, responses=streams)(api.chat)
     app.post("/v1/completions", response_model=Completion, responses=streams)(api.completion)
+    app.post("/v1/responses", response_model=ModelResponse, responses=streams)(api.response)
+    app.api_route("/v1/responses/{number:path}", methods=["GET", "POST", "DELETE"], include_in_schema=False)(api.stored)
     app.post("/tokenize", response_model=Tokens, responses=_ERRORS)(api.tokenize)
     app.post("/detokenize", response_model=Text, responses=_ERRORS)(api.detokenize)
     app.get("/v1/models", response_model=ModelList)(api.models)

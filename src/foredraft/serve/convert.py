@@ -13,6 +13,8 @@ from foredraft.model.tokenizer import Tokenizer
 from foredraft.serve.errors import ApiError
 from foredraft.serve.grammars import chat_grammar, grammar_of
 from foredraft.serve.job import Job
+from foredraft.serve.responses.chat import chat_of
+from foredraft.serve.responses.schema import ResponsesRequest
 from foredraft.serve.schema import (
     ChatMessage,
     ChatRequest,
@@ -105,6 +107,14 @@ class Converter:
         params = self._params(body, limit, (body.top_logprobs or 0) if body.logprobs else None, grammar)
         prompt = self._chat_ids(body, body.messages, body.called)
         return replace(self._job(body, [prompt], params), tools_of=tools_of)
+
+    def response(self, body: ResponsesRequest) -> Job:
+        """The job of the chat that a response stands for.
+
+        Raises:
+            OptionError, PromptError: an option is invalid, or the chat template rejects the messages.
+        """
+        return self.chat(chat_of(body))
 
     def tokens(self, body: TokenizeRequest) -> tuple[list[int], list[str] | None]:
         """Ids of a text or of a chat, and each as text if the body asks for that.
