@@ -129,3 +129,15 @@ def test_long_bodies_are_converted_alike_in_a_process():
             conversions.close()
 
     asyncio.run(both())
+
+
+def test_a_grammar_that_delays_the_steps_of_others_ends():
+    """Each token can belong to more parts than the one before, so masks take longer and longer."""
+    many = {"grammar": 'root ::= root root root | root root | "a" | ""'}
+    one = {"grammar": 'root ::= "a" root | ""'}
+    fields: dict[str, Any] = {"max_tokens": 900, "ignore_eos": True, "temperature": 0.0}
+    with servers.served(servers.generator(), grammar_delay_seconds=0.2) as server:
+        answer = ask(server, many, **fields)
+        assert answer.status_code == 400 and "--grammar-delay-seconds" in answer.json()["error"]["message"]
+        whole = ask(server, one, **fields).json()
+        assert whole["usage"]["completion_tokens"] == 900 and set(whole["choices"][0]["text"]) == {"a"}

@@ -297,7 +297,9 @@ class Sequence:
 
 
 def failure(error: Exception) -> ForedraftError:
-    """The error of a request that another error ended."""
+    """The error of a request that another error ended; the request's own fault stays as it is."""
+    if isinstance(error, OptionError):
+        return error
     made = ForedraftError(f"This request failed: {error}")
     made.__cause__ = error
     return made

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
@@ -26,15 +27,18 @@ from foredraft.model.tokenizer import Tokenizer
 
 _CACHE_BYTES = 256 * 2**20
 """Compiled grammars that are kept."""
+_TOKEN_SECONDS = 0.002
+"""For the mask of a node, or for a token that is accepted; most take a tenth of this."""
 _THREADS = min(8, os.cpu_count() or 1)
 
 
 class CompiledGrammar:
     """A grammar for one vocabulary. Requests share it."""
 
-    def __init__(self, inner: Any, vocab_size: int) -> None:
+    def __init__(self, inner: Any, vocab_size: int, delay_seconds: float | None = None) -> None:
         self._inner = inner
         self._vocab_size = vocab_size
+        self._delay_seconds = delay_seconds
 
     @property
     def bytes(self) -> int:
@@ -44,13 +48,18 @@ class CompiledGrammar:
     def matcher(self, eos: Sequence[int]) -> "Matcher":
         """Start an output that these end-of-sequence ids end."""
         inner = _xgrammar().GrammarMatcher(self._inner, override_stop_tokens=[*sorted(eos), self._vocab_size])
-        return Matcher(inner, frozenset(eos), self._vocab_size)
+        return Matcher(inner, frozenset(eos), self._vocab_size, self._delay_seconds)
 
 
 class Matcher:
-    """Where an output stands in its grammar."""
+    """Where an output stands in its grammar.
 
-    def __init__(self, inner: Any, eos: frozenset[int], vocab_size: int) -> None:
+    Args:
+        delay_seconds: the time that it may take in all, beyond ``_TOKEN_SECONDS`` a token; see ``masks``.
+    """
+
+    def __init__(self, inner: Any, eos: frozenset[int], vocab_size: int, delay_seconds: float | None = None) -> None:
+        self._left = delay_seconds
         self._inner = inner
         self._eos = eos
         self._end = vocab_size
@@ -64,7 +73,27 @@ class Matcher:
 
         Args:
             tokens, parents: of the tree's nodes (see ``TokenTree``); the root's token has been accepted.
+
+        Raises:
+            OptionError: this output has taken too long. Where a text can be read in many ways, the time grows with its
+                length, and all rows of the batch wait for it.
         """
+        began = time.thread_time()
+        masks = self._masks(tokens, parents)
+        self._charge(began, len(tokens))
+        if self._left is not None and self._left < 0:
+            raise OptionError(
+                "The grammar delays other requests by more than this server allows (--grammar-delay-seconds): write it "
+                "so that a text can be read in one way only."
+            )
+        return masks
+
+    def _charge(self, began: float, count: int) -> None:
+        """Count the time of this thread since ``began``, beyond that of ``count`` tokens."""
+        if self._left is not None:
+            self._left -= max(0.0, time.thread_time() - began - _TOKEN_SECONDS * count)
+
+    def _masks(self, tokens: list[int], parents: list[int]) -> Int[Tensor, "N W"]:
         count = len(tokens)
         masks = torch.full((count, mask_words(self._end)), -1, dtype=torch.int32)
         child, sibling = [-1] * count, [-1] * count
@@ -86,11 +115,15 @@ class Matcher:
 
     def advance(self, tokens: Sequence[int]) -> int:
         """Accept emitted tokens up to the output's end; the number accepted, less than all at an illegal one."""
-        for count, token in enumerate(tokens):
+        began = time.thread_time()
+        accepted = 0
+        for token in tokens:
             if self.ended or not self._inner.accept_token(token):
-                return count
+                break
+            accepted += 1
             self.ended = token in self._eos or self._nothing_follows()
-        return len(tokens)
+        self._charge(began, len(tokens))
+        return accepted
 
     def _nothing_follows(self) -> bool:
         """Whether the output is complete and cannot be continued, nor ended by a token."""
@@ -125,6 +158,8 @@ class GrammarCompiler:
         tokenizer: None if the model came without one: grammars are then refused.
         vocab_size: the width of the target's logits. Special tokens and ids without a token are never legal.
         threads: that compile one grammar; each has a stack.
+
+    ``delay_seconds``: of the grammars that are compiled from now on, see ``Matcher``.
     """
 
     def __init__(
@@ -135,6 +170,7 @@ class GrammarCompiler:
         cache_bytes: int = _CACHE_BYTES,
         threads: int = _THREADS,
     ) -> None:
+        self.delay_seconds: float | None = None
         self._threads = threads
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
@@ -157,7 +193,7 @@ class GrammarCompiler:
         if found is None:
             self.prepare()
             try:
-                found = CompiledGrammar(_compiled(self._compiler, grammar), self._vocab_size)
+                found = CompiledGrammar(_compiled(self._compiler, grammar), self._vocab_size, self.delay_seconds)
             except RuntimeError as error:
                 if "bad_alloc" in str(error):
                     raise MemoryError("There is not enough memory to compile the grammar.") from None

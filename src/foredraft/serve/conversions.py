@@ -73,6 +73,7 @@ class Conversions:
     def __init__(self, converter: Converter, compiler: GrammarCompiler, options: ServeOptions) -> None:
         self._converter = converter
         self._compiler = compiler
+        compiler.delay_seconds = options.grammar_delay_seconds
         self._options = options
         self._calls = LimitedCalls(functools.partial(Apart, converter))
         self._long = Turns()

@@ -1,5 +1,8 @@
-"""HTTP as uvicorn reads it, with a limit on headers and with our errors."""
+"""HTTP as uvicorn reads it, with a limit on headers, an end of clients that do not read, and our errors."""
 
+import asyncio
+import socket
+import sys
 from http import HTTPStatus
 from typing import Any
 
@@ -11,16 +14,44 @@ MAX_HEAD_BYTES = 2**16
 """The most bytes of a request's path and headers."""
 _LINGER_SECONDS = 1.0
 """How long what a refused client still sends is read: an answer is lost if its connection closes before that."""
+_UNSENT_BYTES = 2**14
+"""Bytes that wait for a client before its answer does: in our buffer, and in the kernel's."""
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """Refuses a request whose path and headers are too long, also before all of them are there."""
+    """Refuses a request whose path and headers are too long, also before all of them are there.
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    Args:
+        client_seconds: a connection is cut off if its client takes nothing for this time while an answer waits.
+    """
+
+    def __init__(self, *args: Any, client_seconds: float, **options: Any) -> None:
         super().__init__(*args, **options)
+        self._client_seconds = client_seconds
+        self._unread: asyncio.TimerHandle | None = None
         self._in_head = self._refused = False
         self._head_bytes = 0  # of whole fields
         self._part_bytes = 0  # of reads since the last whole field
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        transport.set_write_buffer_limits(high=_UNSENT_BYTES)
+        connection = transport.get_extra_info("socket")
+        if sys.platform == "linux" and connection.family in (socket.AF_INET, socket.AF_INET6):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.resume_writing()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unread = self.loop.call_later(self._client_seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._unread is not None:
+            self._unread.cancel()
 
     def data_received(self, data: bytes) -> None:
         if self._refused:

@@ -35,7 +35,8 @@ class Metrics:
     def ended(self, sequence: Sequence, started: float, now: float) -> None:
         """Count an output that was submitted at ``started``; times are those of ``time.perf_counter``."""
         counters, stats = sequence.counters, sequence.stats
-        self._finished.labels(sequence.finish_reason if sequence.error is None else "error").inc()
+        reason = "error" if sequence.error is not None else sequence.finish_reason or "cancelled"  # at the next step
+        self._finished.labels(reason).inc()
         self._prompt.inc(stats.prompt_tokens)
         self._tokens.inc(stats.tokens)
         self._whole.observe(now - started)

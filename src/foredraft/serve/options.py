@@ -18,7 +18,9 @@ _LEAST = {
     "request_timeout": 1,
     "drain_seconds": 0,
     "stall_seconds": 1,
+    "client_seconds": 1,
     "grammar_seconds": 0.01,
+    "grammar_delay_seconds": 0,
     "grammar_memory_bytes": 2**20,
 }
 _LONGEST = 1_000_000  # seconds
@@ -62,11 +64,17 @@ class ServeOptions:
     )
     max_body_bytes: int = field(default=4 * 2**20, metadata={"help": "Largest request body, in bytes."})
     request_timeout: float = field(default=600.0, metadata={"help": "Seconds until a request is cancelled (408)."})
+    client_seconds: float = field(
+        default=30.0, metadata={"help": "Seconds that a client may take nothing of its answer until it is cut off."}
+    )
     grammar_seconds: float = field(
         default=10.0, metadata={"help": "CPU time that compiling a grammar may take; more is refused (400)."}
     )
     grammar_memory_bytes: int = field(
         default=512 * 2**20, metadata={"help": "Memory that compiling a grammar may take; more is refused (400)."}
+    )
+    grammar_delay_seconds: float = field(
+        default=1.0, metadata={"help": "Time by which a grammar may delay the steps of others in all; then it ends."}
     )
     drain_seconds: int = field(
         default=120, metadata={"help": "Seconds that accepted requests have to end after SIGTERM."}

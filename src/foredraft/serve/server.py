@@ -1,6 +1,7 @@
 """Runs the application in uvicorn."""
 
 import asyncio
+import functools
 import logging
 import signal
 import socket
@@ -34,7 +35,7 @@ class Server(uvicorn.Server):
             self.app,
             options.host,
             options.port,
-            http=HttpProtocol,
+            http=functools.partial(HttpProtocol, client_seconds=options.client_seconds),  # type: ignore[arg-type]
             log_config=None,
             access_log=False,
             server_header=False,
