@@ -202,7 +202,7 @@ def fuzz(path: Path, place: Path, count: int, seed: int) -> None:
             weights = models.weights(file)
             for name in weights.names:
                 weights.tensor(name)
-                weights.blocks(name)
+                weights.codes(name)
             tokenizer_of(file)("Hello 123 <|end|>")
         except ForedraftError as error:
             check_sentence(error)

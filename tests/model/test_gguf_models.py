@@ -12,11 +12,12 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 import gguf_files
 import tiny
 from foredraft.core.errors import OptionError
-from foredraft.model.gguf.blocks import Blocks, is_kept
+from foredraft.model.gguf.blocks import is_kept
 from foredraft.model.gguf.config import config_of
 from foredraft.model.gguf.file import GgufError, GgufFile
-from foredraft.model.gguf.load import own_dtype, weights_of
+from foredraft.model.gguf.load import empty_model, own_dtype, weights_of
 from foredraft.model.load import load_model
+from foredraft.model.native.weights import Codes
 from foredraft.model.sizes import model_sizes
 
 ROPE: dict[str, dict[str, Any]] = {
@@ -128,13 +129,13 @@ def test_blocks_and_floats_are_the_same_weights(name: str, tmp_path: Path):
     model = tiny.build(name, seed=0, intermediate_size=64)
     gguf_files.writer().write(tmp_path / "model.gguf", model, kind="Q4_1")
     file = GgufFile(tmp_path / "model.gguf")
-    weights = weights_of(file, config_of(file))
+    weights = weights_of(file, empty_model(config_of(file)))
     kept = [key for key in weights.names if all(is_kept(kind) for kind in weights.kinds(key))]
     assert len(kept) > 8 and "model.layers.1.mlp.down_proj.weight" in kept
     for key in weights.names:
-        blocks = weights.blocks(key)
-        assert isinstance(blocks, Blocks) == (key in kept)
-        assert blocks is None or torch.equal(blocks.float(), weights.tensor(key))
+        blocks = weights.codes(key)
+        assert isinstance(blocks, Codes) == (key in kept)
+        assert blocks is None or torch.equal(blocks.dequantised(), weights.tensor(key))
 
 
 def rewritten(path: Path, tensors: dict[str, np.ndarray], name: str, **metadata: Any) -> Path:

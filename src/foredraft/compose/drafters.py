@@ -51,13 +51,14 @@ class DrafterBuilder:
         if given:
             draft = as_loaded(self.draft)
         else:
-            draft = load_model(path, dtype=target.dtype, device=target.device, options=self.options)
-        if (found := next(draft.model.parameters()).device) != target.device:
+            weights = target.weights
+            draft = load_model(path, dtype=target.dtype, device=target.device, options=self.options, weights=weights)
+        if draft.file is None and (found := next(draft.model.parameters()).device) != target.device:
             raise DrafterError(
                 f"The draft model {path!r} is on {found} and the target on {target.device}: put both on one device."
             )
         if target.weights is not None:
-            model = with_weights(draft.model, target.weights, owned=not given)
+            model = with_weights(draft.model, target.weights, owned=not given, file=draft.file)
         else:
             model = acquire(draft.model, fast=self.fast, owned=not given)
         self.models.append(model)

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -169,7 +169,7 @@ class _Loader:
         if self.draft_options and not any(names_draft(spec) for spec in specs):
             raise OptionError("draft_options apply only to a draft model loaded by its name: leave them out.")
         kinds = [_kind(spec, self.verifier) for spec in specs]
-        loaded = _load(self.target)
+        loaded = _load(self.target, self.weights)
         models = [self._target(loaded)]
         ranks = self._ranks(models[0])
         try:
@@ -199,8 +199,8 @@ class _Loader:
             source.check_ready()
             source.retain()
             return source
-        if self.weights is not None and loaded.model.device.type == "cpu":
-            return with_weights(loaded.model, self.weights, owned=isinstance(source, str))
+        if self.weights is not None and (loaded.file is not None or loaded.model.device.type == "cpu"):
+            return with_weights(loaded.model, self.weights, owned=isinstance(source, str), file=loaded.file)
         return acquire(loaded.model, fast=self._packed, owned=isinstance(source, str))
 
     def _generator(
@@ -300,11 +300,11 @@ def _kind(spec: Spec | Drafter, verifier: str | None) -> Kind:
     return Kind(spec.name if isinstance(spec, Spec) else spec.__class__.__name__, lossless)
 
 
-def _load(target: Target) -> Loaded:
+def _load(target: Target, weights: str | None) -> Loaded:
     source, tokenizer, dtype, device, options = target
     if isinstance(source, str):
-        loaded = load_model(source, dtype=dtype, device=device, options=options)
-        return loaded if tokenizer is None else as_loaded(loaded.model, tokenizer)
+        loaded = load_model(source, dtype=dtype, device=device, options=options, weights=weights)
+        return loaded if tokenizer is None else replace(as_loaded(loaded.model, tokenizer), file=loaded.file)
     return as_loaded(source.model if isinstance(source, (CausalLM, NativeLM)) else source, tokenizer)
 
 

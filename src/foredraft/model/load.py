@@ -24,10 +24,12 @@ from transformers.utils import logging as hf_logging
 from foredraft.core.errors import ModelError, OptionError, first_line, kind_of
 from foredraft.model.gguf.config import config_of
 from foredraft.model.gguf.file import GgufFile
-from foredraft.model.gguf.load import is_gguf, load_float, own_dtype
+from foredraft.model.gguf.load import empty_model, is_gguf, load_float, own_dtype, weights_of
 from foredraft.model.gguf.tokenizer import UnknownTokenizer, tokenizer_of
+from foredraft.model.gguf.weights import GgufWeights
 from foredraft.model.hub import fetch_file
 from foredraft.model.memory import available_bytes, format_bytes
+from foredraft.model.native.load import engine_for
 from foredraft.model.support import check_decoder, check_generates, is_quantised
 from foredraft.model.tokenizer import Tokenizer
 
@@ -54,11 +56,15 @@ _WEIGHTS = ("*.safetensors", "*.bin", "*.safetensors.index.json", "*.bin.index.j
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A model with its tokenizer (None if it has none) and its end-of-sequence ids."""
+    """A model with its tokenizer (None if it has none) and its end-of-sequence ids.
+
+    ``file``: the weights of a model that is on the meta device, because the native engine reads them from there.
+    """
 
     model: PreTrainedModel
     tokenizer: Tokenizer | None
     eos_token_ids: tuple[int, ...]
+    file: GgufWeights | None = None
 
 
 def resolve(name: str) -> str:
@@ -74,6 +80,7 @@ def load_model(
     dtype: str | torch.dtype | None = None,
     device: str | torch.device | None = None,
     options: Mapping[str, Any] | None = None,
+    weights: str | None = None,
 ) -> Loaded:
     """Load a causal LM and its tokenizer.
 
@@ -82,6 +89,7 @@ def load_model(
         dtype: such as "bfloat16" or ``torch.bfloat16``; by default float32 on a CPU, else the weights' dtype.
         device: such as "cpu" or "cuda:0"; by default a GPU if available.
         options: passed to ``from_pretrained`` (quantization_config, revision, device_map, ...).
+        weights: what the model will be quantised to; see ``Loaded.file``.
 
     Raises:
         ModelError: the model or its weights are missing, or transformers cannot load it as a causal LM.
@@ -98,7 +106,7 @@ def load_model(
     hub = {key: given[key] for key in _HUB if key in given}
     with quiet():
         if is_gguf(path):
-            return _load_gguf(name, path, given, device)
+            return _load_gguf(name, path, given, device, weights)
         try:
             config = load_config(path, hub)
             check_decoder(config, name)
@@ -194,20 +202,22 @@ def eos_token_ids(model: PreTrainedModel, tokenizer: Tokenizer | None) -> tuple[
     return ()
 
 
-def _load_gguf(name: str, path: str, given: Mapping[str, Any], device: str) -> Loaded:
-    """A model of the dequantised weights in a GGUF file."""
+def _load_gguf(name: str, path: str, given: Mapping[str, Any], device: str, weights: str | None) -> Loaded:
+    """A model of the dequantised weights in a GGUF file, or one without data if the native engine reads the file."""
     file = GgufFile(fetch_file(path, {key: given[key] for key in _HUB if key in given}))
     config = config_of(file)
     others = {key: value for key, value in given.items() if key not in _HUB}
     if others["dtype"] == "auto":
         others["dtype"] = own_dtype(file)
-    _check_fits(name, config, others, device)
-    model = load_float(file, config, others)
     try:
         tokenizer = Tokenizer(tokenizer_of(file))
     except UnknownTokenizer as error:
         _log.warning("%s Prompts must be token ids, or pass the original tokenizer.", error)
         tokenizer = None
+    if weights is not None and device == "cpu" and engine_for(model := empty_model(config), weights)[0] == "native":
+        return Loaded(model, tokenizer, eos_token_ids(model, tokenizer), weights_of(file, model))
+    _check_fits(name, config, others, device)
+    model = load_float(file, config, others)
     return Loaded(model, tokenizer, eos_token_ids(model, tokenizer))
 
 

@@ -6,7 +6,6 @@ others are dequantised; the operations and their order are ggml's, so the bits a
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -14,9 +13,7 @@ from jaxtyping import Float, Float16, UInt8
 from torch import Tensor
 
 from foredraft.core.errors import ModelError
-
-GROUP = 32
-"""Weights that share a scale in the types that are kept as they are."""
+from foredraft.model.native.weights import GROUP, Codes
 
 _PART = (1 << 15) - 1
 """Weights that are read at a time: what lies between stays in the processor's cache, and torch starts no threads for
@@ -73,28 +70,6 @@ _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "
 _WHOLE = {"I8", "I16", "I32", "I64"}
 
 
-@dataclass(frozen=True, slots=True)
-class Blocks:
-    """Quantised weights of a linear layer, exactly ``scale * code + minimum``, a scale and a minimum per ``GROUP``.
-
-    ``codes`` are in 0 to 15 for Q4_0 and Q4_1, to 31 for Q5_0 and Q5_1, to 255 for Q8_0.
-    """
-
-    codes: UInt8[Tensor, "O I"]
-    scales: Float16[Tensor, "O G"]
-    minima: Float16[Tensor, "O G"]
-
-    def take(self, rows: Tensor | slice) -> "Blocks":
-        """Some outputs, in the order given."""
-        return Blocks(self.codes[rows], self.scales[rows], self.minima[rows])
-
-    def float(self) -> Float[Tensor, "O I"]:
-        """The weights in float32."""
-        rows = self.codes.shape[0]
-        groups = self.codes.view(rows, -1, GROUP).float()
-        return groups.mul_(self.scales.float()[..., None]).add_(self.minima.float()[..., None]).view(rows, -1)
-
-
 def is_kept(kind: Kind) -> bool:
     """Whether ``unpack`` takes the type."""
     return kind.name in _UNPACK
@@ -107,8 +82,11 @@ def reading(kind: Kind) -> str:
     return "as it is, or dequantised without another rounding" if is_kept(kind) else "dequantised"
 
 
-def unpack(kind: Kind, data: UInt8[Tensor, "O bytes"]) -> Blocks | None:
-    """Blocks of a type that is kept; None if a minimum does not fit into float16 (no real weights are that large)."""
+def unpack(kind: Kind, data: UInt8[Tensor, "O bytes"]) -> Codes | None:
+    """The codes of a type that is kept, with scales and minima in float16.
+
+    None if a minimum does not fit into float16; no real weights are that large.
+    """
     parts, rows = _UNPACK[kind.name], data.shape[0]
     blocks = data.reshape(-1, kind.bytes)
     codes = torch.empty(len(blocks), GROUP, dtype=torch.uint8)
@@ -118,7 +96,7 @@ def unpack(kind: Kind, data: UInt8[Tensor, "O bytes"]) -> Blocks | None:
         scales[part], minima[part], codes[part] = parts(blocks[part])
     if not bool(minima.isfinite().all()):
         return None
-    return Blocks(codes.view(rows, -1), scales.view(rows, -1), minima.view(rows, -1))
+    return Codes(codes.view(rows, -1), scales.view(rows, -1), minima.view(rows, -1))
 
 
 def dequantize(kind: Kind, data: UInt8[Tensor, "O bytes"], dtype: torch.dtype) -> Float[Tensor, "O I"]:

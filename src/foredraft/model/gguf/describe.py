@@ -6,7 +6,7 @@ from math import prod
 from foredraft.model.gguf.blocks import reading
 from foredraft.model.gguf.config import config_of
 from foredraft.model.gguf.file import GgufError, GgufFile
-from foredraft.model.gguf.load import weights_of
+from foredraft.model.gguf.load import empty_model, weights_of
 from foredraft.model.gguf.tokenizer import tokenizer_of
 
 
@@ -48,7 +48,7 @@ def inspect_gguf(file: GgufFile) -> GgufInfo:
         GgufError: it cannot be loaded.
     """
     config = config_of(file)
-    weights_of(file, config)
+    weights_of(file, empty_model(config))
     tensors = file.tensors.values()
     kinds = {info.kind for info in tensors}
     types = [

@@ -39,13 +39,17 @@ def own_dtype(file: GgufFile) -> torch.dtype:
     return {"F32": torch.float32, "F16": torch.float16}.get("".join(kinds), torch.bfloat16)
 
 
-def weights_of(file: GgufFile, config: PreTrainedConfig) -> GgufWeights:
-    """The weights of a file, checked against the model that the config makes."""
+def empty_model(config: PreTrainedConfig) -> PreTrainedModel:
+    """The model of a config on the meta device."""
     with torch.device("meta"):
-        empty = model_class(config)(copy.deepcopy(config))
-    tied = set() if not config.tie_word_embeddings else {"lm_head.weight"}
+        return model_class(config)(copy.deepcopy(config))
+
+
+def weights_of(file: GgufFile, empty: PreTrainedModel) -> GgufWeights:
+    """The weights of a file, checked against its model on the meta device."""
+    tied = set() if not empty.config.tie_word_embeddings else {"lm_head.weight"}
     shapes = {name: tuple(each.shape) for name, each in empty.named_parameters() if name not in tied}
-    return GgufWeights(file, config, shapes)
+    return GgufWeights(file, empty.config, shapes)
 
 
 def model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
@@ -66,6 +70,6 @@ def load_float(file: GgufFile, config: PreTrainedConfig, options: Mapping[str, A
     """
     if wrong := [name for name in _REFUSED if name in options]:
         raise OptionError(f"{wrong[0]} does not apply to a GGUF file, whose weights are quantised: leave it out.")
-    weights = weights_of(file, config)
+    weights = weights_of(file, empty_model(config))
     state = {name: weights.tensor(name, options["dtype"]) for name in weights.names}
     return model_class(config).from_pretrained(None, config=config, state_dict=state, **options)

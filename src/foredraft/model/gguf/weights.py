@@ -1,4 +1,4 @@
-"""Weights of a GGUF file by their names in transformers: quantised blocks as they are, or floats."""
+"""Weights of a GGUF file by their names in transformers: codes as they are, or floats."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,9 +9,10 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from foredraft.model.gguf.architectures import Architecture
-from foredraft.model.gguf.blocks import Blocks, Kind, dequantize, is_kept, unpack
+from foredraft.model.gguf.blocks import Kind, dequantize, is_kept, unpack
 from foredraft.model.gguf.config import architecture_of
 from foredraft.model.gguf.file import GgufError, GgufFile, shown
+from foredraft.model.native.weights import Codes
 
 _UNUSED = {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}
 """Tensors that became part of the config."""
@@ -54,20 +55,20 @@ class GgufWeights:
         """The types of the tensors that a weight is made of: one, but for fused ones."""
         return [self._file.tensors[piece].kind for piece, _ in self._sources[name].pieces]
 
-    def blocks(self, name: str) -> Blocks | None:
+    def codes(self, name: str) -> Codes | None:
         """A quantised weight without another rounding; None for a type that is not kept."""
         source, found = self._sources[name], []
         for piece, rows in source.pieces:
             kind = self._file.tensors[piece].kind
-            blocks = unpack(kind, self._file.data(piece, rows)) if is_kept(kind) else None
-            if blocks is None:
+            codes = unpack(kind, self._file.data(piece, rows)) if is_kept(kind) else None
+            if codes is None:
                 return None
-            found.append(blocks)
-        whole = found[0]
-        if len(found) > 1:
-            parts = ([each.codes for each in found], [each.scales for each in found], [each.minima for each in found])
-            whole = Blocks(*(torch.cat(part) for part in parts))
-        return whole.take(_order(source)) if source.heads else whole
+            found.append(codes)
+        whole = found[0] if len(found) == 1 else Codes.joined(found)
+        if not source.heads:
+            return whole
+        order = _order(source)
+        return Codes(whole.codes[order], whole.scales[order], whole.minima[order])
 
     def tensor(self, name: str, dtype: torch.dtype = torch.float32) -> Float[Tensor, "..."]:
         """A weight in floats, dequantised if need be."""

@@ -1,19 +1,22 @@
 """Chooses the engine of a model with quantised weights, and builds it."""
 
 import copy
+import functools
 import logging
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from foredraft.core.errors import ModelError, OptionError, first_line
 from foredraft.model.base import TargetModel
+from foredraft.model.gguf.weights import GgufWeights
 from foredraft.model.hf import MODEL_ERRORS, CausalLM, first_token_of
-from foredraft.model.native.decoder import pack_decoder, source_of
+from foredraft.model.native.decoder import Source, pack_decoder, source_of
 from foredraft.model.native.families import why_not_native
 from foredraft.model.native.library import library
 from foredraft.model.native.model import NativeLM
-from foredraft.model.native.weights import PRECISIONS
+from foredraft.model.native.weights import PRECISIONS, Codes
 
 _log = logging.getLogger(__name__)
 
@@ -44,16 +47,21 @@ def engine_for(model: PreTrainedModel, weights: str | None) -> tuple[str, str]:
     return "transformers", f"The native engine cannot run it: {reason}."
 
 
-def with_weights(model: PreTrainedModel, weights: str, *, owned: bool = False) -> TargetModel:
+def with_weights(
+    model: PreTrainedModel, weights: str, *, owned: bool = False, file: GgufWeights | None = None
+) -> TargetModel:
     """A model with quantised weights: on the native engine, or else with 8-bit products of its linear layers.
 
     Args:
-        model: on the CPU; it is not kept by the native engine.
+        model: on the CPU; it is not kept by the native engine. On the meta device if there is a file.
         weights: int4 or int8, or auto, which is int8 on the native engine or the checkpoint as it is.
+        file: the model's weights in a GGUF file; then the native engine can run it.
 
     Raises:
         ModelError: the model gives other logits on the native engine than by itself.
     """
+    if file is not None:
+        return native_file(model, file, weights)
     engine, why = engine_for(model, weights)
     if engine == "native":
         return native_model(model, "int8" if weights == "auto" else weights)
@@ -76,6 +84,35 @@ def native_model(model: PreTrainedModel, weights: str, kv_dtype: torch.dtype = t
             "standard deviation): load it without weights."
         )
     return made
+
+
+def native_file(model: PreTrainedModel, file: GgufWeights, weights: str) -> NativeLM:
+    """A model of a GGUF file on the native engine, without floats in between.
+
+    Args:
+        model: on the meta device.
+        weights: int4, int8, or auto, which is int8 for what the file has in floats or K-quants. What the file has in
+            codes of so many bits or fewer stays as it is.
+    """
+    precision = PRECISIONS["int8" if weights == "auto" else weights]
+    decoder = pack_decoder(model, _source_of_file(file, precision.bits), precision)
+    return NativeLM(decoder, model.eval(), first_token=first_token_of(model.config.get_text_config()))
+
+
+def _source_of_file(file: GgufWeights, bits: int) -> Source:
+    """Codes of at most so many bits as they are, of any for embedding and output layer; the rest as floats."""
+
+    @functools.lru_cache(4)  # the packer asks for names before it reads them
+    def source(name: str) -> Tensor | Codes | None:
+        if name not in names:
+            return None
+        outer = ".layers." not in name
+        kept = outer or bits == 8 or all(kind.name in ("Q4_0", "Q4_1") for kind in file.kinds(name))
+        codes = file.codes(name) if kept else None
+        return file.tensor(name) if codes is None else codes
+
+    names = set(file.names)
+    return source
 
 
 @torch.inference_mode()
