@@ -15,6 +15,7 @@ from openai.types.responses import ResponseFunctionToolCall
 from foredraft.serve.responses.chat import chat_of
 from foredraft.serve.responses.schema import ResponsesRequest
 
+JSON = "application/json"
 NEW = 12
 GREEDY: Any = {"model": servers.NAME, "max_output_tokens": NEW, "temperature": 0.0}
 ASKED = "say something"
@@ -312,3 +313,22 @@ def test_a_stream_that_fails_ends_with_its_error(client: openai.OpenAI, says: Ca
     assert [event.type for event in events] == ["response.created", "response.in_progress", "response.failed"]
     error = events[-1].response.error
     assert events[-1].response.status == "failed" and error.code == "server_error" and error.message
+
+
+def test_what_an_answer_cannot_repeat_is_refused(server: servers.Running):
+    """Schemas hold anything, also what JSON in UTF-8 cannot, and what pydantic will not write."""
+    statuses = {}
+    for depth in (100, *range(240, 262), 600):
+        schema = f'{{"a": {"[" * depth}{"]" * depth}}}'
+        body = f'{{"input": "a", "max_output_tokens": 1, "text": {{"format": {{"type": "text", "schema": {schema}}}}}}}'
+        for stream in ("false", "true"):
+            answer = server.post(
+                None, "/v1/responses", content=body[:-1] + f', "stream": {stream}}}', headers={"content-type": JSON}
+            )
+            assert "response.failed" not in answer.text
+            statuses[depth] = answer.status_code
+    assert statuses[100] == 200 and statuses[600] == 400 and set(statuses.values()) == {200, 400}
+    lone = {"type": "function", "name": "f", "parameters": {"a": "\ud800"}}
+    body = json.dumps({"input": "a", "max_output_tokens": 1, "tools": [lone], "tool_choice": "none"})
+    answer = server.post(None, "/v1/responses", content=body, headers={"content-type": JSON})
+    assert answer.status_code == 400 and "tools or text is not valid Unicode" in answer.json()["error"]["message"]

@@ -3,6 +3,7 @@
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic_core import PydanticSerializationError, to_json
 
 from foredraft.core.errors import OptionError
 from foredraft.serve.schema import Body, Sampling, Templated
@@ -163,4 +164,13 @@ class ResponsesRequest(Sampling, Templated):
         for name, remedy in _STORED.items():
             if getattr(self, name) not in (None, False):
                 raise OptionError(f"This server stores nothing: instead of {name}, {remedy}.")
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_repeated(self) -> "ResponsesRequest":
+        """Their schemas hold anything, and the answer repeats them."""
+        try:
+            to_json([[self.tools, self.text]])  # two levels, as in an event
+        except PydanticSerializationError:
+            raise OptionError("tools or text is not valid Unicode, or nested too deep.") from None
         return self
