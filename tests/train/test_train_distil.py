@@ -178,6 +178,30 @@ def test_what_counts_is_what_the_draft_gets_wrong(place: Path, tmp_path: Path, d
     assert len(folders) == 2 and counts.sum() < whole.sum()
 
 
+def test_what_counts_is_found_in_parts(place: Path, tmp_path: Path, draft: str, monkeypatch: pytest.MonkeyPatch):
+    """A run that is interrupted between two drafts continues there, and no window is read twice."""
+    given: dict[str, Any] = {"drafts": (draft, draft)}
+    train_draft("boost", place, tmp_path / "whole", SHORT, **given)
+    agrees, calls = DistilRecipe.agrees, []
+
+    def counted(recipe: DistilRecipe, batch: Any) -> Any:
+        calls.append(batch.tokens.tolist())
+        if len(calls) in (4, 9):
+            raise KeyboardInterrupt
+        return agrees(recipe, batch)
+
+    monkeypatch.setattr(DistilRecipe, "agrees", counted)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            train_draft("boost", place, tmp_path / "cut", SHORT, **given)
+        assert list((tmp_path / "cut" / "1").glob("missed-*.pt"))
+    train_draft("boost", place, tmp_path / "cut", SHORT, **given)
+    assert calls[3] == calls[4] and calls[8] == calls[9] and calls[4] not in calls[:3]
+    counts = [np.load(next((tmp_path / name / "1").glob("missed-*"))) for name in ("whole", "cut")]
+    assert np.array_equal(*counts)
+    assert_same_run(tmp_path / "cut" / "2", tmp_path / "whole" / "2")
+
+
 def test_a_draft_that_agrees_everywhere_leaves_nothing_to_the_next(place: Path, tmp_path: Path, draft: str):
     """The target itself, hardly moved, and rounded as drafts are saved: so is the target here."""
     (tmp_path / "texts.jsonl").symlink_to(place / "texts.jsonl")

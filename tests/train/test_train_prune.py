@@ -1,5 +1,6 @@
 """Pruning to a shape: what is cut says what was masked, what matters is kept, a run ends in a draft of that shape."""
 
+import contextlib
 import copy
 import json
 import re
@@ -18,8 +19,10 @@ from foredraft.heads.nets.pruning_masks import Kept, Lagrange, Masks, PruningMas
 from foredraft.model.hf import CausalLM
 from foredraft.model.load import load_model
 from foredraft.model.pruning import Masking, cut, sizes_of
+from foredraft.train.drafts import importance
 from foredraft.train.drafts.importance import select_by_importance
 from foredraft.train.drafts.prune import Options, PrunedShape
+from foredraft.train.partial import Partial
 from foredraft.train.recipe import TrainBatch
 
 SIZES = Sizes(layers=4, hidden=32, intermediate=48, heads=4, groups=2)
@@ -226,6 +229,29 @@ def test_the_best_are_as_many_as_are_wanted():
     assert kept.layers == (1, 2) and kept.hidden == (0, 1, 2)
     assert kept.intermediate[0] == tuple(sorted(scores.intermediate[1].topk(2).indices.tolist()))
     assert kept.groups[1] == (int(scores.groups[2].argmax()),)
+
+
+def test_scores_that_are_interrupted_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """At each loss that is computed once: at most the losses of one layer, or one gradient, are computed again."""
+    model, samples = tiny.build("llama", num_hidden_layers=3), lessons(3)
+    wanted = replace(sizes_of(model), layers=1, hidden=12, intermediate=9)
+    whole, calls = select_by_importance(model, samples, wanted), []
+    loss = importance._loss
+
+    def counted(*given: Any) -> Any:
+        calls.append(None)
+        if len(calls) in (2, 5, 12, 19):
+            raise KeyboardInterrupt
+        return loss(*given)
+
+    monkeypatch.setattr(importance, "_loss", counted)
+    found = None
+    for _ in range(5):
+        partial = Partial(tmp_path / "importance.pt", {"samples": 3}, copy.deepcopy(importance.START), 1e9)
+        with contextlib.suppress(KeyboardInterrupt):
+            found = select_by_importance(model, samples, wanted, partial=partial)
+    assert found == whole and len(calls) <= 3 * (3 + 2) + 3 + 4 * 3
+    assert Partial(tmp_path / "importance.pt", {"samples": 4}, {}).state == {}, "with other terms it starts over"
 
 
 # Runs.

@@ -65,9 +65,9 @@ class TrainBatches:
         chosen = self._taps if taps is None else taps
         return [self._read([int(window)], seed, chosen) for seed, window in enumerate(self._held_out[:count])]
 
-    def every(self, size: int) -> Iterator[tuple[list[int], TrainBatch]]:
-        """All windows in order, in batches of ``size``, with the windows' numbers."""
-        for first in range(0, len(self._trained) + HELD_OUT, size):
+    def every(self, size: int, begin: int = 0) -> Iterator[tuple[list[int], TrainBatch]]:
+        """All windows from ``begin`` on, in order, in batches of ``size``, with the windows' numbers."""
+        for first in range(begin, len(self._trained) + HELD_OUT, size):
             windows = list(range(first, min(first + size, len(self._trained) + HELD_OUT)))
             yield windows, self._read(windows, 0, self._taps)
 

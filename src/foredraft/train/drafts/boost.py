@@ -2,8 +2,10 @@
 errors."""
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
+import torch
 
 from foredraft.core.errors import OptionError
 from foredraft.train.data.batches import TrainBatches
@@ -12,6 +14,7 @@ from foredraft.train.devices import autocast
 from foredraft.train.drafts import distil
 from foredraft.train.drafts.distil import DistilRecipe
 from foredraft.train.options import LoopOptions
+from foredraft.train.partial import Partial
 
 MIN_SHARE = 0.005
 """Smallest share of missed tokens to train on: even equal models differ this much, in near-ties, because the target's
@@ -35,7 +38,7 @@ class Options(distil.Options):
 
 
 def missed(
-    store: TokenStore, recipe: DistilRecipe, batches: TrainBatches, loop: LoopOptions, easy: float
+    store: TokenStore, recipe: DistilRecipe, batches: TrainBatches, loop: LoopOptions, easy: float, path: Path
 ) -> TokenStore:
     """The same data, in which tokens that this draft model predicts (equal argmax) have weight ``easy`` at most.
 
@@ -43,16 +46,21 @@ def missed(
 
     Args:
         batches: batches of this store, with the target's final states.
+        path: a file for the counts of an interrupted call; its name says what they depend on.
     """
     counts = np.where(_predicted(store, loop.length), store.counts, 0).astype(np.float32)
-    for windows, batch in batches.every(loop.batch):
-        with autocast(batch.tokens.device, loop.precision):
-            right = recipe.agrees(batch)
-        for window, row in zip(windows, right.cpu().numpy(), strict=True):
-            begin = window * loop.length + 1  # the first law is that of the window's second token
-            place = counts[begin : begin + len(row)]
-            place[row] = np.minimum(place[row], easy)
-    return replace(store, counts=counts)
+    terms, start = {"length": loop.length}, {"windows": 0, "counts": torch.from_numpy(counts)}
+    with Partial(path, terms, start, loop.checkpoint_seconds) as work:
+        for windows, batch in batches.every(loop.batch, work.state["windows"]):
+            with autocast(batch.tokens.device, loop.precision):
+                right = recipe.agrees(batch)
+            with work.update() as state:
+                for window, row in zip(windows, right.cpu(), strict=True):
+                    begin = window * loop.length + 1  # the first law is that of the window's second token
+                    place = state["counts"][begin : begin + len(row)]
+                    place[row] = place[row].clamp(max=easy)
+                state["windows"] = windows[-1] + 1
+    return replace(store, counts=work.state["counts"].numpy())
 
 
 def share(rest: TokenStore, whole: TokenStore, length: int) -> float:

@@ -1,5 +1,6 @@
 """Importance of a model's parts, from a few samples: layers by removing them one by one, the rest by gradients."""
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,11 +13,19 @@ from foredraft.model.head_parts import parts_of
 from foredraft.model.pruning import Masking, sizes_of
 from foredraft.model.taps import body
 from foredraft.train.losses import weighted_mean
+from foredraft.train.partial import Partial
 from foredraft.train.recipe import TrainBatch
+
+START: dict[str, Any] = {"removed": [], "losses": {}, "scored": 0, "totals": []}
+"""Nothing is known: layers removed, losses without each of the others, samples scored, and sums of their gradients."""
 
 
 def select_by_importance(
-    model: Any, samples: Sequence[TrainBatch], wanted: Sizes, report: Callable[[str], None] = lambda sentence: None
+    model: Any,
+    samples: Sequence[TrainBatch],
+    wanted: Sizes,
+    report: Callable[[str], None] = lambda sentence: None,
+    partial: Partial | None = None,
 ) -> Kept:
     """Select the parts to keep. The model must run with its own attention.
 
@@ -27,42 +36,57 @@ def select_by_importance(
     Args:
         wanted: the sizes to keep.
         report: called with a message for each removed layer.
+        partial: keeps the results of an interrupted call, from ``START``.
     """
     sizes = sizes_of(model)
     masks = Masks(*(mask.to(model.device) for mask in uniform_masks(sizes)))
-    with Masking(model, masks) as masking:
-        for _ in range(sizes.layers - wanted.layers):
-            without, loss = _least_important_layer(model, masking, samples)
+    with Masking(model, masks) as masking, partial or Partial(None, {}, copy.deepcopy(START)) as work:
+        for layer in work.state["removed"]:
+            masks.layers[layer] = 0.0
+        while len(work.state["removed"]) < sizes.layers - wanted.layers:
+            without, loss = _least_important_layer(model, masking, samples, work)
+            with work.update() as state:
+                state["removed"].append(without)
+                state["losses"] = {}
             masks.layers[without] = 0.0
             report(f"removed layer {without + 1} of {sizes.layers} · loss {loss:.3f}")
-        scores = _scores(model, masking, samples)
+        scores = _scores(model, masking, samples, work)
     return top_parts(scores, wanted)
 
 
 @torch.no_grad()
-def _least_important_layer(model: Any, masking: Masking, samples: Sequence[TrainBatch]) -> tuple[int, float]:
+def _least_important_layer(
+    model: Any, masking: Masking, samples: Sequence[TrainBatch], work: Partial
+) -> tuple[int, float]:
     """The layer whose removal gives the lowest mean loss, and that loss."""
     layers = masking.masks.layers
-    losses = {}
     for layer in layers.nonzero()[:, 0].tolist():
+        if layer in work.state["losses"]:
+            continue
         layers[layer] = 0.0
-        losses[layer] = sum(float(_loss(model, sample)) for sample in samples) / len(samples)
+        loss = sum(float(_loss(model, sample)) for sample in samples) / len(samples)
         layers[layer] = 1.0
+        with work.update() as state:
+            state["losses"][layer] = loss
+    losses = work.state["losses"]
     layer = min(losses, key=losses.__getitem__)
     return layer, losses[layer]
 
 
-def _scores(model: Any, masking: Masking, samples: Sequence[TrainBatch]) -> Masks:
+def _scores(model: Any, masking: Masking, samples: Sequence[TrainBatch], work: Partial) -> Masks:
     """Mean absolute gradients by part; layers keep their factors as scores."""
     factors = masking.masks
     masking.masks = Masks(factors.layers, *(mask.requires_grad_(True) for mask in factors[1:]))
-    totals = [torch.zeros_like(mask) for mask in factors[1:]]
-    for sample in samples:
+    if not work.state["totals"]:
+        work.state["totals"] = [torch.zeros_like(mask, requires_grad=False) for mask in factors[1:]]
+    for sample in samples[work.state["scored"] :]:
         with torch.enable_grad():
             found = torch.autograd.grad(_loss(model, sample), masking.masks[1:])
-        for total, gradient in zip(totals, found, strict=True):
-            total += gradient.abs() / len(samples)
-    return Masks(factors.layers, *totals)
+        with work.update() as state:
+            state["scored"] += 1
+            for total, gradient in zip(state["totals"], found, strict=True):
+                total += gradient.abs().to(total.device) / len(samples)
+    return Masks(factors.layers, *(total.to(factors.layers.device) for total in work.state["totals"]))
 
 
 def _loss(model: Any, sample: TrainBatch) -> Tensor:

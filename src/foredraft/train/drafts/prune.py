@@ -1,5 +1,6 @@
 """Pruning a model to a given shape, e.g. a shallow and wide draft model (arXiv:2402.01528)."""
 
+import copy
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,11 @@ from foredraft.heads.nets.pruning_masks import Kept, Sizes
 from foredraft.model.pruning import cut
 from foredraft.train.drafts import distil
 from foredraft.train.drafts.distil import DraftRun, Teacher
-from foredraft.train.drafts.importance import select_by_importance
+from foredraft.train.drafts.importance import START, select_by_importance
 from foredraft.train.drafts.masks import Masked, MaskRecipe
 from foredraft.train.heads.validate import mean_losses
 from foredraft.train.loop import train
+from foredraft.train.partial import Partial
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,8 +129,11 @@ def _select_by_importance(run: DraftRun, source: Any, wanted: Sizes) -> Kept:
     batches, single = context.batches((), run.loop), replace(run.loop, batch=1)
     samples = [batches.batch(number, single, (0, 1)) for number in range(count)]
     source.requires_grad_(False)
-    kept = select_by_importance(source, samples, wanted, lambda sentence: run.report({"note": sentence}))
+    start, seconds = copy.deepcopy(START), run.loop.checkpoint_seconds
+    partial = Partial(context.folder / "importance.pt", terms, start, seconds)
+    kept = select_by_importance(source, samples, wanted, lambda sentence: run.report({"note": sentence}), partial)
     _write(path, kept, terms)
+    partial.remove()
     return kept
 
 

@@ -172,8 +172,10 @@ def _rest(run: DraftRun, recipe: DistilRecipe, store: TokenStore, folder: Path) 
         if path.exists():
             return replace(store, counts=np.load(path))
         batches = run.context.batches(recipe.taps, run.loop, store)
-        rest = boost.missed(store, recipe, batches, run.loop, run.options.easy)
+        partial = path.with_suffix(".pt")
+        rest = boost.missed(store, recipe, batches, run.loop, run.options.easy, partial)
         atomic_write(path, lambda file: np.save(file, rest.counts))
+        partial.unlink(missing_ok=True)
     return rest
 
 
