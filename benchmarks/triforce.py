@@ -34,6 +34,7 @@ import foredraft
 from foredraft.bench.measure.recording_drafter import RecordingDrafter
 from foredraft.core.draft import Draft, Verdict
 from foredraft.core.drafter import Drafter, Plan, Rewindable, StepOut, View
+from foredraft.core.io import shortened
 from foredraft.core.rng import Noise, Stream
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.sampling.warp import Warp
@@ -66,6 +67,7 @@ def real(args: argparse.Namespace, out: TextIO) -> None:
     for number, ids in enumerate(texts(args, target, length)):
         names = list(arms)[number % len(arms) :] + list(arms)[: number % len(arms)]
         for name in names:
+            spec = arms[name]
             engine = generators[name].engine
             stepper = engine._stepper
             memory = PeakMemory(stepper.drafter, stepper.cache)
@@ -77,7 +79,7 @@ def real(args: argparse.Namespace, out: TextIO) -> None:
                 "kind": "run",
                 "part": "4k",
                 "arm": name,
-                "spec": arms[name],
+                "spec": spec and shortened(spec),
                 "text": number,
                 "prompt_tokens": length,
             }

@@ -1,7 +1,9 @@
 """House rules that no tool checks: optional packages, the package's face, sizes, silence below the cli."""
 
 import ast
+import json
 import pkgutil
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -121,3 +123,19 @@ def test_no_package_carries_a_trace_of_one_machine():
         text = path.read_text("utf-8")
         for trace in ("/wor" + "k/", "/ro" + "ot/", "/hom" + "e/", "/op" + "t/"):
             assert trace not in text, f"{path} names {trace}"
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT.parents[1] / "benchmarks" / "results").glob("*.json*")), ids=lambda p: p.name
+)
+def test_results_name_no_folder_of_the_machine_that_made_them(path: Path):
+    absolute = re.compile(r"""(?:^|[":=,+\[ ])/[A-Za-z0-9._-]+/[^" ]*""")
+    found = {match[0] for line in path.read_text().splitlines() for match in absolute.finditer(without_texts(line))}
+    assert not found
+
+
+def without_texts(line: str) -> str:
+    """A line of results without the outputs of models, which may hold any path."""
+    if not (line.startswith("{") and line.endswith("}")):
+        return line
+    return json.dumps({k: value for k, value in json.loads(line).items() if k not in ("outputs", "output", "text")})

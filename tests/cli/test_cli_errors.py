@@ -89,6 +89,34 @@ def test_one_sentence_status_2_and_no_file(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("bench", "--out", "FILE"),
+        ("bench", "--spec-bench", "FILE/answers"),
+        ("tune", "--out", "FILE.json"),
+        ("tune", "--target-batch", "1", "--page", "FILE"),
+        ("skip", "--out", "FILE"),
+        ("generate", "--record", "FILE", PROMPT),
+        ("batch", "absent.jsonl", "FILE"),
+        ("report", "absent.jsonl", "--html", "FILE"),
+        ("report", "absent.jsonl", "--figures", "FILE/figures"),
+        ("export", "absent", "--to", "sglang", "--out", "FILE/head"),
+    ],
+)
+def test_paths_are_tried_before_anything_runs(run: Run, tmp_path: Path, arguments: tuple[str, ...]):
+    """Neither the model nor the files to read are there: what cannot be written is said first."""
+    folder = tmp_path / "folder.json"
+    (folder if arguments[-1].endswith(("FILE", ".json", PROMPT)) else tmp_path).mkdir(exist_ok=True)
+    taken = folder if folder.exists() else tmp_path / "file"
+    if not folder.exists():
+        taken.touch()
+    given = [word.replace("FILE.json", str(taken)).replace("FILE", str(taken)) for word in arguments]
+    model = () if arguments[0] in ("report", "export") else ("-m", "./absent")
+    assert f"Cannot write {'to the folder ' if taken.name == 'file' else ''}{taken}" in run(*given, *model).refusal
+    assert [path.name for path in tmp_path.rglob("*")] == [taken.name]
+
+
 def test_the_command_itself(run: Run):
     assert "No such command 'generat'" in run("generat").refusal
     assert "--verbose" in run("--verbose").refusal

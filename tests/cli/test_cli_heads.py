@@ -1,6 +1,7 @@
 """``foredraft inspect`` and ``foredraft export`` on files made by hand."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -72,7 +73,31 @@ def test_export(run: Run, place: Path, tmp_path: Path):
         assert torch.equal(made[name.replace("midlayer.", "layers.0.")], wanted)
     found = json.loads(run("inspect", tmp_path / "a", "--json").out)
     assert found["config"]["taps"] == [2, 4, 5] and found["target"]["name"] == str(place / "target")
-    assert json.loads((tmp_path / "a" / "provenance.json").read_text())["exported_from"] == str(place / "eagle3")
+    assert json.loads((tmp_path / "a" / "provenance.json").read_text())["exported_from"] == f"{place.name}/eagle3"
+
+
+@pytest.mark.parametrize("recorded", ["../target", "my/target", None])
+def test_export_takes_the_target_from_the_heads_record(run: Run, place: Path, tmp_path: Path, recorded: str | None):
+    """A folder is recorded relative to the head, so both may move together."""
+    shutil.copytree(place / "target", tmp_path / "target")
+    shutil.copytree(place / "eagle3", tmp_path / "head")
+    if recorded is not None:
+        (tmp_path / "head" / "provenance.json").write_text(json.dumps({"target_model": recorded}))
+    ended = run("export", tmp_path / "head", "--to", "speculators", "--out", tmp_path / "a")
+    if recorded == "../target":
+        assert ended.status == 0, ended.err
+        assert json.loads(run("inspect", tmp_path / "a", "--json").out)["target"]["name"] == str(tmp_path / "target")
+    elif recorded is None:
+        assert ended.refusal == "The head's files do not name its target: give --model."
+    else:
+        assert "my/target" in ended.refusal
+
+
+def test_a_recorded_target_that_has_gone(run: Run, place: Path, tmp_path: Path):
+    shutil.copytree(place / "eagle3", tmp_path / "head")
+    (tmp_path / "head" / "provenance.json").write_text(json.dumps({"target_model": "../target"}))
+    said = run("export", tmp_path / "head", "--to", "speculators", "--out", tmp_path / "a").refusal
+    assert said == "The head's files name the target '../target', which is not there: give --model."
 
 
 def test_export_with_another_base(run: Run, place: Path, tmp_path: Path):

@@ -9,7 +9,7 @@ import typer
 
 from foredraft.cli.choices import MODEL, ModelChoice
 from foredraft.cli.console import errors, progress_bar
-from foredraft.cli.exit_status import Interrupted
+from foredraft.cli.exit_status import Interrupted, terminable
 from foredraft.cli.flags import flags
 from foredraft.core.errors import OptionError
 
@@ -58,6 +58,9 @@ def command(
         raise OptionError("--actors must be 1 or more.")
     if not ray and (actors or address is not None):
         raise OptionError("--actors and --address need --ray.")
+    from foredraft.core.io import check_writable
+
+    check_writable(out)
     with ExitStack() as stack:
         generator = None if ray else stack.enter_context(choice.load())  # first: other ranks end here
         file = BatchFile(source, out)
@@ -91,8 +94,10 @@ def _write(file: "BatchFile", answers: "Callable[[Iterator[Numbered]], Iterable[
     try:
         with progress_bar() as bar:
             task = bar.add_task("Answers", total=file.total, completed=file.done)
-            file.run(answers, lambda done, failed: bar.update(task, completed=done))
-    except KeyboardInterrupt:
-        raise Interrupted(f"Interrupted after {file.done} answers; the same command continues from there.") from None
+            with terminable():
+                file.run(answers, lambda done, failed: bar.update(task, completed=done))
+    except KeyboardInterrupt as error:
+        done = f"{file.done} of {file.total} answers"
+        raise Interrupted(f"Interrupted after {done}; the same command continues from there.", error) from None
     except OSError as error:
         raise OptionError(f"Cannot write {out}: {error.strerror}.") from None

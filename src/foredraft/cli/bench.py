@@ -12,7 +12,7 @@ from rich.table import Table
 from foredraft.cli import completion_names as names
 from foredraft.cli.choices import PARALLEL, SAMPLING, PromptChoice, TargetChoice, check_processes
 from foredraft.cli.console import busy, errors, output, progress_bar
-from foredraft.cli.exit_status import FAILED, UNJUDGED, Interrupted
+from foredraft.cli.exit_status import FAILED, UNJUDGED, Interrupted, terminable
 from foredraft.cli.flags import Group, flags
 from foredraft.core.errors import OptionError
 
@@ -137,12 +137,14 @@ def command(
         made, settings, sampling.temperature, what.batch_size if shown.costs else (), _first(prompts, shown.watch)
     )
     try:
-        with _progress() as report:
-            bench.run(groups, report)
-        with busy("Recording drafts and timing forwards"):
-            bench.append(extra.lines(read_existing(path, settings)))
-    except KeyboardInterrupt:
-        raise Interrupted(f"Interrupted; {path} keeps what was measured, and the same command continues it.") from None
+        with terminable():
+            with _progress() as report:
+                bench.run(groups, report)
+            with busy("Recording drafts and timing forwards"):
+                bench.append(extra.lines(read_existing(path, settings)))
+    except KeyboardInterrupt as error:
+        kept = f"Interrupted; {path} keeps what was measured, and the same command continues it."
+        raise Interrupted(kept, error) from None
     _show(path, shown)
 
 
@@ -153,6 +155,11 @@ def _check(what: Prompts, shown: Output) -> None:
         raise OptionError("--batch-size must be 1 or more.")
     if shown.spec_bench is not None and not shown.texts:
         raise OptionError("--spec-bench needs the outputs: remove --no-texts.")
+    from foredraft.core.io import check_writable, check_writable_folder
+
+    check_writable(shown.out, parents=True)
+    if shown.spec_bench is not None:
+        check_writable_folder(shown.spec_bench)
 
 
 def _first(prompts: "list[BenchPrompt]", count: int) -> "list[BenchPrompt]":

@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
@@ -122,19 +123,46 @@ def quiet_libraries() -> Iterator[None]:
 
 @contextlib.contextmanager
 def terminable() -> Iterator[None]:
-    """Inside, SIGTERM interrupts the command as Ctrl-C does, so that it keeps its work. Only in the main thread."""
+    """Inside, SIGTERM interrupts the command as Ctrl-C does, so that it keeps its work. Only in the main thread.
+
+    Python ignores what is raised in destructors, and they run at any moment: there both signals wait.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    kinds: dict[int, type[KeyboardInterrupt]] = {signal.SIGTERM: Terminated}
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        kinds[signal.SIGINT] = KeyboardInterrupt
+    waiting: list[int] = []
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        raise Terminated
+        if _in_destructor(frame):
+            waiting.append(number)
+            signal.setitimer(signal.ITIMER_REAL, 0.01)
+        else:
+            raise kinds[number]
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    def retry(number: int, frame: FrameType | None) -> None:
+        signal.raise_signal(waiting.pop())  # by the handler of that time, which may delay it
+
+    before = {number: signal.signal(number, interrupt) for number in kinds}
+    before[signal.SIGALRM] = signal.signal(signal.SIGALRM, retry)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before if before is not None else signal.SIG_DFL)
+        if waiting:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+
+
+def _in_destructor(frame: FrameType | None) -> bool:
+    """Whether a frame is in a destructor, or the callback of a weak reference."""
+    while frame is not None:
+        if frame.f_code.co_name == "__del__" or frame.f_code.co_filename == weakref.__file__:
+            return True
+        frame = frame.f_back
+    return False
 
 
 class CtrlC:

@@ -102,6 +102,10 @@ def command(
         raise OptionError("--num-return-sequences must be 1 or more.")
     if sampling.logprobs is not None and not shown.json:
         raise OptionError("--logprobs needs --json.")
+    if shown.record is not None:
+        from foredraft.core.io import check_writable
+
+        check_writable(shown.record)
     sampling = replace(sampling, grammar=structure.grammar(), record_steps=shown.record is not None)
     text = read_prompt(prompt, prompt_file)
     generator = choice.load()

@@ -54,7 +54,7 @@ def command(
     from foredraft.bench.measure.summary import summarise
     from foredraft.bench.report import tables
 
-    _check(suffix, figures, markdown and as_json)
+    _check(suffix, html, figures, markdown and as_json)
     files = [read_runs(path) for path in runs]
     summary = summarise(files, baseline)
     if not any((summary.file.runs, summary.file.costs, summary.file.watched, summary.file.training)):
@@ -73,8 +73,9 @@ def command(
         errors().print(sentence, soft_wrap=True, markup=False)
 
 
-def _check(suffix: str | None, figures: Path | None, both: bool) -> None:
+def _check(suffix: str | None, html: Path | None, figures: Path | None, both: bool) -> None:
     from foredraft.bench.report.plots import SUFFIXES
+    from foredraft.core.io import check_writable, check_writable_folder
 
     known = [each.removeprefix(".") for each in SUFFIXES]
     if suffix is not None and suffix not in known:
@@ -83,6 +84,10 @@ def _check(suffix: str | None, figures: Path | None, both: bool) -> None:
         raise OptionError("--format needs --figures FOLDER.")
     if both:
         raise OptionError("Use --markdown or --json, not both.")
+    if html is not None:
+        check_writable(html, parents=True)
+    if figures is not None:
+        check_writable_folder(figures)
 
 
 def _write(summary: "Summary", html: Path | None, folder: Path | None, suffix: str) -> list[str]:
@@ -101,7 +106,7 @@ def _write(summary: "Summary", html: Path | None, folder: Path | None, suffix: s
             sentences.append(f"Wrote {len(write_figures(found, folder, suffix))} figures to {folder}.")
     except OSError as error:
         raise OptionError(f"Cannot write {error.filename or html or folder}: {error.strerror}.") from None
-    return sentences + [f"Missing figure: {sentence}" for sentence in missing_figures(found)]
+    return sentences + [f"Missing figure: {sentence}" for sentence in missing_figures(found, summary)]
 
 
 def to_json(summary: "Summary") -> dict[str, Any]:

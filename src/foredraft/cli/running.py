@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from foredraft.cli.choices import ModelChoice
 from foredraft.cli.exit_status import CtrlC
 from foredraft.core.errors import ForedraftError
+from foredraft.core.io import shortened
 from foredraft.core.stats import DecodeStats
 from foredraft.engine.generator import Generator, Stream
 from foredraft.engine.request import Piece, Sequence, TokenLogprobs
@@ -78,7 +79,7 @@ def record(
     """A request with its steps, as ``foredraft viewer`` reads it."""
     stats = stats_of(generator, [sequence])
     return {
-        "model": choice.model,
+        "model": shortened(choice.model),
         "drafter": stats.method,
         "lossless": stats.lossless,
         "prompt": prompt,

@@ -11,6 +11,7 @@ import typer
 from foredraft.bench.tune.skip_search import SearchBudget, SkipTrial, layers_by_kind, search
 from foredraft.cli.choices import OutputChoice, TargetChoice, check_processes
 from foredraft.cli.console import busy, output
+from foredraft.cli.exit_status import Interrupted, terminable
 from foredraft.cli.flags import Group, flags
 from foredraft.core.errors import OptionError
 
@@ -58,9 +59,10 @@ def command(*, target: TargetChoice, samples: Samples, budget: SearchBudget, sho
     """
     if samples.longest < 1:
         raise OptionError("--longest must be 1 or more.")
-    if not Path(shown.out).parent.is_dir():  # fail before minutes of searching
-        raise OptionError(f"Cannot write {shown.out}: there is no such folder.")
     check_processes()
+    from foredraft.core.io import check_writable
+
+    check_writable(shown.out)
     from foredraft.bench.tune.skip_trials import SkipEvaluator, TrialLog
     from foredraft.compose.load import load
     from foredraft.core.io import short
@@ -81,7 +83,12 @@ def command(*, target: TargetChoice, samples: Samples, budget: SearchBudget, sho
         def report(number: int, best: SkipTrial) -> None:
             update(f"{number} of {budget.trials} sets · best so far: {_describe(best)}")
 
-        best = search(evaluator.parts, log.cached(evaluator), budget, report)
+        try:
+            with terminable():
+                best = search(evaluator.parts, log.cached(evaluator), budget, report)
+        except KeyboardInterrupt as error:
+            done = f"{len(log.known)} of {budget.trials} sets"
+            raise Interrupted(f"Interrupted after {done}; the same command continues from there.", error) from None
     _write(shown.out, target.model, model.layers, best, {**about, "tokens": evaluator.tokens})
     _print(best, evaluator.tokens, target.model, shown)
 

@@ -3,7 +3,6 @@
 import json
 import shlex
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -119,9 +118,11 @@ def _check(what: What, shown: Output) -> None:
         raise OptionError("--verify and --batch-size must be 1 or more.")
     if not shown.out.endswith(".json"):
         raise OptionError(f"--out {shown.out}: the name must end in .json, which --drafter needs to recognize it.")
-    for path in (shown.out, shown.page):
-        if not Path(path).parent.is_dir():
-            raise OptionError(f"Cannot write {path}: there is no such folder.")
+    from foredraft.core.io import check_writable
+
+    check_writable(shown.out)
+    if what.target_batch is not None:
+        check_writable(shown.page)
 
 
 def _write_page(shown: Output, found: "Tuning", model: str, device: str, batches: tuple[int, ...]) -> None:
@@ -154,12 +155,16 @@ def _chain(found: "Tuning") -> str | None:
 
 
 def _write(path: str, model: str, found: "Tuning", what: What) -> None:
-    from foredraft.core.io import provenance, short
+    from foredraft.core.io import provenance, short, shortened
     from foredraft.heads.formats.tuned import Tuned, write_tuned
 
     facts: dict[str, Any] = {"provenance": provenance(), "temperature": what.temperature}
     facts["tried"] = [
-        {"drafter": trial.spec, "predicted": round(trial.predicted.speed_up, 3), "measured": round(trial.measured, 3)}
+        {
+            "drafter": shortened(trial.spec),
+            "predicted": round(trial.predicted.speed_up, 3),
+            "measured": round(trial.measured, 3),
+        }
         for trial in found.trials
         if trial.measured is not None
     ]

@@ -9,6 +9,7 @@ import platform
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -52,6 +53,45 @@ def atomic_write_text(path: Path, text: str) -> None:
 def atomic_save(path: Path, saved: Any) -> None:
     """``torch.save`` atomically."""
     atomic_write(path, lambda file: torch.save(saved, file))
+
+
+def check_writable(path: str | Path, *, parents: bool = False) -> None:
+    """Refuse a file that cannot be written, before the work whose result it is to hold. Leaves no trace.
+
+    Args:
+        parents: missing folders will be made.
+
+    Raises:
+        OptionError: it cannot be written.
+    """
+    path = Path(path)
+    try:
+        if path.is_dir():
+            raise OptionError(f"Cannot write {path}: it is a folder.")
+        if path.exists():
+            path.open("ab").close()
+        if not path.exists() or path.is_file():  # else it is a device, or a pipe
+            _try_folder(path.parent, parents)
+    except FileNotFoundError:
+        raise OptionError(f"Cannot write {path}: there is no such folder.") from None
+    except OSError as error:
+        raise OptionError(f"Cannot write {path}: {error.strerror}.") from None
+
+
+def check_writable_folder(folder: str | Path) -> None:
+    """The same for a folder, which will be made if it is missing."""
+    try:
+        _try_folder(Path(folder), parents=True)
+    except OSError as error:
+        raise OptionError(f"Cannot write to the folder {folder}: {error.strerror}.") from None
+
+
+def _try_folder(folder: Path, parents: bool) -> None:
+    """Write a file without a name in a folder, or in the parent that it will be made in."""
+    while parents and not folder.exists():
+        folder = folder.parent
+    with tempfile.TemporaryFile(dir=folder):
+        pass
 
 
 def write_text(path: str | Path, text: str, error: type[UsageError] = OptionError) -> None:
@@ -129,7 +169,7 @@ def provenance(command: str | None = None) -> dict[str, Any]:
     return {
         "time": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "commit": _commit(),
-        "command": " ".join(["foredraft", *map(_without_folders, words[1:])]),
+        "command": " ".join(["foredraft", *map(shortened, words[1:])]),
         "foredraft": __version__,
         "torch": torch.__version__,
         "transformers": importlib.metadata.version("transformers"),
@@ -164,9 +204,14 @@ def short(word: str) -> str:
     return Path(word).name if word.startswith("/") else word
 
 
-def _without_folders(word: str) -> str:
-    """A command word with each absolute path in it (NAME=METHOD:PATH,...) cut to its last two parts."""
-    parts = re.split(r"([:=,])", word)
+def relative_name(name: str, folder: Path) -> str:
+    """A model's folder as a path from another folder, so that both can be moved together; other names unchanged."""
+    return os.path.relpath(Path(name).expanduser(), folder) if Path(name).expanduser().is_dir() else name
+
+
+def shortened(word: str) -> str:
+    """A word of a command or a spec (NAME=METHOD:PATH+PATH,...) with each absolute path cut to its last two parts."""
+    parts = re.split(r"([:=,+\[\]])", word)
     return "".join("/".join(Path(each).parts[1:][-2:]) if each.startswith("/") else each for each in parts)
 
 

@@ -10,6 +10,7 @@ from typing import final
 from foredraft.compose.load import BUNDLED_DRAFTS, load_many
 from foredraft.core.drafter import Background
 from foredraft.core.errors import OptionError
+from foredraft.core.io import shortened
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.stats import DecodeStats
 from foredraft.engine.generator import Generator
@@ -112,7 +113,7 @@ class ArmSpec:
                 raise OptionError(f"Invalid arm {text!r}: write SPEC or NAME=SPEC.")
             return cls(head, rest)
         method, comma, options = text.partition(",")
-        return cls(method.partition(":")[0] + comma + options, text)
+        return cls(method.partition(":")[0] + comma + shortened(options), text)
 
     @property
     def stock(self) -> bool:

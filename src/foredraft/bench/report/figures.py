@@ -12,13 +12,14 @@ from foredraft.bench.report.plots import Panel, save, styled
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of figure; ``needs``: the data without which it is missing."""
+    """One kind of figure; ``needs``: the data without which it is missing; ``training``: of training logs."""
 
     name: str
     title: str
     caption: str
     needs: str
     draw: Callable[[Summary], Iterable[Panel]]
+    training: bool = False
 
 
 KINDS = (
@@ -85,6 +86,7 @@ KINDS = (
         "falls, the run overfits. A dashed line marks where an interrupted run resumed.",
         "the log.jsonl of a training run",
         figures_training.losses,
+        training=True,
     ),
     Kind(
         "training",
@@ -93,6 +95,7 @@ KINDS = (
         "schedule, so an earlier point is an unfinished run, not a shorter one.",
         "the log.jsonl of a training run with validations",
         figures_training.lengths,
+        training=True,
     ),
 )
 
@@ -115,9 +118,16 @@ def draw_figures(summary: Summary) -> list[FigureSet]:
     return [FigureSet(kind, tuple(kind.draw(summary))) for kind in KINDS]
 
 
-def missing_figures(found: Iterable[FigureSet]) -> list[str]:
-    """A sentence for each figure that could not be drawn: its title, and the data that it needs."""
-    return [f"{each.kind.title}: needs {each.kind.needs}." for each in found if not each.panels]
+def missing_figures(found: Iterable[FigureSet], summary: Summary) -> list[str]:
+    """A sentence for each figure that files of these kinds can have but lack: its title, and the data that it needs."""
+    file = summary.file
+    kinds = {
+        training
+        for training, lines in ((True, file.training), (False, file.runs or file.costs or file.watched))
+        if lines
+    }
+    missing = (each.kind for each in found if not each.panels and each.kind.training in kinds)
+    return [f"{kind.title}: needs {kind.needs}." for kind in missing]
 
 
 def write_figures(found: Iterable[FigureSet], folder: Path, suffix: str = "svg") -> list[Path]:

@@ -45,7 +45,7 @@ def page(summary: Summary, found: Sequence[FigureSet]) -> str:
     links = [("tables", "Tables")] if summary.settings else []
     links += [*((each.kind.name, escape(each.kind.title)) for each in shown), ("provenance", "Provenance")]
     contents = "".join(f'<a href="#{name}">{text}</a>' for name, text in links)
-    trained, missing = tables.training(summary), missing_figures(found)
+    trained, missing = tables.training(summary), missing_figures(found, summary)
     items = "".join(f"<li>{escape(each)}</li>\n" for each in missing)
     origins = "\n".join(f"<p>{escape(each)}</p>" for each in tables.origins(summary))
     parts = [
@@ -54,7 +54,7 @@ def page(summary: Summary, found: Sequence[FigureSet]) -> str:
         '<link rel="icon" href="data:,">',
         f"<title>{title}</title>\n<style>{_STYLE}</style>\n</head>\n<body>",
         f'<header>\n<h1>{title}</h1>\n<nav aria-label="Contents">{contents}</nav>\n</header>\n<main>',
-        _tables(summary) if summary.settings else "<p>These files have no runs.</p>",
+        _tables(summary) if summary.settings else "" if trained is not None else "<p>These files have no runs.</p>",
         _section("training-runs", "Training", _table(trained, "Training")) if trained is not None else "",
         *(_figure(each) for each in shown),
         _section("absent", "Missing figures", f"<ul>\n{items}</ul>") if missing else "",

@@ -3,7 +3,10 @@
 ``inspect_head`` describes the head in a folder, ``load_head`` loads it, ``save_head`` writes one.
 """
 
+import json
+import os
 from collections.abc import Callable
+from pathlib import Path
 
 from foredraft.core.errors import DrafterError
 from foredraft.heads.formats import eagle1, eagle3, hydra, medusa, native
@@ -22,6 +25,7 @@ __all__ = [
     "default_format",
     "inspect_head",
     "load_head",
+    "recorded_target",
     "save_head",
 ]
 
@@ -69,6 +73,17 @@ def load_head(
     reading = read(checkpoint, target, overrides)
     info = describe(checkpoint, reading)
     return Head(assemble(checkpoint, reading, target), info)
+
+
+def recorded_target(path: str) -> str | None:
+    """The target that training has recorded beside a head: a hub name, or a folder, which is stored relative to it."""
+    try:
+        found = json.loads((Path(path) / "provenance.json").read_text(encoding="utf-8"))["target_model"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if not isinstance(found, str):
+        return None
+    return os.path.normpath(Path(path) / found) if (Path(path) / found).is_dir() else found
 
 
 def _reader(checkpoint: Checkpoint) -> FormatReader:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from foredraft.core.errors import OptionError
-from foredraft.core.io import provenance, short
+from foredraft.core.io import provenance, relative_name, short
 from foredraft.core.sampling.params import check_known
 from foredraft.heads.formats import load_head
 from foredraft.heads.nets.target_parts import FINAL
@@ -64,7 +64,10 @@ def run(
         validate = functools.partial(_validate, kind, net, recipe, context.target, batches, loop)
         train(recipe, batches, context.folder, loop, validate=validate, report=report, accelerator=context.accelerator)
         if context.first:
-            notes = {**provenance(), **_owner(kind, target_name, shape), "validation": validate()}
+            owner = {**_owner(kind, target_name, shape), "target_model": relative_name(target_name, head)}
+            if kind.join is not None:
+                owner["target_model"] = "."
+            notes = {**provenance(), **owner, "validation": validate()}
             record_accuracies(net, batches.held_out(16, (FINAL,)))
             if kind.join is None:
                 save_head(net, head, context.loaded, target_name, notes)
