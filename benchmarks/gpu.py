@@ -33,7 +33,7 @@ from origin import provenance
 from transformers import LlamaConfig
 
 import foredraft
-from foredraft.bench.check import check_greedy, check_sampled, draft_always
+from foredraft.bench.check import check_identity, check_sampled, draft_always
 from foredraft.compose.load import BUNDLED_DRAFTS
 from foredraft.core.drafter import Plan, View
 from foredraft.core.sampling.params import SamplingParams
@@ -237,8 +237,6 @@ def forwards(bench: Bench) -> Iterator[dict[str, Any]]:
 class Timed(Policy):
     """Always drafts the full length, and records the time of each step and of its parts."""
 
-    learns = False
-
     def __init__(self, length: int, ahead: bool = True) -> None:
         self.ahead = ahead
         self._inner = Constant(length)
@@ -390,7 +388,7 @@ def laws(bench: Bench) -> Iterator[dict[str, Any]]:
             path = BUNDLED_DRAFTS["sample"].get(drafter)
             with foredraft.load(plain, f"{drafter}:{path}" if path else drafter) as g:
                 draft_always(g)
-                same = check_greedy(g, prompts, greedy)
+                same = check_identity(g, prompts, greedy)
                 law = check_sampled(g, prompts[:1], sampled, bench.sizes.sampled)
                 yield {
                     "kind": "law",

@@ -81,9 +81,9 @@ class Arm:
         return sequence.finished
 
 
-def arms_of(plain: Generator, spec: AnyDrafter, sampled: bool) -> list[Arm]:
-    """Plain decoding, the policy that the drafter's options ask for, and every size of it that is not 0; drawn trees
-    for sampled rows. A drafter that chooses its sizes itself, such as bandit, has one arm beside plain decoding."""
+def arms_of(plain: Generator, spec: AnyDrafter) -> list[Arm]:
+    """Plain decoding, the policy that the drafter's options ask for, and every size of it that is not 0. A drafter that
+    chooses its sizes itself, such as bandit, has one arm beside plain decoding."""
     chosen = foredraft.load(plain, spec)
     arms = [Arm(PLAIN, plain), Arm(POLICY, chosen)]
     policy, needs = chosen.engine.policy, chosen.engine.drafter.needs
@@ -93,8 +93,6 @@ def arms_of(plain: Generator, spec: AnyDrafter, sampled: bool) -> list[Arm]:
     for size in policy.sizes[1:]:
         length = needs.longest if needs.scored else size
         fixed[str(size)] = Constant(length, policy.confidence, nodes=size if needs.scored else 0)
-    for nodes in needs.drawn if sampled else ():
-        fixed[f"drawn {nodes}"] = Constant(needs.longest, policy.confidence, nodes=nodes, drawn=True)
     return arms + [Arm(name, foredraft.load(plain, spec, policy=each)) for name, each in fixed.items()]
 
 
@@ -162,7 +160,7 @@ def main() -> None:
             for file in args.prompts:
                 cell = (name, drafter.name, temperature, Path(file).parent.name)
                 if cell not in done:
-                    arms = arms or arms_of(plain, drafter.spec, temperature > 0)
+                    arms = arms or arms_of(plain, drafter.spec)
                     prompts = [ask.prompt for ask in read_prompts(file)][: args.count]
                     runs = list(run_cell(arms, prompts, temperature, args.tokens, args.new_tokens))
                     keys = dict(zip(("target", "method", "temperature", "prompts"), cell, strict=True))

@@ -18,12 +18,14 @@ from transformers import PreTrainedModel
 import random_heads as heads
 import specs
 import tiny
+from foredraft.compose.spec import Spec
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Plan, View
 from foredraft.core.rng import HashedRng, Stream, derive_seeds, draw, exponentials
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.sampling.warp import Paths
 from foredraft.core.tree import TokenTree
+from foredraft.core.verify import RULES
 from foredraft.engine import state as batch
 from foredraft.engine.generator import Generator
 from foredraft.engine.policy import Constant
@@ -61,11 +63,8 @@ HEADS = {
     "eagle1": "eagle1:eagle,tree=3x2",
     "eagle2": "eagle2:eagle,nodes=4,depth=2,top_k=2",
     "eagle3": "eagle3:eagle3,nodes=4,depth=2,top_k=2",
-    "eagle3 drawn": "eagle3:eagle3,nodes=4,depth=2,top_k=2,sampled_tree=drawn",
     "medusa": "medusa:medusa,tree=2x2",
-    "medusa drawn": "medusa:medusa,tree=2x2,sampled_tree=drawn",
     "hydra": "hydra:hydra++,tree=2x2",
-    "hydra drawn": "hydra:hydra++,tree=2x2,sampled_tree=drawn",
     "blockwise": "blockwise:blockwise",
 }
 """Methods with heads, whose weights are random."""
@@ -142,12 +141,18 @@ def generator(
     target, draft = pair()
     full = target.new_cache()
     models = {"draft": draft, "third": third()}
-    proposer = specs.build(SPECS[name], target, models, NETS, cache=full, replay=replay)
+    draws = rule is not None and RULES[rule].draws
+    proposer = specs.build(SPECS[name], target, models, NETS, cache=full, replay=replay, draws=draws)
     target.tap(proposer.needs.hidden_layers)
     policy = Constant(proposer.needs.longest, confidence=0.4 if name == "unsure chain" else 0.0)
-    picked = name in LOOKAHEADS or name == "max_gram"  # these learn from other requests, and pick their tokens
-    options = {"rule": rule, "max_rows": ROWS, "cache": full, "picked": picked, "replay": replay}
+    options = {"rule": rule, "max_rows": ROWS, "cache": full, "replay": replay}
     return tiny.generator(target, proposer, policy, tokenizer=tokenizer, **options)
+
+
+def ratio_rule(name: str) -> str | None:
+    """The best ratio rule for a drafter's drawn drafts; None if it draws none."""
+    law = Spec.parse(SPECS[name]).options.law
+    return None if law is Law.FIXED else "block" if law is Law.CHAIN else "traversal"
 
 
 def params(setting: str, seed: int = 0) -> SamplingParams:
@@ -298,7 +303,7 @@ def run_faulty(fault: str, count: int, seed: int = 1) -> Counted:
     """``run`` with a planted fault."""
     prepare()
     propose = FAULTS.get(fault, sound)
-    g = tiny.generator(pair()[0], tiny.ScriptedDrafter(propose, max_nodes=1), max_rows=ROWS)
+    g = tiny.generator(pair()[0], tiny.ScriptedDrafter(propose, max_nodes=1), max_rows=ROWS, rule="block")
     before = HashedRng.accept
     if fault == SHARED:
         HashedRng.accept = same_numbers_for_drafting_and_accepting

@@ -23,7 +23,7 @@ from foredraft.engine import tail
 from foredraft.model.base import TargetModel
 from foredraft.model.cache import SlotCache
 from foredraft.model.masks import Layout, StepIn, address
-from oracle import EnumeratingRng, Table, draw_down
+from oracle import EnumeratingRng, Table
 
 PROMPT = (1, 0, 1)
 
@@ -114,7 +114,6 @@ class StepCoins(VerifierRng):
     def __init__(self, chances: Chances, noise: Noise) -> None:
         self._chances = chances
         self._positions = noise.positions
-        self.tree: TokenTree | None = None
 
     def accept(self, probability: Tensor) -> Tensor:
         yes = probability.double()
@@ -124,10 +123,8 @@ class StepCoins(VerifierRng):
     def residual(self, law: Tensor) -> Tensor:
         return self._chances.decide(law / law.sum(1, keepdim=True), self._positions)
 
-    def target(self, law: Tensor, depths: Tensor) -> Tensor:
-        assert self.tree is not None
-        own = law / law.sum(-1, keepdim=True)
-        return draw_down(self.tree, own, lambda weights: self._chances.decide(weights, self._positions))
+    def target(self, law: Tensor, depth: int, going: Tensor) -> Tensor:
+        return self._chances.decide(law / law.sum(-1, keepdim=True), torch.where(going, self._positions, 1 << 30))
 
 
 @final
@@ -170,13 +167,23 @@ class Nested:
 
 
 def enumerated(
-    make: Callable[[Chances], Rewindable], vocabulary: int, length: int, monkeypatch: pytest.MonkeyPatch
+    make: Callable[[Chances], Rewindable],
+    vocabulary: int,
+    length: int,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    alone: bool = False,
 ) -> Nested:
-    """All drafts of ``length`` tokens of the drafter that ``make`` makes, breadth first over its coins."""
-    scripts, weights = torch.zeros(1, 0, dtype=torch.long), torch.ones(1, dtype=torch.float64)
+    """All drafts of ``length`` tokens of the drafter that ``make`` makes, breadth first over its coins.
+
+    Args:
+        alone: one row at a time; for loops in loops, whose rows toss more coins if others need more inner steps.
+    """
+    left = [(torch.zeros(1, 0, dtype=torch.long), torch.ones(1, dtype=torch.float64))]
     tokens, laws, found, firsts = [], [], [], []
     law = Law.CHAIN
-    while len(scripts):
+    while left:
+        scripts, weights = left.pop()
         rows = len(scripts)
         chances = Chances(scripts, vocabulary, len(PROMPT) + length)
         steps: list[Tensor] = []
@@ -185,7 +192,6 @@ def enumerated(
             return StepCoins(chances, noise)
 
         def judge(target, draft, coins, rule, steps: list[Tensor] = steps):
-            coins.tree = draft.tree
             verdict = verify(target, draft, coins, rule)
             steps.append(verdict.accepted() + 1)
             return verdict
@@ -196,9 +202,8 @@ def enumerated(
             drafter = make(chances)
             for row in range(rows):
                 drafter.admit(row, torch.tensor(PROMPT[:-1]), {})
-            draft = drafter.propose(
-                tiny.view([PROMPT] * rows, SamplingParams(temperature=1.0), vocabulary), Plan((length,) * rows)
-            )
+            view = tiny.view([PROMPT] * rows, SamplingParams(temperature=1.0), vocabulary, draws=True)
+            draft = drafter.propose(view, Plan((length,) * rows))
         assert bool(draft.tree.valid.all()) and draft.tree.tokens.shape[1] == length + 1
         law, closed = draft.law, ~chances.coins.open
         tokens.append(draft.tree.tokens[closed])
@@ -208,5 +213,7 @@ def enumerated(
         row, option = torch.where(chances.coins.open[:, None], chances.coins.options, 0.0).nonzero(as_tuple=True)
         weights = weights[row] * chances.coins.options[row, option]
         scripts = torch.cat([scripts[row], option[:, None]], 1)
+        if len(scripts):
+            left += zip(scripts.split(1), weights.split(1), strict=True) if alone else [(scripts, weights)]
     draft = Draft(TokenTree.chain(torch.cat(tokens)), law, torch.cat(laws))
     return Nested(draft, torch.cat(found), torch.cat(firsts))

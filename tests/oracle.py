@@ -148,17 +148,15 @@ def prune(draws: Draws, q: Table, keep: int) -> Draws:
 class EnumeratingRng(VerifierRng):
     """Each row follows its script of outcomes, and notes the first decision that the script does not cover.
 
-    Decisions with one possible outcome take it and use up nothing of the script. ``tree``: the draft's, for rules that
-    draw from the target.
+    Decisions with one possible outcome take it and use up nothing of the script.
     """
 
-    def __init__(self, scripts: Tensor, vocabulary: int, tree: TokenTree | None = None) -> None:
+    def __init__(self, scripts: Tensor, vocabulary: int) -> None:
         self.scripts = scripts  # [R, decisions so far]
         self.taken = torch.zeros(len(scripts), dtype=torch.long)
         self.open = torch.zeros(len(scripts), dtype=torch.bool)
         self.options = torch.zeros(len(scripts), max(2, vocabulary), dtype=torch.float64)
         self.asked: set[str] = set()
-        self._tree = tree
 
     def accept(self, probability: Tensor) -> Tensor:
         self._once("accept")
@@ -169,10 +167,10 @@ class EnumeratingRng(VerifierRng):
         self._once("residual")
         return self._decide(law.double() / law.double().sum(1, keepdim=True))
 
-    def target(self, law: Tensor, depths: Tensor) -> Tensor:
-        self._once("target")
-        assert self._tree is not None
-        return draw_down(self._tree, law.double() / law.double().sum(-1, keepdim=True), self._decide)
+    def target(self, law: Tensor, depth: int, going: Tensor) -> Tensor:
+        self._once(f"target {depth}")
+        sure = torch.nn.functional.one_hot(law.nan_to_num().argmax(-1), law.shape[-1])
+        return self._decide(torch.where(going[:, None], law.double() / law.double().sum(-1, keepdim=True), sure))
 
     def _once(self, kind: str) -> None:
         assert kind not in self.asked, "one coin was tossed twice"
@@ -193,24 +191,6 @@ class EnumeratingRng(VerifierRng):
         return outcome
 
 
-def draw_down(tree: TokenTree, law: Tensor, decide: Callable[[Tensor], Tensor]) -> Tensor:
-    """A token for each node, as the target draws them: nodes with the same path draw the same token.
-
-    Only nodes on the drawn path matter; all others get their likeliest token, which no lossless rule may read.
-    """
-    drawn = law.nan_to_num().argmax(-1)
-    row, here = torch.arange(len(law)), tree.parents == -1
-    for _ in range(tree.depth + 1):
-        first = here.int().argmax(1)
-        sure = torch.nn.functional.one_hot(drawn[row, first], law.shape[2]).to(law.dtype)
-        token = decide(torch.where(here.any(1)[:, None], law[row, first], sure))
-        drawn = torch.where(here, token[:, None], drawn)
-        said = torch.where(here, drawn, -1)
-        below = (tree.parents >= 0) & here.gather(1, tree.parents.clamp(min=0))
-        here = below & (tree.tokens == said.gather(1, tree.parents.clamp(min=0)))
-    return drawn
-
-
 @dataclass(frozen=True)
 class Outcomes:
     """``emitted[t][prefix]``: the probability that the rule emits just this prefix of t + 1 tokens."""
@@ -228,7 +208,7 @@ def outcomes(rule: RuleFunction, draws: Draws) -> Outcomes:
     emitted = [torch.zeros(vocabulary**t, dtype=torch.float64) for t in range(1, depth + 2)]
     scripts = torch.zeros(len(draws.weights), 0, dtype=torch.long)
     while len(scripts):
-        coins = EnumeratingRng(scripts, vocabulary, draws.draft.tree)
+        coins = EnumeratingRng(scripts, vocabulary)
         verdict = rule(draws.p, draws.draft, coins)
         closed = draws.select((~coins.open).nonzero()[:, 0])
         _add(emitted, closed, Verdict(verdict.path[~coins.open], verdict.bonus[~coins.open]))

@@ -34,7 +34,7 @@ def reference(target: CausalLM, prompt: Sequence[int], params: SamplingParams, e
             token = law.best[0, 0]
         else:
             rng = HashedRng(Noise(torch.tensor([seed], device=device), lengths))
-            token = rng.target(law.p, torch.zeros_like(law.best))[0, 0]
+            token = rng.target(law.p[:, 0], 0, torch.tensor([True]))[0]
         cut = rules.cut(len(tokens), [int(token)])
         tokens.append(int(token))
         if cut.reason is not None:

@@ -24,6 +24,7 @@ def build(
     *,
     cache: SlotCache | None = None,
     replay: Replay = EAGER,
+    draws: bool = False,
 ) -> Drafter:
     """The drafter of a spec such as ``cascade:draft+[eagle3:head,nodes=4]``.
 
@@ -31,10 +32,11 @@ def build(
         models: draft models by name; the target itself is "target".
         heads: what makes a head for the target, by name.
         cache: the target's, for a drafter that shares it; a new one unless it is given.
+        draws: the verification rule needs drawn drafts.
     """
     own, models = strangers(target.vocab_size)[0], {"target": target, **(models or {})}
     cache = cache or target.new_cache()
-    context = InMemory("", "", None, target, cache, own, target.vocab_size, replay, models, heads or {})
+    context = InMemory("", "", None, target, cache, own, target.vocab_size, replay, models, heads or {}, draws)
     return context.drafter(spec).drafter
 
 
@@ -44,6 +46,7 @@ class InMemory(BuildContext):
 
     models: Mapping[str, CausalLM]
     heads: Heads
+    draws: bool
 
     def model(self, path: str) -> CausalLM:
         return self.models[path]
@@ -51,7 +54,7 @@ class InMemory(BuildContext):
     def model_of_any_tokenizer(self, path: str) -> DraftModelFiles:
         return DraftModelFiles(self.models[path], strangers(self.vocab_size)[1])
 
-    def head(self, law: Law, rope_theta: float | None = None, taps: tuple[int, ...] | None = None) -> Any:
+    def head(self, rope_theta: float | None = None, taps: tuple[int, ...] | None = None) -> Any:
         return self.heads[self.path](self.target)
 
     def drafter(self, spec: str, target: CausalLM | None = None, cache: SlotCache | None = None) -> BuiltDrafter:
@@ -64,4 +67,4 @@ class InMemory(BuildContext):
     def nested(self, spec: str, target: CausalLM | None = None, cache: SlotCache | None = None) -> NestedDrafter:
         built = self.drafter(spec, target, cache)
         assert isinstance(built.drafter, Rewindable)
-        return NestedDrafter(built.drafter, built.law is not Law.FIXED)
+        return NestedDrafter(built.drafter, self.draws and built.law is not Law.FIXED)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from foredraft.bench.check import Difference, GreedyCheck, SampledCheck
+from foredraft.bench.check import Difference, IdentityCheck, SampledCheck
 from processes import environment
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
@@ -50,9 +50,9 @@ def test_a_part_that_fails_or_takes_too_long_is_recorded_and_the_next_one_begins
 
 
 def test_a_greedy_difference_is_recorded(gpu: Any, monkeypatch: pytest.MonkeyPatch):
-    found = GreedyCheck(outputs=3, tokens=60, differences=(Difference(1, 7, 0.5, False),), exact=False)
+    found = IdentityCheck(outputs=3, tokens=60, differences=(Difference(1, 7, 0.5, False),), exact=False)
     passed = SampledCheck(tokens=200, accepted=80, contexts=2, p_value=0.5, shift=0.1)
-    monkeypatch.setattr(gpu, "check_greedy", lambda *args: found)
+    monkeypatch.setattr(gpu, "check_identity", lambda *args: found)
     monkeypatch.setattr(gpu, "check_sampled", lambda *args: passed)
     sizes = replace(gpu.TINY, lawful=("prompt_lookup",))
     (record,) = gpu.laws(SimpleNamespace(device="cpu", sizes=sizes))

@@ -245,6 +245,8 @@ def view(
     params: SamplingParams | Sequence[SamplingParams] = GREEDY,
     vocab: int = VOCAB,
     seeds: Sequence[int] | None = None,
+    *,
+    draws: bool = False,
 ) -> View:
     """Rows whose committed tokens are ``texts``, as the engine shows them to a drafter in their first step.
 
@@ -256,7 +258,7 @@ def view(
     rows = [params] * len(texts) if isinstance(params, SamplingParams) else params
     extents = torch.tensor(lengths)
     noise = Noise(torch.tensor(seeds or [0] * len(texts)), extents)
-    return View(tuple(range(len(texts))), history, extents, tuple(lengths), warp(rows, vocab, lengths), noise)
+    return View(tuple(range(len(texts))), history, extents, tuple(lengths), warp(rows, vocab, lengths), noise, draws)
 
 
 def admit(drafter: Drafter, texts: Sequence[Sequence[int]]) -> None:
@@ -327,8 +329,6 @@ class ScriptedDrafter(Drafter):
 @final
 class ScriptedPolicy(Policy):
     """Plans what a function says, and keeps a record of what it was told."""
-
-    learns = False
 
     def __init__(self, plan: Callable[[View, Sequence[int]], Plan]) -> None:
         self._plan = plan

@@ -39,7 +39,7 @@ def test_methods_as_json(run: Run):
     found = json.loads(run("methods", "--json").out)
     assert [each["name"] for each in found] == list(METHODS)
     draft = next(each for each in found if each["name"] == "draft_model")
-    assert {"law": "chain", "default_verifier": "block"} in draft["laws"]
+    assert draft["laws"] == ["chain", "without_replacement", "fixed"]
     assert draft["lossless"] is True and draft["options"]["num_assistant_tokens"] == 8
     assert set(draft) == {"name", "what", "laws", "lossless", "needs", "paper", "options"}
 

@@ -9,12 +9,13 @@ from scipy import stats
 from foredraft.core.rng import (
     HashedRng,
     Noise,
+    RecentTimes,
     Stream,
     derive_seeds,
     draw,
     draw_distinct,
     exponentials,
-    race_size,
+    first,
     request_seed,
     resolve_seed,
 )
@@ -122,12 +123,12 @@ def test_coins_toss_the_numbers_of_their_streams() -> None:
         expected = noise.uniform(Stream.ACCEPT, torch.full((50,), index)) < 0.5
         assert torch.equal(tossed[:, index], expected)
     assert not bool(coins.accept(torch.zeros(50, 2)).any()) and bool(coins.accept(torch.ones(50, 2)).all())
-    law = torch.tensor([0.2, 0.5, 0.3]).expand(50, 4, -1)
-    drawn = coins.target(law, torch.tensor([0, 3, 1, 3]).expand(50, -1))
-    ahead = HashedRng(Noise(seeds, positions + 3)).target(law[:, :1], torch.zeros(50, 1, dtype=torch.long))
-    assert torch.equal(drawn[:, 1:2], ahead)  # keyed by the place in the text
-    assert torch.equal(drawn[:, 1], drawn[:, 3]) and not torch.equal(drawn[:, 1], drawn[:, 0])
-    assert not torch.equal(drawn[:, 0], coins.residual(law[:, 0]))
+    law = torch.tensor([0.2, 0.5, 0.3]).expand(50, -1)
+    going = torch.ones(50, dtype=torch.bool)
+    drawn, ahead = coins.target(law, 3, going), HashedRng(Noise(seeds, positions + 3)).target(law, 0, going)
+    assert torch.equal(drawn, ahead)  # keyed by the place in the text
+    assert not torch.equal(drawn, coins.target(law, 0, going))
+    assert not torch.equal(coins.target(law, 0, going), coins.residual(law))
 
 
 def bits(count: int, rows: int = 1) -> torch.Tensor:
@@ -138,7 +139,6 @@ def bits(count: int, rows: int = 1) -> torch.Tensor:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 64, 127, 1000, 16_384, 50_257])
 def test_a_token_of_probability_zero_is_never_drawn(size: int) -> None:
-    """Blocks of tokens, and a last block that is not full, at every size of vocabulary."""
     for only in {0, size // 2, size - 1}:
         law = torch.zeros(size)
         law[only] = 1e-30
@@ -160,12 +160,12 @@ def test_draw_follows_the_law(size: int) -> None:
 
 @pytest.mark.parametrize("size", [4, 5, 9])
 def test_distinct_draws_follow_the_law_without_the_earlier_ones(size: int) -> None:
-    """Every ordered triple, in one block, across blocks, and with an incomplete last block."""
+    """Every ordered triple."""
     count = 200_000
     law = torch.rand(size, generator=torch.Generator().manual_seed(size), dtype=torch.float64) ** 2 + 0.02
     law[1] = 0.0
     law = law / law.sum()
-    times = exponentials(bits(count)[0], 3 * race_size(size))
+    times = exponentials(bits(count)[0], size)
     tokens, chances = draw_distinct(law.expand(count, -1), times, 3)
     assert torch.equal(chances, law[tokens])
     found = (tokens @ torch.tensor([size * size, size, 1])).bincount(minlength=size**3)
@@ -180,11 +180,11 @@ def test_distinct_draws_follow_the_law_without_the_earlier_ones(size: int) -> No
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 8, 100])
 def test_distinct_draws_end_with_the_law(size: int) -> None:
-    """Each token of the law once, then none; a draw of all tokens begins with a draw of one."""
+    """Each token of the law once, then none."""
     law = torch.rand(500, size, generator=torch.Generator().manual_seed(size)) + 0.1
     law[:, 2::3] = 0.0
     count, support = size + 2, int((law[0] > 0).sum())
-    times = exponentials(bits(500)[0], count * race_size(size))
+    times = exponentials(bits(500)[0], size)
     tokens, chances = draw_distinct(law, times, count)
     assert torch.equal(chances > 0, (torch.arange(count) < support).expand(500, -1))
     assert torch.equal(tokens[:, :support].sort(1).values, (law[0] > 0).nonzero()[:, 0].expand(500, -1))
@@ -200,6 +200,57 @@ def test_draws_of_a_position_and_of_the_next_are_independent() -> None:
         pairs = (a * 4 + draw(law.expand(count, -1), other)).bincount(minlength=16)
         expected = (law[:, None] * law).flatten().double()
         assert stats.chisquare(pairs, expected / expected.sum() * count).pvalue > 1e-4
+
+
+def test_arrival_times_are_exponential_down_to_the_earliest() -> None:
+    """The least of n exponentials of rate 1 is exponential of rate n: the earliest of 49,152 decide the token."""
+    size, count = 49_152, 400
+    times = exponentials(bits(count)[0], size)
+    assert times.dtype == torch.float32 and float(times.min()) > 0 and bool(times.isfinite().all())
+    assert stats.kstest(times[:20].flatten().double(), "expon").pvalue > 1e-4
+    assert stats.kstest(times.amin(1).double() * size, "expon").pvalue > 1e-4
+    assert times[0].unique().numel() > size - 400, "the uniform numbers behind them have more than 24 bits"
+    early = times[times < 1e-3]
+    assert early.unique().numel() > 0.99 * early.numel(), "small times keep their relative precision"
+
+
+@pytest.mark.parametrize("shape", [[0.5, 0.3, 0.2, 0.0], [0.0, 0.97, 0.0, 0.03], [1e-4, 1 - 1e-4, 0.0, 0.0]])
+def test_the_race_follows_the_law_exactly(shape: list[float]) -> None:
+    """By enumeration of the orders of arrival: token i is first with probability p[i], for every subset of tokens."""
+    law, count = torch.tensor(shape, dtype=torch.float64), 200_000
+    times = exponentials(bits(count)[0], 4)
+    ranks = times.argsort(-1)  # of equal rates: all 24 orders are equally likely
+    orders = (ranks @ torch.tensor([64, 16, 4, 1])).bincount(minlength=256)
+    assert stats.chisquare(orders[orders > 0]).pvalue > 1e-4 and int((orders > 0).sum()) == 24
+    seen = first(law.float().expand(count, -1), times).bincount(minlength=4)
+    assert int(seen[law == 0].sum()) == 0
+    assert stats.chisquare(seen[law > 0], law[law > 0] * count).pvalue > 1e-4
+
+
+def test_times_are_keyed_by_seed_position_and_token_alone() -> None:
+    noise = Noise(torch.tensor([3, 4]), torch.tensor([10, 20]))
+    times = noise.times(2, 50)
+    assert torch.equal(times, Noise(noise.seeds, noise.positions + 2).times(0, 50))
+    assert torch.equal(times[1:], Noise(torch.tensor([4]), torch.tensor([22])).times(0, 50))
+    assert torch.equal(times[:, :30], noise.times(2, 30)), "a narrower vocabulary has the same times"
+    assert not bool((times == noise.times(1, 50)).any()) and not bool((times[0] == times[1]).any())
+
+
+def test_what_the_next_step_sees_again_is_not_hashed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed = []
+    own = Noise.target_bits
+    monkeypatch.setattr(Noise, "target_bits", lambda noise, ahead: hashed.append(ahead) or own(noise, ahead))
+    recent, seeds = RecentTimes(), torch.tensor([3, 4])
+    fresh = Noise(seeds, torch.tensor([10, 20]))
+    for step, (lengths, new) in enumerate([([10, 20], 2), ([11, 23], 2), ([11, 23], 0), ([15, 24], 2)]):
+        recent.begin_step()
+        noise = Noise(seeds, torch.tensor(lengths), recent)
+        hashed.clear()
+        found = [noise.times(ahead, 50) for ahead in (0, 1, 1, 0)]
+        assert len(hashed) == new, step
+        plain = Noise(seeds, noise.positions)
+        assert all(torch.equal(each, plain.times(a, 50)) for each, a in zip(found, (0, 1, 1, 0), strict=True))
+    assert torch.equal(fresh.at(torch.tensor([15, 24])).times(0, 50), found[0])
 
 
 def test_rounding_of_the_logits_hardly_ever_gives_another_token() -> None:

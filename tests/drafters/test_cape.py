@@ -37,8 +37,9 @@ def test_the_tree_is_what_the_draft_says_step_by_step(params: SamplingParams):
     model = CausalLM(tiny.build("llama", seed=5, spread=4.0))
     drafter = Cape(Options(num_assistant_tokens=4, widths=(5, 3, 2, 1)), model, tiny.VOCAB)
     tiny.admit(drafter, TEXTS)
-    draft = drafter.propose(tiny.view(TEXTS, params), Plan((4, 4)))
-    heat = max(SHARPEST, params.temperature)
+    view = tiny.view(TEXTS, params)
+    draft = drafter.propose(view, Plan((4, 4)))
+    heat = SHARPEST if params.greedy else params.temperature
     widths = set()
     for row, text in enumerate(TEXTS):
         tree = draft.tree
@@ -47,9 +48,12 @@ def test_the_tree_is_what_the_draft_says_step_by_step(params: SamplingParams):
             if tree.valid[row, node]:
                 children.setdefault(int(tree.parents[row, node]), []).append(node)
         at, path, total = 0, list(text), 0.0
-        for _ in range(4):
+        for level in range(4):
             logits = model.stock_logits(torch.tensor([path]))[0, -1].float().clone()
             law = (warped(logits, path, params) / heat).softmax(-1)
+            if not params.greedy:  # the share of each token's q / time, at the position of this level
+                law = law / view.noise.times(level, tiny.VOCAB)[row]
+                law = law / law.sum()
             best = law.sort(descending=True)
             band = min(int(float(best.values[0]) * 4), 3)
             wanted = best.indices[: (5, 3, 2, 1)[band]].tolist()

@@ -99,7 +99,7 @@ def sampled(name: str, setting: str, count: int, rule: str | None = None) -> tup
 TABLE = [
     *[(name, setting, None) for name in ("chain", "tree", "lookup tree") for setting in laws.SETTINGS],
     *[(name, "temperature", None) for name in ("none", "unsure chain", "lookup", "sequoia", "specinfer", "opt_tree")],
-    *[(name, "temperature", None) for name in ("eagle1", "eagle2", "eagle3", "eagle3 drawn", "medusa", "hydra drawn")],
+    *[(name, "temperature", None) for name in ("eagle1", "eagle2", "eagle3", "medusa", "hydra")],
     *[(name, "temperature", None) for name in ("lookahead", "layer_skip", "cascade", "relay", "triforce", "tli")],
     *[(name, "history", None) for name in ("eagle1", "sequoia", "specinfer apart", "cascade")],
     *[("chain", "temperature", rule) for rule in ("token", "recursive", "traversal", "target_sampling")],

@@ -48,13 +48,13 @@ def faulty(fault: str) -> Job:
 TABLE = [
     *[(drafter, setting, MANY) for drafter in ("chain", "lookup") for setting in laws.SETTINGS],
     *[("tree", setting, MANY) for setting in ("temperature", "cutoffs", "history")],
-    ("none", "temperature", MANY),
+    *[("none", setting, MANY) for setting in laws.SETTINGS],
     *[(drafter, "temperature", SOME) for drafter in ("unsure chain", "lookup tree")],
     *[("tree", setting, SOME) for setting in ("top_k", "top_p")],
     ("eagle1", "temperature", MANY),
     *[("eagle1", setting, SOME) for setting in ("top_k", "cutoffs", "history")],
     *[(name, "temperature", SOME) for name in laws.HEADS if name != "eagle1"],
-    *[(name, "history", SOME) for name in ("eagle3", "eagle3 drawn", "hydra drawn")],
+    *[(name, "history", SOME) for name in ("eagle3", "hydra")],
     *[(name, setting, LESS) for name in ("specinfer", "specinfer apart") for setting in ("temperature", "history")],
     *[("sequoia", setting, LESS) for setting in ("temperature", "cutoffs", "history")],
     ("opt_tree", "temperature", LESS),
@@ -69,21 +69,22 @@ TABLE = [
     *[("tli", setting, LESS) for setting in ("temperature", "top_k", "history")],
     ("slem", "temperature", LESS),
 ]
-"""Drafters and sampling settings. Texts of picked drafts are those of plain decoding, so "none" needs no more."""
+"""Drafters and sampling settings. Drafts are drawn, where they can be; by default a text is plain decoding's."""
 RULES = [
     *[("chain", rule) for rule in ("token", "recursive", "traversal", "target_sampling")],
     *[(drafter, "token") for drafter in ("cascade", "relay")],
     *[("tree", rule) for rule in ("recursive", "target_sampling")],
     ("specinfer apart", "traversal"),
 ]
-"""Legal rules that are no default."""
+"""Other legal rules."""
 ALONE = ("chain", "tree", "lookup")
 FAULTS = (*laws.FAULTS, laws.SHARED)
 
 
 def jobs() -> list[Job]:
     return [
-        *[together(*entry) for entry in TABLE],
+        *[together(*entry, laws.ratio_rule(entry[0])) for entry in TABLE],
+        *[together(drafter, setting, 100) for drafter, setting, _ in TABLE],
         *[alone(drafter, setting, 30) for drafter, setting, _ in TABLE],
         *[together(drafter, "temperature", SOME, rule) for drafter, rule in RULES],
         *[alone(drafter, "temperature", FEW) for drafter in ALONE],
@@ -123,18 +124,19 @@ def follow_the_law(
 @pytest.mark.slow
 @pytest.mark.parametrize(("drafter", "setting", "count"), TABLE)
 def test_texts_follow_the_targets_law(drafter: str, setting: str, count: int, results: Callable[[Job], Any]):
-    found = results(together(drafter, setting, count))
+    rule = laws.ratio_rule(drafter)
+    found = results(together(drafter, setting, count, rule))
     assert int(found.counts.sum()) == count
     if drafter != "none":
         assert 0 < found.accepted < found.drafted, "this shows nothing unless drafts are both accepted and rejected"
-    assert follow_the_law(results, drafter, setting, count)
+    assert follow_the_law(results, drafter, setting, count, rule)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("drafter", "setting", "count"), TABLE)
 def test_a_text_alone_is_the_text_in_the_batch(drafter: str, setting: str, count: int, results: Callable[[Job], Any]):
     texts = results(alone(drafter, setting, 30))
-    assert texts == results(together(drafter, setting, count)).first[:30]
+    assert texts == results(together(drafter, setting, 100)).first[:30]
 
 
 @pytest.mark.slow

@@ -397,7 +397,7 @@ def tiny_text() -> tuple[CausalLM, list[int]]:
 def test_a_shared_pool_outlives_its_texts_and_changes_none(pool: str):
     target, prompt = tiny_text()
     drafter = Lookahead(Options(window_size=4, ngram_size=3, guess_set_size=4, pool=pool, pool_size=64), CPU)
-    g = tiny.generator(target, drafter, Constant(drafter.needs.longest), max_rows=2, picked=True)
+    g = tiny.generator(target, drafter, Constant(drafter.needs.longest), max_rows=2)
     plain = tiny.generator(target).generate(prompt, max_new_tokens=40).tokens
     first, second = (g.generate(prompt, max_new_tokens=40) for _ in range(2))
     assert first.tokens == second.tokens == plain

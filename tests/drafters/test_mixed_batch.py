@@ -41,7 +41,7 @@ def proposed(spec: str, lines: list[int], params: list[SamplingParams], confiden
     """The first draft for these lines of the table alone."""
     texts, fresh = [TEXTS[line] for line in lines], drafter(spec)
     tiny.admit(fresh, texts)
-    view = tiny.view(texts, params, seeds=[7 + line for line in lines])
+    view = tiny.view(texts, params, seeds=[7 + line for line in lines], draws=True)
     return fresh.propose(view, Plan((3,) * len(texts), confidence=confidence))
 
 

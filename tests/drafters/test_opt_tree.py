@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from torch import Tensor
 
 import tiny
 from foredraft.core.draft import Draft, Law
@@ -36,17 +37,17 @@ def said(draft: Draft, row: int) -> dict[Path, float]:
     return {path: float(draft.scores[row, node]) for node, path in tiny.paths(draft.tree, row).items() if path}
 
 
-def slow_tree(text: list[int], options: Options, heat: float, penalty: float = 1.0) -> dict[Path, float]:
+def slow_tree(text: list[int], options: Options, heat: float, penalty: float, times: list[Tensor]) -> dict[Path, float]:
     """The best paths: expand the best ``top_k`` of each level, then keep the best of all that was scored."""
     level: dict[Path, float] = {(): 0.0}
     found: dict[Path, float] = {}
-    for _ in range(options.depth):
+    for depth in range(options.depth):
         children: dict[Path, float] = {}
         for path, score in level.items():
             logits = model(2).stock_logits(torch.tensor([[*text, *path]]))[0, -1].double()
             for token in {*text, *path}:  # transformers' repetition penalty
                 logits[token] = logits[token] / penalty if logits[token] > 0 else logits[token] * penalty
-            best = (logits / heat).log_softmax(-1).topk(options.top_k)
+            best = (logits / heat - times[depth].double().log()).log_softmax(-1).topk(options.top_k)
             children |= {(*path, int(i)): score + float(s) for i, s in zip(best.indices, best.values, strict=True)}
         found |= children
         level = dict(sorted(children.items(), key=lambda child: -child[1])[: options.top_k])
@@ -58,7 +59,7 @@ def slow_tree(text: list[int], options: Options, heat: float, penalty: float = 1
     [
         (SamplingParams(), SHARPEST, 1.0),
         (SamplingParams(temperature=1.3), 1.3, 1.0),
-        (SamplingParams(temperature=0.2), SHARPEST, 1.0),
+        (SamplingParams(temperature=0.2), 0.2, 1.0),
         (SamplingParams(repetition_penalty=1.8), SHARPEST, 1.8),
     ],
     ids=["greedy", "hot", "cold", "penalty"],
@@ -66,10 +67,12 @@ def slow_tree(text: list[int], options: Options, heat: float, penalty: float = 1
 def test_the_best_paths_are_drafted(params: SamplingParams, heat: float, penalty: float):
     options = Options(nodes=10, depth=3, top_k=3)
     drafter = OptTree(options, model(2), VOCAB)
-    draft = drafter.propose(shown(drafter, params), Plan((3,) * 3))
+    view = shown(drafter, params)
+    draft = drafter.propose(view, Plan((3,) * 3))
     assert draft.law is Law.FIXED and draft.q is None
     for row, text in enumerate(TEXTS):
-        wanted, found = slow_tree(text, options, heat, penalty), said(draft, row)
+        noise = [torch.ones(VOCAB) if params.greedy else view.noise.times(depth, VOCAB)[row] for depth in range(3)]
+        wanted, found = slow_tree(text, options, heat, penalty, noise), said(draft, row)
         assert found.keys() == wanted.keys()
         assert all(math.isclose(found[path], wanted[path], abs_tol=1e-4) for path in wanted)
 

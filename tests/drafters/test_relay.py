@@ -32,7 +32,7 @@ VOCAB = 12
 
 
 def view_of(texts: list[list[int]], temperature: float = 0.0) -> View:
-    return tiny.view(texts, SamplingParams(temperature=temperature), VOCAB, range(len(texts)))
+    return tiny.view(texts, SamplingParams(temperature=temperature), VOCAB, range(len(texts)), draws=True)
 
 
 def model_part(tokens: int, confidence: float = 0.0) -> NestedDrafter:

@@ -80,7 +80,7 @@ def proposed(models: list[CausalLM], params: SamplingParams, options: Options) -
     drafter = SpecInfer(options, models, tiny.VOCAB)
     texts = tiny.prompts((3, 9))
     tiny.admit(drafter, texts)
-    return drafter.propose(tiny.view(texts, params, seeds=(21, 63)), Plan((3, 3)))
+    return drafter.propose(tiny.view(texts, params, seeds=(21, 63), draws=True), Plan((3, 3)))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -108,10 +108,10 @@ def paths(tree: TokenTree, row: int) -> set[tuple[int, ...]]:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_of_two_drafts_one_is_the_target(temperature: float):
-    """Whoever of them is right, nothing that it says is lost; greedy, every draft is accepted whole."""
+    """Whoever of them is right, nothing that it says is lost: every draft is accepted whole."""
     target, wrong = CausalLM(tiny.build("llama")), CausalLM(tiny.build("llama", seed=5))
     drafter = SpecInfer(Options(expansion=(1, 2, 1)), [wrong, target], target.vocab_size)
     g = tiny.generator(target, drafter, Constant(3))
     result = g.generate(tiny.prompts(), max_new_tokens=24, temperature=temperature, seed=3)
     lengths = [r.stats.acceptance_length for r in result]
-    assert min(lengths) == 4.0 if temperature == 0 else min(lengths) > 1.9
+    assert min(lengths) == 4.0

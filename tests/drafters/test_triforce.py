@@ -52,7 +52,7 @@ def looped(target: CausalLM, options: Options, drafter) -> tuple[Generator, TriF
 
 def view_of(texts: list[list[int]], temperature: float, seeds: list[int], full: SlotCache, target: CausalLM) -> View:
     """Rows as the engine shows them, their prompts read."""
-    view = tiny.view(texts, SamplingParams(temperature=temperature), seeds=seeds)
+    view = tiny.view(texts, SamplingParams(temperature=temperature), seeds=seeds, draws=True)
     prefill(target, full, view.rows, view.history[:, : max(view.extents) - 1], [0] * len(texts))
     return view
 

@@ -53,7 +53,7 @@ def universal(target: str, draft: str, **options: Any) -> Universal:
 
 def view_of(texts: Sequence[Sequence[int]], params: SamplingParams, vocab: int) -> View:
     """Rows whose committed tokens are these."""
-    return tiny.view(texts, params, vocab, derive_seeds(3, len(texts)))
+    return tiny.view(texts, params, vocab, derive_seeds(3, len(texts)), draws=True)
 
 
 def admit(drafter: Drafter, view: View) -> None:

@@ -45,9 +45,9 @@ def tree(rate: float, tail: float = 1.2) -> Ranks:
 class World:
     """What drafts bring and steps take.
 
-    cost: seconds of a step by size and rows. start: seconds that the first draft of a row takes besides. noise: of the
-    logarithm of each time. spikes: so many steps take ten times as long. life: steps of a request. picked, drawn: the
-    share of accepted tokens that picked and drawn trees keep. reach: draws how many tokens a chain drafts at most.
+    cost: seconds of a step by size and rows. start: seconds that the first draft of a row takes besides. noise: of
+    the logarithm of each time. spikes: so many steps take ten times as long. life: steps of a request. reach: draws
+    how many tokens a chain drafts at most.
     """
 
     needs: Needs
@@ -58,18 +58,14 @@ class World:
     spikes: float = 0.0
     life: int = 80
     temperature: float = 0.0
-    picked: float = 1.0
-    drawn: float = 1.0
     reach: Callable[[random.Random], int] | None = None
     chance: random.Random = field(default_factory=lambda: random.Random(0))
 
-    def step(self, size: int, rows: int, fresh: int, drawn: bool = False) -> tuple[list[RowStep], float]:
+    def step(self, size: int, rows: int, fresh: int) -> tuple[list[RowStep], float]:
         results = []
         size = size if self.reach is None else min(size, self.reach(self.chance))
         for _ in range(rows):
             ranks = tuple(rank for rank in self.ranks(self.chance) if rank <= size)
-            share = self.drawn if drawn else self.picked
-            ranks = tuple(rank for rank in ranks if self.chance.random() < share) if share < 1 else ranks
             drafted = RowStep([0] * (1 + len(ranks)), size, min(size, 9), len(ranks), True, ranks, refused=size > 0)
             results.append(drafted)
         seconds = self.cost(size, rows) + (self.start * fresh if size else 0.0)
@@ -79,10 +75,9 @@ class World:
 
 @dataclass
 class Ran:
-    """The sizes of some steps, how many drew trees, their tokens, and their seconds."""
+    """The sizes of some steps, their tokens, and their seconds."""
 
     sizes: list[int] = field(default_factory=list)
-    drawn: int = 0
     tokens: int = 0
     seconds: float = 0.0
 
@@ -91,14 +86,14 @@ class Ran:
         return self.tokens / self.seconds
 
 
-def view(*rows: int, temperature: float = 0.0, seeded: bool = False) -> View:
+def view(*rows: int, temperature: float = 0.0) -> View:
     rows_of_four = tiny.view([[0] * 4] * len(rows), SamplingParams(temperature=temperature))
-    return replace(rows_of_four, rows=rows, seeded=seeded)
+    return replace(rows_of_four, rows=rows)
 
 
-def run(policy: Policy, world: World, steps: int, rows: int = 1, seeded: bool = False) -> Ran:
+def run(policy: Policy, world: World, steps: int, rows: int = 1) -> Ran:
     """Some steps of requests that come one after another, as many as rows at once."""
-    ran, seen, drafting = Ran(), view(*range(rows), temperature=world.temperature, seeded=seeded), False
+    ran, seen, drafting = Ran(), view(*range(rows), temperature=world.temperature), False
     for step in range(steps):
         if step % world.life == 0:
             for row in range(rows if step else 0):
@@ -106,12 +101,11 @@ def run(policy: Policy, world: World, steps: int, rows: int = 1, seeded: bool = 
             drafting = False
         plan = policy.plan(seen, [100] * rows)
         size = (plan.nodes or plan.length) if plan.length else 0
-        results, seconds = world.step(size, rows, 0 if drafting else rows, plan.drawn)
+        results, seconds = world.step(size, rows, 0 if drafting else rows)
         drafting = drafting or size > 0
         levels = results[0].depth
         policy.observe(seen, plan, StepDone(results, EMPTY, None, 0.1 * seconds, 0.9 * seconds, levels))
         ran.sizes.append(size)
-        ran.drawn += plan.drawn
         ran.tokens += sum(len(result.emitted) for result in results)
         ran.seconds += seconds
     return ran

@@ -53,15 +53,15 @@ def test_compiled_texts(backend: str, temperature: float, branching: tuple[int, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["picked", "drawn"])
-def test_compiled_drafts_of_a_head(mode: str):
+@pytest.mark.parametrize("rule", [None, "traversal"])
+def test_compiled_drafts_of_a_head(rule: str | None):
     target = CausalLM(tiny.build("llama"), fast=False)
-    shape = Options(nodes=4, depth=2, top_k=2, sampled_tree=mode)
+    shape = Options(nodes=4, depth=2, top_k=2)
     replay, found = Compiled("eager"), []
     for choice in (EAGER, replay):
         drafter = Eagle3Drafter(shape, heads.eagle3(target), choice)
         target.tap(drafter.needs.hidden_layers)
-        results = tiny.generator(target, drafter, replay=choice).generate(
+        results = tiny.generator(target, drafter, replay=choice, rule=rule).generate(
             PROMPTS, max_new_tokens=5, temperature=1.0, seed=4
         )
         found.append([(result.tokens, result.stats.drafted, result.stats.accepted) for result in results])

@@ -242,9 +242,7 @@ def test_200_of_200_answers_of_the_bundled_model_are_valid(drafter: str):
 def test_compiled_texts_of_a_prediction_under_a_grammar():
     options: dict[str, Any] = {"grammar": LISTS, "max_new_tokens": 6, "temperature": 1.0, "seed": 3}
     target, replay = CausalLM(tiny.build("llama", vocab_size=VOCAB, num_hidden_layers=1), fast=False), Compiled("eager")
-    made = [
-        tiny.generator(target, eos=[EOS], tokenizer=toy(LETTERS), picked=True, replay=each) for each in (EAGER, replay)
-    ]
+    made = [tiny.generator(target, eos=[EOS], tokenizer=toy(LETTERS), replay=each) for each in (EAGER, replay)]
     wanted = made[0].generate(PROMPTS[0], **options).tokens
     assert made[1].generate(PROMPTS[0], prediction=wanted, **options).tokens == wanted
     assert set(replay.recordings) == {"forward", "tail"} and not replay._logged

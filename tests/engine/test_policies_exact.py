@@ -84,42 +84,30 @@ def picked(p: Table, q: Table, plan: Plan) -> Draws:
     return Draws(draft, torch.ones(1, dtype=torch.float64), torch.stack(at)[None])
 
 
-def picked_or_drawn(p: Table, q: Table, plan: Plan) -> Draws:
-    """As the plan says; a drawn tree is two siblings, the elder of which has a child."""
-    if not plan.drawn:
-        return picked(p, q, plan)
-    return grow([-1, 0, 0, 1] if plan.length > 1 else [-1, 0, 0], Law.WITHOUT_REPLACEMENT, p, q)
-
-
 CHAIN, TREE = Needs(max_nodes=2), Needs(max_nodes=6, max_depth=2, scored=True)
-BOTH = replace(TREE, drawn={3: 0.8})
 CASES: dict[str, tuple[Callable[[], Policy], Drafted, float]] = {
     "constant": (lambda: Constant(2), chain, CHEAP),
     "unsure": (lambda: Constant(2, confidence=0.45), chain, CHEAP),
     "heuristic": (lambda: Heuristic(1, confidence=0.3, longest=2), chain, CHEAP),
     "calibrated": (lambda: Calibrated(2, 0.3), chain, CHEAP),
-    "off from": (lambda: OffFrom(ready(CHAIN, 0.4, 0.4), 2, always=True), chain, CHEAP),
+    "off from": (lambda: OffFrom(ready(CHAIN, 0.4, 0.4), 2), chain, CHEAP),
     "throughput": (lambda: ready(CHAIN, 0.1, 0.4), chain, CHEAP),
     "throughput, dear": (lambda: ready(CHAIN, 0.5), chain, DEAR),
     "throughput of trees": (lambda: ready(TREE, 0.1), picked, CHEAP),
     "throughput of trees, dear": (lambda: ready(TREE, 0.5), picked, DEAR),
-    "throughput of picked and drawn trees": (lambda: ready(BOTH, 0.2, drawn=0.05), picked_or_drawn, CHEAP),
 }
 
 
-def ready(needs: Needs, more: float, confidence: float = 0.0, drawn: float = 0.0) -> Throughput:
+def ready(needs: Needs, more: float, confidence: float = 0.0) -> Throughput:
     """One that has timed all sizes, so that what was drawn and accepted decides from the first step on.
 
     Args:
         more: what the smallest draft takes beyond a plain step, as a share of it; larger ones take a little more.
-        drawn: what a drawn tree takes beyond a picked one.
     """
     policy = Throughput(needs, confidence)
     policy.HOLD = 1  # each step may decide anew
     sizes = policy.state()["sizes"]
     seconds = [1.0 + (more + 0.1 * size if size else 0.0) for size in sizes]
-    if needs.drawn:
-        seconds[-1] += drawn
     policy.restore({"sizes": sizes, "seconds": {"1/2": seconds}, "accepted": {}})
     return policy
 
@@ -134,9 +122,9 @@ def results(draws: Draws) -> dict[tuple, float]:
     """What may come of a step, as a row's result without its lists, and its weight."""
     found: dict[tuple, float] = {}
     scripts = torch.zeros(len(draws.weights), 0, dtype=torch.long)
-    rule = RULES[DEFAULT[draws.draft.law]].function
+    rule = RULES["block" if draws.draft.law is Law.CHAIN else DEFAULT].function
     while len(scripts):
-        coins = EnumeratingRng(scripts, V, draws.draft.tree)
+        coins = EnumeratingRng(scripts, V)
         verdict = rule(draws.p, draws.draft, coins)
         tree, scores = draws.draft.tree, draws.draft.scores
         emitted, counts = verdict.emitted(tree).tolist(), (verdict.accepted() + 1).tolist()
@@ -161,8 +149,8 @@ def results(draws: Draws) -> dict[tuple, float]:
 
 def law(
     make: Callable[[], Policy], drafted: Drafted, level: float, p: Table, q: Table, *, ahead: bool = False
-) -> tuple[Tensor, set[tuple[int, int, bool]]]:
-    """The law of texts of ``LENGTH`` tokens, and the plans (length, nodes, drawn) that came up on the way.
+) -> tuple[Tensor, set[tuple[int, int]]]:
+    """The law of texts of ``LENGTH`` tokens, and the plans (length, nodes) that came up on the way.
 
     Args:
         ahead: each plan is made before the last step's result is known to the policy.
@@ -173,7 +161,7 @@ def law(
         return seen, policy.plan(seen, [max(min(DEEPEST, LENGTH - len(text) - 1), 0)])
 
     total = torch.zeros(V**LENGTH, dtype=torch.float64)
-    plans: set[tuple[int, int, bool]] = set()
+    plans: set[tuple[int, int]] = set()
     open_branches = [Branch((), 1.0, make())]
     while open_branches:
         branch = open_branches.pop()
@@ -181,7 +169,7 @@ def law(
             total[place(branch.text[:LENGTH])] += branch.weight
             continue
         seen, plan = branch.following or planned(branch.policy, branch.text)
-        plans.add((plan.length, plan.nodes, plan.drawn))
+        plans.add((plan.length, plan.nodes))
         laws = after(p, branch.text), after(q, branch.text)
         draws = drafted(*laws, plan) if plan.length else grow([-1], Law.CHAIN, *laws)
         for (emitted, nodes, depth, ranks, refused, scores), weight in results(draws).items():
@@ -206,11 +194,6 @@ def test_a_text_has_the_targets_law_whatever_the_policy_makes_of_the_past(name: 
     found, plans = law(*CASES[name], p, q, ahead=ahead)
     assert total_variation(found, true_law(p[:LENGTH])) < 1e-12
     assert len(plans) > 1
-
-
-def test_both_kinds_of_trees_came_up():
-    _, plans = law(*CASES["throughput of picked and drawn trees"], *tables())
-    assert {drawn for length, _, drawn in plans if length} == {True, False}
 
 
 def test_the_sum_sees_a_policy_that_looks_at_what_was_drawn():

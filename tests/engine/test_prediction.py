@@ -145,7 +145,7 @@ def predictions(outputs: Sequence[Sequence[int]]) -> list[list[int] | None]:
 def run(g: Generator, prompts: Sequence[Sequence[int]], given: Sequence[Any], **options: Any) -> list[Any]:
     """One request for each prompt and prediction, in one batch."""
     sequences = [
-        g.submit([prompt], SamplingParams(max_new_tokens=NEW, prediction=each, **options), seed=3)[0]
+        g.submit([prompt], SamplingParams(**{"max_new_tokens": NEW, "prediction": each, "seed": 3, **options}))[0]
         for prompt, each in zip(prompts, given, strict=True)
     ]
     g.engine.run(sequences)
@@ -158,7 +158,7 @@ def test_picked_drafts_give_the_same_output_with_and_without(drafter: str, optio
     prompts = tiny.prompts()
     lookup = PromptLookup(LookupOptions(prompt_lookup_num_tokens=3, continuations=2))
     made = {"none": None, "lookup": lookup, "trees": tiny.liar([], nodes=5)}[drafter]
-    g = tiny.generator(model(), made, picked=True)
+    g = tiny.generator(model(), made)
     plain = [result.tokens for result in run(g, prompts, [None] * 4, **options)]
     given = predictions(plain)
     found = run(g, prompts, given, **options)
@@ -209,13 +209,9 @@ def test_rows_with_and_without_a_prediction_keep_their_law(drafter: str, setting
 
 def test_drawn_drafts_beside_predictions_have_streams_of_their_own():
     drafter, policy = tiny.draft_model(model(), model())
-    g = tiny.generator(model(), drafter, policy)
-    plain, *others = g.submit([[1, 2]], SamplingParams(prediction=[1], seed=1), 2) + g.submit(
-        [[1, 2]], SamplingParams(seed=1)
-    )
-    assert g.engine.reproducible and plain.stream != 1 and others[-1].stream == 1
-    picked = tiny.generator(model(), picked=True)
-    assert picked.submit([[1, 2]], SamplingParams(prediction=[1], seed=1))[0].stream == 1
+    for rule, own in (("block", True), (None, False)):
+        g = tiny.generator(model(), drafter, policy, rule=rule)
+        assert (g.submit([[1, 2]], SamplingParams(prediction=[1], seed=1))[0].stream != 1) == own
 
 
 def test_drafters_draft_where_nothing_is_copied():
@@ -228,7 +224,7 @@ def test_drafters_draft_where_nothing_is_copied():
         plans.append(plan.lengths)
         return tiny.Liar([[*prompt, *text] for prompt, text in zip(prompts, plain, strict=True)])(view, plan)
 
-    g = tiny.generator(model(), tiny.ScriptedDrafter(propose), picked=True)
+    g = tiny.generator(model(), tiny.ScriptedDrafter(propose))
     run(g, prompts[:1], [plain[0]])
     assert not plans
     run(g, prompts, [plain[0], None])
@@ -237,7 +233,7 @@ def test_drafters_draft_where_nothing_is_copied():
 
 def test_lengths_of_requests_are_capped():
     prompt = tiny.prompts((9,))[0] * 4
-    g = tiny.generator(model(), PromptLookup(LookupOptions()), picked=True)
+    g = tiny.generator(model(), PromptLookup(LookupOptions()))
     plain = runs.plain(prompt, max_new_tokens=NEW)
     for cap in (0, 1, 3):
         for prediction in (None, plain):
@@ -249,7 +245,7 @@ def test_lengths_of_requests_are_capped():
 
 def test_caches_are_not_grown_for_copies():
     """A copy is cut where a row of the batch is at the end of its cache."""
-    g = tiny.generator(model(), picked=True)
+    g = tiny.generator(model())
     long, short = tiny.prompts((230, 5))
     plain = runs.plain(short, max_new_tokens=60)
     sequences = g.submit([long], SamplingParams(max_new_tokens=10))
@@ -268,7 +264,7 @@ def test_caches_are_not_grown_for_copies():
 def test_in_exact_mode_copies_fit_its_nodes():
     prompt = tiny.prompts((9,))[0]
     for nodes in (1, 6):
-        g = tiny.generator(model(), picked=True, exact_nodes=nodes)
+        g = tiny.generator(model(), exact_nodes=nodes)
         plain = g.generate(prompt, max_new_tokens=NEW, speculate=False).tokens
         found = g.generate(prompt, max_new_tokens=NEW, prediction=plain)
         assert found.tokens == plain and len(found.stats.drafted_by_depth) < nodes
@@ -279,7 +275,7 @@ def test_steps_with_copies_are_no_timings():
     prompts = tiny.prompts((5, 6))
     lookup = PromptLookup(LookupOptions())
     policy = Throughput(lookup.needs)
-    g = tiny.generator(model(), lookup, policy, picked=True)
+    g = tiny.generator(model(), lookup, policy)
     run(g, prompts, [runs.plain(prompt, max_new_tokens=NEW) for prompt in prompts])
     assert not any(seconds for times in policy.state()["seconds"].values() for seconds in times)
     run(g, prompts, [None, None])
@@ -287,7 +283,7 @@ def test_steps_with_copies_are_no_timings():
 
 
 def test_a_prediction_is_a_text_or_token_ids():
-    g = tiny.generator(model(), picked=True)
+    g = tiny.generator(model())
     with pytest.raises(PromptError, match="without a tokenizer"):
         g.generate([1, 2], prediction="abc")
     with pytest.raises(OptionError, match="prediction: token 96 is outside the vocabulary"):

@@ -1,4 +1,4 @@
-"""Two requests with one seed, one ahead of the other, under every policy: each output has the target's law.
+"""Two requests with one seed, one ahead of the other, with drawn drafts, under every policy: each has the target's law.
 
 A policy that learns plans for a row by the results of another. If both rows drew the same numbers at the same place,
 the plan would depend on the row's own future. All numbers of both rows are enumerated: a number that two draws share is
@@ -162,7 +162,7 @@ CHAINS = {name: make for name, (make, drafted, _) in CASES.items() if drafted is
 @pytest.mark.parametrize("name", CHAINS)
 def test_each_row_has_the_targets_law(name: str):
     p, q = tables()
-    streams = streams_of(CHAINS[name]())
+    streams = streams_of(CHAINS[name](), rule="token")
     for total, length in zip(law(CHAINS[name], streams, p, q), (AHEAD, LENGTH), strict=True):
         assert total_variation(total, true_law(p[:length])) < 1e-12
 
@@ -174,9 +174,10 @@ def test_the_sum_sees_rows_that_share_a_stream():
     assert total_variation(second, true_law(p[:LENGTH])) > 1e-3
 
 
-def test_who_learns_from_others_has_streams_of_its_own_and_who_does_not_keeps_the_seed():
-    for policy in (OnAcceptance(), CASES["calibrated"][0](), CASES["throughput"][0]()):
-        first, second = streams_of(policy)
-        assert first != second and SEED not in (first, second)
-        assert streams_of(policy, picked=True) == (SEED, SEED), "what is picked cannot change an output"
-    assert streams_of(Constant(3)) == (SEED, SEED)
+def test_requests_have_streams_of_their_own_where_drafts_are_drawn_and_else_the_seed():
+    for policy in (OnAcceptance(), CASES["calibrated"][0](), CASES["throughput"][0](), Constant(3)):
+        for rule in ("token", "block", "traversal"):
+            first, second = streams_of(policy, rule=rule)
+            assert first != second and SEED not in (first, second)
+        for rule in (None, "target_sampling", "typical"):
+            assert streams_of(policy, rule=rule) == (SEED, SEED)

@@ -8,7 +8,6 @@ from statistics import mean
 import pytest
 from policy_sim import EMPTY, World, chain, ending, fixed, matching, mean_step, run, tree, view
 
-from foredraft.core.draft import Law
 from foredraft.core.drafter import Needs, Plan
 from foredraft.engine.policy import Throughput
 from foredraft.engine.policy.estimates import Timings
@@ -83,7 +82,7 @@ def test_chains_that_end_early_are_as_long_as_pays(name: str):
 
 
 def test_steps_are_timed_by_what_their_drafts_reached():
-    timings = Timings((0, 1, 2, 3), ())
+    timings = Timings((0, 1, 2, 3))
     for _ in range(50):
         timings.add(0, 0, 1.0)
         timings.add(3, 1, 1.1)
@@ -95,40 +94,6 @@ def test_steps_are_timed_by_what_their_drafts_reached():
         timings.add(2, None, 1.02)
     timings.estimate()
     assert timings.estimates[1:] == pytest.approx([1.02] * 3, abs=0.05), "now nearly all have no token"
-
-
-def both(picked: float, drawn: float, temperature: float = 1.0) -> World:
-    """A head with picked trees and drawn ones, of which these shares are accepted."""
-    needs = replace(TREE, drawn={7: 1.3, 15: 1.6, 23: 1.8})
-    costs = PAYS["good tree"].cost
-    return World(needs, tree(0.8), costs, picked=picked, drawn=drawn, temperature=temperature, noise=0.05)
-
-
-def test_drawn_trees_are_taken_where_more_of_them_is_accepted():
-    assert run(Throughput(both(0.5, 1.0).needs), both(0.5, 1.0), STEPS).drawn > 0.9 * STEPS
-    assert run(Throughput(both(1.0, 0.5).needs), both(1.0, 0.5), STEPS).drawn < 0.1 * STEPS
-
-
-def test_drawn_trees_are_not_for_greedy_rows_nor_for_requests_with_a_seed():
-    greedy, sampled = both(0.5, 1.0, temperature=0.0), both(0.5, 1.0)
-    assert run(Throughput(greedy.needs), greedy, STEPS).drawn == 0
-    assert run(Throughput(sampled.needs), sampled, STEPS, seeded=True).drawn == 0
-
-
-def test_a_drafter_that_draws_all_its_trees_is_never_asked_to_pick():
-    world = both(1.0, 0.9)
-    policy = Throughput(replace(world.needs, law=Law.WITHOUT_REPLACEMENT))
-    ran = run(policy, world, STEPS, seeded=True)
-    assert ran.drawn == sum(size > 0 for size in ran.sizes) > 0.9 * STEPS
-
-
-def test_what_was_learned_about_drawn_trees_is_restored():
-    world = both(0.5, 1.0)
-    learned = Throughput(world.needs)
-    run(learned, world, STEPS)
-    fresh = Throughput(world.needs)
-    fresh.restore(json.loads(json.dumps(learned.state())))
-    assert run(fresh, world, 20).drawn > 15
 
 
 def test_rows_count():

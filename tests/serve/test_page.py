@@ -22,7 +22,7 @@ def generator() -> Generator:
     texts = [servers.generator().encode(prompt) for prompt in ("abc", CHAT)]
     outputs = [servers.generator().generate(text, max_new_tokens=60).tokens for text in texts]
     truths = [[*text, *output] for text, output in zip(texts, outputs, strict=True)]
-    return tiny.generator(servers.model(), tiny.liar(truths), tokenizer=servers.tokenizer(), picked=True)
+    return tiny.generator(servers.model(), tiny.liar(truths), tokenizer=servers.tokenizer())
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,11 @@
-"""Lossless check of a target and drafter: greedy outputs by identity, sampled tokens against the target's law.
+"""Lossless check of a target and drafter: outputs with and without speculation, and for the ratio rules sampled tokens
+against the target's law.
 
-The reference is the model's stock forward: its own attention and masks, without our cache, trees or drafts.
+The reference of the law is the model's stock forward: its own attention and masks, without our cache, trees or drafts.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,12 +14,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from foredraft.core.errors import OptionError
-from foredraft.core.rng import derive_seeds, resolve_seed
+from foredraft.core.rng import Noise, derive_seeds, resolve_seed
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.sampling.warp import Paths, Warp
 from foredraft.core.tree import TokenTree
 from foredraft.engine.generator import Generator
 from foredraft.engine.policy import Constant, Throughput
+from foredraft.engine.request import Sequence as Request
 
 MIN_DRAWS, MIN_EXPECTED = 50, 5.0
 """Fewest draws per context, and fewest expected draws per cell, for a chi-square test."""
@@ -26,15 +28,25 @@ SIGNIFICANCE = 1e-4
 """A p-value below this fails: one false alarm in ten thousand lossless pairs."""
 POWER = 0.99
 _TIE_ROUNDINGS = 16
-"""Two greedy candidates are tied if their logits differ by at most this many roundings of the largest logit."""
+"""Two candidates are tied if they are apart by at most this many roundings of the largest logit."""
+
+
+SETTINGS: tuple[Mapping[str, Any], ...] = (
+    {"temperature": 0.0},
+    {"temperature": 0.7},
+    {"temperature": 1.0},
+    {"temperature": 1.3, "top_p": 0.95, "top_k": 200, "repetition_penalty": 1.1},
+)
+"""The sampling options under which outputs with and without speculation are compared."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
     """First difference between an output with and without speculation.
 
-    ``output``: its index; ``place``: index of the token; ``gap``: difference of the two tokens' logits in the
-    stock forward; ``tied``: a near-tie.
+    ``output``: its index; ``place``: index of the token; ``gap``: the margin between the two tokens in the stock
+    forward, by which one wins over the other: of their logits in greedy rows, else of log p minus log arrival time (see
+    ``Noise.times``); ``tied``: a near-tie.
     """
 
     output: int
@@ -44,8 +56,8 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class GreedyCheck:
-    """Greedy outputs with speculation against those without; with ``exact``, near-ties fail too."""
+class IdentityCheck:
+    """Outputs with speculation against those without; with ``exact``, near-ties fail too."""
 
     outputs: int
     tokens: int
@@ -55,6 +67,11 @@ class GreedyCheck:
     @property
     def passed(self) -> bool:
         return not self.differences if self.exact else all(each.tied for each in self.differences)
+
+    @property
+    def ties(self) -> float:
+        """Near-ties that were decided otherwise, by token."""
+        return sum(each.tied for each in self.differences) / max(self.tokens, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,30 +101,56 @@ def draft_always(generator: Generator) -> None:
         generator.engine.policy = Constant(generator.engine.drafter.needs.longest, policy.confidence)
 
 
-def check_greedy(
-    generator: Generator, prompts: Sequence[Any], params: SamplingParams, exact: bool = False
-) -> GreedyCheck:
-    """Generate each prompt with and without speculation. ``params`` must be greedy.
+def check_identity(
+    generator: Generator, prompts: Sequence[Any], params: SamplingParams, exact: bool = False, together: int = 0
+) -> IdentityCheck:
+    """Generate each prompt with and without speculation, with the same seeds.
 
     Args:
         exact: the generator is in exact mode, so near-ties fail too.
+        together: prompts in a batch with speculation; 0 is all. Those without are one batch.
     """
-    speculative = generator.batch(prompts, replace(params, speculate=True))
-    plain = generator.batch(prompts, replace(params, speculate=False))
+    seeds = derive_seeds(resolve_seed(params.seed), len(prompts))
+    requests = list(zip(prompts, seeds, strict=True))
+    plain = _run(generator, requests, replace(params, speculate=False))
+    size, speculative = together or len(requests), []
+    for start in range(0, len(requests), size):
+        speculative += _run(generator, requests[start : start + size], replace(params, speculate=True))
     differences = []
-    for number, (prompt, ours, other) in enumerate(zip(prompts, speculative, plain, strict=True)):
+    for number, (ours, other) in enumerate(zip(speculative, plain, strict=True)):
         pairs = enumerate(zip(ours.tokens, other.tokens, strict=False))
         place = next((i for i, (a, b) in pairs if a != b), None)
-        if place is None:
-            if len(ours.tokens) != len(other.tokens):  # one output is a prefix of the other
-                differences.append(Difference(number, min(len(ours.tokens), len(other.tokens)), math.inf, False))
-            continue
-        logits = _logits(generator, [*generator.encode(prompt), *ours.tokens[:place]])[0, -1]
-        gap = float((logits[ours.tokens[place]] - logits[other.tokens[place]]).abs())
-        rounding = torch.finfo(generator.engine.target.dtype).eps * float(logits.abs().max())
-        differences.append(Difference(number, place, gap, gap <= _TIE_ROUNDINGS * rounding))
-    tokens = sum(len(result.tokens) for result in speculative)
-    return GreedyCheck(len(speculative), tokens, tuple(differences), exact)
+        if place is not None:
+            differences.append(_difference(generator, number, ours, (ours.tokens[place], other.tokens[place]), place))
+        elif len(ours.tokens) != len(other.tokens):  # one output is a prefix of the other
+            differences.append(Difference(number, min(len(ours.tokens), len(other.tokens)), math.inf, False))
+    tokens = sum(len(sequence.tokens) for sequence in speculative)
+    return IdentityCheck(len(speculative), tokens, tuple(differences), exact)
+
+
+def _run(generator: Generator, requests: Sequence[tuple[Any, int]], params: SamplingParams) -> list[Request]:
+    """The outputs of these prompts with their seeds, in one batch."""
+    sequences = [generator.submit([prompt], replace(params, seed=seed))[0] for prompt, seed in requests]
+    generator.engine.run(sequences)
+    return sequences
+
+
+def _difference(
+    generator: Generator, number: int, sequence: Request, tokens: tuple[int, int], place: int
+) -> Difference:
+    """How far apart two tokens are in the stock forward."""
+    params, text = sequence.params, [*sequence.prompt, *sequence.tokens[:place]]
+    logits = _logits(generator, text)
+    if params.greedy:
+        scores, heat = logits[0, -1], 1.0
+    else:
+        noise = Noise(torch.tensor([sequence.seed]), torch.tensor([len(text)]))
+        law = _law(generator, sequence.prompt, sequence.tokens[:place], params)
+        scores, heat = law.log() - noise.times(0, len(law))[0].double().log(), params.temperature
+    first, second = (float(scores[token]) for token in tokens)
+    gap = abs(first - second) if first != second else 0.0
+    rounding = torch.finfo(generator.engine.target.dtype).eps * float(logits.abs().max()) / heat
+    return Difference(number, place, gap, gap <= _TIE_ROUNDINGS * rounding)
 
 
 def check_sampled(generator: Generator, prompts: Sequence[Any], params: SamplingParams, tokens: int) -> SampledCheck:
@@ -124,8 +167,8 @@ def check_sampled(generator: Generator, prompts: Sequence[Any], params: Sampling
     seen = accepted = contexts = 0
     found = _ChiSquareSum()
     for prompt, seed in zip(prompts, derive_seeds(resolve_seed(params.seed), 1 + len(prompts))[1:], strict=True):
-        own = replace(params, seed=None)  # as for users without a seed, whose trees may be drawn
-        sequences = generator.submit([prompt], own, each, seed=seed)
+        own = replace(params, seed=seed)
+        sequences = generator.submit([prompt], own, each)
         generator.engine.run(sequences)
         after: dict[tuple[int, ...], list[int]] = {}
         for sequence in sequences:

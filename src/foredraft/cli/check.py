@@ -1,8 +1,9 @@
 """``foredraft check``."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -13,12 +14,13 @@ from foredraft.core.errors import OptionError
 from foredraft.core.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
-    from foredraft.bench.check import GreedyCheck, SampledCheck
+    from foredraft.bench.check import IdentityCheck, SampledCheck
+    from foredraft.engine.generator import Generator
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Sampling options of the sampled check."""
+    """Sampling options of the statistical test."""
 
     temperature: float = 1.0
     top_k: int | None = None
@@ -33,9 +35,9 @@ class Sampling:
 
 _HELP = {
     **SAMPLING.help,
-    "temperature": "Temperature of the sampled check, above 0.",
-    "max_new_tokens": "Tokens per sampled output.",
-    "seed": "Seed; another seed is an independent trial.",
+    "temperature": "Temperature of the statistical test, above 0.",
+    "max_new_tokens": "Tokens per output of the statistical test.",
+    "seed": "Seed of all outputs; another seed is an independent trial.",
 }
 
 
@@ -44,14 +46,16 @@ class What(PromptChoice):
     """What to check, on which prompts."""
 
     count: int = field(default=16, metadata={"help": "Prompts to use from each file; 0: all."})
-    tokens: int = field(default=6000, metadata={"help": "Total sampled tokens; 0: check greedy only."})
-    greedy_tokens: int = field(default=64, metadata={"help": "Tokens per greedy output."})
+    output_tokens: int = field(default=64, metadata={"help": "Tokens per output that is compared."})
+    law: bool = field(default=False, metadata={"help": "Also test sampled tokens against the model's distribution."})
+    tokens: int = field(default=6000, metadata={"help": "Sampled tokens of the statistical test."})
     json: bool = field(default=False, metadata={"help": "Print one JSON object."})
 
 
 EXAMPLES = (
     "foredraft check -m PATH -d eagle3:HEAD",
-    "foredraft check -m PATH -d prompt_lookup --dtype bfloat16 --exact --tokens 0",
+    "foredraft check -m PATH -d prompt_lookup --dtype bfloat16 --exact",
+    "foredraft check -m PATH -d draft_model:PATH --verifier block --law",
 )
 
 
@@ -59,32 +63,35 @@ EXAMPLES = (
 def command(*, choice: ModelChoice, what: What, sampling: Sampling) -> None:
     """Check that a drafter is lossless on a model.
 
-    Greedy output must equal plain decoding, except after near-ties in the logits (no exception with --exact). A
+    Output at temperatures 0, 0.7, 1 and 1.3 must equal plain decoding of the same seed, alone and in a batch, except
+    after near-ties (no exception with --exact). With --law, and always with a verifier that needs drawn drafts, a
     statistical test compares sampled tokens with the model's own distribution. Exit status: 0 lossless, 1 not.
     """
-    from foredraft.bench.check import check_greedy, check_sampled, draft_always
+    from foredraft.bench.check import check_sampled, draft_always
+    from foredraft.core.verify import RULES
 
-    if what.tokens < 0:
-        raise OptionError("--tokens must be 0 or more.")
-    if what.tokens and sampling.temperature <= 0:
-        raise OptionError("Sampling needs --temperature above 0; --tokens 0 checks greedy output only.")
+    if what.tokens < 1 or what.output_tokens < 1:
+        raise OptionError("--tokens and --output-tokens must be 1 or more.")
+    if sampling.temperature <= 0:
+        raise OptionError("The statistical test needs --temperature above 0.")
     prompts = [prompt.prompt for prompt in what.read()]
     generator = choice.load()
     draft_always(generator)
-    with busy("Greedy outputs"):
-        params = replace(sampling.params(), temperature=0.0, max_new_tokens=what.greedy_tokens)
-        greedy = check_greedy(generator, prompts, params, exact=choice.exact)
+    draws = choice.verifier is not None and RULES[choice.verifier].draws
+    compared = _compare(generator, prompts, what, sampling.seed, exact=choice.exact, greedy=draws)
     sampled = None
-    if what.tokens:
-        with busy("Sampled outputs"):
+    if what.law or draws:
+        with busy("Statistical test"):
             sampled = check_sampled(generator, prompts, sampling.params(), what.tokens)
-    passed = greedy.passed and (sampled is None or sampled.passed)
+    passed = all(each.found.passed for each in compared) and (sampled is None or sampled.passed)
     if what.json:
-        found = {"model": choice.model, "drafter": choice.drafter, "lossless": passed, "greedy": asdict(greedy)}
-        typer.echo(json.dumps(found | {"sampled": None if sampled is None else asdict(sampled)}))
+        found = {"model": choice.model, "drafter": choice.drafter, "lossless": passed}
+        texts = {"identity": [asdict(each) for each in compared]}
+        typer.echo(json.dumps(found | texts | {"sampled": None if sampled is None else asdict(sampled)}))
     else:
         console = output()
-        for line in (*_greedy(greedy), *([] if sampled is None else [_sampled(sampled)])):
+        lines = [line for each in compared for line in _lines(each)]
+        for line in (*lines, *([] if sampled is None else [_sampled(sampled)])):
             console.print(line, soft_wrap=True, highlight=False)
         verdict = "lossless" if passed else "NOT lossless"
         console.print(f"Verdict: {verdict}.", style="bold green" if passed else "bold red", highlight=False)
@@ -92,14 +99,43 @@ def command(*, choice: ModelChoice, what: What, sampling: Sampling) -> None:
         raise typer.Exit(1)
 
 
-def _greedy(found: "GreedyCheck") -> list[str]:
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Outputs under one setting; ``together``: whether those with speculation ran in one batch."""
+
+    setting: str
+    together: bool
+    found: "IdentityCheck"
+
+
+def _compare(
+    generator: "Generator", prompts: Sequence[Any], what: What, seed: int, *, exact: bool, greedy: bool
+) -> list[Compared]:
+    """Compare outputs under every setting, or at temperature 0 alone: of all prompts in a batch, of some alone."""
+    from foredraft.bench.check import SETTINGS, check_identity
+
+    compared = []
+    for setting in SETTINGS[:1] if greedy else SETTINGS:
+        name = ", ".join(f"{key} {value}" for key, value in setting.items())
+        params = SamplingParams(max_new_tokens=what.output_tokens, **setting)
+        for together, some in ((True, prompts), (False, prompts[: max(len(prompts) // 4, 1)])):
+            with busy(f"Outputs at {name}"):
+                own = replace(params, seed=seed + (not together))
+                found = check_identity(generator, some, own, exact, 0 if together else 1)
+            compared.append(Compared(name, together, found))
+    return compared
+
+
+def _lines(compared: Compared) -> list[str]:
+    found = compared.found
     same = found.outputs - len(found.differences)
-    lines = [f"Greedy: {same} of {found.outputs} outputs equal plain decoding ({found.tokens:,} tokens)."]
+    how = "in a batch" if compared.together else "alone"
+    lines = [f"{compared.setting}, {how}: {same} of {found.outputs} outputs equal plain decoding's."]
     for each in found.differences:
         why = "a near-tie" if each.tied and not found.exact else "not a near-tie"
-        lines.append(
-            f"  output {each.output + 1} differs from token {each.place + 1}: {why}, logits {each.gap:.3g} apart."
-        )
+        lines.append(f"  output {each.output + 1} differs from token {each.place + 1}: {why}, {each.gap:.3g} apart.")
+    if found.ties:
+        lines.append(f"  near-ties: {1e4 * found.ties:.2g} in 10,000 tokens.")
     return lines
 
 

@@ -61,7 +61,7 @@ class ModelChoice(TargetChoice):
     tensor_parallel: int = field(default=1, metadata=PARALLEL)
     verifier: str | None = field(
         default=None,
-        metadata={"help": "Verification rule; default: the best lossless one.", "complete": names.verifiers},
+        metadata={"help": "Verification rule; default: accept what plain decoding says.", "complete": names.verifiers},
     )
     exact: bool = field(default=False, metadata={"help": "One shape for all forwards: drafts cannot flip near-ties."})
     compile: bool = field(

@@ -44,7 +44,6 @@ def command(
 def described(only: str | None = None) -> list[dict[str, Any]]:
     """The table of methods, or one entry, in JSON types."""
     from foredraft.compose.spec import option_defaults
-    from foredraft.core.verify import DEFAULT
     from foredraft.drafters import METHODS
 
     methods = METHODS.usable() if only is None else {only: METHODS[only]}
@@ -52,7 +51,7 @@ def described(only: str | None = None) -> list[dict[str, Any]]:
         {
             "name": name,
             "what": method.what,
-            "laws": [{"law": law.value, "default_verifier": DEFAULT[law]} for law in method.laws],
+            "laws": [law.value for law in method.laws],
             "lossless": method.lossless,
             "needs": method.needs,
             "paper": method.paper,
@@ -85,8 +84,7 @@ def _explain(name: str, as_json: bool) -> None:
 
 
 def _laws(method: dict[str, Any]) -> str:
-    pairs = [f"{each['law']}: {each['default_verifier']}" for each in method["laws"]]
-    return "\n".join(pairs) or "-"
+    return "\n".join(method["laws"]) or "-"
 
 
 def _lossless(method: dict[str, Any]) -> Text:
@@ -98,7 +96,7 @@ def _table(found: list[dict[str, Any]]) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_lines=True)
     table.add_column("method", style="bold", no_wrap=True)
     table.add_column("description, requirements, paper", ratio=1, overflow="fold")
-    table.add_column("law: default verifier", no_wrap=True)
+    table.add_column("laws of drafts", no_wrap=True)
     table.add_column("lossless", no_wrap=True)
     for each in found:
         paper = "" if each["paper"] == "-" else f"\n{each['paper']}"

@@ -36,6 +36,7 @@ class DrafterBuilder:
     fast: bool
     options: Mapping[str, Any]
     replay: Replay
+    draws: bool  # the verification rule needs drawn drafts
     draft: Any = None  # a loaded draft model, used in place of a path
 
     def build(self, spec: Spec, target: TargetModel, cache: SlotCache) -> BuiltDrafter:
@@ -79,7 +80,7 @@ class _BuildContext(BuildContext):
     def model_of_any_tokenizer(self, path: str) -> DraftModelFiles:
         return self.builder.open(path)
 
-    def head(self, law: Law, rope_theta: float | None = None, taps: tuple[int, ...] | None = None) -> Any:
+    def head(self, rope_theta: float | None = None, taps: tuple[int, ...] | None = None) -> Any:
         head = load_head(resolve(self.path), self.stock_target, rope_theta=rope_theta, taps=taps)
         if head.info.method not in METHODS[self.name].heads:
             able = ", ".join(other for other, method in METHODS.usable().items() if head.info.method in method.heads)
@@ -88,13 +89,13 @@ class _BuildContext(BuildContext):
             )
         fuse(head.net)
         if self.builder.fast and self.target.device.type == "cpu":
-            self._pack(head.net, law)
+            self._pack(head.net)
         return head.net
 
-    def _pack(self, net: Any, law: Law) -> None:
+    def _pack(self, net: Any) -> None:
         """Pack a head's layers for the CPU, and with int8 the output layer that it borrows from the target."""
         dtype = draft_dtype()
-        if dtype is torch.bfloat16 and law is not Law.FIXED:
+        if dtype is torch.bfloat16 and self.builder.draws:
             dtype = torch.float32  # the q of drawn drafts must not depend on the number of rows in a product
         PackedWeights(net, dtype)
         if dtype is torch.int8 and not net.own_output:
@@ -116,7 +117,7 @@ class _BuildContext(BuildContext):
             )
         built = self.drafter(spec, target, cache)
         assert isinstance(built.drafter, Rewindable)
-        return NestedDrafter(built.drafter, built.law is not Law.FIXED, built.confidence)
+        return NestedDrafter(built.drafter, self.builder.draws and built.law is not Law.FIXED, built.confidence)
 
 
 def _rewindable(name: str) -> bool:

@@ -18,7 +18,6 @@ from foredraft.compose.arguments import (
 )
 from foredraft.compose.drafters import DrafterBuilder
 from foredraft.compose.spec import Spec
-from foredraft.core.draft import Law
 from foredraft.core.drafter import Drafter
 from foredraft.core.errors import DrafterError, ModelError, OptionError
 from foredraft.core.io import stored_acceptance_length
@@ -84,7 +83,8 @@ def load(
         device: such as "cuda"; by default a GPU if there is one. A loaded model stays where it is.
         weights: "int4" or "int8" quantises target and draft models for the native CPU engine, "auto" is "int8" for
             models that it can run; by default, weights stay as they are. See docs/native.md.
-        verifier: the verification rule; by default the best one for each draft's law.
+        verifier: the verification rule; by default a draft is accepted if it equals the token that the target draws, so
+            the output is plain decoding's.
         policy: decides how much to draft; by default set by the drafter's options.
         max_batch_size: the most requests that run at once; the others wait.
         exact: run every forward with the same number of nodes, so that speculation cannot flip near-ties.
@@ -220,16 +220,14 @@ class _Loader:
             drafter = self._drafter(spec, loaded, own, cache, replay)
         finally:
             models += own[1:]
-        law = drafter.needs.law or (spec.drafting.law if isinstance(spec, Spec) else None)
         if drafter.needs.hidden_layers:
             shared.tap(drafter.needs.hidden_layers)
-        policy = policy or _policy(spec, drafter, kind.lossless)
+        policy = policy or _policy(spec, drafter)
         options: dict[str, Any] = {
             "rule": self.verifier,
             "max_rows": self.max_batch_size,
             "exact_nodes": 1 + drafter.needs.max_nodes if self.exact else 0,
             "cache": cache,
-            "picked": law is Law.FIXED and kind.lossless,
             "max_slots": self._max_slots(own, shared_by and shared_by[0]),
             "max_prefill_tokens": self.max_prefill_tokens,
             "prefix_cache": self.prefix_cache,
@@ -252,7 +250,9 @@ class _Loader:
         shared = {key: value for key, value in (self.target.options or {}).items() if key in _SHARED_OPTIONS}
         options = {**shared, **(self.draft_options or {})}
         given = spec.model if isinstance(spec, Spec) else None
-        builder = DrafterBuilder(self.target.source, loaded.tokenizer, models, self._packed, options, replay, given)
+        draws = self.verifier is not None and RULES[self.verifier].draws
+        source, tokenizer = self.target.source, loaded.tokenizer
+        builder = DrafterBuilder(source, tokenizer, models, self._packed, options, replay, draws, given)
         drafter = builder.build(spec, models[0], cache).drafter if isinstance(spec, Spec) else spec
         if self.verifier is not None and drafter.needs.law is not None:  # a law that its options do not determine
             check_legal(self.verifier, drafter.needs.law)
@@ -308,12 +308,12 @@ def _load(target: Target, weights: str | None) -> Loaded:
     return as_loaded(source.model if isinstance(source, (CausalLM, NativeLM)) else source, tokenizer)
 
 
-def _policy(spec: Spec | Drafter, drafter: Drafter, lossless: bool) -> Policy:
+def _policy(spec: Spec | Drafter, drafter: Drafter) -> Policy:
     """The policy of the method's options; for a ``Drafter`` object, always its longest draft."""
     if isinstance(spec, Spec):
         length = None if spec.path is None else stored_acceptance_length(resolve(spec.path))
         prior = NEUTRAL if length is None else 1 - 1 / length  # assuming a constant acceptance rate
-        made = policy_for(spec.drafting, drafter.needs, lossless=lossless, off_from=spec.off_from, prior=prior)
+        made = policy_for(spec.drafting, drafter.needs, off_from=spec.off_from, prior=prior)
         try:
             made.restore(spec.learned or {})
         except (AttributeError, KeyError, TypeError, ValueError):

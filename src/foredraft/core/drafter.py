@@ -34,13 +34,11 @@ class Needs:
     ``hidden_layers``: target layers whose hidden states it reads. ``max_nodes``: size of its largest tree, root
     excluded. ``max_depth``: its longest path; 0 means ``max_nodes``, as for a chain. ``scored``: it picks tokens and
     knows each path's probability, so it follows ``Plan.nodes`` and, if each level costs a forward,
-    ``Plan.level_worth``. ``law``: the law of its drafts for sampled rows, if the options do not determine it; None:
-    the options' law. ``learns``: drafts depend on other requests, so requests never share random numbers.
-    ``shares_text``: drafts may hold text of other requests.
-    ``target_cache``: it drafts in the target's KV cache, which then holds committed tokens only. ``drawn``: the trees
-    that it can also draw without replacement for sampled rows (see ``Plan.drawn``): expected accepted tokens by node
-    count, up to a common factor, in rising order. ``ahead``: it can draft for rows whose lengths only the device knows
-    (see ``View.slack``), and so before the last step was read back.
+    ``Plan.level_worth``. ``law``: the law of drawn drafts (``View.draws``), if the options do not determine it; None:
+    the options' law. ``learns``: drafts depend on other requests. ``shares_text``: drafts may hold text of other
+    requests. ``target_cache``: it drafts in the target's KV cache, which then holds committed tokens only. ``ahead``:
+    it can draft for rows whose lengths only the device knows (see ``View.slack``), and so before the last step was read
+    back.
     """
 
     hidden_layers: tuple[int, ...] = ()
@@ -51,7 +49,6 @@ class Needs:
     learns: bool = False
     shares_text: bool = False
     target_cache: bool = False
-    drawn: Mapping[int, float] = field(default_factory=dict)
     ahead: bool = False
 
     def states(self, hidden: Mapping[int, Tensor]) -> dict[int, Tensor]:
@@ -66,22 +63,20 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much to draft in this step. Decided before any token is drawn, so it is non-anticipating.
+    """How much to draft in this step.
 
     ``lengths``: the longest path to draft for each row, in tokens; 0 drafts nothing.
     ``confidence``: a path ends after its first token with a lower draft probability than this. That token is kept:
-    dropping it would depend on the drawn value, which is lossy.
+    dropping a drawn token (``View.draws``) for its value is lossy.
     ``nodes``: for scored drafters, the most drafted nodes per row; the likeliest are kept (0: no limit).
     ``level_worth``: for scored drafters, do not expand a level whose parents' probabilities sum to less than this
-    over all rows. Picked tokens may be dropped for any reason.
-    ``drawn``: draw the tree of ``nodes`` nodes without replacement (see ``Needs.drawn``) instead of picking tokens.
+    over all rows.
     """
 
     lengths: tuple[int, ...]
     confidence: float = 0.0
     nodes: int = 0
     level_worth: float = 0.0
-    drawn: bool = False
     _on: dict[torch.device, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def on(self, device: torch.device) -> Int[Tensor, "B"]:
@@ -116,7 +111,8 @@ class View:
 
     ``rows``: the row numbers used at admission; B follows their order. ``history``: the committed tokens of each
     row, prompt included, with the root at ``lengths[b] - 1``; later columns are undefined. ``extents``: the same
-    lengths on the host. ``seeded``: a sampled request asked for a seed, so its output should not depend on the plan.
+    lengths on the host. ``draws``: the verification rule needs drafts of sampled rows that are drawn from their q with
+    random numbers of their own; otherwise drafts are picked, and may use the noise with which the target draws.
     ``room``: what the requests in flight need of a KV cache until they end, drafts included. ``slack``: by so much may
     ``extents`` exceed the lengths; 0 unless the drafter can do with that (``Needs.ahead``).
     """
@@ -127,7 +123,7 @@ class View:
     extents: tuple[int, ...]
     warp: Warp
     noise: Noise
-    seeded: bool = False
+    draws: bool = False
     room: Room = NO_ROOM
     slack: int = 0
 
@@ -149,7 +145,8 @@ class View:
             kept = torch.nn.functional.pad(self.history, (0, width - self.history.shape[1]))
         else:
             kept = self.roots[:, None]
-        return View((), kept, self.lengths, (), replace(self.warp, hottest=0.0), self.noise)
+        noise = replace(self.noise, recent=None)
+        return View((), kept, self.lengths, (), replace(self.warp, hottest=0.0), noise, self.draws)
 
     def followed_by(self, tokens: Int[Tensor, "B K"], counts: Sequence[int]) -> "View":
         """The same rows with the first ``counts[b]`` of ``tokens[b]`` appended; these tokens are drafted only."""

@@ -20,7 +20,7 @@ class DrafterOptions:
 
     @property
     def law(self) -> Law:
-        """The law of drafts for sampled rows."""
+        """The law of drafts for sampled rows, if they are drawn (``View.draws``)."""
         return Law.FIXED
 
     @property

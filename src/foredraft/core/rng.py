@@ -30,20 +30,20 @@ class Stream(IntEnum):
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15, the increment of splitmix64
 _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
-_LEAST = 1e-300
-"""Least rate in a race: what has probability 0 arrives after all else, at a finite time."""
+_MOST = 1 - 2.0**-24
+"""Largest float32 below 1, so that every arrival time is finite."""
 
 
 def _shift(x: Int[Tensor, "..."], bits: int) -> Int[Tensor, "..."]:
     """Logical right shift; torch's ``>>`` keeps the sign."""
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
+    return (x >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
 def _mix(x: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
     """The finaliser of splitmix64 (Steele, Lea and Flood 2014): every bit of x affects every bit of the result."""
-    x = (x ^ _shift(x, 30)) * _MIX_1
-    x = (x ^ _shift(x, 27)) * _MIX_2
-    return x ^ _shift(x, 31)
+    x = _shift(x, 30).bitwise_xor_(x).mul_(_MIX_1)
+    x = _shift(x, 27).bitwise_xor_(x).mul_(_MIX_2)
+    return _shift(x, 31).bitwise_xor_(x)
 
 
 def resolve_seed(seed: int | None) -> int:
@@ -66,8 +66,38 @@ def _derived(seed: int, numbers: Int[Tensor, "*n"]) -> Int[Tensor, "*n"]:
 
 
 def request_seed(seed: int, number: int) -> int:
-    """Seed of one request's private stream: requests with the same ``seed`` but different numbers are independent."""
+    """Seed of a request whose drafts are drawn: those with one ``seed`` but different numbers are independent."""
     return int(_mix(_mix(torch.tensor(seed) + _MIX_1) ^ (torch.tensor(number + 1) * _GOLDEN)))
+
+
+class RecentTimes:
+    """Arrival times of two steps by seed and position: most positions of a draft are seen again by the next step.
+
+    For rows whose positions are known to the host.
+    """
+
+    def __init__(self) -> None:
+        self._now: dict[tuple[int, int, int], Tensor] = {}
+        self._before = self._now
+
+    def begin_step(self) -> None:
+        """Drop what the last step has not used."""
+        self._before, self._now = self._now, {}
+
+    def times(self, noise: "Noise", ahead: int, vocab_size: int) -> Float[Tensor, "B V"]:
+        """See ``Noise.times``."""
+        keys = [
+            (seed, position + ahead, vocab_size)
+            for seed, position in zip(noise.seeds.tolist(), noise.positions.tolist(), strict=True)
+        ]
+        known = {**self._before, **self._now}
+        missing = {key: row for row, key in enumerate(keys) if key not in known}
+        if missing:
+            bits = noise.target_bits(ahead)
+            known |= {key: exponentials(bits[row], vocab_size) for key, row in missing.items()}
+        found = [known[key] for key in keys]
+        self._now |= zip(keys, found, strict=True)
+        return found[0][None] if len(found) == 1 else torch.stack(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +105,34 @@ class Noise:
     """Random numbers of B rows at their current positions.
 
     ``positions[b]`` is the number of committed tokens of row b. It grows with every step, so a request never reuses
-    a (position, stream, index). The hashes of seeds and positions are computed once.
+    a (position, stream, index). What was computed is kept; ``recent`` keeps arrival times for the next step, too.
     """
 
     seeds: Int[Tensor, "B"]
     positions: Int[Tensor, "B"]
-    _cache: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
+    recent: RecentTimes | None = field(default=None, repr=False, compare=False)
+    _cache: dict[object, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def times(self, ahead: int, vocab_size: int) -> Float[Tensor, "B V"]:
+        """When each token arrives in the race for the position ``ahead`` after the rows': exponentials, hashed from
+        seed, position and token.
+
+        The target takes the token with the least time / p: one drawn from p (Efraimidis and Spirakis 2006; the
+        Gumbel-max trick in another form). A draft that ranks its tokens by time / q guesses with the same noise.
+        """
+        key = ahead, vocab_size
+        if key not in self._cache:
+            recent = self.recent
+            self._cache[key] = (
+                exponentials(self.target_bits(ahead), vocab_size)
+                if recent is None
+                else recent.times(self, ahead, vocab_size)
+            )
+        return self._cache[key]
+
+    def target_bits(self, ahead: int) -> Int[Tensor, "B"]:
+        """The bits that ``times`` is hashed from."""
+        return self.bits_at(self.positions + ahead, Stream.TARGET, torch.zeros_like(self.positions))
 
     def uniform(self, stream: Stream, index: Int[Tensor, "B *k"]) -> Float[Tensor, "B *k"]:
         """Float64 numbers in [0, 1), one per index, at the rows' positions."""
@@ -109,7 +161,7 @@ class Noise:
 
     def at(self, positions: Int[Tensor, "B"]) -> "Noise":
         """The same rows at other positions; hashes of their seeds are not made again."""
-        moved = Noise(self.seeds, positions)
+        moved = Noise(self.seeds, positions, self.recent)
         if "_rows" in self._cache:
             moved._cache["_rows"] = self._cache["_rows"]
         return moved
@@ -120,7 +172,7 @@ class Noise:
         Nested loops revisit positions in later steps, so child seeds hash (seed, start position, level). Steps and
         nesting levels then never share a number. Loops that start in the same step need different levels.
         """
-        return Noise(self.bits(Stream.NESTED, torch.full_like(self.positions, level)), self.positions)
+        return Noise(self.bits(Stream.NESTED, torch.full_like(self.positions, level)), self.positions, self.recent)
 
     @cached
     def _rows(self) -> Int[Tensor, "B"]:
@@ -145,89 +197,56 @@ def _uniform(bits: Int[Tensor, "*k"]) -> Float[Tensor, "*k"]:
 
 
 def draw(law: Float[Tensor, "*k V"], bits: Int[Tensor, "*k"]) -> Int[Tensor, "*k"]:
-    """Draw a token from each law by the Gumbel-max trick; a law need not sum to 1.
+    """Draw a token from each law with exponentials hashed from ``bits``; see ``first``."""
+    return first(law, exponentials(bits, law.shape[-1]))
 
-    Returns argmax of law[i] / e[i] with independent exponentials e[i], hashed from ``bits`` and i; token i wins with
-    probability law[i] / sum(law). Two laws that differ by rounding give different tokens only if the two best values
-    are within rounding of each other. Inverting a cumulative sum would be less stable: each of the thousands of
-    boundaries could flip.
 
-    There are two rounds, first between blocks of neighbouring tokens and then within the winning block, so it hashes
-    about 2 * sqrt(V) numbers instead of V. A token of probability 0 is never returned unless the whole law is 0.
+def first(law: Float[Tensor, "*k V"], times: Float[Tensor, "*k V"]) -> Int[Tensor, "*k"]:
+    """The first arrival of a race in which token i takes times[i] / law[i]; a law need not sum to 1.
+
+    With independent exponentials, i wins with probability law[i] / sum(law). Two laws that differ by rounding give
+    different tokens only if the two best values are within rounding of each other. Inverting a cumulative sum would be
+    less stable: each of the thousands of boundaries could flip. A token of probability 0 is never returned unless the
+    whole law is 0.
     """
-    return draw_first(law, exponentials(bits, race_size(law.shape[-1])))
-
-
-def race_size(vocab_size: int) -> int:
-    """How many exponentials a draw from a law over ``vocab_size`` tokens needs."""
-    size = _block_size(vocab_size)
-    return -(-vocab_size // size) + size
-
-
-def draw_first(law: Float[Tensor, "*k V"], times: Float[Tensor, "*k n"]) -> Int[Tensor, "*k"]:
-    """``draw`` with given exponentials."""
-    vocab_size = law.shape[-1]
-    size = _block_size(vocab_size)
-    whole = vocab_size - vocab_size % size
-    masses = law[..., :whole].unflatten(-1, (-1, size)).sum(-1)
-    if whole < vocab_size:
-        masses = torch.cat([masses, law[..., whole:].sum(-1, keepdim=True)], -1)
-    blocks = masses.shape[-1]
-    first = (masses / times[..., :blocks]).argmax(-1) * size
-    tokens = first[..., None] + torch.arange(size, device=law.device)
-    own = times[..., blocks : blocks + size]
-    if whole == vocab_size:
-        return first + (law.gather(-1, tokens) / own).argmax(-1)
-    block = law.gather(-1, tokens.clamp(max=vocab_size - 1)) / own
-    block = torch.where(tokens < vocab_size, block, 0.0)
-    return (first + block.argmax(-1)).clamp(max=vocab_size - 1)
+    return (law / times).argmax(-1)
 
 
 def draw_distinct(
-    law: Float[Tensor, "*k V"], times: Float[Tensor, "*k n"], count: int
+    law: Float[Tensor, "*k V"], times: Float[Tensor, "*k V"], count: int
 ) -> tuple[Int[Tensor, "*k c"], Float[Tensor, "*k c"]]:
-    """Draw ``count`` tokens from each law one after another, each from the law without the earlier ones.
-
-    They are the first arrivals of a race in which token i arrives after an exponential time of rate law[i] (Efraimidis
-    and Spirakis 2006; the Gumbel top-k trick). As in ``draw`` there are two rounds. A block's first arrival is
-    exponential with its mass, and the winners are in the ``count`` blocks whose first arrivals are earliest. In these,
-    a fresh race gives the first token and the delays of the others after it, which do not depend on its time.
-
-    Args:
-        times: independent exponentials, ``count * race_size(V)`` for each law.
+    """Draw ``count`` tokens from each law one after another, each from the law without the earlier ones: the first
+    arrivals of a race (see ``first``).
 
     Returns:
         the tokens in the order drawn, and their probabilities. Where the law has fewer tokens, the last ones do not
         exist: their probabilities are 0.
     """
-    vocab_size = law.shape[-1]
-    size = _block_size(vocab_size)
-    padding = -(-max(vocab_size, count) // size) * size - vocab_size
-    blocks = (torch.nn.functional.pad(law, (0, padding)) if padding else law).unflatten(-1, (-1, size))
-    masses = blocks.sum(-1).double().clamp_(min=_LEAST)
-    number, entered = masses.shape[-1], min(count, masses.shape[-1])
-    first, places = (times[..., :number] / masses).topk(entered, dim=-1, largest=False)
-    inside = blocks.gather(-2, places[..., None].expand(*places.shape, size)).double()
-    delays = times[..., number : number + entered * size].unflatten(-1, (entered, size)) / inside.clamp(min=_LEAST)
-    arrivals = first[..., None] + (delays - delays.amin(-1, keepdim=True))
-    chosen = arrivals.flatten(-2).topk(count, dim=-1, largest=False).indices
-    tokens = (places[..., None] * size + torch.arange(size, device=law.device)).flatten(-2).gather(-1, chosen)
-    return tokens.clamp_(max=vocab_size - 1), inside.flatten(-2).gather(-1, chosen).to(law.dtype)
-
-
-def _block_size(vocab_size: int) -> int:
-    return 1 << (vocab_size.bit_length() // 2)
+    tokens = (law / times).topk(min(count, law.shape[-1]), dim=-1).indices
+    missing = (0, count - tokens.shape[-1])
+    return torch.nn.functional.pad(tokens, missing), torch.nn.functional.pad(law.gather(-1, tokens), missing)
 
 
 def exponentials(bits: Int[Tensor, "*k"], count: int) -> Float[Tensor, "*k n"]:
-    """``count`` independent float64 exponentials for each entry of ``bits``, from splitmix64."""
-    steps = torch.arange(1, count + 1, device=bits.device) * _GOLDEN
-    uniform = (_shift(_mix(bits[..., None] + steps), 11).double() + 0.5) * 2.0**-53
-    return -uniform.log()
+    """``count`` independent float32 exponentials for each entry of ``bits``, from splitmix64.
+
+    The earliest arrivals decide, and float32 keeps their relative precision: a uniform number of 53 bits is rounded
+    to float32 before the logarithm.
+    """
+    steps = torch.arange(1, count + 1, device=bits.device).mul_(_GOLDEN)
+    uniform = _shift(_mix(bits[..., None] + steps), 11).float().add_(0.5).mul_(2.0**-53).clamp_(max=_MOST)
+    return uniform.neg_().log1p_().neg_()
 
 
 class VerifierRng(ABC):
-    """The random choices of a verification rule. Tests enumerate all outcomes; the loop uses ``HashedRng``."""
+    """The random choices of a verification rule. Tests enumerate all outcomes; the loop uses ``HashedRng``.
+
+    ``reads``: the host may read values at no cost.
+    """
+
+    @property
+    def reads(self) -> bool:
+        return False
 
     @abstractmethod
     def accept(self, probability: Float[Tensor, "B N"]) -> Bool[Tensor, "B N"]:
@@ -238,11 +257,12 @@ class VerifierRng(ABC):
         """Draw one token per row from a law that need not be normalised; at most one call per step."""
 
     @abstractmethod
-    def target(self, law: Float[Tensor, "B N V"], depths: Int[Tensor, "B N"]) -> Int[Tensor, "B N"]:
-        """Draw one token per node from the target's law there; at most one call per step.
+    def target(self, law: Float[Tensor, "B V"], depth: int, going: Bool[Tensor, "B"]) -> Int[Tensor, "B"]:
+        """Draw one token for each row that is ``going`` from the target's law at a node of this depth; at most one call
+        per depth and step. The tokens of other rows are undefined.
 
-        The number is keyed by the token's position alone, which is the depth of its node after the root. So the output
-        does not depend on the draft, and nodes with the same path draw the same token.
+        The noise is keyed by the token's position alone, which is ``depth`` after the rows'. So the output does not
+        depend on the draft.
         """
 
 
@@ -270,11 +290,14 @@ class HashedRng(VerifierRng):
         return draw(law, self._bonus.pop() if self._bonus else self.noise.bits_of(self._code))
 
     @property
+    def reads(self) -> bool:
+        return self.noise.recent is not None
+
+    @property
     def _code(self) -> Int[Tensor, "B"]:
         if self.plain is None:
             return torch.full_like(self.noise.positions, int(Stream.RESIDUAL))
         return torch.where(self.plain, int(Stream.TARGET), int(Stream.RESIDUAL))
 
-    def target(self, law: Float[Tensor, "B N V"], depths: Int[Tensor, "B N"]) -> Int[Tensor, "B N"]:
-        positions = self.noise.positions[:, None] + depths
-        return draw(law, self.noise.bits_at(positions, Stream.TARGET, torch.zeros_like(depths)))
+    def target(self, law: Float[Tensor, "B V"], depth: int, going: Bool[Tensor, "B"]) -> Int[Tensor, "B"]:
+        return first(law, self.noise.times(depth, law.shape[-1]))

@@ -95,7 +95,7 @@ _BUILT_IN: dict[str, Method] = {
         "foredraft.drafters.cape:Cape",
         (Law.FIXED,),
         "a small model with the target's tokenizer",
-        "A small model drafts its likeliest chain, with more siblings where it is less confident.",
+        "A small model drafts its best chain, with more siblings where it is less confident.",
         "arXiv:2402.02082",
     ),
     "bandit": Method(
@@ -116,14 +116,14 @@ _BUILT_IN: dict[str, Method] = {
         "foredraft.drafters.sequoia:Sequoia",
         (Law.WITHOUT_REPLACEMENT, Law.FIXED),
         "a small model with the target's tokenizer",
-        "A tree optimised for measured acceptance rates and forward costs, drawn without replacement.",
+        "A tree optimised for measured acceptance rates and forward costs.",
         "arXiv:2402.12374",
     ),
     "opt_tree": Method(
         "foredraft.drafters.opt_tree:OptTree",
         (Law.FIXED,),
         "a small model with the target's tokenizer",
-        "A small model's likeliest paths: a dynamic tree, deeper where the model is confident.",
+        "A small model's best paths: a dynamic tree, deeper where the model is confident.",
         "arXiv:2406.17276",
     ),
     "universal": Method(
@@ -137,7 +137,7 @@ _BUILT_IN: dict[str, Method] = {
         "foredraft.drafters.eagle1:Eagle1",
         (Law.WITHOUT_REPLACEMENT, Law.FIXED),
         "an EAGLE head",
-        "A one-layer head predicts the target's next features; a static tree, drawn without replacement.",
+        "A one-layer head predicts the target's next features; a static tree.",
         "arXiv:2401.15077",
         ("eagle", "eagle3"),
     ),
@@ -175,7 +175,7 @@ _BUILT_IN: dict[str, Method] = {
     ),
     "blockwise": Method(
         "foredraft.drafters.blockwise:BlockwiseDrafter",
-        (Law.FIXED,),
+        (Law.CHAIN, Law.FIXED),
         "blockwise heads",
         "Heads that predict one token each in parallel; a chain.",
         "arXiv:1811.03115",

@@ -12,10 +12,12 @@ from foredraft.core.drafter import Needs, Plan, View
 from foredraft.core.options import SizedOptions
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.common.build_context import BuildContext
+from foredraft.drafters.common.chain import ChainLimits, build_chain
 from foredraft.drafters.common.head import HeadDrafter
 from foredraft.drafters.common.last_hidden import LastHidden
 from foredraft.heads.nets.medusa import Blockwise, Medusa
 from foredraft.heads.nets.target_parts import FINAL
+from foredraft.model.base import widened
 from foredraft.model.replay import EAGER, Replay
 
 
@@ -23,10 +25,14 @@ from foredraft.model.replay import EAGER, Replay
 class Options(SizedOptions):
     """No options of its own; the number of heads is the draft length."""
 
+    @property
+    def law(self) -> Law:
+        return Law.CHAIN
+
 
 @final
 class BlockwiseDrafter(HeadDrafter[LastHidden]):
-    """A chain with one token per head. Greedy rows accept as in the paper; sampled rows are lossless too."""
+    """A chain with one token per head."""
 
     def __init__(self, options: Options, net: Blockwise | Medusa, replay: Replay = EAGER) -> None:
         heads = net.config.num_heads
@@ -35,16 +41,22 @@ class BlockwiseDrafter(HeadDrafter[LastHidden]):
 
     @torch.inference_mode()
     def propose(self, view: View, plan: Plan) -> Draft:
+        if not plan.length:
+            return Draft(TokenTree.root(view.roots), Law.FIXED)
         hidden, known = self._state.extend(view, 0)
         depth = self.needs.longest if self._state.records else min(plan.length, self.needs.longest)
         return self._state.run("tree", self._pick, view, hidden, plan.on(hidden.device) * known, depth)
 
     def _pick(self, view: View, hidden: Float[Tensor, "B 1 H"], allowed: Int[Tensor, "B"], depth: int) -> Draft:
         """The chain of ``depth`` tokens; can be recorded."""
-        tokens = [self._net.logits(hidden, head)[:, 0].argmax(-1) for head in range(depth)]
-        return Draft(TokenTree.chain(torch.stack([view.roots, *tokens], 1), allowed + 1), Law.FIXED)
+
+        def read(tokens: Int[Tensor, "B"], head: int) -> Float[Tensor, "B 1 V"]:
+            return widened(self._net.logits(hidden, head), self._net.target.vocab_size)
+
+        limits = ChainLimits(allowed, None, depth)
+        return build_chain(view, limits, read(view.roots, 0), read, recorded=self._state.records)
 
 
 def build(options: Options, context: BuildContext) -> BlockwiseDrafter:
     """blockwise:HEAD"""
-    return BlockwiseDrafter(options, context.head(options.law), context.replay)
+    return BlockwiseDrafter(options, context.head(), context.replay)

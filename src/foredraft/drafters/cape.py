@@ -1,8 +1,7 @@
 """CaPE (Du et al., "GliDe with a CaPE", arXiv:2402.02082): a chain with more siblings where the draft is less sure.
 
-The draft model drafts its likeliest chain; at each position the next likeliest tokens are candidates too, the more the
-lower the confidence in the first. All tokens are picked by rank, so their number may depend on the tokens picked, and
-any node may be dropped.
+The draft model drafts a chain of its best guesses; at each position the next best are candidates too, the more the
+lower the confidence in the first.
 """
 
 from dataclasses import dataclass
@@ -46,7 +45,7 @@ class Options(SizedOptions):
 
 @final
 class Cape(RunnerDrafter[DraftRunner]):
-    """Drafts a draft model's likeliest chain with siblings; for the arguments see ``DraftRunner``."""
+    """Drafts a draft model's best chain with siblings; for the arguments see ``DraftRunner``."""
 
     def __init__(self, options: Options, model: TargetModel, vocab_size: int, replay: Replay = EAGER) -> None:
         self._options = options
@@ -83,10 +82,8 @@ class Cape(RunnerDrafter[DraftRunner]):
         parent, reached = 0, 0
         for level in range(1, depth + 1):
             paths = Paths(view.history, view.lengths, TokenTree.chain(torch.stack(chain, 1)), start=level - 1)
-            likely = view.warp.processed(logits, paths).float()
-            cut_off = view.warp.truncation(likely).isneginf()
-            kept = likely.masked_fill(cut_off, torch.finfo(torch.float32).min)
-            ids, chances = ranked(kept, max(self._options.widths), view.warp)
+            times = None if view.warp.greedy else view.noise.times(level - 1, logits.shape[-1])
+            ids, chances = ranked(view.warp.processed(logits, paths), max(self._options.widths), view.warp, times)
             ids, chances = ids[:, 0], chances[:, 0]
             count = ids.shape[1]
             outside = torch.arange(count, device=ids.device) >= self._width(chances[:, :1])

@@ -1,8 +1,7 @@
 """A drafter that is itself a speculative loop: vertical cascades (CS Drafting, Chen et al., arXiv:2312.11462).
 
 A middle model writes the draft by speculative decoding, with its own drafter, which may be a cascade again; so only the
-smallest model drafts token by token. Verification inside is exact, so the draft's law is the middle model's (see
-``engine/nested_loop.py``).
+smallest model drafts token by token (see ``engine/nested_loop.py``).
 """
 
 from dataclasses import dataclass, field

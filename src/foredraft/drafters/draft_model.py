@@ -1,7 +1,6 @@
 """A small model drafts: speculative sampling (Leviathan et al., arXiv:2211.17192; Chen et al., arXiv:2302.01318).
 
-As a chain it draws k tokens from its law q. As a tree it draws a few children per node without replacement (RSD-C,
-arXiv:2402.14160), level by level. Greedy rows get the likeliest tokens, picked rather than drawn.
+It drafts a chain, or a tree with a few children per node (RSD-C, arXiv:2402.14160), level by level.
 """
 
 from dataclasses import dataclass, field
@@ -16,10 +15,11 @@ from foredraft.core.drafter import Needs, Plan, Trainable, View
 from foredraft.core.errors import OptionError
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.common.build_context import BuildContext
-from foredraft.drafters.common.chain import ChainLimits, ChainOptions, draw_chain
+from foredraft.drafters.common.chain import ChainLimits, ChainOptions, build_chain
 from foredraft.drafters.common.draft_runner import DraftRunner, Forwards, RunnerDrafter, RunnerTreeBuilder
+from foredraft.drafters.common.drawn_tree import build_static_tree
 from foredraft.drafters.common.templates import Template
-from foredraft.drafters.common.tree_builder import Level, build_static_tree
+from foredraft.drafters.common.tree_builder import Level
 from foredraft.drafters.common.windowed_runner import WindowedRunner
 from foredraft.engine.beam.speculative import BeamDrafter
 from foredraft.model.base import TargetModel
@@ -101,8 +101,8 @@ class DraftModel(RunnerDrafter[DraftRunner], BeamDrafter, Trainable):
 
 
 def drafted_chain(view: View, forwards: Forwards, limits: ChainLimits) -> Draft:
-    """A chain drawn from a draft model."""
-    return draw_chain(view, limits, forwards.root(), forwards.next, recorded=forwards.recorded)
+    """A chain of a draft model."""
+    return build_chain(view, limits, forwards.root(), forwards.next, recorded=forwards.recorded)
 
 
 def build(options: Options, context: BuildContext) -> DraftModel:

@@ -10,9 +10,10 @@ from torch import Tensor
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Needs, Plan, View
 from foredraft.drafters.common.build_context import BuildContext
+from foredraft.drafters.common.drawn_tree import build_static_tree
 from foredraft.drafters.common.eagle import EagleDrafter, EagleOptions
 from foredraft.drafters.common.templates import Template
-from foredraft.drafters.common.tree_builder import Level, TreeBuilder, build_static_tree
+from foredraft.drafters.common.tree_builder import Level, TreeBuilder
 from foredraft.heads.nets.eagle import EagleNet
 from foredraft.model.cpu_linear import any_weight
 from foredraft.model.replay import EAGER, Replay
@@ -37,8 +38,7 @@ class Options(EagleOptions):
 
 @final
 class Eagle1(EagleDrafter):
-    """Builds a static tree level by level: the likeliest tokens for greedy rows, else siblings drawn without
-    replacement from the head's warped law."""
+    """Builds a static tree level by level."""
 
     def __init__(self, options: Options, net: EagleNet, replay: Replay = EAGER) -> None:
         template = Template.of(options.tree)
@@ -56,4 +56,4 @@ class Eagle1(EagleDrafter):
 
 def build(options: Options, context: BuildContext) -> Eagle1:
     """eagle1:HEAD"""
-    return Eagle1(options, context.head(options.law, options.rope_theta, options.taps), context.replay)
+    return Eagle1(options, context.head(options.rope_theta, options.taps), context.replay)

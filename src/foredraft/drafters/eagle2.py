@@ -15,4 +15,4 @@ class Eagle2(DynamicTreeDrafter):
 
 def build(options: Options, context: BuildContext) -> Eagle2:
     """eagle2:HEAD"""
-    return Eagle2(options, context.head(options.law, options.rope_theta, options.taps), context.replay)
+    return Eagle2(options, context.head(options.rope_theta, options.taps), context.replay)

@@ -41,4 +41,4 @@ def _prefix_cache(prefix: Prefix, replay: Replay) -> FeatureCache:
 
 def build(options: Options, context: BuildContext) -> HydraDrafter:
     """hydra:HEAD"""
-    return HydraDrafter(options, context.head(options.law), context.replay)
+    return HydraDrafter(options, context.head(), context.replay)

@@ -30,4 +30,4 @@ class MedusaDrafter(StaticTreeDrafter[Medusa]):
 
 def build(options: Options, context: BuildContext) -> MedusaDrafter:
     """medusa:HEAD"""
-    return MedusaDrafter(options, context.head(options.law), context.replay)
+    return MedusaDrafter(options, context.head(), context.replay)

@@ -18,7 +18,7 @@ from foredraft.core.drafter import StepOut, View
 from foredraft.core.errors import OptionError
 from foredraft.core.sampling.params import check_known
 from foredraft.drafters.common.build_context import BuildContext
-from foredraft.drafters.common.chain import ChainLimits, ChainOptions, draw_chain
+from foredraft.drafters.common.chain import ChainLimits, ChainOptions, build_chain
 from foredraft.drafters.common.partial_cache_sync import PartialCacheSync
 from foredraft.drafters.common.self_speculative import SelfSpeculativeDrafter
 from foredraft.model.cache import SlotCache
@@ -101,7 +101,7 @@ class Partial(SelfSpeculativeDrafter):
         def read(tokens: Int[Tensor, "B"], index: int) -> Float[Tensor, "B 1 V"]:
             return self._logits(tokens, view.lengths - 1 + index, view.rows, max(view.extents) + index)
 
-        return draw_chain(view, limits, read(view.roots, 0), read)
+        return build_chain(view, limits, read(view.roots, 0), read)
 
     def _forward(self, step: StepIn) -> StepOut:
         model = self._cache_sync.model

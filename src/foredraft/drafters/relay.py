@@ -108,8 +108,8 @@ class Relay(CompositeDrafter, Rewindable):
             if not any(left):
                 break
             longest = part.drafter.needs.longest
-            # later steps revisit these positions, possibly with another drafter, so each drafter has its own seeds
-            ahead = replace(ahead, noise=replace(ahead.noise, seeds=view.noise.nested(number).seeds))
+            if view.draws:  # later steps revisit these positions, possibly with another drafter: each has its own seeds
+                ahead = replace(ahead, noise=replace(ahead.noise, seeds=view.noise.nested(number).seeds))
             own = Plan(tuple(min(most, longest) for most in left), part.confidence)
             segment = _segment(part, ahead, own, starts)
             segments.append(segment)
@@ -120,7 +120,7 @@ class Relay(CompositeDrafter, Rewindable):
             for row, extent in zip(view.rows, view.extents, strict=True):
                 part.drafter.rewind(row, extent)
         tree = _joined(view, segments, starts)
-        if view.warp.greedy or not self._draws:
+        if view.warp.greedy or not (view.draws and self._draws):
             return Draft(tree, Law.FIXED)
         return Draft(tree, Law.CHAIN, self._laws(tree, segments))
 

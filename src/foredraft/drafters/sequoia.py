@@ -1,7 +1,7 @@
 """Sequoia (Chen et al., arXiv:2402.12374): the best tree for given acceptance rates by rank and forward costs.
 
 Acceptance by rank is measured once. A dynamic programme finds the best tree of each size, and measured costs decide the
-size. Children are drawn without replacement, with fresh random numbers in each step.
+size. Children are the best guesses in order; with a ratio rule they are drawn without replacement.
 """
 
 from dataclasses import dataclass, field
@@ -20,8 +20,9 @@ from foredraft.core.tree_optimizer import OptimalTrees, best_size
 from foredraft.drafters.common.acceptance import measure_acceptance, read_acceptance
 from foredraft.drafters.common.build_context import BuildContext
 from foredraft.drafters.common.draft_runner import DraftRunner, Forwards, RunnerDrafter, RunnerTreeBuilder
+from foredraft.drafters.common.drawn_tree import build_static_tree
 from foredraft.drafters.common.templates import Template
-from foredraft.drafters.common.tree_builder import Level, build_static_tree
+from foredraft.drafters.common.tree_builder import Level
 from foredraft.engine.cost_model import CostTable, measure_costs
 from foredraft.engine.step import SIZES
 from foredraft.model.base import TargetModel
@@ -29,8 +30,6 @@ from foredraft.model.replay import EAGER, Replay
 
 NODES, DEPTH = 63, 10
 """Largest tree if the size is chosen; with the root its node count is one of ``step.SIZES``."""
-ROW = 1 / 40
-"""Assumed cost of another node relative to a forward of one, without timings: about that of packed CPU weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +42,7 @@ class Options(SizedOptions):
         needed, on outputs of the target, separately for greedy and sampled rows (temperature 1).
     sampled_acceptance: the same for sampled rows, if it differs from acceptance.
     num_assistant_tokens_schedule: levels of the tree that are drafted: auto, the number with the most tokens per
-        second; constant, all; or heuristic, transformers' rule of two more and one less. With constant and heuristic
-        the tree for sampled rows is sized by bytes read instead of timings, so that a seed reproduces the output.
+        second; constant, all; or heuristic, transformers' rule of two more and one less.
     """
 
     nodes: int | None = field(default=None, metadata={"unset": "by cost"})
@@ -56,11 +54,6 @@ class Options(SizedOptions):
     def law(self) -> Law:
         """The law of drafts for sampled rows."""
         return Law.WITHOUT_REPLACEMENT
-
-    @property
-    def timed(self) -> bool:
-        """True if the size of trees for sampled rows may depend on timings."""
-        return self.num_assistant_tokens_schedule == "auto"
 
     def __post_init__(self) -> None:
         if any(number is not None and number < 1 for number in (self.nodes, self.depth)):
@@ -111,16 +104,12 @@ class Planner:
         if nodes is None or depth is None:
             sizes = [nodes] if nodes is not None else [size - 1 for size in SIZES if 1 < size <= 1 + NODES]
             depths = [depth] if depth is not None else list(range(1, deepest + 1))
-            most, deepest, _ = best_size(trees, sizes, depths, *self._costs(timed=greedy or self._options.timed))
+            most, deepest, _ = best_size(trees, sizes, depths, *self._costs())
         return Template(trees.paths(most, deepest) or ((0,),))  # at least one token, even if none is ever accepted
 
-    def _costs(self, timed: bool) -> tuple[CostTable, CostTable]:
+    def _costs(self) -> tuple[CostTable, CostTable]:
         """Costs of forwards of the draft and of the target by number of nodes."""
-        if timed:
-            return measure_costs(self._draft, longest=1 + NODES), measure_costs(self._target, longest=1 + NODES)
-        bytes_read = (self._draft.weight_bytes, self._target.weight_bytes)
-        draft, target = (CostTable((1, 2), (read, read * (1 + ROW))) for read in map(float, bytes_read))
-        return draft, target
+        return measure_costs(self._draft, longest=1 + NODES), measure_costs(self._target, longest=1 + NODES)
 
 
 @final

@@ -1,9 +1,9 @@
 """SpecInfer (Miao et al., arXiv:2305.09781): one or several small models each draft a tree, and the trees are merged.
 
-Each model expands its own tree; the expansion gives the number of children per node for each level, drawn independently
-from the model's law. Merging makes equal prefixes one node with the children of all trees. Each child is verified with
-the law of the model that drew it: by traversal, or by the paper's multi-step speculative sampling (algorithm 2,
-``recursive`` here). A greedy batch gets the likeliest tokens of each model.
+Each model expands its own tree; the expansion gives the number of children per node for each level. Merging makes equal
+prefixes one node with the children of all trees. With a ratio rule, children are drawn independently from the model's
+law, and each is verified with the law of the model that drew it: by traversal, or by the paper's multi-step speculative
+sampling (algorithm 2, ``recursive`` here).
 """
 
 from collections.abc import Sequence
@@ -21,8 +21,9 @@ from foredraft.core.options import SizedOptions
 from foredraft.core.tree import TokenTree, merge_duplicates
 from foredraft.drafters.common.build_context import BuildContext
 from foredraft.drafters.common.draft_runner import DraftRunner, Forwards, RunnerDrafter, RunnerTreeBuilder
+from foredraft.drafters.common.drawn_tree import build_static_tree
 from foredraft.drafters.common.templates import Template
-from foredraft.drafters.common.tree_builder import Level, build_static_tree
+from foredraft.drafters.common.tree_builder import Level
 from foredraft.model.base import TargetModel
 from foredraft.model.replay import EAGER, Replay
 
@@ -90,7 +91,7 @@ class SpecInfer(RunnerDrafter[DraftRunner]):
     def _tree(self, view: View, forwards: Forwards, allowed: Int[Tensor, "B"], depth: int, number: int) -> Draft:
         """The tree of the model of this number."""
         builder, first = RunnerTreeBuilder(forwards, view), number * (self._nodes + 1)
-        return build_static_tree(builder, self._levels[:depth], allowed, self._law, first)
+        return build_static_tree(builder, self._levels[:depth], allowed, self._law, first=first)
 
 
 def _joined(drafts: Sequence[Draft]) -> Draft:
@@ -102,8 +103,13 @@ def _joined(drafts: Sequence[Draft]) -> Draft:
         tokens.append(draft.tree.tokens[:, 1:])
         parents.append(torch.where(own > 0, own + number * count, own))
     whole = TokenTree(torch.cat(tokens, 1), torch.cat(parents, 1), depth=first.depth)
-    laws = [draft.q[:, min(number, 1) :] for number, draft in enumerate(drafts) if draft.q is not None]
-    return replace(drafts[0], tree=whole, q=torch.cat(laws, 1) if laws else None)
+
+    def joined(values: Sequence[Tensor | None]) -> Tensor | None:
+        parts = [each[:, min(number, 1) :] for number, each in enumerate(values) if each is not None]
+        return torch.cat(parts, 1) if parts else None
+
+    q, scores = joined([draft.q for draft in drafts]), joined([draft.scores for draft in drafts])
+    return replace(drafts[0], tree=whole, q=q, scores=scores)
 
 
 def build(options: Options, context: BuildContext) -> SpecInfer:

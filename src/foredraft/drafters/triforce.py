@@ -1,9 +1,8 @@
 """TriForce (Sun et al., COLM 2024, arXiv:2404.11912): three levels, for long contexts.
 
 A small model with a windowed context drafts for the middle level, the target's weights with a retrieved part of their
-cache; its output is the draft that the target verifies with the full cache. Verification inside is exact, so the law q
-of the draft is that of the middle level. (The public code draws from the middle level's law instead of the residual
-and returns that law as q, so its outputs are biased.)
+cache; its output is the draft that the target verifies with the full cache (see ``engine/nested_loop.py``). (The public
+code draws from the middle level's law instead of the residual and returns that law as q, so its outputs are biased.)
 """
 
 from collections.abc import Mapping

@@ -22,7 +22,7 @@ from foredraft.core.sampling.warp import Warp
 from foredraft.core.transfer import to_device
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.common.build_context import BuildContext
-from foredraft.drafters.common.chain import ChainLimits, draw_chain
+from foredraft.drafters.common.chain import ChainLimits, build_chain
 from foredraft.drafters.common.draft_runner import DraftRunner, Forwards
 from foredraft.drafters.common.retokenizer import Retokenizer
 from foredraft.model.base import TargetModel
@@ -149,7 +149,7 @@ class Universal(Rewindable):
         def read_next(tokens: Int[Tensor, "B"], index: int) -> Float[Tensor, "B 1 V"]:
             return shared(forwards.next(self._shared[tokens].clamp(min=0), index))
 
-        return draw_chain(view, limits, shared(forwards.root()), read_next, recorded=forwards.recorded)
+        return build_chain(view, limits, shared(forwards.root()), read_next, recorded=forwards.recorded)
 
     def _spoken(self, view: View, forwards: Forwards, limits: ChainLimits) -> Draft:
         """A chain in the draft's tokens, without those that have no text."""
@@ -160,7 +160,7 @@ class Universal(Rewindable):
         def read_next(tokens: Int[Tensor, "B"], index: int) -> Float[Tensor, "B 1 v"]:
             return spoken(forwards.next(tokens, index))
 
-        return draw_chain(view, limits, spoken(forwards.root()), read_next, recorded=forwards.recorded)
+        return build_chain(view, limits, spoken(forwards.root()), read_next, recorded=forwards.recorded)
 
     def _slem(self, view: View, own: View, plan: Plan, depth: int) -> Draft:
         """SLEM: the draft's likeliest tokens, re-tokenized with the target's tokenizer."""

@@ -15,6 +15,7 @@ from foredraft.core.rng import request_seed
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.sampling.stop import StopRules
 from foredraft.core.sampling.warp import check_token_ids
+from foredraft.core.verify import RULES
 from foredraft.engine import row_work
 from foredraft.engine.admission import Admission
 from foredraft.engine.ahead import Ahead
@@ -43,13 +44,10 @@ class Engine:
 
     Args:
         drafter, policy: what proposes drafts, and what decides their size.
-        rule: the verification rule; None takes the best one for each draft's law.
+        rule: the verification rule; None is the default.
         max_rows: the most sequences that run at once; the others wait in order.
         exact_nodes: see ``Stepper``.
         cache: the target's KV cache, if the drafter shares it; by default a new one.
-        picked: all drafts are picked and the rule is lossless, so an output depends on its seed only. Otherwise, if
-            plans or drafts depend on other requests (``learns``), each request gets its own random stream: if two
-            requests shared one, drafts learned from one would depend on the random numbers that the other uses next.
         max_slots: the most slots (rows times length) of the cache; None for no limit. Requests that would exceed it
             together wait for each other.
         max_prefill_tokens: the most prompt tokens that a step reads while rows run; by default what takes about as
@@ -70,7 +68,6 @@ class Engine:
         max_rows: int = 32,
         exact_nodes: int = 0,
         cache: SlotCache | None = None,
-        picked: bool = False,
         max_slots: int | None = None,
         max_prefill_tokens: int | None = None,
         replay: Replay | None = None,
@@ -87,10 +84,9 @@ class Engine:
         self._admission = Admission(cache, max_rows, max_slots, draft_nodes, self.prefixes)
         chunk = max_prefill_tokens or (_CPU_PREFILL if target.device.type == "cpu" else _PREFILL)
         self._reader = PromptReader(target, cache, drafter, self.prefixes, None if exact_nodes else chunk)
-        self._batch = Batch(target.vocab_size, target.device)
+        self._draws = rule is not None and RULES[rule].draws
+        self._batch = Batch(target.vocab_size, target.device, draws=self._draws)
         self._abandoned: deque[Sequence] = deque()  # to cancel in the next step; appended without the lock
-        self.reproducible = picked or not (policy.learns or drafter.needs.learns)
-        self._picked = picked
         self._request_numbers = itertools.count()
         self.compile_grammar = GrammarCompiler(tokenizer, target.vocab_size)
         self._drafter_rows: set[int] = set()  # rows that may have been admitted to the drafter
@@ -172,8 +168,8 @@ class Engine:
         """
         sequences = []
         for request, seed in zip(requests, seeds, strict=True):
-            shared = self._picked or (self.reproducible and not request.params.prediction)  # copies depend on the batch
-            stream = seed if shared else request_seed(seed, next(self._request_numbers))
+            # a ratio rule is lossless if drafts do not depend on the numbers that it will use, also in other requests
+            stream = request_seed(seed, next(self._request_numbers)) if self._draws else seed
             sequences.append(Sequence(request, decode, seed, stream, priority, tenant))
         self._admission.submit(sequences)
         return sequences

@@ -283,15 +283,12 @@ class Generator(Source):
         params: SamplingParams,
         count: int = 1,
         *,
-        seed: int | None = None,
         priority: int = 0,
         tenant: str = "",
     ) -> list[Sequence]:
         """Queue prompts without running them; all are checked before any is queued.
 
         Args:
-            seed: of the random numbers if ``params`` has none. Unlike a request's own seed it does not promise the same
-                output, so policies treat the requests as those of users without a seed (see ``View.seeded``).
             priority: requests with a lower one are admitted first.
             tenant: only requests of one tenant share the keys and values of prompts that begin alike.
         """
@@ -300,7 +297,7 @@ class Generator(Source):
             raise PromptError("There are no prompts.")
         requests = self._requests(prompts, params)
         outputs = [request for request in requests for _ in range(count)]
-        base = resolve_seed(seed if params.seed is None else params.seed)
+        base = resolve_seed(params.seed)
         seeds = derive_seeds(base, len(outputs))
         return self.engine.submit(outputs, self.decode, seeds, priority=priority, tenant=tenant)
 

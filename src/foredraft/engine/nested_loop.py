@@ -1,9 +1,10 @@
 """A speculative loop inside a drafter: a middle model decodes speculatively, and its output is the draft.
 
-Used by cascades (CS Drafting, arXiv:2312.11462) and TriForce (arXiv:2404.11912). Verification inside is lossless, so
-the loop's output has exactly the middle model's law, and the law q of a drafted token is the middle model's processed
-law. Three things make this hold: a rejection inside draws from the residual; the number of drafted tokens is fixed
-before the first is drawn, so no token is dropped because it was rejected; and the loop has its own random numbers.
+Used by cascades (CS Drafting, arXiv:2312.11462) and TriForce (arXiv:2404.11912). The middle model takes its tokens with
+the noise that the target will use at these positions, and so does its drafter: each level guesses the next one's token.
+
+With a ratio rule the loop has random numbers of its own. Verification inside is lossless, and the number of drafted
+tokens is fixed before the first is drawn, so the law q of a drafted token is the middle model's processed law.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,10 +17,9 @@ from torch import Tensor
 
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Drafter, Plan, Rewindable, Room, View
-from foredraft.core.errors import DrafterError, LawError
+from foredraft.core.errors import DrafterError
 from foredraft.core.transfer import to_device
 from foredraft.core.tree import TokenTree
-from foredraft.core.verify import RULES
 from foredraft.engine.prefix_cache import common_prefix
 from foredraft.engine.step import StepDone, Stepper
 from foredraft.model.base import TargetModel
@@ -59,14 +59,12 @@ class NestedLoop:
     Args:
         parts: the middle model, its drafter, its cache.
         vocab_size: of the target, V below. The middle model's may differ by padding.
-        rule: verification rule inside; None takes the best one for each draft's law.
 
     Raises:
         DrafterError: ``drafter`` cannot be rewound, or needs hidden states.
-        LawError: the rule is lossy, so q would not be the law of the drafted tokens.
     """
 
-    def __init__(self, parts: NestedLoopParts, vocab_size: int, *, rule: str | None = None) -> None:
+    def __init__(self, parts: NestedLoopParts, vocab_size: int) -> None:
         drafter = parts.drafter
         name = drafter.__class__.__name__
         if not isinstance(drafter, Rewindable):
@@ -76,14 +74,12 @@ class NestedLoop:
             )
         if drafter.needs.hidden_layers:
             raise DrafterError(f"{name} cannot be used inside another drafter: it reads the target's hidden states.")
-        if rule is not None and not RULES[rule].lossless:
-            raise LawError(f"Verification rule {rule!r} is lossy, so the law of an inner loop's draft is unknown.")
         self._parts = parts
         self._middle = parts.middle
         self._drafter = drafter
         self._cache = parts.cache
         self._rows = ReadRows(parts.cache)  # an entry is a token that is known to be the row's
-        self._stepper = Stepper(parts.middle, parts.cache, drafter, rule, vocab_size=vocab_size)
+        self._stepper = Stepper(parts.middle, parts.cache, drafter, vocab_size=vocab_size)
         self._cached: dict[int, list[int]] = {}  # tokens of each row whose keys and values are in the cache
 
     @torch.inference_mode()
@@ -125,7 +121,7 @@ class NestedLoop:
         Rows that are done keep running with the others; their extra tokens are dropped.
 
         Returns:
-            a ``CHAIN`` draft with the middle model's processed law at each token, or ``FIXED`` if all rows are greedy.
+            a ``FIXED`` draft; if drafts are drawn, a ``CHAIN`` with the middle model's processed law at each token.
         """
         room = [self._middle.max_length - extent for extent in view.extents]
         lengths = [max(0, min(length, most)) for length, most in zip(lengths, room, strict=True)]
@@ -134,12 +130,13 @@ class NestedLoop:
         roots = self._catch_up(view) if self._parts.sync is None else self._parts.sync(view)
         outputs: list[list[int]] = [[] for _ in lengths]
         laws = _Laws(lengths)
-        ahead = replace(view, noise=view.noise.nested(0))
+        drawn = view.draws and not view.warp.greedy
+        ahead = replace(view, noise=view.noise.nested(0), draws=False) if drawn else view
         while any(len(output) < length for output, length in zip(outputs, lengths, strict=True)):
             # the last token of a step is the bonus token, so draft one less than is left
             left = (max(length - len(output) - 1, 0) for output, length in zip(outputs, lengths, strict=True))
             plan = Plan(tuple(min(self._parts.length, most) for most in left), self._parts.confidence)
-            done = self._stepper(ahead, plan, laws=True)
+            done = self._stepper(ahead, plan, laws=drawn)
             laws.add(done, [len(output) for output in outputs])
             for output, result in zip(outputs, done.rows, strict=True):
                 output += result.emitted

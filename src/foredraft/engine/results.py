@@ -27,8 +27,8 @@ class Kind:
 class Result:
     """A finished output. ``text`` and ``tokens`` exclude the prompt; an end-of-sequence id counts as a token.
 
-    ``seed`` reproduces this output if the engine is ``reproducible``, also if the call had several outputs; if the call
-    had no seed, only if its drafts were picked, since a head may have drawn its trees (``Needs.drawn``).
+    ``seed`` reproduces this output, also if the call had several outputs; not with a verification rule that needs drawn
+    drafts.
     ``pieces`` is the output step by step, as a stream yields it. ``steps``: with ``record_steps``, every step with its
     draft tree.
     """

@@ -8,7 +8,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from foredraft.core.drafter import Room, View
-from foredraft.core.rng import Noise
+from foredraft.core.rng import Noise, RecentTimes
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.sampling.warp import Warp
 from foredraft.engine.request import Sequence
@@ -22,13 +22,12 @@ _IDLE = {True: SamplingParams(), False: SamplingParams(temperature=1.0)}
 class _Rows:
     """The rows in flight on the host: their numbers and sequences, in the order of the batch.
 
-    ``warp`` and ``seeded`` (see ``View``) are made by the first view.
+    ``warp`` is made by the first view.
     """
 
     numbers: tuple[int, ...] = ()
     sequences: tuple[Sequence, ...] = ()
     warp: Warp | None = None
-    seeded: bool = False
 
 
 class Batch:
@@ -40,11 +39,16 @@ class Batch:
 
     A change writes to lines out of use first and takes effect by one assignment, so an interruption leaves the batch
     as it was before or after.
+
+    Args:
+        draws: see ``View``.
     """
 
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, vocab_size: int, device: torch.device, *, draws: bool = False) -> None:
         self._vocab_size = vocab_size
         self._device = device
+        self._draws = draws
+        self._recent = RecentTimes() if device.type == "cpu" else None  # elsewhere lengths are not read
         self._rows = _Rows()
         self._history = torch.zeros(0, 0, dtype=torch.long, device=device)
         self._lengths = torch.zeros(0, dtype=torch.long, device=device)
@@ -108,8 +112,9 @@ class Batch:
             warp = self._warp(idle)
         elif warp is None:
             warp = self._warp()
-            seeded = any(not each.params.greedy and each.params.seed is not None for each in now.sequences)
-            self._rows = now = replace(now, warp=warp, seeded=seeded)
+            self._rows = now = replace(now, warp=warp)
+        if self._recent is not None:
+            self._recent.begin_step()
         count, extents = len(self), tuple(extent + unknown for extent in self.extents)
         lengths = self._lengths[:count]
         return View(
@@ -118,8 +123,8 @@ class Batch:
             lengths=lengths,
             extents=extents,
             warp=warp,
-            noise=Noise(self._seeds[:count], lengths),
-            seeded=now.seeded,
+            noise=Noise(self._seeds[:count], lengths, self._recent),
+            draws=self._draws,
             room=room,
             slack=max(unknown - 1, 0),  # a step appends one token at least
         )

@@ -138,7 +138,7 @@ def test_eagle_1_claims_the_law_that_its_logits_have(name: str):
     """Siblings are drawn one after another, each from the softmax without those before it."""
     make, tree = STATIC[name]
     net = doubled(make())
-    proposals = watch(Eagle1(Options1(tree=tree), net), net, temperature=0.7, seed=4)
+    proposals = watch(Eagle1(Options1(tree=tree), net), net, "traversal", temperature=0.7, seed=4)
 
     def check(proposal: Proposal, b: int) -> None:
         draft, slow = proposal.draft, reader(net, proposal.texts[b])

@@ -148,22 +148,25 @@ def test_equal_scores_of_a_level_keep_their_order():
 
 def test_logits_that_are_no_numbers_make_scores_that_are():
     logits = torch.tensor([[[0.0, math.nan, math.inf, -math.inf], [math.nan] * 4, [-math.inf] * 4]])
-    ids, scores = ranked(logits, 4, tiny.warp([SamplingParams()], 9))
+    ids, scores = ranked(logits, 4, tiny.warp([SamplingParams()], 9), None)
     assert scores.isfinite().all() and (scores <= 0).all()
     assert all(sorted(line) == [0, 1, 2, 3] for line in ids[0].tolist())
 
 
-def test_scores_are_those_of_the_rows_temperature():
-    """A greedy target accepts as if the draft's law were sharper than it is; no law counts as sharper than that."""
+def test_scores_are_the_shares_of_the_race_at_the_rows_temperature():
+    """A greedy target accepts as if the draft's law were sharper than it is."""
     logits = torch.randn(4, 2, 9, generator=torch.Generator().manual_seed(0))
     temperatures = (0.0, 1.7, 1.0, 0.2)
     rows = [SamplingParams(temperature=t) for t in temperatures]
+    every = torch.empty(4, 9).exponential_(generator=torch.Generator().manual_seed(1))
     for chosen in ([0, 1, 2, 3], [2], [0], [1, 3], [0, 2]):
-        ids, scores = ranked(logits[chosen], 3, tiny.warp([rows[i] for i in chosen], 9))
+        times = None if chosen == [0] else every[chosen]
+        ids, scores = ranked(logits[chosen], 3, tiny.warp([rows[i] for i in chosen], 9), times)
         for b, i in enumerate(chosen):
-            law = (logits[i] / max(temperatures[i], SHARPEST)).log_softmax(-1)
-            assert torch.allclose(scores[b], law.gather(-1, ids[b]))
-            assert torch.equal(ids[b], logits[i].topk(3).indices)
+            rates = (logits[i] / (temperatures[i] or SHARPEST)).softmax(-1)
+            rates = rates / every[i] if temperatures[i] else rates
+            best = (rates / rates.sum(-1, keepdim=True)).topk(3)
+            assert torch.equal(ids[b], best.indices) and torch.allclose(scores[b].exp(), best.values, atol=1e-6)
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 5, 9, 40])

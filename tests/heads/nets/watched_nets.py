@@ -123,13 +123,13 @@ def listen(drafter: Drafter, net: Any) -> list[Proposal]:
     return proposals
 
 
-def watch(drafter: Drafter, net: Any, **params: Any) -> list[Proposal]:
+def watch(drafter: Drafter, net: Any, rule: str | None = None, **params: Any) -> list[Proposal]:
     """Generate from ``prompts``, three at a time, and tell what the drafter did in every step.
 
     Some draft was accepted in part, and another one of the same row came after it.
     """
     proposals = listen(drafter, net)
-    generator = tiny.generator(target(), drafter, Constant(drafter.needs.longest), max_rows=3)
+    generator = tiny.generator(target(), drafter, Constant(drafter.needs.longest), max_rows=3, rule=rule)
     generator.generate(prompts(), **{"max_new_tokens": 8, **params})
     assert partly_accepted(proposals) > 0
     return proposals

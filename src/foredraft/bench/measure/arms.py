@@ -58,8 +58,7 @@ class LoopArm(BenchArm):
 
     def run(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> Call:
         started = time.perf_counter()
-        unseeded = replace(params, seed=None)  # as for users without a seed, whose trees may be drawn
-        sequences = self.generator.submit([list(prompt) for prompt in prompts], unseeded, seed=params.seed)
+        sequences = self.generator.submit([list(prompt) for prompt in prompts], params)
         self.generator.engine.run(sequences)
         results = [self.generator.result_of(sequence) for sequence in sequences]
         seconds = time.perf_counter() - started

@@ -38,26 +38,24 @@ class Rule:
     why: str
     lossless: bool = True
 
+    @property
+    def draws(self) -> bool:
+        """Whether it needs drafts that were drawn from their q, with random numbers that the target does not use."""
+        return Law.FIXED not in self.laws
+
 
 _DRAWN = frozenset(Law) - {Law.FIXED}
-_PICKED = "target_sampling"
+DEFAULT = "target_sampling"
+"""The rule unless another is chosen: accept if equal. The others are methods of the papers."""
 
 RULES: dict[str, Rule] = {
-    _PICKED: Rule(target_sampling, frozenset(Law), "it draws from the target and needs no q"),
+    DEFAULT: Rule(target_sampling, frozenset(Law), "it draws from the target and needs no q"),
     "token": Rule(token, frozenset({Law.CHAIN}), "it needs one child per node, drawn from q"),
     "block": Rule(block, frozenset({Law.CHAIN}), "it needs one child per node, drawn from q"),
     "recursive": Rule(recursive, _DRAWN, "it divides by each sibling's q, given the earlier siblings"),
     "kseq": Rule(kseq, frozenset({Law.IID}), "it needs siblings drawn independently from the same q"),
     "traversal": Rule(traversal, _DRAWN, "it divides by each sibling's q, given the earlier siblings"),
     "typical": Rule(typical, frozenset(Law), "it accepts every likely token of any draft", lossless=False),
-}
-
-DEFAULT: dict[Law, str] = {
-    Law.FIXED: _PICKED,
-    Law.CHAIN: "block",
-    Law.WITHOUT_REPLACEMENT: "traversal",
-    Law.IID: "traversal",
-    Law.IID_MANY: "traversal",
 }
 
 _LAWS: dict[Law, str] = {
@@ -78,14 +76,15 @@ def check_legal(rule: str, law: Law) -> None:
     """
     check_known("verification rule", {rule: None}, list(RULES))
     if law not in RULES[rule].laws:
+        able = [name for name, each in RULES.items() if each.lossless and law in each.laws]
         raise LawError(
             f"Verification rule {rule!r} would not be lossless for a {law.value!r} draft: {RULES[rule].why}, "
-            f"but these tokens {_LAWS[law]}; use {DEFAULT[law]!r}."
+            f"but these tokens {_LAWS[law]}; use {' or '.join(able)}."
         )
 
 
 def verify(target: Target, draft: Draft, rng: VerifierRng, rule: str | None = None) -> Verdict:
-    """Verify a draft with ``rule``, or with the best rule for its law if None.
+    """Verify a draft with ``rule``; None is the default.
 
     If all rows are greedy (``target.p`` is None), every rule reduces to greedy verification. Copied rows are verified
     by target sampling, unless the rule is lossy.
@@ -93,16 +92,15 @@ def verify(target: Target, draft: Draft, rng: VerifierRng, rule: str | None = No
     Raises:
         LawError: the rule is not lossless for the draft's law.
     """
-    name = DEFAULT[draft.law] if rule is None else rule
+    name = rule or DEFAULT
     root = draft.tree.parents.shape[1] == 1  # nothing was drafted
     if target.p is None:
         return Verdict(torch.zeros_like(target.best), target.best[:, 0]) if root else greedy(target.best, draft.tree)
     check_legal(name, draft.law)
     if root:
-        path = torch.zeros_like(draft.tree.parents)
-        return Verdict(path, rng.target(target.p, path)[:, 0])
+        return Verdict(torch.zeros_like(draft.tree.parents), rng.target(target.p[:, 0], 0, draft.tree.valid[:, 0]))
     verdict = RULES[name].function(target.p, draft, rng)
-    if draft.copied is None or name == _PICKED or not RULES[name].lossless:
+    if draft.copied is None or name == DEFAULT or not RULES[name].lossless:
         return verdict
     picked = target_sampling(target.p, draft, rng)
     return Verdict(

@@ -1,7 +1,7 @@
 """Acceptance by rank: how often the j-th child is accepted, given that its parent is. Sequoia's trees need it.
 
-Measured on outputs of the target: at each token, a tree of one level with ``width`` children is drawn and its
-acceptance probabilities are computed instead of sampled, so few samples are enough.
+Measured on outputs of the target: at each token, the draft ranks ``width`` children, and the target takes its token.
+For sampled rows both do it ``DRAWS`` times with other noise, so few samples are enough.
 """
 
 from collections.abc import Sequence
@@ -12,19 +12,18 @@ from torch import Tensor
 
 from foredraft.core.drafter import View
 from foredraft.core.errors import OptionError
-from foredraft.core.rng import Noise, Stream, derive_seeds, draw, draw_distinct, exponentials, race_size
+from foredraft.core.rng import Noise, Stream, derive_seeds, draw, first
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.sampling.warp import Paths, Warp
 from foredraft.core.tree import TokenTree
 from foredraft.core.tree_optimizer import check_acceptance
-from foredraft.core.verify.parts import ratio, residual
 from foredraft.drafters.common.draft_runner import DraftRunner, Forwards
-from foredraft.drafters.common.tree_ops import likeliest, normalize_or_uniform, without_earlier
+from foredraft.drafters.common.tree_ops import ranked
 from foredraft.model.base import TargetModel
 
 SAMPLES, PREFIX, TOKENS = 16, 8, 40
 """Without prompts: number of samples, tokens drawn at temperature 1 to make them differ, and tokens measured."""
-WIDTH = 16
+WIDTH, DRAWS = 16, 8
 _SEED = 2402_12374
 
 
@@ -37,10 +36,9 @@ def measure_acceptance(
     width: int = WIDTH,
     tokens: int = TOKENS,
 ) -> tuple[float, ...]:
-    """The probability that the j-th child in draw order is accepted, given that its parent is: a_1, a_2, ...
+    """The probability that the draft's j-th best guess is accepted, given that its parent is: a_1, a_2, ...
 
-    Greedy children are the draft's likeliest tokens; sampled children are drawn without replacement, and their
-    acceptance probabilities are averaged, not the outcomes. Deterministic.
+    Deterministic.
 
     Args:
         temperature: of target and draft; 0 is greedy.
@@ -78,27 +76,16 @@ def measure_acceptance(
 def accepted_ranks(
     view: View, target: Float[Tensor, "B 1 V"], draft: Float[Tensor, "B 1 V"], width: int
 ) -> Float[Tensor, "W"]:
-    """The acceptance probability of each child of the roots, summed over the rows, from both models' logits."""
-    if view.warp.greedy:
-        best = view.warp(target, _at_roots(view)).best
-        drafted, exist = likeliest(view.warp.scores(draft, _at_roots(view)), width)
-        return ((drafted[:, 0] == best) & exist[:, 0]).sum(0).double()
-    p = view.warp.law(target, _at_roots(view))[:, 0]
-    law = normalize_or_uniform(view.warp.law(draft, _at_roots(view)))
-    bits = view.noise.bits(Stream.DRAFT, torch.zeros_like(view.lengths)[:, None])
-    drawn = draw_distinct(law, exponentials(bits, width * race_size(law.shape[-1])), width)
-    earlier = torch.ones(width, width, dtype=law.dtype, device=law.device).tril(-1)
-    tokens, chances = (each.expand(-1, width, -1) for each in drawn)
-    laws = without_earlier(law.repeat(1, width, 1), tokens, chances * earlier)
-    reached = torch.ones_like(p[:, 0])
-    found = []
-    for rank in range(width):  # recursive rejection, with probabilities instead of outcomes
-        token, q, exist = tokens[:, 0, rank, None], laws[:, rank], chances[:, 0, rank] > 0
-        chance = ratio(p.gather(1, token), q.gather(1, token))[:, 0].clamp(max=1.0) * exist
-        found.append((reached * chance).sum().double())
-        reached = reached * (1.0 - chance)
-        p = residual(p, q, exist)
-    return torch.stack(found)
+    """How often each child of the roots is accepted, summed over the rows, from both models' logits."""
+    at, warp = _at_roots(view), view.warp
+    law, guessed = warp(target, at), warp.processed(draft, at)
+    found = torch.zeros(width, dtype=torch.float64, device=target.device)
+    for number in range(1 if law.p is None else DRAWS):
+        times = None if law.p is None else view.noise.times(number, target.shape[-1])
+        token = law.best if law.p is None or times is None else first(law.p[:, 0], times)[:, None]
+        children, shares = ranked(guessed, width, warp, times)
+        found += ((children[:, 0] == token) & (shares[:, 0] > -torch.inf)).sum(0) / (1 if times is None else DRAWS)
+    return found
 
 
 def as_text(acceptance: Sequence[float]) -> str:

@@ -25,7 +25,8 @@ class DraftModelFiles(NamedTuple):
 class BuiltDrafter(NamedTuple):
     """A drafter built from a spec, with the properties of its drafts.
 
-    ``law``: of drafts for sampled rows. ``confidence``: its assistant_confidence_threshold; see ``Plan``.
+    ``law``: of its drafts for sampled rows, if they are drawn. ``confidence``: its assistant_confidence_threshold; see
+    ``Plan``.
     """
 
     drafter: Drafter
@@ -115,11 +116,10 @@ class BuildContext(ABC):
         """Load a draft model with any tokenizer."""
 
     @abstractmethod
-    def head(self, law: Law, rope_theta: float | None = None, taps: tuple[int, ...] | None = None) -> Any:
+    def head(self, rope_theta: float | None = None, taps: tuple[int, ...] | None = None) -> Any:
         """The network of the trained head at ``path``.
 
         Args:
-            law: of the drafts; if they are picked, a CPU may run the head in lower precision.
             rope_theta: base of its rotary positions, if its config is wrong.
             taps: hidden layers of the target that it reads, if its files are wrong.
 

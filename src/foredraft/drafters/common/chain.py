@@ -1,4 +1,4 @@
-"""Draws chains token by token from a model's law."""
+"""Chains, built token by token from a model's logits."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from foredraft.core.options import SizedOptions
 from foredraft.core.rng import Stream, draw
 from foredraft.core.sampling.warp import Paths
 from foredraft.core.tree import TokenTree
-from foredraft.drafters.common.tree_ops import normalize_or_uniform
+from foredraft.drafters.common.tree_ops import normalize_or_uniform, ranked
 
 ReadNext = Callable[[Int[Tensor, "B"], int], Float[Tensor, "B 1 V"]]
 """Logits after drafted token i of each row (0 is the root); earlier tokens have been read."""
@@ -64,63 +64,60 @@ class ChainOptions(SizedOptions):
             raise OptionError("num_assistant_tokens must be 1 or more.")
 
 
-class Drawn(NamedTuple):
-    """One token per row, the law [B, 1, V] it was drawn from, and its probability (None if not needed)."""
-
-    token: Int[Tensor, "B"]
-    law: Float[Tensor, "B 1 V"]
-    chance: Float[Tensor, "B"] | None
-
-
-def draw_chain(
+def build_chain(
     view: View, limits: ChainLimits, logits: Float[Tensor, "B 1 V"], read_next: ReadNext, *, recorded: bool = False
 ) -> Draft:
-    """Draw a chain of tokens per row from q.
-
-    Greedy rows get the likeliest tokens, picked rather than drawn. If there is a threshold, the draft has scores.
+    """Build a chain of tokens per row: of the best guesses, or drawn from q if drafts are drawn.
 
     Args:
         logits: after the root.
         recorded: read no values; otherwise, on a CPU, the draft ends when the chains of all rows have.
     """
-    tokens = [view.roots]
-    laws = [logits.new_zeros(logits.shape, dtype=torch.float32)]  # the root's, never read; none of greedy batches
-    scores = [logits.new_zeros(logits.shape[0], dtype=torch.float32)]
+    tokens, scores = [view.roots], [torch.zeros_like(view.roots, dtype=torch.float32)]
+    laws = [logits.new_zeros(logits.shape, dtype=torch.float32)]  # the root's, never read
     lengths = torch.zeros_like(view.lengths)
     depth, allowed = limits.depth, limits.allowed
+    draws = view.draws and not view.warp.greedy
     going = allowed > 0
     for i in range(1, depth + 1):
         paths = Paths(view.history, view.lengths, TokenTree.chain(torch.stack(tokens, 1)), start=i - 1)
-        token, law, chance = _draw(view, logits, paths, i, confident=limits.confidence is not None)
+        token, chance, law = _drawn(view, logits, paths, i) if draws else _guess(view, logits, paths, i)
         tokens.append(token)
-        if not view.warp.greedy:
-            laws.append(law)
+        laws += [] if law is None else [law]
+        scores.append(scores[-1] + chance)
         lengths = lengths + going
         going = going & (i < allowed)
-        if chance is not None and limits.confidence is not None:
-            scores.append(scores[-1] + chance.log())
-            going = going & (chance >= limits.confidence)
+        if limits.confidence is not None:
+            going = going & (chance.exp() >= limits.confidence)
         if i == depth or (not recorded and going.device.type == "cpu" and not bool(going.any())):
             break
         logits = read_next(token, i)
-    tree = TokenTree.chain(torch.stack(tokens, 1), lengths + 1)
-    path_scores = None if limits.confidence is None else torch.stack(scores, 1)
-    if view.warp.greedy:
-        return Draft(tree, Law.FIXED, scores=path_scores)
-    return Draft(tree, Law.CHAIN, torch.cat(laws, 1), path_scores)
+    tree, path_scores = TokenTree.chain(torch.stack(tokens, 1), lengths + 1), torch.stack(scores, 1)
+    if draws:
+        return Draft(tree, Law.CHAIN, torch.cat(laws, 1), path_scores)
+    return Draft(tree, Law.FIXED, scores=path_scores)
 
 
-def _draw(view: View, logits: Float[Tensor, "B 1 V"], paths: Paths, index: int, *, confident: bool) -> Drawn:
-    """Draw the node with this index in every row."""
-    if view.warp.greedy:
-        token = view.warp(logits, paths).best[:, 0]
-        law = logits.float().softmax(-1) if confident else logits
-    else:
-        law = normalize_or_uniform(view.warp.law(logits, paths))
-        token = draw(law[:, 0], view.noise.bits(Stream.DRAFT, torch.full_like(view.lengths, index)))
-    if not confident:
-        return Drawn(token, law, None)
+class _Next(NamedTuple):
+    """One token per row, the log of its confidence, and the law [B, 1, V] that it was drawn from, if it was."""
+
+    token: Int[Tensor, "B"]
+    chance: Float[Tensor, "B"]
+    law: Float[Tensor, "B 1 V"] | None = None
+
+
+def _guess(view: View, logits: Float[Tensor, "B 1 V"], paths: Paths, index: int) -> _Next:
+    """The best guess for the node with this index in every row."""
+    times = None if view.warp.greedy else view.noise.times(index - 1, logits.shape[-1])
+    tokens, shares = ranked(view.warp.processed(logits, paths), 1, view.warp, times, sharpest=1.0)
+    return _Next(tokens[:, 0, 0], shares[:, 0, 0])
+
+
+def _drawn(view: View, logits: Float[Tensor, "B 1 V"], paths: Paths, index: int) -> _Next:
+    """Draw the node with this index in every row; greedy rows get the likeliest token."""
+    law = normalize_or_uniform(view.warp.law(logits, paths))
+    token = draw(law[:, 0], view.noise.bits(Stream.DRAFT, torch.full_like(view.lengths, index)))
     confidence = law
     if view.warp.greedy_rows is not None:  # the processed law of a greedy row is a one-hot
         confidence = torch.where(view.warp.greedy_rows, logits.float().softmax(-1), law)
-    return Drawn(token, law, confidence[:, 0].gather(-1, token[:, None])[:, 0])
+    return _Next(token, confidence[:, 0].gather(-1, token[:, None])[:, 0].log(), law)

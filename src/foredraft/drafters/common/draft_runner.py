@@ -11,7 +11,6 @@ from torch import Tensor
 from foredraft.core.drafter import Needs, Plan, Rewindable, Room, View
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.common.tree_builder import TreeBuilder
-from foredraft.drafters.common.tree_ops import ranked
 from foredraft.engine.nested_loop import NestedLoop
 from foredraft.model.base import TargetModel, widened
 from foredraft.model.cache import SlotCache
@@ -264,13 +263,6 @@ class RunnerTreeBuilder(TreeBuilder):
         logits = forwards.root()
         super().__init__(view, logits, logits.shape[-1])
         self._forwards = forwards
-
-    def target_logits(self) -> Float[Tensor, "B F V"]:
-        return self.logits
-
-    def ranked(self, count: int) -> tuple[Int[Tensor, "B F K"], Float[Tensor, "B F K"]]:
-        warp = self.view.warp
-        return ranked(warp.processed(self.logits, self.paths), count, warp)
 
     def _read_level(self, tokens: Int[Tensor, "B F"], places: Int[Tensor, "B F"]) -> Float[Tensor, "B F V"]:
         return self._forwards.level(self.read, self.starts[-1])

@@ -1,89 +1,132 @@
-"""Static trees of heads with siblings drawn without replacement, for sampled rows.
+"""Static trees, of guesses or of drawn tokens.
 
-Of a picked tree, the node is accepted that the target draws by itself. A drawn tree comes with its q, so traversal
-verification can accept more tokens of the same head. The shapes are Sequoia's (Chen et al., arXiv:2402.12374): the
-most expected tokens for the acceptance of each rank among siblings.
+By default a family has the best guesses for its place. The ratio rules of the papers need siblings that were drawn from
+the draft's law q, with random numbers that the target does not use (``View.draws``).
 """
 
-from math import prod
-from typing import final
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
 
-from foredraft.core.draft import Law
-from foredraft.core.drafter import Plan, View
-from foredraft.core.sampling.params import check_known
-from foredraft.drafters.common.templates import Rates, Template, best_template
-from foredraft.drafters.common.tree_builder import Level
-
-SIZES = (3, 7, 15, 23, 31, 47, 63)
-"""Node counts of drawn trees, up to that of the largest picked tree. All but the largest have at most the levels of a
-binary tree: further levels, each a pass of the head, would add less than 5 % to the expected tokens."""
-ACCEPTANCE = (0.56, 0.095, 0.048, 0.03, 0.018, 0.012, 0.01, 0.008)
-"""Acceptance of the first, second, ... sibling if the parent is accepted: that of the bundled EAGLE-3 head at
-temperature 1 on HumanEval, GSM8K and MT-bench, about the same on its first six levels."""
-MODES = ("auto", "picked", "drawn")
-
-
-class DrawsTrees:
-    """Base of the options of drafters whose trees for sampled rows are picked or drawn.
-
-    sampled_tree: for sampled rows, picked (the likeliest tokens; a seed gives the output of plain decoding), drawn
-        (without replacement from the head's law, a static shape; more tokens are accepted), or auto: the one with more
-        tokens per second, picked for requests with a seed and under the schedules constant and heuristic.
-    """
-
-    __slots__ = ()
-    sampled_tree: str
-
-    @property
-    def law(self) -> Law:
-        """The law of drafts for sampled rows; a plan may ask for drawn trees all the same, see ``Plan.drawn``."""
-        return Law.WITHOUT_REPLACEMENT if self.sampled_tree == "drawn" else Law.FIXED
-
-    def __post_init__(self) -> None:
-        check_known("sampled_tree", {self.sampled_tree: None}, MODES)
+from foredraft.core.draft import Draft, Law
+from foredraft.core.drafter import View
+from foredraft.core.rng import Stream, draw_distinct, exponentials
+from foredraft.core.tree import PAD, ROOT, TokenTree
+from foredraft.drafters.common.tree_builder import Level, TreeBuilder, static_candidates
+from foredraft.drafters.common.tree_ops import (
+    draw_independent,
+    keep_best,
+    likeliest,
+    normalize_or_uniform,
+    without_earlier,
+)
 
 
-@final
-class DrawnTrees:
-    """The drawn trees of a drafter, one per size.
+class _Nodes(NamedTuple):
+    """The nodes of a level: tokens, which of them exist, and the law of each."""
+
+    tokens: Int[Tensor, "B K"]
+    exist: Bool[Tensor, "B K"]
+    laws: Float[Tensor, "B K V"]
+
+
+def build_static_tree(
+    builder: TreeBuilder,
+    levels: Sequence[Level],
+    allowed: Int[Tensor, "B"],
+    law: Law = Law.WITHOUT_REPLACEMENT,
+    nodes: int = 0,
+    first: int = 0,
+) -> Draft:
+    """Build a static tree of the best guesses; if drafts are drawn, its siblings are.
 
     Args:
-        mode: the option ``sampled_tree``.
-        nodes, depth: most nodes and levels.
-        device: of the rows.
-        accuracies: measured accuracies by level and rank, which stand in for the acceptance of drawn siblings.
-
-    ``gains``: expected accepted tokens by node count, in rising order; none if all trees are picked. ``levels``: of the
-    trees, by node count.
+        allowed: the number of levels that each row may have.
+        law: how siblings are drawn: ``WITHOUT_REPLACEMENT``, ``IID`` or ``IID_MANY``.
+        nodes: the most nodes, the best of the tree; 0 for all. A drawn tree is whole.
+        first: the index of the first random number of a drawn tree; there is one for each parent.
     """
-
-    def __init__(
-        self, mode: str, nodes: int, depth: int, device: torch.device, accuracies: Rates | None = None
-    ) -> None:
-        rates = accuracies[:depth] if accuracies else (ACCEPTANCE,) * depth
-        self._always = mode == "drawn"
-        sizes = () if mode == "picked" else tuple(size for size in SIZES if size < nodes)
-        templates = [best_template(rates[: size.bit_length()], size) for size in sizes]
-        if mode != "picked":
-            templates.append(best_template(rates, nodes))
-        self.levels = {each.nodes: Level.all_of(each, device) for each in templates}
-        self.gains = {each.nodes: _gain(each, rates) for each in templates}
-
-    @property
-    def law(self) -> Law | None:
-        """``Needs.law`` of the drafter."""
-        return Law.WITHOUT_REPLACEMENT if self._always else None
-
-    def size(self, view: View, plan: Plan) -> int:
-        """The nodes of the planned tree; 0 if the tree of this step is picked."""
-        if view.warp.greedy or not (self._always or plan.drawn):
-            return 0
-        return max((size for size in self.gains if size <= plan.at_most(max(self.gains))), default=min(self.gains))
+    view = builder.view
+    if view.draws and not view.warp.greedy:
+        return _drawn_tree(builder, levels, allowed, law, first)
+    candidates = static_candidates(builder, levels)
+    count = candidates.tokens.shape[1]
+    return keep_best(candidates, view.roots, nodes or count, allowed, linear=count == len(levels))
 
 
-def _gain(template: Template, rates: Rates) -> float:
-    """Expected accepted tokens of a tree."""
-    ordered = [sorted(ranks, reverse=True) for ranks in rates]
-    return sum(prod(ordered[level][rank] for level, rank in enumerate(path)) for path in template.paths)
+def _drawn_tree(
+    builder: TreeBuilder, levels: Sequence[Level], allowed: Int[Tensor, "B"], law: Law, first: int
+) -> Draft:
+    """A static tree whose siblings are drawn from the draft's warped law.
+
+    The shape is fixed before anything is drawn, and every drawn token is kept, so the tree does not anticipate. In a
+    mixed batch, the q of a greedy row is a one-hot at each picked token. The target's law is a one-hot too, so every
+    rule reduces to a comparison of tokens.
+    """
+    view, last = builder.view, levels[-1]
+    rows = len(view.rows)
+    races = _races(view, levels, first, builder.vocab_size)
+    parts: list[_Nodes] = []
+    exist: Tensor | None = None
+    for number, level in enumerate(levels, start=1):
+        nodes = _nodes(builder, level, law, next(races))
+        own = nodes.exist & (allowed >= number)[:, None]
+        exist = own if exist is None else own & exist.index_select(1, level.above)
+        parts.append(nodes._replace(exist=exist))
+        if level is not last:
+            builder.add_level(nodes.tokens.index_select(1, level.inner), level.inner_places.expand(rows, -1))
+    tokens = torch.cat([view.roots[:, None], *(each.tokens for each in parts)], 1)
+    parents = torch.cat([level.parents for level in levels])
+    parents = torch.where(torch.cat([each.exist for each in parts], 1), parents, PAD)
+    turns = [turn for level in levels for turn in level.turns]
+    sizes = tuple(turns.count(turn) for turn in range(1, 1 + max(turns)))
+    tree = TokenTree(tokens, torch.nn.functional.pad(parents, (1, 0), value=ROOT), depth=len(levels), turns=sizes)
+    laws = [each.laws for each in parts]
+    root = torch.zeros_like(laws[0][:, :1])  # never read
+    return Draft(tree, law, torch.cat([root, *laws], 1))
+
+
+def _races(view: View, levels: Sequence[Level], first: int, vocab_size: int) -> Iterator[Float[Tensor, "B F n"]]:
+    """The exponentials for the parents of each level, hashed together since a hash takes many small operations."""
+    sizes = [1, *(len(level.inner) for level in levels[:-1])]
+    index = torch.arange(first, first + sum(sizes), device=view.lengths.device).expand(len(view.rows), -1)
+    count = max(level.width for level in levels) * vocab_size
+    return iter(exponentials(view.noise.bits(Stream.DRAFT, index), count).split(sizes, dim=1))
+
+
+def _nodes(builder: TreeBuilder, level: Level, law: Law, times: Float[Tensor, "B F n"]) -> _Nodes:
+    """The nodes of a level: the likeliest tokens in greedy rows, else drawn with the exponentials ``times``."""
+    warp = builder.view.warp
+    scores = warp.scores(builder.target_logits(), builder.paths)
+    drawn = _drawn(normalize_or_uniform(scores.softmax(-1)), level, law, times)
+    if warp.greedy_rows is None:
+        return drawn
+    best, exist = likeliest(scores, level.width)
+    best, exist = (each.flatten(1).index_select(1, level.chosen) for each in (best, exist))
+    greedy = warp.greedy_rows
+    one_hot = torch.zeros_like(drawn.laws).scatter_(-1, best[..., None], 1.0)
+    return _Nodes(
+        torch.where(greedy[:, 0], best, drawn.tokens),
+        torch.where(greedy[:, 0], exist, drawn.exist),
+        torch.where(greedy, one_hot, drawn.laws),
+    )
+
+
+def _drawn(q: Float[Tensor, "B F V"], level: Level, law: Law, times: Float[Tensor, "B F n"]) -> _Nodes:
+    """Tokens drawn for the nodes of a level. As many are drawn for each parent as the largest family has; what is
+    beyond a family is not used, which does not change the law of the others. Whether a child exists depends on q alone,
+    not on the tokens drawn, so the tree does not anticipate."""
+    distinct = law is Law.WITHOUT_REPLACEMENT
+    if distinct:
+        drawn = draw_distinct(q, times[..., : q.shape[-1]], level.width)
+    else:
+        drawn = draw_independent(q, times, level.width)
+    own = q.index_select(1, level.places)
+    if distinct and level.width > 1:
+        siblings, chances = (each[..., :-1].index_select(1, level.places) for each in drawn)
+        own = without_earlier(own, siblings, chances * level.earlier)
+    tokens, chances = (each.flatten(1).index_select(1, level.chosen) for each in drawn)
+    return _Nodes(tokens, chances > 0, own)

@@ -1,7 +1,6 @@
 """Dynamic trees (EAGLE-2, arXiv:2406.16858): expand the most confident nodes, then re-rank all.
 
-A node's score is the log-probability of its whole path under the draft. Nothing is drawn: the tree is a function of
-the committed tokens, so every choice among its nodes is lossless.
+A node's score is the sum of its path's log shares (see ``tree_ops.ranked``): how likely the target is to take it.
 """
 
 from dataclasses import dataclass
@@ -11,16 +10,21 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from foredraft.core.draft import Draft
+from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Needs, Plan, View
 from foredraft.core.errors import OptionError
-from foredraft.drafters.common.drawn_tree import DrawnTrees, DrawsTrees
+from foredraft.drafters.common.drawn_tree import build_static_tree
 from foredraft.drafters.common.eagle import EagleDrafter, EagleOptions
-from foredraft.drafters.common.tree_builder import TreeBuilder, build_static_tree
+from foredraft.drafters.common.templates import best_template
+from foredraft.drafters.common.tree_builder import Level, TreeBuilder
 from foredraft.drafters.common.tree_ops import Candidates, keep_best, worth_a_level
 from foredraft.heads.nets.eagle import EagleNet
 from foredraft.model.cpu_linear import any_weight
 from foredraft.model.replay import EAGER, Replay
+
+ACCEPTANCE = (0.56, 0.095, 0.048, 0.03, 0.018, 0.012, 0.01, 0.008)
+"""Acceptance of the first, second, ... drawn sibling if the parent is accepted: that of the bundled EAGLE-3 head at
+temperature 1 on HumanEval, GSM8K and MT-bench. It gives the shape of drawn trees, as in Sequoia (arXiv:2402.12374)."""
 
 
 def frontier(scores: Float[Tensor, "B C"], count: int) -> tuple[Float[Tensor, "B K"], Int[Tensor, "B K"]]:
@@ -47,7 +51,7 @@ class TreeLimits(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Options(DrawsTrees, EagleOptions):
+class Options(EagleOptions):
     """The shape of the tree.
 
     nodes: most nodes of the tree (total_token minus one in the published code).
@@ -60,37 +64,37 @@ class Options(DrawsTrees, EagleOptions):
     nodes: int = 23
     depth: int = 6
     top_k: int = 4
-    sampled_tree: str = "auto"
+
+    @property
+    def law(self) -> Law:
+        return Law.WITHOUT_REPLACEMENT
 
     def __post_init__(self) -> None:
-        DrawsTrees.__post_init__(self)
         if min(self.nodes, self.depth, self.top_k) < 1:
             raise OptionError("nodes, depth and top_k must be 1 or more.")
 
 
 class DynamicTreeDrafter(EagleDrafter):
-    """A tree of the head's most confident tokens: picked, so lossless at every temperature. For sampled rows also a
-    static tree of drawn tokens."""
+    """A tree of the head's best guesses. If drafts are drawn, sampled rows get a static tree."""
 
     def __init__(self, options: Options, net: EagleNet, replay: Replay = EAGER) -> None:
         self._limits = TreeLimits(options.nodes, options.depth, options.top_k)
-        self._drawn = drawn = DrawnTrees(options.sampled_tree, options.nodes, options.depth, any_weight(net).device)
-        needs = Needs(net.taps, options.nodes, options.depth, scored=True, law=drawn.law, drawn=drawn.gains, ahead=True)
+        template = best_template((ACCEPTANCE,) * options.depth, options.nodes)
+        self._drawn = Level.all_of(template, any_weight(net).device)
+        needs = Needs(net.taps, options.nodes, options.depth, scored=True, ahead=True)
         super().__init__(net, needs, replay)
 
     @torch.inference_mode()
     def propose(self, view: View, plan: Plan) -> Draft:
-        drawn = self._drawn.size(view, plan)
         limits = self._limits.within(plan)
         if self._state.records:  # always the whole depth, so that recordings are few
             limits = limits._replace(depth=min(self._limits.depth, limits.nodes), level_worth=0.0)
-        room = 1 + (self._limits.nodes if drawn else limits.depth * limits.top_k)
-        return self._draft(view, plan, room, self._tree, limits, drawn)
+        room = 1 + max(self._limits.nodes * view.draws, limits.depth * limits.top_k)
+        return self._draft(view, plan, room, self._tree, limits)
 
-    def _tree(self, builder: TreeBuilder, allowed: Int[Tensor, "B"], limits: TreeLimits, drawn: int) -> Draft:
-        """The tree within these limits; of ``drawn`` nodes if they are drawn."""
-        if drawn:
-            return build_static_tree(builder, self._drawn.levels[drawn][: limits.depth], allowed)
+    def _tree(self, builder: TreeBuilder, allowed: Int[Tensor, "B"], limits: TreeLimits) -> Draft:
+        if builder.view.draws and not builder.view.warp.greedy:
+            return build_static_tree(builder, self._drawn[: limits.depth], allowed)
         return build_dynamic_tree(builder, allowed, limits)
 
 
@@ -107,9 +111,9 @@ def build_dynamic_tree(builder: TreeBuilder, allowed: Int[Tensor, "B"], limits: 
     levels: list[Tensor] = []
     count = 0  # candidates so far
     for level in range(1, depth + 1):
-        ids, scores = builder.ranked(limits.top_k)
+        ids, shares = builder.ranked(limits.top_k)
         width = ids.shape[2]
-        tokens, scores = ids.flatten(1), (above[..., None] + scores).flatten(1)
+        tokens, scores = ids.flatten(1), (above[..., None] + shares).flatten(1)
         parts.append((tokens, numbers.repeat_interleave(width, 1), scores))
         levels.append(torch.full((tokens.shape[1],), level, device=roots.device))
         if level == depth:

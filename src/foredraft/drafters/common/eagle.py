@@ -15,9 +15,8 @@ from foredraft.core.tree import TokenTree
 from foredraft.drafters.common.feature_cache import FeatureCache, TreeSlots
 from foredraft.drafters.common.head import HeadDrafter
 from foredraft.drafters.common.tree_builder import TreeBuilder
-from foredraft.drafters.common.tree_ops import at_places, ranked
+from foredraft.drafters.common.tree_ops import at_places
 from foredraft.heads.nets.eagle import EagleNet
-from foredraft.model.base import widened
 from foredraft.model.masks import StepIn, Visible
 from foredraft.model.replay import Replay
 
@@ -83,7 +82,7 @@ class HeadTreeBuilder(TreeBuilder):
     def __init__(
         self, net: EagleNet, cache: FeatureCache, view: View, states: Float[Tensor, "B 1 H"], slots: TreeSlots
     ) -> None:
-        super().__init__(view, net.logits(states), net.target.vocab_size)
+        super().__init__(view, net.logits(states), net.target.vocab_size, net.vocabulary)
         self._net = net
         self._cache = cache
         self._states = states
@@ -93,17 +92,6 @@ class HeadTreeBuilder(TreeBuilder):
         self._slots = self._bases + self._index
         self._family = (self._index == 0).expand(len(view.rows), 1, -1)  # ancestors of the frontier, and itself
         self._mask: Tensor | None = None  # of the frontier, where forwards read masks
-
-    def target_logits(self) -> Float[Tensor, "B F V"]:
-        vocabulary, logits = self._net.vocabulary, self.logits
-        if vocabulary is None:
-            return widened(logits, self.vocab_size)
-        wide = logits.new_full((*logits.shape[:-1], self.vocab_size), torch.finfo(logits.dtype).min)
-        return wide.index_copy(-1, vocabulary, widened(logits, logits.shape[-1]))
-
-    def ranked(self, count: int) -> tuple[Int[Tensor, "B F K"], Float[Tensor, "B F K"]]:
-        ids, scores = ranked(self.logits, count, self.view.warp)
-        return ids if self._net.vocabulary is None else self._net.vocabulary[ids], scores
 
     def _read_level(self, tokens: Int[Tensor, "B F"], places: Int[Tensor, "B F"]) -> Float[Tensor, "B F v"]:
         depth, start = len(self.starts) - 1, self.starts[-1]

@@ -10,7 +10,7 @@ from torch import Tensor
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Needs, Plan, Rewindable, StepOut, View
 from foredraft.core.tree import TokenTree
-from foredraft.drafters.common.chain import ChainLimits, ChainOptions, draw_chain
+from foredraft.drafters.common.chain import ChainLimits, ChainOptions, build_chain
 from foredraft.model.base import TargetModel, widened
 from foredraft.model.cache import SlotCache
 from foredraft.model.masks import StepIn
@@ -105,7 +105,7 @@ class SkippingDrafter(SelfSpeculativeDrafter):
             given = (tokens, view.lengths - 1 + index, extent)
             return replay("draft", sizes, self._first_logits, *given, why_eager=self._model.why_eager)
 
-        return draw_chain(view, limits, read(view.roots, 0), read, recorded=recorded)
+        return build_chain(view, limits, read(view.roots, 0), read, recorded=recorded)
 
     def _first_logits(self, tokens: Int[Tensor, "B"], bases: Int[Tensor, "B"], extent: int) -> Float[Tensor, "B 1 V"]:
         """``_logits`` of the rows in the first lines of the cache."""

@@ -1,7 +1,6 @@
 """Static trees with one head per level: the base class of Medusa and Hydra.
 
-A node's children are the likeliest tokens of its level's head: picked, so lossless at every temperature. For sampled
-rows they may be drawn from the head's law instead.
+A node's children are the best guesses of its level's head; if drafts are drawn, they are drawn from the head's law.
 """
 
 from abc import abstractmethod
@@ -17,22 +16,21 @@ from foredraft.core.drafter import Needs, Plan, Trainable, View
 from foredraft.core.errors import OptionError
 from foredraft.core.options import SizedOptions
 from foredraft.core.tree import TokenTree
-from foredraft.drafters.common.drawn_tree import DrawnTrees, DrawsTrees
+from foredraft.drafters.common.drawn_tree import build_static_tree
 from foredraft.drafters.common.feature_cache import FeatureCache
 from foredraft.drafters.common.head import HeadDrafter
 from foredraft.drafters.common.last_hidden import LastHidden
 from foredraft.drafters.common.templates import NAMED, Rates, Template, best_template
-from foredraft.drafters.common.tree_builder import Level, TreeBuilder, build_static_tree
-from foredraft.drafters.common.tree_ops import Candidates, at_places, keep_best, ranked
+from foredraft.drafters.common.tree_builder import Level, TreeBuilder
+from foredraft.drafters.common.tree_ops import at_places
 from foredraft.heads.nets.hydra import Hydra
 from foredraft.heads.nets.medusa import Medusa
 from foredraft.heads.nets.target_parts import FINAL
-from foredraft.model.base import widened
 from foredraft.model.cpu_linear import any_weight
 
 
 @dataclass(frozen=True, slots=True)
-class Options(DrawsTrees, SizedOptions):
+class Options(SizedOptions):
     """The shape of the tree.
 
     tree: medusa (the published tree of 63 nodes), eagle (25 nodes), children by level, such as 4x2x1, or measured: the
@@ -44,10 +42,12 @@ class Options(DrawsTrees, SizedOptions):
 
     tree: str = "measured"
     nodes: int = 24
-    sampled_tree: str = "auto"
+
+    @property
+    def law(self) -> Law:
+        return Law.WITHOUT_REPLACEMENT
 
     def __post_init__(self) -> None:
-        DrawsTrees.__post_init__(self)
         if self.nodes < 1:
             raise OptionError("nodes must be 1 or more.")
         if self.tree != "measured":
@@ -71,7 +71,7 @@ N = TypeVar("N", Medusa, Hydra)
 
 
 class StaticTreeDrafter(HeadDrafter[FeatureCache | LastHidden], Trainable, Generic[N]):
-    """Builds a static tree from the heads' likeliest tokens. Subclasses compute the heads' logits.
+    """Builds a static tree with the heads. Subclasses compute the heads' logits.
 
     Args:
         state: see ``HeadDrafter``.
@@ -80,11 +80,7 @@ class StaticTreeDrafter(HeadDrafter[FeatureCache | LastHidden], Trainable, Gener
     def __init__(self, options: Options, net: N, state: FeatureCache | LastHidden) -> None:
         accuracies, device = net.config.accuracies, any_weight(net).device
         template = options.template(accuracies, net.config.num_heads)
-        self._drawn = drawn = DrawnTrees(options.sampled_tree, template.nodes, template.depth, device, accuracies)
-        needs = Needs(
-            (FINAL,), template.nodes, template.depth, scored=True, law=drawn.law, drawn=drawn.gains, ahead=True
-        )
-        super().__init__(state, needs)
+        super().__init__(state, Needs((FINAL,), template.nodes, template.depth, scored=True, ahead=True))
         self._net = net
         self._levels = Level.all_of(template, device)
 
@@ -102,47 +98,25 @@ class StaticTreeDrafter(HeadDrafter[FeatureCache | LastHidden], Trainable, Gener
     def propose(self, view: View, plan: Plan) -> Draft:
         if not plan.length:
             return Draft(TokenTree.root(view.roots), Law.FIXED)
-        drawn, nodes = self._drawn.size(view, plan), plan.at_most(self.needs.max_nodes)
+        nodes = plan.at_most(self.needs.max_nodes)
         depth = len(self._levels) if self._state.records else plan.length  # recordings should be few
         hidden, known = self._state.extend(view, 1)
         allowed = plan.on(hidden.device) * known
-        if drawn:
-            return self._state.run("drawn tree", self._draw, view, hidden, allowed, drawn, depth)
-        return self._state.run("tree", self._pick, view, hidden, allowed, nodes, depth)
+        return self._state.run("tree", self._tree, view, hidden, allowed, nodes, depth)
 
-    def _draw(
+    def _tree(
         self, view: View, hidden: Float[Tensor, "B 1 H"], allowed: Int[Tensor, "B"], nodes: int, depth: int
     ) -> Draft:
-        """A tree of ``nodes`` drawn nodes; can be recorded."""
-        return build_static_tree(_HeadsBuilder(self, view, hidden), self._drawn.levels[nodes][:depth], allowed)
-
-    def _pick(
-        self, view: View, hidden: Float[Tensor, "B 1 H"], allowed: Int[Tensor, "B"], nodes: int, depth: int
-    ) -> Draft:
-        """The tree of the ``nodes`` likeliest candidates; can be recorded."""
-        levels = self._levels[: min(depth, nodes)]
-        builder = _HeadsBuilder(self, view, hidden)
-        above = torch.zeros_like(view.roots, dtype=torch.float32)[:, None]  # scores of the frontier nodes
-        parts: list[tuple[Tensor, Tensor, Tensor]] = []
-        for level in levels:
-            ids, scores = builder.ranked(level.width)
-            rank = level.ranks.clamp(max=ids.shape[2] - 1)
-            tokens, scores = ids[:, level.places, rank], above[:, level.places] + scores[:, level.places, rank]
-            parts.append((tokens, level.parents.expand(tokens.shape), scores))
-            if level is not levels[-1]:
-                builder.add_level(tokens[:, level.inner], level.inner_places.expand(len(tokens), -1))
-                above = scores[:, level.inner]
-        tokens, parents, scores = (torch.cat(each, 1) for each in zip(*parts, strict=True))
-        depths = torch.cat([torch.full_like(level.ranks, number) for number, level in enumerate(levels, start=1)])
-        candidates = Candidates(tokens, parents, scores, depths, len(levels))
-        return keep_best(candidates, view.roots, nodes, allowed, linear=self.needs.max_nodes == self.needs.max_depth)
+        """The tree of the ``nodes`` best candidates; can be recorded."""
+        levels = self._levels[:depth] if view.draws else self._levels[: min(depth, nodes)]
+        return build_static_tree(_HeadsBuilder(self, view, hidden), levels, allowed, nodes=nodes)
 
 
 @final
 class _HeadsBuilder(TreeBuilder):
     """A tree of heads: level i has the logits of head i. ``hidden``: the target's states at the roots.
 
-    Logits that do not depend on the path are computed and ranked once for all nodes of a level.
+    Logits that do not depend on the path are computed once for all nodes of a level.
     """
 
     def __init__(self, heads: StaticTreeDrafter[Any], view: View, hidden: Float[Tensor, "B 1 H"]) -> None:
@@ -150,13 +124,6 @@ class _HeadsBuilder(TreeBuilder):
         self._hidden = hidden
         self._paths = view.roots[:, None, None]  # [B, F, K]: the tokens from the root to each frontier node
         super().__init__(view, heads.logits(hidden, self._paths, 0), heads.network.target.vocab_size)
-
-    def target_logits(self) -> Float[Tensor, "B F V"]:
-        return widened(self.logits.expand(-1, self._paths.shape[1], -1), self.vocab_size)
-
-    def ranked(self, count: int) -> tuple[Int[Tensor, "B F K"], Float[Tensor, "B F K"]]:
-        ids, scores = ranked(self.logits, count, self.view.warp)
-        return ids.expand(-1, self._paths.shape[1], -1), scores.expand(-1, self._paths.shape[1], -1)
 
     def _read_level(
         self, tokens: Int[Tensor, "B F"], places: Int[Tensor, "B F"]

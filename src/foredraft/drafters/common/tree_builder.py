@@ -1,34 +1,39 @@
 """Draft trees built level by level on a draft model or head, and static trees built with them."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import View
-from foredraft.core.rng import Stream, draw_distinct, exponentials, race_size
 from foredraft.core.sampling.warp import Paths
 from foredraft.core.transfer import to_device
-from foredraft.core.tree import PAD, ROOT, TokenTree
+from foredraft.core.tree import ROOT, TokenTree
 from foredraft.drafters.common.templates import Path, Template
-from foredraft.drafters.common.tree_ops import draw_independent, likeliest, normalize_or_uniform, without_earlier
+from foredraft.drafters.common.tree_ops import Candidates, ranked
+from foredraft.model.base import widened
 
 
 class TreeBuilder(ABC):
     """A tree under construction: expanded nodes and frontier logits.
 
     ``starts``: for each level, the number of its first node among those that the draft has read; the last level is the
-    frontier, of F nodes. ``logits`` [B, F, v] are in the draft's own token ids; V is the target's ``vocab_size``.
+    frontier, of F nodes. ``logits`` [B, F, v], or [B, 1, v] if all F have the same, are in the draft's own token ids; V
+    is the target's ``vocab_size``.
+
+    Args:
+        vocabulary: the target's ids of the draft's tokens; None if they are the same.
     """
 
-    def __init__(self, view: View, logits: Float[Tensor, "B 1 v"], vocab_size: int) -> None:
+    def __init__(
+        self, view: View, logits: Float[Tensor, "B 1 v"], vocab_size: int, vocabulary: Int[Tensor, "v"] | None = None
+    ) -> None:
         self.view = view
         self.vocab_size = vocab_size
+        self._vocabulary = vocabulary
         self.starts = [0]
         self.logits = logits
         self._tokens = [view.roots[:, None]]
@@ -59,14 +64,29 @@ class TreeBuilder(ABC):
         self._tokens.append(tokens)
         self.logits = self._read_level(tokens, places)
 
-    @abstractmethod
     def target_logits(self) -> Float[Tensor, "B F V"]:
         """The frontier logits over the target's vocabulary; finite even if the draft's are not."""
+        ids = self._vocabulary
+        logits = widened(self.logits, self.vocab_size if ids is None else len(ids))
+        if ids is not None:
+            wide = logits.new_full((*logits.shape[:-1], self.vocab_size), torch.finfo(logits.dtype).min)
+            logits = wide.index_copy(-1, ids, logits)
+        return logits.expand(-1, self._tokens[-1].shape[1], -1)
 
-    @abstractmethod
     def ranked(self, count: int) -> tuple[Int[Tensor, "B F K"], Float[Tensor, "B F K"]]:
-        """The ``count`` likeliest tokens after each frontier node, best first, in the target's ids, and their log
-        acceptance probabilities."""
+        """The best guesses after each frontier node in the target's ids; see ``tree_ops.ranked``."""
+        warp, ids, logits = self.view.warp, self._vocabulary, self.logits
+        if warp.bias_ids is not None or warp.needs_paths:
+            logits, ids = warp.processed(self.target_logits(), self.paths), None
+        elif ids is None:
+            logits = widened(logits, self.vocab_size)
+        times = None if warp.greedy else self.view.noise.times(len(self._places), self.vocab_size)
+        if times is not None and ids is not None:
+            times = times.index_select(1, ids)
+        best, shares = ranked(logits, count, warp, times)
+        best = best if ids is None else ids[best]
+        nodes = self._tokens[-1].shape[1]
+        return best.expand(-1, nodes, -1), shares.expand(-1, nodes, -1)
 
     @abstractmethod
     def _read_level(self, tokens: Int[Tensor, "B F"], places: Int[Tensor, "B F"]) -> Float[Tensor, "B F v"]:
@@ -126,99 +146,21 @@ class Level:
         )
 
 
-class _Nodes(NamedTuple):
-    """The nodes of a level: tokens, which of them exist, and the law of each, if they are drawn."""
-
-    tokens: Int[Tensor, "B K"]
-    exist: Bool[Tensor, "B K"]
-    laws: Float[Tensor, "B K V"] | None
-
-
-def build_static_tree(
-    builder: TreeBuilder,
-    levels: Sequence[Level],
-    allowed: Int[Tensor, "B"],
-    law: Law = Law.WITHOUT_REPLACEMENT,
-    first: int = 0,
-) -> Draft:
-    """Build a static tree: the likeliest tokens in greedy rows, else siblings drawn from the draft's warped law.
-
-    The shape is fixed before anything is drawn, and every drawn token is kept, so the tree does not anticipate. In a
-    mixed batch, the q of a greedy row is a one-hot at each picked token. The target's law is a one-hot too, so every
-    rule reduces to a comparison of tokens.
-
-    Args:
-        allowed: the number of levels that each row may have.
-        law: how siblings are drawn: ``WITHOUT_REPLACEMENT``, ``IID`` or ``IID_MANY``.
-        first: the index of the first random number; there is one for each parent.
-    """
+def static_candidates(builder: TreeBuilder, levels: Sequence[Level]) -> Candidates:
+    """The nodes of a static tree: of each family, the best guesses in order."""
     view, last = builder.view, levels[-1]
-    rows = len(view.rows)
-    races = None if view.warp.greedy else _races(view, levels, first, builder.vocab_size)
-    parts: list[_Nodes] = []
-    exist: Tensor | None = None
-    for number, level in enumerate(levels, start=1):
-        nodes = _nodes(builder, level, law, None if races is None else next(races))
-        own = nodes.exist & (allowed >= number)[:, None]
-        exist = own if exist is None else own & exist.index_select(1, level.above)
-        parts.append(nodes._replace(exist=exist))
+    above = torch.zeros_like(view.roots, dtype=torch.float32)[:, None]  # scores of the frontier nodes
+    parts: list[tuple[Tensor, Tensor, Tensor]] = []
+    for level in levels:
+        ids, shares = builder.ranked(level.width)
+        rank = level.ranks.clamp(max=ids.shape[2] - 1)
+        missing = level.ranks >= ids.shape[2]  # a family may be larger than the vocabulary
+        scores = above[:, level.places] + shares[:, level.places, rank].masked_fill(missing, -torch.inf)
+        tokens = ids[:, level.places, rank]
+        parts.append((tokens, level.parents.expand(tokens.shape), scores))
         if level is not last:
-            builder.add_level(nodes.tokens.index_select(1, level.inner), level.inner_places.expand(rows, -1))
-    tokens = torch.cat([view.roots[:, None], *(each.tokens for each in parts)], 1)
-    parents = torch.cat([level.parents for level in levels])
-    parents = torch.where(torch.cat([each.exist for each in parts], 1), parents, PAD)
-    turns = [turn for level in levels for turn in level.turns]
-    sizes = tuple(turns.count(turn) for turn in range(1, 1 + max(turns)))
-    tree = TokenTree(tokens, torch.nn.functional.pad(parents, (1, 0), value=ROOT), depth=len(levels), turns=sizes)
-    if view.warp.greedy:
-        return Draft(tree, Law.FIXED)
-    laws = [each.laws for each in parts if each.laws is not None]
-    root = torch.zeros_like(laws[0][:, :1])  # never read
-    return Draft(tree, law, torch.cat([root, *laws], 1))
-
-
-def _races(view: View, levels: Sequence[Level], first: int, vocab_size: int) -> Iterator[Float[Tensor, "B F n"]]:
-    """The exponentials for the parents of each level, hashed together since a hash takes many small operations."""
-    sizes = [1, *(len(level.inner) for level in levels[:-1])]
-    index = torch.arange(first, first + sum(sizes), device=view.lengths.device).expand(len(view.rows), -1)
-    count = max(level.width for level in levels) * race_size(vocab_size)
-    return iter(exponentials(view.noise.bits(Stream.DRAFT, index), count).split(sizes, dim=1))
-
-
-def _nodes(builder: TreeBuilder, level: Level, law: Law, times: Float[Tensor, "B F n"] | None) -> _Nodes:
-    """The nodes of a level: the likeliest tokens in greedy rows, else drawn with the exponentials ``times``."""
-    warp = builder.view.warp
-    scores = warp.scores(builder.target_logits(), builder.paths)
-    if times is None:
-        return _picked(scores, level)
-    drawn = _drawn(normalize_or_uniform(scores.softmax(-1)), level, law, times)
-    if warp.greedy_rows is None:
-        return drawn
-    best, greedy = _picked(scores, level), warp.greedy_rows
-    assert drawn.laws is not None
-    one_hot = torch.zeros_like(drawn.laws).scatter_(-1, best.tokens[..., None], 1.0)
-    return _Nodes(
-        torch.where(greedy[:, 0], best.tokens, drawn.tokens),
-        torch.where(greedy[:, 0], best.exist, drawn.exist),
-        torch.where(greedy, one_hot, drawn.laws),
-    )
-
-
-def _picked(scores: Float[Tensor, "B F V"], level: Level) -> _Nodes:
-    """The likeliest tokens for the nodes of a level."""
-    tokens, exist = likeliest(scores, level.width)
-    return _Nodes(tokens.flatten(1).index_select(1, level.chosen), exist.flatten(1).index_select(1, level.chosen), None)
-
-
-def _drawn(q: Float[Tensor, "B F V"], level: Level, law: Law, times: Float[Tensor, "B F n"]) -> _Nodes:
-    """Tokens drawn for the nodes of a level. As many are drawn for each parent as the largest family has; what is
-    beyond a family is not used, which does not change the law of the others. Whether a child exists depends on q alone,
-    not on the tokens drawn, so the tree does not anticipate."""
-    distinct = law is Law.WITHOUT_REPLACEMENT
-    drawn = (draw_distinct if distinct else draw_independent)(q, times, level.width)
-    own = q.index_select(1, level.places)
-    if distinct and level.width > 1:
-        siblings, chances = (each[..., :-1].index_select(1, level.places) for each in drawn)
-        own = without_earlier(own, siblings, chances * level.earlier)
-    tokens, chances = (each.flatten(1).index_select(1, level.chosen) for each in drawn)
-    return _Nodes(tokens, chances > 0, own)
+            builder.add_level(tokens[:, level.inner], level.inner_places.expand(len(tokens), -1))
+            above = scores[:, level.inner]
+    tokens, parents, scores = (torch.cat(each, 1) for each in zip(*parts, strict=True))
+    depths = torch.cat([torch.full_like(level.ranks, number) for number, level in enumerate(levels, start=1)])
+    return Candidates(tokens, parents, scores, depths, len(levels))

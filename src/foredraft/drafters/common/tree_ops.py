@@ -1,4 +1,4 @@
-"""Operations on draft trees: draw independent siblings, pick the likeliest tokens, keep the best candidates."""
+"""Operations on draft trees: rank tokens, keep the best candidates, draw siblings."""
 
 from typing import NamedTuple
 
@@ -7,16 +7,13 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from foredraft.core.draft import Draft, Law
-from foredraft.core.rng import draw_first, race_size
+from foredraft.core.rng import first
 from foredraft.core.sampling.warp import Warp
 from foredraft.core.tree import PAD, ROOT, TokenTree
 
 SHARPEST = 0.8
-"""The temperature at which a draft's probabilities best predict acceptance by a greedy target.
-
-A sampled target at temperature 1 accepts a token about as often as the draft's probability; a greedy target accepts
-likely tokens more often and unlikely ones less (docs/log.md, "How large a tree should be").
-"""
+"""The temperature at which a draft's probabilities best predict acceptance by a greedy target, which accepts likely
+tokens more often and unlikely ones less (docs/log.md, "How large a tree should be")."""
 
 
 class Candidates(NamedTuple):
@@ -38,10 +35,9 @@ def draw_independent(
     """``count`` tokens from each law, drawn independently, and their probabilities; tokens may repeat.
 
     Args:
-        times: independent exponentials, ``count * race_size(V)`` for each law.
+        times: independent exponentials, ``count * V`` for each law.
     """
-    races = times[..., : count * race_size(law.shape[-1])].unflatten(-1, (count, -1))
-    tokens = draw_first(law[:, :, None].expand(-1, -1, count, -1), races)
+    tokens = first(law[:, :, None], times[..., : count * law.shape[-1]].unflatten(-1, (count, -1)))
     return tokens, law.gather(-1, tokens)
 
 
@@ -65,14 +61,33 @@ def likeliest(scores: Float[Tensor, "B F V"], count: int) -> tuple[Int[Tensor, "
 
 
 def ranked(
-    logits: Float[Tensor, "B F v"], count: int, warp: Warp
+    logits: Float[Tensor, "B F v"],
+    count: int,
+    warp: Warp,
+    times: Float[Tensor, "B v"] | None,
+    sharpest: float = SHARPEST,
 ) -> tuple[Int[Tensor, "B F K"], Float[Tensor, "B F K"]]:
-    """The ``count`` likeliest tokens after each of F nodes, best first, in the draft's own ids, and their log
-    acceptance probabilities; finite even if the logits are not, and bounded so that a path's sum cannot overflow."""
-    least = torch.finfo(torch.float32).min / 64
+    """The ``count`` best guesses for the token after each of F nodes, best first, in the draft's own ids, and the log
+    of their shares among all guesses; -inf for tokens that the draft's warp cuts.
+
+    The target will take the token with the least time / p. So in sampled rows the guesses are ranked by time / q, and
+    a guess's share is that of its q / time. In greedy rows they are ranked by q.
+
+    Args:
+        logits: after penalties and bans, where there are any.
+        times: of the tokens at the position after these nodes; see ``Noise.times``. None if all rows are greedy.
+        sharpest: the temperature of greedy rows.
+    """
+    least = torch.finfo(torch.float32).min / 64  # so that a path's sum cannot overflow
     logits = logits.float().nan_to_num(nan=least, posinf=0.0, neginf=least)
-    best = (logits / warp.temperature(SHARPEST)).log_softmax(-1).topk(min(count, logits.shape[-1]), dim=-1)
-    return best.indices, best.values.clamp(min=least)
+    if times is None:
+        scores = logits / sharpest
+    else:
+        scores = warp.truncation(logits) - times.log()[:, None]
+        if warp.greedy_rows is not None:
+            scores = torch.where(warp.greedy_rows, logits / sharpest, scores)
+    best = scores.log_softmax(-1).topk(min(count, scores.shape[-1]), dim=-1)
+    return best.indices, best.values
 
 
 def at_places(values: Shaped[Tensor, "B G K"], places: Int[Tensor, "B F"]) -> Shaped[Tensor, "B F K"]:

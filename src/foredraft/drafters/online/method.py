@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from foredraft.core.draft import Draft, Verdict
+from foredraft.core.draft import Draft, Law, Verdict
 from foredraft.core.drafter import Background, Drafter, Plan, StepOut, Trainable, View
 from foredraft.core.errors import DataError, DrafterError, OptionError
 from foredraft.core.io import atomic_save, fingerprint
@@ -49,7 +49,7 @@ class Online(CompositeDrafter, Background):
         DrafterError: the inner drafter cannot be trained.
     """
 
-    def __init__(self, options: Options, inner: Drafter) -> None:
+    def __init__(self, options: Options, inner: Drafter, law: Law | None = None) -> None:
         if not isinstance(inner, Trainable):
             raise DrafterError(
                 f"{inner.__class__.__name__} has no weights to train: online needs a draft model or a trained head "
@@ -58,7 +58,7 @@ class Online(CompositeDrafter, Background):
         super().__init__([inner])
         self._options = options
         self._inner = inner
-        self.needs = replace(inner.needs, learns=True, shares_text=True, ahead=False)
+        self.needs = replace(inner.needs, law=inner.needs.law or law, learns=True, shares_text=True, ahead=False)
         self._adapter = adapter_for(inner.network)
         self._trainer = OnlineTrainer(self._adapter, options)
         self._checkpoint = None if options.folder is None else Checkpoint(Path(options.folder), self._adapter.shadow)
@@ -274,4 +274,5 @@ def build(options: Options, context: BuildContext) -> Online:
     specs = context.paths
     if len(specs) != 1:
         raise DrafterError(f"online takes one inner drafter, not {len(specs)}: write online:[SPEC].")
-    return Online(options, context.drafter(specs[0]).drafter)
+    built = context.drafter(specs[0])
+    return Online(options, built.drafter, built.law)

@@ -24,17 +24,13 @@ __all__ = [
 SCHEDULES = ("auto", "constant", "heuristic", "calibrated")
 
 
-def policy_for(
-    options: DrafterOptions, needs: Needs, *, lossless: bool = True, off_from: int = 0, prior: float = NEUTRAL
-) -> Policy:
+def policy_for(options: DrafterOptions, needs: Needs, *, off_from: int = 0, prior: float = NEUTRAL) -> Policy:
     """Make the policy for a method's options.
 
     Args:
         options: of the method.
         needs: of its drafter.
-        lossless: the verification rule keeps the law, so no output depends on which picked drafts were offered.
-        off_from: draft nothing with this many rows or more; 0 is never. Constant and heuristic lengths of drawn
-            drafts are kept, because outputs are reproducible only with the same drafts.
+        off_from: draft nothing with this many rows or more; 0 is never.
         prior: see ``Throughput``.
 
     Raises:
@@ -57,5 +53,4 @@ def policy_for(
         "calibrated": Calibrated(longest, confidence),
         "auto": Throughput(needs, confidence, prior),
     }
-    picked = (needs.law or options.law) is Law.FIXED and lossless
-    return OffFrom(policies[schedule], off_from, picked or schedule == "auto") if off_from else policies[schedule]
+    return OffFrom(policies[schedule], off_from) if off_from else policies[schedule]

@@ -9,10 +9,7 @@ from foredraft.engine.step import StepDone
 
 
 class Policy(ABC):
-    """Decides the plan of each step, without seeing what will be drawn (non-anticipation). Subclasses are final."""
-
-    learns: bool = True
-    """True if the plan of a sampled row may depend on other rows, earlier requests or the clock."""
+    """Decides the plan of each step. Subclasses are final."""
 
     ahead: bool = False
     """Whether ``plan`` may be called for the next step before ``observe`` for this one."""

@@ -76,20 +76,16 @@ class Timings:
 
     A chain often ends before its size: at a token of low confidence, or without a match. So steps are timed by the size
     that their drafts reached, and the seconds of a size are a mean over those that it reaches.
-
-    Args:
-        twins: for each drawn tree, the index of the picked size with as many nodes.
     """
 
     FIRST = 10.0  # initial trial budget, in plain steps' time
     FADE, WEIGHT = 0.99, 2.0  # of drafts: decay per step; weight of the prior that they do not end early, in steps
     SLOPE = 0.03  # assumed extra time per unit of size, as a share of a plain step, for sizes without timings
 
-    def __init__(self, sizes: Sequence[int], twins: Sequence[int]) -> None:
+    def __init__(self, sizes: Sequence[int]) -> None:
         self._sizes = sizes
-        self._twins = twins
         self.credit = self.FIRST
-        self.seconds = [Window() for _ in (*sizes, *twins)]  # by the size reached
+        self.seconds = [Window() for _ in sizes]  # by the size reached
         self.steps = [0] * len(self.seconds)  # timed steps of each chosen size
         self.empty = Window()  # of drafts that have no token
         self.level = Window()
@@ -133,11 +129,6 @@ class Timings:
             earlier += ended * (seconds[i - 1] if i > 1 else max(self.empty.value, seconds[0]))
             going -= ended
             self.estimates.append(earlier + going * seconds[i])
-        drawn = self._known(range(count, len(self.seconds)))
-        as_twins = sum(self.estimates[self._twins[i - count]] for i in drawn)
-        factor = sum(drawn.values()) / as_twins if drawn else 1.0
-        for i, twin in enumerate(self._twins, start=count):
-            self.estimates.append(drawn.get(i, self.estimates[twin] * factor))
 
     def _known(self, indices: Sequence[int]) -> dict[int, float]:
         """The measured of these sizes, in rising order of time."""
@@ -159,8 +150,8 @@ class Timings:
         return [value if self.known(i) else None for i, value in enumerate(self.estimates)]
 
     @classmethod
-    def restored(cls, sizes: Sequence[int], twins: Sequence[int], seconds: Sequence[float | None]) -> "Timings":
-        timed = cls(sizes, twins)
+    def restored(cls, sizes: Sequence[int], seconds: Sequence[float | None]) -> "Timings":
+        timed = cls(sizes)
         timed.seconds = [Window([] if value is None else [value] * Window.ENOUGH) for value in seconds]
         timed.steps = [each.count for each in timed.seconds]
         timed.last = [int(each.known) for each in timed.seconds]
@@ -171,34 +162,24 @@ class Acceptance:
     """Expected accepted tokens within each size.
 
     Stored as ratios: the gain of each size increment over the gain of the one before, from drafts at least that
-    large. When smaller sizes gain less, the estimates of larger sizes fall with them. Drawn trees gain what is expected
-    of their shapes times one factor, measured on all of them; with many steps, each has a mean of its own.
+    large. When smaller sizes gain less, the estimates of larger sizes fall with them.
 
     Args:
-        sizes: of picked drafts, 0 first.
+        sizes: of drafts, 0 first.
         prior: gain of each increment.
-        twins: for each drawn tree, the index of the picked size with as many nodes.
-        shapes: expected gain of each drawn tree, up to a common factor.
         state: of another one, or empty parts.
     """
 
     FADE = 0.99  # decay per step
     WEIGHT = 2.0  # weight of the prior, in tokens
-    DRAWN, STEPS = 1.2, 8.0  # expected gain of drawn over picked trees; weight of that prior, in steps
-    ALIKE = 50.0  # weight of the gain expected of a drawn tree's shape, in steps
 
     def __init__(
         self,
         sizes: Sequence[int],
         prior: Sequence[float],
-        twins: Sequence[int],
-        shapes: Sequence[float],
         state: Sequence[Sequence[Any]],
     ) -> None:
-        within, of, drawn = state
-        self._twins = twins
-        self._shapes = shapes
-        self._drawn = [list(each) for each in drawn] or [[0.0, 0.0] for _ in twins]  # accepted tokens, steps
+        within, of = state
         self._prior = [after / before for before, after in pairwise((1.0, *prior))]
         widths = [1, *(high - low for low, high in pairwise(sizes))]
         self._most = [after / before for before, after in pairwise(widths)]
@@ -213,21 +194,7 @@ class Acceptance:
         for within, of, prior, most in zip(self._within, self._records, self._prior, self._most, strict=True):
             ratios.append((within + self.WEIGHT * min(usual * prior, most)) / (of + self.WEIGHT))
             usual = ratios[-1] / prior
-        picked = [0.0, *accumulate(accumulate(ratios, mul))]
-        return [*picked, *self._drawn_gains([picked[twin] for twin in self._twins])]
-
-    def _drawn_gains(self, picked: Sequence[float]) -> list[float]:
-        """Expected accepted tokens of drawn trees, from their shapes and those of picked trees of the same sizes."""
-        if not picked:
-            return []
-        prior = self.DRAWN * sum(picked) / sum(self._shapes)
-        weight = self.STEPS * sum(self._shapes) / len(self._shapes)
-        expected = sum(steps * shape for (_, steps), shape in zip(self._drawn, self._shapes, strict=True))
-        factor = (weight * prior + sum(accepted for accepted, _ in self._drawn)) / (weight + expected)
-        return [
-            (accepted + self.ALIKE * factor * shape) / (steps + self.ALIKE)
-            for shape, (accepted, steps) in zip(self._shapes, self._drawn, strict=True)
-        ]
+        return [0.0, *accumulate(accumulate(ratios, mul))]
 
     @property
     def child_rate(self) -> float:
@@ -241,20 +208,13 @@ class Acceptance:
             self._within[i] = self._within[i] * self.FADE + sum(row[i] for row in reached)
             self._records[i] = self._records[i] * self.FADE + sum(row[i - 1] if i else 1 for row in reached)
 
-    def add_drawn(self, tree: int, accepted: Sequence[int]) -> None:
-        """Add a step with this drawn tree: the accepted tokens of each row."""
-        for each in self._drawn:
-            each[:] = each[0] * self.FADE, each[1] * self.FADE
-        self._drawn[tree][0] += sum(accepted)
-        self._drawn[tree][1] += len(accepted)
-
     def add_nodes(self, accepted: int, refused: int) -> None:
         """Add a step's number of accepted nodes, and of paths that ended at a node whose children were refused."""
         self._nodes[0] = self._nodes[0] * self.FADE + accepted
         self._nodes[1] = self._nodes[1] * self.FADE + accepted + refused
 
     def state(self) -> list[list[Any]]:
-        return [list(self._within), list(self._records), [list(each) for each in self._drawn]]
+        return [list(self._within), list(self._records)]
 
 
 def expected_gains(sizes: Sequence[int], prior: float, scored: bool) -> list[float]:

@@ -18,31 +18,26 @@ class Constant(Policy):
         length: of the longest path.
         confidence: a path ends after its first token with a draft probability below this; that token is kept.
         nodes: for drafters that score their trees, the number of drafted nodes; 0 is the most they can draft.
-        drawn: see ``Plan.drawn``.
     """
 
-    learns = False
     ahead = True
 
-    def __init__(self, length: int, confidence: float = 0.0, nodes: int = 0, drawn: bool = False) -> None:
+    def __init__(self, length: int, confidence: float = 0.0, nodes: int = 0) -> None:
         self._length = length
         self._confidence = confidence
         self._nodes = nodes
-        self._drawn = drawn
 
     def plan(self, view: View, limits: Sequence[int]) -> Plan:
         lengths = tuple(min(self._length, limit) for limit in limits)
-        return Plan(lengths, self._confidence, self._nodes, drawn=self._drawn)
+        return Plan(lengths, self._confidence, self._nodes)
 
 
 @final
 class Heuristic(Policy):
     """transformers' schedule: two tokens more after a fully accepted path, one less after any other.
 
-    Each row has its own length, so that a request's draws do not depend on other rows.
+    Each row has its own length.
     """
-
-    learns = False
 
     def __init__(self, length: int, confidence: float = 0.0, longest: int = 24) -> None:
         self._first = length
@@ -125,22 +120,15 @@ def best_threshold(seen: Sequence[tuple[float, bool]], misses: float) -> float:
 
 @final
 class OffFrom(Policy):
-    """The inner policy's plans while fewer than ``rows`` rows are in flight; no drafts with more.
+    """The inner policy's plans while fewer than ``rows`` rows are in flight; no drafts with more."""
 
-    Args:
-        always: switch off for drawn drafts too; otherwise they keep the inner policy's plan, so that a request's
-            output does not depend on the batch size.
-    """
-
-    def __init__(self, inner: Policy, rows: int, always: bool) -> None:
+    def __init__(self, inner: Policy, rows: int) -> None:
         self._inner = inner
         self._rows = rows
-        self._always = always
-        self.learns = always or inner.learns
         self.ahead = inner.ahead
 
     def plan(self, view: View, limits: Sequence[int]) -> Plan:
-        if len(view.rows) >= self._rows and (self._always or view.warp.greedy):
+        if len(view.rows) >= self._rows:
             return Plan((0,) * len(view.rows))
         return self._inner.plan(view, limits)
 

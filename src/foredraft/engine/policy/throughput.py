@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, final
 
-from foredraft.core.draft import Law
 from foredraft.core.drafter import Needs, Plan, View
 from foredraft.engine.policy.base import Policy
 from foredraft.engine.policy.estimates import Acceptance, Choice, Timings, Window, expected_gains
@@ -23,13 +22,12 @@ NEUTRAL = 0.65
 class Throughput(Policy):
     """Chooses the draft size, 0 included, with the most tokens per second.
 
-    A size is a length, a number of picked nodes, or a drawn tree (``Needs.drawn``). Drawn trees are for sampled rows
-    without a seed of their own. Keeps the step times of each size, by batch size bucket and temperature bucket (a chain
-    counts as the length that it reached), and the accepted tokens within each size (a large draft also shows what a
-    smaller one would have yielded). Takes the best size and sometimes tries another; the interval between trials grows
-    with the square of the expected loss. A budget of each bucket caps the time lost to its trials at ``SHARE``. A step
-    in which the drafter first reads a prompt does not count as a timing of its size: its extra time is spread over the
-    tokens of a request.
+    A size is a length or a number of nodes. Keeps the step times of each size, by batch size bucket and temperature
+    bucket (a chain counts as the length that it reached), and the accepted tokens within each size (a large draft
+    also shows what a smaller one would have yielded). Takes the best size and sometimes tries another; the interval
+    between trials grows with the square of the expected loss. A budget of each bucket caps the time lost to its
+    trials at ``SHARE``. A step in which the drafter first reads a prompt does not count as a timing of its size:
+    its extra time is spread over the tokens of a request.
 
     Args:
         needs: of the drafter.
@@ -52,10 +50,8 @@ class Throughput(Policy):
         self._needs = needs
         self.confidence = confidence
         self._sizes = (0, *(size for size in (NODES if needs.scored else LENGTHS) if size < most), most)
-        self._twins = tuple(bisect_right(self._sizes, size) - 1 for size in needs.drawn)  # these come after the others
         self._prior = expected_gains(self._sizes, min(max(prior, 0.05), 0.95), needs.scored)
         self._timed: dict[tuple[int, int], Timings] = {}  # by row and temperature bucket; see ``_records``
-        self._drawn = tuple(needs.drawn)
         self._accepted: dict[int, Acceptance] = {}  # by temperature
         self._chosen: list[tuple[Plan, Choice]] = []  # not observed yet; the latter may be of the next step
         self._drafted: frozenset[int] = frozenset()  # rows that drafted in the last step
@@ -65,7 +61,7 @@ class Throughput(Policy):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The candidate sizes but for drawn trees, 0 first."""
+        """The candidate sizes, 0 first."""
         return self._sizes
 
     def plan(self, view: View, limits: Sequence[int]) -> Plan:
@@ -73,7 +69,7 @@ class Throughput(Policy):
         if not active:
             return Plan((0,) * len(limits))
         timed, accepted = self._records(view)
-        choice = self._choose(timed, accepted, len(limits), active, self._offered(view))
+        choice = self._choose(timed, accepted, len(limits), active)
         plan = self._plan_of(choice, limits, active, timed, accepted)
         self._chosen = [*self._chosen[-1:], (plan, choice)]
         return plan
@@ -83,9 +79,6 @@ class Throughput(Policy):
     ) -> Plan:
         """The plan of a choice."""
         lengths = tuple(min(self._depth(choice.index), limit) for limit in limits)
-        drawn = choice.index - len(self._sizes)
-        if drawn >= 0:
-            return Plan(lengths, self.confidence, nodes=self._drawn[drawn], drawn=True)
         size = self._sizes[choice.index]
         if not self._needs.scored or not size:
             return Plan(lengths, self.confidence)
@@ -118,18 +111,18 @@ class Throughput(Policy):
     def state(self) -> dict[str, Any]:
         """The learned timings and acceptances, as JSON types."""
         return {
-            "sizes": [*self._sizes, *self._drawn],
+            "sizes": list(self._sizes),
             "seconds": {f"{rows}/{heat}": each.state() for (rows, heat), each in self._timed.items()},
             "accepted": {str(heat): each.state() for heat, each in self._accepted.items()},
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Load the ``state`` of another policy; ignored if its sizes differ."""
-        if state.get("sizes") != [*self._sizes, *self._drawn]:
+        if state.get("sizes") != list(self._sizes):
             return
         for key, seconds in state["seconds"].items():
             rows, heat = (int(number) for number in key.split("/"))
-            self._timed[rows, heat] = Timings.restored(self._sizes, self._twins, seconds)
+            self._timed[rows, heat] = Timings.restored(self._sizes, seconds)
         for heat, counts in state["accepted"].items():
             self._accepted[int(heat)] = self._new_acceptance(counts)
 
@@ -138,22 +131,13 @@ class Throughput(Policy):
         heat = 0 if view.warp.greedy else 1 + (view.warp.hottest > 0.5)
         key = 1 << (len(view.rows) - 1).bit_length(), heat  # up to 1, 2, 4, 8 rows and so on
         if key not in self._timed:
-            self._timed[key] = Timings(self._sizes, self._twins)
+            self._timed[key] = Timings(self._sizes)
         if heat not in self._accepted:
             self._accepted[heat] = self._new_acceptance()
         return self._timed[key], self._accepted[heat]
 
-    def _new_acceptance(self, state: Sequence[Sequence[Any]] = ((), (), ())) -> Acceptance:
-        return Acceptance(self._sizes, self._prior, self._twins, list(self._needs.drawn.values()), state)
-
-    def _offered(self, view: View) -> list[int]:
-        """The sizes for these rows, by index."""
-        picked, drawn = list(range(len(self._sizes))), [len(self._sizes) + i for i in range(len(self._twins))]
-        if view.warp.greedy:
-            return picked
-        if self._needs.law is Law.WITHOUT_REPLACEMENT:
-            return [0, *drawn]
-        return picked if view.seeded else picked + drawn
+    def _new_acceptance(self, state: Sequence[Sequence[Any]] = ((), ())) -> Acceptance:
+        return Acceptance(self._sizes, self._prior, state)
 
     def _depth(self, index: int) -> int:
         """The length of the longest path in drafts of a size."""
@@ -168,23 +152,23 @@ class Throughput(Policy):
             found.append(tokens / (seconds + start * tokens if gain else seconds))
         return found
 
-    def _choose(self, timed: Timings, accepted: Acceptance, rows: int, active: int, offered: Sequence[int]) -> Choice:
-        """The size of this step, one of ``offered``; chosen again every few steps."""
+    def _choose(self, timed: Timings, accepted: Acceptance, rows: int, active: int) -> Choice:
+        """The size of this step; chosen again every few steps."""
         timed.now += 1
         old = timed.choice
         broke = old.index not in (0, old.best) and timed.credit <= 0
-        if timed.left and not broke and old.index in offered:
+        if timed.left and not broke:
             timed.left -= 1
             return old
         timed.estimate()
         rates = self._rates(timed, accepted, rows, active)
-        best = self._best(timed, rates, offered)
-        index, count = self._trial(timed, rates, best, offered)
+        best = self._best(timed, rates)
+        index, count = self._trial(timed, rates, best)
         timed.choice = Choice(index, best, 1 - rates[index] / rates[best], rates[best])
         timed.left = count - 1
         return timed.choice
 
-    def _best(self, timed: Timings, rates: Sequence[float], offered: Sequence[int]) -> int:
+    def _best(self, timed: Timings, rates: Sequence[float]) -> int:
         """The best size that has been timed. Drafting does not start or stop for a small gain: a drafter that starts
         again first reads what was decoded meanwhile."""
         old = timed.choice.best
@@ -192,14 +176,14 @@ class Throughput(Policy):
         def value(i: int) -> float:
             return rates[i] * (1 + self.SWITCH * (bool(i) == bool(old)))
 
-        return max((i for i in offered if timed.known(i)), key=value, default=0)
+        return max((i for i in range(len(rates)) if timed.known(i)), key=value, default=0)
 
-    def _trial(self, timed: Timings, rates: Sequence[float], best: int, offered: Sequence[int]) -> tuple[int, int]:
+    def _trial(self, timed: Timings, rates: Sequence[float], best: int) -> tuple[int, int]:
         """The next size and for how many steps: the best, or one whose trial is due."""
         estimates = timed.estimates
         if not timed.known(0):
             return 0, 1
-        others = [i for i in offered if i != best]
+        others = [i for i in range(len(rates)) if i != best]
         if not best:  # drafting does not pay: try only the most promising size
             others = [max(others, key=rates.__getitem__)]
         gaps = {i: max(1 - rates[i] / rates[best], 0.0) for i in others}
@@ -241,7 +225,7 @@ class Throughput(Policy):
         whole = plan.length == self._depth(index)
         if clean and whole and timed.last[index]:
             timed.add(index, reached, seconds)
-            if done.levels and not plan.drawn:
+            if done.levels:
                 timed.level.add(done.draft_seconds / done.levels)
         timed.last[index] = timed.now
 
@@ -254,10 +238,6 @@ class Throughput(Policy):
 
     def _count(self, accepted: Acceptance, index: int, plan: Plan, done: StepDone) -> None:
         """Count the accepted tokens within each size for the rows that drafted."""
-        if plan.drawn:
-            whole = [r.accepted for n, r in zip(plan.lengths, done.rows, strict=True) if n == self._needs.longest]
-            accepted.add_drawn(index - len(self._sizes), whole)
-            return
         rows = []
         for length, result in zip(plan.lengths, done.rows, strict=True):
             ranks = sorted(result.ranks)
