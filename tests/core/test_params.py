@@ -8,19 +8,19 @@ from foredraft.core.errors import OptionError, UsageError
 from foredraft.core.sampling.params import SamplingParams, check_count, check_known
 
 NUMBERS = {  # name: (allowed, refused)
-    "max_new_tokens": ([1, 10_000], [0, -1, 1.5, True]),
+    "max_new_tokens": ([1, 10_000, 2**63 - 1], [0, -1, 1.5, True, 2**63]),
     "min_new_tokens": ([0, 256], [-1, 0.5]),
-    "temperature": ([0, 0.0, 1, 1e-9, 50.0], [-0.1, float("nan"), float("inf"), "1", True]),
-    "top_k": ([None, 1, 10**9], [0, -1, 2.0]),
+    "temperature": ([0, 0.0, 1, 1e-9, 50.0, 1e30], [-0.1, 1e31, 2**64, float("nan"), float("inf"), "1", True]),
+    "top_k": ([None, 1, 10**9, 2**63 - 1], [0, -1, 2.0, 2**63]),
     "top_p": ([None, 1e-9, 1.0], [0.0, 1.01, -0.5]),
     "min_p": ([None, 0.0, 1.0], [-0.01, 1.01]),
     "typical_p": ([None, 1e-9, 1.0], [0.0, 1.01]),
     "epsilon_cutoff": ([None, 1e-9, 0.99], [0.0, 1.0]),
     "eta_cutoff": ([None, 1e-9, 0.99], [0.0, 1.0]),
-    "repetition_penalty": ([1e-9, 1, 9.0], [0.0, -1.0]),
-    "presence_penalty": ([-2.0, 2], [float("inf"), "a"]),
+    "repetition_penalty": ([1e-9, 1, 9.0, 1e9], [0.0, -1.0, 1e-38, 1e10]),
+    "presence_penalty": ([-2.0, 2], [float("inf"), "a", 1e38]),
     "frequency_penalty": ([-2.0, 2], [float("-inf"), [1.0]]),
-    "no_repeat_ngram_size": ([0, 7, 1000], [-1, 2.5, 1001, 2**70]),
+    "no_repeat_ngram_size": ([0, 7, 100], [-1, 2.5, 101, 2**70]),
     "seed": ([0, -(2**63), 2**63 - 1], [2**63, 0.5]),
     "logprobs": ([None, 0, 20], [-1, 21, 2.5]),
 }
@@ -61,12 +61,46 @@ def test_a_value_out_of_its_range_is_an_error_that_names_both(name, value):
         ({"stop_strings": 2.5}, "stop_strings must be non-empty strings"),
         ({"speculate": "no"}, "speculate must be True or False, not 'no'"),
         ({"prediction": [1, "a"]}, "prediction must be token ids"),
+        ({"prediction": [2**63]}, "prediction must be token ids, which have 64 bits at most"),
+        ({"eos_token_id": [2**63]}, "eos_token_id must be token ids, which have 64 bits at most"),
+        ({"eos_token_id": range(1025)}, "eos_token_id has 1025 ids; the most are 1024"),
+        ({"bad_words_ids": [[1, 2]] * 4097}, "bad_words_ids has 4097 entries; the most are 4096"),
+        ({"bad_words_ids": [[1] * 17]}, "bad_words_ids has an entry of 17 token ids; the most are 16"),
+        ({"stop_strings": ["a"] * 257}, "stop_strings has 257 entries; the most are 256"),
+        ({"stop_strings": ["a" * 1025]}, "stop_strings has an entry of 1025 characters; the most are 1024"),
+        ({"logit_bias": {1: 1e31}}, r"logit_bias must be numbers from -1e\+30 to 1e\+30, or -inf"),
+        ({"logit_bias": {1: 10**400}}, "logit_bias must be numbers by token id"),
+        ({"logit_bias": {"9" * 5000: 1}}, "logit_bias must be numbers by token id"),
         ({"num_assistant_tokens": -1}, "num_assistant_tokens must be a whole number, 0 or more, not -1"),
     ],
 )
 def test_values_that_contradict_are_errors(options, words):
     with pytest.raises(OptionError, match=words):
         SamplingParams(**options)
+
+
+@pytest.mark.parametrize("name", list(NUMBERS))
+@pytest.mark.parametrize("value", [10**400, -(10**400), 10**5000], ids=["400 digits", "negative", "5,000 digits"])
+def test_an_integer_of_any_size_is_refused_in_one_short_sentence(name: str, value: int):
+    with pytest.raises(OptionError, match=f"^{name} must be ") as error:
+        SamplingParams(**{name: value})
+    assert len(str(error.value)) < 200
+
+
+@pytest.mark.parametrize(
+    ("options", "may"),
+    [
+        ({}, False),
+        ({"min_new_tokens": 2}, False),
+        ({"min_new_tokens": 2, "eos_token_id": [1]}, True),
+        ({"bad_words_ids": [[1]]}, True),
+        ({"logit_bias": {1: -5.0}}, False),
+        ({"logit_bias": {1: float("-inf")}}, True),
+        ({"grammar": "json"}, True),
+    ],
+)
+def test_which_requests_may_leave_no_token(options: dict, may: bool):
+    assert SamplingParams(**options).may_ban_all is may
 
 
 def test_an_unknown_option_lists_the_known_and_guesses():

@@ -154,6 +154,15 @@ def test_models_and_health(client: openai.OpenAI, server: servers.Running):
         ({"logit_bias": {"3": 1e300}}, 400, "logit_bias"),
         ({"no_repeat_ngram_size": 2**40}, 400, "no_repeat_ngram_size"),
         ({"bad_words_ids": [[token] for token in range(96)]}, 400, "No next token can be chosen"),
+        ({"stop_token_ids": list(range(96)), "min_tokens": 2}, 400, "No next token can be chosen"),
+        ({"top_k": 2**63}, 400, "top_k"),
+        ({"min_tokens": 2**63, "max_tokens": 2**64}, 400, "tokens"),
+        ({"stop_token_ids": [2**63]}, 400, "stop_token_ids"),
+        ({"seed": 10**4000}, 400, "seed"),
+        ({"temperature": 10**400}, 400, "temperature"),
+        ({"repetition_penalty": 1e-39}, 400, "repetition_penalty must be"),
+        ({"prompt": [2**31], "echo": True}, 400, "prompt"),
+        ({"prompt": [96], "echo": True}, 400, "outside the model's vocabulary"),
     ],
 )
 def test_a_refused_request_has_an_error_object(server: servers.Running, change: Any, status: int, sentence: str):

@@ -25,6 +25,7 @@ from foredraft.core.errors import DrafterError, LawError, OptionError
 from foredraft.engine.generator import Generator, Kind
 from foredraft.serve.logs import JsonLines, log_to_stderr
 from foredraft.serve.options import API_KEY, ServeOptions
+from foredraft.serve.render import CompletionRenderer
 from foredraft.serve.service import Service
 
 PROMPT = [5, 6, 7]
@@ -286,3 +287,17 @@ def test_log_lines_are_json_and_a_full_disk_does_not_matter():
                 logger.propagate = propagate
     with pytest.raises(OSError):
         full.close()
+
+
+def test_after_an_unexpected_error_its_connection_still_works(monkeypatch: pytest.MonkeyPatch):
+    with servers.served(servers.generator()) as running:
+        with httpx.Client(base_url=running.url, timeout=60) as client, monkeypatch.context() as patch:
+            patch.setattr(CompletionRenderer, "whole", lambda *_: 1 // 0)
+            failed = client.post("/v1/completions", json=BODY)
+            assert failed.status_code == 500 and failed.json()["error"]["type"] == "InternalServerError"
+            assert "division" not in failed.text
+            port = failed.extensions["network_stream"].get_extra_info("client_addr")
+            patch.undo()
+            after = client.post("/v1/completions", json=BODY)
+            assert after.status_code == 200
+            assert after.extensions["network_stream"].get_extra_info("client_addr") == port, "it is the same"

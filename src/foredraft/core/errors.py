@@ -11,6 +11,8 @@ ForedraftError
 └── NumericsError       the model returned NaN or infinite logits
 """
 
+import reprlib
+
 
 class ForedraftError(Exception):
     """Base of all errors that foredraft raises deliberately; the message is one readable sentence."""
@@ -46,6 +48,18 @@ class LawError(UsageError):
 
 class NumericsError(ForedraftError):
     """The model returned NaN or +inf logits, so there is no distribution to sample from."""
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 200
+
+
+def shown(value: object) -> str:
+    """A value in an error message: its ``repr``, shortened if it is long."""
+    try:
+        return _SHORT.repr(value)
+    except ValueError:  # Python does not write integers of thousands of digits
+        return kind_of(value)
 
 
 def kind_of(value: object) -> str:

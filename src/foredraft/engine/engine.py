@@ -142,6 +142,8 @@ class Engine:
                 f"The prompt has {len(prompt)} tokens; the model's context of {self.target.max_length} leaves no room "
                 "for a new one."
             )
+        if isinstance(params.prediction, tuple) and len(params.prediction) > self.target.max_length:
+            params = replace(params, prediction=params.prediction[: self.target.max_length])  # no output is longer
         check_token_ids(params, self.target.vocab_size)
         eos_ids = params.eos_token_id if params.eos_token_id is not None else tuple(eos)
         rules = StopRules(min(params.max_new_tokens, room), frozenset(eos_ids))

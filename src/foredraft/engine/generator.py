@@ -27,6 +27,8 @@ from foredraft.model.tokenizer import Message, Tokenizer
 
 OnePrompt = str | Seq[int] | Seq[Message] | Mapping[str, Any]
 """Types that always hold a single prompt; a tensor may hold one or several."""
+_MOST_OUTPUTS = 2**20
+"""Outputs of a prompt."""
 
 
 class Generator(Source):
@@ -292,7 +294,7 @@ class Generator(Source):
             priority: requests with a lower one are admitted first.
             tenant: only requests of one tenant share the keys and values of prompts that begin alike.
         """
-        check_count("num_return_sequences", count)
+        check_count("num_return_sequences", count, most=_MOST_OUTPUTS)
         if not prompts:
             raise PromptError("There are no prompts.")
         requests = self._requests(prompts, params)

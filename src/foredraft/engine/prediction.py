@@ -5,6 +5,7 @@ the row's draft, in place of the drafter's. They are picked, and target sampling
 they are lossless. Where the output leaves the text, the drafter drafts until the place is found again.
 """
 
+from bisect import bisect_left
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,6 +27,7 @@ _FIRST, _UNSURE = 15, 7  # length of the first copy, and of the first one after 
 _COMPARED = 16  # most tokens compared to find the place again
 _SURE = 3  # a match of so many tokens counts everywhere
 _NEAR = 24  # a shorter one at most so many tokens behind the place left, and so soon after
+_TRIED = 512  # most places of a token that are compared, before the place left and after it
 _EDIT = 12  # most tokens of a replacement that is expected again
 
 
@@ -130,7 +132,9 @@ class Prediction:
         """Look the last tokens up in the prediction."""
         recent = tuple(self._recent)
         best, found = (0, False, 0), 0
-        for index in self._indices.get(recent[0], ()) if recent else ():
+        places = self._indices.get(recent[0], []) if recent else []
+        near = bisect_left(places, self._left)
+        for index in places[max(near - _TRIED, 0) : near + _TRIED]:
             size = 1
             while size < len(recent) and size <= index and self._tokens[index - size] == recent[size]:
                 size += 1

@@ -194,6 +194,8 @@ class GrammarCompiler:
             self.prepare()
             try:
                 found = CompiledGrammar(_compiled(self._compiler, grammar), self._vocab_size, self.delay_seconds)
+            except UnicodeDecodeError:  # of xgrammar's own message, which may cut a character
+                raise OptionError(f"The {grammar.kind} grammar is not valid.") from None
             except RuntimeError as error:
                 if "bad_alloc" in str(error):
                     raise MemoryError("There is not enough memory to compile the grammar.") from None

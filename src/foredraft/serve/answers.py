@@ -1,5 +1,6 @@
 """Bodies of answers, in OpenAI's shape; what vLLM adds has vLLM's names. Fields that were not set are left out."""
 
+import json
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -12,7 +13,10 @@ class Answer(BaseModel):
 
     def json_text(self) -> str:
         """JSON of the fields that were set."""
-        return self.model_dump_json(exclude_unset=True)
+        try:
+            return self.model_dump_json(exclude_unset=True)
+        except ValueError:  # it repeats text of the client's that is not valid Unicode
+            return json.dumps(self.model_dump(exclude_unset=True))
 
 
 class Speculation(Answer):

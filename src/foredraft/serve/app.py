@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import Receive, Scope, Send
 
-from foredraft.core.errors import ForedraftError
+from foredraft.core.errors import ForedraftError, shown
 from foredraft.core.version import __version__
 from foredraft.engine.generator import Generator
 from foredraft.engine.results import Result
@@ -31,6 +31,7 @@ from foredraft.serve.answers import (
     Text,
     Tokens,
 )
+from foredraft.serve.contained import Contained
 from foredraft.serve.conversions import Conversions
 from foredraft.serve.convert import Converter
 from foredraft.serve.errors import ApiError, api_error, gone, late, stopping
@@ -157,7 +158,7 @@ class Api:
     def _check_name(self, name: str) -> None:
         if name not in self._names:
             known = ", ".join(self._names)
-            raise ApiError(404, f"There is no model {name!r} here. Known: {known}.", param="model")
+            raise ApiError(404, f"There is no model {shown(name)} here. Known: {known}.", param="model")
 
     def _card(self, name: str) -> ModelCard:
         length = self.service.generator.engine.target.max_length
@@ -307,8 +308,9 @@ def make_app(generator: Generator, names: Seq[str], options: ServeOptions) -> Fa
 
     app = FastAPI(title="foredraft", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.api, app.state.service = api, api.service
-    for kind in (HTTPException, RequestValidationError, ApiError, ForedraftError, Exception):
+    for kind in (HTTPException, RequestValidationError, ApiError, ForedraftError):
         app.add_exception_handler(kind, api.on_error)
+    app.add_middleware(Contained, failed=api.failed)
     if options.cors_origin:
         app.add_middleware(CORSMiddleware, allow_origins=options.cors_origin, allow_methods=["*"], allow_headers=["*"])
     app.add_middleware(BodyLimit, limit=options.max_body_bytes)

@@ -134,9 +134,13 @@ class Converter:
         Raises:
             PromptError: an id is outside the vocabulary.
         """
-        if any(token >= self.vocab_size for token in body.tokens):
-            raise PromptError(f"There are token ids outside the model's vocabulary of {self.vocab_size}.")
+        self._check_ids(body.tokens)
         return self.tokenizer.decode(body.tokens, special=True)
+
+    def _check_ids(self, tokens: Seq[int]) -> None:
+        """Check ids before the tokenizer reads them."""
+        if any(token >= self.vocab_size for token in tokens):
+            raise PromptError(f"There are token ids outside the model's vocabulary of {self.vocab_size}.")
 
     def _chat_ids(self, body: Templated, given: Seq[ChatMessage], tools: Seq[Tool]) -> list[int]:
         """Ids of a chat; tools that the template cannot write are described in its messages."""
@@ -155,7 +159,10 @@ class Converter:
         return self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
 
     def _text(self, prompt: str | list[int]) -> str:
-        return prompt if isinstance(prompt, str) else self.tokenizer.decode(prompt)
+        if isinstance(prompt, str):
+            return prompt
+        self._check_ids(prompt)
+        return self.tokenizer.decode(prompt)
 
     def _job(self, body: Generation, prompts: list[list[int]], params: SamplingParams) -> Job:
         return Job(prompts, params, body.n, tuple(body.stop_token_ids or ()), priority=body.priority)
@@ -187,7 +194,7 @@ def messages(given: Seq[ChatMessage]) -> list[dict[str, Any]]:
         plain = {"content": None, **message.model_dump(exclude_none=True)}
         plain["role"] = "system" if message.role == "developer" else message.role
         for call in plain.get("tool_calls", ()):
-            with suppress(ValueError):
+            with suppress(ValueError, RecursionError):  # it stays a string
                 call["function"]["arguments"] = json.loads(call["function"]["arguments"])
         found.append(plain)
     return found

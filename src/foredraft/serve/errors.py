@@ -14,6 +14,8 @@ from foredraft.core.errors import ForedraftError, OptionError, PromptError
 B = TypeVar("B", bound=BaseModel)
 RETRY_SECONDS = 1.0
 """When to repeat a request that the server could not take."""
+_LONGEST = 2000
+"""Characters of a message, which may quote what a client sent."""
 _TYPES = {
     400: "BadRequestError",
     401: "AuthenticationError",
@@ -44,7 +46,8 @@ class ApiError(Exception):
     def text(self) -> str:
         """The error object in JSON; ASCII, since a message may quote text that is not valid Unicode."""
         kind = _TYPES.get(self.status, "BadRequestError" if self.status < 500 else "InternalServerError")
-        fields = {"message": self.message, "type": kind, "param": self.param, "code": self.status}
+        message = self.message if len(self.message) <= _LONGEST else f"{self.message[: _LONGEST - 3]}..."
+        fields = {"message": message, "type": kind, "param": self.param, "code": self.status}
         return json.dumps({"error": fields})
 
     def ending(self) -> bytes:
@@ -91,6 +94,8 @@ def api_error(error: Exception) -> ApiError:
         return ApiError(error.status_code, _unread(error.__cause__) or str(error.detail))
     if isinstance(error, ForedraftError):
         return ApiError(500, str(error))
+    if isinstance(error, RecursionError):  # of the walk over a schema or a template's variables
+        return ApiError(400, "The request is nested too deep.")
     return ApiError(500, "The server failed on this request; its log has the reason.")
 
 

@@ -1,6 +1,6 @@
 """Bodies of requests, under the names of OpenAI and vLLM. Unknown fields are refused."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -8,7 +8,12 @@ from foredraft.core.errors import OptionError
 from foredraft.core.sampling.params import check_known
 from foredraft.model.tokenizer import ChatEnding
 
-TokenId = Annotated[int, Field(ge=0)]
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+"""Numbers are bounded here by their types alone; their ranges are those of ``SamplingParams``."""
+T = TypeVar("T")
+List = Annotated[list[T], Field(fail_fast=True)]
+"""A list that is refused at its first wrong entry, not after thousands of them."""
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
 
@@ -45,7 +50,7 @@ class PredictedOutput(Body):
     """A text that the output may repeat; it is drafted from."""
 
     type: Literal["content"]
-    content: str | list[TextPart]
+    content: str | List[TextPart]
 
     @property
     def text(self) -> str:
@@ -55,7 +60,7 @@ class PredictedOutput(Body):
 class SpeculativeOptions(Body):
     """Drafts of one request: paths of at most ``num_assistant_tokens`` tokens."""
 
-    num_assistant_tokens: int = Field(ge=0)
+    num_assistant_tokens: int = Field(ge=0, lt=2**63)
 
 
 class NamedSchema(Body):
@@ -79,7 +84,7 @@ class StructuredOutputs(Body):
 
     json_: dict[str, Any] | str | None = Field(None, alias="json")
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: List[str] | None = None
     grammar: str | None = None
     json_object: Literal[True] | None = None
     structural_tag: dict[str, Any] | None = None
@@ -107,7 +112,7 @@ class Sampling(Ignored):
     model: str | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
+    top_k: Int64 | None = None
     min_p: float | None = None
     typical_p: float | None = None
     epsilon_cutoff: float | None = None
@@ -115,26 +120,26 @@ class Sampling(Ignored):
     presence_penalty: float | None = Field(None, ge=-100, le=100)
     frequency_penalty: float | None = Field(None, ge=-100, le=100)
     repetition_penalty: float | None = None
-    no_repeat_ngram_size: int | None = None
-    bad_words_ids: list[list[TokenId]] | None = None
+    no_repeat_ngram_size: Int64 | None = None
+    bad_words_ids: List[List[TokenId]] | None = None
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[TokenId] | None = None
-    min_tokens: int | None = None
+    seed: Int64 | None = None
+    stop: str | List[str] | None = None
+    stop_token_ids: List[TokenId] | None = None
+    min_tokens: Int64 | None = None
     ignore_eos: bool = False
     stream: bool = False
     prediction: PredictedOutput | None = None
     speculative: bool | SpeculativeOptions = True
     structured_outputs: StructuredOutputs | None = None
-    priority: int = 0
+    priority: Int64 = 0
 
 
 class Generation(Sampling):
     """What chats and completions have in common."""
 
-    max_tokens: int | None = Field(None, ge=1)
-    n: int = Field(1, ge=1)
+    max_tokens: int | None = Field(None, ge=1, lt=2**63)
+    n: int = Field(1, ge=1, lt=2**31)
     stream_options: StreamOptions | None = None
     return_token_ids: bool = False
     return_steps: bool = False
@@ -158,8 +163,8 @@ class CompletionRequest(Generation):
     With ``echo`` and ``logprobs`` the prompt's tokens are scored; ``max_tokens`` 0 generates nothing.
     """
 
-    max_tokens: int | None = Field(None, ge=0)
-    prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
+    max_tokens: int | None = Field(None, ge=0, lt=2**63)
+    prompt: str | List[str] | List[TokenId] | List[List[TokenId]]
     echo: bool = False
     logprobs: int | None = Field(None, ge=0, le=20)
 
@@ -189,9 +194,9 @@ class ChatMessage(Body):
     """One turn."""
 
     role: Role
-    content: str | list[TextPart] | None = None
+    content: str | List[TextPart] | None = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: List[ToolCall] | None = None
     tool_call_id: str | None = None
 
 
@@ -254,7 +259,7 @@ class Templated(Body):
 class IgnoredInChats(Ignored):
     """Fields of chats that have no effect; every answer is text."""
 
-    modalities: list[Literal["text"]] | None = None
+    modalities: List[Literal["text"]] | None = None
     reasoning_effort: str | None = None
     verbosity: str | None = None
 
@@ -262,11 +267,11 @@ class IgnoredInChats(Ignored):
 class ChatRequest(IgnoredInChats, Generation, Templated):
     """Body of ``/v1/chat/completions``."""
 
-    messages: list[ChatMessage] = Field(min_length=1)
-    max_completion_tokens: int | None = Field(None, ge=1)
+    messages: List[ChatMessage] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(None, ge=1, lt=2**63)
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=20)
-    tools: list[Tool] | None = None
+    tools: List[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool = True
 
@@ -287,8 +292,8 @@ class TokenizeRequest(Templated):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[ChatMessage] | None = None
-    tools: list[Tool] | None = None
+    messages: List[ChatMessage] | None = None
+    tools: List[Tool] | None = None
     return_token_strs: bool = False
 
     @model_validator(mode="after")
@@ -302,4 +307,4 @@ class DetokenizeRequest(Body):
     """Body of ``/detokenize``."""
 
     model: str | None = None
-    tokens: list[TokenId]
+    tokens: List[TokenId]

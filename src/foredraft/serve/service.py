@@ -303,6 +303,6 @@ def _explained(params: SamplingParams) -> Iterator[None]:
     try:
         yield
     except NumericsError as error:
-        if params.bad_words_ids or params.no_repeat_ngram_size or params.grammar is not None:
+        if params.may_ban_all:
             raise ApiError(400, str(error)) from error
         raise

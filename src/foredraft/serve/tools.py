@@ -91,7 +91,7 @@ def _bare(text: str) -> Parsed:
     while rest:
         try:
             found, end = json.JSONDecoder().raw_decode(rest)
-        except ValueError:
+        except (ValueError, RecursionError):
             return Parsed(text, [])
         call = _made(found, "parameters") or _made(found, "arguments")
         if call is None:
@@ -104,7 +104,7 @@ def _bare(text: str) -> Parsed:
 def _call(text: str, arguments: str) -> CalledFunction | None:
     try:
         return _made(json.loads(text), arguments)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypedDict, no_type_check
 
-from foredraft.core.errors import OptionError
+from foredraft.core.errors import OptionError, shown
 from foredraft.core.sampling.grammar import Grammar, GrammarLike, as_grammar
 
 if TYPE_CHECKING:  # the command line imports this module for completion and help, without torch
@@ -109,20 +109,24 @@ class SamplingParams:
             if value is None and name in _OPTIONAL:
                 continue
             if value is None or not _is_number(value) or not test(value):
-                raise OptionError(f"{name} must be {range_}, not {value!r}.")
+                raise OptionError(f"{name} must be {range_}, not {shown(value)}.")
         if self.min_new_tokens > self.max_new_tokens:
             raise OptionError(
                 f"min_new_tokens ({self.min_new_tokens}) is larger than max_new_tokens ({self.max_new_tokens})."
             )
-        if any(math.isnan(bias) or bias == math.inf for bias in self.logit_bias.values()):
-            raise OptionError("logit_bias must be numbers; -inf bans a token.")
+        if not all(bias == -math.inf or abs(bias) <= _LARGEST for bias in self.logit_bias.values()):
+            raise OptionError(f"logit_bias must be numbers from -{_LARGEST:g} to {_LARGEST:g}, or -inf to ban a token.")
         if any(not isinstance(stop, str) or not stop for stop in self.stop_strings):
             raise OptionError("stop_strings must be non-empty strings.")
+        check_sizes("stop_strings", self.stop_strings, MOST_STOPS, LONGEST_STOP, "characters")
+        check_sizes("bad_words_ids", self.bad_words_ids, MOST_WORDS, LONGEST_WORD, "token ids")
+        if (ids := len(self.eos_token_id or ())) > MOST_ENDS:
+            raise OptionError(f"eos_token_id has {ids} ids; the most are {MOST_ENDS}.")
         if invalid := [each for each in self.logits_processor if not callable(each)]:
-            raise OptionError(f"logits_processor must be functions of (input_ids, scores), not {invalid[0]!r}.")
+            raise OptionError(f"logits_processor must be functions of (input_ids, scores), not {shown(invalid[0])}.")
         for name in ("speculate", "record_steps"):
             if not isinstance(getattr(self, name), bool):
-                raise OptionError(f"{name} must be True or False, not {getattr(self, name)!r}.")
+                raise OptionError(f"{name} must be True or False, not {shown(getattr(self, name))}.")
         if any(not word for word in self.bad_words_ids):
             raise OptionError("bad_words_ids must be non-empty lists of token ids.")
 
@@ -136,16 +140,32 @@ class SamplingParams:
     def greedy(self) -> bool:
         return self.temperature == 0.0
 
+    @property
+    def may_ban_all(self) -> bool:
+        """Whether its bans, alone or together, may leave no token to choose."""
+        bans = self.bad_words_ids, self.no_repeat_ngram_size, self.grammar, self.logits_processor
+        ends = self.min_new_tokens > 0 and self.eos_token_id
+        return any(bans) or bool(ends) or -math.inf in self.logit_bias.values()
+
 
 def check_options(options: Mapping[str, Any]) -> None:
     """Raise an ``OptionError`` for the first name that is not a field of ``SamplingParams``."""
     check_known("generation option", options, [each.name for each in fields(SamplingParams)], _ELSEWHERE)
 
 
-def check_count(name: str, value: object) -> None:
-    """Raise an ``OptionError`` unless the value is an integer, 1 or more."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise OptionError(f"{name} must be a whole number, 1 or more, not {value!r}.")
+def check_count(name: str, value: object, most: int = 2**63 - 1) -> None:
+    """Raise an ``OptionError`` unless the value is an integer from 1 to ``most``."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+        upper = "" if most >= 2**63 - 1 else f" and at most {most}"
+        raise OptionError(f"{name} must be a whole number, 1 or more{upper}, not {shown(value)}.")
+
+
+def check_sizes(name: str, values: Sequence[Sequence[Any]], most: int, longest: int, unit: str) -> None:
+    """Raise an ``OptionError`` if there are more values than ``most``, or one is longer than ``longest`` units."""
+    if len(values) > most:
+        raise OptionError(f"{name} has {len(values)} entries; the most are {most}.")
+    if (size := max(map(len, values), default=0)) > longest:
+        raise OptionError(f"{name} has an entry of {size} {unit}; the most are {longest}.")
 
 
 def check_known(
@@ -162,7 +182,7 @@ def check_known(
             close = difflib.get_close_matches(name, known, n=1)
             hint = f" Did you mean {close[0]}?" if close else ""
             hint = f" {elsewhere[name]}" if elsewhere and name in elsewhere else hint
-            raise OptionError(f"Unknown {what} {name!r}.{hint} Known: {', '.join(sorted(known))}.")
+            raise OptionError(f"Unknown {what} {shown(name)}.{hint} Known: {', '.join(sorted(known))}.")
 
 
 def _as_tuple(value: Any) -> Any:
@@ -178,32 +198,51 @@ def _as_tuple(value: Any) -> Any:
 
 def _token_ids(name: str, values: Any) -> tuple[int, ...]:
     try:
-        return tuple(operator.index(value) for value in values)
+        ids = tuple(operator.index(value) for value in values)
     except TypeError:
-        raise OptionError(f"{name} must be token ids, not {values!r}.") from None
+        raise OptionError(f"{name} must be token ids, not {shown(values)}.") from None
+    if not all(map(_fits, ids)):
+        raise OptionError(f"{name} must be token ids, which have 64 bits at most.")
+    return ids
 
 
 def _words(words: Any) -> tuple[tuple[int, ...], ...]:
     if not isinstance(words, (Sequence, type(None))):
-        raise OptionError(f"bad_words_ids must be lists of token ids, not {words!r}.")
+        raise OptionError(f"bad_words_ids must be lists of token ids, not {shown(words)}.")
     return tuple(_token_ids("bad_words_ids", word) for word in words or ())
 
 
 def _biases(biases: Any) -> dict[int, float]:
     try:
         return {int(token): float(bias) for token, bias in dict(biases or {}).items()}
-    except (TypeError, ValueError):
-        raise OptionError(f"logit_bias must be numbers by token id, as in {{7: -1.5}}, not {biases!r}.") from None
+    except (TypeError, ValueError, OverflowError):
+        raise OptionError(f"logit_bias must be numbers by token id, as in {{7: -1.5}}, not {shown(biases)}.") from None
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    """Whether it is a finite number, and of 64 bits if it is whole."""
+    if isinstance(value, int):
+        return not isinstance(value, bool) and _fits(value)
+    return isinstance(value, float) and math.isfinite(value)
+
+
+def _fits(value: int) -> bool:
+    """Whether a tensor of int64 can hold it."""
+    return -(2**63) <= value < 2**63
 
 
 def _whole(value: int | float) -> bool:
     return isinstance(value, int)
 
 
+MOST_STOPS, LONGEST_STOP = 256, 1024
+"""Stop strings of a request, and characters of one. Each new piece of text is compared with all of them."""
+MOST_WORDS, LONGEST_WORD = 4096, 16
+"""Bad words of a request, and tokens of one. Each node of a draft tree is compared with all of them."""
+MOST_ENDS = 1024
+"""End-of-sequence ids of a request."""
+_LARGEST = 1e30
+"""Larger numbers would overflow float32 together with logits."""
 _ELSEWHERE = {
     "stop": "Did you mean stop_strings?",
     "do_sample": "A temperature above 0 samples; 0 is greedy.",
@@ -221,18 +260,18 @@ _COUNT = (lambda x: _whole(x) and x >= 0, "a whole number, 0 or more")
 _RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
     "max_new_tokens": (lambda x: _whole(x) and x >= 1, "a whole number, 1 or more"),
     "min_new_tokens": _COUNT,
-    "temperature": (lambda x: x >= 0.0, "0 (greedy) or more"),
+    "temperature": (lambda x: 0.0 <= x <= _LARGEST, f"0 (greedy) or more, and at most {_LARGEST:g}"),
     "top_k": (lambda x: _whole(x) and x >= 1, "a whole number, 1 or more (leave it out to turn it off)"),
     "top_p": _PROBABILITY,
     "min_p": (lambda x: 0.0 <= x <= 1.0, "between 0 and 1"),
     "typical_p": _PROBABILITY,
     "epsilon_cutoff": _OPEN,
     "eta_cutoff": _OPEN,
-    "repetition_penalty": (lambda x: x > 0.0, "greater than 0"),
-    "presence_penalty": (lambda x: True, "a number"),
-    "frequency_penalty": (lambda x: True, "a number"),
-    "no_repeat_ngram_size": (lambda x: _whole(x) and 0 <= x <= 1000, "a whole number from 0 to 1000"),
-    "seed": (lambda x: _whole(x) and -(2**63) <= x < 2**63, "a whole number of 64 bits"),
+    "repetition_penalty": (lambda x: 1e-9 <= x <= 1e9, "from 1e-09 to 1e+09"),
+    "presence_penalty": (lambda x: abs(x) <= 1e6, "a number from -1e+06 to 1e+06"),
+    "frequency_penalty": (lambda x: abs(x) <= 1e6, "a number from -1e+06 to 1e+06"),
+    "no_repeat_ngram_size": (lambda x: _whole(x) and 0 <= x <= 100, "a whole number from 0 to 100"),
+    "seed": (_whole, "a whole number of 64 bits"),
     "logprobs": (lambda x: _whole(x) and 0 <= x <= 20, "a whole number from 0 to 20"),
     "num_assistant_tokens": _COUNT,
 }

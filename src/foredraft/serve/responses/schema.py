@@ -6,7 +6,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticSerializationError, to_json
 
 from foredraft.core.errors import OptionError
-from foredraft.serve.schema import Body, Sampling, Templated
+from foredraft.serve.schema import Body, List, Sampling, Templated
 
 Forced = Literal["none", "auto", "required"]
 LOGPROBS = "message.output_text.logprobs"
@@ -51,7 +51,7 @@ class InputMessage(Item):
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[Part]
+    content: str | List[Part]
     phase: str | None = None
 
 
@@ -69,7 +69,7 @@ class InputResult(Item):
 
     type: Literal["function_call_output"]
     call_id: str
-    output: str | list[Part]
+    output: str | List[Part]
 
 
 def _kind(item: Any) -> str:
@@ -137,11 +137,11 @@ class ResponseStreamOptions(Body):
 class ResponsesRequest(Sampling, Templated):
     """Body of ``/v1/responses``. ``reasoning`` and ``max_tool_calls`` have no effect: there is none of either."""
 
-    input: str | Annotated[list[InputItem], Field(min_length=1)]
+    input: str | Annotated[List[InputItem], Field(min_length=1)]
     instructions: str | None = None
-    max_output_tokens: int | None = Field(None, ge=1)
+    max_output_tokens: int | None = Field(None, ge=1, lt=2**63)
     text: TextOptions | None = None
-    tools: list[FunctionTool] | None = None
+    tools: List[FunctionTool] | None = None
     tool_choice: Forced | ForcedFunction | None = None
     parallel_tool_calls: bool = True
     include: list[Included] | None = None
