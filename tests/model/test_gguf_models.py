@@ -124,6 +124,30 @@ def test_quantised_weights_are_those_that_transformers_reads(name: str, kind: st
     assert torch.equal(logits(ours), logits(theirs))
 
 
+@pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"])
+def test_k_quants(kind: str, tmp_path: Path):
+    """Blocks with random bits but small scales, in place of each matrix."""
+    path = tmp_path / "model.gguf"
+    model = tiny.build("llama", hidden_size=256, intermediate_size=256, head_dim=64, num_hidden_layers=1)
+    gguf_files.writer().write(path, model)
+    raw = gguf.GGMLQuantizationType[kind]
+    values, size = gguf.GGML_QUANT_SIZES[raw]
+    halves = {"Q2_K": [80, 82], "Q3_K": [108], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208]}[kind]
+    tensors: dict[str, np.ndarray] = {}
+    for name, array in arrays(path).items():
+        if array.ndim > 1:
+            blocks = np.random.default_rng(0).integers(0, 256, (len(array), size * array.shape[1] // values), np.uint8)
+            for half in halves:
+                blocks[:, half : half + 2] = np.full(1, 1e-4, np.float16).view(np.uint8)
+            array = blocks
+        tensors[name] = array
+    other = rewritten(path, tensors, "other", raw=raw)
+    ours = load_model(str(other)).model
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=other.name, dtype=torch.float32)
+    state = theirs.state_dict()
+    assert all(torch.equal(weight, state[key]) for key, weight in ours.state_dict().items())
+
+
 @pytest.mark.parametrize("name", ["llama", "phi3"])
 def test_blocks_and_floats_are_the_same_weights(name: str, tmp_path: Path):
     model = tiny.build(name, seed=0, intermediate_size=64)
@@ -138,15 +162,15 @@ def test_blocks_and_floats_are_the_same_weights(name: str, tmp_path: Path):
         assert blocks is None or torch.equal(blocks.dequantised(), weights.tensor(key))
 
 
-def rewritten(path: Path, tensors: dict[str, np.ndarray], name: str, **metadata: Any) -> Path:
-    """Another file with the metadata of one, but with these tensors."""
+def rewritten(path: Path, tensors: dict[str, np.ndarray], name: str, raw: Any = None) -> Path:
+    """Another file with the metadata of one, but with these tensors; bytes are of the type ``raw``."""
     file, out = GgufFile(path), path.with_name(f"{name}.gguf")
     writer = gguf.GGUFWriter(out, file.text("general.architecture") or "")
-    for key, value in {**file.metadata, **metadata}.items():
+    for key, value in file.metadata.items():
         if key != "general.architecture":
             gguf_files.writer()._add(writer, key, value)
     for key, array in tensors.items():
-        writer.add_tensor(key, array)
+        writer.add_tensor(key, array, raw_dtype=raw if array.dtype == np.uint8 else None)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
