@@ -263,3 +263,50 @@ def test_a_model_may_draft_for_itself(wanted: list[int]):
         result = g.generate(PROMPT, max_new_tokens=12)
     assert result.tokens == wanted and result.stats.accepted == result.stats.drafted > 0
     assert model.lm_head is head
+
+
+HINTS = {
+    "torch_dtype": "Did you mean dtype?",
+    "device_map": "Pass device, or model_options={'device_map': ...}.",
+    "drafer": "Did you mean drafter?",
+    "assistant_model": "Did you mean drafter?",
+    "revision": "Pass model_options={'revision': ...}.",
+    "max_new_tokens": "Sampling options belong to generate.",
+}
+
+
+@pytest.mark.parametrize("name", HINTS)
+def test_an_unknown_argument_of_load_is_an_error_with_a_hint(name: str):
+    with pytest.raises(OptionError) as caught:
+        foredraft.load("sample", **{name: None})  # type: ignore[arg-type]
+    said = str(caught.value)
+    assert said.startswith(f"Unknown argument of load {name!r}. {HINTS[name]} Known: ") and "drafter" in said
+    with pytest.raises(OptionError, match=f"Unknown argument of load {name!r}"):
+        foredraft.load_many("sample", ["none"], **{name: None})  # type: ignore[arg-type]
+
+
+CALLS = {
+    "num_beams": "Use beam_search(prompt, num_beams=...).",
+    "streamer": "Use stream(prompt)",
+    "max_tokens": "Did you mean max_new_tokens?",
+    "stop": "Did you mean stop_strings?",
+    "assistant_model": "The drafter is an argument of load.",
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_an_argument_of_another_call_is_pointed_there(name: str, plain: foredraft.Generator):
+    for call in (plain.generate, plain.stream, plain.batch):
+        with pytest.raises(OptionError) as caught:
+            call(PROMPT, **{name: 1})  # type: ignore[arg-type]
+        assert f"Unknown generation option {name!r}. {CALLS[name]}" in str(caught.value)
+
+
+def test_the_length_of_a_lookup_has_the_name_of_any_chains():
+    spec = Spec.parse("prompt_lookup,num_assistant_tokens=8")
+    assert spec == Spec.parse("prompt_lookup,prompt_lookup_num_tokens=8")
+    assert spec != Spec.parse("prompt_lookup")
+    with pytest.raises(OptionError, match="are the same option of prompt_lookup: give one of them"):
+        Spec.parse("prompt_lookup,num_assistant_tokens=8,prompt_lookup_num_tokens=8")
+    with pytest.raises(OptionError, match="prompt_lookup_num_tokens must be a whole number"):
+        Spec.parse("prompt_lookup,num_assistant_tokens=many")

@@ -5,13 +5,19 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 import foredraft
+import tiny
 from foredraft.cli import main
 from foredraft.cli.methods import described
+from foredraft.core.draft import Draft, Law
+from foredraft.core.drafter import Drafter, Needs, Plan, View
 from foredraft.core.errors import DrafterError
+from foredraft.core.tree import TokenTree
 from foredraft.drafters import METHODS, Methods
 from processes import environment
 
@@ -34,6 +40,7 @@ def install(folder: Path, name: str, point: str, **files: str) -> None:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
+    assert "bigram" not in METHODS, "the entry points of this machine are read before a test adds some"
     (point,) = re.findall(r'^(bigram) = "(bigram:METHOD)"$', TOML[0], re.MULTILINE)
     install(folder, "foredraft_bigram", " = ".join(point), bigram=CODE[0])
     return folder
@@ -103,3 +110,66 @@ def test_a_broken_package_is_one_sentence_and_hides_nothing(tmp_path: Path, monk
     with pytest.raises(DrafterError, match="The drafter broken .* cannot be imported"):
         described("broken")
     assert [each["name"] for each in described()] == list(methods.usable())
+
+
+class Throwing(Drafter):
+    """Raises in the method ``place``."""
+
+    needs = Needs(max_nodes=2, hidden_layers=(0,))
+
+    def __init__(self, place: str) -> None:
+        self.place = place
+
+    def _throw(self, place: str) -> None:
+        if self.place == place:
+            raise ZeroDivisionError("a fault\nof two lines")
+
+    def admit(self, row: int, prompt: Any, hidden: Any) -> None:
+        self._throw("admit")
+
+    def read_ahead(self, row: int, prompt: Any, hidden: Any, room: Any) -> None:
+        self._throw("read_ahead")
+
+    def fuse(self, hidden: Any) -> Any:
+        self._throw("fuse")
+        return hidden
+
+    def propose(self, view: View, plan: Plan) -> Draft:
+        self._throw("propose")
+        ones = torch.ones(len(view.rows), 2, dtype=torch.long)
+        return Draft(TokenTree.chain(torch.cat([view.roots[:, None], ones], 1)), Law.FIXED)
+
+    def commit(self, view: View, draft: Draft, verdict: Any, out: Any) -> None:
+        self._throw("commit")
+
+    def release(self, row: int) -> None:
+        self._throw("release")
+
+
+@pytest.mark.parametrize("place", ["admit", "fuse", "propose", "commit", "release"])
+def test_a_method_that_throws_is_one_sentence_and_leaves_nothing_behind(place: str, caplog: pytest.LogCaptureFixture):
+    prompts, drafter = tiny.prompts((6, 11)), Throwing(place)
+    with foredraft.load(tiny.build(), None) as g:
+        plain = [result.tokens for result in g.generate(prompts, max_new_tokens=8)]
+    with foredraft.load(tiny.build(), drafter) as g:
+        if place == "release":  # the request has ended: the error goes to the log
+            assert [result.tokens for result in g.generate(prompts, max_new_tokens=8)] == plain
+            error = next(record.exc_info[1] for record in caplog.records if record.exc_info)
+        else:
+            with pytest.raises(DrafterError) as caught:
+                g.generate(prompts, max_new_tokens=8)
+            error = caught.value
+        assert f"Throwing.{place} failed with ZeroDivisionError: a fault; see its package." in str(error)
+        assert "\n" not in str(error) and isinstance(error, DrafterError)
+        assert g.engine.running == g.engine.waiting == 0
+        drafter.place = ""
+        assert [result.tokens for result in g.generate(prompts, max_new_tokens=8)] == plain
+
+
+def test_a_build_that_throws_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    text = CODE[0] + "\n\ndef build(options, context):\n    return 1 // 0\n\n\nBigram.build = build\n"
+    install(tmp_path, "throwing", "throwing = throwing:METHOD", throwing=text.replace("bigram:", "throwing:"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(METHODS, "_entry_points", Methods()._entry_points)
+    with pytest.raises(DrafterError, match="build of throwing failed with ZeroDivisionError"):
+        foredraft.load("sample", "throwing")

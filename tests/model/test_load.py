@@ -2,14 +2,21 @@
 
 import json
 from pathlib import Path
+from shutil import copytree
 
 import huggingface_hub
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForSeq2SeqLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+)
 from transformers.utils import logging as hf_logging
 
 import foredraft
+import gguf_files
 import tiny
 from foredraft.core.errors import DrafterError, ForedraftError, ModelError, PromptError
 from foredraft.model.hub import fetch
@@ -76,9 +83,9 @@ def test_what_is_not_there(folder: Path, tmp_path: Path):
 def test_what_is_broken(folder: Path, tmp_path: Path):
     (tmp_path / "config.json").write_text("{")
     (tmp_path / "model.safetensors").write_bytes(b"rubbish")
-    refused(tmp_path, "Cannot load a causal LM")
+    refused(tmp_path, "config.json' is not JSON")
     (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
-    refused(tmp_path, "Cannot load a causal LM")
+    refused(tmp_path, "safetensors' is damaged")
 
 
 def test_weights_with_gaps_are_not_filled_with_random_numbers(folder: Path, tmp_path: Path):
@@ -153,3 +160,98 @@ def test_a_hub_name_without_a_network_is_one_sentence(monkeypatch: pytest.Monkey
         foredraft.load("nobody/nothing", None)
     with pytest.raises(foredraft.UsageError, match=said):
         fetch("nobody/nothing")
+
+
+def test_a_name_without_a_network_is_looked_for_in_the_cache_at_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """transformers would try again and again, for 24 seconds, also if the cache has everything."""
+    asked: list[str] = []
+
+    def unreachable(self: object, name: str, **options: object) -> None:
+        asked.append(name)
+        raise ConnectionError("No route")  # each version of the hub's client has its own
+
+    def waits(*_: object, **__: object) -> None:
+        raise AssertionError("it asks the hub again")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", unreachable)
+    monkeypatch.setattr("huggingface_hub.file_download._request_wrapper", waits, raising=False)
+    monkeypatch.setattr("huggingface_hub.file_download.get_hf_file_metadata", waits)
+    with pytest.raises(ModelError, match="There is no folder 'nobody/nothing', and downloading it from the hub failed"):
+        load_model("nobody/nothing")
+    assert asked == ["nobody/nothing"]
+    assert "The hub cannot be reached (No route)" in caplog.text
+
+
+def test_options_about_files_reach_config_model_and_tokenizer(folder: Path, tmp_path: Path):
+    """A subfolder and a variant, as transformers has them."""
+    model = tiny.build("llama", max_position_embeddings=64)
+    inner = tmp_path / "inner"
+    model.save_pretrained(inner, variant="half")
+    tiny.tokenizer(eos="~").save_pretrained(inner)
+    refused(tmp_path, "has no config.json")
+    refused(tmp_path, "Cannot load a causal LM .*no file named", options={"subfolder": "inner"})
+    found = load_model(str(tmp_path), options={"subfolder": "inner", "variant": "half"})
+    assert torch.equal(found.model.lm_head.weight, model.lm_head.weight)
+    assert found.tokenizer is not None and found.tokenizer.encode("AB") == [33, 34]
+    refused(folder, "Cannot load a causal LM .*unexpected keyword argument 'nonsense'", options={"nonsense": 1})
+    deep = load_model(str(folder), options={"attn_implementation": "eager"}).model
+    assert deep.config._attn_implementation == "eager"
+
+
+def test_hub_options_reach_every_call(monkeypatch: pytest.MonkeyPatch):
+    """Those that the cache and the hub need go to the config, the weights and the tokenizer alike."""
+    given = {"revision": "v1", "token": "t", "cache_dir": "c", "subfolder": "s", "local_files_only": True}
+    seen: dict[str, dict[str, object]] = {}
+    for auto in (AutoConfig, AutoModelForCausalLM, AutoTokenizer):
+
+        def load(path: str, auto: type = auto, **options: object) -> object:
+            seen[auto.__name__] = options
+            if auto is AutoConfig:
+                return tiny.build("llama").config
+            return (
+                (tiny.build("llama"), {"missing_keys": [], "unexpected_keys": []})
+                if options.pop("output_loading_info", False)
+                else tiny.tokenizer()
+            )
+
+        monkeypatch.setattr(auto, "from_pretrained", load)
+    load_model("someone/model", options={**given, "variant": "half"})
+    for name, options in seen.items():
+        assert given.items() <= options.items(), name
+    assert seen["AutoModelForCausalLM"]["variant"] == "half" and "variant" not in seen["AutoConfig"]
+
+
+def test_code_of_a_repository_is_refused_without_a_question(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("it asks"))
+    copy = copytree(folder, tmp_path / "copy")
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps({**config, "model_type": "own", "auto_map": {"AutoConfig": "own.C"}}))
+    (copy / "own.py").write_text("C = 1")
+    refused(copy, "trust_remote_code|custom code")
+
+
+def test_a_tokenizer_that_is_given_replaces_a_damaged_one(folder: Path, tmp_path: Path):
+    copy = copytree(folder, tmp_path / "copy")
+    (copy / "tokenizer.json").write_text("{")
+    refused(copy, "Cannot load the tokenizer .* pass tokenizer=")
+    with foredraft.load(str(copy), None, tokenizer=str(folder)) as g:
+        assert g.tokenizer is not None and g.generate("AB", max_new_tokens=2).tokens
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        (copy / file).unlink()
+    assert load_model(str(copy)).tokenizer is None
+
+
+def test_a_gguf_file_may_be_read_through_transformers(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    model = tiny.build("llama", max_position_embeddings=64)
+    gguf_files.writer().write(tmp_path / "tiny.gguf", model)
+    options = {"gguf_file": "tiny.gguf"}
+    loaded = load_model(str(tmp_path), options=options, tokenizer=str(folder))
+    assert loaded.tokenizer is not None
+    assert torch.equal(loaded.model.lm_head.weight, model.lm_head.weight)
+    refused(tmp_path, "has no file 'other.gguf'", options={"gguf_file": "other.gguf"})
+    monkeypatch.setattr("foredraft.model.load.find_spec", lambda name: None)
+    refused(tmp_path, r"needs the package gguf: pip install 'foredraft\[gguf\]'", options=options)

@@ -107,7 +107,7 @@ def test_what_does_not_fit_is_one_sentence(load: Load, devices: int, reason: str
 def test_bad_input(tmp_path: Path):
     with pytest.raises(OptionError, match="Known: none, prompt_lookup"):
         drafter_sizes("medusa", SIZES)
-    with pytest.raises(ModelError, match="Cannot read the config"):
+    with pytest.raises(ModelError, match="has no config.json"):
         model_sizes(str(tmp_path))
     with pytest.raises(OptionError, match="concurrency"):
         Load(0, 10)

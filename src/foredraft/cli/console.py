@@ -36,13 +36,17 @@ def errors() -> Console:
 
 @contextlib.contextmanager
 def busy(doing: str) -> Iterator[Callable[[str], None]]:
-    """Show a spinner, on a terminal only; yields a function that changes its text."""
+    """Show a spinner and the time, on a terminal only; yields a function that changes its text."""
     console = errors()
     if not console.is_terminal:
         yield lambda text: None
         return
-    with console.status(f"[dim]{escape(doing)}[/dim]", refresh_per_second=4) as status:
-        yield lambda text: status.update(f"[dim]{escape(text)}[/dim]")
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn("dots"), TextColumn("[dim]{task.description}[/dim]"), TimeElapsedColumn())
+    with Progress(*columns, console=console, refresh_per_second=4, transient=True) as progress:
+        task = progress.add_task(escape(doing), total=None)
+        yield lambda text: progress.update(task, description=escape(text))
 
 
 def progress_bar(*, auto_refresh: bool = True) -> "Progress":

@@ -54,7 +54,7 @@ def command(
         raise OptionError(f"The server needs the package {error.name}: pip install 'foredraft[serve]'.") from error
     if os.environ.get("RANK", "0") == "0":  # the one process that listens; fail before loading
         server = replace(server, port=free_port(server.host, server.port))
-    generator = choice.load(prefix_cache=server.prefix_cache)
     log_to_stderr()
+    generator = choice.load(prefix_cache=server.prefix_cache)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # for what comes after the server, which has its own handler
     Server(generator, server.served_model_name or (choice.name,), server).run()

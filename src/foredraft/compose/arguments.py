@@ -1,11 +1,13 @@
 """Normalise the arguments of ``load``: targets and drafters given by name, path or object."""
 
+import functools
+import inspect
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from os import PathLike, fspath
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import nn
@@ -13,7 +15,7 @@ from torch import nn
 from foredraft.compose.spec import Spec
 from foredraft.core.drafter import Drafter
 from foredraft.core.errors import DrafterError, ModelError, OptionError, kind_of
-from foredraft.core.sampling.params import check_count
+from foredraft.core.sampling.params import check_count, check_known
 from foredraft.drafters import METHODS
 from foredraft.engine.generator import Generator
 from foredraft.heads.formats import inspect_head
@@ -42,6 +44,39 @@ BUNDLED_DRAFTS = {
     }
 }
 """Bundled drafts for the bundled targets, by method."""
+
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_MODEL_OPTIONS = (
+    *("attn_implementation", "cache_dir", "code_revision", "force_download", "gguf_file", "load_in_4bit"),
+    *("load_in_8bit", "local_files_only", "low_cpu_mem_usage", "max_memory", "offload_folder", "proxies"),
+    *("quantization_config", "revision", "state_dict", "subfolder", "token", "tp_plan", "trust_remote_code"),
+    *("use_safetensors", "variant"),
+)
+_ELSEWHERE = {
+    "torch_dtype": "Did you mean dtype?",
+    "device_map": "Pass device, or model_options={'device_map': ...}.",
+    **{name: f"Pass model_options={{{name!r}: ...}}." for name in _MODEL_OPTIONS},
+    **dict.fromkeys(("assistant_model", "draft_model", "draft", "speculative_model"), "Did you mean drafter?"),
+    **dict.fromkeys(("model", "pretrained_model_name_or_path"), "Did you mean target?"),
+    "num_assistant_tokens": "It belongs to the drafter, as in 'prompt_lookup,num_assistant_tokens=8'.",
+    "temperature": "Sampling options belong to generate.",
+    "max_new_tokens": "Sampling options belong to generate.",
+}
+"""Hints for arguments that users of transformers try in ``load``."""
+
+
+def checked(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """The function, with an ``OptionError`` for an unknown keyword."""
+    known = list(inspect.signature(function).parameters)
+
+    @functools.wraps(function)
+    def call(*args: _P.args, **given: _P.kwargs) -> _R:
+        check_known("argument of load", given, known, _ELSEWHERE)
+        return function(*args, **given)
+
+    return call
 
 
 class Target(NamedTuple):

@@ -9,8 +9,8 @@ import torch
 from foredraft.compose.arguments import as_spec
 from foredraft.compose.spec import Spec, build_function, find
 from foredraft.core.draft import Law
-from foredraft.core.drafter import Rewindable
-from foredraft.core.errors import DrafterError
+from foredraft.core.drafter import Rewindable, drafter_fault
+from foredraft.core.errors import DrafterError, ForedraftError
 from foredraft.drafters import METHODS
 from foredraft.drafters.common.build_context import BuildContext, BuiltDrafter, DraftModelFiles, NestedDrafter
 from foredraft.heads.formats import load_head
@@ -43,7 +43,14 @@ class DrafterBuilder:
         """Build the drafter of a spec for ``target``."""
         needs, width = METHODS[spec.name].needs, self.models[0].vocab_size
         context = _BuildContext(spec.name, needs, spec.path, target, cache, self.tokenizer, width, self.replay, self)
-        drafter = build_function(spec.name)(spec.options, context)
+        try:
+            drafter = build_function(spec.name)(spec.options, context)
+        except ForedraftError:
+            raise
+        except Exception as error:
+            if METHODS[spec.name].drafter.startswith("foredraft."):
+                raise
+            raise drafter_fault(f"build of {spec.name}", error) from error
         return BuiltDrafter(drafter, drafter.needs.law or spec.drafting.law, spec.options.confidence)
 
     def open(self, path: str) -> DraftModelFiles:
@@ -81,7 +88,9 @@ class _BuildContext(BuildContext):
         return self.builder.open(path)
 
     def head(self, rope_theta: float | None = None, taps: tuple[int, ...] | None = None) -> Any:
-        head = load_head(resolve(self.path), self.stock_target, rope_theta=rope_theta, taps=taps)
+        head = load_head(
+            resolve(self.path), self.stock_target, rope_theta=rope_theta, taps=taps, options=self.builder.options
+        )
         if head.info.method not in METHODS[self.name].heads:
             able = ", ".join(other for other, method in METHODS.usable().items() if head.info.method in method.heads)
             raise DrafterError(

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from foredraft.compose.arguments import (
     Target,
     as_spec,
     as_target,
+    checked,
     in_parts,
     names_draft,
 )
@@ -31,6 +32,7 @@ from foredraft.engine.policy import NEUTRAL, Constant, Policy, policy_for
 from foredraft.model.base import TargetModel
 from foredraft.model.cache import BUCKET, SlotCache
 from foredraft.model.hf import CausalLM, acquire
+from foredraft.model.hub import ACCESS
 from foredraft.model.load import Loaded, as_loaded, load_model, resolve
 from foredraft.model.memory import available_bytes, format_bytes
 from foredraft.model.native.load import with_weights
@@ -42,10 +44,8 @@ _log = logging.getLogger(__name__)
 _KV_SHARE = 0.8
 """Share of the free memory after loading that KV caches may take; activations and masks need some, too."""
 
-_SHARED_OPTIONS = ("token", "cache_dir", "local_files_only")
-"""The target's ``from_pretrained`` options that also apply to draft models: access and cache location."""
 
-
+@checked
 def load(
     target: Any = "sample",
     drafter: AnyDrafter = "auto",
@@ -108,6 +108,7 @@ def load(
     return _loader(locals()).build([drafter], policy)[0]
 
 
+@checked
 def load_many(
     target: Any,
     drafters: Sequence[AnyDrafter],
@@ -247,7 +248,7 @@ class _Loader:
         self, spec: Spec | Drafter, loaded: Loaded, models: list[TargetModel], cache: SlotCache, replay: Replay
     ) -> Drafter:
         """Build the drafter of a spec; newly loaded models are appended to ``models``."""
-        shared = {key: value for key, value in (self.target.options or {}).items() if key in _SHARED_OPTIONS}
+        shared = {key: value for key, value in (self.target.options or {}).items() if key in ACCESS}
         options = {**shared, **(self.draft_options or {})}
         given = spec.model if isinstance(spec, Spec) else None
         draws = self.verifier is not None and RULES[self.verifier].draws
@@ -303,8 +304,7 @@ def _kind(spec: Spec | Drafter, verifier: str | None) -> Kind:
 def _load(target: Target, weights: str | None) -> Loaded:
     source, tokenizer, dtype, device, options = target
     if isinstance(source, str):
-        loaded = load_model(source, dtype=dtype, device=device, options=options, weights=weights)
-        return loaded if tokenizer is None else replace(as_loaded(loaded.model, tokenizer), file=loaded.file)
+        return load_model(source, dtype=dtype, device=device, options=options, weights=weights, tokenizer=tokenizer)
     return as_loaded(source.model if isinstance(source, (CausalLM, NativeLM)) else source, tokenizer)
 
 

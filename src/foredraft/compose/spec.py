@@ -12,6 +12,9 @@ from foredraft.core.sampling.params import check_known
 from foredraft.drafters import METHODS
 from foredraft.drafters.common.build_context import BuildContext
 
+_LENGTH = "num_assistant_tokens"
+"""The option for the length of chains, also where a method has its own name for it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Spec:
@@ -53,6 +56,11 @@ class Spec:
         check_known("drafter", {name: None}, list(METHODS))
         options = find(name)[1]
         given = read_pairs(pairs)
+        size = METHODS[name].size
+        if size and _LENGTH in given and size != _LENGTH:
+            if size in given:
+                raise OptionError(f"{_LENGTH} and {size} are the same option of {name}: give one of them.")
+            given[size] = given.pop(_LENGTH)
         return cls(name, path or None, read_options(options, name, given))
 
 

@@ -1,15 +1,17 @@
 """The drafter interface: what a drafter receives, what it returns, and its optional protocols."""
 
+import functools
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import NamedTuple, ParamSpec, TypeVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from foredraft.core.draft import Draft, Law, Verdict
+from foredraft.core.errors import DrafterError, ForedraftError, first_line
 from foredraft.core.rng import Noise
 from foredraft.core.sampling.warp import Warp
 from foredraft.core.transfer import to_device
@@ -163,14 +165,46 @@ class View:
         )
 
 
+_METHODS = {"admit", "read_ahead", "fork", "fuse", "propose", "commit", "release", "rewind"}
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def _named(drafter: str, method: Callable[_P, _R]) -> Callable[_P, _R]:
+    """The method, with its unexpected errors as ``DrafterError``."""
+
+    @functools.wraps(method)
+    def call(*args: _P.args, **given: _P.kwargs) -> _R:
+        try:
+            return method(*args, **given)
+        except ForedraftError:
+            raise
+        except Exception as error:
+            raise drafter_fault(f"{drafter}.{method.__name__}", error) from error
+
+    return call
+
+
+def drafter_fault(place: str, error: Exception) -> DrafterError:
+    """The error of a drafter's code, in a function of this name."""
+    return DrafterError(f"{place} failed with {error.__class__.__name__}: {first_line(error)}; see its package.")
+
+
 class Drafter(ABC):
     """Proposes draft trees. Subclasses are final; a stateless drafter defines ``propose`` only.
 
     A drafter's mistakes (weights, vocabulary, cache) cost speed and never correctness, provided that each draft carries
-    the law that it was actually drawn from. A draft that cannot be verified raises a ``DrafterError``.
+    the law that it was actually drawn from. A draft that cannot be verified raises a ``DrafterError``, and so does an
+    error in a method of another package's drafter: users see its name and the method's.
     """
 
     needs: Needs = Needs()
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if not cls.__module__.startswith("foredraft."):
+            for name in _METHODS & vars(cls).keys():
+                setattr(cls, name, _named(cls.__name__, vars(cls)[name]))
 
     def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:  # noqa: B027
         """Start a row. ``prompt`` excludes the prompt's last token, which is the first root.

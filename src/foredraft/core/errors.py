@@ -69,6 +69,11 @@ def kind_of(value: object) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message that is not empty; the class name if there is none."""
+    """The first line of an error's message that is not empty, with the second one if it ends in a colon.
+
+    The class name if there is none, or only a key.
+    """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else error.__class__.__name__
+    if not lines or isinstance(error, KeyError):
+        return " ".join([error.__class__.__name__, *lines])
+    return " ".join(lines[: 2 if lines[0].endswith(":") else 1])

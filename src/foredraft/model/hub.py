@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import hf_hub_download, snapshot_download
+from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download
+from huggingface_hub.errors import HfHubHTTPError
 from transformers import __version__
 
 from foredraft.core.errors import ModelError, first_line
@@ -16,23 +17,72 @@ _ALLOW = ["config.json", "*.safetensors", "*.bin", "*.pt", "*.safetensors.index.
 _IGNORE = ["*/*", "optimizer.*", "scheduler.*", "training_args.bin", "rng_state*"]
 
 
-def fetch(name: str) -> Path:
+_TIMEOUT = 5.0
+"""Seconds to wait for the hub."""
+ACCESS = ("token", "cache_dir", "local_files_only")
+"""Options of ``from_pretrained`` that say how to get at files, whichever these are."""
+
+
+def local_path(name: str) -> Path | None:
+    """The local file or folder of this name; None if there is none.
+
+    Raises:
+        ModelError: it cannot be looked at.
+    """
+    try:
+        path = Path(name).expanduser()
+        path.stat()
+        return path if name else None
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise ModelError(f"Cannot read {name!r}: {error.strerror}.") from None
+    except (RuntimeError, ValueError) as error:  # no such home folder; a null byte
+        raise ModelError(f"{name!r} is no path: {first_line(error)}.") from None
+
+
+def is_hub_name(name: str) -> bool:
+    """Whether this may name a repository of the hub."""
+    return bool(name) and not name.startswith((".", "/", "~")) and name.count("/") <= 1
+
+
+def hub_error(name: str, options: Mapping[str, Any]) -> str | None:
+    """Why the hub cannot be reached; None if it can, or is not to be asked.
+
+    transformers would try for 24 seconds, also if all files are in the cache.
+    """
+    if options.get("local_files_only") or constants.HF_HUB_OFFLINE:
+        return None
+    try:
+        HfApi().model_info(name, revision=options.get("revision"), token=options.get("token"), timeout=_TIMEOUT)
+    except (HfHubHTTPError, ValueError):  # an answer, or no name of the hub: transformers will say what is wrong
+        return None
+    except Exception as error:  # of the HTTP client, which differs between versions
+        return first_line(error)
+    return None
+
+
+def fetch(name: str, options: Mapping[str, Any] | None = None) -> Path:
     """The local folder of a head or model: ``name`` itself if it is a folder, else a snapshot of the hub repository.
 
     Downloads only config.json and weights of the top folder.
 
+    Args:
+        options: those of ``ACCESS``.
+
     Raises:
         ModelError: there is no such folder, and the hub does not have the repository or is not reachable.
     """
-    folder = Path(name).expanduser()
-    if name and folder.is_dir():
-        return folder
-    if name and folder.exists():
+    folder = local_path(name)
+    if folder is not None:
+        if folder.is_dir():
+            return folder
         raise ModelError(f"{name!r} is a file; expected a folder with config.json and weights.")
-    if not name or name.startswith((".", "/", "~")) or name.count("/") > 1:
+    if not is_hub_name(name):
         raise ModelError(f"There is no folder {name!r}.")
+    access = {key: value for key, value in (options or {}).items() if key in ACCESS}
     try:
-        found = snapshot_download(name, allow_patterns=_ALLOW, ignore_patterns=_IGNORE)
+        found = snapshot_download(name, allow_patterns=_ALLOW, ignore_patterns=_IGNORE, **access)
     except Exception as error:  # hub, network and disk errors of many types
         message = (
             f"There is no folder {name!r}, and downloading it from the hub failed: {first_line(error).rstrip('.:')}."
@@ -50,14 +100,16 @@ def fetch_file(name: str, options: Mapping[str, Any] | None = None) -> Path:
     Raises:
         ModelError: there is no such file, and the hub does not have it or is not reachable.
     """
-    path = Path(name).expanduser()
+    path = local_path(name)
     owner, _, rest = name.partition("/")
     repository, _, file = rest.partition("/")
-    if path.is_file():
+    if path is not None and path.is_file():
         return path
-    if path.is_absolute() or not file or owner.startswith((".", "~")):
+    if not file or not is_hub_name(f"{owner}/{repository}"):
         raise ModelError(f"There is no file {name!r}.")
     given = {key: value for key, value in (options or {}).items() if key != "trust_remote_code"}
+    if hub_error(f"{owner}/{repository}", given) is not None:
+        given["local_files_only"] = True
     try:
         return Path(hf_hub_download(f"{owner}/{repository}", file, **given))
     except Exception as error:  # hub, network and disk errors of many types

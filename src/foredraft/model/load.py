@@ -5,11 +5,13 @@ import logging
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -20,6 +22,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 from transformers.utils import logging as hf_logging
+from transformers.utils.hub import cached_file
 
 from foredraft.core.errors import ModelError, OptionError, first_line, kind_of
 from foredraft.model.gguf.config import config_of
@@ -27,8 +30,9 @@ from foredraft.model.gguf.file import GgufFile
 from foredraft.model.gguf.load import empty_model, is_gguf, load_float, own_dtype, weights_of
 from foredraft.model.gguf.tokenizer import UnknownTokenizer, tokenizer_of
 from foredraft.model.gguf.weights import GgufWeights
-from foredraft.model.hub import fetch_file
+from foredraft.model.hub import ACCESS, fetch_file, hub_error, is_hub_name, local_path
 from foredraft.model.memory import available_bytes, format_bytes
+from foredraft.model.model_files import check_folder, check_sizes
 from foredraft.model.native.load import engine_for
 from foredraft.model.support import check_decoder, check_generates, is_quantised
 from foredraft.model.tokenizer import Tokenizer
@@ -48,10 +52,16 @@ _PLACEMENT = {"device_map", "tp_plan", "tp_size", "device_mesh", "distributed_co
 """Options of ``from_pretrained`` that say where weights go; transformers refuses a device map beside a tensor-parallel
 plan."""
 
-_HUB = ("revision", "trust_remote_code", "token", "cache_dir", "local_files_only")
+_HUB = (*ACCESS, "revision", "trust_remote_code")
 """Options of ``from_pretrained`` about access to the hub."""
 
-_WEIGHTS = ("*.safetensors", "*.bin", "*.safetensors.index.json", "*.bin.index.json")
+_FILES = {
+    *_HUB,
+    *("subfolder", "gguf_file", "code_revision", "force_download", "proxies"),
+}
+"""Options of ``from_pretrained`` that say which files are read, also for configs and tokenizers."""
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,66 +91,141 @@ def load_model(
     device: str | torch.device | None = None,
     options: Mapping[str, Any] | None = None,
     weights: str | None = None,
+    tokenizer: Any = None,
 ) -> Loaded:
     """Load a causal LM and its tokenizer.
 
     Args:
-        name: a folder, a hub name, a GGUF file (also "owner/name/file.gguf" on the hub), or one of ``BUNDLED``.
+        name: a folder, a hub name, one of ``BUNDLED``, or a GGUF file (on the hub: owner/name/file.gguf).
         dtype: such as "bfloat16" or ``torch.bfloat16``; by default float32 on a CPU, else the weights' dtype.
         device: such as "cpu" or "cuda:0"; by default a GPU if available.
         options: passed to ``from_pretrained`` (quantization_config, revision, device_map, ...).
         weights: what the model will be quantised to; see ``Loaded.file``.
+        tokenizer: in place of the model's own; see ``as_tokenizer``.
 
     Raises:
-        ModelError: the model or its weights are missing, or transformers cannot load it as a causal LM.
+        ModelError: the model or its weights are missing or damaged, transformers cannot load it as a causal LM, or it
+            has a tokenizer that cannot be loaded.
     """
-    path = resolve(name)
     device = str(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    given = dict(options or {})
-    given.setdefault("dtype", _dtype(dtype, device))
-    if device != "cpu" and not _PLACEMENT & given.keys():
-        given["device_map"] = as_device(device)
-    if not is_gguf(path):
-        _check_folder(path)
-    _log.debug("Loading %s from %s for %s.", name, path, device)
-    hub = {key: given[key] for key in _HUB if key in given}
+    placed: dict[str, Any] = {"dtype": _dtype(dtype, device)}
+    if device != "cpu" and not _PLACEMENT & (options or {}).keys():
+        placed["device_map"] = as_device(device)
+    _log.info("Loading %s for %s in %s.", name, device, str(placed["dtype"]).removeprefix("torch."))
+    if is_gguf(path := resolve(name)):
+        with quiet():
+            return _load_gguf(name, path, {**placed, **(options or {})}, device, weights, tokenizer)
+    path, given = _located(name, {**placed, **(options or {})})
     with quiet():
-        if is_gguf(path):
-            return _load_gguf(name, path, given, device, weights)
         try:
-            config = load_config(path, hub)
+            config = _config(path, given)
             check_decoder(config, name)
+            if not given.get("gguf_file") and (folder := local_path(path)) is not None:
+                check_sizes(folder / (given.get("subfolder") or ""))
             _check_fits(name, config, given, device)
             loaded: Any = AutoModelForCausalLM.from_pretrained(path, output_loading_info=True, **given)
             model, info = loaded
             _check_complete(name, model, info["missing_keys"])
+            if extra := sorted(info["unexpected_keys"]):
+                _log.warning("%d tensors of %s are not used, such as %s.", len(extra), name, extra[0])
         except ModelError:
             raise
         except Exception as error:  # transformers raises many types
-            failed = "Cannot load a causal LM from {!r}"
-            if not Path(path).exists():
-                failed = "There is no folder {!r}, and downloading it from the hub failed"
-            raise ModelError(f"{failed.format(name)}: {first_line(error)}") from error
-        tokenizer = _tokenizer(path, hub)
-    if tokenizer is None:
-        _log.info("No tokenizer could be loaded for %s: prompts must be token ids.", name)
-    return Loaded(model, tokenizer, eos_token_ids(model, tokenizer))
+            raise ModelError(_explained(name, path, given, error)) from error
+        own = as_tokenizer(tokenizer) if tokenizer is not None else _tokenizer(name, path, given)
+    return Loaded(model, own, eos_token_ids(model, own))
 
 
-def load_config(name: str, hub: Mapping[str, Any] | None = None) -> PreTrainedConfig:
-    """The config of a folder, a hub name or a GGUF file.
-
-    Args:
-        hub: options of ``from_pretrained`` about access and caching.
+def model_config(name: str) -> PreTrainedConfig:
+    """The config of a causal LM by name, as in ``load_model``.
 
     Raises:
-        ModelError: it cannot be read from a GGUF file. Otherwise, transformers' own errors.
+        ModelError: there is none, or it cannot be read.
     """
-    path = resolve(name)
-    if is_gguf(path):
-        return config_of(GgufFile(fetch_file(path, hub or {})))
-    config: PreTrainedConfig = AutoConfig.from_pretrained(path, **(hub or {}))
+    if is_gguf(path := resolve(name)):
+        return config_of(GgufFile(fetch_file(path)))
+    path, given = _located(name, {}, weights=False)
+    with quiet():
+        try:
+            return _config(path, given)
+        except Exception as error:  # transformers raises many types
+            raise ModelError(_explained(name, path, given, error)) from error
+
+
+def _config(path: str, options: Mapping[str, Any]) -> PreTrainedConfig:
+    config: PreTrainedConfig = AutoConfig.from_pretrained(path, **_about_files(options))
     return config
+
+
+def _about_files(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in options.items() if key in _FILES}
+
+
+def _load_gguf(name: str, path: str, given: dict[str, Any], device: str, weights: str | None, tokenizer: Any) -> Loaded:
+    """A model of the dequantised weights in a GGUF file, or one without data if the native engine reads the file."""
+    file = GgufFile(fetch_file(path, {key: given[key] for key in _HUB if key in given}))
+    config = config_of(file)
+    others = {key: value for key, value in given.items() if key not in _HUB}
+    if others["dtype"] == "auto":
+        others["dtype"] = own_dtype(file)
+    try:
+        own = as_tokenizer(tokenizer) if tokenizer is not None else Tokenizer(tokenizer_of(file))
+    except UnknownTokenizer as error:
+        _log.warning("%s Prompts must be token ids, or pass the original tokenizer.", error)
+        own = None
+    if weights is not None and device == "cpu" and engine_for(model := empty_model(config), weights)[0] == "native":
+        return Loaded(model, own, eos_token_ids(model, own), weights_of(file, model))
+    _check_fits(name, config, others, device)
+    model = load_float(file, config, others)
+    return Loaded(model, own, eos_token_ids(model, own))
+
+
+def _located(name: str, options: Mapping[str, Any], *, weights: bool = True) -> tuple[str, dict[str, Any]]:
+    """The folder or repository of a model, and the options of ``from_pretrained`` that find it there.
+
+    Raises:
+        ModelError: it does not exist, is incomplete or damaged.
+    """
+    path, given = resolve(name), {"trust_remote_code": False, **options}  # by default, transformers would ask
+    if given.get("gguf_file") and find_spec("gguf") is None:
+        raise ModelError("A GGUF file needs the package gguf: pip install 'foredraft[gguf]'.")
+    folder = local_path(path)
+    if folder is not None:
+        _check_local(folder, given, weights)
+        return str(folder), given
+    if not is_hub_name(path):
+        raise ModelError(f"There is no model folder {path!r}.")
+    if (reason := hub_error(path, given)) is not None:
+        _log.warning("The hub cannot be reached (%s): looking for %s in the cache.", reason, path)
+        given["local_files_only"] = True
+    return path, given
+
+
+def _check_local(folder: Path, given: Mapping[str, Any], weights: bool) -> None:
+    """Check a local folder, or its subfolder or GGUF file; see ``check_folder``."""
+    if not folder.is_dir():
+        raise ModelError(
+            f"{str(folder)!r} is a file; a model is a folder with config.json and weights, or a GGUF file."
+        )
+    folder = folder / (given.get("subfolder") or "")
+    file = given.get("gguf_file")
+    if file and not (folder / file).is_file():
+        raise ModelError(f"The folder {str(folder)!r} has no file {file!r}.")
+    if not file:
+        check_folder(folder, weights=weights and "state_dict" not in given)
+
+
+def _explained(name: str, path: str, given: Mapping[str, Any], error: Exception) -> str:
+    """Why transformers could not load a model, in one sentence."""
+    reason = first_line(error).rstrip(".:")
+    if local_path(path) is None:
+        return f"There is no folder {name!r}, and downloading it from the hub failed: {reason}."
+    if "ignore_mismatched_sizes" in reason:  # its table of shapes went to the log
+        reason = "its weights do not have the shapes that its config.json requires"
+    elif not isinstance(error, (OSError, ValueError, ImportError, StrictDataclassError)):  # not written for users
+        kind = error.__class__.__name__
+        reason = f"transformers failed with {reason if reason.startswith(kind) else f'{kind}: {reason}'}"
+    return f"Cannot load a causal LM from {name!r}: {reason}."
 
 
 def as_loaded(model: Any, tokenizer: Any = None) -> Loaded:
@@ -194,11 +279,18 @@ def as_tokenizer(tokenizer: Any) -> Tokenizer | None:
 
 
 def eos_token_ids(model: PreTrainedModel, tokenizer: Tokenizer | None) -> tuple[int, ...]:
-    """All end-of-sequence ids: the generation config's, else the model config's, else the tokenizer's."""
+    """All end-of-sequence ids: the generation config's, else the model config's, else the tokenizer's.
+
+    Raises:
+        ModelError: they are no numbers.
+    """
     for source in (model.generation_config, model.config.get_text_config(), tokenizer and tokenizer.inner):
         ids = getattr(source, "eos_token_id", None)
         if ids is not None:
-            return tuple(ids) if isinstance(ids, (list, tuple)) else (ids,)
+            found = tuple(ids) if isinstance(ids, (list, tuple)) else (ids,)
+            if not all(isinstance(each, int) for each in found):
+                raise ModelError(f"The model's eos_token_id is {ids!r}, not a token id or a list of them.")
+            return found
     return ()
 
 
@@ -268,11 +360,32 @@ def _check_complete(name: str, model: PreTrainedModel, missing: Collection[str])
         )
 
 
-def _tokenizer(path: str, hub: Mapping[str, Any]) -> Tokenizer | None:
+def _tokenizer(name: str, path: str, given: Mapping[str, Any]) -> Tokenizer | None:
+    """The model's own tokenizer; None if it has none.
+
+    Raises:
+        ModelError: it cannot be loaded.
+    """
     try:
-        return Tokenizer(AutoTokenizer.from_pretrained(path, **hub))
-    except Exception:  # without a tokenizer, the model can still run on token ids
+        return Tokenizer(AutoTokenizer.from_pretrained(path, **_about_files(given)))
+    except Exception as error:  # transformers raises many types
+        found = _TOKENIZER_FILES if "gguf_file" not in given else ()
+        if any(_has_file(path, file, given) for file in found):
+            raise ModelError(
+                f"Cannot load the tokenizer of {name!r}: {first_line(error).rstrip('.:')}; mend its files, or pass "
+                "tokenizer=... to load."
+            ) from error
+        _log.warning("%s has no tokenizer (%s): prompts must be token ids.", name, first_line(error).rstrip(".:"))
         return None
+
+
+def _has_file(path: str, file: str, given: Mapping[str, Any]) -> bool:
+    """Whether a model has this file, in its folder or in its repository."""
+    access = {key: given[key] for key in (*ACCESS, "revision", "subfolder") if key in given}
+    try:
+        return cached_file(path, file, _raise_exceptions_for_missing_entries=False, **access) is not None
+    except Exception:  # it cannot be read, so it is no reason
+        return False
 
 
 def _dtype(name: str | torch.dtype | None, device: str) -> torch.dtype | str:

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from foredraft.core.errors import ModelError, first_line
-from foredraft.model.load import as_dtype, load_config, quiet
+from foredraft.model.load import as_dtype, model_config, quiet
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +43,9 @@ def model_sizes(name: str, dtype: str = "auto") -> ModelSizes:
         OptionError: unknown dtype.
     """
     chosen = None if dtype == "auto" else as_dtype(dtype)
+    config = model_config(name)
     with quiet():
         try:
-            config = load_config(name)
             with torch.device("meta"):
                 model: Any = AutoModelForCausalLM.from_config(copy.deepcopy(config))
         except ModelError:

@@ -249,6 +249,11 @@ _ELSEWHERE = {
     "generation_config": "Pass it as params: generate(prompt, generation_config).",
     "max_length": "It counts the prompt; pass max_new_tokens instead.",
     "n": "Did you mean num_return_sequences?",
+    "max_tokens": "Did you mean max_new_tokens?",
+    **dict.fromkeys(("num_beams", "length_penalty", "early_stopping"), "Use beam_search(prompt, num_beams=...)."),
+    "streamer": "Use stream(prompt), which yields the text as it comes.",
+    "stopping_criteria": "Use stop_strings or eos_token_id, or leave a stream when you have enough.",
+    **dict.fromkeys(("assistant_model", "custom_generate"), "The drafter is an argument of load."),
 }
 _OPTIONAL = (
     *("seed", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "logprobs"),

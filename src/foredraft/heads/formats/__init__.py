@@ -5,8 +5,9 @@
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from foredraft.core.errors import DrafterError
 from foredraft.heads.formats import eagle1, eagle3, hydra, medusa, native
@@ -54,7 +55,12 @@ def inspect_head(path: str) -> HeadInfo:
 
 
 def load_head(
-    path: str, target: CausalLM, *, rope_theta: float | None = None, taps: tuple[int, ...] | None = None
+    path: str,
+    target: CausalLM,
+    *,
+    rope_theta: float | None = None,
+    taps: tuple[int, ...] | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> Head:
     """Load a head for this target, on its device and in its dtype, without gradients.
 
@@ -62,12 +68,13 @@ def load_head(
         path: a folder or hub repository.
         rope_theta: the head's RoPE base, if its config is wrong.
         taps: hidden layers of the target (numbers of decoder layers), if the files omit them or are wrong.
+        options: about access to the hub; see ``fetch``.
 
     Raises:
         ModelError: the folder or repository does not exist.
         DrafterError: it is not a draft head, it is broken, or it is for another target.
     """
-    checkpoint, overrides = open_checkpoint(path), Overrides(rope_theta, taps)
+    checkpoint, overrides = open_checkpoint(path, options), Overrides(rope_theta, taps)
     read = _reader(checkpoint)
     check_target(checkpoint, read(checkpoint, None, overrides), target)
     reading = read(checkpoint, target, overrides)

@@ -61,6 +61,7 @@ class Weights:
 
     def _list(self, file: Path) -> None:
         try:
+            file.open("rb").close()  # safetensors would call a file without permission missing
             handle = safe_open(file, framework="pt")  # pyright: ignore[reportArgumentType]
             for name in handle.keys():
                 view = handle.get_slice(name)
@@ -69,7 +70,9 @@ class Weights:
                     raise DrafterError(f"The tensor {name} of {str(file)!r} has the unsupported type {kind}.")
                 self._add(file, name, tuple(view.get_shape()), _DTYPES[kind])
                 self._handles[name] = handle
-        except (SafetensorError, OSError) as error:
+        except OSError as error:
+            raise DrafterError(f"Cannot read {str(file)!r}: {error.strerror or first_line(error)}.") from None
+        except SafetensorError as error:
             raise DrafterError(
                 f"{str(file)!r} is truncated or not a safetensors file: {first_line(error).rstrip('.')}."
             ) from error
@@ -93,6 +96,8 @@ def load_pickle(file: Path) -> dict[str, Tensor]:
     """
     try:
         state = _unpickled(file)
+    except PermissionError as error:
+        raise DrafterError(f"Cannot read {str(file)!r}: {error.strerror}.") from None
     except Exception as error:  # torch raises many types
         if isinstance(error, pickle.UnpicklingError) and any(word in str(error) for word in ("GLOBAL", "Unsupported")):
             raise DrafterError(
@@ -136,14 +141,17 @@ class Checkpoint:
             )
 
 
-def open_checkpoint(name: str) -> Checkpoint:
+def open_checkpoint(name: str, options: Mapping[str, Any] | None = None) -> Checkpoint:
     """Open a folder or hub repository and list its tensors, without reading them.
+
+    Args:
+        options: about access to the hub; see ``fetch``.
 
     Raises:
         ModelError: it does not exist.
         DrafterError: it does not contain a head, or its files are broken.
     """
-    folder = fetch(name)
+    folder = fetch(name, options)
     config = read_json(folder / "config.json", name)
     return Checkpoint(name, config, Weights(_files(folder, name)))
 
@@ -154,7 +162,11 @@ def read_json(file: Path, name: str) -> dict[str, Any]:
         found = json.loads(file.read_text("utf-8"))
     except FileNotFoundError as error:
         raise DrafterError(f"The head {name!r} has no {file.name}.") from error
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise DrafterError(f"Cannot read the {file.name} of the head {name!r}: {error.strerror}.") from error
+    except RecursionError:
+        raise DrafterError(f"The {file.name} of the head {name!r} is nested too deep.") from None
+    except ValueError as error:
         raise DrafterError(
             f"The {file.name} of the head {name!r} is not JSON: {first_line(error).rstrip('.')}."
         ) from error
