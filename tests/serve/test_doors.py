@@ -43,8 +43,9 @@ COMMANDS = {
 def test_the_command_does_not_start(case: str, capsys: pytest.CaptureFixture[str]):
     arguments, sentence = COMMANDS[case]
     assert main(["serve", "--port", "0", *arguments]) == 2
-    found = capsys.readouterr().err
-    assert sentence in found and found.count("\n") == 1
+    *logged, found = capsys.readouterr().err.splitlines()
+    assert sentence in found and found.startswith("foredraft: ")
+    assert all(json.loads(line)["level"] == "info" for line in logged), "what it loads"
 
 
 def test_a_host_that_is_no_name():

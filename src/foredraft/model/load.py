@@ -294,40 +294,6 @@ def eos_token_ids(model: PreTrainedModel, tokenizer: Tokenizer | None) -> tuple[
     return ()
 
 
-def _load_gguf(name: str, path: str, given: Mapping[str, Any], device: str, weights: str | None) -> Loaded:
-    """A model of the dequantised weights in a GGUF file, or one without data if the native engine reads the file."""
-    file = GgufFile(fetch_file(path, {key: given[key] for key in _HUB if key in given}))
-    config = config_of(file)
-    others = {key: value for key, value in given.items() if key not in _HUB}
-    if others["dtype"] == "auto":
-        others["dtype"] = own_dtype(file)
-    try:
-        tokenizer = Tokenizer(tokenizer_of(file))
-    except UnknownTokenizer as error:
-        _log.warning("%s Prompts must be token ids, or pass the original tokenizer.", error)
-        tokenizer = None
-    if weights is not None and device == "cpu" and engine_for(model := empty_model(config), weights)[0] == "native":
-        return Loaded(model, tokenizer, eos_token_ids(model, tokenizer), weights_of(file, model))
-    _check_fits(name, config, others, device)
-    model = load_float(file, config, others)
-    return Loaded(model, tokenizer, eos_token_ids(model, tokenizer))
-
-
-def _check_folder(path: str) -> None:
-    """Raise a short ``ModelError`` if a local folder is incomplete; transformers' own message has ten lines."""
-    folder = Path(path)
-    if not folder.exists():
-        if path.startswith((".", "/", "~")) or path.count("/") > 1:
-            raise ModelError(f"There is no model folder {path!r}.")
-        return
-    if not folder.is_dir():
-        raise ModelError(f"{path!r} is a file; a model is a folder with config.json and weights, or a GGUF file.")
-    if not (folder / "config.json").is_file():
-        raise ModelError(f"The folder {path!r} has no config.json, so it is not a transformers model.")
-    if not any(next(folder.glob(pattern), None) for pattern in _WEIGHTS):
-        raise ModelError(f"The folder {path!r} has no weights (neither .safetensors nor .bin).")
-
-
 def _check_fits(name: str, config: PreTrainedConfig, given: Mapping[str, Any], device: str) -> None:
     """Raise a ``ModelError`` if the weights do not fit on the device, before reading them. Quantised weights and
     weights that are placed otherwise are not checked, since their size on the device is unknown."""
