@@ -35,7 +35,7 @@ def seeded(make: Callable[..., Any]) -> Callable[..., Any]:
 
 @seeded
 def eagle(target: CausalLM, *, num_layers: int = 1, fc_bias: bool = True, **block: Any) -> Eagle:
-    shape = block_like(target.model, **block)
+    shape = block_like(target.config, **block)
     config = EagleConfig(block=shape, num_layers=num_layers, fc_bias=fc_bias)
     return Eagle(config, rotary_of(shape), parts_of(target.model))
 
@@ -49,7 +49,7 @@ def eagle3(
     block: dict[str, Any] | None = None,
     **flags: Any,
 ) -> Eagle3:
-    shape = block_like(target.model, **(block or {}))
+    shape = block_like(target.config, **(block or {}))
     parts = parts_of(target.model)
     config = Eagle3Config(
         block=shape,
@@ -89,7 +89,7 @@ def blockwise(target: CausalLM, *, heads: int = 3) -> Blockwise:
 @seeded
 def hydra(target: CausalLM, *, heads: int = 3, layers: int = 1, prefix: bool = False, own_heads: bool = True) -> Hydra:
     parts = parts_of(target.model)
-    shape = block_like(target.model)
+    shape = block_like(target.config)
     config = HydraConfig(
         hidden_size=parts.hidden_size,
         vocab_size=parts.vocab_size,

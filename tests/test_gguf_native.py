@@ -15,7 +15,7 @@ from foredraft.model.gguf.load import empty_model, weights_of
 from foredraft.model.hf import CausalLM
 from foredraft.model.load import load_model
 from foredraft.model.native import build as native_build, library as native_library
-from foredraft.model.native.load import native_file
+from foredraft.model.native.load import native_model
 from foredraft.model.native.model import NativeLM
 from foredraft.model.native.weights import PackedMatrix
 from native import needs_compiler
@@ -35,7 +35,7 @@ def written(path: Path, name: str = "llama", kind: str = "Q4_1", **changes: obje
 def on_engine(path: Path, weights: str = "auto") -> NativeLM:
     file = GgufFile(path)
     empty = empty_model(config_of(file))
-    return native_file(empty, weights_of(file, empty), weights)
+    return native_model(empty, weights_of(file, empty), weights)
 
 
 def rows(matrix: PackedMatrix) -> torch.Tensor:

@@ -106,6 +106,8 @@ def as_target(
     """
     if isinstance(target, (str, PathLike)):
         check_weights(weights, device)
+        if weights in ("int4", "int8") and dtype not in (None, "auto"):
+            raise OptionError(f"weights={weights!r} sets the precision: leave dtype out.")
         return Target(fspath(target), tokenizer, dtype, "cpu" if weights in ("int4", "int8") else device, options)
     if isinstance(target, Generator):
         target, tokenizer = target.engine.target, target.tokenizer if tokenizer is None else tokenizer

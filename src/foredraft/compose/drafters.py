@@ -19,7 +19,7 @@ from foredraft.model.base import TargetModel
 from foredraft.model.cache import SlotCache
 from foredraft.model.cpu_linear import PackedWeights, draft_dtype
 from foredraft.model.head_parts import with_int8_output
-from foredraft.model.hf import acquire
+from foredraft.model.hf import CausalLM, acquire
 from foredraft.model.load import as_loaded, load_model, resolve
 from foredraft.model.native.load import with_weights
 from foredraft.model.replay import Replay
@@ -89,7 +89,7 @@ class _BuildContext(BuildContext):
 
     def head(self, rope_theta: float | None = None, taps: tuple[int, ...] | None = None) -> Any:
         head = load_head(
-            resolve(self.path), self.stock_target, rope_theta=rope_theta, taps=taps, options=self.builder.options
+            resolve(self.path), self.target, rope_theta=rope_theta, taps=taps, options=self.builder.options
         )
         if head.info.method not in METHODS[self.name].heads:
             able = ", ".join(other for other, method in METHODS.usable().items() if head.info.method in method.heads)
@@ -107,8 +107,8 @@ class _BuildContext(BuildContext):
         if dtype is torch.bfloat16 and self.builder.draws:
             dtype = torch.float32  # the q of drawn drafts must not depend on the number of rows in a product
         PackedWeights(net, dtype)
-        if dtype is torch.int8 and not net.own_output:
-            net.target = with_int8_output(net.target, self.stock_target.model)
+        if dtype is torch.int8 and not net.own_output and isinstance(self.target, CausalLM):
+            net.target = with_int8_output(net.target, self.target.model)
 
     def drafter(self, spec: str, target: TargetModel | None = None, cache: SlotCache | None = None) -> BuiltDrafter:
         found = as_spec(self.builder.source, spec)

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -11,6 +12,7 @@ from torch import Tensor
 from foredraft.core.drafter import StepOut
 from foredraft.core.errors import ModelError
 from foredraft.core.tree import TokenTree
+from foredraft.heads.nets.target_parts import TargetParts
 from foredraft.model.cache import SlotCache
 from foredraft.model.masks import StepIn, extent_of
 
@@ -23,7 +25,7 @@ class TargetModel(ABC):
     ``ranks``: processes that each run a part of it (tensor parallelism). ``collective``: whether the others take part
     in a forward now. ``why_eager``: why its forward cannot be recorded; None if it can. ``version``: grows when a
     recorded forward is no longer the model's. ``weights``: int4 or int8 if foredraft quantised them.
-    ``origin``: the folder or hub name that it was loaded from.
+    ``origin``: the folder or hub name that it was loaded from. ``config``: the text part of its transformers config.
     """
 
     name: str = "model"
@@ -39,6 +41,7 @@ class TargetModel(ABC):
     weights: str | None = None
     origin: str = ""
     layers: int
+    config: Any
 
     @property
     @abstractmethod
@@ -128,6 +131,22 @@ class TargetModel(ABC):
             ModelError: the model has no such forward.
         """
         raise ModelError(f"{self.name} has no stock forward to compare with.")
+
+    def parts(self) -> TargetParts:
+        """Embedding and output layer, for heads.
+
+        Raises:
+            ModelError: the model does not name them.
+        """
+        raise ModelError(f"{self.name} does not name its embedding and its output layer.")
+
+    def embedding(self) -> Float[Tensor, "V H"]:
+        """The weight of the input embedding; on the meta device or in integers if the model holds it otherwise.
+
+        Raises:
+            ModelError: the model does not name it.
+        """
+        raise ModelError(f"{self.name} does not name its embedding.")
 
     def retain(self) -> None:  # noqa: B027
         """Add a reference; see ``release``."""

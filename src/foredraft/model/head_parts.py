@@ -85,9 +85,8 @@ def _logit_scaling(model: PreTrainedModel) -> tuple[float, float]:
     return float(scale), float(getattr(config, "final_logit_softcapping", None) or 0.0)
 
 
-def block_like(model: PreTrainedModel, **changes: Any) -> BlockConfig:
-    """The config of a decoder block with this target's width, heads and positions."""
-    config = model.config.get_text_config()
+def block_like(config: Any, **changes: Any) -> BlockConfig:
+    """The config of a decoder block with the width, heads and positions of a target's text config."""
     heads = config.num_attention_heads
     rope = getattr(config, "rope_parameters", None) or {}
     rope = rope.get("full_attention", rope)  # models with several layer types have one dict each

@@ -17,13 +17,15 @@ from transformers.cache_utils import Cache
 from foredraft.core.drafter import StepOut
 from foredraft.core.errors import ModelError, first_line, kind_of
 from foredraft.core.tree import TokenTree
+from foredraft.heads.nets.target_parts import TargetParts
 from foredraft.model.attention import AttentionObserver, AttentionSwap, NoCudnn, runs_kernel
 from foredraft.model.base import TargetModel
 from foredraft.model.cache import SlotCache, SlotView
 from foredraft.model.cpu_linear import PackedWeights, any_weight, plain_copy
+from foredraft.model.head_parts import parts_of
 from foredraft.model.masks import MAX_TABLE_NODES, Layout, StepIn, address
 from foredraft.model.memory import weight_bytes
-from foredraft.model.support import check_supported, context_of, layout_of, why_eager
+from foredraft.model.support import check_supported, context_of, first_token_of, layout_of, why_eager
 from foredraft.model.taps import Taps, body
 
 _log = logging.getLogger(__name__)
@@ -65,6 +67,7 @@ class CausalLM(TargetModel):
         self.model = model
         self.closed = False
         self.name = model.__class__.__name__
+        self.config = config
         self.origin = model.config.name_or_path or ""
         self.layers: int = config.num_hidden_layers
         self.first_token: int = first_token_of(config)
@@ -158,6 +161,13 @@ class CausalLM(TargetModel):
         self._holders -= 1
         if self._holders <= 0 and not self.closed:
             self.close()
+
+    def parts(self) -> TargetParts:
+        return parts_of(self.model)
+
+    def embedding(self) -> Float[Tensor, "V H"]:
+        weight: Any = self.model.get_input_embeddings().weight
+        return weight
 
     def plain_copy(self) -> PreTrainedModel:
         """A trainable float32 copy of the model, with stock attention and plain layers."""
@@ -330,13 +340,6 @@ class CausalLM(TargetModel):
 
     def _probe_tokens(self) -> Int[Tensor, "5"]:
         return torch.arange(1, 6, device=self.device) % self.model.config.get_text_config().vocab_size
-
-
-def first_token_of(config: Any) -> int:
-    """The model's BOS token, else its first EOS token, else token 0."""
-    ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
-    named = (token for token in (config.bos_token_id, *ends) if token is not None)
-    return next((token for token in named if 0 <= token < config.vocab_size), 0)
 
 
 @contextmanager

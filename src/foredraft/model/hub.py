@@ -1,12 +1,15 @@
 """Folders of configs and weights, local or from the hub."""
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
 from transformers import __version__
+from transformers.utils import logging as hf_logging
 
 from foredraft.core.errors import ModelError, first_line
 
@@ -116,3 +119,17 @@ def fetch_file(name: str, options: Mapping[str, Any] | None = None) -> Path:
         raise ModelError(
             f"There is no file {name!r}, and downloading it from the hub failed: {first_line(error).rstrip('.:')}."
         ) from error
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence transformers' log messages and progress bars within the context."""
+    level, bars = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
+    hf_logging.set_verbosity(logging.ERROR)
+    hf_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        hf_logging.set_verbosity(level)
+        if bars:
+            hf_logging.enable_progress_bar()

@@ -2,8 +2,7 @@
 
 import copy
 import logging
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from os import PathLike
@@ -21,7 +20,6 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import logging as hf_logging
 from transformers.utils.hub import cached_file
 
 from foredraft.core.errors import ModelError, OptionError, first_line, kind_of
@@ -30,10 +28,11 @@ from foredraft.model.gguf.file import GgufFile
 from foredraft.model.gguf.load import empty_model, is_gguf, load_float, own_dtype, weights_of
 from foredraft.model.gguf.tokenizer import UnknownTokenizer, tokenizer_of
 from foredraft.model.gguf.weights import GgufWeights
-from foredraft.model.hub import ACCESS, fetch_file, hub_error, is_hub_name, local_path
+from foredraft.model.hub import ACCESS, fetch_file, hub_error, is_hub_name, local_path, quiet
 from foredraft.model.memory import available_bytes, format_bytes
 from foredraft.model.model_files import check_folder, check_sizes
-from foredraft.model.native.load import engine_for
+from foredraft.model.native.decoder import Source
+from foredraft.model.native.load import engine_for, open_folder
 from foredraft.model.support import check_decoder, check_generates, is_quantised
 from foredraft.model.tokenizer import Tokenizer
 
@@ -74,7 +73,7 @@ class Loaded:
     model: PreTrainedModel
     tokenizer: Tokenizer | None
     eos_token_ids: tuple[int, ...]
-    file: GgufWeights | None = None
+    file: GgufWeights | Source | None = None
 
 
 def resolve(name: str) -> str:
@@ -122,6 +121,14 @@ def load_model(
             check_decoder(config, name)
             if not given.get("gguf_file") and (folder := local_path(path)) is not None:
                 check_sizes(folder / (given.get("subfolder") or ""))
+            if (
+                weights is not None
+                and device == "cpu"
+                and not options
+                and (found := open_folder(path, config, weights))
+            ):
+                own = as_tokenizer(tokenizer) if tokenizer is not None else _tokenizer(name, path, given)
+                return Loaded(found.model, own, eos_token_ids(found.model, own), found.source)
             _check_fits(name, config, given, device)
             loaded: Any = AutoModelForCausalLM.from_pretrained(path, output_loading_info=True, **given)
             model, info = loaded
@@ -173,7 +180,7 @@ def _load_gguf(name: str, path: str, given: dict[str, Any], device: str, weights
     except UnknownTokenizer as error:
         _log.warning("%s Prompts must be token ids, or pass the original tokenizer.", error)
         own = None
-    if weights is not None and device == "cpu" and engine_for(model := empty_model(config), weights)[0] == "native":
+    if weights is not None and device == "cpu" and engine_for(model := empty_model(config), weights).name == "native":
         return Loaded(model, own, eos_token_ids(model, own), weights_of(file, model))
     _check_fits(name, config, others, device)
     model = load_float(file, config, others)
@@ -384,17 +391,3 @@ def as_device(name: str | torch.device) -> torch.device:
     except (RuntimeError, AssertionError, TypeError) as error:
         raise OptionError(f"Cannot use the device {str(name)!r}: {first_line(error)}") from error
     return device
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Silence transformers' log messages and progress bars within the context."""
-    level, bars = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
-    hf_logging.set_verbosity(logging.ERROR)
-    hf_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        hf_logging.set_verbosity(level)
-        if bars:
-            hf_logging.enable_progress_bar()

@@ -1,6 +1,7 @@
 """Checks whether a model is supported, and reads its context length and attention layout."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from transformers import BitsAndBytesConfig, PreTrainedConfig, PreTrainedModel
 
@@ -82,6 +83,13 @@ def context_of(model: PreTrainedModel) -> int:
     if getattr(config, "attn_temperature_tuning", False) and "chunked_attention" in _layer_types(config):
         limit = min(limit, config.floor_scale - 1)
     return limit
+
+
+def first_token_of(config: Any) -> int:
+    """The model's BOS token, else its first EOS token, else token 0."""
+    ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+    named = (token for token in (config.bos_token_id, *ends) if token is not None)
+    return next((token for token in named if 0 <= token < config.vocab_size), 0)
 
 
 def why_eager(model: PreTrainedModel) -> str | None:

@@ -123,7 +123,7 @@ def test_d2t_holds_offsets():
 )
 def test_rotary_frequencies(changes: dict[str, Any]):
     """The tests beside this one use exact ones."""
-    block = block_like(target().model, **changes)
+    block = block_like(target().config, **changes)
     made, exact = rotary_of(block).frequencies.double(), frequencies(block)
     assert ((made - exact).abs() / exact).max() < 1e-6
     positions = torch.tensor([[0, 1, 7, 2000]])

@@ -15,7 +15,7 @@ from foredraft.heads.formats.assemble import assemble, check_target, describe
 from foredraft.heads.formats.files import Checkpoint, open_checkpoint
 from foredraft.heads.formats.info import Head, HeadInfo, Overrides, Reading, TargetNeeds
 from foredraft.heads.formats.save import FORMATS, check_folder, default_format, save_head
-from foredraft.model.hf import CausalLM
+from foredraft.model.base import TargetModel
 
 __all__ = [
     "FORMATS",
@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 Matcher = Callable[[Checkpoint], bool]
-FormatReader = Callable[[Checkpoint, CausalLM | None, Overrides], Reading]
+FormatReader = Callable[[Checkpoint, TargetModel | None, Overrides], Reading]
 
 READERS: tuple[tuple[Matcher, FormatReader], ...] = (
     (native.matches, native.read),
@@ -56,7 +56,7 @@ def inspect_head(path: str) -> HeadInfo:
 
 def load_head(
     path: str,
-    target: CausalLM,
+    target: TargetModel,
     *,
     rope_theta: float | None = None,
     taps: tuple[int, ...] | None = None,

@@ -11,7 +11,7 @@ from foredraft.heads.formats.block import old_scaling, override_theta, read_bloc
 from foredraft.heads.formats.files import Checkpoint
 from foredraft.heads.formats.info import Contents, ExportOptions, Overrides, Reading, TargetNeeds
 from foredraft.heads.nets.eagle import Eagle, EagleConfig
-from foredraft.model.hf import CausalLM
+from foredraft.model.base import TargetModel
 
 FORMAT = "SafeAILab EAGLE-1/2"
 _TABLE = "embed_tokens.weight"
@@ -23,7 +23,7 @@ def matches(checkpoint: Checkpoint) -> bool:
     return "fc.weight" in shapes and "layers.0.self_attn.q_proj.weight" in shapes
 
 
-def read(checkpoint: Checkpoint, target: CausalLM | None, overrides: Overrides) -> Reading:
+def read(checkpoint: Checkpoint, target: TargetModel | None, overrides: Overrides) -> Reading:
     """``target`` is needed to check whether a stored embedding is the target's.
 
     Raises:

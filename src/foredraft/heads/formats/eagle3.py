@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from foredraft.core.errors import DrafterError
-from foredraft.heads.formats.assemble import embedding_of, parameter_names, same_embedding
+from foredraft.heads.formats.assemble import parameter_names, same_embedding
 from foredraft.heads.formats.block import override_theta, read_block
 from foredraft.heads.formats.files import Checkpoint, Fields
 from foredraft.heads.formats.info import Overrides, Reading, TargetNeeds
@@ -17,7 +17,7 @@ from foredraft.heads.formats.layers import chosen_taps
 from foredraft.heads.formats.vocabulary import read_vocabulary
 from foredraft.heads.nets.blocks import BlockConfig
 from foredraft.heads.nets.eagle import Eagle3Config
-from foredraft.model.hf import CausalLM
+from foredraft.model.base import TargetModel
 
 SAFEAILAB, SPECFORGE, SPECULATORS = "SafeAILab EAGLE-3", "SpecForge/SGLang EAGLE-3", "vLLM speculators EAGLE-3"
 TABLE, HEAD = "embed_tokens.weight", "lm_head.weight"
@@ -40,7 +40,7 @@ def format_of(config: dict) -> str:
     return SPECFORGE if named or {"eagle_config", "fc_norm", "norm_output"} & config.keys() else SAFEAILAB
 
 
-def read(checkpoint: Checkpoint, target: CausalLM | None, overrides: Overrides) -> Reading:
+def read(checkpoint: Checkpoint, target: TargetModel | None, overrides: Overrides) -> Reading:
     """``target`` is needed for the default taps, and to check whether a stored embedding is the target's.
 
     Raises:
@@ -175,7 +175,7 @@ def _draft_vocab(file: _File) -> int | None:
     return shapes[HEAD][0] if HEAD in shapes else None
 
 
-def _owns_embedding(file: _File, target: CausalLM | None, notes: list[str]) -> bool:
+def _owns_embedding(file: _File, target: TargetModel | None, notes: list[str]) -> bool:
     """Whether the head uses its own embedding instead of the target's."""
     width = file.layer.integer("hidden_size")
     other = file.fields.integer("target_hidden_size", width) != width
@@ -197,7 +197,7 @@ def _owns_embedding(file: _File, target: CausalLM | None, notes: list[str]) -> b
     )
 
 
-def _tied_head(file: _File, config: Eagle3Config, own: bool, target: CausalLM | None) -> Tensor | None:
+def _tied_head(file: _File, config: Eagle3Config, own: bool, target: TargetModel | None) -> Tensor | None:
     """The output layer's weights if they are tied to the embedding and the target's output layer is not usable."""
     if file.has(HEAD) or not file.fields.flag("tie_word_embeddings", False):
         return None
@@ -205,9 +205,9 @@ def _tied_head(file: _File, config: Eagle3Config, own: bool, target: CausalLM | 
         raise DrafterError(f"The head {file.checkpoint.name!r} ties its output layer to an embedding of another size.")
     if own and file.has(TABLE):
         return file.checkpoint.weights.read(TABLE)
-    if target is None or target.model.config.get_text_config().tie_word_embeddings:
+    if target is None or target.config.tie_word_embeddings:
         return None
-    return embedding_of(target).detach()
+    return target.embedding().detach()
 
 
 def _names(file: _File, config: Eagle3Config) -> dict[str, tuple[str, ...]]:

@@ -13,8 +13,8 @@ from foredraft.heads.formats.info import Contents, ExportOptions, Overrides, Rea
 from foredraft.heads.formats.native import accuracies_of, block_from
 from foredraft.heads.nets.blocks import BlockConfig
 from foredraft.heads.nets.hydra import Hydra, HydraConfig
+from foredraft.model.base import TargetModel
 from foredraft.model.head_parts import block_like
-from foredraft.model.hf import CausalLM
 from foredraft.model.hub import TRANSFORMERS
 
 PLAIN, PLUS = "Hydra", "Hydra++"
@@ -30,7 +30,7 @@ def matches(checkpoint: Checkpoint) -> bool:
     return named or "hydra_head_arch" in checkpoint.config
 
 
-def read(checkpoint: Checkpoint, target: CausalLM | None, overrides: Overrides) -> Reading:
+def read(checkpoint: Checkpoint, target: TargetModel | None, overrides: Overrides) -> Reading:
     """``target`` determines the shape of Hydra++'s prefix layer, which is that of the target's layers.
 
     Raises:
@@ -118,7 +118,7 @@ def _count(checkpoint: Checkpoint, pattern: str) -> int:
 
 
 def _prefix(
-    checkpoint: Checkpoint, fields: Fields, target: CausalLM | None, overrides: Overrides, notes: list[str]
+    checkpoint: Checkpoint, fields: Fields, target: TargetModel | None, overrides: Overrides, notes: list[str]
 ) -> BlockConfig:
     """The prefix layer's config: from our own key, else that of the target's layers, else a guess."""
     shapes, layer = checkpoint.weights.shapes, f"{_PREFIX}layers.0."
@@ -137,7 +137,7 @@ def _prefix(
     if _OWN in fields:
         block = block_from(fields.part(_OWN).values, checkpoint.name)
     elif target is not None:
-        block = block_like(target.model, **found)
+        block = block_like(target.config, **found)
     else:
         size = next((size for size in (128, 64) if queries % size == 0 and keys % size == 0), keys)
         notes.append(f"Its prefix layer has the target's attention shape; attention heads of width {size} are a guess.")

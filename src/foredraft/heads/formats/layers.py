@@ -7,7 +7,7 @@ tap = id + 1; speculators and vLLM list layers whose inputs are read, so tap = i
 from foredraft.core.errors import DrafterError
 from foredraft.heads.formats.files import Checkpoint, Fields
 from foredraft.heads.formats.info import Overrides
-from foredraft.model.hf import CausalLM
+from foredraft.model.base import TargetModel
 
 KEY = "eagle_aux_hidden_state_layer_ids"
 
@@ -18,7 +18,7 @@ def default_taps(layers: int) -> tuple[int, ...]:
 
 
 def chosen_taps(
-    checkpoint: Checkpoint, kind: str, overrides: Overrides, count: int, target: CausalLM | None, notes: list[str]
+    checkpoint: Checkpoint, kind: str, overrides: Overrides, count: int, target: TargetModel | None, notes: list[str]
 ) -> tuple[tuple[int, ...], bool]:
     """The taps, and whether they are listed explicitly. Without a target, the default is the placeholder 0, 1, 2.
 

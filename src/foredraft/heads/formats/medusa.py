@@ -12,7 +12,7 @@ from foredraft.heads.formats.files import Checkpoint
 from foredraft.heads.formats.info import Contents, ExportOptions, Overrides, Reading, TargetNeeds
 from foredraft.heads.formats.native import accuracies_of
 from foredraft.heads.nets.medusa import Medusa, MedusaConfig
-from foredraft.model.hf import CausalLM
+from foredraft.model.base import TargetModel
 from foredraft.model.hub import TRANSFORMERS
 
 FIRST, SECOND_VERSION, SECOND = "Medusa-1", "Medusa-1 version 2", "Medusa-2"
@@ -26,7 +26,7 @@ def matches(checkpoint: Checkpoint) -> bool:
     return any(_BLOCK.match(name) for name in checkpoint.weights.shapes)
 
 
-def read(checkpoint: Checkpoint, target: CausalLM | None, overrides: Overrides) -> Reading:
+def read(checkpoint: Checkpoint, target: TargetModel | None, overrides: Overrides) -> Reading:
     """Heads and layers are counted by tensor names, since published configs are often wrong.
 
     Raises:
@@ -58,7 +58,7 @@ def read(checkpoint: Checkpoint, target: CausalLM | None, overrides: Overrides) 
         vocab = shapes[f"{prefix}0.{layers}.weight"][0]
     known = vocab or 0
     if target is not None and vocab is None:
-        known = target.model.config.get_text_config().vocab_size
+        known = target.config.vocab_size
     return Reading(
         method="medusa",
         format=SECOND if whole else FIRST if own else SECOND_VERSION,

@@ -19,7 +19,7 @@ from foredraft.heads.nets.eagle import Eagle, Eagle3, Eagle3Config, EagleConfig
 from foredraft.heads.nets.hydra import Hydra, HydraConfig
 from foredraft.heads.nets.medusa import Blockwise, BlockwiseConfig, Medusa, MedusaConfig
 from foredraft.heads.nets.target_parts import offsets_of
-from foredraft.model.hf import CausalLM
+from foredraft.model.base import TargetModel
 
 VERSION = 1
 _COUNTS = ("num_heads", "num_layers")
@@ -37,7 +37,7 @@ def matches(checkpoint: Checkpoint) -> bool:
     return "foredraft_head" in checkpoint.config
 
 
-def read(checkpoint: Checkpoint, target: CausalLM | None, overrides: Overrides) -> Reading:
+def read(checkpoint: Checkpoint, target: TargetModel | None, overrides: Overrides) -> Reading:
     """Raises:
     DrafterError: the config is invalid, or from a later version of foredraft.
     """

@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 SOURCES = Path(__file__).parent / "kernels"
 BUILT = Path(__file__).parent / "built"
 """Libraries that a wheel brings along."""
-_COMMON = ("-O3", "-std=gnu11", "-fPIC", "-pthread", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=default")
+COMMON = ("-O3", "-std=gnu11", "-fPIC", "-pthread", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=default")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +77,8 @@ def compile_library(target: Target, output: Path, *, command: str, flags: tuple[
     with tempfile.TemporaryDirectory(dir=output.parent) as folder:
         parts = [Path(folder) / name for name in ("cpu.o", "forward.o", target.filename)]
         check = (f"-D{target.needs}",) if target.needs else ()
-        _run([command, *_COMMON, *flags, *check, "-c", str(SOURCES / "cpu.c"), "-o", str(parts[0])])
-        _run([command, *_COMMON, *flags, *target.flags, "-c", str(SOURCES / "forward.c"), "-o", str(parts[1])])
+        _run([command, *COMMON, *flags, *check, "-c", str(SOURCES / "cpu.c"), "-o", str(parts[0])])
+        _run([command, *COMMON, *flags, *target.flags, "-c", str(SOURCES / "forward.c"), "-o", str(parts[1])])
         _run([command, *flags, "-shared", "-pthread", str(parts[0]), str(parts[1]), "-o", str(parts[2]), "-lm"])
         parts[2].replace(output)  # at once, since other processes may compile the same
 
@@ -116,7 +116,7 @@ def libraries() -> Iterator[Path]:
 
 def cache_folder() -> Path:
     """Where compiled kernels are kept: a folder of the user's cache, named by the sources and flags."""
-    digest = hashlib.sha256(repr((TARGETS, _COMMON)).encode())
+    digest = hashlib.sha256(repr((TARGETS, COMMON)).encode())
     for path in sorted(SOURCES.iterdir()):
         digest.update(path.read_bytes())
     home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")

@@ -37,8 +37,9 @@ class PackedLayer:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Decoder:
-    """All weights of a model. ``precision``: of those that came as floats."""
+    """All weights of a model. ``precision``: of those that were floats. ``embedding_factor``: of the embedding."""
 
+    library: c.Library
     shape: Shape
     precision: Precision
     layers: tuple[PackedLayer, ...]
@@ -46,6 +47,7 @@ class Decoder:
     head: PackedMatrix
     final_norm: Float[Tensor, "H"]
     head_norm: int
+    embedding_factor: float
 
     @property
     def read_bytes(self) -> int:
@@ -90,12 +92,17 @@ def source_of(model: PreTrainedModel) -> Source:
 
 
 def pack_decoder(
-    model: PreTrainedModel, source: Source, precision: Precision, progress: Callable[[int], None] = lambda layer: None
+    model: PreTrainedModel,
+    source: Source,
+    precision: Precision,
+    library: c.Library | None = None,
+    progress: Callable[[int], None] = lambda layer: None,
 ) -> Decoder:
     """Pack a model's weights, layer by layer.
 
     Args:
         model: gives config and names; its own weights are not read, and may be on the meta device.
+        library: by default the best one of this processor.
         progress: called with the number of each layer that is done.
 
     Raises:
@@ -105,7 +112,8 @@ def pack_decoder(
     if reason is not None:
         raise ModelError(f"The native engine cannot run {model.__class__.__name__}: {reason}.")
     shape, family = shape_of(model), FAMILIES[model.config.get_text_config().model_type]
-    packer = _Packer(source, precision, family)
+    library = library or c.library()
+    packer = _Packer(library, source, precision, family)
     layers = []
     for number in range(shape.layers):
         layers.append(packer.layer(f"model.layers.{number}.", shape))
@@ -115,17 +123,18 @@ def pack_decoder(
     head = embedding if tied else packer.matrix(["lm_head.weight"], precision.outer, (shape.vocabulary, shape.hidden))
     final_norm = packer.norm("model.norm.weight", shape.hidden)
     packer.check_all_read(model)
-    return Decoder(shape, precision, tuple(layers), embedding, head, final_norm, family.head_norm)
+    factor = shape.embedding_scale if family.scaled_embedding else 1.0
+    return Decoder(library, shape, precision, tuple(layers), embedding, head, final_norm, family.head_norm, factor)
 
 
 class _Packer:
     """Reads weights by name, and remembers which."""
 
-    def __init__(self, source: Source, precision: Precision, family: Family) -> None:
+    def __init__(self, library: c.Library, source: Source, precision: Precision, family: Family) -> None:
         self._source = source
         self._precision = precision
         self._family = family
-        self._library = c.library()
+        self._library = library
         self._read: set[str] = set()
 
     def layer(self, prefix: str, shape: Shape) -> PackedLayer:

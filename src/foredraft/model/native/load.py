@@ -1,28 +1,34 @@
 """Chooses the engine of a model with quantised weights, and builds it."""
 
-import copy
 import functools
 import logging
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, GenerationConfig, PreTrainedConfig, PreTrainedModel
 
-from foredraft.core.errors import ModelError, OptionError, first_line
+from foredraft.core.errors import ModelError, OptionError
 from foredraft.model.base import TargetModel
+from foredraft.model.gguf.load import empty_model
 from foredraft.model.gguf.weights import GgufWeights
-from foredraft.model.hf import MODEL_ERRORS, CausalLM, first_token_of
+from foredraft.model.hf import CausalLM
 from foredraft.model.native.decoder import Source, pack_decoder, source_of
 from foredraft.model.native.families import why_not_native
+from foredraft.model.native.files import folder_source
 from foredraft.model.native.library import library
 from foredraft.model.native.model import NativeLM
+from foredraft.model.native.probe import deviation
 from foredraft.model.native.weights import PRECISIONS, Codes
+from foredraft.model.support import first_token_of, is_quantised
 
 _log = logging.getLogger(__name__)
 
 WEIGHTS = ("int4", "int8", "auto")
-_MOST_ERROR = 0.5
-"""Of logits, as a share of their deviation, above which a model computes something else than the engine."""
+_MOST_ERROR = 0.3
+"""Of hidden states, as a share of their deviation, above which a model computes something else than the engine."""
 
 
 def check_weights(weights: str | None, device: object) -> None:
@@ -37,66 +43,98 @@ def check_weights(weights: str | None, device: object) -> None:
         raise OptionError(f"Weights in {weights} run on CPUs: leave device out, or set it to cpu.")
 
 
-def engine_for(model: PreTrainedModel, weights: str | None) -> tuple[str, str]:
-    """The engine that a model with this choice of weights gets, "native" or "transformers", and why, as a sentence."""
+class EngineChoice(NamedTuple):
+    """The engine that a model gets, "native" or "transformers", and why, as a sentence."""
+
+    name: str
+    why: str
+
+
+def engine_for(model: PreTrainedModel, weights: str | None) -> EngineChoice:
+    """The engine of a model with this choice of weights; the model may be on the meta device."""
     if weights is None:
-        return "transformers", "The weights stay as they are in the checkpoint."
-    reason = _why_not(model)
+        return EngineChoice("transformers", "The weights stay as they are in the checkpoint.")
+    reason = why_not_native(model)
+    if reason is None and is_quantised(model):
+        reason = "its weights are quantised already"
     if reason is None:
-        return "native", f"Its layers are fused kernels for {library().isa().decode()}."
-    return "transformers", f"The native engine cannot run it: {reason}."
+        try:
+            return EngineChoice("native", f"Its forward is one call of kernels for {library().isa().decode()}.")
+        except ModelError as error:
+            reason = str(error).rstrip(".")
+    return EngineChoice("transformers", f"The native engine cannot run it: {reason}.")
 
 
 def with_weights(
-    model: PreTrainedModel, weights: str, *, owned: bool = False, file: GgufWeights | None = None
+    model: PreTrainedModel, weights: str, *, owned: bool = False, file: GgufWeights | Source | None = None
 ) -> TargetModel:
     """A model with quantised weights: on the native engine, or else with 8-bit products of its linear layers.
 
     Args:
         model: on the CPU; it is not kept by the native engine. On the meta device if there is a file.
         weights: int4 or int8, or auto, which is int8 on the native engine or the checkpoint as it is.
-        file: the model's weights in a GGUF file; then the native engine can run it.
+        file: the model's weights where they are read from; then the native engine can run it.
 
     Raises:
-        ModelError: the model gives other logits on the native engine than by itself.
+        ModelError: the model gives other states on the native engine than by itself.
     """
     if file is not None:
-        return native_file(model, file, weights)
-    engine, why = engine_for(model, weights)
-    if engine == "native":
-        return native_model(model, "int8" if weights == "auto" else weights)
+        return native_model(model, file, weights)
+    choice = engine_for(model, weights)
+    if choice.name == "native":
+        empty = empty_model(model.config)
+        empty.generation_config = model.generation_config
+        return native_model(empty, source_of(model), weights)
     if weights == "auto":
-        _log.info("%s", why)
+        _log.info("%s", choice.why)
         return CausalLM(model, owned=owned)
-    _log.warning("%s Its linear layers run in int8 by torch's own products, which is slower.", why)
+    _log.warning("%s Its linear layers run in int8 by torch's own products, which is slower.", choice.why)
     return CausalLM(model, owned=owned, packed_dtype=torch.int8)
 
 
-def native_model(model: PreTrainedModel, weights: str, kv_dtype: torch.dtype = torch.float16) -> NativeLM:
-    """Quantise a loaded model for the native engine, and compare a few of its logits."""
-    decoder = pack_decoder(model, source_of(model), PRECISIONS[weights])
-    config = model.config.get_text_config()
-    made = NativeLM(decoder, _without_data(model), first_token=first_token_of(config), kv_dtype=kv_dtype)
-    error = _difference(model, made)
+def native_model(model: PreTrainedModel, weights_of: GgufWeights | Source, weights: str) -> NativeLM:
+    """Quantise a model for the native engine, one weight at a time, and compare some of its hidden states.
+
+    Args:
+        model: on the meta device, for config and names.
+        weights: int4, int8, or auto, which is int8. What a GGUF file has in codes of so many bits or fewer stays as it
+            is.
+    """
+    precision = PRECISIONS["int8" if weights == "auto" else weights]
+    source = _source_of_file(weights_of, precision.bits) if isinstance(weights_of, GgufWeights) else weights_of
+    decoder = pack_decoder(model, source, precision)
+    made = NativeLM(decoder, model.eval(), first_token=first_token_of(model.config.get_text_config()))
+    error = deviation(model, made)
     if not error <= _MOST_ERROR:  # NaN counts as different
         raise ModelError(
-            f"{made.name} gives other logits on the native engine than by itself (they differ by {error:.0%} of their "
+            f"{made.name} gives other states on the native engine than by itself (they differ by {error:.0%} of their "
             "standard deviation): load it without weights."
         )
     return made
 
 
-def native_file(model: PreTrainedModel, file: GgufWeights, weights: str) -> NativeLM:
-    """A model of a GGUF file on the native engine, without floats in between.
+class OpenedFolder(NamedTuple):
+    """A model on the meta device, and its weights."""
 
-    Args:
-        model: on the meta device.
-        weights: int4, int8, or auto, which is int8 for what the file has in floats or K-quants. What the file has in
-            codes of so many bits or fewer stays as it is.
+    model: PreTrainedModel
+    source: Source
+
+
+def open_folder(path: str, config: PreTrainedConfig, weights: str) -> OpenedFolder | None:
+    """A local folder whose weights the native engine can read one by one; None if it cannot.
+
+    Raises:
+        ModelError: a file is damaged.
     """
-    precision = PRECISIONS["int8" if weights == "auto" else weights]
-    decoder = pack_decoder(model, _source_of_file(file, precision.bits), precision)
-    return NativeLM(decoder, model.eval(), first_token=first_token_of(model.config.get_text_config()))
+    if not Path(path).is_dir() or config.__class__ not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return None
+    model = empty_model(config)
+    source = folder_source(path) if engine_for(model, weights).name == "native" else None
+    if source is None:
+        return None
+    with suppress(OSError):  # a folder need not have one
+        model.generation_config = GenerationConfig.from_pretrained(path)
+    return OpenedFolder(model, source)
 
 
 def _source_of_file(file: GgufWeights, bits: int) -> Source:
@@ -113,38 +151,3 @@ def _source_of_file(file: GgufWeights, bits: int) -> Source:
 
     names = set(file.names)
     return source
-
-
-@torch.inference_mode()
-def _difference(model: PreTrainedModel, engine: NativeLM) -> float:
-    """The median over some tokens of the error of the engine's logits, relative to their standard deviation.
-
-    The median, since a model may be at a loss after some tokens, and then any rounding changes much.
-    """
-    vocabulary = model.config.get_text_config().vocab_size
-    ids = (torch.arange(1, 25) * 997 % vocabulary)[None]
-    try:
-        expected = model(input_ids=ids, use_cache=False).logits[0].float()
-    except MODEL_ERRORS as error:
-        raise ModelError(f"{engine.name} cannot run a plain forward: {first_line(error).rstrip('.')}.") from error
-    found = engine.stock_logits(ids)[0]
-    off = (found - expected).std(1) / expected.std(1).clamp(min=1e-6)
-    return float(off.median())
-
-
-def _why_not(model: PreTrainedModel) -> str | None:
-    reason = why_not_native(model)
-    if reason is None:
-        try:
-            library()
-        except ModelError as error:
-            return str(error).rstrip(".")
-    return reason
-
-
-def _without_data(model: PreTrainedModel) -> PreTrainedModel:
-    """The same model on the meta device: its configs and names, without weights."""
-    with torch.device("meta"):
-        made = type(model)(copy.deepcopy(model.config))
-    made.generation_config = copy.deepcopy(model.generation_config)
-    return made.eval()

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from foredraft.core.drafter import StepOut
 from foredraft.core.errors import ModelError
 from foredraft.core.tree import TokenTree
-from foredraft.heads.nets.target_parts import FINAL
+from foredraft.heads.nets.target_parts import FINAL, TargetParts
 from foredraft.model.base import TargetModel
 from foredraft.model.cache import SlotCache
 from foredraft.model.masks import StepIn, address
@@ -48,6 +48,7 @@ class NativeLM(TargetModel):
         self.model = model
         self.name = model.__class__.__name__
         self.weights = decoder.precision.name
+        self.config = model.config.get_text_config()
         self.origin = model.config.name_or_path or ""
         self.layers = shape.layers
         self.vocab_size = shape.vocabulary
@@ -56,7 +57,7 @@ class NativeLM(TargetModel):
         self.layout = layout_of(model)
         self.weight_bytes = decoder.read_bytes
         self.why_eager = "the native engine runs it as one call"
-        self._library = c.library()
+        self._library = decoder.library
         self._engine = self._library.engine_new()
         weakref.finalize(self, self._library.engine_free, self._engine)
         self._struct, self._kept = decoder.struct(len(self.layout.kinds), 0 if kv_dtype == torch.float16 else 1)
@@ -208,11 +209,48 @@ class NativeLM(TargetModel):
 
     def stock_logits(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T V"]:
         """Logits of whole sequences without a tree and with a cache of their own: this engine has no other forward."""
+        return self._whole(tokens).logits
+
+    def hidden_after(self, layers: int, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T H"]:
+        """Hidden states of whole sequences after so many layers."""
+        with self._running:
+            before, self._taps = self._taps, frozenset({layers})
+            try:
+                return self._whole(tokens).hidden[layers]
+            finally:
+                self._taps = before
+
+    def _whole(self, tokens: Int[Tensor, "B T"]) -> StepOut:
         rows, count = tokens.shape
         cache = self.new_cache()
         cache.reserve(rows, count)
         bases = torch.zeros(rows, dtype=torch.long)
-        return self.forward(self.address(TokenTree.chain(tokens), bases, range(rows), count), cache).logits
+        return self.forward(self.address(TokenTree.chain(tokens), bases, range(rows), count), cache)
+
+    def parts(self) -> TargetParts:
+        shape = self.decoder.shape
+        return TargetParts(self._embed, self._head, shape.vocabulary, shape.hidden)
+
+    def embedding(self) -> Float[Tensor, "V H"]:
+        return self.decoder.embedding.dequantised()
+
+    def _embed(self, tokens: Int[Tensor, "..."]) -> Float[Tensor, "... H"]:
+        """Embeddings as the model's own embedding layer has them."""
+        rows = self.decoder.embedding.rows(tokens.flatten())
+        return (rows * self.decoder.embedding_factor).unflatten(0, tokens.shape)
+
+    def _head(self, states: Float[Tensor, "... H"]) -> Float[Tensor, "... V"]:
+        """Logits of states after the final norm."""
+        shape, matrix = self.decoder.shape, self.decoder.head
+        flat = states.float().reshape(-1, shape.hidden).contiguous()
+        out = torch.empty(len(flat), matrix.width)
+        with self._running:
+            given = (c.pointer(flat), len(flat), c.pointer(out), matrix.width, torch.get_num_threads())
+            c.check(self._library.product(self._engine, matrix.struct(), *given))
+        logits = out[:, : shape.vocabulary] * shape.logit_scale
+        if shape.logit_cap:
+            logits = torch.tanh(logits / shape.logit_cap) * shape.logit_cap
+        return logits.unflatten(0, states.shape[:-1])
 
     def retain(self) -> None:
         self._holders += 1

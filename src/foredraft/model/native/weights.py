@@ -28,7 +28,7 @@ class Precision:
 
 
 PRECISIONS = {
-    each.name: each for each in (Precision("int4", 4, 8), Precision("int8", 8, 8), Precision("float32", 32, 32))
+    each.name: each for each in (Precision("int4", 4, 4), Precision("int8", 8, 8), Precision("float32", 32, 32))
 }
 """``float32`` serves tests: the same forward without rounding."""
 

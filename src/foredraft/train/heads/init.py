@@ -20,7 +20,7 @@ from foredraft.model.taps import body, decoder_layers
 
 def new_eagle(target: CausalLM, warm: bool = True) -> Eagle:
     """An EAGLE-1/2 head in the shape of the target's layers."""
-    block = block_like(target.model)
+    block = block_like(target.config)
     net = Eagle(EagleConfig(block=block, fc_bias=False), rotary_of(block), parts_of(target.model))
     _initialize(net)
     if warm:
@@ -41,7 +41,7 @@ def new_eagle3(
         vocabulary: sorted target ids of the draft vocabulary; None for all.
         taps: hidden layers to read; by default 2, N/2 and N - 3, as in the published code.
     """
-    block = block_like(target.model)
+    block = block_like(target.config)
     parts = parts_of(target.model)
     config = Eagle3Config(
         block=block,
@@ -143,7 +143,7 @@ def new_medusa(target: CausalLM, heads: int, layers: int = 1, own_heads: bool = 
 def new_blockwise(target: CausalLM, heads: int) -> Blockwise:
     """Heads of blockwise decoding, with the inner size of the target's MLP."""
     parts = parts_of(target.model)
-    inner = block_like(target.model).intermediate_size
+    inner = block_like(target.config).intermediate_size
     config = BlockwiseConfig(
         hidden_size=parts.hidden_size, vocab_size=parts.vocab_size, num_heads=heads, inner_size=inner
     )
@@ -152,7 +152,7 @@ def new_blockwise(target: CausalLM, heads: int) -> Blockwise:
 
 def new_hydra(target: CausalLM, heads: int, layers: int, own_heads: bool, prefix: bool) -> Hydra:
     """Hydra heads (Hydra++ with ``prefix``) that initially pass the target's state through."""
-    parts, block = parts_of(target.model), block_like(target.model)
+    parts, block = parts_of(target.model), block_like(target.config)
     config = HydraConfig(
         hidden_size=parts.hidden_size,
         vocab_size=parts.vocab_size,

@@ -5,14 +5,16 @@ import logging
 
 import pytest
 import torch
+from slots import whole
+from transformers import AutoModelForCausalLM
 
 import foredraft
 from foredraft.core.errors import DrafterError, ModelError, OptionError
 from foredraft.engine.policy import Constant
 from foredraft.model.hf import CausalLM
-from foredraft.model.native import build as native_build, library as native_library, load as native_load
+from foredraft.model.native import build as native_build, library as native_library
 from foredraft.model.native.model import NativeLM
-from native import needs_compiler
+from native import needs_compiler, on_native
 from tiny import build, prompts
 
 pytestmark = needs_compiler
@@ -48,6 +50,56 @@ def test_a_draft_model_is_quantised_with_its_target(model, spec):
         result = drafting.generate(prompt, max_new_tokens=30)
         assert result.tokens == plain.generate(prompt, max_new_tokens=30).tokens
         assert result.stats.drafted > 0
+
+
+@pytest.mark.parametrize("method", ["eagle3", "eagle2", "medusa"])
+@pytest.mark.parametrize("weights", ["int4", "int8"])
+def test_heads_draft_for_a_quantised_target(method, weights):
+    prompt = "def fibonacci(n):\n    "
+    plain = foredraft.load("sample", "none", weights=weights)
+    drafting = foredraft.load(plain, method, policy=Constant(4))
+    for temperature in (0.0, 0.8):
+        result = drafting.generate(prompt, max_new_tokens=40, temperature=temperature, seed=3)
+        if not temperature:
+            assert result.tokens == plain.generate(prompt, max_new_tokens=40).tokens
+        assert result.stats.accepted > 5
+
+
+@torch.inference_mode()
+def test_hidden_states_and_parts_for_heads_are_those_of_the_stock_model(model):
+    engine, stock = on_native(model, "int8"), CausalLM(model, fast=False)
+    ids = torch.tensor(prompts((20,)))
+    for each in (engine, stock):
+        each.tap([1])
+    states = [each.forward(*whole(each, ids.tolist())).hidden[1] for each in (engine, stock)]
+    assert (states[0] - states[1]).std() < 0.05 * states[1].std()
+    ours, theirs = engine.parts(), stock.parts()
+    assert (ours.embed(ids) - theirs.embed(ids)).std() < 0.01 * theirs.embed(ids).std()
+    logits = [parts.head(states[1]) for parts in (ours, theirs)]
+    assert logits[0].shape == logits[1].shape
+    assert (logits[0] - logits[1]).std() < 0.03 * logits[1].std()
+    assert (engine.embedding() - stock.embedding()).std() < 0.01 * stock.embedding().std()
+
+
+def test_a_folder_is_read_without_a_float_model(model, tmp_path, monkeypatch):
+    model.save_pretrained(tmp_path / "one")
+    model.save_pretrained(tmp_path / "several", max_shard_size="20KB")
+    assert len(list((tmp_path / "several").glob("*.safetensors"))) > 2
+    expected = foredraft.load(model, "none", weights="int4").generate([1, 2, 3], max_new_tokens=20).tokens
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", None)  # would read all of it
+    for name in ("one", "several"):
+        generator = foredraft.load(tmp_path / name, "none", weights="int4")
+        assert generator.generate([1, 2, 3], max_new_tokens=20).tokens == expected
+    generator = foredraft.load(tmp_path / "one", f"draft_model:{tmp_path / 'one'}", weights="int4", policy=Constant(3))
+    result = generator.generate([1, 2, 3], max_new_tokens=20)
+    assert result.tokens == expected and result.stats.acceptance_length > 3
+
+
+def test_a_damaged_folder_is_refused(model, tmp_path):
+    model.save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"nothing")
+    with pytest.raises(ModelError, match="is damaged"):
+        foredraft.load(tmp_path, "none", weights="int4")
 
 
 def test_a_row_that_takes_anothers_place_has_its_own_output(model):
@@ -104,13 +156,15 @@ def test_without_a_compiler_one_line_says_what_is_missed(without_compiler, caplo
 def test_a_model_that_computes_something_else_is_refused(monkeypatch):
     model = build("llama")
     monkeypatch.setattr(type(model.model.layers[0].mlp), "forward", lambda self, x: self.down_proj(self.up_proj(x)))
-    with pytest.raises(ModelError, match="gives other logits on the native engine than by itself"):
+    with pytest.raises(ModelError, match="gives other states on the native engine than by itself"):
         foredraft.load(model, "none", weights="int8")
 
 
 def test_invalid_choices_are_refused(model):
     with pytest.raises(OptionError, match="Unknown weights 'int3'. Known: int4, int8, auto."):
         foredraft.load(model, "none", weights="int3")
+    with pytest.raises(OptionError, match="sets the precision: leave dtype out"):
+        foredraft.load("sample", "none", weights="int8", dtype="bfloat16")
     with pytest.raises(OptionError, match="run on CPUs"):
         foredraft.load("sample", "none", weights="int8", device="cuda")
     plain = foredraft.load(model, "none", weights="int8")
@@ -132,7 +186,7 @@ def test_a_context_beyond_the_first_rotary_table():
     ids = torch.arange(2100)[None] % 90
     logits = model.stock_logits(ids)
     assert torch.isfinite(logits).all()
-    again = native_load.native_model(build("llama", seed=2, max_position_embeddings=5000), "int8")
+    again = on_native(build("llama", seed=2, max_position_embeddings=5000), "int8")
     assert torch.equal(again.stock_logits(ids[:, :50]), logits[:, :50])
 
 
