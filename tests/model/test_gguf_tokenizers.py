@@ -221,6 +221,7 @@ def test_an_unknown_tokenizer_leaves_token_ids(metadata: dict[str, Any], match: 
         ("tokens", ["a", "a"], "has tokens twice"),
         ("tokens", [], "has no tokens"),
         ("merges", ["a zzz"], "is damaged: "),
+        ("merges", ["a b", " a"], "the merge 1 is no pair"),
         ("merges", None, "has no merges"),
         ("token_type", [1, 2], "its token_type is no array of 401 numbers"),
         ("scores", "none", "its scores is no array of 401 numbers"),

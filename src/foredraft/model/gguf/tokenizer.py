@@ -90,8 +90,10 @@ def _vocabulary(file: GgufFile) -> _Vocabulary:
         raise GgufError(f"The tokenizer of {file.path!r} is damaged: it has tokens twice.")
     pairs = None
     if isinstance(merges, list):
-        cut = [merge.partition(" ") if merge[:1] != " " else (" ", *merge[1:].partition(" ")[1:]) for merge in merges]
-        pairs = [(left, right) for left, _, right in cut]
+        cuts = [merge.find(" ", 1) for merge in merges]
+        pairs = [(merge[:cut], merge[cut + 1 :]) for merge, cut in zip(merges, cuts, strict=True)]
+        if -1 in cuts:
+            raise GgufError(f"The tokenizer of {file.path!r} is damaged: the merge {cuts.index(-1)} is no pair.")
     return _Vocabulary(tokens, kinds, scores, pairs, ids)
 
 
