@@ -1,5 +1,6 @@
 """The files in deploy/ agree with the code."""
 
+import importlib.metadata
 import json
 import re
 import typing
@@ -7,6 +8,8 @@ from dataclasses import fields
 from pathlib import Path
 
 import servers
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from foredraft.cli.flags import Group
 from foredraft.serve.metrics import Metrics
@@ -38,3 +41,25 @@ def test_the_unit_and_the_image_leave_time_to_drain():
     seconds = int(typing.cast(re.Match[str], re.search(r"TimeoutStopSec=(\d+)", unit))[1])
     assert seconds > ServeOptions().drain_seconds
     assert 'ENTRYPOINT ["foredraft", "serve"' in (DEPLOY / "Dockerfile").read_text("utf-8")
+
+
+def shipped(name: str, extras: frozenset[str], found: set[str]) -> set[str]:
+    """A package with all that it needs here, from the metadata of what is installed."""
+    for line in importlib.metadata.requires(name) or ():
+        needed = Requirement(line)
+        environments = [{"extra": extra} for extra in extras or {""}]
+        wanted = needed.marker is None or any(needed.marker.evaluate(each) for each in environments)
+        key = canonicalize_name(needed.name)
+        if wanted and (key not in found or needed.extras):
+            found.add(key)
+            shipped(key, frozenset(needed.extras), found)
+    return found
+
+
+def test_the_image_installs_pinned_versions_only():
+    pinned = re.findall(r"^([a-z0-9.-]+)==", (ROOT / "constraints.txt").read_text("utf-8"), re.MULTILINE)
+    ships = shipped("foredraft", frozenset({"serve"}), set()) - {"foredraft"}
+    gpu = {name for name in ships if name.startswith(("nvidia-", "cuda-"))}  # their versions are torch's own
+    assert len(ships) > 30 and ships - gpu - set(pinned) == set()
+    installs = re.findall(r"pip install .*", (DEPLOY / "Dockerfile").read_text("utf-8"))
+    assert len(installs) == 2 and all("-c /src/constraints.txt" in each for each in installs)
